@@ -1,0 +1,102 @@
+"""The scheduler: facts in, orders out. It never asks the time, never acts, and the same facts give the same orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from refold.core.check import admit
+from refold.core.events import Event
+from refold.core.journal import Entry, Journal, NoJournal
+from refold.core.orders import Order
+from refold.core.state import Changes, State
+from refold.core.view import View
+from refold.errors import BadDecision
+from refold.model import KEEP, Cluster, Decision, Placement
+from refold.model.units import Seconds
+
+
+class Policy(Protocol):
+    """What others write: same view, same answer."""
+
+    name: str
+
+    def decide(self, view: View) -> Decision:
+        """What should change now, and why the jobs it looked at wait."""
+        ...
+
+
+def raise_it(refusal: BadDecision) -> None:
+    """What to do with a bad decision where a person is watching: stop."""
+    raise refusal
+
+
+class Scheduler:
+    """One cluster, one policy, one journal."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        policy: Policy,
+        journal: Journal | None = None,
+        refused: Callable[[BadDecision], None] = raise_it,
+    ) -> None:
+        self._state = State(cluster)
+        self._policy = policy
+        self._journal = journal or NoJournal()
+        self._refused = refused
+        self.view = View(self._state)
+
+    @property
+    def late_reports(self) -> int:
+        """How many reports named a run that had ended or a job that was known: normal, and counted."""
+        return self._state.late.total()
+
+    def step(self, now: Seconds, events: Sequence[Event]) -> Entry:
+        """One step. The entry it returns has been written to the journal; its orders can be carried out."""
+        state = self._state
+
+        # 1. What has happened.
+        state.now = now
+        orders = [order for event in events if (order := state.apply(event)) is not None]
+
+        # 2. What the policy makes of it.
+        decision = self._policy.decide(self.view)
+        self.view.end_trial()
+
+        # 3. Whether that can be done; if not, nothing of it is.
+        refusal = ""
+        try:
+            holding = admit(state, decision, self._policy.name)
+        except BadDecision as bad:
+            self._refused(bad)
+            decision, holding, refusal = KEEP, {}, str(bad)
+
+        # 4. What is to be done about it.
+        state.changes = Changes()
+        orders += self._commit(decision, holding)
+
+        # 5. Write it down; whoever asked may act now.
+        entry = Entry(
+            now,
+            tuple(events),
+            tuple(orders),
+            decision.waits,
+            decision.expected,
+            decision.wake_at,
+            refusal,
+        )
+        self._journal.write(entry)
+        return entry
+
+    def _commit(self, decision: Decision, holding: dict[str, Placement]) -> list[Order]:
+        state = self._state
+        orders = [state.stop(stop.job, stop.why) for stop in decision.stops]
+        orders += [
+            state.reshape(reshape.job, reshape.allocation, holding[reshape.job], reshape.why)
+            for reshape in decision.reshapes
+        ]
+        orders += [state.start(start.job, start.allocation) for start in decision.starts]
+        for wait in decision.waits:
+            state.reasons[wait.job] = wait
+        return orders

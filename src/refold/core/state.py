@@ -1,0 +1,224 @@
+"""Everything the scheduler knows now. Facts change it here and orders in `scheduler`; nobody else does."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from refold.core.events import (
+    Event,
+    JobCancelled,
+    JobSubmitted,
+    NodeLost,
+    NodeReturned,
+    RunFailed,
+    RunFinished,
+    RunProgressed,
+    RunStarted,
+    RunStopped,
+    Woke,
+)
+from refold.core.orders import Order, StartRun, StopRun
+from refold.model import Allocation, Cluster, Job, Placement, Run, Wait
+from refold.model.units import WHOLE, Seconds
+from refold.packing import Free
+
+
+class Progress:
+    """What a job has behind it: runs so far, work kept, GPU-seconds of the runs that have ended."""
+
+    __slots__ = ("computing_since", "done", "gpu_seconds", "runs")
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.done: Seconds = 0.0
+        self.gpu_seconds = 0.0
+        self.computing_since: Seconds = 0.0
+
+
+class Changes:
+    """What has happened since the policy last looked."""
+
+    __slots__ = ("ended", "gone", "nodes", "returned", "started", "submitted", "woke")
+
+    def __init__(self) -> None:
+        self.submitted: list[Job] = []
+        self.returned: list[Job] = []
+        self.gone: list[str] = []
+        self.started: list[Run] = []
+        self.ended: list[Run] = []
+        self.nodes: list[int] = []
+        self.woke = False
+
+    @property
+    def freed(self) -> bool:
+        """Whether a job that had no place could have one now."""
+        return bool(self.ended or self.nodes)
+
+
+class State:
+    """Jobs that wait, runs that hold something, what is free."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.now: Seconds = 0.0
+        self.cluster = cluster
+        self.free = Free(cluster)
+        self.waiting: dict[str, Job] = {}
+        self.active: dict[str, Job] = {}
+        self.never: dict[str, Job] = {}
+        self.runs: dict[str, Run] = {}
+        self.progress: dict[str, Progress] = {}
+        self.reasons: dict[str, Wait] = {}
+        self.changes = Changes()
+        self.late: Counter[str] = Counter()
+        self._held: dict[str, Placement] = {}
+        self._reshaping: dict[str, Allocation] = {}
+        self._cancelled: set[str] = set()
+        self._seen: set[str] = set()
+
+    # Facts.
+
+    def apply(self, event: Event) -> Order | None:
+        """Take note of a fact. Some have one possible consequence, which is then ordered at once."""
+        match event:
+            case JobSubmitted(job):
+                self._submitted(job)
+            case RunFinished(job_id, number):
+                if self._is_current(job_id, number, event):
+                    self._end(job_id)
+                    self._forget(job_id)
+            case RunStopped(job_id, number, done):
+                if self._is_current(job_id, number, event):
+                    return self._stopped(job_id, done)
+            case RunStarted(job_id, number):
+                if self._is_current(job_id, number, event):
+                    self.progress[job_id].computing_since = self.now
+            case RunProgressed(job_id, number, done):
+                if self._is_current(job_id, number, event):
+                    progress = self.progress[job_id]
+                    progress.done, progress.computing_since = done, self.now
+            case RunFailed(job_id, number, _, done, retry):
+                if self._is_current(job_id, number, event):
+                    self._failed(job_id, done, retry)
+            case JobCancelled(job_id):
+                return self._cancel(job_id)
+            case NodeLost(node):
+                self._set_up(node, False)
+            case NodeReturned(node):
+                self._set_up(node, True)
+            case Woke():
+                self.changes.woke = True
+        return None
+
+    def _is_current(self, job_id: str, number: int, event: Event) -> bool:
+        """Reports come late and twice; only one about a run that still holds something counts."""
+        run = self.runs.get(job_id)
+        if run is not None and run.number == number:
+            return True
+        self.late[type(event).__name__] += 1
+        return False
+
+    def _submitted(self, job: Job) -> None:
+        if job.id in self._seen:
+            self.late["JobSubmitted"] += 1
+            return
+        self._seen.add(job.id)
+        self.progress[job.id] = Progress()
+        if not self.free.fits_when_empty(job.demand):
+            self.never[job.id] = job
+            return
+        self.waiting[job.id] = job
+        self.changes.submitted.append(job)
+
+    def _stopped(self, job_id: str, done: Seconds) -> Order | None:
+        wanted = self._reshaping.pop(job_id, None)
+        self._end(job_id)
+        self.progress[job_id].done = done
+        if job_id in self._cancelled:
+            self._forget(job_id)
+            return None
+        if wanted is not None and self.free.take(wanted.placement) is None:
+            return self._begin(job_id, wanted)
+        self._wait_again(job_id)
+        return None
+
+    def _failed(self, job_id: str, done: Seconds, retry: bool) -> None:
+        self._end(job_id)
+        if retry and job_id not in self._cancelled:
+            self.progress[job_id].done = done
+            self._wait_again(job_id)
+        else:
+            self._forget(job_id)
+
+    def _cancel(self, job_id: str) -> Order | None:
+        run = self.runs.get(job_id)
+        if run is not None:
+            self._cancelled.add(job_id)
+            return None if run.stopping else self.stop(job_id, "cancelled")
+        if self.waiting.pop(job_id, None) is not None:
+            self.changes.gone.append(job_id)
+            self._forget(job_id)
+        elif self.never.pop(job_id, None) is not None:
+            self._forget(job_id)
+        else:
+            self.late["JobCancelled"] += 1
+        return None
+
+    def _set_up(self, node: int, up: bool) -> None:
+        if self.free.is_up(node) == up:
+            self.late["NodeReturned" if up else "NodeLost"] += 1
+            return
+        self.free.set_up(node, up)
+        self.changes.nodes.append(node)
+
+    # Consequences.
+
+    def start(self, job_id: str, allocation: Allocation) -> Order:
+        """A waiting job gets an allocation that was taken for it."""
+        self.active[job_id] = self.waiting.pop(job_id)
+        self.reasons.pop(job_id, None)
+        return self._begin(job_id, allocation)
+
+    def stop(self, job_id: str, why: str) -> Order:
+        """A run is told to stop; it holds what it holds until it reports that it has."""
+        run = self.runs[job_id]
+        self.runs[job_id] = Run(run.job, run.number, run.allocation, run.since, True)
+        return StopRun(job_id, run.number, why)
+
+    def reshape(self, job_id: str, allocation: Allocation, holding: Placement, why: str) -> Order:
+        """A run is told to stop, and its job will be started again at once; until then it holds both shapes."""
+        self._held[job_id] = holding
+        self._reshaping[job_id] = allocation
+        return self.stop(job_id, why)
+
+    def held_by(self, job_id: str) -> Placement:
+        """What a job holds now."""
+        return self._held.get(job_id) or self.runs[job_id].allocation.placement
+
+    def _begin(self, job_id: str, allocation: Allocation) -> Order:
+        progress = self.progress[job_id]
+        progress.runs += 1
+        progress.computing_since = self.now
+        run = Run(job_id, progress.runs, allocation, self.now)
+        self.runs[job_id] = run
+        self.changes.started.append(run)
+        return StartRun(job_id, run.number, allocation)
+
+    def _end(self, job_id: str) -> None:
+        placement = self.held_by(job_id)
+        self.free.give_back(placement)
+        self._held.pop(job_id, None)
+        self._reshaping.pop(job_id, None)
+        run = self.runs.pop(job_id)
+        self.progress[job_id].gpu_seconds += (self.now - run.since) * run.allocation.gpu_milli / WHOLE
+        self.changes.ended.append(run)
+
+    def _wait_again(self, job_id: str) -> None:
+        job = self.active.pop(job_id)
+        self.waiting[job_id] = job
+        self.changes.returned.append(job)
+
+    def _forget(self, job_id: str) -> None:
+        self.active.pop(job_id, None)
+        self.reasons.pop(job_id, None)
+        self._cancelled.discard(job_id)
+        del self.progress[job_id]

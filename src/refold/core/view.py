@@ -1,0 +1,100 @@
+"""A read-only window on the state, for policies and for people who ask why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from refold.core.state import Changes, State
+from refold.model import Allocation, Cluster, Demand, Job, Reason, Run, Shortage, Wait
+from refold.model.units import WHOLE, Seconds
+from refold.packing import Trial
+
+
+class View:
+    """What a policy may know at `now`. Not a copy: it is always the present."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._trial: Trial | None = None
+        self.cluster: Cluster = state.cluster
+        self.waiting: Mapping[str, Job] = MappingProxyType(state.waiting)
+        """Jobs without a run, in the order in which they began to wait."""
+        self.active: Mapping[str, Job] = MappingProxyType(state.active)
+        """Jobs with a run."""
+        self.runs: Mapping[str, Run] = MappingProxyType(state.runs)
+        """The run of each active job."""
+        self.never: Mapping[str, Job] = MappingProxyType(state.never)
+        """Jobs that the whole cluster, empty, has no room for. No policy has to think of them."""
+
+    @property
+    def now(self) -> Seconds:
+        """The time of this look, in seconds since the start of the journal."""
+        return self._state.now
+
+    @property
+    def changes(self) -> Changes:
+        """What has happened since the policy last looked."""
+        return self._state.changes
+
+    def trial(self) -> Trial:
+        """Try things out on what is free. One per look; undone when the policy has decided."""
+        if self._trial is None:
+            self._trial = Trial(self._state.free)
+        return self._trial
+
+    def end_trial(self) -> None:
+        """Undo what was tried."""
+        if self._trial is not None:
+            self._trial.undo()
+            self._trial = None
+
+    def held(self) -> Mapping[str, Allocation]:
+        """What every run holds that has not been told to stop."""
+        return {job: run.allocation for job, run in self.runs.items() if not run.stopping}
+
+    def is_up(self, node: int) -> bool:
+        """Whether a node takes work."""
+        return self._state.free.is_up(node)
+
+    @property
+    def free_gpus(self) -> float:
+        """Free GPUs on nodes that are up, fractions counted as such."""
+        return self._state.free.gpu_milli / WHOLE
+
+    def shortage(self, demand: Demand) -> Shortage:
+        """How many nodes lack what for one instance of a demand, now."""
+        return self._state.free.shortage(demand)
+
+    def runs_so_far(self, job_id: str) -> int:
+        """How often a job has been started."""
+        return self._state.progress[job_id].runs
+
+    def gpu_seconds(self, job_id: str) -> float:
+        """The service a job has attained: GPUs held times time, over all its runs up to now."""
+        attained = self._state.progress[job_id].gpu_seconds
+        run = self.runs.get(job_id)
+        if run is not None:
+            attained += (self.now - run.since) * run.allocation.gpu_milli / WHOLE
+        return attained
+
+    def done(self, job_id: str) -> Seconds:
+        """Seconds of work done, as last reported plus the time computed since."""
+        progress = self._state.progress[job_id]
+        if job_id in self.runs:
+            return progress.done + max(0.0, self.now - progress.computing_since)
+        return progress.done
+
+    def reason(self, job_id: str) -> Wait:
+        """Why a waiting job waits: what the policy last said of it, or that it has not come to it."""
+        if job_id in self.never:
+            demand = self.never[job_id].demand
+            return Wait(job_id, Reason.NEVER, shortage=self._state.free.shortage(demand))
+        said = self._state.reasons.get(job_id)
+        return said or Wait(job_id, Reason.NOT_LOOKED_AT, ahead=self._jobs_before(job_id))
+
+    def _jobs_before(self, job_id: str) -> int:
+        for position, waiting in enumerate(self.waiting):
+            if waiting == job_id:
+                return position
+        return 0

@@ -1,0 +1,86 @@
+"""Everything that Refold raises on purpose.
+
+RefoldError
+├── BadValue       a noun that cannot be built: a job of -1 GPUs
+├── BadInput       something a person gave us
+│   ├── BadFile    a file that cannot be read as what it should be
+│   ├── BadRow     one row of a file: line, column, what was there, what was expected
+│   └── UnknownName  no policy 'rubik'; did you mean 'rubick'?
+├── BadDecision    a policy broke a rule: which policy, which rule
+├── BadJournal     a journal that does not replay to its own orders
+└── MissingExtra   a feature whose optional dependency is not installed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class RefoldError(Exception):
+    """The base of all of them: catch this, print it, and nobody sees a traceback."""
+
+
+class BadValue(RefoldError, ValueError):
+    """A noun was asked to be something it cannot be."""
+
+
+class BadInput(RefoldError):
+    """What a person gave cannot be used."""
+
+
+class BadFile(BadInput):
+    """A file is absent, unreadable, or not what it should be."""
+
+    def __init__(self, path: object, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = str(path)
+        self.problem = problem
+
+
+class BadRow(BadInput):
+    """One value in one row of a file is not what was expected."""
+
+    def __init__(self, path: object, line: int, column: str, found: object, expected: str) -> None:
+        super().__init__(f"{path} line {line}: {column} is {found!r}, expected {expected}")
+        self.path = str(path)
+        self.line = line
+        self.column = column
+        self.found = found
+        self.expected = expected
+
+
+class UnknownName(BadInput):
+    """A name that is in none of our tables, with the nearest that is."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        known = sorted(known)
+        near = get_close_matches(name, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        super().__init__(f"no {kind} {name!r}{hint} ({', '.join(known)})")
+        self.kind = kind
+        self.name = name
+        self.nearest = near[0] if near else None
+
+
+class BadDecision(RefoldError):
+    """A policy decided something that the cluster or the rules do not allow."""
+
+    def __init__(self, policy: str, rule: str, what: str) -> None:
+        super().__init__(f"{policy} {what} (rule: {rule})")
+        self.policy = policy
+        self.rule = rule
+        self.what = what
+
+
+class BadJournal(RefoldError):
+    """A journal did not replay to the orders it recorded."""
+
+
+class MissingExtra(RefoldError):
+    """An optional dependency is needed and absent."""
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(f"{feature} needs an extra: pip install 'refold[{extra}]'")
+        self.feature = feature
+        self.extra = extra

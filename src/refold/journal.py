@@ -1,0 +1,117 @@
+"""Journals as files: one JSON line per entry, after a line that says on what and by which policy.
+
+A journal is the whole of a simulation or of a live scheduler's life: `replay` feeds its facts to a new scheduler
+and sees the same orders come out, on any machine.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self, cast
+
+import msgspec
+
+from refold.core import Entry, Header, Policy, Scheduler
+from refold.core.journal import VERSION
+from refold.errors import BadFile, BadJournal
+
+_ENCODER = msgspec.json.Encoder()
+_HEADER = msgspec.json.Decoder(Header)
+_ENTRY = msgspec.json.Decoder(Entry)
+
+
+class JournalFile:
+    """Writes a journal. With `safe`, an entry is on disk before `write` returns."""
+
+    def __init__(self, path: Path, header: Header, safe: bool = False) -> None:
+        self.path = path
+        self._safe = safe
+        self._file: IO[bytes] = _open(path, "wb")
+        self._buffer = bytearray()
+        self._line(header)
+
+    def write(self, entry: Entry) -> None:
+        """One entry more."""
+        self._line(entry)
+
+    def _line(self, what: Header | Entry) -> None:
+        _ENCODER.encode_into(what, self._buffer)
+        self._buffer += b"\n"
+        self._file.write(self._buffer)
+        if self._safe:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Write out what is left."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_journal(path: Path) -> tuple[Header, Iterator[Entry]]:
+    """The header, and the entries one after the other. A last line that was cut off is left out."""
+    try:
+        file = _open(path, "rb")
+        first = file.readline()
+        header = _HEADER.decode(first)
+    except (OSError, EOFError, gzip.BadGzipFile) as error:
+        raise BadFile(path, f"cannot be read: {error}") from None
+    except msgspec.MsgspecError as error:
+        raise BadFile(path, f"is not a journal: {error}") from None
+    if header.version != VERSION:
+        raise BadFile(path, f"is a journal of version {header.version}, expected {VERSION}")
+    return header, _entries(path, file)
+
+
+def _entries(path: Path, file: IO[bytes]) -> Iterator[Entry]:
+    with file:
+        for number, line in enumerate(file, start=2):
+            if not line.endswith(b"\n"):
+                return  # the writer died in the middle of it, so nobody has acted on it
+            try:
+                yield _ENTRY.decode(line)
+            except msgspec.MsgspecError as error:
+                raise BadFile(path, f"line {number} is not an entry: {error}") from None
+
+
+def replay(header: Header, entries: Iterator[Entry], policy: Policy) -> Iterator[tuple[Entry, Entry]]:
+    """Feed the facts of a journal to a new scheduler: pairs of what was recorded and what comes out now."""
+    scheduler = Scheduler(header.cluster, policy, refused=lambda _: None)
+    for recorded in entries:
+        yield recorded, scheduler.step(recorded.now, recorded.events)
+
+
+def check_replay(header: Header, entries: Iterator[Entry], policy: Policy) -> int:
+    """Replay a journal; raise where the orders differ. Returns how many entries agreed."""
+    number = 0
+    for number, (recorded, again) in enumerate(replay(header, entries, policy), start=1):
+        if recorded.orders != again.orders:
+            raise BadJournal(
+                f"entry {number} at {recorded.now} s: the journal has {_first_difference(recorded, again)}"
+            )
+    return number
+
+
+def _first_difference(recorded: Entry, again: Entry) -> str:
+    for one, other in zip(recorded.orders, again.orders, strict=False):
+        if one != other:
+            return f"{one}, replay gives {other}"
+    more, fewer = len(recorded.orders), len(again.orders)
+    return f"{more} orders, replay gives {fewer}"
+
+
+def _open(path: Path, mode: str) -> IO[bytes]:
+    if path.suffix == ".gz":
+        return cast(IO[bytes], gzip.open(path, mode, compresslevel=3))
+    return cast(IO[bytes], path.open(mode))

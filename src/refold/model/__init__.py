@@ -1,0 +1,34 @@
+"""The nouns. Each is frozen and cannot be built wrong, so nothing downstream checks it again."""
+
+from refold.model.allocation import Allocation, Placement, Share
+from refold.model.cluster import Cluster, GpuType, Link, Node, Rack
+from refold.model.decision import KEEP, Decision, Expected, Reshape, Start, Stop
+from refold.model.job import Demand, Job, JobClass
+from refold.model.plan import Plan
+from refold.model.run import Run
+from refold.model.waiting import Reason, Shortage, Wait
+
+__all__ = [
+    "KEEP",
+    "Allocation",
+    "Cluster",
+    "Decision",
+    "Demand",
+    "Expected",
+    "GpuType",
+    "Job",
+    "JobClass",
+    "Link",
+    "Node",
+    "Placement",
+    "Plan",
+    "Rack",
+    "Reason",
+    "Reshape",
+    "Run",
+    "Share",
+    "Shortage",
+    "Start",
+    "Stop",
+    "Wait",
+]

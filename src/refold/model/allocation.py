@@ -1,0 +1,70 @@
+"""What a run holds: which GPUs (and how much of each), CPUs and memory on which nodes, and the plan it runs there."""
+
+from __future__ import annotations
+
+import msgspec
+
+from refold.model.plan import Plan
+from refold.model.units import WHOLE, MiB, Milli
+
+
+class Share(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One instance's part of one node: `gpu_milli` of each of `gpus` (indices on that node), CPUs, memory."""
+
+    node: int
+    gpus: tuple[int, ...] = ()
+    gpu_milli: Milli = WHOLE
+    cpu_milli: Milli = 0
+    memory_mib: MiB = 0
+
+
+Placement = tuple[Share, ...]
+"""One share per instance."""
+
+
+class Allocation(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A placement, and the plan that computes there (None: whatever the job brings along)."""
+
+    placement: Placement
+    plan: Plan | None = None
+
+    @property
+    def gpu_milli(self) -> Milli:
+        """GPU held in all, in thousandths."""
+        return sum(len(share.gpus) * share.gpu_milli for share in self.placement)
+
+    @property
+    def nodes(self) -> frozenset[int]:
+        """The nodes it touches."""
+        return frozenset(share.node for share in self.placement)
+
+
+def union_of(one: Placement, other: Placement) -> Placement:
+    """What covers both: of every GPU, CPU and memory the larger amount. For the moment between two shapes of a job."""
+    first, second = _amounts(one), _amounts(other)
+    shares: list[Share] = []
+    for node in sorted(first.keys() | second.keys()):
+        (gpus, cpu, memory), (gpus_too, cpu_too, memory_too) = (
+            first.get(node, _NOTHING),
+            second.get(node, _NOTHING),
+        )
+        shares.append(Share(node, (), WHOLE, max(cpu, cpu_too), max(memory, memory_too)))
+        shares += [
+            Share(node, (gpu,), max(gpus.get(gpu, 0), gpus_too.get(gpu, 0)))
+            for gpu in sorted(gpus.keys() | gpus_too.keys())
+        ]
+    return tuple(shares)
+
+
+_NOTHING: tuple[dict[int, Milli], Milli, MiB] = ({}, 0, 0)
+
+
+def _amounts(placement: Placement) -> dict[int, tuple[dict[int, Milli], Milli, MiB]]:
+    """Per node: how much of each GPU, CPUs, memory."""
+    amounts: dict[int, tuple[dict[int, Milli], Milli, MiB]] = {}
+    for share in placement:
+        gpus, cpu, memory = amounts.get(share.node, ({}, 0, 0))
+        for gpu in share.gpus:
+            gpus[gpu] = gpus.get(gpu, 0) + share.gpu_milli
+        amounts[share.node] = (gpus, cpu + share.cpu_milli, memory + share.memory_mib)
+    return amounts

@@ -1,0 +1,140 @@
+"""The hardware: nodes with GPUs, in racks, joined by links. Frozen; what is free now is the View's to say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import msgspec
+
+from refold.errors import BadValue, UnknownName
+from refold.model.units import MiB, Milli
+
+MAX_GPUS_PER_NODE = 62
+"""The GPUs of a node are kept as bits of one signed word."""
+
+MAX_GPU_TYPES = 62
+"""So are the GPU types of a cluster."""
+
+
+class GpuType(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A kind of GPU. `speed` scales work: 2.0 does a job's work in half the time."""
+
+    name: str
+    memory_gib: float = 0.0
+    speed: float = 1.0
+    idle_watts: float = 0.0
+    busy_watts: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise BadValue("a GPU type needs a name")
+        if self.memory_gib < 0 or not self.speed > 0 or self.idle_watts < 0 or self.busy_watts < 0:
+            raise BadValue(f"GPU type {self.name!r}: memory and power must be ≥ 0 and speed > 0")
+
+
+class Link(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A way for bytes: NVLink or PCIe inside a node, the network between nodes."""
+
+    kind: str
+    gigabytes_per_second: float
+    latency_microseconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.gigabytes_per_second > 0 or self.latency_microseconds < 0:
+            raise BadValue(f"link {self.kind!r}: bandwidth must be > 0 and latency ≥ 0")
+
+
+PCIE = Link("pcie", 16.0)
+ETHERNET = Link("ethernet", 1.25)
+
+
+class Node(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One machine: `gpus` GPUs of one type, CPUs, memory, its rack and what it draws without its GPUs."""
+
+    name: str
+    gpus: int = 0
+    gpu_type: str = ""
+    cpu_milli: Milli = 0
+    memory_mib: MiB = 0
+    rack: str = ""
+    inside: Link = PCIE
+    idle_watts: float = 0.0
+    busy_watts: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise BadValue("a node needs a name")
+        if not 0 <= self.gpus <= MAX_GPUS_PER_NODE:
+            raise BadValue(f"node {self.name!r} has {self.gpus} GPUs, expected 0 to {MAX_GPUS_PER_NODE}")
+        if self.gpus and not self.gpu_type:
+            raise BadValue(f"node {self.name!r} has GPUs but no gpu_type")
+        if self.cpu_milli < 0 or self.memory_mib < 0 or self.idle_watts < 0 or self.busy_watts < 0:
+            raise BadValue(f"node {self.name!r}: CPUs, memory and power must be ≥ 0")
+
+
+class Rack(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A rack and the power it may draw; 0 watts: no limit known."""
+
+    name: str
+    limit_watts: float = 0.0
+
+
+class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, dict=True):
+    """All nodes, in an order that never changes: a node is named by its index everywhere but in what people read.
+
+    A node whose CPUs or memory are not known (0, while it has GPUs) is not limited by them: set
+    `cpus_known` or `memory_known` to False, and demands for them are not counted.
+    """
+
+    nodes: tuple[Node, ...]
+    gpu_types: tuple[GpuType, ...] = ()
+    racks: tuple[Rack, ...] = ()
+    network: Link = ETHERNET
+    name: str = "cluster"
+    cpus_known: bool = True
+    memory_known: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.nodes:
+            raise BadValue("a cluster needs at least one node")
+        if len(self.index_of_node) != len(self.nodes):
+            raise BadValue(f"two nodes of cluster {self.name!r} have the same name")
+        if len(self.type_names) > MAX_GPU_TYPES:
+            raise BadValue(f"cluster {self.name!r} has more than {MAX_GPU_TYPES} GPU types")
+
+    @cached_property
+    def index_of_node(self) -> Mapping[str, int]:
+        """Where each node stands in `nodes`."""
+        return {node.name: index for index, node in enumerate(self.nodes)}
+
+    @cached_property
+    def type_names(self) -> tuple[str, ...]:
+        """Every GPU type in use, in alphabetical order."""
+        return tuple(sorted({node.gpu_type for node in self.nodes if node.gpus}))
+
+    @cached_property
+    def gpus(self) -> int:
+        """How many GPUs there are."""
+        return sum(node.gpus for node in self.nodes)
+
+    @cached_property
+    def _type_by_name(self) -> Mapping[str, GpuType]:
+        return {gpu_type.name: gpu_type for gpu_type in self.gpu_types}
+
+    def gpu_type(self, name: str) -> GpuType:
+        """What is known of a GPU type; a type that is only named gets the defaults."""
+        known = self._type_by_name.get(name)
+        if known is None and name not in self.type_names:
+            raise UnknownName("GPU type", name, self.type_names)
+        return known or GpuType(name)
+
+    @cached_property
+    def cpu_milli(self) -> Milli:
+        """How many CPUs there are, in thousandths."""
+        return sum(node.cpu_milli for node in self.nodes)
+
+    @cached_property
+    def memory_mib(self) -> MiB:
+        """How much memory there is."""
+        return sum(node.memory_mib for node in self.nodes)

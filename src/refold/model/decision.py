@@ -1,0 +1,74 @@
+"""What a policy says: what should change now. Silence means keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from refold.model.allocation import Allocation
+from refold.model.units import Seconds
+from refold.model.waiting import Wait
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Start a waiting job on this allocation, which is free now."""
+
+    job: str
+    allocation: Allocation
+
+
+class Stop(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Stop a running job; it goes back to waiting. `why` is for people."""
+
+    job: str
+    why: str = ""
+
+
+class Reshape(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Stop a running job and start it again, at once, on another allocation, which is free now or its own."""
+
+    job: str
+    allocation: Allocation
+    why: str = ""
+
+
+class Expected(msgspec.Struct, frozen=True):
+    """When a waiting job may start."""
+
+    job: str
+    at: Seconds
+
+
+class Holdings(Protocol):
+    """What `Decision.towards` needs to know of a View: who holds what now."""
+
+    def held(self) -> Mapping[str, Allocation]: ...
+
+
+class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Changes, reasons and when to ask again."""
+
+    starts: tuple[Start, ...] = ()
+    stops: tuple[Stop, ...] = ()
+    reshapes: tuple[Reshape, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    expected: tuple[Expected, ...] = ()
+    wake_at: Seconds | None = None
+
+    @staticmethod
+    def towards(view: Holdings, target: Mapping[str, Allocation], why: str = "") -> Decision:
+        """The changes that lead from what is held now to `target`, which names every job that should be running."""
+        held = view.held()
+        return Decision(
+            starts=tuple(Start(job, wanted) for job, wanted in target.items() if job not in held),
+            stops=tuple(Stop(job, why) for job in held if job not in target),
+            reshapes=tuple(
+                Reshape(job, wanted, why) for job, wanted in target.items() if job in held and held[job] != wanted
+            ),
+        )
+
+
+KEEP = Decision()
+"""Nothing should change."""

@@ -1,0 +1,65 @@
+"""Units, and how people write them.
+
+Amounts that are added and taken back millions of times are whole numbers, so that nothing drifts:
+GPUs and CPUs in thousandths (`milli`), memory in MiB. Times are seconds as floats.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from refold.errors import BadValue
+
+Seconds = float
+Milli = int
+MiB = int
+
+WHOLE: Milli = 1000
+"""A whole GPU, or a whole CPU, in thousandths."""
+
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
+
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d|w)?", re.IGNORECASE)
+_UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def seconds_from_text(text: str) -> Seconds:
+    """'90', '90s', '1h30m', '2d': how long."""
+    position, total, text = 0, 0.0, text.strip()
+    while position < len(text):
+        part = _DURATION.match(text, position)
+        if part is None:
+            break
+        total += float(part[1]) * _UNIT_SECONDS[(part[2] or "s").lower()]
+        position = part.end()
+    if not text or position < len(text) or not math.isfinite(total):
+        raise BadValue(f"{text!r} is not a duration; write it as 90, 90s, 15m, 1h30m or 2d")
+    return total
+
+
+def text_from_seconds(seconds: Seconds) -> str:
+    """How long, in two units at most: '45 s', '1 h 30 min', '3 d 4 h'."""
+    if seconds < 0:
+        return "-" + text_from_seconds(-seconds)
+    if seconds < MINUTE:
+        return f"{seconds:.0f} s" if seconds >= 10 or seconds == int(seconds) else f"{seconds:.1f} s"
+    big, small, big_name, small_name = (
+        (MINUTE, 1.0, "min", "s")
+        if seconds < HOUR
+        else (HOUR, MINUTE, "h", "min")
+        if seconds < DAY
+        else (DAY, HOUR, "d", "h")
+    )
+    whole, rest = divmod(round(seconds / small), round(big / small))
+    return f"{whole} {big_name} {rest} {small_name}" if rest else f"{whole} {big_name}"
+
+
+def milli_from_number(number: float) -> Milli:
+    """Units into thousandths: 0.5 is 500."""
+    return round(number * WHOLE)
+
+
+def mib_from_gib(gib: float) -> MiB:
+    """GiB into MiB."""
+    return round(gib * 1024)

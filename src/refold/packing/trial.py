@@ -1,0 +1,44 @@
+"""Trying out: take and give back on the real arrays, then undo it all. No copy of the cluster is made."""
+
+from __future__ import annotations
+
+from refold.model import Demand, Placement
+from refold.packing.free import Free
+from refold.packing.placer import Placer
+
+
+class Trial:
+    """What would be free if …; undone when the policy has decided."""
+
+    def __init__(self, free: Free) -> None:
+        self.free = free
+        self._taken: list[Placement] = []
+        self._given: list[Placement] = []
+
+    def place(self, placer: Placer, demand: Demand) -> Placement | None:
+        """Suppose a demand were placed by this rule."""
+        placement = placer.place(self.free, demand)
+        if placement is not None:
+            self._taken.append(placement)
+        return placement
+
+    def take(self, placement: Placement) -> bool:
+        """Suppose this placement were taken; False if it is not free."""
+        if self.free.take(placement) is not None:
+            return False
+        self._taken.append(placement)
+        return True
+
+    def give_back(self, placement: Placement) -> None:
+        """Suppose this placement were given back."""
+        self.free.give_back(placement)
+        self._given.append(placement)
+
+    def undo(self) -> None:
+        """Leave everything as it was. Amounts only add up, so the order does not matter."""
+        for placement in self._taken:
+            self.free.give_back(placement)
+        for placement in self._given:
+            self.free.take_back(placement)
+        self._taken.clear()
+        self._given.clear()

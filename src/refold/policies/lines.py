@@ -1,0 +1,87 @@
+"""Waiting jobs in order, one line per demand: where the first of a line has no place, none of that line has.
+
+So a look costs as much as there are different demands, not as there are jobs; and a line that was found
+without a place is not tried again before something is given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from refold.core import View
+from refold.model import Demand, Job
+
+Place = tuple[Any, int, Job]
+
+
+class Lines:
+    """All waiting jobs. `key` says who is first; of equals, who was submitted first (those that return, before)."""
+
+    def __init__(self, key: Callable[[Job], Any]) -> None:
+        self._key = key
+        self._lines: dict[Demand, list[Place]] = {}
+        self._closed: set[Demand] = set()
+        self._heads: list[tuple[Any, int, Demand]] = []
+        self._added = 0
+
+    def update(self, view: View) -> None:
+        """Note who has come, and try everyone again if something was given back."""
+        self.reopen(view)
+        for job in view.changes.returned:
+            self.add(job, returned=True)
+        for job in view.changes.submitted:
+            self.add(job)
+
+    def reopen(self, view: View) -> None:
+        """If something was given back, every line may have a place again."""
+        if view.changes.freed:
+            self.reopen_all()
+
+    def reopen_all(self) -> None:
+        """Every line may have a place again."""
+        if self._closed:
+            self._closed.clear()
+            self._heads = [(line[0][0], line[0][1], demand) for demand, line in self._lines.items()]
+            heapify(self._heads)
+
+    def add(self, job: Job, returned: bool = False) -> None:
+        """One job more."""
+        self._added += 1
+        number = -self._added if returned else self._added
+        place = (self._key(job), number, job)
+        line = self._lines.setdefault(job.demand, [])
+        heappush(line, place)
+        if line[0] is place and job.demand not in self._closed:
+            heappush(self._heads, (place[0], number, job.demand))
+
+    def first(self, view: View) -> Job | None:
+        """The first of all jobs whose line is open; None if there is none."""
+        heads, lines = self._heads, self._lines
+        while heads:
+            key, number, demand = heads[0]
+            line = lines.get(demand)
+            if not line or demand in self._closed or line[0][0] != key or line[0][1] != number:
+                heappop(heads)
+            elif line[0][2].id not in view.waiting:
+                self._drop(demand)
+            else:
+                return line[0][2]
+        return None
+
+    def close(self, job: Job) -> None:
+        """The first of its line has no place: nor has anyone behind it."""
+        self._closed.add(job.demand)
+
+    def remove_first(self, job: Job) -> None:
+        """The first of all has been given a place."""
+        self._drop(job.demand)
+
+    def _drop(self, demand: Demand) -> None:
+        line = self._lines[demand]
+        heappop(line)
+        if not line:
+            del self._lines[demand]
+        elif demand not in self._closed:
+            heappush(self._heads, (line[0][0], line[0][1], demand))

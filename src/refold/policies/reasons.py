@@ -1,0 +1,52 @@
+"""Why jobs wait, said once each: a reason is repeated only when it has become another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from refold.core import View
+from refold.model import Job, Reason, Start, Wait
+
+
+class Reasons:
+    """Collects what a decision says of waiting jobs."""
+
+    def __init__(self) -> None:
+        self._said: dict[str, Reason] = {}
+        self._waits: list[Wait] = []
+
+    def no_place(self, view: View, job: Job) -> None:
+        """It was looked at and no node has room for it."""
+        if self._is_new(job, Reason.RESOURCES):
+            self._waits.append(Wait(job.id, Reason.RESOURCES, shortage=view.shortage(job.demand)))
+
+    def releasing(self, job: Job) -> None:
+        """Its place is being given back."""
+        if self._is_new(job, Reason.RELEASING):
+            self._waits.append(Wait(job.id, Reason.RELEASING))
+
+    def collect(self, view: View, starts: Sequence[Start]) -> tuple[Wait, ...]:
+        """What was said in this look; those who came now and were not looked at stand behind the others."""
+        changes = view.changes
+        for start in starts:
+            self._said.pop(start.job, None)
+        for job_id in changes.gone:
+            self._said.pop(job_id, None)
+        if len(starts) < len(view.waiting):
+            self._say_who_is_ahead(view, starts)
+        waits, self._waits = tuple(self._waits), []
+        return waits
+
+    def _say_who_is_ahead(self, view: View, starts: Sequence[Start]) -> None:
+        started = {start.job for start in starts}
+        ahead = len(view.waiting) - len(starts) - 1
+        for job in (*view.changes.submitted, *view.changes.returned):
+            if job.id not in self._said and job.id not in started:
+                self._said[job.id] = Reason.AHEAD
+                self._waits.append(Wait(job.id, Reason.AHEAD, ahead=ahead))
+
+    def _is_new(self, job: Job, reason: Reason) -> bool:
+        if self._said.get(job.id) is reason:
+            return False
+        self._said[job.id] = reason
+        return True

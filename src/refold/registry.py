@@ -1,0 +1,135 @@
+"""Finding policies by name: those of the package, and those that people bring as files.
+
+A file of one's own is named by its path, or lies in a folder that REFOLD_POLICIES names. It holds one class with
+a `name` and a `decide`; the class's docstring is its summary.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from refold.core import Policy
+from refold.errors import BadFile, BadInput, RefoldError, UnknownName
+from refold.policies import POLICIES
+
+FOLDER_VARIABLE = "REFOLD_POLICIES"
+
+
+class Listed(NamedTuple):
+    """One line of `refold policies`."""
+
+    name: str
+    summary: str
+    oracle: bool
+    preempts: bool
+    settings: Mapping[str, Any]
+    where: str
+
+
+def policy_names() -> list[str]:
+    """Every name that can be asked for, without loading anything."""
+    return [*POLICIES, *(path.stem for path in _own_files())]
+
+
+def list_policies() -> list[Listed]:
+    """Every policy that can be asked for by name."""
+    listed = [
+        Listed(
+            name,
+            known.summary,
+            known.oracle,
+            known.preempts,
+            _settings(_class_of(name)),
+            known.module,
+        )
+        for name, known in POLICIES.items()
+    ]
+    for path in _own_files():
+        found = _class_in(path)
+        listed.append(
+            Listed(
+                found.name,
+                (inspect.getdoc(found) or "").split("\n")[0],
+                getattr(found, "oracle", False),
+                getattr(found, "preempts", False),
+                _settings(found),
+                str(path),
+            )
+        )
+    return listed
+
+
+def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
+    """A policy by its name, or by the path of a file, with its settings."""
+    settings = settings or {}
+    kind = _class_of(name)
+    known = _settings(kind)
+    for setting in settings:
+        if setting not in known:
+            raise UnknownName(f"setting of {name}", setting, known)
+    try:
+        policy: Policy = kind(**settings)
+    except RefoldError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{name} cannot be made with {dict(settings)}: {error}") from error
+    return policy
+
+
+def _class_of(name: str) -> Any:
+    if name in POLICIES:
+        known = POLICIES[name]
+        return getattr(importlib.import_module(known.module), known.class_name)
+    if name.endswith(".py"):
+        return _class_in(Path(name))
+    for path in _own_files():
+        found = _class_in(path)
+        if name in (path.stem, found.name):
+            return found
+    raise UnknownName("policy", name, policy_names())
+
+
+def _settings(kind: Any) -> dict[str, Any]:
+    parameters = inspect.signature(kind).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters}
+
+
+def _own_files() -> list[Path]:
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        return []
+    if not Path(folder).is_dir():
+        raise BadInput(f"{FOLDER_VARIABLE} names {folder!r}, which is not a folder")
+    return sorted(path for path in Path(folder).glob("*.py") if not path.name.startswith("_"))
+
+
+def _class_in(path: Path) -> Any:
+    module = _load(path)
+    found = [
+        kind
+        for _, kind in inspect.getmembers(module, inspect.isclass)
+        if kind.__module__ == module.__name__ and hasattr(kind, "decide") and isinstance(kind.__dict__.get("name"), str)
+    ]
+    if len(found) != 1:
+        raise BadFile(path, f"has {len(found)} classes with a name and a decide(view), expected one")
+    return found[0]
+
+
+def _load(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise BadFile(path, "no such file")
+    spec = importlib.util.spec_from_file_location(f"refold_policy_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise BadFile(path, f"cannot be loaded: {type(error).__name__}: {error}") from error
+    return module

@@ -1,0 +1,105 @@
+"""The pretend back end: carries out orders by writing into the agenda what will come of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from refold.core.events import Event, NodeLost, RunFailed, RunFinished, RunStarted, RunStopped
+from refold.core.orders import Order, StartRun, StopRun
+from refold.model import Job
+from refold.model.units import Seconds
+from refold.simulator.agenda import Agenda
+from refold.simulator.charges import FREE_OF_CHARGE, Charge, Costs
+
+
+class _Pretended:
+    """A run: since when it computes, how fast, and which entry of the agenda will end it."""
+
+    __slots__ = ("ending", "nodes", "number", "since", "speed", "starting")
+
+    def __init__(self, number: int, nodes: Iterable[int], since: Seconds, speed: float) -> None:
+        self.number = number
+        self.nodes = nodes
+        self.since = since
+        self.speed = speed
+        self.ending = 0
+        self.starting = 0
+
+
+class PretendBackend:
+    """Runs nothing, and knows to the second when it would end."""
+
+    def __init__(self, jobs: Iterable[Job], agenda: Agenda, charge: Charge, costs: Costs = FREE_OF_CHARGE) -> None:
+        self._jobs = {job.id: job for job in jobs}
+        self._agenda = agenda
+        self._charge = charge
+        self._costs = costs
+        self._done: dict[str, Seconds] = {}
+        self._runs: dict[str, _Pretended] = {}
+
+    def carry_out(self, now: Seconds, orders: Iterable[Order]) -> None:
+        """Do as told."""
+        for order in orders:
+            match order:
+                case StartRun():
+                    self._start(now, order)
+                case StopRun(job_id, number):
+                    self._stop(now, job_id, number)
+
+    def finished(self, events: Sequence[Event]) -> None:
+        """Forget runs that have come to their end."""
+        for event in events:
+            if isinstance(event, RunFinished):
+                self._runs.pop(event.job, None)
+                self._done.pop(event.job, None)
+
+    def lost_with_nodes(self, now: Seconds, events: Sequence[Event]) -> list[Event]:
+        """Whoever ran on a node that is lost at this moment has failed, and nobody else."""
+        lost: list[Event] = []
+        for event in events:
+            if isinstance(event, NodeLost):
+                on_it = [job_id for job_id, run in self._runs.items() if event.node in run.nodes]
+                lost += [self._lose(now, job_id) for job_id in on_it]
+        return lost
+
+    def _start(self, now: Seconds, order: StartRun) -> None:
+        job, costs = self._jobs[order.job], self._costs
+        delay = costs.start if order.run == 1 else costs.restart
+        left = self._charge.work(job) - self._done.get(job.id, 0.0)
+        speed = self._charge.speed(job, order.allocation)
+        run = _Pretended(order.run, order.allocation.nodes, now + delay, speed)
+        if delay:
+            run.starting = self._agenda.add(now + delay, RunStarted(job.id, order.run))
+        run.ending = self._agenda.add(now + delay + left / speed, RunFinished(job.id, order.run))
+        self._runs[job.id] = run
+
+    def _stop(self, now: Seconds, job_id: str, number: int) -> None:
+        run = self._runs.get(job_id)
+        if run is None or run.number != number:
+            return  # it ended by itself, and has said so
+        self._withdraw(now, run)
+        self._done[job_id] = self._done_by(now, job_id)
+        run.starting = 0
+        run.ending = self._agenda.add(now + self._costs.stop, RunStopped(job_id, number, self._done[job_id]))
+        run.since, run.speed = now, 0.0
+
+    def _lose(self, now: Seconds, job_id: str) -> Event:
+        run = self._runs.pop(job_id)
+        self._withdraw(now, run)
+        self._done[job_id] = self._kept(self._done.get(job_id, 0.0), self._done_by_run(now, run))
+        return RunFailed(job_id, run.number, "node lost", self._done[job_id], retry=True)
+
+    def _kept(self, before: Seconds, since: Seconds) -> Seconds:
+        every = self._costs.checkpoint_every
+        return before if every is None else before + since // every * every
+
+    def _done_by(self, now: Seconds, job_id: str) -> Seconds:
+        return self._done.get(job_id, 0.0) + self._done_by_run(now, self._runs[job_id])
+
+    def _done_by_run(self, now: Seconds, run: _Pretended) -> Seconds:
+        return max(0.0, now - run.since) * run.speed
+
+    def _withdraw(self, now: Seconds, run: _Pretended) -> None:
+        self._agenda.withdraw(run.ending)
+        if run.starting and run.since > now:
+            self._agenda.withdraw(run.starting)

@@ -1,0 +1,57 @@
+"""The simulator: the scheduler, driven by an agenda instead of a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from refold.core import Journal, Policy, Scheduler, View
+from refold.core.events import Event, RunFinished
+from refold.model import Cluster, Job
+from refold.simulator.agenda import Agenda
+from refold.simulator.charges import FREE_OF_CHARGE, AsRecorded, Charge, Costs
+from refold.simulator.faults import Fault, put_on
+from refold.simulator.pretend import PretendBackend
+
+REPORT_EVERY = 256
+"""How many steps lie between two reports of progress."""
+
+
+def simulate(
+    jobs: Sequence[Job],
+    cluster: Cluster,
+    policy: Policy,
+    *,
+    journal: Journal | None = None,
+    charge: Charge | None = None,
+    costs: Costs = FREE_OF_CHARGE,
+    faults: Iterable[Fault] = (),
+    progress: Callable[[int], None] | None = None,
+) -> View:
+    """Run all jobs, which are sorted by submission, to their end; the journal has what happened.
+
+    `progress` is told now and then how many jobs have finished. Returns the view at the end: whoever still
+    waits there has waited in vain.
+    """
+    agenda = Agenda(jobs)
+    backend = PretendBackend(jobs, agenda, charge or AsRecorded(cluster), costs)
+    scheduler = Scheduler(cluster, policy, journal)
+    put_on(agenda, faults)
+    steps = finished = 0
+    while (moment := agenda.next()) is not None:
+        now, events = moment
+        events += backend.lost_with_nodes(now, events)
+        backend.finished(events)
+        entry = scheduler.step(now, events)
+        backend.carry_out(now, entry.orders)
+        if entry.wake_at is not None:
+            agenda.wake(entry.wake_at)
+        if progress is not None:
+            steps += 1
+            finished += _finished(events)
+            if steps % REPORT_EVERY == 0:
+                progress(finished)
+    return scheduler.view
+
+
+def _finished(events: Sequence[Event]) -> int:
+    return sum(isinstance(event, RunFinished) for event in events)

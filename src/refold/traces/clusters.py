@@ -1,0 +1,350 @@
+"""Clusters from files: YAML for people, CSV as traces have them, and shorthand such as '16x8:A100'."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from importlib.resources import as_file, files
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from refold.errors import BadFile, BadValue
+from refold.model import Cluster, GpuType, Link, Node, Rack
+from refold.model.cluster import ETHERNET, PCIE
+from refold.model.job import LARGEST
+from refold.model.units import WHOLE, mib_from_gib, milli_from_number
+from refold.traces.source import Source, Table, Wrong, number, open_source, whole
+
+ANY_TYPE = "GPU"
+"""What a GPU is called whose type nobody said."""
+
+MOST_NODES = 1_000_000
+_SHORTHAND = re.compile(r"(\d{1,7})x(\d{1,2})(?::([^+,:\s]+))?", re.ASCII)
+_RANGE = re.compile(r"(.*)\[([\d,-]+)\](.*)", re.ASCII)
+_YAML_ENDINGS = (".yaml", ".yml", ".json")
+
+
+def read(path: str | Path) -> Cluster:
+    """From a file; where there is none, by the name of a shipped cluster or from shorthand."""
+    text = str(path)
+    if not Path(path).exists():
+        if all(_SHORTHAND.fullmatch(part) for part in text.split("+")):
+            return from_shorthand(text)
+        if (files("refold.traces") / "shipped" / f"{text}.yaml").is_file() and "/" not in text:
+            with as_file(files("refold.traces") / "shipped" / f"{text}.yaml") as shipped:
+                return _from_yaml(open_source(shipped))
+        raise BadFile(path, "no such file, and no shorthand such as 16x8:A100 (16 nodes of 8 A100s)")
+    source = open_source(Path(path))
+    if Path(path).name.removesuffix(".gz").endswith(_YAML_ENDINGS) or "," not in source.first_line:
+        return _from_yaml(source)
+    return _from_csv(source)
+
+
+def from_shorthand(text: str) -> Cluster:
+    """'135x8', '16x8:A100' or '16x8:A100+4x2:T4'; nothing is known of CPUs and memory."""
+    nodes: list[Node] = []
+    for part in text.split("+"):
+        match = _SHORTHAND.fullmatch(part)
+        if match is None:
+            raise BadValue(f"{part!r} is not a cluster; write it as 16x8 or 16x8:A100")
+        count, gpus, gpu_type = int(match[1]), int(match[2]), match[3] or ANY_TYPE
+        nodes += [Node(f"node{len(nodes) + i}", gpus, gpu_type if gpus else "") for i in range(count)]
+    return Cluster(tuple(nodes), name=text, cpus_known=False, memory_known=False)
+
+
+# --- YAML ---------------------------------------------------------------------------------------------------
+
+
+class _NodeEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """One node of the file, or several that only differ in their number."""
+
+    name: str
+    count: int | None = None
+    gpus: int = 0
+    gpu_type: str = ""
+    cpus: float | None = None
+    memory_gib: float | None = None
+    rack: str = ""
+    inside: Link = PCIE
+    idle_watts: float = 0.0
+    busy_watts: float = 0.0
+
+
+class _ClusterEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """The whole file."""
+
+    nodes: list[_NodeEntry]
+    name: str = ""
+    network: Link = ETHERNET
+    gpu_types: list[GpuType] = []
+    racks: list[Rack] = []
+    cpus_known: bool | None = None
+    memory_known: bool | None = None
+
+
+def _from_yaml(source: Source) -> Cluster:
+    try:
+        document = yaml.load(source.text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        raise BadFile(source.path, f"is not YAML: {_one_line(str(error))}") from None
+    _refuse_absurd_numbers(source, document, "")
+    try:
+        entry = msgspec.convert(document, _ClusterEntry)
+    except msgspec.ValidationError as error:
+        raise BadFile(source.path, _problem_with_key(error)) from None
+    cpus_known = _known(source, entry.cpus_known, "cpus", [node.cpus for node in entry.nodes])
+    memory_known = _known(source, entry.memory_known, "memory_gib", [node.memory_gib for node in entry.nodes])
+    _refuse_unknown_racks(source, entry)
+    nodes = [node for index, line in enumerate(entry.nodes) for node in _nodes(source, index, line)]
+    try:
+        return Cluster(
+            tuple(nodes),
+            tuple(entry.gpu_types),
+            tuple(entry.racks),
+            entry.network,
+            entry.name or source.name,
+            cpus_known,
+            memory_known,
+        )
+    except BadValue as error:
+        raise BadFile(source.path, str(error)) from None
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _refuse_absurd_numbers(source: Source, value: object, key: str) -> None:
+    """NaN, infinities and numbers beyond reason, wherever they stand."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _refuse_absurd_numbers(source, inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            _refuse_absurd_numbers(source, inner, f"{key}[{index}]")
+    elif isinstance(value, int | float) and not (math.isfinite(value) and abs(value) <= LARGEST):
+        raise BadFile(source.path, f"{key} is {value}, expected a number from 0 to {LARGEST}")
+
+
+def _problem_with_key(error: msgspec.ValidationError) -> str:
+    """'Expected `int`, got `str` - at `$.nodes[2].gpus`' as 'nodes[2].gpus: expected int, got str'."""
+    problem, _, place = str(error).replace("`", "").partition(" - at ")
+    key = re.sub(r"^\$\.?", "", place)
+    problem = problem[:1].lower() + problem[1:]
+    return f"{key}: {problem}" if key else problem
+
+
+def _known(source: Source, said: bool | None, key: str, amounts: list[float | None]) -> bool:
+    """Whether an amount is known: of all nodes or of none."""
+    given = [amount is not None for amount in amounts]
+    if any(given) and not all(given):
+        raise BadFile(source.path, f"nodes[{given.index(False)}].{key} is missing, though other nodes have it")
+    return any(given) if said is None else said
+
+
+def _refuse_unknown_racks(source: Source, entry: _ClusterEntry) -> None:
+    known = {rack.name for rack in entry.racks}
+    for index, node in enumerate(entry.nodes):
+        if known and node.rack and node.rack not in known:
+            raise BadFile(source.path, f"nodes[{index}].rack is {node.rack!r}, expected one of {sorted(known)}")
+
+
+def _nodes(source: Source, index: int, entry: _NodeEntry) -> Iterator[Node]:
+    try:
+        for name in _names(entry.name, entry.count):
+            yield Node(
+                name,
+                entry.gpus,
+                entry.gpu_type or (ANY_TYPE if entry.gpus else ""),
+                milli_from_number(entry.cpus or 0.0),
+                mib_from_gib(entry.memory_gib or 0.0),
+                entry.rack,
+                entry.inside,
+                entry.idle_watts,
+                entry.busy_watts,
+            )
+    except BadValue as error:
+        raise BadFile(source.path, f"nodes[{index}]: {error}") from None
+
+
+def _names(pattern: str, count: int | None) -> list[str]:
+    """'a[0-2]' is a0, a1, a2; 'a' with a count of 3 is the same; 'a' alone is a."""
+    match = _RANGE.fullmatch(pattern)
+    if match is None:
+        if count is None:
+            return [pattern]
+        if not 0 < count <= MOST_NODES:
+            raise BadValue(f"count is {count}, expected 1 to {MOST_NODES}")
+        return [f"{pattern}{number}" for number in range(count)]
+    names = [f"{match[1]}{number}{match[3]}" for part in match[2].split(",") for number in _numbers(part)]
+    if count not in (None, len(names)):
+        raise BadValue(f"count is {count}, but {pattern!r} names {len(names)} nodes")
+    return names
+
+
+def _numbers(part: str) -> list[str]:
+    """'08-11' is 08, 09, 10, 11."""
+    first, dash, last = part.partition("-")
+    if not first.isdigit() or (dash and not last.isdigit()):
+        raise BadValue(f"{part!r} is not a range such as 0-15")
+    end = int(last) if dash else int(first)
+    if not 0 <= end - int(first) < MOST_NODES:
+        raise BadValue(f"{part!r} is not a range such as 0-15")
+    return [f"{number:0{len(first)}}" for number in range(int(first), end + 1)]
+
+
+def write(cluster: Cluster, path: Path) -> None:
+    """YAML in which equal neighbours share one line; `read` gives the same cluster back."""
+    entry: dict[str, Any] = {"name": cluster.name}
+    if cluster.network != ETHERNET:
+        entry["network"] = _plain(cluster.network)
+    if cluster.gpu_types:
+        entry["gpu_types"] = [_plain(gpu_type) for gpu_type in cluster.gpu_types]
+    if cluster.racks:
+        entry["racks"] = [_plain(rack) for rack in cluster.racks]
+    amounts_unknown = {
+        "cpus_known": (cluster.cpus_known, any(node.cpu_milli for node in cluster.nodes)),
+        "memory_known": (cluster.memory_known, any(node.memory_mib for node in cluster.nodes)),
+    }
+    # Leaving the amounts out says that they are unknown; only an unknown amount that is there must say so.
+    entry |= {key: False for key, (known, there) in amounts_unknown.items() if there and not known}
+    entry["nodes"] = list(_node_entries(cluster))
+    text = yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=100)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadFile(path, f"cannot be written: {error.strerror or error}") from None
+
+
+def _plain(noun: GpuType | Link | Rack) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(noun)
+    return {name: _short(value) if isinstance(value, float) else value for name, value in fields.items()}
+
+
+def _short(value: float) -> int | float:
+    return int(value) if value == int(value) else value
+
+
+def _node_entries(cluster: Cluster) -> Iterator[dict[str, Any]]:
+    for first, names in _equal_neighbours(cluster.nodes):
+        entry: dict[str, Any] = {"name": _pattern(names)}
+        if first.gpus or first.gpu_type:
+            entry |= {"gpus": first.gpus, "gpu_type": first.gpu_type}
+        if cluster.cpus_known or first.cpu_milli:
+            entry["cpus"] = _short(first.cpu_milli / WHOLE)
+        if cluster.memory_known or first.memory_mib:
+            entry["memory_gib"] = _short(first.memory_mib / 1024)
+        if first.rack:
+            entry["rack"] = first.rack
+        if first.inside != PCIE:
+            entry["inside"] = _plain(first.inside)
+        for key, watts in (("idle_watts", first.idle_watts), ("busy_watts", first.busy_watts)):
+            if watts:
+                entry[key] = _short(watts)
+        yield entry
+
+
+def _equal_neighbours(nodes: tuple[Node, ...]) -> Iterator[tuple[Node, list[str]]]:
+    """Runs of nodes that differ only in the number at the end of their names, which counts up by one."""
+
+    def alike(place_and_node: tuple[int, Node]) -> tuple[object, ...]:
+        place, node = place_and_node
+        stem, digits = _stem_and_digits(node.name)
+        step = int(digits) - place if digits else node.name
+        return (stem, step, msgspec.structs.replace(node, name="any"))
+
+    for _, group in groupby(enumerate(nodes), key=alike):
+        first, *others = (node for _, node in group)
+        names = [first.name, *(node.name for node in others)]
+        if len(names) > 1 and _names(_pattern(names), None) != names:  # 8, 9, 010: written one by one
+            yield from ((first, [name]) for name in names)
+        else:
+            yield first, names
+
+
+def _stem_and_digits(name: str) -> tuple[str, str]:
+    digits = re.search(r"\d{0,9}$", name, re.ASCII)
+    width = len(digits[0]) if digits else 0
+    return name[: len(name) - width], name[len(name) - width :]
+
+
+def _pattern(names: list[str]) -> str:
+    """What `_names` reads back. A lone name that looks like a pattern cannot be written."""
+    if len(names) == 1:
+        if _RANGE.fullmatch(names[0]):
+            raise BadValue(f"node {names[0]!r} cannot be written: its name reads as a range")
+        return names[0]
+    stem, first = _stem_and_digits(names[0])
+    return f"{stem}[{first}-{_stem_and_digits(names[-1])[1]}]"
+
+
+# --- CSV ----------------------------------------------------------------------------------------------------
+
+_COMMON = ("node_id", "gpu_type", "num_gpu", "cpu", "mem_gib")
+_OPENB = ("sn", "model", "gpu", "cpu_milli", "memory_mib")
+
+
+def _from_csv(source: Source) -> Cluster:
+    table = Table(source)
+    if set(_COMMON) <= set(table.columns):
+        return _cluster_of_rows(source, table, _COMMON, milli_from_number, mib_from_gib)
+    if set(_OPENB) <= set(table.columns):
+        return _cluster_of_rows(source, table, _OPENB, round, round)
+    raise BadFile(
+        source.path,
+        f"has columns {', '.join(table.columns)}; expected {', '.join(_COMMON)} or {', '.join(_OPENB)}",
+    )
+
+
+def _cluster_of_rows(
+    source: Source,
+    table: Table,
+    columns: tuple[str, ...],
+    cpu_milli: Callable[[float], int],
+    memory_mib: Callable[[float], int],
+) -> Cluster:
+    """A node a row; CPUs or memory that no node has are not known."""
+    name, gpu_type, gpus, cpu, memory = columns
+    cells = [table.index(column) for column in columns]
+    nodes: list[Node] = []
+    given: dict[str, bool] = {}
+
+    def amount(text: str, column: str) -> float:
+        """All nodes have it, or none has."""
+        if given.setdefault(column, bool(text)) != bool(text):
+            raise Wrong(column, text, "a number in every row, or in none")
+        return number(text, column) if text else 0.0
+
+    for row in table.rows():
+        try:
+            if len(row) != len(table.columns):
+                raise Wrong("row", f"{len(row)} cells", f"{len(table.columns)} cells")
+            cell = dict(zip(columns, (row[index] for index in cells), strict=True))
+            count = whole(cell[gpus], gpus)
+            nodes.append(
+                Node(
+                    cell[name],
+                    count,
+                    (cell[gpu_type] or ANY_TYPE) if count else "",
+                    cpu_milli(amount(cell[cpu], cpu)),
+                    memory_mib(amount(cell[memory], memory)),
+                )
+            )
+        except Wrong as wrong:
+            raise table.bad(wrong) from None
+        except BadValue as error:
+            raise table.bad(Wrong("row", str(error), "a node that can be built")) from None
+    try:
+        return Cluster(
+            tuple(nodes),
+            name=source.name,
+            cpus_known=given.get(cpu, False),
+            memory_known=given.get(memory, False),
+        )
+    except BadValue as error:
+        raise BadFile(source.path, str(error)) from None
