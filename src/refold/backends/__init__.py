@@ -1,0 +1,32 @@
+"""Back ends: one file each, each the only importer of its library. They carry out orders and report, never decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from refold.core.events import Event
+from refold.core.orders import Order
+from refold.model import Job
+
+Report = Callable[[Event], None]
+"""Where a back end's reports go. It may be called from any thread."""
+
+
+class Backend(Protocol):
+    """A world that runs can run in; it is made with a `Report`.
+
+    A run that is started is answered with RunStarted once it computes, and with exactly one of RunFinished,
+    RunFailed and RunStopped when the last of it has ended: nothing of it uses its GPUs any more.
+    """
+
+    async def carry_out(self, orders: Sequence[Order], jobs: Mapping[str, Job]) -> None:
+        """Take on orders and return; what comes of them is reported. `jobs` has those that are to be started.
+
+        To stop a run that has ended, or never was, is to do nothing.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End at once whatever still runs, and return when it has ended."""
+        ...

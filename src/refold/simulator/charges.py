@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Protocol
 
 import msgspec
+import numpy as np
 
 from refold.errors import BadInput, BadValue
 from refold.model import Allocation, Cluster, Job
-from refold.model.units import Seconds
+from refold.model.units import WHOLE, Seconds
 
 
 class Costs(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -49,8 +50,9 @@ class AsRecorded:
     """The trace's own durations; a GPU type's `speed` and the share of the GPUs asked for scale them."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._speed_of_node = [cluster.gpu_type(node.gpu_type).speed if node.gpus else 1.0 for node in cluster.nodes]
-        self._all_alike = set(self._speed_of_node) == {1.0}
+        speeds = [cluster.gpu_type(node.gpu_type).speed if node.gpus else 1.0 for node in cluster.nodes]
+        self.speed_of_node = np.array(speeds, dtype=np.float64)
+        self._all_alike = set(speeds) == {1.0}
 
     def work(self, job: Job) -> Seconds:
         """As recorded."""
@@ -63,5 +65,5 @@ class AsRecorded:
         if self._all_alike and not job.reshapable:
             return 1.0
         asked = job.demand.total_gpus
-        share = allocation.gpu_milli / 1000 / asked if job.reshapable and asked else 1.0
-        return share * min(self._speed_of_node[node] for node in allocation.nodes)
+        share = allocation.gpu_milli / WHOLE / asked if job.reshapable and asked else 1.0
+        return share * min(float(self.speed_of_node[node]) for node in allocation.nodes)

@@ -89,12 +89,7 @@ class _ClusterEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 def _from_yaml(source: Source) -> Cluster:
     try:
-        document = yaml.load(source.text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError as error:
-        raise BadFile(source.path, f"is not YAML: {_one_line(str(error))}") from None
-    _refuse_absurd_numbers(source, document, "")
-    try:
-        entry = msgspec.convert(document, _ClusterEntry)
+        entry = msgspec.convert(_document(source), _ClusterEntry)
     except msgspec.ValidationError as error:
         raise BadFile(source.path, _problem_with_key(error)) from None
     cpus_known = _known(source, entry.cpus_known, "cpus", [node.cpus for node in entry.nodes])
@@ -115,8 +110,15 @@ def _from_yaml(source: Source) -> Cluster:
         raise BadFile(source.path, str(error)) from None
 
 
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+def _document(source: Source) -> object:
+    try:
+        document = yaml.load(source.text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        _refuse_absurd_numbers(source, document, "")
+    except yaml.YAMLError as error:
+        raise BadFile(source.path, f"is not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise BadFile(source.path, "is nested too deeply") from None
+    return document
 
 
 def _refuse_absurd_numbers(source: Source, value: object, key: str) -> None:
@@ -135,7 +137,7 @@ def _problem_with_key(error: msgspec.ValidationError) -> str:
     """'Expected `int`, got `str` - at `$.nodes[2].gpus`' as 'nodes[2].gpus: expected int, got str'."""
     problem, _, place = str(error).replace("`", "").partition(" - at ")
     key = re.sub(r"^\$\.?", "", place)
-    problem = problem[:1].lower() + problem[1:]
+    problem = problem[:1].lower() + problem[1:] if problem[1:2].islower() else problem
     return f"{key}: {problem}" if key else problem
 
 

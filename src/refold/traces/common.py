@@ -205,7 +205,7 @@ def _value(field: str, key: str, value: str) -> object:
 
 
 def write(jobs: Iterable[Job], path: Path) -> None:
-    """The jobs as a table, gzipped when the name ends in .gz. GPU types may not hold a '|'."""
+    """The jobs as a table, gzipped when the name ends in .gz. GPU types may hold no '|', names no '\\r'."""
     text = io.StringIO(newline="")
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(COLUMNS)

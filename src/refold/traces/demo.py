@@ -13,7 +13,7 @@ from refold.traces.synthetic import OFFICE_HOURS, Arrivals, Lognormal, Shape, Si
 from refold.traces.trace import Trace
 
 A100, V100, T4 = "A100-80GB", "V100-32GB", "T4"
-JOBS, LOAD, SEED = 1500, 0.92, 20
+JOBS, LOAD, SEED = 1500, 0.9, 20
 
 _A100_NODE = Node(
     name="any",
@@ -72,17 +72,17 @@ def demo_shape() -> Shape:
         jobs=JOBS,
         arrivals=Arrivals(12.0, OFFICE_HOURS, burst=1.4, burst_seconds=60.0),
         classes=(
-            SizeClass(_demand(1, any_type, milli=200, cpus=2), 0.09, Lognormal(600, 1.7, DAY), 0.6),
-            SizeClass(_demand(1, any_type, milli=500, cpus=4), 0.14, Lognormal(1200, 1.7, DAY), 0.5),
-            SizeClass(_demand(1, large_types, milli=700, cpus=4), 0.05, Lognormal(1800, 1.6, DAY), 0.3),
-            SizeClass(_demand(1, any_type), 0.21, Lognormal(1800, 1.9, DAY), 0.3),
-            SizeClass(_demand(1, (A100,)), 0.10, Lognormal(3600, 1.8, DAY), 0.2),
-            SizeClass(_demand(2, any_type), 0.11, Lognormal(3600, 1.6, DAY), 0.3),
+            SizeClass(_demand(1, any_type, milli=200, cpus=2), 0.09, Lognormal(1200, 1.7, DAY), 0.6),
+            SizeClass(_demand(1, any_type, milli=500, cpus=4), 0.14, Lognormal(2400, 1.7, DAY), 0.5),
+            SizeClass(_demand(1, large_types, milli=700, cpus=4), 0.05, Lognormal(3600, 1.6, DAY), 0.3),
+            SizeClass(_demand(1, any_type), 0.25, Lognormal(3600, 1.9, DAY), 0.3),
+            SizeClass(_demand(1, (A100,)), 0.11, Lognormal(7200, 1.8, DAY), 0.2),
+            SizeClass(_demand(2, any_type), 0.11, Lognormal(7200, 1.6, DAY), 0.3),
             SizeClass(_demand(4, large_types), 0.12, Lognormal(5400, 1.5, DAY), 0.2),
-            SizeClass(_demand(8, large_types), 0.08, Lognormal(7200, 1.4, DAY), 0.1),
-            SizeClass(_demand(8, (A100,)), 0.05, Lognormal(9000, 1.3, DAY), 0.1),
-            SizeClass(_demand(8, large_types, instances=2), 0.03, Lognormal(9000, 1.2, DAY), 0.0),
-            SizeClass(_demand(8, (A100,), instances=4), 0.02, Lognormal(7200, 1.1, DAY), 0.0),
+            SizeClass(_demand(8, large_types), 0.06, Lognormal(7200, 1.4, DAY), 0.1),
+            SizeClass(_demand(8, (A100,)), 0.04, Lognormal(9000, 1.3, DAY), 0.1),
+            SizeClass(_demand(8, large_types, instances=2), 0.02, Lognormal(7200, 1.1, DAY), 0.0),
+            SizeClass(_demand(8, (A100,), instances=4), 0.01, Lognormal(5400, 1.0, DAY / 2), 0.0),
         ),
         tenants=(("vision", 0.40), ("language", 0.30), ("speech", 0.18), ("robotics", 0.12)),
         users_per_tenant=6,

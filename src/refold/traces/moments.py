@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 
@@ -12,6 +12,10 @@ from refold.traces.source import Wrong, number
 
 NEVER = frozenset({"", "None", "none", "Unknown", "N/A", "NaN", "nan"})
 """How traces write that something did not happen."""
+
+
+_EPOCH, _EPOCH_UTC = datetime(1970, 1, 1), datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND = timedelta(seconds=1)
 
 
 def moment(text: str, column: str) -> float:
@@ -25,7 +29,7 @@ def moment(text: str, column: str) -> float:
         if text[:1].isdigit() and "-" not in text:
             return number(text, column)
         raise Wrong(column, text, "a time such as 2017-10-07 01:12:09") from None
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+    return (time - (_EPOCH if time.tzinfo is None else _EPOCH_UTC)) / _SECOND
 
 
 def moment_or_none(text: str | None, column: str) -> float | None:

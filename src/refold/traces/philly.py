@@ -81,6 +81,8 @@ def _entries(source: Source) -> Iterator[tuple[int, bytes]]:
         entries = msgspec.json.decode(content, type=list[msgspec.Raw])
     except msgspec.DecodeError as error:
         raise BadFile(source.path, f"is not a JSON list of jobs: {error}") from None
+    except RecursionError:
+        raise BadFile(source.path, "is nested too deeply") from None
     line, start, end = 1, 0, 0
     for raw in entries:
         entry = bytes(raw)

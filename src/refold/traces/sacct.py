@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from functools import cache, partial
 
 from refold.errors import BadFile
-from refold.model import Job
+from refold.model import Demand, Job
 from refold.model.job import LARGEST
 from refold.model.units import DAY, HOUR, MINUTE
 from refold.traces.helios import demand_on_nodes
@@ -18,6 +19,7 @@ from refold.traces.trace import Trace, in_order
 _CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)i?B?([cn]?)", re.IGNORECASE)
 _MIB_OF_UNIT = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+_DEMAND_COLUMNS = ("NNodes", "NCPUS", "ReqMem", "ReqTRES", "AllocTRES")
 _NO_LIMIT = frozenset({"", "UNLIMITED", "Partition_Limit", "INVALID"})
 
 
@@ -47,7 +49,7 @@ class _Rows:
 
     def __init__(self, columns: list[str], gpus_per_instance: int) -> None:
         self.columns = columns
-        self.gpus_per_instance = gpus_per_instance
+        self.demand = cache(partial(_demand, gpus_per_instance))  # few differ, so each is read once
         self.counts: Counter[str] = Counter()
 
     def job(self, row: list[str]) -> Job | None:
@@ -62,27 +64,34 @@ class _Rows:
             self.counts["never started"] += 1
             return None
         self.counts["running"] += cells.get("State", "").startswith("RUNNING")
-        asked, held = _tres(cells, "ReqTRES"), _tres(cells, "AllocTRES")
-        given = {**asked, **held}
-        nodes = max(whole(cells.get("NNodes") or given.get("node") or "1", "NNodes"), 1)
-        cpus = number(cells.get("NCPUS") or given.get("cpu") or "0", "NCPUS")
         return Job(
             cells["JobID"],
             submitted,
-            demand_on_nodes(
-                _gpus(held) or _gpus(asked),
-                nodes,
-                self.gpus_per_instance,
-                cpu_milli=round(cpus * 1000),
-                memory_mib=_memory_mib(cells, given, nodes, cpus),
-                gpu_types=_gpu_types(asked or held),
-            ),
+            self.demand(*(cells.get(column, "") for column in _DEMAND_COLUMNS)),
             work,
             tenant=cells.get("Account") or "default",
             user=cells.get("User", ""),
             group=cells.get("JobName", ""),
             time_limit=_time_limit(cells.get("Timelimit", "")),
         )
+
+
+def _demand(
+    gpus_per_instance: int, node_count: str, cpu_count: str, req_mem: str, req_tres: str, alloc_tres: str
+) -> Demand:
+    """What it held, else what it asked for; the GPU type only if it asked for one, where that is known."""
+    asked, held = _tres(req_tres, "ReqTRES"), _tres(alloc_tres, "AllocTRES")
+    given = {**asked, **held}
+    nodes = max(whole(node_count or given.get("node") or "1", "NNodes"), 1)
+    cpus = number(cpu_count or given.get("cpu") or "0", "NCPUS")
+    return demand_on_nodes(
+        _gpus(held) or _gpus(asked),
+        nodes,
+        gpus_per_instance,
+        cpu_milli=round(cpus * 1000),
+        memory_mib=_memory_mib(given.get("mem") or req_mem, nodes, cpus),
+        gpu_types=_gpu_types(asked or held),
+    )
 
 
 def _work(cells: dict[str, str], started: float | None) -> float | None:
@@ -117,11 +126,11 @@ def _time_limit(text: str) -> float | None:
     return None if text in _NO_LIMIT else _clock(text, "Timelimit") or None
 
 
-def _tres(cells: dict[str, str], column: str) -> dict[str, str]:
+def _tres(text: str, column: str) -> dict[str, str]:
     """'cpu=8,gres/gpu:a100=4,mem=64G' by name."""
-    items = [item.partition("=") for item in cells.get(column, "").split(",") if item]
+    items = [item.partition("=") for item in text.split(",") if item]
     if any(not equals for _, equals, _ in items):
-        raise Wrong(column, cells[column], "a list such as cpu=8,gres/gpu=4,mem=64G")
+        raise Wrong(column, text, "a list such as cpu=8,gres/gpu=4,mem=64G")
     return {name: value for name, _, value in items}
 
 
@@ -136,9 +145,8 @@ def _gpu_types(tres: dict[str, str]) -> tuple[str, ...]:
     return tuple(sorted(name.removeprefix("gres/gpu:") for name in tres if name.startswith("gres/gpu:")))
 
 
-def _memory_mib(cells: dict[str, str], tres: dict[str, str], nodes: int, cpus: float) -> int:
+def _memory_mib(text: str, nodes: int, cpus: float) -> int:
     """Memory in all. Old Slurms end ReqMem in c (for each CPU) or n (for each node)."""
-    text = tres.get("mem") or cells.get("ReqMem", "")
     if text in ("", "0", "?"):
         return 0
     parts = _MEMORY.fullmatch(text)

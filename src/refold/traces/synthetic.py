@@ -287,7 +287,7 @@ def _learned_class(demand: Demand, jobs: list[Job]) -> SizeClass:
 
 
 def _equal_parts(seconds: Numbers) -> tuple[float, ...]:
-    """The mean of each of at most PARTS equal parts of the sorted durations; a part may end inside a duration."""
+    """The mean of each of at most PARTS equal parts of the sorted durations; a part may end within one."""
     count = len(seconds)
     parts = min(PARTS, count)
     summed = np.concatenate([[0.0], np.cumsum(np.sort(seconds))])

@@ -1,0 +1,230 @@
+"""`refold run`: run a list of commands on the slots of this machine, under any policy."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from refold.cli.output import AsJson, Column, Table, print_json, print_tables
+
+if TYPE_CHECKING:
+    from refold.core import Entry, Header, View
+    from refold.core.events import Event
+    from refold.errors import BadDecision
+    from refold.live import Outcome, Outcomes
+    from refold.model import Allocation, Job
+
+JOURNAL = "journal.jsonl"
+LOGS = "logs"
+LAST_LINES = 5
+LAST_BYTES = 8192
+
+
+def run(
+    jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="A YAML list of jobs; see examples/jobs.yaml.")],
+    slots: Annotated[int, typer.Option("--slots", min=1, max=62, help="How many slots (GPUs) there are.")],
+    policy: Annotated[str, typer.Option("--policy", help="Who runs when: a name, or a file of your own.")] = "fifo",
+    placement: Annotated[str | None, typer.Option("--placement", help="Which slots: a placement rule.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the policy; repeatable.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="A folder for journal and logs [refold-runs/DATE-TIME].")
+    ] = None,
+    grace: Annotated[str, typer.Option("--grace", help="How long a run may take to stop before it is killed.")] = "10s",
+    as_json: AsJson = False,
+) -> None:
+    """Run a list of commands on the slots of this machine. Exit status: 0 all finished, 1 not all, 130 interrupted.
+
+    Example: refold run jobs.yaml --slots 4 --policy las --set threshold_gpu_seconds=600
+    """
+    import asyncio
+
+    from refold.backends.local import local_cluster
+    from refold.core import Header
+    from refold.live import Outcomes, read_jobs
+    from refold.model.units import seconds_from_text
+
+    wanted = read_jobs(jobs)
+    header = Header(local_cluster(slots), policy, _settings(settings or [], placement))
+    folder = _new_folder(out)
+    outcomes = Outcomes(wanted)
+    interrupted = asyncio.run(_drive(wanted, header, folder, seconds_from_text(grace), outcomes, as_json))
+    if as_json:
+        print_json({"journal": str(folder / JOURNAL), "jobs": list(outcomes.of.values())})
+    else:
+        typer.echo()
+        print_tables(_table(outcomes, folder))
+    raise typer.Exit(interrupted or int(not outcomes.all_finished()))
+
+
+async def _drive(jobs: list[Job], header: Header, folder: Path, grace: float, outcomes: Outcomes, quiet: bool) -> int:
+    """Run them to their end; the exit status if that was brought about by a signal, else 0."""
+    from asyncio import CancelledError
+
+    from refold.backends.local import LocalBackend
+    from refold.core import Scheduler
+    from refold.journal import JournalFile
+    from refold.live import Driver, WallClock
+    from refold.live.interruption import interruptible
+    from refold.registry import make_policy
+
+    told = _Teller(outcomes, folder, quiet)
+    policy = make_policy(header.policy, header.settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    with JournalFile(folder / JOURNAL, header, safe=True) as journal:
+        scheduler = Scheduler(header.cluster, policy, journal, told.refused)
+        driver = Driver(scheduler, jobs, WallClock(), told.step)
+
+        def stop() -> None:
+            told.interrupted(grace)
+            driver.cancel_all()
+
+        with interruptible(stop) as interruption:
+            try:
+                await driver.drive(LocalBackend(driver.report, folder / LOGS, grace))
+            except CancelledError:
+                told.line("killed what was left")
+        return interruption.exit_code
+
+
+def _settings(given: list[str], placement: str | None) -> dict[str, Any]:
+    import json
+
+    from refold.errors import BadInput
+
+    settings: dict[str, Any] = {} if placement is None else {"placement": placement}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise BadInput(f"--set {text}: expected KEY=VALUE, such as --set threshold_gpu_seconds=600")
+        try:
+            settings[key] = json.loads(value)
+        except ValueError:
+            settings[key] = value
+    return settings
+
+
+def _new_folder(out: Path | None) -> Path:
+    from datetime import datetime
+
+    from refold.errors import BadFile
+
+    folder = out or Path("refold-runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
+    if (folder / JOURNAL).exists():
+        raise BadFile(folder, "has a journal of an earlier run already; name another folder with --out")
+    return folder
+
+
+class _Teller:
+    """Tells a person what happens while it happens."""
+
+    def __init__(self, outcomes: Outcomes, folder: Path, on_stderr: bool) -> None:
+        self._outcomes = outcomes
+        self._folder = folder
+        self._on_stderr = on_stderr
+        self._width = min(30, max(len(_printable(job)) for job in outcomes.of))
+
+    def line(self, text: str) -> None:
+        typer.echo(text, err=self._on_stderr)
+
+    def step(self, entry: Entry, view: View) -> None:
+        """What was new in a step."""
+        for event in self._outcomes.note(entry, view):
+            for line in self._lines(event, view):
+                self.line(line)
+
+    def refused(self, refusal: BadDecision) -> None:
+        typer.secho(f"refused: {refusal}", fg=typer.colors.YELLOW, err=True)
+
+    def interrupted(self, grace: float) -> None:
+        self.line(f"interrupted: every run has {grace:g} s to stop; once more to kill them now")
+
+    def _lines(self, event: Event, view: View) -> list[str]:
+        from refold.core.events import JobSubmitted, RunFailed, RunFinished, RunStarted, RunStopped
+
+        match event:
+            case JobSubmitted(job) if job.id in view.never:
+                return [self._say(view.now, job.id, f"can never run here: it needs {job.demand}")]
+            case RunStarted(job_id, number):
+                again = f", run {number}" if number > 1 else ""
+                return [
+                    self._say(view.now, job_id, f"started on {_slots(self._outcomes.of[job_id].allocation)}{again}")
+                ]
+            case RunFinished(job_id):
+                return [self._say(view.now, job_id, "finished")]
+            case RunStopped(job_id):
+                return [self._say(view.now, job_id, "stopped")]
+            case RunFailed(job_id, number, why):
+                return [self._say(view.now, job_id, f"failed: {why}"), *self._last_lines(job_id, number)]
+            case _:
+                return []
+
+    def _say(self, now: float, job_id: str, what: str) -> str:
+        return f"{now:8.1f} s  {_printable(job_id):{self._width}}  {what}"
+
+    def _last_lines(self, job_id: str, number: int) -> list[str]:
+        from refold.backends.local import log_path
+
+        logs = log_path(self._folder / LOGS, job_id, number, 0).parent.glob(f"run-{number}.*.log")
+        return [f"{'':12}{path.name}: {line}" for path in sorted(logs) for line in _tail(path)]
+
+
+def _tail(path: Path) -> list[str]:
+    """The last lines of a log, without what would move the cursor about."""
+    with path.open("rb") as log:
+        log.seek(max(0, path.stat().st_size - LAST_BYTES))
+        text = log.read().decode(errors="replace")
+    lines = [_printable(line).strip() for line in text.splitlines()]
+    return [line for line in lines if line][-LAST_LINES:]
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def _slots(allocation: Allocation | None) -> str:
+    """'slots 0-1, 3', '0.5 of slot 2'."""
+    from refold.model.units import WHOLE
+
+    held = sorted({slot for share in allocation.placement for slot in share.gpus}) if allocation else []
+    if not allocation or not held:
+        return "no slot"
+    gaps = [0, *(at for at, (one, other) in enumerate(pairwise(held), start=1) if other != one + 1), len(held)]
+    spans = [held[begin:end] for begin, end in pairwise(gaps)]
+    text = ", ".join(str(span[0]) if len(span) == 1 else f"{span[0]}-{span[-1]}" for span in spans)
+    part = allocation.placement[0].gpu_milli
+    return f"{'' if part == WHOLE else f'{part / WHOLE:g} of '}slot{'s' if len(held) > 1 else ''} {text}"
+
+
+def _table(outcomes: Outcomes, folder: Path) -> Table:
+    from refold.model.units import text_from_seconds
+
+    def lasted(begin: float | None, end: float | None) -> str:
+        return "–" if begin is None or end is None else text_from_seconds(end - begin)
+
+    def row(outcome: Outcome) -> dict[str, Any]:
+        return {
+            "job": _printable(outcome.job),
+            "standing": outcome.standing,
+            "slots": _slots(outcome.allocation) if outcome.runs else "–",
+            "waited": lasted(outcome.submitted, outcome.first_started),
+            "ran": lasted(outcome.started, outcome.ended),
+            "runs": outcome.runs,
+            "why": outcome.why,
+        }
+
+    columns = {
+        "job": Column("job"),
+        "standing": Column("outcome"),
+        "slots": Column("last on"),
+        "waited": Column("waited", number=True),
+        "ran": Column("last run", number=True),
+        "runs": Column("runs", number=True),
+        "why": Column("why"),
+    }
+    rows = [row(outcome) for outcome in outcomes.of.values()]
+    return Table("Jobs", columns, rows, after=[f"journal and logs: {folder}"])

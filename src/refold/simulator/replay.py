@@ -1,0 +1,261 @@
+"""The compiled replay: a whole trace in one compiled loop, a million tasks in seconds.
+
+It does what the general simulator does for jobs that run as asked, once and to their end, in the order of
+arrival: the same kernels place them, the same moments are batched, and the outcome is the same to the last bit
+(a property test says so). No journal is written, nothing is stopped, no node is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from refold.errors import BadInput, BadValue, UnknownName
+from refold.model import Cluster, Demand, Job, Placement, Share
+from refold.packing import RULES, Free
+from refold.packing.compiled import compiled
+from refold.packing.fragments import no_typical, renew_typical, time_to_renew
+from refold.packing.free import indices_of
+from refold.packing.kernels import give_back
+from refold.packing.layout import (
+    DEMAND_ENTRIES,
+    GPU_MASK,
+    INSTANCES,
+    NEED_CPU,
+    NEED_MEMORY,
+    NEED_MILLI,
+    NODE,
+    Floats,
+    Ints,
+    Words,
+)
+from refold.packing.rules import FGD, MEMORY_ENTRIES, SEED, place
+from refold.simulator.charges import AsRecorded
+
+Order = Literal["fifo", "fifo-skip"]
+
+
+class Tasks(NamedTuple):
+    """Jobs as columns, sorted by submission: when, how long, and which of `demands`."""
+
+    submitted: Floats
+    work: Floats
+    demand_of: Ints
+    demands: tuple[Demand, ...]
+
+
+class Replayed(NamedTuple):
+    """What happened to each task: when it started (never: NaN), when it ended, and where it ran."""
+
+    tasks: Tasks
+    started: Floats
+    ended: Floats
+    first_place: Ints
+    places: Ints
+
+    def placement(self, task: int) -> Placement:
+        """Where a task ran."""
+        demand = self.tasks.demands[self.tasks.demand_of[task]]
+        first = int(self.first_place[task])
+        return tuple(
+            Share(node, indices_of(mask), demand.gpu_milli, demand.cpu_milli, demand.memory_mib)
+            for node, mask in self.places[first : first + demand.instances].tolist()
+        )
+
+
+def tasks_of(jobs: Iterable[Job]) -> Tasks:
+    """Jobs as columns. Demands are numbered in the order in which they first appear."""
+    ordered = sorted(jobs, key=lambda job: job.submitted)
+    numbers: dict[Demand, int] = {}
+    without = next((job for job in ordered if job.work is None), None)
+    if without is not None:
+        raise BadInput(f"job {without.id!r} has no duration, so it cannot be replayed")
+    return Tasks(
+        np.array([job.submitted for job in ordered], dtype=np.float64),
+        np.array([job.work for job in ordered], dtype=np.float64),
+        np.array([numbers.setdefault(job.demand, len(numbers)) for job in ordered], dtype=np.int64),
+        tuple(numbers),
+    )
+
+
+def replay_compiled(
+    tasks: Tasks, cluster: Cluster, placement: str = "best-fit", order: Order = "fifo", seed: int = 0
+) -> Replayed:
+    """Run all tasks to their end."""
+    if placement not in RULES:
+        raise UnknownName("placement", placement, RULES)
+    if order not in ("fifo", "fifo-skip"):
+        raise UnknownName("order of the compiled replay", order, ("fifo", "fifo-skip"))
+    if np.any(np.diff(tasks.submitted) < 0):
+        raise BadValue("the tasks of a replay are sorted by submission")
+    free = Free(cluster)
+    shapes = np.zeros((len(tasks.demands), DEMAND_ENTRIES), dtype=np.int64)
+    for number, demand in enumerate(tasks.demands):
+        shapes[number] = free.vector(demand)
+    fits = np.array([free.fits_when_empty(demand) for demand in tasks.demands], dtype=np.int64)
+    instances = shapes[tasks.demand_of, INSTANCES] * fits[tasks.demand_of] if len(tasks.demand_of) else tasks.demand_of
+    first_place = np.zeros(len(instances) + 1, dtype=np.int64)
+    np.cumsum(instances, out=first_place[1:])
+    places = np.zeros((int(first_place[-1]), 2), dtype=np.int64)
+    started = np.full(len(instances), np.nan)
+    ended = np.full(len(instances), np.nan)
+    memory = np.zeros(MEMORY_ENTRIES, dtype=np.int64)
+    memory[SEED] = seed
+    typical, weights = no_typical()
+    _replay(
+        RULES[placement][0],
+        order == "fifo",
+        free.nodes,
+        free.gpus,
+        free.bits,
+        AsRecorded(cluster).speed_of_node,
+        shapes,
+        fits,
+        tasks.submitted,
+        tasks.work,
+        tasks.demand_of,
+        memory,
+        typical,
+        weights,
+        first_place,
+        places,
+        started,
+        ended,
+    )
+    return Replayed(tasks, started, ended, first_place, places)
+
+
+@compiled
+def _push(times: Floats, tasks: Ints, size: int, at: float, task: int) -> None:
+    """Put a task into the heap of those that run, which holds `size` before."""
+    position = size
+    while position > 0:
+        parent = (position - 1) >> 1
+        if times[parent] <= at:
+            break
+        times[position], tasks[position] = times[parent], tasks[parent]
+        position = parent
+    times[position], tasks[position] = at, task
+
+
+@compiled
+def _pop(times: Floats, tasks: Ints, size: int) -> int:
+    """Take the task that ends first out of the heap, which holds `size` before."""
+    first = tasks[0]
+    last = size - 1
+    at, task = times[last], tasks[last]
+    position = 0
+    while True:
+        child = 2 * position + 1
+        if child >= last:
+            break
+        if child + 1 < last and times[child + 1] < times[child]:
+            child += 1
+        if times[child] >= at:
+            break
+        times[position], tasks[position] = times[child], tasks[child]
+        position = child
+    times[position], tasks[position] = at, task
+    return int(first)
+
+
+@compiled
+def _following(demand_of: Ints, first_of: Ints) -> Ints:
+    """For each task the next one with the same demand; `first_of` gets the first of each demand."""
+    count = demand_of.shape[0]
+    following = np.empty(count, dtype=np.int64)
+    first_of[:] = count
+    for task in range(count - 1, -1, -1):
+        following[task] = first_of[demand_of[task]]
+        first_of[demand_of[task]] = task
+    return following
+
+
+@compiled
+def _replay(
+    rule: int,
+    strict: bool,
+    nodes: Ints,
+    gpus: Ints,
+    bits: Words,
+    speed_of_node: Floats,
+    shapes: Ints,
+    fits: Ints,
+    submitted: Floats,
+    work: Floats,
+    demand_of: Ints,
+    memory: Ints,
+    typical: Ints,
+    weights: Floats,
+    first_place: Ints,
+    places: Ints,
+    started: Floats,
+    ended: Floats,
+) -> None:
+    count, kinds = submitted.shape[0], shapes.shape[0]
+    times, running = np.empty(count), np.empty(count, dtype=np.int64)
+    head_of = np.empty(kinds, dtype=np.int64)
+    following = _following(demand_of, head_of)
+    closed = np.zeros(kinds, dtype=np.bool_)
+    seen = np.zeros(kinds, dtype=np.int64)
+    arrived = size = waiting = seen_in_all = known = 0
+    head, stuck = 0, False
+    while arrived < count or size > 0:
+        now = np.inf
+        if arrived < count:
+            now = submitted[arrived]
+        if size > 0 and times[0] < now:
+            now = times[0]
+
+        # 1. What has happened: tasks that end, tasks that arrive.
+        while size > 0 and times[0] == now:
+            task = _pop(times, running, size)
+            size -= 1
+            need = shapes[demand_of[task]]
+            for row in range(first_place[task], first_place[task + 1]):
+                node, mask = places[row, NODE], places[row, GPU_MASK]
+                give_back(nodes, gpus, bits, node, mask, need[NEED_MILLI], need[NEED_CPU], need[NEED_MEMORY])
+            closed[:] = False
+            stuck = False
+        while arrived < count and submitted[arrived] == now:
+            kind = demand_of[arrived]
+            if fits[kind]:
+                waiting += 1
+                seen[kind] += 1
+                known = max(known, kind + 1)
+                seen_in_all += 1
+                if rule == FGD and time_to_renew(seen_in_all):
+                    renew_typical(shapes, seen, known, typical, weights)
+            arrived += 1
+
+        # 2. Who starts, in the order of arrival.
+        while waiting > 0 and not stuck:
+            if strict:
+                while not fits[demand_of[head]]:
+                    head += 1
+                task = head
+            else:
+                task = count
+                for kind in range(kinds):
+                    if fits[kind] and not closed[kind] and head_of[kind] < task:
+                        task = head_of[kind]
+                if task >= arrived:
+                    break
+            kind = demand_of[task]
+            found = places[first_place[task] : first_place[task + 1]]
+            if not place(rule, nodes, gpus, bits, shapes[kind], memory, typical, weights, found):
+                closed[kind] = True
+                stuck = strict
+                continue
+            slowest = speed_of_node[found[0, NODE]]
+            for instance in range(1, found.shape[0]):
+                slowest = min(slowest, speed_of_node[found[instance, NODE]])
+            started[task] = now
+            ended[task] = now + work[task] / slowest
+            _push(times, running, size, ended[task], task)
+            size += 1
+            waiting -= 1
+            head += 1
+            head_of[kind] = following[task]

@@ -1,0 +1,96 @@
+"""`refold trace`, as it is typed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from refold import __version__
+from refold.cli import app as command_line
+from refold.cli.output import bar, progress
+from refold.traces import read_trace
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def run(*words: str) -> str:
+    """What the command prints, when all goes well."""
+    result = CliRunner().invoke(command_line.app, list(words), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_show_says_what_a_trace_holds() -> None:
+    shown = run("trace", "show", "demo")
+    for words in ("1,500", "Sizes", "part of one", "█", "between arrivals", "vision"):
+        assert words in shown
+
+
+def test_show_counts_rows_left_out() -> None:
+    shown = run("trace", "show", str(FIXTURES / "common_bad.csv"), "--skip-bad")
+    assert "rows left out" in shown
+    assert "… and 3 more" in shown
+
+
+def test_show_as_json() -> None:
+    shown = json.loads(run("trace", "show", "demo", "--json"))
+    assert (shown["name"], shown["jobs"]) == ("demo", 1500)
+    assert sum(size["jobs"] for size in shown["sizes"]) == 1500
+
+
+def test_convert_writes_the_common_columns(tmp_path: Path) -> None:
+    out = tmp_path / "jobs.csv"
+    assert "wrote 5 jobs" in run("trace", "convert", str(FIXTURES / "rubick.csv"), str(out), "--format", "rubick")
+    assert read_trace(out).jobs == read_trace(FIXTURES / "rubick.csv").jobs
+
+
+def test_generate_is_repeatable(tmp_path: Path) -> None:
+    options = ("--jobs", "50", "--seed", "3", "--like", "demo", "--cluster", "4x8", "--load", "0.8", "--json")
+    told = [json.loads(run("trace", "generate", str(tmp_path / name), *options)) for name in ("a.csv", "b.csv")]
+    assert [one["jobs"] for one in told] == [50, 50]
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
+
+
+def test_formats_and_version() -> None:
+    assert "sacct" in run("trace", "formats")
+    assert run("--version") == f"refold {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trace", "show", "nothing.csv"], "error: nothing.csv: no such file"),
+        (["trace", "generate", "x.csv", "--load", "2"], "error: --load needs --cluster"),
+        (["trace", "show", "demo", "--format", "rubik"], "did you mean 'rubick'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_status_2(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["refold", *words])
+    with pytest.raises(SystemExit) as left:
+        command_line.main()
+    told = capsys.readouterr()
+    assert (left.value.code, told.out) == (2, "")
+    assert said in told.err
+    assert told.err.count("\n") == 1
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = ["numpy", "numba", "msgspec", "rich.progress", "yaml", "refold.model"]
+    code = f"import sys, refold.cli.app; print([name for name in {heavy} if name in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == "[]\n"
+
+
+def test_bars_and_progress_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [bar(share, 2) for share in (0.0, 0.25, 0.5, 1.0, 7.0)] == ["", "▌", "█", "██", "██"]
+    with progress("working", 2) as advance:
+        advance()
+        advance(1.0)
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,228 @@
+"""Every format, from a small file of our own, against the literal jobs it holds."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from refold.errors import BadFile, BadValue, UnknownName
+from refold.model import Demand, Job, Plan
+from refold.traces import FORMATS, Trace, read_trace
+from refold.traces.common import equal_instances
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def test_common_columns() -> None:
+    assert read_trace(FIXTURES / "common.csv") == Trace(
+        "common",
+        (
+            Job("first", 0.0, Demand(4, 8), 172800.0, tenant="lab", user="ann"),
+            Job("part", 10.0, Demand(1, 1, 250, 2500, 1536, ("A100", "V100")), 5.0, job_class="best-effort"),
+            Job("cpu", 10.0, Demand(1, 0, cpu_milli=4000, memory_mib=8192), 7.25),
+            Job("steps", 20.0, Demand(1, 2), None, "vc1", workload="ResNet-50 (batch size 64)", steps=1234),
+            Job("late", 30.5, Demand(2, 6), 60.0),
+            Job("first.2", 40.0, Demand(2, 4), 1.0),
+        ),
+        notes=(
+            "1 durations were cut short by the source and are read as they stand",
+            "1 jobs have no duration",
+            "1 repeated ids were given a suffix (such as '.2')",
+        ),
+    )
+
+
+def test_openb_pods() -> None:
+    assert read_trace(FIXTURES / "openb.csv") == Trace(
+        "openb",
+        (
+            Job("pod-1", 50.0, Demand(1, 8, 1000, 32000, 65536), 1000.0),
+            Job("pod-0", 100.0, Demand(1, 1, 470, 4000, 8192, ("P100", "T4")), 150.0, job_class="best-effort"),
+            Job("pod-2", 120.0, Demand(1, 0, 1000, 2000, 1024), 30.0),
+        ),
+        notes=("1 pods were never scheduled: their work is deletion − creation",),
+    )
+
+
+def test_openb_pods_without_times() -> None:
+    assert read_trace(FIXTURES / "openb_untimed.csv") == Trace(
+        "openb_untimed",
+        (
+            Job("pod-0", 0.0, Demand(1, 1, 470, 4000, 8192)),
+            Job("pod-1", 1.0, Demand(1, 2, 1000, 32000, 65536)),
+        ),
+        notes=("the file has no times: pods are submitted one a second, in its order, and have no duration",),
+    )
+
+
+def test_philly_job_log() -> None:
+    assert read_trace(FIXTURES / "philly.json") == Trace(
+        "philly",
+        (
+            Job("application_3", 0.0, Demand(1, 1), 15.0, tenant="red", user="bob"),
+            Job("application_1", 1800.0, Demand(2, 6), 3660.0, tenant="blue", user="ann"),
+        ),
+        notes=(
+            "time 0 is the first submission, at 2017-10-07 00:30:00",
+            "1 jobs that never ran, or never ended, were left out: the log does not say what they asked for,"
+            " or for how long",
+        ),
+    )
+
+
+def test_helios_cluster_log() -> None:
+    assert read_trace(FIXTURES / "helios.csv") == Trace(
+        "helios",
+        (
+            Job("5", 0.0, Demand(3, 3, cpu_milli=6000), 5.0, tenant="vcB", user="u2"),
+            Job("7", 10.0, Demand(2, 8, cpu_milli=64000), 60.0, tenant="vcA", user="u1", group="train"),
+            Job("9", 86400.0, Demand(1, 0, cpu_milli=4000), 0.0, tenant="vcA", user="u1", group="eval"),
+        ),
+        notes=("time 0 is the first submission, at 2020-04-01 00:00:00",),
+    )
+
+
+def test_helios_without_virtual_clusters(tmp_path: Path) -> None:
+    old = tmp_path / "cluster_log.csv"
+    old.write_text(
+        "job_id,user,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
+        "1,u,1,2,1,COMPLETED,2020-04-01 00:00:00,2020-04-01 00:00:00,2020-04-01 00:00:05,5,0\n"
+    )
+    assert read_trace(old).jobs == (Job("1", 0.0, Demand(1, 1, cpu_milli=2000), 5.0, user="u"),)
+
+
+def test_pai_task_table_with_the_job_table_beside_it() -> None:
+    assert read_trace(FIXTURES / "pai_task_table.csv") == Trace(
+        "pai_task_table",
+        (
+            Job("job-b", 0.0, Demand(4, 2, 1000, 12000, 16384, ("V100",)), 5.0, user="bruno", workload="worker"),
+            Job("job-a", 100.0, Demand(1, 1, 500, 6000, 30000, ("T4",)), 600.0, user="alice", workload="tensorflow"),
+            Job("job-a.2", 100.0, Demand(2, 0, 1000, 3000, 8192), 600.0, user="alice", workload="ps"),
+        ),
+        notes=(
+            "time 0 is the first submission, at 890",
+            "gpu_type, which says where a task ran, is read as the type it asked for",
+            "2 tasks that had not started or not ended were left out",
+            "1 repeated ids were given a suffix (such as '.2')",
+        ),
+    )
+
+
+def test_pai_task_table_alone_and_with_a_header(tmp_path: Path) -> None:
+    alone = tmp_path / "tasks.csv"
+    header = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type\n"
+    alone.write_text(header + "j,worker,1.0,Terminated,5.0,6.0,100.0,1.0,150.0,\n")
+    trace = read_trace(alone)
+    assert trace.jobs == (Job("j", 0.0, Demand(1, 2, 750, 1000, 1024), 1.0, workload="worker"),)
+    assert "no job table lies beside the file: tasks are submitted when they started, by nobody known" in trace.notes
+
+
+def test_rubick_workload() -> None:
+    assert read_trace(FIXTURES / "rubick.csv") == Trace(
+        "rubick",
+        (
+            _rubick("vit-0", 0.0, Demand(1, 2, cpu_milli=16000), 100.5, "vit", Plan(2, zero=2), 500, sla=True),
+            _rubick("llama-1", 10.0, Demand(6, 8, cpu_milli=64000), 200.0, "llama30", Plan(4, 4, 3), 64),
+            _rubick("t5-2", 20.0, Demand(1, 4, cpu_milli=32000), 300.0, "t5", Plan(4, accumulation=2), 90),
+            _rubick("bert-3", 30.0, Demand(cpu_milli=8000), 400.0, "bert", Plan(1, zero=2, offload=True), 80),
+            _rubick(
+                "gpt2-4", 40.0, Demand(1, 8, cpu_milli=64000), 500.0, "gpt2", Plan(8, recompute="full"), 70, sla=True
+            ),
+        ),
+        notes=("plan 'ga' does not say how often it accumulates: read as 2",),
+    )
+
+
+def _rubick(
+    name: str, submitted: float, demand: Demand, work: float, model: str, plan: Plan, steps: int, *, sla: bool = False
+) -> Job:
+    return Job(
+        name,
+        submitted,
+        demand,
+        work,
+        job_class="guaranteed" if sla else "best-effort",
+        reshapable=True,
+        workload=model,
+        plan=plan,
+        steps=steps,
+    )
+
+
+def test_sacct() -> None:
+    assert read_trace(FIXTURES / "sacct.txt") == Trace(
+        "sacct",
+        (
+            Job("102_3", 0.0, Demand(1, 1, 1000, 8000, 32768), 90.0, tenant="vision", user="bob", group="sweep"),
+            Job(
+                "101",
+                60.0,
+                Demand(2, 8, 1000, 32000, 262144, ("a100",)),
+                93784.0,
+                tenant="nlp",
+                user="ann",
+                group="train",
+                time_limit=172800.0,
+            ),
+            Job("104", 3660.0, Demand(1, 0, 1000, 2000, 2000), 30.0, user="cy", group="cpu", time_limit=1800.0),
+        ),
+        notes=(
+            "time 0 is the first submission, at 2024-05-01 07:59:00",
+            "1 jobs that never started were left out",
+            "1 jobs were still running: their work is what they had done so far",
+        ),
+    )
+
+
+def test_sacct_with_few_columns_epochs_and_a_bar_at_the_end(tmp_path: Path) -> None:
+    few = tmp_path / "few.txt"
+    few.write_text("AllocTRES|End|Start|JobID|\nnode=1,gres/gpu:h100=4|1714550460|1714550400|8|\n")
+    assert read_trace(few).jobs == (Job("8", 0.0, Demand(1, 4, gpu_types=("h100",)), 60.0),)
+
+
+def test_gzipped_files_read_like_plain_ones(tmp_path: Path) -> None:
+    packed = tmp_path / "common.csv.gz"
+    packed.write_bytes(gzip.compress((FIXTURES / "common.csv").read_bytes()))
+    assert read_trace(packed) == read_trace(FIXTURES / "common.csv")
+
+
+def test_a_format_may_be_named() -> None:
+    assert read_trace(FIXTURES / "rubick.csv", format="rubick") == read_trace(FIXTURES / "rubick.csv")
+
+
+def test_a_format_nobody_knows_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="did you mean 'rubick'"):
+        read_trace(FIXTURES / "rubick.csv", format="rubik")
+
+
+def test_a_file_of_no_known_format_is_refused_with_what_was_seen(tmp_path: Path) -> None:
+    odd = tmp_path / "odd.csv"
+    odd.write_text("when,what\n1,2\n")
+    with pytest.raises(BadFile) as refused:
+        read_trace(odd)
+    assert refused.value.problem == (
+        f"begins with 'when,what', which is no format we know ({', '.join(FORMATS)}); name one to use it"
+    )
+
+
+def test_gpus_per_instance_must_be_positive() -> None:
+    with pytest.raises(BadValue, match="at least 1 GPU"):
+        read_trace(FIXTURES / "common.csv", gpus_per_instance=0)
+
+
+@pytest.mark.parametrize(
+    ("total", "most", "parts"),
+    [(0, 8, (1, 0)), (1, 8, (1, 1)), (8, 8, (1, 8)), (12, 8, (2, 6)), (32, 8, (4, 8)), (7, 4, (7, 1)), (32, 4, (8, 4))],
+)
+def test_a_total_of_gpus_is_split_into_the_largest_equal_instances(
+    total: int, most: int, parts: tuple[int, int]
+) -> None:
+    assert equal_instances(total, most) == parts
+
+
+def test_repeated_ids_never_meet_an_id_that_is_there(tmp_path: Path) -> None:
+    repeated = tmp_path / "repeated.csv"
+    repeated.write_text("job_id,submit_s,num_gpu\na,0,1\na,1,1\na.2,2,1\na,3,1\n")
+    assert [job.id for job in read_trace(repeated).jobs] == ["a", "a.3", "a.2", "a.4"]

@@ -1,0 +1,86 @@
+"""What is written is read back the same."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from refold.errors import BadFile
+from refold.model import Demand, Job, Plan
+from refold.model.job import LARGEST
+from refold.traces import Trace, read_trace, write_trace
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+_seconds = st.floats(0, LARGEST) | st.integers(0, 10**9).map(float)
+_words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r"), max_size=8)
+_demands = st.builds(
+    Demand,
+    instances=st.integers(1, 2**20),
+    gpus=st.integers(0, 2**20),
+    gpu_milli=st.integers(1, 1000),
+    cpu_milli=st.integers(0, LARGEST),
+    memory_mib=st.integers(0, LARGEST),
+    gpu_types=st.sets(st.sampled_from(["A100-80GB", "T4", "H100 SXM", 'odd"name', "a,b"])).map(sorted).map(tuple),
+)
+_plans = st.builds(
+    Plan,
+    data=st.integers(1, 64),
+    zero=st.integers(0, 3),
+    offload=st.booleans(),
+    recompute=st.sampled_from(["none", "selective", "full"]),
+)
+_jobs = st.builds(
+    Job,
+    id=_words.filter(bool),
+    submitted=_seconds,
+    demand=_demands,
+    work=st.none() | _seconds,
+    tenant=_words | st.just("default"),
+    user=_words,
+    group=_words,
+    job_class=st.sampled_from(["guaranteed", "best-effort"]),
+    priority=st.integers(-5, 5),
+    preemptible=st.booleans(),
+    reshapable=st.booleans(),
+    time_limit=st.none() | st.floats(0.001, LARGEST),
+    workload=_words | st.sampled_from(["BE", "steps=3", "a|b", "x=y"]),
+    plan=st.none() | _plans,
+    steps=st.none() | st.integers(0, 2**62),
+    command=st.lists(_words, max_size=3).map(tuple),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(_jobs, min_size=1, max_size=5, unique_by=lambda job: job.id))
+def test_written_jobs_are_read_back_the_same(jobs: list[Job]) -> None:
+    ordered = tuple(sorted(jobs, key=lambda job: job.submitted))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "jobs.csv"
+        write_trace(Trace("any", ordered), path)
+        assert read_trace(path).jobs == ordered
+
+
+@pytest.mark.parametrize(
+    "name", ["common.csv", "openb.csv", "philly.json", "helios.csv", "pai_task_table.csv", "rubick.csv", "sacct.txt"]
+)
+def test_every_format_converts_to_the_common_columns_and_back(name: str, tmp_path: Path) -> None:
+    trace = read_trace(FIXTURES / name)
+    write_trace(trace, tmp_path / "converted.csv.gz")
+    assert read_trace(tmp_path / "converted.csv.gz").jobs == trace.jobs
+
+
+def test_the_same_jobs_give_the_same_bytes(tmp_path: Path) -> None:
+    trace = read_trace(FIXTURES / "common.csv")
+    for name in ("a.csv.gz", "b.csv.gz"):
+        write_trace(trace, tmp_path / name)
+    assert (tmp_path / "a.csv.gz").read_bytes() == (tmp_path / "b.csv.gz").read_bytes()
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match="cannot be written"):
+        write_trace(read_trace(FIXTURES / "common.csv"), tmp_path / "no" / "folder.csv")
