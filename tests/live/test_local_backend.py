@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from refold.backends import Backend, Report
+from refold.backends import Backend, Report, process_tree
 from refold.backends.local import LocalBackend, local_cluster, log_path
 from refold.core.events import RunFailed, RunFinished, RunStopped
 from refold.core.orders import StartRun
@@ -55,7 +55,9 @@ class TestLocalBackend(BackendContract):
     @pytest.mark.parametrize("escape", ["setsid", "env -i"])
     def test_who_leaves_the_session_or_clears_its_environment_is_found(self, tmp_path: Path, escape: str) -> None:
         async def test(world: World) -> None:
-            await world.start("job", f"{escape} sh -c 'echo $$ >pid; exec sleep 1000' & sleep 0.1")
+            await world.start(
+                "job", f"{escape} sh -c 'echo $$ >pid; exec sleep 1000' & while [ ! -s pid ]; do sleep 0.02; done"
+            )
             pid = int(await world.content("pid"))
             assert await world.ending("job") == RunFinished("job", 1)
             assert not self.is_alive(pid)
@@ -157,3 +159,10 @@ def test_different_job_ids_have_different_folders(tmp_path: Path) -> None:
 def test_this_machine_is_a_cluster_of_one_node() -> None:
     cluster = local_cluster(4)
     assert (cluster.gpus, cluster.cpus_known, cluster.memory_known) == (4, False, False)
+
+
+def test_where_there_is_no_proc_process_groups_have_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_tree, "_PROC", tmp_path / "no-proc")
+    contract = TestLocalBackend()
+    contract.test_a_run_starts_and_finishes(tmp_path)
+    contract.test_grandchildren_end_with_a_run_that_is_stopped(tmp_path)

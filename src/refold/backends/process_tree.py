@@ -71,7 +71,7 @@ def _processes() -> Iterator[tuple[str, int, int]]:
     for folder in _PROC.iterdir():
         if not folder.name.isdecimal():
             continue
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             # "pid (name) state parent group session …", and the name may hold anything.
             state, _, group, session, *_ = (folder / "stat").read_bytes().rpartition(b")")[2].split()
             if state not in (b"Z", b"X"):

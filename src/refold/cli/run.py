@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +13,7 @@ import typer
 from refold.cli.output import AsJson, Column, Table, print_json, print_tables
 
 if TYPE_CHECKING:
-    from refold.core import Entry, Header, View
+    from refold.core import Entry, Header, Policy, View
     from refold.core.events import Event
     from refold.errors import BadDecision
     from refold.live import Outcome, Outcomes
@@ -21,6 +23,7 @@ JOURNAL = "journal.jsonl"
 LOGS = "logs"
 LAST_LINES = 5
 LAST_BYTES = 8192
+COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def run(
@@ -47,12 +50,15 @@ def run(
     from refold.core import Header
     from refold.live import Outcomes, read_jobs
     from refold.model.units import seconds_from_text
+    from refold.registry import make_policy
 
-    wanted = read_jobs(jobs)
+    wanted, patience = read_jobs(jobs), seconds_from_text(grace)
     header = Header(local_cluster(slots), policy, _settings(settings or [], placement))
+    made = make_policy(header.policy, header.settings)
+    _rehearse(header, wanted)
     folder = _new_folder(out)
     outcomes = Outcomes(wanted)
-    interrupted = asyncio.run(_drive(wanted, header, folder, seconds_from_text(grace), outcomes, as_json))
+    interrupted = asyncio.run(_drive(wanted, header, made, folder, patience, _Teller(outcomes, folder, as_json)))
     if as_json:
         print_json({"journal": str(folder / JOURNAL), "jobs": list(outcomes.of.values())})
     else:
@@ -61,7 +67,17 @@ def run(
     raise typer.Exit(interrupted or int(not outcomes.all_finished()))
 
 
-async def _drive(jobs: list[Job], header: Header, folder: Path, grace: float, outcomes: Outcomes, quiet: bool) -> int:
+def _rehearse(header: Header, jobs: list[Job]) -> None:
+    """Let another such policy decide once, for nothing: what is compiled on first use is so before the clock runs."""
+    from refold.core import Scheduler
+    from refold.core.events import JobSubmitted
+    from refold.registry import make_policy
+
+    scheduler = Scheduler(header.cluster, make_policy(header.policy, header.settings), refused=lambda _: None)
+    scheduler.step(0.0, [JobSubmitted(job) for job in jobs])
+
+
+async def _drive(jobs: list[Job], header: Header, policy: Policy, folder: Path, grace: float, teller: _Teller) -> int:
     """Run them to their end; the exit status if that was brought about by a signal, else 0."""
     from asyncio import CancelledError
 
@@ -70,24 +86,20 @@ async def _drive(jobs: list[Job], header: Header, folder: Path, grace: float, ou
     from refold.journal import JournalFile
     from refold.live import Driver, WallClock
     from refold.live.interruption import interruptible
-    from refold.registry import make_policy
 
-    told = _Teller(outcomes, folder, quiet)
-    policy = make_policy(header.policy, header.settings)
-    folder.mkdir(parents=True, exist_ok=True)
     with JournalFile(folder / JOURNAL, header, safe=True) as journal:
-        scheduler = Scheduler(header.cluster, policy, journal, told.refused)
-        driver = Driver(scheduler, jobs, WallClock(), told.step)
+        scheduler = Scheduler(header.cluster, policy, journal, teller.refused)
+        driver = Driver(scheduler, jobs, WallClock(), teller.step)
 
         def stop() -> None:
-            told.interrupted(grace)
             driver.cancel_all()
+            teller.interrupted(grace)
 
         with interruptible(stop) as interruption:
             try:
                 await driver.drive(LocalBackend(driver.report, folder / LOGS, grace))
             except CancelledError:
-                told.line("killed what was left")
+                teller.line("killed what was left")
         return interruption.exit_code
 
 
@@ -116,6 +128,10 @@ def _new_folder(out: Path | None) -> Path:
     folder = out or Path("refold-runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
     if (folder / JOURNAL).exists():
         raise BadFile(folder, "has a journal of an earlier run already; name another folder with --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadFile(folder, f"cannot be made a folder: {error.strerror}") from None
     return folder
 
 
@@ -129,16 +145,23 @@ class _Teller:
         self._width = min(30, max(len(_printable(job)) for job in outcomes.of))
 
     def line(self, text: str) -> None:
-        typer.echo(text, err=self._on_stderr)
+        """Say something. That nobody listens any more is no reason to end the jobs."""
+        with suppress(OSError):
+            typer.echo(text, err=self._on_stderr)
 
     def step(self, entry: Entry, view: View) -> None:
-        """What was new in a step."""
+        """What was new in a step, and what will be stopped because of it."""
+        from refold.core.orders import StopRun
+
         for event in self._outcomes.note(entry, view):
             for line in self._lines(event, view):
                 self.line(line)
+        for order in entry.orders:
+            if isinstance(order, StopRun):
+                self.line(self._say(entry.now, order.job, f"is to stop ({order.why})"))
 
     def refused(self, refusal: BadDecision) -> None:
-        typer.secho(f"refused: {refusal}", fg=typer.colors.YELLOW, err=True)
+        self.line(typer.style(f"refused: {refusal}", fg=typer.colors.YELLOW))
 
     def interrupted(self, grace: float) -> None:
         self.line(f"interrupted: every run has {grace:g} s to stop; once more to kill them now")
@@ -148,7 +171,7 @@ class _Teller:
 
         match event:
             case JobSubmitted(job) if job.id in view.never:
-                return [self._say(view.now, job.id, f"can never run here: it needs {job.demand}")]
+                return [self._say(view.now, job.id, f"can never run here: it asks for {job.demand}")]
             case RunStarted(job_id, number):
                 again = f", run {number}" if number > 1 else ""
                 return [
@@ -174,11 +197,12 @@ class _Teller:
 
 
 def _tail(path: Path) -> list[str]:
-    """The last lines of a log, without what would move the cursor about."""
+    """The last lines of a log as they look on a screen, without what would move the cursor about."""
     with path.open("rb") as log:
         log.seek(max(0, path.stat().st_size - LAST_BYTES))
         text = log.read().decode(errors="replace")
-    lines = [_printable(line).strip() for line in text.splitlines()]
+    seen = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+    lines = [_printable(COLOURS.sub("", line)).strip() for line in seen]
     return [line for line in lines if line][-LAST_LINES:]
 
 

@@ -49,27 +49,33 @@ class Driver:
 
     async def drive(self, backend: Backend) -> View:
         """Until every job is over, or waits for what will never come. Whatever happens, nothing runs on after it."""
-        scheduler, clock = self._scheduler, self._clock
         try:
             while not self._is_over():
-                # 1. Wait until something has happened.
-                await clock.wait(self._something, self._next_moment())
-                now = clock.now()
-                events = self._what_has_happened(now)
-                if not events:
-                    continue
-
-                # 2. What follows from it; the journal has that when `step` returns.
-                entry = scheduler.step(now, events)
-                if entry.wake_at is not None:
-                    heappush(self._wakes, entry.wake_at)
-
-                # 3. So it can be done.
-                await backend.carry_out(entry.orders, scheduler.view.active)
-                self._watch(entry, scheduler.view)
+                await self._clock.wait(self._something, self._next_moment())
+                await self._step(backend)
+        except asyncio.CancelledError:
+            await self._break_off(backend)
+            raise
         finally:
             await backend.close()
-        return scheduler.view
+        return self._scheduler.view
+
+    async def _step(self, backend: Backend) -> None:
+        now = self._clock.now()
+        events = self._what_has_happened(now)
+        if not events:
+            return
+        entry = self._scheduler.step(now, events)  # when this returns, the journal has it
+        if entry.wake_at is not None:
+            heappush(self._wakes, entry.wake_at)
+        await backend.carry_out(entry.orders, self._scheduler.view.active)
+        self._watch(entry, self._scheduler.view)
+
+    async def _break_off(self, backend: Backend) -> None:
+        """Nobody waits any more: end all runs at once, and let the journal know."""
+        self.cancel_all()
+        await backend.close()
+        await self._step(backend)
 
     def _is_over(self) -> bool:
         view = self._scheduler.view

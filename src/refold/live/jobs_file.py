@@ -50,11 +50,11 @@ def _job(entry: Any) -> Job:
     if not isinstance(entry, dict):
         raise BadValue(f"is {entry!r}, expected 'name: …', 'run: …' and so on")
     for key in entry:
-        if key not in _KEYS:
-            raise BadValue(str(UnknownName("key", str(key), _KEYS)))
+        if key not in KEYS:
+            raise BadValue(str(UnknownName("key", str(key), KEYS)))
     for key in ("name", "run"):
         if key not in entry:
-            raise BadValue(f"{key} is absent, expected {_KEYS[key][1]}")
+            raise BadValue(f"{key} is absent, expected {KEYS[key][1]}")
     given = {key: _read(key, value) for key, value in entry.items()}
     gpus, gpu_milli = given.pop("gpus", (1, WHOLE))
     return Job(
@@ -67,7 +67,7 @@ def _job(entry: Any) -> Job:
 
 
 def _read(key: str, value: Any) -> Any:
-    reader, expected = _KEYS[key]
+    reader, expected = KEYS[key]
     try:
         return reader(value)
     except (TypeError, ValueError):
@@ -136,7 +136,7 @@ def _truth(value: Any) -> bool:
     return value
 
 
-_KEYS: dict[str, tuple[Callable[[Any], Any], str]] = {
+KEYS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "name": (_text, "text"),
     "run": (_command, "a command: text for the shell, or a list of words"),
     "gpus": (_gpus, "a whole number ≥ 0, or a part of one GPU such as 0.5"),

@@ -67,7 +67,7 @@ class Outcomes:
             case JobSubmitted(job):
                 return self._submitted(now, job.id, view)
             case JobCancelled(job_id):
-                return self._cancel(now, self.of[job_id])
+                return self._cancel(self.of[job_id])
             case RunStarted(job_id, number):
                 outcome = self.of[job_id]
                 if not _is_of_current(outcome, number) or outcome.started is not None:
@@ -92,11 +92,11 @@ class Outcomes:
         outcome.standing = "never fits" if job_id in view.never else "waiting"
         return True
 
-    def _cancel(self, now: Seconds, outcome: Outcome) -> bool:
+    def _cancel(self, outcome: Outcome) -> bool:
         self._cancelled.add(outcome.job)
-        if outcome.standing not in ("waiting", "never fits"):
+        if outcome.standing != "waiting":
             return False
-        outcome.standing, outcome.ended = "cancelled", now
+        outcome.standing = "cancelled"
         return True
 
     def _end(self, now: Seconds, job_id: str, number: int, standing: Standing, why: str = "") -> bool:

@@ -19,6 +19,11 @@ def compiled(function: F) -> F:
     return cast(F, numba.njit(cache=True, error_model="numpy")(function))
 
 
+def inlined(function: F) -> F:
+    """Compile into every caller: for the few lines inside a scan, where a call would cost more than they do."""
+    return cast(F, numba.njit(inline="always", error_model="numpy")(function))
+
+
 def _trailing_zeros(_typing: Any, word: Any) -> Any:
     """The index of the lowest set bit of a uint64 that is not 0: one machine instruction."""
 

@@ -9,49 +9,48 @@ from __future__ import annotations
 
 import numpy as np
 
-from refold.packing.compiled import compiled
-from refold.packing.kernels import gpus_with_room
+from refold.packing.compiled import compiled, inlined
+from refold.packing.kernels import need_of
 from refold.packing.layout import (
     CPU_FREE,
     DEMAND_ENTRIES,
     FIRST_GPU,
     GPUS,
-    INSTANCES,
     MILLI_FREE,
-    NEED_CPU,
-    NEED_GPUS,
-    NEED_MILLI,
-    NEED_TYPES,
     TYPE_BIT,
     UP,
     Floats,
     Ints,
+    Need,
 )
 
 TYPICAL = 48
 """How many of the most frequent demands stand for all of them."""
 
 
-@compiled
-def _fragment(nodes: Ints, gpus: Ints, node: int, cpu_free: int, total: int, demand: Ints) -> int:
-    need, milli = demand[NEED_GPUS], demand[NEED_MILLI]
-    if need == 0 or cpu_free < demand[NEED_CPU] or not nodes[node, TYPE_BIT] & demand[NEED_TYPES]:
+@inlined
+def _fragment(nodes: Ints, gpus: Ints, node: int, cpu_free: int, total: int, need: Need) -> int:
+    if need.gpus == 0 or cpu_free < need.cpu or not nodes[node, TYPE_BIT] & need.types:
         return total
-    if gpus_with_room(nodes, gpus, node, milli) < need:
-        return total
-    scraps, first = 0, nodes[node, FIRST_GPU]
+    scraps = room = 0
+    first = nodes[node, FIRST_GPU]
     for gpu in range(first, first + nodes[node, GPUS]):
-        if gpus[gpu] < milli:
-            scraps += gpus[gpu]
-    return scraps
+        free = gpus[gpu]
+        if free < need.milli:
+            scraps += free
+        else:
+            room += 1
+    return scraps if room >= need.gpus else total
 
 
 @compiled
 def _expected(nodes: Ints, gpus: Ints, node: int, cpu_free: int, total: int, typical: Ints, weights: Floats) -> float:
     expected = 0.0
     for index in range(weights.shape[0]):
-        if weights[index] > 0.0:
-            expected += weights[index] * _fragment(nodes, gpus, node, cpu_free, total, typical[index])
+        if weights[index] == 0.0:
+            break  # they are sorted
+        need = need_of(typical, index)
+        expected += weights[index] * _fragment(nodes, gpus, node, cpu_free, total, need)
     return expected
 
 
@@ -62,20 +61,18 @@ def node_fragments(nodes: Ints, gpus: Ints, node: int, typical: Ints, weights: F
 
 
 @compiled
-def fragments_after(
-    nodes: Ints, gpus: Ints, node: int, mask: int, demand: Ints, typical: Ints, weights: Floats
-) -> float:
+def fragments_after(nodes: Ints, gpus: Ints, node: int, mask: int, need: Need, typical: Ints, weights: Floats) -> float:
     """The same, if an instance took the GPUs of `mask`."""
-    first, milli, taken = nodes[node, FIRST_GPU], demand[NEED_MILLI], 0
+    first, taken = nodes[node, FIRST_GPU], 0
     for gpu in range(nodes[node, GPUS]):
         if mask >> gpu & 1:
-            gpus[first + gpu] -= milli
-            taken += milli
-    cpu_free, total = nodes[node, CPU_FREE] - demand[NEED_CPU], nodes[node, MILLI_FREE] - taken
+            gpus[first + gpu] -= need.milli
+            taken += need.milli
+    cpu_free, total = nodes[node, CPU_FREE] - need.cpu, nodes[node, MILLI_FREE] - taken
     expected = _expected(nodes, gpus, node, cpu_free, total, typical, weights)
     for gpu in range(nodes[node, GPUS]):
         if mask >> gpu & 1:
-            gpus[first + gpu] += milli
+            gpus[first + gpu] += need.milli
     return expected
 
 
@@ -91,18 +88,33 @@ def cluster_fragments(nodes: Ints, gpus: Ints, typical: Ints, weights: Floats) -
 
 @compiled
 def renew_typical(shapes: Ints, seen: Ints, count: int, typical: Ints, weights: Floats) -> None:
-    """The most frequent of the first `count` shapes; of equals, the one seen first."""
-    order = np.argsort(-seen[:count], kind="mergesort")
+    """The most frequent of the first `count` shapes; of equals, the one seen first.
+
+    Shapes that leave the same fragments are one: instances are placed one by one, and memory does not count.
+    """
     weights[:] = 0.0
-    total = 0.0
-    for rank in range(min(count, weights.shape[0])):
-        shape = order[rank]
-        typical[rank, :] = shapes[shape, :]
-        typical[rank, INSTANCES] = 1
-        weights[rank] = float(seen[shape])
-        total += weights[rank]
+    known, total = 0, 0.0
+    for shape in np.argsort(-seen[:count], kind="mergesort"):
+        if seen[shape] == 0:
+            break
+        rank = 0
+        while rank < known and not _leaves_the_same(shapes, shape, typical, rank):
+            rank += 1
+        if rank == weights.shape[0]:
+            continue
+        if rank == known:
+            typical[rank, :] = shapes[shape, :]
+            known += 1
+        weights[rank] += seen[shape]
+        total += seen[shape]
     if total > 0.0:
         weights /= total
+
+
+@inlined
+def _leaves_the_same(shapes: Ints, shape: int, typical: Ints, rank: int) -> bool:
+    one, other = need_of(shapes, shape), need_of(typical, rank)
+    return one.gpus == other.gpus and one.milli == other.milli and one.cpu == other.cpu and one.types == other.types
 
 
 @compiled

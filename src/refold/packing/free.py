@@ -12,7 +12,6 @@ from refold.packing import kernels
 from refold.packing.layout import (
     CPU_ALL,
     CPU_FREE,
-    DEMAND_ENTRIES,
     FIRST_GPU,
     GPUS,
     MEMORY_ALL,
@@ -25,6 +24,7 @@ from refold.packing.layout import (
     UP,
     WHOLE_FREE,
     Ints,
+    Need,
     Words,
 )
 
@@ -168,7 +168,7 @@ class Free:
 
     def shortage(self, demand: Demand) -> Shortage:
         """How many nodes lack what for one instance of a demand."""
-        counts = kernels.count_lacks(self.nodes, self.gpus, self.vector(demand)).tolist()
+        counts = kernels.count_lacks(self.nodes, self.gpus, self.vector(demand), 0).tolist()
         return Shortage(
             nodes=len(self.cluster.nodes),
             fit=counts[kernels.FITS],
@@ -216,23 +216,19 @@ def _instances_on_empty(cluster: Cluster, gpus: int, gpu_type: str, cpu: int, me
 
 
 def vector_of(demand: Demand, cluster: Cluster) -> Ints:
-    """A demand as the kernels read it: types become bits of this cluster."""
+    """A demand as the kernels read it, one row: types become bits of this cluster."""
     types = -1
     if demand.gpu_types:
         types = sum(1 << bit for bit, name in enumerate(cluster.type_names) if name in demand.gpu_types)
-    vector = np.array(
-        [demand.instances, demand.gpus, demand.gpu_milli, demand.cpu_milli, demand.memory_mib, types],
-        dtype=np.int64,
-    )
-    assert len(vector) == DEMAND_ENTRIES
-    return vector
+    need = Need(demand.instances, demand.gpus, demand.gpu_milli, demand.cpu_milli, demand.memory_mib, types)
+    return np.array([need], dtype=np.int64)
 
 
 def _arrays_of(cluster: Cluster) -> tuple[Ints, Ints, Words]:
     count = len(cluster.nodes)
     nodes = np.zeros((count + 1, NODE_COLUMNS), dtype=np.int64)
     most_gpus = max(node.gpus for node in cluster.nodes)
-    bits = np.zeros((most_gpus + 2, (count + 63) // 64), dtype=np.uint64)
+    bits = np.zeros((2 * most_gpus + 3, (count + 63) // 64 + most_gpus + 1), dtype=np.uint64)
     first = 0
     for index, node in enumerate(cluster.nodes):
         row = nodes[index]
@@ -243,6 +239,7 @@ def _arrays_of(cluster: Cluster) -> tuple[Ints, Ints, Words]:
         row[MEMORY_ALL] = row[MEMORY_FREE] = node.memory_mib if cluster.memory_known else UNLIMITED
         row[TYPE_BIT] = 1 << cluster.type_names.index(node.gpu_type) if node.gpus else 0
         first += node.gpus
+        bits[most_gpus + 2 + node.gpus, index >> 6] |= np.uint64(1 << (index & 63))
     for index in range(count):
         kernels.set_up(nodes, bits, index, 1)
     return nodes, np.full(first, WHOLE, dtype=np.int64), bits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from refold.model.units import WHOLE
-from refold.packing.compiled import compiled, trailing_zeros
+from refold.packing.compiled import compiled, inlined, trailing_zeros
 from refold.packing.layout import (
     CPU_FREE,
     FIRST_GPU,
@@ -13,15 +13,11 @@ from refold.packing.layout import (
     MEMORY_FREE,
     MILLI_FREE,
     MOST_FREE,
-    NEED_CPU,
-    NEED_GPUS,
-    NEED_MEMORY,
-    NEED_MILLI,
-    NEED_TYPES,
     TYPE_BIT,
     UP,
     WHOLE_FREE,
     Ints,
+    Need,
     Words,
 )
 
@@ -32,53 +28,71 @@ TAKEN, NODE_DOWN, NO_SUCH_GPU, GPU_OVER, CPU_OVER, MEMORY_OVER = range(6)
 FITS, DOWN, WRONG_TYPE, TOO_SMALL, FEW_GPUS, FEW_CPUS, LITTLE_MEMORY = range(7)
 
 
-@compiled
-def _move_bits(bits: Words, node: int, before: int, after: int) -> None:
-    """Node `node` had `before` whole free GPUs and now has `after`; -1 stands for not being up."""
-    word, bit = node >> 6, np.uint64(1) << np.uint64(node & 63)
+@inlined
+def need_of(demands: Ints, row: int) -> Need:
+    """A row of `demands` by the names of its entries."""
+    return Need(demands[row, 0], demands[row, 1], demands[row, 2], demands[row, 3], demands[row, 4], demands[row, 5])
+
+
+@inlined
+def most_gpus(bits: Words) -> int:
+    """The GPUs of the largest node, which is the highest row of `bits` with free counts."""
+    return (bits.shape[0] - 3) >> 1
+
+
+@inlined
+def words_in(bits: Words) -> int:
+    """How many words of a row of `bits` stand for nodes."""
+    return bits.shape[1] - most_gpus(bits) - 1
+
+
+@inlined
+def nodes_of_size_with(bits: Words, size: int, whole: int) -> bool:
+    """Whether any node that has `size` GPUs has exactly `whole` of them free."""
+    column = words_in(bits) + size
+    return bits[whole, column] != bits[whole + 1, column]
+
+
+@inlined
+def _move_bits(bits: Words, node: int, size: int, before: int, after: int) -> None:
+    """Node `node` of `size` GPUs had `before` whole free ones and now has `after`; -1 stands for not being up."""
+    word, bit, count = node >> 6, np.uint64(1) << np.uint64(node & 63), words_in(bits) + size
     for row in range(before + 1, after + 1):
         bits[row, word] |= bit
+        bits[row, count] += np.uint64(1)
     for row in range(after + 1, before + 1):
         bits[row, word] &= ~bit
+        bits[row, count] -= np.uint64(1)
 
 
-@compiled
-def _recount(nodes: Ints, gpus: Ints, node: int) -> None:
-    """Renew what a node's row says of its GPUs."""
-    whole = most = total = 0
-    first = nodes[node, FIRST_GPU]
-    for gpu in range(first, first + nodes[node, GPUS]):
-        free = gpus[gpu]
-        total += free
-        most = max(most, free)
-        whole += free == WHOLE
-    nodes[node, WHOLE_FREE] = whole
-    nodes[node, MOST_FREE] = most
-    nodes[node, MILLI_FREE] = total
-
-
-@compiled
+@inlined
 def _move(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int, cpu: int, memory: int) -> None:
     """Give back amounts to a node (negative amounts: take them)."""
-    before, milli_before = nodes[node, WHOLE_FREE], nodes[node, MILLI_FREE]
-    first, left, gpu = nodes[node, FIRST_GPU], mask, 0
-    while left:
-        if left & 1:
-            gpus[first + gpu] += milli
-        left >>= 1
-        gpu += 1
     nodes[node, CPU_FREE] += cpu
     nodes[node, MEMORY_FREE] += memory
-    if mask:
-        _recount(nodes, gpus, node)
+    sums = nodes.shape[0] - 1
     if nodes[node, UP]:
-        after, sums = nodes[node, WHOLE_FREE], nodes.shape[0] - 1
-        nodes[sums, WHOLE_FREE] += after - before
-        nodes[sums, MILLI_FREE] += nodes[node, MILLI_FREE] - milli_before
         nodes[sums, CPU_FREE] += cpu
         nodes[sums, MEMORY_FREE] += memory
-        if after != before:
-            _move_bits(bits, node, before, after)
+    if mask:
+        before, milli_before = nodes[node, WHOLE_FREE], nodes[node, MILLI_FREE]
+        after = most = total = 0
+        first = nodes[node, FIRST_GPU]
+        for gpu in range(nodes[node, GPUS]):
+            free = gpus[first + gpu]
+            if mask >> gpu & 1:
+                free += milli
+                gpus[first + gpu] = free
+            total += free
+            most = max(most, free)
+            after += free == WHOLE
+        nodes[node, WHOLE_FREE] = after
+        nodes[node, MOST_FREE] = most
+        nodes[node, MILLI_FREE] = total
+        if nodes[node, UP]:
+            nodes[sums, WHOLE_FREE] += after - before
+            nodes[sums, MILLI_FREE] += total - milli_before
+            _move_bits(bits, node, nodes[node, GPUS], before, after)
 
 
 @compiled
@@ -126,12 +140,12 @@ def set_up(nodes: Ints, bits: Words, node: int, up: int) -> None:
         nodes[sums, column] += sign * nodes[node, column]
     nodes[node, UP] = up
     if up:
-        _move_bits(bits, node, -1, nodes[node, WHOLE_FREE])
+        _move_bits(bits, node, nodes[node, GPUS], -1, nodes[node, WHOLE_FREE])
     else:
-        _move_bits(bits, node, nodes[node, WHOLE_FREE], -1)
+        _move_bits(bits, node, nodes[node, GPUS], nodes[node, WHOLE_FREE], -1)
 
 
-@compiled
+@inlined
 def gpus_with_room(nodes: Ints, gpus: Ints, node: int, milli: int) -> int:
     """How many GPUs of a node have at least `milli` free."""
     first, count = nodes[node, FIRST_GPU], 0
@@ -140,74 +154,68 @@ def gpus_with_room(nodes: Ints, gpus: Ints, node: int, milli: int) -> int:
     return count
 
 
-@compiled
-def fits(nodes: Ints, gpus: Ints, node: int, demand: Ints) -> bool:
-    """Whether one instance fits on a node that is up."""
-    if nodes[node, CPU_FREE] < demand[NEED_CPU] or nodes[node, MEMORY_FREE] < demand[NEED_MEMORY]:
-        return False
-    need = demand[NEED_GPUS]
-    if need == 0:
-        return True
-    if not nodes[node, TYPE_BIT] & demand[NEED_TYPES]:
-        return False
-    if demand[NEED_MILLI] == WHOLE:
-        return bool(nodes[node, WHOLE_FREE] >= need)
-    if need == 1:
-        return bool(nodes[node, MOST_FREE] >= demand[NEED_MILLI])
-    return bool(gpus_with_room(nodes, gpus, node, demand[NEED_MILLI]) >= need)
+@inlined
+def fits(nodes: Ints, gpus: Ints, node: int, need: Need) -> bool:
+    """Whether one instance fits on a node that is up and has the whole free GPUs it needs, if it needs such."""
+    room = nodes[node, CPU_FREE] >= need.cpu and nodes[node, MEMORY_FREE] >= need.memory
+    if room and need.gpus > 0:
+        room = nodes[node, TYPE_BIT] & need.types != 0
+        if room and need.milli < WHOLE:
+            room = nodes[node, MOST_FREE] >= need.milli
+            if room and need.gpus > 1:
+                room = gpus_with_room(nodes, gpus, node, need.milli) >= need.gpus
+    return room
 
 
-@compiled
-def lowest_level(demand: Ints) -> int:
+@inlined
+def lowest_row(need: Need) -> int:
     """The row of `bits` that holds every node where an instance could fit."""
-    return int(demand[NEED_GPUS]) if demand[NEED_MILLI] == WHOLE else 0
+    return need.gpus if need.milli == WHOLE else 0
 
 
 @compiled
-def next_fitting(nodes: Ints, gpus: Ints, bits: Words, low: int, above: int, demand: Ints, start: int) -> int:
-    """The first node from `start` on with at least `low` and fewer than `above` whole free GPUs where it fits; or -1."""
-    if low >= bits.shape[0]:
-        return -1
-    words = bits.shape[1]
+def next_fitting(nodes: Ints, gpus: Ints, bits: Words, low: int, above: int, only: int, need: Need, start: int) -> int:
+    """The first node from `start` on where an instance fits, of those in row `low`, not in `above`, in `only`; or -1."""
+    words = words_in(bits)
     word = start >> 6
-    if word >= words:
+    if low > most_gpus(bits) or word >= words:
         return -1
-    pending = bits[low, word] & ~bits[above, word] & (~np.uint64(0) << np.uint64(start & 63))
+    pending = bits[low, word] & ~bits[above, word] & bits[only, word] & (~np.uint64(0) << np.uint64(start & 63))
     while True:
         while pending != np.uint64(0):
             node = (word << 6) + trailing_zeros(pending)
-            if fits(nodes, gpus, node, demand):
+            if fits(nodes, gpus, node, need):
                 return node
             pending &= pending - np.uint64(1)
         word += 1
         if word >= words:
             return -1
-        pending = bits[low, word] & ~bits[above, word]
+        pending = bits[low, word] & ~bits[above, word] & bits[only, word]
 
 
 @compiled
-def first_lack(nodes: Ints, gpus: Ints, node: int, demand: Ints) -> int:
+def first_lack(nodes: Ints, gpus: Ints, node: int, need: Need) -> int:
     """The first thing a node lacks for one instance, for the counted reason."""
-    need = demand[NEED_GPUS]
     if not nodes[node, UP]:
         return DOWN
-    if nodes[node, GPUS] < need:
+    if nodes[node, GPUS] < need.gpus:
         return TOO_SMALL
-    if need and not nodes[node, TYPE_BIT] & demand[NEED_TYPES]:
+    if need.gpus and not nodes[node, TYPE_BIT] & need.types:
         return WRONG_TYPE
-    if gpus_with_room(nodes, gpus, node, demand[NEED_MILLI]) < need:
+    if gpus_with_room(nodes, gpus, node, need.milli) < need.gpus:
         return FEW_GPUS
-    if nodes[node, CPU_FREE] < demand[NEED_CPU]:
+    if nodes[node, CPU_FREE] < need.cpu:
         return FEW_CPUS
-    if nodes[node, MEMORY_FREE] < demand[NEED_MEMORY]:
+    if nodes[node, MEMORY_FREE] < need.memory:
         return LITTLE_MEMORY
     return FITS
 
 
 @compiled
-def count_lacks(nodes: Ints, gpus: Ints, demand: Ints) -> Ints:
+def count_lacks(nodes: Ints, gpus: Ints, demands: Ints, row: int) -> Ints:
     """How many nodes lack what: each counted once, under the first thing it lacks."""
+    need = need_of(demands, row)
     counts = np.zeros(LITTLE_MEMORY + 1, dtype=np.int64)
     for node in range(nodes.shape[0] - 1):
-        counts[first_lack(nodes, gpus, node, demand)] += 1
+        counts[first_lack(nodes, gpus, node, need)] += 1
     return counts

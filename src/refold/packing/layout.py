@@ -2,14 +2,16 @@
 
 `nodes`  int64, one row per node and a last row with the sums over nodes that are up; columns as below.
 `gpus`   int64, what is free of each GPU in thousandths; the GPUs of a node stand together.
-`bits`   uint64, row k has bit n set if node n is up and has at least k whole free GPUs;
-         one row more than the largest node needs, always zero, so that "exactly k" is row k without row k+1.
-`demand` int64, one instance's demand and how many there are.
+`bits`   uint64, a bit per node. With L the GPUs of the largest node: row k of 0 … L has the nodes that are up
+         and have at least k whole free GPUs; row L+1 is always empty, so that "exactly k" is row k without
+         row k+1; row L+2+g has the nodes with g GPUs, which never changes. Behind the words of row k stand
+         L+1 counts: how many nodes with g GPUs are in that row.
+`demands` int64, a row per demand: how many instances, and what one needs. Inside kernels a row is a `Need`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,14 +35,20 @@ CPU_ALL = 9
 MEMORY_ALL = 10
 NODE_COLUMNS = 11
 
-# Entries of `demand`.
-INSTANCES = 0
-NEED_GPUS = 1
-NEED_MILLI = 2
-NEED_CPU = 3
-NEED_MEMORY = 4
-NEED_TYPES = 5  # a bit per GPU type; -1: any
-DEMAND_ENTRIES = 6
+
+class Need(NamedTuple):
+    """A row of `demands`: so many instances, each with GPUs, thousandths of each, CPUs and memory."""
+
+    instances: int
+    gpus: int
+    milli: int
+    cpu: int
+    memory: int
+    types: int
+    """A bit per GPU type; -1: any."""
+
+
+DEMAND_ENTRIES = len(Need._fields)
 
 # Columns of a found placement, one row per instance.
 NODE = 0

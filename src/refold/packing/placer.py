@@ -76,10 +76,12 @@ class Placer:
             free.gpus,
             free.bits,
             free.vector(demand),
+            0,
             self._memory,
             self._typical,
             self._weights,
             self._found,
+            0,
         )
         if not placed:
             return None

@@ -1,6 +1,8 @@
 """The placement rules: which node one instance goes to, and which of its GPUs. Compiled.
 
-Every rule sees only nodes where the instance fits, and breaks ties by the lowest node index.
+Every rule sees only nodes where the instance fits, and breaks ties by the lowest node index. First fit and best
+fit use the bits as an index; so do worst fit and Tetris while no GPU is in part free and no CPUs or memory are
+asked for, which makes a node's number of whole free GPUs all there is to know. Otherwise they look at each node.
 """
 
 from __future__ import annotations
@@ -8,27 +10,35 @@ from __future__ import annotations
 import numpy as np
 
 from refold.model.units import WHOLE
-from refold.packing.compiled import compiled
+from refold.packing.compiled import compiled, inlined, trailing_zeros
 from refold.packing.fragments import fragments_after, node_fragments
-from refold.packing.kernels import give_back, lowest_level, next_fitting, take_unchecked
+from refold.packing.kernels import (
+    fits,
+    give_back,
+    lowest_row,
+    most_gpus,
+    need_of,
+    next_fitting,
+    nodes_of_size_with,
+    take_unchecked,
+    words_in,
+)
 from refold.packing.layout import (
     CPU_ALL,
     CPU_FREE,
     FIRST_GPU,
     GPU_MASK,
     GPUS,
-    INSTANCES,
     MEMORY_ALL,
     MEMORY_FREE,
     MILLI_FREE,
-    NEED_CPU,
-    NEED_GPUS,
-    NEED_MEMORY,
-    NEED_MILLI,
+    MOST_FREE,
     NODE,
+    TYPE_BIT,
     WHOLE_FREE,
     Floats,
     Ints,
+    Need,
     Words,
 )
 
@@ -38,176 +48,229 @@ FIRST_FIT, BEST_FIT, WORST_FIT, ROUND_ROBIN, TETRIS, FGD, RANDOM = range(7)
 CURSOR, DRAWS, SEED = 0, 1, 2
 MEMORY_ENTRIES = 3
 
+# Which GPUs of a node are shared first.
+FIRST, TIGHTEST, LOOSEST = 0, 1, 2
+
+
+@inlined
+def _only_whole_gpus_matter(nodes: Ints, need: Need) -> bool:
+    """No GPU is in part free, and only whole GPUs are asked for."""
+    sums = nodes.shape[0] - 1
+    return (
+        nodes[sums, MILLI_FREE] == nodes[sums, WHOLE_FREE] * WHOLE
+        and need.gpus > 0
+        and need.milli == WHOLE
+        and need.cpu == 0
+        and need.memory == 0
+    )
+
 
 @compiled
-def _best_fit(nodes: Ints, gpus: Ints, bits: Words, demand: Ints) -> int:
-    """The node that is left with the least: fewest whole free GPUs, then least free GPU."""
-    none = bits.shape[0] - 1
-    if demand[NEED_GPUS] > 0 and demand[NEED_MILLI] == WHOLE:
-        for whole in range(demand[NEED_GPUS], none):
-            best, least = -1, 0
-            node = next_fitting(nodes, gpus, bits, whole, whole + 1, demand, 0)
-            while node >= 0:
-                free = nodes[node, MILLI_FREE]
-                if free == whole * WHOLE:
-                    return node  # no other GPU of it is in part free: none can be left with less
-                if best < 0 or free < least:
-                    best, least = node, free
-                node = next_fitting(nodes, gpus, bits, whole, whole + 1, demand, node + 1)
-            if best >= 0:
-                return best
+def _best_fit(nodes: Ints, gpus: Ints, bits: Words, need: Need, last: int) -> int:
+    """The node with the fewest whole free GPUs, and of those the one with the least free GPU."""
+    if need.gpus == 0 or need.milli < WHOLE:
+        return _lowest_score(BEST_FIT, nodes, gpus, bits, need, 0)
+    fewest, start, sums = need.gpus, 0, nodes.shape[0] - 1
+    if last >= 0 and nodes[sums, MILLI_FREE] == nodes[sums, WHOLE_FREE] * WHOLE:
+        # Where no GPU is in part free, the search for the next instance goes on where the last one was found.
+        fewest, start = nodes[last, WHOLE_FREE] + need.gpus, last + 1
+    for whole in range(fewest, most_gpus(bits) + 1):
+        best, least = -1, 0
+        node = next_fitting(nodes, gpus, bits, whole, whole + 1, 0, need, start)
+        while node >= 0:
+            free = nodes[node, MILLI_FREE]
+            if free == whole * WHOLE:
+                return node  # no other GPU of it is in part free: none can be left with less
+            if best < 0 or free < least:
+                best, least = node, free
+            node = next_fitting(nodes, gpus, bits, whole, whole + 1, 0, need, node + 1)
+        if best >= 0:
+            return best
+        start = 0
+    return -1
+
+
+@compiled
+def _worst_fit(nodes: Ints, gpus: Ints, bits: Words, need: Need) -> int:
+    """The node with the most free GPU; for a share of a GPU, the one with the GPU that has most free."""
+    if not _only_whole_gpus_matter(nodes, need):
+        return _lowest_score(WORST_FIT, nodes, gpus, bits, need, 0)
+    for whole in range(most_gpus(bits), need.gpus - 1, -1):
+        node = next_fitting(nodes, gpus, bits, whole, whole + 1, 0, need, 0)
+        if node >= 0:
+            return node
+    return -1
+
+
+@compiled
+def _tetris(nodes: Ints, gpus: Ints, bits: Words, need: Need) -> int:
+    """The largest alignment: the dot product of demand and free, each as a share of the node (SIGCOMM'14)."""
+    if not _only_whole_gpus_matter(nodes, need):
+        return _lowest_score(TETRIS, nodes, gpus, bits, need, 0)
+    largest = most_gpus(bits)
+    best, lowest = -1, np.inf
+    for size in range(need.gpus, largest + 1):  # of nodes with as many GPUs, the one with most free
+        for whole in range(size, need.gpus - 1, -1):
+            if not nodes_of_size_with(bits, size, whole):
+                continue
+            if float(need.gpus * whole) / float(size * size) < -lowest:
+                break  # that would be its alignment
+            node = next_fitting(nodes, gpus, bits, whole, whole + 1, largest + 2 + size, need, 0)
+            if node >= 0:
+                score = -_alignment(nodes, node, need)
+                if score < lowest or (score == lowest and node < best):
+                    best, lowest = node, score
+                break
+    return best
+
+
+@inlined
+def _alignment(nodes: Ints, node: int, need: Need) -> float:
+    alignment = 0.0
+    if need.gpus > 0:
+        capacity = nodes[node, GPUS] * WHOLE
+        alignment += float(need.gpus * need.milli * nodes[node, MILLI_FREE]) / float(capacity * capacity)
+    if need.cpu > 0:
+        capacity = float(nodes[node, CPU_ALL])
+        alignment += need.cpu / capacity * (nodes[node, CPU_FREE] / capacity)
+    if need.memory > 0:
+        capacity = float(nodes[node, MEMORY_ALL])
+        alignment += need.memory / capacity * (nodes[node, MEMORY_FREE] / capacity)
+    return alignment
+
+
+@inlined
+def _free_of_interest(nodes: Ints, gpus: Ints, node: int, need: Need, tightest: bool) -> int:
+    """What best fit makes small and worst fit large: free CPU, free GPU of the node, or of the GPU to be shared."""
+    if need.gpus == 0:
+        return nodes[node, CPU_FREE]
+    if need.milli == WHOLE:
+        return nodes[node, MILLI_FREE]
+    if not tightest:
+        return nodes[node, MOST_FREE]
+    least, first = WHOLE, nodes[node, FIRST_GPU]
+    for gpu in range(first, first + nodes[node, GPUS]):
+        if need.milli <= gpus[gpu] < least:
+            least = gpus[gpu]
+    return least
+
+
+@inlined
+def _mixed(draw: int, node: int) -> float:
+    """A hash of two numbers that looks like chance (SplitMix64's finisher)."""
+    word = np.uint64(draw) * np.uint64(0xD1B54A32D192ED03) + np.uint64(node) * np.uint64(0x9E3779B97F4A7C15)
+    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return float((word ^ (word >> np.uint64(31))) >> np.uint64(11))
+
+
+@compiled
+def _lowest_score(rule: int, nodes: Ints, gpus: Ints, bits: Words, need: Need, draw: int) -> int:
+    """Of all nodes where it fits, the one a rule likes best; a lower score is better."""
+    best, lowest, low = -1, np.inf, lowest_row(need)
+    if low > most_gpus(bits):
         return -1
-    best, least = -1, 0
-    node = next_fitting(nodes, gpus, bits, 0, none, demand, 0)
-    while node >= 0:
-        free = _free_of_interest(nodes, gpus, node, demand, True)
-        if best < 0 or free < least:
-            best, least = node, free
-        node = next_fitting(nodes, gpus, bits, 0, none, demand, node + 1)
+    for word in range(words_in(bits)):
+        pending = bits[low, word]
+        while pending != np.uint64(0):
+            node = (word << 6) + trailing_zeros(pending)
+            pending &= pending - np.uint64(1)
+            if not fits(nodes, gpus, node, need):
+                continue
+            if rule == TETRIS:
+                score = -_alignment(nodes, node, need)
+            elif rule == RANDOM:
+                score = _mixed(draw, node)
+            elif rule == BEST_FIT:
+                score = float(_free_of_interest(nodes, gpus, node, need, True))
+            else:
+                score = -float(_free_of_interest(nodes, gpus, node, need, False))
+            if score < lowest:
+                best, lowest = node, score
     return best
 
 
 @compiled
-def _worst_fit(nodes: Ints, gpus: Ints, bits: Words, demand: Ints) -> int:
-    """The node that is left with the most."""
-    low, none = lowest_level(demand), bits.shape[0] - 1
-    best, most = -1, -1
-    node = next_fitting(nodes, gpus, bits, low, none, demand, 0)
-    while node >= 0:
-        free = _free_of_interest(nodes, gpus, node, demand, False)
-        if free > most:
-            best, most = node, free
-        node = next_fitting(nodes, gpus, bits, low, none, demand, node + 1)
-    return best
-
-
-@compiled
-def _free_of_interest(nodes: Ints, gpus: Ints, node: int, demand: Ints, tightest: bool) -> int:
-    """What best fit makes small and worst fit large: free CPU, free GPU of the node, or of the one GPU to be shared."""
-    if demand[NEED_GPUS] == 0:
-        return int(nodes[node, CPU_FREE])
-    if demand[NEED_MILLI] == WHOLE:
-        return int(nodes[node, MILLI_FREE])
-    mask = _pick_gpus(nodes, gpus, node, 1, demand[NEED_MILLI], TIGHTEST if tightest else LOOSEST)
-    gpu = 0
-    while mask > 1:
-        mask >>= 1
-        gpu += 1
-    return int(gpus[nodes[node, FIRST_GPU] + gpu])
-
-
-@compiled
-def _round_robin(nodes: Ints, gpus: Ints, bits: Words, demand: Ints, memory: Ints) -> int:
+def _round_robin(nodes: Ints, gpus: Ints, bits: Words, need: Need, memory: Ints) -> int:
     """The next node after the last one used."""
-    low, none = lowest_level(demand), bits.shape[0] - 1
-    node = next_fitting(nodes, gpus, bits, low, none, demand, memory[CURSOR])
+    low, none = lowest_row(need), most_gpus(bits) + 1
+    node = next_fitting(nodes, gpus, bits, low, none, 0, need, memory[CURSOR])
     if node < 0:
-        node = next_fitting(nodes, gpus, bits, low, none, demand, 0)
+        node = next_fitting(nodes, gpus, bits, low, none, 0, need, 0)
     if node >= 0:
         memory[CURSOR] = node + 1
     return node
 
 
 @compiled
-def _tetris(nodes: Ints, gpus: Ints, bits: Words, demand: Ints) -> int:
-    """The largest alignment: the dot product of demand and free, each as a share of the node (SIGCOMM'14)."""
-    low, none = lowest_level(demand), bits.shape[0] - 1
-    need = float(demand[NEED_GPUS] * demand[NEED_MILLI])
-    best, largest = -1, -1.0
-    node = next_fitting(nodes, gpus, bits, low, none, demand, 0)
-    while node >= 0:
-        alignment = 0.0
-        if nodes[node, GPUS]:
-            capacity = float(nodes[node, GPUS] * WHOLE)
-            alignment += need / capacity * (nodes[node, MILLI_FREE] / capacity)
-        if nodes[node, CPU_ALL]:
-            capacity = float(nodes[node, CPU_ALL])
-            alignment += demand[NEED_CPU] / capacity * (nodes[node, CPU_FREE] / capacity)
-        if nodes[node, MEMORY_ALL]:
-            capacity = float(nodes[node, MEMORY_ALL])
-            alignment += demand[NEED_MEMORY] / capacity * (nodes[node, MEMORY_FREE] / capacity)
-        if alignment > largest:
-            best, largest = node, alignment
-        node = next_fitting(nodes, gpus, bits, low, none, demand, node + 1)
-    return best
+def _random(nodes: Ints, gpus: Ints, bits: Words, need: Need, memory: Ints) -> int:
+    """Any node, each with the same chance: the one whose hash is lowest."""
+    memory[DRAWS] += 1
+    return _lowest_score(RANDOM, nodes, gpus, bits, need, memory[DRAWS] + (memory[SEED] << 32))
 
 
 @compiled
-def _fgd(nodes: Ints, gpus: Ints, bits: Words, demand: Ints, typical: Ints, weights: Floats) -> int:
+def _fgd(nodes: Ints, gpus: Ints, bits: Words, need: Need, typical: Ints, weights: Floats) -> int:
     """The node whose expected fragments grow least (ATC'23)."""
-    low, none = lowest_level(demand), bits.shape[0] - 1
-    best, least = -1, np.inf
-    node = next_fitting(nodes, gpus, bits, low, none, demand, 0)
+    low, none = lowest_row(need), most_gpus(bits) + 1
+    best, least, last = -1, np.inf, -1
+    node = next_fitting(nodes, gpus, bits, low, none, 0, need, 0)
     while node >= 0:
-        mask = _fgd_gpus(nodes, gpus, node, demand, typical, weights)
-        growth = fragments_after(nodes, gpus, node, mask, demand, typical, weights) - node_fragments(
-            nodes, gpus, node, typical, weights
-        )
-        if growth < least:
-            best, least = node, growth
-        node = next_fitting(nodes, gpus, bits, low, none, demand, node + 1)
+        if last < 0 or not _alike(nodes, gpus, node, last):
+            last = node
+            mask = _fgd_gpus(nodes, gpus, node, need, typical, weights)
+            before = node_fragments(nodes, gpus, node, typical, weights)
+            growth = fragments_after(nodes, gpus, node, mask, need, typical, weights) - before
+            if growth < least:
+                best, least = node, growth
+        node = next_fitting(nodes, gpus, bits, low, none, 0, need, node + 1)
     return best
 
 
 @compiled
-def _fgd_gpus(nodes: Ints, gpus: Ints, node: int, demand: Ints, typical: Ints, weights: Floats) -> int:
+def _alike(nodes: Ints, gpus: Ints, node: int, other: int) -> bool:
+    """Whether two nodes have the same fragments whatever happens: then the first of them is as good."""
+    for column in (MILLI_FREE, WHOLE_FREE, CPU_FREE, GPUS, TYPE_BIT):
+        if nodes[node, column] != nodes[other, column]:
+            return False
+    for gpu in range(nodes[node, GPUS]):
+        if gpus[nodes[node, FIRST_GPU] + gpu] != gpus[nodes[other, FIRST_GPU] + gpu]:
+            return False
+    return True
+
+
+@compiled
+def _fgd_gpus(nodes: Ints, gpus: Ints, node: int, need: Need, typical: Ints, weights: Floats) -> int:
     """For a share of one GPU the GPU that leaves the fewest fragments; else the tightest ones."""
-    need, milli = demand[NEED_GPUS], demand[NEED_MILLI]
-    if need != 1 or milli == WHOLE:
-        return int(_pick_gpus(nodes, gpus, node, need, milli, TIGHTEST))
+    if need.gpus != 1 or need.milli == WHOLE:
+        return _pick_gpus(nodes, gpus, node, need, TIGHTEST)
     best, least, first = 0, np.inf, nodes[node, FIRST_GPU]
     for gpu in range(nodes[node, GPUS]):
-        if gpus[first + gpu] < milli or (gpu > 0 and gpus[first + gpu] == gpus[first + gpu - 1]):
+        if gpus[first + gpu] < need.milli or (gpu > 0 and gpus[first + gpu] == gpus[first + gpu - 1]):
             continue  # a GPU as free as its neighbour leaves the same fragments
-        left = fragments_after(nodes, gpus, node, 1 << gpu, demand, typical, weights)
+        left = fragments_after(nodes, gpus, node, 1 << gpu, need, typical, weights)
         if left < least:
             best, least = 1 << gpu, left
     return best
 
 
 @compiled
-def _random(nodes: Ints, gpus: Ints, bits: Words, demand: Ints, memory: Ints) -> int:
-    """Any node, each with the same chance: the one whose hash is lowest."""
-    low, none = lowest_level(demand), bits.shape[0] - 1
-    best, lowest = -1, np.uint64(0)
-    node = next_fitting(nodes, gpus, bits, low, none, demand, 0)
-    while node >= 0:
-        draw = _mixed(memory[SEED], memory[DRAWS], node)
-        if best < 0 or draw < lowest:
-            best, lowest = node, draw
-        node = next_fitting(nodes, gpus, bits, low, none, demand, node + 1)
-    memory[DRAWS] += 1
-    return best
-
-
-@compiled
-def _mixed(seed: int, draw: int, node: int) -> np.uint64:
-    """A hash of three numbers that looks like chance (SplitMix64's finisher)."""
-    word = np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(draw)
-    word = word * np.uint64(0xD1B54A32D192ED03) + np.uint64(node)
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.uint64(word ^ (word >> np.uint64(31)))
-
-
-FIRST, TIGHTEST, LOOSEST = 0, 1, 2
-
-
-@compiled
-def _pick_gpus(nodes: Ints, gpus: Ints, node: int, count: int, milli: int, which: int) -> int:
-    """`count` GPUs of a node with room for `milli` each, as a mask; ties go to the lowest index."""
-    first, mask = nodes[node, FIRST_GPU], 0
-    if milli == WHOLE or which == FIRST:
-        for gpu in range(nodes[node, GPUS]):
-            if count > 0 and gpus[first + gpu] >= milli:
+def _pick_gpus(nodes: Ints, gpus: Ints, node: int, need: Need, which: int) -> int:
+    """As many GPUs of a node as an instance needs, with room for it, as a mask; ties go to the lowest index."""
+    first, mask, count = nodes[node, FIRST_GPU], 0, need.gpus
+    if need.milli == WHOLE or which == FIRST:
+        gpu = 0
+        while count > 0:
+            if gpus[first + gpu] >= need.milli:
                 mask |= 1 << gpu
                 count -= 1
+            gpu += 1
         return mask
     for _ in range(count):
         best, best_free = -1, 0
         for gpu in range(nodes[node, GPUS]):
             free = gpus[first + gpu]
-            if free < milli or mask >> gpu & 1:
+            if free < need.milli or mask >> gpu & 1:
                 continue
             if best < 0 or (free < best_free if which == TIGHTEST else free > best_free):
                 best, best_free = gpu, free
@@ -215,42 +278,47 @@ def _pick_gpus(nodes: Ints, gpus: Ints, node: int, count: int, milli: int, which
     return mask
 
 
-@compiled
+@inlined
 def _choose_node(
     rule: int,
     nodes: Ints,
     gpus: Ints,
     bits: Words,
-    demand: Ints,
+    need: Need,
+    last: int,
     memory: Ints,
     typical: Ints,
     weights: Floats,
 ) -> int:
+    """The node for the next instance of a gang, whose last instance was put on node `last` (-1: the first one)."""
+    if rule <= BEST_FIT and last >= 0 and nodes[last, WHOLE_FREE] >= lowest_row(need):
+        if fits(nodes, gpus, last, need):
+            return last  # what was first, or tightest, still is
     if rule == FIRST_FIT:
-        return next_fitting(nodes, gpus, bits, lowest_level(demand), bits.shape[0] - 1, demand, 0)
+        return next_fitting(nodes, gpus, bits, lowest_row(need), most_gpus(bits) + 1, 0, need, last + 1)
     if rule == BEST_FIT:
-        return _best_fit(nodes, gpus, bits, demand)
+        return _best_fit(nodes, gpus, bits, need, last)
     if rule == WORST_FIT:
-        return _worst_fit(nodes, gpus, bits, demand)
+        return _worst_fit(nodes, gpus, bits, need)
     if rule == ROUND_ROBIN:
-        return _round_robin(nodes, gpus, bits, demand, memory)
+        return _round_robin(nodes, gpus, bits, need, memory)
     if rule == TETRIS:
-        return _tetris(nodes, gpus, bits, demand)
+        return _tetris(nodes, gpus, bits, need)
     if rule == FGD:
-        return _fgd(nodes, gpus, bits, demand, typical, weights)
-    return _random(nodes, gpus, bits, demand, memory)
+        return _fgd(nodes, gpus, bits, need, typical, weights)
+    return _random(nodes, gpus, bits, need, memory)
 
 
-@compiled
-def _choose_gpus(rule: int, nodes: Ints, gpus: Ints, node: int, demand: Ints, typical: Ints, weights: Floats) -> int:
+@inlined
+def _choose_gpus(rule: int, nodes: Ints, gpus: Ints, node: int, need: Need, typical: Ints, weights: Floats) -> int:
     if rule == FGD:
-        return _fgd_gpus(nodes, gpus, node, demand, typical, weights)
+        return _fgd_gpus(nodes, gpus, node, need, typical, weights)
     which = FIRST
     if rule in (BEST_FIT, TETRIS):
         which = TIGHTEST
     elif rule == WORST_FIT:
         which = LOOSEST
-    return _pick_gpus(nodes, gpus, node, demand[NEED_GPUS], demand[NEED_MILLI], which)
+    return _pick_gpus(nodes, gpus, node, need, which)
 
 
 @compiled
@@ -259,29 +327,33 @@ def place(
     nodes: Ints,
     gpus: Ints,
     bits: Words,
-    demand: Ints,
+    demands: Ints,
+    row: int,
     memory: Ints,
     typical: Ints,
     weights: Floats,
-    found: Ints,
+    places: Ints,
+    first: int,
 ) -> bool:
-    """Take a place for every instance and write it to `found`; if one has none, take nothing."""
-    instances, sums = demand[INSTANCES], nodes.shape[0] - 1
-    milli, cpu, mem = demand[NEED_MILLI], demand[NEED_CPU], demand[NEED_MEMORY]
-    if nodes[sums, MILLI_FREE] < instances * demand[NEED_GPUS] * milli:
+    """Take a place for every instance of a demand and write it to `places` from row `first` on; or take nothing."""
+    need, sums = need_of(demands, row), nodes.shape[0] - 1
+    if nodes[sums, MILLI_FREE] < need.instances * need.gpus * need.milli:
         return False
-    if milli == WHOLE and nodes[sums, WHOLE_FREE] < instances * demand[NEED_GPUS]:
+    if need.milli == WHOLE and nodes[sums, WHOLE_FREE] < need.instances * need.gpus:
         return False
     cursor, draws = memory[CURSOR], memory[DRAWS]
-    for instance in range(instances):
-        node = _choose_node(rule, nodes, gpus, bits, demand, memory, typical, weights)
+    last = -1
+    for instance in range(first, first + need.instances):
+        node = _choose_node(rule, nodes, gpus, bits, need, last, memory, typical, weights)
         if node < 0:
-            for taken in range(instance):
-                give_back(nodes, gpus, bits, found[taken, NODE], found[taken, GPU_MASK], milli, cpu, mem)
+            for taken in range(first, instance):
+                node, mask = places[taken, NODE], places[taken, GPU_MASK]
+                give_back(nodes, gpus, bits, node, mask, need.milli, need.cpu, need.memory)
             memory[CURSOR], memory[DRAWS] = cursor, draws
             return False
-        mask = _choose_gpus(rule, nodes, gpus, node, demand, typical, weights)
-        take_unchecked(nodes, gpus, bits, node, mask, milli, cpu, mem)
-        found[instance, NODE] = node
-        found[instance, GPU_MASK] = mask
+        mask = _choose_gpus(rule, nodes, gpus, node, need, typical, weights)
+        take_unchecked(nodes, gpus, bits, node, mask, need.milli, need.cpu, need.memory)
+        places[instance, NODE] = node
+        places[instance, GPU_MASK] = mask
+        last = node
     return True

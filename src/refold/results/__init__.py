@@ -1,0 +1,17 @@
+"""Measures over a journal; tables; the report and its pictures."""
+
+from refold.results.history import History, HistoryJournal
+from refold.results.measures import Measures, measure
+from refold.results.report import ReportRun, write_report
+from refold.results.tables import compare, compare_groups
+
+__all__ = [
+    "History",
+    "HistoryJournal",
+    "Measures",
+    "ReportRun",
+    "compare",
+    "compare_groups",
+    "measure",
+    "write_report",
+]

@@ -17,9 +17,9 @@ from refold.model import Cluster, Share
 from refold.model.units import WHOLE, text_from_seconds
 from refold.packing.layout import Ints
 from refold.results import svg
-from refold.results.history import Ending, History
+from refold.results.history import History
 from refold.results.measures import SIZES, middles, size_of
-from refold.results.pictures import Axis, Frame, Picture, bottom_axis, cut
+from refold.results.pictures import WIDE, Axis, Frame, Picture, bottom_axis, cut
 
 FILLS = ("#77aadd", "#ee8866", "#44bb99", "#eedd88", "#99ddff", "#ffaabb", "#bbcc33", "#aaaa00", "#b5b8bd")
 """Paul Tol's light colours, which colour-blind eyes tell apart and which stand on light and dark; grey is the rest."""
@@ -61,8 +61,8 @@ def blocks_of(history: History) -> int:
 def gantt_picture(history: History, colours: Colouring, axis: Axis, *, as_image: bool, label: str) -> Picture:
     """The picture of one history."""
     gpus = history.cluster.gpus
-    row = min(16.0, max(0.5, 520 / max(gpus, 1)))
-    frame = Frame(1200, row * gpus + 50, left=84, right=18, top=8, bottom=42)
+    row = min(16.0, max(0.4, 400 / max(gpus, 1)))
+    frame = Frame(WIDE, row * gpus + 42, left=84, right=18, top=8, bottom=34)
     ground = svg.tag("rect", class_="ground", x=frame.left, y=frame.top, width=frame.across, height=frame.down)
     numbers: dict[str, Any] = {
         "frame": [frame.left, frame.right_edge, frame.width],
@@ -89,7 +89,7 @@ def _node_names(cluster: Cluster, frame: Frame, row: float) -> list[str]:
         middle = top + high / 2
         if high >= 7 and top > frame.top:
             parts.append(svg.across(frame.left, frame.right_edge, top, "between"))
-        if high and middle - last >= 13:
+        if high and middle - last >= 15:
             last = middle
             parts.append(svg.words(cut(node.name, 12), frame.left - 8, middle, "tick y"))
         top += high
@@ -171,8 +171,8 @@ def raster(history: History, colours: Colouring, axis: Axis) -> NDArray[np.uint8
     gpus = history.cluster.gpus
     times = middles(axis.low, axis.high, MOST_COLUMNS)
     # Of a very large cluster every n-th GPU is drawn, so that the image stays one that a page can carry.
-    every = -(-gpus // MOST_ROWS)
-    dots = np.zeros((-(-gpus // every), len(times)), dtype=np.uint8)
+    every = max(1, -(-gpus // MOST_ROWS))
+    dots = np.zeros((max(1, -(-gpus // every)), len(times)), dtype=np.uint8)
     first = np.searchsorted(times, history.runs.start, side="left").tolist()
     beyond = np.searchsorted(times, history.run_end, side="left").tolist()
     fill = (colours.of_job[history.runs.job] + 1).tolist()
@@ -215,12 +215,3 @@ def job_texts(history: History) -> list[list[str]]:
         [job.id, job.tenant, str(job.demand), "" if job.work is None else text_from_seconds(job.work)]
         for job in history.jobs.jobs
     ]
-
-
-ENDINGS = {
-    int(Ending.OPEN): "still running",
-    int(Ending.FINISHED): "finished",
-    int(Ending.STOPPED): "stopped",
-    int(Ending.FAILED): "failed",
-    int(Ending.CANCELLED): "cancelled",
-}

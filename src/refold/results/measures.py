@@ -251,14 +251,15 @@ def _jain_tenants(history: History, work: Floats, busy: tuple[Seconds, Seconds] 
 
 
 def _reshapes(history: History) -> int:
-    """Runs that began in the very step in which their job's last run had stopped."""
+    """Runs of reshapable jobs that began in the very step in which their job's last run had stopped."""
     runs = history.runs
     order = np.lexsort((runs.number, runs.job))
     before, after = order[:-1], order[1:]
     same_job = runs.job[before] == runs.job[after]
     stopped = runs.ending[before] == Ending.STOPPED
     at_once = runs.end_step[before] == runs.start_step[after]
-    return int((same_job & stopped & at_once).sum())
+    found = np.flatnonzero(same_job & stopped & at_once)
+    return sum(history.jobs.jobs[job].reshapable for job in runs.job[after[found]].tolist())
 
 
 def lost_seconds(history: History) -> Floats:

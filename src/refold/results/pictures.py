@@ -16,6 +16,9 @@ from refold.model.units import DAY, HOUR, MINUTE, text_from_seconds
 from refold.packing.layout import Floats
 from refold.results import svg
 
+WIDE, HALF = 1200.0, 720.0
+"""How wide a picture is that has the page to itself, and one of two."""
+
 COLOURS = 8
 """How many colours tell series apart; from there on they come again, dashed."""
 
@@ -61,7 +64,7 @@ class Frame:
     left: float = 54
     right: float = 18
     top: float = 14
-    bottom: float = 36
+    bottom: float = 28
 
     @property
     def across(self) -> float:
@@ -85,17 +88,25 @@ class Frame:
 
 
 def line_picture(
-    lines: Sequence[Line], x: Axis, y: Axis, *, label: str, rule: tuple[float, str] | None = None
+    lines: Sequence[Line],
+    x: Axis,
+    y: Axis,
+    *,
+    label: str,
+    wide: bool = False,
+    rule: tuple[float, str] | None = None,
 ) -> Picture:
     """Lines over axes. `rule` is a vertical line with a name; `label` says what is seen, for those who do not see."""
-    frame = Frame(720, 300)
+    frame = Frame(WIDE if wide else HALF, 290)
     parts = _grid(frame, x, y)
     if rule is not None:
         parts += _rule(frame, x, *rule)
     for line in lines:
         parts += _line(frame, x, y, line, alone=len(lines) == 1)
     parts.append(svg.tag("line", class_="crosshair", y1=frame.top, y2=frame.bottom_edge, visibility="hidden"))
-    return Picture(svg.drawing(frame.width, frame.height, label, parts), _numbers(frame, lines, x, y))
+    return Picture(
+        svg.drawing(frame.width, frame.height, label, parts, "wide" if wide else "plot"), _numbers(frame, lines, x, y)
+    )
 
 
 def _line(frame: Frame, x: Axis, y: Axis, line: Line, *, alone: bool) -> list[str]:
@@ -143,18 +154,18 @@ BAR, BAR_GAP, GROUP_GAP = 13.0, 2.0, 14.0
 def bar_picture(groups: Sequence[Bars], *, label: str) -> Picture:
     """Bars to the right, in groups, longest value to the edge, each with its value written at its end."""
     together = max((len(group.values) for group in groups), default=0) * (BAR + BAR_GAP)
-    frame = Frame(720, (together + GROUP_GAP) * len(groups) + 8, left=132, right=92, top=4, bottom=4)
+    frame = Frame(WIDE, (together + GROUP_GAP) * len(groups) + 8, left=150, right=100, top=4, bottom=4)
     most = max((value for group in groups for value in group.values if value is not None), default=0.0) or 1.0
     parts: list[str] = []
     for place, group in enumerate(groups):
         top = frame.top + place * (together + GROUP_GAP) + GROUP_GAP / 2
-        parts.append(svg.words(cut(group.name, 18), frame.left - 10, top + together / 2, "name"))
+        parts.append(svg.words(cut(group.name, 20), frame.left - 10, top + together / 2, "name"))
         parts.append(svg.upright(frame.left, top - 2, top + together, "axis"))
         for series, (value, text) in enumerate(zip(group.values, group.texts, strict=True)):
             if value is not None:
                 long, at = max(1.0, value / most * frame.across), top + series * (BAR + BAR_GAP)
                 parts.append(_bar(frame.left, at, long, text, series))
-    return Picture(svg.drawing(frame.width, frame.height, label, parts), {})
+    return Picture(svg.drawing(frame.width, frame.height, label, parts, "wide"), {})
 
 
 def _bar(left: float, top: float, long: float, text: str, series: int) -> str:
@@ -250,6 +261,8 @@ _TIME_STEPS = tuple(
 
 
 def _time_text(at: float, step: float) -> str:
+    if not at:
+        return "0"
     return f"{at / DAY:g} d" if step >= DAY else text_from_seconds(at)
 
 

@@ -45,10 +45,9 @@ class Comparison(msgspec.Struct, frozen=True):
     rows: tuple[Row, ...]
 
 
-_Of = Callable[[Measures], float | None]
-_OfGroup = Callable[[Group], float | None]
+Measured = tuple[Column, Callable[[Measures], float | None]]
 
-_COMPARED: tuple[tuple[Column, _Of], ...] = (
+MAIN: tuple[Measured, ...] = (
     (Column("completion_mean", "mean completion", "s", "less"), lambda one: one.completion.mean),
     (Column("completion_median", "median completion", "s", "less"), lambda one: one.completion.median),
     (Column("completion_p99", "p99 completion", "s", "less"), lambda one: one.completion.p99),
@@ -60,55 +59,91 @@ _COMPARED: tuple[tuple[Column, _Of], ...] = (
     (Column("preemptions", "preemptions", "", "neither"), lambda one: one.preemptions),
     (Column("jain_tenants", "Jain, tenants", "index", "more"), lambda one: one.jain_tenants),
 )
+"""What policies are compared by."""
 
-_GROUPED: tuple[tuple[Column, _OfGroup], ...] = (
-    (Column("jobs", "jobs", "", "neither"), lambda group: group.jobs),
-    (Column("completion_mean", "mean completion", "s", "less"), lambda group: group.completion.mean),
-    (Column("completion_p99", "p99 completion", "s", "less"), lambda group: group.completion.p99),
-    (Column("waiting_mean", "mean waiting", "s", "less"), lambda group: group.waiting.mean),
-    (Column("slowdown_mean", "mean slowdown", "×", "less"), lambda group: group.slowdown.mean),
-    (Column("gpu_hours", "GPU-hours", "h", "neither"), lambda group: group.gpu_hours),
+MORE: tuple[Measured, ...] = (
+    (Column("finished", "finished", "", "neither"), lambda one: one.outcomes.finished),
+    (Column("not_finished", "not finished", "", "neither"), lambda one: one.jobs - one.outcomes.finished),
+    (Column("to_first_start_mean", "mean to first start", "s", "less"), lambda one: one.to_first_start.mean),
+    (Column("slowdown_mean", "mean slowdown", "×", "less"), lambda one: one.slowdown.mean),
+    (Column("fairness_mean", "mean finish-time fairness", "×", "less"), lambda one: one.finish_time_fairness.mean),
+    (Column("fairness_p99", "p99 finish-time fairness", "×", "less"), lambda one: one.finish_time_fairness.p99),
+    (Column("jain_jobs", "Jain, jobs", "index", "more"), lambda one: one.jain_jobs),
+    (Column("gpu_hours", "GPU-hours held", "h", "neither"), lambda one: one.gpu_hours),
+    (Column("reshapes", "reshapes", "", "neither"), lambda one: one.reshapes),
+    (Column("failures", "failed runs", "", "neither"), lambda one: one.failures),
+    (Column("lost", "GPU-hours lost", "h", "less"), lambda one: one.lost_gpu_hours),
+    (Column("overhead", "GPU-hours of overhead", "h", "less"), lambda one: one.overhead_gpu_hours),
 )
+"""What else there is to say."""
+
+GroupMeasure = Literal["completion", "waiting", "slowdown"]
 
 
-def compare(runs: Sequence[tuple[str, Measures]]) -> Comparison:
-    """One row per policy. What is best is marked where there are two or more policies that differ."""
-    columns = tuple(column for column, _ in _COMPARED)
-    values = [[of(measures) for _, of in _COMPARED] for _, measures in runs]
-    return _comparison(columns, [name for name, _ in runs], values)
+def compare(runs: Sequence[tuple[str, Measures]], measures: tuple[Measured, ...] = MAIN) -> Comparison:
+    """One row per policy, one column per measure. The best is marked where policies differ."""
+    columns = [_cells(column, [of(one) for _, one in runs]) for column, of in measures]
+    rows = [Row(name, tuple(cells[row] for cells in columns)) for row, (name, _) in enumerate(runs)]
+    return Comparison(tuple(column for column, _ in measures), tuple(rows))
 
 
-def compare_groups(groups: Sequence[tuple[str, Group]]) -> Comparison:
-    """One row per name: the same tenant, or the same size of jobs, under several policies."""
-    columns = tuple(column for column, _ in _GROUPED)
-    values = [[of(group) for _, of in _GROUPED] for _, group in groups]
-    return _comparison(columns, [name for name, _ in groups], values)
+def compare_groups(
+    runs: Sequence[tuple[str, Sequence[Group]]], of: GroupMeasure, most: int | None = None
+) -> Comparison:
+    """One row per group of jobs (tenants, sizes), one column per policy: the mean of one measure.
+
+    With `most`, only the groups that held most GPU-hours under the first policy, in their own order.
+    """
+    unit = "×" if of == "slowdown" else "s"
+    columns = tuple(Column(name, name, unit, "less") for name, _ in runs)
+    by_name = [{group.name: group for group in groups} for _, groups in runs]
+    rows = [
+        Row(
+            group.name,
+            tuple(_cells(Column("", "", unit, "less"), [_mean(groups.get(group.name), of) for groups in by_name])),
+        )
+        for group in (_largest(runs[0][1], most) if runs else ())
+    ]
+    return Comparison(columns, tuple(rows))
 
 
-def _comparison(columns: tuple[Column, ...], names: list[str], values: list[list[float | None]]) -> Comparison:
-    down = [_cells(column, [row[index] for row in values]) for index, column in enumerate(columns)]
-    return Comparison(columns, tuple(Row(name, tuple(cells[row] for cells in down)) for row, name in enumerate(names)))
+def _mean(group: Group | None, of: GroupMeasure) -> float | None:
+    if group is None:
+        return None
+    match of:
+        case "completion":
+            return group.completion.mean
+        case "waiting":
+            return group.waiting.mean
+        case "slowdown":
+            return group.slowdown.mean
+
+
+def _largest(groups: Sequence[Group], most: int | None) -> Sequence[Group]:
+    if most is None or len(groups) <= most:
+        return groups
+    kept = {group.name for group in sorted(groups, key=lambda group: -group.gpu_hours)[:most]}
+    return [group for group in groups if group.name in kept]
 
 
 def _cells(column: Column, values: list[float | None]) -> list[Cell]:
+    texts = [text_of(value, column.unit) for value in values]
     known = [value for value in values if value is not None]
-    best = _best(column.better, known)
     largest = max((abs(value) for value in known), default=0.0) or 1.0
+    best = _best_text(column, known)
     return [
-        Cell(
-            value,
-            text_of(value, column.unit),
-            best=value is not None and value == best,
-            part=0.0 if value is None else abs(value) / largest,
-        )
-        for value in values
+        Cell(value, text, text == best, 0.0 if value is None else abs(value) / largest)
+        for value, text in zip(values, texts, strict=True)
     ]
 
 
-def _best(better: Better, known: list[float]) -> float | None:
-    if better == "neither" or len(set(known)) < 2:
+def _best_text(column: Column, known: list[float]) -> str | None:
+    """How the best value reads; None where there is none. Values that read the same are equally good."""
+    if column.better == "neither" or not known:
         return None
-    return min(known) if better == "less" else max(known)
+    if len({text_of(value, column.unit) for value in known}) < 2:
+        return None
+    return text_of(min(known) if column.better == "less" else max(known), column.unit)
 
 
 def text_of(value: float | None, unit: str) -> str:

@@ -18,14 +18,10 @@ from refold.packing import RULES, Free
 from refold.packing.compiled import compiled
 from refold.packing.fragments import no_typical, renew_typical, time_to_renew
 from refold.packing.free import indices_of
-from refold.packing.kernels import give_back
+from refold.packing.kernels import give_back, need_of
 from refold.packing.layout import (
     DEMAND_ENTRIES,
     GPU_MASK,
-    INSTANCES,
-    NEED_CPU,
-    NEED_MEMORY,
-    NEED_MILLI,
     NODE,
     Floats,
     Ints,
@@ -93,9 +89,9 @@ def replay_compiled(
     free = Free(cluster)
     shapes = np.zeros((len(tasks.demands), DEMAND_ENTRIES), dtype=np.int64)
     for number, demand in enumerate(tasks.demands):
-        shapes[number] = free.vector(demand)
+        shapes[number] = free.vector(demand)[0]
     fits = np.array([free.fits_when_empty(demand) for demand in tasks.demands], dtype=np.int64)
-    instances = shapes[tasks.demand_of, INSTANCES] * fits[tasks.demand_of] if len(tasks.demand_of) else tasks.demand_of
+    instances = shapes[tasks.demand_of, 0] * fits[tasks.demand_of] if len(tasks.demand_of) else tasks.demand_of
     first_place = np.zeros(len(instances) + 1, dtype=np.int64)
     np.cumsum(instances, out=first_place[1:])
     places = np.zeros((int(first_place[-1]), 2), dtype=np.int64)
@@ -213,10 +209,10 @@ def _replay(
         while size > 0 and times[0] == now:
             task = _pop(times, running, size)
             size -= 1
-            need = shapes[demand_of[task]]
+            need = need_of(shapes, demand_of[task])
             for row in range(first_place[task], first_place[task + 1]):
                 node, mask = places[row, NODE], places[row, GPU_MASK]
-                give_back(nodes, gpus, bits, node, mask, need[NEED_MILLI], need[NEED_CPU], need[NEED_MEMORY])
+                give_back(nodes, gpus, bits, node, mask, need.milli, need.cpu, need.memory)
             closed[:] = False
             stuck = False
         while arrived < count and submitted[arrived] == now:
@@ -244,14 +240,14 @@ def _replay(
                 if task >= arrived:
                     break
             kind = demand_of[task]
-            found = places[first_place[task] : first_place[task + 1]]
-            if not place(rule, nodes, gpus, bits, shapes[kind], memory, typical, weights, found):
+            first = first_place[task]
+            if not place(rule, nodes, gpus, bits, shapes, kind, memory, typical, weights, places, first):
                 closed[kind] = True
                 stuck = strict
                 continue
-            slowest = speed_of_node[found[0, NODE]]
-            for instance in range(1, found.shape[0]):
-                slowest = min(slowest, speed_of_node[found[instance, NODE]])
+            slowest = np.inf
+            for row in range(first, first_place[task + 1]):
+                slowest = min(slowest, speed_of_node[places[row, NODE]])
             started[task] = now
             ended[task] = now + work[task] / slowest
             _push(times, running, size, ended[task], task)
