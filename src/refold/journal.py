@@ -33,6 +33,8 @@ class JournalFile:
         self._file: IO[bytes] = _open(path, "wb")
         self._buffer = bytearray()
         self._line(header)
+        if safe:
+            _sync_folder(path.parent)  # or the name of the new file could be lost
 
     def write(self, entry: Entry) -> None:
         """One entry more."""
@@ -62,20 +64,20 @@ class JournalFile:
 def read_journal(path: Path) -> tuple[Header, Iterator[Entry]]:
     """The header, and the entries one after the other. A last line that was cut off is left out."""
     try:
-        file = _open(path, "rb")
-        first = file.readline()
-        header = _HEADER.decode(first)
+        with _open(path, "rb") as file:
+            header = _HEADER.decode(file.readline())
     except (OSError, EOFError, gzip.BadGzipFile) as error:
         raise BadFile(path, f"cannot be read: {error}") from None
     except msgspec.MsgspecError as error:
         raise BadFile(path, f"is not a journal: {error}") from None
     if header.version != VERSION:
         raise BadFile(path, f"is a journal of version {header.version}, expected {VERSION}")
-    return header, _entries(path, file)
+    return header, _entries(path)
 
 
-def _entries(path: Path, file: IO[bytes]) -> Iterator[Entry]:
-    with file:
+def _entries(path: Path) -> Iterator[Entry]:
+    with _open(path, "rb") as file:
+        file.readline()
         for number, line in enumerate(file, start=2):
             if not line.endswith(b"\n"):
                 return  # the writer died in the middle of it, so nobody has acted on it
@@ -115,3 +117,11 @@ def _open(path: Path, mode: str) -> IO[bytes]:
     if path.suffix == ".gz":
         return cast(IO[bytes], gzip.open(path, mode, compresslevel=3))
     return cast(IO[bytes], path.open(mode))
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

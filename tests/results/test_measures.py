@@ -277,7 +277,9 @@ def seconds_of(entries: list[Entry]) -> list[_Second]:
                 match event:
                     case JobSubmitted(job):
                         present.add(job.id)
-                    case RunFinished(job_id) | RunStopped(job_id) | RunFailed(job_id):
+                    case RunFinished(job_id, number) | RunStopped(job_id, number) | RunFailed(job_id, number):
+                        if job_id not in runs or runs[job_id].run != number:
+                            continue  # a late report: the run finished as its node was lost
                         del runs[job_id]
                         idle.discard(job_id)
                         if isinstance(event, RunFinished):

@@ -43,7 +43,7 @@ def test_steps_are_one_two_or_five_times_a_power_of_ten() -> None:
 def test_a_line_goes_from_the_bottom_left_to_the_top_right() -> None:
     line = Line(0, "up", np.array([0.0, 10.0]), np.array([0.0, 1.0]))
     picture = line_picture([line], Axis("time", 0, 10), Axis("part", 0, 1), label="a line")
-    assert 'd="M54 262L702 14"' in picture.svg
+    assert 'd="M62 262L698 14"' in picture.svg
     assert picture.numbers["lines"] == [{"series": 0, "name": "up", "x": [0.0, 10.0], "y": [0.0, 1.0]}]
     ElementTree.fromstring(picture.svg)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from journals import start, step, submitted
 
+from refold.core import Policy
 from refold.core.events import RunFinished
 from refold.errors import BadFile, BadValue, MissingExtra
 from refold.model import Cluster, Job
@@ -34,9 +35,9 @@ def jobs(count: int = 60, *, name: str = "job", tenant: str = "team") -> list[Jo
     ]
 
 
-def simulated(work: list[Job], cluster: Cluster) -> list[ReportRun]:
+def simulated(work: list[Job], cluster: Cluster, policies: tuple[Policy, ...] = ()) -> list[ReportRun]:
     runs = []
-    for policy in (Fifo(placement="best-fit"), Srtf(placement="best-fit")):
+    for policy in policies or (Fifo(placement="best-fit"), Srtf(placement="best-fit")):
         journal = HistoryJournal()
         simulate(work, cluster, policy, journal=journal)
         history = journal.history(cluster)
@@ -119,10 +120,12 @@ def test_many_runs_become_images(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_large_history_makes_a_page_of_a_few_megabytes() -> None:
     work = [
         make_job(f"job-{n}", at=n * 2.0, work=100.0 + n * 7919 % 900, gpus=1 + n % 8, tenant=f"t{n % 40}")
-        for n in range(3000)
+        for n in range(3100)
     ]
-    text = report(simulated(work, make_cluster(*[8] * 125)))
+    runs = simulated(work, make_cluster(*[8] * 200), (Fifo(placement="best-fit"),))
+    text = report(runs * 4)
     assert len(text) < 1_500_000
+    assert "one GPU of 2 is drawn" in text
 
 
 def test_one_policy_and_no_jobs_are_reports_too() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from refold import __version__
-from refold.cli import trace
+from refold.cli import compare, policies, replay, run, simulate, trace
 from refold.errors import RefoldError
 
 # Plain help, since drawing boxes costs a tenth of a second; no pretty tracebacks, since users see none.
@@ -23,6 +23,11 @@ app = typer.Typer(
 )
 
 # Commands, in the order that `refold --help` lists them.
+app.command("compare")(compare.compare)
+app.command("simulate")(simulate.simulate)
+app.command("policies")(policies.policies)
+app.command("replay")(replay.replay)
+app.command("run")(run.run)
 app.add_typer(trace.app, name="trace")
 
 
@@ -42,7 +47,11 @@ def _options(
 
 
 def main() -> None:
-    """What the `refold` command runs. Exit status: 0 done, 2 bad input, 130 interrupted."""
+    """What the `refold` command runs.
+
+    Exit status: 0 done; 1 done, and the answer is no (replay differs, not all jobs finished); 2 bad input;
+    130 interrupted.
+    """
     try:
         app()
     except RefoldError as error:
@@ -54,6 +63,10 @@ def main() -> None:
         # The reader went away (`refold … | head`): there is nobody left to tell, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
+    except OSError as error:
+        # What no command foresaw of the world outside: a full disk, a folder without permission.
+        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

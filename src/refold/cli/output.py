@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from time import monotonic
+from threading import Lock, Timer
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
@@ -18,15 +20,20 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs."
 """The option that every command with output has."""
 
 SHOW_PROGRESS_AFTER = 1.0
+"""Seconds of work after which people want to know that something happens."""
+
+WIDE_ENOUGH = 200
+"""How wide a table may be that goes to a file or a pipe: nothing there needs to fit a screen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: its title, how its values read, and whether they are numbers (set to the right)."""
+    """A column of a table: its title, how its values read and look, and whether they are numbers (set to the right)."""
 
     title: str
     text: Callable[[Any], str] = str
     number: bool = False
+    style: Callable[[Any], str] = lambda _: ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +52,30 @@ def print_tables(*tables: Table) -> None:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=output_width())
     for table in tables:
-        drawn = RichTable(title=Text(table.title, "bold"), title_justify="left", box=None, pad_edge=False)
+        if table.title:
+            console.print(Text(table.title, "bold"))
+        titled = any(column.title for column in table.columns.values())
+        drawn = RichTable(box=None, pad_edge=False, show_header=titled)
         for column in table.columns.values():
             drawn.add_column(column.title, justify="right" if column.number else "left", header_style="dim")
         for row in table.rows:
-            drawn.add_row(*(Text(column.text(row[key])) for key, column in table.columns.items()))
+            cells = ((column, row[key]) for key, column in table.columns.items())
+            drawn.add_row(*(Text(column.text(value), column.style(value)) for column, value in cells))
         console.print(drawn)
         for line in table.after:
             console.print(Text(line, "dim"))
         console.print()
+
+
+def output_width() -> int:
+    """How many characters a line of output may have."""
+    from shutil import get_terminal_size
+
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return get_terminal_size().columns
+    return WIDE_ENOUGH
 
 
 def print_json(document: object) -> None:
@@ -90,33 +110,38 @@ class Advance(Protocol):
 
 @contextmanager
 def progress(description: str, total: float | None = None) -> Iterator[Advance]:
-    """A bar on stderr, on a terminal, once the work has taken a second; anywhere else, nothing."""
+    """A bar on stderr, on a terminal, once the work has taken a second; anywhere else, nothing.
+
+    Without a total it only shows that work goes on.
+    """
     late = _LateBar(description, total) if sys.stderr.isatty() else None
     try:
-        yield late.advance if late else _ignore
+        yield late.advance if late else nobody_looks
     finally:
         if late:
             late.close()
 
 
-def _ignore(amount: float = 1.0) -> None:
-    """Nobody is looking."""
+def nobody_looks(amount: float = 1.0) -> None:
+    """What to call where there is no bar."""
 
 
 class _LateBar:
-    """A progress bar that is drawn only when it is needed."""
+    """A progress bar that is drawn only when it is needed, also if the work has nothing to tell until then."""
 
     def __init__(self, description: str, total: float | None) -> None:
         self._description, self._total = description, total
         self._done = 0.0
-        self._began = monotonic()
         self._bar: Progress | None = None
         self._task: TaskID | None = None
+        self._closed = False
+        self._lock = Lock()
+        self._timer = Timer(SHOW_PROGRESS_AFTER, self._draw)
+        self._timer.daemon = True
+        self._timer.start()
 
     def advance(self, amount: float = 1.0) -> None:
         self._done += amount
-        if self._bar is None and monotonic() - self._began > SHOW_PROGRESS_AFTER:
-            self._draw()
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=self._done)
 
@@ -124,10 +149,23 @@ class _LateBar:
         from rich.console import Console
         from rich.progress import Progress
 
-        self._bar = Progress(console=Console(stderr=True), transient=True)
-        self._task = self._bar.add_task(self._description, total=self._total)
-        self._bar.start()
+        with self._lock:
+            if self._closed:
+                return
+            bar = Progress(console=Console(stderr=True), transient=True)
+            self._task = bar.add_task(self._description, total=self._total)
+            bar.update(self._task, completed=self._done)
+            bar.start()
+            self._bar = bar
 
     def close(self) -> None:
+        self._timer.cancel()
+        with self._lock:
+            self._closed = True
         if self._bar is not None:
             self._bar.stop()
+
+
+def typed_command() -> str:
+    """The command as it was typed, for those who want to make the same again."""
+    return shlex.join(["refold", *sys.argv[1:]])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from refold.cli.options import PlacementName, PolicyName, Settings, make_folder, settings_from
 from refold.cli.output import AsJson, Column, Table, print_json, print_tables
 
 if TYPE_CHECKING:
@@ -29,11 +30,9 @@ COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 def run(
     jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="A YAML list of jobs; see examples/jobs.yaml.")],
     slots: Annotated[int, typer.Option("--slots", min=1, max=62, help="How many slots (GPUs) there are.")],
-    policy: Annotated[str, typer.Option("--policy", help="Who runs when: a name, or a file of your own.")] = "fifo",
-    placement: Annotated[str | None, typer.Option("--placement", help="Which slots: a placement rule.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the policy; repeatable.")
-    ] = None,
+    policy: PolicyName = "fifo",
+    placement: PlacementName = None,
+    settings: Settings = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="A folder for journal and logs [refold-runs/DATE-TIME].")
     ] = None,
@@ -53,7 +52,7 @@ def run(
     from refold.registry import make_policy
 
     wanted, patience = read_jobs(jobs), seconds_from_text(grace)
-    header = Header(local_cluster(slots), policy, _settings(settings or [], placement))
+    header = Header(local_cluster(slots), policy, settings_from(settings, placement))
     made = make_policy(header.policy, header.settings)
     _rehearse(header, wanted)
     folder = _new_folder(out)
@@ -103,23 +102,6 @@ async def _drive(jobs: list[Job], header: Header, policy: Policy, folder: Path, 
         return interruption.exit_code
 
 
-def _settings(given: list[str], placement: str | None) -> dict[str, Any]:
-    import json
-
-    from refold.errors import BadInput
-
-    settings: dict[str, Any] = {} if placement is None else {"placement": placement}
-    for text in given:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise BadInput(f"--set {text}: expected KEY=VALUE, such as --set threshold_gpu_seconds=600")
-        try:
-            settings[key] = json.loads(value)
-        except ValueError:
-            settings[key] = value
-    return settings
-
-
 def _new_folder(out: Path | None) -> Path:
     from datetime import datetime
 
@@ -128,11 +110,7 @@ def _new_folder(out: Path | None) -> Path:
     folder = out or Path("refold-runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
     if (folder / JOURNAL).exists():
         raise BadFile(folder, "has a journal of an earlier run already; name another folder with --out")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadFile(folder, f"cannot be made a folder: {error.strerror}") from None
-    return folder
+    return make_folder(folder)
 
 
 class _Teller:

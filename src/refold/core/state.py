@@ -26,13 +26,14 @@ from refold.packing import Free
 class Progress:
     """What a job has behind it: runs so far, work kept, GPU-seconds of the runs that have ended."""
 
-    __slots__ = ("computing_since", "done", "gpu_seconds", "runs")
+    __slots__ = ("computing_since", "done", "gpu_seconds", "runs", "said_started")
 
     def __init__(self) -> None:
         self.runs = 0
         self.done: Seconds = 0.0
         self.gpu_seconds = 0.0
         self.computing_since: Seconds = 0.0
+        self.said_started = False
 
 
 class Changes:
@@ -91,11 +92,10 @@ class State:
                     return self._stopped(job_id, done)
             case RunStarted(job_id, number):
                 if self._is_current(job_id, number, event):
-                    self.progress[job_id].computing_since = self.now
+                    self._began_to_compute(self.progress[job_id])
             case RunProgressed(job_id, number, done):
                 if self._is_current(job_id, number, event):
-                    progress = self.progress[job_id]
-                    progress.done, progress.computing_since = done, self.now
+                    self._progressed(self.progress[job_id], done)
             case RunFailed(job_id, number, _, done, retry):
                 if self._is_current(job_id, number, event):
                     self._failed(job_id, done, retry)
@@ -128,6 +128,19 @@ class State:
             return
         self.waiting[job.id] = job
         self.changes.submitted.append(job)
+
+    def _began_to_compute(self, progress: Progress) -> None:
+        if progress.said_started:
+            self.late["RunStarted"] += 1
+            return
+        progress.said_started = True
+        progress.computing_since = self.now
+
+    def _progressed(self, progress: Progress, done: Seconds) -> None:
+        if done <= progress.done:
+            self.late["RunProgressed"] += 1
+            return
+        progress.done, progress.computing_since = done, self.now
 
     def _stopped(self, job_id: str, done: Seconds) -> Order | None:
         wanted = self._reshaping.pop(job_id, None)
@@ -198,6 +211,7 @@ class State:
         progress = self.progress[job_id]
         progress.runs += 1
         progress.computing_since = self.now
+        progress.said_started = False
         run = Run(job_id, progress.runs, allocation, self.now)
         self.runs[job_id] = run
         self.changes.started.append(run)

@@ -17,7 +17,7 @@ LARGEST = 2**40
 
 
 class Demand(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """`instances` equal instances, all or nothing; each on one node, with `gpus` GPUs of which it takes `gpu_milli` each.
+    """`instances` equal instances, all or nothing; each on one node, with `gpu_milli` of each of `gpus` GPUs.
 
     An instance of 0 GPUs needs CPUs and memory only. `gpu_types` empty: any type will do.
     """

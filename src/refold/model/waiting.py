@@ -18,8 +18,13 @@ class Reason(StrEnum):
 
 
 class Shortage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """How many nodes lack what, for one instance: each node is counted once, under the first thing it lacks."""
+    """Room for how many of the instances, and how many nodes lack what for one of them.
 
+    Each node is counted once, under the first thing it lacks.
+    """
+
+    instances: int = 1
+    room: int = 0
     nodes: int = 0
     fit: int = 0
     down: int = 0
@@ -30,7 +35,7 @@ class Shortage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     little_memory: int = 0
 
     def text(self, gpus: str) -> str:
-        """'0 of 12 nodes fit: 7 have fewer than 8 free GPUs, 4 are of another type, 1 is down'."""
+        """'0 of 12 nodes fit: 7 × less than 8 GPUs free, 4 × another GPU type, 1 × down'."""
         lacks = (
             (self.few_gpus, f"less than {gpus} free"),
             (self.wrong_type, "another GPU type"),
@@ -40,7 +45,8 @@ class Shortage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             (self.down, "down"),
         )
         why = ", ".join(f"{count} × {what}" for count, what in lacks if count)
-        return f"{self.fit} of {self.nodes} nodes fit" + (f": {why}" if why else "")
+        gang = f"room for {self.room} of {self.instances} instances, " if self.instances > 1 else ""
+        return f"{gang}{self.fit} of {self.nodes} nodes fit" + (f": {why}" if why else "")
 
 
 class Wait(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,8 +1,16 @@
-"""How hot loops are compiled: once per machine, kept on disk, typed for the checker as the function they were."""
+"""How hot loops are compiled: once per machine, kept on disk, typed for the checker as the function they were.
+
+Numba keeps a compiled function until the file that holds it changes, although it may have compiled others into
+it. So here the sources of all kernels are part of what a kept function is known by: change one, and all are
+compiled anew.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
@@ -13,10 +21,16 @@ from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_SOURCES = sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()
+
 
 def compiled(function: F) -> F:
     """Compile with Numba, cached on disk."""
-    return cast(F, numba.njit(cache=True, error_model="numpy")(function))
+    dispatcher: Any = numba.njit(cache=True, error_model="numpy")(function)
+    with suppress(AttributeError):  # of a Numba that keeps its cache differently, or does not compile at all
+        kept = dispatcher._cache._cache_file
+        kept._source_stamp = (kept._source_stamp, _SOURCES)
+    return cast(F, dispatcher)
 
 
 def inlined(function: F) -> F:

@@ -170,6 +170,8 @@ class Free:
         """How many nodes lack what for one instance of a demand."""
         counts = kernels.count_lacks(self.nodes, self.gpus, self.vector(demand), 0).tolist()
         return Shortage(
+            instances=demand.instances,
+            room=counts[kernels.ROOM],
             nodes=len(self.cluster.nodes),
             fit=counts[kernels.FITS],
             down=counts[kernels.DOWN],

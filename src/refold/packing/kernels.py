@@ -24,8 +24,8 @@ from refold.packing.layout import (
 # What `take` answers.
 TAKEN, NODE_DOWN, NO_SUCH_GPU, GPU_OVER, CPU_OVER, MEMORY_OVER = range(6)
 
-# What `first_lack` answers, in the order of model.waiting.Shortage.
-FITS, DOWN, WRONG_TYPE, TOO_SMALL, FEW_GPUS, FEW_CPUS, LITTLE_MEMORY = range(7)
+# What `first_lack` answers, and where `count_lacks` counts it.
+FITS, DOWN, WRONG_TYPE, TOO_SMALL, FEW_GPUS, FEW_CPUS, LITTLE_MEMORY, ROOM = range(8)
 
 
 @inlined
@@ -175,7 +175,7 @@ def lowest_row(need: Need) -> int:
 
 @compiled
 def next_fitting(nodes: Ints, gpus: Ints, bits: Words, low: int, above: int, only: int, need: Need, start: int) -> int:
-    """The first node from `start` on where an instance fits, of those in row `low`, not in `above`, in `only`; or -1."""
+    """The first node from `start` on where an instance fits, in row `low`, not in `above`, in `only`; or -1."""
     words = words_in(bits)
     word = start >> 6
     if low > most_gpus(bits) or word >= words:
@@ -211,11 +211,31 @@ def first_lack(nodes: Ints, gpus: Ints, node: int, need: Need) -> int:
     return FITS
 
 
+@inlined
+def _instances_with_room(nodes: Ints, gpus: Ints, node: int, need: Need) -> int:
+    """How many instances would fit on a node that has room for one."""
+    room = need.instances
+    if need.gpus > 0:
+        parts, first = 0, nodes[node, FIRST_GPU]
+        for gpu in range(first, first + nodes[node, GPUS]):
+            parts += gpus[gpu] // need.milli
+        room = min(room, parts // need.gpus)
+    if need.cpu > 0:
+        room = min(room, nodes[node, CPU_FREE] // need.cpu)
+    if need.memory > 0:
+        room = min(room, nodes[node, MEMORY_FREE] // need.memory)
+    return room
+
+
 @compiled
 def count_lacks(nodes: Ints, gpus: Ints, demands: Ints, row: int) -> Ints:
-    """How many nodes lack what: each counted once, under the first thing it lacks."""
+    """How many nodes lack what, each counted once under the first thing it lacks; last, room for how many instances."""
     need = need_of(demands, row)
-    counts = np.zeros(LITTLE_MEMORY + 1, dtype=np.int64)
+    counts = np.zeros(ROOM + 1, dtype=np.int64)
     for node in range(nodes.shape[0] - 1):
-        counts[first_lack(nodes, gpus, node, need)] += 1
+        lack = first_lack(nodes, gpus, node, need)
+        counts[lack] += 1
+        if lack == FITS:
+            counts[ROOM] += _instances_with_room(nodes, gpus, node, need)
+    counts[ROOM] = min(counts[ROOM], need.instances)
     return counts

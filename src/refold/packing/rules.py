@@ -291,9 +291,9 @@ def _choose_node(
     weights: Floats,
 ) -> int:
     """The node for the next instance of a gang, whose last instance was put on node `last` (-1: the first one)."""
-    if rule <= BEST_FIT and last >= 0 and nodes[last, WHOLE_FREE] >= lowest_row(need):
-        if fits(nodes, gpus, last, need):
-            return last  # what was first, or tightest, still is
+    filling = rule == FIRST_FIT or (rule == BEST_FIT and need.milli == WHOLE)
+    if filling and last >= 0 and nodes[last, WHOLE_FREE] >= lowest_row(need) and fits(nodes, gpus, last, need):
+        return last  # what was first, or tightest, still is
     if rule == FIRST_FIT:
         return next_fitting(nodes, gpus, bits, lowest_row(need), most_gpus(bits) + 1, 0, need, last + 1)
     if rule == BEST_FIT:

@@ -39,11 +39,15 @@ class Reasons:
 
     def _say_who_is_ahead(self, view: View, starts: Sequence[Start]) -> None:
         started = {start.job for start in starts}
-        ahead = len(view.waiting) - len(starts) - 1
-        for job in (*view.changes.submitted, *view.changes.returned):
-            if job.id not in self._said and job.id not in started:
-                self._said[job.id] = Reason.AHEAD
-                self._waits.append(Wait(job.id, Reason.AHEAD, ahead=ahead))
+        fresh = [
+            job.id
+            for job in (*view.changes.returned, *view.changes.submitted)
+            if job.id not in self._said and job.id not in started
+        ]
+        before = len(view.waiting) - len(starts) - len(fresh)
+        for position, job_id in enumerate(fresh):
+            self._said[job_id] = Reason.AHEAD
+            self._waits.append(Wait(job_id, Reason.AHEAD, ahead=before + position))
 
     def _is_new(self, job: Job, reason: Reason) -> bool:
         if self._said.get(job.id) is reason:

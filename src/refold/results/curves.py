@@ -122,7 +122,7 @@ def typical_demands(history: History) -> tuple[Ints, Floats]:
     typical, weights = no_typical()
     seen: Counter[Demand] = Counter(job.demand for job in history.jobs.jobs if job.demand.gpus)
     if seen:
-        shapes = np.array([vector_of(demand, history.cluster) for demand in seen])
+        shapes = np.vstack([vector_of(demand, history.cluster) for demand in seen])
         counts = np.array(list(seen.values()), dtype=np.int64)
         renew_typical(shapes, counts, len(counts), typical, weights)
     return typical, weights

@@ -55,13 +55,13 @@ def colouring(history: History) -> Colouring:
 
 def blocks_of(history: History) -> int:
     """How many blocks it takes to draw a history one by one."""
-    return sum(sum(1 for _ in _stretches(share.gpus)) for one in history.runs.allocations for share in one.placement)
+    return sum(sum(1 for _ in _stretches(share)) for one in history.runs.allocations for share in one.placement)
 
 
 def gantt_picture(history: History, colours: Colouring, axis: Axis, *, as_image: bool, label: str) -> Picture:
     """The picture of one history."""
     gpus = history.cluster.gpus
-    row = min(16.0, max(0.4, 400 / max(gpus, 1)))
+    row = min(16.0, (400 if gpus <= 400 else 520) / max(gpus, 1))
     frame = Frame(WIDE, row * gpus + 42, left=84, right=18, top=8, bottom=34)
     ground = svg.tag("rect", class_="ground", x=frame.left, y=frame.top, width=frame.across, height=frame.down)
     numbers: dict[str, Any] = {
@@ -101,9 +101,12 @@ def _first_rows(cluster: Cluster) -> list[int]:
     return [0, *accumulate(node.gpus for node in cluster.nodes)]
 
 
-def _stretches(gpus: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Neighbouring GPUs together: (0, 1, 2, 5) are 0 to 2 and 5 to 5."""
-    for _, group in groupby(enumerate(sorted(gpus)), key=lambda pair: pair[1] - pair[0]):
+def _stretches(share: Share) -> Iterator[tuple[int, int]]:
+    """GPUs that are drawn as one block: whole neighbours, so that (0, 1, 2, 5) are 0 to 2 and 5 to 5; parts alone."""
+    if share.gpu_milli < WHOLE:
+        yield from ((gpu, gpu) for gpu in share.gpus)
+        return
+    for _, group in groupby(enumerate(sorted(share.gpus)), key=lambda pair: pair[1] - pair[0]):
         neighbours = [gpu for _, gpu in group]
         yield neighbours[0], neighbours[-1]
 
@@ -120,7 +123,7 @@ def _blocks(
         block = [job, int(history.runs.number[run]), round(start, 1), round(end, 1), int(history.runs.ending[run])]
         left, wide = frame.left + (start - axis.low) * scale, max((end - start) * scale, 0.4)
         for share in allocation.placement:
-            for low, high in _stretches(share.gpus):
+            for low, high in _stretches(share):
                 part, offset = _height_within(share, shelves, first_rows[share.node] + low, start, end)
                 top = frame.top + (first_rows[share.node] + low + offset) * row
                 tall = (high - low) * row + part * row

@@ -61,8 +61,8 @@ class Frame:
 
     width: float
     height: float
-    left: float = 54
-    right: float = 18
+    left: float = 62
+    right: float = 22
     top: float = 14
     bottom: float = 28
 

@@ -318,8 +318,9 @@ def _distribution_line(series: int, name: str, durations: Floats, levels: Floats
 
 def _gantts(runs: Sequence[ReportRun], span: tuple[float, float]) -> tuple[list[Any], list[Figure]]:
     """The tables of jobs that pointers ask, each given once however many policies share it; and the figures."""
-    blocks = sum(gantt.blocks_of(run.history) for run in runs)
-    as_image = blocks > gantt.MOST_BLOCKS
+    # A run is a block or more, so that histories of many runs need not be counted out.
+    many = sum(len(run.history.runs) for run in runs) > gantt.MOST_BLOCKS
+    as_image = many or sum(gantt.blocks_of(run.history) for run in runs) > gantt.MOST_BLOCKS
     colours = [gantt.colouring(run.history) for run in runs]
     known: dict[tuple[str, ...], int] = {}
     texts: list[Any] = []
@@ -335,8 +336,14 @@ def _gantts(runs: Sequence[ReportRun], span: tuple[float, float]) -> tuple[list[
             picture.numbers["jobs"] = known[ids]
         seen = set(colour.of_job.tolist())
         keys = [Key(f"f{fill}", name) for fill, name in enumerate(colour.names) if fill in seen]
-        figures.append(Figure(run.name, f"coloured by {colour.by}", picture, keys))
+        figures.append(Figure(run.name, _gantt_note(run.history, colour, as_image), picture, keys))
     return texts, figures
+
+
+def _gantt_note(history: History, colour: gantt.Colouring, as_image: bool) -> str:
+    every = -(-history.cluster.gpus // gantt.MOST_ROWS)
+    left_out = f"; one GPU of {every} is drawn" if as_image and every > 1 else ""
+    return f"coloured by {colour.by}{left_out}"
 
 
 # Groups.

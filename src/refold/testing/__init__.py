@@ -1,5 +1,18 @@
-"""For tests of your own policies, back ends and trace readers: small makers, and contracts to subclass."""
+"""For tests of your own policies, back ends and trace readers: small makers, an audit, and contracts to subclass."""
 
+from refold.testing.audit import Audit, Broken
+from refold.testing.backend_contract import BackendContract
 from refold.testing.makers import make_cluster, make_job
+from refold.testing.policy_contract import PolicyContract, seeded_workload
+from refold.testing.trace_contract import TraceContract
 
-__all__ = ["make_cluster", "make_job"]
+__all__ = [
+    "Audit",
+    "BackendContract",
+    "Broken",
+    "PolicyContract",
+    "TraceContract",
+    "make_cluster",
+    "make_job",
+    "seeded_workload",
+]

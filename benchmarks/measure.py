@@ -1,0 +1,75 @@
+"""Measuring: CPU time, since other people's work shares the machine, in fresh processes, since caches remember.
+
+`python -m benchmarks.measure MODULE FUNCTION ARGUMENTS` is the fresh process: it calls a function with JSON
+arguments and prints its JSON answer as the last line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """CPU time of this process for one call."""
+    before = time.process_time()
+    work()
+    return time.process_time() - before
+
+
+def median_cpu_seconds(work: Callable[[], object], times: int = 3) -> float:
+    """The median of several calls."""
+    return statistics.median(cpu_seconds(work) for _ in range(times))
+
+
+def in_fresh_process(
+    function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None
+) -> Any:
+    """Call a function of a module, with arguments and an answer that JSON can carry, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.measure", function.__module__, function.__name__]
+    done = subprocess.run(
+        [*command, json.dumps(arguments)],
+        cwd=REPOSITORY,
+        env={**os.environ, **(environment or {})},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def cpu_seconds_of_command(command: Sequence[str], environment: Mapping[str, str] | None = None) -> float:
+    """User and system time of a command from its start to its end."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        command, env={**os.environ, **(environment or {})}, stdout=subprocess.DEVNULL, check=True, cwd=REPOSITORY
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def peak_memory_bytes() -> int:
+    """The most memory this process has held."""
+    kilobytes_or_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes_or_bytes if sys.platform == "darwin" else kilobytes_or_bytes * 1024
+
+
+def _main() -> None:
+    module, function, arguments = sys.argv[1:]
+    answer = getattr(importlib.import_module(module), function)(*json.loads(arguments))
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    _main()

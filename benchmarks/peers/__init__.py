@@ -1,0 +1,1 @@
+"""What Refold is measured against."""

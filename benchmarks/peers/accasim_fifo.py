@@ -1,0 +1,123 @@
+"""AccaSim's own simulator (PyPI `accasim`), driven with the jobs and nodes that Refold gets.
+
+To be fair to it: GPUs are its only resource, jobs come from memory instead of a parsed file, all its output is
+off, and it does not check requests that are known to fit. Its `FirstInFirstOut` is strict, like our `fifo`. One
+thing of its own that newer Pythons lack is put back before it is imported (`collections.Mapping`), in this process.
+"""
+
+from __future__ import annotations
+
+import collections
+import collections.abc
+import contextlib
+import io
+import json
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from refold.model import Cluster, Job
+
+Allocator = Literal["first-fit", "best-fit"]
+
+GPU = "core"
+"""The resource that AccaSim knows by heart: nodes without any of it left are skipped without being looked at."""
+
+START = 1_000_000
+"""AccaSim takes a time of 0 for "not yet begun"; all times are moved by this."""
+
+
+class Outcome(NamedTuple):
+    """What came of it."""
+
+    cpu_seconds: float
+    finished: int
+    mean_waiting: float
+
+
+def run(jobs: Sequence[Job], cluster: Cluster, allocator: Allocator) -> Outcome:
+    """Simulate with AccaSim; the CPU time is that of its event loop alone."""
+    with tempfile.TemporaryDirectory() as folder, _quiet():
+        simulator = _simulator(jobs, cluster, allocator, Path(folder))
+        before = time.process_time()
+        simulator.start_simulation()
+        spent = time.process_time() - before
+    waiting = simulator.mapper.wtimes
+    return Outcome(spent, simulator.mapper.finished, sum(waiting) / max(1, len(waiting)))
+
+
+def _simulator(jobs: Sequence[Job], cluster: Cluster, allocator: Allocator, folder: Path) -> Any:
+    collections.Mapping = collections.abc.Mapping  # type: ignore[attr-defined]
+    from accasim.base.allocator_class import BestFit, FirstFit
+    from accasim.base.event_class import AttributeType, JobFactory
+    from accasim.base.resource_manager_class import Resources
+    from accasim.base.scheduler_class import FirstInFirstOut, JobVerification
+    from accasim.base.simulator_class import Simulator
+    from accasim.utils.reader_class import Reader
+
+    class FromMemory(Reader):  # type: ignore[misc]
+        """Hands over one job after the other."""
+
+        def __init__(self, factory: Any) -> None:
+            Reader.__init__(self, factory)
+            self._requests = map(_request, jobs)
+
+        def _read(self, _current_time: int) -> dict[str, Any] | None:
+            request = next(self._requests, None)
+            if request is None:
+                self.stop_submission()
+            return request
+
+    system = _system(cluster)
+    config = folder / "system.json"
+    config.write_text(json.dumps(system))
+    manager = Resources(system["groups"], system["resources"]).resource_manager()
+    factory = JobFactory(manager, job_attrs=[AttributeType("expected_duration", int)])
+    place = FirstFit() if allocator == "first-fit" else BestFit()
+    return Simulator(
+        str(folder / "jobs"),
+        str(config),
+        FirstInFirstOut(place, job_check=JobVerification.NO_CHECK),
+        resource_manager=manager,
+        reader=FromMemory(factory),
+        job_factory=factory,
+        scheduling_output=False,
+        statistics_output=False,
+        show_statistics=False,
+        RESULTS_FOLDER_PATH=str(folder),
+        LOG_LEVEL="ERROR",
+    )
+
+
+def _system(cluster: Cluster) -> dict[str, Any]:
+    """The cluster in AccaSim's words: a group of nodes for each number of GPUs."""
+    sizes = collections.Counter(node.gpus for node in cluster.nodes)
+    return {
+        "groups": {f"gpus{size}": {GPU: size} for size in sizes},
+        "resources": {f"gpus{size}": count for size, count in sizes.items()},
+        "equivalence": {"processor": {GPU: 1}},
+    }
+
+
+def _request(job: Job) -> dict[str, Any]:
+    """A job in AccaSim's words. It counts whole seconds, as the traces do."""
+    duration = int(job.work or 0)
+    return {
+        "job_id": job.id,
+        "queued_time": START + int(job.submitted),
+        "duration": duration,
+        "expected_duration": duration,
+        "requested_nodes": job.demand.instances,
+        "requested_resources": {GPU: job.demand.gpus},
+    }
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Old escapes in its strings make newer Pythons warn; it also prints."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield

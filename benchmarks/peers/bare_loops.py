@@ -1,0 +1,63 @@
+"""Event loops over arrivals and departures that decide nothing: what the mere passing of time costs.
+
+Jobs are two columns, submission and duration; a job departs its duration after it arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+import simpy
+
+
+def merged(submitted: Sequence[float], work: Sequence[float]) -> int:
+    """Arrivals, which are sorted, are read off; only departures go through the heap. The leanest `heapq` loop."""
+    departures: list[tuple[float, int]] = []
+    arrived = events = 0
+    count = len(submitted)
+    while arrived < count or departures:
+        if departures and (arrived == count or departures[0][0] <= submitted[arrived]):
+            heappop(departures)
+        else:
+            heappush(departures, (submitted[arrived] + work[arrived], arrived))
+            arrived += 1
+        events += 1
+    return events
+
+
+def all_in_heap(submitted: Sequence[float], work: Sequence[float]) -> int:
+    """Every event goes through one heap, as in a general event loop."""
+    count = len(submitted)
+    heap = [(at, job) for job, at in enumerate(submitted)]
+    heapify(heap)
+    events = 0
+    while heap:
+        now, event = heappop(heap)
+        if event < count:
+            heappush(heap, (now + work[event], count + event))
+        events += 1
+    return events
+
+
+def in_simpy(submitted: Sequence[float], work: Sequence[float]) -> int:
+    """SimPy: a process that waits for arrivals, and one process for each job."""
+    environment = simpy.Environment(submitted[0] if submitted else 0.0)
+    events = 0
+
+    def job(duration: float) -> Iterator[Any]:
+        nonlocal events
+        yield environment.timeout(duration)
+        events += 1
+
+    def arrivals() -> Iterator[Any]:
+        nonlocal events
+        for at, duration in zip(submitted, work, strict=True):
+            yield environment.timeout(at - environment.now)
+            events += 1
+            environment.process(job(duration))
+
+    environment.process(arrivals())
+    environment.run()
+    return events

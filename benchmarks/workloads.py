@@ -1,0 +1,83 @@
+"""The traces that are measured on, and Refold's two simulators as the cases call them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from benchmarks.measure import REPOSITORY, cpu_seconds
+from refold.core import Header
+from refold.core.orders import StartRun
+from refold.journal import JournalFile, read_journal
+from refold.model import Cluster, Job
+from refold.registry import make_policy
+from refold.simulator import simulate
+from refold.traces import read_cluster, read_trace
+from refold.traces.synthetic import enlarge
+
+TRACES = REPOSITORY.parent / "shared" / "data" / "traces"
+HELIOS = "jobs_helios_venus.csv.gz"
+PHILLY = "jobs_philly.csv.gz"
+PHILLY_NODES = "nodes_philly_552.csv.gz"
+PAI = "jobs_pai2020_sub60k.csv.gz"
+PAI_NODES = "nodes_pai2020.csv.gz"
+PAI_SAMPLE = 0.082
+"""The part of all tasks that the PAI file holds."""
+
+
+def missing(*files: str) -> str:
+    """Why a case cannot be measured here; empty if it can."""
+    absent = [file for file in files if not (TRACES / file).exists()]
+    return f"no {', '.join(absent)} in ../shared/data/traces" if absent else ""
+
+
+@cache
+def philly() -> tuple[tuple[Job, ...], Cluster]:
+    """Microsoft Philly on its 552 nodes."""
+    return read_trace(TRACES / PHILLY).jobs, read_cluster(TRACES / PHILLY_NODES)
+
+
+@cache
+def helios() -> tuple[tuple[Job, ...], Cluster]:
+    """Helios Venus on 135 nodes of 8 GPUs."""
+    return read_trace(TRACES / HELIOS).jobs, read_cluster("135x8:V100")
+
+
+@cache
+def pai() -> tuple[tuple[Job, ...], Cluster]:
+    """The PAI sample enlarged to its full load; tasks are many instances of one GPU."""
+    sample = read_trace(TRACES / PAI, gpus_per_instance=1)
+    return enlarge(sample, 1 / PAI_SAMPLE, seed=1).jobs, read_cluster(TRACES / PAI_NODES)
+
+
+def simulate_with_journal(
+    jobs: Sequence[Job], cluster: Cluster, policy: str, placement: str, journal: Path
+) -> float:
+    """The general simulator, writing its journal to a file: CPU seconds, the closing of the file included."""
+    settings = {"placement": placement}
+    maker = make_policy(policy, settings)
+
+    def run() -> None:
+        with JournalFile(journal, Header(cluster, policy, settings)) as file:
+            simulate(jobs, cluster, maker, journal=file)
+
+    return cpu_seconds(run)
+
+
+def general_seconds(jobs: Sequence[Job], cluster: Cluster, policy: str = "fifo", placement: str = "best-fit") -> float:
+    """The same, with a journal that nobody reads; the kernels are loaded before."""
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Path(folder) / "journal.jsonl"
+        simulate_with_journal(jobs[:100], cluster, policy, placement, journal)
+        return simulate_with_journal(jobs, cluster, policy, placement, journal)
+
+
+def starts_in(journal: Path) -> Iterator[tuple[str, float]]:
+    """Every start of a run that a journal has: which job, when."""
+    _, entries = read_journal(journal)
+    for entry in entries:
+        for order in entry.orders:
+            if isinstance(order, StartRun):
+                yield order.job, entry.now

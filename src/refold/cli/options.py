@@ -1,0 +1,164 @@
+"""Options that several commands share, and what their text means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from refold.simulator import Costs
+
+
+def _policies_beginning(incomplete: str) -> list[str]:
+    from refold.errors import RefoldError
+    from refold.registry import policy_names
+
+    try:
+        return [name for name in policy_names() if name.startswith(incomplete)]
+    except RefoldError:
+        return []  # a shell that completes has no place for complaints
+
+
+def _placements_beginning(incomplete: str) -> list[str]:
+    from refold.packing import RULES
+
+    return [name for name in RULES if name.startswith(incomplete)]
+
+
+def _completed_last(incomplete: str, names: list[str]) -> list[str]:
+    before, comma, _ = incomplete.rpartition(",")
+    return [before + comma + name for name in names]
+
+
+def _policy_lists_beginning(incomplete: str) -> list[str]:
+    return _completed_last(incomplete, _policies_beginning(incomplete.rpartition(",")[2]))
+
+
+def _placement_lists_beginning(incomplete: str) -> list[str]:
+    return _completed_last(incomplete, _placements_beginning(incomplete.rpartition(",")[2]))
+
+
+PolicyName = Annotated[
+    str,
+    typer.Option(
+        "--policy",
+        help="Who runs when: a name (see 'refold policies') or a file of your own.",
+        autocompletion=_policies_beginning,
+    ),
+]
+OtherPolicy = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        help="Ask what this policy would have done: a name or a file of your own.",
+        autocompletion=_policies_beginning,
+    ),
+]
+PolicyNames = Annotated[
+    str | None,
+    typer.Option(
+        "--policies",
+        metavar="NAME,…",
+        help="Each a name, a name/placement, or a file of your own [all].",
+        autocompletion=_policy_lists_beginning,
+    ),
+]
+PlacementName = Annotated[
+    str | None,
+    typer.Option(
+        "--placement",
+        help="Where jobs go: a placement rule (see 'refold policies').",
+        autocompletion=_placements_beginning,
+    ),
+]
+PlacementNames = Annotated[
+    str | None,
+    typer.Option(
+        "--placements",
+        metavar="NAME,…",
+        help="Try every policy with each of these placement rules [each policy's own].",
+        autocompletion=_placement_lists_beginning,
+    ),
+]
+Seed = Annotated[int | None, typer.Option("--seed", help="Chance of policy and placement: the policy's 'seed'.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the policy; repeatable.")
+]
+
+ClusterFile = Annotated[
+    str | None,
+    typer.Option("--cluster", help="A cluster file, 'demo', or shorthand such as 135x8 or 16x8:A100+4x2:T4."),
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, metavar="JOBS", help="Only so many jobs, the first ones.")]
+
+StartCost = Annotated[str, typer.Option("--start-cost", metavar="TIME", help="What the first start of a job takes.")]
+StopCost = Annotated[str, typer.Option("--stop-cost", metavar="TIME", help="What stopping a run takes.")]
+RestartCost = Annotated[
+    str | None,
+    typer.Option("--restart-cost", metavar="TIME", help="What every later start takes [as the first]."),
+]
+CheckpointEvery = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint-every", metavar="TIME", help="How often work is kept for when a run is lost [never: all is lost]."
+    ),
+]
+Faults = Annotated[
+    str | None, typer.Option("--faults", metavar="TIME", help="Mean time between the faults of one node [no faults].")
+]
+Repair = Annotated[
+    str | None, typer.Option("--repair", metavar="TIME", help="Mean time until a lost node returns [1h].")
+]
+FaultSeed = Annotated[int, typer.Option("--fault-seed", min=0, help="Chance of the faults.")]
+
+OutFolder = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write the report into this folder.")]
+
+
+def settings_from(given: list[str] | None, placement: str | None = None, seed: int | None = None) -> dict[str, Any]:
+    """The settings of a policy: `--placement` and `--seed` are two of them that have options of their own."""
+    settings: dict[str, Any] = {}
+    if placement is not None:
+        settings["placement"] = placement
+    if seed is not None:
+        settings["seed"] = seed
+    return settings | dict(_setting(text) for text in given or [])
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    import json
+
+    from refold.errors import BadInput
+
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise BadInput(f"--set {text}: expected KEY=VALUE, such as --set threshold_gpu_seconds=600")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+def costs_from(start: str, stop: str, restart: str | None, checkpoint_every: str | None) -> Costs:
+    """What changes cost, from how people write durations."""
+    from refold.model.units import seconds_from_text
+    from refold.simulator import Costs
+
+    return Costs(
+        start=seconds_from_text(start),
+        stop=seconds_from_text(stop),
+        restart=seconds_from_text(start if restart is None else restart),
+        checkpoint_every=None if checkpoint_every is None else seconds_from_text(checkpoint_every),
+    )
+
+
+def make_folder(folder: Path) -> Path:
+    """A folder to write into, made if need be."""
+    from refold.errors import BadFile
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadFile(folder, f"cannot be made a folder: {error.strerror}") from None
+    return folder

@@ -1,0 +1,94 @@
+"""`refold simulate`: one policy on one trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from refold.cli.options import (
+    CheckpointEvery,
+    ClusterFile,
+    Faults,
+    FaultSeed,
+    Limit,
+    PlacementName,
+    PolicyName,
+    Repair,
+    RestartCost,
+    Seed,
+    Settings,
+    StartCost,
+    StopCost,
+    costs_from,
+    make_folder,
+    settings_from,
+)
+from refold.cli.output import AsJson, print_json, print_tables
+from refold.cli.trace import FormatName, GpusPerInstance, SkipBad, TraceFile
+
+
+def simulate(
+    trace: TraceFile,
+    cluster: ClusterFile = None,
+    policy: PolicyName = "fifo",
+    placement: PlacementName = None,
+    seed: Seed = None,
+    settings: Settings = None,
+    format: FormatName = None,
+    skip_bad: SkipBad = False,
+    gpus_per_instance: GpusPerInstance = 8,
+    limit: Limit = None,
+    start_cost: StartCost = "0s",
+    stop_cost: StopCost = "0s",
+    restart_cost: RestartCost = None,
+    checkpoint_every: CheckpointEvery = None,
+    faults: Faults = None,
+    repair: Repair = None,
+    fault_seed: FaultSeed = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Write journal.jsonl and report.html into this folder.")
+    ] = None,
+    journal: Annotated[
+        Path | None,
+        typer.Option("--journal", metavar="FILE", help="Write the journal here; gzipped if it ends in .gz."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate one policy on a trace, and measure it.
+
+    Measures are of all jobs, per tenant and per size; docs/measures.md says what each means.
+
+    Example: refold simulate jobs.csv --cluster 16x8:A100 --policy las --placement fgd --out las
+    """
+    from refold.cli.experiment import JOURNAL, chosen_policy, simulated, try_report
+    from refold.cli.measured import tables_of
+    from refold.cli.workload import Reading, read_workload, with_faults
+
+    choice = chosen_policy(policy, settings_from(settings, placement, seed))
+    costs = costs_from(start_cost, stop_cost, restart_cost, checkpoint_every)
+    workload = read_workload(trace, cluster, Reading(format, skip_bad, gpus_per_instance, limit), costs)
+    workload = with_faults(workload, faults, repair, fault_seed)
+    journal = journal or (make_folder(out) / JOURNAL if out else None)
+    run = simulated(workload, choice, journal)
+    report = try_report(out, [run], f"{run.name} on {workload.name}", str(workload)) if out else None
+    if as_json:
+        print_json(
+            {
+                "trace": workload.name,
+                "policy": choice.policy,
+                "settings": choice.settings,
+                "measures": run.measures,
+                "left_out": workload.left_out,
+                "notes": workload.notes,
+                "journal": journal and str(journal),
+                "report": report and str(report),
+            }
+        )
+        return
+    workload.tell()
+    print_tables(*tables_of(f"{run.name} on {workload}", run.measures))
+    for what, path in (("journal", journal), ("report", report)):
+        if path:
+            typer.echo(f"{what}: {path}")

@@ -1,0 +1,153 @@
+"""A journal that does not trust anybody: it keeps its own books in plain Python and complains at once.
+
+Put it beside any journal of a simulation or of a live scheduler. It holds that no GPU is shared beyond 1.0 and no
+node's CPUs or memory beyond what it has, that a gang starts whole, that no job is lost or runs twice, that a run
+is reported on only while it is the present one, and that a node's loss ends only runs on that node.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from refold.core import Entry
+from refold.core.events import (
+    Event,
+    JobCancelled,
+    JobSubmitted,
+    NodeLost,
+    NodeReturned,
+    RunFailed,
+    RunFinished,
+    RunStopped,
+)
+from refold.core.orders import Order, StartRun, StopRun
+from refold.model import Allocation, Cluster, Job
+from refold.model.units import WHOLE
+
+
+class Broken(AssertionError):
+    """A promise was broken."""
+
+
+class Audit:
+    """Books on who holds what, kept from a journal alone."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.jobs: dict[str, Job] = {}
+        self.running: dict[str, tuple[int, Allocation]] = {}
+        self.over: dict[str, str] = {}
+        self.starts: list[tuple[float, str, int]] = []
+        self.stops = 0
+        self.entries = 0
+        self._runs: dict[str, int] = defaultdict(int)
+        self._gpus: dict[tuple[int, int], int] = defaultdict(int)
+        self._cpu: dict[int, int] = defaultdict(int)
+        self._memory: dict[int, int] = defaultdict(int)
+        self._down: set[int] = set()
+        self._told_to_stop: set[tuple[str, int]] = set()
+        self._now = float("-inf")
+
+    def write(self, entry: Entry) -> None:
+        """Look at one entry."""
+        self.entries += 1
+        self._demand(entry.now >= self._now, f"time went back from {self._now} to {entry.now}")
+        self._now = entry.now
+        lost = {event.node for event in entry.events if isinstance(event, NodeLost)}
+        for event in entry.events:
+            self._fact(event, lost)
+        for order in entry.orders:
+            self._order(order)
+        for wait in entry.waits:
+            self._demand(wait.job in self.jobs, f"a reason was given for {wait.job!r}, which is not known")
+            self._demand(wait.job not in self.running, f"a reason was given for {wait.job!r}, which runs")
+
+    def waiting(self) -> list[str]:
+        """Jobs that neither run nor are over."""
+        return [job for job in self.jobs if job not in self.running and job not in self.over]
+
+    def _fact(self, event: Event, lost: set[int]) -> None:
+        match event:
+            case JobSubmitted(job):
+                self.jobs.setdefault(job.id, job)
+            case RunFinished(job_id, run):
+                self._end(job_id, run, "finished")
+            case RunStopped(job_id, run):
+                if self._is_present(job_id, run):
+                    self._demand((job_id, run) in self._told_to_stop, f"{job_id!r} stopped, and nobody told it to")
+                self._end(job_id, run, "")
+            case RunFailed(job_id, run, why, _, retry):
+                if lost and why == "node lost" and self._is_present(job_id, run):
+                    nodes = self.running[job_id][1].nodes
+                    self._demand(bool(nodes & lost), f"{job_id!r} was lost with a node it was not on")
+                self._end(job_id, run, "" if retry else "failed")
+            case JobCancelled(job_id):
+                if job_id in self.jobs and job_id not in self.running:
+                    self.over.setdefault(job_id, "cancelled")
+            case NodeLost(node):
+                self._down.add(node)
+            case NodeReturned(node):
+                self._down.discard(node)
+            case _:
+                pass
+
+    def _order(self, order: Order) -> None:
+        match order:
+            case StartRun(job_id, run, allocation):
+                self._demand(job_id in self.jobs, f"{job_id!r} was started and never submitted")
+                self._demand(job_id not in self.running, f"{job_id!r} was started while it runs")
+                self._demand(job_id not in self.over, f"{job_id!r} was started after its end")
+                self._demand(run == self._runs[job_id] + 1, f"{job_id!r} has no run {run} now")
+                self._runs[job_id] = run
+                self._demand_whole_gang(self.jobs[job_id], allocation)
+                self._hold(job_id, allocation, 1)
+                self.running[job_id] = (run, allocation)
+                self.starts.append((self._now, job_id, run))
+            case StopRun(job_id, run):
+                self._demand(self._is_present(job_id, run), f"{job_id!r} was told to stop run {run}, which is not on")
+                self._told_to_stop.add((job_id, run))
+                self.stops += 1
+
+    def _is_present(self, job_id: str, run: int) -> bool:
+        return job_id in self.running and self.running[job_id][0] == run
+
+    def _end(self, job_id: str, run: int, outcome: str) -> None:
+        if not self._is_present(job_id, run):
+            return  # a late report
+        _, allocation = self.running.pop(job_id)
+        self._hold(job_id, allocation, -1)
+        if outcome:
+            self.over[job_id] = outcome
+
+    def _demand_whole_gang(self, job: Job, allocation: Allocation) -> None:
+        if job.reshapable:
+            return
+        shares, demand = allocation.placement, job.demand
+        self._demand(len(shares) == demand.instances, f"{job.id!r} got {len(shares)} of {demand.instances} instances")
+        for share in shares:
+            self._demand(len(set(share.gpus)) == demand.gpus, f"{job.id!r} asked for {demand.gpus} GPUs, got {share}")
+            accepted = demand.gpu_types
+            kind = self.cluster.nodes[share.node].gpu_type
+            self._demand(not (accepted and demand.gpus) or kind in accepted, f"{job.id!r} got a {kind}")
+
+    def _hold(self, job_id: str, allocation: Allocation, sign: int) -> None:
+        for share in allocation.placement:
+            node = self.cluster.nodes[share.node]
+            self._demand(
+                sign < 0 or share.node not in self._down, f"{job_id!r} was put on {node.name!r}, which is down"
+            )
+            for gpu in share.gpus:
+                self._gpus[share.node, gpu] += sign * share.gpu_milli
+                held = self._gpus[share.node, gpu]
+                self._demand(
+                    gpu < node.gpus and 0 <= held <= WHOLE, f"GPU {gpu} of {node.name!r} is given {held} milli"
+                )
+            self._cpu[share.node] += sign * share.cpu_milli
+            self._memory[share.node] += sign * share.memory_mib
+            over_cpu = self.cluster.cpus_known and self._cpu[share.node] > node.cpu_milli
+            over_memory = self.cluster.memory_known and self._memory[share.node] > node.memory_mib
+            self._demand(not over_cpu and not over_memory, f"{node.name!r} is given more CPUs or memory than it has")
+
+    def _demand(self, kept: bool, broken: str) -> None:
+        if not kept:
+            raise Broken(f"entry {self.entries} at {self._now}: {broken}")

@@ -1,0 +1,159 @@
+"""What every policy promises. Subclass it, say how yours is made, and pytest tells you when you are done.
+
+class TestMine(PolicyContract):
+    def make_policy(self) -> Policy:
+        return Mine()
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from refold.core import Journals, ListJournal, Policy, Scheduler, View
+from refold.core.events import JobCancelled, JobSubmitted, RunFailed
+from refold.model import Cluster, Decision, Job, Reason
+from refold.simulator import Costs, Fault, simulate
+from refold.testing.audit import Audit
+from refold.testing.makers import make_cluster, make_job
+
+
+class PolicyContract:
+    """The tests. Each runs the policy on small seeded workloads, with an audit beside the journal."""
+
+    oracle = False
+    """Whether the policy may look at how long jobs will take."""
+
+    seeds: Sequence[int] = range(6)
+
+    def make_policy(self) -> Policy:
+        """Your policy, new."""
+        raise NotImplementedError
+
+    def test_it_has_a_name(self) -> None:
+        """Errors and journals name it."""
+        assert isinstance(self.make_policy().name, str)
+        assert self.make_policy().name
+
+    def test_every_job_that_fits_runs_to_its_end_once(self) -> None:
+        """No job is lost, none runs twice, and nobody gets what is not free."""
+        for seed in self.seeds:
+            jobs, cluster = seeded_workload(seed)
+            audit, _ = self._simulate(jobs, cluster)
+            assert {job.id for job in jobs} == set(audit.over), f"seed {seed}"
+
+    def test_the_same_facts_give_the_same_orders(self) -> None:
+        """Replay is the promise."""
+        jobs, cluster = seeded_workload(1)
+        _, journal = self._simulate(jobs, cluster, costs=Costs(start=3.0, stop=2.0, restart=5.0))
+        again = Scheduler(cluster, self.make_policy())
+        for entry in journal.entries:
+            assert again.step(entry.now, entry.events).orders == entry.orders
+
+    def test_costs_and_lost_nodes_break_nothing(self) -> None:
+        """Runs take time to start and to stop, nodes fall and return; every job still ends."""
+        for seed in self.seeds:
+            jobs, cluster = seeded_workload(seed)
+            faults = [Fault(0, 40.0, 300.0), Fault(1, 200.0, 500.0), Fault(0, 900.0, 1000.0)]
+            costs = Costs(start=5.0, stop=3.0, restart=8.0, checkpoint_every=20.0)
+            audit, _ = self._simulate(jobs, cluster, costs=costs, faults=faults)
+            assert {job.id for job in jobs} == set(audit.over), f"seed {seed}"
+
+    def test_every_waiting_job_has_a_reason(self) -> None:
+        """Whoever waits after a look was looked at, or is told so."""
+        jobs, cluster = seeded_workload(2)
+        watched = _Watched(self.make_policy())
+        self._simulate(jobs, cluster, policy=watched)
+        assert watched.unexplained == []
+
+    def test_a_job_that_never_fits_blocks_nobody(self) -> None:
+        """The core keeps it out of the way; the others run."""
+        cluster = make_cluster(4)
+        jobs = [make_job("huge", gpus=4, instances=2), make_job("small", at=1.0)]
+        audit, _ = self._simulate(jobs, cluster)
+        assert set(audit.over) == {"small"}
+
+    def test_it_waits_with_nothing_to_do(self) -> None:
+        """An empty cluster is no reason to fail."""
+        scheduler = Scheduler(make_cluster(2), self.make_policy())
+        assert scheduler.step(0.0, ()).orders == ()
+
+    def test_cancelled_and_failed_jobs_are_forgotten(self) -> None:
+        """A job that waits and is cancelled never starts; one that failed is tried again only if asked."""
+        cluster = make_cluster(1)
+        scheduler = Scheduler(cluster, self.make_policy())
+        audit = Audit(cluster)
+        audit.write(scheduler.step(0.0, [JobSubmitted(make_job("a"))]))
+        audit.write(scheduler.step(1.0, [JobSubmitted(make_job("b", at=1.0, work=500.0))]))
+        audit.write(scheduler.step(2.0, [JobSubmitted(make_job("c", at=2.0, work=900.0))]))
+        audit.write(scheduler.step(3.0, [JobCancelled("b")]))
+        audit.write(scheduler.step(4.0, [RunFailed("a", 1, "exit 1")]))
+        assert [job for _, job, _ in audit.starts] == ["a", "c"]
+
+    def test_it_does_not_look_into_the_future(self) -> None:
+        """Unless it is an oracle, how long a job will take changes nothing before the job has ended."""
+        if self.oracle:
+            return
+        jobs, cluster = seeded_workload(3)
+        _, journal = self._simulate(jobs, cluster)
+        blind = Scheduler(cluster, self.make_policy())
+        for entry in journal.entries:
+            assert blind.step(entry.now, [_without_work(event) for event in entry.events]).orders == entry.orders
+
+    def _simulate(
+        self, jobs: Sequence[Job], cluster: Cluster, *, policy: Policy | None = None, **options: Any
+    ) -> tuple[Audit, ListJournal]:
+        audit, journal = Audit(cluster), ListJournal()
+        simulate(jobs, cluster, policy or self.make_policy(), journal=Journals(audit, journal), **options)
+        return audit, journal
+
+
+def seeded_workload(seed: int, jobs: int = 60) -> tuple[list[Job], Cluster]:
+    """A small busy cluster of two GPU types, and jobs of all kinds that it has room for."""
+    chance = random.Random(seed)
+    cluster = make_cluster(4, 4, 2, 0, types=["A100", "A100", "T4", ""], cpus=16, memory_gib=64)
+    made: list[Job] = []
+    now = 0.0
+    for number in range(jobs):
+        now += chance.choice([0.0, 1.0, 5.0, 30.0])
+        kind: dict[str, Any] = chance.choice(
+            [
+                {"gpus": 1},
+                {"gpus": 1, "share": chance.choice([0.25, 0.5, 0.7])},
+                {"gpus": 2, "types": ["A100"]},
+                {"gpus": 2, "instances": 2},
+                {"gpus": 4},
+                {"gpus": 1, "instances": 3, "types": ["A100", "T4"]},
+                {"gpus": 0, "cpus": 8.0},
+            ]
+        )
+        kind = {"cpus": chance.choice([0.0, 1.0, 2.0]), "memory_gib": chance.choice([0.0, 4.0])} | kind
+        work, tenant = chance.choice([0.0, 10.0, 60.0, 200.0]), chance.choice("xyz")
+        made.append(make_job(f"j{number}", at=now, work=work, tenant=tenant, **kind))
+    return made, cluster
+
+
+class _Watched:
+    """A policy with somebody looking over its shoulder: who waits without a reason?"""
+
+    def __init__(self, policy: Policy) -> None:
+        self.name = policy.name
+        self.unexplained: list[str] = []
+        self._policy = policy
+
+    def decide(self, view: View) -> Decision:
+        """Decide as the policy does, after a look at what it left unexplained the last time."""
+        fresh = {job.id for job in (*view.changes.submitted, *view.changes.returned)}
+        for job_id in view.waiting:
+            if job_id not in fresh and view.reason(job_id).reason is Reason.NOT_LOOKED_AT:
+                self.unexplained.append(job_id)
+        return self._policy.decide(view)
+
+
+def _without_work(event: Any) -> Any:
+    if isinstance(event, JobSubmitted):
+        return JobSubmitted(msgspec.structs.replace(event.job, work=None))
+    return event

@@ -1,0 +1,74 @@
+"""`refold policies`, and what the shell completes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typed import CommandLine, said, told
+
+from refold.packing import RULES
+from refold.policies import POLICIES
+
+
+def test_every_policy_and_placement_is_listed() -> None:
+    printed = said("policies")
+    for name in (*POLICIES, *RULES):
+        assert name in printed
+    assert "threshold_gpu_seconds=57600" in printed
+
+
+def test_as_json() -> None:
+    document = told("policies")
+    assert [one["name"] for one in document["policies"]] == list(POLICIES)
+    assert [one["name"] for one in document["placements"]] == list(RULES)
+    las = next(one for one in document["policies"] if one["name"] == "las")
+    assert las["preempts"]
+    assert not las["oracle"]
+    assert las["settings"]["placement"] == "best-fit"
+
+
+def test_a_file_in_the_folder_shows_up_and_can_be_called_by_name(
+    mine: Path, jobs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REFOLD_POLICIES", str(mine.parent))
+    own = told("policies")["policies"][-1]
+    assert (own["name"], own["summary"], own["where"]) == ("mine", "Narrow jobs first.", str(mine))
+    assert own["settings"] == {"placement": "best-fit", "patience": 2.5}
+    assert "mine" in said("policies")
+    assert told("simulate", str(jobs), "--cluster", "2x4", "--policy", "mine")["policy"] == "mine"
+
+
+def test_a_folder_that_is_none_and_a_file_that_cannot_be_loaded_are_named(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, refold: CommandLine
+) -> None:
+    monkeypatch.setenv("REFOLD_POLICIES", str(mine))
+    assert "is not a folder" in refold.refuses("policies")
+    monkeypatch.setenv("REFOLD_POLICIES", str(mine.parent))
+    mine.write_text("this is not Python")
+    assert "mine.py: cannot be loaded: SyntaxError" in refold.refuses("policies")
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("refold simulate demo --policy s", {"sjf", "srtf"}),
+        ("refold simulate demo --placement w", {"worst-fit"}),
+        ("refold compare --policies fifo,l", {"fifo,las"}),
+        ("refold compare --placements first-fit,t", {"first-fit,tetris"}),
+        ("refold comp", {"compare"}),
+    ],
+)
+def test_the_shell_completes_names(line: str, completed: set[str]) -> None:
+    words = line.split(" ")
+    asked = {"_REFOLD_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    command = [sys.executable, "-m", "refold.cli.app"]
+    # The name of the variable follows from the program's, which is `refold` where it is installed.
+    script = "import sys; sys.argv = ['refold']; from refold.cli.app import main; main()"
+    found = subprocess.run(
+        [command[0], "-c", script], env=os.environ | asked, capture_output=True, text=True, check=False
+    )
+    assert set(found.stdout.split()) == completed, found.stderr

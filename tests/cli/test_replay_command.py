@@ -1,0 +1,113 @@
+"""`refold replay`, as it is typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typed import CommandLine, said, told, typed
+
+
+@pytest.fixture
+def journal(jobs: Path, tmp_path: Path) -> Path:
+    """las, with costs and a node that is lost."""
+    path = tmp_path / "las.jsonl"
+    options = ("--policy", "las", "--set", "threshold_gpu_seconds=20", "--start-cost", "2s", "--stop-cost", "1s")
+    faults = ("--faults", "5m", "--repair", "1m", "--fault-seed", "1", "--checkpoint-every", "10s")
+    machines = ("--cluster", "2x4", "--gpus-per-instance", "4")
+    said("simulate", str(jobs), *machines, *options, *faults, "--journal", str(path))
+    return path
+
+
+def rewritten(journal: Path, place: int, change: dict[str, Any]) -> None:
+    lines = journal.read_text().splitlines()
+    lines[place] = json.dumps(json.loads(lines[place]) | change)
+    journal.write_text("\n".join([*lines, ""]))
+
+
+def test_a_journal_replays_to_the_same_orders(journal: Path) -> None:
+    entries = len(journal.read_text().splitlines()) - 1
+    assert said("replay", str(journal)).startswith(f"{entries} entries, ")
+    document = told("replay", str(journal))
+    assert (document["identical"], document["entries"], document["policy"]) == (True, entries, "las")
+
+
+def test_one_that_does_not_says_where_and_exits_with_1(journal: Path) -> None:
+    rewritten(journal, 1, {"orders": []})
+    result = typed("replay", str(journal))
+    assert result.exit_code == 1
+    assert "entry 1 at 0.0 s: the journal has" in result.stdout
+    result = typed("replay", str(journal), "--json")
+    assert (result.exit_code, json.loads(result.stdout)["identical"]) == (1, False)
+
+
+def test_the_report_of_what_was_recorded(journal: Path, tmp_path: Path) -> None:
+    assert "report: " in said("replay", str(journal), "--out", str(tmp_path / "out"))
+    assert "las (recorded)" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_another_policy_is_simulated_beside_what_was_recorded(journal: Path, tmp_path: Path) -> None:
+    printed = said("replay", str(journal), "--policy", "srtf", "--placement", "fgd", "--out", str(tmp_path / "out"))
+    assert "las (recorded)" in printed
+    assert "srtf/fgd (simulated)" in printed
+    assert (tmp_path / "out" / "report.html").exists()
+    runs = told("replay", str(journal), "--policy", "srtf")["runs"]
+    assert [run["measures"]["outcomes"]["finished"] for run in runs] == [6, 6]
+
+
+def test_the_same_policy_at_the_same_costs_comes_out_as_recorded(jobs: Path, tmp_path: Path) -> None:
+    path = tmp_path / "srtf.jsonl"
+    costs = ("--start-cost", "2s", "--stop-cost", "1s", "--restart-cost", "4s")
+    said("simulate", str(jobs), "--cluster", "2x4", "--policy", "srtf", *costs, "--journal", str(path))
+    recorded, again = told("replay", str(path), "--policy", "srtf", *costs)["runs"]
+    assert recorded["measures"] == again["measures"]
+
+
+def test_jobs_of_unknown_work_are_simulated_as_long_as_they_ran(tmp_path: Path) -> None:
+    path = tmp_path / "live.jsonl"
+    header = {"cluster": {"nodes": [{"name": "here", "gpus": 1, "gpu_type": "slot"}]}, "policy": "fifo"}
+    gpu = {"placement": [{"node": 0, "gpus": [0]}]}
+
+    def entry(now: float, *events: dict[str, Any], start: str = "") -> dict[str, Any]:
+        orders = [{"type": "StartRun", "job": start, "run": 1, "allocation": gpu}] if start else []
+        return {"now": now, "events": events, "orders": orders}
+
+    def about(kind: str, job: str, **more: Any) -> dict[str, Any]:
+        return {"type": kind, "job": job, "run": 1, **more}
+
+    submitted = [{"type": "JobSubmitted", "job": {"id": name}} for name in ("long", "short", "late")]
+    lines = [
+        header,
+        entry(0.0, *submitted, start="long"),
+        entry(1.0, about("RunStarted", "long")),
+        entry(101.0, about("RunFinished", "long"), start="short"),
+        entry(102.0, about("RunStarted", "short")),
+        entry(112.0, about("RunFailed", "short", why="exit 1"), start="late"),
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    document = told("replay", str(path), "--policy", "sjf")
+    assert document["notes"] == ["left out 1 jobs that were not seen to end"]
+    measures = document["runs"][1]["measures"]
+    assert (measures["outcomes"]["finished"], measures["makespan"]) == (2, 110.0)
+    assert measures["completion"]["mean"] == 60.0  # the short one first: 10 and 110
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\n", b"\x00\xff", b"{}\n", b'{"now": 0.0}\n', b"[1, 2]\n", b"\x1f\x8b\x00"])
+def test_garbage_is_one_line(tmp_path: Path, garbage: bytes, refold: CommandLine) -> None:
+    for name in ("garbage.jsonl", "garbage.jsonl.gz"):
+        path = tmp_path / name
+        path.write_bytes(garbage)
+        assert name in refold.refuses("replay", str(path))
+
+
+def test_bad_input_is_one_line(journal: Path, tmp_path: Path, refold: CommandLine) -> None:
+    assert "cannot be read" in refold.refuses("replay", str(tmp_path / "nothing.jsonl"))
+    assert "did you mean 'srtf'?" in refold.refuses("replay", str(journal), "--policy", "strf")
+    journal.write_text(journal.read_text() + "garbage\n")
+    assert "is not an entry" in refold.refuses("replay", str(journal))
+    rewritten(journal, 0, {"policy": "nobody"})
+    assert "no policy 'nobody'" in refold.refuses("replay", str(journal))
+    rewritten(journal, 0, {"version": 99})
+    assert "version 99" in refold.refuses("replay", str(journal))

@@ -1,0 +1,60 @@
+"""`refold` as a process: help, exit status, pipes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typed import said
+
+from refold.cli.app import app
+from refold.cli.output import output_width
+
+COMMANDS = ["compare", "simulate", "policies", "replay", "run", "trace"]
+
+
+def refold(*words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "refold.cli.app", *words]
+    return subprocess.run(command, capture_output=True, text=True, input=stdin, check=False)
+
+
+def test_help_lists_every_command() -> None:
+    listed = said("--help")
+    for command in COMMANDS:
+        assert f"  {command}" in listed
+    assert [command.name for command in app.registered_commands] == COMMANDS[:-1]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_that_gives_an_example_or_a_hint(command: str) -> None:
+    assert len(said(command, "--help").splitlines()) > 5
+
+
+def test_bad_input_as_a_process_is_one_line_and_status_2() -> None:
+    ended = refold("simulate", "nothing.csv", "--cluster", "2x4")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == "error: nothing.csv: no such file\n"
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    command = f"{sys.executable} -m refold.cli.app policies --json | head -n 1"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert ended.stdout == "{\n"
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_full_disk_is_one_line() -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    ended = refold("simulate", "demo", "--limit", "50", "--journal", str(full))
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: ")
+    assert ended.stderr.count("\n") == 1
+
+
+def test_what_goes_to_a_pipe_need_not_fit_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert output_width() >= 200

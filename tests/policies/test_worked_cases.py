@@ -1,0 +1,156 @@
+"""Small cases worked out by hand: who starts when, under each policy."""
+
+import pytest
+
+from refold.core import Journals
+from refold.core.journal import ListJournal
+from refold.core.orders import StopRun
+from refold.errors import BadInput, BadValue, UnknownName
+from refold.model import Cluster, Job
+from refold.registry import make_policy
+from refold.simulator import Costs, simulate
+from refold.testing import Audit, make_cluster, make_job
+
+
+def starts(
+    policy: str, jobs: list[Job], cluster: Cluster, costs: Costs | None = None, **settings: object
+) -> list[tuple[float, str]]:
+    """When which job was started."""
+    audit = Audit(cluster)
+    simulate(jobs, cluster, make_policy(policy, settings), journal=audit, costs=costs or Costs())
+    return [(at, job) for at, job, _ in audit.starts]
+
+
+WIDE_IN_THE_MIDDLE = [
+    make_job("a", at=0, gpus=2, work=10),
+    make_job("wide", at=1, gpus=4, work=10),
+    make_job("b", at=2, gpus=1, work=3),
+    make_job("c", at=3, gpus=1, work=20),
+]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ("fifo", [(0, "a"), (10, "wide"), (20, "b"), (20, "c")]),
+        ("fifo-skip", [(0, "a"), (2, "b"), (3, "c"), (23, "wide")]),
+        ("sjf", [(0, "a"), (2, "b"), (3, "c"), (23, "wide")]),
+        # `wide` has as much work left as `a` has at 1, and more than a run that is shorter; it takes the place of c.
+        ("srtf", [(0, "a"), (2, "b"), (3, "c"), (10, "wide"), (20, "c")]),
+    ],
+)
+def test_a_wide_job_in_the_middle(policy: str, expected: list[tuple[float, str]]) -> None:
+    assert starts(policy, WIDE_IN_THE_MIDDLE, make_cluster(4)) == expected
+
+
+def test_sjf_takes_the_shortest_of_those_that_wait() -> None:
+    jobs = [make_job("long", work=50), make_job("first", work=5), make_job("mid", work=20)]
+    assert starts("sjf", jobs, make_cluster(1)) == [(0, "first"), (5, "mid"), (25, "long")]
+
+
+def test_srtf_stops_a_long_job_for_a_short_one_and_resumes_it_where_it_was() -> None:
+    jobs = [make_job("long", at=0, work=100), make_job("short", at=10, work=5)]
+    assert starts("srtf", jobs, make_cluster(1)) == [(0, "long"), (10, "short"), (15, "long")]
+
+
+def test_srtf_pays_for_stopping_and_restarting() -> None:
+    jobs = [make_job("long", at=0, work=100), make_job("short", at=10, work=5)]
+    cluster, journal = make_cluster(1), ListJournal()
+    costs = Costs(start=1, stop=2, restart=4)
+    simulate(jobs, cluster, make_policy("srtf"), journal=Journals(Audit(cluster), journal), costs=costs)
+    # short starts when long has stopped (12), computes from 13 to 18; long is back at 18, computes from 22;
+    # it had done 9 of its 100 seconds.
+    assert [entry.now for entry in journal.entries] == [0, 1, 10, 12, 13, 18, 22, 113]
+
+
+def test_srtf_keeps_runs_that_need_not_go() -> None:
+    cluster = make_cluster(2, 2)
+    jobs = [
+        make_job("left", at=0, gpus=2, work=100),
+        make_job("right", at=0, gpus=2, work=90),
+        make_job("short", at=10, gpus=2, work=5),
+    ]
+    journal = ListJournal()
+    simulate(jobs, cluster, make_policy("srtf"), journal=journal)
+    stopped = [order.job for entry in journal.entries for order in entry.orders if isinstance(order, StopRun)]
+    assert stopped == ["left"]
+
+
+def test_a_job_that_is_not_preemptible_is_left_alone() -> None:
+    jobs = [make_job("long", at=0, work=100, preemptible=False), make_job("short", at=10, work=5)]
+    assert starts("srtf", jobs, make_cluster(1)) == [(0, "long"), (100, "short")]
+
+
+def test_las_lets_newcomers_go_before_those_that_have_had_much() -> None:
+    jobs = [make_job("old", at=0, gpus=2, work=100), make_job("new", at=70, gpus=2, work=10)]
+    # 2 GPUs × 30 s: old falls into the second queue at 30, so new may stop it; old is back when new is done.
+    expected = [(0, "old"), (70, "new"), (80, "old")]
+    assert starts("las", jobs, make_cluster(2), threshold_gpu_seconds=60.0) == expected
+
+
+def test_las_stops_a_run_in_the_moment_it_falls_if_somebody_waits() -> None:
+    jobs = [make_job("old", at=0, gpus=2, work=100), make_job("new", at=10, gpus=2, work=10)]
+    expected = [(0, "old"), (30, "new"), (40, "old")]
+    assert starts("las", jobs, make_cluster(2), threshold_gpu_seconds=60.0) == expected
+
+
+def test_drf_serves_the_tenant_that_holds_least() -> None:
+    jobs = [
+        *(make_job(f"rich{n}", at=0, work=10, tenant="rich") for n in range(4)),
+        *(make_job(f"poor{n}", at=0, work=10, tenant="poor") for n in range(2)),
+    ]
+    first_four = [job for at, job in starts("drf", jobs, make_cluster(4)) if at == 0]
+    assert first_four == ["poor0", "rich0", "poor1", "rich1"]
+
+
+def test_drf_goes_by_the_dominant_resource() -> None:
+    # x is heavy on CPUs: two of its jobs are 3/4 of them; y is heavy on GPUs: its job is half of them.
+    jobs = [
+        make_job("x0", at=0, gpus=1, cpus=12, work=100, tenant="x"),
+        make_job("y0", at=0, gpus=4, cpus=2, work=100, tenant="y"),
+        make_job("x1", at=0, gpus=1, cpus=12, work=100, tenant="x"),
+        make_job("y1", at=0, gpus=1, cpus=2, work=100, tenant="y"),
+    ]
+    cluster = make_cluster(8, cpus=32)
+    assert [job for _, job in starts("drf", jobs, cluster)] == ["x0", "y0", "x1", "y1"]
+
+
+def test_fractions_are_per_gpu() -> None:
+    # 0.5 + 0.5 free is not 0.8 free.
+    jobs = [
+        make_job("a", at=0, share=0.5, work=100),
+        make_job("b", at=0, share=0.6, work=50),
+        make_job("c", at=1, share=0.5, work=10),
+        make_job("d", at=2, share=0.8, work=10),
+    ]
+    assert starts("fifo-skip", jobs, make_cluster(2)) == [(0, "a"), (0, "b"), (1, "c"), (50, "d")]
+
+
+def test_a_gang_waits_whole() -> None:
+    jobs = [make_job("half", at=0, gpus=2, work=50), make_job("gang", at=1, gpus=2, instances=2, work=10)]
+    assert starts("fifo", jobs, make_cluster(2, 2)) == [(0, "half"), (50, "gang")]
+
+
+def test_types_are_kept() -> None:
+    jobs = [make_job("a", types=["T4"]), make_job("b", types=["T4"]), make_job("c", types=["A100", "T4"])]
+    cluster = make_cluster(1, 1, types=["A100", "T4"])
+    assert starts("fifo-skip", jobs, cluster) == [(0, "a"), (0, "c"), (100, "b")]
+
+
+def test_faster_gpus_do_the_work_sooner() -> None:
+    jobs = [make_job("a", work=100), make_job("b", at=1)]
+    cluster = make_cluster(1, types=["H100"], speeds={"H100": 4.0})
+    assert starts("fifo", jobs, cluster) == [(0, "a"), (25, "b")]
+
+
+def test_names_and_settings_that_do_not_exist_are_named() -> None:
+    with pytest.raises(UnknownName, match="no policy 'fivo'; did you mean 'fifo'"):
+        make_policy("fivo")
+    with pytest.raises(UnknownName, match="no setting of las 'treshold_gpu_seconds'; did you mean"):
+        make_policy("las", {"treshold_gpu_seconds": 3})
+    with pytest.raises(UnknownName, match="no placement 'bestfit'"):
+        make_policy("fifo", {"placement": "bestfit"})
+    with pytest.raises(BadValue, match="threshold_gpu_seconds is -1"):
+        make_policy("las", {"threshold_gpu_seconds": -1})
+    with pytest.raises(BadInput, match="has no duration"):
+        simulate([make_job("a", work=None)], make_cluster(1), make_policy("fifo"))

@@ -1,0 +1,113 @@
+"""The compiled replay is the general simulator, only faster: the same starts, ends and places, to the last bit."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as chances
+from hypothesis import strategies as st
+
+from refold.core import ListJournal
+from refold.core.events import RunFinished
+from refold.core.orders import StartRun
+from refold.errors import BadInput, UnknownName
+from refold.model import Cluster, Demand, Job, Placement
+from refold.packing import RULES
+from refold.registry import make_policy
+from refold.simulator import simulate
+from refold.simulator.replay import Order, replay_compiled, tasks_of
+from refold.testing import make_cluster, make_job, seeded_workload
+from refold.traces import read_cluster, read_trace
+
+ORDERS: list[Order] = ["fifo", "fifo-skip"]
+
+
+def outcome_of(
+    jobs: list[Job], cluster: Cluster, order: Order, rule: str, seed: int
+) -> dict[str, tuple[float, float, Placement]]:
+    """Start, end and place of every job that ran, by the general simulator."""
+    journal = ListJournal()
+    simulate(jobs, cluster, make_policy(order, {"placement": rule, "seed": seed}), journal=journal)
+    started: dict[str, tuple[float, Placement]] = {}
+    outcome = {}
+    for entry in journal.entries:
+        for event in entry.events:
+            if isinstance(event, RunFinished):
+                outcome[event.job] = (started[event.job][0], entry.now, started[event.job][1])
+        for placed in entry.orders:
+            assert isinstance(placed, StartRun)
+            started[placed.job] = (entry.now, placed.allocation.placement)
+    return outcome
+
+
+def assert_same(jobs: list[Job], cluster: Cluster, order: Order, rule: str, seed: int = 0) -> None:
+    replayed = replay_compiled(tasks_of(jobs), cluster, rule, order, seed)
+    general = outcome_of(jobs, cluster, order, rule, seed)
+    for task, job in enumerate(jobs):
+        if job.id in general:
+            mine = (replayed.started[task], replayed.ended[task], replayed.placement(task))
+            assert mine == general[job.id]
+        else:
+            assert np.isnan(replayed.started[task])
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("order", ORDERS)
+@chances(max_examples=12)
+@given(seed=st.integers(0, 2**32))
+def test_on_random_traces(order: Order, rule: str, seed: int) -> None:
+    jobs, cluster = seeded_workload(seed, jobs=80)
+    assert_same(jobs, cluster, order, rule, seed % 100)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_with_gpus_of_different_speed_and_jobs_that_never_fit(order: Order) -> None:
+    chance = random.Random(4)
+    cluster = make_cluster(2, 4, types=["T4", "H100"], speeds={"T4": 0.5, "H100": 3.0})
+    jobs = [
+        make_job(f"j{n}", at=n // 3, work=chance.random() * 20, gpus=chance.choice([1, 2, 4, 8])) for n in range(90)
+    ]
+    assert_same(jobs, cluster, order, "best-fit")
+
+
+@pytest.mark.parametrize("rule", ["first-fit", "best-fit", "tetris", "fgd"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_on_openb(order: Order, rule: str, shared_data: Path) -> None:
+    trace = read_trace(shared_data / "openb" / "openb_pod_list_default.csv.gz")
+    cluster = read_cluster(shared_data / "openb" / "openb_node_list_all_node.csv.gz")
+    assert_same(list(trace.jobs), cluster, order, rule)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_on_openb_crowded(rule: str, shared_data: Path) -> None:
+    """All pods at once on a tenth of the nodes: queues, fractions, types and CPUs at their limits."""
+    trace = read_trace(shared_data / "openb" / "openb_pod_list_gpuspec33.csv.gz")
+    cluster = read_cluster(shared_data / "openb" / "openb_node_list_all_node.csv.gz")
+    some = Cluster(cluster.nodes[::10])
+    jobs = [make_job(job.id, at=n // 5, work=(job.work or 0) % 500) for n, job in enumerate(trace.jobs[:1500])]
+    jobs = [
+        Job(job.id, job.submitted, original.demand, job.work) for job, original in zip(jobs, trace.jobs, strict=False)
+    ]
+    assert_same(jobs, some, "fifo-skip", rule)
+
+
+def test_it_takes_a_day_of_nothing() -> None:
+    replayed = replay_compiled(tasks_of([]), make_cluster(1))
+    assert len(replayed.started) == 0
+
+
+def test_what_it_cannot_do_it_refuses() -> None:
+    with pytest.raises(BadInput, match="'a' has no duration"):
+        tasks_of([make_job("a", work=None)])
+    with pytest.raises(UnknownName, match="no placement 'nowhere'"):
+        replay_compiled(tasks_of([]), make_cluster(1), "nowhere")
+    with pytest.raises(UnknownName, match="order of the compiled replay"):
+        replay_compiled(tasks_of([]), make_cluster(1), order="las")  # type: ignore[arg-type]
+
+
+def test_demands_are_numbered_as_they_appear() -> None:
+    tasks = tasks_of([make_job("b", at=5, gpus=2), make_job("a", at=1), make_job("c", at=9)])
+    assert tasks.demands == (Demand(), Demand(1, 2))
+    assert tasks.demand_of.tolist() == [0, 1, 0]

@@ -1,0 +1,169 @@
+"""The simulator against an independent one (SimPy), its costs and faults, and properties that never break."""
+
+import random
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+import simpy
+from hypothesis import given
+from hypothesis import settings as chances
+from hypothesis import strategies as st
+
+from refold.core import Journals, ListJournal
+from refold.core.events import JobSubmitted, NodeLost, RunFailed, RunFinished, RunStarted, RunStopped
+from refold.errors import BadValue
+from refold.model import Job
+from refold.policies import POLICIES
+from refold.registry import make_policy
+from refold.simulator import Costs, Fault, seeded_faults, simulate
+from refold.simulator.agenda import Agenda
+from refold.testing import Audit, make_cluster, make_job, seeded_workload
+
+
+def finish_times_by_simpy(jobs: list[Job], gpus: int) -> dict[str, float]:
+    """First come, first served on one big node, by SimPy."""
+    world = simpy.Environment()
+    free = simpy.Container(world, capacity=gpus, init=gpus)
+    finished: dict[str, float] = {}
+
+    def life(job: Job) -> Generator[Any, Any, None]:
+        yield world.timeout(job.submitted)
+        yield free.get(job.demand.gpus)
+        yield world.timeout(job.work or 0.0)
+        yield free.put(job.demand.gpus)
+        finished[job.id] = world.now
+
+    for job in jobs:
+        world.process(life(job))
+    world.run()
+    return finished
+
+
+@chances(max_examples=40)
+@given(seed=st.integers(0, 2**32))
+def test_fifo_on_one_node_agrees_with_simpy(seed: int) -> None:
+    chance = random.Random(seed)
+    # Times that differ by design, so that no two things happen at once and no tie has to be broken alike.
+    jobs = sorted(
+        (
+            make_job(f"j{n}", at=chance.random() * 200, work=chance.random() * 50, gpus=chance.randint(1, 8))
+            for n in range(60)
+        ),
+        key=lambda job: job.submitted,
+    )
+    journal = ListJournal()
+    simulate(jobs, make_cluster(8), make_policy("fifo"), journal=journal)
+    ours = {
+        event.job: entry.now for entry in journal.entries for event in entry.events if isinstance(event, RunFinished)
+    }
+    assert ours == pytest.approx(finish_times_by_simpy(jobs, 8))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@chances(max_examples=15)
+@given(
+    seed=st.integers(0, 2**32),
+    start=st.sampled_from([0.0, 2.0]),
+    stop=st.sampled_from([0.0, 7.0]),
+    restart=st.sampled_from([0.0, 11.0]),
+    checkpoint=st.sampled_from([None, 15.0]),
+)
+def test_nothing_breaks_whatever_happens(
+    policy: str, seed: int, start: float, stop: float, restart: float, checkpoint: float | None
+) -> None:
+    jobs, cluster = seeded_workload(seed, jobs=50)
+    faults = seeded_faults(cluster, between=400.0, repair=60.0, until=1500.0, seed=seed)
+    audit, journal = Audit(cluster), ListJournal()
+    settings = {"threshold_gpu_seconds": 50.0} if policy == "las" else {}
+    view = simulate(
+        jobs,
+        cluster,
+        make_policy(policy, settings),
+        journal=Journals(audit, journal),
+        costs=Costs(start, stop, restart, checkpoint),
+        faults=faults,
+    )
+    assert {job.id for job in jobs} == set(audit.over)
+    assert not view.waiting
+    assert not view.runs
+    assert view.free_gpus == sum(node.gpus for n, node in enumerate(cluster.nodes) if view.is_up(n))
+    assert_only_the_lost_are_lost(journal)
+
+
+def assert_only_the_lost_are_lost(journal: ListJournal) -> None:
+    for entry in journal.entries:
+        failed = [event for event in entry.events if isinstance(event, RunFailed)]
+        assert not failed or any(isinstance(event, NodeLost) for event in entry.events)
+
+
+def test_work_done_and_work_charged_add_up() -> None:
+    """A job that is stopped again and again does its work once, and each change costs what it costs."""
+    jobs = [make_job("long", work=1000.0), *(make_job(f"short{n}", at=100.0 * n + 50, work=10.0) for n in range(5))]
+    journal = ListJournal()
+    simulate(jobs, make_cluster(1), make_policy("srtf"), journal=journal, costs=Costs(start=1, stop=2, restart=4))
+    ends = {
+        event.job: entry.now for entry in journal.entries for event in entry.events if isinstance(event, RunFinished)
+    }
+    # 1 to start; five times: 2 to stop, 1 + 10 for the short one, 4 to restart.
+    assert ends["long"] == 1000 + 1 + 5 * (2 + 1 + 10 + 4)
+
+
+def test_a_lost_run_keeps_what_was_saved() -> None:
+    def end(checkpoint: float | None) -> float:
+        journal = ListJournal()
+        costs = Costs(checkpoint_every=checkpoint)
+        jobs, faults = [make_job("a", work=100.0)], [Fault(0, 70.0, 80.0)]
+        simulate(jobs, make_cluster(1), make_policy("fifo"), journal=journal, costs=costs, faults=faults)
+        return journal.entries[-1].now
+
+    assert end(None) == 80 + 100
+    assert end(30.0) == 80 + 100 - 60
+
+
+def test_a_run_says_when_it_begins_to_compute_only_if_that_takes_time() -> None:
+    def events(costs: Costs) -> list[type]:
+        journal = ListJournal()
+        simulate([make_job("a")], make_cluster(1), make_policy("fifo"), journal=journal, costs=costs)
+        return [type(event) for entry in journal.entries for event in entry.events]
+
+    assert events(Costs()) == [JobSubmitted, RunFinished]
+    assert events(Costs(start=5.0)) == [JobSubmitted, RunStarted, RunFinished]
+
+
+def test_what_is_withdrawn_does_not_happen() -> None:
+    agenda = Agenda([])
+    agenda.add(3.0, RunFinished("a", 1))
+    agenda.withdraw(agenda.add(2.0, RunFinished("b", 1)))
+    agenda.withdraw(agenda.add(3.0, RunFinished("c", 1)))
+    agenda.wake(5.0)
+    agenda.wake(5.0)
+    assert agenda.next() == (3.0, [RunFinished("a", 1)])
+    moment = agenda.next()
+    assert moment is not None and len(moment[1]) == 1
+    assert agenda.next() is None
+
+
+def test_a_stop_reports_the_work_that_was_done() -> None:
+    jobs = [make_job("long", work=100.0), make_job("short", at=30.0, work=5.0)]
+    journal = ListJournal()
+    simulate(jobs, make_cluster(1), make_policy("srtf"), journal=journal)
+    stops = [event for entry in journal.entries for event in entry.events if isinstance(event, RunStopped)]
+    assert stops == [RunStopped("long", 1, 30.0)]
+
+
+def test_faults_follow_their_seed_and_their_means() -> None:
+    cluster = make_cluster(*[8] * 50)
+
+    def faults(seed: int) -> list[Fault]:
+        return seeded_faults(cluster, between=1000.0, repair=100.0, until=100_000.0, seed=seed)
+
+    assert faults(1) == faults(1)
+    assert faults(1) != faults(2)
+    assert len(faults(1)) == pytest.approx(50 * 100_000 / 1100, rel=0.1)
+    with pytest.raises(BadValue, match="mean times"):
+        seeded_faults(cluster, between=0.0, repair=1.0, until=1.0, seed=1)
+    with pytest.raises(BadValue, match="before it is lost"):
+        Fault(0, 5.0, 5.0)
+    with pytest.raises(BadValue, match="costs are seconds"):
+        Costs(start=-1.0)
