@@ -28,7 +28,7 @@ lint: $(VENV)/installed.test  ## mend what can be mended, and say what cannot
 	@$(BIN)/mypy
 
 bench: $(VENV)/installed.bench  ## measure speed, against others in the same run; takes a while
-	@$(BIN)/python -m benchmarks
+	@$(BIN)/python -m benchmarks.speed
 
 clean:  ## remove everything that these commands have made
 	rm -rf $(VENV) build dist refold-report .mypy_cache .pytest_cache .ruff_cache .hypothesis

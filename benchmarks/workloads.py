@@ -52,9 +52,7 @@ def pai() -> tuple[tuple[Job, ...], Cluster]:
     return enlarge(sample, 1 / PAI_SAMPLE, seed=1).jobs, read_cluster(TRACES / PAI_NODES)
 
 
-def simulate_with_journal(
-    jobs: Sequence[Job], cluster: Cluster, policy: str, placement: str, journal: Path
-) -> float:
+def simulate_with_journal(jobs: Sequence[Job], cluster: Cluster, policy: str, placement: str, journal: Path) -> float:
     """The general simulator, writing its journal to a file: CPU seconds, the closing of the file included."""
     settings = {"placement": placement}
     maker = make_policy(policy, settings)

@@ -5,7 +5,7 @@ Jobs are two columns, submission and duration; a job departs its duration after 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -46,12 +46,12 @@ def in_simpy(submitted: Sequence[float], work: Sequence[float]) -> int:
     environment = simpy.Environment(submitted[0] if submitted else 0.0)
     events = 0
 
-    def job(duration: float) -> Iterator[Any]:
+    def job(duration: float) -> Generator[simpy.Event, Any, None]:
         nonlocal events
         yield environment.timeout(duration)
         events += 1
 
-    def arrivals() -> Iterator[Any]:
+    def arrivals() -> Generator[simpy.Event, Any, None]:
         nonlocal events
         for at, duration in zip(submitted, work, strict=True):
             yield environment.timeout(at - environment.now)

@@ -22,6 +22,7 @@ from refold.errors import BadFile, BadJournal
 _ENCODER = msgspec.json.Encoder()
 _HEADER = msgspec.json.Decoder(Header)
 _ENTRY = msgspec.json.Decoder(Entry)
+_WRITE_OUT_AT = 1 << 16
 
 
 class JournalFile:
@@ -31,7 +32,7 @@ class JournalFile:
         self.path = path
         self._safe = safe
         self._file: IO[bytes] = _open(path, "wb")
-        self._buffer = bytearray()
+        self._pending = bytearray()
         self._line(header)
         if safe:
             _sync_folder(path.parent)  # or the name of the new file could be lost
@@ -41,15 +42,22 @@ class JournalFile:
         self._line(entry)
 
     def _line(self, what: Header | Entry) -> None:
-        _ENCODER.encode_into(what, self._buffer)
-        self._buffer += b"\n"
-        self._file.write(self._buffer)
+        _ENCODER.encode_into(what, self._pending, -1)
+        self._pending += b"\n"
         if self._safe:
+            self._write_out()
             self._file.flush()
             os.fsync(self._file.fileno())
+        elif len(self._pending) > _WRITE_OUT_AT:
+            self._write_out()
+
+    def _write_out(self) -> None:
+        self._file.write(self._pending)
+        self._pending.clear()
 
     def close(self) -> None:
         """Write out what is left."""
+        self._write_out()
         self._file.close()
 
     def __enter__(self) -> Self:

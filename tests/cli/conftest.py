@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from typed import CommandLine
+from typer.testing import CliRunner, Result
+
+from refold.cli import app as command_line
 
 OWN = '''
 from refold.core import View
@@ -46,6 +52,41 @@ def mine(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def refold(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    """The whole command."""
-    return CommandLine(monkeypatch, capsys)
+def typed() -> Callable[..., Result]:
+    """What comes of `refold WORDS`, without a process for it."""
+    return lambda *words: CliRunner().invoke(command_line.app, words)
+
+
+@pytest.fixture
+def said(typed: Callable[..., Result]) -> Callable[..., str]:
+    """What the command prints, when all goes well."""
+
+    def said(*words: str) -> str:
+        result = typed(*words)
+        assert result.exit_code == 0, (result.output, result.exception)
+        return result.stdout
+
+    return said
+
+
+@pytest.fixture
+def told(said: Callable[..., str]) -> Callable[..., Any]:
+    """The same with --json, read."""
+    return lambda *words: json.loads(said(*words, "--json"))
+
+
+@pytest.fixture
+def refuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The one line on stderr that says what is wrong; exit status 2 and nothing on stdout go with it."""
+
+    def refuses(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["refold", *words])
+        with pytest.raises(SystemExit) as left:
+            command_line.main()
+        out, err = capsys.readouterr()
+        assert (left.value.code, out) == (2, ""), err
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        return err
+
+    return refuses

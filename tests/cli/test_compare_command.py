@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typed import CommandLine, said, told
 
 from refold.policies import POLICIES
+
+Said = Callable[..., str]
+Told = Callable[..., Any]
 
 
 @pytest.fixture
@@ -20,7 +23,7 @@ def names(document: Any) -> list[str]:
     return [run["name"] for run in document["runs"]]
 
 
-def test_every_policy_is_compared_and_the_report_is_named(tiny: tuple[str, ...], tmp_path: Path) -> None:
+def test_every_policy_is_compared_and_the_report_is_named(tiny: tuple[str, ...], tmp_path: Path, said: Said) -> None:
     lines = said(*tiny).splitlines()
     assert [line.split()[0] for line in lines[2 : 2 + len(POLICIES)]] == list(POLICIES)
     assert "* the best of its column" in [line.strip() for line in lines]
@@ -28,7 +31,9 @@ def test_every_policy_is_compared_and_the_report_is_named(tiny: tuple[str, ...],
     assert "<svg" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_without_arguments_it_is_the_shipped_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_arguments_it_is_the_shipped_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
+) -> None:
     monkeypatch.chdir(tmp_path)
     document = told("compare", "--limit", "40")
     assert names(document) == list(POLICIES)
@@ -36,7 +41,7 @@ def test_without_arguments_it_is_the_shipped_workload(tmp_path: Path, monkeypatc
     assert (tmp_path / "refold-report" / "report.html").exists()
 
 
-def test_policies_can_be_names_names_with_a_placement_and_files(tiny: tuple[str, ...], mine: Path) -> None:
+def test_policies_can_be_names_names_with_a_placement_and_files(tiny: tuple[str, ...], mine: Path, told: Told) -> None:
     document = told(*tiny, "--policies", f"fifo, las/fgd,{mine}", "--placements", "first-fit,random")
     assert names(document) == [
         "fifo/first-fit",
@@ -48,7 +53,7 @@ def test_policies_can_be_names_names_with_a_placement_and_files(tiny: tuple[str,
     assert document["runs"][2]["settings"] == {"placement": "fgd"}
 
 
-def test_settings_go_to_all_or_to_one(tiny: tuple[str, ...], mine: Path) -> None:
+def test_settings_go_to_all_or_to_one(tiny: tuple[str, ...], mine: Path, told: Told) -> None:
     options = ("--set", "placement=tetris", "--set", "las.threshold_gpu_seconds=20", "--set", "mine.patience=1")
     document = told(*tiny, "--policies", f"fifo,las,{mine}", *options)
     assert [run["settings"] for run in document["runs"]] == [
@@ -59,24 +64,24 @@ def test_settings_go_to_all_or_to_one(tiny: tuple[str, ...], mine: Path) -> None
 
 
 def test_two_policies_of_one_name_are_told_apart_by_their_files(
-    tiny: tuple[str, ...], mine: Path, tmp_path: Path
+    tiny: tuple[str, ...], mine: Path, tmp_path: Path, told: Told
 ) -> None:
     other = tmp_path / "better.py"
     other.write_text(mine.read_text())
     assert names(told(*tiny, "--policies", f"fifo,{mine},{other}")) == ["fifo", str(mine), str(other)]
 
 
-def test_the_same_twice_is_compared_once(tiny: tuple[str, ...]) -> None:
+def test_the_same_twice_is_compared_once(tiny: tuple[str, ...], told: Told) -> None:
     assert names(told(*tiny, "--policies", "fifo,fifo,fifo")) == ["fifo"]
 
 
-def test_several_processes_give_the_same(tiny: tuple[str, ...]) -> None:
+def test_several_processes_give_the_same(tiny: tuple[str, ...], told: Told) -> None:
     options = ("--policies", "fifo,las", "--stop-cost", "3s")
     assert told(*tiny, *options, "--processes", "2") == told(*tiny, *options)
 
 
 def test_narrow_terminals_get_all_columns_below_each_other(
-    tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     printed = said(*tiny, "--policies", "fifo,srtf")
@@ -87,7 +92,7 @@ def test_narrow_terminals_get_all_columns_below_each_other(
 
 
 def test_without_the_library_for_reports_the_table_is_still_printed(
-    tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, said: Said
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
     printed = said(*tiny, "--policies", "fifo")
@@ -107,12 +112,12 @@ def test_without_the_library_for_reports_the_table_is_still_printed(
         (["--policies", "fifo", "--set", "threshold_gpu_seconds=1"], "no setting of fifo"),
     ],
 )
-def test_bad_input_is_one_line(tiny: tuple[str, ...], options: list[str], text: str, refold: CommandLine) -> None:
-    assert text in refold.refuses(*tiny, *options)
+def test_bad_input_is_one_line(tiny: tuple[str, ...], options: list[str], text: str, refuses: Said) -> None:
+    assert text in refuses(*tiny, *options)
 
 
 def test_what_a_policy_does_wrong_in_another_process_is_one_line_too(
-    tiny: tuple[str, ...], tmp_path: Path, refold: CommandLine
+    tiny: tuple[str, ...], tmp_path: Path, refuses: Said
 ) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text(
@@ -122,4 +127,4 @@ def test_what_a_policy_does_wrong_in_another_process_is_one_line_too(
         "    def decide(self, view):\n"
         "        return Decision(stops=(Stop('nobody'),))\n"
     )
-    assert "bad" in refold.refuses(*tiny, "--policies", f"fifo,{bad}", "--processes", "2")
+    assert "bad" in refuses(*tiny, "--policies", f"fifo,{bad}", "--processes", "2")

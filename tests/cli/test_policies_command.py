@@ -5,23 +5,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from typed import CommandLine, said, told
 
 from refold.packing import RULES
 from refold.policies import POLICIES
 
+Said = Callable[..., str]
+Told = Callable[..., Any]
 
-def test_every_policy_and_placement_is_listed() -> None:
+
+def test_every_policy_and_placement_is_listed(said: Said) -> None:
     printed = said("policies")
     for name in (*POLICIES, *RULES):
         assert name in printed
     assert "threshold_gpu_seconds=57600" in printed
 
 
-def test_as_json() -> None:
+def test_as_json(told: Told) -> None:
     document = told("policies")
     assert [one["name"] for one in document["policies"]] == list(POLICIES)
     assert [one["name"] for one in document["placements"]] == list(RULES)
@@ -32,7 +36,7 @@ def test_as_json() -> None:
 
 
 def test_a_file_in_the_folder_shows_up_and_can_be_called_by_name(
-    mine: Path, jobs: Path, monkeypatch: pytest.MonkeyPatch
+    mine: Path, jobs: Path, monkeypatch: pytest.MonkeyPatch, said: Said, told: Told
 ) -> None:
     monkeypatch.setenv("REFOLD_POLICIES", str(mine.parent))
     own = told("policies")["policies"][-1]
@@ -43,13 +47,13 @@ def test_a_file_in_the_folder_shows_up_and_can_be_called_by_name(
 
 
 def test_a_folder_that_is_none_and_a_file_that_cannot_be_loaded_are_named(
-    mine: Path, monkeypatch: pytest.MonkeyPatch, refold: CommandLine
+    mine: Path, monkeypatch: pytest.MonkeyPatch, refuses: Said
 ) -> None:
     monkeypatch.setenv("REFOLD_POLICIES", str(mine))
-    assert "is not a folder" in refold.refuses("policies")
+    assert "is not a folder" in refuses("policies")
     monkeypatch.setenv("REFOLD_POLICIES", str(mine.parent))
-    mine.write_text("this is not Python")
-    assert "mine.py: cannot be loaded: SyntaxError" in refold.refuses("policies")
+    mine.write_text("class is not Python")
+    assert "mine.py: cannot be loaded: SyntaxError" in refuses("policies")
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typed import CommandLine, said, told, typed
+from typer.testing import Result
+
+Said = Callable[..., str]
+Told = Callable[..., Any]
+Typed = Callable[..., Result]
 
 
 @pytest.fixture
-def journal(jobs: Path, tmp_path: Path) -> Path:
+def journal(jobs: Path, tmp_path: Path, said: Said) -> Path:
     """las, with costs and a node that is lost."""
     path = tmp_path / "las.jsonl"
     options = ("--policy", "las", "--set", "threshold_gpu_seconds=20", "--start-cost", "2s", "--stop-cost", "1s")
@@ -27,14 +32,14 @@ def rewritten(journal: Path, place: int, change: dict[str, Any]) -> None:
     journal.write_text("\n".join([*lines, ""]))
 
 
-def test_a_journal_replays_to_the_same_orders(journal: Path) -> None:
+def test_a_journal_replays_to_the_same_orders(journal: Path, said: Said, told: Told) -> None:
     entries = len(journal.read_text().splitlines()) - 1
     assert said("replay", str(journal)).startswith(f"{entries} entries, ")
     document = told("replay", str(journal))
     assert (document["identical"], document["entries"], document["policy"]) == (True, entries, "las")
 
 
-def test_one_that_does_not_says_where_and_exits_with_1(journal: Path) -> None:
+def test_one_that_does_not_says_where_and_exits_with_1(journal: Path, typed: Typed) -> None:
     rewritten(journal, 1, {"orders": []})
     result = typed("replay", str(journal))
     assert result.exit_code == 1
@@ -43,12 +48,14 @@ def test_one_that_does_not_says_where_and_exits_with_1(journal: Path) -> None:
     assert (result.exit_code, json.loads(result.stdout)["identical"]) == (1, False)
 
 
-def test_the_report_of_what_was_recorded(journal: Path, tmp_path: Path) -> None:
+def test_the_report_of_what_was_recorded(journal: Path, tmp_path: Path, said: Said) -> None:
     assert "report: " in said("replay", str(journal), "--out", str(tmp_path / "out"))
     assert "las (recorded)" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_another_policy_is_simulated_beside_what_was_recorded(journal: Path, tmp_path: Path) -> None:
+def test_another_policy_is_simulated_beside_what_was_recorded(
+    journal: Path, tmp_path: Path, said: Said, told: Told
+) -> None:
     printed = said("replay", str(journal), "--policy", "srtf", "--placement", "fgd", "--out", str(tmp_path / "out"))
     assert "las (recorded)" in printed
     assert "srtf/fgd (simulated)" in printed
@@ -57,7 +64,9 @@ def test_another_policy_is_simulated_beside_what_was_recorded(journal: Path, tmp
     assert [run["measures"]["outcomes"]["finished"] for run in runs] == [6, 6]
 
 
-def test_the_same_policy_at_the_same_costs_comes_out_as_recorded(jobs: Path, tmp_path: Path) -> None:
+def test_the_same_policy_at_the_same_costs_comes_out_as_recorded(
+    jobs: Path, tmp_path: Path, said: Said, told: Told
+) -> None:
     path = tmp_path / "srtf.jsonl"
     costs = ("--start-cost", "2s", "--stop-cost", "1s", "--restart-cost", "4s")
     said("simulate", str(jobs), "--cluster", "2x4", "--policy", "srtf", *costs, "--journal", str(path))
@@ -65,7 +74,7 @@ def test_the_same_policy_at_the_same_costs_comes_out_as_recorded(jobs: Path, tmp
     assert recorded["measures"] == again["measures"]
 
 
-def test_jobs_of_unknown_work_are_simulated_as_long_as_they_ran(tmp_path: Path) -> None:
+def test_jobs_of_unknown_work_are_simulated_as_long_as_they_ran(tmp_path: Path, told: Told) -> None:
     path = tmp_path / "live.jsonl"
     header = {"cluster": {"nodes": [{"name": "here", "gpus": 1, "gpu_type": "slot"}]}, "policy": "fifo"}
     gpu = {"placement": [{"node": 0, "gpus": [0]}]}
@@ -95,19 +104,19 @@ def test_jobs_of_unknown_work_are_simulated_as_long_as_they_ran(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\n", b"\x00\xff", b"{}\n", b'{"now": 0.0}\n', b"[1, 2]\n", b"\x1f\x8b\x00"])
-def test_garbage_is_one_line(tmp_path: Path, garbage: bytes, refold: CommandLine) -> None:
+def test_garbage_is_one_line(tmp_path: Path, garbage: bytes, refuses: Said) -> None:
     for name in ("garbage.jsonl", "garbage.jsonl.gz"):
         path = tmp_path / name
         path.write_bytes(garbage)
-        assert name in refold.refuses("replay", str(path))
+        assert name in refuses("replay", str(path))
 
 
-def test_bad_input_is_one_line(journal: Path, tmp_path: Path, refold: CommandLine) -> None:
-    assert "cannot be read" in refold.refuses("replay", str(tmp_path / "nothing.jsonl"))
-    assert "did you mean 'srtf'?" in refold.refuses("replay", str(journal), "--policy", "strf")
+def test_bad_input_is_one_line(journal: Path, tmp_path: Path, refuses: Said) -> None:
+    assert "cannot be read" in refuses("replay", str(tmp_path / "nothing.jsonl"))
+    assert "did you mean 'srtf'?" in refuses("replay", str(journal), "--policy", "strf")
     journal.write_text(journal.read_text() + "garbage\n")
-    assert "is not an entry" in refold.refuses("replay", str(journal))
+    assert "is not an entry" in refuses("replay", str(journal))
     rewritten(journal, 0, {"policy": "nobody"})
-    assert "no policy 'nobody'" in refold.refuses("replay", str(journal))
+    assert "no policy 'nobody'" in refuses("replay", str(journal))
     rewritten(journal, 0, {"version": 99})
-    assert "version 99" in refold.refuses("replay", str(journal))
+    assert "version 99" in refuses("replay", str(journal))

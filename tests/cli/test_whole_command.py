@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typed import said
 
 from refold.cli.app import app
 from refold.cli.output import output_width
+
+Said = Callable[..., str]
+
 
 COMMANDS = ["compare", "simulate", "policies", "replay", "run", "trace"]
 
@@ -20,7 +23,7 @@ def refold(*words: str, stdin: str | None = None) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, input=stdin, check=False)
 
 
-def test_help_lists_every_command() -> None:
+def test_help_lists_every_command(said: Said) -> None:
     listed = said("--help")
     for command in COMMANDS:
         assert f"  {command}" in listed
@@ -28,7 +31,7 @@ def test_help_lists_every_command() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_that_gives_an_example_or_a_hint(command: str) -> None:
+def test_every_command_has_help_that_gives_an_example_or_a_hint(command: str, said: Said) -> None:
     assert len(said(command, "--help").splitlines()) > 5
 
 

@@ -79,7 +79,7 @@ def compare(
     workload = read_workload(trace, cluster, Reading(format, skip_bad, gpus_per_instance, limit), costs)
     workload = with_faults(workload, faults, repair, fault_seed)
     runs = all_simulated(workload, chosen, processes)
-    report = try_report(out, runs, f"{len(runs)} policies on {workload.name}", str(workload))
+    report = try_report(out, runs, f"{len(runs)} policies on {workload.name}", workload.conditions)
     if as_json:
         print_json(_document(workload, chosen, runs, report))
         return

@@ -196,7 +196,7 @@ def _simulated_here(choice: Choice) -> ReportRun | str:
         return str(error)
 
 
-def try_report(folder: Path, runs: Sequence[ReportRun], title: str, workload: str) -> Path | None:
+def try_report(folder: Path, runs: Sequence[ReportRun], title: str, conditions: str) -> Path | None:
     """Write the report. Without the library that draws it, say so: the numbers are still worth printing."""
     import typer
 
@@ -208,7 +208,7 @@ def try_report(folder: Path, runs: Sequence[ReportRun], title: str, workload: st
     path = make_folder(folder) / REPORT
     try:
         with progress("drawing the report"):
-            write_report(path, runs, title=title, workload=workload, command=typed_command())
+            write_report(path, runs, title=title, workload=conditions, command=typed_command())
     except MissingExtra as missing:
         typer.echo(f"note: no report: {missing}", err=True)
         return None

@@ -82,7 +82,10 @@ PlacementNames = Annotated[
         autocompletion=_placement_lists_beginning,
     ),
 ]
-Seed = Annotated[int | None, typer.Option("--seed", help="Chance of policy and placement: the policy's 'seed'.")]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", min=0, max=2**62, help="Chance of policy and placement: the policy's 'seed'."),
+]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the policy; repeatable.")
 ]
@@ -111,7 +114,7 @@ Faults = Annotated[
 Repair = Annotated[
     str | None, typer.Option("--repair", metavar="TIME", help="Mean time until a lost node returns [1h].")
 ]
-FaultSeed = Annotated[int, typer.Option("--fault-seed", min=0, help="Chance of the faults.")]
+FaultSeed = Annotated[int, typer.Option("--fault-seed", min=0, max=2**62, help="Chance of the faults.")]
 
 OutFolder = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write the report into this folder.")]
 

@@ -77,7 +77,7 @@ def _replay_itself(path: Path, out: Path | None, as_json: bool) -> None:
             check_replay(header, iter(seen), make_policy(header.policy, header.settings))
         except BadJournal as error:
             difference = str(error)
-    report = _report(path, out, [_recorded(path)[0]]) if out else None
+    report = _report(path, out, [_recorded(path)[0]], "As it was recorded.") if out else None
     if as_json:
         print_json(
             {
@@ -133,7 +133,7 @@ def _what_if(path: Path, choice: Choice, costs: Costs, out: Path | None, as_json
     workload = _workload_of(path, recorded.history, costs)
     other = simulated(workload, choice)
     runs = [recorded, ReportRun(f"{other.name} (simulated)", other.history, other.measures)]
-    report = _report(path, out, runs) if out else None
+    report = _report(path, out, runs, workload.conditions) if out else None
     if as_json:
         policies = [(header.policy, header.settings), (choice.policy, choice.settings)]
         print_json(
@@ -155,10 +155,10 @@ def _what_if(path: Path, choice: Choice, costs: Costs, out: Path | None, as_json
         typer.echo(f"report: {report}")
 
 
-def _report(path: Path, out: Path, runs: Sequence[ReportRun]) -> Path | None:
+def _report(path: Path, out: Path, runs: Sequence[ReportRun], conditions: str) -> Path | None:
     from refold.cli.experiment import try_report
 
-    return try_report(out, runs, f"Journal {path.name}", f"{path.name}: {len(runs[0].history.jobs):,} jobs")
+    return try_report(out, runs, f"Journal {path.name}", conditions)
 
 
 def _workload_of(path: Path, history: History, costs: Costs) -> Workload:

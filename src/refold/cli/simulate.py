@@ -72,7 +72,7 @@ def simulate(
     workload = with_faults(workload, faults, repair, fault_seed)
     journal = journal or (make_folder(out) / JOURNAL if out else None)
     run = simulated(workload, choice, journal)
-    report = try_report(out, [run], f"{run.name} on {workload.name}", str(workload)) if out else None
+    report = try_report(out, [run], f"{run.name} on {workload.name}", workload.conditions) if out else None
     if as_json:
         print_json(
             {

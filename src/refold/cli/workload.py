@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 DEMO = "demo"
 """The trace that comes with its own cluster."""
 
+MOST_FAULTS = 1_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -35,6 +37,16 @@ class Workload:
         nodes = len(self.cluster.nodes)
         cluster = f"{nodes:,} node{'s' * (nodes != 1)} with {self.cluster.gpus:,} GPUs"
         return f"{self.name}: {len(self.jobs):,} job{'s' * (len(self.jobs) != 1)} on {cluster}"
+
+    @property
+    def conditions(self) -> str:
+        """What changes cost and how many faults there are, for whoever reads the results."""
+        from refold.model.units import text_from_seconds
+
+        costs = {"start": self.costs.start, "stop": self.costs.stop, "restart": self.costs.restart}
+        said = [f"{what} {text_from_seconds(seconds)}" for what, seconds in costs.items() if seconds]
+        changes = ", ".join(said) or "starting and stopping cost nothing"
+        return f"Simulated: {changes}; {len(self.faults):,} node faults."
 
     def tell(self) -> None:
         """Say on stderr what a person should know before believing the results."""
@@ -114,13 +126,10 @@ def with_faults(workload: Workload, faults: str | None, repair: str | None, seed
         if repair is not None:
             raise BadInput("--repair needs --faults: how often nodes are lost, such as --faults 30d")
         return workload
-    drawn = seeded_faults(
-        workload.cluster,
-        between=seconds_from_text(faults),
-        repair=seconds_from_text(repair or "1h"),
-        until=_could_last(workload),
-        seed=seed,
-    )
+    between, mend, until = seconds_from_text(faults), seconds_from_text(repair or "1h"), _could_last(workload)
+    if (expected := len(workload.cluster.nodes) * until / max(between + mend, 1e-9)) > MOST_FAULTS:
+        raise BadInput(f"--faults {faults} would be {expected:,.0f} faults, expected at most {MOST_FAULTS:,}")
+    drawn = seeded_faults(workload.cluster, between=between, repair=mend, until=until, seed=seed)
     return replace(workload, faults=drawn)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from refold.core.state import State
 from refold.errors import BadDecision
-from refold.model import Allocation, Decision, Demand, Job, Placement, Reshape, Start
+from refold.model import Allocation, Decision, Demand, Job, Placement, Start
 from refold.model.allocation import union_of
 
 RULES = {
@@ -20,14 +22,24 @@ RULES = {
 """Every rule by the name that BadDecision gives."""
 
 
-def admit(state: State, decision: Decision, policy: str) -> dict[str, Placement]:
+def admit(state: State, decision: Decision, policy: str, found: Sequence[Placement] = ()) -> dict[str, Placement]:
     """Check every rule and take what the decision starts; or raise, having changed nothing.
 
-    Returns what each reshaped job holds until its old run has stopped.
+    `found` are placements of the decision that have been taken already, when they were found. Returns what each
+    reshaped job holds until its old run has stopped.
     """
-    if not (decision.starts or decision.stops or decision.reshapes or decision.waits):
-        _check_wake(state, decision, policy)
-        return {}
+    taken = list(found)
+    try:
+        _check(state, decision, policy)
+        _take_starts(state, decision, taken, policy)
+        return _take_reshapes(state, decision, policy)
+    except BadDecision:
+        for placement in taken:
+            state.free.give_back(placement)
+        raise
+
+
+def _check(state: State, decision: Decision, policy: str) -> None:
     named: set[str] = set()
     for start in decision.starts:
         _check_start(state, start, named, policy)
@@ -35,14 +47,13 @@ def admit(state: State, decision: Decision, policy: str) -> dict[str, Placement]
         _check_running(state, stop.job, named, policy)
     for reshape in decision.reshapes:
         _check_running(state, reshape.job, named, policy)
-        _check_types(state, state.active[reshape.job], reshape.allocation, policy)
+        _check_shares(state, state.active[reshape.job], reshape.allocation, policy)
         if not state.active[reshape.job].reshapable:
             raise BadDecision(policy, "gang", f"reshaped job {reshape.job!r}, which is not reshapable")
     for wait in decision.waits:
         if wait.job not in state.waiting or wait.job in named:
             raise BadDecision(policy, "reason", f"says why {wait.job!r} waits, which does not")
     _check_wake(state, decision, policy)
-    return _take(state, decision, policy)
 
 
 def _check_wake(state: State, decision: Decision, policy: str) -> None:
@@ -57,7 +68,7 @@ def _check_start(state: State, start: Start, named: set[str], policy: str) -> No
     named.add(start.job)
     if not job.reshapable and not _is_what_was_asked(start.allocation, job.demand):
         raise BadDecision(policy, "gang", f"started job {job.id!r} on other than the {job.demand} it asked for")
-    _check_types(state, job, start.allocation, policy)
+    _check_shares(state, job, start.allocation, policy)
 
 
 def _is_what_was_asked(allocation: Allocation, demand: Demand) -> bool:
@@ -71,15 +82,15 @@ def _is_what_was_asked(allocation: Allocation, demand: Demand) -> bool:
     )
 
 
-def _check_types(state: State, job: Job, allocation: Allocation, policy: str) -> None:
+def _check_shares(state: State, job: Job, allocation: Allocation, policy: str) -> None:
+    nodes, accepted = state.cluster.nodes, job.demand.gpu_types
     for share in allocation.placement:
-        if len(set(share.gpus)) != len(share.gpus):
+        if len(share.gpus) > 1 and len(set(share.gpus)) != len(share.gpus):
             raise BadDecision(policy, "free", f"gave job {job.id!r} the same GPU twice in {share}")
-        if not 0 <= share.node < len(state.cluster.nodes):
+        if not 0 <= share.node < len(nodes):
             raise BadDecision(policy, "free", f"put job {job.id!r} on node {share.node}, which does not exist")
-        accepted = job.demand.gpu_types
-        found = state.cluster.nodes[share.node].gpu_type
-        if accepted and share.gpus and found not in accepted:
+        if accepted and share.gpus and nodes[share.node].gpu_type not in accepted:
+            found = nodes[share.node].gpu_type
             raise BadDecision(policy, "type", f"put job {job.id!r} on {found}, it accepts {'|'.join(accepted)}")
 
 
@@ -100,22 +111,22 @@ def _standing(state: State, job_id: str) -> str:
     return "never fits this cluster" if job_id in state.never else "is not known"
 
 
-def _take(state: State, decision: Decision, policy: str) -> dict[str, Placement]:
-    taken: list[Placement] = []
+def _take_starts(state: State, decision: Decision, taken: list[Placement], policy: str) -> None:
+    found = {id(placement) for placement in taken}
     for start in decision.starts:
-        refusal = state.free.take(start.allocation.placement)
+        placement = start.allocation.placement
+        if id(placement) in found:
+            found.remove(id(placement))
+            continue
+        refusal = state.free.take(placement)
         if refusal:
-            _give_back(state, taken)
             raise BadDecision(policy, "free", f"started job {start.job!r} where {refusal}")
-        taken.append(start.allocation.placement)
-    return _take_reshaped(state, decision.reshapes, taken, policy) if decision.reshapes else {}
+        taken.append(placement)
 
 
-def _take_reshaped(
-    state: State, reshapes: tuple[Reshape, ...], taken: list[Placement], policy: str
-) -> dict[str, Placement]:
+def _take_reshapes(state: State, decision: Decision, policy: str) -> dict[str, Placement]:
     holding: dict[str, Placement] = {}
-    for reshape in reshapes:
+    for reshape in decision.reshapes:
         old = state.held_by(reshape.job)
         both = union_of(old, reshape.allocation.placement)
         state.free.give_back(old)
@@ -125,12 +136,6 @@ def _take_reshaped(
             for job_id, held in holding.items():
                 state.free.give_back(held)
                 state.free.take_back(state.held_by(job_id))
-            _give_back(state, taken)
             raise BadDecision(policy, "free", f"reshaped job {reshape.job!r} to where {refusal}")
         holding[reshape.job] = both
     return holding
-
-
-def _give_back(state: State, taken: list[Placement]) -> None:
-    for placement in taken:
-        state.free.give_back(placement)

@@ -9,7 +9,7 @@ from refold.core.check import admit
 from refold.core.events import Event
 from refold.core.journal import Entry, Journal, NoJournal
 from refold.core.orders import Order
-from refold.core.state import Changes, State
+from refold.core.state import State
 from refold.core.view import View
 from refold.errors import BadDecision
 from refold.model import KEEP, Cluster, Decision, Placement
@@ -62,21 +62,21 @@ class Scheduler:
 
         # 2. What the policy makes of it.
         decision = self._policy.decide(self.view)
-        self.view.end_trial()
+        found = self.view.end_trial(decision.starts)
+        state.changes.forget()
 
-        # 3. Whether that can be done; if not, nothing of it is.
+        # 3. Whether that can be done. If so, what is to be done about it; if not, nothing is.
         refusal = ""
-        try:
-            holding = admit(state, decision, self._policy.name)
-        except BadDecision as bad:
-            self._refused(bad)
-            decision, holding, refusal = KEEP, {}, str(bad)
+        if decision is not KEEP:
+            try:
+                holding = admit(state, decision, self._policy.name, found)
+            except BadDecision as bad:
+                self._refused(bad)
+                decision, refusal = KEEP, str(bad)
+            else:
+                orders += self._commit(decision, holding)
 
-        # 4. What is to be done about it.
-        state.changes = Changes()
-        orders += self._commit(decision, holding)
-
-        # 5. Write it down; whoever asked may act now.
+        # 4. Write it down; whoever asked may act now.
         entry = Entry(
             now,
             tuple(events),

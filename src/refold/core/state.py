@@ -50,6 +50,13 @@ class Changes:
         self.nodes: list[int] = []
         self.woke = False
 
+    def forget(self) -> None:
+        """The policy has looked."""
+        self.woke = False
+        for of_a_kind in (self.submitted, self.returned, self.gone, self.started, self.ended, self.nodes):
+            if of_a_kind:
+                of_a_kind.clear()
+
     @property
     def freed(self) -> bool:
         """Whether a job that had no place could have one now."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from refold.core.state import Changes, State
-from refold.model import Allocation, Cluster, Demand, Job, Reason, Run, Shortage, Wait
+from refold.model import Allocation, Cluster, Demand, Job, Placement, Reason, Run, Shortage, Start, Wait
 from refold.model.units import WHOLE, Seconds
 from refold.packing import Trial
 
@@ -43,11 +43,10 @@ class View:
             self._trial = Trial(self._state.free)
         return self._trial
 
-    def end_trial(self) -> None:
-        """Undo what was tried."""
-        if self._trial is not None:
-            self._trial.undo()
-            self._trial = None
+    def end_trial(self, wanted: Sequence[Start] = ()) -> list[Placement]:
+        """Undo what was tried, but for the wanted starts that were found by trying; returns what is kept of these."""
+        trial, self._trial = self._trial, None
+        return trial.keep(start.allocation.placement for start in wanted) if trial is not None else []
 
     def held(self) -> Mapping[str, Allocation]:
         """What every run holds that has not been told to stop."""

@@ -31,7 +31,10 @@ class Allocation(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def gpu_milli(self) -> Milli:
         """GPU held in all, in thousandths."""
-        return sum(len(share.gpus) * share.gpu_milli for share in self.placement)
+        total = 0
+        for share in self.placement:
+            total += len(share.gpus) * share.gpu_milli
+        return total
 
     @property
     def nodes(self) -> frozenset[int]:

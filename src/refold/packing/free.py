@@ -110,11 +110,12 @@ class Free:
 
     def give_back(self, placement: Iterable[Share]) -> None:
         """Return what was taken."""
+        nodes, gpus, bits = self.nodes, self.gpus, self.bits
         for share in placement:
             kernels.give_back(
-                self.nodes,
-                self.gpus,
-                self.bits,
+                nodes,
+                gpus,
+                bits,
                 share.node,
                 mask_of(share.gpus),
                 share.gpu_milli,

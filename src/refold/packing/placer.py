@@ -85,6 +85,9 @@ class Placer:
         )
         if not placed:
             return None
+        if demand.instances == 1:
+            node, mask = self._found.item(0), self._found.item(1)
+            return (Share(node, indices_of(mask), demand.gpu_milli, demand.cpu_milli, demand.memory_mib),)
         return tuple(
             Share(node, indices_of(mask), demand.gpu_milli, demand.cpu_milli, demand.memory_mib)
             for node, mask in self._found[: demand.instances].tolist()

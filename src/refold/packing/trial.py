@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from refold.model import Demand, Placement
 from refold.packing.free import Free
 from refold.packing.placer import Placer
@@ -33,6 +35,20 @@ class Trial:
         """Suppose this placement were given back."""
         self.free.give_back(placement)
         self._given.append(placement)
+
+    def keep(self, wanted: Iterable[Placement]) -> list[Placement]:
+        """Undo everything but those of the wanted placements that were found here; returns which these are.
+
+        They are free for certain if nothing was only supposed to be given back.
+        """
+        if self._given:
+            self.undo()
+            return []
+        ours = {id(placement) for placement in wanted}
+        kept = [placement for placement in self._taken if id(placement) in ours]
+        self._taken = [placement for placement in self._taken if id(placement) not in ours]
+        self.undo()
+        return kept
 
     def undo(self) -> None:
         """Leave everything as it was. Amounts only add up, so the order does not matter."""

@@ -29,6 +29,10 @@ class Lines:
     def update(self, view: View) -> None:
         """Note who has come, and try everyone again if something was given back."""
         self.reopen(view)
+        self.add_new(view)
+
+    def add_new(self, view: View) -> None:
+        """Note who has come."""
         for job in view.changes.returned:
             self.add(job, returned=True)
         for job in view.changes.submitted:

@@ -24,10 +24,13 @@ class Queue:
 
     def decide(self, view: View) -> Decision:
         """Start whoever is first and fits, and so on."""
-        self._placer.observe(view)
-        self._lines.update(view)
         if view.changes.freed:
             self._stuck = None
+            self._lines.reopen_all()
+        if not view.waiting:
+            return KEEP
+        self._placer.observe(view)
+        self._lines.add_new(view)
         starts = self._start_in_order(view)
         waits = self._reasons.collect(view, starts)
         return Decision(starts=tuple(starts), waits=waits) if starts or waits else KEEP

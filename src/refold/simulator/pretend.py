@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from refold.core.events import Event, NodeLost, RunFailed, RunFinished, RunStarted, RunStopped
 from refold.core.orders import Order, StartRun, StopRun
-from refold.model import Job
+from refold.model import Job, Placement
 from refold.model.units import Seconds
 from refold.simulator.agenda import Agenda
 from refold.simulator.charges import FREE_OF_CHARGE, Charge, Costs
@@ -15,15 +15,18 @@ from refold.simulator.charges import FREE_OF_CHARGE, Charge, Costs
 class _Pretended:
     """A run: since when it computes, how fast, and which entry of the agenda will end it."""
 
-    __slots__ = ("ending", "nodes", "number", "since", "speed", "starting")
+    __slots__ = ("ending", "number", "placement", "since", "speed", "starting")
 
-    def __init__(self, number: int, nodes: Iterable[int], since: Seconds, speed: float) -> None:
+    def __init__(self, number: int, placement: Placement, since: Seconds, speed: float) -> None:
         self.number = number
-        self.nodes = nodes
+        self.placement = placement
         self.since = since
         self.speed = speed
         self.ending = 0
         self.starting = 0
+
+    def is_on(self, nodes: Sequence[int]) -> bool:
+        return any(share.node in nodes for share in self.placement)
 
 
 class PretendBackend:
@@ -46,28 +49,29 @@ class PretendBackend:
                 case StopRun(job_id, number):
                     self._stop(now, job_id, number)
 
-    def finished(self, events: Sequence[Event]) -> None:
-        """Forget runs that have come to their end."""
+    def also_happens(self, now: Seconds, events: Sequence[Event]) -> list[Event]:
+        """What these events bring about: whoever ran on a node that is lost now has failed, and nobody else."""
+        nodes: list[int] = []
         for event in events:
-            if isinstance(event, RunFinished):
-                self._runs.pop(event.job, None)
-                self._done.pop(event.job, None)
-
-    def lost_with_nodes(self, now: Seconds, events: Sequence[Event]) -> list[Event]:
-        """Whoever ran on a node that is lost at this moment has failed, and nobody else."""
-        lost: list[Event] = []
-        for event in events:
-            if isinstance(event, NodeLost):
-                on_it = [job_id for job_id, run in self._runs.items() if event.node in run.nodes]
-                lost += [self._lose(now, job_id) for job_id in on_it]
-        return lost
+            match event:
+                case RunFinished(job_id):
+                    self._runs.pop(job_id, None)
+                    self._done.pop(job_id, None)
+                case RunStopped(job_id):
+                    self._runs.pop(job_id, None)
+                case NodeLost(node):
+                    nodes.append(node)
+        if not nodes:
+            return []
+        on_them = [job_id for job_id, run in self._runs.items() if run.is_on(nodes)]
+        return [self._lose(now, job_id) for job_id in on_them]
 
     def _start(self, now: Seconds, order: StartRun) -> None:
         job, costs = self._jobs[order.job], self._costs
         delay = costs.start if order.run == 1 else costs.restart
         left = self._charge.work(job) - self._done.get(job.id, 0.0)
         speed = self._charge.speed(job, order.allocation)
-        run = _Pretended(order.run, order.allocation.nodes, now + delay, speed)
+        run = _Pretended(order.run, order.allocation.placement, now + delay, speed)
         if delay:
             run.starting = self._agenda.add(now + delay, RunStarted(job.id, order.run))
         run.ending = self._agenda.add(now + delay + left / speed, RunFinished(job.id, order.run))

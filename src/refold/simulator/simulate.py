@@ -39,8 +39,7 @@ def simulate(
     steps = finished = 0
     while (moment := agenda.next()) is not None:
         now, events = moment
-        events += backend.lost_with_nodes(now, events)
-        backend.finished(events)
+        events += backend.also_happens(now, events)
         entry = scheduler.step(now, events)
         backend.carry_out(now, entry.orders)
         if entry.wake_at is not None:

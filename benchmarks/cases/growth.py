@@ -1,0 +1,57 @@
+"""What ten times the jobs, and ten times the nodes, cost: the same load each time, made by the generator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from benchmarks.measure import in_fresh_process, median_cpu_seconds
+from benchmarks.table import Row, at_most
+from benchmarks.workloads import general_seconds
+from refold.simulator.replay import replay_compiled, tasks_of
+from refold.traces import read_cluster
+from refold.traces.synthetic import everyday, generate
+
+GOAL = 12
+LOAD = 0.7
+"""Of the cluster's GPUs: strict order wastes some, and the queue must not grow with the length of the trace."""
+
+
+class Size(NamedTuple):
+    """A workload: so many jobs on so many nodes of 8 GPUs, arriving at the rate that gives LOAD."""
+
+    jobs: int
+    nodes: int
+
+
+def rows(quick: bool) -> list[Row]:
+    """Ratios of CPU time, for both simulators."""
+    small = Size(2_000, 32) if quick else Size(5_000, 64)
+    small_compiled = Size(20_000, 32) if quick else Size(50_000, 64)
+    return [*_growth("general", general, small), *_growth("compiled", compiled, small_compiled)]
+
+
+def _growth(name: str, seconds: Callable[[int, int], float], small: Size) -> list[Row]:
+    base = in_fresh_process(seconds, *small)
+    jobs = in_fresh_process(seconds, small.jobs * 10, small.nodes) / base
+    nodes = in_fresh_process(seconds, small.jobs, small.nodes * 10) / base
+    start = f"{name}, fifo + best-fit, from {small.jobs:,} jobs on {small.nodes} nodes"
+    return [
+        at_most(f"{start}: 10 × the jobs", jobs, GOAL, f"{jobs:.1f} ×"),
+        at_most(f"{start}: 10 × the nodes, same load", nodes, GOAL, f"{nodes:.2f} ×"),
+    ]
+
+
+def general(jobs: int, nodes: int) -> float:
+    """CPU seconds of the general simulator, journal on."""
+    cluster = read_cluster(f"{nodes}x8:A100")
+    made = generate(everyday(jobs).for_load(cluster, LOAD), seed=1).jobs
+    return sorted(general_seconds(made, cluster) for _ in range(3))[1]
+
+
+def compiled(jobs: int, nodes: int) -> float:
+    """CPU seconds of the compiled replay."""
+    cluster = read_cluster(f"{nodes}x8:A100")
+    tasks = tasks_of(generate(everyday(jobs).for_load(cluster, LOAD), seed=1).jobs)
+    replay_compiled(tasks, cluster)
+    return median_cpu_seconds(lambda: replay_compiled(tasks, cluster))

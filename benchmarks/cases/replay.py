@@ -1,0 +1,130 @@
+"""The compiled replay on PAI at its full load: beside the general simulator, beside a bare scan, and its memory."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from benchmarks.measure import cpu_seconds, in_fresh_process, median_cpu_seconds, peak_memory_bytes
+from benchmarks.peers import bare_scan
+from benchmarks.table import Row, at_least, at_most, skipped
+from benchmarks.workloads import (
+    PAI,
+    PAI_NODES,
+    TRACES,
+    missing,
+    pai,
+    simulate_with_journal,
+    starts_in,
+)
+from refold.model import Cluster, Demand, Job
+from refold.simulator.replay import Replayed, Tasks, replay_compiled, tasks_of
+from refold.traces import read_cluster
+
+PLACEMENTS = ("first-fit", "best-fit", "tetris")
+QUICK_SLICE = 30_000
+GIB = 2**30
+
+
+def rows(quick: bool) -> list[Row]:
+    """Per placement: the replay's speed and three ratios. Quick: the general simulator runs a slice only."""
+    why_not = missing(PAI, PAI_NODES)
+    if why_not:
+        return [skipped("PAI, compiled replay", why_not)]
+    with tempfile.TemporaryDirectory() as folder:
+        trace = str(Path(folder) / "tasks")
+        count, seconds = in_fresh_process(save, trace)
+        found = [Row(f"PAI × 1/0.082 as columns, {count:,} tasks (tasks_of)", f"{seconds:.2f} s")]
+        for placement in PLACEMENTS:
+            found += _rows_of(placement, trace, count, QUICK_SLICE if quick else 0)
+    return found
+
+
+def _rows_of(placement: str, trace: str, count: int, slice_of: int) -> list[Row]:
+    replay, scan = in_fresh_process(replay_and_scan, trace, placement)
+    general, compiled, tasks = in_fresh_process(general_and_replay, placement, slice_of)
+    memory = in_fresh_process(memory_above_trace, trace, placement)
+    which = "all tasks" if tasks == count else f"a slice of {tasks:,} tasks"
+    return [
+        Row(f"compiled replay, {placement}", f"{count / replay:,.0f} tasks/s ({replay:.2f} s)", count / replay),
+        Row(f"general simulator, {placement}, {which}", f"{tasks / general:,.0f} tasks/s", tasks / general),
+        at_least(f"compiled / general, {placement}, {which}", general / compiled, 30, f"{general / compiled:.0f} ×"),
+        at_most(f"compiled / bare scan, {placement}", replay / scan, 3, f"{replay / scan:.2f} × (scan {scan:.2f} s)"),
+        at_most(f"peak memory above the trace, {placement}", memory / GIB, 1, f"{memory / 2**20:,.0f} MiB", "GiB"),
+    ]
+
+
+def save(path: str) -> tuple[int, float]:
+    """Write the enlarged trace as columns, so that others need not make it; how many tasks, seconds of tasks_of."""
+    jobs, _ = pai()
+    seconds = median_cpu_seconds(lambda: tasks_of(jobs))
+    tasks = tasks_of(jobs)
+    np.savez(f"{path}.npz", submitted=tasks.submitted, work=tasks.work, demand_of=tasks.demand_of)
+    Path(f"{path}.json").write_bytes(msgspec.json.encode(tasks.demands))
+    return len(jobs), seconds
+
+
+def _load(path: str) -> tuple[Tasks, Cluster]:
+    columns = np.load(f"{path}.npz")
+    demands = msgspec.json.decode(Path(f"{path}.json").read_bytes(), type=tuple[Demand, ...])
+    tasks = Tasks(columns["submitted"], columns["work"], columns["demand_of"], demands)
+    return tasks, read_cluster(TRACES / PAI_NODES)
+
+
+def _first(tasks: Tasks, count: int) -> Tasks:
+    return Tasks(tasks.submitted[:count], tasks.work[:count], tasks.demand_of[:count], tasks.demands)
+
+
+def replay_and_scan(path: str, placement: str) -> tuple[float, float]:
+    """CPU seconds of the compiled replay and of the bare scan, which must start every task at the same moment."""
+    tasks, cluster = _load(path)
+    replay_compiled(_first(tasks, 10), cluster, placement)
+    ours = replay_compiled(tasks, cluster, placement)
+    assert np.array_equal(_scan(_first(tasks, 10), cluster, placement), ours.started[:10])
+    assert np.array_equal(_scan(tasks, cluster, placement), ours.started), "the bare scan starts tasks at other times"
+    return (
+        median_cpu_seconds(lambda: replay_compiled(tasks, cluster, placement)),
+        median_cpu_seconds(lambda: _scan(tasks, cluster, placement)),
+    )
+
+
+def _scan(tasks: Tasks, cluster: Cluster, placement: str) -> bare_scan.Floats:
+    capacity = np.array([node.gpus for node in cluster.nodes], dtype=np.int64)
+    instances = np.array([demand.instances for demand in tasks.demands], dtype=np.int64)[tasks.demand_of]
+    gpus = np.array([demand.gpus for demand in tasks.demands], dtype=np.int64)[tasks.demand_of]
+    return bare_scan.replay(placement, capacity, tasks.submitted, tasks.work, instances, gpus)
+
+
+def general_and_replay(placement: str, slice_of: int) -> tuple[float, float, int]:
+    """CPU seconds of both simulators on the same tasks, which they must start at the same moments; how many."""
+    jobs, cluster = pai()
+    if slice_of:
+        middle = len(jobs) // 2
+        jobs = jobs[middle : middle + slice_of]
+    tasks = tasks_of(jobs)
+    replay_compiled(_first(tasks, 10), cluster, placement)
+    replayed: list[Replayed] = []
+    compiled = median_cpu_seconds(lambda: replayed.append(replay_compiled(tasks, cluster, placement)))
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Path(folder) / "journal.jsonl"
+        simulate_with_journal(jobs[:100], cluster, "fifo", placement, journal)
+        general = simulate_with_journal(jobs, cluster, "fifo", placement, journal)
+        _assert_same_starts(jobs, journal, replayed[-1])
+    return general, compiled, len(jobs)
+
+
+def _assert_same_starts(jobs: Sequence[Job], journal: Path, replayed: Replayed) -> None:
+    started = dict(starts_in(journal))
+    in_general = np.array([started.get(job.id, np.nan) for job in jobs])
+    assert np.array_equal(in_general, replayed.started, equal_nan=True), "the two simulators start jobs at other times"
+
+
+def memory_above_trace(path: str, placement: str) -> int:
+    """The most memory of a process that loads the trace and replays it, all libraries included, less the trace."""
+    tasks, cluster = _load(path)
+    cpu_seconds(lambda: replay_compiled(tasks, cluster, placement))
+    return peak_memory_bytes() - tasks.submitted.nbytes - tasks.work.nbytes - tasks.demand_of.nbytes
