@@ -69,10 +69,9 @@ def test_a_folder_that_is_none_and_a_file_that_cannot_be_loaded_are_named(
 def test_the_shell_completes_names(line: str, completed: set[str]) -> None:
     words = line.split(" ")
     asked = {"_REFOLD_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    command = [sys.executable, "-m", "refold.cli.app"]
     # The name of the variable follows from the program's, which is `refold` where it is installed.
     script = "import sys; sys.argv = ['refold']; from refold.cli.app import main; main()"
     found = subprocess.run(
-        [command[0], "-c", script], env=os.environ | asked, capture_output=True, text=True, check=False
+        [sys.executable, "-c", script], env=os.environ | asked, capture_output=True, text=True, check=False
     )
     assert set(found.stdout.split()) == completed, found.stderr

@@ -73,9 +73,9 @@ def _times(measures: Measures) -> Table:
     rows = [
         row("completion", measures.completion, "s"),
         row("waiting", measures.waiting, "s"),
-        row("to the first start", measures.to_first_start, "s"),
+        row("to first start", measures.to_first_start, "s"),
         row("slowdown", measures.slowdown, "×"),
-        row("finish-time fairness", measures.finish_time_fairness, "×"),
+        row("fairness (ρ)", measures.finish_time_fairness, "×"),
     ]
     return Table("Times", columns, rows)
 
@@ -88,7 +88,6 @@ def _groups(title: str, what: str, groups: Sequence[Group], of_all: int) -> Tabl
         "jobs": Column("jobs", count, number=True),
         "completion": Column("mean completion", number=True),
         "waiting": Column("mean waiting", number=True),
-        "waiting_p99": Column("p99 waiting", number=True),
         "slowdown": Column("mean slowdown", number=True),
         "gpu_hours": Column("GPU-hours", count, number=True),
         "preemptions": Column("preemptions", count, number=True),
@@ -99,7 +98,6 @@ def _groups(title: str, what: str, groups: Sequence[Group], of_all: int) -> Tabl
             "jobs": group.jobs,
             "completion": text_of(group.completion.mean, "s"),
             "waiting": text_of(group.waiting.mean, "s"),
-            "waiting_p99": text_of(group.waiting.p99, "s"),
             "slowdown": text_of(group.slowdown.mean, "×"),
             "gpu_hours": group.gpu_hours,
             "preemptions": group.preemptions,

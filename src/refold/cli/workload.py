@@ -46,7 +46,8 @@ class Workload:
         costs = {"start": self.costs.start, "stop": self.costs.stop, "restart": self.costs.restart}
         said = [f"{what} {text_from_seconds(seconds)}" for what, seconds in costs.items() if seconds]
         changes = ", ".join(said) or "starting and stopping cost nothing"
-        return f"Simulated: {changes}; {len(self.faults):,} node faults."
+        faults = f"{len(self.faults):,} node faults" if self.faults else "no node is lost"
+        return f"Simulated: {changes}; {faults}."
 
     def tell(self) -> None:
         """Say on stderr what a person should know before believing the results."""

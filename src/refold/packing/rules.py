@@ -66,10 +66,10 @@ def _only_whole_gpus_matter(nodes: Ints, need: Need) -> bool:
 
 
 @compiled
-def _best_fit(nodes: Ints, gpus: Ints, bits: Words, need: Need, last: int) -> int:
+def _best_fit(rule: int, nodes: Ints, gpus: Ints, bits: Words, need: Need, last: int, memory: Ints) -> int:
     """The node with the fewest whole free GPUs, and of those the one with the least free GPU."""
     if need.gpus == 0 or need.milli < WHOLE:
-        return _lowest_score(BEST_FIT, nodes, gpus, bits, need, 0)
+        return _lowest_score(rule, nodes, gpus, bits, need, memory)
     fewest, start, sums = need.gpus, 0, nodes.shape[0] - 1
     if last >= 0 and nodes[sums, MILLI_FREE] == nodes[sums, WHOLE_FREE] * WHOLE:
         # Where no GPU is in part free, the search for the next instance goes on where the last one was found.
@@ -91,10 +91,10 @@ def _best_fit(nodes: Ints, gpus: Ints, bits: Words, need: Need, last: int) -> in
 
 
 @compiled
-def _worst_fit(nodes: Ints, gpus: Ints, bits: Words, need: Need) -> int:
+def _worst_fit(rule: int, nodes: Ints, gpus: Ints, bits: Words, need: Need, memory: Ints) -> int:
     """The node with the most free GPU; for a share of a GPU, the one with the GPU that has most free."""
     if not _only_whole_gpus_matter(nodes, need):
-        return _lowest_score(WORST_FIT, nodes, gpus, bits, need, 0)
+        return _lowest_score(rule, nodes, gpus, bits, need, memory)
     for whole in range(most_gpus(bits), need.gpus - 1, -1):
         node = next_fitting(nodes, gpus, bits, whole, whole + 1, 0, need, 0)
         if node >= 0:
@@ -103,10 +103,10 @@ def _worst_fit(nodes: Ints, gpus: Ints, bits: Words, need: Need) -> int:
 
 
 @compiled
-def _tetris(nodes: Ints, gpus: Ints, bits: Words, need: Need) -> int:
+def _tetris(rule: int, nodes: Ints, gpus: Ints, bits: Words, need: Need, memory: Ints) -> int:
     """The largest alignment: the dot product of demand and free, each as a share of the node (SIGCOMM'14)."""
     if not _only_whole_gpus_matter(nodes, need):
-        return _lowest_score(TETRIS, nodes, gpus, bits, need, 0)
+        return _lowest_score(rule, nodes, gpus, bits, need, memory)
     largest = most_gpus(bits)
     best, lowest = -1, np.inf
     for size in range(need.gpus, largest + 1):  # of nodes with as many GPUs, the one with most free
@@ -165,11 +165,12 @@ def _mixed(draw: int, node: int) -> float:
 
 
 @compiled
-def _lowest_score(rule: int, nodes: Ints, gpus: Ints, bits: Words, need: Need, draw: int) -> int:
+def _lowest_score(rule: int, nodes: Ints, gpus: Ints, bits: Words, need: Need, memory: Ints) -> int:
     """Of all nodes where it fits, the one a rule likes best; a lower score is better."""
     best, lowest, low = -1, np.inf, lowest_row(need)
     if low > most_gpus(bits):
         return -1
+    memory[DRAWS] += 1
     for word in range(words_in(bits)):
         pending = bits[low, word]
         while pending != np.uint64(0):
@@ -179,8 +180,8 @@ def _lowest_score(rule: int, nodes: Ints, gpus: Ints, bits: Words, need: Need, d
                 continue
             if rule == TETRIS:
                 score = -_alignment(nodes, node, need)
-            elif rule == RANDOM:
-                score = _mixed(draw, node)
+            elif rule == RANDOM:  # each node has the same chance to have the lowest hash
+                score = _mixed(memory[DRAWS] + (memory[SEED] << 32), node)
             elif rule == BEST_FIT:
                 score = float(_free_of_interest(nodes, gpus, node, need, True))
             else:
@@ -200,13 +201,6 @@ def _round_robin(nodes: Ints, gpus: Ints, bits: Words, need: Need, memory: Ints)
     if node >= 0:
         memory[CURSOR] = node + 1
     return node
-
-
-@compiled
-def _random(nodes: Ints, gpus: Ints, bits: Words, need: Need, memory: Ints) -> int:
-    """Any node, each with the same chance: the one whose hash is lowest."""
-    memory[DRAWS] += 1
-    return _lowest_score(RANDOM, nodes, gpus, bits, need, memory[DRAWS] + (memory[SEED] << 32))
 
 
 @compiled
@@ -297,16 +291,16 @@ def _choose_node(
     if rule == FIRST_FIT:
         return next_fitting(nodes, gpus, bits, lowest_row(need), most_gpus(bits) + 1, 0, need, last + 1)
     if rule == BEST_FIT:
-        return _best_fit(nodes, gpus, bits, need, last)
+        return _best_fit(rule, nodes, gpus, bits, need, last, memory)
     if rule == WORST_FIT:
-        return _worst_fit(nodes, gpus, bits, need)
+        return _worst_fit(rule, nodes, gpus, bits, need, memory)
     if rule == ROUND_ROBIN:
         return _round_robin(nodes, gpus, bits, need, memory)
     if rule == TETRIS:
-        return _tetris(nodes, gpus, bits, need)
+        return _tetris(rule, nodes, gpus, bits, need, memory)
     if rule == FGD:
         return _fgd(nodes, gpus, bits, need, typical, weights)
-    return _random(nodes, gpus, bits, need, memory)
+    return _lowest_score(rule, nodes, gpus, bits, need, memory)
 
 
 @inlined

@@ -1,0 +1,107 @@
+"""Every example of the documentation, run: shell lines on tiny inputs, Python as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from refold.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", "docs/cli.md", "docs/policies.md", "docs/journal.md", "docs/install.md", "docs/traces.md"]
+NOT_RUN = "<!-- not run:"
+
+JOBS = "job_id,submit_s,num_gpu,duration_s,group\na,0,8,100,x\nb,1,4,50,y\nc,2,1,10,x\nd,3,16,30,y\n"
+CLUSTER = "nodes:\n  - {name: n, count: 2, gpus: 8, gpu_type: A100}\n"
+COMMANDS = "- {name: a, run: 'true'}\n- {name: b, run: 'true', gpus: 2}\n"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The fenced blocks of a page in a language, but for those that are marked as not to be run."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.findall(rf"((?:{re.escape(NOT_RUN)}[^\n]*\n)?)```{language}\n(.*?)```", text, re.DOTALL)
+    return [block for mark, block in found if not mark]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a reader might be: examples beside files of their own."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "examples" / "policies" / "widest_first.py", tmp_path / "mine.py")
+    (tmp_path / "jobs.csv").write_text(JOBS)
+    (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    (tmp_path / "jobs.yaml").write_text(COMMANDS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run_line(line: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a line of shell prints. Only `refold` and `export` are known."""
+    words = shlex.split(line, comments=True)
+    if not words:
+        return ""
+    if words[0] == "export":
+        name, _, value = words[1].partition("=")
+        monkeypatch.setenv(name, value)
+        return ""
+    assert words[0] == "refold", f"{line!r} cannot be run here: mark its block with '{NOT_RUN} why -->'"
+    result = CliRunner().invoke(app, words[1:])
+    assert result.exit_code == 0, (line, result.output, result.exception)
+    return result.stdout
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_shell_examples_run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REFOLD_POLICIES", raising=False)
+    printed = "".join(run_line(line, monkeypatch) for text in blocks(page, "sh") for line in text.splitlines())
+    if page == "docs/journal.md":
+        assert "identical" in printed
+        assert "srtf (simulated)" in printed
+    if page == "docs/policies.md":
+        assert "examples/policies/widest_first.py" in printed
+
+
+def test_the_table_in_the_readme_is_what_compare_prints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    shown = next(block for block in blocks("README.md", "") if block.startswith("demo:"))
+    printed = run_line("refold compare", monkeypatch)
+    assert [line.rstrip() for line in shown.splitlines()] == [line.rstrip() for line in printed.splitlines()]
+
+
+@pytest.mark.parametrize("page", ["docs/journal.md", "docs/traces.md"])
+def test_python_examples_run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page == "docs/journal.md":
+        run_line("refold simulate demo --limit 100 --policy las --journal las.jsonl", monkeypatch)
+    for text in blocks(page, "python"):
+        exec(compile(text, page, "exec"), {})
+
+
+def test_the_policy_on_the_page_is_the_example() -> None:
+    example = (ROOT / "examples" / "policies" / "widest_first.py").read_text(encoding="utf-8")
+    assert example.endswith(blocks("docs/policies.md", "python")[0])
+
+
+@pytest.mark.parametrize("number", [0, 2], ids=["the whole one", "the quick one"])
+def test_the_policies_on_the_page_keep_the_contract_as_it_says(tmp_path: Path, number: int) -> None:
+    python = blocks("docs/policies.md", "python")
+    (tmp_path / "widest_first.py").write_text(python[number])
+    (tmp_path / "test_widest_first.py").write_text(python[1])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    ended = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout
+    assert " passed" in ended.stdout
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            if "://" not in link and link != "benchmarks/README.md":
+                assert (page.parent / link).exists(), f"{page.name} links to {link}"
