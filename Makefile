@@ -12,7 +12,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python;
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed.run  ## compare all policies on the workload that ships with the package
-	@$(BIN)/refold compare
+	@$(BIN)/refold compare --stop-cost 18s --restart-cost 1m
 
 test: $(VENV)/installed.test  ## lint, check types, run every test; ends in pytest's summary
 	@failed=0; \

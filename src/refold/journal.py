@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, cast
@@ -85,14 +86,19 @@ def read_journal(path: Path) -> tuple[Header, Iterator[Entry]]:
 
 def _entries(path: Path) -> Iterator[Entry]:
     with _open(path, "rb") as file:
-        file.readline()
-        for number, line in enumerate(file, start=2):
-            if not line.endswith(b"\n"):
-                return  # the writer died in the middle of it, so nobody has acted on it
+        for number, line in enumerate(_whole_lines(file), start=1):
+            if number == 1:
+                continue  # the header
             try:
                 yield _ENTRY.decode(line)
             except msgspec.MsgspecError as error:
                 raise BadFile(path, f"line {number} is not an entry: {error}") from None
+
+
+def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Up to where the writer died, perhaps in the middle of a line: nobody has acted on that one."""
+    with suppress(EOFError):
+        yield from (line for line in file if line.endswith(b"\n"))
 
 
 def replay(header: Header, entries: Iterator[Entry], policy: Policy) -> Iterator[tuple[Entry, Entry]]:

@@ -78,7 +78,7 @@ def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
         policy: Policy = kind(**settings)
     except RefoldError:
         raise
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise BadInput(f"{name} cannot be made with {dict(settings)}: {error}") from error
     return policy
 
@@ -107,7 +107,7 @@ def _own_files() -> list[Path]:
         return []
     if not Path(folder).is_dir():
         raise BadInput(f"{FOLDER_VARIABLE} names {folder!r}, which is not a folder")
-    return sorted(path for path in Path(folder).glob("*.py") if not path.name.startswith("_"))
+    return sorted(path for path in Path(folder).glob("*.py") if not path.name.startswith(("_", "test_", "conftest.")))
 
 
 def _class_in(path: Path) -> Any:

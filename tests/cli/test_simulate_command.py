@@ -19,8 +19,7 @@ TINY = ("--cluster", "2x4", "--gpus-per-instance", "4")
 
 def test_it_prints_measures_of_all_jobs_per_tenant_and_per_size(jobs: Path, said: Said) -> None:
     printed = said("simulate", str(jobs), *TINY)
-    assert printed.startswith("fifo on jobs: 6 jobs on 2 nodes with 8 GPUs
-")
+    assert printed.startswith("fifo on jobs: 6 jobs on 2 nodes with 8 GPUs\n")
     for words in ("finished", "makespan", "Times", "p99", "Tenants", "Sizes", "5–8 GPUs"):
         assert words in printed
 

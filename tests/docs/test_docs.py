@@ -72,7 +72,7 @@ def test_shell_examples_run(page: str, folder: Path, monkeypatch: pytest.MonkeyP
 def test_the_table_in_the_readme_is_what_compare_prints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     shown = next(block for block in blocks("README.md", "") if block.startswith("demo:"))
-    printed = run_line("refold compare", monkeypatch)
+    printed = run_line("refold compare --stop-cost 18s --restart-cost 1m", monkeypatch)
     assert [line.rstrip() for line in shown.splitlines()] == [line.rstrip() for line in printed.splitlines()]
 
 

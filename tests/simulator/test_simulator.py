@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import settings as chances
 from hypothesis import strategies as st
 
-from refold.core import Journals, ListJournal
+from refold.core import Journals, ListJournal, View
 from refold.core.events import JobSubmitted, NodeLost, RunFailed, RunFinished, RunStarted, RunStopped
 from refold.errors import BadValue
-from refold.model import Job
+from refold.model import KEEP, Allocation, Decision, Job, Reshape, Share, Start
 from refold.policies import POLICIES
 from refold.registry import make_policy
 from refold.simulator import Costs, Fault, seeded_faults, simulate
@@ -40,6 +40,14 @@ def finish_times_by_simpy(jobs: list[Job], gpus: int) -> dict[str, float]:
     return finished
 
 
+def finish_times(journal: ListJournal) -> dict[str, float]:
+    """When which job finished."""
+    finished = {}
+    for entry in journal.entries:
+        finished.update({event.job: entry.now for event in entry.events if isinstance(event, RunFinished)})
+    return finished
+
+
 @chances(max_examples=40)
 @given(seed=st.integers(0, 2**32))
 def test_fifo_on_one_node_agrees_with_simpy(seed: int) -> None:
@@ -54,10 +62,7 @@ def test_fifo_on_one_node_agrees_with_simpy(seed: int) -> None:
     )
     journal = ListJournal()
     simulate(jobs, make_cluster(8), make_policy("fifo"), journal=journal)
-    ours = {
-        event.job: entry.now for entry in journal.entries for event in entry.events if isinstance(event, RunFinished)
-    }
-    assert ours == pytest.approx(finish_times_by_simpy(jobs, 8))
+    assert finish_times(journal) == pytest.approx(finish_times_by_simpy(jobs, 8))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -102,11 +107,8 @@ def test_work_done_and_work_charged_add_up() -> None:
     jobs = [make_job("long", work=1000.0), *(make_job(f"short{n}", at=100.0 * n + 50, work=10.0) for n in range(5))]
     journal = ListJournal()
     simulate(jobs, make_cluster(1), make_policy("srtf"), journal=journal, costs=Costs(start=1, stop=2, restart=4))
-    ends = {
-        event.job: entry.now for entry in journal.entries for event in entry.events if isinstance(event, RunFinished)
-    }
     # 1 to start; five times: 2 to stop, 1 + 10 for the short one, 4 to restart.
-    assert ends["long"] == 1000 + 1 + 5 * (2 + 1 + 10 + 4)
+    assert finish_times(journal)["long"] == 1000 + 1 + 5 * (2 + 1 + 10 + 4)
 
 
 def test_a_lost_run_keeps_what_was_saved() -> None:
@@ -167,3 +169,26 @@ def test_faults_follow_their_seed_and_their_means() -> None:
         Fault(0, 5.0, 5.0)
     with pytest.raises(BadValue, match="costs are seconds"):
         Costs(start=-1.0)
+
+
+class GrowsAtTen:
+    """A policy that starts a job on one GPU and gives it all four at 10 s."""
+
+    name = "grows"
+
+    def decide(self, view: View) -> Decision:
+        if view.waiting:
+            start = Start("a", Allocation((Share(0, (0,)),)))
+            return Decision((start,), wake_at=10.0)
+        if view.now == 10.0 and not view.runs["a"].stopping:
+            return Decision(reshapes=(Reshape("a", Allocation((Share(0, (0, 1, 2, 3)),)), "all is free"),))
+        return KEEP
+
+
+def test_a_reshaped_job_goes_on_at_its_new_speed_and_pays_for_the_change() -> None:
+    cluster, journal = make_cluster(4), ListJournal()
+    job = make_job("a", gpus=2, work=100.0, reshapable=True)
+    costs = Costs(start=0.0, stop=3.0, restart=7.0)
+    simulate([job], cluster, GrowsAtTen(), journal=Journals(Audit(cluster), journal), costs=costs)
+    # Half of what it asked for until 10: 5 s of work done. Back at 20 with twice as much: 95 s of work in 47.5 s.
+    assert finish_times(journal) == {"a": 67.5}

@@ -39,7 +39,7 @@ class Progress:
 class Changes:
     """What has happened since the policy last looked."""
 
-    __slots__ = ("ended", "gone", "nodes", "returned", "started", "submitted", "woke")
+    __slots__ = ("ended", "gone", "nodes", "returned", "started", "submitted")
 
     def __init__(self) -> None:
         self.submitted: list[Job] = []
@@ -48,11 +48,9 @@ class Changes:
         self.started: list[Run] = []
         self.ended: list[Run] = []
         self.nodes: list[int] = []
-        self.woke = False
 
     def forget(self) -> None:
         """The policy has looked."""
-        self.woke = False
         for of_a_kind in (self.submitted, self.returned, self.gone, self.started, self.ended, self.nodes):
             if of_a_kind:
                 of_a_kind.clear()
@@ -113,7 +111,7 @@ class State:
             case NodeReturned(node):
                 self._set_up(node, True)
             case Woke():
-                self.changes.woke = True
+                pass  # it is time for another look, that is all
         return None
 
     def _is_current(self, job_id: str, number: int, event: Event) -> bool:
@@ -184,7 +182,7 @@ class State:
         return None
 
     def _set_up(self, node: int, up: bool) -> None:
-        if self.free.is_up(node) == up:
+        if not 0 <= node < len(self.cluster.nodes) or self.free.is_up(node) == up:
             self.late["NodeReturned" if up else "NodeLost"] += 1
             return
         self.free.set_up(node, up)

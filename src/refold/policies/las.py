@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 
 from refold.core import View
 from refold.errors import BadValue
-from refold.model import Decision, Job, Start
+from refold.model import Decision, Job, Run, Start
 from refold.model.units import WHOLE, Seconds
 from refold.packing import Placer
 from refold.policies.preempting import PreemptingQueue
@@ -25,11 +25,12 @@ class Las:
         if not threshold_gpu_seconds > 0:
             raise BadValue(f"threshold_gpu_seconds is {threshold_gpu_seconds}, expected > 0")
         self._threshold = threshold_gpu_seconds
-        self._queue = PreemptingQueue(self.name, Placer(placement, seed), self._order)
+        self._queue = PreemptingQueue(self.name, Placer(placement, seed), self._order, self._rank)
         self._falls: list[tuple[Seconds, str, int]] = []
 
     def decide(self, view: View) -> Decision:
         """Serve the first queue, then the second; ask to be woken when somebody falls from one to the other."""
+        self._let_fall(view)
         decision = self._queue.decide(view)
         for start in decision.starts:
             self._note_fall(view, start)
@@ -41,6 +42,17 @@ class Las:
     def _order(self, view: View, job: Job) -> tuple[int, Seconds]:
         # The slack is for rounding: a job woken at its fall must be seen to have fallen.
         return int(view.gpu_seconds(job.id) >= self._threshold - 1e-3), job.submitted
+
+    def _rank(self, view: View, run: Run) -> tuple[int, Seconds]:
+        return self._order(view, view.active[run.job])
+
+    def _let_fall(self, view: View) -> None:
+        """Runs whose service has passed the threshold by now are ranked with the second queue."""
+        while self._falls and self._falls[0][0] <= view.now:
+            _, job_id, number = heappop(self._falls)
+            run = view.runs.get(job_id)
+            if run is not None and run.number == number:
+                self._queue.rank_again(view, run)
 
     def _note_fall(self, view: View, start: Start) -> None:
         milli, left = start.allocation.gpu_milli, self._threshold - view.gpu_seconds(start.job)
@@ -56,7 +68,7 @@ class Las:
         while self._falls:
             at, job_id, number = self._falls[0]
             run = view.runs.get(job_id)
-            if at > view.now and (job_id in started or (run is not None and run.number == number)):
-                return at
+            if job_id in started or (run is not None and run.number == number):
+                return at if at > view.now else None
             heappop(self._falls)
         return None

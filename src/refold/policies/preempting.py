@@ -7,9 +7,9 @@ started on what it claims.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable
-from itertools import accumulate
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from refold.core import View
@@ -19,33 +19,32 @@ from refold.packing import Free, Placer
 from refold.policies.lines import Lines
 from refold.policies.reasons import Reasons
 
+Order = Callable[[View, Job], Any]
+"""How urgent a job is now; lower is more urgent. For a job that waits, it does not change while it waits."""
+
 
 class PreemptingQueue:
-    """Whoever is first by `order(view, job)` runs; a lower value is more urgent.
+    """Whoever is first by `order` runs.
 
-    The order of a waiting job must not change while it waits.
+    `rank` sorts runs as `order` does, by something that does not change while they run: so they are kept sorted.
     """
 
-    def __init__(self, name: str, placer: Placer, order: Callable[[View, Job], Any]) -> None:
+    def __init__(self, name: str, placer: Placer, order: Order, rank: Callable[[View, Run], Any]) -> None:
         self._name = name
         self._placer = placer
         self._order = order
         self._view: View | None = None
         self._lines = Lines(self._key)
+        self._ranking = _Ranking(rank)
         self._reasons = Reasons()
-
-    def _key(self, job: Job) -> Any:
-        assert self._view is not None
-        return self._order(self._view, job)
 
     def decide(self, view: View) -> Decision:
         """Start whoever fits, in order; stop later ones for those that do not."""
         self._view = view
         self._placer.observe(view)
         self._lines.update(view)
-        if view.changes.woke:
-            self._lines.reopen_all()
-        look = _Look(view, self._placer, self._order)
+        self._ranking.update(view)
+        look = _Look(view, self._placer, self._order, self._ranking)
         while (job := self._lines.first(view)) is not None:
             if look.start(job):
                 self._lines.remove_first(job)
@@ -62,19 +61,61 @@ class PreemptingQueue:
         stops = tuple(Stop(job_id, f"{self._name}: for {claimer}") for job_id, claimer in look.stops.items())
         return Decision(starts=tuple(starts), stops=stops, waits=waits)
 
+    def rank_again(self, view: View, run: Run) -> None:
+        """A run has changed its rank after all; somebody may claim its place now."""
+        self._ranking.move(view, run)
+        self._lines.reopen_all()
+
+    def _key(self, job: Job) -> Any:
+        assert self._view is not None
+        return self._order(self._view, job)
+
+
+class _Ranking:
+    """Runs, the most urgent first."""
+
+    def __init__(self, rank: Callable[[View, Run], Any]) -> None:
+        self._rank = rank
+        self._sorted: list[tuple[Any, float, str]] = []
+        self._entry_of: dict[str, tuple[Any, float, str]] = {}
+
+    def update(self, view: View) -> None:
+        for run in view.changes.ended:
+            self.remove(run.job)
+        for run in view.changes.started:
+            if view.runs.get(run.job) is run:
+                self.add(view, run)
+
+    def move(self, view: View, run: Run) -> None:
+        if run.job in self._entry_of:  # else it has just started, and is ranked as it is now
+            self.remove(run.job)
+            self.add(view, run)
+
+    def add(self, view: View, run: Run) -> None:
+        entry = self._entry_of[run.job] = (self._rank(view, run), run.since, run.job)
+        insort(self._sorted, entry)
+
+    def remove(self, job_id: str) -> None:
+        entry = self._entry_of.pop(job_id, None)
+        if entry is not None:
+            del self._sorted[bisect_left(self._sorted, entry)]
+
+    def last_first(self) -> Iterator[str]:
+        return (job_id for _, _, job_id in reversed(self._sorted))
+
 
 class _Look:
     """One look at the queue: what is started, what is stopped, what is claimed."""
 
-    def __init__(self, view: View, placer: Placer, order: Callable[[View, Job], Any]) -> None:
+    def __init__(self, view: View, placer: Placer, order: Order, ranking: _Ranking) -> None:
         self.starts: list[Start] = []
         self.stops: dict[str, str] = {}
         self._view = view
         self._placer = placer
         self._order = order
+        self._ranking = ranking
         self._trial = view.trial()
         self._future: Free | None = None
-        self._victims: list[tuple[Any, Run]] | None = None
 
     def start(self, job: Job) -> bool:
         """Start a job on what is free and not claimed by one before it."""
@@ -95,29 +136,21 @@ class _Look:
         future = self._soon_free()
         if self._placer.place(future, job.demand) is not None:
             return True  # runs that are stopping already will do
-        victims = self._later_than(job)
-        enough = self._enough(victims, job, future.gpu_milli)
-        tried, step = 0, 1
-        while enough <= len(victims):
-            for run in victims[tried:enough]:
+        later = self._later_than(job)
+        victims = self._enough_by_sum(later, round(job.demand.total_gpus * WHOLE) - future.gpu_milli)
+        given_up, more = 0, 1
+        while given_up < len(victims):
+            for run in victims[given_up:]:
                 future.give_back(run.allocation.placement)
-            tried = enough
+            given_up = len(victims)
             if self._placer.place(future, job.demand) is not None:
-                self._stop_needed(victims[:tried], job, future)
+                self._stop_needed(victims, job, future)
                 return True
-            if enough == len(victims):
-                break
-            enough, step = min(len(victims), enough + step), step * 2
-        for run in victims[:tried]:
+            victims += islice(later, more)
+            more *= 2
+        for run in victims:
             future.take_back(run.allocation.placement)
         return False
-
-    def _stop_needed(self, victims: list[Run], job: Job, future: Free) -> None:
-        """Of the runs that were given up, keep those whose place was not needed, the most urgent first."""
-        for run in reversed(victims):
-            if future.take(run.allocation.placement) is not None:
-                self.stops[run.job] = job.id
-        self._victims = [(key, run) for key, run in self._victims or [] if run.job not in self.stops]
 
     def _soon_free(self) -> Free:
         """What will be free when every run that is stopping has stopped, less what is claimed."""
@@ -128,24 +161,29 @@ class _Look:
                     self._future.give_back(run.allocation.placement)
         return self._future
 
-    def _later_than(self, job: Job) -> list[Run]:
+    def _later_than(self, job: Job) -> Iterator[Run]:
         """Runs that may be stopped for a job, the last in the order first."""
-        if self._victims is None:
-            view = self._view
-            self._victims = sorted(
-                (
-                    (self._order(view, view.active[job_id]), run)
-                    for job_id, run in view.runs.items()
-                    if not run.stopping and view.active[job_id].preemptible
-                ),
-                key=lambda victim: (victim[0], victim[1].since, victim[1].job),
-                reverse=True,
-            )
-        mine = self._order(self._view, job)
-        return [run for key, run in self._victims if key > mine]
+        view, mine = self._view, self._order(self._view, job)
+        for job_id in self._ranking.last_first():
+            run, other = view.runs[job_id], view.active[job_id]
+            if run.stopping or job_id in self.stops or not other.preemptible:
+                continue
+            if self._order(view, other) <= mine:
+                return
+            yield run
 
-    def _enough(self, victims: list[Run], job: Job, free_milli: int) -> int:
-        """How many victims it takes at least, going by the sum of their GPUs."""
-        missing = round(job.demand.total_gpus * WHOLE) - free_milli
-        sums = list(accumulate(run.allocation.gpu_milli for run in victims))
-        return max(1, bisect_left(sums, missing) + 1)
+    def _enough_by_sum(self, later: Iterator[Run], missing: int) -> list[Run]:
+        """As many runs as have the GPUs that are missing; none if all together have not."""
+        victims: list[Run] = []
+        for run in later:
+            victims.append(run)
+            missing -= run.allocation.gpu_milli
+            if missing <= 0:
+                return victims
+        return []
+
+    def _stop_needed(self, victims: list[Run], job: Job, future: Free) -> None:
+        """Of the runs that were given up, keep those whose place was not needed, the most urgent first."""
+        for run in reversed(victims):
+            if future.take(run.allocation.placement) is not None:
+                self.stops[run.job] = job.id
