@@ -19,22 +19,32 @@ LOOPS: dict[str, tuple[str, Callable[[Sequence[float], Sequence[float]], int]]] 
 
 
 def rows(quick: bool) -> list[Row]:
-    """Jobs per second of each, and how many times slower Refold is than each bare loop. Quick: the first 20,000."""
+    """Jobs per second of each, and the ratios: medians of three turns. Quick: the first 20,000 jobs."""
     why_not = missing(HELIOS)
     if why_not:
         return [skipped("Helios Venus, fifo + best-fit", why_not)]
     count = 20_000 if quick else len(helios()[0])
-    seconds = statistics.median(in_fresh_process(refold, count) for _ in range(3))
-    bare = {name: in_fresh_process(loop, name, count) for name in LOOPS}
-    found = [Row(f"Refold fifo + best-fit, journal on, {count:,} Helios jobs", f"{count / seconds:,.0f} jobs/s")]
-    found += [Row(f"{words}, same jobs", f"{count / bare[name]:,.0f} jobs/s") for name, (words, _) in LOOPS.items()]
-    merged, one_heap = seconds / bare["merged"], seconds / bare["all_in_heap"]
+    turns = [_turn(count) for _ in range(3)]
+    seconds = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
+    ratio = {name: statistics.median(turn["refold"] / turn[name] for turn in turns) for name in LOOPS}
+    found = [Row(f"Refold fifo + best-fit, journal on, {count:,} Helios jobs", _per_second(count, seconds["refold"]))]
+    found += [Row(f"{words}, same jobs", _per_second(count, seconds[name])) for name, (words, _) in LOOPS.items()]
     return [
         *found,
-        at_most("bare heapq (merged) / Refold", merged, GOAL, f"{merged:.1f} ×"),
-        Row("bare heapq (one heap) / Refold", f"{one_heap:.1f} ×", one_heap, f"(≤ {GOAL} ×)"),
-        Row("Refold / bare SimPy", f"{bare['in_simpy'] / seconds:.2f} ×", bare["in_simpy"] / seconds),
+        at_most("bare heapq (merged) / Refold", ratio["merged"], GOAL, f"{ratio['merged']:.1f} ×"),
+        Row("bare heapq (one heap) / Refold", f"{ratio['all_in_heap']:.1f} ×", ratio["all_in_heap"], f"(≤ {GOAL} ×)"),
+        Row("bare SimPy / Refold", f"{ratio['in_simpy']:.1f} ×", ratio["in_simpy"]),
     ]
+
+
+def _turn(count: int) -> dict[str, float]:
+    """CPU seconds of Refold and of each loop, one right after the other."""
+    refold_seconds: float = in_fresh_process(refold, count)
+    return {"refold": refold_seconds, **{name: in_fresh_process(loop, name, count) for name in LOOPS}}
+
+
+def _per_second(count: int, seconds: float) -> str:
+    return f"{count / seconds:,.0f} jobs/s"
 
 
 def refold(count: int) -> float:

@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 from refold.model import Cluster, Job
 
 Allocator = Literal["first-fit", "best-fit"]
+ALLOCATORS: tuple[Allocator, ...] = ("first-fit", "best-fit")
 
 GPU = "core"
 """The resource that AccaSim knows by heart: nodes without any of it left are skipped without being looked at."""

@@ -72,14 +72,13 @@ def _check_start(state: State, start: Start, named: set[str], policy: str) -> No
 
 
 def _is_what_was_asked(allocation: Allocation, demand: Demand) -> bool:
-    placement = allocation.placement
-    return len(placement) == demand.instances and all(
-        len(share.gpus) == demand.gpus
-        and share.gpu_milli == demand.gpu_milli
-        and share.cpu_milli == demand.cpu_milli
-        and share.memory_mib == demand.memory_mib
-        for share in placement
-    )
+    if len(allocation.placement) != demand.instances:
+        return False
+    asked = (demand.gpus, demand.gpu_milli, demand.cpu_milli, demand.memory_mib)
+    for share in allocation.placement:
+        if (len(share.gpus), share.gpu_milli, share.cpu_milli, share.memory_mib) != asked:
+            return False
+    return True
 
 
 def _check_shares(state: State, job: Job, allocation: Allocation, policy: str) -> None:

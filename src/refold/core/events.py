@@ -8,26 +8,26 @@ from refold.model import Job
 from refold.model.units import Seconds
 
 
-class JobSubmitted(msgspec.Struct, frozen=True, tag=True):
+class JobSubmitted(msgspec.Struct, gc=False, frozen=True, tag=True):
     """Somebody asked for something."""
 
     job: Job
 
 
-class JobCancelled(msgspec.Struct, frozen=True, tag=True):
+class JobCancelled(msgspec.Struct, gc=False, frozen=True, tag=True):
     """Somebody does not want it any more."""
 
     job: str
 
 
-class RunStarted(msgspec.Struct, frozen=True, tag=True):
+class RunStarted(msgspec.Struct, gc=False, frozen=True, tag=True):
     """A run has begun to compute; until then it was starting up."""
 
     job: str
     run: int
 
 
-class RunProgressed(msgspec.Struct, frozen=True, tag=True):
+class RunProgressed(msgspec.Struct, gc=False, frozen=True, tag=True):
     """A job has done so much of its work in all, and would keep it if it stopped now."""
 
     job: str
@@ -35,7 +35,7 @@ class RunProgressed(msgspec.Struct, frozen=True, tag=True):
     done: Seconds
 
 
-class RunStopped(msgspec.Struct, frozen=True, tag=True):
+class RunStopped(msgspec.Struct, gc=False, frozen=True, tag=True):
     """A run has ended because it was told to; its job has `done` so much of its work and can go on later."""
 
     job: str
@@ -43,14 +43,14 @@ class RunStopped(msgspec.Struct, frozen=True, tag=True):
     done: Seconds = 0.0
 
 
-class RunFinished(msgspec.Struct, frozen=True, tag=True):
+class RunFinished(msgspec.Struct, gc=False, frozen=True, tag=True):
     """A run has ended, and its job with it: the work is done."""
 
     job: str
     run: int
 
 
-class RunFailed(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
+class RunFailed(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
     """A run has ended by itself without finishing. With `retry` its job waits again, having `done` so much."""
 
     job: str
@@ -60,19 +60,19 @@ class RunFailed(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     retry: bool = False
 
 
-class NodeLost(msgspec.Struct, frozen=True, tag=True):
+class NodeLost(msgspec.Struct, gc=False, frozen=True, tag=True):
     """A node takes no more work. What becomes of its runs is reported run by run."""
 
     node: int
 
 
-class NodeReturned(msgspec.Struct, frozen=True, tag=True):
+class NodeReturned(msgspec.Struct, gc=False, frozen=True, tag=True):
     """A node takes work again."""
 
     node: int
 
 
-class Woke(msgspec.Struct, frozen=True, tag=True):
+class Woke(msgspec.Struct, gc=False, frozen=True, tag=True):
     """The moment has come that a policy asked to be woken at."""
 
 

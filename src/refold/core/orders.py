@@ -7,7 +7,7 @@ import msgspec
 from refold.model import Allocation
 
 
-class StartRun(msgspec.Struct, frozen=True, tag=True):
+class StartRun(msgspec.Struct, gc=False, frozen=True, tag=True):
     """Start the `run`-th run of `job` on this allocation."""
 
     job: str
@@ -15,7 +15,7 @@ class StartRun(msgspec.Struct, frozen=True, tag=True):
     allocation: Allocation
 
 
-class StopRun(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
+class StopRun(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
     """Have this run save what it has and end; report when it has."""
 
     job: str

@@ -85,41 +85,42 @@ class State:
 
     def apply(self, event: Event) -> Order | None:
         """Take note of a fact. Some have one possible consequence, which is then ordered at once."""
+        # Patterns name no fields: msgspec would look them up anew at every event.
         match event:
-            case JobSubmitted(job):
-                self._submitted(job)
-            case RunFinished(job_id, number):
-                if self._is_current(job_id, number, event):
-                    self._end(job_id)
-                    self._forget(job_id)
-            case RunStopped(job_id, number, done):
-                if self._is_current(job_id, number, event):
-                    return self._stopped(job_id, done)
-            case RunStarted(job_id, number):
-                if self._is_current(job_id, number, event):
-                    self._began_to_compute(self.progress[job_id])
-            case RunProgressed(job_id, number, done):
-                if self._is_current(job_id, number, event):
-                    self._progressed(self.progress[job_id], done)
-            case RunFailed(job_id, number, _, done, retry):
-                if self._is_current(job_id, number, event):
-                    self._failed(job_id, done, retry)
-            case JobCancelled(job_id):
-                return self._cancel(job_id)
-            case NodeLost(node):
-                self._set_up(node, False)
-            case NodeReturned(node):
-                self._set_up(node, True)
+            case JobSubmitted():
+                self._submitted(event.job)
+            case RunFinished():
+                if self._is_current(event):
+                    self._end(event.job)
+                    self._forget(event.job)
+            case RunStopped():
+                if self._is_current(event):
+                    return self._stopped(event.job, event.done)
+            case RunStarted():
+                if self._is_current(event):
+                    self._began_to_compute(self.progress[event.job])
+            case RunProgressed():
+                if self._is_current(event):
+                    self._progressed(self.progress[event.job], event.done)
+            case RunFailed():
+                if self._is_current(event):
+                    self._failed(event.job, event.done, event.retry)
+            case JobCancelled():
+                return self._cancel(event.job)
+            case NodeLost():
+                self._set_up(event.node, False)
+            case NodeReturned():
+                self._set_up(event.node, True)
             case Woke():
                 pass  # it is time for another look, that is all
         return None
 
-    def _is_current(self, job_id: str, number: int, event: Event) -> bool:
+    def _is_current(self, report: RunFinished | RunStopped | RunStarted | RunProgressed | RunFailed) -> bool:
         """Reports come late and twice; only one about a run that still holds something counts."""
-        run = self.runs.get(job_id)
-        if run is not None and run.number == number:
+        run = self.runs.get(report.job)
+        if run is not None and run.number == report.run:
             return True
-        self.late[type(event).__name__] += 1
+        self.late[type(report).__name__] += 1
         return False
 
     def _submitted(self, job: Job) -> None:

@@ -1,4 +1,7 @@
-"""The nouns. Each is frozen and cannot be built wrong, so nothing downstream checks it again."""
+"""The nouns. Each is frozen and cannot be built wrong, so nothing downstream checks it again.
+
+What is frozen when it is built cannot be part of a cycle: the garbage collector need not know (`gc=False`).
+"""
 
 from refold.model.allocation import Allocation, Placement, Share
 from refold.model.cluster import Cluster, GpuType, Link, Node, Rack

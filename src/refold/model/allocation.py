@@ -22,7 +22,7 @@ Placement = tuple[Share, ...]
 """One share per instance."""
 
 
-class Allocation(msgspec.Struct, frozen=True, omit_defaults=True):
+class Allocation(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
     """A placement, and the plan that computes there (None: whatever the job brings along)."""
 
     placement: Placement

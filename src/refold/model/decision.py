@@ -12,21 +12,21 @@ from refold.model.units import Seconds
 from refold.model.waiting import Wait
 
 
-class Start(msgspec.Struct, frozen=True):
+class Start(msgspec.Struct, gc=False, frozen=True):
     """Start a waiting job on this allocation, which is free now."""
 
     job: str
     allocation: Allocation
 
 
-class Stop(msgspec.Struct, frozen=True, omit_defaults=True):
+class Stop(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
     """Stop a running job; it goes back to waiting. `why` is for people."""
 
     job: str
     why: str = ""
 
 
-class Reshape(msgspec.Struct, frozen=True, omit_defaults=True):
+class Reshape(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
     """Stop a running job and start it again, at once, on another allocation, which is free now or its own."""
 
     job: str
@@ -34,7 +34,7 @@ class Reshape(msgspec.Struct, frozen=True, omit_defaults=True):
     why: str = ""
 
 
-class Expected(msgspec.Struct, frozen=True):
+class Expected(msgspec.Struct, gc=False, frozen=True):
     """When a waiting job may start."""
 
     job: str
@@ -47,7 +47,7 @@ class Holdings(Protocol):
     def held(self) -> Mapping[str, Allocation]: ...
 
 
-class Decision(msgspec.Struct, frozen=True, omit_defaults=True):
+class Decision(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
     """Changes, reasons and when to ask again."""
 
     starts: tuple[Start, ...] = ()

@@ -16,7 +16,7 @@ LARGEST = 2**40
 """No count or amount in a demand is larger than this: garbage is refused at the edge."""
 
 
-class Demand(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, cache_hash=True):
+class Demand(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True, cache_hash=True):
     """`instances` equal instances, all or nothing; each on one node, with `gpu_milli` of each of `gpus` GPUs.
 
     An instance of 0 GPUs needs CPUs and memory only. `gpu_types` empty: any type will do.
@@ -53,7 +53,7 @@ class Demand(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         return (f"{self.instances} × " if self.instances > 1 else "") + one + kinds
 
 
-class Job(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Job(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A job, from whoever submitted it.
 
     `work` is how many seconds it runs on exactly what it asked for. In a trace that is known from the start

@@ -11,7 +11,7 @@ from refold.errors import BadValue
 Recompute = Literal["none", "selective", "full"]
 
 
-class Plan(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Plan(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Degrees of data, tensor and pipeline parallelism, and what is sharded, offloaded, recomputed, accumulated."""
 
     data: int = 1

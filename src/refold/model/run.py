@@ -8,7 +8,7 @@ from refold.model.allocation import Allocation
 from refold.model.units import Seconds
 
 
-class Run(msgspec.Struct, frozen=True, omit_defaults=True):
+class Run(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
     """The `number`-th attempt of `job`, ordered at `since`; `stopping` once it has been told to stop."""
 
     job: str

@@ -49,7 +49,7 @@ class Shortage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return f"{gang}{self.fit} of {self.nodes} nodes fit" + (f": {why}" if why else "")
 
 
-class Wait(msgspec.Struct, frozen=True, omit_defaults=True):
+class Wait(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
     """That a job waits, and why; `ahead` counts jobs, `shortage` counts nodes."""
 
     job: str

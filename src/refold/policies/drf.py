@@ -27,8 +27,10 @@ class Drf:
         """Serve the poorest tenant that has a job with a place, until there is none."""
         self._placer.observe(view)
         self._update(view)
+        if not view.waiting:
+            return KEEP
         starts: list[Start] = []
-        hungry = dict(self._tenants)
+        hungry = {name: tenant for name, tenant in self._tenants.items() if tenant.lines.first(view) is not None}
         while hungry:
             name = min(hungry, key=lambda name: (hungry[name].dominant_share(view.cluster), name))
             tenant = hungry[name]

@@ -46,21 +46,20 @@ class PretendBackend:
             match order:
                 case StartRun():
                     self._start(now, order)
-                case StopRun(job_id, number):
-                    self._stop(now, job_id, number)
+                case StopRun():
+                    self._stop(now, order.job, order.run)
 
     def also_happens(self, now: Seconds, events: Sequence[Event]) -> list[Event]:
         """What these events bring about: whoever ran on a node that is lost now has failed, and nobody else."""
         nodes: list[int] = []
         for event in events:
-            match event:
-                case RunFinished(job_id):
-                    self._runs.pop(job_id, None)
-                    self._done.pop(job_id, None)
-                case RunStopped(job_id):
-                    self._runs.pop(job_id, None)
-                case NodeLost(node):
-                    nodes.append(node)
+            if type(event) is RunFinished:
+                self._runs.pop(event.job, None)
+                self._done.pop(event.job, None)
+            elif type(event) is RunStopped:
+                self._runs.pop(event.job, None)
+            elif type(event) is NodeLost:
+                nodes.append(event.node)
         if not nodes:
             return []
         on_them = [job_id for job_id, run in self._runs.items() if run.is_on(nodes)]

@@ -41,7 +41,8 @@ def simulate(
         now, events = moment
         events += backend.also_happens(now, events)
         entry = scheduler.step(now, events)
-        backend.carry_out(now, entry.orders)
+        if entry.orders:
+            backend.carry_out(now, entry.orders)
         if entry.wake_at is not None:
             agenda.wake(entry.wake_at)
         if progress is not None:
