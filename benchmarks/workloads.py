@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 
 from benchmarks.measure import REPOSITORY, cpu_seconds
@@ -19,6 +18,7 @@ from refold.traces.synthetic import enlarge
 
 TRACES = REPOSITORY.parent / "shared" / "data" / "traces"
 HELIOS = "jobs_helios_venus.csv.gz"
+HELIOS_JOBS = 125_303
 PHILLY = "jobs_philly.csv.gz"
 PHILLY_NODES = "nodes_philly_552.csv.gz"
 PAI = "jobs_pai2020_sub60k.csv.gz"
@@ -33,19 +33,16 @@ def missing(*files: str) -> str:
     return f"no {', '.join(absent)} in ../shared/data/traces" if absent else ""
 
 
-@cache
-def philly() -> tuple[tuple[Job, ...], Cluster]:
-    """Microsoft Philly on its 552 nodes."""
-    return read_trace(TRACES / PHILLY).jobs, read_cluster(TRACES / PHILLY_NODES)
+def philly(count: int) -> tuple[tuple[Job, ...], Cluster]:
+    """The first jobs of Microsoft Philly, and its 552 nodes."""
+    return read_trace(TRACES / PHILLY).jobs[:count], read_cluster(TRACES / PHILLY_NODES)
 
 
-@cache
-def helios() -> tuple[tuple[Job, ...], Cluster]:
-    """Helios Venus on 135 nodes of 8 GPUs."""
-    return read_trace(TRACES / HELIOS).jobs, read_cluster("135x8:V100")
+def helios(count: int) -> tuple[tuple[Job, ...], Cluster]:
+    """The first jobs of Helios Venus, and its 135 nodes of 8 GPUs."""
+    return read_trace(TRACES / HELIOS).jobs[:count], read_cluster("135x8:V100")
 
 
-@cache
 def pai() -> tuple[tuple[Job, ...], Cluster]:
     """The PAI sample enlarged to its full load; tasks are many instances of one GPU."""
     sample = read_trace(TRACES / PAI, gpus_per_instance=1)

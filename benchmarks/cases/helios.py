@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from benchmarks.measure import in_fresh_process, median_cpu_seconds
 from benchmarks.peers import bare_loops
 from benchmarks.table import Row, at_most, skipped
-from benchmarks.workloads import HELIOS, general_seconds, helios, missing
+from benchmarks.workloads import HELIOS, HELIOS_JOBS, general_seconds, helios, missing
 
 GOAL = 20
 LOOPS: dict[str, tuple[str, Callable[[Sequence[float], Sequence[float]], int]]] = {
@@ -23,7 +23,7 @@ def rows(quick: bool) -> list[Row]:
     why_not = missing(HELIOS)
     if why_not:
         return [skipped("Helios Venus, fifo + best-fit", why_not)]
-    count = 20_000 if quick else len(helios()[0])
+    count = 20_000 if quick else HELIOS_JOBS
     turns = [_turn(count) for _ in range(3)]
     seconds = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
     ratio = {name: statistics.median(turn["refold"] / turn[name] for turn in turns) for name in LOOPS}
@@ -49,14 +49,13 @@ def _per_second(count: int, seconds: float) -> str:
 
 def refold(count: int) -> float:
     """CPU seconds of the general simulator."""
-    jobs, cluster = helios()
-    return general_seconds(jobs[:count], cluster)
+    return general_seconds(*helios(count))
 
 
 def loop(name: str, count: int) -> float:
     """CPU seconds of a bare loop."""
-    jobs = helios()[0][:count]
+    jobs, _ = helios(count)
     submitted, work = [job.submitted for job in jobs], [job.work or 0.0 for job in jobs]
     run = LOOPS[name][1]
-    assert run(submitted, work) == 2 * count
+    assert run(submitted, work) == 2 * count, f"not every one of {count} jobs arrived and departed"
     return median_cpu_seconds(lambda: run(submitted, work))

@@ -51,14 +51,12 @@ def rows(quick: bool) -> list[Row]:
 
 def accasim(count: int, allocator: accasim_fifo.Allocator) -> accasim_fifo.Outcome:
     """AccaSim's run, in a process of its own."""
-    jobs, cluster = philly()
-    return accasim_fifo.run(jobs[:count], cluster, allocator)
+    return accasim_fifo.run(*philly(count), allocator)
 
 
 def refold(count: int) -> Ours:
     """Refold's run, in a process of its own."""
-    jobs, cluster = philly()
-    jobs = jobs[:count]
+    jobs, cluster = philly(count)
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal.jsonl"
         simulate_with_journal(jobs[:100], cluster, "fifo", "best-fit", journal)

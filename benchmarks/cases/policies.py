@@ -31,5 +31,5 @@ def rows(quick: bool) -> list[Row]:
 
 def general(trace: str, count: int, policy: str, placement: str) -> float:
     """CPU seconds of one run."""
-    jobs, cluster = philly() if trace == "Philly" else helios()
-    return general_seconds(jobs[:count], cluster, policy, placement)
+    jobs, cluster = philly(count) if trace == "Philly" else helios(count)
+    return general_seconds(jobs, cluster, policy, placement)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,6 +25,10 @@ _ENCODER = msgspec.json.Encoder()
 _HEADER = msgspec.json.Decoder(Header)
 _ENTRY = msgspec.json.Decoder(Entry)
 _WRITE_OUT_AT = 1 << 16
+
+
+class _Version(msgspec.Struct):
+    version: int = VERSION
 
 
 class JournalFile:
@@ -74,13 +79,15 @@ def read_journal(path: Path) -> tuple[Header, Iterator[Entry]]:
     """The header, and the entries one after the other. A last line that was cut off is left out."""
     try:
         with _open(path, "rb") as file:
-            header = _HEADER.decode(file.readline())
-    except (OSError, EOFError, gzip.BadGzipFile) as error:
+            line = file.readline()
+        version = msgspec.json.decode(line, type=_Version).version
+        if version != VERSION:
+            raise BadFile(path, f"is a journal of version {version}, expected {VERSION}")
+        header = _HEADER.decode(line)
+    except (OSError, EOFError, zlib.error) as error:
         raise BadFile(path, f"cannot be read: {error}") from None
     except msgspec.MsgspecError as error:
         raise BadFile(path, f"is not a journal: {error}") from None
-    if header.version != VERSION:
-        raise BadFile(path, f"is a journal of version {header.version}, expected {VERSION}")
     return header, _entries(path)
 
 
@@ -97,7 +104,7 @@ def _entries(path: Path) -> Iterator[Entry]:
 
 def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
     """Up to where the writer died, perhaps in the middle of a line: nobody has acted on that one."""
-    with suppress(EOFError):
+    with suppress(EOFError, zlib.error):
         yield from (line for line in file if line.endswith(b"\n"))
 
 

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -125,11 +126,14 @@ def _class_in(path: Path) -> Any:
 def _load(path: Path) -> ModuleType:
     if not path.is_file():
         raise BadFile(path, "no such file")
-    spec = importlib.util.spec_from_file_location(f"refold_policy_{path.stem}", path)
+    name = f"refold_policy_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        del sys.modules[name]
         raise BadFile(path, f"cannot be loaded: {type(error).__name__}: {error}") from error
     return module

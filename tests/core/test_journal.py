@@ -61,6 +61,19 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     assert list(read_journal(path)[1]) == memory.entries[:-1]
 
 
+def test_a_compressed_journal_that_was_cut_off_or_damaged_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl.gz"
+    memory = written(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    some = list(read_journal(path)[1])
+    assert 0 < len(some) < len(memory.entries)
+    assert some == memory.entries[: len(some)]
+    path.write_bytes(b"\x1f\x8b garbage")
+    with pytest.raises(BadFile, match="cannot be read"):
+        read_journal(path)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -68,7 +81,7 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
         (b"{}\n", "is not a journal: Object missing required field `cluster`"),
         (b"\x00\xff\x13garbage\n", "is not a journal"),
         (b'{"cluster":{"nodes":[]},"policy":"fifo"}\n', "is not a journal: a cluster needs at least one node"),
-        (b'{"cluster":{"nodes":[{"name":"a"}]},"policy":"fifo","version":9}\n', "version 9, expected 1"),
+        (b'{"cluster":{"nodes":[{"name":"a"}]},"policy":"fifo","version":9,"new":1}\n', "version 9, expected 1"),
     ],
 )
 def test_what_is_no_journal_is_named(tmp_path: Path, content: bytes, words: str) -> None:

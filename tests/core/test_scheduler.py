@@ -16,9 +16,12 @@ from refold.core.events import (
     RunStopped,
 )
 from refold.core.orders import StartRun, StopRun
-from refold.errors import BadDecision
+from refold.errors import BadDecision, BadValue
 from refold.model import KEEP, Allocation, Decision, Expected, Reason, Reshape, Share, Start, Stop, Wait
+from refold.packing import Placer
+from refold.policies import POLICIES
 from refold.policies.fifo import Fifo
+from refold.registry import make_policy
 from refold.testing import Audit, make_cluster, make_job
 
 
@@ -225,26 +228,32 @@ RUNNING, WAITS = make_job("runs", gpus=2), make_job("waits", gpus=2)
         (Decision((Start("waits", on(2)),)), "gang", "other than the 2 GPU"),
         (Decision((Start("waits", on(0, 1)),)), "free", "'n0': a GPU has less free"),
         (Decision((Start("waits", on(3, 3)),)), "free", "the same GPU twice"),
-        (Decision((Start("waits", on(3, 9)),)), "free", "'n0': the node has no such GPU"),
+        (Decision((Start("waits", on(3, 9)),)), "free", "no such GPU"),
+        (Decision((Start("waits", on(3, 70)),)), "free", "no such GPU"),
+        (Decision((Start("waits", on(3, -1)),)), "free", "no such GPU"),
+        (Decision((Start("bends", Allocation(())),)), "gang", "nothing at all"),
+        (Decision((Start("bends", Allocation((Share(0, (2,), -500),))),)), "free", "impossible amounts"),
+        (Decision((Start("bends", Allocation((Share(0, (2,), cpu_milli=-1),))),)), "free", "impossible amounts"),
         (Decision((Start("waits", on(2, 3, node=9)),)), "free", "node 9, which does not exist"),
         (Decision((Start("waits", on(0, 1, node=1)),)), "free", "the node is down"),
         (Decision((Start("picky", on(2, 3)),)), "type", "it accepts H100"),
-        (Decision(stops=(Stop("waits"),)), "running", "named twice or waits"),
-        (Decision(stops=(Stop("runs"), Stop("runs"))), "running", "is running"),
+        (Decision(stops=(Stop("waits"),)), "running", "'waits', which waits"),
+        (Decision(stops=(Stop("runs"), Stop("runs"))), "running", "named twice"),
         (Decision(stops=(Stop("stays"),)), "preemptible", "'stays', which is not preemptible"),
         (Decision(reshapes=(Reshape("runs", on(2, 3)),)), "gang", "not reshapable"),
         (Decision(waits=(Wait("runs", Reason.AHEAD),)), "reason", "which does not"),
         (Decision(wake_at=1.0), "wake", "to be woken at 1.0"),
+        (Decision(wake_at=float("inf")), "wake", "to be woken at inf"),
     ],
 )
 def test_a_bad_decision_is_refused_whole_and_by_name(decision: Decision, rule: str, words: str) -> None:
     world = World(4, 2, 1, told=Told())
     stays = make_job("stays", preemptible=False)
-    jobs = (RUNNING, WAITS, stays, make_job("picky", gpus=2, types=["H100"]))
+    jobs = (RUNNING, WAITS, stays, make_job("bends", reshapable=True), make_job("picky", gpus=2, types=["H100"]))
     world.scheduler = Scheduler(world.cluster, world.told or Told())
-    world.step(*(JobSubmitted(job) for job in jobs[:3]))
+    world.step(*(JobSubmitted(job) for job in jobs[:4]))
     world.step(then=Decision((Start("runs", on(0, 1)), Start("stays", on(0, node=2)))))
-    world.scheduler._state.waiting["picky"] = jobs[3]
+    world.scheduler._state.waiting["picky"] = jobs[4]
     world.step(NodeLost(1))
     free = world.view.free_gpus
     with pytest.raises(BadDecision, match=words) as refusal:
@@ -270,3 +279,94 @@ def test_what_a_policy_expects_is_written_down() -> None:
     world.told.next = Decision(expected=(Expected("a", 9.0),), wake_at=7.0)
     entry = world.scheduler.step(0.0, [JobSubmitted(make_job("a"))])
     assert (entry.expected, entry.wake_at) == ((Expected("a", 9.0),), 7.0)
+
+
+def test_a_job_that_comes_and_goes_in_one_step_troubles_nobody() -> None:
+    for name in POLICIES:
+        cluster = make_cluster(1)
+        scheduler, audit = Scheduler(cluster, make_policy(name)), Audit(cluster)
+        audit.write(scheduler.step(0.0, [JobSubmitted(make_job("a"))]))
+        audit.write(scheduler.step(1.0, [JobSubmitted(make_job("b", work=500.0))]))
+        audit.write(scheduler.step(2.0, [JobSubmitted(make_job("c")), JobCancelled("c")]))
+        audit.write(scheduler.step(3.0, [RunFailed("a", 1, retry=True), JobCancelled("a")]))
+        assert [job for _, job, _ in audit.starts] == ["a", "b"], name
+
+
+def test_whoever_was_refused_is_started_by_the_next_look() -> None:
+    class Spoiled(Fifo):
+        """Adds nonsense to one decision."""
+
+        def decide(self, view: View) -> Decision:
+            decision = super().decide(view)
+            nonsense = (Stop("ghost"),) if view.now == 5.0 else ()
+            return Decision(decision.starts, nonsense, waits=decision.waits)
+
+    scheduler = Scheduler(make_cluster(1), Spoiled(), refused=lambda _: None)
+    scheduler.step(0.0, [JobSubmitted(make_job("a")), JobSubmitted(make_job("b"))])
+    assert scheduler.step(5.0, [RunFinished("a", 1)]).orders == ()
+    assert scheduler.step(6.0, []).orders == (StartRun("b", 1, on(0)),)
+
+
+def test_a_policy_that_fails_leaves_nothing_taken() -> None:
+    class Fails:
+        name = "fails"
+
+        def decide(self, view: View) -> Decision:
+            view.trial().place(Placer(), make_job().demand)
+            raise RuntimeError("no idea")
+
+    scheduler = Scheduler(make_cluster(1), Fails())
+    with pytest.raises(RuntimeError):
+        scheduler.step(0.0, [])
+    assert scheduler.view.free_gpus == 1
+
+
+def test_a_job_can_be_reshaped_away_from_a_lost_node() -> None:
+    world = World(2, 2, told=Told())
+    world.step(JobSubmitted(make_job("a", gpus=2, reshapable=True)), then=Decision((Start("a", on(0, 1)),)))
+    elsewhere = on(0, 1, node=1)
+    assert world.step(NodeLost(0), then=Decision(reshapes=(Reshape("a", elsewhere),))) == (StopRun("a", 1),)
+    assert world.step(RunStopped("a", 1)) == (StartRun("a", 2, elsewhere),)
+    assert world.view.free_gpus == 0
+
+
+def test_a_target_can_be_said_again_while_a_run_is_stopping() -> None:
+    world = World(2, told=Told())
+    world.step(JobSubmitted(make_job("a", reshapable=True)), then=Decision((Start("a", on(0)),)))
+    target = {"a": on(1)}
+    world.step(then=Decision.towards(world.view, target))
+    assert Decision.towards(world.view, target) == KEEP
+    assert world.step(RunStopped("a", 1)) == (StartRun("a", 2, on(1)),)
+
+
+def test_no_work_is_done_while_a_run_is_stopping() -> None:
+    world = World(1, told=Told())
+    world.step(JobSubmitted(make_job("a")), then=Decision((Start("a", on(0)),)))
+    world.now = 10.0
+    world.step(then=Decision(stops=(Stop("a"),)))
+    world.now = 500.0
+    world.step(RunStarted("a", 1), RunProgressed("a", 1, 400.0))
+    assert world.view.done("a") == 10.0
+
+
+def test_reasons_count_the_present() -> None:
+    world = World(1)
+    world.step(*(JobSubmitted(make_job(f"j{n}")) for n in range(5)))
+    assert world.view.reason("j4") == Wait("j4", Reason.AHEAD, ahead=3)
+    world.step(RunFinished("j0", 1))
+    assert world.view.reason("j4") == Wait("j4", Reason.AHEAD, ahead=2)
+
+
+def test_what_never_fits_is_counted_on_the_empty_cluster() -> None:
+    world = World(8)
+    world.step(JobSubmitted(make_job("busy", gpus=8)), JobSubmitted(make_job("two", gpus=8, instances=2)))
+    shortage = world.view.reason("two").shortage
+    assert shortage is not None
+    assert shortage.text("8 GPUs") == "room for 1 of 2 instances, 1 of 1 nodes fit"
+
+
+def test_time_does_not_go_back() -> None:
+    world = World(1)
+    world.scheduler.step(5.0, [])
+    with pytest.raises(BadValue, match="time does not go back"):
+        world.scheduler.step(4.0, [])

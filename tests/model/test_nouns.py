@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from refold.errors import BadValue, UnknownName
 from refold.model import Allocation, Cluster, Demand, GpuType, Job, Link, Node, Plan, Share
-from refold.model.allocation import union_of
+from refold.model.allocation import beyond
 from refold.model.units import seconds_from_text, text_from_seconds
 from refold.testing import make_cluster
 
@@ -17,7 +17,8 @@ from refold.testing import make_cluster
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: Demand(instances=0), "at least 1 instance"),
+        (lambda: Demand(instances=0), "1 to 1048576 instances"),
+        (lambda: Demand(instances=2**30, gpus=0), "1 to 1048576 instances"),
         (lambda: Demand(gpus=-1), "0 or more GPUs"),
         (lambda: Demand(gpu_milli=0), "1 to 1000 thousandths"),
         (lambda: Demand(gpu_milli=1001), "1 to 1000 thousandths"),
@@ -37,7 +38,10 @@ from refold.testing import make_cluster
         (lambda: GpuType(""), "needs a name"),
         (lambda: GpuType("a", speed=0.0), "speed > 0"),
         (lambda: GpuType("a", speed=float("nan")), "speed > 0"),
+        (lambda: GpuType("a", memory_gib=float("inf")), "memory and power"),
+        (lambda: Node("a", cpu_milli=2**63), "not beyond reason"),
         (lambda: Link("x", 0.0), "bandwidth"),
+        (lambda: Link("x", float("nan")), "bandwidth"),
         (lambda: Cluster(()), "at least one node"),
         (lambda: Cluster((Node("a"), Node("a"))), "same name"),
         (lambda: Plan(data=0), "at least 1"),
@@ -50,7 +54,7 @@ def test_what_makes_no_sense_is_refused(build: Callable[[], object], words: str)
 
 
 def test_what_is_read_is_checked_as_well() -> None:
-    with pytest.raises(msgspec.ValidationError, match="at least 1 instance"):
+    with pytest.raises(msgspec.ValidationError, match="1 to 1048576 instances"):
         msgspec.json.decode(b'{"instances": 0}', type=Demand)
 
 
@@ -70,12 +74,13 @@ def test_things_say_what_they_are() -> None:
     assert Plan(2, 4, 3).gpus == 24
 
 
-def test_the_union_of_two_placements_covers_both_and_no_more() -> None:
-    one = (Share(0, (0, 1), 500, 1000, 10), Share(1, (0,), 1000))
-    other = (Share(0, (1, 2), 700, 4000, 5),)
-    assert Allocation(union_of(one, other)).gpu_milli == 500 + 700 + 700 + 1000
-    assert sum(share.cpu_milli for share in union_of(one, other)) == 4000
-    assert sum(share.memory_mib for share in union_of(one, other)) == 10
+def test_what_another_shape_needs_beyond_the_present_one() -> None:
+    held = (Share(0, (0, 1), 500, 1000, 10), Share(1, (0,), 1000))
+    wanted = (Share(0, (1, 2), 700, 4000, 5),)
+    more = beyond(wanted, held)
+    assert Allocation(more).gpu_milli == 200 + 700
+    assert sum(share.cpu_milli for share in more) == 3000
+    assert sum(share.memory_mib for share in more) == 0
 
 
 @pytest.mark.parametrize(

@@ -80,10 +80,10 @@ class Plain:
     def pick(self, rule: str, node: int, demand: Demand) -> tuple[int, ...]:
         free = self.gpus[node]
         candidates = [gpu for gpu in range(len(free)) if free[gpu] >= demand.gpu_milli]
-        if rule in ("best-fit", "tetris"):
-            candidates.sort(key=lambda gpu: free[gpu])
-        elif rule == "worst-fit":
+        if rule == "worst-fit" or (demand.gpus > 1 and demand.gpu_milli < WHOLE):
             candidates.sort(key=lambda gpu: -free[gpu])
+        elif rule in ("best-fit", "tetris"):
+            candidates.sort(key=lambda gpu: free[gpu])
         return tuple(sorted(candidates[: demand.gpus]))
 
     def place(self, rule: str, demand: Demand) -> Placement | None:
@@ -194,12 +194,43 @@ def test_giving_back_everything_leaves_the_cluster_as_it_was(seed: int) -> None:
     assert np.array_equal(free.bits, empty.bits)
 
 
+@pytest.mark.parametrize("rule", RULES)
 @given(seed=st.integers(0, 2**32))
-def test_room_in_an_empty_cluster_is_found_exactly(seed: int) -> None:
+def test_room_in_an_empty_cluster_is_found_exactly(rule: str, seed: int) -> None:
     chance = random.Random(seed)
     cluster = make_cluster(*(chance.choice([0, 1, 2, 3]) for _ in range(3)), cpus=4, memory_gib=4)
-    demand = random_demand(chance, False)
-    assert Free(cluster).fits_when_empty(demand) == (Plain(cluster).place("best-fit", demand) is not None)
+    demand = Demand(
+        chance.randint(1, 8),
+        chance.randint(0, 3),
+        chance.choice([WHOLE, 500, 300, 250]),
+        chance.choice([0, 1000]),
+        chance.choice([0, 2048]),
+    )
+    free = Free(cluster)
+    most = most_instances(cluster, demand)
+    assert free.shortage(demand).room == min(most, demand.instances)
+    assert free.fits_when_empty(demand) == (most >= demand.instances)
+    assert (Placer(rule).place(free, demand) is not None) == (most >= demand.instances)
+
+
+def most_instances(cluster: Cluster, demand: Demand) -> int:
+    """By trying every number: so many instances fit a node if its GPUs have as many parts, one of each for each."""
+    total = 0
+    for node in cluster.nodes:
+        room = 0
+        while room < 100 and _has_room(node, demand, room + 1):
+            room += 1
+        total += room
+    return total
+
+
+def _has_room(node: Node, demand: Demand, instances: int) -> bool:
+    parts = sum(min(instances, WHOLE // demand.gpu_milli) for _ in range(node.gpus))
+    return (
+        parts >= instances * demand.gpus
+        and instances * demand.cpu_milli <= node.cpu_milli
+        and instances * demand.memory_mib <= node.memory_mib
+    )
 
 
 def fragments_by_definition(plain: Plain, typical: list[tuple[Demand, float]]) -> float:

@@ -7,8 +7,9 @@ from refold.core.journal import ListJournal
 from refold.core.orders import StopRun
 from refold.errors import BadInput, BadValue, UnknownName
 from refold.model import Cluster, Job
+from refold.packing import RULES
 from refold.registry import make_policy
-from refold.simulator import Costs, simulate
+from refold.simulator import Costs, Fault, simulate
 from refold.testing import Audit, make_cluster, make_job
 
 
@@ -92,6 +93,52 @@ def test_las_stops_a_run_in_the_moment_it_falls_if_somebody_waits() -> None:
     jobs = [make_job("old", at=0, gpus=2, work=100), make_job("new", at=10, gpus=2, work=10)]
     expected = [(0, "old"), (30, "new"), (40, "old")]
     assert starts("las", jobs, make_cluster(2), threshold_gpu_seconds=60.0) == expected
+
+
+def test_an_urgent_newcomer_is_seen_behind_one_of_the_same_size_that_waits() -> None:
+    jobs = [make_job("x", at=0, work=50), make_job("slow", at=1, work=100), make_job("quick", at=2, work=5)]
+    assert starts("srtf", jobs, make_cluster(1)) == [(0, "x"), (2, "quick"), (7, "x"), (55, "slow")]
+
+
+def test_many_claims_are_made_in_one_look() -> None:
+    jobs = [make_job(f"long{n}", at=0, work=1000) for n in range(8)]
+    jobs += [make_job(f"short{n}", at=100, work=10) for n in range(8)]
+    begun = [at for at, job in starts("srtf", jobs, make_cluster(8), Costs(stop=60)) if job.startswith("short")]
+    assert begun == [160.0] * 8
+
+
+def test_what_is_claimed_is_not_given_to_those_who_come_later() -> None:
+    jobs = [
+        make_job("x", at=0, work=1000),
+        make_job("wide", at=10, gpus=2, work=20),
+        make_job("late", at=15, work=500),
+    ]
+    begun = {job: at for at, job in reversed(starts("srtf", jobs, make_cluster(2), Costs(stop=60)))}
+    assert (begun["wide"], begun["late"]) == (70.0, 90.0)
+
+
+def test_a_job_that_fits_beside_a_claim_starts_at_once() -> None:
+    jobs = [
+        make_job("x", at=0, gpus=4, work=1000),
+        make_job("wide", at=10, gpus=3, instances=2, work=20),
+        make_job("small", at=11, work=5),
+    ]
+    begun = {job: at for at, job in reversed(starts("srtf", jobs, make_cluster(4, 4), Costs(stop=60)))}
+    assert (begun["small"], begun["wide"]) == (11.0, 70.0)
+
+
+def test_jobs_that_return_together_go_on_in_their_order() -> None:
+    cluster, audit = make_cluster(3), Audit(make_cluster(3))
+    jobs = [make_job(name, at=0, work=50) for name in "abc"]
+    simulate(jobs, cluster, make_policy("fifo"), journal=audit, faults=[Fault(0, 10.0, 20.0)])
+    assert [job for _, job, _ in audit.starts] == [*"abc", *"abc"]
+
+
+def test_shares_of_several_gpus_fill_a_node() -> None:
+    # Three instances of two halves each are three whole GPUs, if they are spread over them.
+    for placement in RULES:
+        jobs = [make_job("gang", instances=3, gpus=2, share=0.5)]
+        assert starts("fifo", jobs, make_cluster(3), placement=placement) == [(0, "gang")], placement
 
 
 def test_drf_serves_the_tenant_that_holds_least() -> None:

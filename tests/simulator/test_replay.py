@@ -51,6 +51,7 @@ def assert_same(jobs: list[Job], cluster: Cluster, order: Order, rule: str, seed
             assert mine == general[job.id]
         else:
             assert np.isnan(replayed.started[task])
+            assert replayed.placement(task) == ()
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -167,8 +167,9 @@ def test_faults_follow_their_seed_and_their_means() -> None:
         seeded_faults(cluster, between=0.0, repair=1.0, until=1.0, seed=1)
     with pytest.raises(BadValue, match="before it is lost"):
         Fault(0, 5.0, 5.0)
-    with pytest.raises(BadValue, match="costs are seconds"):
-        Costs(start=-1.0)
+    for cost in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(BadValue, match="costs are seconds"):
+            Costs(start=cost)
 
 
 class GrowsAtTen:
@@ -192,3 +193,33 @@ def test_a_reshaped_job_goes_on_at_its_new_speed_and_pays_for_the_change() -> No
     simulate([job], cluster, GrowsAtTen(), journal=Journals(Audit(cluster), journal), costs=costs)
     # Half of what it asked for until 10: 5 s of work done. Back at 20 with twice as much: 95 s of work in 47.5 s.
     assert finish_times(journal) == {"a": 67.5}
+
+
+def test_jobs_out_of_order_or_of_the_same_name_are_refused() -> None:
+    with pytest.raises(BadValue, match="same id"):
+        simulate([make_job("a"), make_job("a")], make_cluster(1), make_policy("fifo"))
+    with pytest.raises(BadValue, match="sorted by submission"):
+        simulate([make_job("a", at=5), make_job("b", at=1)], make_cluster(1), make_policy("fifo"))
+
+
+def test_a_node_may_never_return_and_nothing_happens_after_the_last_job() -> None:
+    journal = ListJournal()
+    faults = [Fault(0, 50.0, float("inf")), Fault(1, 5000.0, 6000.0)]
+    jobs = [make_job("a"), make_job("b", at=60)]
+    simulate(jobs, make_cluster(1, 1), make_policy("las"), journal=journal, faults=faults)
+    assert [entry.now for entry in journal.entries] == [0.0, 50.0, 60.0, 150.0, 250.0]
+
+
+def test_a_run_that_is_lost_while_it_saves_has_saved_nothing() -> None:
+    journal = ListJournal()
+    jobs = [make_job("long", work=100.0), make_job("short", at=30.0, work=5.0)]
+    costs, faults = Costs(stop=20.0), [Fault(0, 40.0, 41.0)]
+    simulate(jobs, make_cluster(1), make_policy("srtf"), journal=journal, costs=costs, faults=faults)
+    assert finish_times(journal) == {"short": 46.0, "long": 146.0}
+
+
+def test_jobs_without_gpus_do_not_run_at_the_speed_of_gpus() -> None:
+    journal = ListJournal()
+    cluster = make_cluster(1, types=["H100"], speeds={"H100": 2.0})
+    simulate([make_job("a", gpus=0, cpus=1)], cluster, make_policy("fifo"), journal=journal)
+    assert finish_times(journal) == {"a": 100.0}

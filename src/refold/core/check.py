@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from refold.core.state import State
 from refold.errors import BadDecision
 from refold.model import Allocation, Decision, Demand, Job, Placement, Start
-from refold.model.allocation import union_of
+from refold.model.allocation import beyond
+from refold.model.units import WHOLE
 
 RULES = {
     "waiting": "only a job that waits can be started, once",
@@ -32,8 +34,8 @@ def admit(state: State, decision: Decision, policy: str, found: Sequence[Placeme
     try:
         _check(state, decision, policy)
         _take_starts(state, decision, taken, policy)
-        return _take_reshapes(state, decision, policy)
-    except BadDecision:
+        return _take_reshapes(state, decision, taken, policy)
+    except BaseException:
         for placement in taken:
             state.free.give_back(placement)
         raise
@@ -57,14 +59,14 @@ def _check(state: State, decision: Decision, policy: str) -> None:
 
 
 def _check_wake(state: State, decision: Decision, policy: str) -> None:
-    if decision.wake_at is not None and not decision.wake_at > state.now:
+    if decision.wake_at is not None and not state.now < decision.wake_at < inf:
         raise BadDecision(policy, "wake", f"asked at {state.now} to be woken at {decision.wake_at}")
 
 
 def _check_start(state: State, start: Start, named: set[str], policy: str) -> None:
     job = state.waiting.get(start.job)
     if job is None or start.job in named:
-        raise BadDecision(policy, "waiting", f"started job {start.job!r}, which {_standing(state, start.job)}")
+        raise BadDecision(policy, "waiting", f"started job {start.job!r}, which {_standing(state, start.job, named)}")
     named.add(start.job)
     if not job.reshapable and not _is_what_was_asked(start.allocation, job.demand):
         raise BadDecision(policy, "gang", f"started job {job.id!r} on other than the {job.demand} it asked for")
@@ -83,11 +85,18 @@ def _is_what_was_asked(allocation: Allocation, demand: Demand) -> bool:
 
 def _check_shares(state: State, job: Job, allocation: Allocation, policy: str) -> None:
     nodes, accepted = state.cluster.nodes, job.demand.gpu_types
+    if not allocation.placement:
+        raise BadDecision(policy, "gang", f"gave job {job.id!r} nothing at all")
     for share in allocation.placement:
-        if len(share.gpus) > 1 and len(set(share.gpus)) != len(share.gpus):
-            raise BadDecision(policy, "free", f"gave job {job.id!r} the same GPU twice in {share}")
         if not 0 <= share.node < len(nodes):
             raise BadDecision(policy, "free", f"put job {job.id!r} on node {share.node}, which does not exist")
+        if not (1 <= share.gpu_milli <= WHOLE and share.cpu_milli >= 0 and share.memory_mib >= 0):
+            raise BadDecision(policy, "free", f"gave job {job.id!r} impossible amounts in {share}")
+        if share.gpus and (min(share.gpus) < 0 or max(share.gpus) >= nodes[share.node].gpus):
+            name = nodes[share.node].name
+            raise BadDecision(policy, "free", f"gave job {job.id!r} GPUs {share.gpus} of {name!r}: no such GPU")
+        if len(share.gpus) > 1 and len(set(share.gpus)) != len(share.gpus):
+            raise BadDecision(policy, "free", f"gave job {job.id!r} the same GPU twice in {share}")
         if accepted and share.gpus and nodes[share.node].gpu_type not in accepted:
             found = nodes[share.node].gpu_type
             raise BadDecision(policy, "type", f"put job {job.id!r} on {found}, it accepts {'|'.join(accepted)}")
@@ -96,17 +105,19 @@ def _check_shares(state: State, job: Job, allocation: Allocation, policy: str) -
 def _check_running(state: State, job_id: str, named: set[str], policy: str) -> None:
     run = state.runs.get(job_id)
     if run is None or run.stopping or job_id in named:
-        raise BadDecision(policy, "running", f"changed job {job_id!r}, which {_standing(state, job_id)}")
+        raise BadDecision(policy, "running", f"changed job {job_id!r}, which {_standing(state, job_id, named)}")
     if not state.active[job_id].preemptible:
         raise BadDecision(policy, "preemptible", f"changed job {job_id!r}, which is not preemptible")
     named.add(job_id)
 
 
-def _standing(state: State, job_id: str) -> str:
+def _standing(state: State, job_id: str, named: set[str]) -> str:
+    if job_id in named:
+        return "is named twice"
     if job_id in state.runs:
         return "is stopping" if state.runs[job_id].stopping else "is running"
     if job_id in state.waiting:
-        return "is named twice or waits"
+        return "waits"
     return "never fits this cluster" if job_id in state.never else "is not known"
 
 
@@ -123,18 +134,14 @@ def _take_starts(state: State, decision: Decision, taken: list[Placement], polic
         taken.append(placement)
 
 
-def _take_reshapes(state: State, decision: Decision, policy: str) -> dict[str, Placement]:
+def _take_reshapes(state: State, decision: Decision, taken: list[Placement], policy: str) -> dict[str, Placement]:
     holding: dict[str, Placement] = {}
     for reshape in decision.reshapes:
-        old = state.held_by(reshape.job)
-        both = union_of(old, reshape.allocation.placement)
-        state.free.give_back(old)
-        refusal = state.free.take(both)
+        held = state.held_by(reshape.job)
+        more = beyond(reshape.allocation.placement, held)
+        refusal = state.free.take(more)
         if refusal:
-            state.free.take_back(old)
-            for job_id, held in holding.items():
-                state.free.give_back(held)
-                state.free.take_back(state.held_by(job_id))
             raise BadDecision(policy, "free", f"reshaped job {reshape.job!r} to where {refusal}")
-        holding[reshape.job] = both
+        taken.append(more)
+        holding[reshape.job] = held + more
     return holding

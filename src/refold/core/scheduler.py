@@ -11,7 +11,7 @@ from refold.core.journal import Entry, Journal, NoJournal
 from refold.core.orders import Order
 from refold.core.state import State
 from refold.core.view import View
-from refold.errors import BadDecision
+from refold.errors import BadDecision, BadValue
 from refold.model import KEEP, Cluster, Decision, Placement
 from refold.model.units import Seconds
 
@@ -57,11 +57,17 @@ class Scheduler:
         state = self._state
 
         # 1. What has happened.
+        if now < state.now:
+            raise BadValue(f"a step at {now} s after one at {state.now} s: time does not go back")
         state.now = now
         orders = [order for event in events if (order := state.apply(event)) is not None]
 
         # 2. What the policy makes of it.
-        decision = self._policy.decide(self.view)
+        try:
+            decision = self._policy.decide(self.view)
+        except BaseException:
+            self.view.end_trial()
+            raise
         found = self.view.end_trial(decision.starts)
         state.changes.forget()
 
@@ -72,6 +78,7 @@ class Scheduler:
                 holding = admit(state, decision, self._policy.name, found)
             except BadDecision as bad:
                 self._refused(bad)
+                state.refuse(decision)
                 decision, refusal = KEEP, str(bad)
             else:
                 orders += self._commit(decision, holding)

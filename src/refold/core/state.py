@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import inf
 
 from refold.core.events import (
     Event,
@@ -18,7 +19,7 @@ from refold.core.events import (
     Woke,
 )
 from refold.core.orders import Order, StartRun, StopRun
-from refold.model import Allocation, Cluster, Job, Placement, Run, Wait
+from refold.model import Allocation, Cluster, Decision, Job, Placement, Run, Wait
 from refold.model.units import WHOLE, Seconds
 from refold.packing import Free
 
@@ -32,28 +33,34 @@ class Progress:
         self.runs = 0
         self.done: Seconds = 0.0
         self.gpu_seconds = 0.0
-        self.computing_since: Seconds = 0.0
+        self.computing_since: Seconds | None = None
         self.said_started = False
 
 
 class Changes:
     """What has happened since the policy last looked."""
 
-    __slots__ = ("ended", "gone", "nodes", "returned", "started", "submitted")
+    __slots__ = ("ended", "gone", "nodes", "progressed", "returned", "started", "submitted")
 
     def __init__(self) -> None:
         self.submitted: list[Job] = []
         self.returned: list[Job] = []
         self.gone: list[str] = []
         self.started: list[Run] = []
+        self.progressed: list[Run] = []
         self.ended: list[Run] = []
         self.nodes: list[int] = []
 
     def forget(self) -> None:
         """The policy has looked."""
-        for of_a_kind in (self.submitted, self.returned, self.gone, self.started, self.ended, self.nodes):
-            if of_a_kind:
-                of_a_kind.clear()
+        if self.submitted:
+            self.submitted.clear()
+        if self.started:
+            self.started.clear()
+        if self.ended:
+            self.ended.clear()
+        for rare in (self.returned, self.progressed, self.gone, self.nodes):
+            rare.clear()
 
     @property
     def freed(self) -> bool:
@@ -65,7 +72,7 @@ class State:
     """Jobs that wait, runs that hold something, what is free."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.now: Seconds = 0.0
+        self.now: Seconds = -inf
         self.cluster = cluster
         self.free = Free(cluster)
         self.waiting: dict[str, Job] = {}
@@ -98,10 +105,10 @@ class State:
                     return self._stopped(event.job, event.done)
             case RunStarted():
                 if self._is_current(event):
-                    self._began_to_compute(self.progress[event.job])
+                    self._began_to_compute(event.job)
             case RunProgressed():
                 if self._is_current(event):
-                    self._progressed(self.progress[event.job], event.done)
+                    self._progressed(event.job, event.done)
             case RunFailed():
                 if self._is_current(event):
                     self._failed(event.job, event.done, event.retry)
@@ -135,18 +142,22 @@ class State:
         self.waiting[job.id] = job
         self.changes.submitted.append(job)
 
-    def _began_to_compute(self, progress: Progress) -> None:
-        if progress.said_started:
+    def _began_to_compute(self, job_id: str) -> None:
+        progress, run = self.progress[job_id], self.runs[job_id]
+        if progress.said_started or run.stopping:
             self.late["RunStarted"] += 1
             return
         progress.said_started = True
         progress.computing_since = self.now
+        self.changes.progressed.append(run)
 
-    def _progressed(self, progress: Progress, done: Seconds) -> None:
-        if done <= progress.done:
+    def _progressed(self, job_id: str, done: Seconds) -> None:
+        progress, run = self.progress[job_id], self.runs[job_id]
+        if done <= progress.done or run.stopping:
             self.late["RunProgressed"] += 1
             return
         progress.done, progress.computing_since = done, self.now
+        self.changes.progressed.append(run)
 
     def _stopped(self, job_id: str, done: Seconds) -> Order | None:
         wanted = self._reshaping.pop(job_id, None)
@@ -173,14 +184,23 @@ class State:
         if run is not None:
             self._cancelled.add(job_id)
             return None if run.stopping else self.stop(job_id, "cancelled")
-        if self.waiting.pop(job_id, None) is not None:
-            self.changes.gone.append(job_id)
+        job = self.waiting.pop(job_id, None)
+        if job is not None:
+            self._never_mind(job)
             self._forget(job_id)
         elif self.never.pop(job_id, None) is not None:
             self._forget(job_id)
         else:
             self.late["JobCancelled"] += 1
         return None
+
+    def _never_mind(self, job: Job) -> None:
+        """A job leaves the queue; if the policy has not seen it come, it need not see it go."""
+        for unseen in (self.changes.submitted, self.changes.returned):
+            if job in unseen:
+                unseen.remove(job)
+                return
+        self.changes.gone.append(job.id)
 
     def _set_up(self, node: int, up: bool) -> None:
         if not 0 <= node < len(self.cluster.nodes) or self.free.is_up(node) == up:
@@ -199,9 +219,16 @@ class State:
 
     def stop(self, job_id: str, why: str) -> Order:
         """A run is told to stop; it holds what it holds until it reports that it has."""
-        run = self.runs[job_id]
+        run, progress = self.runs[job_id], self.progress[job_id]
         self.runs[job_id] = Run(run.job, run.number, run.allocation, run.since, True)
+        if progress.computing_since is not None:
+            progress.done += self.now - progress.computing_since
+            progress.computing_since = None
         return StopRun(job_id, run.number, why)
+
+    def refuse(self, decision: Decision) -> None:
+        """A decision was refused: what the policy believes to have started waits on, as if it had come back."""
+        self.changes.returned += [self.waiting[start.job] for start in decision.starts if start.job in self.waiting]
 
     def reshape(self, job_id: str, allocation: Allocation, holding: Placement, why: str) -> Order:
         """A run is told to stop, and its job will be started again at once; until then it holds both shapes."""
@@ -229,7 +256,9 @@ class State:
         self._held.pop(job_id, None)
         self._reshaping.pop(job_id, None)
         run = self.runs.pop(job_id)
-        self.progress[job_id].gpu_seconds += (self.now - run.since) * run.allocation.gpu_milli / WHOLE
+        progress = self.progress[job_id]
+        progress.computing_since = None
+        progress.gpu_seconds += (self.now - run.since) * run.allocation.gpu_milli / WHOLE
         self.changes.ended.append(run)
 
     def _wait_again(self, job_id: str) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from refold.core.state import Changes, State
-from refold.model import Allocation, Cluster, Demand, Job, Placement, Reason, Run, Shortage, Start, Wait
+from refold.model import Cluster, Demand, Job, Placement, Reason, Run, Shortage, Start, Wait
 from refold.model.units import WHOLE, Seconds
-from refold.packing import Trial
+from refold.packing import Free, Trial
 
 
 class View:
@@ -48,10 +48,6 @@ class View:
         trial, self._trial = self._trial, None
         return trial.keep(start.allocation.placement for start in wanted) if trial is not None else []
 
-    def held(self) -> Mapping[str, Allocation]:
-        """What every run holds that has not been told to stop."""
-        return {job: run.allocation for job, run in self.runs.items() if not run.stopping}
-
     def is_up(self, node: int) -> bool:
         """Whether a node takes work."""
         return self._state.free.is_up(node)
@@ -78,22 +74,25 @@ class View:
         return attained
 
     def done(self, job_id: str) -> Seconds:
-        """Seconds of work done, as last reported plus the time computed since."""
+        """Seconds of work done, as last reported plus the time since.
+
+        That time is a belief: a run may still be starting up, or be faster or slower than what was asked for.
+        """
         progress = self._state.progress[job_id]
-        if job_id in self.runs:
-            return progress.done + max(0.0, self.now - progress.computing_since)
-        return progress.done
+        if progress.computing_since is None:
+            return progress.done
+        return progress.done + self.now - progress.computing_since
 
     def reason(self, job_id: str) -> Wait:
-        """Why a waiting job waits: what the policy last said of it, or that it has not come to it."""
+        """Why a waiting job waits: what the policy last said of it, with counts as they are now."""
         if job_id in self.never:
-            demand = self.never[job_id].demand
-            return Wait(job_id, Reason.NEVER, shortage=self._state.free.shortage(demand))
+            return Wait(job_id, Reason.NEVER, shortage=Free(self.cluster).shortage(self.never[job_id].demand))
+        demand = self.waiting[job_id].demand
         said = self._state.reasons.get(job_id)
-        return said or Wait(job_id, Reason.NOT_LOOKED_AT, ahead=self._jobs_before(job_id))
+        reason = said.reason if said is not None else Reason.NOT_LOOKED_AT
+        if reason is Reason.RESOURCES:
+            return Wait(job_id, reason, shortage=self.shortage(demand))
+        return Wait(job_id, reason, ahead=self._jobs_before(job_id))
 
     def _jobs_before(self, job_id: str) -> int:
-        for position, waiting in enumerate(self.waiting):
-            if waiting == job_id:
-                return position
-        return 0
+        return list(self.waiting).index(job_id)

@@ -42,24 +42,19 @@ class Allocation(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
         return frozenset(share.node for share in self.placement)
 
 
-def union_of(one: Placement, other: Placement) -> Placement:
-    """What covers both: of every GPU, CPU and memory the larger amount. For the moment between two shapes of a job."""
-    first, second = _amounts(one), _amounts(other)
+def beyond(wanted: Placement, held: Placement) -> Placement:
+    """What has to be taken beyond what is held to cover both: for the moment between two shapes of a job."""
+    before = _amounts(held)
     shares: list[Share] = []
-    for node in sorted(first.keys() | second.keys()):
-        (gpus, cpu, memory), (gpus_too, cpu_too, memory_too) = (
-            first.get(node, _NOTHING),
-            second.get(node, _NOTHING),
-        )
-        shares.append(Share(node, (), WHOLE, max(cpu, cpu_too), max(memory, memory_too)))
+    for node, (gpus, cpu, memory) in sorted(_amounts(wanted).items()):
+        old_gpus, old_cpu, old_memory = before.get(node, ({}, 0, 0))
+        shares.append(Share(node, (), WHOLE, max(0, cpu - old_cpu), max(0, memory - old_memory)))
         shares += [
-            Share(node, (gpu,), max(gpus.get(gpu, 0), gpus_too.get(gpu, 0)))
-            for gpu in sorted(gpus.keys() | gpus_too.keys())
+            Share(node, (gpu,), milli - old_gpus.get(gpu, 0))
+            for gpu, milli in sorted(gpus.items())
+            if milli > old_gpus.get(gpu, 0)
         ]
     return tuple(shares)
-
-
-_NOTHING: tuple[dict[int, Milli], Milli, MiB] = ({}, 0, 0)
 
 
 def _amounts(placement: Placement) -> dict[int, tuple[dict[int, Milli], Milli, MiB]]:

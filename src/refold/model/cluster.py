@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
+from math import isfinite
 
 import msgspec
 
@@ -15,6 +16,9 @@ MAX_GPUS_PER_NODE = 62
 
 MAX_GPU_TYPES = 62
 """So are the GPU types of a cluster."""
+
+LARGEST = 2**40
+"""No amount of a node is larger than this: sums over nodes stay whole numbers of 64 bits."""
 
 
 class GpuType(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -29,7 +33,8 @@ class GpuType(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if not self.name:
             raise BadValue("a GPU type needs a name")
-        if self.memory_gib < 0 or not self.speed > 0 or self.idle_watts < 0 or self.busy_watts < 0:
+        amounts = (self.memory_gib, self.speed, self.idle_watts, self.busy_watts)
+        if min(amounts) < 0 or self.speed == 0 or not all(isfinite(amount) for amount in amounts):
             raise BadValue(f"GPU type {self.name!r}: memory and power must be ≥ 0 and speed > 0")
 
 
@@ -41,7 +46,8 @@ class Link(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     latency_microseconds: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.gigabytes_per_second > 0 or self.latency_microseconds < 0:
+        amounts = (self.gigabytes_per_second, self.latency_microseconds)
+        if min(amounts) < 0 or self.gigabytes_per_second == 0 or not all(isfinite(amount) for amount in amounts):
             raise BadValue(f"link {self.kind!r}: bandwidth must be > 0 and latency ≥ 0")
 
 
@@ -69,8 +75,9 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
             raise BadValue(f"node {self.name!r} has {self.gpus} GPUs, expected 0 to {MAX_GPUS_PER_NODE}")
         if self.gpus and not self.gpu_type:
             raise BadValue(f"node {self.name!r} has GPUs but no gpu_type")
-        if self.cpu_milli < 0 or self.memory_mib < 0 or self.idle_watts < 0 or self.busy_watts < 0:
-            raise BadValue(f"node {self.name!r}: CPUs, memory and power must be ≥ 0")
+        amounts = (self.cpu_milli, self.memory_mib, self.idle_watts, self.busy_watts)
+        if not all(0 <= amount <= LARGEST for amount in amounts):
+            raise BadValue(f"node {self.name!r}: CPUs, memory and power must be ≥ 0, and not beyond reason")
 
 
 class Rack(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

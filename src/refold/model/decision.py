@@ -8,6 +8,7 @@ from typing import Protocol
 import msgspec
 
 from refold.model.allocation import Allocation
+from refold.model.run import Run
 from refold.model.units import Seconds
 from refold.model.waiting import Wait
 
@@ -42,9 +43,10 @@ class Expected(msgspec.Struct, gc=False, frozen=True):
 
 
 class Holdings(Protocol):
-    """What `Decision.towards` needs to know of a View: who holds what now."""
+    """What `Decision.towards` needs to know of a View: the run of every job that has one."""
 
-    def held(self) -> Mapping[str, Allocation]: ...
+    @property
+    def runs(self) -> Mapping[str, Run]: ...
 
 
 class Decision(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
@@ -59,10 +61,13 @@ class Decision(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
 
     @staticmethod
     def towards(view: Holdings, target: Mapping[str, Allocation], why: str = "") -> Decision:
-        """The changes that lead from what is held now to `target`, which names every job that should be running."""
-        held = view.held()
+        """The changes that lead from what is held now to `target`, which names every job that should be running.
+
+        A run that is stopping already is left to it: say the same again when it has stopped.
+        """
+        held = {job: run.allocation for job, run in view.runs.items() if not run.stopping}
         return Decision(
-            starts=tuple(Start(job, wanted) for job, wanted in target.items() if job not in held),
+            starts=tuple(Start(job, wanted) for job, wanted in target.items() if job not in view.runs),
             stops=tuple(Stop(job, why) for job in held if job not in target),
             reshapes=tuple(
                 Reshape(job, wanted, why) for job, wanted in target.items() if job in held and held[job] != wanted

@@ -12,8 +12,10 @@ from refold.model.plan import Plan
 from refold.model.units import WHOLE, MiB, Milli, Seconds
 
 JobClass = Literal["guaranteed", "best-effort"]
+MOST_INSTANCES = 2**20
+MOST_GPUS = 2**20
 LARGEST = 2**40
-"""No count or amount in a demand is larger than this: garbage is refused at the edge."""
+"""No amount of CPUs or memory is larger than this: garbage is refused at the edge."""
 
 
 class Demand(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True, cache_hash=True):
@@ -30,9 +32,9 @@ class Demand(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
     gpu_types: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 1 <= self.instances <= LARGEST:
-            raise BadValue(f"a job has at least 1 instance, not {self.instances}")
-        if not 0 <= self.gpus <= LARGEST:
+        if not 1 <= self.instances <= MOST_INSTANCES:
+            raise BadValue(f"a job has 1 to {MOST_INSTANCES} instances, not {self.instances}")
+        if not 0 <= self.gpus <= MOST_GPUS:
             raise BadValue(f"an instance has 0 or more GPUs, not {self.gpus}")
         if not 1 <= self.gpu_milli <= WHOLE:
             raise BadValue(f"a share of a GPU is 1 to {WHOLE} thousandths, not {self.gpu_milli}")
@@ -42,9 +44,14 @@ class Demand(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
             raise BadValue(f"GPU types are given once each, in alphabetical order, not {self.gpu_types}")
 
     @property
+    def total_gpu_milli(self) -> Milli:
+        """GPU in all, in thousandths."""
+        return self.instances * self.gpus * self.gpu_milli
+
+    @property
     def total_gpus(self) -> float:
         """GPUs in all, fractions counted as such."""
-        return self.instances * self.gpus * self.gpu_milli / WHOLE
+        return self.total_gpu_milli / WHOLE
 
     def __str__(self) -> str:
         share = "" if self.gpu_milli == WHOLE else f" × {self.gpu_milli / WHOLE:g}"

@@ -19,9 +19,12 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from refold.model import units
+
 F = TypeVar("F", bound=Callable[..., Any])
 
-_SOURCES = sha256(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()
+_FILES = [*sorted(Path(__file__).parent.glob("*.py")), Path(units.__file__)]
+_SOURCES = sha256(b"".join(path.read_bytes() for path in _FILES)).hexdigest()
 
 
 def compiled(function: F) -> F:

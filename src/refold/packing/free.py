@@ -108,6 +108,16 @@ class Free:
             return None
         return f"node {self.cluster.nodes[share.node].name!r}: {_REFUSALS[answer]}"
 
+    def take_what_is_free(self, placement: Placement) -> None:
+        """Of a placement, take as much as is free."""
+        for share in placement:
+            free = self.gpu_milli_of(share.node)
+            for gpu in share.gpus:
+                if free[gpu]:
+                    self.take((Share(share.node, (gpu,), min(free[gpu], share.gpu_milli)),))
+            cpu, memory = self.nodes[share.node, CPU_FREE], self.nodes[share.node, MEMORY_FREE]
+            self.take((Share(share.node, (), WHOLE, min(cpu, share.cpu_milli), min(memory, share.memory_mib)),))
+
     def give_back(self, placement: Iterable[Share]) -> None:
         """Return what was taken."""
         nodes, gpus, bits = self.nodes, self.gpus, self.bits

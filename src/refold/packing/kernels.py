@@ -70,11 +70,8 @@ def _move(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int
     """Give back amounts to a node (negative amounts: take them)."""
     nodes[node, CPU_FREE] += cpu
     nodes[node, MEMORY_FREE] += memory
-    sums = nodes.shape[0] - 1
-    if nodes[node, UP]:
-        nodes[sums, CPU_FREE] += cpu
-        nodes[sums, MEMORY_FREE] += memory
     if mask:
+        sums = nodes.shape[0] - 1
         before, milli_before = nodes[node, WHOLE_FREE], nodes[node, MILLI_FREE]
         after = most = total = 0
         first = nodes[node, FIRST_GPU]
@@ -136,7 +133,7 @@ def set_up(nodes: Ints, bits: Words, node: int, up: int) -> None:
     if nodes[node, UP] == up:
         return
     sign, sums = 2 * up - 1, nodes.shape[0] - 1
-    for column in (WHOLE_FREE, MILLI_FREE, CPU_FREE, MEMORY_FREE):
+    for column in (WHOLE_FREE, MILLI_FREE):
         nodes[sums, column] += sign * nodes[node, column]
     nodes[node, UP] = up
     if up:
@@ -216,10 +213,14 @@ def _instances_with_room(nodes: Ints, gpus: Ints, node: int, need: Need) -> int:
     """How many instances would fit on a node that has room for one."""
     room = need.instances
     if need.gpus > 0:
-        parts, first = 0, nodes[node, FIRST_GPU]
-        for gpu in range(first, first + nodes[node, GPUS]):
-            parts += gpus[gpu] // need.milli
-        room = min(room, parts // need.gpus)
+        parts, first = need.gpus * (WHOLE + 1) * nodes[node, GPUS], nodes[node, FIRST_GPU]
+        while room > 0 and parts > 0:  # so many instances take one part of as many different GPUs each
+            parts = 0
+            for gpu in range(first, first + nodes[node, GPUS]):
+                parts += min(room, gpus[gpu] // need.milli)
+            if parts >= room * need.gpus:
+                break
+            room = parts // need.gpus
     if need.cpu > 0:
         room = min(room, nodes[node, CPU_FREE] // need.cpu)
     if need.memory > 0:

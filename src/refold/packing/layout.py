@@ -1,6 +1,6 @@
 """The arrays that packing works on, and the meaning of their columns.
 
-`nodes`  int64, one row per node and a last row with the sums over nodes that are up; columns as below.
+`nodes`  int64, one row per node and a last row with the free GPUs of all nodes that are up; columns as below.
 `gpus`   int64, what is free of each GPU in thousandths; the GPUs of a node stand together.
 `bits`   uint64, a bit per node. With L the GPUs of the largest node: row k of 0 … L has the nodes that are up
          and have at least k whole free GPUs; row L+1 is always empty, so that "exactly k" is row k without
@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
 Floats = NDArray[np.float64]
-Anys = NDArray[Any]
 
 # Columns of `nodes`.
 FIRST_GPU = 0

@@ -235,9 +235,9 @@ def _alike(nodes: Ints, gpus: Ints, node: int, other: int) -> bool:
 
 @compiled
 def _fgd_gpus(nodes: Ints, gpus: Ints, node: int, need: Need, typical: Ints, weights: Floats) -> int:
-    """For a share of one GPU the GPU that leaves the fewest fragments; else the tightest ones."""
+    """For a share of one GPU the GPU that leaves the fewest fragments; else whole ones, or the loosest."""
     if need.gpus != 1 or need.milli == WHOLE:
-        return _pick_gpus(nodes, gpus, node, need, TIGHTEST)
+        return _pick_gpus(nodes, gpus, node, need, LOOSEST)
     best, least, first = 0, np.inf, nodes[node, FIRST_GPU]
     for gpu in range(nodes[node, GPUS]):
         if gpus[first + gpu] < need.milli or (gpu > 0 and gpus[first + gpu] == gpus[first + gpu - 1]):
@@ -308,10 +308,10 @@ def _choose_gpus(rule: int, nodes: Ints, gpus: Ints, node: int, need: Need, typi
     if rule == FGD:
         return _fgd_gpus(nodes, gpus, node, need, typical, weights)
     which = FIRST
-    if rule in (BEST_FIT, TETRIS):
+    if rule == WORST_FIT or need.gpus > 1:
+        which = LOOSEST  # shares of several GPUs each: only so does a node hold as many instances as it can
+    elif rule in (BEST_FIT, TETRIS):
         which = TIGHTEST
-    elif rule == WORST_FIT:
-        which = LOOSEST
     return _pick_gpus(nodes, gpus, node, need, which)
 
 

@@ -28,6 +28,7 @@ class Drf:
         self._placer.observe(view)
         self._update(view)
         if not view.waiting:
+            self._reasons.nobody_waits()
             return KEEP
         starts: list[Start] = []
         hungry = {name: tenant for name, tenant in self._tenants.items() if tenant.lines.first(view) is not None}

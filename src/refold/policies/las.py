@@ -7,6 +7,7 @@ service passes the threshold. The first queue goes before the second; inside a q
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from math import inf
 
 from refold.core import View
 from refold.errors import BadValue
@@ -56,7 +57,7 @@ class Las:
 
     def _note_fall(self, view: View, start: Start) -> None:
         milli, left = start.allocation.gpu_milli, self._threshold - view.gpu_seconds(start.job)
-        if milli and left > 0:
+        if milli and 0 < left < inf:
             number = view.runs_so_far(start.job) + 1
             heappush(self._falls, (view.now + left * WHOLE / milli, start.job, number))
 

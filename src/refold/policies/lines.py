@@ -15,6 +15,9 @@ from refold.model import Demand, Job
 
 Place = tuple[Any, int, Job]
 
+RETURNED = -(2**60)
+"""Added to the numbers of jobs that return, so that of equals they go first, in the order of returning."""
+
 
 class Lines:
     """All waiting jobs. `key` says who is first; of equals, who was submitted first (those that return, before)."""
@@ -50,15 +53,24 @@ class Lines:
             self._heads = [(line[0][0], line[0][1], demand) for demand, line in self._lines.items()]
             heapify(self._heads)
 
-    def add(self, job: Job, returned: bool = False) -> None:
-        """One job more."""
+    def add(self, job: Job, returned: bool = False) -> bool:
+        """One job more; whether it is now the first of its line."""
         self._added += 1
-        number = -self._added if returned else self._added
+        number = self._added + RETURNED if returned else self._added
         place = (self._key(job), number, job)
         line = self._lines.setdefault(job.demand, [])
         heappush(line, place)
-        if line[0] is place and job.demand not in self._closed:
+        is_first = line[0] is place
+        if is_first and job.demand not in self._closed:
             heappush(self._heads, (place[0], number, job.demand))
+        return is_first
+
+    def reopen_line_of(self, job: Job) -> None:
+        """The line in which a job stands may have a place again."""
+        if job.demand in self._closed:
+            self._closed.remove(job.demand)
+            first = self._lines[job.demand][0]
+            heappush(self._heads, (first[0], first[1], job.demand))
 
     def first(self, view: View) -> Job | None:
         """The first of all jobs whose line is open; None if there is none."""

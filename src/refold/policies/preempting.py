@@ -13,8 +13,7 @@ from itertools import islice
 from typing import Any
 
 from refold.core import View
-from refold.model import KEEP, Allocation, Decision, Job, Run, Start, Stop
-from refold.model.units import WHOLE
+from refold.model import KEEP, Allocation, Decision, Job, Placement, Run, Start, Stop
 from refold.packing import Free, Placer
 from refold.policies.lines import Lines
 from refold.policies.reasons import Reasons
@@ -36,30 +35,46 @@ class PreemptingQueue:
         self._view: View | None = None
         self._lines = Lines(self._key)
         self._ranking = _Ranking(rank)
+        self._claimers: list[Job] = []
         self._reasons = Reasons()
 
     def decide(self, view: View) -> Decision:
         """Start whoever fits, in order; stop later ones for those that do not."""
         self._view = view
         self._placer.observe(view)
-        self._lines.update(view)
         self._ranking.update(view)
+        self._line_up(view)
         look = _Look(view, self._placer, self._order, self._ranking)
         while (job := self._lines.first(view)) is not None:
             if look.start(job):
                 self._lines.remove_first(job)
-                continue
-            if look.claim(job):
+            elif look.claim(job):
+                self._lines.remove_first(job)
+                self._claimers.append(job)
                 self._reasons.releasing(job)
             else:
+                self._lines.close(job)
                 self._reasons.no_place(view, job)
-            self._lines.close(job)
         starts = look.starts
         waits = self._reasons.collect(view, starts)
         if not (starts or look.stops or waits):
             return KEEP
         stops = tuple(Stop(job_id, f"{self._name}: for {claimer}") for job_id, claimer in look.stops.items())
         return Decision(starts=tuple(starts), stops=stops, waits=waits)
+
+    def _line_up(self, view: View) -> None:
+        """Whoever has come, and whoever waits for runs to stop. In front of its line, a job may do what others cannot:
+        claim the place of runs that are less urgent than it is, but not less than the one behind it."""
+        self._lines.reopen(view)
+        changes = view.changes
+        back_in_line = [*self._claimers, *changes.returned]
+        self._claimers = []
+        for job in back_in_line:
+            if self._lines.add(job, returned=True):
+                self._lines.reopen_line_of(job)
+        for job in changes.submitted:
+            if self._lines.add(job):
+                self._lines.reopen_line_of(job)
 
     def rank_again(self, view: View, run: Run) -> None:
         """A run has changed its rank after all; somebody may claim its place now."""
@@ -85,6 +100,9 @@ class _Ranking:
         for run in view.changes.started:
             if view.runs.get(run.job) is run:
                 self.add(view, run)
+        for run in view.changes.progressed:
+            if view.runs.get(run.job) is run:
+                self.move(view, run)
 
     def move(self, view: View, run: Run) -> None:
         if run.job in self._entry_of:  # else it has just started, and is ranked as it is now
@@ -105,7 +123,11 @@ class _Ranking:
 
 
 class _Look:
-    """One look at the queue: what is started, what is stopped, what is claimed."""
+    """One look at the queue: what is started, what is stopped, what is claimed.
+
+    Three things are kept apart: what is free now, what is free now and not claimed, and what will be free and not
+    claimed when every run that is stopping has stopped. The first two are one until somebody claims something.
+    """
 
     def __init__(self, view: View, placer: Placer, order: Order, ranking: _Ranking) -> None:
         self.starts: list[Start] = []
@@ -115,42 +137,54 @@ class _Look:
         self._order = order
         self._ranking = ranking
         self._trial = view.trial()
+        self._unclaimed: Free | None = None
         self._future: Free | None = None
 
     def start(self, job: Job) -> bool:
         """Start a job on what is free and not claimed by one before it."""
-        if self._future is None:
+        if self._unclaimed is None:
             placement = self._trial.place(self._placer, job.demand)
         else:
-            placement = self._placer.place(self._future, job.demand)
-            if placement is not None and not self._trial.take(placement):
-                self._future.give_back(placement)
-                placement = None
+            placement = self._placer.place(self._unclaimed, job.demand)
+            if placement is not None:
+                self._trial.take(placement)
         if placement is None:
             return False
+        if self._future is not None:
+            self._future.take(placement)
         self.starts.append(Start(job.id, Allocation(placement)))
         return True
 
     def claim(self, job: Job) -> bool:
         """Find the last runs in the order without which the job has a place; have them stopped."""
         future = self._soon_free()
-        if self._placer.place(future, job.demand) is not None:
-            return True  # runs that are stopping already will do
+        placement = self._placer.place(future, job.demand)  # runs that are stopping already may do
+        if placement is None:
+            placement = self._place_without_later_runs(job, future)
+        if placement is None:
+            return False
+        if self._unclaimed is None:
+            self._unclaimed = self._trial.free.copy()
+        self._unclaimed.take_what_is_free(placement)
+        return True
+
+    def _place_without_later_runs(self, job: Job, future: Free) -> Placement | None:
         later = self._later_than(job)
-        victims = self._enough_by_sum(later, round(job.demand.total_gpus * WHOLE) - future.gpu_milli)
+        victims = self._enough_by_sum(later, job.demand.total_gpu_milli - future.gpu_milli)
         given_up, more = 0, 1
         while given_up < len(victims):
             for run in victims[given_up:]:
                 future.give_back(run.allocation.placement)
             given_up = len(victims)
-            if self._placer.place(future, job.demand) is not None:
+            placement = self._placer.place(future, job.demand)
+            if placement is not None:
                 self._stop_needed(victims, job, future)
-                return True
+                return placement
             victims += islice(later, more)
             more *= 2
         for run in victims:
             future.take_back(run.allocation.placement)
-        return False
+        return None
 
     def _soon_free(self) -> Free:
         """What will be free when every run that is stopping has stopped, less what is claimed."""
@@ -168,6 +202,8 @@ class _Look:
             run, other = view.runs[job_id], view.active[job_id]
             if run.stopping or job_id in self.stops or not other.preemptible:
                 continue
+            if not all(view.is_up(share.node) for share in run.allocation.placement):
+                continue  # nobody can have its place
             if self._order(view, other) <= mine:
                 return
             yield run

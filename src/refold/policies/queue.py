@@ -28,6 +28,7 @@ class Queue:
             self._stuck = None
             self._lines.reopen_all()
         if not view.waiting:
+            self._reasons.nobody_waits()
             return KEEP
         self._placer.observe(view)
         self._lines.add_new(view)

@@ -25,6 +25,10 @@ class Reasons:
         if self._is_new(job, Reason.RELEASING):
             self._waits.append(Wait(job.id, Reason.RELEASING))
 
+    def nobody_waits(self) -> None:
+        """Whatever was said is past."""
+        self._said.clear()
+
     def collect(self, view: View, starts: Sequence[Start]) -> tuple[Wait, ...]:
         """What was said in this look; those who came now and were not looked at stand behind the others."""
         changes = view.changes

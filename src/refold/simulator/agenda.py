@@ -22,6 +22,11 @@ class Agenda:
         self._withdrawn: set[int] = set()
         self._wakes: set[Seconds] = set()
 
+    @property
+    def all_arrived(self) -> bool:
+        """Whether no more jobs will come."""
+        return self._arrived == len(self._arrivals)
+
     def add(self, at: Seconds, event: Event) -> int:
         """Something will happen; the number it returns can withdraw it."""
         self._added += 1
@@ -58,6 +63,8 @@ class Agenda:
             if number in withdrawn:
                 withdrawn.remove(number)
                 continue
+            if type(event) is Woke:
+                self._wakes.discard(now)
             events.append(event)
         while arrived < len(arrivals) and arrivals[arrived].submitted == now:
             events.append(JobSubmitted(arrivals[arrived]))

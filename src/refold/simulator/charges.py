@@ -5,6 +5,7 @@ This is the truth of an experiment. What a policy believes is the policy's own a
 
 from __future__ import annotations
 
+from math import inf
 from typing import Protocol
 
 import msgspec
@@ -12,7 +13,7 @@ import numpy as np
 
 from refold.errors import BadInput, BadValue
 from refold.model import Allocation, Cluster, Job
-from refold.model.units import WHOLE, Seconds
+from refold.model.units import Seconds
 
 
 class Costs(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -22,12 +23,12 @@ class Costs(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     stop: Seconds = 0.0
     restart: Seconds = 0.0
     checkpoint_every: Seconds | None = None
-    """Work is kept at these intervals for the case that a run is lost; None: all of a lost run's work is."""
+    """At these intervals work is saved for the case that a run is lost; None: a lost run loses all it did."""
 
     def __post_init__(self) -> None:
-        if min(self.start, self.stop, self.restart) < 0:
+        if not all(0 <= cost < inf for cost in (self.start, self.stop, self.restart)):
             raise BadValue(f"costs are seconds ≥ 0, got {self}")
-        if self.checkpoint_every is not None and not self.checkpoint_every > 0:
+        if self.checkpoint_every is not None and not 0 < self.checkpoint_every < inf:
             raise BadValue(f"checkpoint_every is seconds > 0, got {self.checkpoint_every}")
 
 
@@ -62,8 +63,8 @@ class AsRecorded:
 
     def speed(self, job: Job, allocation: Allocation) -> float:
         """A gang is as fast as its slowest part."""
-        if self._all_alike and not job.reshapable:
+        asked = job.demand.total_gpu_milli
+        if asked == 0 or (self._all_alike and not job.reshapable):
             return 1.0
-        asked = job.demand.total_gpus
-        share = allocation.gpu_milli / WHOLE / asked if job.reshapable and asked else 1.0
+        share = allocation.gpu_milli / asked if job.reshapable else 1.0
         return share * min(float(self.speed_of_node[node]) for node in allocation.nodes)

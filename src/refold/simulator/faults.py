@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 import msgspec
 import numpy as np
@@ -15,14 +16,14 @@ from refold.simulator.agenda import Agenda
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node is lost at one time and returns at another."""
+    """A node is lost at one time and returns at another, or never (infinity)."""
 
     node: int
     lost: Seconds
     returned: Seconds
 
     def __post_init__(self) -> None:
-        if not self.lost < self.returned:
+        if not -inf < self.lost < self.returned:
             raise BadValue(f"node {self.node} returns at {self.returned}, before it is lost at {self.lost}")
 
 
@@ -45,4 +46,5 @@ def put_on(agenda: Agenda, faults: Iterable[Fault]) -> None:
     """Let them happen."""
     for fault in faults:
         agenda.add(fault.lost, NodeLost(fault.node))
-        agenda.add(fault.returned, NodeReturned(fault.node))
+        if fault.returned < inf:
+            agenda.add(fault.returned, NodeReturned(fault.node))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from refold.core.events import Event, NodeLost, RunFailed, RunFinished, RunStarted, RunStopped
 from refold.core.orders import Order, StartRun, StopRun
@@ -15,15 +16,20 @@ from refold.simulator.charges import FREE_OF_CHARGE, Charge, Costs
 class _Pretended:
     """A run: since when it computes, how fast, and which entry of the agenda will end it."""
 
-    __slots__ = ("ending", "number", "placement", "since", "speed", "starting")
+    __slots__ = ("ending", "number", "placement", "since", "speed", "starting", "stopped")
 
     def __init__(self, number: int, placement: Placement, since: Seconds, speed: float) -> None:
         self.number = number
         self.placement = placement
         self.since = since
         self.speed = speed
+        self.stopped = inf
         self.ending = 0
         self.starting = 0
+
+    def done(self, now: Seconds) -> Seconds:
+        """The work it has done by now; from when it was told to stop it does no more."""
+        return max(0.0, min(now, self.stopped) - self.since) * self.speed
 
     def is_on(self, nodes: Sequence[int]) -> bool:
         return any(share.node in nodes for share in self.placement)
@@ -58,6 +64,7 @@ class PretendBackend:
                 self._done.pop(event.job, None)
             elif type(event) is RunStopped:
                 self._runs.pop(event.job, None)
+                self._done[event.job] = event.done
             elif type(event) is NodeLost:
                 nodes.append(event.node)
         if not nodes:
@@ -68,7 +75,7 @@ class PretendBackend:
     def _start(self, now: Seconds, order: StartRun) -> None:
         job, costs = self._jobs[order.job], self._costs
         delay = costs.start if order.run == 1 else costs.restart
-        left = self._charge.work(job) - self._done.get(job.id, 0.0)
+        left = max(0.0, self._charge.work(job) - self._done.get(job.id, 0.0))
         speed = self._charge.speed(job, order.allocation)
         run = _Pretended(order.run, order.allocation.placement, now + delay, speed)
         if delay:
@@ -81,26 +88,20 @@ class PretendBackend:
         if run is None or run.number != number:
             return  # it ended by itself, and has said so
         self._withdraw(now, run)
-        self._done[job_id] = self._done_by(now, job_id)
+        done = self._done.get(job_id, 0.0) + run.done(now)
         run.starting = 0
-        run.ending = self._agenda.add(now + self._costs.stop, RunStopped(job_id, number, self._done[job_id]))
-        run.since, run.speed = now, 0.0
+        run.stopped = now
+        run.ending = self._agenda.add(now + self._costs.stop, RunStopped(job_id, number, done))
 
     def _lose(self, now: Seconds, job_id: str) -> Event:
         run = self._runs.pop(job_id)
         self._withdraw(now, run)
-        self._done[job_id] = self._kept(self._done.get(job_id, 0.0), self._done_by_run(now, run))
+        self._done[job_id] = self._kept(self._done.get(job_id, 0.0), run.done(now))
         return RunFailed(job_id, run.number, "node lost", self._done[job_id], retry=True)
 
     def _kept(self, before: Seconds, since: Seconds) -> Seconds:
         every = self._costs.checkpoint_every
         return before if every is None else before + since // every * every
-
-    def _done_by(self, now: Seconds, job_id: str) -> Seconds:
-        return self._done.get(job_id, 0.0) + self._done_by_run(now, self._runs[job_id])
-
-    def _done_by_run(self, now: Seconds, run: _Pretended) -> Seconds:
-        return max(0.0, now - run.since) * run.speed
 
     def _withdraw(self, now: Seconds, run: _Pretended) -> None:
         self._agenda.withdraw(run.ending)

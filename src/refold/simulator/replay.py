@@ -52,7 +52,9 @@ class Replayed(NamedTuple):
     places: Ints
 
     def placement(self, task: int) -> Placement:
-        """Where a task ran."""
+        """Where a task ran; nowhere, if it never did."""
+        if np.isnan(self.started[task]):
+            return ()
         demand = self.tasks.demands[self.tasks.demand_of[task]]
         first = int(self.first_place[task])
         return tuple(
@@ -245,8 +247,8 @@ def _replay(
                 closed[kind] = True
                 stuck = strict
                 continue
-            slowest = np.inf
-            for row in range(first, first_place[task + 1]):
+            slowest = np.inf if shapes[kind, 1] > 0 else 1.0
+            for row in range(first, first_place[task + 1] if shapes[kind, 1] > 0 else first):
                 slowest = min(slowest, speed_of_node[places[row, NODE]])
             started[task] = now
             ended[task] = now + work[task] / slowest

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 from refold.core import Journal, Policy, Scheduler, View
 from refold.core.events import Event, RunFinished
+from refold.errors import BadValue
 from refold.model import Cluster, Job
 from refold.simulator.agenda import Agenda
 from refold.simulator.charges import FREE_OF_CHARGE, AsRecorded, Charge, Costs
@@ -32,6 +34,7 @@ def simulate(
     `progress` is told now and then how many jobs have finished. Returns the view at the end: whoever still
     waits there has waited in vain.
     """
+    _check(jobs)
     agenda = Agenda(jobs)
     backend = PretendBackend(jobs, agenda, charge or AsRecorded(cluster), costs)
     scheduler = Scheduler(cluster, policy, journal)
@@ -45,12 +48,21 @@ def simulate(
             backend.carry_out(now, entry.orders)
         if entry.wake_at is not None:
             agenda.wake(entry.wake_at)
+        if agenda.all_arrived and not scheduler.view.waiting and not scheduler.view.runs:
+            break
         if progress is not None:
             steps += 1
             finished += _finished(events)
             if steps % REPORT_EVERY == 0:
                 progress(finished)
     return scheduler.view
+
+
+def _check(jobs: Sequence[Job]) -> None:
+    if len({job.id for job in jobs}) != len(jobs):
+        raise BadValue("two jobs of a simulation have the same id")
+    if any(job.submitted > following.submitted for job, following in pairwise(jobs)):
+        raise BadValue("the jobs of a simulation are sorted by submission")
 
 
 def _finished(events: Sequence[Event]) -> int:

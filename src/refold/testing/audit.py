@@ -45,6 +45,7 @@ class Audit:
         self._cpu: dict[int, int] = defaultdict(int)
         self._memory: dict[int, int] = defaultdict(int)
         self._down: set[int] = set()
+        self._cancelled: set[str] = set()
         self._told_to_stop: set[tuple[str, int]] = set()
         self._now = float("-inf")
 
@@ -60,7 +61,8 @@ class Audit:
             self._order(order)
         for wait in entry.waits:
             self._demand(wait.job in self.jobs, f"a reason was given for {wait.job!r}, which is not known")
-            self._demand(wait.job not in self.running, f"a reason was given for {wait.job!r}, which runs")
+            waits = wait.job not in self.running and wait.job not in self.over
+            self._demand(waits, f"a reason was given for {wait.job!r}, which does not wait")
 
     def waiting(self) -> list[str]:
         """Jobs that neither run nor are over."""
@@ -82,6 +84,7 @@ class Audit:
                     self._demand(bool(nodes & lost), f"{job_id!r} was lost with a node it was not on")
                 self._end(job_id, run, "" if retry else "failed")
             case JobCancelled(job_id):
+                self._cancelled.add(job_id)
                 if job_id in self.jobs and job_id not in self.running:
                     self.over.setdefault(job_id, "cancelled")
             case NodeLost(node):
@@ -116,16 +119,18 @@ class Audit:
             return  # a late report
         _, allocation = self.running.pop(job_id)
         self._hold(job_id, allocation, -1)
-        if outcome:
-            self.over[job_id] = outcome
+        if outcome or job_id in self._cancelled:
+            self.over[job_id] = outcome or "cancelled"
 
     def _demand_whole_gang(self, job: Job, allocation: Allocation) -> None:
         if job.reshapable:
             return
         shares, demand = allocation.placement, job.demand
         self._demand(len(shares) == demand.instances, f"{job.id!r} got {len(shares)} of {demand.instances} instances")
+        asked = (demand.gpus, demand.gpu_milli, demand.cpu_milli, demand.memory_mib)
         for share in shares:
-            self._demand(len(set(share.gpus)) == demand.gpus, f"{job.id!r} asked for {demand.gpus} GPUs, got {share}")
+            got = (len(set(share.gpus)), share.gpu_milli, share.cpu_milli, share.memory_mib)
+            self._demand(got == asked, f"{job.id!r} asked for {demand} an instance, got {share}")
             accepted = demand.gpu_types
             kind = self.cluster.nodes[share.node].gpu_type
             self._demand(not (accepted and demand.gpus) or kind in accepted, f"{job.id!r} got a {kind}")
@@ -140,7 +145,7 @@ class Audit:
                 self._gpus[share.node, gpu] += sign * share.gpu_milli
                 held = self._gpus[share.node, gpu]
                 self._demand(
-                    gpu < node.gpus and 0 <= held <= WHOLE, f"GPU {gpu} of {node.name!r} is given {held} milli"
+                    0 <= gpu < node.gpus and 0 <= held <= WHOLE, f"GPU {gpu} of {node.name!r} is given {held} milli"
                 )
             self._cpu[share.node] += sign * share.cpu_milli
             self._memory[share.node] += sign * share.memory_mib
