@@ -11,6 +11,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self, cast
@@ -18,8 +19,11 @@ from typing import IO, Self, cast
 import msgspec
 
 from refold.core import Entry, Header, Policy, Scheduler
+from refold.core.events import NodeLost, NodeReturned
 from refold.core.journal import VERSION
+from refold.core.orders import StartRun
 from refold.errors import BadFile, BadJournal
+from refold.model import Cluster
 
 _ENCODER = msgspec.json.Encoder()
 _HEADER = msgspec.json.Decoder(Header)
@@ -88,18 +92,39 @@ def read_journal(path: Path) -> tuple[Header, Iterator[Entry]]:
         raise BadFile(path, f"cannot be read: {error}") from None
     except msgspec.MsgspecError as error:
         raise BadFile(path, f"is not a journal: {error}") from None
-    return header, _entries(path)
+    return header, _entries(path, header.cluster)
 
 
-def _entries(path: Path) -> Iterator[Entry]:
+def _entries(path: Path, cluster: Cluster) -> Iterator[Entry]:
+    last = -inf
     with _open(path, "rb") as file:
         for number, line in enumerate(_whole_lines(file), start=1):
             if number == 1:
                 continue  # the header
             try:
-                yield _ENTRY.decode(line)
+                entry = _ENTRY.decode(line)
             except msgspec.MsgspecError as error:
                 raise BadFile(path, f"line {number} is not an entry: {error}") from None
+            if not last <= entry.now < inf:
+                raise BadFile(path, f"line {number} is at {entry.now} s, after one at {last} s")
+            _check_places(path, number, entry, cluster)
+            last = entry.now
+            yield entry
+
+
+def _check_places(path: Path, number: int, entry: Entry, cluster: Cluster) -> None:
+    """What an entry says of nodes and GPUs is about some that exist."""
+    for event in entry.events:
+        if isinstance(event, NodeLost | NodeReturned) and not 0 <= event.node < len(cluster.nodes):
+            raise BadFile(path, f"line {number} names node {event.node}, the cluster has {len(cluster.nodes)}")
+    for order in entry.orders:
+        if isinstance(order, StartRun):
+            for share in order.allocation.placement:
+                if not 0 <= share.node < len(cluster.nodes):
+                    raise BadFile(path, f"line {number} names node {share.node}, the cluster has {len(cluster.nodes)}")
+                gpus = cluster.nodes[share.node].gpus
+                if not all(0 <= gpu < gpus for gpu in share.gpus):
+                    raise BadFile(path, f"line {number} names GPUs {share.gpus} of a node that has {gpus}")
 
 
 def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:

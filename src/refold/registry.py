@@ -12,6 +12,7 @@ import inspect
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -32,39 +33,42 @@ class Listed(NamedTuple):
     preempts: bool
     settings: Mapping[str, Any]
     where: str
+    problem: str = ""
 
 
 def policy_names() -> list[str]:
-    """Every name that can be asked for, without loading anything."""
-    return [*POLICIES, *(path.stem for path in _own_files())]
+    """Every name that can be asked for."""
+    return [listed.name for listed in list_policies() if not listed.problem]
 
 
 def list_policies() -> list[Listed]:
-    """Every policy that can be asked for by name."""
+    """Every policy that can be asked for by name; and files in one's own folder that cannot, with the problem."""
     listed = [
-        Listed(
-            name,
-            known.summary,
-            known.oracle,
-            known.preempts,
-            _settings(_class_of(name)),
-            known.module,
-        )
+        Listed(name, known.summary, known.oracle, known.preempts, settings_of(name), known.module)
         for name, known in POLICIES.items()
     ]
-    for path in _own_files():
+    return listed + [_listed(path) for path in _own_files()]
+
+
+def _listed(path: Path) -> Listed:
+    try:
         found = _class_in(path)
-        listed.append(
-            Listed(
-                found.name,
-                (inspect.getdoc(found) or "").split("\n")[0],
-                getattr(found, "oracle", False),
-                getattr(found, "preempts", False),
-                _settings(found),
-                str(path),
-            )
-        )
-    return listed
+    except BadFile as error:
+        return Listed(path.stem, "", False, False, {}, str(path), error.problem)
+    return Listed(
+        found.name,
+        (inspect.getdoc(found) or "").split("\n")[0],
+        getattr(found, "oracle", False),
+        getattr(found, "preempts", False),
+        _settings(found),
+        str(path),
+        f"the name {found.name!r} is taken" if found.name in POLICIES else "",
+    )
+
+
+def settings_of(name: str) -> Mapping[str, Any]:
+    """The settings of a policy, with their defaults."""
+    return _settings(_class_of(name))
 
 
 def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
@@ -90,10 +94,15 @@ def _class_of(name: str) -> Any:
         return getattr(importlib.import_module(known.module), known.class_name)
     if name.endswith(".py"):
         return _class_in(Path(name))
-    for path in _own_files():
-        found = _class_in(path)
-        if name in (path.stem, found.name):
-            return found
+    files = _own_files()
+    for path in files:
+        if path.stem == name:
+            return _class_in(path)
+    for path in files:
+        with suppress(BadFile):  # a broken file is no reason not to find another
+            found = _class_in(path)
+            if found.name == name:
+                return found
     raise UnknownName("policy", name, policy_names())
 
 
@@ -133,7 +142,7 @@ def _load(path: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise BadFile(path, f"cannot be loaded: {type(error).__name__}: {error}") from error
     return module

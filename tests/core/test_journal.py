@@ -101,6 +101,31 @@ def test_a_damaged_entry_is_named_by_its_line(tmp_path: Path) -> None:
         list(read_journal(path)[1])
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b'{"now":-1e300}', "line 5 is at -1e\\+300 s, after one at"),
+        (b'{"now":1e9,"events":[{"type":"NodeLost","node":999}]}', "line 5 names node 999, the cluster has 4"),
+        (
+            b'{"now":1e9,"orders":[{"type":"StartRun","job":"a","run":1,"allocation":{"placement":[{"node":-1}]}}]}',
+            "line 5 names node -1",
+        ),
+        (
+            b'{"now":1e9,"orders":[{"type":"StartRun","job":"a","run":1,'
+            b'"allocation":{"placement":[{"node":0,"gpus":[77]}]}}]}',
+            "line 5 names GPUs \\(77,\\) of a node that has 4",
+        ),
+    ],
+)
+def test_an_entry_that_cannot_be_is_named_by_its_line(tmp_path: Path, line: bytes, words: str) -> None:
+    path = tmp_path / "journal.jsonl"
+    written(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:4]) + line + b"\n")
+    with pytest.raises(BadFile, match=words):
+        list(read_journal(path)[1])
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match=r"nowhere\.jsonl: cannot be read"):
         read_journal(tmp_path / "nowhere.jsonl")

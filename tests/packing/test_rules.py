@@ -171,12 +171,9 @@ def assert_books_agree(free: Free, plain: Plain) -> None:
             assert bit == (plain.up[node] and whole >= level and level <= most)
     words = (count + 63) // 64
     for level in range(most + 1):
-        for size in range(most + 1):
-            counted = sum(
-                plain.up[node] and free.nodes[node, GPUS] == size and free.nodes[node, WHOLE_FREE] >= level
-                for node in range(count)
-            )
-            assert free.bits[level, words + size] == counted
+        in_row = [node for node in range(count) if plain.up[node] and free.nodes[node, WHOLE_FREE] >= level]
+        sizes = np.bincount(free.nodes[in_row, GPUS], minlength=most + 1) if in_row else np.zeros(most + 1)
+        assert free.bits[level, words:].tolist() == [*sizes, len(in_row)]
     assert free.gpu_milli == sum(sum(gpus) for gpus, up in zip(plain.gpus, plain.up, strict=True) if up)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from refold.core import Journals, ListJournal, View
 from refold.core.events import JobSubmitted, NodeLost, RunFailed, RunFinished, RunStarted, RunStopped
-from refold.errors import BadValue
+from refold.errors import BadDecision, BadValue
 from refold.model import KEEP, Allocation, Decision, Job, Reshape, Share, Start
 from refold.policies import POLICIES
 from refold.registry import make_policy
@@ -223,3 +223,14 @@ def test_jobs_without_gpus_do_not_run_at_the_speed_of_gpus() -> None:
     cluster = make_cluster(1, types=["H100"], speeds={"H100": 2.0})
     simulate([make_job("a", gpus=0, cpus=1)], cluster, make_policy("fifo"), journal=journal)
     assert finish_times(journal) == {"a": 100.0}
+
+
+def test_a_policy_that_only_wants_to_be_woken_is_stopped() -> None:
+    class Restless:
+        name = "restless"
+
+        def decide(self, view: View) -> Decision:
+            return Decision(wake_at=view.now + 1.0)
+
+    with pytest.raises(BadDecision, match="restless asked 10001 times in a row to be woken"):
+        simulate([make_job("a")], make_cluster(1), Restless())

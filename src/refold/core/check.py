@@ -31,9 +31,10 @@ def admit(state: State, decision: Decision, policy: str, found: Sequence[Placeme
     reshaped job holds until its old run has stopped.
     """
     taken = list(found)
+    known_to_be_free = {id(placement) for placement in found}
     try:
-        _check(state, decision, policy)
-        _take_starts(state, decision, taken, policy)
+        _check(state, decision, known_to_be_free, policy)
+        _take_starts(state, decision, known_to_be_free, taken, policy)
         return _take_reshapes(state, decision, taken, policy)
     except BaseException:
         for placement in taken:
@@ -41,15 +42,18 @@ def admit(state: State, decision: Decision, policy: str, found: Sequence[Placeme
         raise
 
 
-def _check(state: State, decision: Decision, policy: str) -> None:
+def _check(state: State, decision: Decision, known_to_be_free: set[int], policy: str) -> None:
     named: set[str] = set()
     for start in decision.starts:
         _check_start(state, start, named, policy)
+        if id(start.allocation.placement) not in known_to_be_free:
+            _check_shares(state, start.job, start.allocation, policy)
     for stop in decision.stops:
         _check_running(state, stop.job, named, policy)
     for reshape in decision.reshapes:
         _check_running(state, reshape.job, named, policy)
-        _check_shares(state, state.active[reshape.job], reshape.allocation, policy)
+        _check_shares(state, reshape.job, reshape.allocation, policy)
+        _check_types(state, state.active[reshape.job], reshape.allocation, policy)
         if not state.active[reshape.job].reshapable:
             raise BadDecision(policy, "gang", f"reshaped job {reshape.job!r}, which is not reshapable")
     for wait in decision.waits:
@@ -70,7 +74,7 @@ def _check_start(state: State, start: Start, named: set[str], policy: str) -> No
     named.add(start.job)
     if not job.reshapable and not _is_what_was_asked(start.allocation, job.demand):
         raise BadDecision(policy, "gang", f"started job {job.id!r} on other than the {job.demand} it asked for")
-    _check_shares(state, job, start.allocation, policy)
+    _check_types(state, job, start.allocation, policy)
 
 
 def _is_what_was_asked(allocation: Allocation, demand: Demand) -> bool:
@@ -83,23 +87,31 @@ def _is_what_was_asked(allocation: Allocation, demand: Demand) -> bool:
     return True
 
 
-def _check_shares(state: State, job: Job, allocation: Allocation, policy: str) -> None:
-    nodes, accepted = state.cluster.nodes, job.demand.gpu_types
+def _check_types(state: State, job: Job, allocation: Allocation, policy: str) -> None:
+    accepted = job.demand.gpu_types
+    if not accepted:
+        return
+    for share in allocation.placement:
+        found = state.cluster.nodes[share.node].gpu_type if 0 <= share.node < len(state.cluster.nodes) else "nothing"
+        if share.gpus and found not in accepted:
+            raise BadDecision(policy, "type", f"put job {job.id!r} on {found}, it accepts {'|'.join(accepted)}")
+
+
+def _check_shares(state: State, job_id: str, allocation: Allocation, policy: str) -> None:
+    """That there can be such an allocation at all."""
+    nodes = state.cluster.nodes
     if not allocation.placement:
-        raise BadDecision(policy, "gang", f"gave job {job.id!r} nothing at all")
+        raise BadDecision(policy, "gang", f"gave job {job_id!r} nothing at all")
     for share in allocation.placement:
         if not 0 <= share.node < len(nodes):
-            raise BadDecision(policy, "free", f"put job {job.id!r} on node {share.node}, which does not exist")
+            raise BadDecision(policy, "free", f"put job {job_id!r} on node {share.node}, which does not exist")
         if not (1 <= share.gpu_milli <= WHOLE and share.cpu_milli >= 0 and share.memory_mib >= 0):
-            raise BadDecision(policy, "free", f"gave job {job.id!r} impossible amounts in {share}")
+            raise BadDecision(policy, "free", f"gave job {job_id!r} impossible amounts in {share}")
         if share.gpus and (min(share.gpus) < 0 or max(share.gpus) >= nodes[share.node].gpus):
             name = nodes[share.node].name
-            raise BadDecision(policy, "free", f"gave job {job.id!r} GPUs {share.gpus} of {name!r}: no such GPU")
-        if len(share.gpus) > 1 and len(set(share.gpus)) != len(share.gpus):
-            raise BadDecision(policy, "free", f"gave job {job.id!r} the same GPU twice in {share}")
-        if accepted and share.gpus and nodes[share.node].gpu_type not in accepted:
-            found = nodes[share.node].gpu_type
-            raise BadDecision(policy, "type", f"put job {job.id!r} on {found}, it accepts {'|'.join(accepted)}")
+            raise BadDecision(policy, "free", f"gave job {job_id!r} GPUs {share.gpus} of {name!r}: no such GPU")
+        if len(set(share.gpus)) != len(share.gpus):
+            raise BadDecision(policy, "free", f"gave job {job_id!r} the same GPU twice in {share}")
 
 
 def _check_running(state: State, job_id: str, named: set[str], policy: str) -> None:
@@ -121,12 +133,13 @@ def _standing(state: State, job_id: str, named: set[str]) -> str:
     return "never fits this cluster" if job_id in state.never else "is not known"
 
 
-def _take_starts(state: State, decision: Decision, taken: list[Placement], policy: str) -> None:
-    found = {id(placement) for placement in taken}
+def _take_starts(
+    state: State, decision: Decision, known_to_be_free: set[int], taken: list[Placement], policy: str
+) -> None:
     for start in decision.starts:
         placement = start.allocation.placement
-        if id(placement) in found:
-            found.remove(id(placement))
+        if id(placement) in known_to_be_free:
+            known_to_be_free.remove(id(placement))  # it was taken once, for one job
             continue
         refusal = state.free.take(placement)
         if refusal:

@@ -241,7 +241,7 @@ def _arrays_of(cluster: Cluster) -> tuple[Ints, Ints, Words]:
     count = len(cluster.nodes)
     nodes = np.zeros((count + 1, NODE_COLUMNS), dtype=np.int64)
     most_gpus = max(node.gpus for node in cluster.nodes)
-    bits = np.zeros((2 * most_gpus + 3, (count + 63) // 64 + most_gpus + 1), dtype=np.uint64)
+    bits = np.zeros((2 * most_gpus + 3, (count + 63) // 64 + most_gpus + 2), dtype=np.uint64)
     first = 0
     for index, node in enumerate(cluster.nodes):
         row = nodes[index]

@@ -43,7 +43,14 @@ def most_gpus(bits: Words) -> int:
 @inlined
 def words_in(bits: Words) -> int:
     """How many words of a row of `bits` stand for nodes."""
-    return bits.shape[1] - most_gpus(bits) - 1
+    return bits.shape[1] - most_gpus(bits) - 2
+
+
+@inlined
+def nodes_with(bits: Words, whole: int) -> bool:
+    """Whether any node has exactly `whole` GPUs free."""
+    column = bits.shape[1] - 1
+    return bits[whole, column] != bits[whole + 1, column]
 
 
 @inlined
@@ -56,17 +63,20 @@ def nodes_of_size_with(bits: Words, size: int, whole: int) -> bool:
 @inlined
 def _move_bits(bits: Words, node: int, size: int, before: int, after: int) -> None:
     """Node `node` of `size` GPUs had `before` whole free ones and now has `after`; -1 stands for not being up."""
-    word, bit, count = node >> 6, np.uint64(1) << np.uint64(node & 63), words_in(bits) + size
+    word, bit = node >> 6, np.uint64(1) << np.uint64(node & 63)
+    count, total = words_in(bits) + size, bits.shape[1] - 1
     for row in range(before + 1, after + 1):
         bits[row, word] |= bit
         bits[row, count] += np.uint64(1)
+        bits[row, total] += np.uint64(1)
     for row in range(after + 1, before + 1):
         bits[row, word] &= ~bit
         bits[row, count] -= np.uint64(1)
+        bits[row, total] -= np.uint64(1)
 
 
 @inlined
-def _move(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int, cpu: int, memory: int) -> None:
+def move(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int, cpu: int, memory: int) -> None:
     """Give back amounts to a node (negative amounts: take them)."""
     nodes[node, CPU_FREE] += cpu
     nodes[node, MEMORY_FREE] += memory
@@ -95,7 +105,7 @@ def _move(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int
 @compiled
 def give_back(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int, cpu: int, memory: int) -> None:
     """Return what was taken with the same numbers."""
-    _move(nodes, gpus, bits, node, mask, milli, cpu, memory)
+    move(nodes, gpus, bits, node, mask, milli, cpu, memory)
 
 
 @compiled
@@ -103,7 +113,7 @@ def take_unchecked(
     nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int, cpu: int, memory: int
 ) -> None:
     """Take what is known to be free."""
-    _move(nodes, gpus, bits, node, mask, -milli, -cpu, -memory)
+    move(nodes, gpus, bits, node, mask, -milli, -cpu, -memory)
 
 
 @compiled
@@ -123,7 +133,7 @@ def take(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int,
         return CPU_OVER
     if nodes[node, MEMORY_FREE] < memory:
         return MEMORY_OVER
-    _move(nodes, gpus, bits, node, mask, -milli, -cpu, -memory)
+    move(nodes, gpus, bits, node, mask, -milli, -cpu, -memory)
     return TAKEN
 
 

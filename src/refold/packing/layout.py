@@ -5,7 +5,7 @@
 `bits`   uint64, a bit per node. With L the GPUs of the largest node: row k of 0 … L has the nodes that are up
          and have at least k whole free GPUs; row L+1 is always empty, so that "exactly k" is row k without
          row k+1; row L+2+g has the nodes with g GPUs, which never changes. Behind the words of row k stand
-         L+1 counts: how many nodes with g GPUs are in that row.
+         L+2 counts: how many nodes with g = 0 … L GPUs are in that row, and how many in all.
 `demands` int64, a row per demand: how many instances, and what one needs. Inside kernels a row is a `Need`.
 """
 

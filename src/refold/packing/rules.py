@@ -14,13 +14,13 @@ from refold.packing.compiled import compiled, inlined, trailing_zeros
 from refold.packing.fragments import fragments_after, node_fragments
 from refold.packing.kernels import (
     fits,
-    give_back,
     lowest_row,
     most_gpus,
+    move,
     need_of,
     next_fitting,
     nodes_of_size_with,
-    take_unchecked,
+    nodes_with,
     words_in,
 )
 from refold.packing.layout import (
@@ -75,6 +75,9 @@ def _best_fit(rule: int, nodes: Ints, gpus: Ints, bits: Words, need: Need, last:
         # Where no GPU is in part free, the search for the next instance goes on where the last one was found.
         fewest, start = nodes[last, WHOLE_FREE] + need.gpus, last + 1
     for whole in range(fewest, most_gpus(bits) + 1):
+        if not nodes_with(bits, whole):
+            start = 0
+            continue
         best, least = -1, 0
         node = next_fitting(nodes, gpus, bits, whole, whole + 1, 0, need, start)
         while node >= 0:
@@ -96,6 +99,8 @@ def _worst_fit(rule: int, nodes: Ints, gpus: Ints, bits: Words, need: Need, memo
     if not _only_whole_gpus_matter(nodes, need):
         return _lowest_score(rule, nodes, gpus, bits, need, memory)
     for whole in range(most_gpus(bits), need.gpus - 1, -1):
+        if not nodes_with(bits, whole):
+            continue
         node = next_fitting(nodes, gpus, bits, whole, whole + 1, 0, need, 0)
         if node >= 0:
             return node
@@ -342,11 +347,11 @@ def place(
         if node < 0:
             for taken in range(first, instance):
                 node, mask = places[taken, NODE], places[taken, GPU_MASK]
-                give_back(nodes, gpus, bits, node, mask, need.milli, need.cpu, need.memory)
+                move(nodes, gpus, bits, node, mask, need.milli, need.cpu, need.memory)
             memory[CURSOR], memory[DRAWS] = cursor, draws
             return False
         mask = _choose_gpus(rule, nodes, gpus, node, need, typical, weights)
-        take_unchecked(nodes, gpus, bits, node, mask, need.milli, need.cpu, need.memory)
+        move(nodes, gpus, bits, node, mask, -need.milli, -need.cpu, -need.memory)
         places[instance, NODE] = node
         places[instance, GPU_MASK] = mask
         last = node

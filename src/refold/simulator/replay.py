@@ -18,7 +18,7 @@ from refold.packing import RULES, Free
 from refold.packing.compiled import compiled
 from refold.packing.fragments import no_typical, renew_typical, time_to_renew
 from refold.packing.free import indices_of
-from refold.packing.kernels import give_back, need_of
+from refold.packing.kernels import move, need_of
 from refold.packing.layout import (
     DEMAND_ENTRIES,
     GPU_MASK,
@@ -214,7 +214,7 @@ def _replay(
             need = need_of(shapes, demand_of[task])
             for row in range(first_place[task], first_place[task + 1]):
                 node, mask = places[row, NODE], places[row, GPU_MASK]
-                give_back(nodes, gpus, bits, node, mask, need.milli, need.cpu, need.memory)
+                move(nodes, gpus, bits, node, mask, need.milli, need.cpu, need.memory)
             closed[:] = False
             stuck = False
         while arrived < count and submitted[arrived] == now:

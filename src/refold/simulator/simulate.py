@@ -7,12 +7,15 @@ from itertools import pairwise
 
 from refold.core import Journal, Policy, Scheduler, View
 from refold.core.events import Event, RunFinished
-from refold.errors import BadValue
+from refold.errors import BadDecision, BadValue
 from refold.model import Cluster, Job
 from refold.simulator.agenda import Agenda
 from refold.simulator.charges import FREE_OF_CHARGE, AsRecorded, Charge, Costs
 from refold.simulator.faults import Fault, put_on
 from refold.simulator.pretend import PretendBackend
+
+MOST_WAKES_IN_VAIN = 10_000
+"""After so many the policy is thought to wait for something that will not come."""
 
 REPORT_EVERY = 256
 """How many steps lie between two reports of progress."""
@@ -39,7 +42,7 @@ def simulate(
     backend = PretendBackend(jobs, agenda, charge or AsRecorded(cluster), costs)
     scheduler = Scheduler(cluster, policy, journal)
     put_on(agenda, faults)
-    steps = finished = 0
+    steps = finished = woken_in_vain = 0
     while (moment := agenda.next()) is not None:
         now, events = moment
         events += backend.also_happens(now, events)
@@ -48,6 +51,10 @@ def simulate(
             backend.carry_out(now, entry.orders)
         if entry.wake_at is not None:
             agenda.wake(entry.wake_at)
+            woken_in_vain = 0 if entry.orders or scheduler.view.runs or not agenda.all_arrived else woken_in_vain + 1
+            if woken_in_vain > MOST_WAKES_IN_VAIN:
+                what = f"asked {woken_in_vain} times in a row to be woken, while nothing ran, and started nobody"
+                raise BadDecision(policy.name, "wake", what)
         if agenda.all_arrived and not scheduler.view.waiting and not scheduler.view.runs:
             break
         if progress is not None:

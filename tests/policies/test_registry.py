@@ -1,0 +1,69 @@
+"""Policies that people bring as files."""
+
+from pathlib import Path
+
+import pytest
+
+from refold.errors import BadFile, BadInput, UnknownName
+from refold.registry import list_policies, make_policy, policy_names, settings_of
+
+MINE = '''
+from __future__ import annotations
+from dataclasses import dataclass
+from refold.model import KEEP
+
+@dataclass
+class Idle:
+    """Does nothing, slowly."""
+    pace: float = 1.0
+    name = "idle"
+    def decide(self, view):
+        return KEEP
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REFOLD_POLICIES", str(tmp_path))
+    (tmp_path / "my_idle.py").write_text(MINE)
+    return tmp_path
+
+
+def test_a_file_in_the_folder_is_listed_and_found_by_either_name(folder: Path) -> None:
+    listed = list_policies()[-1]
+    assert (listed.name, listed.summary, listed.settings) == ("idle", "Does nothing, slowly.", {"pace": 1.0})
+    assert make_policy("idle").name == make_policy("my_idle").name == "idle"
+    assert "idle" in policy_names()
+
+
+def test_a_file_is_found_by_its_path(folder: Path) -> None:
+    assert settings_of(str(folder / "my_idle.py")) == {"pace": 1.0}
+
+
+def test_a_broken_file_is_listed_with_its_problem_and_troubles_no_other(folder: Path) -> None:
+    (folder / "a_broken.py").write_text("def (")
+    (folder / "exits.py").write_text("raise SystemExit(3)")
+    (folder / "two.py").write_text(MINE + "\nclass Other(Idle):\n    name = 'other'\n")
+    (folder / "taken.py").write_text(MINE.replace('"idle"', '"fifo"'))
+    (folder / "test_mine.py").write_text("raise RuntimeError")
+    problems = {listed.name: listed.problem for listed in list_policies() if listed.problem}
+    assert problems["a_broken"].startswith("cannot be loaded: SyntaxError")
+    assert problems["exits"] == "cannot be loaded: SystemExit: 3"
+    assert problems["two"] == "has 2 classes with a name and a decide(view), expected one"
+    assert problems["fifo"] == "the name 'fifo' is taken"
+    assert len(problems) == 4
+    assert make_policy("idle").name == "idle"
+    with pytest.raises(BadFile, match="cannot be loaded: SyntaxError"):
+        make_policy("a_broken")
+
+
+def test_what_is_not_there_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnknownName, match="did you mean 'idle'"):
+        make_policy("idel")
+    with pytest.raises(BadFile, match="no such file"):
+        make_policy("nowhere.py")
+    with pytest.raises(BadInput, match="cannot be made with"):
+        make_policy("fifo", {"seed": 2**80})
+    monkeypatch.setenv("REFOLD_POLICIES", "nowhere")
+    with pytest.raises(BadInput, match="not a folder"):
+        list_policies()
