@@ -238,7 +238,7 @@ class State:
 
     def held_by(self, job_id: str) -> Placement:
         """What a job holds now."""
-        return self._held.get(job_id) or self.runs[job_id].allocation.placement
+        return (self._held and self._held.get(job_id)) or self.runs[job_id].allocation.placement
 
     def _begin(self, job_id: str, allocation: Allocation) -> Order:
         progress = self.progress[job_id]
@@ -253,8 +253,9 @@ class State:
     def _end(self, job_id: str) -> None:
         placement = self.held_by(job_id)
         self.free.give_back(placement)
-        self._held.pop(job_id, None)
-        self._reshaping.pop(job_id, None)
+        if self._held:
+            self._held.pop(job_id, None)
+            self._reshaping.pop(job_id, None)
         run = self.runs.pop(job_id)
         progress = self.progress[job_id]
         progress.computing_since = None

@@ -16,7 +16,7 @@ class View:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._trial: Trial | None = None
+        self._trial = Trial(state.free)
         self.cluster: Cluster = state.cluster
         self.waiting: Mapping[str, Job] = MappingProxyType(state.waiting)
         """Jobs without a run, in the order in which they began to wait."""
@@ -39,14 +39,11 @@ class View:
 
     def trial(self) -> Trial:
         """Try things out on what is free. One per look; undone when the policy has decided."""
-        if self._trial is None:
-            self._trial = Trial(self._state.free)
         return self._trial
 
     def end_trial(self, wanted: Sequence[Start] = ()) -> list[Placement]:
         """Undo what was tried, but for the wanted starts that were found by trying; returns what is kept of these."""
-        trial, self._trial = self._trial, None
-        return trial.keep(start.allocation.placement for start in wanted) if trial is not None else []
+        return self._trial.keep(wanted) if self._trial.in_use else []
 
     def is_up(self, node: int) -> bool:
         """Whether a node takes work."""

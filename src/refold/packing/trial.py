@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from refold.model import Demand, Placement
+from refold.model import Demand, Placement, Start
 from refold.packing.free import Free
 from refold.packing.placer import Placer
 
@@ -36,18 +36,25 @@ class Trial:
         self.free.give_back(placement)
         self._given.append(placement)
 
-    def keep(self, wanted: Iterable[Placement]) -> list[Placement]:
-        """Undo everything but those of the wanted placements that were found here; returns which these are.
+    @property
+    def in_use(self) -> bool:
+        """Whether there is anything to undo."""
+        return bool(self._taken or self._given)
+
+    def keep(self, wanted: Sequence[Start]) -> list[Placement]:
+        """Undo everything but those placements that were found here and are wanted; returns which these are.
 
         They are free for certain if nothing was only supposed to be given back.
         """
         if self._given:
             self.undo()
             return []
-        ours = {id(placement) for placement in wanted}
+        ours = {id(start.allocation.placement) for start in wanted}
         kept = [placement for placement in self._taken if id(placement) in ours]
-        self._taken = [placement for placement in self._taken if id(placement) not in ours]
-        self.undo()
+        if len(kept) < len(self._taken):
+            self._taken = [placement for placement in self._taken if id(placement) not in ours]
+            self.undo()
+        self._taken = []
         return kept
 
     def undo(self) -> None:

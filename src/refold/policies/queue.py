@@ -24,13 +24,19 @@ class Queue:
 
     def decide(self, view: View) -> Decision:
         """Start whoever is first and fits, and so on."""
-        if view.changes.freed:
+        changes = view.changes
+        if changes.freed:
             self._stuck = None
             self._lines.reopen_all()
         if not view.waiting:
             self._reasons.nobody_waits()
             return KEEP
         self._placer.observe(view)
+        if len(view.waiting) == len(changes.submitted) == 1:
+            only = changes.submitted[0]
+            placement = view.trial().place(self._placer, only.demand)
+            if placement is not None:  # nobody else waits, and it fits: the fast path
+                return Decision((Start(only.id, Allocation(placement)),))
         self._lines.add_new(view)
         starts = self._start_in_order(view)
         waits = self._reasons.collect(view, starts)
