@@ -19,9 +19,7 @@ from refold.core.orders import StartRun, StopRun
 from refold.errors import BadDecision, BadValue
 from refold.model import KEEP, Allocation, Decision, Expected, Reason, Reshape, Share, Start, Stop, Wait
 from refold.packing import Placer
-from refold.policies import POLICIES
 from refold.policies.fifo import Fifo
-from refold.registry import make_policy
 from refold.testing import Audit, make_cluster, make_job
 
 
@@ -279,17 +277,6 @@ def test_what_a_policy_expects_is_written_down() -> None:
     world.told.next = Decision(expected=(Expected("a", 9.0),), wake_at=7.0)
     entry = world.scheduler.step(0.0, [JobSubmitted(make_job("a"))])
     assert (entry.expected, entry.wake_at) == ((Expected("a", 9.0),), 7.0)
-
-
-def test_a_job_that_comes_and_goes_in_one_step_troubles_nobody() -> None:
-    for name in POLICIES:
-        cluster = make_cluster(1)
-        scheduler, audit = Scheduler(cluster, make_policy(name)), Audit(cluster)
-        audit.write(scheduler.step(0.0, [JobSubmitted(make_job("a"))]))
-        audit.write(scheduler.step(1.0, [JobSubmitted(make_job("b", work=500.0))]))
-        audit.write(scheduler.step(2.0, [JobSubmitted(make_job("c")), JobCancelled("c")]))
-        audit.write(scheduler.step(3.0, [RunFailed("a", 1, retry=True), JobCancelled("a")]))
-        assert [job for _, job, _ in audit.starts] == ["a", "b"], name
 
 
 def test_whoever_was_refused_is_started_by_the_next_look() -> None:

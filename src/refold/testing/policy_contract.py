@@ -93,6 +93,16 @@ class PolicyContract:
         audit.write(scheduler.step(4.0, [RunFailed("a", 1, "exit 1")]))
         assert [job for _, job, _ in audit.starts] == ["a", "c"]
 
+    def test_a_job_that_comes_and_goes_in_one_step_troubles_nobody(self) -> None:
+        """The policy never saw it; whoever waits besides is started when there is room."""
+        cluster = make_cluster(1)
+        scheduler, audit = Scheduler(cluster, self.make_policy()), Audit(cluster)
+        audit.write(scheduler.step(0.0, [JobSubmitted(make_job("a"))]))
+        audit.write(scheduler.step(1.0, [JobSubmitted(make_job("b", at=1.0, work=500.0))]))
+        audit.write(scheduler.step(2.0, [JobSubmitted(make_job("c", at=2.0)), JobCancelled("c")]))
+        audit.write(scheduler.step(3.0, [RunFailed("a", 1, retry=True), JobCancelled("a")]))
+        assert [job for _, job, _ in audit.starts] == ["a", "b"]
+
     def test_it_does_not_look_into_the_future(self) -> None:
         """Unless it is an oracle, how long a job will take changes nothing before the job has ended."""
         if self.oracle:
