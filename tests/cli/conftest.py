@@ -76,15 +76,26 @@ def told(said: Callable[..., str]) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def refuses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """The one line on stderr that says what is wrong; exit status 2 and nothing on stdout go with it."""
+def fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """All that is on stderr; exit status 2 and nothing on stdout go with it."""
 
-    def refuses(*words: str) -> str:
+    def fails(*words: str) -> str:
         monkeypatch.setattr(sys, "argv", ["refold", *words])
         with pytest.raises(SystemExit) as left:
             command_line.main()
         out, err = capsys.readouterr()
         assert (left.value.code, out) == (2, ""), err
+        return err
+
+    return fails
+
+
+@pytest.fixture
+def refuses(fails: Callable[..., str]) -> Callable[..., str]:
+    """The one line on stderr that says what is wrong; exit status 2 and nothing on stdout go with it."""
+
+    def refuses(*words: str) -> str:
+        err = fails(*words)
         assert err.startswith("error: ")
         assert err.count("\n") == 1
         return err

@@ -43,7 +43,10 @@ def test_one_that_does_not_says_where_and_exits_with_1(journal: Path, typed: Typ
     rewritten(journal, 1, {"orders": []})
     result = typed("replay", str(journal))
     assert result.exit_code == 1
-    assert "entry 1 at 0.0 s: the journal has" in result.stdout
+    assert result.stdout.splitlines() == [
+        "entry 1, at 0 s, differs",
+        "replay gives: start run 1 of job a on node0 (GPUs 0, 1, 2, 3)",
+    ]
     result = typed("replay", str(journal), "--json")
     assert (result.exit_code, json.loads(result.stdout)["identical"]) == (1, False)
 
@@ -97,7 +100,7 @@ def test_jobs_of_unknown_work_are_simulated_as_long_as_they_ran(tmp_path: Path, 
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     document = told("replay", str(path), "--policy", "sjf")
-    assert document["notes"] == ["left out 1 jobs that were not seen to end"]
+    assert document["notes"] == ["left out 1 job not seen to end"]
     measures = document["runs"][1]["measures"]
     assert (measures["outcomes"]["finished"], measures["makespan"]) == (2, 110.0)
     assert measures["completion"]["mean"] == 60.0  # the short one first: 10 and 110
@@ -109,6 +112,14 @@ def test_garbage_is_one_line(tmp_path: Path, garbage: bytes, refuses: Said) -> N
         path = tmp_path / name
         path.write_bytes(garbage)
         assert name in refuses("replay", str(path))
+
+
+@pytest.mark.parametrize(
+    "option",
+    [("--placement", "fgd"), ("--set", "seed=1"), ("--seed", "1"), ("--start-cost", "1s"), ("--stop-cost", "0")],
+)
+def test_options_that_would_change_nothing_are_refused(journal: Path, option: tuple[str, str], refuses: Said) -> None:
+    assert f"{option[0]} needs --policy: " in refuses("replay", str(journal), *option)
 
 
 def test_bad_input_is_one_line(journal: Path, tmp_path: Path, refuses: Said) -> None:

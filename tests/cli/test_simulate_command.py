@@ -82,7 +82,7 @@ def test_jobs_without_a_duration_are_told_and_can_be_left_out(tmp_path: Path, to
     assert "--skip-bad" in text
     document = told("simulate", str(path), "--cluster", "1x1", "--skip-bad")
     assert document["measures"]["jobs"] == 1
-    assert document["notes"][-1] == "left out 1 jobs without a duration"
+    assert document["notes"][-1] == "left out 1 job without a duration"
 
 
 def test_jobs_too_large_for_the_cluster_are_counted(jobs: Path, said: Said) -> None:
@@ -119,6 +119,12 @@ def test_a_policy_that_breaks_a_rule_is_named_without_a_traceback(jobs: Path, tm
         (["JOBS", "--cluster", "2x4", "--start-cost", "soon"], "'soon' is not a duration"),
         (["JOBS", "--cluster", "2x4", "--checkpoint-every", "0"], "seconds > 0"),
         (["JOBS", "--cluster", "2x4", "--repair", "1h"], "--repair needs --faults"),
+        (["JOBS", "--cluster", "2x4", "--checkpoint-every", "1h"], "--checkpoint-every needs --faults"),
+        (["JOBS", "--cluster", "2x4", "--fault-seed", "1"], "--fault-seed needs --faults"),
+        (["JOBS", "--cluster", "2x4", "--placement", "fgd", "--set", "placement=tetris"], "placement is fgd already"),
+        (["JOBS", "--cluster", "2x4", "--policy", "las/fgd", "--placement", "tetris"], "say it once"),
+        (["JOBS", "--cluster", "2x4", "--limt", "3"], "--limit); see refold simulate --help"),
+        (["JOBS", "--cluster", "2x4", "--limit", "none"], "'--limit'"),
         (["JOBS", "--cluster", "2x4", "--faults", "0"], "seconds > 0"),
         (["JOBS", "--cluster", "2x4", "--faults", "1ms", "--repair", "0.1ms"], "expected at most 1,000,000"),
         (["JOBS", "--cluster", "2x4", "--out", "/dev/null/x"], "cannot be made a folder"),
@@ -127,6 +133,71 @@ def test_a_policy_that_breaks_a_rule_is_named_without_a_traceback(jobs: Path, tm
 )
 def test_bad_input_is_one_line(jobs: Path, words: list[str], text: str, refuses: Said) -> None:
     assert text in refuses("simulate", *(str(jobs) if word == "JOBS" else word for word in words))
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        ("threshold_gpu_seconds=abc", "las: threshold_gpu_seconds is 'abc', expected a number"),
+        ("threshold_gpu_seconds=NaN", "las: threshold_gpu_seconds is nan, expected a number"),
+        ("threshold_gpu_seconds=true", "las: threshold_gpu_seconds is True, expected a number"),
+        ("seed=1.5", "las: seed is 1.5, expected a whole number"),
+        ("placement=7", "las: placement is 7, expected a word"),
+    ],
+)
+def test_a_setting_of_the_wrong_kind_is_told_in_words(jobs: Path, setting: str, text: str, refuses: Said) -> None:
+    assert text in refuses("simulate", str(jobs), *TINY, "--policy", "las", "--set", setting)
+
+
+def test_seconds_can_be_set_as_a_duration(jobs: Path, told: Told) -> None:
+    document = told("simulate", str(jobs), *TINY, "--policy", "las", "--set", "threshold_gpu_seconds=1h30m")
+    assert document["settings"] == {"threshold_gpu_seconds": 5400}
+
+
+def test_a_policy_can_be_named_with_its_placement(jobs: Path, told: Told) -> None:
+    document = told("simulate", str(jobs), *TINY, "--policy", "las/fgd")
+    assert (document["policy"], document["settings"]) == ("las", {"placement": "fgd"})
+
+
+def test_faults_are_those_that_happened(jobs: Path, tmp_path: Path, said: Said, told: Told) -> None:
+    faults = ("--faults", "5m", "--repair", "1m", "--fault-seed", "1")
+    journal = tmp_path / "out" / "journal.jsonl"
+    happened = told("simulate", str(jobs), *TINY, *faults, "--out", str(tmp_path / "out"))["node_faults"]
+    assert happened == journal.read_text().count('"NodeLost"') > 0
+    assert f"{happened} node fault" in (tmp_path / "out" / "report.html").read_text()
+    assert ["node", "faults", str(happened)] in [
+        line.split() for line in said("simulate", str(jobs), *TINY, *faults).splitlines()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("pass", "error: policy own returned None, expected a Decision\n"),
+        ("return []", "error: policy own returned a list, expected a Decision\n"),
+    ],
+)
+def test_what_is_no_decision_is_told(jobs: Path, tmp_path: Path, body: str, text: str, refuses: Said) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(f"class Own:\n    name = 'own'\n    def decide(self, view):\n        {body}\n")
+    assert refuses("simulate", str(jobs), *TINY, "--policy", str(own)) == text
+
+
+def test_a_policy_that_exits_is_an_error(jobs: Path, tmp_path: Path, fails: Said, refuses: Said) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("import sys\nclass Own:\n    name = 'own'\n    def decide(self, view):\n        sys.exit(0)\n")
+    assert fails("simulate", str(jobs), *TINY, "--policy", str(own)).endswith(
+        "error: policy own failed: SystemExit: 0\n"
+    )
+    own.write_text("import sys\nsys.exit(0)\n")
+    assert "own.py: cannot be loaded: SystemExit" in refuses("simulate", str(jobs), *TINY, "--policy", str(own))
+
+
+def test_nothing_of_a_trace_reaches_the_terminal_as_a_command_to_it(tmp_path: Path, said: Said) -> None:
+    path = tmp_path / "evil.csv"
+    path.write_text("job_id,submit_s,num_gpu,duration_s,group\na,0,1,10,\x1b]0;owned\x07\x9b31m\n")
+    for words in (("simulate", str(path), "--cluster", "1x1"), ("simulate", str(path), "--cluster", "1x1", "--json")):
+        assert not {"\x1b", "\x07", "\x9b"} & set(said(*words))
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\n", b"\x00\xff\xfe" * 50, b"{}", b"job_id,submit_s,num_gpu\n"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from refold.cli.app import app
-from refold.cli.output import output_width
+from refold.cli.output import Column, Table, output_width, print_json, print_tables, printable, say
 
 Said = Callable[..., str]
 
@@ -45,7 +46,27 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     command = f"{sys.executable} -m refold.cli.app policies --json | head -n 1"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert ended.stdout == "{\n"
-    assert "Traceback" not in ended.stderr
+    assert ended.stderr == ""
+
+
+def test_a_reader_that_goes_away_ends_it_as_it_ends_other_commands() -> None:
+    command = f"{sys.executable} -m refold.cli.app trace show demo --json | true; exit ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("variables", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
+def test_output_that_cannot_say_it_all_is_no_error(variables: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "refold.cli.app", "trace", "show", "demo"]
+    ended = subprocess.run(command, env=os.environ | variables, capture_output=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert b"?" in ended.stdout
+
+
+def test_nothing_typed_is_answered_with_help() -> None:
+    ended = refold()
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("Usage: ")
 
 
 def test_a_full_disk_is_one_line() -> None:
@@ -54,10 +75,21 @@ def test_a_full_disk_is_one_line() -> None:
         pytest.skip("this system has no /dev/full")
     ended = refold("simulate", "demo", "--limit", "50", "--journal", str(full))
     assert ended.returncode == 2
-    assert ended.stderr.startswith("error: ")
+    assert ended.stderr.startswith("error: /dev/full: cannot be written: No space left")
     assert ended.stderr.count("\n") == 1
 
 
 def test_what_goes_to_a_pipe_need_not_fit_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     assert output_width() >= 200
+
+
+def test_what_a_terminal_would_obey_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "a\tb\x1b[31m\x9b2J\x7f\u202e\udc80"
+    assert printable(evil) == "a b�[31m�2J���"
+    say(evil)
+    say(evil, err=True)
+    print_tables(Table(evil, {"x": Column("x")}, [{"x": evil}], after=[evil]))
+    print_json({"x": evil[:-1]})
+    out, err = capsys.readouterr()
+    assert all(one.isprintable() or one in {"\n", "\u202e"} for one in out + err)

@@ -9,7 +9,7 @@ from journals import start, step, submitted
 
 from refold.core import Entry, Header, ListJournal
 from refold.core.events import JobCancelled, NodeLost, NodeReturned, RunFailed, RunFinished, RunStarted, RunStopped
-from refold.core.orders import StopRun
+from refold.core.orders import StartRun, StopRun
 from refold.errors import BadJournal
 from refold.policies.srtf import Srtf
 from refold.results.history import Ending, History, HistoryJournal, NodeChange, Outcome
@@ -105,6 +105,23 @@ def test_a_run_that_is_still_open_is_counted_up_to_the_end_of_the_history() -> N
     history = history_of(step(0, submitted(make_job("a")), start("a", gpus=(0, 1))), step(9))
     assert history.time_running.tolist() == [9]
     assert history.gpu_seconds.tolist() == [18]
+
+
+@pytest.mark.parametrize(
+    ("where", "problem"),
+    [
+        (start("a", node=1), "run 1 of job 'a' is on node 1, but the cluster has 1 node, numbered from 0"),
+        (start("a", node=-1), "run 1 of job 'a' is on node -1"),
+        (start("a", gpus=(0, 4)), r"run 1 of job 'a' is on GPUs \[0, 4\] of node 'n0', which has 4"),
+        (start("a", gpus=(-1,)), r"run 1 of job 'a' is on GPUs \[-1\]"),
+        (start("a", gpus=(2**70,)), "of node 'n0', which has 4"),
+        (NodeLost(7), "node 7 was lost at 1 s, but the cluster has"),
+        (NodeReturned(-2), "node -2 returned at 1 s"),
+    ],
+)
+def test_places_that_the_cluster_does_not_have_are_refused(where: StartRun | NodeLost, problem: str) -> None:
+    with pytest.raises(BadJournal, match=problem):
+        history_of(step(0, submitted(make_job("a"))), step(1, where))
 
 
 def test_nodes_that_were_lost_and_returned_are_in_it() -> None:

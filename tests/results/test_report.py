@@ -11,7 +11,7 @@ import pytest
 from journals import start, step, submitted
 
 from refold.core import Policy
-from refold.core.events import RunFinished
+from refold.core.events import RunFailed, RunFinished
 from refold.errors import BadFile, BadValue, MissingExtra
 from refold.model import Cluster, Job
 from refold.policies.fifo import Fifo
@@ -108,6 +108,51 @@ def test_names_of_jobs_and_tenants_cannot_break_out() -> None:
     # One script per figure with numbers, the jobs, and the page's own.
     assert sum(tag == "script" for tag, _ in found.tags) == 9
     assert not any(name.startswith("on") for _, attributes in found.tags for name in attributes)
+
+
+def test_jobs_that_did_not_finish_are_told_first_once_if_it_is_the_same_for_all(page: str) -> None:
+    assert "did not finish" not in page and "<aside" not in page
+    wide, strange = make_job("wide", gpus=9), make_job("strange", types=("H100",))
+    text = report(simulated([wide, strange, *jobs(5)], make_cluster(8, 4)))
+    told = "2 of 7 jobs did not finish (2 never started): 1 never fit: the cluster has A100 only · 1 never fit, even in"
+    assert text.count(told) == 1
+    assert text.index(told) < text.index('id="summary"')
+    assert Page(text).open == []
+
+
+def test_they_are_told_per_policy_where_policies_differ() -> None:
+    begun = (step(0, submitted(make_job("a")), submitted(make_job("b")), start("a"), start("b", gpus=(1,))),)
+    ended = (*begun, step(9, RunFinished("a", 1), RunFailed("b", 1)))
+    runs = [
+        ReportRun(name, history, measure(history))
+        for name, history in (
+            ("begun", History.from_entries(make_cluster(2), begun)),
+            ("ended", History.from_entries(make_cluster(2), ended)),
+        )
+    ]
+    text = report(runs)
+    said = "begun: 2 of 2 jobs did not finish: 2 still running at the end"
+    assert text.count(said) == 1
+    assert report_html(runs, title="t", workload="w", command="c", notes=[said]).count(said) == 1
+    assert "ended: 1 of 2 jobs did not finish: 1 failed" in text
+
+
+def test_notes_on_the_workload_are_passed_on() -> None:
+    text = report_html(
+        simulated(jobs(5), make_cluster(8)), title="t", workload="w", command="c", notes=["read <b>well</b>"]
+    )
+    assert "<li>read &lt;b&gt;well&lt;/b&gt;</li>" in text
+    assert "did not finish" not in text
+
+
+def test_policies_that_know_the_future_have_a_footnote(page: str) -> None:
+    assert "</span>srtf †</th>" in page and "</span>fifo</th>" in page
+    assert page.count("† knows how long jobs will take") == 1
+    run = simulated(jobs(5), make_cluster(8))[0]
+    named = [ReportRun(name, run.history, run.measures) for name in ("sjf/fgd", "srtf (simulated)", "mine/sjf")]
+    text = report(named)
+    assert "sjf/fgd †" in text and "srtf (simulated) †" in text and "mine/sjf †" not in text
+    assert "†" not in report([run])
 
 
 def test_many_runs_become_images(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,16 @@ def test_every_row_has_a_cell_per_column() -> None:
         assert [len(row.cells) for row in table.rows] == [len(table.columns)] * 2
 
 
+def test_how_many_did_not_finish_comes_first_where_any_did_not() -> None:
+    never = measure(History.from_entries(make_cluster(2), (step(0, submitted(make_job("a", gpus=3))),)))
+    for measures in (MAIN, (*MAIN, MORE[0])):
+        table = compare([("all", waited(10)), ("some", never)], measures)
+        assert table.columns[0].key == "not_finished"
+        assert [row.cells[0].text for row in table.rows] == ["0", "1"]
+    assert "not_finished" not in [one.key for one in compare([("all", waited(10))]).columns]
+    assert "not_finished" not in [one.key for one in compare([("some", never)], MORE).columns]
+
+
 def group(name: str, completion: float, gpu_hours: float = 1.0) -> Group:
     spread = Spread(1, completion, completion, completion, completion, completion)
     return Group(name, 1, Outcomes(finished=1), spread, spread, spread, gpu_hours, 0)

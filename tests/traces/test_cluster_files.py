@@ -62,6 +62,7 @@ def test_shorthand() -> None:
         memory_known=False,
     )
     assert read_cluster("135x8").gpus == 1080
+    assert read_cluster("2X8").nodes == read_cluster("2x8").nodes
 
 
 @pytest.mark.parametrize("name", ["lab", "12x8", "demo", "names", "unknown but there"])

@@ -56,6 +56,25 @@ def test_generate_is_repeatable(tmp_path: Path) -> None:
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
 
 
+def test_generated_jobs_ask_for_what_the_cluster_has_at_the_load_that_was_asked_for(tmp_path: Path) -> None:
+    out = tmp_path / "made.csv"
+    options = ("--jobs", "200", "--like", "demo", "--cluster", "4x8:a100-80gb", "--load", "0.7")
+    told = json.loads(run("trace", "generate", str(out), *options, "--json"))
+    made = read_trace(out)
+    assert {job.demand.gpu_types for job in made.jobs} == {(), ("a100-80gb",)}
+    assert made.gpu_seconds / (made.span * 32) == pytest.approx(0.7, rel=0.01)
+    assert not any("the cluster has" in note for note in told["notes"])
+
+
+def test_one_job_is_not_called_jobs_and_has_no_offered_load(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text("job_id,submit_s,num_gpu,duration_s\na,5,1,10\n")
+    assert "wrote 1 job to" in run("trace", "convert", str(tmp_path / "one.csv"), str(tmp_path / "out.csv"))
+    shown = run("trace", "show", str(tmp_path / "one.csv"))
+    offered = next(line for line in shown.splitlines() if "offered load" in line)
+    assert offered.endswith("–")
+    assert json.loads(run("trace", "show", str(tmp_path / "one.csv"), "--json"))["offered_gpus"] is None
+
+
 def test_formats_and_version() -> None:
     assert "sacct" in run("trace", "formats")
     assert run("--version") == f"refold {__version__}\n"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refold.errors import BadFile, BadInput, BadRow
+from refold.errors import BadFile, BadInput, BadRow, BadValue
 from refold.traces import FORMATS, read_cluster, read_trace
 from refold.traces.source import Source
 
@@ -147,7 +147,7 @@ def test_no_text_makes_any_reader_fail_in_another_way(format: str, text: str) ->
     ("good", "bad", "problem"),
     [
         ("gpus: 2", "gpus: two", "nodes[1].gpus: expected int, got str"),
-        ("gpus: 2", "gpuz: 2", "nodes[1]: object contains unknown field gpuz"),
+        ("gpus: 2", "gpuz: 2", "nodes[1]: object contains unknown field gpuz; did you mean gpus? (known: name, count"),
         ("cpus: 16.5", "cpus: .nan", "nodes[1].cpus is nan, expected a number from 0 to 1099511627776"),
         ("cpus: 16.5", "cpus: -1", "nodes[1]: node 't08': CPUs, memory and power must be ≥ 0"),
         ("cpus: 16.5, ", "", "nodes[1].cpus is missing, though other nodes have it"),
@@ -156,7 +156,20 @@ def test_no_text_makes_any_reader_fail_in_another_way(format: str, text: str) ->
         ("count: 2", "count: 3", "nodes[0]: count is 3, but 'a[0-1]' names 2 nodes"),
         ("name: login", "name: a0", "two nodes of cluster 'lab' have the same name"),
         ("gpus: 8", "gpus: 99", "nodes[0]: node 'a0' has 99 GPUs, expected 0 to 62"),
-        ("nodes:", "nodez:", "object contains unknown field nodez"),
+        ("nodes:", "nodez:", "object contains unknown field nodez; did you mean nodes? (known: nodes, name"),
+        (
+            "limit_watts:",
+            "limit_wats:",
+            "racks[0]: object contains unknown field limit_wats; did you mean limit_watts?",
+        ),
+        ("speed: 2.0", "zzz: 2.0", "gpu_types[0]: object contains unknown field zzz; (known: name, memory_gib, speed"),
+        (
+            "a[0-1]",
+            "a[0-99999999]",
+            "'a[0-99999999]' is too large: it names 100,000,000 nodes, expected at most 100,000",
+        ),
+        ("a[0-1]", "a[5-1]", "'5-1' is not a range such as 0-15: it ends before it begins"),
+        ("a[0-1]", "a[0-9999999999999999999]", "is not a range such as 0-15"),
     ],
 )
 def test_a_bad_cluster_file_names_the_key(tmp_path: Path, good: str, bad: str, problem: str) -> None:
@@ -187,6 +200,27 @@ def test_a_bad_node_row_names_its_place(tmp_path: Path, row: str, line: int, col
     with pytest.raises(BadRow) as refused:
         read_cluster(path)
     assert (refused.value.line, refused.value.column) == (line, column)
+
+
+@pytest.mark.parametrize(
+    ("shorthand", "problem"),
+    [
+        ("999999999x8", "'999999999x8' has too few or too many nodes, expected 1 to 100,000 in all"),
+        ("60000x8+60000x8", "expected 1 to 100,000 in all"),
+        ("0x8", "expected 1 to 100,000 in all"),
+        ("2x9999", "'2x9999' has 9,999 GPUs on a node, expected 0 to 62"),
+        ("2x8:A100+2x63", "'2x63' has 63 GPUs on a node, expected 0 to 62"),
+    ],
+)
+def test_shorthand_beyond_reason_says_the_limits(shorthand: str, problem: str) -> None:
+    with pytest.raises(BadValue) as refused:
+        read_cluster(shorthand)
+    assert problem in str(refused.value)
+
+
+def test_an_empty_name_is_no_cluster() -> None:
+    with pytest.raises(BadInput, match="the name of the cluster is empty"):
+        read_cluster("")
 
 
 def test_no_cluster_of_that_name() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from refold.errors import BadFile, BadValue, UnknownName
+from refold.errors import BadFile, BadInput, BadValue, UnknownName
 from refold.model import Demand, Job, Plan
 from refold.traces import FORMATS, Trace, read_trace
 from refold.traces.common import equal_instances
@@ -27,9 +27,9 @@ def test_common_columns() -> None:
             Job("first.2", 40.0, Demand(2, 4), 1.0),
         ),
         notes=(
-            "1 durations were cut short by the source and are read as they stand",
-            "1 jobs have no duration",
-            "1 repeated ids were given a suffix (such as '.2')",
+            "in the whole file: 1 duration cut short by the source, and read so",
+            "in the whole file: 1 job without a duration",
+            "in the whole file: 1 repeated id given a suffix (such as '.2')",
         ),
     )
 
@@ -42,7 +42,7 @@ def test_openb_pods() -> None:
             Job("pod-0", 100.0, Demand(1, 1, 470, 4000, 8192, ("P100", "T4")), 150.0, job_class="best-effort"),
             Job("pod-2", 120.0, Demand(1, 0, 1000, 2000, 1024), 30.0),
         ),
-        notes=("1 pods were never scheduled: their work is deletion − creation",),
+        notes=("in the whole file: 1 pod never scheduled: work is deletion − creation",),
     )
 
 
@@ -66,7 +66,7 @@ def test_philly_job_log() -> None:
         ),
         notes=(
             "time 0 is the first submission, at 2017-10-07 00:30:00",
-            "1 jobs that never ran, or never ended, were left out: the log does not say what they asked for,"
+            "in the whole file: 1 job left out that never ran, or never ended: the log does not say what was asked for,"
             " or for how long",
         ),
     )
@@ -104,8 +104,8 @@ def test_pai_task_table_with_the_job_table_beside_it() -> None:
         notes=(
             "time 0 is the first submission, at 890",
             "gpu_type, which says where a task ran, is read as the type it asked for",
-            "2 tasks that had not started or not ended were left out",
-            "1 repeated ids were given a suffix (such as '.2')",
+            "in the whole file: 2 tasks left out that had not started or not ended",
+            "in the whole file: 1 repeated id given a suffix (such as '.2')",
         ),
     )
 
@@ -170,8 +170,8 @@ def test_sacct() -> None:
         ),
         notes=(
             "time 0 is the first submission, at 2024-05-01 07:59:00",
-            "1 jobs that never started were left out",
-            "1 jobs were still running: their work is what they had done so far",
+            "in the whole file: 1 job left out that never started",
+            "in the whole file: 1 job still running: work is what was done so far",
         ),
     )
 
@@ -203,8 +203,38 @@ def test_a_file_of_no_known_format_is_refused_with_what_was_seen(tmp_path: Path)
     with pytest.raises(BadFile) as refused:
         read_trace(odd)
     assert refused.value.problem == (
-        f"begins with 'when,what', which is no format we know ({', '.join(FORMATS)}); name one to use it"
+        f"begins with 'when,what', which is no format we know; name one with --format ({', '.join(FORMATS)})"
     )
+
+
+def test_an_empty_name_is_no_trace() -> None:
+    for name in ("", " "):
+        with pytest.raises(BadInput, match="the name of the trace is empty"):
+            read_trace(name)
+
+
+def test_control_characters_in_names_are_replaced_and_it_is_said(tmp_path: Path) -> None:
+    odd = tmp_path / "odd.csv"
+    odd.write_text(
+        "job_id,submit_s,num_gpu,user,group,gpu_type\na\x1b[31m,0,1,ann\x7f,\x9bteam,T\x01\na\x02,1,1,é ,,\n"
+    )
+    assert read_trace(odd) == Trace(
+        "odd",
+        (
+            Job("a\ufffd[31m", 0.0, Demand(gpu_types=("T\ufffd",)), tenant="\ufffdteam", user="ann\ufffd"),
+            Job("a\ufffd", 1.0, Demand(), user="é "),
+        ),
+        notes=(
+            "in the whole file: 2 jobs without a duration",
+            "in the whole file: 2 jobs with control characters in their names, which are read as '\ufffd'",
+        ),
+    )
+
+
+def test_names_that_become_the_same_are_told_apart(tmp_path: Path) -> None:
+    same = tmp_path / "same.csv"
+    same.write_text("job_id,submit_s,num_gpu\na\x01,0,1\na\x02,1,1\n")
+    assert [job.id for job in read_trace(same).jobs] == ["a\ufffd", "a\ufffd.2"]
 
 
 def test_gpus_per_instance_must_be_positive() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from io import TextIOWrapper
+from typing import Annotated, cast
 
 import typer
 
 from refold import __version__
 from refold.cli import compare, policies, replay, run, simulate, trace
+from refold.cli.output import ERROR, say
 from refold.errors import RefoldError
 
 # Plain help, since drawing boxes costs a tenth of a second; no pretty tracebacks, since users see none.
@@ -46,27 +48,64 @@ def _options(
     """A scheduler for shared GPU clusters: simulate it on your job history, then run it."""
 
 
+# What typer raises where it was typed wrongly; it has no public name.
+UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
+
+
 def main() -> None:
     """What the `refold` command runs.
 
     Exit status: 0 done; 1 done, and the answer is no (replay differs, not all jobs finished); 2 bad input;
-    130 interrupted.
+    130 interrupted; 141 the reader of its output went away.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what a terminal cannot show is no reason to fail
+    raise SystemExit(_status())
+
+
+def _status() -> int:
     try:
-        app()
+        status = app(prog_name="refold", standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except UsageError as error:
+        return _usage(error)
     except RefoldError as error:
-        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
-        raise SystemExit(2) from None
+        for line in getattr(error, "frames", "").splitlines():
+            say(line, err=True)
+        return _refused(str(error))
     except KeyboardInterrupt:
-        raise SystemExit(130) from None
+        return 130
     except BrokenPipeError:
-        # The reader went away (`refold … | head`): there is nobody left to tell, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(1) from None
+        return _nobody_reads()
+    except SystemExit as left:
+        if isinstance(left.__context__, BrokenPipeError):  # typer noticed it first
+            return _nobody_reads()
+        raise
     except OSError as error:
         # What no command foresaw of the world outside: a full disk, a folder without permission.
-        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
-        raise SystemExit(2) from None
+        return _refused(f"{error.filename or 'the output'}: {error.strerror or error}")
+
+
+def _nobody_reads() -> int:
+    """The reader went away (`refold … | head`): there is nobody left to tell, not even at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141
+
+
+def _refused(what: str) -> int:
+    say(f"error: {what}", err=True, fg=ERROR)
+    return 2
+
+
+def _usage(error: typer.BadParameter) -> int:
+    said = error.format_message()
+    if "\n" in said:  # no error, but help for who has typed nothing
+        error.show()
+        return 2
+    hint = f"; see {error.ctx.command_path} --help" if error.ctx else ""
+    return _refused(said.rstrip(".") + hint)
 
 
 if __name__ == "__main__":

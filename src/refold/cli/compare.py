@@ -12,6 +12,7 @@ from refold.cli.options import (
     ClusterFile,
     Faults,
     FaultSeed,
+    FormatName,
     Limit,
     PlacementNames,
     PolicyNames,
@@ -20,20 +21,22 @@ from refold.cli.options import (
     Seed,
     StartCost,
     StopCost,
+    TraceOrDemo,
+    check_faults,
     costs_from,
     settings_from,
 )
-from refold.cli.output import AsJson, output_width, print_json, print_tables
-from refold.cli.trace import FormatName, GpusPerInstance, SkipBad
+from refold.cli.output import AsJson, print_json, print_tables, say, tell
+from refold.cli.trace import GpusPerInstance, SkipBad
 
 if TYPE_CHECKING:
-    from refold.cli.experiment import Choice
+    from refold.cli.choices import Choice
     from refold.cli.workload import Workload
     from refold.results import ReportRun
 
 
 def compare(
-    trace: Annotated[str, typer.Argument(metavar="[TRACE]", help="A trace file (plain or .gz), or 'demo'.")] = "demo",
+    trace: TraceOrDemo = "demo",
     cluster: ClusterFile = None,
     policies: PolicyNames = None,
     placements: PlacementNames = None,
@@ -44,15 +47,15 @@ def compare(
     ] = None,
     format: FormatName = None,
     skip_bad: SkipBad = False,
-    gpus_per_instance: GpusPerInstance = 8,
+    gpus_per_instance: GpusPerInstance = None,
     limit: Limit = None,
-    start_cost: StartCost = "0s",
-    stop_cost: StopCost = "0s",
+    start_cost: StartCost = None,
+    stop_cost: StopCost = None,
     restart_cost: RestartCost = None,
     checkpoint_every: CheckpointEvery = None,
     faults: Faults = None,
     repair: Repair = None,
-    fault_seed: FaultSeed = 0,
+    fault_seed: FaultSeed = None,
     processes: Annotated[
         int, typer.Option("--processes", min=1, max=256, help="Simulate so many policies at the same time.")
     ] = 1,
@@ -68,25 +71,30 @@ def compare(
 
     Example: refold compare jobs.csv --cluster 16x8:A100 --policies fifo,las,las/fgd,./mine.py
     """
-    from refold.cli.experiment import all_simulated, chosen_policies, try_report
+    from refold.cli.choices import chosen_policies
+    from refold.cli.experiment import all_simulated, conditions_of, notes_of, output_folder, reading_notes, try_report
     from refold.cli.workload import Reading, read_workload, with_faults
     from refold.registry import policy_names
 
     wanted = policy_names() if policies is None else _listed("--policies", policies)
     where = [] if placements is None else _listed("--placements", placements)
-    chosen = chosen_policies(wanted, where, settings_from(None, None, seed), settings_from(settings))
+    chosen = chosen_policies(wanted, where, settings_from(settings, None, seed))
     costs = costs_from(start_cost, stop_cost, restart_cost, checkpoint_every)
+    check_faults(faults, checkpoint_every, repair, fault_seed)
     workload = read_workload(trace, cluster, Reading(format, skip_bad, gpus_per_instance, limit), costs)
-    workload = with_faults(workload, faults, repair, fault_seed)
-    runs = all_simulated(workload, chosen, processes)
-    report = try_report(out, runs, f"{len(runs)} policies on {workload.name}", workload.conditions)
+    workload = with_faults(workload, faults, repair, fault_seed or 0)
+    with output_folder(out):
+        runs = all_simulated(workload, chosen, processes)
+        notes = notes_of(workload, runs)
+        title = f"{len(runs)} policies on {workload.name}"
+        report = try_report(out, runs, title, conditions_of(workload, runs), reading_notes(workload))
     if as_json:
-        print_json(_document(workload, chosen, runs, report))
+        print_json(_document(workload, chosen, runs, notes, report))
         return
-    workload.tell()
-    _print_table(workload, runs)
+    tell(notes)
+    _print_table(workload, chosen, runs)
     if report:
-        typer.echo(f"report: {report}")
+        say(f"report: {report}")
 
 
 def _listed(option: str, text: str) -> list[str]:
@@ -98,25 +106,32 @@ def _listed(option: str, text: str) -> list[str]:
     return names
 
 
-def _document(workload: Workload, chosen: list[Choice], runs: list[ReportRun], report: Path | None) -> object:
+def _document(
+    workload: Workload, chosen: list[Choice], runs: list[ReportRun], notes: list[str], report: Path | None
+) -> object:
+    from refold.cli.experiment import faults_seen
+
     return {
         "trace": workload.name,
         "left_out": workload.left_out,
-        "notes": workload.notes,
+        "notes": notes,
         "runs": [
-            {"name": run.name, "policy": choice.policy, "settings": choice.settings, "measures": run.measures}
+            {
+                "name": run.name,
+                "policy": choice.policy,
+                "settings": choice.settings,
+                "node_faults": faults_seen(run.history),
+                "measures": run.measures,
+            }
             for choice, run in zip(chosen, runs, strict=True)
         ],
         "report": report and str(report),
     }
 
 
-def _print_table(workload: Workload, runs: list[ReportRun]) -> None:
-    from refold.cli.measured import comparison_tables
-    from refold.results import compare
+def _print_table(workload: Workload, chosen: list[Choice], runs: list[ReportRun]) -> None:
+    from refold.cli.experiment import faults_text
+    from refold.cli.measured import comparison_table
 
-    comparison = compare([(run.name, run.measures) for run in runs])
-    print_tables(*comparison_tables(str(workload), comparison, output_width()))
-    never = runs[0].measures.outcomes.never
-    if never:
-        typer.echo(f"note: {never:,} jobs are too large for the cluster and never ran", err=True)
+    oracles = {choice.name for choice in chosen if choice.oracle}
+    print_tables(comparison_table(str(workload), runs, oracles, faults_text(runs)))

@@ -2,94 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from refold.cli.output import Advance, nobody_looks, progress
+from refold.cli.choices import Choice
+from refold.cli.output import Advance, plural, progress
 from refold.cli.workload import Workload
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from refold.core import Header, Journal
-    from refold.results import ReportRun
+    from refold.results import History, ReportRun
 
 JOURNAL = "journal.jsonl"
 REPORT = "report.html"
 
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A policy as it was asked for, by name or file, with its settings; `name` is what people read."""
-
-    policy: str
-    settings: Mapping[str, Any]
-    name: str
-
-
-def name_of(policy: str, settings: Mapping[str, Any]) -> str:
-    """'las', or 'las/fgd' where a placement was asked for; of a file, the file's."""
-    short = Path(policy).stem if policy.endswith(".py") else policy
-    placement = settings.get("placement")
-    return f"{short}/{placement}" if placement else short
-
-
-def chosen_policy(policy: str, settings: Mapping[str, Any]) -> Choice:
-    """One policy. It is made once, so that a mistake is told before the simulation and not after an hour."""
-    from refold.registry import make_policy
-
-    return Choice(policy, settings, name_of(make_policy(policy, settings).name, settings))
-
-
-def chosen_policies(
-    policies: Sequence[str], placements: Sequence[str], shared: Mapping[str, Any], given: Mapping[str, Any]
-) -> list[Choice]:
-    """Every policy with every placement; a policy that names its placement (fifo/fgd) has that one only.
-
-    `shared` settings go to all; those `given` as POLICY.KEY go to that policy, and as KEY to all.
-    """
-    wanted = [_policy_and_placement(text) for text in policies]
-    _check_settings(given, [policy for policy, _ in wanted])
-    chosen: list[Choice] = []
-    for policy, placement in wanted:
-        for one in [placement] if placement else placements or [""]:
-            where = {"placement": one} if one else {}
-            choice = chosen_policy(policy, {**where, **shared, **_settings_of(policy, given)})
-            if choice not in chosen:
-                chosen.append(choice)
-    return _told_apart(chosen)
-
-
-def _policy_and_placement(text: str) -> tuple[str, str]:
-    if text.endswith(".py"):
-        return text, ""
-    policy, slash, placement = text.rpartition("/")
-    return (policy, placement) if slash else (text, "")
-
-
-def _settings_of(policy: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given to all, and over it what was given to this one."""
-    to_all = {key: value for key, value in given.items() if "." not in key}
-    return to_all | {key.rpartition(".")[2]: value for key, value in given.items() if _is_for(policy, key)}
-
-
-def _is_for(policy: str, key: str) -> bool:
-    return key.rpartition(".")[0] in (policy, name_of(policy, {}))
-
-
-def _check_settings(given: Mapping[str, Any], policies: Sequence[str]) -> None:
-    from refold.errors import UnknownName
-
-    for key in given:
-        if "." in key and not any(_is_for(policy, key) for policy in policies):
-            raise UnknownName("policy to set that of,", key.rpartition(".")[0], set(policies))
-
-
-def _told_apart(chosen: list[Choice]) -> list[Choice]:
-    """Two files may hold policies of one name: then people read the files."""
-    names = [choice.name for choice in chosen]
-    return [replace(choice, name=choice.policy) if names.count(choice.name) > 1 else choice for choice in chosen]
+LOOK_EVERY = 0.2
+"""Seconds between two looks at how far other processes are."""
 
 
 def simulated(workload: Workload, choice: Choice, journal: Path | None = None) -> ReportRun:
@@ -99,8 +31,8 @@ def simulated(workload: Workload, choice: Choice, journal: Path | None = None) -
 
 
 def _simulated(workload: Workload, choice: Choice, path: Path | None, advance: Advance) -> ReportRun:
+    from refold.cli.guarded import make_guarded
     from refold.core import Header, Journals
-    from refold.registry import make_policy
     from refold.results import HistoryJournal, ReportRun, measure
     from refold.simulator import simulate
 
@@ -117,12 +49,13 @@ def _simulated(workload: Workload, choice: Choice, path: Path | None, advance: A
         simulate(
             workload.jobs,
             workload.cluster,
-            make_policy(choice.policy, choice.settings),
+            make_guarded(choice.policy, choice.settings),
             journal=Journals(kept, file) if file else kept,
             costs=workload.costs,
             faults=workload.faults,
             progress=tell,
         )
+    tell(len(workload.jobs))
     history = kept.history(workload.cluster)
     return ReportRun(choice.name, history, measure(history))
 
@@ -136,11 +69,10 @@ def _journal_file(path: Path | None, header: Header) -> Iterator[Journal | None]
         yield None
         return
     try:
-        file = JournalFile(path, header)
+        with JournalFile(path, header) as file:
+            yield file
     except OSError as error:
-        raise BadFile(path, f"cannot be written: {error.strerror}") from None
-    with file:
-        yield file
+        raise BadFile(path, f"cannot be written: {error.strerror or error}") from None
 
 
 def all_simulated(workload: Workload, chosen: Sequence[Choice], processes: int = 1) -> list[ReportRun]:
@@ -152,64 +84,166 @@ def all_simulated(workload: Workload, chosen: Sequence[Choice], processes: int =
 
 def _simulated_in_processes(workload: Workload, chosen: Sequence[Choice], processes: int) -> list[ReportRun]:
     from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import active_children, get_context
 
     from refold.errors import RefoldError
 
     # Not forked: this process has threads by now, and a fork would copy their locks.
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), _prepare_process, (workload,))
-    runs: list[ReportRun] = []
+    context = get_context("spawn")
+    done = context.RawArray("q", len(chosen))
+    pool = ProcessPoolExecutor(processes, context, _prepare_process, (workload, done))
     try:
-        with progress(f"{len(chosen)} policies", len(chosen)) as advance:
-            for run in pool.map(_simulated_here, chosen):
-                if isinstance(run, str):
-                    raise RefoldError(run)
-                runs.append(run)
-                advance()
-    except BaseException:
+        futures = [pool.submit(_simulated_here, place, choice) for place, choice in enumerate(chosen)]
+        with progress(f"{len(chosen)} policies", len(chosen) * len(workload.jobs)) as advance:
+            _watch(futures, done, advance)
+        return [_run_of(future) for future in futures]
+    except BaseException as error:
         for process in active_children():
             process.terminate()
+        if isinstance(error, BrokenProcessPool):
+            raise RefoldError(
+                "a process was ended by the system, perhaps for its memory; try fewer --processes"
+            ) from None
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-    return runs
 
 
-_WORKLOAD_HERE: list[Workload] = []
-"""In a process of the pool: what it simulates, sent once."""
+def _watch(futures: Sequence[Future[ReportRun | _Failure]], done: Sequence[int], advance: Advance) -> None:
+    """Until all have ended or one has failed, tell how many jobs have finished in all."""
+    from concurrent.futures import FIRST_COMPLETED, wait
+
+    told, pending = 0, set(futures)
+    while pending:
+        ended, pending = wait(pending, LOOK_EVERY, FIRST_COMPLETED)
+        for future in ended:
+            _run_of(future)
+        finished = sum(done)
+        advance(finished - told)
+        told = finished
 
 
-def _prepare_process(workload: Workload) -> None:
+def _run_of(future: Future[ReportRun | _Failure]) -> ReportRun:
+    result = future.result()
+    if isinstance(result, _Failure):
+        raise result.error()
+    return result
+
+
+class _Failure:
+    """What is wrong, as it travels between processes: our errors are made of more than their text."""
+
+    def __init__(self, text: str, frames: str) -> None:
+        self._text, self._frames = text, frames
+
+    def error(self) -> Exception:
+        from refold.cli.guarded import PolicyFailed
+
+        return PolicyFailed(self._text, self._frames)
+
+
+_HERE: list[Any] = []
+"""In a process of the pool: the workload, sent once, and where each simulation says how many jobs have finished."""
+
+
+def _prepare_process(workload: Workload, done: Any) -> None:
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's to handle
-    _WORKLOAD_HERE.append(workload)
+    _HERE[:] = [workload, done]
 
 
-def _simulated_here(choice: Choice) -> ReportRun | str:
-    """The run, or what is wrong: our errors know more than their text, which does not travel between processes."""
+def _simulated_here(place: int, choice: Choice) -> ReportRun | _Failure:
     from refold.errors import RefoldError
 
+    workload, done = _HERE
+
+    def advance(amount: float = 1.0) -> None:
+        done[place] += int(amount)
+
     try:
-        return _simulated(_WORKLOAD_HERE[0], choice, None, nobody_looks)
+        return _simulated(workload, choice, None, advance)
     except RefoldError as error:
-        return str(error)
+        return _Failure(str(error), getattr(error, "frames", ""))
 
 
-def try_report(folder: Path, runs: Sequence[ReportRun], title: str, conditions: str) -> Path | None:
-    """Write the report. Without the library that draws it, say so: the numbers are still worth printing."""
-    import typer
+def faults_seen(history: History) -> int:
+    """How many nodes were lost, each time counted, before the last job had ended."""
+    return sum(not change.up for change in history.node_changes)
 
+
+def faults_text(runs: Sequence[ReportRun]) -> str:
+    """'3 node faults', or '3 to 5 node faults' where some policies took longer than others; '' without any."""
+    seen = [faults_seen(run.history) for run in runs]
+    if not any(seen):
+        return ""
+    least, most = min(seen), max(seen)
+    return plural(most, "node fault") if least == most else f"{least:,} to {plural(most, 'node fault')}"
+
+
+def conditions_of(workload: Workload, runs: Sequence[ReportRun]) -> str:
+    """What changes cost and how many nodes were lost, for whoever reads the results."""
+    from refold.model.units import text_from_seconds
+
+    costs = workload.costs
+    named = {"start": costs.start, "stop": costs.stop, "restart": costs.restart}
+    said = [f"{what} {text_from_seconds(seconds)}" for what, seconds in named.items() if seconds]
+    changes = ", ".join(said) or "starting and stopping cost nothing"
+    return f"Simulated: {changes}; {faults_text(runs) or 'no node was lost'}."
+
+
+def reading_notes(workload: Workload) -> list[str]:
+    """What a person should know of how the trace was read."""
+    left_out = f"left out {plural(workload.left_out, 'row')} of {workload.name}"
+    return [*workload.notes, *([left_out] if workload.left_out else [])]
+
+
+def notes_of(workload: Workload, runs: Sequence[ReportRun]) -> list[str]:
+    """What a person should know before believing the results: how the trace was read, and who did not finish."""
+    from refold.results import unfinished_text
+
+    notes = reading_notes(workload)
+    unfinished = [unfinished_text(run.history) for run in runs]
+    if len(set(unfinished)) == 1:
+        return notes + [text for text in unfinished[:1] if text]
+    return notes + [f"{run.name}: {text}" for run, text in zip(runs, unfinished, strict=True) if text]
+
+
+@contextmanager
+def output_folder(folder: Path | None) -> Iterator[None]:
+    """Make a folder before there is anything for it, so that a mistake is told at once; if nothing comes, remove it."""
     from refold.cli.options import make_folder
-    from refold.cli.output import typed_command
+
+    if folder is None:
+        yield
+        return
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    make_folder(folder)
+    try:
+        yield
+    finally:
+        for one in made:
+            with suppress(OSError):  # something is in it
+                one.rmdir()
+
+
+def try_report(
+    folder: Path, runs: Sequence[ReportRun], title: str, conditions: str, notes: Sequence[str]
+) -> Path | None:
+    """Write the report. Without the library that draws it, say so: the numbers are still worth printing.
+
+    `notes` are of how the trace was read; who did not finish is for the report itself to say.
+    """
+    from refold.cli.output import tell, typed_command
     from refold.errors import MissingExtra
     from refold.results import write_report
 
-    path = make_folder(folder) / REPORT
+    path = folder / REPORT
     try:
         with progress("drawing the report"):
-            write_report(path, runs, title=title, workload=conditions, command=typed_command())
+            write_report(path, runs, title=title, workload=conditions, command=typed_command(), notes=notes)
     except MissingExtra as missing:
-        typer.echo(f"note: no report: {missing}", err=True)
+        tell([f"no report: {missing}"])
         return None
     return path

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from refold.cli.output import Column, Table, count
 
 if TYPE_CHECKING:
-    from refold.results import Measures
+    from refold.results import Measures, ReportRun
     from refold.results.measures import Group, Spread
     from refold.results.tables import Cell, Comparison
 
 MOST_TENANTS = 12
 BEST = "*"
-GAP = 2
-"""Characters between two columns."""
+ORACLE = "†"
+OF_FAULTS = ("failures", "lost")
+"""What policies are compared by as well where nodes are lost."""
 
 
-def tables_of(title: str, measures: Measures) -> list[Table]:
+def tables_of(title: str, run: ReportRun) -> list[Table]:
     """All that is measured of one run: as a whole, per tenant, per size."""
+    from refold.cli.experiment import faults_seen
+
+    measures = run.measures
     largest = sorted(measures.tenants, key=lambda group: (-group.gpu_hours, group.name))
     return [
-        _facts(title, measures),
+        _facts(title, measures, faults_seen(run.history)),
         _times(measures),
         _groups("Tenants", "tenant", largest[:MOST_TENANTS], len(largest)),
         _groups("Sizes", "size", measures.sizes, len(measures.sizes)),
     ]
 
 
-def _facts(title: str, measures: Measures) -> Table:
+def _facts(title: str, measures: Measures, faults: int) -> Table:
     from refold.results.tables import text_of
 
     outcomes = measures.outcomes
@@ -48,11 +52,12 @@ def _facts(title: str, measures: Measures) -> Table:
         "GPU-hours of overhead": text_of(measures.overhead_gpu_hours, "h"),
         "GPU-hours lost": text_of(measures.lost_gpu_hours, "h"),
         "preemptions": count(measures.preemptions),
+        "node faults": count(faults) if faults else "",
         "failed runs": count(measures.failures),
         "Jain's index, tenants": text_of(measures.jain_tenants, "index"),
         "Jain's index, jobs": text_of(measures.jain_jobs, "index"),
     }
-    columns = {"fact": Column(""), "value": Column("", number=True)}
+    columns = {"fact": Column("", whole=True), "value": Column("", number=True)}
     return Table(title, columns, [{"fact": fact, "value": value} for fact, value in facts.items() if value])
 
 
@@ -69,7 +74,9 @@ def _times(measures: Measures) -> Table:
         }
         return {"name": name, **{key: text_of(value, unit) for key, value in values.items()}}
 
-    columns = {"name": Column("")} | {key: Column(key, number=True) for key in ("mean", "median", "p90", "p99", "most")}
+    columns = {"name": Column("", whole=True)} | {
+        key: Column(key, number=True) for key in ("mean", "median", "p90", "p99", "most")
+    }
     rows = [
         row("completion", measures.completion, "s"),
         row("waiting", measures.waiting, "s"),
@@ -84,7 +91,7 @@ def _groups(title: str, what: str, groups: Sequence[Group], of_all: int) -> Tabl
     from refold.results.tables import text_of
 
     columns = {
-        "name": Column(what),
+        "name": Column(what, whole=True),
         "jobs": Column("jobs", count, number=True),
         "completion": Column("mean completion", number=True),
         "waiting": Column("mean waiting", number=True),
@@ -108,50 +115,40 @@ def _groups(title: str, what: str, groups: Sequence[Group], of_all: int) -> Tabl
     return Table(title, columns, rows, after=[f"… and {more} more"] if more > 0 else [])
 
 
-def comparison_tables(title: str, comparison: Comparison, width: int) -> list[Table]:
-    """The comparison as one table, or as several below each other where a line has no room for all columns."""
-    names = {"name": Column("policy")}
+def comparison_table(title: str, runs: Sequence[ReportRun], oracles: Collection[str], faults: str) -> Table:
+    """The runs side by side: the best of each column and policies that know durations are marked."""
+    from refold.results import compare
+    from refold.results.tables import MAIN, MORE
+
+    measured = (*MAIN, *(one for one in MORE if faults and one[0].key in OF_FAULTS))
+    comparison = compare([(run.name, run.measures) for run in runs], measured)
     rows: list[dict[str, Any]] = [
-        {"name": row.name} | {column.key: cell for column, cell in zip(comparison.columns, row.cells, strict=True)}
+        {"name": f"{row.name} {ORACLE}" if row.name in oracles else row.name}
+        | {column.key: cell for column, cell in zip(comparison.columns, row.cells, strict=True)}
         for row in comparison.rows
     ]
-    columns = {
+    columns = {"name": Column("policy", whole=True)} | {
         column.key: Column(column.name, _text_of_cell, number=True, style=_style_of_cell)
         for column in comparison.columns
     }
-    first = max([len("policy"), *(len(row["name"]) for row in rows)])
-    needed = {key: GAP + _width(column, [row[key] for row in rows]) for key, column in columns.items()}
-    blocks = _blocks(needed, width - first)
-    after = (
-        [f"{BEST} the best of its column"] if any(cell.best for row in comparison.rows for cell in row.cells) else []
+    return Table(title, columns, rows, _footnotes(comparison, runs, oracles, faults))
+
+
+def _footnotes(comparison: Comparison, runs: Sequence[ReportRun], oracles: Collection[str], faults: str) -> list[str]:
+    said = {
+        f"{BEST} the best of its column": any(cell.best for row in comparison.rows for cell in row.cells),
+        f"{ORACLE} knows how long jobs will take": any(run.name in oracles for run in runs),
+        f"{faults} while jobs were there": bool(faults),
+        _alike(runs): len(runs) > 1 and len({tuple(cell.text for cell in row.cells) for row in comparison.rows}) == 1,
+    }
+    return [line for line, true in said.items() if true]
+
+
+def _alike(runs: Sequence[ReportRun]) -> str:
+    nobody_waited = not any(
+        run.measures.waiting.most or run.measures.outcomes.finished < run.measures.jobs for run in runs
     )
-    return [
-        Table(
-            title if place == 0 else "",
-            names | {key: columns[key] for key in block},
-            rows,
-            after if place == len(blocks) - 1 else [],
-        )
-        for place, block in enumerate(blocks)
-    ]
-
-
-def _width(column: Column, cells: Sequence[Cell]) -> int:
-    """How wide a column gets; its title may be broken between words."""
-    return max(*(len(word) for word in column.title.split()), *(len(_text_of_cell(cell)) for cell in cells))
-
-
-def _blocks(needed: dict[str, int], room: int) -> list[list[str]]:
-    """The columns in order, parted into as few lines as have room for them."""
-    blocks: list[list[str]] = [[]]
-    used = 0
-    for key, width in needed.items():
-        if blocks[-1] and used + width > room:
-            blocks.append([])
-            used = 0
-        blocks[-1].append(key)
-        used += width
-    return blocks
+    return f"{'nobody waited: ' if nobody_waited else ''}all policies are alike here"
 
 
 def _text_of_cell(cell: Cell) -> str:

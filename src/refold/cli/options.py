@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,10 +16,14 @@ def _policies_beginning(incomplete: str) -> list[str]:
     from refold.errors import RefoldError
     from refold.registry import policy_names
 
+    policy, slash, placement = incomplete.rpartition("/")
     try:
-        return [name for name in policy_names() if name.startswith(incomplete)]
+        names = policy_names()
     except RefoldError:
         return []  # a shell that completes has no place for complaints
+    if slash and policy in names:
+        return [f"{policy}/{name}" for name in _placements_beginning(placement)]
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def _placements_beginning(incomplete: str) -> list[str]:
@@ -40,11 +45,51 @@ def _placement_lists_beginning(incomplete: str) -> list[str]:
     return _completed_last(incomplete, _placements_beginning(incomplete.rpartition(",")[2]))
 
 
+def _traces_beginning(incomplete: str) -> list[str]:
+    """The shipped ones; beside them files, which the shell completes by itself only where nothing is offered."""
+    from refold.traces import SHIPPED
+
+    shipped = [name for name in SHIPPED if name.startswith(incomplete)]
+    return shipped + sorted(path.name for path in Path().glob(f"{incomplete}*") if path.is_file()) if shipped else []
+
+
+def _formats_beginning(incomplete: str) -> list[str]:
+    from refold.traces import FORMATS
+
+    return [name for name in FORMATS if name.startswith(incomplete)]
+
+
+def _settings_beginning(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Settings of the policy named before, with their defaults."""
+    from refold.errors import RefoldError
+    from refold.registry import settings_of
+
+    policy = ctx.params.get("policy") or DEFAULT_POLICY
+    try:
+        settings = settings_of(policy if policy.endswith(".py") else policy.partition("/")[0])
+    except RefoldError:
+        return []
+    return [f"{key}={default}" for key, default in settings.items() if key.startswith(incomplete)]
+
+
+DEFAULT_POLICY = "fifo"
+
+TRACE_HELP = "A trace file (plain or .gz), or 'demo'."
+TraceName = Annotated[str, typer.Argument(metavar="TRACE", help=TRACE_HELP, autocompletion=_traces_beginning)]
+TraceOrDemo = Annotated[str, typer.Argument(metavar="[TRACE]", help=TRACE_HELP, autocompletion=_traces_beginning)]
+FormatName = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="How to read it (see 'refold trace formats'); else found out.",
+        autocompletion=_formats_beginning,
+    ),
+]
 PolicyName = Annotated[
     str,
     typer.Option(
         "--policy",
-        help="Who runs when: a name (see 'refold policies') or a file of your own.",
+        help="Who runs when: a name (see 'refold policies'), a name/placement, or a file of your own.",
         autocompletion=_policies_beginning,
     ),
 ]
@@ -52,7 +97,7 @@ OtherPolicy = Annotated[
     str | None,
     typer.Option(
         "--policy",
-        help="Ask what this policy would have done: a name or a file of your own.",
+        help="Ask what this policy would have done: a name, a name/placement, or a file of your own.",
         autocompletion=_policies_beginning,
     ),
 ]
@@ -87,7 +132,10 @@ Seed = Annotated[
     typer.Option("--seed", min=0, max=2**62, help="Chance of policy and placement: the policy's 'seed'."),
 ]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the policy; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="A setting of the policy; repeatable.", autocompletion=_settings_beginning
+    ),
 ]
 
 ClusterFile = Annotated[
@@ -96,8 +144,12 @@ ClusterFile = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option("--limit", min=1, metavar="JOBS", help="Only so many jobs, the first ones.")]
 
-StartCost = Annotated[str, typer.Option("--start-cost", metavar="TIME", help="What the first start of a job takes.")]
-StopCost = Annotated[str, typer.Option("--stop-cost", metavar="TIME", help="What stopping a run takes.")]
+StartCost = Annotated[
+    str | None, typer.Option("--start-cost", metavar="TIME", help="What the first start of a job takes [nothing].")
+]
+StopCost = Annotated[
+    str | None, typer.Option("--stop-cost", metavar="TIME", help="What stopping a run takes [nothing].")
+]
 RestartCost = Annotated[
     str | None,
     typer.Option("--restart-cost", metavar="TIME", help="What every later start takes [as the first]."),
@@ -114,19 +166,35 @@ Faults = Annotated[
 Repair = Annotated[
     str | None, typer.Option("--repair", metavar="TIME", help="Mean time until a lost node returns [1h].")
 ]
-FaultSeed = Annotated[int, typer.Option("--fault-seed", min=0, max=2**62, help="Chance of the faults.")]
+FaultSeed = Annotated[int | None, typer.Option("--fault-seed", min=0, max=2**62, help="Chance of the faults [0].")]
 
 OutFolder = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write the report into this folder.")]
 
 
 def settings_from(given: list[str] | None, placement: str | None = None, seed: int | None = None) -> dict[str, Any]:
     """The settings of a policy: `--placement` and `--seed` are two of them that have options of their own."""
+    from refold.errors import BadInput
+
     settings: dict[str, Any] = {}
     if placement is not None:
         settings["placement"] = placement
     if seed is not None:
         settings["seed"] = seed
-    return settings | dict(_setting(text) for text in given or [])
+    for text in given or []:
+        key, value = _setting(text)
+        if key in settings:
+            raise BadInput(f"--set {text}: {key} is {settings[key]} already; say it once")
+        settings[key] = value
+    return settings
+
+
+def refuse_without(needed: str, given: Mapping[str, object], why: str) -> None:
+    """Options that would change nothing, since another is missing, are not passed over in silence."""
+    from refold.errors import BadInput
+
+    for option, value in given.items():
+        if value is not None:
+            raise BadInput(f"{option} needs {needed}: {why}")
 
 
 def _setting(text: str) -> tuple[str, Any]:
@@ -143,17 +211,25 @@ def _setting(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def costs_from(start: str, stop: str, restart: str | None, checkpoint_every: str | None) -> Costs:
+def costs_from(start: str | None, stop: str | None, restart: str | None, checkpoint_every: str | None) -> Costs:
     """What changes cost, from how people write durations."""
     from refold.model.units import seconds_from_text
     from refold.simulator import Costs
 
+    first = seconds_from_text("0" if start is None else start)
     return Costs(
-        start=seconds_from_text(start),
-        stop=seconds_from_text(stop),
-        restart=seconds_from_text(start if restart is None else restart),
+        start=first,
+        stop=seconds_from_text("0" if stop is None else stop),
+        restart=first if restart is None else seconds_from_text(restart),
         checkpoint_every=None if checkpoint_every is None else seconds_from_text(checkpoint_every),
     )
+
+
+def check_faults(faults: str | None, checkpoint_every: str | None, repair: str | None, seed: int | None) -> None:
+    """What is about faults needs some."""
+    if faults is None:
+        about = {"--checkpoint-every": checkpoint_every, "--repair": repair, "--fault-seed": seed}
+        refuse_without("--faults", about, "how often nodes are lost, such as --faults 30d")
 
 
 def make_folder(folder: Path) -> Path:

@@ -26,12 +26,15 @@ def policies(as_json: AsJson = False) -> None:
     if as_json:
         print_json({"policies": [_document(one) for one in found], "placements": rules})
         return
-    columns = {"name": Column("name"), "summary": Column("which nodes")}
+    columns = {"name": Column("name", whole=True), "summary": Column("which nodes")}
     print_tables(_table(found), Table("Placements (--placement)", columns, rules))
 
 
 def _document(one: Listed) -> dict[str, object]:
-    return one._asdict() | {"settings": {name: _plain(default) for name, default in one.settings.items()}}
+    return one._asdict() | {
+        "problem": one.problem or None,
+        "settings": {name: _plain(default) for name, default in one.settings.items()},
+    }
 
 
 def _plain(default: object) -> object:
@@ -45,7 +48,7 @@ def _plain(default: object) -> object:
 
 def _table(found: list[Listed]) -> Table:
     columns = {
-        "name": Column("name"),
+        "name": Column("name", whole=True),
         "summary": Column("who runs when"),
         "knows": Column("knows durations"),
         "stops": Column("stops runs"),
@@ -62,5 +65,7 @@ def _table(found: list[Listed]) -> Table:
             "where": "refold" if one.where.startswith(OF_THE_PACKAGE) else one.where,
         }
         for one in found
+        if not one.problem
     ]
-    return Table("Policies (--policy)", columns, rows)
+    problems = [f"cannot be used: {one.where}: {one.problem}" for one in found if one.problem]
+    return Table("Policies (--policy)", columns, rows, after=problems)

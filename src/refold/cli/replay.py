@@ -18,17 +18,23 @@ from refold.cli.options import (
     StartCost,
     StopCost,
     costs_from,
+    refuse_without,
     settings_from,
 )
-from refold.cli.output import AsJson, output_width, print_json, print_tables, progress
+from refold.cli.output import AsJson, plural, print_json, print_tables, progress, say, tell
 from refold.cli.workload import Workload
 
 if TYPE_CHECKING:
-    from refold.cli.experiment import Choice
-    from refold.core import Entry, Header
-    from refold.model import Job
+    from refold.cli.choices import Choice
+    from refold.core import Entry, Header, Policy
+    from refold.core.orders import Order
+    from refold.model import Allocation, Cluster, Job
     from refold.results import History, ReportRun
     from refold.simulator import Costs, Fault
+
+
+MOST_ORDERS = 5
+"""How many orders of a difference are told."""
 
 
 def replay(
@@ -37,8 +43,8 @@ def replay(
     placement: PlacementName = None,
     seed: Seed = None,
     settings: Settings = None,
-    start_cost: StartCost = "0s",
-    stop_cost: StopCost = "0s",
+    start_cost: StartCost = None,
+    stop_cost: StopCost = None,
     restart_cost: RestartCost = None,
     out: OutFolder = None,
     as_json: AsJson = False,
@@ -55,28 +61,29 @@ def replay(
 
     Example: refold replay out/journal.jsonl --policy srtf --out what-if
     """
-    if policy is None:
-        _replay_itself(journal, out, as_json)
-        return
-    from refold.cli.experiment import chosen_policy
+    from refold.cli.choices import chosen_policy
+    from refold.cli.experiment import output_folder
 
+    if policy is None:
+        costs = {"--start-cost": start_cost, "--stop-cost": stop_cost, "--restart-cost": restart_cost}
+        given = {"--placement": placement, "--seed": seed, "--set": settings or None, **costs}
+        refuse_without("--policy", given, "a journal replays with the policy and settings it was made with")
+        with output_folder(out):
+            _replay_itself(journal, out, as_json)
+        return
     choice = chosen_policy(policy, settings_from(settings, placement, seed))
-    _what_if(journal, choice, costs_from(start_cost, stop_cost, restart_cost, None), out, as_json)
+    with output_folder(out):
+        _what_if(journal, choice, costs_from(start_cost, stop_cost, restart_cost, None), out, as_json)
 
 
 def _replay_itself(path: Path, out: Path | None, as_json: bool) -> None:
-    from refold.errors import BadJournal
-    from refold.journal import check_replay, read_journal
-    from refold.registry import make_policy
+    from refold.cli.guarded import make_guarded
+    from refold.journal import read_journal
 
     header, entries = read_journal(path)
     seen = _Counted(entries)
-    difference = None
     with progress(f"replaying {path.name}"):
-        try:
-            check_replay(header, iter(seen), make_policy(header.policy, header.settings))
-        except BadJournal as error:
-            difference = str(error)
+        difference = _difference(header, iter(seen), make_guarded(header.policy, header.settings))
     report = _report(path, out, [_recorded(path)[0]], "As it was recorded.") if out else None
     if as_json:
         print_json(
@@ -84,16 +91,65 @@ def _replay_itself(path: Path, out: Path | None, as_json: bool) -> None:
                 "policy": header.policy,
                 "entries": seen.entries,
                 "orders": seen.orders,
-                "identical": difference is None,
-                "difference": difference,
+                "identical": not difference,
+                "difference": "; ".join(difference) or None,
                 "report": report and str(report),
             }
         )
     else:
-        typer.echo(difference or f"{seen.entries:,} entries, {seen.orders:,} orders: identical")
+        for line in difference or [f"{_entries_text(seen.entries)}, {plural(seen.orders, 'order')}: identical"]:
+            say(line)
         if report:
-            typer.echo(f"report: {report}")
-    raise typer.Exit(int(difference is not None))
+            say(f"report: {report}")
+    raise typer.Exit(int(bool(difference)))
+
+
+def _entries_text(entries: int) -> str:
+    return "1 entry" if entries == 1 else f"{entries:,} entries"
+
+
+def _difference(header: Header, entries: Iterator[Entry], policy: Policy) -> list[str]:
+    """Where orders first come out otherwise than recorded, and which: a line each. Nothing, if none do."""
+    from refold.journal import replay
+
+    for number, (recorded, again) in enumerate(replay(header, entries, policy), start=1):
+        if recorded.orders != again.orders:
+            only = [order for order in recorded.orders if order not in again.orders]
+            other = [order for order in again.orders if order not in recorded.orders]
+            return [
+                f"entry {number}, at {recorded.now:g} s, differs",
+                *_ordered("the journal has", only, header.cluster),
+                *_ordered("replay gives", other, header.cluster),
+                *(["the same orders, in another order"] if not only and not other else []),
+            ]
+    return []
+
+
+def _ordered(who: str, orders: Sequence[Order], cluster: Cluster) -> list[str]:
+    lines = [f"{who}: {_order_text(order, cluster)}" for order in orders[:MOST_ORDERS]]
+    more = len(orders) - MOST_ORDERS
+    return [*lines, f"{who}: {plural(more, 'order')} more"] if more > 0 else lines
+
+
+def _order_text(order: Order, cluster: Cluster) -> str:
+    """'start run 1 of job a on n0 (GPUs 0, 1), n1 (GPU 3)', 'stop run 2 of job b (for c)'."""
+    from refold.core.orders import StartRun
+
+    what = f"run {order.run} of job {order.job}"
+    if isinstance(order, StartRun):
+        return f"start {what} on {_allocation_text(order.allocation, cluster)}"
+    return f"stop {what}" + (f" ({order.why})" if order.why else "")
+
+
+def _allocation_text(allocation: Allocation, cluster: Cluster) -> str:
+    from refold.model.units import WHOLE
+
+    def share_text(node: int, gpus: Sequence[int], milli: int) -> str:
+        part = "" if milli == WHOLE else f"{milli / WHOLE:g} of "
+        held = f" ({part}GPU{'s' * (len(gpus) != 1)} {', '.join(map(str, gpus))})" if gpus else ""
+        return f"{cluster.nodes[node].name}{held}"
+
+    return ", ".join(share_text(share.node, share.gpus, share.gpu_milli) for share in allocation.placement)
 
 
 class _Counted:
@@ -113,7 +169,7 @@ class _Counted:
 
 def _recorded(path: Path) -> tuple[ReportRun, Header]:
     """What happened, as the journal tells it."""
-    from refold.cli.experiment import name_of
+    from refold.cli.choices import name_of
     from refold.journal import read_journal
     from refold.results import History, ReportRun, measure
 
@@ -125,21 +181,23 @@ def _recorded(path: Path) -> tuple[ReportRun, Header]:
 
 
 def _what_if(path: Path, choice: Choice, costs: Costs, out: Path | None, as_json: bool) -> None:
-    from refold.cli.experiment import simulated
-    from refold.cli.measured import comparison_tables
-    from refold.results import ReportRun, compare
+    from refold.cli.choices import is_oracle
+    from refold.cli.experiment import conditions_of, faults_text, notes_of, simulated
+    from refold.cli.measured import comparison_table
+    from refold.results import ReportRun
 
     recorded, header = _recorded(path)
     workload = _workload_of(path, recorded.history, costs)
     other = simulated(workload, choice)
     runs = [recorded, ReportRun(f"{other.name} (simulated)", other.history, other.measures)]
-    report = _report(path, out, runs, workload.conditions) if out else None
+    notes = notes_of(workload, runs[1:])
+    report = _report(path, out, runs, conditions_of(workload, runs[1:]), workload.notes) if out else None
     if as_json:
         policies = [(header.policy, header.settings), (choice.policy, choice.settings)]
         print_json(
             {
                 "journal": str(path),
-                "notes": workload.notes,
+                "notes": notes,
                 "runs": [
                     {"name": run.name, "policy": policy, "settings": settings, "measures": run.measures}
                     for run, (policy, settings) in zip(runs, policies, strict=True)
@@ -148,17 +206,20 @@ def _what_if(path: Path, choice: Choice, costs: Costs, out: Path | None, as_json
             }
         )
         return
-    workload.tell()
-    comparison = compare([(run.name, run.measures) for run in runs])
-    print_tables(*comparison_tables(str(workload), comparison, output_width()))
+    tell(notes)
+    knowing = (is_oracle(header.policy), choice.oracle)
+    oracles = {run.name for run, oracle in zip(runs, knowing, strict=True) if oracle}
+    print_tables(comparison_table(str(workload), runs, oracles, faults_text(runs)))
     if report:
-        typer.echo(f"report: {report}")
+        say(f"report: {report}")
 
 
-def _report(path: Path, out: Path, runs: Sequence[ReportRun], conditions: str) -> Path | None:
+def _report(
+    path: Path, out: Path, runs: Sequence[ReportRun], conditions: str, notes: Sequence[str] = ()
+) -> Path | None:
     from refold.cli.experiment import try_report
 
-    return try_report(out, runs, f"Journal {path.name}", conditions)
+    return try_report(out, runs, f"Journal {path.name}", conditions, notes)
 
 
 def _workload_of(path: Path, history: History, costs: Costs) -> Workload:
@@ -169,7 +230,7 @@ def _workload_of(path: Path, history: History, costs: Costs) -> Workload:
     if not jobs:
         raise BadInput(f"{path}: no job of it was seen to end, so there is nothing to simulate")
     without = len(history.jobs) - len(jobs)
-    notes = [f"left out {without:,} jobs that were not seen to end"] if without else []
+    notes = [f"left out {plural(without, 'job')} not seen to end"] if without else []
     return Workload(path.name, jobs, history.cluster, costs, _faults_of(history), notes=notes)
 
 

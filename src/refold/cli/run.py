@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from refold.cli.options import PlacementName, PolicyName, Settings, make_folder, settings_from
-from refold.cli.output import AsJson, Column, Table, print_json, print_tables
+from refold.cli.output import AsJson, Column, Table, print_json, print_tables, printable, say
 
 if TYPE_CHECKING:
     from refold.core import Entry, Header, Policy, View
@@ -46,14 +46,16 @@ def run(
     import asyncio
 
     from refold.backends.local import local_cluster
+    from refold.cli.choices import chosen_policy
+    from refold.cli.guarded import make_guarded
     from refold.core import Header
     from refold.live import Outcomes, read_jobs
     from refold.model.units import seconds_from_text
-    from refold.registry import make_policy
 
     wanted, patience = read_jobs(jobs), seconds_from_text(grace)
-    header = Header(local_cluster(slots), policy, settings_from(settings, placement))
-    made = make_policy(header.policy, header.settings)
+    choice = chosen_policy(policy, settings_from(settings, placement))
+    header = Header(local_cluster(slots), choice.policy, dict(choice.settings))
+    made = make_guarded(header.policy, header.settings)
     _rehearse(header, wanted)
     folder = _new_folder(out)
     outcomes = Outcomes(wanted)
@@ -61,18 +63,18 @@ def run(
     if as_json:
         print_json({"journal": str(folder / JOURNAL), "jobs": list(outcomes.of.values())})
     else:
-        typer.echo()
+        say()
         print_tables(_table(outcomes, folder))
     raise typer.Exit(interrupted or int(not outcomes.all_finished()))
 
 
 def _rehearse(header: Header, jobs: list[Job]) -> None:
     """Let another such policy decide once, for nothing: what is compiled on first use is so before the clock runs."""
+    from refold.cli.guarded import make_guarded
     from refold.core import Scheduler
     from refold.core.events import JobSubmitted
-    from refold.registry import make_policy
 
-    scheduler = Scheduler(header.cluster, make_policy(header.policy, header.settings), refused=lambda _: None)
+    scheduler = Scheduler(header.cluster, make_guarded(header.policy, header.settings), refused=lambda _: None)
     scheduler.step(0.0, [JobSubmitted(job) for job in jobs])
 
 
@@ -120,12 +122,12 @@ class _Teller:
         self._outcomes = outcomes
         self._folder = folder
         self._on_stderr = on_stderr
-        self._width = min(30, max(len(_printable(job)) for job in outcomes.of))
+        self._width = min(30, max(len(printable(job)) for job in outcomes.of))
 
-    def line(self, text: str) -> None:
+    def line(self, text: str, fg: str | None = None) -> None:
         """Say something. That nobody listens any more is no reason to end the jobs."""
         with suppress(OSError):
-            typer.echo(text, err=self._on_stderr)
+            say(text, err=self._on_stderr, fg=fg)
 
     def step(self, entry: Entry, view: View) -> None:
         """What was new in a step, and what will be stopped because of it."""
@@ -139,7 +141,7 @@ class _Teller:
                 self.line(self._say(entry.now, order.job, f"is to stop ({order.why})"))
 
     def refused(self, refusal: BadDecision) -> None:
-        self.line(typer.style(f"refused: {refusal}", fg=typer.colors.YELLOW))
+        self.line(f"refused: {refusal}", typer.colors.YELLOW)
 
     def interrupted(self, grace: float) -> None:
         self.line(f"interrupted: every run has {grace:g} s to stop; once more to kill them now")
@@ -165,7 +167,7 @@ class _Teller:
                 return []
 
     def _say(self, now: float, job_id: str, what: str) -> str:
-        return f"{now:8.1f} s  {_printable(job_id):{self._width}}  {what}"
+        return f"{now:8.1f} s  {printable(job_id):{self._width}}  {what}"
 
     def _last_lines(self, job_id: str, number: int) -> list[str]:
         from refold.backends.local import log_path
@@ -180,12 +182,8 @@ def _tail(path: Path) -> list[str]:
         log.seek(max(0, path.stat().st_size - LAST_BYTES))
         text = log.read().decode(errors="replace")
     seen = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
-    lines = [_printable(COLOURS.sub("", line)).strip() for line in seen]
+    lines = [printable(COLOURS.sub("", line)).strip() for line in seen]
     return [line for line in lines if line][-LAST_LINES:]
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _slots(allocation: Allocation | None) -> str:
@@ -210,7 +208,7 @@ def _table(outcomes: Outcomes, folder: Path) -> Table:
 
     def row(outcome: Outcome) -> dict[str, Any]:
         return {
-            "job": _printable(outcome.job),
+            "job": outcome.job,
             "standing": outcome.standing,
             "slots": _slots(outcome.allocation) if outcome.runs else "–",
             "waited": lasted(outcome.submitted, outcome.first_started),
@@ -220,7 +218,7 @@ def _table(outcomes: Outcomes, folder: Path) -> Table:
         }
 
     columns = {
-        "job": Column("job"),
+        "job": Column("job", whole=True),
         "standing": Column("outcome"),
         "slots": Column("last on"),
         "waited": Column("waited", number=True),

@@ -12,6 +12,7 @@ from refold.cli.options import (
     ClusterFile,
     Faults,
     FaultSeed,
+    FormatName,
     Limit,
     PlacementName,
     PolicyName,
@@ -21,16 +22,17 @@ from refold.cli.options import (
     Settings,
     StartCost,
     StopCost,
+    TraceName,
+    check_faults,
     costs_from,
-    make_folder,
     settings_from,
 )
-from refold.cli.output import AsJson, print_json, print_tables
-from refold.cli.trace import FormatName, GpusPerInstance, SkipBad, TraceFile
+from refold.cli.output import AsJson, print_json, print_tables, say, tell
+from refold.cli.trace import GpusPerInstance, SkipBad
 
 
 def simulate(
-    trace: TraceFile,
+    trace: TraceName,
     cluster: ClusterFile = None,
     policy: PolicyName = "fifo",
     placement: PlacementName = None,
@@ -38,15 +40,15 @@ def simulate(
     settings: Settings = None,
     format: FormatName = None,
     skip_bad: SkipBad = False,
-    gpus_per_instance: GpusPerInstance = 8,
+    gpus_per_instance: GpusPerInstance = None,
     limit: Limit = None,
-    start_cost: StartCost = "0s",
-    stop_cost: StopCost = "0s",
+    start_cost: StartCost = None,
+    stop_cost: StopCost = None,
     restart_cost: RestartCost = None,
     checkpoint_every: CheckpointEvery = None,
     faults: Faults = None,
     repair: Repair = None,
-    fault_seed: FaultSeed = 0,
+    fault_seed: FaultSeed = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Write journal.jsonl and report.html into this folder.")
     ] = None,
@@ -62,33 +64,48 @@ def simulate(
 
     Example: refold simulate jobs.csv --cluster 16x8:A100 --policy las --placement fgd --out las
     """
-    from refold.cli.experiment import JOURNAL, chosen_policy, simulated, try_report
+    from refold.cli.choices import chosen_policy
+    from refold.cli.experiment import (
+        JOURNAL,
+        conditions_of,
+        faults_seen,
+        notes_of,
+        output_folder,
+        reading_notes,
+        simulated,
+        try_report,
+    )
     from refold.cli.measured import tables_of
     from refold.cli.workload import Reading, read_workload, with_faults
 
     choice = chosen_policy(policy, settings_from(settings, placement, seed))
     costs = costs_from(start_cost, stop_cost, restart_cost, checkpoint_every)
+    check_faults(faults, checkpoint_every, repair, fault_seed)
     workload = read_workload(trace, cluster, Reading(format, skip_bad, gpus_per_instance, limit), costs)
-    workload = with_faults(workload, faults, repair, fault_seed)
-    journal = journal or (make_folder(out) / JOURNAL if out else None)
-    run = simulated(workload, choice, journal)
-    report = try_report(out, [run], f"{run.name} on {workload.name}", workload.conditions) if out else None
+    workload = with_faults(workload, faults, repair, fault_seed or 0)
+    with output_folder(out):
+        journal = journal or (out / JOURNAL if out else None)
+        run = simulated(workload, choice, journal)
+        notes = notes_of(workload, [run])
+        title, conditions = f"{run.name} on {workload.name}", conditions_of(workload, [run])
+        report = try_report(out, [run], title, conditions, reading_notes(workload)) if out else None
     if as_json:
         print_json(
             {
                 "trace": workload.name,
                 "policy": choice.policy,
                 "settings": choice.settings,
+                "node_faults": faults_seen(run.history),
                 "measures": run.measures,
                 "left_out": workload.left_out,
-                "notes": workload.notes,
+                "notes": notes,
                 "journal": journal and str(journal),
                 "report": report and str(report),
             }
         )
         return
-    workload.tell()
-    print_tables(*tables_of(f"{run.name} on {workload}", run.measures))
+    tell(notes)
+    print_tables(*tables_of(f"{run.name} on {workload}", run))
     for what, path in (("journal", journal), ("report", report)):
         if path:
-            typer.echo(f"{what}: {path}")
+            say(f"{what}: {path}")

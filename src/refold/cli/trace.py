@@ -10,6 +10,7 @@ import typer
 from refold.cli.output import AsJson, Column, Table, bar, count, percent, print_json, print_tables
 
 if TYPE_CHECKING:
+    from refold.model import Cluster
     from refold.traces.summary import Portion, Summary
     from refold.traces.synthetic import Shape
     from refold.traces.trace import Trace
@@ -25,11 +26,16 @@ FormatName = Annotated[
 ]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out rows that cannot be read, and count them.")]
 GpusPerInstance = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--gpus-per-instance", min=1, help="Where only a total of GPUs is given: at most this many on one node."
+        "--gpus-per-instance",
+        min=1,
+        help="Where only a total of GPUs is given: at most this many on one node [those of the largest node, else 8].",
     ),
 ]
+
+GPUS_PER_INSTANCE = 8
+"""Where no cluster is known."""
 
 MOST_TENANTS = 12
 MOST_LEFT_OUT = 5
@@ -40,7 +46,7 @@ def show(
     trace: TraceFile,
     format: FormatName = None,
     skip_bad: SkipBad = False,
-    gpus_per_instance: GpusPerInstance = 8,
+    gpus_per_instance: GpusPerInstance = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what a trace holds: jobs, sizes, durations, arrivals, tenants, and rows that were left out.
@@ -50,7 +56,8 @@ def show(
     from refold.traces import read_trace
     from refold.traces.summary import summarise
 
-    summary = summarise(read_trace(trace, format=format, skip_bad=skip_bad, gpus_per_instance=gpus_per_instance))
+    each = gpus_per_instance or GPUS_PER_INSTANCE
+    summary = summarise(read_trace(trace, format=format, skip_bad=skip_bad, gpus_per_instance=each))
     if as_json:
         print_json(summary)
     else:
@@ -74,7 +81,7 @@ def _facts(summary: Summary) -> Table:
         "of these best-effort": count(summary.best_effort),
         "submitted over": text_from_seconds(summary.span),
         "GPU-hours": count(summary.gpu_hours),
-        "GPUs busy, on average": count(summary.gpu_hours * 3600 / summary.span) if summary.span else "–",
+        "offered load: GPU-hours of work per hour of submissions": _count_or_dash(summary.offered_gpus),
         "rows left out": count(len(summary.left_out)),
     }
     more = len(summary.left_out) - MOST_LEFT_OUT
@@ -85,6 +92,10 @@ def _facts(summary: Summary) -> Table:
         [{"fact": fact, "value": value} for fact, value in facts.items()],
         after=[*(f"note: {note}" for note in summary.notes), *(f"left out: {row}" for row in left_out)],
     )
+
+
+def _count_or_dash(number: float | None) -> str:
+    return "–" if number is None else count(number)
 
 
 def _portions(title: str, what: str, portions: tuple[Portion, ...], of_all: int = 0) -> Table:
@@ -133,7 +144,7 @@ def convert(
     out: OutFile,
     format: FormatName = None,
     skip_bad: SkipBad = False,
-    gpus_per_instance: GpusPerInstance = 8,
+    gpus_per_instance: GpusPerInstance = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a trace of any format in the common columns, a plain CSV that spreadsheets read too.
@@ -142,7 +153,8 @@ def convert(
     """
     from refold.traces import read_trace
 
-    trace = read_trace(source, format=format, skip_bad=skip_bad, gpus_per_instance=gpus_per_instance)
+    each = gpus_per_instance or GPUS_PER_INSTANCE
+    trace = read_trace(source, format=format, skip_bad=skip_bad, gpus_per_instance=each)
     _write(trace, out, as_json)
 
 
@@ -162,28 +174,45 @@ def generate(
 ) -> None:
     """Make a workload: of the usual kind, or like a trace you have; for a cluster, at a load.
 
+    For a cluster, jobs ask for its GPU types only.
+
     Example: refold trace generate busy.csv --jobs 5000 --like demo --cluster 16x8:A100 --load 1.1
     """
+    from refold.errors import BadInput
+    from refold.traces import read_cluster
+    from refold.traces.adapt import with_types_of
     from refold.traces.synthetic import generate as draw
 
-    _write(draw(_shape(jobs, like, cluster, load), seed), out, as_json)
+    if cluster is None:
+        if load is not None:
+            raise BadInput("--load needs --cluster: a load is a part of something, such as --cluster 16x8")
+        made = draw(_shape(jobs, like, GPUS_PER_INSTANCE), seed)
+    else:
+        machines = read_cluster(cluster)
+        shape = _shape(jobs, like, most_gpus_of_a_node(machines))
+        made = with_types_of(draw(shape.for_load(machines, 0.9 if load is None else load), seed), machines)
+    _write(made, out, as_json)
 
 
-def _shape(jobs: int, like: str | None, cluster: str | None, load: float | None) -> Shape:
+def most_gpus_of_a_node(cluster: Cluster) -> int:
+    """How many GPUs an instance may have at most; where no node has any, as if there were no cluster."""
+    return max(node.gpus for node in cluster.nodes) or GPUS_PER_INSTANCE
+
+
+def _shape(jobs: int, like: str | None, gpus_per_instance: int) -> Shape:
     from dataclasses import replace
 
-    from refold.errors import BadInput
-    from refold.traces import read_cluster, read_trace
+    from refold.traces import read_trace
     from refold.traces.synthetic import calibrated, everyday
 
-    if load is not None and cluster is None:
-        raise BadInput("--load needs --cluster: a load is a part of something, such as --cluster 16x8")
-    shape = replace(calibrated(read_trace(like)), jobs=jobs) if like else everyday(jobs)
-    return shape.for_load(read_cluster(cluster), 0.9 if load is None else load) if cluster else shape
+    if not like:
+        return everyday(jobs)
+    return replace(calibrated(read_trace(like, gpus_per_instance=gpus_per_instance)), jobs=jobs)
 
 
 def _write(trace: Trace, out: Path, as_json: bool) -> None:
     from refold.traces import write_trace
+    from refold.traces.trace import counted
 
     write_trace(trace, out)
     if as_json:
@@ -192,8 +221,8 @@ def _write(trace: Trace, out: Path, as_json: bool) -> None:
         return
     for note in trace.notes:
         typer.echo(f"note: {note}", err=True)
-    left_out_too = f", left out {len(trace.left_out)} rows" if trace.left_out else ""
-    typer.echo(f"wrote {len(trace.jobs):,} jobs to {out}{left_out_too}")
+    left_out_too = f", left out {counted(len(trace.left_out), 'row')}" if trace.left_out else ""
+    typer.echo(f"wrote {counted(len(trace.jobs), 'job')} to {out}{left_out_too}")
     typer.echo(f"next: refold trace show {out}", err=True)
 
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import typer
-
 from refold.cli.output import progress
 
 if TYPE_CHECKING:
@@ -34,51 +32,40 @@ class Workload:
     notes: Sequence[str] = ()
 
     def __str__(self) -> str:
-        nodes = len(self.cluster.nodes)
-        cluster = f"{nodes:,} node{'s' * (nodes != 1)} with {self.cluster.gpus:,} GPUs"
-        return f"{self.name}: {len(self.jobs):,} job{'s' * (len(self.jobs) != 1)} on {cluster}"
+        from refold.traces.trace import counted
 
-    @property
-    def conditions(self) -> str:
-        """What changes cost and how many faults there are, for whoever reads the results."""
-        from refold.model.units import text_from_seconds
-
-        costs = {"start": self.costs.start, "stop": self.costs.stop, "restart": self.costs.restart}
-        said = [f"{what} {text_from_seconds(seconds)}" for what, seconds in costs.items() if seconds]
-        changes = ", ".join(said) or "starting and stopping cost nothing"
-        faults = f"{len(self.faults):,} node faults" if self.faults else "no node is lost"
-        return f"Simulated: {changes}; {faults}."
-
-    def tell(self) -> None:
-        """Say on stderr what a person should know before believing the results."""
-        for note in self.notes:
-            typer.echo(f"note: {note}", err=True)
-        if self.left_out:
-            typer.echo(f"note: left out {self.left_out:,} rows of {self.name}", err=True)
+        cluster = f"{counted(len(self.cluster.nodes), 'node')} with {counted(self.cluster.gpus, 'GPU')}"
+        return f"{self.name}: {counted(len(self.jobs), 'job')} on {cluster}"
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a trace is read; None of its format: found out from its first line. None of its limit: all of it."""
+    """How a trace is read; None of its format: found out from its first line. None of its limit: all of it.
+
+    None of `gpus_per_instance`: as many as the cluster's largest node has.
+    """
 
     format: str | None = None
     skip_bad: bool = False
-    gpus_per_instance: int = 8
+    gpus_per_instance: int | None = None
     limit: int | None = None
 
 
 def read_workload(trace: str, cluster: str | None, reading: Reading, costs: Costs) -> Workload:
     """Jobs that can be simulated, and the cluster to do so on."""
+    from dataclasses import replace
+
+    from refold.cli.trace import most_gpus_of_a_node
     from refold.traces import read_cluster, read_trace
+    from refold.traces.adapt import for_cluster
 
     machines = read_cluster(_cluster_for(trace, cluster))
+    each = reading.gpus_per_instance or most_gpus_of_a_node(machines)
     with progress(f"reading {trace}"):
-        read = read_trace(
-            trace, format=reading.format, skip_bad=reading.skip_bad, gpus_per_instance=reading.gpus_per_instance
-        )
-    jobs, without = _jobs_with_work(read, reading.skip_bad)
-    notes = (*read.notes, *without)
-    return Workload(read.name, jobs[: reading.limit], machines, costs, (), len(read.left_out), notes)
+        read = read_trace(trace, format=reading.format, skip_bad=reading.skip_bad, gpus_per_instance=each)
+    first = replace(read, jobs=read.jobs[: reading.limit])
+    ready = for_cluster(_with_work(first, reading.skip_bad), machines)
+    return Workload(ready.name, ready.jobs, machines, costs, (), len(ready.left_out), ready.notes)
 
 
 def _cluster_for(trace: str, cluster: str | None) -> str:
@@ -94,24 +81,41 @@ def _cluster_for(trace: str, cluster: str | None) -> str:
     )
 
 
-def _jobs_with_work(trace: Trace, skip_bad: bool) -> tuple[Sequence[Job], list[str]]:
-    """The jobs whose durations are known; those whose are not cannot be simulated."""
-    from refold.errors import BadInput
+def _with_work(trace: Trace, skip_bad: bool) -> Trace:
+    """The trace with the jobs whose durations are known; those whose are not cannot be simulated."""
+    from dataclasses import replace
 
-    known = [job for job in trace.jobs if job.work is not None]
+    from refold.errors import BadInput
+    from refold.traces.trace import counted
+
+    known = tuple(job for job in trace.jobs if job.work is not None)
     unknown = len(trace.jobs) - len(known)
     if not trace.jobs:
         raise BadInput(f"{trace.name} has no jobs")
     if not known:
-        raise BadInput(f"no job of {trace.name} has a duration, so there is nothing to simulate")
+        raise BadInput(_no_work(trace))
     if not unknown:
-        return trace.jobs, []
+        return trace
     if skip_bad:
-        return known, [f"left out {unknown:,} jobs without a duration"]
+        return replace(
+            trace, jobs=known, notes=(*trace.notes, f"left out {counted(unknown, 'job')} without a duration")
+        )
     first = next(job.id for job in trace.jobs if job.work is None)
     raise BadInput(
-        f"{unknown:,} of {len(trace.jobs):,} jobs of {trace.name} have no duration (the first is {first!r}); "
+        f"{unknown:,} of {counted(len(trace.jobs), 'job')} of {trace.name} have no duration (the first is {first!r}); "
         "--skip-bad leaves them out"
+    )
+
+
+def _no_work(trace: Trace) -> str:
+    """What a trace lacks that has no durations, what it has instead, and what to do."""
+    from refold.traces.trace import counted
+
+    steps = sum(job.steps is not None for job in trace.jobs)
+    instead = f"; it says how many steps {counted(steps, 'job')} took, but not how long a step is" if steps else ""
+    return (
+        f"no job of {trace.name} has a duration{instead}: to simulate it, give each job its work in seconds, "
+        "in the column duration_s of the common columns (refold trace convert writes them)"
     )
 
 

@@ -4,6 +4,7 @@ from refold.results.history import History, HistoryJournal
 from refold.results.measures import Measures, measure
 from refold.results.report import ReportRun, write_report
 from refold.results.tables import compare, compare_groups
+from refold.results.unfinished import unfinished_text
 
 __all__ = [
     "History",
@@ -13,5 +14,6 @@ __all__ = [
     "compare",
     "compare_groups",
     "measure",
+    "unfinished_text",
     "write_report",
 ]

@@ -293,6 +293,7 @@ class HistoryJournal:
     def history(self, on: Header | Cluster) -> History:
         """What has been written so far, as columns."""
         cluster = on.cluster if isinstance(on, Header) else on
+        self._refuse_places_outside(cluster)
         jobs = list(self._jobs.values())
         tenants = tuple(sorted({entry.job.tenant for entry in jobs}))
         return History(
@@ -303,6 +304,31 @@ class HistoryJournal:
             self._node_changes,
             self._now,
         )
+
+    def _refuse_places_outside(self, cluster: Cluster) -> None:
+        """Compiled code looks up nodes and GPUs by their numbers, and does not ask whether they are there."""
+        gpus = [node.gpus for node in cluster.nodes]
+        for run in self._runs:
+            for share in run.allocation.placement:
+                if not 0 <= share.node < len(gpus):
+                    raise BadJournal(f"{self._name(run)} is on node {share.node}, but the cluster has {_nodes(gpus)}")
+                if share.gpus and not 0 <= min(share.gpus) <= max(share.gpus) < gpus[share.node]:
+                    name, held = cluster.nodes[share.node].name, list(share.gpus)
+                    raise BadJournal(
+                        f"{self._name(run)} is on GPUs {held} of node {name!r}, which has {gpus[share.node]}"
+                    )
+        for change in self._node_changes:
+            if not 0 <= change.node < len(gpus):
+                what = "returned" if change.up else "was lost"
+                raise BadJournal(f"node {change.node} {what} at {change.at:g} s, but the cluster has {_nodes(gpus)}")
+
+    def _name(self, run: _RunSoFar) -> str:
+        job = next(id for id, job in self._jobs.items() if job.index == run.job)
+        return f"run {run.number} of job {job!r}"
+
+
+def _nodes(gpus: list[int]) -> str:
+    return f"{len(gpus):,} node{'s' * (len(gpus) != 1)}, numbered from 0"
 
 
 def _job_columns(entries: list[_JobSoFar], tenants: tuple[str, ...], cluster: Cluster) -> JobColumns:

@@ -15,16 +15,21 @@ from refold.errors import BadFile, BadValue, MissingExtra
 from refold.model import Cluster
 from refold.model.units import text_from_seconds
 from refold.packing.layout import Floats
+from refold.policies import POLICIES
 from refold.results import curves, gantt, tables
 from refold.results.history import History, Outcome
 from refold.results.measures import Measures, Spread, middles
 from refold.results.pictures import Axis, Bars, Line, Picture, bar_picture, line_picture, nice_top, series_class
+from refold.results.unfinished import unfinished_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 SLOTS = 240
 """Into how many slots of time curves are cut; each shows the exact mean of its slot."""
+
+ORACLE = "†"
+"""The sign of a policy that knows how long jobs will take."""
 
 QUANTILES = 240
 MOST_TENANTS = 12
@@ -41,12 +46,13 @@ class ReportRun:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One entry of a legend: the classes that give its colour, its name, and a remark."""
+    """One entry of a legend: the classes that give its colour, its name, a remark, and the sign of a footnote."""
 
     colour: str
     name: str
     series: int | None = None
     remark: str = ""
+    mark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +75,30 @@ class Card:
     remark: str
 
 
-def write_report(path: Path, runs: Sequence[ReportRun], *, title: str, workload: str, command: str) -> None:
-    """Write the report of these runs, the first of which the others are compared with."""
-    text = report_html(runs, title=title, workload=workload, command=command)
+def write_report(
+    path: Path, runs: Sequence[ReportRun], *, title: str, workload: str, command: str, notes: Sequence[str] = ()
+) -> None:
+    """Write the report of these runs, the first of which the others are compared with.
+
+    `notes` are what a reader should know of the workload; they stand near the top.
+    """
+    text = report_html(runs, title=title, workload=workload, command=command, notes=notes)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise BadFile(path, f"cannot be written: {error.strerror}") from None
 
 
-def report_html(runs: Sequence[ReportRun], *, title: str, workload: str, command: str) -> str:
+def report_html(
+    runs: Sequence[ReportRun], *, title: str, workload: str, command: str, notes: Sequence[str] = ()
+) -> str:
     """The report as text."""
     if not runs:
         raise BadValue("a report needs at least one run")
     measured = [(run.name, run.measures) for run in runs]
     span = _span(runs)
+    unfinished = _unfinished(runs)
+    told = {f"{name}: {text}" if name else text for name, text in unfinished}
     jobs, gantts = _gantts(runs, span)
     return (
         _environment()
@@ -95,7 +110,13 @@ def report_html(runs: Sequence[ReportRun], *, title: str, workload: str, command
             version=__version__,
             fills=gantt.FILLS,
             facts=_facts(runs),
-            policies=[Key(series_class(series), run.name, series) for series, run in enumerate(runs)],
+            unfinished=unfinished,
+            notes=[note for note in notes if note not in told],
+            policies=[
+                Key(series_class(series), run.name, series, mark=ORACLE if _is_oracle(run.name) else "")
+                for series, run in enumerate(runs)
+            ],
+            oracle=ORACLE if any(_is_oracle(run.name) for run in runs) else "",
             cards=_cards(measured),
             main=tables.compare(measured),
             more=tables.compare(measured, tables.MORE),
@@ -150,10 +171,26 @@ def _facts(runs: Sequence[ReportRun]) -> list[tuple[str, str]]:
     ]
 
 
+def _unfinished(runs: Sequence[ReportRun]) -> list[tuple[str, str]]:
+    """How many jobs did not finish, and why: once if that is the same under every policy, else for each."""
+    texts = [(run.name, unfinished_text(run.history)) for run in runs]
+    if len({text for _, text in texts}) == 1:
+        texts = [("", texts[0][1])]
+    return [(name, text) for name, text in texts if text]
+
+
+def _is_oracle(name: str) -> bool:
+    """'sjf', 'sjf/best-fit' and 'sjf (simulated)' know what nobody can know."""
+    known = POLICIES.get(name.partition("/")[0].partition(" ")[0])
+    return known is not None and known.oracle
+
+
 def _cluster_text(cluster: Cluster) -> str:
     kinds = ", ".join(cluster.type_names)
     nodes = len(cluster.nodes)
-    return f"{cluster.gpus:,} GPUs on {nodes:,} node{'s' * (nodes != 1)}" + (f" ({kinds})" if kinds else "")
+    return f"{cluster.gpus:,} GPU{'s' * (cluster.gpus != 1)} on {nodes:,} node{'s' * (nodes != 1)}" + (
+        f" ({kinds})" if kinds else ""
+    )
 
 
 def _cards(measured: Sequence[tuple[str, Measures]]) -> list[Card]:

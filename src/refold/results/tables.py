@@ -61,9 +61,14 @@ MAIN: tuple[Measured, ...] = (
 )
 """What policies are compared by."""
 
+UNFINISHED: Measured = (
+    Column("not_finished", "not finished", "", "less"),
+    lambda one: one.jobs - one.outcomes.finished,
+)
+"""What comes first where any policy left jobs unfinished: the other measures do not count those."""
+
 MORE: tuple[Measured, ...] = (
     (Column("finished", "finished", "", "neither"), lambda one: one.outcomes.finished),
-    (Column("not_finished", "not finished", "", "neither"), lambda one: one.jobs - one.outcomes.finished),
     (Column("to_first_start_mean", "mean to first start", "s", "less"), lambda one: one.to_first_start.mean),
     (Column("slowdown_mean", "mean slowdown", "×", "less"), lambda one: one.slowdown.mean),
     (Column("fairness_mean", "mean finish-time fairness", "×", "less"), lambda one: one.finish_time_fairness.mean),
@@ -81,7 +86,12 @@ GroupMeasure = Literal["completion", "waiting", "slowdown"]
 
 
 def compare(runs: Sequence[tuple[str, Measures]], measures: tuple[Measured, ...] = MAIN) -> Comparison:
-    """One row per policy, one column per measure. The best is marked where policies differ."""
+    """One row per policy, one column per measure. The best is marked where policies differ.
+
+    Where policies are compared by MAIN, and perhaps more, and any of them left jobs unfinished, that comes first.
+    """
+    if measures[: len(MAIN)] == MAIN and any(one.jobs > one.outcomes.finished for _, one in runs):
+        measures = (UNFINISHED, *measures)
     columns = [_cells(column, [of(one) for _, one in runs]) for column, of in measures]
     rows = [Row(name, tuple(cells[row] for cells in columns)) for row, (name, _) in enumerate(runs)]
     return Comparison(tuple(column for column, _ in measures), tuple(rows))

@@ -10,7 +10,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import NamedTuple, Protocol, cast
 
-from refold.errors import BadFile, BadValue, UnknownName
+from refold.errors import BadFile, BadInput, BadValue, UnknownName
 from refold.model import Cluster
 from refold.traces.source import Source, open_source
 from refold.traces.trace import Trace
@@ -68,6 +68,8 @@ def read_trace(
         raise UnknownName("trace format", format, FORMATS)
     if gpus_per_instance < 1:
         raise BadValue(f"an instance has at least 1 GPU, not {gpus_per_instance}")
+    if not str(path).strip() or path == Path():
+        raise BadInput(f"the name of the trace is empty; give a file, or one that is shipped ({', '.join(SHIPPED)})")
     if str(path) in SHIPPED and not Path(path).exists():
         with as_file(files("refold.traces") / "shipped" / f"{path}.csv") as shipped:
             source = open_source(shipped)
@@ -89,7 +91,7 @@ def _format_of(source: Source) -> str:
     seen = line[:80] + ("…" if len(line) > 80 else "")
     raise BadFile(
         source.path,
-        f"begins with {seen!r}, which is no format we know ({', '.join(FORMATS)}); name one to use it",
+        f"begins with {seen!r}, which is no format we know; name one with --format ({', '.join(FORMATS)})",
     )
 
 

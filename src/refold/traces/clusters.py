@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from importlib.resources import as_file, files
 from itertools import groupby
 from pathlib import Path
@@ -13,9 +14,9 @@ from typing import Any
 import msgspec
 import yaml
 
-from refold.errors import BadFile, BadValue
+from refold.errors import BadFile, BadInput, BadValue
 from refold.model import Cluster, GpuType, Link, Node, Rack
-from refold.model.cluster import ETHERNET, PCIE
+from refold.model.cluster import ETHERNET, MAX_GPUS_PER_NODE, PCIE
 from refold.model.job import LARGEST
 from refold.model.units import WHOLE, mib_from_gib, milli_from_number
 from refold.traces.source import Source, Table, Wrong, number, open_source, whole
@@ -23,15 +24,22 @@ from refold.traces.source import Source, Table, Wrong, number, open_source, whol
 ANY_TYPE = "GPU"
 """What a GPU is called whose type nobody said."""
 
-MOST_NODES = 1_000_000
-_SHORTHAND = re.compile(r"(\d{1,7})x(\d{1,2})(?::([^+,:\s]+))?", re.ASCII)
+MOST_NODES = 100_000
+"""More nodes than any cluster has: beyond it, somebody mistyped."""
+
+_SHORTHAND = re.compile(r"(\d{1,18})[xX×](\d{1,18})(?::([^+,:\s]+))?", re.ASCII)
 _RANGE = re.compile(r"(.*)\[([\d,-]+)\](.*)", re.ASCII)
+MOST_DIGITS = 18
+"""Of the number of a node."""
+
 _YAML_ENDINGS = (".yaml", ".yml", ".json")
 
 
 def read(path: str | Path) -> Cluster:
     """From a file; where there is none, by the name of a shipped cluster or from shorthand."""
     text = str(path)
+    if not text.strip() or path == Path():
+        raise BadInput("the name of the cluster is empty; give a file, 'demo', or shorthand such as 16x8:A100")
     if not Path(path).exists():
         if all(_SHORTHAND.fullmatch(part) for part in text.split("+")):
             return from_shorthand(text)
@@ -53,6 +61,10 @@ def from_shorthand(text: str) -> Cluster:
         if match is None:
             raise BadValue(f"{part!r} is not a cluster; write it as 16x8 or 16x8:A100")
         count, gpus, gpu_type = int(match[1]), int(match[2]), match[3] or ANY_TYPE
+        if not 0 < count <= MOST_NODES - len(nodes):
+            raise BadValue(f"{text!r} has too few or too many nodes, expected 1 to {MOST_NODES:,} in all")
+        if gpus > MAX_GPUS_PER_NODE:
+            raise BadValue(f"{part!r} has {gpus:,} GPUs on a node, expected 0 to {MAX_GPUS_PER_NODE}")
         nodes += [Node(f"node{len(nodes) + i}", gpus, gpu_type if gpus else "") for i in range(count)]
     return Cluster(tuple(nodes), name=text, cpus_known=False, memory_known=False)
 
@@ -138,7 +150,33 @@ def _problem_with_key(error: msgspec.ValidationError) -> str:
     problem, _, place = str(error).replace("`", "").partition(" - at ")
     key = re.sub(r"^\$\.?", "", place)
     problem = problem[:1].lower() + problem[1:] if problem[1:2].islower() else problem
+    problem += _nearest_key(key, problem)
     return f"{key}: {problem}" if key else problem
+
+
+def _nearest_key(place: str, problem: str) -> str:
+    """What an unknown key may have been meant to be, and what else could stand there."""
+    _, found, unknown = problem.partition("unknown field ")
+    if not found:
+        return ""
+    where = re.sub(r"\[\d+\]", "", place)
+    struct = _STRUCT_OF_KEY.get(where)
+    if struct is None:
+        return ""
+    known = [field.name for field in msgspec.structs.fields(struct)]
+    near = get_close_matches(unknown, known, n=1)
+    return (f"; did you mean {near[0]}?" if near else ";") + f" (known: {', '.join(known)})"
+
+
+_STRUCT_OF_KEY: dict[str, type[msgspec.Struct]] = {
+    "": _ClusterEntry,
+    "network": Link,
+    "gpu_types": GpuType,
+    "racks": Rack,
+    "nodes": _NodeEntry,
+    "nodes.inside": Link,
+}
+"""What may stand where in the file."""
 
 
 def _known(source: Source, said: bool | None, key: str, amounts: list[float | None]) -> bool:
@@ -181,23 +219,28 @@ def _names(pattern: str, count: int | None) -> list[str]:
         if count is None:
             return [pattern]
         if not 0 < count <= MOST_NODES:
-            raise BadValue(f"count is {count}, expected 1 to {MOST_NODES}")
+            raise BadValue(f"count is {count}, expected 1 to {MOST_NODES:,}")
         return [f"{pattern}{number}" for number in range(count)]
-    names = [f"{match[1]}{number}{match[3]}" for part in match[2].split(",") for number in _numbers(part)]
+    parts = [_range(part) for part in match[2].split(",")]
+    if (wanted := sum(map(len, parts))) > MOST_NODES:
+        raise BadValue(f"{pattern!r} is too large: it names {wanted:,} nodes, expected at most {MOST_NODES:,}")
+    width = [len(part.partition("-")[0]) for part in match[2].split(",")]
+    numbers = [f"{number:0{digits}}" for part, digits in zip(parts, width, strict=True) for number in part]
+    names = [f"{match[1]}{number}{match[3]}" for number in numbers]
     if count not in (None, len(names)):
         raise BadValue(f"count is {count}, but {pattern!r} names {len(names)} nodes")
     return names
 
 
-def _numbers(part: str) -> list[str]:
-    """'08-11' is 08, 09, 10, 11."""
+def _range(part: str) -> range:
+    """'08-11' is 8, 9, 10, 11."""
     first, dash, last = part.partition("-")
-    if not first.isdigit() or (dash and not last.isdigit()):
+    if not first.isdigit() or (dash and not last.isdigit()) or max(len(first), len(last)) > MOST_DIGITS:
         raise BadValue(f"{part!r} is not a range such as 0-15")
     end = int(last) if dash else int(first)
-    if not 0 <= end - int(first) < MOST_NODES:
-        raise BadValue(f"{part!r} is not a range such as 0-15")
-    return [f"{number:0{len(first)}}" for number in range(int(first), end + 1)]
+    if end < int(first):
+        raise BadValue(f"{part!r} is not a range such as 0-15: it ends before it begins")
+    return range(int(first), end + 1)
 
 
 def write(cluster: Cluster, path: Path) -> None:

@@ -30,7 +30,7 @@ from refold.traces.source import (
     type_list,
     whole,
 )
-from refold.traces.trace import Trace, in_order
+from refold.traces.trace import Trace, in_order, in_whole_file
 
 COLUMNS = (
     "job_id",
@@ -103,8 +103,8 @@ def read(source: Source, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
 
 def _notes(jobs: list[Job], cut: list[str]) -> list[str]:
     unknown = sum(job.work is None for job in jobs)
-    notes = [f"{len(cut)} durations were cut short by the source and are read as they stand"] if cut else []
-    return notes + ([f"{unknown} jobs have no duration"] if unknown else [])
+    notes = [in_whole_file(len(cut), "duration", "cut short by the source, and read so")] if cut else []
+    return notes + ([in_whole_file(unknown, "job", "without a duration")] if unknown else [])
 
 
 def _job_reader(table: Table, gpus_per_instance: int, cut: list[str]) -> JobOfRow:

@@ -10,7 +10,7 @@ from operator import itemgetter
 from refold.model import Demand, Job, JobClass
 from refold.model.units import WHOLE
 from refold.traces.source import JobOfRow, Source, Table, Wrong, jobs_of_rows, number, type_list, whole
-from refold.traces.trace import Trace, in_order
+from refold.traces.trace import Trace, in_order, in_whole_file
 
 NEEDED = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 TIMES = ("creation_time", "scheduled_time", "deletion_time")
@@ -32,7 +32,7 @@ def read(source: Source, *, skip_bad: bool, gpus_per_instance: int) -> Trace:  #
     if not has_times:
         notes.append("the file has no times: pods are submitted one a second, in its order, and have no duration")
     if counts["never scheduled"]:
-        notes.append(f"{counts['never scheduled']} pods were never scheduled: their work is deletion − creation")
+        notes.append(in_whole_file(counts["never scheduled"], "pod", "never scheduled: work is deletion − creation"))
     return in_order(source.name, jobs, left_out=left_out, notes=notes)
 
 

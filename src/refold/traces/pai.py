@@ -20,7 +20,7 @@ from refold.traces.source import (
     open_source,
     whole,
 )
-from refold.traces.trace import Trace, in_order
+from refold.traces.trace import Trace, in_order, in_whole_file
 
 TASK_COLUMNS = (
     "job_name",
@@ -55,7 +55,7 @@ def read(source: Source, *, skip_bad: bool, gpus_per_instance: int) -> Trace:  #
     if not submissions:
         notes.append("no job table lies beside the file: tasks are submitted when they started, by nobody known")
     if counts["unfinished"]:
-        notes.append(f"{counts['unfinished']} tasks that had not started or not ended were left out")
+        notes.append(in_whole_file(counts["unfinished"], "task", "left out that had not started or not ended"))
     return in_order(source.name, jobs, left_out=left_out, notes=notes)
 
 

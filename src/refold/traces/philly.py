@@ -13,7 +13,7 @@ from refold.model import Demand, Job
 from refold.traces.common import equal_instances
 from refold.traces.moments import from_first_submission, moment, moment_or_none
 from refold.traces.source import Source, Wrong
-from refold.traces.trace import Trace, in_order
+from refold.traces.trace import Trace, in_order, in_whole_file
 
 
 class _Detail(msgspec.Struct):
@@ -68,8 +68,11 @@ def read(source: Source, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
     jobs, notes = from_first_submission(jobs)
     if never_ran["jobs"]:
         notes.append(
-            f"{never_ran['jobs']} jobs that never ran, or never ended, were left out: the log does not say"
-            " what they asked for, or for how long"
+            in_whole_file(
+                never_ran["jobs"],
+                "job",
+                "left out that never ran, or never ended: the log does not say what was asked for, or for how long",
+            )
         )
     return in_order(source.name, jobs, left_out=left_out, notes=notes)
 

@@ -14,7 +14,7 @@ from refold.model.units import DAY, HOUR, MINUTE
 from refold.traces.helios import demand_on_nodes
 from refold.traces.moments import from_first_submission, moment_or_none
 from refold.traces.source import Source, Table, Wrong, jobs_of_rows, number, whole
-from refold.traces.trace import Trace, in_order
+from refold.traces.trace import Trace, in_order, in_whole_file
 
 _CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)i?B?([cn]?)", re.IGNORECASE)
@@ -38,9 +38,9 @@ def read(source: Source, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
     jobs, left_out = jobs_of_rows(table, rows.job, skip_bad=skip_bad)
     jobs, notes = from_first_submission(jobs)
     if rows.counts["never started"]:
-        notes.append(f"{rows.counts['never started']} jobs that never started were left out")
+        notes.append(in_whole_file(rows.counts["never started"], "job", "left out that never started"))
     if rows.counts["running"]:
-        notes.append(f"{rows.counts['running']} jobs were still running: their work is what they had done so far")
+        notes.append(in_whole_file(rows.counts["running"], "job", "still running: work is what was done so far"))
     return in_order(source.name, jobs, left_out=left_out, notes=notes)
 
 

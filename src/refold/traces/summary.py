@@ -28,13 +28,18 @@ class Portion(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """A trace in numbers. Times are seconds; quantiles are in the order of QUANTILES, empty when nothing is known."""
+    """A trace in numbers. Times are seconds; quantiles are in the order of QUANTILES, empty when nothing is known.
+
+    `offered_gpus` is the offered load: GPU-hours of work per hour of submissions, which is how many GPUs it would
+    keep busy. None where all jobs came at one moment.
+    """
 
     name: str
     jobs: int
     best_effort: int
     span: float
     gpu_hours: float
+    offered_gpus: float | None
     sizes: tuple[Portion, ...]
     durations: tuple[float, ...]
     gaps: tuple[float, ...]
@@ -55,6 +60,7 @@ def summarise(trace: Trace) -> Summary:
         best_effort=sum(job.job_class == "best-effort" for job in jobs),
         span=trace.span,
         gpu_hours=trace.gpu_seconds / 3600,
+        offered_gpus=trace.gpu_seconds / trace.span if trace.span else None,
         sizes=tuple(sorted(sizes, key=lambda portion: order.index(portion.name))),
         durations=_quantiles(job.work for job in jobs if job.work is not None),
         gaps=_quantiles(later.submitted - job.submitted for job, later in pairwise(jobs)),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from refold.errors import BadValue
 from refold.model import Cluster, Demand, Job
 from refold.model.units import DAY, HOUR, MINUTE
-from refold.traces.trace import Trace, in_order
+from refold.traces.trace import Trace, counted, in_order
 
 Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -163,13 +163,15 @@ def _capacity(cluster: Cluster) -> float:
 
 def generate(shape: Shape, seed: int) -> Trace:
     """Jobs of this shape. Sizes and durations are drawn in proportion (each part of a distribution gets its
-    share), so that even a short workload has the mix and the load that were asked for."""
+    share), so that even a short workload has the mix that was asked for; and they arrive over as long as it takes
+    for what was drawn to be the load that was asked for."""
     chance = np.random.default_rng(seed)
     sizes = _shares([one.weight for one in shape.classes], shape.jobs, chance)
     tenants = _shares([weight for _, weight in shape.tenants], shape.jobs, chance)
     users = chance.integers(0, max(shape.users_per_tenant, 1), shape.jobs)
-    submitted = _submissions(shape, chance)
     work = _durations(shape, sizes, tenants * max(shape.users_per_tenant, 1) + users, chance)
+    gpu_seconds = float(work @ np.array([one.demand.total_gpus for one in shape.classes])[sizes])
+    submitted = _submissions(shape, gpu_seconds, chance)
     limits = _time_limits(work, chance) if shape.time_limits else None
     best_effort = chance.random(shape.jobs)
     width = len(str(shape.jobs))
@@ -189,7 +191,11 @@ def generate(shape: Shape, seed: int) -> Trace:
                 time_limit=float(limits[index]) if limits is not None else None,
             )
         )
-    return in_order(shape.name, jobs, notes=[f"made by chance from seed {seed}"])
+    notes = [f"made by chance from seed {seed}"]
+    if shape.mean_gpu_seconds and (not gpu_seconds or submitted[0] == submitted[-1]):
+        why = "ask for no GPU time" if not gpu_seconds else "came at one moment"
+        notes.append(f"the {counted(shape.jobs, 'job')} drawn {why}: no load can be said of them")
+    return in_order(shape.name, jobs, notes=notes)
 
 
 def _shares(weights: list[float], count: int, chance: np.random.Generator) -> Indices:
@@ -201,15 +207,23 @@ def _shares(weights: list[float], count: int, chance: np.random.Generator) -> In
     return indices.astype(np.int64)
 
 
-def _submissions(shape: Shape, chance: np.random.Generator) -> Numbers:
-    """Seconds, rising. Given how many arrivals a Poisson process had, they are uniform in time."""
+def _submissions(shape: Shape, gpu_seconds: float, chance: np.random.Generator) -> Numbers:
+    """Seconds, rising. Given how many arrivals a Poisson process had, they are uniform in time.
+
+    The span from the first to the last is such that `gpu_seconds`, which is what was drawn and not what was to be
+    expected, come at the rate of the shape.
+    """
     arrivals = shape.arrivals
-    span = shape.jobs / arrivals.per_hour * HOUR
+    expected = shape.jobs * shape.mean_gpu_seconds
+    span = shape.jobs / arrivals.per_hour * HOUR * (gpu_seconds / expected if gpu_seconds else 1.0)
     moments = max(1, round(shape.jobs / arrivals.burst))
     at = np.concatenate([np.arange(moments), chance.integers(0, moments, shape.jobs - moments)])
     when = _in_rhythm(np.sort(chance.random(moments)), arrivals.rhythm, span)
     spread = np.where(np.arange(shape.jobs) < moments, 0.0, chance.random(shape.jobs) * arrivals.burst_seconds)
-    return np.round(np.sort(when[at] + spread), 3)
+    times = np.sort(when[at] + spread)
+    drawn = times[-1] - times[0]
+    stretched: Numbers = times[0] + (times - times[0]) * (span / drawn if drawn else 1.0)
+    return np.round(stretched, 3)
 
 
 def _in_rhythm(points: Numbers, rhythm: tuple[float, ...], span: float) -> Numbers:
