@@ -86,7 +86,7 @@ def test_jobs_without_a_duration_are_told_and_can_be_left_out(tmp_path: Path, to
 
 
 def test_jobs_too_large_for_the_cluster_are_counted(jobs: Path, said: Said) -> None:
-    assert "too large for the cluster" in said("simulate", str(jobs), "--cluster", "1x4", "--gpus-per-instance", "4")
+    assert "never fit the cluster" in said("simulate", str(jobs), "--cluster", "1x4", "--gpus-per-instance", "4")
 
 
 def test_a_policy_that_breaks_a_rule_is_named_without_a_traceback(jobs: Path, tmp_path: Path, refuses: Said) -> None:

@@ -43,7 +43,7 @@ def _facts(title: str, measures: Measures, faults: int) -> Table:
         "failed": count(outcomes.failed) if outcomes.failed else "",
         "cancelled": count(outcomes.cancelled) if outcomes.cancelled else "",
         "not finished": count(outcomes.running + outcomes.waiting) if outcomes.running + outcomes.waiting else "",
-        "too large for the cluster": count(outcomes.never) if outcomes.never else "",
+        "never fit the cluster": count(outcomes.never) if outcomes.never else "",
         "makespan": text_of(measures.makespan, "s"),
         "GPU allocation, while jobs arrive": text_of(measures.allocation, "%"),
         "GPU allocation, to the end": text_of(measures.allocation_overall, "%"),

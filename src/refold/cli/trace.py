@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refold.cli.output import AsJson, Column, Table, bar, count, percent, print_json, print_tables
+from refold.cli.options import FormatName, TraceName
+from refold.cli.output import AsJson, Column, Table, bar, count, percent, print_json, print_tables, say, tell
 
 if TYPE_CHECKING:
     from refold.model import Cluster
@@ -19,11 +20,7 @@ app = typer.Typer(
     help="Look into job histories, convert them, make new ones.", no_args_is_help=True, rich_markup_mode=None
 )
 
-TraceFile = Annotated[str, typer.Argument(metavar="TRACE", help="A trace file (plain or .gz), or 'demo'.")]
 OutFile = Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; gzipped when it ends in .gz.")]
-FormatName = Annotated[
-    str | None, typer.Option("--format", help="How to read it (see 'refold trace formats'); else found out.")
-]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out rows that cannot be read, and count them.")]
 GpusPerInstance = Annotated[
     int | None,
@@ -43,7 +40,7 @@ MOST_LEFT_OUT = 5
 
 @app.command()
 def show(
-    trace: TraceFile,
+    trace: TraceName,
     format: FormatName = None,
     skip_bad: SkipBad = False,
     gpus_per_instance: GpusPerInstance = None,
@@ -219,11 +216,10 @@ def _write(trace: Trace, out: Path, as_json: bool) -> None:
         left_out = [str(row) for row in trace.left_out]
         print_json({"path": str(out), "jobs": len(trace.jobs), "left_out": left_out, "notes": trace.notes})
         return
-    for note in trace.notes:
-        typer.echo(f"note: {note}", err=True)
+    tell(trace.notes)
     left_out_too = f", left out {counted(len(trace.left_out), 'row')}" if trace.left_out else ""
-    typer.echo(f"wrote {counted(len(trace.jobs), 'job')} to {out}{left_out_too}")
-    typer.echo(f"next: refold trace show {out}", err=True)
+    say(f"wrote {counted(len(trace.jobs), 'job')} to {out}{left_out_too}")
+    say(f"next: refold trace show {out}", err=True)
 
 
 @app.command()
