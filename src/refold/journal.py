@@ -42,24 +42,24 @@ class JournalFile:
         self.path = path
         self._safe = safe
         self._file: IO[bytes] = _open(path, "wb")
-        self._pending = bytearray()
-        self._line(header)
+        self._pending = bytearray(_ENCODER.encode(header) + b"\n")
         if safe:
+            self._make_safe()
             _sync_folder(path.parent)  # or the name of the new file could be lost
 
     def write(self, entry: Entry) -> None:
         """One entry more."""
-        self._line(entry)
-
-    def _line(self, what: Header | Entry) -> None:
-        _ENCODER.encode_into(what, self._pending, -1)
+        _ENCODER.encode_into(entry, self._pending, -1)
         self._pending += b"\n"
         if self._safe:
-            self._write_out()
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self._make_safe()
         elif len(self._pending) > _WRITE_OUT_AT:
             self._write_out()
+
+    def _make_safe(self) -> None:
+        self._write_out()
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
     def _write_out(self) -> None:
         self._file.write(self._pending)

@@ -31,7 +31,7 @@ def admit(state: State, decision: Decision, policy: str, found: Sequence[Placeme
     reshaped job holds until its old run has stopped.
     """
     taken = list(found)
-    known_to_be_free = {id(placement) for placement in found}
+    known_to_be_free = set(map(id, found))
     try:
         _check(state, decision, known_to_be_free, policy)
         _take_starts(state, decision, known_to_be_free, taken, policy)

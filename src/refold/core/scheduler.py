@@ -60,7 +60,11 @@ class Scheduler:
         if now < state.now:
             raise BadValue(f"a step at {now} s after one at {state.now} s: time does not go back")
         state.now = now
-        orders = [order for event in events if (order := state.apply(event)) is not None]
+        orders: list[Order] = []
+        for event in events:
+            consequence = state.apply(event)
+            if consequence is not None:
+                orders.append(consequence)
 
         # 2. What the policy makes of it.
         try:
@@ -98,12 +102,14 @@ class Scheduler:
 
     def _commit(self, decision: Decision, holding: dict[str, Placement]) -> list[Order]:
         state = self._state
-        orders = [state.stop(stop.job, stop.why) for stop in decision.stops]
-        orders += [
-            state.reshape(reshape.job, reshape.allocation, holding[reshape.job], reshape.why)
-            for reshape in decision.reshapes
-        ]
-        orders += [state.start(start.job, start.allocation) for start in decision.starts]
+        orders: list[Order] = []
+        for stop in decision.stops:
+            orders.append(state.stop(stop.job, stop.why))
+        for reshape in decision.reshapes:
+            held = holding[reshape.job]
+            orders.append(state.reshape(reshape.job, reshape.allocation, held, reshape.why))
+        for start in decision.starts:
+            orders.append(state.start(start.job, start.allocation))
         for wait in decision.waits:
             state.reasons[wait.job] = wait
         return orders

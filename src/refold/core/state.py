@@ -59,8 +59,9 @@ class Changes:
             self.started.clear()
         if self.ended:
             self.ended.clear()
-        for rare in (self.returned, self.progressed, self.gone, self.nodes):
-            rare.clear()
+        if self.returned or self.progressed or self.gone or self.nodes:
+            for rare in (self.returned, self.progressed, self.gone, self.nodes):
+                rare.clear()
 
     @property
     def freed(self) -> bool:
@@ -92,14 +93,20 @@ class State:
 
     def apply(self, event: Event) -> Order | None:
         """Take note of a fact. Some have one possible consequence, which is then ordered at once."""
-        # Patterns name no fields: msgspec would look them up anew at every event.
+        # The two of which there are most go first, by the quickest test there is. The patterns of the others name
+        # no fields: msgspec would look these up anew at every event.
+        if type(event) is JobSubmitted:
+            self._submitted(event.job)
+        elif type(event) is RunFinished:
+            if self._is_current(event):
+                self._end(event.job)
+                self._forget(event.job)
+        else:
+            return self._apply_rarer(event)
+        return None
+
+    def _apply_rarer(self, event: Event) -> Order | None:
         match event:
-            case JobSubmitted():
-                self._submitted(event.job)
-            case RunFinished():
-                if self._is_current(event):
-                    self._end(event.job)
-                    self._forget(event.job)
             case RunStopped():
                 if self._is_current(event):
                     return self._stopped(event.job, event.done)

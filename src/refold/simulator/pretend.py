@@ -49,11 +49,10 @@ class PretendBackend:
     def carry_out(self, now: Seconds, orders: Iterable[Order]) -> None:
         """Do as told."""
         for order in orders:
-            match order:
-                case StartRun():
-                    self._start(now, order)
-                case StopRun():
-                    self._stop(now, order.job, order.run)
+            if type(order) is StartRun:
+                self._start(now, order)
+            elif type(order) is StopRun:
+                self._stop(now, order.job, order.run)
 
     def also_happens(self, now: Seconds, events: Sequence[Event]) -> list[Event]:
         """What these events bring about: whoever ran on a node that is lost now has failed, and nobody else."""
