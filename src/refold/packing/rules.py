@@ -290,9 +290,9 @@ def _choose_node(
     weights: Floats,
 ) -> int:
     """The node for the next instance of a gang, whose last instance was put on node `last` (-1: the first one)."""
-    filling = rule == FIRST_FIT or (rule == BEST_FIT and need.milli == WHOLE)
-    if filling and last >= 0 and nodes[last, WHOLE_FREE] >= lowest_row(need) and fits(nodes, gpus, last, need):
-        return last  # what was first, or tightest, still is
+    shared = need.gpus == 0 or need.milli < WHOLE  # else the last node was filled
+    if rule == FIRST_FIT and shared and last >= 0 and fits(nodes, gpus, last, need):
+        return last  # what was first still is
     if rule == FIRST_FIT:
         return next_fitting(nodes, gpus, bits, lowest_row(need), most_gpus(bits) + 1, 0, need, last + 1)
     if rule == BEST_FIT:
@@ -341,8 +341,8 @@ def place(
     if need.milli == WHOLE and nodes[sums, WHOLE_FREE] < need.instances * need.gpus:
         return False
     cursor, draws = memory[CURSOR], memory[DRAWS]
-    last = -1
-    for instance in range(first, first + need.instances):
+    last, instance, end = -1, first, first + need.instances
+    while instance < end:
         node = _choose_node(rule, nodes, gpus, bits, need, last, memory, typical, weights)
         if node < 0:
             for taken in range(first, instance):
@@ -350,9 +350,36 @@ def place(
                 move(nodes, gpus, bits, node, mask, need.milli, need.cpu, need.memory)
             memory[CURSOR], memory[DRAWS] = cursor, draws
             return False
+        last = node
+        if rule <= BEST_FIT and need.gpus > 0 and need.milli == WHOLE:
+            instance += _fill(nodes, gpus, bits, node, need, places, instance, end)
+            continue
         mask = _choose_gpus(rule, nodes, gpus, node, need, typical, weights)
         move(nodes, gpus, bits, node, mask, -need.milli, -need.cpu, -need.memory)
         places[instance, NODE] = node
         places[instance, GPU_MASK] = mask
-        last = node
+        instance += 1
     return True
+
+
+@inlined
+def _fill(nodes: Ints, gpus: Ints, bits: Words, node: int, need: Need, places: Ints, instance: int, end: int) -> int:
+    """Put as many instances with whole GPUs on a node as it has room for; returns how many."""
+    room = min(end - instance, nodes[node, WHOLE_FREE] // need.gpus)
+    if need.cpu > 0:
+        room = min(room, nodes[node, CPU_FREE] // need.cpu)
+    if need.memory > 0:
+        room = min(room, nodes[node, MEMORY_FREE] // need.memory)
+    first, gpu, taken = nodes[node, FIRST_GPU], 0, 0
+    for row in range(instance, instance + room):
+        mask, missing = 0, need.gpus
+        while missing > 0:
+            if gpus[first + gpu] == WHOLE:
+                mask |= 1 << gpu
+                missing -= 1
+            gpu += 1
+        places[row, NODE] = node
+        places[row, GPU_MASK] = mask
+        taken |= mask
+    move(nodes, gpus, bits, node, taken, -WHOLE, -room * need.cpu, -room * need.memory)
+    return room

@@ -14,6 +14,7 @@ import numpy as np
 
 from refold.errors import BadInput, BadValue, UnknownName
 from refold.model import Cluster, Demand, Job, Placement, Share
+from refold.model.units import WHOLE
 from refold.packing import RULES, Free
 from refold.packing.compiled import compiled
 from refold.packing.fragments import no_typical, renew_typical, time_to_renew
@@ -212,9 +213,15 @@ def _replay(
             task = _pop(times, running, size)
             size -= 1
             need = need_of(shapes, demand_of[task])
-            for row in range(first_place[task], first_place[task + 1]):
-                node, mask = places[row, NODE], places[row, GPU_MASK]
-                move(nodes, gpus, bits, node, mask, need.milli, need.cpu, need.memory)
+            row, end = first_place[task], first_place[task + 1]
+            while row < end:
+                node, mask, together = places[row, NODE], places[row, GPU_MASK], 1
+                row += 1
+                while need.milli == WHOLE and row < end and places[row, NODE] == node:
+                    mask |= places[row, GPU_MASK]
+                    together += 1
+                    row += 1
+                move(nodes, gpus, bits, node, mask, need.milli, together * need.cpu, together * need.memory)
             closed[:] = False
             stuck = False
         while arrived < count and submitted[arrived] == now:
