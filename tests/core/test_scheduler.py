@@ -332,8 +332,12 @@ def test_no_work_is_done_while_a_run_is_stopping() -> None:
     world.now = 10.0
     world.step(then=Decision(stops=(Stop("a"),)))
     world.now = 500.0
-    world.step(RunStarted("a", 1), RunProgressed("a", 1, 400.0))
-    assert world.view.done("a") == 10.0
+    world.step(RunStarted("a", 1))
+    assert (world.view.done("a"), world.scheduler.late_reports) == (10.0, 0)
+    world.step(RunProgressed("a", 1, 12.0))
+    world.now = 900.0
+    world.step()
+    assert world.view.done("a") == 12.0
 
 
 def test_reasons_count_the_present() -> None:

@@ -151,20 +151,25 @@ class State:
 
     def _began_to_compute(self, job_id: str) -> None:
         progress, run = self.progress[job_id], self.runs[job_id]
-        if progress.said_started or run.stopping:
+        if progress.said_started:
             self.late["RunStarted"] += 1
             return
         progress.said_started = True
-        progress.computing_since = self.now
-        self.changes.progressed.append(run)
+        self._go_on_computing(progress, run)
 
     def _progressed(self, job_id: str, done: Seconds) -> None:
         progress, run = self.progress[job_id], self.runs[job_id]
-        if done <= progress.done or run.stopping:
+        if done <= progress.done:
             self.late["RunProgressed"] += 1
             return
-        progress.done, progress.computing_since = done, self.now
-        self.changes.progressed.append(run)
+        progress.done = done
+        self._go_on_computing(progress, run)
+
+    def _go_on_computing(self, progress: Progress, run: Run) -> None:
+        """From now on more work is done, unless the run has been told to stop."""
+        if not run.stopping:
+            progress.computing_since = self.now
+            self.changes.progressed.append(run)
 
     def _stopped(self, job_id: str, done: Seconds) -> Order | None:
         wanted = self._reshaping.pop(job_id, None)
