@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 # Columns of `nodes`.
 FIRST_GPU = 0

@@ -29,11 +29,6 @@ class Lines:
         self._heads: list[tuple[Any, int, Demand]] = []
         self._added = 0
 
-    def update(self, view: View) -> None:
-        """Note who has come, and try everyone again if something was given back."""
-        self.reopen(view)
-        self.add_new(view)
-
     def add_new(self, view: View) -> None:
         """Note who has come."""
         for job in view.changes.returned:

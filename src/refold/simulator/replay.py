@@ -16,7 +16,7 @@ from refold.errors import BadInput, BadValue, UnknownName
 from refold.model import Cluster, Demand, Job, Placement, Share
 from refold.model.units import WHOLE
 from refold.packing import RULES, Free
-from refold.packing.compiled import compiled
+from refold.packing.compiled import compiled, inlined
 from refold.packing.fragments import no_typical, renew_typical, time_to_renew
 from refold.packing.free import indices_of
 from refold.packing.kernels import move, need_of
@@ -24,8 +24,10 @@ from refold.packing.layout import (
     DEMAND_ENTRIES,
     GPU_MASK,
     NODE,
+    Bools,
     Floats,
     Ints,
+    Need,
     Words,
 )
 from refold.packing.rules import FGD, MEMORY_ENTRIES, SEED, place
@@ -172,6 +174,39 @@ def _following(demand_of: Ints, first_of: Ints) -> Ints:
     return following
 
 
+@inlined
+def _give_back(nodes: Ints, gpus: Ints, bits: Words, need: Need, places: Ints, row: int, end: int) -> None:
+    """Return the places of a task that has ended; those on one node together, if they are of whole GPUs."""
+    while row < end:
+        node, mask, together = places[row, NODE], places[row, GPU_MASK], 1
+        row += 1
+        while need.milli == WHOLE and row < end and places[row, NODE] == node:
+            mask |= places[row, GPU_MASK]
+            together += 1
+            row += 1
+        move(nodes, gpus, bits, node, mask, need.milli, together * need.cpu, together * need.memory)
+
+
+@inlined
+def _first_that_may_fit(head_of: Ints, fits: Ints, closed: Bools, none: int) -> int:
+    """Of the first tasks of each demand that has not been found without a place, the one that arrived first."""
+    first = none
+    for kind in range(head_of.shape[0]):
+        if fits[kind] and not closed[kind] and head_of[kind] < first:
+            first = head_of[kind]
+    return first
+
+
+@inlined
+def _speed(need: Need, speed_of_node: Floats, places: Ints, first: int) -> float:
+    """A gang is as fast as its slowest part; what needs no GPU is as fast anywhere."""
+    slowest = np.inf if need.gpus > 0 else 1.0
+    if need.gpus > 0:
+        for row in range(first, first + need.instances):
+            slowest = min(slowest, speed_of_node[places[row, NODE]])
+    return slowest
+
+
 @compiled
 def _replay(
     rule: int,
@@ -213,15 +248,7 @@ def _replay(
             task = _pop(times, running, size)
             size -= 1
             need = need_of(shapes, demand_of[task])
-            row, end = first_place[task], first_place[task + 1]
-            while row < end:
-                node, mask, together = places[row, NODE], places[row, GPU_MASK], 1
-                row += 1
-                while need.milli == WHOLE and row < end and places[row, NODE] == node:
-                    mask |= places[row, GPU_MASK]
-                    together += 1
-                    row += 1
-                move(nodes, gpus, bits, node, mask, need.milli, together * need.cpu, together * need.memory)
+            _give_back(nodes, gpus, bits, need, places, first_place[task], first_place[task + 1])
             closed[:] = False
             stuck = False
         while arrived < count and submitted[arrived] == now:
@@ -242,10 +269,7 @@ def _replay(
                     head += 1
                 task = head
             else:
-                task = count
-                for kind in range(kinds):
-                    if fits[kind] and not closed[kind] and head_of[kind] < task:
-                        task = head_of[kind]
+                task = _first_that_may_fit(head_of, fits, closed, count)
                 if task >= arrived:
                     break
             kind = demand_of[task]
@@ -254,11 +278,9 @@ def _replay(
                 closed[kind] = True
                 stuck = strict
                 continue
-            slowest = np.inf if shapes[kind, 1] > 0 else 1.0
-            for row in range(first, first_place[task + 1] if shapes[kind, 1] > 0 else first):
-                slowest = min(slowest, speed_of_node[places[row, NODE]])
+            need = need_of(shapes, kind)
             started[task] = now
-            ended[task] = now + work[task] / slowest
+            ended[task] = now + work[task] / _speed(need, speed_of_node, places, first)
             _push(times, running, size, ended[task], task)
             size += 1
             waiting -= 1
