@@ -11,6 +11,7 @@ ORDER = [
     "errors",
     "model",
     "perf",
+    "catalogue",
     "plans",
     "predict",
     "packing",

@@ -1,0 +1,92 @@
+"""The hardware as far as time and memory depend on it: a type of GPU, and the machines a job would run on."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import msgspec
+
+from refold.errors import BadValue
+from refold.model.cluster import Link
+
+
+class Efficiency(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How much of its peak a type of GPU reaches: fitted once per type, to the rows that `fitted_on` names."""
+
+    matmul: float = 0.7
+    fitted_on: str = ""
+
+
+class Gpu(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A type of GPU as its data sheet has it. Rates are dense (no sparsity); links count one direction."""
+
+    name: str
+    memory_gib: float
+    half_tflops: float
+    single_tflops: float
+    memory_gigabytes_per_second: float
+    link: Link
+    pcie_gigabytes_per_second: float
+    node_network_gigabytes_per_second: float
+    watts: float
+    gpus_per_node: int = 8
+    aliases: tuple[str, ...] = ()
+    source: str = ""
+    efficiency: Efficiency = Efficiency()
+
+    def __post_init__(self) -> None:
+        rates = (
+            self.memory_gib,
+            self.half_tflops,
+            self.single_tflops,
+            self.memory_gigabytes_per_second,
+            self.pcie_gigabytes_per_second,
+            self.node_network_gigabytes_per_second,
+            self.watts,
+        )
+        if not all(isfinite(rate) and rate > 0 for rate in rates) or self.gpus_per_node < 1:
+            raise BadValue(f"GPU {self.name!r}: memory, rates, bandwidths and power must be > 0")
+
+
+class Machines(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The machines a job would run on: how many GPUs of one type on each node, the links, CPUs and host memory.
+
+    `network` is what one node can send (all its network cards together). CPUs and memory are those of a whole
+    job, evenly spread; 0 cpus: as many as are usual, 0 memory: not limited.
+    """
+
+    gpu: Gpu
+    gpus_on_node: tuple[int, ...]
+    inside: Link
+    network: Link
+    cpus: float = 0.0
+    memory_gib: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.gpus_on_node or min(self.gpus_on_node) < 1:
+            raise BadValue(f"machines need at least one GPU on each node, not {self.gpus_on_node}")
+        if not all(isfinite(amount) and amount >= 0 for amount in (self.cpus, self.memory_gib)):
+            raise BadValue("CPUs and memory of machines must be ≥ 0")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return sum(self.gpus_on_node)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes."""
+        return len(self.gpus_on_node)
+
+
+def machines_of(gpu: Gpu, gpus: int, *, nodes: int = 0, cpus: float = 0.0, memory_gib: float = 0.0) -> Machines:
+    """`gpus` GPUs on `nodes` nodes (0: as few as are usual for the type), evenly, with the links usual for the type."""
+    if gpus < 1:
+        raise BadValue(f"a job needs at least one GPU, not {gpus}")
+    nodes = nodes or -(-gpus // gpu.gpus_per_node)
+    if not 1 <= nodes <= gpus:
+        raise BadValue(f"{gpus} GPUs cannot be spread over {nodes} nodes")
+    fewer, more = divmod(gpus, nodes)
+    layout = (fewer + 1,) * more + (fewer,) * (nodes - more)
+    network = Link("network", gpu.node_network_gigabytes_per_second)
+    return Machines(gpu, layout, gpu.link, network, cpus, memory_gib)
