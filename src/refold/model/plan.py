@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -60,7 +60,7 @@ class Plan(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unk
         return " ".join(parts)
 
 
-_WORD = re.compile(r"(?P<name>[a-z]+(?:-[a-z]+)*)[\s=:-]*(?P<value>\d+|none|selective|full)?[\s,+]*")
+_WORD = re.compile(r"(?P<name>[a-z]+)[\s=:]*(?P<value>\d+|none|selective|full)?[\s,+]*")
 _DEGREE_OF = {
     "dp": "data",
     "data": "data",
@@ -79,8 +79,8 @@ _DEGREE_OF = {
 
 def plan_from_text(text: str) -> Plan:
     """'DP8 TP2 PP4 ZeRO-1 recompute full accumulate 16', as plans are printed; 'dp8,tp2,zero=1,offload' will do."""
-    given: dict[str, object] = {}
-    left = text.strip().lower()
+    given: dict[str, Any] = {}
+    left = text.strip().lower().replace("zero-", "zero")
     while left:
         word = _WORD.match(left)
         if word is None:
@@ -88,7 +88,7 @@ def plan_from_text(text: str) -> Plan:
         name, value = word["name"], word["value"]
         if name in _DEGREE_OF and value is not None and value.isdigit():
             field = _DEGREE_OF[name]
-            meant: object = int(value)
+            meant: Any = int(value)
         elif name == "recompute" and value in (None, *RECOMPUTE):
             field, meant = "recompute", value or "full"
         elif name in ("sp", "offload") and value is None:
@@ -101,7 +101,7 @@ def plan_from_text(text: str) -> Plan:
         left = left[word.end() :]
     if not given:
         raise _not_a_plan(text, "")
-    return msgspec.convert(given, Plan)
+    return Plan(**given)
 
 
 def _not_a_plan(text: str, left: str) -> BadInput:
