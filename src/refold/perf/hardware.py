@@ -11,10 +11,28 @@ from refold.model.cluster import Link
 
 
 class Efficiency(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How much of its peak a type of GPU reaches: fitted once per type, to the rows that `fitted_on` names."""
+    """How much of what the data sheet says a type of GPU reaches: fitted once per type, never per table.
+
+    `matmul`: share of the peak that large products of matrices reach; half of it is reached with
+    `half_tokens` rows, or with `half_width` columns. `attention`: share of the peak inside fused attention.
+    `memory`, `link`, `network`, `pcie`: shares of those bandwidths. `fitted_on` says to what these were
+    fitted; where it is empty they are those of the nearest type that was.
+    """
 
     matmul: float = 0.7
+    half_tokens: float = 700.0
+    half_width: float = 100.0
+    attention: float = 0.45
+    memory: float = 0.8
+    link: float = 0.75
+    network: float = 0.6
+    pcie: float = 0.7
     fitted_on: str = ""
+
+    def __post_init__(self) -> None:
+        shares = (self.matmul, self.attention, self.memory, self.link, self.network, self.pcie)
+        if not all(0 < share <= 1 for share in shares) or not (self.half_tokens >= 0 and self.half_width >= 0):
+            raise BadValue(f"efficiencies are shares of 0 to 1, and halves are ≥ 0, not {self}")
 
 
 class Gpu(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -1,0 +1,138 @@
+"""How long a GPU computes: a roofline per layer, with the efficiency that the type of GPU was seen to reach.
+
+Products of matrices are limited by arithmetic, everything else by the memory of the GPU. All times are seconds
+for one micro-batch and one layer, on the share of the layer that tensor parallelism leaves to a GPU.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from refold.perf.columns import FULL, SELECTIVE, Column, PlanColumns
+from refold.perf.setting import Setting
+
+BACKWARD_MATMUL = 2.0
+"""The backward pass has two products for each of the forward pass: for the inputs and for the weights."""
+
+BACKWARD_ATTENTION = 2.5
+"""Fused attention computes the scores again on its way back: five products where the forward pass has two."""
+
+BACKWARD_MEMORY = 2.0
+"""What is read and written besides products is about twice as much on the way back."""
+
+SCORE_PASSES = 5.0
+"""How often scores go through memory in a forward pass where attention is not fused: written by the product,
+read and written by softmax and by dropout, read by the next product."""
+
+
+class LayerTime(NamedTuple):
+    """Seconds of one layer and one micro-batch: forward, backward, and what is computed again."""
+
+    forward: Column
+    backward: Column
+    again: Column
+
+
+def layer_time(setting: Setting, plans: PlanColumns) -> LayerTime:
+    """One layer, on average over those of the model."""
+    tokens = setting.micro_tokens(plans)
+    matmul = _matmul_seconds(setting, plans, tokens)
+    attention = _attention_seconds(setting, plans, tokens)
+    scores = _score_seconds(setting, plans, tokens)
+    memory = _memory_seconds(setting, plans, tokens)
+    forward = matmul + attention + scores + memory
+    backward = (
+        BACKWARD_MATMUL * matmul
+        + (BACKWARD_ATTENTION if setting.engine.fused_attention else BACKWARD_MATMUL) * attention
+        + BACKWARD_MEMORY * (scores + memory)
+    )
+    again = np.where(plans.recompute == FULL, forward, np.where(plans.recompute == SELECTIVE, attention + scores, 0.0))
+    return LayerTime(forward, backward, again)
+
+
+def head_time(setting: Setting, plans: PlanColumns) -> Column:
+    """Forward and backward through the output layer and its loss, once per micro-batch."""
+    model, gpu = setting.model, setting.machines.gpu
+    if not model.predicts_tokens:
+        return np.zeros(len(plans))
+    tokens = setting.micro_tokens(plans)
+    logits = tokens * model.vocabulary / plans.tensor
+    arithmetic = (1 + BACKWARD_MATMUL) * 2 * logits * model.hidden / (gpu.half_tflops * 1e12 * gpu.efficiency.matmul)
+    traffic = logits * setting.engine.kept_logits * 2 / _memory_rate(setting)
+    return arithmetic + traffic
+
+
+def matmul_efficiency(setting: Setting, plans: PlanColumns, tokens: Column) -> Column:
+    """Share of the peak that the products of a layer reach: less with few rows, or with narrow shares of a matrix."""
+    reached = setting.machines.gpu.efficiency
+    rows = tokens / (tokens + reached.half_tokens)
+    if setting.model.opaque:
+        return reached.matmul * rows
+    width = min(setting.model.hidden, setting.model.ffn_width) / plans.tensor
+    return reached.matmul * rows * width / (width + reached.half_width)
+
+
+def matmul_flops_per_token(setting: Setting) -> float:
+    """Arithmetic of one layer's products in a forward pass, for one token; 2 for each weight a token meets."""
+    model = setting.model
+    if model.opaque:
+        return model.sample_gflop * 1e9
+    return 2.0 * model.active_parameters / model.blocks
+
+
+def attention_flops_per_token(setting: Setting) -> float:
+    """Arithmetic inside one layer's attention in a forward pass, for one token: queries by keys, scores by values.
+
+    Where attention is fused and looks back only, half of it is left out.
+    """
+    model = setting.model
+    if model.opaque:
+        return 0.0
+    looks_back = model.kind == "decoder" and setting.engine.fused_attention
+    return 4.0 * setting.sequence * model.query_width * (0.5 if looks_back else 1.0) * model.attentions / model.blocks
+
+
+def inner_width(setting: Setting) -> float:
+    """How wide what a layer holds inside attention and feed-forward is, for one token: in elements."""
+    model = setting.model
+    if model.opaque:
+        return 0.0
+    attention = 2.0 * (model.query_width + model.key_width) * model.attentions / model.blocks
+    return attention + (3.0 if model.gated else 2.0) * model.ffn_width * model.experts_per_token
+
+
+def _matmul_seconds(setting: Setting, plans: PlanColumns, tokens: Column) -> Column:
+    rate = setting.machines.gpu.half_tflops * 1e12 * matmul_efficiency(setting, plans, tokens)
+    return tokens * matmul_flops_per_token(setting) / plans.tensor / rate
+
+
+def _attention_seconds(setting: Setting, plans: PlanColumns, tokens: Column) -> Column:
+    gpu = setting.machines.gpu
+    rate = gpu.half_tflops * 1e12 * gpu.efficiency.attention
+    return tokens * attention_flops_per_token(setting) / plans.tensor / rate
+
+
+def _score_seconds(setting: Setting, plans: PlanColumns, tokens: Column) -> Column:
+    """Writing and reading the scores themselves, where attention is not fused."""
+    model = setting.model
+    if model.opaque or setting.engine.fused_attention:
+        return np.zeros(len(plans))
+    scores = tokens * setting.sequence * model.heads / plans.tensor * model.attentions / model.blocks
+    return SCORE_PASSES * 2 * scores / _memory_rate(setting)
+
+
+def _memory_seconds(setting: Setting, plans: PlanColumns, tokens: Column) -> Column:
+    """Norms, residuals, activation functions: what is read and written between products of matrices."""
+    model, engine = setting.model, setting.engine
+    if model.opaque:
+        return np.zeros(len(plans))
+    outside = engine.passes_hidden * model.hidden / np.where(plans.sequence_parallel > 0, plans.tensor, 1.0)
+    inside = engine.passes_inner * inner_width(setting) / plans.tensor
+    return tokens * 2 * (outside + inside) / _memory_rate(setting)
+
+
+def _memory_rate(setting: Setting) -> float:
+    gpu = setting.machines.gpu
+    return gpu.memory_gigabytes_per_second * 1e9 * gpu.efficiency.memory

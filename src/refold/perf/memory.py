@@ -1,0 +1,123 @@
+"""How much memory a plan takes: on the fullest GPU of its fullest pipeline stage, and on the hosts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from refold.perf.columns import FULL, SELECTIVE, Column, PlanColumns
+from refold.perf.compute import inner_width
+from refold.perf.setting import Setting
+
+GIB = 2.0**30
+
+USABLE = 0.94
+"""Share of a GPU's memory that can be used: the rest is lost between blocks of the allocator."""
+
+SCORE_BYTES = 5.0
+"""Bytes kept of each score where attention is not fused: softmax in, dropout mask, dropout out."""
+
+CHECKPOINT_BYTES = 2.0
+"""Of a layer that is computed again only its input is kept, in half precision."""
+
+HOST_BYTES = 16.0
+"""Bytes per offloaded parameter on the host: master weight, two moments, gradient."""
+
+HOST_FACTOR = 1.5
+"""Pinned buffers for transfers come on top."""
+
+
+class Memory(NamedTuple):
+    """GiB on the fullest GPU by what fills them, and GiB on all hosts together."""
+
+    weights: Column
+    gradients: Column
+    optimizer: Column
+    activations: Column
+    logits: Column
+    overhead: Column
+    host: Column
+
+    @property
+    def total(self) -> Column:
+        """GiB on the fullest GPU."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.overhead
+
+
+def memory(setting: Setting, plans: PlanColumns) -> Memory:
+    """The fuller of the first stage, which keeps most micro-batches, and the last, which has the logits."""
+    first = _stage(setting, plans, is_last=False)
+    last = _stage(setting, plans, is_last=True)
+    fuller = (plans.pipeline > 1) & (first.total > last.total)
+    return Memory(*(np.where(fuller, ours, theirs) for ours, theirs in zip(first, last, strict=True)))
+
+
+def stage_parameters(setting: Setting, plans: PlanColumns, *, is_last: bool) -> Column:
+    """Weights of the first or the last stage, as far as tensor parallelism leaves them to one GPU.
+
+    Without a pipeline the last stage is the only one.
+    """
+    model = setting.model
+    ends = model.parameters - model.stack_parameters
+    only = plans.pipeline == 1
+    embedding = max(model.embedding_parameters, ends - model.head_parameters)
+    tied_copy = model.vocabulary * model.hidden if model.tied and model.predicts_tokens else 0
+    of_the_end = model.head_parameters + tied_copy if is_last else embedding
+    return (model.stack_parameters / plans.pipeline + np.where(only, ends, of_the_end)) / plans.tensor
+
+
+def _stage(setting: Setting, plans: PlanColumns, *, is_last: bool) -> Memory:
+    engine, model = setting.engine, setting.model
+    parameters = stage_parameters(setting, plans, is_last=is_last)
+    on_host = plans.offload > 0
+    share = 1 / plans.data
+    gathered = np.where(plans.zero == 3, 2 * model.stack_parameters / model.blocks / plans.tensor * (1 - share), 0.0)
+    weights = engine.weight_bytes * (parameters * np.where(plans.zero == 3, share, 1.0) + gathered)
+    gradients = engine.gradient_bytes * parameters * np.where(plans.zero >= 2, share, 1.0)
+    optimizer = engine.optimizer_bytes * parameters * np.where(plans.zero >= 1, share, 1.0)
+    tokens = setting.micro_tokens(plans)
+    logits = engine.kept_logits * tokens * model.vocabulary / plans.tensor
+    at_once = _micro_batches_at_once(plans, is_last=is_last)
+    return Memory(
+        weights / GIB,
+        np.where(on_host, 0.0, gradients) / GIB,
+        np.where(on_host, 0.0, optimizer) / GIB,
+        _activations(setting, plans, tokens, at_once) / GIB,
+        (logits if is_last and model.predicts_tokens else np.zeros(len(plans))) / GIB,
+        np.full(len(plans), engine.overhead_gib),
+        np.where(on_host, HOST_BYTES * HOST_FACTOR * model.parameters * np.where(plans.zero >= 1, 1.0, plans.data), 0.0)
+        / GIB,
+    )
+
+
+def _micro_batches_at_once(plans: PlanColumns, *, is_last: bool) -> Column:
+    """How many micro-batches a stage has begun and not ended, one forward and one backward at a time.
+
+    Interleaved stages begin a little more: (p - 1) / (p × chunks) of them.
+    """
+    if is_last:
+        return np.ones(len(plans))
+    more = 1 + np.where(plans.interleave > 1, (plans.pipeline - 1) / (plans.pipeline * plans.interleave), 0.0)
+    at_once: Column = np.minimum(plans.pipeline * more, plans.accumulation)
+    return at_once
+
+
+def _activations(setting: Setting, plans: PlanColumns, tokens: Column, at_once: Column) -> Column:
+    model, engine = setting.model, setting.engine
+    if model.opaque:
+        return tokens * model.sample_mib * 2**20 * np.where(plans.recompute == FULL, 0.5, 1.0)
+    split = np.where(plans.sequence_parallel > 0, plans.tensor, 1.0)
+    outside = engine.kept_hidden * model.hidden / split
+    inside = engine.kept_inner * inner_width(setting) / plans.tensor
+    gathers = (plans.sequence_parallel > 0) & (plans.tensor > 1)
+    whole = np.where(gathers, 2 * CHECKPOINT_BYTES * model.hidden, 0.0) if engine.keeps_gathered else 0.0
+    scores = SCORE_BYTES * model.heads * setting.sequence / plans.tensor * model.attentions / model.blocks
+    if engine.fused_attention:
+        scores = np.zeros(len(plans))
+    layer = outside + inside + whole + np.where(plans.recompute == SELECTIVE, 0.0, scores)
+    checkpoint = CHECKPOINT_BYTES * model.hidden / split
+    blocks = setting.stage_blocks(plans)
+    kept = np.where(plans.recompute == FULL, checkpoint, layer) * blocks * at_once
+    working = np.where(plans.recompute == FULL, layer, np.where(plans.recompute == SELECTIVE, scores, 0.0))
+    return tokens * (kept + working)
