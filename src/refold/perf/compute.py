@@ -27,6 +27,11 @@ SCORE_PASSES = 5.0
 read and written by softmax and by dropout, read by the next product."""
 
 
+LOGIT_BYTES = 12.0
+"""Bytes of memory traffic per logit: the product writes it, the loss reads it and writes its softmax in single
+precision, the way back reads that and writes its gradient."""
+
+
 class LayerTime(NamedTuple):
     """Seconds of one layer and one micro-batch: forward, backward, and what is computed again."""
 
@@ -60,7 +65,7 @@ def head_time(setting: Setting, plans: PlanColumns) -> Column:
     tokens = setting.micro_tokens(plans)
     logits = tokens * model.vocabulary / plans.tensor
     arithmetic = (1 + BACKWARD_MATMUL) * 2 * logits * model.hidden / (gpu.half_tflops * 1e12 * gpu.efficiency.matmul)
-    traffic = logits * setting.engine.kept_logits * 2 / _memory_rate(setting)
+    traffic = logits * LOGIT_BYTES / memory_rate(setting)
     return arithmetic + traffic
 
 
@@ -120,7 +125,7 @@ def _score_seconds(setting: Setting, plans: PlanColumns, tokens: Column) -> Colu
     if model.opaque or setting.engine.fused_attention:
         return np.zeros(len(plans))
     scores = tokens * setting.sequence * model.heads / plans.tensor * model.attentions / model.blocks
-    return SCORE_PASSES * 2 * scores / _memory_rate(setting)
+    return SCORE_PASSES * 2 * scores / memory_rate(setting)
 
 
 def _memory_seconds(setting: Setting, plans: PlanColumns, tokens: Column) -> Column:
@@ -130,9 +135,10 @@ def _memory_seconds(setting: Setting, plans: PlanColumns, tokens: Column) -> Col
         return np.zeros(len(plans))
     outside = engine.passes_hidden * model.hidden / np.where(plans.sequence_parallel > 0, plans.tensor, 1.0)
     inside = engine.passes_inner * inner_width(setting) / plans.tensor
-    return tokens * 2 * (outside + inside) / _memory_rate(setting)
+    return tokens * 2 * (outside + inside) / memory_rate(setting)
 
 
-def _memory_rate(setting: Setting) -> float:
+def memory_rate(setting: Setting) -> float:
+    """Bytes per second that a GPU really reads and writes in its own memory."""
     gpu = setting.machines.gpu
     return gpu.memory_gigabytes_per_second * 1e9 * gpu.efficiency.memory

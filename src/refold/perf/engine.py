@@ -13,11 +13,11 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     """A training framework of some era.
 
     Bytes are per parameter: `weight_bytes` and `gradient_bytes` as kept between micro-batches, and
-    `optimizer_bytes` for master weights and moments; `gathered_gradient_bytes` is what travels.
+    `optimizer_bytes` for master weights and moments; `gradient_traffic_bytes` is what travels.
     `fused_attention`: scores are never written to memory. `passes_hidden` and `passes_inner`: how often what
     is as wide as the hidden state, and what is inside attention and feed-forward, is read or written in a
     forward pass besides by products of matrices. `kept_*`: bytes kept for the backward pass of each element of
-    those. `keeps_gathered`: under sequence parallelism the gathered inputs are kept whole.
+    those.
     `launch_seconds`: what the host needs to start the kernels of one layer, forward and backward.
     `overlap_*`: share of the time to backward through the model that can hide each kind of traffic.
     """
@@ -33,7 +33,6 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     kept_hidden: float = 6.0
     kept_inner: float = 2.0
     kept_logits: float = 6.0
-    keeps_gathered: bool = False
     launch_seconds: float = 0.001
     overlap_gradients: float = 0.8
     overlap_shards: float = 0.8

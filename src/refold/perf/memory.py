@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refold.perf.columns import FULL, SELECTIVE, Column, PlanColumns
+from refold.model.plan import Plan
+from refold.perf.columns import FULL, SELECTIVE, Column, PlanColumns, columns_of
 from refold.perf.compute import inner_width
 from refold.perf.setting import Setting
 
@@ -26,6 +27,18 @@ HOST_BYTES = 16.0
 
 HOST_FACTOR = 1.5
 """Pinned buffers for transfers come on top."""
+
+
+MEANINGS = {
+    "weights": "weights, and under ZeRO-3 two gathered layers",
+    "gradients": "gradients",
+    "optimizer": "master weights and moments",
+    "activations": "kept for the backward pass, of all micro-batches begun",
+    "logits": "logits and loss of the last stage",
+    "overhead": "the framework itself",
+    "host": "offloaded states and their buffers",
+}
+"""What each part is."""
 
 
 class Memory(NamedTuple):
@@ -51,6 +64,16 @@ def memory(setting: Setting, plans: PlanColumns) -> Memory:
     last = _stage(setting, plans, is_last=True)
     fuller = (plans.pipeline > 1) & (first.total > last.total)
     return Memory(*(np.where(fuller, ours, theirs) for ours, theirs in zip(first, last, strict=True)))
+
+
+def memory_of(setting: Setting, plan: Plan) -> dict[str, float]:
+    """GiB by part, for one plan."""
+    return {part: float(column[0]) for part, column in memory(setting, columns_of([plan]))._asdict().items()}
+
+
+def stage_parameters_of(setting: Setting, plan: Plan, *, is_last: bool) -> float:
+    """Weights of the first or the last stage on one GPU, for one plan."""
+    return float(stage_parameters(setting, columns_of([plan]), is_last=is_last)[0])
 
 
 def stage_parameters(setting: Setting, plans: PlanColumns, *, is_last: bool) -> Column:
@@ -110,12 +133,10 @@ def _activations(setting: Setting, plans: PlanColumns, tokens: Column, at_once: 
     split = np.where(plans.sequence_parallel > 0, plans.tensor, 1.0)
     outside = engine.kept_hidden * model.hidden / split
     inside = engine.kept_inner * inner_width(setting) / plans.tensor
-    gathers = (plans.sequence_parallel > 0) & (plans.tensor > 1)
-    whole = np.where(gathers, 2 * CHECKPOINT_BYTES * model.hidden, 0.0) if engine.keeps_gathered else 0.0
     scores = SCORE_BYTES * model.heads * setting.sequence / plans.tensor * model.attentions / model.blocks
     if engine.fused_attention:
         scores = np.zeros(len(plans))
-    layer = outside + inside + whole + np.where(plans.recompute == SELECTIVE, 0.0, scores)
+    layer = outside + inside + np.where(plans.recompute == SELECTIVE, 0.0, scores)
     checkpoint = CHECKPOINT_BYTES * model.hidden / split
     blocks = setting.stage_blocks(plans)
     kept = np.where(plans.recompute == FULL, checkpoint, layer) * blocks * at_once

@@ -1,0 +1,90 @@
+"""What is explained is what is computed, for any plan on any machines."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refold.model.cluster import Link
+from refold.model.plan import Plan, Recompute
+from refold.perf.engine import Engine
+from refold.perf.estimate import estimate
+from refold.perf.explain import explain
+from refold.perf.hardware import Gpu, Machines
+from refold.perf.setting import Setting
+from refold.perf.shapes import ModelShape
+
+GPU = Gpu("G", 80.0, 300.0, 20.0, 2000.0, Link("nvlink", 300.0, 3.0), 32.0, 100.0, 400.0)
+
+MODELS = [
+    ModelShape("decoder", layers=24, hidden=2048, heads=16, ffn=8192, vocabulary=50000),
+    ModelShape("grouped", layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, gated=True, vocabulary=128000),
+    ModelShape("both", "encoder-decoder", layers=12, encoder_layers=12, hidden=1024, heads=16, vocabulary=32000),
+    ModelShape("experts", layers=16, hidden=1024, heads=16, experts=8, experts_per_token=2, vocabulary=32000),
+    ModelShape("vit", "vit", layers=12, hidden=768, heads=12, sequence=197),
+    ModelShape("resnet", "opaque", parameters_stated=25_000_000, sample_gflop=4.1, sample_mib=90.0),
+]
+
+ENGINES = [
+    Engine("plain"),
+    Engine("old", fused_attention=False, sync_seconds_per_rank=1e-4, launch_seconds=0.01),
+    Engine(
+        "odd",
+        reduces_each_micro_batch=True,
+        tensor_wait_across_nodes=1e-3,
+        tensor_wait_in_pipeline=1e-3,
+        stage_wait=0.1,
+    ),
+]
+
+degrees = st.sampled_from([1, 2, 3, 4, 8])
+recompute: st.SearchStrategy[Recompute] = st.sampled_from(["none", "selective", "full"])
+plans = st.builds(
+    Plan,
+    degrees,
+    degrees,
+    degrees,
+    st.integers(0, 3),
+    st.booleans(),
+    recompute,
+    st.sampled_from([1, 2, 6, 32]),
+    st.sampled_from([1, 2]),
+    st.booleans(),
+)
+settings = st.builds(
+    Setting,
+    st.sampled_from(MODELS),
+    st.builds(
+        Machines,
+        st.just(GPU),
+        st.sampled_from([(8,), (8, 8), (4,) * 8, (2, 3, 3), (1, 7), (8,) * 16]),
+        st.just(GPU.link),
+        st.just(Link("network", 50.0, 10.0)),
+        st.sampled_from([0.0, 64.0]),
+    ),
+    st.sampled_from(ENGINES),
+    st.sampled_from([64, 512]),
+    st.sampled_from([512, 2048]),
+)
+
+PARTS = {"tensor": "tensor_time", "pipeline": "pipeline_time", "data": "data_time"}
+"""What parts are called among the lines, where their own name means something else there."""
+
+
+@given(settings, plans)
+def test_every_part_of_an_estimate_is_the_value_of_its_line(setting: Setting, plan: Plan) -> None:
+    lines = {line.name: line.value for section in explain(setting, plan) for line in section.lines}
+    found = estimate(setting, plan)
+    for part, seconds in found.seconds.items():
+        assert lines[PARTS.get(part, part)] == pytest.approx(seconds, rel=1e-9, abs=1e-15), part
+    assert lines["step"] == pytest.approx(found.step_seconds)
+    assert lines["memory"] == pytest.approx(found.memory_gib)
+    assert lines["spare"] == pytest.approx(found.spare_gib)
+
+
+def test_a_line_shows_its_formula_with_the_numbers_put_in() -> None:
+    setting = Setting(MODELS[0], Machines(GPU, (8,), GPU.link, Link("network", 50.0)), ENGINES[0], 64, 1024)
+    lines = {line.name: line for section in explain(setting, Plan(8, accumulation=2)) for line in section.lines}
+    tokens = lines["tokens"]
+    assert tokens.formula == "batch * sequence / (data * micro_batches)"
+    assert tokens.numbers == "64 * 1024 / (8 * 2)"
+    assert tokens.value == 4096
