@@ -26,7 +26,7 @@ MODELS = [
 
 ENGINES = [
     Engine("plain"),
-    Engine("old", fused_attention=False, sync_seconds_per_rank=1e-4, launch_seconds=0.01),
+    Engine("old", "tf32", 4.0, 4.0, fused_attention=False, sync_seconds_per_rank=1e-4, launch_seconds=0.01),
     Engine(
         "odd",
         reduces_each_micro_batch=True,

@@ -15,9 +15,6 @@ from refold.perf.columns import FULL, Column, PlanColumns
 from refold.perf.hardware import Machines
 from refold.perf.setting import Setting
 
-ACTIVATION_BYTES = 2.0
-"""Activations travel in half precision."""
-
 TENSOR_COLLECTIVES = 4.0
 """All-reduces of a layer: after attention and after feed-forward, forward and backward. Under sequence
 parallelism each is a reduce-scatter and an all-gather, which move as much."""
@@ -71,7 +68,7 @@ def tensor_seconds(setting: Setting, plans: PlanColumns) -> Column:
     model = setting.model
     each = TENSOR_COLLECTIVES * model.attentions / model.blocks
     collectives = each * np.where(plans.recompute == FULL, 1.5, 1.0)
-    moved = setting.micro_tokens(plans) * model.hidden * ACTIVATION_BYTES
+    moved = setting.micro_tokens(plans) * model.hidden * setting.engine.value_bytes
     return 2 * collectives * ring_seconds(setting.machines, moved, plans.tensor, np.ones(len(plans)))
 
 
@@ -80,7 +77,7 @@ def stage_seconds(setting: Setting, plans: PlanColumns) -> Column:
     machines = setting.machines
     stride = plans.data * plans.tensor
     where = span(machines, plans.pipeline, stride)
-    moved = setting.micro_tokens(plans) * setting.model.hidden * ACTIVATION_BYTES / plans.tensor
+    moved = setting.micro_tokens(plans) * setting.model.hidden * setting.engine.value_bytes / plans.tensor
     card = node_rate(machines) / min(machines.gpus_on_node)
     seconds = moved / np.where(where.nodes > 1, card, link_rate(machines))
     return np.where(plans.pipeline > 1, 2 * plans.interleave * seconds, 0.0)

@@ -64,7 +64,7 @@ def head_time(setting: Setting, plans: PlanColumns) -> Column:
         return np.zeros(len(plans))
     tokens = setting.micro_tokens(plans)
     logits = tokens * model.vocabulary / plans.tensor
-    arithmetic = (1 + BACKWARD_MATMUL) * 2 * logits * model.hidden / (gpu.half_tflops * 1e12 * gpu.efficiency.matmul)
+    arithmetic = (1 + BACKWARD_MATMUL) * 2 * logits * model.hidden / (peak_rate(setting) * gpu.efficiency.matmul)
     traffic = logits * LOGIT_BYTES / memory_rate(setting)
     return arithmetic + traffic
 
@@ -109,13 +109,12 @@ def inner_width(setting: Setting) -> float:
 
 
 def _matmul_seconds(setting: Setting, plans: PlanColumns, tokens: Column) -> Column:
-    rate = setting.machines.gpu.half_tflops * 1e12 * matmul_efficiency(setting, plans, tokens)
+    rate = peak_rate(setting) * matmul_efficiency(setting, plans, tokens)
     return tokens * matmul_flops_per_token(setting) / plans.tensor / rate
 
 
 def _attention_seconds(setting: Setting, plans: PlanColumns, tokens: Column) -> Column:
-    gpu = setting.machines.gpu
-    rate = gpu.half_tflops * 1e12 * gpu.efficiency.attention
+    rate = peak_rate(setting) * setting.machines.gpu.efficiency.attention
     return tokens * attention_flops_per_token(setting) / plans.tensor / rate
 
 
@@ -125,7 +124,7 @@ def _score_seconds(setting: Setting, plans: PlanColumns, tokens: Column) -> Colu
     if model.opaque or setting.engine.fused_attention:
         return np.zeros(len(plans))
     scores = tokens * setting.sequence * model.heads / plans.tensor * model.attentions / model.blocks
-    return SCORE_PASSES * 2 * scores / memory_rate(setting)
+    return SCORE_PASSES * setting.engine.value_bytes * scores / memory_rate(setting)
 
 
 def _memory_seconds(setting: Setting, plans: PlanColumns, tokens: Column) -> Column:
@@ -135,7 +134,19 @@ def _memory_seconds(setting: Setting, plans: PlanColumns, tokens: Column) -> Col
         return np.zeros(len(plans))
     outside = engine.passes_hidden * model.hidden / np.where(plans.sequence_parallel > 0, plans.tensor, 1.0)
     inside = engine.passes_inner * inner_width(setting) / plans.tensor
-    return tokens * 2 * (outside + inside) / memory_rate(setting)
+    return tokens * engine.value_bytes * (outside + inside) / memory_rate(setting)
+
+
+def peak_rate(setting: Setting) -> float:
+    """What the data sheet promises for the arithmetic that the framework uses, in operations per second."""
+    gpu = setting.machines.gpu
+    match setting.engine.arithmetic:
+        case "half":
+            return gpu.half_tflops * 1e12
+        case "tf32":
+            return gpu.half_tflops * 1e12 / 2
+        case "single":
+            return gpu.single_tflops * 1e12
 
 
 def memory_rate(setting: Setting) -> float:

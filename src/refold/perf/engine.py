@@ -3,47 +3,88 @@
 from __future__ import annotations
 
 from math import isfinite
+from typing import Literal
 
 import msgspec
 
 from refold.errors import BadValue
 
+Arithmetic = Literal["half", "tf32", "single"]
+
 
 class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A training framework of some era.
-
-    Bytes are per parameter: `weight_bytes` and `gradient_bytes` as kept between micro-batches, and
-    `optimizer_bytes` for master weights and moments; `gradient_traffic_bytes` is what travels.
-    `fused_attention`: scores are never written to memory. `passes_hidden` and `passes_inner`: how often what
-    is as wide as the hidden state, and what is inside attention and feed-forward, is read or written in a
-    forward pass besides by products of matrices. `kept_*`: bytes kept for the backward pass of each element of
-    those.
-    `launch_seconds`: what the host needs to start the kernels of one layer, forward and backward.
-    `overlap_*`: share of the time to backward through the model that can hide each kind of traffic.
-    """
+    """A training framework of some era. Where its documents do not say, numbers were fitted (`source` says to what)."""
 
     name: str
+
+    arithmetic: Arithmetic = "half"
+    """Which peak of a GPU counts: that of half precision, of TF32 or of single precision."""
+
+    value_bytes: float = 2.0
+    """Bytes of an activation."""
+
     weight_bytes: float = 2.0
+    """Bytes per weight that is computed with, and that travels under ZeRO."""
+
     gradient_bytes: float = 4.0
+    """Bytes per weight for gradients, as kept between micro-batches."""
+
     optimizer_bytes: float = 12.0
+    """Bytes per weight for master weights and moments."""
+
     gradient_traffic_bytes: float = 2.0
+    """Bytes per weight when gradients travel."""
+
     fused_attention: bool = True
+    """Scores are never written to memory; where attention looks back only, half of them are not computed."""
+
     passes_hidden: float = 10.0
+    """How often what is as wide as the hidden state is read or written in a forward pass, besides by products."""
+
     passes_inner: float = 2.0
+    """The same of what is inside attention and feed-forward."""
+
     kept_hidden: float = 6.0
+    """Bytes kept for the backward pass per element as wide as the hidden state."""
+
     kept_inner: float = 2.0
+    """The same per element inside attention and feed-forward."""
+
     kept_logits: float = 6.0
+    """The same per logit."""
+
     launch_seconds: float = 0.001
+    """What the host takes to start the kernels of one layer, forward and backward: no layer is faster."""
+
     overlap_gradients: float = 0.8
+    """Share of the last backward pass that hides the exchange of gradients without ZeRO."""
+
     overlap_shards: float = 0.8
+    """Share of the passes that hides the traffic of ZeRO."""
+
     reduces_each_micro_batch: bool = False
+    """Gradients travel for each micro-batch, also where once per step would do."""
+
     sync_seconds_per_rank: float = 0.0
+    """What each replica adds to the exchange of gradients, whatever its size."""
+
     step_seconds: float = 0.01
+    """What a step costs besides everything else: clipping, logging, data."""
+
     overhead_gib: float = 1.0
+    """Memory of a GPU that the framework and its communication take."""
+
     tensor_wait_across_nodes: float = 0.0
+    """Seconds that each tensor-parallel rank beyond the first node adds to a layer."""
+
     tensor_wait_in_pipeline: float = 0.0
+    """Seconds that each tensor-parallel rank adds to a layer where there is a pipeline over several nodes."""
+
     stage_wait: float = 0.0
+    """Seconds that a stage waits for each neighbour and micro-batch, from `stage_wait_from_gpus` GPUs on."""
+
     stage_wait_from_gpus: int = 0
+
     source: str = ""
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from refold.model.plan import Plan
 from refold.perf.columns import FULL, Column, PlanColumns, columns_of
 from refold.perf.communicate import gradient_seconds, stage_seconds, tensor_seconds
-from refold.perf.compute import attention_flops_per_token, head_time, layer_time, matmul_flops_per_token
+from refold.perf.compute import attention_flops_per_token, head_time, layer_time, matmul_flops_per_token, peak_rate
 from refold.perf.memory import USABLE, Memory, memory, stage_parameters
 from refold.perf.setting import Setting
 
@@ -86,14 +86,13 @@ def row_of(setting: Setting, plan: Plan, found: Estimates, row: int) -> Estimate
     step = float(found.step_seconds[row])
     machines = setting.machines
     total, host = float(found.memory.total[row]), float(found.memory.host[row])
-    peak = machines.gpu.half_tflops * 1e12 * plan.gpus
     return Estimate(
         plan=plan,
         step_seconds=step,
         seconds={name: float(column[row]) for name, column in found.parts._asdict().items()},
         samples_per_second=setting.batch / step,
         tokens_per_second=setting.tokens / step,
-        mfu=model_flops(setting) / step / peak,
+        mfu=model_flops(setting) / step / (peak_rate(setting) * plan.gpus),
         memory_gib=total,
         memory={name: float(column[row]) for name, column in found.memory._asdict().items() if name != "host"},
         spare_gib=machines.gpu.memory_gib * USABLE - total,

@@ -80,7 +80,7 @@ def explain(setting: Setting, plan: Plan) -> tuple[Section, ...]:
 
 def _given(work: _Working, setting: Setting, plan: Plan) -> None:
     model, machines = setting.model, setting.machines
-    gpu, reached = machines.gpu, machines.gpu.efficiency
+    reached = machines.gpu.efficiency
     work.section("Given")
     work.give("global batch", "samples", batch=setting.batch)
     work.give("tokens of a sample", "tokens", sequence=setting.tokens_per_sample)
@@ -91,7 +91,8 @@ def _given(work: _Working, setting: Setting, plan: Plan) -> None:
     work.give("chunks per stage", chunks=plan.interleave)
     work.give("layers", layers=model.blocks)
     work.give("width of the hidden state", hidden_width=model.hidden)
-    work.give("peak of a GPU", "FLOP/s", peak=gpu.half_tflops * 1e12)
+    work.give("bytes of a number that is computed with", value_bytes=setting.engine.value_bytes)
+    work.give("peak of a GPU", "FLOP/s", peak=compute.peak_rate(setting))
     work.give("share of the peak that large products reach", matmul_share=reached.matmul)
     work.give("bytes/s of the GPU's memory, as reached", "B/s", memory_rate=compute.memory_rate(setting))
     work.give("bytes/s between GPUs of a node, as reached", "B/s", link_rate=communicate.link_rate(machines))
@@ -124,11 +125,11 @@ def _layer(work: _Working, setting: Setting, plan: Plan) -> None:
     outside = 0.0 if model.opaque else engine.passes_hidden * model.hidden / split
     inside = 0.0 if model.opaque else engine.passes_inner * compute.inner_width(setting) / plan.tensor
     work.give("elements read or written between products", "per token", elements=outside + inside)
-    work.line("between", "tokens * 2 * elements / memory_rate", "s", "norms, residuals, activation functions")
+    work.line("between", "tokens * value_bytes * elements / memory_rate", "s", "norms, residuals, activation functions")
     scores = 0.0 if model.opaque or engine.fused_attention else model.heads * setting.sequence / plan.tensor
     work.give("scores that go through memory", "per token", scores=scores * model.attentions / model.blocks)
     work.give("how often they do", score_passes=compute.SCORE_PASSES)
-    work.line("score_time", "tokens * 2 * score_passes * scores / memory_rate", "s", "scores through memory")
+    work.line("score_time", "tokens * value_bytes * score_passes * scores / memory_rate", "s", "scores through memory")
     work.line("forward", "matmul + attention + score_time + between", "s", "the forward pass")
     back = compute.BACKWARD_ATTENTION if engine.fused_attention else compute.BACKWARD_MATMUL
     work.give("products of attention on the way back, for each forward", attention_back=back)
@@ -146,7 +147,7 @@ def _talk(work: _Working, setting: Setting, plan: Plan) -> None:
     if model.opaque:
         work.line("tensor_talk", "0", "s", "an opaque model has no tensor parallelism")
     else:
-        work.line("tensor_moved", "tokens * hidden_width * 2", "B", "one collective")
+        work.line("tensor_moved", "tokens * hidden_width * value_bytes", "B", "one collective")
         work.line("tensor_talk", f"2 * collectives * {_pass_of('tensor')}", "s", "tensor parallelism, per layer")
     common = gcd(*machines.gpus_on_node)
     rate = "(node_rate / weakest)" if common % plan.gpus else "link_rate"
@@ -156,7 +157,7 @@ def _talk(work: _Working, setting: Setting, plan: Plan) -> None:
     else:
         work.line(
             "stage_talk",
-            f"2 * chunks * tokens * hidden_width * 2 / tensor / {rate}",
+            f"2 * chunks * tokens * hidden_width * value_bytes / tensor / {rate}",
             "s",
             "handing on to the next stage and back",
         )

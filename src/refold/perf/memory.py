@@ -19,9 +19,6 @@ USABLE = 0.94
 SCORE_BYTES = 5.0
 """Bytes kept of each score where attention is not fused: softmax in, dropout mask, dropout out."""
 
-CHECKPOINT_BYTES = 2.0
-"""Of a layer that is computed again only its input is kept, in half precision."""
-
 HOST_BYTES = 16.0
 """Bytes per offloaded parameter on the host: master weight, two moments, gradient."""
 
@@ -137,7 +134,7 @@ def _activations(setting: Setting, plans: PlanColumns, tokens: Column, at_once: 
     if engine.fused_attention:
         scores = np.zeros(len(plans))
     layer = outside + inside + np.where(plans.recompute == SELECTIVE, 0.0, scores)
-    checkpoint = CHECKPOINT_BYTES * model.hidden / split
+    checkpoint = engine.value_bytes * model.hidden / split  # of a layer that is computed again, its input
     blocks = setting.stage_blocks(plans)
     kept = np.where(plans.recompute == FULL, checkpoint, layer) * blocks * at_once
     working = np.where(plans.recompute == FULL, layer, np.where(plans.recompute == SELECTIVE, scores, 0.0))
