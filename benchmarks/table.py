@@ -45,9 +45,15 @@ def as_text(rows: Sequence[Row]) -> str:
 
 def as_markdown(rows: Sequence[Row]) -> str:
     """A table for README.md."""
-    lines = ["| what | measured | goal | |", "|---|---|---|---|"]
-    lines += [f"| {row.what} | {row.measured} | {row.goal} | {_bold(row.verdict)} |" for row in rows]
-    return "\n".join(lines)
+    return markdown(
+        ("what", "measured", "goal", ""), [(row.what, row.measured, row.goal, _bold(row.verdict)) for row in rows]
+    )
+
+
+def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Any table, in markdown."""
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("| --- ", "|---").replace("--- |", "---|")
 
 
 def _bold(verdict: Verdict) -> str:

@@ -13,8 +13,11 @@ RefoldError
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+
+FEW = 8
+"""As many names of a long table are told at once."""
 
 
 class RefoldError(Exception):
@@ -51,13 +54,23 @@ class BadRow(BadInput):
 
 
 class UnknownName(BadInput):
-    """A name that is in none of our tables, with the nearest that is."""
+    """A name that is in none of our tables, with the nearest that is.
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        known = sorted(known)
-        near = get_close_matches(name, known, n=1)
+    `key` is what names are compared by, as in `sorted`. Of a long table that the command `listed_by` prints, only
+    the nearest names are told.
+    """
+
+    def __init__(
+        self, kind: str, name: str, known: Iterable[str], *, key: Callable[[str], str] = str, listed_by: str = ""
+    ) -> None:
+        told = sorted(known)
+        by_key = {key(word): word for word in told}
+        near = [by_key[match] for match in get_close_matches(key(name), by_key, n=1)]
         hint = f"; did you mean {near[0]!r}?" if near else "."
-        super().__init__(f"no {kind} {name!r}{hint} ({', '.join(known)})")
+        if listed_by and len(told) > FEW:
+            told = [by_key[match] for match in get_close_matches(key(name), by_key, n=FEW, cutoff=0.0)]
+            told.append(f"…; `{listed_by}` lists all")
+        super().__init__(f"no {kind} {name!r}{hint} ({', '.join(told)})")
         self.kind = kind
         self.name = name
         self.nearest = near[0] if near else None

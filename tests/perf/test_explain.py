@@ -30,6 +30,8 @@ ENGINES = [
     Engine(
         "odd",
         reduces_each_micro_batch=True,
+        selective_again=0.5,
+        tensor_traffic_across=2.0,
         tensor_wait_across_nodes=1e-3,
         tensor_wait_in_pipeline=1e-3,
         stage_wait=0.1,

@@ -49,11 +49,16 @@ def node_rate(machines: Machines) -> float:
     return machines.network.gigabytes_per_second * 1e9 * share * machines.gpu.efficiency.network
 
 
-def ring_seconds(machines: Machines, moved: Column, members: Column, stride: Column) -> Column:
-    """One pass over a group: a reduce-scatter, or an all-gather, of `moved` bytes; an all-reduce is two of them."""
+def ring_seconds(
+    machines: Machines, moved: Column, members: Column, stride: Column, traffic_across: float = 1.0
+) -> Column:
+    """One pass over a group: a reduce-scatter, or an all-gather, of `moved` bytes; an all-reduce is two of them.
+
+    `traffic_across`: how many times the bytes cross between nodes, where a framework does not gather in rings.
+    """
     where = span(machines, members, stride)
     inside = moved * (1 - 1 / where.on_node) / link_rate(machines)
-    across = moved * (1 - 1 / where.nodes) * where.sharing / node_rate(machines)
+    across = moved * (1 - 1 / where.nodes) * where.sharing * traffic_across / node_rate(machines)
     wait = (
         machines.inside.latency_microseconds * np.log2(where.on_node)
         + machines.network.latency_microseconds * np.log2(where.nodes)
@@ -69,7 +74,8 @@ def tensor_seconds(setting: Setting, plans: PlanColumns) -> Column:
     each = TENSOR_COLLECTIVES * model.attentions / model.blocks
     collectives = each * np.where(plans.recompute == FULL, 1.5, 1.0)
     moved = setting.micro_tokens(plans) * model.hidden * setting.engine.value_bytes
-    return 2 * collectives * ring_seconds(setting.machines, moved, plans.tensor, np.ones(len(plans)))
+    neighbours, extra = np.ones(len(plans)), setting.engine.tensor_traffic_across
+    return 2 * collectives * ring_seconds(setting.machines, moved, plans.tensor, neighbours, extra)
 
 
 def stage_seconds(setting: Setting, plans: PlanColumns) -> Column:

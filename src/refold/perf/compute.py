@@ -22,6 +22,9 @@ BACKWARD_ATTENTION = 2.5
 BACKWARD_MEMORY = 2.0
 """What is read and written besides products is about twice as much on the way back."""
 
+ALIGNED = 8
+"""Tensor cores take matrices whose rows are a multiple of so many numbers in half precision."""
+
 SCORE_PASSES = 5.0
 """How often scores go through memory in a forward pass where attention is not fused: written by the product,
 read and written by softmax and by dropout, read by the next product."""
@@ -53,7 +56,8 @@ def layer_time(setting: Setting, plans: PlanColumns) -> LayerTime:
         + (BACKWARD_ATTENTION if setting.engine.fused_attention else BACKWARD_MATMUL) * attention
         + BACKWARD_MEMORY * (scores + memory)
     )
-    again = np.where(plans.recompute == FULL, forward, np.where(plans.recompute == SELECTIVE, attention + scores, 0.0))
+    selected = attention + scores + setting.engine.selective_again * (matmul + memory)
+    again = np.where(plans.recompute == FULL, forward, np.where(plans.recompute == SELECTIVE, selected, 0.0))
     return LayerTime(forward, backward, again)
 
 
@@ -114,7 +118,7 @@ def _matmul_seconds(setting: Setting, plans: PlanColumns, tokens: Column) -> Col
 
 
 def _attention_seconds(setting: Setting, plans: PlanColumns, tokens: Column) -> Column:
-    rate = peak_rate(setting) * setting.machines.gpu.efficiency.attention
+    rate = attention_peak(setting) * setting.machines.gpu.efficiency.attention
     return tokens * attention_flops_per_token(setting) / plans.tensor / rate
 
 
@@ -147,6 +151,12 @@ def peak_rate(setting: Setting) -> float:
             return gpu.half_tflops * 1e12 / 2
         case "single":
             return gpu.single_tflops * 1e12
+
+
+def attention_peak(setting: Setting) -> float:
+    """The same inside attention: tensor cores take only heads whose size divides by 8."""
+    aligned = setting.model.opaque or setting.model.head_width % ALIGNED == 0
+    return peak_rate(setting) if aligned else setting.machines.gpu.single_tflops * 1e12
 
 
 def memory_rate(setting: Setting) -> float:

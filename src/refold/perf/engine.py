@@ -53,6 +53,12 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     kept_logits: float = 6.0
     """The same per logit."""
 
+    selective_again: float = 0.0
+    """Share of a layer's forward pass, besides attention, that selective recomputation computes again."""
+
+    selective_kept: float = 1.0
+    """Share of a layer's activations, besides scores, that is kept under selective recomputation."""
+
     launch_seconds: float = 0.001
     """What the host takes to start the kernels of one layer, forward and backward: no layer is faster."""
 
@@ -73,6 +79,9 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     overhead_gib: float = 1.0
     """Memory of a GPU that the framework and its communication take."""
+
+    tensor_traffic_across: float = 1.0
+    """How many times the bytes of tensor parallelism cross between nodes, where it spans several."""
 
     tensor_wait_across_nodes: float = 0.0
     """Seconds that each tensor-parallel rank beyond the first node adds to a layer."""

@@ -119,8 +119,11 @@ def _layer(work: _Working, setting: Setting, plan: Plan) -> None:
     work.give("products, forward", "FLOP/token", matmul_flops=compute.matmul_flops_per_token(setting))
     work.line("matmul", "tokens * matmul_flops / tensor / (peak * efficiency)", "s", "products of matrices")
     work.give("attention, forward", "FLOP/token", attention_flops=compute.attention_flops_per_token(setting))
-    work.give("share of the peak inside attention", attention_share=reached.attention)
-    work.line("attention", "tokens * attention_flops / tensor / (peak * attention_share)", "s", "inside attention")
+    work.give("its peak for this size of head", "FLOP/s", attention_peak=compute.attention_peak(setting))
+    work.give("share of that peak inside attention", attention_share=reached.attention)
+    work.line(
+        "attention", "tokens * attention_flops / tensor / (attention_peak * attention_share)", "s", "inside attention"
+    )
     split = plan.tensor if plan.sequence_parallel else 1
     outside = 0.0 if model.opaque else engine.passes_hidden * model.hidden / split
     inside = 0.0 if model.opaque else engine.passes_inner * compute.inner_width(setting) / plan.tensor
@@ -134,7 +137,8 @@ def _layer(work: _Working, setting: Setting, plan: Plan) -> None:
     back = compute.BACKWARD_ATTENTION if engine.fused_attention else compute.BACKWARD_MATMUL
     work.give("products of attention on the way back, for each forward", attention_back=back)
     work.line("backward", "2 * matmul + attention_back * attention + 2 * (score_time + between)", "s", "the way back")
-    again = {"none": "0", "selective": "attention + score_time", "full": "forward"}[plan.recompute]
+    selected = f"attention + score_time + {engine.selective_again} * (matmul + between)"
+    again = {"none": "0", "selective": selected, "full": "forward"}[plan.recompute]
     work.line("again", again, "s", f"computed again: {plan.recompute}")
 
 
@@ -148,7 +152,8 @@ def _talk(work: _Working, setting: Setting, plan: Plan) -> None:
         work.line("tensor_talk", "0", "s", "an opaque model has no tensor parallelism")
     else:
         work.line("tensor_moved", "tokens * hidden_width * value_bytes", "B", "one collective")
-        work.line("tensor_talk", f"2 * collectives * {_pass_of('tensor')}", "s", "tensor parallelism, per layer")
+        passes = _pass_of("tensor", across=f" * {engine.tensor_traffic_across}")
+        work.line("tensor_talk", f"2 * collectives * {passes}", "s", "tensor parallelism, per layer")
     common = gcd(*machines.gpus_on_node)
     rate = "(node_rate / weakest)" if common % plan.gpus else "link_rate"
     work.give("weakest node's GPUs", weakest=min(machines.gpus_on_node))
@@ -192,11 +197,11 @@ def _ring(work: _Working, setting: Setting, kind: str, members: int, stride: int
     work.give("latency of one pass", "s", **{f"{kind}_latency": wait * 1e-6})
 
 
-def _pass_of(kind: str, moved: str = "") -> str:
+def _pass_of(kind: str, moved: str = "", across: str = "") -> str:
     moved = moved or f"{kind}_moved"
     return (
         f"(max({moved} * (1 - 1 / {kind}_on_node) / link_rate, "
-        f"{moved} * (1 - 1 / {kind}_nodes) * {kind}_sharing / node_rate) + {kind}_latency)"
+        f"{moved} * (1 - 1 / {kind}_nodes) * {kind}_sharing{across} / node_rate) + {kind}_latency)"
     )
 
 

@@ -133,9 +133,11 @@ def _activations(setting: Setting, plans: PlanColumns, tokens: Column, at_once: 
     scores = SCORE_BYTES * model.heads * setting.sequence / plans.tensor * model.attentions / model.blocks
     if engine.fused_attention:
         scores = np.zeros(len(plans))
-    layer = outside + inside + np.where(plans.recompute == SELECTIVE, 0.0, scores)
+    layer = outside + inside + scores
+    selected = engine.selective_kept * (outside + inside)
     checkpoint = engine.value_bytes * model.hidden / split  # of a layer that is computed again, its input
     blocks = setting.stage_blocks(plans)
-    kept = np.where(plans.recompute == FULL, checkpoint, layer) * blocks * at_once
-    working = np.where(plans.recompute == FULL, layer, np.where(plans.recompute == SELECTIVE, scores, 0.0))
+    full, selective = plans.recompute == FULL, plans.recompute == SELECTIVE
+    kept = np.where(full, checkpoint, np.where(selective, selected, layer)) * blocks * at_once
+    working = np.where(full | selective, layer, 0.0)  # of the one layer that is computed again just now
     return tokens * (kept + working)

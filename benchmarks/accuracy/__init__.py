@@ -1,0 +1,1 @@
+"""How well the performance model tells what others have measured: published tables, read into one kind of row."""

@@ -1,0 +1,238 @@
+"""Fit the constants of GPUs and engines to published measurements: `python -m benchmarks.accuracy.calibrate`.
+
+Each fit is one entry of FITS: which cases, and which numbers of which GPUs and engines are free. Efficiencies
+belong to a type of GPU and are fitted once; what belongs to a framework is fitted on rows of that framework.
+Rows that `is_fitted_on` refuses are held out: `benchmarks.accuracy.no_samples` reports them apart. What is
+printed goes into src/refold/catalogue/gpus.yaml and engines.yaml by hand, so that a change of it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from benchmarks.accuracy.cases import Batch, Vector, measured_gib, measured_seconds, timed, weighed
+from benchmarks.accuracy.tables import Case, data_folder, read_table
+from refold.catalogue import find_engine, find_gpu
+from refold.perf.engine import Engine
+from refold.perf.hardware import Efficiency, Gpu
+
+SHARES = {"matmul", "attention", "memory", "link", "network", "pcie", "overlap_gradients", "overlap_shards"}
+"""What cannot be more than 1."""
+
+TOLERANCE = 0.08
+"""Errors well beyond this share count as outliers and pull less."""
+
+PULL = 0.05
+"""How much one prior width weighs, as if it were an error of this share in one row."""
+
+
+class Free(NamedTuple):
+    """A number that may move: `field` of all of `owners`, from `start`, seldom by more than e^±`width`."""
+
+    owners: tuple[str, ...]
+    field: str
+    start: float
+    width: float
+
+
+class Fit(NamedTuple):
+    """Cases of some tables, and what is fitted to them."""
+
+    name: str
+    tables: tuple[str, ...]
+    gpus: tuple[str, ...]
+    free: tuple[Free, ...]
+    of: Literal["time", "memory"] = "time"
+
+
+AMPERE = ("A100-40GB", "A100-80GB")
+VOLTA = ("V100-16GB", "V100-32GB")
+HOPPER = ("H100-80GB",)
+FOUNDRY = ("llm-foundry", "llm-foundry-pure")
+MEGATRON = ("megatron-2021", "megatron-2022")
+BLOOM = ("deepspeed-2022", "deepspeed-2022-bf16")
+ZERO_2021 = ("deepspeed-2021", "hf-deepspeed-2021")
+
+FITS = (
+    Fit(
+        "A100",
+        ("llm_foundry_a100", "korthikanti2022_table5", "bigscience_sweeps"),
+        AMPERE,
+        (
+            Free(AMPERE, "matmul", 0.85, 0.05),
+            Free(AMPERE, "half_tokens", 500.0, 0.5),
+            Free(AMPERE, "half_width", 100.0, 0.5),
+            Free(AMPERE, "attention", 0.4, 0.2),
+            Free(AMPERE, "network", 0.6, 0.2),
+            Free(AMPERE, "link", 0.75, 0.1),
+            Free(FOUNDRY, "passes_hidden", 10.0, 0.2),
+            Free(FOUNDRY, "passes_inner", 2.5, 0.3),
+            Free(FOUNDRY, "step_seconds", 0.05, 0.5),
+            Free(MEGATRON, "passes_hidden", 12.0, 0.3),
+            Free(MEGATRON, "passes_inner", 2.5, 0.4),
+            Free(BLOOM, "passes_hidden", 12.0, 0.3),
+            Free(BLOOM, "passes_inner", 2.5, 0.4),
+            Free(BLOOM, "stage_wait", 0.003, 1.0),
+            Free(BLOOM, "step_seconds", 0.1, 1.0),
+            Free(BLOOM, "overlap_shards", 0.3, 1.0),
+        ),
+    ),
+    Fit(
+        "V100",
+        ("dlperf_megatron_v100", "bigscience_sweeps"),
+        VOLTA,
+        (
+            Free(VOLTA, "matmul", 0.65, 0.1),
+            Free(VOLTA, "half_tokens", 500.0, 0.5),
+            Free(VOLTA, "half_width", 100.0, 0.5),
+            Free(VOLTA, "network", 0.5, 0.3),
+            Free(VOLTA, "link", 0.7, 0.2),
+            Free(ZERO_2021, "passes_hidden", 12.0, 0.5),
+            Free(ZERO_2021, "passes_inner", 2.5, 0.5),
+            Free(ZERO_2021, "overlap_shards", 0.3, 1.0),
+        ),
+    ),
+    Fit(
+        "H100",
+        ("ultrascale_h100",),
+        HOPPER,
+        (
+            Free(HOPPER, "matmul", 0.7, 0.05),
+            Free(HOPPER, "half_tokens", 700.0, 0.5),
+            Free(HOPPER, "half_width", 100.0, 0.5),
+            Free(HOPPER, "attention", 0.45, 0.1),
+            Free(HOPPER, "link", 0.8, 0.02),
+            Free(("nanotron",), "gradient_traffic_bytes", 4.0, 0.3),
+            Free(("nanotron",), "passes_hidden", 10.0, 0.3),
+            Free(("nanotron",), "passes_inner", 6.0, 0.5),
+            Free(("nanotron",), "launch_seconds", 0.0044, 0.5),
+            Free(("nanotron",), "overlap_gradients", 0.9, 0.1),
+            Free(("nanotron",), "overlap_shards", 0.1, 0.5),
+            Free(("nanotron",), "sync_seconds_per_rank", 0.0005, 0.5),
+            Free(("nanotron",), "step_seconds", 0.03, 0.5),
+            Free(("nanotron",), "tensor_traffic_across", 2.0, 0.5),
+            Free(("nanotron",), "tensor_wait_across_nodes", 0.0005, 0.5),
+            Free(("nanotron",), "tensor_wait_in_pipeline", 0.0028, 0.5),
+            Free(("nanotron",), "stage_wait", 0.47, 0.2),
+        ),
+    ),
+    Fit(
+        "memory of nanotron",
+        ("ultrascale_h100",),
+        HOPPER,
+        (
+            Free(("nanotron",), "kept_hidden", 4.0, 0.5),
+            Free(("nanotron",), "kept_inner", 3.0, 0.5),
+            Free(("nanotron",), "kept_logits", 6.0, 0.5),
+            Free(("nanotron",), "overhead_gib", 1.0, 0.5),
+        ),
+        of="memory",
+    ),
+    Fit(
+        "memory of Megatron-DeepSpeed",
+        ("bigscience_sweeps",),
+        AMPERE,
+        (
+            Free(BLOOM, "kept_hidden", 10.0, 0.2),
+            Free(BLOOM, "kept_logits", 6.0, 0.5),
+            Free(BLOOM, "overhead_gib", 3.0, 0.5),
+        ),
+        of="memory",
+    ),
+)
+
+
+def is_fitted_on(case: Case) -> bool:
+    """Whether constants were fitted to this row; of every table something is held out.
+
+    H100: the 1B and 80B models (8B, and all of torchtitan, are held out). A100: llm-foundry on A100-40GB (80GB is
+    held out), the four models of Korthikanti et al. with full recomputation (selective is held out), even lines of
+    the BLOOM sweeps. V100: even lines.
+    """
+    match case.source:
+        case "ultrascale_h100.csv":
+            return "8B" not in case.model.name
+        case "llm_foundry_a100.csv":
+            return case.gpu == "A100-40GB"
+        case "korthikanti2022_table5_a100.csv":
+            return case.plan.recompute == "full"
+        case "bigscience_sweeps.csv" | "dlperf_megatron_v100.csv":
+            return case.row % 2 == 0
+        case _:
+            return False
+
+
+class Fitted(NamedTuple):
+    """GPUs and engines with the numbers that a fit has found."""
+
+    gpus: dict[str, Gpu]
+    engines: dict[str, Engine]
+
+    def gpu(self, name: str) -> Gpu:
+        return self.gpus.get(name) or find_gpu(name)
+
+    def engine(self, name: str) -> Engine:
+        return self.engines.get(name) or find_engine(name)
+
+
+def fit(one: Fit, known: Fitted) -> Fitted:
+    """Least squares of logarithms, outliers pulling less, with a weak pull towards where each number started."""
+    from scipy.optimize import least_squares
+
+    pick, measure = (timed, measured_seconds) if one.of == "time" else (weighed, measured_gib)
+    cases = [
+        case for table in one.tables for case in pick(read_table(table)) if case.gpu in one.gpus and is_fitted_on(case)
+    ]
+    batch, measured = Batch(cases), measure(cases)
+    widths = np.array([free.width for free in one.free])
+
+    def errors(moves: Vector) -> Vector:
+        found = _moved(one.free, moves, known)
+        predicted = batch.predict(found.gpu, found.engine)
+        modelled = predicted.seconds if one.of == "time" else predicted.memory_gib
+        return np.concatenate([np.log(modelled / measured), PULL * moves / widths])
+
+    best = least_squares(errors, np.zeros(len(one.free)), loss="cauchy", f_scale=TOLERANCE, diff_step=1e-4)
+    return _moved(one.free, best.x, known)
+
+
+def _moved(all_free: Sequence[Free], moves: Vector, known: Fitted) -> Fitted:
+    found = Fitted(dict(known.gpus), dict(known.engines))
+    for free, move in zip(all_free, moves, strict=True):
+        value = float(free.start * np.exp(move))
+        value = min(1.0, value) if free.field in SHARES else value
+        for owner in free.owners:
+            if free.field in Efficiency.__struct_fields__:
+                gpu = found.gpu(owner)
+                reached = msgspec.structs.replace(gpu.efficiency, **{free.field: value})
+                found.gpus[owner] = msgspec.structs.replace(gpu, efficiency=reached)
+            else:
+                found.engines[owner] = msgspec.structs.replace(found.engine(owner), **{free.field: value})
+    return found
+
+
+def main() -> None:
+    """Fit everything, and print what was found."""
+    if data_folder() is None:
+        print("the published tables are not here: nothing to fit (see benchmarks/README.md)")
+        return
+    found = Fitted({}, {})
+    for one in FITS:
+        found = fit(one, found)
+        print(f"{one.name}, fitted on {', '.join(one.tables)}")
+        for free in one.free:
+            print(f"  {' '.join(free.owners)}: {free.field}: {_value(found, free):.3g}")
+
+
+def _value(found: Fitted, free: Free) -> float:
+    owner = free.owners[0]
+    holder = found.gpus[owner].efficiency if owner in found.gpus else found.engines[owner]
+    return float(getattr(holder, free.field))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""How well steps and memory are estimated without a single sample: `python -m benchmarks.accuracy.no_samples`.
+
+Every published row is put to the analytical model as it is. Rows that constants were fitted on
+(`calibrate.is_fitted_on`) and rows that were held out are reported apart; `--write` keeps the tables in
+benchmarks/accuracy/no_samples.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.accuracy.calibrate import is_fitted_on
+from benchmarks.accuracy.cases import Batch, Predicted, by_group, measured_gib, measured_seconds, timed, weighed
+from benchmarks.accuracy.tables import Case, data_folder, read_table
+from benchmarks.table import markdown
+from refold.catalogue import find_engine, find_gpu
+
+HERE = Path(__file__).parent
+LEAST = 5
+"""A group of plans is ranked if it has at least so many."""
+
+NEAR = 0.95
+"""A plan is as good as the best if it has this share of its throughput."""
+
+
+class Part(NamedTuple):
+    """Some rows of a table: which, and in whose words."""
+
+    table: str
+    what: str
+    takes: Callable[[Case], bool]
+
+
+def _is_slow(case: Case) -> bool:
+    return "times slower than line" in case.note
+
+
+PARTS = (
+    Part("ultrascale_h100", "1B and 80B (fitted on)", is_fitted_on),
+    Part("ultrascale_h100", "8B (held out)", lambda case: not is_fitted_on(case)),
+    Part("ultrascale_h100", "all", lambda case: True),
+    Part("ultrascale_h100", "all but rows 3 × slower than a neighbour", lambda case: not _is_slow(case)),
+    Part("ultrascale_h100", "8 to 128 GPUs, without those rows", lambda case: case.gpus <= 128 and not _is_slow(case)),
+    Part("llm_foundry_a100", "A100-40GB (fitted on)", is_fitted_on),
+    Part("llm_foundry_a100", "A100-80GB (held out)", lambda case: not is_fitted_on(case)),
+    Part("bigscience_sweeps", "A100, even lines (fitted on)", lambda case: "A100" in case.gpu and is_fitted_on(case)),
+    Part("bigscience_sweeps", "A100, odd lines (held out)", lambda case: "A100" in case.gpu and not is_fitted_on(case)),
+    Part("bigscience_sweeps", "V100, even lines (fitted on)", lambda case: "V100" in case.gpu and is_fitted_on(case)),
+    Part("bigscience_sweeps", "V100, odd lines (held out)", lambda case: "V100" in case.gpu and not is_fitted_on(case)),
+    Part("torchtitan_docs", "all (held out)", lambda case: True),
+    Part("korthikanti2022_table5", "full recomputation (fitted on)", is_fitted_on),
+    Part("korthikanti2022_table5", "selective (held out)", lambda case: not is_fitted_on(case)),
+    Part("korthikanti2022_fig1_memory", "all (held out)", lambda case: True),
+    Part("dlperf_megatron_v100", "even lines (fitted on)", is_fitted_on),
+    Part("dlperf_megatron_v100", "odd lines (held out)", lambda case: not is_fitted_on(case)),
+)
+
+
+def predicted(cases: Sequence[Case]) -> Predicted:
+    """What the model says, with the constants of the catalogue."""
+    return Batch(cases).predict(find_gpu, find_engine)
+
+
+class TimeErrors(NamedTuple):
+    """Errors of step times over some rows, and how well plans are ranked in groups that can be."""
+
+    rows: int
+    median: float
+    p90: float
+    groups: int
+    rank: float
+    picked: float
+
+
+def time_errors(cases: Sequence[Case]) -> TimeErrors | None:
+    """None where nothing was timed."""
+    if not cases:
+        return None
+    modelled, measured = predicted(cases).seconds, measured_seconds(cases)
+    errors = np.abs(modelled / measured - 1)
+    ranked = [np.array(indices) for indices in by_group(cases).values() if len(indices) >= LEAST]
+    ranks = [_rank_correlation(modelled[group], measured[group]) for group in ranked]
+    shares = [measured[group].min() / measured[group][modelled[group].argmin()] for group in ranked]
+    return TimeErrors(
+        len(cases),
+        float(np.median(errors)),
+        float(np.quantile(errors, 0.9)),
+        len(ranked),
+        float(np.median(ranks)) if ranks else np.nan,
+        float(np.mean(np.array(shares) >= NEAR)) if shares else np.nan,
+    )
+
+
+def _rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(one, other).statistic)
+
+
+def _time_row(part: Part) -> tuple[str, ...] | None:
+    found = time_errors([case for case in timed(read_table(part.table)) if part.takes(case)])
+    if found is None:
+        return None
+    ranking = (f"{found.groups}", f"{found.rank:.2f}", _percent(found.picked)) if found.groups else ("", "", "")
+    return (part.table, part.what, f"{found.rows:,}", _percent(found.median), _percent(found.p90), *ranking)
+
+
+def _memory_row(part: Part) -> tuple[str, ...] | None:
+    cases = [case for case in read_table(part.table) if part.takes(case) and case.usable]
+    with_peak, called = weighed(cases), [case for case in cases if case.fits is not None]
+    if not with_peak and not any(case.fits is False for case in called):
+        return None
+    peak = ("", "")
+    if with_peak:
+        errors = np.abs(predicted(with_peak).memory_gib / measured_gib(with_peak) - 1)
+        peak = (f"{len(with_peak):,}", _percent(float(np.median(errors))))
+    right = ("", "", "")
+    if called:
+        says, did = predicted(called).fits, np.array([case.fits for case in called])
+        right = (f"{len(called):,}", f"{int((~did).sum()):,}", _percent(float((says == did).mean())))
+    return (part.table, part.what, *peak, *right)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}".replace("%", " %")
+
+
+def report() -> str:
+    """Both tables, as markdown."""
+    times = [row for part in PARTS if (row := _time_row(part)) is not None]
+    memories = [row for part in PARTS if (row := _memory_row(part)) is not None]
+    return "\n\n".join(
+        (
+            "Step times. Rank: Spearman's correlation of plans, the median over groups of five or more plans for the "
+            "same model and GPUs. Picked: share of those groups where the plan estimated to be fastest has at least "
+            "95 % of the best measured throughput.",
+            markdown(("table", "rows", "number", "median error", "p90", "groups", "rank", "picked"), times),
+            "Memory. Peak: estimated against measured. Called: rows known to have run or to have run out of memory, "
+            "and the share of them where `fits` was right.",
+            markdown(("table", "rows", "peaks", "median error", "called", "out of memory", "called right"), memories),
+        )
+    )
+
+
+def main() -> None:
+    """Print the tables; keep them with --write."""
+    if data_folder() is None:
+        print("the published tables are not here: nothing to compare with (see benchmarks/README.md)")
+        return
+    text = report()
+    print(text)
+    if "--write" in sys.argv[1:]:
+        (HERE / "no_samples.md").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,987 @@
+"""Published measurements of training, read into one kind of row: `python -m benchmarks.accuracy.tables` counts them.
+
+The files are not part of the repository (see ../shared/data/README.md). What a file leaves open was looked up in the
+repository it came from; where that is so, the constant or the note says which document said it.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from benchmarks.measure import REPOSITORY
+from refold.errors import BadFile, BadRow, BadValue, UnknownName
+from refold.model.cluster import Link
+from refold.model.plan import Plan, Recompute
+from refold.perf.shapes import ModelShape
+from refold.traces.rubick import plan_from_code
+
+ENGINES = {
+    "nanotron": "bfloat16, gradients accumulated in single precision",
+    "llm-foundry": "PyTorch FSDP under autocast to bfloat16, gradients reduced in single precision",
+    "llm-foundry-pure": "PyTorch FSDP, weights gathered and gradients reduced in bfloat16",
+    "torchtitan": "PyTorch FSDP2 of December 2024, bfloat16",
+    "torchtitan-compile": "the same, through torch.compile",
+    "torchtitan-float8": "the same, compiled, with float8 products",
+    "megatron-2021": "Megatron-LM 2.x, float16, attention not fused",
+    "megatron-2022": "Megatron-LM of Korthikanti et al., float16",
+    "deepspeed-2021": "Megatron-DeepSpeed, float16",
+    "hf-deepspeed-2021": "transformers with DeepSpeed ZeRO, float16",
+    "deepspeed-2022": "Megatron-DeepSpeed as it was tuned for BLOOM, float16 or bfloat16, gradients in half precision",
+    "deepspeed-2022-bf16": "the same with its BF16 optimizer: gradients in single precision, not sharded",
+    "deepspeed-2023-fp32": "DeepSpeed 0.9 and DDP in single precision (TF32: more than 19.5 TFLOP/s were reached)",
+    "megatron-2023-fp32": "Megatron-LM in single precision (its logs: fp16 False, bf16 False, params float32)",
+}
+"""Which training framework and era ran a case, with what decides bytes and rates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One plan for one model on some machines, with what was measured; None: not measured, or not known.
+
+    `row` is the line of the file, the header being line 1. `group` names plans that are compared with each
+    other. `network` is what a node can send, in one direction; `inside` is None where it is that of the GPU's
+    type. `fits`: False ran out of memory; None may have. What is not `usable` has its reason in `note`.
+    """
+
+    source: str
+    row: int
+    group: str
+    model: ModelShape
+    gpu: str
+    gpus_on_node: tuple[int, ...]
+    network: Link
+    inside: Link | None
+    engine: str
+    plan: Plan
+    micro_batch: int
+    batch: int
+    sequence: int
+    cpus: float
+    step_seconds: float | None
+    memory_gib: float | None
+    fits: bool | None
+    note: str = ""
+    usable: bool = True
+    forward_seconds: float | None = None
+    sync_seconds: float | None = None
+    optimizer_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        where = f"{self.source} line {self.row}"
+        if self.engine not in ENGINES:
+            raise UnknownName("engine", self.engine, ENGINES)
+        measured = (self.step_seconds, self.memory_gib, self.forward_seconds, self.sync_seconds, self.optimizer_seconds)
+        if not all(value is None or (isfinite(value) and value > 0) for value in measured):
+            raise BadValue(f"{where}: what was measured is {measured}, expected numbers > 0")
+        if self.usable and self.plan.gpus != self.gpus:
+            raise BadValue(f"{where}: {self.plan} is not for {self.gpus} GPUs")
+        if self.usable and self.plan.data * self.plan.accumulation * self.micro_batch != self.batch:
+            raise BadValue(f"{where}: {self.plan} with micro-batches of {self.micro_batch} is no batch of {self.batch}")
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return sum(self.gpus_on_node)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.batch * self.sequence
+
+    def noted(self, note: str, *, usable: bool = True) -> Case:
+        """The same with one more remark; once unusable, always unusable."""
+        notes = "; ".join(part for part in (self.note, note) if part)
+        return replace(self, note=notes, usable=self.usable and usable)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A file as it was read: its cases, and for each line that gave none, why."""
+
+    name: str
+    lines: int
+    cases: tuple[Case, ...]
+    left_out: Mapping[int, str] = field(default_factory=dict)
+
+
+class Line(NamedTuple):
+    """One line of a file of comma-separated values, by column."""
+
+    source: str
+    number: int
+    cells: Mapping[str, str]
+
+    def text(self, *columns: str) -> str:
+        """The first of these columns that is not empty."""
+        return next((self.cells[column] for column in columns if self.cells.get(column)), "")
+
+    def real(self, *columns: str) -> float:
+        """A number > 0; what stands around it ('75GB', '664.64 (ms)', '5,762') does not matter."""
+        found = re.search(r"\d[\d,]*\.?\d*(e\d+)?", self.text(*columns))
+        if found is None or not float(found[0].replace(",", "")) > 0:
+            raise BadRow(self.source, self.number, "/".join(columns), self.text(*columns), "a number > 0")
+        return float(found[0].replace(",", ""))
+
+    def whole(self, *columns: str) -> int:
+        """The same, as a whole number."""
+        return round(self.real(*columns))
+
+    def maybe(self, *columns: str) -> float | None:
+        """The same, or None where there is no number > 0."""
+        return self.real(*columns) if re.search(r"[1-9]", self.text(*columns)) else None
+
+
+def data_folder() -> Path | None:
+    """Where the published tables are: $REFOLD_DATA, or ../shared/data beside the repository; None if absent."""
+    folder = Path(os.environ.get("REFOLD_DATA") or REPOSITORY.parent / "shared" / "data")
+    return folder if folder.is_dir() else None
+
+
+def load_table(name: str) -> Table:
+    """A table by its name in TABLES, with what was left out of it."""
+    if name not in TABLES:
+        raise UnknownName("table", name, TABLES)
+    folder = data_folder()
+    if folder is None:
+        raise BadFile(REPOSITORY.parent / "shared" / "data", "no such folder; $REFOLD_DATA may name another")
+    file, reader = TABLES[name]
+    lines = list(_lines(folder / file))
+    return reader(name, lines)
+
+
+def read_table(name: str) -> list[Case]:
+    """The cases of a table, usable or not."""
+    return list(load_table(name).cases)
+
+
+def summary() -> None:
+    """Print one line per table: what was read and what it can be used for."""
+    if data_folder() is None:
+        print("no published tables here (../shared/data, or $REFOLD_DATA)")
+        return
+    columns = ("table", "lines", "left out", "cases", "usable", "timed", "memory", "out of memory", "unknown")
+    rows = [columns, *(_counts(load_table(name)) for name in TABLES)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(columns))]
+    for row in rows:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+
+
+def _counts(table: Table) -> tuple[str, ...]:
+    usable = [case for case in table.cases if case.usable]
+    counts = (
+        table.lines,
+        len(table.left_out),
+        len(table.cases),
+        len(usable),
+        sum(case.step_seconds is not None for case in usable),
+        sum(case.memory_gib is not None for case in usable),
+        sum(case.fits is False for case in usable),
+        sum(case.fits is None for case in usable),
+    )
+    return (table.name, *map(str, counts))
+
+
+def _lines(path: Path) -> Iterator[Line]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for number, cells in enumerate(csv.DictReader(file), start=2):
+                yield Line(path.name, number, {column: (cell or "").strip() for column, cell in cells.items()})
+    except OSError as error:
+        raise BadFile(path, error.strerror or "cannot be read") from error
+
+
+def _cases(name: str, lines: Sequence[Line], read: Callable[[Line], Case]) -> Table:
+    return Table(name, len(lines), _repeats(read(line) for line in lines))
+
+
+def _repeats(cases: Iterable[Case]) -> tuple[Case, ...]:
+    """With a note on what ran before; the same figures twice count once."""
+    first: dict[object, Case] = {}
+    noted = []
+    for case in cases:
+        what = (case.model, case.gpu, case.gpus_on_node, case.engine, case.plan, case.batch, case.sequence, case.cpus)
+        before = first.setdefault(what, case)
+        if before is case:
+            noted.append(case)
+        elif case.step_seconds is not None and case.step_seconds == before.step_seconds:
+            noted.append(case.noted(f"the figures of line {before.row} again", usable=False))
+        else:
+            noted.append(case.noted(f"another run of line {before.row}"))
+    return tuple(noted)
+
+
+def _group(model: ModelShape, gpus: int, gpu: str, batch: int, sequence: int) -> str:
+    return f"{model.name} on {gpus} {gpu}, batch {batch} × {sequence}"
+
+
+def _gpt(name: str, layers: int, hidden: int, heads: int, vocabulary: int, positions: int) -> ModelShape:
+    """GPT as Megatron has it: biases, learned positions, one matrix for words in and out."""
+    return ModelShape(name, layers=layers, hidden=hidden, heads=heads, vocabulary=vocabulary, positions=positions)
+
+
+def _llama(name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocabulary: int) -> ModelShape:
+    return ModelShape(
+        name,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn=ffn,
+        gated=True,
+        bias=False,
+        vocabulary=vocabulary,
+        tied=False,
+    )
+
+
+# The Ultra-Scale Playbook: nanotron on AWS p5 (8 H100 and 3200 Gb/s of EFA a node), sequence 4096. Its memory is in
+# GiB: the fullest runs have 77.4, just under the 79.1 GiB that an H100 offers; as GB they would leave 7 GiB unused.
+
+_EFA = Link("efa", 400.0)
+_NANOTRON = {
+    "1B": _llama("1B", 16, 2048, 32, 0, 8192, 131_072),
+    "8B": _llama("8B", 32, 4096, 32, 0, 14_336, 131_072),
+    "80B": _llama("80B", 80, 8192, 64, 0, 28_672, 131_072),
+}
+_SLOW = 3.0
+"""A plan this many times slower than its neighbour (half or twice the micro-batch, the other ZeRO stage) is noted."""
+
+
+def _ultrascale(name: str, lines: Sequence[Line]) -> Table:
+    left_out = {line.number: "gbs_consistent is False" for line in lines if line.text("gbs_consistent") != "True"}
+    cases = _repeats(_nanotron_case(line) for line in lines if line.number not in left_out)
+    ran = [case for case in cases if case.fits]
+    return Table(name, len(lines), tuple(_slow(_crashed(case, ran), ran) for case in cases), left_out)
+
+
+def _nanotron_case(line: Line) -> Case:
+    pipeline, tensor, gpus, batch = (line.whole(column) for column in ("pp", "tp", "gpus", "gbs"))
+    zero = int(line.text("zero") == "1")
+    sequence, variant = line.whole("seq_len"), line.text("variant")
+    model = _nanotron_shape(line.text("model"), variant, pipeline)
+    plan = Plan(line.whole("dp"), tensor, pipeline, zero, sequence_parallel=tensor > 1)
+    ok = line.text("status") == "ok"
+    return Case(
+        source=line.source,
+        row=line.number,
+        group=_group(model, gpus, "H100-80GB", batch, sequence),
+        model=model,
+        gpu="H100-80GB",
+        gpus_on_node=(8,) * (gpus // 8),
+        network=_EFA,
+        inside=None,
+        engine="nanotron",
+        plan=msgspec.structs.replace(plan, accumulation=line.whole("grad_acc")),
+        micro_batch=line.whole("mbs"),
+        batch=batch,
+        sequence=sequence,
+        cpus=0.0,
+        step_seconds=batch * sequence / line.real("tok_s") if ok else None,
+        memory_gib=line.maybe("peak_mem_gb"),
+        fits=ok,
+        note=variant if ok else "crashed or out of memory",
+    )
+
+
+def _nanotron_shape(size: str, variant: str, pipeline: int) -> ModelShape:
+    """Where the file cannot tell the variant (very slow runs), that of most others: 1B has two heads under PP."""
+    shape = _NANOTRON[size]
+    if "GQA" in variant:
+        return msgspec.structs.replace(shape, name="70B GQA", kv_heads=8)
+    tied = size == "1B" and (variant.startswith("tied") or (not variant and pipeline == 1))
+    return msgspec.structs.replace(shape, tied=tied)
+
+
+def _crashed(case: Case, ran: Sequence[Case]) -> Case:
+    """A run that did not end did so for want of memory, unless there is a better reason."""
+    if case.fits:
+        return case
+    plan = case.plan
+    if plan.accumulation < plan.pipeline - 1:
+        why = "nanotron's pipeline needs more micro-batches"
+    elif plan.pipeline > case.model.layers:
+        why = "more stages than layers"
+    else:
+        heavier = next((other for other in ran if _takes_more(other, case)), None)
+        if heavier is None:
+            return case
+        why = f"a plan that takes no less memory ran: line {heavier.row}"
+    return replace(case.noted(why), fits=None)
+
+
+def _takes_more(other: Case, case: Case) -> bool:
+    """Whether the other plan takes at least as much memory for weights, states, activations and logits."""
+    theirs, ours = other.plan, case.plan
+    states_no_less = theirs.zero == 0 or (ours.zero == 1 and theirs.data <= ours.data)
+    return (
+        other.model.name == case.model.name
+        and theirs.tensor <= ours.tensor
+        and theirs.pipeline <= ours.pipeline
+        and states_no_less
+        and other.micro_batch >= case.micro_batch
+        and _samples_kept(other) >= _samples_kept(case)
+    )
+
+
+def _samples_kept(case: Case) -> float:
+    """Samples whose activations the first stage keeps, times its share of each."""
+    plan = case.plan
+    return case.micro_batch * min(plan.pipeline, plan.accumulation) / plan.pipeline / plan.tensor
+
+
+def _slow(case: Case, ran: Sequence[Case]) -> Case:
+    faster = [
+        other for other in ran if case.fits and other.group == case.group and _is_neighbour(other.plan, case.plan)
+    ]
+    best = min(faster, key=lambda other: other.step_seconds or 0.0, default=None)
+    if best is None or (case.step_seconds or 0.0) < _SLOW * (best.step_seconds or 0.0):
+        return case
+    return case.noted(f"more than {_SLOW:g} times slower than line {best.row}")
+
+
+def _is_neighbour(one: Plan, other: Plan) -> bool:
+    if (one.data, one.tensor, one.pipeline) != (other.data, other.tensor, other.pipeline):
+        return False
+    few, many = sorted((one.accumulation, other.accumulation))
+    return many == 2 * few if one.zero == other.zero else many == few
+
+
+# llm-foundry: MPT under FSDP, 8 A100 and 1600 Gb/s of RoCE a node. Its NumParams are those of these shapes with biases.
+
+_MPT = {
+    "125m": (12, 768, 12),
+    "350m": (24, 1024, 16),
+    "760m": (24, 1536, 12),
+    "1b": (24, 2048, 16),
+    "3b": (32, 2560, 20),
+    "7b": (32, 4096, 32),
+    "13b": (40, 5120, 40),
+    "30b": (48, 7168, 56),
+    "70b": (80, 8192, 64),
+}
+_SHARDED = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2}
+
+
+def _llm_foundry(name: str, lines: Sequence[Line]) -> Table:
+    return _cases(name, lines, _mpt_case)
+
+
+def _mpt_case(line: Line) -> Case:
+    gpus, batch, micro_batch, accumulation, sequence = (
+        line.whole(column) for column in ("# GPUs", "GlobalBatchSize", "MicroBatchSize", "GradAccum", "SeqLen (T)")
+    )
+    model = _gpt(f"MPT {line.text('Model')}", *_MPT[line.text("Model")], 50_368, sequence)
+    gpu = {"a100_40gb": "A100-40GB", "a100_80gb": "A100-80GB"}[line.text("GPU")]
+    recompute: Recompute = "full" if line.text("Activation Checkpointing") == "True" else "none"
+    pure = line.text("MP Mode") == "PURE"
+    consistent = gpus * accumulation * micro_batch == batch
+    return Case(
+        source=line.source,
+        row=line.number,
+        group=_group(model, gpus, gpu, batch, sequence),
+        model=model,
+        gpu=gpu,
+        gpus_on_node=(8,) * (gpus // 8),
+        network=Link("roce", 200.0),
+        inside=None,
+        engine="llm-foundry-pure" if pure else "llm-foundry",
+        plan=Plan(gpus, zero=_SHARDED[line.text("Sharding Strategy")], recompute=recompute, accumulation=accumulation),
+        micro_batch=micro_batch,
+        batch=batch,
+        sequence=sequence,
+        cpus=0.0,
+        step_seconds=batch * sequence / line.real("Throughput (T/s)"),
+        memory_gib=None,
+        fits=True,
+        note="" if consistent else f"GPUs × micro-batch × accumulation is not {batch}",
+        usable=consistent,
+    )
+
+
+# torchtitan, December 2024: 8 H100 a node, 400 Gb/s of RDMA each. These H100 have 96 GB of HBM2e at 2.4 TB/s and a
+# limit of 500 W (benchmarks/llama3_h100_202412_torchtitan.md). "Selective" recomputes every other product of matrices.
+
+_LLAMA_3 = {
+    "8B": _llama("Llama 3.1 8B", 32, 4096, 32, 8, 14_336, 128_256),
+    "70B": _llama("Llama 3.1 70B", 80, 8192, 64, 8, 28_672, 128_256),
+    "405B": _llama("Llama 3.1 405B", 126, 16_384, 128, 8, 53_248, 128_256),
+}
+
+
+def _torchtitan(name: str, lines: Sequence[Line]) -> Table:
+    left_out = {line.number: "no measurement" for line in lines if not line.text("TPS/GPU")}
+    cases = _repeats(_torchtitan_case(line) for line in lines if line.number not in left_out)
+    return Table(name, len(lines), cases, left_out)
+
+
+def _torchtitan_case(line: Line) -> Case:
+    title = re.sub(r"^.*?(?=e \d\*\*)", "", line.text("context"))
+    how = f"{title} {line.text('Techniques')} {line.text('Parallelism')}"
+    model = _LLAMA_3[_found(r"3\.1 (\d+B)", title)]
+    gpus, local = int(_found(r"(\d+) GPUs", title)), int(_found(r"Local batch size (\d+)", title))
+    tensor, pipeline, context = (int(_found(rf"{part} ?(\d+)", how, "1")) for part in ("TP", "PP", "CP"))
+    shards = int(_found(r"FSDP (\d+)", how, str(gpus)))
+    sequence = line.whole("Sequence Length") if line.text("Sequence Length") else 8192
+    batch = local * shards
+    recompute: Recompute = "selective" if "Selective" in title else "full"
+    plan = Plan(shards * context, tensor, pipeline, 3, recompute=recompute, sequence_parallel=tensor > 1)
+    interleave = 2 if line.text("Schedule").startswith("Interleaved") else 1
+    plan = msgspec.structs.replace(plan, accumulation=pipeline, interleave=interleave)
+    memory = line.real("Memory(GiB)")
+    case = Case(
+        source=line.source,
+        row=line.number,
+        group=_group(model, gpus, "H100-96GB", batch, sequence),
+        model=model,
+        gpu="H100-96GB",
+        gpus_on_node=(8,) * (gpus // 8),
+        network=Link("rdma", 400.0),
+        inside=None,
+        engine="torchtitan" + ("-float8" if "Float8" in how else "-compile" if "torch.compile" in how else ""),
+        plan=plan,
+        micro_batch=local // pipeline,
+        batch=batch,
+        sequence=sequence,
+        cpus=0.0,
+        step_seconds=batch * sequence / (line.real("TPS/GPU") * gpus),
+        memory_gib=memory,
+        fits=True,
+        note="H100 of 96 GB, 2.4 TB/s, 500 W",
+        usable="Float8" not in how,
+    )
+    case = case.noted("selective: every other product of matrices") if recompute == "selective" else case
+    remarks = {"Float8": "float8", "AsyncTP": "asynchronous tensor parallelism", "CP ": "context parallelism"}
+    for word, remark in remarks.items():
+        case = case.noted(remark, usable=False) if word in how else case
+    return case.noted("micro-batches not stated: as many as stages", usable=False) if pipeline > 1 else case
+
+
+def _found(pattern: str, text: str, otherwise: str | None = None) -> str:
+    found = re.search(pattern, text)
+    if found is None and otherwise is None:
+        raise BadValue(f"{pattern!r} is not in {text!r}")
+    return found[1] if found else otherwise or ""
+
+
+# DLPerf: Megatron-LM with --checkpoint-activations on V100-SXM2-16GB, one 100 Gb/s InfiniBand card a node (its README).
+# Its TFLOP/s come out exactly with a vocabulary of 51,200 and a sequence of 2048.
+
+
+def _dlperf(name: str, lines: Sequence[Line]) -> Table:
+    return _cases(name, lines, _dlperf_case)
+
+
+def _dlperf_case(line: Line) -> Case:
+    nodes, on_node, batch = (line.whole(name) for name in ("num-nodes", "num-gpus-per-node", "global-batch-size"))
+    layers, hidden, heads = (line.whole(name) for name in ("num-layers", "hidden-size", "num-attention-heads"))
+    model = _gpt(f"GPT {layers}×{hidden}", layers, hidden, heads, 51_200, 2048)
+    data, tensor, pipeline = (
+        line.whole(f"{kind}-parallel-size") for kind in ("data", "tensor-model", "pipeline-model")
+    )
+    return Case(
+        source=line.source,
+        row=line.number,
+        group=_group(model, nodes * on_node, "V100-16GB", batch, 2048),
+        model=model,
+        gpu="V100-16GB",
+        gpus_on_node=(on_node,) * nodes,
+        network=Link("infiniband", 12.5),
+        inside=None,
+        engine="megatron-2021",
+        plan=Plan(data, tensor, pipeline, recompute="full", accumulation=line.whole("num-accumulation-steps")),
+        micro_batch=line.whole("micro-batch-size"),
+        batch=batch,
+        sequence=2048,
+        cpus=0.0,
+        step_seconds=line.real("lantency") / 1000,
+        memory_gib=None,
+        fits=True,
+    )
+
+
+# Korthikanti et al. 2022, tables 3 and 5, figure 1: DGX A100, 8 HDR cards of 200 Gb/s each. The figure's memory was
+# calculated by the authors (18 bytes per parameter of the layers, and activations), not measured.
+
+_KEPT: dict[str, tuple[Recompute, bool]] = {
+    "none": ("none", False),
+    "full": ("full", False),
+    "seqpar+selective": ("selective", True),
+}
+
+
+def _korthikanti(name: str, lines: Sequence[Line]) -> Table:
+    return _cases(name, lines, _korthikanti_case)
+
+
+def _korthikanti_case(line: Line) -> Case:
+    layers, hidden, heads, gpus, batch, sequence = (
+        line.whole(column) for column in ("layers", "hidden", "heads", "gpus", "gbs", "seq_len")
+    )
+    model = _gpt(line.text("model"), layers, hidden, heads, 51_200, sequence)
+    recompute, sequence_parallel = _KEPT[line.text("recompute")]
+    data, micro_batch = line.whole("dp"), line.whole("mbs")
+    return Case(
+        source=line.source,
+        row=line.number,
+        group=_group(model, gpus, "A100-80GB", batch, sequence),
+        model=model,
+        gpu="A100-80GB",
+        gpus_on_node=(8,) * (gpus // 8),
+        network=Link("infiniband", 200.0),
+        inside=None,
+        engine="megatron-2022",
+        plan=Plan(
+            data,
+            line.whole("tp"),
+            line.whole("pp"),
+            recompute=recompute,
+            accumulation=batch // (data * micro_batch),
+            interleave=line.whole("vpp"),
+            sequence_parallel=sequence_parallel,
+        ),
+        micro_batch=micro_batch,
+        batch=batch,
+        sequence=sequence,
+        cpus=0.0,
+        step_seconds=line.real("iter_time_s"),
+        memory_gib=None,
+        fits=True,
+    )
+
+
+def _korthikanti_memory(name: str, lines: Sequence[Line]) -> Table:
+    timed = {case.model.name: case for case in read_table("korthikanti2022_table5")}
+
+    def read(line: Line) -> Case:
+        case = timed[line.text("model")]
+        recompute, sequence_parallel = _KEPT[line.text("recompute")]
+        return replace(
+            case,
+            source=line.source,
+            row=line.number,
+            plan=msgspec.structs.replace(case.plan, recompute=recompute, sequence_parallel=sequence_parallel),
+            step_seconds=None,
+            memory_gib=line.real("params_optimizer_gib") + line.real("activations_gib"),
+            fits=None,
+            note="calculated by the authors: layers only, no buffers",
+        )
+
+    return _cases(name, lines, read)
+
+
+# BigScience on Jean Zay: nodes of 4 V100 (40 cores) or 8 A100 (64 cores), four Omni-Path cards of 100 Gb/s each. Shapes
+# and what was switched on are from the documents and scripts of github bigscience-workshop/bigscience. On the V100
+# "an identical test scored 40% faster or slower at different times of the day" (experiments/gpt2.md). Memory is what
+# nvidia-smi shows, in whole GiB: CUDA's own 1.1 to 1.5 GiB and the allocator's reserve are in it.
+
+_OMNI_PATH = Link("omni-path", 50.0)
+_NODE = {"V100-16GB": (4, 40), "V100-32GB": (4, 40), "A100-80GB": (8, 64)}
+_GPT_2 = {
+    "7.5B": (36, 4096),
+    "18B": (40, 6144),
+    "22B": (32, 8192),
+    "25B": (40, 7168),
+    "30B": (48, 7168),
+    "39B": (48, 8192),
+    "50B": (64, 8192),
+    "52B": (64, 8192),
+    "65B": (64, 9216),
+    "78B": (64, 10_240),
+    "97B": (64, 11_264),
+    "116B": (64, 12_288),
+    "206B": (64, 16_384),
+}
+"""Layers and hidden width by size, as the scripts experiments/gpt2-*/*.slurm have them; 32 heads."""
+
+_BLOOM = {
+    "176B": (70, 14_336),
+    "177B": (96, 12_288),
+    "178B": (82, 13_312),
+    "181B": (72, 14_336),
+    "183B": (72, 14_400),
+    "187B": (80, 13_824),
+    "191B": (77, 14_400),
+    "194B": (78, 14_400),
+    "195B": (77, 14_400),
+    "200B": (80, 14_400),
+    "205B": (81, 14_400),
+}
+"""The same for what became BLOOM, where neither columns nor context say it; the TFLOPs column confirms each."""
+
+_CORRECTED: dict[int, tuple[dict[str, str], str]] = {
+    3: ({}, "ran out of memory after 60 steps"),
+    4: ({}, "ran out of memory after 60 steps"),
+    52: ({"PP": "16"}, "PP says 8; the context, and 64 GPUs, say 16"),
+    174: ({"DP": "4"}, "DP says 8; 40 nodes hold 4"),
+    175: ({"GBS": "512"}, "GBS says 2048; the context and the TFLOPs say 512"),
+    176: ({"GBS": "512"}, "GBS says 2048; the context and the TFLOPs say 512"),
+    177: ({"GBS": "512"}, "GBS says 2048; the context and the TFLOPs say 512"),
+    252: ({"NHIDDEN": "12288", "Layers": "106"}, "shape from chronicles-prequel.md"),
+    253: ({"NHIDDEN": "12288", "Layers": "106"}, "shape from chronicles-prequel.md"),
+}
+_MISLEADING = {
+    7: "the log of this run has other degrees: TP 2, no pipeline, ZeRO 3, micro-batches of 16",
+    124: "8-bit Adam",
+    125: "8-bit Adam",
+    126: "8-bit Adam",
+    127: "8-bit Adam",
+    178: "the figures of line 164 with time and rate exchanged",
+}
+_LEFT_OUT = {
+    60: "the shape of the 24B model is nowhere stated",
+    61: "the shape of the 24B model is nowhere stated",
+    92: "no batch; killed for want of host memory",
+    **dict.fromkeys(range(120, 124), "ran with a wrong, unknown FFN width: about 58B (experiments/tr8-104B.md)"),
+    250: "no figures",
+}
+_RATE_ERROR = 0.10
+"""A row whose TFLOP/s differ more than this from what its model, batch and time give contradicts itself."""
+
+
+class Sweep(NamedTuple):
+    """What the many tables of BigScience have in common."""
+
+    model: ModelShape
+    gpu: str
+    engine: str
+    plan: Plan
+    batch: int
+    sequence: int
+    micro_batch: int
+    memory_column: tuple[str, ...] = ("GPU M", "Mem")
+    note: str = ""
+    memory_expressible: bool = True
+
+
+def _bigscience(name: str, lines: Sequence[Line]) -> Table:
+    cases = [_sweep_case(line) for line in lines if line.number not in _LEFT_OUT]
+    return Table(name, len(lines), _repeats(cases), _LEFT_OUT)
+
+
+def _sweep_case(line: Line) -> Case:
+    corrections, note = _CORRECTED.get(line.number, ({}, ""))
+    line = line._replace(cells={**line.cells, **corrections})
+    sweep = _sweep(line)
+    on_node, cores = _NODE[sweep.gpu]
+    nodes = line.whole("GPUs") // on_node if line.text("GPUs") else line.whole("NNODES", "Nodes")
+    seconds = _seconds(line)
+    memory = re.search(r"(\d+(\.\d+)?)GB", line.text(*sweep.memory_column)) if seconds else None
+    fits = bool(seconds) if sweep.memory_expressible or not seconds else None
+    case = Case(
+        source=line.source,
+        row=line.number,
+        group=_group(sweep.model, nodes * on_node, sweep.gpu, sweep.batch, sweep.sequence),
+        model=sweep.model,
+        gpu=sweep.gpu,
+        gpus_on_node=(on_node,) * nodes,
+        network=_OMNI_PATH,
+        inside=None,
+        engine=sweep.engine,
+        plan=sweep.plan,
+        micro_batch=sweep.micro_batch,
+        batch=sweep.batch,
+        sequence=sweep.sequence,
+        cpus=float(cores * nodes),
+        step_seconds=seconds,
+        memory_gib=float(memory[1]) if memory else None,
+        fits=fits,
+        usable=False,
+    )
+    reasons = [_MISLEADING.get(line.number, ""), *_contradictions(case, line.maybe("TFlops", "TFLOPs"))]
+    remarks = (sweep.note, note, *reasons)
+    return replace(case, note="; ".join(filter(None, remarks)), usable=not any(reasons))
+
+
+def _seconds(line: Line) -> float | None:
+    text = line.text("Speed", "Sec/it", "Throughput")
+    found = re.match(r"\d+(\.\d+)?", text)
+    if found is None and "OOM" not in text + line.text("Mem", "Notes"):
+        raise BadRow(line.source, line.number, "Speed", text, "seconds, or OOM somewhere")
+    return float(found[0]) / (1000 if text.endswith("ms") else 1) if found else None
+
+
+def _contradictions(case: Case, tflops: float | None) -> Iterator[str]:
+    plan = case.plan
+    if plan.gpus != case.gpus:
+        yield f"TP × PP × DP is {plan.gpus}, not {case.gpus}"
+    if plan.data * plan.accumulation * case.micro_batch != case.batch:
+        yield f"DP × accumulation × micro-batch is not {case.batch}"
+    if tflops and case.step_seconds:
+        rates = [flop / case.step_seconds / case.gpus / 1e12 for flop in _flop_as_authors_count(case)]
+        if all(abs(rate / tflops - 1) > _RATE_ERROR for rate in rates):
+            yield f"{tflops:g} TFLOPs are stated, {rates[0]:.1f} to {rates[1]:.1f} were done"
+
+
+def _flop_as_authors_count(case: Case) -> tuple[float, float]:
+    """2 per weight, token and pass; and as Narayanan et al. 2021: 96 B s l h² (1 + s/6h + V/16lh), of four passes."""
+    model, passes = case.model, 4 if case.plan.recompute == "full" else 3
+    layers, hidden = model.layers, model.hidden
+    ends = 1 + case.sequence / (6 * hidden) + model.vocabulary / (16 * layers * hidden)
+    return 2 * passes * model.parameters * case.tokens, 24 * passes * case.tokens * layers * hidden**2 * ends
+
+
+def _sweep(line: Line) -> Sweep:
+    document = line.text("section").split(" > ")[0]
+    readers = {
+        "experiments/gpt2-16gb-nodes.md": _gpt_2_sweep,
+        "experiments/gpt2.md": _gpt_2_sweep,
+        "experiments/tr3m-1B3.md": _tr3_sweep,
+        "experiments/tr8-104B.md": _tr8_sweep,
+        "train/tr11-176B-ml/chronicles-prequel.md": _tr11_sweep,
+    }
+    if document not in readers:
+        raise BadRow(line.source, line.number, "section", document, f"one of {', '.join(readers)}")
+    return readers[document](line)
+
+
+def _gpt_2_sweep(line: Line) -> Sweep:
+    """TP is 4 unless there is a column, as the documents say; all with activation checkpointing, sequence 1024."""
+    section, context = line.text("section"), line.text("context")
+    layers, hidden = _GPT_2[line.text("Size")]
+    model = _gpt(f"GPT {layers}×{hidden}", layers, hidden, 32, 50_257, 1024)
+    gpu = "V100-16GB" if "16gb" in section or "16GB nodes" in context else "V100-32GB"
+    micro_batch = line.whole("MBS", "Mic-BS", "Micro-BS")
+    chunks = line.maybe("GAS", "PP Chunks", "PP chunks")
+    data = line.whole("DP") if line.text("DP") else line.whole("GPUs")
+    batch = line.whole("GBS", "Glob-BS") if line.text("GBS", "Glob-BS") else round(micro_batch * (chunks or 1) * data)
+    tensor = line.whole("TP") if line.text("TP") else 4
+    pipeline = line.whole("PP") if line.text("PP") else 1
+    plan = Plan(data, tensor, pipeline, recompute="full", accumulation=round(chunks or 1))
+    sweep = Sweep(model, gpu, "megatron-2021", plan, batch, 1024, micro_batch)
+    if "HF + Deepspeed" in section:
+        return _hf_sweep(line, sweep)
+    if "ZeRO (old branch)" in section:
+        return _zero_sweep(line, sweep)
+    if "3D (old branch)" in section or line.text("DS") == "Y":
+        zero = 1 if data > 1 else 0
+        return sweep._replace(engine="deepspeed-2021", plan=msgspec.structs.replace(plan, zero=zero))
+    return sweep
+
+
+def _hf_sweep(line: Line, sweep: Sweep) -> Sweep:
+    """Where there is no column for it, all was offloaded: 'Zero 3 + Full Offload'."""
+    offload = line.text("Opt Offl") in ("Y", "")
+    plan = msgspec.structs.replace(sweep.plan, tensor=1, zero=3, offload=offload)
+    return sweep._replace(engine="hf-deepspeed-2021", plan=plan)
+
+
+def _zero_sweep(line: Line, sweep: Sweep) -> Sweep:
+    """ZeRO 3 over TP; meg_ds_zero_gpt2_perf_n16.slurm has --checkpoint-in-cpu, unless the table says otherwise."""
+    removed = line.text("PA_CPU") == "N" or (
+        not line.text("PA_CPU") and "removed  `--checkpoint" in line.text("context")
+    )
+    plan = msgspec.structs.replace(sweep.plan, zero=3, offload="full cpu offload" in line.text("context"))
+    note = "" if removed else "activation checkpoints in host memory"
+    return sweep._replace(engine="deepspeed-2021", plan=plan, note=note, memory_expressible=removed)
+
+
+def _tr3_sweep(line: Line) -> Sweep:
+    """tr3m-1B3-emb-norm-pile.slurm: ZeRO 1, batch 512 of 2048 tokens; memory is in the notes."""
+    gpu = "V100-16GB" if "16GB node" in line.text("section") else "V100-32GB"
+    recompute: Recompute = "none" if "After removing" in line.text("context") else "full"
+    model = _gpt("GPT 24×2048", 24, 2048, 16, 50_257, 2048)
+    return _filled(
+        line, Sweep(model, gpu, "deepspeed-2021", Plan(zero=1, recompute=recompute), 512, 2048, 0, ("Notes",))
+    )
+
+
+def _tr8_sweep(line: Line) -> Sweep:
+    """The 104B of 64 layers (PP 64 needs them), as chronicles-prequel.md describes it; batch 2048 of 2048 tokens."""
+    model = _gpt("GPT 64×11600", 64, 11_600, 80, 50_257, 2048)
+    plan = Plan(zero=1, recompute="full")
+    return _filled(line, Sweep(model, "V100-32GB", "deepspeed-2021", plan, 2048, 2048, 0, ("Notes",)))
+
+
+def _tr11_sweep(line: Line) -> Sweep:
+    """ZeRO 1 and activation checkpointing throughout; 250,880 words; 64 heads unless stated ('above too')."""
+    context = line.text("context")
+    layers, hidden = _BLOOM.get(line.text("Size"), (0, 0))
+    layers = int(line.text("Layers") or _found(r"NLAYERS=(\d+)", context, str(layers)))
+    hidden = int(line.text("NHIDDEN") or _found(r"HIDDEN=(\d+)", context, str(hidden)))
+    heads = int(line.text("NHEADS") or (96 if hidden == 14_400 else 64))
+    model = _gpt(f"GPT {layers}×{hidden}, {heads} heads", layers, hidden, heads, 250_880, 2048)
+    engine = "deepspeed-2022-bf16" if line.text("Notes").startswith("02-28") else "deepspeed-2022"
+    plan = Plan(zero=0 if line.text("ZS") == "0" else 1, recompute="full")
+    return _filled(line, Sweep(model, "A100-80GB", engine, plan, line.whole("GBS"), 2048, 0))
+
+
+def _filled(line: Line, sweep: Sweep) -> Sweep:
+    """With degrees and micro-batch from the columns; accumulation follows."""
+    micro_batch = line.whole("MBS")
+    data = line.whole("DP") if line.text("DP") else 1
+    plan = msgspec.structs.replace(
+        sweep.plan,
+        data=data,
+        tensor=line.whole("TP"),
+        pipeline=line.whole("PP"),
+        accumulation=max(1, sweep.batch // (data * micro_batch)),
+    )
+    return sweep._replace(plan=plan, micro_batch=micro_batch)
+
+
+# Rubick's measurements: 8 A800 a node, NVLink of 200 GB/s in a direction, 100 GB/s of RDMA. All in single precision.
+# Shapes: the authors' validation scripts (hidden × sequence × layers) and what the degrees divide, under the stated
+# counts; the T5 is fitted to its count, its layers are nowhere stated.
+
+_NVLINK_A800 = Link("nvlink", 200.0)
+_RDMA = Link("rdma", 100.0)
+_RUBICK = {
+    "ViT-base": ModelShape(
+        "ViT-base", "vit", layers=12, hidden=768, heads=12, positions=197, sequence=197, parameters_stated=85_952_456
+    ),
+    "RoBERTa-large": ModelShape(
+        "RoBERTa-large",
+        "encoder",
+        layers=24,
+        hidden=1024,
+        heads=16,
+        vocabulary=50_265,
+        positions=514,
+        sequence=512,
+        parameters_stated=355_412_057,
+    ),
+    "BERT-336M": ModelShape(
+        "BERT-336M",
+        "encoder",
+        layers=24,
+        hidden=1024,
+        heads=16,
+        vocabulary=30_522,
+        positions=512,
+        sequence=512,
+        parameters_stated=336_297_858,
+    ),
+    "T5-1.2B": ModelShape(
+        "T5-1.2B",
+        "encoder-decoder",
+        layers=40,
+        encoder_layers=40,
+        hidden=1024,
+        heads=16,
+        bias=False,
+        vocabulary=32_128,
+        tied=False,
+        sequence=512,
+        parameters_stated=1_240_809_472,
+    ),
+    "T5-3B": ModelShape(
+        "T5-3B",
+        "encoder-decoder",
+        layers=24,
+        encoder_layers=24,
+        hidden=1024,
+        heads=32,
+        head_size=128,
+        ffn=16_384,
+        bias=False,
+        vocabulary=32_128,
+        sequence=512,
+    ),
+    "GPT-2 1.5B": ModelShape(
+        "GPT-2 1.5B",
+        layers=48,
+        hidden=1600,
+        heads=25,
+        vocabulary=50_257,
+        positions=1024,
+        sequence=1024,
+        parameters_stated=1_557_686_400,
+    ),
+    "LLaMA-2-7B": msgspec.structs.replace(
+        _llama("LLaMA-2-7B", 32, 4096, 32, 0, 11_008, 32_000), sequence=2048, parameters_stated=6_738_423_808
+    ),
+    "LLaMA-30B": msgspec.structs.replace(
+        _llama("LLaMA-30B", 60, 6656, 52, 0, 17_920, 32_000), sequence=2048, parameters_stated=33_170_309_120
+    ),
+}
+_OFFLOAD_THREADS = 4
+"""CPU threads per GPU under ZeRO-Offload where the file has none: those of the authors' scripts and profiles."""
+
+
+def _rubick(name: str, lines: Sequence[Line]) -> Table:
+    left_out = {line.number: "no iteration time" for line in lines if not line.text("iter_time_s")}
+    cases = _repeats(_rubick_case(line) for line in lines if line.number not in left_out)
+    return Table(name, len(lines), cases, left_out)
+
+
+def _rubick_case(line: Line) -> Case:
+    model, gpus = _RUBICK[line.text("model")], line.whole("gpus")
+    batch = line.whole("global_batch") if line.text("global_batch") else 4
+    plan, note, usable = _rubick_plan(line, batch)
+    threads = line.maybe("cpu_threads") or (_OFFLOAD_THREADS if plan.offload else 0)
+    in_seconds = line.text("table") in ("vit", "roberta") or (line.text("table") == "llama7" and plan.offload)
+    parts = [line.maybe(column) for column in ("forward", "overlap_sync", "optimize")]
+    forward, sync, optimizer = (part and part / (1 if in_seconds else 1000) for part in parts)
+    return Case(
+        source=line.source,
+        row=line.number,
+        group=_group(model, gpus, "A800-80GB", batch, model.sequence),
+        model=model,
+        gpu="A800-80GB",
+        gpus_on_node=tuple(map(int, line.text("placement"))),
+        network=_RDMA,
+        inside=_NVLINK_A800,
+        engine="megatron-2023-fp32" if line.text("tp") else "deepspeed-2023-fp32",
+        plan=plan,
+        micro_batch=batch // (plan.data * plan.accumulation),
+        batch=batch,
+        sequence=model.sequence,
+        cpus=threads * gpus,
+        step_seconds=line.real("iter_time_s"),
+        memory_gib=None,
+        fits=True,
+        note=note,
+        usable=usable,
+        forward_seconds=forward,
+        sync_seconds=sync,
+        optimizer_seconds=optimizer,
+    )
+
+
+def _rubick_plan(line: Line, batch: int) -> tuple[Plan, str, bool]:
+    """The plan, a remark on it, and whether it can be used."""
+    table, code, gpus = line.text("table"), line.text("exec_plan"), line.whole("gpus")
+    if table == "t5_3B":
+        tensor = Plan(tensor=gpus, accumulation=2)
+        return tensor if code == "tp+ga" else plan_from_code(code, gpus), "neither shape nor plan is stated", False
+    if code == "zero-offload+gc" or (table == "llama7" and code == "zero-offload"):
+        return Plan(gpus, zero=2, offload=True, recompute="full"), "gradient checkpointing: Table 2 has it", True
+    plan = plan_from_code(code, gpus)
+    if table == "llama7b_bsz16":
+        plan = msgspec.structs.replace(plan, accumulation=batch // plan.data)
+        return plan, "micro-batches not stated: of one sample", True
+    if line.text("tp"):
+        shape = "; a Megatron T5 of unknown depth" if table == "t5" else ""
+        return plan, f"one micro-batch: time does not fall with more stages{shape}", True
+    if table == "gpt2" and code == "zero-dp" and gpus <= 2:
+        return msgspec.structs.replace(plan, accumulation=8 // gpus), "accumulates as in validate_gpt.py", True
+    if table == "roberta" and gpus == 1 and code != "gc":
+        return plan, "no slower than on two GPUs: half the batch must have been run", False
+    launched = "forward is only the time to launch it" if table in ("vit", "roberta") else ""
+    accumulated = f"accumulation assumed to be {plan.accumulation}" if code == "ga" else ""
+    return plan, "; ".join(filter(None, (launched, accumulated))), True
+
+
+TABLES: Mapping[str, tuple[str, Callable[[str, Sequence[Line]], Table]]] = {
+    "ultrascale_h100": ("perf/ultrascale_h100.csv", _ultrascale),
+    "llm_foundry_a100": ("perf/llm_foundry_a100.csv", _llm_foundry),
+    "bigscience_sweeps": ("perf/bigscience_sweeps.csv", _bigscience),
+    "torchtitan_docs": ("perf/torchtitan_docs_2025-01.csv", _torchtitan),
+    "dlperf_megatron_v100": ("perf/dlperf_megatron_v100.csv", _dlperf),
+    "korthikanti2022_table5": ("perf/korthikanti2022_table5_a100.csv", _korthikanti),
+    "korthikanti2022_fig1_memory": ("perf/korthikanti2022_fig1_memory.csv", _korthikanti_memory),
+    "rubick_measured": ("rubick/measured_iter_times.csv", _rubick),
+}
+
+
+if __name__ == "__main__":
+    summary()

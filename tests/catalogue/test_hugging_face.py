@@ -1,0 +1,316 @@
+"""Configurations of Hugging Face: read as their authors meant them, refused where they say what has no shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refold.catalogue import find_model
+from refold.catalogue.hugging_face import FAMILIES, shape_from_config
+from refold.errors import BadValue
+from refold.perf.shapes import ModelShape
+
+LLAMA_2_7B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "vocab_size": 32000,
+}
+
+
+def config(type: str, hidden: int, layers: int, heads: int, ffn: int, vocabulary: int, **more: Any) -> dict[str, Any]:
+    """A configuration in the words that most model types use."""
+    return {
+        "model_type": type,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": ffn,
+        "vocab_size": vocabulary,
+    } | more
+
+
+CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
+    "llama": (LLAMA_2_7B, 6_738_415_616),
+    "mistral": (config("mistral", 4096, 32, 32, 14336, 32000, num_key_value_heads=8), 7_241_732_096),
+    "mixtral": (
+        config(
+            "mixtral", 4096, 32, 32, 14336, 32000, num_key_value_heads=8, num_local_experts=8, num_experts_per_tok=2
+        ),
+        46_702_792_704,
+    ),
+    "qwen2": (config("qwen2", 3584, 28, 28, 18944, 152064, num_key_value_heads=4), 7_615_616_512),
+    "gemma": (config("gemma", 2048, 18, 8, 16384, 256000, num_key_value_heads=1, head_dim=256), 2_506_172_416),
+    "gemma2": (config("gemma2", 2304, 26, 8, 9216, 256000, num_key_value_heads=4, head_dim=256), 2_614_341_888),
+    "gemma3_text": (
+        config("gemma3_text", 1152, 26, 4, 6912, 262144, num_key_value_heads=1, head_dim=256),
+        999_885_952,
+    ),
+    "gpt2": (
+        {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257},
+        124_439_808,
+    ),
+    "gpt_neox": (config("gpt_neox", 6144, 44, 64, 24576, 50432, max_position_embeddings=2048), 20_554_567_680),
+    "gptj": (
+        {
+            "model_type": "gptj",
+            "n_embd": 4096,
+            "n_layer": 28,
+            "n_head": 16,
+            "n_inner": None,
+            "n_positions": 2048,
+            "vocab_size": 50400,
+            "tie_word_embeddings": False,
+        },
+        6_050_882_784,
+    ),
+    "opt": (
+        {
+            "model_type": "opt",
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "ffn_dim": 16384,
+            "max_position_embeddings": 2048,
+            "vocab_size": 50272,
+        },
+        6_658_473_984,
+    ),
+    "mpt": (
+        {
+            "model_type": "mpt",
+            "d_model": 4096,
+            "n_layers": 32,
+            "n_heads": 32,
+            "expansion_ratio": 4,
+            "max_seq_len": 2048,
+            "vocab_size": 50432,
+            "no_bias": True,
+            "attn_config": {"alibi": True},
+        },
+        6_649_286_656,
+    ),
+    "bloom": (
+        {"model_type": "bloom", "n_embed": 1024, "n_layer": 24, "num_attention_heads": 16, "vocab_size": 250880},
+        559_214_592,
+    ),
+    "falcon": (
+        {
+            "model_type": "falcon",
+            "hidden_size": 4544,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 71,
+            "num_kv_heads": 71,
+            "multi_query": True,
+            "vocab_size": 65024,
+        },
+        6_921_720_704,
+    ),
+    "falcon, with groups": (
+        {
+            "model_type": "falcon",
+            "hidden_size": 8192,
+            "num_hidden_layers": 60,
+            "num_attention_heads": 128,
+            "num_kv_heads": 8,
+            "new_decoder_architecture": True,
+            "vocab_size": 65024,
+        },
+        41_303_293_952,
+    ),
+    "bert": (config("bert", 768, 12, 12, 3072, 30522, max_position_embeddings=512), 110_106_428),
+    "roberta": (config("roberta", 768, 12, 12, 3072, 50265, max_position_embeddings=514), 124_697_433),
+    "t5": (
+        {
+            "model_type": "t5",
+            "d_model": 512,
+            "d_kv": 64,
+            "d_ff": 2048,
+            "num_layers": 6,
+            "num_heads": 8,
+            "vocab_size": 32128,
+            "n_positions": 512,
+        },
+        60_506_624,
+    ),
+    "mt5": (
+        {
+            "model_type": "mt5",
+            "d_model": 512,
+            "d_kv": 64,
+            "d_ff": 1024,
+            "num_layers": 8,
+            "num_decoder_layers": 8,
+            "num_heads": 6,
+            "feed_forward_proj": "gated-gelu",
+            "tie_word_embeddings": False,
+            "vocab_size": 250112,
+        },
+        300_176_768,
+    ),
+    "vit": (
+        {
+            "model_type": "vit",
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "image_size": 224,
+            "patch_size": 16,
+        },
+        86_567_656,
+    ),
+    "phi": (config("phi", 2560, 32, 32, 10240, 51200, tie_word_embeddings=False), 2_779_683_840),
+    "phi3": (config("phi3", 3072, 32, 32, 8192, 32064, tie_word_embeddings=False), 3_821_079_552),
+    "a type that is not known, with experts": (
+        config(
+            "qwen3_moe",
+            *(2048, 48, 32, 6144, 151936),
+            hidden_act="silu",
+            head_dim=128,
+            num_key_value_heads=4,
+            num_experts=128,
+            num_experts_per_tok=8,
+            moe_intermediate_size=768,
+            tie_word_embeddings=False,
+        ),
+        30_532_122_624,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_configuration_gives_the_published_count(name: str) -> None:
+    given, published = CONFIGS[name]
+    assert shape_from_config(given, name).parameters == pytest.approx(published, rel=0.02)
+
+
+def test_every_known_type_is_tried_here() -> None:
+    assert {given["model_type"] for given, _ in CONFIGS.values()} >= FAMILIES.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "type"),
+    [
+        ("mistral-7b", "mistral"),
+        ("mixtral-8x7b", "mixtral"),
+        ("gpt2-small", "gpt2"),
+        ("bert-base", "bert"),
+        ("roberta-base", "roberta"),
+        ("t5-small", "t5"),
+    ],
+)
+def test_a_configuration_gives_what_the_catalogue_has(name: str, type: str) -> None:
+    known = find_model(name)
+    read = msgspec.structs.replace(
+        shape_from_config(CONFIGS[type][0] | {"max_position_embeddings": known.positions or known.sequence}, name),
+        batch=known.batch,
+        ffn=known.ffn,
+        parameters_stated=known.parameters_stated,
+        source=known.source,
+    )
+    assert read == known
+
+
+def test_llama_whole() -> None:
+    assert shape_from_config(LLAMA_2_7B, "mine") == ModelShape(
+        "mine",
+        layers=32,
+        hidden=4096,
+        heads=32,
+        ffn=11008,
+        gated=True,
+        bias=False,
+        vocabulary=32000,
+        tied=False,
+        sequence=4096,
+        source="Hugging Face config of type llama",
+    )
+
+
+def test_of_pictures_and_text_the_text_part_is_read() -> None:
+    assert shape_from_config({"model_type": "llava", "text_config": LLAMA_2_7B}, "x") == shape_from_config(
+        LLAMA_2_7B, "x"
+    )
+    with pytest.raises(BadValue, match=r"^text_config\.num_attention_heads .* is absent"):
+        shape_from_config({"model_type": "llava", "text_config": {"model_type": "llama"}}, "x")
+
+
+def test_a_long_context_is_not_what_one_trains_with() -> None:
+    assert shape_from_config(LLAMA_2_7B | {"max_position_embeddings": 131072}, "x").sequence == 8192
+
+
+def test_an_image_is_its_patches_and_one_token_more() -> None:
+    shape = shape_from_config(CONFIGS["vit"][0], "x")
+    assert (shape.kind, shape.sequence, shape.positions, shape.vocabulary) == ("vit", 197, 197, 0)
+
+
+def test_of_an_unknown_type_the_keys_are_believed() -> None:
+    unknown = LLAMA_2_7B | {"model_type": "newest"}
+    assert shape_from_config(unknown, "x").parameters == shape_from_config(LLAMA_2_7B, "x").parameters
+    assert not shape_from_config(unknown | {"hidden_act": "gelu"}, "x").gated
+    assert shape_from_config(unknown | {"architectures": ["NewestForMaskedLM"]}, "x").kind == "encoder"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hidden_size": 0}, r"hidden_size is 0, expected a whole number from 1 to 1e\+12"),
+        ({"hidden_size": -4096}, "hidden_size is -4096, expected"),
+        ({"hidden_size": "4096"}, "hidden_size is '4096', expected"),
+        ({"hidden_size": 4096.5}, "hidden_size is 4096.5, expected"),
+        ({"hidden_size": float("nan")}, "hidden_size is nan, expected"),
+        ({"hidden_size": True}, "hidden_size is True, expected"),
+        ({"hidden_size": [4096]}, r"hidden_size is \[4096\], expected"),
+        ({"hidden_size": 10**400}, r"hidden_size is 1000.*000, expected"),
+        ({"hidden_size": 10**5000}, "hidden_size is a number too long to print, expected"),
+        ({"hidden_size": None}, r"hidden_size \(or n_embd, d_model, n_embed\) is absent"),
+        ({"intermediate_size": None}, r"intermediate_size .* is absent"),
+        ({"vocab_size": None}, "vocab_size is absent"),
+        ({"num_attention_heads": 33, "num_key_value_heads": None}, "hidden 4096 does not divide by 33 heads"),
+        ({"num_key_value_heads": 5}, "32 heads do not divide by 5 kv_heads"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no', expected true or false"),
+        ({"model_type": ["llama"]}, r"model_type is \['llama'\], expected text"),
+        ({"num_local_experts": 8}, r"num_experts_per_tok .* is absent"),
+        ({"num_local_experts": 2, "num_experts_per_tok": 3}, "cannot use 3 of 2 experts"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank is 512: latent attention cannot be read; write"),
+        ({"n_shared_experts": 2}, "shared experts cannot be read"),
+        ({"model_type": "bart", "is_encoder_decoder": True}, "only t5 and mt5"),
+        ({"model_type": "mpt", "attn_config": 3}, "attn_config is 3, expected fields"),
+    ],
+)
+def test_what_cannot_be_is_named(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadValue, match=words):
+        shape_from_config(LLAMA_2_7B | change, "x")
+
+
+KEYS = sorted({key for given, _ in CONFIGS.values() for key in given} | {"text_config", "kv_lora_rank", "ffn_config"})
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-1, 10**20),
+    st.floats(),
+    st.text(max_size=5),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.sampled_from(KEYS), st.integers(0, 4096), max_size=3),
+)
+
+
+@given(st.sampled_from(sorted(CONFIGS)), st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=3))
+def test_whatever_a_configuration_says_it_is_read_or_refused(name: str, change: dict[str, Any]) -> None:
+    try:
+        assert shape_from_config(CONFIGS[name][0] | change, "x").parameters > 0
+    except BadValue as refused:
+        assert len(str(refused)) < 1000

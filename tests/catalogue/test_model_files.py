@@ -1,0 +1,198 @@
+"""Models from files: shapes in YAML, configurations in JSON, folders; and every way in which they can be wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from refold.catalogue import find_model, read_model
+from refold.catalogue.documents import MOST_BYTES, as_struct, from_json, from_yaml
+from refold.catalogue.hugging_face import FAMILIES
+from refold.errors import BadFile, RefoldError, UnknownName
+from refold.perf.shapes import ModelShape
+
+PAGE = Path(__file__).parents[2] / "docs" / "catalogue.md"
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "max_position_embeddings": 32,
+    "vocab_size": 100,
+}
+
+
+def test_a_name_of_the_catalogue_is_read_as_it_is() -> None:
+    assert read_model("GPT3-13B") == find_model("gpt3-13b")
+
+
+def test_shapes_in_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.yaml"
+    path.write_text("{layers: 2, hidden: 64, heads: 4, vocabulary: 1_000, sequence: 128}")
+    assert read_model(path) == ModelShape("tiny", layers=2, hidden=64, heads=4, vocabulary=1000, sequence=128)
+    assert read_model(str(path)) == read_model(path)
+
+
+def test_an_opaque_model_in_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "any.yml"
+    path.write_text("{name: net, kind: opaque, parameters_stated: 1000000, sample_gflop: 2, sample_mib: 3.5}")
+    assert read_model(path).parameters == 1_000_000
+
+
+def test_a_configuration_by_its_file_and_by_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "other.json").write_text(json.dumps(CONFIG))
+    assert read_model(folder) == read_model(folder / "config.json")
+    assert (read_model(folder).name, read_model(tmp_path / "other.json").name) == ("mine", "other")
+
+
+def test_a_model_in_the_cache_of_hugging_face_has_its_name(tmp_path: Path) -> None:
+    folder = tmp_path / "models--someone--tiny-llama" / "snapshots" / "0123abcd"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    assert read_model(folder).name == "tiny-llama"
+
+
+def test_a_name_wins_over_a_file_that_is_called_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bert-base").write_text("{hidden: 64, heads: 4}")
+    monkeypatch.chdir(tmp_path)
+    assert read_model("bert-base") == find_model("bert-base")
+    assert read_model("./bert-base").hidden == read_model(Path("bert-base")).hidden == 64
+
+
+@pytest.mark.parametrize("given", ["nowhere.yaml", "nowhere.json", "some/where", "./x", "/no/such/folder/"])
+def test_what_looks_like_a_path_and_is_not_there(given: str) -> None:
+    with pytest.raises(BadFile, match="is not there; expected a file of shapes"):
+        read_model(given)
+
+
+def test_a_name_of_hugging_face_is_answered_with_that_of_the_catalogue() -> None:
+    with pytest.raises(BadFile, match="meta-llama/Llama-2-7b-hf: is not there; the catalogue has 'llama-2-7b'"):
+        read_model("meta-llama/Llama-2-7b-hf")
+
+
+@pytest.mark.parametrize("given", ["", " ", "lama-2-7b", "no such model", "x" * 5000, "\0"])
+def test_what_is_neither_a_path_nor_a_name(given: str) -> None:
+    with pytest.raises(UnknownName):
+        read_model(given)
+
+
+def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match=r"is a folder without a config\.json"):
+        read_model(tmp_path)
+
+
+SHAPES = [
+    ("", "is None, expected fields and their values"),
+    ("- 1", r"is \[1\], expected fields"),
+    ("tiny", "is 'tiny', expected fields"),
+    ("{a: [}", "is not YAML: "),
+    ("[" * 5000, "is nested too deeply"),
+    ("{hiden: 64}", "no field 'hiden'; did you mean 'hidden'?"),
+    ("{1: 64}", "no field '1'"),
+    ("{hidden: 0}", "hidden is 0, expected a number ≥ 1"),
+    ("{hidden: -64}", "hidden is -64, expected a number ≥ 1"),
+    ("{hidden: .nan}", r"hidden is nan, expected a number up to 1e\+15"),
+    ("{sample_gflop: .nan}", "sample_gflop is nan"),
+    ("{sample_gflop: .inf}", "sample_gflop is inf"),
+    ("{hidden: 1" + "0" * 400 + "}", r"hidden is 1000.*000, expected a number up to"),
+    ("{hidden: 1" + "0" * 5000 + "}", "is not YAML: Exceeds the limit"),
+    ("{hidden: 0x" + "f" * 5000 + "}", "hidden is a number too long to print"),
+    ("{hidden: 4k}", "hidden is '4k', expected a whole number"),
+    ("{hidden: 1.5}", "hidden is 1.5, expected a whole number"),
+    ("{hidden: [64]}", r"hidden is \[64\], expected a whole number"),
+    ("{hidden: }", "hidden is None, expected a whole number"),
+    ("{hidden: true}", "hidden is True, expected a whole number"),
+    ("{hidden: 2020-01-01}", "hidden.*expected a whole number"),
+    ("{sample_mib: much}", "sample_mib is 'much', expected a number"),
+    ("{gated: 3}", "gated is 3, expected true or false"),
+    ("{name: 7}", "name is 7, expected text"),
+    (
+        "{kind: decodr}",
+        r"no kind 'decodr'; did you mean 'decoder'\? \(decoder, encoder, encoder-decoder, opaque, vit\)",
+    ),
+    ("{hidden: 64, heads: 5}", "hidden 64 does not divide by 5 heads"),
+    ("{hidden: 64, heads: 4, kv_heads: 3}", "4 heads do not divide by 3 kv_heads"),
+    ("{experts: 2, experts_per_token: 3}", "cannot use 3 of 2 experts"),
+    ("{encoder_layers: 2}", "encoder_layers go with the kind 'encoder-decoder'"),
+    ("{kind: opaque}", "needs parameters_stated and sample_gflop"),
+    ("hidden: &a [*a, *a]", r"hidden is \[\[.*\], \[.*\]\], expected a whole number"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), SHAPES, ids=lambda value: value[:30])
+def test_shapes_that_are_wrong_are_refused_with_file_and_field(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(BadFile, match=words) as caught:
+        read_model(path)
+    assert (caught.value.path, len(caught.value.problem) < 1000) == (str(path), True)
+
+
+CONFIGS = [
+    ("", "is not JSON: Expecting value: line 1 column 1"),
+    ("{", "is not JSON: "),
+    ("[" * 100_000, "is nested too deeply"),
+    ("null", "is None, expected the configuration of a model"),
+    ("[1, 2]", r"is \[1, 2\], expected the configuration"),
+    ("{}", r"num_attention_heads \(or n_head, n_heads, num_heads\) is absent, expected a whole number ≥ 1"),
+    ('{"model_type": "mamba", "d_model": 64}', "num_attention_heads .* is absent"),
+    (json.dumps(CONFIG | {"hidden_size": "64"}), "hidden_size is '64', expected a whole number"),
+    (json.dumps(CONFIG | {"hidden_size": float("nan")}), "hidden_size is nan, expected a whole number"),
+    (json.dumps(CONFIG | {"num_attention_heads": 5}), "hidden 64 does not divide by 5 heads"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), CONFIGS, ids=lambda value: value[:30])
+def test_configurations_that_are_wrong_are_refused_with_file_and_key(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(BadFile, match=words) as caught:
+        read_model(path)
+    assert caught.value.path == str(path)
+
+
+def test_a_file_that_is_no_description(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"\0" * (MOST_BYTES[".yaml"] + 1))
+    with pytest.raises(BadFile, match="has 65,537 bytes, expected a description of at most 65,536"):
+        read_model(weights)
+    weights.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadFile, match="is not text"):
+        read_model(weights)
+    with pytest.raises(BadFile, match="is not a file"):
+        read_model("/dev/null")
+
+
+@given(st.text(max_size=200))
+def test_whatever_a_file_says_it_is_read_or_refused(text: str) -> None:
+    for read in (from_yaml, from_json):
+        try:
+            as_struct("mine", read("mine", text), ModelShape)
+        except RefoldError as refused:
+            assert str(refused).startswith("mine: ")
+
+
+def test_the_page_names_every_field_and_every_type() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    words = {*ModelShape.__struct_fields__, *FAMILIES}
+    assert {word for word in words if f"`{word}`" not in page} == set()
+
+
+def test_the_examples_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = PAGE.read_text(encoding="utf-8")
+    shapes = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    Path("mine.yaml").write_text(shapes[0])
+    assert read_model("mine.yaml").parameters == 1_235_812_352
+    for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(text, PAGE.name, "exec"), {})
