@@ -31,6 +31,7 @@ ENGINES = [
         "odd",
         reduces_each_micro_batch=True,
         selective_again=0.5,
+        overlap_tensor=0.3,
         tensor_traffic_across=2.0,
         tensor_wait_across_nodes=1e-3,
         tensor_wait_in_pipeline=1e-3,

@@ -67,7 +67,7 @@ def ring_seconds(
 
 
 def tensor_seconds(setting: Setting, plans: PlanColumns) -> Column:
-    """What tensor parallelism says to itself about one layer of one micro-batch, forward and backward."""
+    """What tensor parallelism says to itself about one layer of one micro-batch, as far as nothing hides it."""
     if setting.model.opaque:
         return np.zeros(len(plans))
     model = setting.model
@@ -75,7 +75,8 @@ def tensor_seconds(setting: Setting, plans: PlanColumns) -> Column:
     collectives = each * np.where(plans.recompute == FULL, 1.5, 1.0)
     moved = setting.micro_tokens(plans) * model.hidden * setting.engine.value_bytes
     neighbours, extra = np.ones(len(plans)), setting.engine.tensor_traffic_across
-    return 2 * collectives * ring_seconds(setting.machines, moved, plans.tensor, neighbours, extra)
+    seen = 2 * (1 - setting.engine.overlap_tensor)
+    return seen * collectives * ring_seconds(setting.machines, moved, plans.tensor, neighbours, extra)
 
 
 def stage_seconds(setting: Setting, plans: PlanColumns) -> Column:

@@ -68,6 +68,9 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     overlap_shards: float = 0.8
     """Share of the passes that hides the traffic of ZeRO."""
 
+    overlap_tensor: float = 0.0
+    """Share of the traffic of tensor parallelism that is hidden behind products."""
+
     reduces_each_micro_batch: bool = False
     """Gradients travel for each micro-batch, also where once per step would do."""
 

@@ -153,7 +153,8 @@ def _talk(work: _Working, setting: Setting, plan: Plan) -> None:
     else:
         work.line("tensor_moved", "tokens * hidden_width * value_bytes", "B", "one collective")
         passes = _pass_of("tensor", across=f" * {engine.tensor_traffic_across}")
-        work.line("tensor_talk", f"2 * collectives * {passes}", "s", "tensor parallelism, per layer")
+        seen = f"2 * (1 - {engine.overlap_tensor})"
+        work.line("tensor_talk", f"{seen} * collectives * {passes}", "s", "tensor parallelism, per layer")
     common = gcd(*machines.gpus_on_node)
     rate = "(node_rate / weakest)" if common % plan.gpus else "link_rate"
     work.give("weakest node's GPUs", weakest=min(machines.gpus_on_node))
