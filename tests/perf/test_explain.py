@@ -26,12 +26,13 @@ MODELS = [
 
 ENGINES = [
     Engine("plain"),
-    Engine("old", "tf32", 4.0, 4.0, fused_attention=False, sync_seconds_per_rank=1e-4, launch_seconds=0.01),
+    Engine("old", "tf32", 4.0, 4.0, fused_attention=False, message_seconds=1e-5, launch_seconds=0.01),
     Engine(
         "odd",
         reduces_each_micro_batch=True,
         selective_again=0.5,
         overlap_tensor=0.3,
+        scatters_gradients=False,
         tensor_traffic_across=2.0,
         tensor_wait_across_nodes=1e-3,
         tensor_wait_in_pipeline=1e-3,

@@ -56,7 +56,11 @@ def ring_seconds(
 
     `traffic_across`: how many times the bytes cross between nodes, where a framework does not gather in rings.
     """
-    where = span(machines, members, stride)
+    return pass_seconds(machines, moved, span(machines, members, stride), traffic_across)
+
+
+def pass_seconds(machines: Machines, moved: Column, where: Span, traffic_across: float = 1.0) -> Column:
+    """The same for a group whose place is known."""
     inside = moved * (1 - 1 / where.on_node) / link_rate(machines)
     across = moved * (1 - 1 / where.nodes) * where.sharing * traffic_across / node_rate(machines)
     wait = (
@@ -91,25 +95,33 @@ def stage_seconds(setting: Setting, plans: PlanColumns) -> Column:
 
 
 class GradientTime(NamedTuple):
-    """What data parallelism says to itself: once per step, and once per micro-batch."""
+    """What data parallelism says to itself: gradients once per step or per micro-batch, weights likewise."""
 
-    per_step: Column
-    per_micro_batch: Column
+    gradients_per_step: Column
+    gradients_per_micro_batch: Column
+    weights_per_step: Column
+    weights_per_pass: Column
 
 
 def gradient_seconds(setting: Setting, plans: PlanColumns, parameters: Column) -> GradientTime:
     """Gradients, and under ZeRO weights, of the `parameters` that a GPU holds a share of.
 
     Without ZeRO, and in stage 1, gradients travel once per step; from stage 2 on they are kept in shares only,
-    and so travel for each micro-batch. In stage 3 weights are gathered for each forward and backward pass.
+    and so travel for each micro-batch. In stages 1 and 2 the updated weights are gathered once per step, in
+    stage 3 for each forward and for each backward pass.
     """
-    engine, machines = setting.engine, setting.machines
-    gradients = ring_seconds(machines, engine.gradient_traffic_bytes * parameters, plans.data, plans.tensor)
-    weights = ring_seconds(machines, engine.weight_bytes * parameters, plans.data, plans.tensor)
-    each = plans.zero >= 2 if not engine.reduces_each_micro_batch else np.ones(len(plans), bool)
-    exchange = np.where(plans.zero == 0, 2 * gradients, gradients)
-    talk = plans.data > 1
-    ranks = engine.sync_seconds_per_rank * plans.data
-    per_step = np.where(each, 0.0, exchange) + np.where((plans.zero == 1) | (plans.zero == 2), weights, 0.0) + ranks
-    per_micro_batch = np.where(each, exchange, 0.0) + np.where(plans.zero == 3, 2 * weights, 0.0)
-    return GradientTime(np.where(talk, per_step, 0.0), np.where(talk, per_micro_batch, 0.0))
+    engine = setting.engine
+    group = span(setting.machines, plans.data, plans.tensor)
+    gradients = pass_seconds(setting.machines, engine.gradient_traffic_bytes * parameters, group)
+    weights = pass_seconds(setting.machines, engine.weight_bytes * parameters, group)
+    whole = plans.zero <= (0 if engine.scatters_gradients else 1)
+    exchange = np.where(plans.data > 1, np.where(whole, 2 * gradients, gradients), 0.0)
+    gather = np.where(plans.data > 1, weights, 0.0)
+    messages = np.where(plans.data > 1, engine.message_seconds * plans.data * setting.stage_blocks(plans), 0.0)
+    each = np.ones(len(plans), bool) if engine.reduces_each_micro_batch else plans.zero >= 2
+    return GradientTime(
+        np.where(each, 0.0, exchange) + messages,
+        np.where(each, exchange, 0.0),
+        np.where((plans.zero == 1) | (plans.zero == 2), gather, 0.0),
+        np.where(plans.zero == 3, gather, 0.0),
+    )

@@ -71,11 +71,14 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     overlap_tensor: float = 0.0
     """Share of the traffic of tensor parallelism that is hidden behind products."""
 
+    scatters_gradients: bool = True
+    """Under ZeRO each replica receives its share of the gradients only; otherwise stage 1 exchanges all of them."""
+
     reduces_each_micro_batch: bool = False
     """Gradients travel for each micro-batch, also where once per step would do."""
 
-    sync_seconds_per_rank: float = 0.0
-    """What each replica adds to the exchange of gradients, whatever its size."""
+    message_seconds: float = 0.0
+    """What each replica adds to the exchange of a layer's gradients, of any size; 0 where buckets travel."""
 
     step_seconds: float = 0.01
     """What a step costs besides everything else: clipping, logging, data."""

@@ -70,7 +70,7 @@ def estimate_all(setting: Setting, plans: PlanColumns) -> Estimates:
     """What each of the plans would do."""
     parts = step_parts(setting, plans)
     needs = memory(setting, plans)
-    seconds = np.add.reduce(parts)
+    seconds = sum(parts, np.zeros(len(plans)))  # in this order, so that no sum depends on how many plans there are
     host = setting.machines.memory_gib
     fits = (needs.total <= setting.machines.gpu.memory_gib * USABLE) & (needs.host <= (host or np.inf))
     return Estimates(parts, seconds, needs, fits)
@@ -118,17 +118,14 @@ def step_parts(setting: Setting, plans: PlanColumns) -> Parts:
     layer = layer_time(setting, plans)
     talk = tensor_seconds(setting, plans)
     blocks = setting.stage_blocks(plans)
-    whole = np.ceil(blocks)
-    head = head_time(setting, plans) / plans.pipeline
-    uneven = np.maximum(0.0, (whole - blocks) * (layer.forward + layer.backward) - head)
-    compute = blocks * (layer.forward + layer.backward) + head + uneven
+    compute = _slowest_stage(setting, plans, layer.forward + layer.backward)
     again = blocks * layer.again
     tensor = blocks * talk
     launch = np.maximum(0.0, blocks * _launch_seconds(setting, plans) - compute - again - tensor)
     handing = stage_seconds(setting, plans) + _stage_wait(setting, plans)
     tick = compute + again + tensor + launch + handing
     parameters = stage_parameters(setting, plans, is_last=False)
-    backward = blocks * (layer.backward + layer.again)
+    forward, backward = blocks * layer.forward, blocks * (layer.backward + layer.again)
     each = plans.accumulation
     transfer, update = _offload_seconds(setting, plans, parameters)
     return Parts(
@@ -138,10 +135,21 @@ def step_parts(setting: Setting, plans: PlanColumns) -> Parts:
         tensor=each * tensor,
         pipeline=each * handing,
         bubble=(plans.pipeline - 1) / plans.interleave * tick,
-        data=_exposed_gradients(setting, plans, parameters, backward, compute + again),
+        data=_exposed_gradients(setting, plans, parameters, forward, backward),
         optimizer=np.where(plans.offload > 0, update, _optimizer_seconds(setting, plans, parameters)),
         offload=transfer,
     )
+
+
+def _slowest_stage(setting: Setting, plans: PlanColumns, layer: Column) -> Column:
+    """Seconds in which the slowest stage computes one micro-batch: the others wait for it.
+
+    Layers are dealt out so that the stage with the output layer has fewer. The slowest stage then has at least its
+    share of everything, the most layers that a stage has, or the output layer alone.
+    """
+    head = head_time(setting, plans)
+    blocks = setting.stage_blocks(plans)
+    return np.maximum(np.maximum(blocks * layer + head / plans.pipeline, np.ceil(blocks) * layer), head)
 
 
 def _launch_seconds(setting: Setting, plans: PlanColumns) -> Column:
@@ -163,15 +171,21 @@ def _stage_wait(setting: Setting, plans: PlanColumns) -> Column:
 
 
 def _exposed_gradients(
-    setting: Setting, plans: PlanColumns, parameters: Column, backward: Column, pass_seconds: Column
+    setting: Setting, plans: PlanColumns, parameters: Column, forward: Column, backward: Column
 ) -> Column:
-    """What of the talk about gradients and weights is not hidden behind computing."""
+    """What of the talk about gradients and weights computing does not hide, given seconds of a stage's passes.
+
+    Gradients hide behind the backward pass that makes them, weights behind the pass before the one they are for.
+    """
     engine = setting.engine
     talk = gradient_seconds(setting, plans, parameters)
-    overlap = np.where(plans.zero == 0, engine.overlap_gradients, engine.overlap_shards)
-    per_step = np.maximum(0.0, talk.per_step - overlap * backward)
-    per_micro_batch = np.maximum(0.0, talk.per_micro_batch - engine.overlap_shards * pass_seconds)
-    return per_step + plans.accumulation * per_micro_batch
+    hidden = np.where(plans.zero == 0, engine.overlap_gradients, engine.overlap_shards)
+    once = np.maximum(0.0, talk.gradients_per_step - hidden * backward)
+    once += np.maximum(0.0, talk.weights_per_step - hidden * forward)
+    on_the_way_back = talk.gradients_per_micro_batch + talk.weights_per_pass
+    each = np.maximum(0.0, on_the_way_back - hidden * backward)
+    each += np.maximum(0.0, talk.weights_per_pass - hidden * forward)
+    return once + plans.accumulation * each
 
 
 def _optimizer_seconds(setting: Setting, plans: PlanColumns, parameters: Column) -> Column:

@@ -221,15 +221,8 @@ def _step(work: _Working, setting: Setting, plan: Plan) -> None:
         )
     else:
         work.line("head", "0", "s", "no output layer over tokens")
-    work.line(
-        "uneven",
-        "max(0, (ceil(blocks) - blocks) * (forward + backward) - head / stages)",
-        "s",
-        "the slowest stage has a layer more",
-    )
-    work.line(
-        "stage_compute", "blocks * (forward + backward) + head / stages + uneven", "s", "a stage, per micro-batch"
-    )
+    slowest = "max(blocks * (forward + backward) + head / stages, ceil(blocks) * (forward + backward), head)"
+    work.line("stage_compute", slowest, "s", "the slowest stage, per micro-batch")
     work.line("stage_again", "blocks * again", "s", "computed again, per micro-batch")
     work.line("stage_tensor", "blocks * tensor_talk", "s", "tensor parallelism, per micro-batch")
     beyond = max(0.0, plan.tensor - machines.gpus / machines.nodes)
@@ -275,23 +268,26 @@ def _gradients(work: _Working, setting: Setting, plan: Plan) -> None:
     work.line("weight_bytes", f"{engine.weight_bytes} * parameters", "B", "weights that travel under ZeRO")
     work.line("gradient_pass", _pass_of("data", "gradient_bytes"), "s", "one reduce-scatter")
     work.line("weight_pass", _pass_of("data", "weight_bytes"), "s", "one all-gather")
-    work.line(
-        "exchange", "2 * gradient_pass" if plan.zero == 0 else "gradient_pass", "s", f"gradients, ZeRO-{plan.zero}"
-    )
+    whole = plan.zero <= (0 if engine.scatters_gradients else 1)
+    exchange = "2 * gradient_pass" if whole else "gradient_pass"
+    work.line("exchange", exchange, "s", f"gradients, ZeRO-{plan.zero}")
     each = plan.zero >= 2 or engine.reduces_each_micro_batch
-    ranks = f"{engine.sync_seconds_per_rank} * data"
-    weights_once = " + weight_pass" if plan.zero in (1, 2) else ""
-    work.line("per_step", ("0" if each else "exchange") + weights_once + f" + {ranks}", "s", "once per step")
-    weights_each = " + 2 * weight_pass" if plan.zero == 3 else ""
-    work.line("per_pass", ("exchange" if each else "0") + weights_each, "s", "once per micro-batch")
-    overlap = engine.overlap_gradients if plan.zero == 0 else engine.overlap_shards
+    messages = f"{engine.message_seconds} * data * blocks"
+    hidden = engine.overlap_gradients if plan.zero == 0 else engine.overlap_shards
+    work.give("share of a pass that can hide this", hidden=hidden)
+    work.line("once", "exchange" if not each else "0", "s", "gradients, once per step")
+    work.line("gradient_time", f"max(0, once + {messages} - hidden * blocks * (backward + again))", "s", "not hidden")
+    work.line("gather", "weight_pass" if plan.zero in (1, 2) else "0", "s", "updated weights, once per step")
+    work.line("weight_time", "max(0, gather - hidden * blocks * forward)", "s", "not hidden")
+    work.line("gathers", "weight_pass" if plan.zero == 3 else "0", "s", "weights, for each pass")
+    work.line("reduce", "exchange" if each else "0", "s", "gradients, for each micro-batch")
     work.line(
-        "data_time",
-        f"max(0, per_step - {overlap} * blocks * (backward + again))"
-        f" + micro_batches * max(0, per_pass - {engine.overlap_shards} * (stage_compute + stage_again))",
+        "each_time",
+        "max(0, reduce + gathers - hidden * blocks * (backward + again)) + max(0, gathers - hidden * blocks * forward)",
         "s",
-        "what computing does not hide",
+        "not hidden, per micro-batch",
     )
+    work.line("data_time", "gradient_time + weight_time + micro_batches * each_time", "s", "data parallelism")
 
 
 def _update(work: _Working, setting: Setting, plan: Plan) -> None:

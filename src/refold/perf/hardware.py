@@ -98,13 +98,23 @@ class Machines(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
 
 def machines_of(gpu: Gpu, gpus: int, *, nodes: int = 0, cpus: float = 0.0, memory_gib: float = 0.0) -> Machines:
-    """`gpus` GPUs on `nodes` nodes (0: as few as are usual for the type), evenly, with the links usual for the type."""
+    """`gpus` GPUs with the links usual for their type, on `nodes` nodes evenly; 0 nodes: on as few as hold them."""
     if gpus < 1:
         raise BadValue(f"a job needs at least one GPU, not {gpus}")
-    nodes = nodes or -(-gpus // gpu.gpus_per_node)
-    if not 1 <= nodes <= gpus:
+    if not 0 <= nodes <= gpus:
         raise BadValue(f"{gpus} GPUs cannot be spread over {nodes} nodes")
-    fewer, more = divmod(gpus, nodes)
-    layout = (fewer + 1,) * more + (fewer,) * (nodes - more)
+    layout = _filled(gpus, gpu.gpus_per_node) if not nodes else _even(gpus, nodes)
     network = Link("network", gpu.node_network_gigabytes_per_second)
     return Machines(gpu, layout, gpu.link, network, cpus, memory_gib)
+
+
+def _filled(gpus: int, per_node: int) -> tuple[int, ...]:
+    """Full nodes, and one with the rest."""
+    full, rest = divmod(gpus, per_node)
+    return (per_node,) * full + ((rest,) if rest else ())
+
+
+def _even(gpus: int, nodes: int) -> tuple[int, ...]:
+    """So many nodes, as even as can be."""
+    fewer, more = divmod(gpus, nodes)
+    return (fewer + 1,) * more + (fewer,) * (nodes - more)

@@ -84,7 +84,8 @@ def stage_parameters(setting: Setting, plans: PlanColumns, *, is_last: bool) -> 
     embedding = max(model.embedding_parameters, ends - model.head_parameters)
     tied_copy = model.vocabulary * model.hidden if model.tied and model.predicts_tokens else 0
     of_the_end = model.head_parameters + tied_copy if is_last else embedding
-    return (model.stack_parameters / plans.pipeline + np.where(only, ends, of_the_end)) / plans.tensor
+    layers = np.ceil(setting.stage_blocks(plans)) * (model.stack_parameters / model.blocks)
+    return (layers + np.where(only, ends, of_the_end)) / plans.tensor
 
 
 def _stage(setting: Setting, plans: PlanColumns, *, is_last: bool) -> Memory:
@@ -136,7 +137,7 @@ def _activations(setting: Setting, plans: PlanColumns, tokens: Column, at_once: 
     layer = outside + inside + scores
     selected = engine.selective_kept * (outside + inside)
     checkpoint = engine.value_bytes * model.hidden / split  # of a layer that is computed again, its input
-    blocks = setting.stage_blocks(plans)
+    blocks = np.ceil(setting.stage_blocks(plans))
     full, selective = plans.recompute == FULL, plans.recompute == SELECTIVE
     kept = np.where(full, checkpoint, np.where(selective, selected, layer)) * blocks * at_once
     working = np.where(full | selective, layer, 0.0)  # of the one layer that is computed again just now

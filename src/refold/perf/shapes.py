@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import isfinite
 from typing import Literal
 
@@ -12,7 +13,7 @@ from refold.errors import BadValue
 Kind = Literal["decoder", "encoder", "encoder-decoder", "vit", "opaque"]
 
 
-class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, dict=True):
     """The shapes of a transformer, or of an opaque model the few numbers that were measured.
 
     `layers` are those of the decoder, or of the only stack there is; an encoder-decoder has `encoder_layers`
@@ -123,21 +124,21 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
         """Width of one feed-forward part; four times the hidden width where nothing was said."""
         return self.ffn or 4 * self.hidden
 
-    @property
+    @cached_property
     def attention_parameters(self) -> int:
         """Weights of one attention: queries, keys, values, output."""
         weights = 2 * self.hidden * (self.query_width + self.key_width)
         biases = self.query_width + 2 * self.key_width + self.hidden
         return weights + (biases if self.bias else 0)
 
-    @property
+    @cached_property
     def expert_parameters(self) -> int:
         """Weights of one feed-forward part."""
         matrices = 3 if self.gated else 2
         biases = (matrices - 1) * self.ffn_width + self.hidden
         return matrices * self.hidden * self.ffn_width + (biases if self.bias else 0)
 
-    @property
+    @cached_property
     def stack_parameters(self) -> int:
         """Weights of all layers, without embeddings."""
         if self.opaque:
@@ -147,7 +148,7 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
         each = self.experts * self.expert_parameters + router + norms
         return self.blocks * each + self.attentions * self.attention_parameters
 
-    @property
+    @cached_property
     def active_parameters(self) -> int:
         """Weights of all layers that one token meets."""
         unused = self.experts - self.experts_per_token
@@ -163,7 +164,7 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
         """Weights of the output layer; none of its own where it shares those of the embedding."""
         return 0 if self.opaque or self.tied else self.vocabulary * self.hidden
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """All weights: the published count where there is one."""
         return self.parameters_stated or self.stack_parameters + self.embedding_parameters + self.head_parameters

@@ -1,0 +1,227 @@
+"""Built, pruned and cached answers are the plain ones: compared with brute force over random small settings."""
+
+from dataclasses import fields
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from refold.model.cluster import Link
+from refold.model.plan import RECOMPUTE
+from refold.perf.columns import PlanColumns
+from refold.perf.engine import Engine
+from refold.perf.estimate import estimate_all
+from refold.perf.hardware import Gpu, Machines
+from refold.perf.setting import Setting
+from refold.perf.shapes import ModelShape
+from refold.plans import (
+    RULES,
+    Curve,
+    Limits,
+    Packed,
+    Pins,
+    Point,
+    all_plans,
+    best_plan,
+    best_plans,
+    cpu_curve,
+    gpu_curve,
+    ranking,
+)
+from refold.plans.curves import WORTH_MORE
+from refold.plans.ranking import least_seconds, step_seconds
+
+OPAQUE = ModelShape("opaque", kind="opaque", parameters_stated=300_000_000, sample_gflop=50.0, sample_mib=200.0)
+
+GPUS = st.builds(
+    Gpu,
+    name=st.just("random"),
+    memory_gib=st.sampled_from([3.0, 8.0, 24.0, 80.0]),
+    half_tflops=st.sampled_from([50.0, 300.0]),
+    single_tflops=st.just(20.0),
+    memory_gigabytes_per_second=st.just(2000.0),
+    link=st.sampled_from([Link("nvlink", 300.0, 5.0), Link("pcie", 16.0)]),
+    pcie_gigabytes_per_second=st.just(16.0),
+    node_network_gigabytes_per_second=st.sampled_from([1.0, 100.0]),
+    watts=st.just(400.0),
+    gpus_per_node=st.sampled_from([2, 4, 8]),
+)
+
+ENGINES = st.builds(
+    Engine,
+    name=st.just("random"),
+    fused_attention=st.booleans(),
+    launch_seconds=st.sampled_from([0.0, 0.001]),
+    reduces_each_micro_batch=st.booleans(),
+    overlap_gradients=st.sampled_from([0.0, 0.8]),
+    stage_wait=st.sampled_from([0.0, 0.01]),
+)
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> ModelShape:
+    heads = draw(st.sampled_from([2, 4, 6, 12]))
+    return ModelShape(
+        "random",
+        layers=draw(st.sampled_from([4, 5, 12])),
+        hidden=heads * draw(st.sampled_from([64, 256])),
+        heads=heads,
+        kv_heads=draw(st.sampled_from([ways for ways in (0, 1, 2, 3, 6) if ways == 0 or heads % ways == 0])),
+        ffn=draw(st.sampled_from([0, 3072, 1000])),
+        vocabulary=32000,
+    )
+
+
+@st.composite
+def random_settings(draw: st.DrawFn) -> Setting:
+    gpu = draw(GPUS)
+    layout = draw(st.sampled_from([(4,), (2, 2), (4, 4), (6, 6), (8,), (12,), (3, 3), (4, 2), (1,), (4, 3)]))
+    host = draw(st.sampled_from([0.0, 8.0, 100.0]))
+    machines = Machines(gpu, layout, gpu.link, Link("network", 10.0), memory_gib=host)
+    model = draw(st.one_of(shapes(), shapes(), shapes(), st.just(OPAQUE)))
+    batch, sequence = draw(st.sampled_from([24, 12, 16, 8, 5])), draw(st.sampled_from([512, 2048, 7]))
+    return Setting(model, machines, draw(ENGINES), batch, sequence)
+
+
+def maybe(*values: object) -> st.SearchStrategy[object]:
+    return st.sampled_from([*[None] * 6, *values])
+
+
+PINS = st.builds(
+    Pins,
+    data=maybe(1, 2),
+    tensor=maybe(1, 2, 3),
+    pipeline=maybe(1, 2),
+    zero=maybe(0, 1, 3),
+    offload=maybe(False, True),
+    recompute=maybe(*RECOMPUTE),
+    accumulation=maybe(1, 4),
+    interleave=maybe(1, 2),
+    sequence_parallel=maybe(False, True),
+)
+
+LIMITS = st.builds(
+    Limits,
+    max_tensor=st.sampled_from([100, 2, 1]),
+    max_interleave=st.integers(1, 3),
+    tensor_across_nodes=st.booleans(),
+    zero=st.sampled_from([(0, 1, 2, 3), (0, 1), (3, 1, 0), (2, 3)]),
+    offload=st.booleans(),
+    recompute=st.sampled_from([RECOMPUTE, RECOMPUTE, ("full",), ("none", "full")]),
+    sequence_parallel=st.sampled_from([(False, True), (False,)]),
+    uneven=st.booleans(),
+    pinned=st.one_of(st.just(Pins()), st.just(Pins()), PINS),
+)
+
+
+def every_combination(setting: Setting) -> PlanColumns:
+    """All plans with all degrees up to those that could matter, most of them nonsense."""
+    gpus = setting.machines.gpus
+    degrees = [(data, tensor) for data in range(1, gpus + 1) for tensor in range(1, gpus + 1) if gpus % data == 0]
+    which, pipeline, zero, offload, recompute, accumulation, interleave, sequence_parallel = (
+        axis.ravel()
+        for axis in np.meshgrid(
+            np.arange(len(degrees)),
+            [ways for ways in range(1, gpus + 1) if gpus % ways == 0],
+            range(4),
+            range(2),
+            range(3),
+            range(1, setting.batch + 1),
+            range(1, 4),
+            range(2),
+        )
+    )
+    data, tensor = np.array(degrees)[which].T
+    exact = data * tensor * pipeline == gpus
+    columns = (data, tensor, pipeline, zero, offload, recompute, accumulation, interleave, sequence_parallel)
+    return PlanColumns(*(np.asarray(column[exact], float) for column in columns))
+
+
+def as_rows(plans: PlanColumns) -> NDArray[np.float64]:
+    return np.column_stack([getattr(plans, field.name) for field in fields(plans)])
+
+
+@settings(max_examples=60)
+@given(random_settings(), LIMITS)
+def test_the_space_is_what_breaks_no_rule(setting: Setting, limits: Limits) -> None:
+    everything = every_combination(setting)
+    broken = np.logical_or.reduce([rule.broken(setting, everything, limits) for rule in RULES])
+    lone = (everything.data == 1) & (everything.offload > 0) & (everything.zero > min(limits.choices("zero")))
+    expected = as_rows(everything.rows(~broken & ~lone))
+    built = as_rows(all_plans(setting, limits))
+    assert sorted(map(tuple, built)) == sorted(map(tuple, expected))
+
+
+@given(random_settings(), LIMITS)
+def test_the_bound_is_never_above_the_time(setting: Setting, limits: Limits) -> None:
+    plans = all_plans(setting, limits)
+    assert (least_seconds(setting, plans) <= step_seconds(setting, plans) * (1 + ranking.SLACK)).all()
+
+
+@given(random_settings(), LIMITS, st.sampled_from([1, 2, 5, 1000]))
+def test_pruning_never_changes_the_answer(setting: Setting, limits: Limits, count: int) -> None:
+    plans = all_plans(setting, limits)
+    found = estimate_all(setting, plans)
+    order = sorted(
+        np.flatnonzero(found.fits),
+        key=lambda row: (
+            np.float32(found.step_seconds[row]),
+            *(getattr(plans, name)[row] for name in ranking.SIMPLEST_FIRST),
+        ),
+    )
+    unpruned = best_plans(setting, limits, count)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranking, "WORTH_BOUNDING", 0)
+        patch.setattr(ranking, "FIRST_LOOK", 1)
+        pruned = best_plans(setting, limits, count)
+        best = best_plan(setting, limits)
+    assert [one.plan for one in pruned.best] == [plans.plan(int(row)) for row in order[:count]]
+    assert unpruned == msgspec.structs.replace(pruned, pruned=0)
+    assert ([best.plan] if best else []) == [one.plan for one in pruned.best[:1]]
+
+
+def test_pruning_leaves_plans_untimed() -> None:
+    gpu = Gpu("g", 80.0, 300.0, 20.0, 2000.0, Link("nvlink", 300.0), 16.0, 100.0, 400.0)
+    machines = Machines(gpu, (8,) * 8, gpu.link, Link("network", 100.0))
+    model = ModelShape("m", layers=24, hidden=2048, heads=32, vocabulary=32000)
+    search = best_plans(Setting(model, machines, Engine("e"), 2520, 2048), Limits(tensor_across_nodes=True))
+    assert 0 < search.pruned < search.considered - search.out_of_memory
+
+
+def assert_same_steps(curve: Curve, steps: list[Point]) -> None:
+    assert [(point.amount, point.plan) for point in curve.points] == [(point.amount, point.plan) for point in steps]
+    throughputs = [point.samples_per_second for point in steps]
+    assert [point.samples_per_second for point in curve.points] == pytest.approx(throughputs, rel=1e-12)
+
+
+@settings(max_examples=40)
+@given(random_settings(), LIMITS)
+def test_a_curve_by_gpus_is_the_best_plan_at_each_number(setting: Setting, limits: Limits) -> None:
+    def machines_for(gpus: int) -> Machines:
+        return Packed(setting.machines.gpu, memory_gib_per_gpu=20.0)(gpus)
+
+    steps: list[Point] = []
+    for count in range(1, 13):
+        found = best_plan(msgspec.structs.replace(setting, machines=machines_for(count)), limits)
+        if found and found.samples_per_second > (WORTH_MORE * steps[-1].samples_per_second if steps else 0.0):
+            steps.append(Point(count, found.samples_per_second, found.plan))
+    curve = gpu_curve(
+        setting.model, machines_for, range(1, 13), setting.batch, setting.sequence, setting.engine, limits
+    )
+    assert_same_steps(curve, steps)
+
+
+@settings(max_examples=40)
+@given(random_settings(), LIMITS)
+def test_a_curve_by_cpus_is_the_best_plan_at_each_number(setting: Setting, limits: Limits) -> None:
+    steps: list[Point] = []
+    for cpus in (1, 2, 4, 8, 64):
+        machines = msgspec.structs.replace(setting.machines, cpus=cpus)
+        found = best_plan(msgspec.structs.replace(setting, machines=machines), limits)
+        if found and found.samples_per_second > (WORTH_MORE * steps[-1].samples_per_second if steps else 0.0):
+            steps.append(Point(cpus, found.samples_per_second, found.plan))
+    curve = cpu_curve(setting, [1, 2, 4, 8, 64], limits)
+    assert_same_steps(curve, steps)
