@@ -27,11 +27,8 @@ GPT = ModelShape("gpt", layers=48, hidden=6144, heads=64, vocabulary=51200, bias
 MEGATRON = Engine("megatron", fused_attention=False, kept_hidden=10.0, kept_inner=2.0)
 
 
-def setting_of(
-    model: ModelShape = GPT, gpus: int = 8, batch: int = 512, sequence: int = 2048, **changes: Any
-) -> Setting:
-    engine = msgspec.structs.replace(MEGATRON, **changes)
-    return Setting(model, machines_of(GPU, gpus), engine, batch, sequence)
+def setting_of(model: ModelShape = GPT, gpus: int = 8, batch: int = 512, engine: Engine = MEGATRON) -> Setting:
+    return Setting(model, machines_of(GPU, gpus), engine, batch, 2048)
 
 
 def test_activations_are_those_of_korthikanti_and_others() -> None:
