@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from math import floor, log
 
-import numpy as np
 import pytest
 
 from refold.errors import BadValue
 from refold.model.plan import Plan, plan_from_text
 from refold.perf.setting import Setting
-from refold.plans import Limits, Lost, Pins, all_plans, best_plan, best_plans, why_not
+from refold.plans import Limits, Lost, Pins, all_plans, best_plan, best_plans, ranking, why_not
 from refold.plans.rules import gib
 from refold.plans.space import divisors
 
@@ -73,7 +73,7 @@ def test_the_best_come_first_and_all_fit(make_setting: MakeSetting) -> None:
     search = best_plans(setting, count=20)
     seconds = [found.step_seconds for found in search.best]
     assert len(seconds) == 20
-    assert seconds == sorted(seconds)
+    assert all(one <= other * ranking.NEARLY for one, other in pairwise(seconds))
     assert all(found.fits and not why_not(setting, found.plan) for found in search.best)
     best = best_plan(setting)
     assert best is not None
@@ -166,8 +166,11 @@ def test_a_pin_that_cannot_be_met_says_which_rule_it_breaks(make_setting: MakeSe
 def test_of_equally_fast_plans_the_simplest_is_best(make_setting: MakeSetting) -> None:
     setting = make_setting("llama-2-7b", on=(8,), batch=8)
     best = best_plans(setting, count=200).best
+    least = min(found.step_seconds for found in best)
     for one, other in pairwise(best):
-        if np.float32(one.step_seconds) == np.float32(other.step_seconds):
+        levels = [floor(log(found.step_seconds / least) / log(ranking.NEARLY)) for found in (one, other)]
+        assert levels == sorted(levels)
+        if levels[0] == levels[1]:
             simplicity = [
                 (found.plan.offload, found.plan.zero, ("none", "selective", "full").index(found.plan.recompute))
                 for found in (one, other)

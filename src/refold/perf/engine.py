@@ -102,6 +102,11 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     source: str = ""
 
+    @property
+    def selects_activations(self) -> bool:
+        """Whether selective recomputation saves memory: not where attention is fused and all the rest is kept."""
+        return not self.fused_attention or self.selective_kept < 1
+
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
             value = getattr(self, field)

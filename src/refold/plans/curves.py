@@ -23,10 +23,10 @@ from refold.perf.engine import Engine
 from refold.perf.hardware import Gpu, Machines
 from refold.perf.setting import Setting
 from refold.perf.shapes import ModelShape
-from refold.plans.ranking import ranked, room_left, seconds_of_the_best, step_seconds
+from refold.plans.ranking import NEARLY, fastest, room_left, seconds_of_the_best, step_seconds
 from refold.plans.space import USUAL, Limits, all_plans, plans_on
 
-WORTH_MORE = 1.01
+WORTH_MORE = NEARLY
 """More is worth having if it is so many times as fast (as in Rubick's curves)."""
 
 
@@ -147,7 +147,8 @@ def cpu_curve(setting: Setting, cpus: Iterable[float], limits: Limits = USUAL) -
     if not len(plans):
         return Curve(())
     on_gpu = plans.rows(plans.offload == 0)
-    best = ranked(on_gpu, step_seconds(setting, on_gpu), 1)
+    seconds = step_seconds(setting, on_gpu)
+    best = seconds <= seconds.min(initial=np.inf) * NEARLY
     candidates = joined([on_gpu.rows(best), plans.rows(plans.offload > 0)])
     points = []
     for amount in amounts:
@@ -158,7 +159,7 @@ def cpu_curve(setting: Setting, cpus: Iterable[float], limits: Limits = USUAL) -
 
 
 def _best_point(amount: float, setting: Setting, plans: PlanColumns, seconds: Column) -> Point:
-    best = int(ranked(plans, seconds, 1)[0])
+    best = int(fastest(plans, seconds, 1)[0])
     return Point(amount, setting.batch / float(seconds[best]), plans.plan(best))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from refold.model.plan import Plan
 from refold.perf.columns import Column, PlanColumns, columns_of
 from refold.perf.setting import Setting
-from refold.plans.ranking import Room, Rows, ranked
+from refold.plans.ranking import Room, Rows, fastest, nearest
 from refold.plans.rules import RULES, One, gib
 from refold.plans.space import Limits, Mask, divisors
 
@@ -61,11 +61,11 @@ def slower(plans: PlanColumns, seconds: Column, family: Rows) -> tuple[Lost, ...
     """The best of each family but the winner's, and how much longer it takes; quickest family first."""
     if not len(plans):
         return ()
-    winner = ranked(plans, seconds, 1)[0]
+    winner = fastest(plans, seconds, 1)[0]
     lost = []
     for known in np.unique(family[family != family[winner]]):
         of_family = np.flatnonzero(family == known)
-        best = of_family[ranked(plans.rows(of_family), seconds[of_family], 1)[0]]
+        best = of_family[fastest(plans.rows(of_family), seconds[of_family], 1)[0]]
         times = float(seconds[best] / seconds[winner])
         because = f"{FAMILIES[known]}, {times:.2f} times as long at best"
         lost.append(Lost("slower", FAMILIES[known], len(of_family), because, plans.plan(best), times))
@@ -81,10 +81,10 @@ def out_of_memory(plans: PlanColumns, room: Room) -> tuple[Lost, ...]:
     for name, short, spare in kinds:
         rows = np.flatnonzero(short)
         if len(rows):
-            nearest = rows[ranked(plans.rows(rows), -spare[rows], 1)[0]]
-            by = float(-spare[nearest])
+            least = rows[nearest(plans.rows(rows), -spare[rows], 1)[0]]
+            by = float(-spare[least])
             because = f"out of {name}, by {gib(by)} GiB at least"
-            lost.append(Lost(name, name, len(rows), because, plans.plan(nearest), by))
+            lost.append(Lost(name, name, len(rows), because, plans.plan(least), by))
     return tuple(lost)
 
 

@@ -30,6 +30,9 @@ SIMPLEST_FIRST = (
 )
 """Of plans that are equally good the simplest is best: the one with less of the first of these that differs."""
 
+NEARLY = 1.01
+"""Plans whose steps are within this factor are as good as each other: no estimate is that exact."""
+
 WORTH_BOUNDING = 2000
 """With fewer plans, timing all of them takes no longer than finding out which need not be timed."""
 
@@ -94,7 +97,7 @@ def seconds_of_the_best(setting: Setting, plans: PlanColumns, family: Rows, coun
     to_beat = np.full(family.max() + 1, np.inf)
     np.minimum.at(to_beat, family[first], seconds[first])
     to_join = np.partition(seconds, count - 1)[count - 1] if count <= len(plans) else np.inf
-    left = np.isinf(seconds) & (bound <= np.maximum(to_beat[family], to_join) * (1 + SLACK))
+    left = np.isinf(seconds) & (bound <= np.maximum(to_beat[family], to_join) * (NEARLY + SLACK))
     seconds[left] = step_seconds(setting, plans.rows(left))
     return seconds
 
@@ -105,13 +108,24 @@ def _most_promising(bound: Column, family: Rows) -> Rows:
     return np.concatenate([order[ordered == known][:FIRST_LOOK] for known in range(family.max() + 1)])
 
 
-def ranked(plans: PlanColumns, amounts: Column, count: int) -> Rows:
-    """The `count` plans with the least of something finite, in order; of equal ones the simplest first.
+def fastest(plans: PlanColumns, seconds: Column, count: int) -> Rows:
+    """The `count` fastest plans, in order; of those that are nearly as fast as each other the simplest first.
 
-    Amounts are compared in single precision, so that what differs in its last digits only counts as equal.
+    They are levels above the very fastest: up to 1 % slower, up to 2 %, and so on.
     """
-    rough = amounts.astype(np.float32)
-    last = np.partition(rough, count - 1)[count - 1] if count < len(rough) else np.inf
-    near = np.flatnonzero((rough <= last) & np.isfinite(rough))
+    if not len(plans):
+        return np.zeros(0, np.intp)
+    return _least(plans, np.floor(np.log(seconds / seconds.min()) / np.log(NEARLY)), seconds, count)
+
+
+def nearest(plans: PlanColumns, missing: Column, count: int) -> Rows:
+    """The `count` plans with the least of something missing, in order; of equal ones the simplest first."""
+    return _least(plans, missing.astype(np.float32), missing, count)
+
+
+def _least(plans: PlanColumns, first: NDArray[np.floating], last: Column, count: int) -> Rows:
+    """Least of the first, then simplest, then least of the last; single precision makes the last digits equal."""
+    most = np.partition(first, count - 1)[count - 1] if count < len(first) else np.inf
+    near = np.flatnonzero((first <= most) & np.isfinite(first))
     simplicity = [getattr(plans, name)[near] for name in reversed(SIMPLEST_FIRST)]
-    return near[np.lexsort([*simplicity, rough[near]])][:count]
+    return near[np.lexsort([last[near].astype(np.float32), *simplicity, first[near]])][:count]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refold.model.plan import Plan
-from refold.perf.columns import PlanColumns, columns_of
+from refold.perf.columns import SELECTIVE, PlanColumns, columns_of
 from refold.perf.estimate import Estimate, estimate
 from refold.perf.setting import Setting
 from refold.plans.space import BOUNDED, CHOSEN, USUAL, Limits, Mask, code, value_of
@@ -232,6 +232,14 @@ RULES: tuple[Rule, ...] = (
             (many.plans.sequence_parallel > 0) & ((many.plans.tensor == 1) | _leaves_over(many, many.setting.sequence))
         ),
         _sequence_not_split,
+    ),
+    Rule(
+        "selective",
+        lambda many: (many.plans.recompute == SELECTIVE) & (not many.setting.engine.selects_activations),
+        lambda one: (
+            f"selective recomputation spares what attention keeps, and {one.setting.engine.name}'s fused attention "
+            "keeps nothing"
+        ),
     ),
     Rule(
         "zero-pipeline",

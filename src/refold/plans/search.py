@@ -19,7 +19,7 @@ from refold.perf.estimate import Estimate, estimate_all, row_of
 from refold.perf.hardware import Machines
 from refold.perf.setting import Setting
 from refold.plans.lost import Lost, family_of, impossible, out_of_memory, slower
-from refold.plans.ranking import Room, Rows, ranked, room_left, seconds_of_the_best
+from refold.plans.ranking import Room, Rows, fastest, nearest, room_left, seconds_of_the_best
 from refold.plans.space import USUAL, Limits, all_plans
 
 MOST_GPUS = 16384
@@ -57,7 +57,7 @@ def best_plans(setting: Setting, limits: Limits = USUAL, count: int = 10) -> Sea
     family = family_of(fitting)
     seconds = seconds_of_the_best(setting, fitting, family, count)
     search = Search(
-        best=_estimates(setting, fitting, ranked(fitting, seconds, count)),
+        best=_estimates(setting, fitting, fastest(fitting, seconds, count)),
         considered=len(plans),
         out_of_memory=len(plans) - len(fitting),
         pruned=int(np.isinf(seconds).sum()),
@@ -73,7 +73,7 @@ def best_plan(setting: Setting, limits: Limits = USUAL) -> Estimate | None:
     if not len(fitting):
         return None
     seconds = seconds_of_the_best(setting, fitting, np.zeros(len(fitting), np.intp), 1)
-    return _estimates(setting, fitting, ranked(fitting, seconds, 1))[0]
+    return _estimates(setting, fitting, fastest(fitting, seconds, 1))[0]
 
 
 def _estimates(setting: Setting, plans: PlanColumns, rows: Rows) -> tuple[Estimate, ...]:
@@ -93,7 +93,7 @@ def _with_help(search: Search, setting: Setting, limits: Limits, plans: PlanColu
     advice += [f"without these limits it would fit: {freely.plan}"] if freely else []
     return msgspec.structs.replace(
         search,
-        misses=_estimates(setting, plans, ranked(plans, room.missing, count)),
+        misses=_estimates(setting, plans, nearest(plans, room.missing, count)),
         advice=tuple(advice),
         enough_gpus=enough.plan.gpus if enough else None,
     )

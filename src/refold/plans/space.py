@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from refold.errors import BadValue
 from refold.model.plan import LARGEST_DEGREE, RECOMPUTE, Plan, Recompute
-from refold.perf.columns import PlanColumns
+from refold.perf.columns import SELECTIVE, PlanColumns
 from refold.perf.setting import Setting
 
 Ints = NDArray[np.int64]
@@ -216,7 +216,8 @@ def _sequence_parallel(table: Table, setting: Setting, limits: Limits) -> Table:
 
 def _recompute(table: Table, setting: Setting, limits: Limits) -> Table:
     choices = np.array(limits.choices("recompute"), np.int64)
-    return _crossed(table, "recompute", choices, (choices == 0) | (not setting.model.opaque))
+    useful = (choices != SELECTIVE) | setting.engine.selects_activations
+    return _crossed(table, "recompute", choices, (choices == 0) | (useful & (not setting.model.opaque)))
 
 
 def _accumulation(table: Table, setting: Setting, limits: Limits) -> Table:
