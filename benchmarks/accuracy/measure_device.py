@@ -19,9 +19,9 @@ from threading import Timer
 from time import monotonic
 
 import msgspec
-from refold.catalogue.samples import read_samples, write_samples
 
 from refold.catalogue import read_model
+from refold.catalogue.samples import read_samples, write_samples
 from refold.model.plan import Plan
 from refold.perf.measurement import Measurement
 from refold.perf.shapes import ModelShape

@@ -47,7 +47,7 @@ def test_an_opaque_model_has_data_parallel_plans_only(make_setting: MakeSetting)
 
 
 def test_what_is_pinned_is_in_every_plan(make_setting: MakeSetting) -> None:
-    pins = Pins(tensor=4, accumulation=8, recompute="selective")
+    pins = Pins(tensor=4, accumulation=8, recompute="full")
     found = plans_of(make_setting(on=(8, 8)), Limits(pinned=pins))
     assert found
     assert {(plan.tensor, plan.accumulation, plan.recompute) for plan in found} == {(4, 8, "selective")}
