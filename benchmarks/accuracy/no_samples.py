@@ -16,7 +16,8 @@ import numpy as np
 
 from benchmarks.accuracy.calibrate import is_fitted_on
 from benchmarks.accuracy.cases import Batch, Predicted, by_group, measured_gib, measured_seconds, timed, weighed
-from benchmarks.accuracy.tables import Case, data_folder, read_table
+from benchmarks.accuracy.device import read_cases
+from benchmarks.accuracy.tables import Case, data_folder
 from benchmarks.table import markdown
 from refold.catalogue import find_engine, find_gpu
 
@@ -50,6 +51,8 @@ PARTS = (
     Part("ultrascale_h100", "all", _every),
     Part("ultrascale_h100", "all but rows 3 × slower than a neighbour", lambda case: not _is_slow(case)),
     Part("ultrascale_h100", "8 to 128 GPUs, without those rows", lambda case: case.gpus <= 128 and not _is_slow(case)),
+    Part("h200_measured", "BERT, GPT-2, ViT (fitted on)", is_fitted_on),
+    Part("h200_measured", "RoBERTa, T5, LLaMA (held out)", lambda case: not is_fitted_on(case)),
     Part("llm_foundry_a100", "A100-40GB (fitted on)", is_fitted_on),
     Part("llm_foundry_a100", "A100-80GB (held out)", lambda case: not is_fitted_on(case)),
     Part("bigscience_sweeps", "A100, even lines (fitted on)", lambda case: "A100" in case.gpu and is_fitted_on(case)),
@@ -109,7 +112,7 @@ def _rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def _time_row(part: Part) -> tuple[str, ...] | None:
-    found = time_errors([case for case in timed(read_table(part.table)) if part.takes(case)])
+    found = time_errors([case for case in timed(read_cases(part.table)) if part.takes(case)])
     if found is None:
         return None
     ranking = (f"{found.groups}", f"{found.rank:.2f}", _percent(found.picked)) if found.groups else ("", "", "")
@@ -117,7 +120,7 @@ def _time_row(part: Part) -> tuple[str, ...] | None:
 
 
 def _memory_row(part: Part) -> tuple[str, ...] | None:
-    cases = [case for case in read_table(part.table) if part.takes(case) and case.usable]
+    cases = [case for case in read_cases(part.table) if part.takes(case) and case.usable]
     with_peak, called = weighed(cases), [case for case in cases if case.fits is not None]
     if not with_peak and not any(case.fits is False for case in called):
         return None

@@ -38,6 +38,7 @@ ENGINES = {
     "deepspeed-2022": "Megatron-DeepSpeed as it was tuned for BLOOM, float16 or bfloat16, gradients in half precision",
     "deepspeed-2022-bf16": "the same with its BF16 optimizer: gradients in single precision, not sharded",
     "deepspeed-2023-fp32": "DeepSpeed 0.9 and DDP in single precision (TF32: more than 19.5 TFLOP/s were reached)",
+    "pytorch": "plain PyTorch of 2026 without torch.compile, as benchmarks.accuracy.measure_device runs it",
     "megatron-2023-fp32": "Megatron-LM in single precision (its logs: fp16 False, bf16 False, params float32)",
 }
 """Which training framework and era ran a case, with what decides bytes and rates."""

@@ -16,7 +16,7 @@ from refold.perf.shapes import ModelShape
 GPU = Gpu("G", 80.0, 300.0, 20.0, 2000.0, Link("nvlink", 300.0, 3.0), 32.0, 100.0, 400.0)
 
 MODELS = [
-    ModelShape("decoder", layers=24, hidden=2048, heads=16, ffn=8192, vocabulary=50000),
+    ModelShape("decoder", layers=24, hidden=2048, heads=16, ffn=8192, vocabulary=50001),
     ModelShape("grouped", layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, gated=True, vocabulary=128000),
     ModelShape("both", "encoder-decoder", layers=12, encoder_layers=12, hidden=1024, heads=16, vocabulary=32000),
     ModelShape("experts", layers=16, hidden=1024, heads=16, experts=8, experts_per_token=2, vocabulary=32000),

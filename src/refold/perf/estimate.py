@@ -15,8 +15,9 @@ from refold.perf.compute import attention_flops_per_token, head_time, layer_time
 from refold.perf.memory import USABLE, Memory, memory, stage_parameters
 from refold.perf.setting import Setting
 
-CPU_SECONDS_PER_PARAMETER = 3.0e-9
-"""One CPU thread updates a parameter in about so many seconds: Rubick's fitted k_opt_off is 2.2 to 4.9 ms per 2²⁰."""
+CPU_SECONDS_PER_PARAMETER = 2.6e-9
+"""One CPU thread updates a parameter in about so many seconds: two threads on the host of an H200 took 1.4e-9, and
+Rubick's fitted k_opt_off is 2.2 to 4.9 ms per 2²⁰ parameters and thread."""
 
 USUAL_CPUS_PER_GPU = 8.0
 """CPU threads per GPU where nothing was said."""

@@ -103,7 +103,7 @@ def _layer(work: _Working, setting: Setting, plan: Plan) -> None:
     model, engine, reached = setting.model, setting.engine, setting.machines.gpu.efficiency
     work.section("One layer, one micro-batch")
     work.line("tokens", "batch * sequence / (data * micro_batches)", "tokens", "a micro-batch")
-    work.give("rows with which products reach half", half_tokens=reached.half_tokens)
+    work.give("rows with which products of 1,024 columns reach half", half_tokens=reached.half_tokens)
     if model.opaque:
         work.line("efficiency", "matmul_share * tokens / (tokens + half_tokens)", "", "share of the peak")
     else:
@@ -112,7 +112,7 @@ def _layer(work: _Working, setting: Setting, plan: Plan) -> None:
         work.line("width", "narrower / tensor", "", "what tensor parallelism leaves of it")
         work.line(
             "efficiency",
-            "matmul_share * tokens / (tokens + half_tokens) * width / (width + half_width)",
+            "matmul_share * tokens / (tokens + half_tokens * 1024 / width) * width / (width + half_width)",
             "",
             "share of the peak that products reach here",
         )
@@ -212,9 +212,10 @@ def _step(work: _Working, setting: Setting, plan: Plan) -> None:
     work.line("blocks", "layers / stages", "", "layers of a stage")
     if model.predicts_tokens:
         work.give("vocabulary", vocabulary=model.vocabulary)
+        work.give("peak for a vocabulary of this size", "FLOP/s", head_peak=compute.head_peak(setting))
         work.line(
             "head",
-            "3 * 2 * tokens * vocabulary * hidden_width / tensor / (peak * matmul_share)"
+            "3 * 2 * tokens * vocabulary * hidden_width / tensor / (head_peak * matmul_share)"
             f" + tokens * vocabulary / tensor * {compute.LOGIT_BYTES} / memory_rate",
             "s",
             "output layer and loss, per micro-batch",

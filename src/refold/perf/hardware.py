@@ -14,7 +14,7 @@ class Efficiency(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     """How much of what the data sheet says a type of GPU reaches: fitted once per type, never per table.
 
     `matmul`: share of the peak that large products of matrices reach; half of it is reached with
-    `half_tokens` rows, or with `half_width` columns. `attention`: share of the peak inside fused attention.
+    `half_tokens` rows of 1,024 columns (fewer where there are more columns), or with `half_width` columns. `attention`: share of the peak inside fused attention.
     `memory`, `link`, `network`, `pcie`: shares of those bandwidths. `fitted_on` says to what these were
     fitted; where it is empty they are those of the nearest type that was.
     """
