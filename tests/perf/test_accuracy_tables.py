@@ -17,6 +17,7 @@ published = pytest.mark.skipif(data_folder() is None, reason="the published tabl
 
 PEAK_TFLOPS = {
     "H100-80GB": 989.0,
+    "H100-96GB": 989.0,
     "A100-80GB": 312.0,
     "A100-40GB": 312.0,
     "A800-80GB": 312.0,
@@ -255,7 +256,7 @@ def test_torchtitan_rows() -> None:
     eager, compiled, float8 = (case_at("torchtitan_docs", row) for row in (2, 3, 4))
     assert eager.plan == Plan(8, zero=3, recompute="selective")
     assert eager.step_seconds == pytest.approx(16 * 8192 / (5762 * 8))
-    assert (eager.memory_gib, eager.fits) == (82.4, None)  # ran on 96 GB
+    assert (eager.memory_gib, eager.fits, eager.gpu) == (82.4, True, "H100-96GB")
     assert (compiled.engine, compiled.fits) == ("torchtitan-compile", True)
     assert (float8.engine, float8.usable) == ("torchtitan-float8", False)
     assert case_at("torchtitan_docs", 12).plan == Plan(32, 8, zero=3, recompute="full", sequence_parallel=True)

@@ -162,8 +162,9 @@ def attention_peak(setting: Setting) -> float:
 
 
 def head_peak(setting: Setting) -> float:
-    """The same in the output layer: they take only vocabularies that divide by 8."""
-    return peak_rate(setting) * _aligned_share(setting.model.vocabulary)
+    """The same in the output layer: they take only vocabularies that divide by 8, or were padded."""
+    padded = setting.engine.pads_vocabulary
+    return peak_rate(setting) * (1.0 if padded else _aligned_share(setting.model.vocabulary))
 
 
 def _aligned_share(width: int) -> float:

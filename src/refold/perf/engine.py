@@ -38,6 +38,9 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     fused_attention: bool = True
     """Scores are never written to memory; where attention looks back only, half of them are not computed."""
 
+    pads_vocabulary: bool = False
+    """The vocabulary is rounded up to what tensor cores take."""
+
     passes_hidden: float = 10.0
     """How often what is as wide as the hidden state is read or written in a forward pass, besides by products."""
 

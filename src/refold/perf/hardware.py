@@ -14,9 +14,9 @@ class Efficiency(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     """How much of what the data sheet says a type of GPU reaches: fitted once per type, never per table.
 
     `matmul`: share of the peak that large products of matrices reach; half of it is reached with
-    `half_tokens` rows of 1,024 columns (fewer where there are more columns), or with `half_width` columns. `attention`: share of the peak inside fused attention.
-    `memory`, `link`, `network`, `pcie`: shares of those bandwidths. `fitted_on` says to what these were
-    fitted; where it is empty they are those of the nearest type that was.
+    `half_tokens` rows of 1,024 columns (fewer where there are more columns), or with `half_width` columns.
+    `attention`: share of the peak inside fused attention. `memory`, `link`, `network`, `pcie`: shares of those
+    bandwidths.
     """
 
     matmul: float = 0.7
@@ -27,7 +27,6 @@ class Efficiency(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     link: float = 0.75
     network: float = 0.6
     pcie: float = 0.7
-    fitted_on: str = ""
 
     def __post_init__(self) -> None:
         shares = (self.matmul, self.attention, self.memory, self.link, self.network, self.pcie)
