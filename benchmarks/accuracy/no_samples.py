@@ -59,6 +59,7 @@ PARTS = (
     Part("bigscience_sweeps", "A100, odd lines (held out)", lambda case: "A100" in case.gpu and not is_fitted_on(case)),
     Part("bigscience_sweeps", "V100, even lines (fitted on)", lambda case: "V100" in case.gpu and is_fitted_on(case)),
     Part("bigscience_sweeps", "V100, odd lines (held out)", lambda case: "V100" in case.gpu and not is_fitted_on(case)),
+    Part("rubick_measured", "all (held out)", _every),
     Part("torchtitan_docs", "8 GPUs (fitted on)", is_fitted_on),
     Part("torchtitan_docs", "128 GPUs (held out)", lambda case: not is_fitted_on(case)),
     Part("korthikanti2022_table5", "full recomputation (fitted on)", is_fitted_on),

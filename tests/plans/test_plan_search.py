@@ -50,7 +50,7 @@ def test_what_is_pinned_is_in_every_plan(make_setting: MakeSetting) -> None:
     pins = Pins(tensor=4, accumulation=8, recompute="full")
     found = plans_of(make_setting(on=(8, 8)), Limits(pinned=pins))
     assert found
-    assert {(plan.tensor, plan.accumulation, plan.recompute) for plan in found} == {(4, 8, "selective")}
+    assert {(plan.tensor, plan.accumulation, plan.recompute) for plan in found} == {(4, 8, "full")}
 
 
 def test_pins_for_everything_leave_that_plan(make_setting: MakeSetting) -> None:
@@ -94,8 +94,10 @@ def test_the_other_families_are_said_to_be_slower_by_how_much(make_setting: Make
     assert {"pipeline parallel", "offload"} <= {lost.name for lost in slower}
     assert [lost.by for lost in slower] == sorted(lost.by for lost in slower)
     for lost in slower:
-        assert lost.because == f"{lost.name}, {lost.by:.2f} times as long at best"
-        assert lost.by >= 1.0
+        near = lost.by <= ranking.NEARLY
+        how = "as fast to within 1 %, but not as simple" if near else f"{lost.by:.2f} times as long at best"
+        assert lost.because == f"{lost.name}, {how}"
+        assert lost.by >= 1 / ranking.NEARLY
         assert not why_not(setting, lost.example)
 
 

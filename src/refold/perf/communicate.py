@@ -6,7 +6,7 @@ stages are furthest apart. A group is `members` ranks, `stride` apart.
 
 from __future__ import annotations
 
-from math import gcd
+from math import ceil, gcd
 from typing import NamedTuple
 
 import numpy as np
@@ -44,8 +44,10 @@ def link_rate(machines: Machines) -> float:
 
 
 def node_rate(machines: Machines) -> float:
-    """Bytes per second that the weakest node really sends to others: each of its GPUs brings its network card."""
-    share = min(1.0, min(machines.gpus_on_node) / machines.gpu.gpus_per_node)
+    """Bytes per second that the weakest node really sends to others: over the network cards next to its GPUs."""
+    gpu = machines.gpu
+    cards = ceil(min(machines.gpus_on_node) * gpu.network_cards / gpu.gpus_per_node)
+    share = min(1.0, cards / gpu.network_cards)
     return machines.network.gigabytes_per_second * 1e9 * share * machines.gpu.efficiency.network
 
 

@@ -35,7 +35,11 @@ class Efficiency(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
 
 class Gpu(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A type of GPU as its data sheet has it. Rates are dense (no sparsity); links count one direction."""
+    """A type of GPU as its data sheet has it, and the nodes it usually stands in.
+
+    Rates are dense (no sparsity); links count one direction. `network_cards` are those of a node: GPUs use the
+    nearest, so a job with few GPUs on a node has few of them.
+    """
 
     name: str
     memory_gib: float
@@ -47,6 +51,7 @@ class Gpu(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     node_network_gigabytes_per_second: float
     watts: float
     gpus_per_node: int = 8
+    network_cards: int = 8
     aliases: tuple[str, ...] = ()
     source: str = ""
     efficiency: Efficiency = Efficiency()
@@ -61,8 +66,8 @@ class Gpu(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
             self.node_network_gigabytes_per_second,
             self.watts,
         )
-        if not all(isfinite(rate) and rate > 0 for rate in rates) or self.gpus_per_node < 1:
-            raise BadValue(f"GPU {self.name!r}: memory, rates, bandwidths and power must be > 0")
+        if not all(isfinite(rate) and rate > 0 for rate in rates) or min(self.gpus_per_node, self.network_cards) < 1:
+            raise BadValue(f"GPU {self.name!r}: memory, rates, bandwidths, power and counts must be > 0")
 
 
 class Machines(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ import numpy as np
 from refold.model.plan import Plan
 from refold.perf.columns import Column, PlanColumns, columns_of
 from refold.perf.setting import Setting
-from refold.plans.ranking import Room, Rows, fastest, nearest
+from refold.plans.ranking import NEARLY, Room, Rows, fastest, nearest
 from refold.plans.rules import RULES, One, gib
 from refold.plans.space import Limits, Mask, divisors
 
@@ -67,7 +67,8 @@ def slower(plans: PlanColumns, seconds: Column, family: Rows) -> tuple[Lost, ...
         of_family = np.flatnonzero(family == known)
         best = of_family[fastest(plans.rows(of_family), seconds[of_family], 1)[0]]
         times = float(seconds[best] / seconds[winner])
-        because = f"{FAMILIES[known]}, {times:.2f} times as long at best"
+        how = f"{times:.2f} times as long at best" if times > NEARLY else "as fast to within 1 %, but not as simple"
+        because = f"{FAMILIES[known]}, {how}"
         lost.append(Lost("slower", FAMILIES[known], len(of_family), because, plans.plan(best), times))
     return tuple(sorted(lost, key=lambda each: each.by))
 
