@@ -105,7 +105,7 @@ def test_the_seven_of_rubick_go_by_the_names_of_its_workloads_and_keep_its_batch
         ("bert-large", 32, 336_297_858),
         ("t5-1.2b", 16, 1_240_809_472),
         ("gpt2-xl", 16, 1_557_686_400),
-        ("llama-2-7b", 8, 6_738_423_808),
+        ("llama-2-7b-rubick", 8, 6_738_423_808),
         ("llama-30b", 4, 33_170_309_120),
     ]
 

@@ -16,7 +16,19 @@ from refold.cli.output import Column, Table, output_width, print_json, print_tab
 Said = Callable[..., str]
 
 
-COMMANDS = ["compare", "simulate", "policies", "replay", "run", "trace"]
+COMMANDS = [
+    "compare",
+    "simulate",
+    "plan",
+    "curve",
+    "policies",
+    "replay",
+    "run",
+    "models",
+    "gpus",
+    "engines",
+    "trace",
+]
 
 
 def refold(*words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:

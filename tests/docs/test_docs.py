@@ -16,10 +16,20 @@ from typer.testing import CliRunner
 from refold.cli.app import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/cli.md", "docs/policies.md", "docs/journal.md", "docs/install.md", "docs/traces.md"]
+PAGES = [
+    "README.md",
+    "docs/cli.md",
+    "docs/plan.md",
+    "docs/curve.md",
+    "docs/policies.md",
+    "docs/journal.md",
+    "docs/install.md",
+    "docs/traces.md",
+]
 NOT_RUN = "<!-- not run:"
 
 JOBS = "job_id,submit_s,num_gpu,duration_s,group\na,0,8,100,x\nb,1,4,50,y\nc,2,1,10,x\nd,3,16,30,y\n"
+MODEL = "{layers: 4, hidden: 256, heads: 4, vocabulary: 1000, sequence: 128, batch: 8}\n"
 CLUSTER = "nodes:\n  - {name: n, count: 2, gpus: 8, gpu_type: A100}\n"
 COMMANDS = "- {name: a, run: 'true'}\n- {name: b, run: 'true', gpus: 2}\n"
 
@@ -38,6 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(ROOT / "examples" / "policies" / "widest_first.py", tmp_path / "mine.py")
     (tmp_path / "jobs.csv").write_text(JOBS)
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
+    (tmp_path / "my-model.yaml").write_text(MODEL)
     (tmp_path / "jobs.yaml").write_text(COMMANDS)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -74,6 +85,36 @@ def test_the_table_in_the_readme_is_what_compare_prints(folder: Path, monkeypatc
     shown = next(block for block in blocks("README.md", "") if block.startswith("demo:"))
     printed = run_line("refold compare --stop-cost 18s --restart-cost 1m", monkeypatch)
     assert [line.rstrip() for line in shown.splitlines()] == [line.rstrip() for line in printed.splitlines()]
+
+
+REFRESH = "REFOLD_REFRESH_DOCS"
+"""Set it, and what pages show is written anew: for when estimates have changed, and should have."""
+
+
+@pytest.mark.parametrize("page", ["docs/plan.md", "docs/curve.md"])
+def test_output_on_a_page_is_what_the_command_prints(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def now(shown: re.Match[str]) -> str:
+        printed = "\n".join(line.rstrip() for line in run_line(shown[1], monkeypatch).rstrip().splitlines())
+        return f"<!-- output of: {shown[1]} -->\n```text\n{printed}\n```"
+
+    path = ROOT / page
+    text = path.read_text(encoding="utf-8")
+    new = re.sub(r"<!-- output of: (.*?) -->\n```text\n.*?```", now, text, flags=re.DOTALL)
+    if REFRESH in os.environ:
+        path.write_text(new, encoding="utf-8")
+    else:
+        assert text == new, f"{page} shows what is no longer printed: {REFRESH}=1 pytest tests/docs writes it anew"
+
+
+def test_the_picture_of_a_curve_is_what_the_page_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = blocks("docs/curve.md", "sh")[0].strip()
+    run_line(command, monkeypatch)
+    drawn, shown = folder / "curve.svg", ROOT / "docs" / "images" / "curve.svg"
+    if REFRESH in os.environ:
+        shutil.copy(drawn, shown)
+    assert drawn.read_text() == shown.read_text(), f"{REFRESH}=1 pytest tests/docs draws it anew"
 
 
 @pytest.mark.parametrize("page", ["docs/journal.md", "docs/traces.md"])

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from refold.errors import BadFile, BadRow, BadValue, UnknownName
-from refold.model.plan import LARGEST_DEGREE, RECOMPUTE, Plan
+from refold.model.plan import DEGREES, LARGEST_DEGREE, RECOMPUTE, Plan
 from refold.perf.measurement import Measurement, Status
 
-DEGREES = ("data", "tensor", "pipeline", "accumulation", "interleave")
 SECONDS = {
     "step_s": "step_seconds",
     "forward_s": "forward_seconds",

@@ -10,7 +10,7 @@ from typing import Annotated, cast
 import typer
 
 from refold import __version__
-from refold.cli import compare, policies, replay, run, simulate, trace
+from refold.cli import catalogue, compare, curve, plan, policies, replay, run, simulate, trace
 from refold.cli.output import ERROR, say
 from refold.errors import RefoldError
 
@@ -27,9 +27,14 @@ app = typer.Typer(
 # Commands, in the order that `refold --help` lists them.
 app.command("compare")(compare.compare)
 app.command("simulate")(simulate.simulate)
+app.command("plan")(plan.plan)
+app.command("curve")(curve.curve)
 app.command("policies")(policies.policies)
 app.command("replay")(replay.replay)
 app.command("run")(run.run)
+app.command("models")(catalogue.models)
+app.command("gpus")(catalogue.gpus)
+app.command("engines")(catalogue.engines)
 app.add_typer(trace.app, name="trace")
 
 

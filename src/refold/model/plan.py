@@ -16,6 +16,10 @@ LARGEST_DEGREE = 2**20
 """No degree of a plan is larger than this: garbage is refused at the edge."""
 
 
+DEGREES = ("data", "tensor", "pipeline", "accumulation", "interleave")
+"""Fields of a plan that count something."""
+
+
 class Plan(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Degrees of data, tensor and pipeline parallelism, and what is sharded, offloaded, recomputed, accumulated.
 
@@ -36,9 +40,10 @@ class Plan(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unk
     sequence_parallel: bool = False
 
     def __post_init__(self) -> None:
-        degrees = (self.data, self.tensor, self.pipeline, self.accumulation, self.interleave)
+        degrees = [getattr(self, name) for name in DEGREES]
         if not 1 <= min(degrees) <= max(degrees) <= LARGEST_DEGREE:
-            raise BadValue(f"every degree of a plan is at least 1 (and at most {LARGEST_DEGREE}), got {self}")
+            named = ", ".join(f"{name} {getattr(self, name)}" for name in DEGREES)
+            raise BadValue(f"every degree of a plan is at least 1 (and at most {LARGEST_DEGREE}), got {named}")
         if not 0 <= self.zero <= 3:
             raise BadValue(f"ZeRO has stages 0 to 3, not {self.zero}")
 
@@ -79,6 +84,11 @@ _DEGREE_OF = {
 
 def plan_from_text(text: str) -> Plan:
     """'DP8 TP2 PP4 ZeRO-1 recompute full accumulate 16', as plans are printed; 'dp8,tp2,zero=1,offload' will do."""
+    return Plan(**fields_from_text(text))
+
+
+def fields_from_text(text: str) -> dict[str, Any]:
+    """The same, but only what is said."""
     given: dict[str, Any] = {}
     left = text.strip().lower().replace("zero-", "zero")
     while left:
@@ -101,7 +111,8 @@ def plan_from_text(text: str) -> Plan:
         left = left[word.end() :]
     if not given:
         raise _not_a_plan(text, "")
-    return Plan(**given)
+    Plan(**given)  # refuses what cannot be
+    return given
 
 
 def _not_a_plan(text: str, left: str) -> BadInput:

@@ -19,6 +19,9 @@ CPU_SECONDS_PER_PARAMETER = 2.6e-9
 """One CPU thread updates a parameter in about so many seconds: two threads on the host of an H200 took 1.4e-9, and
 Rubick's fitted k_opt_off is 2.2 to 4.9 ms per 2²⁰ parameters and thread."""
 
+HOST_SECONDS_PER_PARAMETER = 1.5e-10
+"""What a node needs at least for each parameter that is updated on it, however many threads: 30 bytes at 200 GB/s."""
+
 USUAL_CPUS_PER_GPU = 8.0
 """CPU threads per GPU where nothing was said."""
 
@@ -204,4 +207,5 @@ def _offload_seconds(setting: Setting, plans: PlanColumns, parameters: Column) -
     pcie = machines.gpu.pcie_gigabytes_per_second * 1e9 * machines.gpu.efficiency.pcie
     transfer = 2 * engine.weight_bytes * own / pcie
     threads = machines.cpus / machines.gpus if machines.cpus else USUAL_CPUS_PER_GPU
-    return transfer, own * CPU_SECONDS_PER_PARAMETER / threads + engine.step_seconds
+    together = HOST_SECONDS_PER_PARAMETER * max(machines.gpus_on_node)
+    return transfer, own * max(CPU_SECONDS_PER_PARAMETER / threads, together) + engine.step_seconds

@@ -13,7 +13,7 @@ import msgspec
 
 from refold.model.plan import Plan
 from refold.perf import communicate, compute, memory
-from refold.perf.estimate import CPU_SECONDS_PER_PARAMETER, USUAL_CPUS_PER_GPU
+from refold.perf.estimate import CPU_SECONDS_PER_PARAMETER, HOST_SECONDS_PER_PARAMETER, USUAL_CPUS_PER_GPU
 from refold.perf.setting import Setting
 
 _FUNCTIONS = {"max": max, "min": min, "ceil": ceil, "log2": log2}
@@ -105,7 +105,8 @@ def _layer(work: _Working, setting: Setting, plan: Plan) -> None:
     work.line("tokens", "batch * sequence / (data * micro_batches)", "tokens", "a micro-batch")
     work.give("rows with which products of 1,024 columns reach half", half_tokens=reached.half_tokens)
     if model.opaque:
-        work.line("efficiency", "matmul_share * tokens / (tokens + half_tokens)", "", "share of the peak")
+        shares = f"matmul_share * {compute.OPAQUE} * tokens / (tokens + {compute.OPAQUE_HALF})"
+        work.line("efficiency", shares, "", "share of the peak that an opaque model reaches")
     else:
         work.give("width of the narrower matrix", narrower=min(model.hidden, model.ffn_width))
         work.give("columns with which products reach half", half_width=reached.half_width)
@@ -300,7 +301,9 @@ def _update(work: _Working, setting: Setting, plan: Plan) -> None:
         threads = machines.cpus / machines.gpus if machines.cpus else USUAL_CPUS_PER_GPU
         work.give("bytes/s to the host, as reached", "B/s", pcie_rate=pcie)
         work.give("CPU threads per GPU", threads=threads)
-        work.line("optimizer", f"own * {CPU_SECONDS_PER_PARAMETER} / threads + {fixed}", "s", "updated by the host")
+        work.give("GPUs that share a host", sharing_host=max(machines.gpus_on_node))
+        each = f"max({CPU_SECONDS_PER_PARAMETER} / threads, {HOST_SECONDS_PER_PARAMETER} * sharing_host)"
+        work.line("optimizer", f"own * {each} + {fixed}", "s", "updated by the host")
         work.line("offload", f"2 * {engine.weight_bytes} * own / pcie_rate", "s", "gradients down, weights up")
         return
     moved = 2 * engine.optimizer_bytes + engine.gradient_bytes + engine.weight_bytes

@@ -96,13 +96,14 @@ def _stage(setting: Setting, plans: PlanColumns, *, is_last: bool) -> Memory:
     gathered = np.where(plans.zero == 3, 2 * model.stack_parameters / model.blocks / plans.tensor * (1 - share), 0.0)
     weights = engine.weight_bytes * (parameters * np.where(plans.zero == 3, share, 1.0) + gathered)
     gradients = engine.gradient_bytes * parameters * np.where(plans.zero >= 2, share, 1.0)
+    waiting = np.where(plans.accumulation > 1, engine.weight_bytes / engine.gradient_bytes * gradients, 0.0)
     optimizer = engine.optimizer_bytes * parameters * np.where(plans.zero >= 1, share, 1.0)
     tokens = setting.micro_tokens(plans)
     logits = engine.kept_logits * tokens * model.vocabulary / plans.tensor
     at_once = _micro_batches_at_once(plans, is_last=is_last)
     return Memory(
         weights / GIB,
-        np.where(on_host, 0.0, gradients) / GIB,
+        np.where(on_host, waiting, gradients) / GIB,  # those of several micro-batches add up before they go down
         np.where(on_host, 0.0, optimizer) / GIB,
         _activations(setting, plans, tokens, at_once) / GIB,
         (logits if is_last and model.predicts_tokens else np.zeros(len(plans))) / GIB,

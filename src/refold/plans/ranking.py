@@ -20,10 +20,10 @@ Rows = NDArray[np.intp]
 
 SIMPLEST_FIRST = (
     "offload",
-    "zero",
-    "recompute",
     "pipeline",
     "tensor",
+    "zero",
+    "recompute",
     "interleave",
     "sequence_parallel",
     "accumulation",

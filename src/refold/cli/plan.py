@@ -1,0 +1,253 @@
+"""`refold plan`: the best plans for a model on given GPUs, what they are made of, and why the others lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from refold.cli import machines as asked
+from refold.cli.output import AsJson, output_width, print_json, print_tables, printable, say, tell
+
+if TYPE_CHECKING:
+    from refold.model.plan import Plan
+    from refold.perf.estimate import Estimate
+    from refold.perf.explain import Line, Section
+    from refold.perf.setting import Setting
+    from refold.plans import Limits, Search
+
+TRUST = "Estimated without measurements: docs/accuracy.md says how well; `refold fit` corrects it."
+"""What stands under every estimate."""
+
+
+def plan(
+    model: asked.ModelName,
+    gpus: asked.GpusAsked,
+    nodes: asked.Nodes = None,
+    cpus: asked.Cpus = None,
+    host_memory: asked.HostMemory = None,
+    network: asked.NetworkRate = None,
+    batch: asked.Batch = None,
+    seq: asked.Sequence = None,
+    engine: asked.EngineName = asked.USUAL_ENGINE,
+    top: Annotated[int, typer.Option("--top", min=1, max=1000, help="How many plans to show.")] = 10,
+    pin: asked.Pin = None,
+    no_offload: asked.NoOffload = False,
+    tensor_across_nodes: asked.TensorAcrossNodes = False,
+    explain: Annotated[
+        str | None, typer.Option("--explain", metavar="PLAN", help="Every formula of a plan's time, with its numbers.")
+    ] = None,
+    why: Annotated[
+        str | None, typer.Option("--why", metavar="PLAN", help="Why a plan is not the best, or not possible.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the best plans for a model on given GPUs.
+
+    How fast they are, what a step and its memory are made of, and why the others lost. A plan to explain is written
+    as it is printed, or by its place in the table. Exit status: 0 done, 1 nothing fits, or the plan that was asked
+    about cannot be used.
+
+    Example: refold plan llama-2-7b --gpus 8xA100-80GB --batch 256 --seq 4096
+
+    Example: refold plan llama-2-7b --gpus 8xA100-80GB --pin 'tp4 zero1' --explain 1
+
+    Example: refold plan llama-2-7b --gpus 8xA100-80GB --why 'dp8'
+    """
+    from refold.catalogue import find_engine, read_model
+    from refold.errors import BadInput
+    from refold.perf.setting import Setting
+    from refold.plans import best_plans
+
+    if explain is not None and why is not None:
+        raise BadInput("--explain and --why are two questions: ask one of them")
+    shape = read_model(model)
+    machines = asked.machines_from(gpus, nodes, cpus, host_memory, network)
+    samples, tokens, notes = asked.sizes_from(shape, batch, seq)
+    setting = Setting(shape, machines, find_engine(engine), samples, tokens)
+    for_offload = {"--cpus": cpus, "--host-memory": host_memory}
+    limits = asked.limits_from(pin, no_offload, tensor_across_nodes, for_offload)
+    search = best_plans(setting, limits, top)
+    notes += _assumed(setting, search, network)
+    if explain is not None:
+        _explain(setting, limits, _plan_meant(explain, search), notes, as_json)
+    elif why is not None:
+        _why(setting, limits, _plan_meant(why, search), search, notes, as_json)
+    else:
+        _answer(setting, search, notes, as_json)
+
+
+def _plan_meant(text: str, search: Search) -> Plan:
+    """A plan as it is printed, or by its place among the best."""
+    from refold.errors import BadInput
+    from refold.model.plan import plan_from_text
+
+    if not text.strip().isdecimal():
+        return plan_from_text(text)
+    places = len(search.best)
+    if not (len(text) < 9 and 1 <= int(text) <= places):
+        there = f"expected 1 to {places}" if places else "nothing fits, so no plan has a place"
+        raise BadInput(f"there is no plan number {text}: {there}, or a plan such as 'dp8 zero1'")
+    return search.best[int(text) - 1].plan
+
+
+def _assumed(setting: Setting, search: Search, network: str | None) -> list[str]:
+    """What was taken for granted and would change the answer."""
+    from refold.perf.estimate import USUAL_CPUS_PER_GPU
+
+    machines, found = setting.machines, (*search.best[:1], *search.misses[:1])
+    notes = []
+    if machines.nodes > 1 and network is None:
+        notes += asked.usual_network(machines.gpu)
+    if any(one.plan.offload for one in found):
+        if not machines.cpus:
+            notes.append(f"--cpus {USUAL_CPUS_PER_GPU * machines.gpus:g} is assumed, for plans that offload")
+        if not machines.memory_gib:
+            notes.append("no --host-memory was given, so plans that offload are not limited by it")
+    return notes
+
+
+# The answer.
+
+
+def _answer(setting: Setting, search: Search, notes: Sequence[str], as_json: bool) -> None:
+    from dataclasses import replace
+
+    from refold.cli.planned import tables_of, tables_of_misses
+
+    if as_json:
+        print_json(_document(setting, search, notes))
+    else:
+        tell(notes)
+        *others, last = tables_of(setting, search) if search.best else tables_of_misses(setting, search)
+        print_tables(*others, replace(last, after=[*last.after, "", TRUST]))
+    if not search.best:
+        raise typer.Exit(1)
+
+
+def _document(setting: Setting, search: Search, notes: Sequence[str]) -> dict[str, Any]:
+    return {
+        "setting": setting,
+        "notes": notes,
+        "best": [_estimate_document(setting, one) for one in search.best],
+        "considered": search.considered,
+        "out_of_memory": search.out_of_memory,
+        "pruned": search.pruned,
+        "lost": [
+            {"reason": one.reason, "name": one.name, "plans": one.plans, "because": one.because, "by": one.by}
+            | {"example": str(one.example)}
+            for one in search.lost
+        ],
+        "misses": [_estimate_document(setting, one) for one in search.misses],
+        "advice": search.advice,
+        "enough_gpus": search.enough_gpus,
+    }
+
+
+def _estimate_document(setting: Setting, found: Estimate) -> dict[str, Any]:
+    from msgspec.structs import asdict
+
+    from refold.cli.planned import micro_batch
+
+    return asdict(found) | {
+        "plan": str(found.plan),
+        "degrees": asdict(found.plan),
+        "micro_batch": micro_batch(setting, found.plan),
+        "fits": found.fits,
+    }
+
+
+# One plan.
+
+
+def _why(setting: Setting, limits: Limits, plan: Plan, search: Search, notes: Sequence[str], as_json: bool) -> None:
+    from refold.cli.planned import title_of
+    from refold.perf.estimate import estimate
+    from refold.plans import why_not
+
+    reasons = why_not(setting, plan, limits)
+    found = None if reasons else estimate(setting, plan)
+    best = search.best[0] if search.best else None
+    times = found.step_seconds / best.step_seconds if found and best else None
+    if as_json:
+        document = {"setting": setting, "notes": notes, "plan": str(plan), "possible": not reasons, "why_not": reasons}
+        print_json(document | {"times_as_long": times, "best": best and _estimate_document(setting, best)})
+    else:
+        tell(notes)
+        _say_bold(title_of(setting))
+        say(f"{plan}: {'not possible' if reasons else _compared(found, best)}")
+        for reason in reasons:
+            say(f"  {reason}")
+    if reasons:
+        raise typer.Exit(1)
+
+
+def _compared(found: Estimate | None, best: Estimate | None) -> str:
+    from refold.cli.planned import times_text
+    from refold.plans.ranking import NEARLY
+
+    if found is None or best is None:
+        return "possible"
+    if found.plan == best.plan:
+        return f"possible, and the best: {asked.seconds_text(found.step_seconds)} a step"
+    times = found.step_seconds / best.step_seconds
+    much = "as fast as the best, but less simple" if times < NEARLY else f"{times_text(times)} as long as the best"
+    return (
+        f"possible, and {much} "
+        f"({asked.seconds_text(found.step_seconds)} a step, {best.plan} {asked.seconds_text(best.step_seconds)})"
+    )
+
+
+def _explain(setting: Setting, limits: Limits, plan: Plan, notes: Sequence[str], as_json: bool) -> None:
+    from refold.cli.planned import title_of
+    from refold.perf.estimate import estimate
+    from refold.perf.explain import explain
+    from refold.plans import why_not
+
+    reasons = why_not(setting, plan, limits)
+    sections = explain(setting, plan)
+    if as_json:
+        found = _estimate_document(setting, estimate(setting, plan))
+        document = {"setting": setting, "notes": notes, "why_not": reasons}
+        print_json(document | {"estimate": found, "sections": sections})
+    else:
+        tell(notes)
+        _say_bold(title_of(setting))
+        say(f"{plan}: {'not possible' if reasons else 'every formula, with its numbers'}")
+        for reason in reasons:
+            say(f"  {reason}", fg=typer.colors.YELLOW)
+        for section in sections:
+            _print_section(section)
+    if reasons:
+        raise typer.Exit(1)
+
+
+def _print_section(section: Section) -> None:
+    say()
+    _say_bold(section.title)
+    names = max(len(line.name) for line in section.lines)
+    values = max(len(_value(line)) for line in section.lines)
+    for line in section.lines:
+        known = {"", f"{line.value:.6g}"}
+        workings = [text for text in dict.fromkeys((line.formula, line.numbers)) if text not in known]
+        for place, text in enumerate(workings):
+            _print_wrapped(line.name if not place else "", names, text)
+        typer.secho(f"  {'' if workings else line.name:<{names}} = {_value(line):<{values}}  ", nl=False)
+        typer.secho(printable(line.meaning), dim=True)
+
+
+def _print_wrapped(name: str, names: int, text: str) -> None:
+    """A formula; where a line has no room for all of it, it goes on below."""
+    from textwrap import wrap
+
+    for place, part in enumerate(wrap(text, max(40, output_width() - names - 5), break_long_words=False)):
+        say(f"  {name if not place else '':<{names}} {'=' if not place else ' '} {part}")
+
+
+def _say_bold(text: str) -> None:
+    typer.secho(printable(text), bold=True)
+
+
+def _value(line: Line) -> str:
+    return f"{line.value:.6g} {line.unit}".strip()

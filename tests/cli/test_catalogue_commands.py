@@ -1,0 +1,52 @@
+"""`refold models`, `refold gpus` and `refold engines`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from refold.catalogue import engines, gpu_names, model_names
+
+Said = Callable[..., str]
+Told = Callable[..., Any]
+
+NAMES = {
+    "models": model_names(),
+    "gpus": gpu_names(),
+    "engines": tuple(engine.name for engine in engines()),
+}
+
+
+@pytest.mark.parametrize("command", NAMES)
+def test_every_entry_is_listed_with_its_source(command: str, said: Said, told: Told) -> None:
+    printed, document = said(command), told(command)
+    assert tuple(entry["name"] for entry in document) == NAMES[command]
+    for entry in document:
+        assert entry["source"]
+        assert any(line.startswith(entry["name"]) for line in printed.splitlines())
+
+
+def test_figures_that_people_look_for(said: Said) -> None:
+    mixtral = next(line for line in said("models").splitlines() if line.startswith("mixtral-8x7b"))
+    assert mixtral.split()[:9] == ["mixtral-8x7b", "46.7", "B", "decoder", "32", "4,096", "32", "/", "8"]
+    assert "2 of 8" in mixtral
+    a100 = next(line for line in said("gpus").splitlines() if line.startswith("A100-80GB"))
+    assert a100.split()[1:3] == ["79", "312"]
+    assert "nvlink 300" in a100
+
+
+def test_other_names_are_there_for_programs(told: Told) -> None:
+    gpu = next(entry for entry in told("gpus") if entry["name"] == "A100-80GB")
+    assert "A100" in gpu["aliases"]
+    assert any(entry["aliases"] for entry in told("models"))
+    assert all(entry["parameters"] > 0 for entry in told("models"))
+
+
+@pytest.mark.parametrize("command", NAMES)
+@pytest.mark.parametrize("width", [80, 120])
+def test_tables_fit_narrow_screens(command: str, width: int, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    table = [line for line in said(command).splitlines() if ":" not in line]
+    assert max(map(len, table)) <= width
