@@ -21,6 +21,7 @@ COMMANDS = [
     "simulate",
     "plan",
     "curve",
+    "profile",
     "policies",
     "replay",
     "run",

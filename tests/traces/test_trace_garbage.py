@@ -102,6 +102,8 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
         (gzip.compress(b"job_id,submit_s,num_gpu\n" * 99)[:30], "is a damaged gzip file"),
         (b'[{"jobid": 1', "is not a JSON list of jobs"),
         (b"[" * 100_000, "is nested too deeply"),
+        (b"nodes: " + b"[" * 200_000, "is nested too deeply"),
+        (b"- " * 200_000, "is nested too deeply"),
         (b'[1, 2, "', "is not a JSON list of jobs"),
     ],
 )

@@ -72,6 +72,10 @@ def from_shorthand(text: str) -> Cluster:
 # --- YAML ---------------------------------------------------------------------------------------------------
 
 
+DEEPEST = 20
+"""No cluster file is nested deeper than this."""
+
+
 class _NodeEntry(msgspec.Struct, forbid_unknown_fields=True):
     """One node of the file, or several that only differ in their number."""
 
@@ -123,14 +127,26 @@ def _from_yaml(source: Source) -> Cluster:
 
 
 def _document(source: Source) -> object:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        document = yaml.load(source.text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        _refuse_deep_nesting(source, loader)
+        document = yaml.load(source.text, Loader=loader)
         _refuse_absurd_numbers(source, document, "")
     except yaml.YAMLError as error:
         raise BadFile(source.path, f"is not YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise BadFile(source.path, "is nested too deeply") from None
     return document
+
+
+def _refuse_deep_nesting(source: Source, loader: Any) -> None:
+    """Before it is loaded: what is nested some ten thousand times ends the process, not the loading."""
+    depth = 0
+    for event in yaml.parse(source.text, Loader=loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > DEEPEST:
+            raise BadFile(source.path, f"is nested too deeply, expected at most {DEEPEST} levels")
 
 
 def _refuse_absurd_numbers(source: Source, value: object, key: str) -> None:
