@@ -102,8 +102,6 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
         (gzip.compress(b"job_id,submit_s,num_gpu\n" * 99)[:30], "is a damaged gzip file"),
         (b'[{"jobid": 1', "is not a JSON list of jobs"),
         (b"[" * 100_000, "is nested too deeply"),
-        (b"nodes: " + b"[" * 200_000, "is nested too deeply"),
-        (b"- " * 200_000, "is nested too deeply"),
         (b'[1, 2, "', "is not a JSON list of jobs"),
     ],
 )
@@ -184,7 +182,19 @@ def test_a_bad_cluster_file_names_the_key(tmp_path: Path, good: str, bad: str, p
     assert problem in refused.value.problem
 
 
-@pytest.mark.parametrize("content", ["a: [", "- 1\n- 2\n", "just words", "nodes: []\n", "nodes: &n\n- *n\n"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a: [",
+        "- 1\n- 2\n",
+        "just words",
+        "nodes: []\n",
+        "nodes: &n\n- *n\n",
+        "nodes: " + "[" * 200_000,
+        "- " * 200_000,
+    ],
+    ids=lambda content: content[:12],
+)
 def test_files_that_are_no_clusters(tmp_path: Path, content: str) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(content)

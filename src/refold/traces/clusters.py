@@ -134,6 +134,8 @@ def _document(source: Source) -> object:
         _refuse_absurd_numbers(source, document, "")
     except yaml.YAMLError as error:
         raise BadFile(source.path, f"is not YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise BadFile(source.path, "holds itself: it has an alias of a part that it is in") from None
     return document
 
 
