@@ -189,10 +189,10 @@ FITS = (
 def is_fitted_on(case: Case) -> bool:
     """Whether constants were fitted to this row; of every table something is held out.
 
-    H100: the 1B and 80B models (8B is held out), and torchtitan on 8 GPUs (128 is held out). H200: BERT, GPT-2 and ViT (RoBERTa, T5 and
-    LLaMA are held out). A100: llm-foundry on A100-40GB (80GB is
-    held out), the four models of Korthikanti et al. with full recomputation (selective is held out), even lines of
-    the BLOOM sweeps. V100: even lines.
+    H100: the 1B and 80B models (8B is held out), and torchtitan on 8 GPUs (128 is held out). H200: BERT, GPT-2 and
+    ViT (RoBERTa, T5 and LLaMA are held out). A100: llm-foundry on A100-40GB (80GB is held out), the four models of
+    Korthikanti et al. with full recomputation (selective is held out), even lines of the BLOOM sweeps. V100: even
+    lines. Rubick's measurements are held out altogether.
     """
     match case.source:
         case "ultrascale_h100.csv":

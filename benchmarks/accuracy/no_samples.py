@@ -18,7 +18,7 @@ from benchmarks.accuracy.calibrate import is_fitted_on
 from benchmarks.accuracy.cases import Batch, Predicted, by_group, measured_gib, measured_seconds, timed, weighed
 from benchmarks.accuracy.device import read_cases
 from benchmarks.accuracy.tables import Case, data_folder
-from benchmarks.table import markdown
+from benchmarks.table import Row, as_markdown, at_least, at_most, markdown
 from refold.catalogue import find_engine, find_gpu
 
 HERE = Path(__file__).parent
@@ -122,19 +122,64 @@ def _time_row(part: Part) -> tuple[str, ...] | None:
 
 
 def _memory_row(part: Part) -> tuple[str, ...] | None:
-    cases = [case for case in read_cases(part.table) if part.takes(case) and case.usable]
-    with_peak, called = weighed(cases), [case for case in cases if case.fits is not None]
-    if not with_peak and not any(case.fits is False for case in called):
+    found = memory_errors([case for case in read_cases(part.table) if part.takes(case) and case.usable])
+    if not found.peaks and not found.out:
         return None
-    peak = ("", "")
-    if with_peak:
-        errors = np.abs(predicted(with_peak).memory_gib / measured_gib(with_peak) - 1)
-        peak = (f"{len(with_peak):,}", _percent(float(np.median(errors))))
-    right = ("", "", "")
-    if called:
-        says, did = predicted(called).fits, np.array([case.fits for case in called])
-        right = (f"{len(called):,}", f"{int((~did).sum()):,}", _percent(float((says == did).mean())))
+    peak = (f"{found.peaks:,}", _percent(found.median)) if found.peaks else ("", "")
+    right = (f"{found.called:,}", f"{found.out:,}", _percent(found.right)) if found.called else ("", "", "")
     return (part.table, part.what, *peak, *right)
+
+
+class MemoryErrors(NamedTuple):
+    """Median error of peaks, and the share of rows where it was said right whether they fit."""
+
+    peaks: int
+    median: float
+    called: int
+    out: int
+    right: float
+
+
+def memory_errors(cases: Sequence[Case]) -> MemoryErrors:
+    """Over rows with a peak, and over rows known to have run or to have run out of memory."""
+    with_peak, called = weighed(cases), [case for case in cases if case.fits is not None]
+    errors = np.abs(predicted(with_peak).memory_gib / measured_gib(with_peak) - 1) if with_peak else np.array([np.nan])
+    did = np.array([case.fits for case in called], bool)
+    right = float((predicted(called).fits == did).mean()) if called else np.nan
+    return MemoryErrors(len(with_peak), float(np.median(errors)), len(called), int((~did).sum()), right)
+
+
+GOALS = (
+    ("ultrascale_h100", "", _every),
+    ("llm_foundry_a100", "", _every),
+    ("bigscience_sweeps", " (A100)", lambda case: "A100" in case.gpu),
+    ("bigscience_sweeps", " (V100)", lambda case: "V100" in case.gpu),
+    ("torchtitan_docs", "", _every),
+)
+"""Tables for which there are goals; fitted and held-out rows together."""
+
+
+def goals() -> list[Row]:
+    """What was asked for, and what came out."""
+    rows: list[Row] = []
+    for table, which, takes in GOALS:
+        cases = [case for case in read_cases(table) if case.usable and takes(case)]
+        name, time, memory = table + which, time_errors(timed(cases)), memory_errors(cases)
+        if time is None:
+            continue
+        rows.append(at_most(f"{name}: median error of step times", 100 * time.median, 15, _percent(time.median), "%"))
+        rows.append(at_most(f"{name}: p90", 100 * time.p90, 35, _percent(time.p90), "%"))
+        if time.groups > 1:
+            rows.append(at_least(f"{name}: rank correlation in a group", time.rank, 0.9, f"{time.rank:.2f}", ""))
+            share = _percent(time.picked)
+            rows.append(at_least(f"{name}: groups with a pick within 5 %", 100 * time.picked, 80, share, "%"))
+        if memory.out:
+            share = _percent(memory.right)
+            rows.append(at_least(f"{name}: out of memory called right", 100 * memory.right, 90, share, "%"))
+        if memory.peaks:
+            share = _percent(memory.median)
+            rows.append(at_most(f"{name}: median error of peak memory", 100 * memory.median, 10, share, "%"))
+    return rows
 
 
 def _percent(share: float) -> str:
@@ -142,7 +187,7 @@ def _percent(share: float) -> str:
 
 
 def report() -> str:
-    """Both tables, as markdown."""
+    """All tables, as markdown."""
     times = [row for part in PARTS if (row := _time_row(part)) is not None]
     memories = [row for part in PARTS if (row := _memory_row(part)) is not None]
     return "\n\n".join(
@@ -154,6 +199,8 @@ def report() -> str:
             "Memory. Peak: estimated against measured. Called: rows known to have run or to have run out of memory, "
             "and the share of them where `fits` was right.",
             markdown(("table", "rows", "peaks", "median error", "called", "out of memory", "called right"), memories),
+            "What was asked for, over all rows of a table.",
+            as_markdown(goals()),
         )
     )
 
