@@ -5,6 +5,8 @@ The table is part of the repository: h200_measured.csv, made on the machine that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from benchmarks.accuracy.tables import Case, read_table
@@ -22,11 +24,12 @@ def measurements() -> list[Measurement]:
     return read_samples(FILE)
 
 
-def read_cases(table: str) -> list[Case]:
-    """The cases of a table, published or measured by us."""
+@cache
+def read_cases(table: str) -> Sequence[Case]:
+    """The cases of a table, published or measured by us; read once."""
     if table != TABLE:
-        return read_table(table)
-    return [_case(row, one) for row, one in enumerate(measurements(), start=2)]
+        return tuple(read_table(table))
+    return tuple(_case(row, one) for row, one in enumerate(measurements(), start=2))
 
 
 def _case(row: int, one: Measurement) -> Case:
