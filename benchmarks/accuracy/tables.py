@@ -968,8 +968,9 @@ def _rubick_plan(line: Line, batch: int) -> tuple[Plan, str, bool]:
     if table == "roberta" and gpus == 1 and code != "gc":
         return plan, "no slower than on two GPUs: half the batch must have been run", False
     launched = "forward is only the time to launch it" if table in ("vit", "roberta") else ""
-    accumulated = f"accumulation assumed to be {plan.accumulation}" if code == "ga" else ""
-    return plan, "; ".join(filter(None, (launched, accumulated))), True
+    if code == "ga":  # times are those of the profiling samples of plain data parallelism, to the millisecond
+        plan, launched = Plan(gpus), "; ".join(filter(None, (launched, "one micro-batch, as in the profile")))
+    return plan, launched, True
 
 
 TABLES: Mapping[str, tuple[str, Callable[[str, Sequence[Line]], Table]]] = {

@@ -22,6 +22,7 @@ COMMANDS = [
     "plan",
     "curve",
     "profile",
+    "fit",
     "policies",
     "replay",
     "run",

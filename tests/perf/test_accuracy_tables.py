@@ -284,8 +284,8 @@ def test_korthikanti_rows() -> None:
 @pytest.mark.parametrize(
     ("row", "plan", "placement", "parts"),
     [
-        (2, Plan(8, accumulation=2), (2, 3, 3), (0.03215, 0.08288, 0.14227)),
-        (233, Plan(1, accumulation=2), (1,), (0.22599, 0.39633, 0.02510)),
+        (2, Plan(8), (2, 3, 3), (0.03215, 0.08288, 0.14227)),
+        (233, Plan(1), (1,), (0.22599, 0.39633, 0.02510)),
         (289, Plan(1, 4), (4,), (None, 0.80308, 0.02349)),
         (502, Plan(1, zero=2, offload=True, recompute="full"), (1,), (2.99014, 54.88156, 0.00174)),
         (508, Plan(4, 4, 2, accumulation=4), (8, 8, 8, 8), (None, None, None)),

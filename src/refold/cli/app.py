@@ -10,7 +10,7 @@ from typing import Annotated, cast
 import typer
 
 from refold import __version__
-from refold.cli import catalogue, compare, curve, plan, policies, profile, replay, run, simulate, trace
+from refold.cli import catalogue, compare, curve, fit, plan, policies, profile, replay, run, simulate, trace
 from refold.cli.output import ERROR, say
 from refold.errors import RefoldError
 
@@ -30,6 +30,7 @@ app.command("simulate")(simulate.simulate)
 app.command("plan")(plan.plan)
 app.command("curve")(curve.curve)
 app.command("profile")(profile.profile)
+app.command("fit")(fit.fit)
 app.command("policies")(policies.policies)
 app.command("replay")(replay.replay)
 app.command("run")(run.run)

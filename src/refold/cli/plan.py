@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -32,6 +33,9 @@ def plan(
     seq: asked.Sequence = None,
     engine: asked.EngineName = asked.USUAL_ENGINE,
     top: Annotated[int, typer.Option("--top", min=1, max=1000, help="How many plans to show.")] = 10,
+    fit: Annotated[
+        Path | None, typer.Option("--fit", metavar="FILE", help="Correct estimates with what 'refold fit' has saved.")
+    ] = None,
     pin: asked.Pin = None,
     no_offload: asked.NoOffload = False,
     tensor_across_nodes: asked.TensorAcrossNodes = False,
@@ -66,6 +70,8 @@ def plan(
     machines = asked.machines_from(gpus, nodes, cpus, host_memory, network)
     samples, tokens, notes = asked.sizes_from(shape, batch, seq)
     setting = Setting(shape, machines, find_engine(engine), samples, tokens)
+    if fit is not None:
+        setting, notes = _corrected(setting, fit), [*notes, f"estimates are corrected with {fit}"]
     for_offload = {"--cpus": cpus, "--host-memory": host_memory}
     limits = asked.limits_from(pin, no_offload, tensor_across_nodes, for_offload)
     search = best_plans(setting, limits, top)
@@ -76,6 +82,20 @@ def plan(
         _why(setting, limits, _plan_meant(why, search), search, notes, as_json)
     else:
         _answer(setting, search, notes, as_json)
+
+
+def _corrected(setting: Setting, path: Path) -> Setting:
+    """The setting as measured samples have corrected it."""
+    from refold.cli.fit import read_fit
+    from refold.errors import BadInput
+    from refold.perf.forms import Corrected, corrected
+
+    fitted = read_fit(path)
+    if fitted.form != Corrected.name:
+        raise BadInput(f"{path} was fitted in the form {fitted.form!r}; plans need {Corrected.name!r}")
+    if fitted.gpu and fitted.gpu != setting.machines.gpu.name:
+        raise BadInput(f"{path} was fitted on {fitted.gpu}, and the plan is for {setting.machines.gpu.name}")
+    return corrected(setting, fitted.values)
 
 
 def _plan_meant(text: str, search: Search) -> Plan:

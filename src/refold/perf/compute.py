@@ -68,7 +68,8 @@ def layer_time(setting: Setting, plans: PlanColumns) -> LayerTime:
     )
     selected = attention + scores + setting.engine.selective_again * (matmul + memory)
     again = np.where(plans.recompute == FULL, forward, np.where(plans.recompute == SELECTIVE, selected, 0.0))
-    return LayerTime(forward, backward, again)
+    factor = setting.engine.compute_factor
+    return LayerTime(factor * forward, factor * backward, factor * again)
 
 
 def head_time(setting: Setting, plans: PlanColumns) -> Column:
@@ -80,7 +81,7 @@ def head_time(setting: Setting, plans: PlanColumns) -> Column:
     logits = tokens * model.vocabulary / plans.tensor
     arithmetic = (1 + BACKWARD_MATMUL) * 2 * logits * model.hidden / (head_peak(setting) * gpu.efficiency.matmul)
     traffic = logits * LOGIT_BYTES / memory_rate(setting)
-    return arithmetic + traffic
+    return setting.engine.compute_factor * (arithmetic + traffic)
 
 
 def matmul_efficiency(setting: Setting, plans: PlanColumns, tokens: Column) -> Column:

@@ -56,6 +56,9 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     kept_logits: float = 6.0
     """The same per logit."""
 
+    compute_factor: float = 1.0
+    """How many times as long as modelled computing takes: 1, until measured samples say otherwise."""
+
     selective_again: float = 0.0
     """Share of a layer's forward pass, besides attention, that selective recomputation computes again."""
 
@@ -64,6 +67,12 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     launch_seconds: float = 0.001
     """What the host takes to start the kernels of one layer, forward and backward: no layer is faster."""
+
+    launch_full: float = 4 / 3
+    """How many times as long that takes under full recomputation."""
+
+    launch_selective: float = 1.0
+    """How many times as long that takes under selective recomputation."""
 
     overlap_gradients: float = 0.8
     """Share of the last backward pass that hides the exchange of gradients without ZeRO."""
@@ -82,6 +91,13 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     message_seconds: float = 0.0
     """What each replica adds to the exchange of a layer's gradients, of any size; 0 where buckets travel."""
+
+    update_passes: float = 1.0
+    """How many times the least traffic it needs the optimiser takes on a GPU."""
+
+    cpu_seconds_per_parameter: float = 2.6e-9
+    """How long one CPU thread takes to update a parameter: two threads on the host of an H200 took 1.4e-9, and Rubick's
+    fitted k_opt_off is 2.2 to 4.9 ms per 2²⁰ parameters and thread."""
 
     step_seconds: float = 0.01
     """What a step costs besides everything else: clipping, logging, data."""

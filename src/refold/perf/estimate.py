@@ -9,15 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refold.model.plan import Plan
-from refold.perf.columns import FULL, Column, PlanColumns, columns_of
+from refold.perf.columns import Column, PlanColumns, columns_of
 from refold.perf.communicate import gradient_seconds, stage_seconds, tensor_seconds
 from refold.perf.compute import attention_flops_per_token, head_time, layer_time, matmul_flops_per_token, peak_rate
 from refold.perf.memory import USABLE, Memory, memory, stage_parameters
 from refold.perf.setting import Setting
-
-CPU_SECONDS_PER_PARAMETER = 2.6e-9
-"""One CPU thread updates a parameter in about so many seconds: two threads on the host of an H200 took 1.4e-9, and
-Rubick's fitted k_opt_off is 2.2 to 4.9 ms per 2²⁰ parameters and thread."""
 
 HOST_SECONDS_PER_PARAMETER = 1.5e-10
 """What a node needs at least for each parameter that is updated on it, however many threads: 30 bytes at 200 GB/s."""
@@ -158,8 +154,9 @@ def _slowest_stage(setting: Setting, plans: PlanColumns, layer: Column) -> Colum
 
 def _launch_seconds(setting: Setting, plans: PlanColumns) -> Column:
     """What the host takes to start the kernels of one layer, forward and backward; a GPU can but wait for that."""
-    engine, machines = setting.engine, setting.machines
-    seconds = engine.launch_seconds * np.where(plans.recompute == FULL, 4 / 3, 1.0)
+    engine, machines, model = setting.engine, setting.machines, setting.model
+    more = np.array([1.0, engine.launch_selective, engine.launch_full])[plans.recompute.astype(int)]
+    seconds = engine.launch_seconds * more * (1 + model.attentions / model.blocks) / 2
     beyond = np.maximum(0.0, plans.tensor - machines.gpus / machines.nodes)
     piped = (plans.pipeline > 1) & (plans.tensor > 1) & (machines.nodes > 1)
     waits = engine.tensor_wait_across_nodes * beyond + engine.tensor_wait_in_pipeline * plans.tensor * piped
@@ -195,7 +192,7 @@ def _exposed_gradients(
 def _optimizer_seconds(setting: Setting, plans: PlanColumns, parameters: Column) -> Column:
     """Adam on the GPU: states are read and written, gradients read, weights written; limited by memory."""
     engine, gpu = setting.engine, setting.machines.gpu
-    moved = 2 * engine.optimizer_bytes + engine.gradient_bytes + engine.weight_bytes
+    moved = engine.update_passes * (2 * engine.optimizer_bytes + engine.gradient_bytes + engine.weight_bytes)
     rate = gpu.memory_gigabytes_per_second * 1e9 * gpu.efficiency.memory
     return parameters / np.where(plans.zero >= 1, plans.data, 1.0) * moved / rate + engine.step_seconds
 
@@ -208,4 +205,4 @@ def _offload_seconds(setting: Setting, plans: PlanColumns, parameters: Column) -
     transfer = 2 * engine.weight_bytes * own / pcie
     threads = machines.cpus / machines.gpus if machines.cpus else USUAL_CPUS_PER_GPU
     together = HOST_SECONDS_PER_PARAMETER * max(machines.gpus_on_node)
-    return transfer, own * max(CPU_SECONDS_PER_PARAMETER / threads, together) + engine.step_seconds
+    return transfer, own * max(engine.cpu_seconds_per_parameter / threads, together) + engine.step_seconds

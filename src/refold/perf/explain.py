@@ -13,7 +13,7 @@ import msgspec
 
 from refold.model.plan import Plan
 from refold.perf import communicate, compute, memory
-from refold.perf.estimate import CPU_SECONDS_PER_PARAMETER, HOST_SECONDS_PER_PARAMETER, USUAL_CPUS_PER_GPU
+from refold.perf.estimate import HOST_SECONDS_PER_PARAMETER, USUAL_CPUS_PER_GPU
 from refold.perf.setting import Setting
 
 _FUNCTIONS = {"max": max, "min": min, "ceil": ceil, "log2": log2}
@@ -134,11 +134,17 @@ def _layer(work: _Working, setting: Setting, plan: Plan) -> None:
     work.give("scores that go through memory", "per token", scores=scores * model.attentions / model.blocks)
     work.give("how often they do", score_passes=compute.SCORE_PASSES)
     work.line("score_time", "tokens * value_bytes * score_passes * scores / memory_rate", "s", "scores through memory")
-    work.line("forward", "matmul + attention + score_time + between", "s", "the forward pass")
+    work.give("computing takes so many times as long", compute_factor=engine.compute_factor)
+    work.line("forward", "compute_factor * (matmul + attention + score_time + between)", "s", "the forward pass")
     back = compute.BACKWARD_ATTENTION if engine.fused_attention else compute.BACKWARD_MATMUL
     work.give("products of attention on the way back, for each forward", attention_back=back)
-    work.line("backward", "2 * matmul + attention_back * attention + 2 * (score_time + between)", "s", "the way back")
-    selected = f"attention + score_time + {engine.selective_again} * (matmul + between)"
+    work.line(
+        "backward",
+        "compute_factor * (2 * matmul + attention_back * attention + 2 * (score_time + between))",
+        "s",
+        "the way back",
+    )
+    selected = f"compute_factor * (attention + score_time + {engine.selective_again} * (matmul + between))"
     again = {"none": "0", "selective": selected, "full": "forward"}[plan.recompute]
     work.line("again", again, "s", f"computed again: {plan.recompute}")
 
@@ -216,8 +222,8 @@ def _step(work: _Working, setting: Setting, plan: Plan) -> None:
         work.give("peak for a vocabulary of this size", "FLOP/s", head_peak=compute.head_peak(setting))
         work.line(
             "head",
-            "3 * 2 * tokens * vocabulary * hidden_width / tensor / (head_peak * matmul_share)"
-            f" + tokens * vocabulary / tensor * {compute.LOGIT_BYTES} / memory_rate",
+            "compute_factor * (3 * 2 * tokens * vocabulary * hidden_width / tensor / (head_peak * matmul_share)"
+            f" + tokens * vocabulary / tensor * {compute.LOGIT_BYTES} / memory_rate)",
             "s",
             "output layer and loss, per micro-batch",
         )
@@ -229,7 +235,8 @@ def _step(work: _Working, setting: Setting, plan: Plan) -> None:
     work.line("stage_tensor", "blocks * tensor_talk", "s", "tensor parallelism, per micro-batch")
     beyond = max(0.0, plan.tensor - machines.gpus / machines.nodes)
     piped = plan.pipeline > 1 and plan.tensor > 1 and machines.nodes > 1
-    launch = engine.launch_seconds * (4 / 3 if plan.recompute == "full" else 1.0)
+    more = {"none": 1.0, "selective": engine.launch_selective, "full": engine.launch_full}[plan.recompute]
+    launch = engine.launch_seconds * more * (1 + model.attentions / model.blocks) / 2
     launch += engine.tensor_wait_across_nodes * beyond + engine.tensor_wait_in_pipeline * plan.tensor * piped
     work.give("seconds the host needs to start a layer's kernels", "s", launch_seconds=launch)
     work.line(
@@ -302,11 +309,11 @@ def _update(work: _Working, setting: Setting, plan: Plan) -> None:
         work.give("bytes/s to the host, as reached", "B/s", pcie_rate=pcie)
         work.give("CPU threads per GPU", threads=threads)
         work.give("GPUs that share a host", sharing_host=max(machines.gpus_on_node))
-        each = f"max({CPU_SECONDS_PER_PARAMETER} / threads, {HOST_SECONDS_PER_PARAMETER} * sharing_host)"
+        each = f"max({engine.cpu_seconds_per_parameter} / threads, {HOST_SECONDS_PER_PARAMETER} * sharing_host)"
         work.line("optimizer", f"own * {each} + {fixed}", "s", "updated by the host")
         work.line("offload", f"2 * {engine.weight_bytes} * own / pcie_rate", "s", "gradients down, weights up")
         return
-    moved = 2 * engine.optimizer_bytes + engine.gradient_bytes + engine.weight_bytes
+    moved = engine.update_passes * (2 * engine.optimizer_bytes + engine.gradient_bytes + engine.weight_bytes)
     work.line("optimizer", f"own * {moved} / memory_rate + {fixed}", "s", "Adam: states read and written")
     work.line("offload", "0", "s", "nothing is offloaded")
 

@@ -1,0 +1,71 @@
+"""Seven steps measured, the rest predicted, on one H200: `python -m benchmarks.accuracy.device_fit [--write]`.
+
+The seven are chosen before anything is known (`fit.first_samples`): which samples are least sure under the model,
+one after another. The error is that of all others, which the fit has not seen; beside it stand the error without any
+sample, and how far two runs of the same trial were apart.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.accuracy.device import measurements
+from benchmarks.table import markdown
+from refold.catalogue import find_engine, find_gpu, find_model
+from refold.perf.fit import Form, Vector, first_samples, fit
+from refold.perf.fit import errors_of as unseen_errors
+from refold.perf.forms import Corrected, Rubick
+from refold.perf.hardware import Machines
+from refold.perf.measurement import Measurement
+from refold.perf.setting import Setting
+
+HERE = Path(__file__).parent
+SAMPLES = 7
+
+
+def setting_for(one: Measurement) -> Setting:
+    """Where a step was measured."""
+    gpu = find_gpu(one.gpu)
+    machines = Machines(gpu, one.gpus_on_node, gpu.link, gpu.link, one.cpus)
+    return Setting(find_model(one.model), machines, find_engine("pytorch"), one.batch, one.sequence)
+
+
+def errors_of(form: Form, chosen: Sequence[Measurement], others: Sequence[Measurement]) -> Vector:
+    """Of samples that the fit has not seen."""
+    return np.abs(unseen_errors(form, fit(form, chosen), others))
+
+
+def _row(name: str, rows: Sequence[Measurement]) -> tuple[str, ...]:
+    corrected = Corrected(setting_for)
+    order = first_samples(corrected, rows, SAMPLES)
+    chosen, others = [rows[index] for index in order], [rows[index] for index in range(len(rows)) if index not in order]
+    rubick = Rubick(find_model(name), find_gpu(rows[0].gpu), chosen)
+    measured = np.array([one.step_seconds for one in others])
+    before = np.abs(corrected.predict(np.ones(len(corrected.parameters)), others).step / measured - 1)
+    columns = (before, errors_of(corrected, chosen, others), errors_of(rubick, chosen, others))
+    figures = [f"{100 * float(statistic(each)):.1f} %" for each in columns for statistic in (np.mean, np.max)]
+    return (name, f"{len(rows)}", *figures)
+
+
+def report() -> str:
+    """A row for each model, as markdown."""
+    ran = [one for one in measurements() if one.status == "ok"]
+    rows = [_row(name, [one for one in ran if one.model == name]) for name in dict.fromkeys(one.model for one in ran)]
+    titles = ("model", "steps", "no sample: mean", "max", f"corrected, {SAMPLES} samples: mean", "max")
+    return markdown((*titles, f"Rubick's form, {SAMPLES} samples: mean", "max"), rows)
+
+
+def main() -> None:
+    """Print the table; keep it with --write."""
+    text = report()
+    print(text)
+    if "--write" in sys.argv[1:]:
+        (HERE / "device_fit.md").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
