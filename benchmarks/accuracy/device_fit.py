@@ -16,6 +16,7 @@ import numpy as np
 from benchmarks.accuracy.device import measurements
 from benchmarks.table import markdown
 from refold.catalogue import find_engine, find_gpu, find_model
+from refold.catalogue.samples import read_samples
 from refold.perf.fit import Form, Vector, first_samples, fit
 from refold.perf.fit import errors_of as unseen_errors
 from refold.perf.forms import Corrected, Rubick
@@ -24,6 +25,7 @@ from refold.perf.measurement import Measurement
 from refold.perf.setting import Setting
 
 HERE = Path(__file__).parent
+REPEATED = HERE / "h200_repeated.csv"
 SAMPLES = 7
 
 
@@ -51,12 +53,29 @@ def _row(name: str, rows: Sequence[Measurement]) -> tuple[str, ...]:
     return (name, f"{len(rows)}", *figures)
 
 
+def _repeated() -> str:
+    """How far two runs of the same trials were apart."""
+    first = {
+        (one.plan, one.batch, one.sequence, one.cpus): one.step_seconds or 0.0
+        for one in measurements()
+        if one.model == "vit-base-16"
+    }
+    again = read_samples(REPEATED)
+    both = [(one.step_seconds or 0.0, first[one.plan, one.batch, one.sequence, one.cpus]) for one in again]
+    apart = 100 * np.abs([one / other - 1 for one, other in both])
+    return (
+        f"{len(both)} trials of {again[0].model} were run twice: their times differ by {np.median(apart):.1f} % at the "
+        f"median, {np.quantile(apart, 0.9):.1f} % for one in ten, {apart.max():.1f} % at most."
+    )
+
+
 def report() -> str:
     """A row for each model, as markdown."""
     ran = [one for one in measurements() if one.status == "ok"]
     rows = [_row(name, [one for one in ran if one.model == name]) for name in dict.fromkeys(one.model for one in ran)]
     titles = ("model", "steps", "no sample: mean", "max", f"corrected, {SAMPLES} samples: mean", "max")
-    return markdown((*titles, f"Rubick's form, {SAMPLES} samples: mean", "max"), rows)
+    table = markdown((*titles, f"Rubick's form, {SAMPLES} samples: mean", "max"), rows)
+    return f"{table}\n\n{_repeated()}"
 
 
 def main() -> None:

@@ -1,8 +1,10 @@
 """The committed figures of accuracy are those that the commands give."""
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from benchmarks.accuracy import device_fit, rubick, rubick_all
 from benchmarks.accuracy.calibrate import FITS, Fit, is_fitted_on
 from benchmarks.accuracy.device import measurements, read_cases
 from benchmarks.accuracy.no_samples import report, time_errors
@@ -25,6 +27,19 @@ def test_the_kept_tables_are_what_the_command_prints() -> None:
 def test_the_page_shows_the_goals_as_they_were_kept() -> None:
     kept = KEPT.read_text(encoding="utf-8")
     assert kept[kept.index("| what | measured") :].strip() in DOCS.read_text(encoding="utf-8")
+
+
+def test_seven_samples_predict_the_rest_as_the_page_says() -> None:
+    kept = (KEPT.parent / "device_fit.md").read_text(encoding="utf-8").strip()
+    assert kept in (DOCS.parent / "fit.md").read_text(encoding="utf-8")
+    assert kept == device_fit.report(), "run python -m benchmarks.accuracy.device_fit --write"
+
+
+@published
+@pytest.mark.parametrize("benchmark", [rubick, rubick_all], ids=lambda benchmark: benchmark.__name__)
+def test_what_was_kept_of_rubick_is_what_the_command_prints(benchmark: ModuleType) -> None:
+    kept = KEPT.parent / f"{benchmark.__name__.rpartition('.')[2]}.md"
+    assert kept.read_text(encoding="utf-8") == benchmark.report() + "\n"
 
 
 def test_what_was_measured_on_the_h200_is_here_and_estimated_within_a_tenth() -> None:

@@ -114,7 +114,7 @@ def test_the_error_of_a_sample_left_out_is_what_leaving_it_out_gives() -> None:
         assert found.unseen[index] == pytest.approx(errors_of(FORM, others, [one])[0], abs=0.012)
 
 
-def test_the_next_sample_is_the_least_sure_one() -> None:
+def test_the_next_sample_is_the_one_that_leaves_all_surest() -> None:
     alone = [plan for plan in PLANS if plan.gpus == 1] + [Plan(1, accumulation=a) for a in (2, 8, 16)]
     found = fit(FORM, measured([1.0] * 7, alone))
     asked = [sample(Plan(1, accumulation=32)), sample(Plan(16)), sample(Plan(1, recompute="full", accumulation=2))]

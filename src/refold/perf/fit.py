@@ -146,14 +146,16 @@ def spread_of(form: Form, fitted: Fitted, asked: Sequence[Measurement]) -> Vecto
 
 
 def most_telling(form: Form, fitted: Fitted, candidates: Sequence[Measurement]) -> Measurement | None:
-    """Which of these, if it were measured next, would tell most: the one that is least sure now."""
+    """Which of these, if it were measured next, would leave all of them surest."""
     if not candidates:
         return None
-    return candidates[int(np.argmax(spread_of(form, fitted, candidates)))]
+    values = values_of(form, fitted)
+    covariance = _covariance(_slopes(form, values, fitted.samples), _widths(form))
+    return candidates[int(np.argmax(_told(_slopes(form, values, candidates), covariance)))]
 
 
 def first_samples(form: Form, candidates: Sequence[Measurement], count: int) -> list[int]:
-    """Which samples to take before anything is known: one after another that which is least sure given the others.
+    """Which samples to take before anything is known: one after another that which leaves all candidates surest.
 
     Only what is believed before is used, and nothing that was measured.
     """
@@ -161,10 +163,23 @@ def first_samples(form: Form, candidates: Sequence[Measurement], count: int) -> 
     slopes, wide = _slopes(form, values, candidates), _widths(form)
     chosen: list[int] = []
     while len(chosen) < min(count, len(candidates)):
-        covariance = _covariance(slopes[chosen], wide)
-        unsure = np.einsum("ij,jk,ik->i", slopes, covariance, slopes)
-        unsure[chosen] = -1.0
-        chosen.append(int(np.argmax(unsure)))
+        told = _told(slopes, _covariance(slopes[chosen], wide))
+        told[chosen] = -1.0
+        chosen.append(int(np.argmax(told)))
+    return chosen
+
+
+def samples_in_turn(form: Form, candidates: Sequence[Measurement], count: int) -> list[int]:
+    """The same, but each is measured, and the form fitted to what was, before the next is chosen."""
+    values = np.array([parameter.start for parameter in form.parameters])
+    chosen: list[int] = []
+    while len(chosen) < min(count, len(candidates)):
+        if chosen:
+            values = _solved(form, [candidates[index] for index in chosen])
+        slopes = _slopes(form, values, candidates)
+        told = _told(slopes, _covariance(slopes[chosen], _widths(form)))
+        told[chosen] = -1.0
+        chosen.append(int(np.argmax(told)))
     return chosen
 
 
@@ -260,6 +275,14 @@ def _covariance(slopes: Vector, wide: Vector) -> Vector:
     """How unsure the logarithms of the values are, given these samples and what was believed before."""
     precision = np.diag(1 / wide**2) + slopes.T @ slopes / NOISE**2
     return np.asarray(np.linalg.inv(precision))
+
+
+def _told(slopes: Vector, covariance: Vector) -> Vector:
+    """By how much measuring each of the candidates would shrink the spreads of all of them, added up."""
+    shared = slopes @ covariance @ slopes.T
+    unsure = np.diag(shared)
+    left = unsure[:, None] - shared**2 / (NOISE**2 + unsure[None, :])
+    return np.asarray((np.sqrt(unsure)[:, None] - np.sqrt(np.maximum(left, 0.0))).sum(axis=0))
 
 
 def factor_text(factor: float) -> str:

@@ -1,0 +1,231 @@
+"""All of Rubick's measured steps from seven of each model: `python -m benchmarks.accuracy.rubick_all [--write]`.
+
+Its table has many placements, some with a single GPU of a node. How steps depend on them is a fact of that testbed
+(two GPUs share a network card; plain data parallelism stalls where a node lends an odd number of GPUs), so the form
+that is fitted here is of the testbed too, and not part of Refold. Samples are taken in turn: each is measured, and the
+form fitted, before the next is chosen (`fit.samples_in_turn`); the rest is predicted. Nine of the 535 timed rows are
+left out, as benchmarks/accuracy/tables.py says: six of a T5-3B whose shape and plan are not stated, and three of
+RoBERTa on one GPU that take no longer than on two.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cache
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.accuracy.cases import timed
+from benchmarks.accuracy.device import read_cases
+from benchmarks.accuracy.tables import Case, data_folder
+from benchmarks.table import Row, as_markdown, at_most, markdown
+from refold.perf.fit import Parameter, Times, Vector, errors_of, fit, samples_in_turn
+from refold.perf.measurement import Measurement
+from refold.perf.shapes import ModelShape
+
+HERE = Path(__file__).parent
+SAMPLES = 7
+RATE = 125e12
+"""Operations per second of an A800 in TF32, roughly: what `work` is relative to."""
+
+
+class Testbed:
+    """Step times on nodes of eight A800; seconds, gigabytes per second, and billions of weights."""
+
+    name = "testbed"
+    parameters: tuple[Parameter, ...] = (
+        Parameter("work", "computing, against 6 operations per weight and token at the nominal rate", 1.4, 0.4),
+        Parameter("start", "seconds a micro-batch takes besides", 0.03, 0.5),
+        Parameter("update", "seconds to update a billion weights on a GPU", 0.07, 0.3),
+        Parameter("down", "seconds to offload a billion weights, relative", 1.0, 0.35),
+        Parameter("activations", "tensor-parallel traffic, relative to computing", 0.05, 1.0),
+        Parameter("stall", "seconds lost where a node lends an odd number of GPUs", 0.01, 1.5),
+        Parameter("megatron", "computing with tensor or pipeline parallelism, against without", 1.0, 0.7),
+        Parameter("hiding", "how far gradients hide behind the backward pass", 0.15, 0.8),
+        Parameter("stages", "pipeline traffic, relative to computing", 0.05, 1.0),
+        Parameter("link", "GB/s between GPUs of a node", 150.0, 0.2),
+        Parameter("card", "GB/s of a network card", 20.0, 0.15),
+        Parameter("latency", "seconds that each node adds to an exchange", 0.002, 1.0),
+        Parameter("backward", "backward pass, in forward passes", 2.0, 0.1),
+        Parameter("hiding_shards", "how far shards hide under ZeRO", 0.15, 0.8),
+        Parameter("down_each", "share of offloading that each micro-batch has", 0.2, 0.5),
+        Parameter("down_once", "share of offloading that each step has", 0.2, 0.5),
+        Parameter("cpu", "seconds to update a billion weights with one CPU thread", 3.0, 0.4),
+        Parameter("gather", "share of the gather that offloading shows", 0.8, 0.2),
+    )
+
+    def __init__(self, shape: ModelShape) -> None:
+        self._weights = shape.parameters / 1e9
+        self._shape = shape
+
+    def predict(self, values: Vector, samples: Sequence[Measurement]) -> Times:
+        """Computing and stalls, gradients and how they hide, the optimiser and offloading."""
+        q = dict(zip((one.name for one in self.parameters), values.tolist(), strict=True))
+        a = {
+            name: np.array(column)
+            for name, column in zip(_COLUMNS, zip(*map(_columns, samples), strict=True), strict=True)
+        }
+        slices = a["tensor"] * a["pipeline"]
+        sliced, shards, offload = slices > 1, a["zero"] > 0, a["offload"] > 0
+        own = a["batch"] / a["data"]
+        rounds = (a["micro"] + a["pipeline"] - 1) / a["micro"]
+        nominal = 6 * self._weights * 1e9 * a["sequence"] / RATE
+        work = q["work"] * nominal * np.where(sliced, q["megatron"], 1.0) * own
+        compute = work / slices * rounds + q["start"] * (a["micro"] + a["pipeline"] - 1) / a["pipeline"]
+        crossing = np.where(a["tensor_crosses"] > 0, 0.5 * q["link"] / q["card"], 1.0)
+        tensor = q["activations"] * work / a["pipeline"] * rounds * 2 * (1 - 1 / a["tensor"]) * crossing
+        stages = q["stages"] * 0.2 * work * (a["pipeline"] - 1) * a["stages_cross"]
+        share = 1 / (1 + q["backward"])
+        forward = share * (compute + tensor + stages)
+        backward = (1 - share) * (compute + tensor + stages) + a["again"] * share * (work / slices * rounds + tensor)
+        moved = 8 * self._weights / slices * (1 - 1 / a["data"])
+        several = a["load"] > 0
+        sync = moved * np.where(several, a["load"] / q["card"], 1 / q["link"])
+        latency = several * q["latency"] * a["nodes"]
+        whole = sliced | ~(shards | offload)
+        exponent = np.where(sliced, 1.0, 1 + np.where(whole, q["hiding"], q["hiding_shards"]))
+        exchange = _power_mean(backward, sync * np.where(whole, 1.0, 0.5) + latency + 1e-9, exponent)
+        gather = np.where(whole, 0.0, (sync * 0.5 + latency) * np.where(offload, q["gather"], 1.0))
+        update = np.where(offload, 0.0, q["update"] * self._weights / slices / np.where(shards, a["data"], 1.0))
+        down = offload * self._weights * q["down"]
+        host = down * q["down_each"] * a["micro"] + down * (q["cpu"] / a["data"] / a["threads"] + q["down_once"])
+        stall = q["stall"] * a["odd"] * ~offload * ~sliced * np.sqrt(a["most"] * a["data"])
+        return Times(np.asarray(forward + stall + exchange + update + gather + host))
+
+
+_COLUMNS = (
+    "batch",
+    "sequence",
+    "data",
+    "tensor",
+    "pipeline",
+    "micro",
+    "zero",
+    "offload",
+    "again",
+    "threads",
+    "nodes",
+    "most",
+    "odd",
+    "load",
+    "stages_cross",
+    "tensor_crosses",
+)
+
+
+@cache
+def _columns(one: Measurement) -> tuple[float, ...]:
+    plan, nodes = one.plan, one.gpus_on_node
+    load, stages_cross, tensor_crosses = _crossings(one)
+    threads = one.cpus / plan.gpus if one.cpus else (4.0 if plan.offload else 1.0)
+    return (
+        float(one.batch),
+        float(one.sequence),
+        float(plan.data),
+        float(plan.tensor),
+        float(plan.pipeline),
+        float(plan.accumulation),
+        float(plan.zero > 0 and not plan.offload),
+        float(plan.offload),
+        float(plan.recompute == "full"),
+        threads,
+        float(len(nodes)),
+        float(max(nodes)),
+        float(len(nodes) > 1 and any(count % 2 for count in nodes)),
+        load,
+        float(stages_cross),
+        float(tensor_crosses),
+    )
+
+
+def _crossings(one: Measurement) -> tuple[float, bool, bool]:
+    """Groups of replicas per network card on the busiest node; whether stages, and tensor groups, cross nodes."""
+    plan = one.plan
+    node_of = [node for node, count in enumerate(one.gpus_on_node) for _ in range(count)]
+    groups: dict[int, int] = defaultdict(int)
+    for stage in range(plan.pipeline):
+        for slice_ in range(plan.tensor):
+            first = stage * plan.tensor * plan.data + slice_
+            nodes = {node_of[first + replica * plan.tensor] for replica in range(plan.data)}
+            for node in nodes if len(nodes) > 1 else ():
+                groups[node] += 1
+    load = max((count / ceil(one.gpus_on_node[node] / 2) for node, count in groups.items()), default=0.0)
+    size = plan.tensor * plan.data
+    stages_cross = any(node_of[stage * size] != node_of[(stage + 1) * size] for stage in range(plan.pipeline - 1))
+    starts = range(0, plan.gpus, plan.tensor)
+    return load, stages_cross, any(len(set(node_of[start : start + plan.tensor])) > 1 for start in starts)
+
+
+def _power_mean(one: Vector, other: Vector, exponent: Vector) -> Vector:
+    more, less = np.maximum(one, other), np.minimum(one, other)
+    return np.asarray(more * (1 + (less / more) ** exponent) ** (1 / exponent))
+
+
+def _measurement(case: Case) -> Measurement:
+    return Measurement(
+        f"{case.model.name}, batch {case.batch}",
+        case.gpu,
+        case.gpus_on_node,
+        case.plan,
+        case.batch,
+        case.sequence,
+        case.cpus,
+        case.step_seconds,
+    )
+
+
+def report() -> str:
+    """Errors by model and by placement, and the goal."""
+    kinds: dict[str, list[Measurement]] = defaultdict(list)
+    shapes: dict[str, ModelShape] = {}
+    for case in timed(read_cases("rubick_measured")):
+        one = _measurement(case)
+        kinds[one.model].append(one)
+        shapes[one.model] = case.model
+    rows, everything, unseen = [], [], []
+    for name, steps in kinds.items():
+        form = Testbed(shapes[name])
+        chosen = samples_in_turn(form, steps, SAMPLES)
+        found = fit(form, [steps[index] for index in chosen], least=1)
+        errors = 100 * np.abs(errors_of(form, found, steps))
+        others = np.delete(errors, chosen)
+        single = [index for index, one in enumerate(steps) if len(one.gpus_on_node) == 1]
+        everything += errors.tolist()
+        unseen += others.tolist()
+        one_node = f"{errors[single].mean():.1f} %" if single else ""
+        more = np.delete(errors, single)
+        rows.append(
+            (
+                name,
+                f"{len(steps)}",
+                f"{errors.mean():.1f} %",
+                f"{others.mean():.1f} %" if len(others) else "",
+                one_node,
+                f"{more.mean():.1f} %" if len(more) else "",
+                f"{np.median(errors):.1f} %",
+            )
+        )
+    titles = ("model", "steps", "mean error", "of those not fitted", "on one node", "on several", "median")
+    goal = at_most("mean error over all steps", float(np.mean(everything)), 5, f"{np.mean(everything):.1f} %", "%")
+    rest = Row("mean error over steps that were not fitted", f"{np.mean(unseen):.1f} %")
+    number = Row("steps", f"{len(everything)}")
+    return markdown(titles, rows) + "\n\n" + as_markdown([goal, rest, number])
+
+
+def main() -> None:
+    """Print the tables; keep them with --write."""
+    if data_folder() is None:
+        print("Rubick's measurements are not here: nothing to compare with (see benchmarks/README.md)")
+        return
+    text = report()
+    print(text)
+    if "--write" in sys.argv[1:]:
+        (HERE / "rubick_all.md").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
