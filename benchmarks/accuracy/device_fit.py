@@ -55,12 +55,9 @@ def _row(name: str, rows: Sequence[Measurement]) -> tuple[str, ...]:
 
 def _repeated() -> str:
     """How far two runs of the same trials were apart."""
-    first = {
-        (one.plan, one.batch, one.sequence, one.cpus): one.step_seconds or 0.0
-        for one in measurements()
-        if one.model == "vit-base-16"
-    }
     again = read_samples(REPEATED)
+    same = [one for one in measurements() if one.model == again[0].model]
+    first = {(one.plan, one.batch, one.sequence, one.cpus): one.step_seconds or 0.0 for one in same}
     both = [(one.step_seconds or 0.0, first[one.plan, one.batch, one.sequence, one.cpus]) for one in again]
     apart = 100 * np.abs([one / other - 1 for one, other in both])
     return (

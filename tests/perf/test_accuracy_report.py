@@ -1,5 +1,6 @@
 """The committed figures of accuracy are those that the commands give."""
 
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -19,9 +20,17 @@ DOCS = Path(__file__).parents[2] / "docs" / "accuracy.md"
 published = pytest.mark.skipif(data_folder() is None, reason="the published tables are not here (../shared/data)")
 
 
+def assert_same_figures(kept: str, now: str) -> None:
+    """The same text, and the same numbers but for the last digits that a fit may have elsewhere on other machines."""
+    number = re.compile(r"\d+(?:\.\d+)?")
+    assert number.sub("#", kept) == number.sub("#", now)
+    figures = [[float(found) for found in number.findall(text)] for text in (kept, now)]
+    assert figures[0] == pytest.approx(figures[1], rel=0.02, abs=0.2), "run the benchmark with --write"
+
+
 @published
 def test_the_kept_tables_are_what_the_command_prints() -> None:
-    assert KEPT.read_text(encoding="utf-8") == report() + "\n", "run python -m benchmarks.accuracy.no_samples --write"
+    assert_same_figures(KEPT.read_text(encoding="utf-8"), report() + "\n")
 
 
 def test_the_page_shows_the_goals_as_they_were_kept() -> None:
@@ -32,14 +41,14 @@ def test_the_page_shows_the_goals_as_they_were_kept() -> None:
 def test_seven_samples_predict_the_rest_as_the_page_says() -> None:
     kept = (KEPT.parent / "device_fit.md").read_text(encoding="utf-8").strip()
     assert kept in (DOCS.parent / "fit.md").read_text(encoding="utf-8")
-    assert kept == device_fit.report(), "run python -m benchmarks.accuracy.device_fit --write"
+    assert_same_figures(kept, device_fit.report())
 
 
 @published
 @pytest.mark.parametrize("benchmark", [rubick, rubick_all], ids=lambda benchmark: benchmark.__name__)
 def test_what_was_kept_of_rubick_is_what_the_command_prints(benchmark: ModuleType) -> None:
     kept = KEPT.parent / f"{benchmark.__name__.rpartition('.')[2]}.md"
-    assert kept.read_text(encoding="utf-8") == benchmark.report() + "\n"
+    assert_same_figures(kept.read_text(encoding="utf-8"), benchmark.report() + "\n")
 
 
 def test_what_was_measured_on_the_h200_is_here_and_estimated_within_a_tenth() -> None:
