@@ -9,11 +9,9 @@ import numpy as np
 
 from benchmarks.measure import median_cpu_seconds
 from benchmarks.table import Row, as_text, at_least, at_most
-from refold.model.cluster import Link
+from refold.catalogue import find_engine, find_gpu, find_model
 from refold.perf.columns import PlanColumns, joined
-from refold.perf.engine import Engine
 from refold.perf.estimate import estimate_all, step_parts
-from refold.perf.hardware import Gpu
 from refold.perf.memory import memory
 from refold.perf.setting import Setting
 from refold.perf.shapes import ModelShape
@@ -22,21 +20,8 @@ from refold.plans import Curves, Limits, Packed, all_plans, best_plan, best_plan
 TIMES = 9
 MANY = 200_000
 
-A100 = Gpu("A100", 80.0, 312.0, 19.5, 2039.0, Link("nvlink", 300.0), 32.0, 100.0, 400.0)
-ENGINE = Engine("usual")
-LLAMA_70B = ModelShape(
-    "llama-2-70b",
-    layers=80,
-    hidden=8192,
-    heads=64,
-    kv_heads=8,
-    ffn=28672,
-    gated=True,
-    bias=False,
-    vocabulary=32000,
-    tied=False,
-)
-GPT_2 = ModelShape("gpt-2 (Rubick's)", layers=24, hidden=1920, heads=20, vocabulary=50304, positions=1024)
+A100, ENGINE = find_gpu("A100-80GB"), find_engine("megatron")
+LLAMA_70B, GPT_2 = find_model("llama-2-70b"), find_model("gpt2-xl")
 
 WIDE = Limits(tensor_across_nodes=True, uneven=True, max_interleave=20)
 """Everything that can be allowed."""

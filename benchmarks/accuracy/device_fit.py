@@ -7,13 +7,13 @@ sample, and how far two runs of the same trial were apart.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.accuracy.device import measurements
+from benchmarks.accuracy.keeping import print_and_keep
 from benchmarks.table import markdown
 from refold.catalogue import find_engine, find_gpu, find_model
 from refold.catalogue.samples import read_samples
@@ -77,10 +77,7 @@ def report() -> str:
 
 def main() -> None:
     """Print the table; keep it with --write."""
-    text = report()
-    print(text)
-    if "--write" in sys.argv[1:]:
-        (HERE / "device_fit.md").write_text(text + "\n", encoding="utf-8")
+    print_and_keep(report, "device_fit", published=False)
 
 
 if __name__ == "__main__":

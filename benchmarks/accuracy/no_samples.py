@@ -7,7 +7,6 @@ benchmarks/accuracy/no_samples.md.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +16,8 @@ import numpy as np
 from benchmarks.accuracy.calibrate import is_fitted_on
 from benchmarks.accuracy.cases import Batch, Predicted, by_group, measured_gib, measured_seconds, timed, weighed
 from benchmarks.accuracy.device import read_cases
-from benchmarks.accuracy.tables import Case, data_folder
+from benchmarks.accuracy.keeping import print_and_keep
+from benchmarks.accuracy.tables import Case
 from benchmarks.table import Row, as_markdown, at_least, at_most, markdown
 from refold.catalogue import find_engine, find_gpu
 
@@ -207,13 +207,7 @@ def report() -> str:
 
 def main() -> None:
     """Print the tables; keep them with --write."""
-    if data_folder() is None:
-        print("the published tables are not here: nothing to compare with (see benchmarks/README.md)")
-        return
-    text = report()
-    print(text)
-    if "--write" in sys.argv[1:]:
-        (HERE / "no_samples.md").write_text(text + "\n", encoding="utf-8")
+    print_and_keep(report, "no_samples")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ column: the paper's figures for it come from values set by hand.
 from __future__ import annotations
 
 import csv
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 
 from benchmarks.accuracy.cases import setting_of, timed
 from benchmarks.accuracy.device import read_cases
+from benchmarks.accuracy.keeping import as_measurement, print_and_keep
 from benchmarks.accuracy.tables import Case, data_folder
 from benchmarks.table import markdown
 from refold.catalogue import find_engine, find_gpu
@@ -85,19 +85,6 @@ def profile_samples(folder: Path, case: Case) -> Iterator[Measurement]:
             )
 
 
-def _measured(case: Case) -> Measurement:
-    return Measurement(
-        case.model.name,
-        case.gpu,
-        case.gpus_on_node,
-        case.plan,
-        case.batch,
-        case.sequence,
-        case.cpus,
-        case.step_seconds,
-    )
-
-
 def _rows() -> Iterator[tuple[str, ...]]:
     folder = data_folder()
     assert folder is not None
@@ -112,7 +99,7 @@ def _rows() -> Iterator[tuple[str, ...]]:
         fits = [fit(form, samples, least=3) for form in forms]
         families = defaultdict(list)
         for case in cases:
-            families[family_of(case.plan)].append(_measured(case))
+            families[family_of(case.plan)].append(as_measurement(case))
         for family, steps in sorted(families.items()):
             paper = PAPER.get((name, family))
             errors = [np.abs(errors_of(form, found, steps)) for form, found in zip(forms, fits, strict=True)]
@@ -138,13 +125,7 @@ def report() -> str:
 
 def main() -> None:
     """Print the table; keep it with --write."""
-    if data_folder() is None:
-        print("Rubick's measurements are not here: nothing to compare with (see benchmarks/README.md)")
-        return
-    text = report()
-    print(text)
-    if "--write" in sys.argv[1:]:
-        (HERE / "rubick.md").write_text(text + "\n", encoding="utf-8")
+    print_and_keep(report, "rubick")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ RoBERTa on one GPU that take no longer than on two.
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
@@ -21,7 +20,7 @@ import numpy as np
 
 from benchmarks.accuracy.cases import timed
 from benchmarks.accuracy.device import read_cases
-from benchmarks.accuracy.tables import Case, data_folder
+from benchmarks.accuracy.keeping import as_measurement, print_and_keep
 from benchmarks.table import Row, as_markdown, at_most, markdown
 from refold.perf.fit import Parameter, Times, Vector, errors_of, fit, samples_in_turn
 from refold.perf.measurement import Measurement
@@ -165,25 +164,12 @@ def _power_mean(one: Vector, other: Vector, exponent: Vector) -> Vector:
     return np.asarray(more * (1 + (less / more) ** exponent) ** (1 / exponent))
 
 
-def _measurement(case: Case) -> Measurement:
-    return Measurement(
-        f"{case.model.name}, batch {case.batch}",
-        case.gpu,
-        case.gpus_on_node,
-        case.plan,
-        case.batch,
-        case.sequence,
-        case.cpus,
-        case.step_seconds,
-    )
-
-
 def report() -> str:
     """Errors by model and by placement, and the goal."""
     kinds: dict[str, list[Measurement]] = defaultdict(list)
     shapes: dict[str, ModelShape] = {}
     for case in timed(read_cases("rubick_measured")):
-        one = _measurement(case)
+        one = as_measurement(case, f"{case.model.name}, batch {case.batch}")
         kinds[one.model].append(one)
         shapes[one.model] = case.model
     rows, everything, unseen = [], [], []
@@ -218,13 +204,7 @@ def report() -> str:
 
 def main() -> None:
     """Print the tables; keep them with --write."""
-    if data_folder() is None:
-        print("Rubick's measurements are not here: nothing to compare with (see benchmarks/README.md)")
-        return
-    text = report()
-    print(text)
-    if "--write" in sys.argv[1:]:
-        (HERE / "rubick_all.md").write_text(text + "\n", encoding="utf-8")
+    print_and_keep(report, "rubick_all")
 
 
 if __name__ == "__main__":
