@@ -46,6 +46,7 @@ def test_two_columns_are_enough(tmp_path: Path) -> None:
         ("batch,step_s,offload\n1,1,2\n", "offload is '2', expected yes or no"),
         ("batch,step_s,placement\n1,1,8x8\n", "placement is '8x8', expected GPUs on each node, as in 8 or 4+4"),
         ("batch,step_s,placement\n1,1,8\n", "DP1 is for 1 GPUs, not (8,)"),
+        ("batch,step_s,accumulation\n16,1,3\n", "batch 16 does not divide by 1 replicas × 3 micro-batches"),
         ("batch,step_s,zero\n1,1,7\n", "ZeRO has stages 0 to 3, not 7"),
         ("batch,step_s,data\n1,1,99999999999999999999\n", "data is '99999999999999999999', expected a whole number"),
     ],

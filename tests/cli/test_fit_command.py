@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,3 +90,30 @@ def test_a_fit_for_another_gpu_or_form_is_not_used(said: Said, refuses: Callable
     assert "plans need 'corrected'" in refuses("plan", "gpt2-xl", "--gpus", "1xH200", "--fit", saved)
     Path(saved).write_text("{}")
     assert "is not what refold fit saves" in refuses("plan", "gpt2-xl", "--gpus", "1xH200", "--fit", saved)
+
+
+def test_a_fit_brings_its_engine_along_and_says_how_sure_it_is(
+    said: Said, refuses: Callable[..., str], tmp_path: Path
+) -> None:
+    saved = str(tmp_path / "gpt2.json")
+    said("fit", MEASURED, "--model", "gpt2-xl", "--out", saved)
+    text = said("plan", "gpt2-xl", "--gpus", "1xH200", "--fit", saved)
+    assert "16 samples of 1,024 tokens a step, pytorch" in text
+    assert "Corrected with 29 measured steps of gpt2-xl" in text
+    assert "Estimated without measurements" not in text
+    problem = refuses("plan", "gpt2-xl", "--gpus", "1xH200", "--fit", saved, "--engine", "fsdp")
+    assert "was fitted to steps run by pytorch, not by fsdp" in problem
+
+
+def test_samples_of_another_model_are_not_taken_for_it(refuses: Callable[..., str], tmp_path: Path) -> None:
+    lines = Path(MEASURED).read_text().splitlines()
+    path = tmp_path / "bert.csv"
+    path.write_text("\n".join([lines[0], *(line for line in lines if line.startswith("bert-large"))]))
+    assert "has no sample of gpt2-small; it has bert-large" in refuses("fit", str(path), "--model", "gpt2-small")
+
+
+def test_times_in_milliseconds_are_suspected(typed: Callable[..., Any], tmp_path: Path) -> None:
+    path = tmp_path / "ms.csv"
+    rows = [f"bert-large,A100-80GB,{count},64,512,{1000 * count}" for count in (1, 2, 4, 8, 16, 32, 64)]
+    path.write_text("\n".join(["model,gpu,accumulation,batch,sequence,step_s", *rows]))
+    assert "is step_s in seconds?" in typed("fit", str(path)).output

@@ -33,6 +33,10 @@ NO_SHAPE = {
     "shared_expert_intermediate_size": "shared experts",
     "first_k_dense_replace": "layers of different kinds",
     "intermediate_size_mlp": "layers of different kinds",
+    "attn_layer_period": "layers of different kinds",
+    "hybrid_override_pattern": "layers of different kinds",
+    "mamba_d_state": "layers of different kinds",
+    "ssm_cfg": "layers without attention",
     "ffn_config": "a feed-forward part with a configuration of its own",
 }
 """Keys of models that `ModelShape` has no fields for; reading the rest would give wrong numbers."""

@@ -76,6 +76,7 @@ def curve(
     pin: asked.Pin = None,
     no_offload: asked.NoOffload = False,
     tensor_across_nodes: asked.TensorAcrossNodes = False,
+    uneven: asked.Uneven = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Draw it: curve.svg or curve.html.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -96,7 +97,7 @@ def curve(
     _check_picture(out)
     shape = read_model(model)
     samples, tokens, notes = asked.sizes_from(shape, batch, seq)
-    limits = asked.limits_from(pin, no_offload, tensor_across_nodes, {"--cpus-at": cpus_at})
+    limits = asked.limits_from(pin, no_offload, tensor_across_nodes, uneven, {"--cpus-at": cpus_at})
     question = _Question(model, shape, find_engine(engine), samples, tokens, limits)
     sources, more = sources_from(cluster, gpu, gpus_up_to, network)
     with progress(f"curves of {shape.name}"):

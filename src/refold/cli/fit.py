@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from refold.perf.shapes import ModelShape
 
 FORMS = ("corrected", "rubick-additive", "rubick-power")
+UNNAMED = "model"
+"""What samples are of where they do not say."""
+
+FAR = 8.0
+"""A correction by more than this factor is more likely a mistake than a discovery."""
+
 WITHOUT_DATA_SHEET = 5.0
 """How many times less the model is believed where the machine is in no catalogue."""
 
@@ -46,11 +52,14 @@ def fit(
 
     Example: refold fit benchmarks/accuracy/h200_measured.csv --model gpt2-xl
     """
+    import msgspec
+
     from refold.perf import fit as fitting
 
     shape, ran, gpu, notes = _read(samples, model)
     chosen = _form(form, shape, gpu, engine, ran)
-    fitted = fitting.fit(chosen, ran)
+    fitted = msgspec.structs.replace(fitting.fit(chosen, ran), engine=engine)
+    notes += _warnings(fitted)
     more = [one for one in _of_model(_samples(against), shape, against) if one.status == "ok"] if against else []
     errors = (
         (fitting.predict(chosen, fitted, more) / [one.step_seconds or 1.0 for one in more] - 1).tolist() if more else []
@@ -74,7 +83,7 @@ def _read(path: Path, model: str | None) -> tuple[ModelShape, list[Measurement],
     if model is None and len(names) > 1:
         raise BadInput(f"{path} has samples of {len(names)} models; say which with --model: {', '.join(names)}")
     shape = read_model(model or names[0])
-    ran = _of_model(found, shape, path) if len(names) > 1 else found
+    ran = found if names == [UNNAMED] else _of_model(found, shape, path)
     gpus = sorted({one.gpu for one in ran})
     if len(gpus) > 1:
         raise BadInput(f"{path} has samples from {len(gpus)} types of GPU ({', '.join(gpus)}): fit each alone")
@@ -83,6 +92,14 @@ def _read(path: Path, model: str | None) -> tuple[ModelShape, list[Measurement],
         notes.append("no type of GPU is named: everything is learned from the samples alone")
         return shape, ran, _unknown_machine(), notes
     return shape, ran, find_gpu(gpus[0]), notes
+
+
+def _warnings(fitted: Fitted) -> list[str]:
+    """What looks like a mistake in the samples."""
+    if fitted.form != FORMS[0] or not fitted.gpu or fitted.gpu == "cpu":
+        return []
+    far = {name: value for name, value in fitted.values.items() if not 1 / FAR < value < FAR}
+    return [f"{name} is {value:.3g} times what is modelled: is step_s in seconds?" for name, value in far.items()]
 
 
 def _samples(path: Path | None) -> list[Measurement]:
@@ -225,10 +242,15 @@ def _tables(
     if following is not None:
         where = f"batch {following.batch}" + (f", {following.cpus:g} CPUs" if following.plan.offload else "")
         after.append(f"the next sample that would tell most: {following.plan}, {where}")
-    after.append(f"saved: {saved}" + (f"; refold plan … --fit {saved}" if fitted.form == "corrected" else ""))
+    after.append(f"saved: {saved}" + (f"; refold plan … --fit {saved}" if _is_for_plans(fitted) else ""))
     last = tables[-1]
     tables[-1] = Table(last.title, last.columns, last.rows, after)
     return tables
+
+
+def _is_for_plans(fitted: Fitted) -> bool:
+    """Whether `refold plan --fit` takes it: corrections do, on a type of GPU that it knows."""
+    return fitted.form == FORMS[0] and fitted.gpu.lower() not in ("", "cpu")
 
 
 def _sample_table(

@@ -102,6 +102,7 @@ NoOffload = Annotated[bool, typer.Option("--no-offload", help="Keep everything o
 TensorAcrossNodes = Annotated[
     bool, typer.Option("--tensor-across-nodes", help="Let tensor-parallel groups span nodes.")
 ]
+Uneven = Annotated[bool, typer.Option("--uneven", help="Let pipeline stages differ by a layer.")]
 
 
 # Machines.
@@ -218,7 +219,7 @@ def sizes_from(shape: ModelShape, batch: int | None, sequence: int | None) -> tu
 
 
 def limits_from(
-    pin: str | None, no_offload: bool, tensor_across_nodes: bool, for_offload: Mapping[str, object]
+    pin: str | None, no_offload: bool, tensor_across_nodes: bool, uneven: bool, for_offload: Mapping[str, object]
 ) -> Limits:
     """Which plans may be chosen; `for_offload` are options that only plans that offload have a use for."""
     from refold.errors import BadInput
@@ -230,7 +231,7 @@ def limits_from(
     pinned = Pins() if pin is None else pins_from_text(pin)
     if no_offload and pinned.offload:
         raise BadInput(f"--pin {pin} wants offload, and --no-offload does not: leave one of them out")
-    return Limits(offload=not no_offload, tensor_across_nodes=tensor_across_nodes, pinned=pinned)
+    return Limits(offload=not no_offload, tensor_across_nodes=tensor_across_nodes, uneven=uneven, pinned=pinned)
 
 
 def pins_from_text(text: str) -> Pins:
@@ -248,7 +249,7 @@ def seconds_text(seconds: float) -> str:
     """Of a step: '478.3 ms', '60.71 s', '1,488 s'."""
     if seconds < 1:
         return f"{seconds * 1000:,.1f} ms"
-    return f"{seconds:.2f} s" if seconds < 100 else f"{seconds:,.0f} s"
+    return f"{seconds:.2f} s" if seconds < 100 else f"{seconds:,.1f} s" if seconds < 1000 else f"{seconds:,.0f} s"
 
 
 def rate_text(rate: float) -> str:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from refold.model.plan import Plan
     from refold.perf.estimate import Estimate
     from refold.perf.explain import Line, Section
+    from refold.perf.fit import Fitted
     from refold.perf.setting import Setting
     from refold.plans import Limits, Search
 
@@ -39,6 +40,7 @@ def plan(
     pin: asked.Pin = None,
     no_offload: asked.NoOffload = False,
     tensor_across_nodes: asked.TensorAcrossNodes = False,
+    uneven: asked.Uneven = False,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="PLAN", help="Every formula of a plan's time, with its numbers.")
     ] = None,
@@ -61,6 +63,7 @@ def plan(
     """
     from refold.catalogue import find_engine, read_model
     from refold.errors import BadInput
+    from refold.perf.forms import corrected
     from refold.perf.setting import Setting
     from refold.plans import best_plans
 
@@ -69,11 +72,14 @@ def plan(
     shape = read_model(model)
     machines = asked.machines_from(gpus, nodes, cpus, host_memory, network)
     samples, tokens, notes = asked.sizes_from(shape, batch, seq)
-    setting = Setting(shape, machines, find_engine(engine), samples, tokens)
-    if fit is not None:
-        setting, notes = _corrected(setting, fit), [*notes, f"estimates are corrected with {fit}"]
+    fitted = _read_fit(fit, machines.gpu.name, engine) if fit is not None else None
+    framework = find_engine(fitted.engine or engine if fitted else engine)
+    setting = Setting(shape, machines, framework, samples, tokens)
+    if fitted is not None:
+        setting = corrected(setting, fitted.values)
+        notes += [f"estimates are corrected with {fit}, fitted to {fitted.model} run by {framework.name}"]
     for_offload = {"--cpus": cpus, "--host-memory": host_memory}
-    limits = asked.limits_from(pin, no_offload, tensor_across_nodes, for_offload)
+    limits = asked.limits_from(pin, no_offload, tensor_across_nodes, uneven, for_offload)
     search = best_plans(setting, limits, top)
     notes += _assumed(setting, search, network)
     if explain is not None:
@@ -81,21 +87,23 @@ def plan(
     elif why is not None:
         _why(setting, limits, _plan_meant(why, search), search, notes, as_json)
     else:
-        _answer(setting, search, notes, as_json)
+        _answer(setting, search, notes, _trust(fitted), as_json)
 
 
-def _corrected(setting: Setting, path: Path) -> Setting:
-    """The setting as measured samples have corrected it."""
+def _read_fit(path: Path, gpu: str, engine: str) -> Fitted:
+    """What was fitted, if it is for this GPU and this engine; an engine that was not asked for is that of the fit."""
     from refold.cli.fit import read_fit
     from refold.errors import BadInput
-    from refold.perf.forms import Corrected, corrected
+    from refold.perf.forms import Corrected
 
     fitted = read_fit(path)
     if fitted.form != Corrected.name:
         raise BadInput(f"{path} was fitted in the form {fitted.form!r}; plans need {Corrected.name!r}")
-    if fitted.gpu and fitted.gpu != setting.machines.gpu.name:
-        raise BadInput(f"{path} was fitted on {fitted.gpu}, and the plan is for {setting.machines.gpu.name}")
-    return corrected(setting, fitted.values)
+    if fitted.gpu and fitted.gpu != gpu:
+        raise BadInput(f"{path} was fitted on {fitted.gpu}, and the plan is for {gpu}")
+    if engine not in (asked.USUAL_ENGINE, fitted.engine):
+        raise BadInput(f"{path} was fitted to steps run by {fitted.engine}, not by {engine}: leave --engine out")
+    return fitted
 
 
 def _plan_meant(text: str, search: Search) -> Plan:
@@ -116,7 +124,7 @@ def _assumed(setting: Setting, search: Search, network: str | None) -> list[str]
     """What was taken for granted and would change the answer."""
     from refold.perf.estimate import USUAL_CPUS_PER_GPU
 
-    machines, found = setting.machines, (*search.best[:1], *search.misses[:1])
+    machines, found = setting.machines, (*search.best, *search.misses[:1])
     notes = []
     if machines.nodes > 1 and network is None:
         notes += asked.usual_network(machines.gpu)
@@ -131,7 +139,17 @@ def _assumed(setting: Setting, search: Search, network: str | None) -> list[str]
 # The answer.
 
 
-def _answer(setting: Setting, search: Search, notes: Sequence[str], as_json: bool) -> None:
+def _trust(fitted: Fitted | None) -> str:
+    """What to think of the figures."""
+    if fitted is None:
+        return TRUST
+    return (
+        f"Corrected with {len(fitted.samples)} measured steps of {fitted.model}, "
+        f"of which each would be {100 * fitted.unseen_error:.1f} % off if left out."
+    )
+
+
+def _answer(setting: Setting, search: Search, notes: Sequence[str], trust: str, as_json: bool) -> None:
     from dataclasses import replace
 
     from refold.cli.planned import tables_of, tables_of_misses
@@ -141,7 +159,7 @@ def _answer(setting: Setting, search: Search, notes: Sequence[str], as_json: boo
     else:
         tell(notes)
         *others, last = tables_of(setting, search) if search.best else tables_of_misses(setting, search)
-        print_tables(*others, replace(last, after=[*last.after, "", TRUST]))
+        print_tables(*others, replace(last, after=[*last.after, "", trust]))
     if not search.best:
         raise typer.Exit(1)
 

@@ -70,6 +70,9 @@ def profile(
     for measured in _measured(shape, trials, device, None if every else samples, steps):
         found.append(measured)
         write_samples(out, found)  # at once: who interrupts this keeps what there is
+        if not as_json:
+            took = f"{measured.step_seconds:.3g} s a step" if measured.step_seconds else "out of memory"
+            tell([f"{len(found)}: {measured.plan}, batch {measured.batch}: {took}"])
     fitted = sum(one.status == "ok" for one in found)
     if fitted < samples and not every:
         notes.append(
@@ -109,6 +112,12 @@ def _check_writable(path: Path) -> None:
 
     if path.is_dir() or not path.parent.is_dir():
         raise BadFile(path, "is a folder" if path.is_dir() else "has no folder to be in; make it first")
+    beside = path.with_name(path.name + ".part")
+    try:
+        beside.touch()
+        beside.unlink()
+    except OSError as error:
+        raise BadFile(path, f"cannot be written: {error.strerror}") from None
 
 
 def _measured(

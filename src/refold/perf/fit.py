@@ -30,6 +30,12 @@ PARTS = 0.2
 LIKELY = 2.0
 """Errors of more than so many times the noise pull less than their share."""
 
+MOST_LEVERAGE = 0.95
+"""A sample that alone decides a number would be anything if left out: its error is given as twenty times larger."""
+
+MOST_OFF = 3.0
+"""No error is given as larger than e to this: what is that far off is off."""
+
 NUDGE = 1e-3
 """By which share a value is moved to see what follows."""
 
@@ -83,6 +89,7 @@ class Fitted(msgspec.Struct, frozen=True):
     samples: tuple[Measurement, ...]
     errors: tuple[float, ...]
     unseen: tuple[float, ...]
+    engine: str = ""
 
     @property
     def mean_error(self) -> float:
@@ -106,7 +113,7 @@ def fit(form: Form, samples: Sequence[Measurement], least: int = 0) -> Fitted:
     covariance = _covariance(slopes, wide)
     errors = np.exp(_log_errors(form, values, ran)[: len(ran)]) - 1
     hat = np.einsum("ij,jk,ik->i", slopes, covariance, slopes) / NOISE**2
-    unseen = np.expm1(np.log1p(errors) / np.maximum(1e-6, 1 - np.minimum(hat, 1 - 1e-3)))
+    unseen = np.expm1(np.clip(np.log1p(errors) / (1 - np.minimum(hat, MOST_LEVERAGE)), -MOST_OFF, MOST_OFF))
     names = [parameter.name for parameter in form.parameters]
     return Fitted(
         form.name,

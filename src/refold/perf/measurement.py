@@ -44,6 +44,9 @@ class Measurement(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
             )
         if min(self.batch, self.sequence) < 1:
             raise BadValue(f"a measurement of {self.model!r}: a step has at least one sample of at least one token")
+        if self.batch % (self.plan.data * self.plan.accumulation):
+            parts = f"{self.plan.data} replicas × {self.plan.accumulation} micro-batches"
+            raise BadValue(f"a measurement of {self.model!r}: batch {self.batch} does not divide by {parts}")
         if (self.status == "ok") != (self.step_seconds is not None):
             raise BadValue(f"a measurement of {self.model!r}: step_seconds go with the status 'ok', and only with it")
         amounts = (self.cpus, self.forward_seconds, self.backward_seconds, self.optimizer_seconds)

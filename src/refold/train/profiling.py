@@ -225,9 +225,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def need_torch(feature: str) -> None:
-    """Complain where PyTorch is absent."""
+    """Complain where PyTorch is absent, or does not work."""
     if find_spec("torch") is None:
         raise MissingExtra(feature, "torch")
+    try:
+        import torch  # noqa: F401
+    except (ImportError, OSError) as error:
+        raise BadInput(f"PyTorch is installed, but cannot be loaded: {error}") from None
 
 
 def usual_device() -> str:
