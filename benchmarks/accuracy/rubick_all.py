@@ -184,6 +184,7 @@ def report() -> str:
         unseen += others.tolist()
         one_node = f"{errors[single].mean():.1f} %" if single else ""
         more = np.delete(errors, single)
+        sliced = [index for index, one in enumerate(steps) if one.plan.gpus > one.plan.data]
         rows.append(
             (
                 name,
@@ -192,10 +193,11 @@ def report() -> str:
                 f"{others.mean():.1f} %" if len(others) else "",
                 one_node,
                 f"{more.mean():.1f} %" if len(more) else "",
+                f"{errors[sliced].mean():.1f} %" if sliced else "",
                 f"{np.median(errors):.1f} %",
             )
         )
-    titles = ("model", "steps", "mean error", "of those not fitted", "on one node", "on several", "median")
+    titles = ("model", "steps", "mean error", "of those not fitted", "on one node", "on several", "3-D plans", "median")
     goal = at_most("mean error over all steps", float(np.mean(everything)), 5, f"{np.mean(everything):.1f} %", "%")
     rest = Row("mean error over steps that were not fitted", f"{np.mean(unseen):.1f} %")
     number = Row("steps", f"{len(everything)}")
