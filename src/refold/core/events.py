@@ -27,20 +27,22 @@ class RunStarted(msgspec.Struct, gc=False, frozen=True, tag=True):
     run: int
 
 
-class RunProgressed(msgspec.Struct, gc=False, frozen=True, tag=True):
-    """A job has done so much of its work in all, and would keep it if it stopped now."""
+class RunProgressed(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
+    """A job has done so much of its work in all, and would keep it if it stopped now; `steps`, if it counts them."""
 
     job: str
     run: int
-    done: Seconds
+    done: Seconds = 0.0
+    steps: int | None = None
 
 
-class RunStopped(msgspec.Struct, gc=False, frozen=True, tag=True):
+class RunStopped(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
     """A run has ended because it was told to; its job has `done` so much of its work and can go on later."""
 
     job: str
     run: int
     done: Seconds = 0.0
+    steps: int | None = None
 
 
 class RunFinished(msgspec.Struct, gc=False, frozen=True, tag=True):
@@ -58,6 +60,7 @@ class RunFailed(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=T
     why: str = ""
     done: Seconds = 0.0
     retry: bool = False
+    steps: int | None = None
 
 
 class NodeLost(msgspec.Struct, gc=False, frozen=True, tag=True):

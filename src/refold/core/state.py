@@ -25,13 +25,15 @@ from refold.packing import Free
 
 
 class Progress:
-    """What a job has behind it: runs so far, work kept, GPU-seconds of the runs that have ended."""
+    """What a job has behind it: runs so far, work and steps kept, GPU-seconds of the runs that have ended."""
 
-    __slots__ = ("computing_since", "done", "gpu_seconds", "runs", "said_started")
+    __slots__ = ("computing_since", "done", "gpu_seconds", "runs", "said_started", "steps", "steps_at")
 
     def __init__(self) -> None:
         self.runs = 0
         self.done: Seconds = 0.0
+        self.steps = 0
+        self.steps_at: Seconds = -inf
         self.gpu_seconds = 0.0
         self.computing_since: Seconds | None = None
         self.said_started = False
@@ -109,16 +111,16 @@ class State:
         match event:
             case RunStopped():
                 if self._is_current(event):
-                    return self._stopped(event.job, event.done)
+                    return self._stopped(event.job, event.done, event.steps)
             case RunStarted():
                 if self._is_current(event):
                     self._began_to_compute(event.job)
             case RunProgressed():
                 if self._is_current(event):
-                    self._progressed(event.job, event.done)
+                    self._progressed(event.job, event.done, event.steps)
             case RunFailed():
                 if self._is_current(event):
-                    self._failed(event.job, event.done, event.retry)
+                    self._failed(event.job, event.done, event.steps, event.retry)
             case JobCancelled():
                 return self._cancel(event.job)
             case NodeLost():
@@ -157,13 +159,18 @@ class State:
         progress.said_started = True
         self._go_on_computing(progress, run)
 
-    def _progressed(self, job_id: str, done: Seconds) -> None:
+    def _progressed(self, job_id: str, done: Seconds, steps: int | None) -> None:
         progress, run = self.progress[job_id], self.runs[job_id]
-        if done <= progress.done:
+        if done <= progress.done and (steps is None or steps <= progress.steps):
             self.late["RunProgressed"] += 1
             return
-        progress.done = done
+        progress.done = max(done, progress.done)
+        self._counted(progress, steps)
         self._go_on_computing(progress, run)
+
+    def _counted(self, progress: Progress, steps: int | None) -> None:
+        if steps is not None:
+            progress.steps, progress.steps_at = steps, self.now
 
     def _go_on_computing(self, progress: Progress, run: Run) -> None:
         """From now on more work is done, unless the run has been told to stop."""
@@ -171,10 +178,10 @@ class State:
             progress.computing_since = self.now
             self.changes.progressed.append(run)
 
-    def _stopped(self, job_id: str, done: Seconds) -> Order | None:
+    def _stopped(self, job_id: str, done: Seconds, steps: int | None) -> Order | None:
         wanted = self._reshaping.pop(job_id, None)
         self._end(job_id)
-        self.progress[job_id].done = done
+        self._kept(job_id, done, steps)
         if job_id in self._cancelled:
             self._forget(job_id)
             return None
@@ -183,10 +190,15 @@ class State:
         self._wait_again(job_id)
         return None
 
-    def _failed(self, job_id: str, done: Seconds, retry: bool) -> None:
+    def _kept(self, job_id: str, done: Seconds, steps: int | None) -> None:
+        progress = self.progress[job_id]
+        progress.done = done
+        self._counted(progress, steps)
+
+    def _failed(self, job_id: str, done: Seconds, steps: int | None, retry: bool) -> None:
         self._end(job_id)
         if retry and job_id not in self._cancelled:
-            self.progress[job_id].done = done
+            self._kept(job_id, done, steps)
             self._wait_again(job_id)
         else:
             self._forget(job_id)
@@ -247,6 +259,10 @@ class State:
         self._held[job_id] = holding
         self._reshaping[job_id] = allocation
         return self.stop(job_id, why)
+
+    def becoming(self, job_id: str) -> Allocation | None:
+        """What a job that is being reshaped will run on next."""
+        return self._reshaping.get(job_id)
 
     def held_by(self, job_id: str) -> Placement:
         """What a job holds now."""

@@ -80,6 +80,23 @@ class View:
             return progress.done
         return progress.done + self.now - progress.computing_since
 
+    def steps_done(self, job_id: str) -> tuple[int, Seconds]:
+        """Steps that a job has said to have done, and when it said so (long ago: never)."""
+        progress = self._state.progress[job_id]
+        return progress.steps, progress.steps_at
+
+    def computing_since(self, job_id: str) -> Seconds | None:
+        """Since when a run has been computing, or has last reported; None while it does not."""
+        return self._state.progress[job_id].computing_since
+
+    def held_by(self, job_id: str) -> Placement:
+        """What a run holds now: of one that is being reshaped, its old shape and its new one."""
+        return self._state.held_by(job_id)
+
+    def becoming(self, job_id: str) -> Allocation | None:
+        """What a run that is stopping to be reshaped will go on with; None: nothing, or it is not stopping."""
+        return self._state.becoming(job_id)
+
     def reason(self, job_id: str) -> Wait:
         """Why a waiting job waits: what the policy last said of it, with counts as they are now."""
         if job_id in self.never:

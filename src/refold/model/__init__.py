@@ -4,7 +4,7 @@ What is frozen when it is built cannot be part of a cycle: the garbage collector
 """
 
 from refold.model.allocation import Allocation, Placement, Share
-from refold.model.cluster import Cluster, GpuType, Link, Node, Rack
+from refold.model.cluster import Cluster, GpuType, Link, Node, Rack, Tenant
 from refold.model.decision import KEEP, Decision, Expected, Reshape, Start, Stop
 from refold.model.job import Demand, Job, JobClass
 from refold.model.plan import Plan
@@ -33,5 +33,6 @@ __all__ = [
     "Shortage",
     "Start",
     "Stop",
+    "Tenant",
     "Wait",
 ]

@@ -41,6 +41,20 @@ class Allocation(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
         """The nodes it touches."""
         return frozenset(share.node for share in self.placement)
 
+    @property
+    def cpu_milli(self) -> Milli:
+        """CPUs held in all, in thousandths."""
+        return sum(share.cpu_milli for share in self.placement)
+
+    @property
+    def gpus_on_node(self) -> tuple[int, ...]:
+        """How many GPUs it has on each node that it touches, the most first."""
+        on_node: dict[int, int] = {}
+        for share in self.placement:
+            if share.gpus:
+                on_node[share.node] = on_node.get(share.node, 0) + len(share.gpus)
+        return tuple(sorted(on_node.values(), reverse=True))
+
 
 def beyond(wanted: Placement, held: Placement) -> Placement:
     """What has to be taken beyond what is held to cover both: for the moment between two shapes of a job."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from math import isfinite
+from math import inf, isfinite
 
 import msgspec
 
@@ -87,11 +87,25 @@ class Rack(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     limit_watts: float = 0.0
 
 
+class Tenant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Who shares the cluster, and how many GPUs its guaranteed jobs may count on at any time."""
+
+    name: str
+    quota_gpus: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise BadValue("a tenant needs a name")
+        if not (isfinite(self.quota_gpus) and self.quota_gpus >= 0):
+            raise BadValue(f"tenant {self.name!r}: a quota is GPUs ≥ 0, not {self.quota_gpus}")
+
+
 class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, dict=True):
     """All nodes, in an order that never changes: a node is named by its index everywhere but in what people read.
 
     A node whose CPUs or memory are not known (0, while it has GPUs) is not limited by them: set
-    `cpus_known` or `memory_known` to False, and demands for them are not counted.
+    `cpus_known` or `memory_known` to False, and demands for them are not counted. Where no tenants are named,
+    nobody's guaranteed jobs are limited; where some are, those of others have no quota.
     """
 
     nodes: tuple[Node, ...]
@@ -101,6 +115,7 @@ class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     name: str = "cluster"
     cpus_known: bool = True
     memory_known: bool = True
+    tenants: tuple[Tenant, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -109,6 +124,8 @@ class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
             raise BadValue(f"two nodes of cluster {self.name!r} have the same name")
         if len(self.type_names) > MAX_GPU_TYPES:
             raise BadValue(f"cluster {self.name!r} has more than {MAX_GPU_TYPES} GPU types")
+        if len({tenant.name for tenant in self.tenants}) != len(self.tenants):
+            raise BadValue(f"two tenants of cluster {self.name!r} have the same name")
 
     @cached_property
     def index_of_node(self) -> Mapping[str, int]:
@@ -135,6 +152,14 @@ class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         if known is None and name not in self.type_names:
             raise UnknownName("GPU type", name, self.type_names)
         return known or GpuType(name)
+
+    def quota_gpus(self, tenant: str) -> float:
+        """How many GPUs a tenant's guaranteed jobs may count on."""
+        return self._quotas.get(tenant, 0.0) if self.tenants else inf
+
+    @cached_property
+    def _quotas(self) -> Mapping[str, float]:
+        return {tenant.name: tenant.quota_gpus for tenant in self.tenants}
 
     @cached_property
     def cpu_milli(self) -> Milli:

@@ -65,6 +65,8 @@ class Job(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unkn
 
     `work` is how many seconds it runs on exactly what it asked for. In a trace that is known from the start
     and only oracles may look; of a live job it is None. `time_limit` is what its user said, a bound and not a truth.
+    `workload` names the model that it trains, `batch` and `sequence` are those of a step (0: the model's usual),
+    and `steps` is how many it wants: that everybody may know.
     """
 
     id: str
@@ -82,6 +84,8 @@ class Job(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unkn
     workload: str = ""
     plan: Plan | None = None
     steps: int | None = None
+    batch: int = 0
+    sequence: int = 0
     command: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -95,3 +99,5 @@ class Job(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unkn
             raise BadValue(f"job {self.id!r}: time limit is {self.time_limit}, expected seconds > 0")
         if self.steps is not None and self.steps < 0:
             raise BadValue(f"job {self.id!r}: steps is {self.steps}, expected ≥ 0")
+        if not (0 <= self.batch <= LARGEST and 0 <= self.sequence <= LARGEST):
+            raise BadValue(f"job {self.id!r}: batch and sequence are ≥ 0, not {self.batch} and {self.sequence}")

@@ -24,12 +24,16 @@ class Costs(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     restart: Seconds = 0.0
     checkpoint_every: Seconds | None = None
     """At these intervals work is saved for the case that a run is lost; None: a lost run loses all it did."""
+    report_every: Seconds | None = None
+    """At these intervals runs say how far they are, which costs nothing; None: only when they stop."""
 
     def __post_init__(self) -> None:
         if not all(0 <= cost < inf for cost in (self.start, self.stop, self.restart)):
             raise BadValue(f"costs are seconds ≥ 0, got {self}")
         if self.checkpoint_every is not None and not 0 < self.checkpoint_every < inf:
             raise BadValue(f"checkpoint_every is seconds > 0, got {self.checkpoint_every}")
+        if self.report_every is not None and not 0 < self.report_every < inf:
+            raise BadValue(f"report_every is seconds > 0, got {self.report_every}")
 
 
 FREE_OF_CHARGE = Costs()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from refold.core.events import Event, NodeLost, RunFailed, RunFinished, RunStarted, RunStopped
+from refold.core.events import Event, NodeLost, RunFailed, RunFinished, RunProgressed, RunStarted, RunStopped
 from refold.core.orders import Order, StartRun, StopRun
 from refold.model import Job, Placement
 from refold.model.units import Seconds
@@ -16,7 +16,7 @@ from refold.simulator.charges import FREE_OF_CHARGE, Charge, Costs
 class _Pretended:
     """A run: since when it computes, how fast, and which entry of the agenda will end it."""
 
-    __slots__ = ("ending", "number", "placement", "since", "speed", "starting", "stopped")
+    __slots__ = ("ending", "number", "placement", "reporting", "since", "speed", "starting", "stopped")
 
     def __init__(self, number: int, placement: Placement, since: Seconds, speed: float) -> None:
         self.number = number
@@ -26,6 +26,7 @@ class _Pretended:
         self.stopped = inf
         self.ending = 0
         self.starting = 0
+        self.reporting = 0
 
     def done(self, now: Seconds) -> Seconds:
         """The work it has done by now; from when it was told to stop it does no more."""
@@ -36,7 +37,7 @@ class _Pretended:
 
 
 class PretendBackend:
-    """Runs nothing, and knows to the second when it would end."""
+    """Runs nothing, and knows to the second when it would end. Runs report their progress if costs say how often."""
 
     def __init__(self, jobs: Iterable[Job], agenda: Agenda, charge: Charge, costs: Costs = FREE_OF_CHARGE) -> None:
         self._jobs = {job.id: job for job in jobs}
@@ -59,11 +60,15 @@ class PretendBackend:
         nodes: list[int] = []
         for event in events:
             if type(event) is RunFinished:
-                self._runs.pop(event.job, None)
+                ended = self._runs.pop(event.job, None)
                 self._done.pop(event.job, None)
+                if ended is not None and ended.reporting:
+                    self._agenda.withdraw(ended.reporting)
             elif type(event) is RunStopped:
                 self._runs.pop(event.job, None)
                 self._done[event.job] = event.done
+            elif type(event) is RunProgressed:
+                self._report_again(now, event)
             elif type(event) is NodeLost:
                 nodes.append(event.node)
         if not nodes:
@@ -81,6 +86,27 @@ class PretendBackend:
             run.starting = self._agenda.add(now + delay, RunStarted(job.id, order.run))
         run.ending = self._agenda.add(now + delay + left / speed, RunFinished(job.id, order.run))
         self._runs[job.id] = run
+        self._plan_report(now + delay, job, run)
+
+    def _plan_report(self, now: Seconds, job: Job, run: _Pretended) -> None:
+        every = self._costs.report_every
+        if every is not None:
+            at = now + every
+            done = self._done.get(job.id, 0.0) + run.done(at)
+            report = RunProgressed(job.id, run.number, done, self._steps(job, done))
+            run.reporting = self._agenda.add(at, report)
+
+    def _report_again(self, now: Seconds, event: RunProgressed) -> None:
+        run = self._runs.get(event.job)
+        if run is not None and run.number == event.run:
+            self._plan_report(now, self._jobs[event.job], run)
+
+    def _steps(self, job: Job, done: Seconds) -> int | None:
+        """How many steps so much work is; None of a job that does not count them."""
+        if job.steps is None:
+            return None
+        work = self._charge.work(job)
+        return min(job.steps, int(job.steps * done / work)) if work else job.steps
 
     def _stop(self, now: Seconds, job_id: str, number: int) -> None:
         run = self._runs.get(job_id)
@@ -90,13 +116,15 @@ class PretendBackend:
         done = self._done.get(job_id, 0.0) + run.done(now)
         run.starting = 0
         run.stopped = now
-        run.ending = self._agenda.add(now + self._costs.stop, RunStopped(job_id, number, done))
+        stopped = RunStopped(job_id, number, done, self._steps(self._jobs[job_id], done))
+        run.ending = self._agenda.add(now + self._costs.stop, stopped)
 
     def _lose(self, now: Seconds, job_id: str) -> Event:
         run = self._runs.pop(job_id)
         self._withdraw(now, run)
-        self._done[job_id] = self._kept(self._done.get(job_id, 0.0), run.done(now))
-        return RunFailed(job_id, run.number, "node lost", self._done[job_id], retry=True)
+        done = self._done[job_id] = self._kept(self._done.get(job_id, 0.0), run.done(now))
+        steps = self._steps(self._jobs[job_id], done)
+        return RunFailed(job_id, run.number, "node lost", done, retry=True, steps=steps)
 
     def _kept(self, before: Seconds, since: Seconds) -> Seconds:
         every = self._costs.checkpoint_every
@@ -104,5 +132,8 @@ class PretendBackend:
 
     def _withdraw(self, now: Seconds, run: _Pretended) -> None:
         self._agenda.withdraw(run.ending)
+        if run.reporting:
+            self._agenda.withdraw(run.reporting)
+            run.reporting = 0
         if run.starting and run.since > now:
             self._agenda.withdraw(run.starting)

@@ -1,0 +1,139 @@
+"""Who holds what, on paper: policies that think in whole targets move jobs about here, and then say what to do.
+
+What is freed by stopping a run is not free before the run has stopped. So a decision says as much of the target as can
+be done now, and the rest is said when it can be, unless something else happens in between: then the policy thinks
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from refold.core import View
+from refold.model import Allocation, Decision, Demand, Plan, Reshape, Start, Stop
+from refold.model.allocation import beyond
+from refold.packing import Free, Placer
+
+
+class Board:
+    """A copy of what is held and free, to be changed at will."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self.free: Free = view.trial().free.copy()
+        self.changed: dict[str, str] = {}
+        """Who holds something else than now, and why."""
+        self._holds: dict[str, Allocation | None] = {}
+        for run in view.runs.values():
+            if run.stopping:
+                self.free.give_back(view.held_by(run.job))
+                following = view.becoming(run.job)
+                if following is not None and self.free.take(following.placement) is not None:
+                    following = None
+                self._holds[run.job] = following
+
+    def holds(self, job_id: str) -> Allocation | None:
+        """What a job holds on this board."""
+        if job_id in self._holds:
+            return self._holds[job_id]
+        run = self._view.runs.get(job_id)
+        return run.allocation if run is not None else None
+
+    def holders(self) -> Iterator[tuple[str, Allocation]]:
+        """Everybody who holds something."""
+        for job_id in {**self._view.runs, **self._holds}:
+            held = self.holds(job_id)
+            if held is not None:
+                yield job_id, held
+
+    def release(self, job_id: str, why: str = "") -> None:
+        """A job gives back all it holds."""
+        held = self.holds(job_id)
+        if held is not None:
+            self.free.give_back(held.placement)
+            self._holds[job_id] = None
+            self.changed[job_id] = why
+
+    def place(self, job_id: str, placer: Placer, demand: Demand, plan: Plan | None, why: str = "") -> bool:
+        """Find a place for a job that holds nothing."""
+        placement = placer.place(self.free, demand)
+        if placement is None:
+            return False
+        self._holds[job_id] = Allocation(placement, plan)
+        self.changed[job_id] = why
+        return True
+
+    def put(self, job_id: str, allocation: Allocation, why: str = "") -> bool:
+        """A job that holds nothing gets exactly this, if it is free."""
+        if self.free.take(allocation.placement) is not None:
+            return False
+        self._holds[job_id] = allocation
+        self.changed[job_id] = why
+        return True
+
+    def snapshot(self) -> tuple[Free, dict[str, Allocation | None], dict[str, str]]:
+        """How it stands, to come back to."""
+        return self.free.copy(), dict(self._holds), dict(self.changed)
+
+    def restore(self, snapshot: tuple[Free, dict[str, Allocation | None], dict[str, str]]) -> None:
+        """As it stood then."""
+        self.free, self._holds, self.changed = snapshot[0].copy(), dict(snapshot[1]), dict(snapshot[2])
+
+    def target(self) -> dict[str, tuple[Allocation | None, str]]:
+        """What should become of each job that was moved, and why."""
+        return {job_id: (self.holds(job_id), why) for job_id, why in self.changed.items()}
+
+
+class Steering:
+    """Leads to a target in as many steps as stopping takes."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, tuple[Allocation | None, str]] = {}
+
+    @property
+    def awaited(self) -> Mapping[str, tuple[Allocation | None, str]]:
+        """What is still to be done."""
+        return self._left
+
+    def goes_on(self, view: View) -> bool:
+        """Whether there is more to do towards the target, and nothing happened but what was to be expected."""
+        if not self._left:
+            return False
+        changes = view.changes
+        if changes.submitted or changes.gone or changes.nodes:
+            return False
+        ended = {run.job for run in changes.ended}
+        return all(job_id in view.runs or job_id in view.waiting for job_id in ended)
+
+    def towards(self, view: View, target: Mapping[str, tuple[Allocation | None, str]]) -> Decision:
+        """What of a target can be done now; the rest is remembered."""
+        self._left = {}
+        starts: list[Start] = []
+        stops: list[Stop] = []
+        reshapes: list[Reshape] = []
+        trial = view.trial()
+        for job_id, (wanted, why) in target.items():
+            run = view.runs.get(job_id)
+            if run is None:
+                if wanted is None or job_id not in view.waiting:
+                    continue
+                if trial.take(wanted.placement):
+                    starts.append(Start(job_id, wanted))
+                    continue
+            elif run.stopping:
+                if wanted == view.becoming(job_id):
+                    continue
+            elif wanted is None:
+                stops.append(Stop(job_id, why))
+                continue
+            elif wanted == run.allocation:
+                continue
+            elif trial.take(beyond(wanted.placement, run.allocation.placement)):
+                reshapes.append(Reshape(job_id, wanted, why))
+                continue
+            self._left[job_id] = (wanted, why)
+        return Decision(starts=tuple(starts), stops=tuple(stops), reshapes=tuple(reshapes))
+
+    def go_on(self, view: View) -> Decision:
+        """The next step towards the same target."""
+        return self.towards(view, self._left)

@@ -1,0 +1,96 @@
+"""The shapes that a job could have: so many GPUs on so many nodes, with the plan and the speed that go with it.
+
+A job that is known (`plans.speeds`) has one option for each number of GPUs that is worth having, on as few nodes as can
+be, and spread over more nodes where that is not much slower. A job that is not has one: what it asked for.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from refold.model import Demand, Job, Plan
+from refold.model.units import WHOLE
+from refold.plans.speeds import Kind, Speeds, asked_cpus, kind_of
+
+WORTH_MORE = 1.01
+"""More GPUs are worth having if they are so many times as fast."""
+
+WORTH_SPREADING = 0.5
+"""A layout over more nodes is an option if it keeps so much of the speed."""
+
+
+class Option(NamedTuple):
+    """One shape: what to ask for, the plan, and steps per second (of an unknown job: jobs per second of work)."""
+
+    gpus: int
+    demand: Demand
+    plan: Plan | None
+    speed: float
+
+
+class Options:
+    """The options of jobs, kept by kind of job."""
+
+    def __init__(self, speeds: Speeds, plans: bool = True, resources: bool = True) -> None:
+        """`plans`: a job may get another plan than its own. `resources`: it may get other amounts than it asked for."""
+        self._speeds = speeds
+        self._plans, self._resources = plans, resources
+        self._sizes = _sizes(speeds)
+        self._kept: dict[tuple[Kind, Demand, Plan | None], tuple[Option, ...]] = {}
+
+    def of(self, job: Job) -> tuple[Option, ...]:
+        """From the fewest GPUs to the most; of as many GPUs the fastest first."""
+        if not self._speeds.knows(job):
+            return (as_asked(job),)
+        key = (kind_of(job), job.demand, job.plan)
+        if key not in self._kept:
+            self._kept[key] = self._found(job) or (as_asked(job),)
+        return self._kept[key]
+
+    def _found(self, job: Job) -> tuple[Option, ...]:
+        cpus_per_gpu = asked_cpus(job) / (job.demand.instances * job.demand.gpus)
+        options: list[Option] = []
+        for gpu_type in self._speeds.types_for(job):
+            best = 0.0
+            for layouts in self._sizes[gpu_type]:
+                at_best = 0.0
+                for nodes, each in layouts:
+                    speed = self._speeds.fastest(job, gpu_type, (each,) * nodes, cpus_per_gpu * nodes * each)
+                    if speed is None or speed.steps_per_second <= max(best * WORTH_MORE, at_best * WORTH_SPREADING):
+                        continue
+                    cpu_milli = round(cpus_per_gpu * each * WHOLE)
+                    memory = max(job.demand.memory_mib * each // job.demand.gpus, -(-speed.host_mib // nodes))
+                    demand = Demand(nodes, each, WHOLE, cpu_milli, memory, (gpu_type,))
+                    options.append(Option(nodes * each, demand, speed.plan, speed.steps_per_second))
+                    at_best = max(at_best, speed.steps_per_second)
+                best = max(best, at_best)
+        return tuple(sorted(options, key=lambda option: (option.gpus, -option.speed)))
+
+
+def as_asked(job: Job) -> Option:
+    """What was asked for, and nothing else."""
+    return Option(job.demand.instances * job.demand.gpus, job.demand, job.plan, 1.0)
+
+
+def _sizes(speeds: Speeds) -> dict[str, list[list[tuple[int, int]]]]:
+    """For each GPU type and number of GPUs the layouts (nodes, GPUs on each), on the fewest nodes first."""
+    found: dict[str, list[list[tuple[int, int]]]] = {}
+    nodes = speeds.cluster.nodes
+    for gpu_type in speeds.cluster.type_names:
+        on_node = [node.gpus for node in nodes if node.gpu_type == gpu_type and node.gpus]
+        most, count = max(on_node), len(on_node)
+        sizes = {size for size in range(1, most + 1)} | {most * many for many in _spaced(count)}
+        sizes |= {each * many for many in _spaced(count) for each in range(1, most) if each * many > most}
+        found[gpu_type] = [
+            [(size // each, each) for each in range(most, 0, -1) if size % each == 0 and size // each <= count]
+            for size in sorted(sizes)
+        ]
+    return found
+
+
+def _spaced(count: int) -> list[int]:
+    """1 to 8, and from there on wider and wider apart."""
+    spaced = list(range(1, min(count, 8) + 1))
+    while spaced[-1] * 5 // 4 <= count:
+        spaced.append(spaced[-1] * 5 // 4)
+    return spaced

@@ -1,0 +1,71 @@
+"""What a policy believes of jobs: how fast they are where they run, and how much they have left.
+
+Speeds come from the performance model. What is left comes from what jobs say: how many steps they want, and how many
+they have done. Between two reports a run is believed to go on at the modelled speed. Of a job that does not say, it is
+believed that it has as long before it as it has behind it, as run times of jobs are spread (and as in Tiresias).
+"""
+
+from __future__ import annotations
+
+from refold.core import View
+from refold.errors import BadValue
+from refold.model import Allocation, Job, Run
+from refold.model.units import WHOLE, Seconds
+from refold.plans.speeds import Knowledge, Speeds
+
+AT_LEAST_STEPS = 0.5
+"""No job that still runs is believed to have less left: its last step."""
+
+AT_LEAST_SECONDS: Seconds = 60.0
+"""Nor is one that says nothing believed to be shorter than this."""
+
+
+class Outlook:
+    """Beliefs, on one cluster."""
+
+    def __init__(self, view: View, knowledge: Knowledge, restart_seconds: Seconds, *, trust_steps: bool = True) -> None:
+        """`restart_seconds`: what a change of a running job costs. `trust_steps`: jobs are believed in what they want."""
+        if restart_seconds < 0:
+            raise BadValue(f"a restart takes seconds ≥ 0, not {restart_seconds}")
+        self.speeds = Speeds(view.cluster, knowledge)
+        self.restart_seconds = restart_seconds
+        self._trust_steps = trust_steps
+
+    def speed(self, job: Job, allocation: Allocation) -> float:
+        """Steps per second there; of a job that is not known, 1: its work is counted in seconds."""
+        if not self.speeds.knows(job):
+            return 1.0
+        gpu_type = self.speeds.cluster.nodes[allocation.placement[0].node].gpu_type
+        plan = allocation.plan or self.speeds.own_plan(job)
+        cpus = allocation.cpu_milli / WHOLE
+        return self.speeds.with_plan(job, gpu_type, allocation.gpus_on_node, cpus, plan).steps_per_second
+
+    def left(self, view: View, job: Job) -> float:
+        """Steps that are left; of a job that is not known, seconds."""
+        done, typical = self._done(view, job)
+        if job.steps is not None and self._trust_steps and self.speeds.knows(job):
+            return max(job.steps - done, AT_LEAST_STEPS)
+        return max(done, typical)
+
+    def _done(self, view: View, job: Job) -> tuple[float, float]:
+        """Steps or seconds done, and how many a job is taken to have that says nothing and has just begun."""
+        run = view.runs.get(job.id)
+        if not self.speeds.knows(job):
+            return view.done(job.id), AT_LEAST_SECONDS
+        steps, said = view.steps_done(job.id)
+        done = float(steps)
+        if run is not None and not run.stopping:
+            computing = max(0.0, view.now - max(said, self._computing_since(view, run)))
+            done += computing * self.speed(job, run.allocation)
+        return done, AT_LEAST_SECONDS * self.speeds.asked(job).steps_per_second
+
+    def starting_up(self, view: View, run: Run) -> Seconds:
+        """How long a run will still be starting up."""
+        return max(0.0, self._computing_since(view, run) - view.now)
+
+    def _computing_since(self, view: View, run: Run) -> Seconds:
+        since = view.computing_since(run.job)
+        if since is None:
+            return view.now
+        restarting = run.number > 1 and since == run.since  # it has not said yet that it computes
+        return since + self.restart_seconds if restarting else since
