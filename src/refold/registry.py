@@ -41,6 +41,11 @@ def policy_names() -> list[str]:
     return [listed.name for listed in list_policies() if not listed.problem]
 
 
+def usual_policies() -> list[str]:
+    """Those that are compared where nobody says with what: no search that takes minutes, and one's own."""
+    return [name for name in policy_names() if name not in POLICIES or POLICIES[name].usual]
+
+
 def list_policies() -> list[Listed]:
     """Every policy that can be asked for by name; and files in one's own folder that cannot, with the problem."""
     listed = [

@@ -25,6 +25,7 @@ COMMANDS = [
     "fit",
     "policies",
     "replay",
+    "why",
     "run",
     "models",
     "gpus",

@@ -145,6 +145,47 @@ def test_a_reshape_is_a_stop_and_a_start_in_one_step() -> None:
     assert found.gpu_hours == pytest.approx((2 * 50 + 4 * 25) / HOUR)
 
 
+def test_reshapes_are_counted_per_job_that_was_started_and_may_be_reshaped() -> None:
+    jobs = [make_job(id, reshapable=id != "rigid") for id in ("a", "b", "late", "rigid")]
+    found = measured(
+        make_cluster(4),
+        step(0, *map(submitted, jobs), start("a"), start("b", gpus=(1,)), start("rigid", gpus=(2,))),
+        step(50, RunStopped("a", 1), start("a", 2)),
+    )
+    assert (found.reshapes, found.reshapes_per_job) == (1, 0.5)
+    assert measured(make_cluster(2), *TWO_JOBS).reshapes_per_job is None
+
+
+def test_overhead_is_a_share_of_the_gpu_time_that_was_held() -> None:
+    """Of `a` 10 s of starting up and 5 s of stopping, on 2 GPUs for 50 s; of `b` nothing, on 1 GPU for 100 s."""
+    found = measured(
+        make_cluster(4),
+        step(0, submitted(make_job("a", gpus=2)), submitted(make_job("b")), start("a", gpus=(0, 1))),
+        step(0, start("b", gpus=(2,))),
+        step(10, RunStarted("a", 1)),
+        step(45, StopRun("a", 1)),
+        step(50, RunStopped("a", 1)),
+        step(100, RunFinished("b", 1)),
+    )
+    assert found.overhead_share == pytest.approx(2 * 15 / (2 * 50 + 100))
+    assert measured(make_cluster(4)).overhead_share is None
+
+
+def test_classes_are_measured_apart() -> None:
+    """As TWO_JOBS, of which the second may be made to wait."""
+    jobs = make_job("a", gpus=2), make_job("b", at=50, job_class="best-effort")
+    found = measured(
+        make_cluster(2),
+        step(0, submitted(jobs[0]), start("a", gpus=(0, 1))),
+        step(50, submitted(jobs[1])),
+        step(100, RunFinished("a", 1), start("b")),
+        step(200, RunFinished("b", 1)),
+    )
+    told = [(group.name, group.jobs, group.completion.mean, group.waiting.mean) for group in found.classes]
+    assert told == [("guaranteed", 1, 100.0, 0.0), ("best-effort", 1, 150.0, 50.0)]
+    assert [group.name for group in measured(make_cluster(2), *TWO_JOBS).classes] == ["guaranteed"]
+
+
 def test_a_failed_run_loses_what_it_did_not_keep() -> None:
     found = measured(
         make_cluster(2),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from refold.cli.app import app
-from refold.model import Cluster, GpuType, Link, Node, Rack
+from refold.errors import BadFile
+from refold.model import Cluster, GpuType, Link, Node, Rack, Tenant
 from refold.traces import read_cluster, write_cluster
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -28,6 +30,30 @@ LAB = Cluster(
 
 def test_a_yaml_file() -> None:
     assert read_cluster(FIXTURES / "cluster.yaml") == LAB
+
+
+def test_tenants_and_their_quotas_are_read_and_written(tmp_path: Path) -> None:
+    path = tmp_path / "shared.yaml"
+    path.write_text("tenants:\n- {name: research, quota_gpus: 6.5}\n- {name: guests}\nnodes:\n- {name: n, gpus: 8}\n")
+    cluster = read_cluster(path)
+    assert cluster.tenants == (Tenant("research", 6.5), Tenant("guests", 0.0))
+    write_cluster(cluster, tmp_path / "again.yaml")
+    assert read_cluster(tmp_path / "again.yaml") == cluster
+
+
+@pytest.mark.parametrize(
+    ("tenants", "problem"),
+    [
+        ("[{name: a, quota: 6}]", "tenants[0]: object contains unknown field quota; did you mean quota_gpus?"),
+        ("[{name: a, quota_gpus: -1}]", "tenant 'a': a quota is GPUs ≥ 0, not -1"),
+        ("[{name: a}, {name: a}]", "two tenants of cluster 'shared' have the same name"),
+    ],
+)
+def test_tenants_that_cannot_be_are_refused(tmp_path: Path, tenants: str, problem: str) -> None:
+    path = tmp_path / "shared.yaml"
+    path.write_text(f"tenants: {tenants}\nnodes:\n- {{name: n, gpus: 8}}\n")
+    with pytest.raises(BadFile, match=re.escape(problem)):
+        read_cluster(path)
 
 
 def test_nodes_that_are_counted_and_say_little(tmp_path: Path) -> None:

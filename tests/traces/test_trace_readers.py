@@ -143,12 +143,23 @@ def _rubick(
         submitted,
         demand,
         work,
+        tenant="A" if sla else "B",
         job_class="guaranteed" if sla else "best-effort",
         reshapable=True,
         workload=model,
         plan=plan,
         steps=steps,
+        batch={"vit": 64, "llama30": 4, "t5": 16, "bert": 32, "gpt2": 16}[model],
     )
+
+
+def test_rubick_jobs_of_one_class_and_of_models_that_nobody_knows(tmp_path: Path) -> None:
+    header, first, *_ = (FIXTURES / "rubick.csv").read_text().splitlines()
+    path = tmp_path / "rubick.csv"
+    path.write_text(f"{header}\n{first}\n{first.replace('vit', 'own')}\n")
+    known, unknown = read_trace(path).jobs
+    assert (known.tenant, known.batch) == ("default", 64)
+    assert (unknown.tenant, unknown.batch) == ("default", 0)
 
 
 def test_sacct() -> None:

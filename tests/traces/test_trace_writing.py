@@ -52,6 +52,8 @@ _jobs = st.builds(
     workload=_words | st.sampled_from(["BE", "steps=3", "a|b", "x=y"]),
     plan=st.none() | _plans,
     steps=st.none() | st.integers(0, 2**62),
+    batch=st.integers(0, LARGEST),
+    sequence=st.integers(0, LARGEST),
     command=st.lists(_arguments, max_size=3).map(tuple),
 )
 

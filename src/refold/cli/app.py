@@ -10,7 +10,7 @@ from typing import Annotated, cast
 import typer
 
 from refold import __version__
-from refold.cli import catalogue, compare, curve, fit, plan, policies, profile, replay, run, simulate, trace
+from refold.cli import catalogue, compare, curve, fit, plan, policies, profile, replay, run, simulate, trace, why
 from refold.cli.output import ERROR, say
 from refold.errors import RefoldError
 
@@ -33,6 +33,7 @@ app.command("profile")(profile.profile)
 app.command("fit")(fit.fit)
 app.command("policies")(policies.policies)
 app.command("replay")(replay.replay)
+app.command("why")(why.why)
 app.command("run")(run.run)
 app.command("models")(catalogue.models)
 app.command("gpus")(catalogue.gpus)

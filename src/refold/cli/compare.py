@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from refold.cli.options import (
+    ChargeBy,
     CheckpointEvery,
     ClusterFile,
     Faults,
     FaultSeed,
+    FitFiles,
     FormatName,
+    KnowledgeFile,
     Limit,
     PlacementNames,
     PolicyNames,
     Repair,
+    ReportEvery,
     RestartCost,
     Seed,
     StartCost,
@@ -26,7 +30,7 @@ from refold.cli.options import (
     costs_from,
     settings_from,
 )
-from refold.cli.output import AsJson, print_json, print_tables, say, tell
+from refold.cli.output import AsJson, Column, Table, print_json, print_tables, say, tell
 from refold.cli.trace import GpusPerInstance, SkipBad
 
 if TYPE_CHECKING:
@@ -53,6 +57,10 @@ def compare(
     stop_cost: StopCost = None,
     restart_cost: RestartCost = None,
     checkpoint_every: CheckpointEvery = None,
+    report_every: ReportEvery = None,
+    charge: ChargeBy = None,
+    knowledge: KnowledgeFile = None,
+    fits: FitFiles = None,
     faults: Faults = None,
     repair: Repair = None,
     fault_seed: FaultSeed = None,
@@ -62,6 +70,9 @@ def compare(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Write report.html into this folder.")] = Path(
         "refold-report"
     ),
+    gap: Annotated[
+        bool, typer.Option("--gap", help="Also how far each policy is from the optimum, decision by decision.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare policies on a trace: a table, and a report with pictures.
@@ -71,28 +82,33 @@ def compare(
 
     Example: refold compare jobs.csv --cluster 16x8:A100 --policies fifo,las,las/fgd,./mine.py
     """
+    from refold.cli.charging import charging_from, knowledge_from, told
     from refold.cli.choices import chosen_policies
     from refold.cli.experiment import all_simulated, conditions_of, notes_of, output_folder, reading_notes, try_report
-    from refold.cli.workload import Reading, read_workload, with_faults
-    from refold.registry import policy_names
+    from refold.cli.workload import Reading, read_workload, with_charging, with_faults
+    from refold.registry import usual_policies
 
-    wanted = policy_names() if policies is None else _listed("--policies", policies)
+    wanted = usual_policies() if policies is None else _listed("--policies", policies)
     where = [] if placements is None else _listed("--placements", placements)
     chosen = chosen_policies(wanted, where, settings_from(settings, None, seed))
-    costs = costs_from(start_cost, stop_cost, restart_cost, checkpoint_every)
+    costs = costs_from(start_cost, stop_cost, restart_cost, checkpoint_every, report_every)
+    known = knowledge_from(knowledge, fits)
+    charging = charging_from(charge, known)
+    chosen = told(chosen, known, charging)
     check_faults(faults, checkpoint_every, repair, fault_seed)
     workload = read_workload(trace, cluster, Reading(format, skip_bad, gpus_per_instance, limit), costs)
+    workload = with_charging(workload, charge, charging)
     workload = with_faults(workload, faults, repair, fault_seed or 0)
     with output_folder(out):
-        runs = all_simulated(workload, chosen, processes)
-        notes = notes_of(workload, runs)
+        runs = all_simulated(workload, chosen, processes, gap)
+        notes = notes_of(workload, runs) + (_gap_notes(runs) if gap else [])
         title = f"{len(runs)} policies on {workload.name}"
         report = try_report(out, runs, title, conditions_of(workload, runs), reading_notes(workload))
     if as_json:
-        print_json(_document(workload, chosen, runs, notes, report))
+        print_json(_document(workload, chosen, runs, notes, report, gap))
         return
     tell(notes)
-    _print_table(workload, chosen, runs)
+    _print_table(workload, chosen, runs, gap)
     if report:
         say(f"report: {report}")
 
@@ -107,7 +123,7 @@ def _listed(option: str, text: str) -> list[str]:
 
 
 def _document(
-    workload: Workload, chosen: list[Choice], runs: list[ReportRun], notes: list[str], report: Path | None
+    workload: Workload, chosen: list[Choice], runs: list[ReportRun], notes: list[str], report: Path | None, gap: bool
 ) -> object:
     from refold.cli.experiment import faults_seen
 
@@ -122,6 +138,7 @@ def _document(
                 "settings": choice.settings,
                 "node_faults": faults_seen(run.history),
                 "measures": run.measures,
+                **({"gap": _gap_of(run)} if gap else {}),
             }
             for choice, run in zip(chosen, runs, strict=True)
         ],
@@ -129,9 +146,31 @@ def _document(
     }
 
 
-def _print_table(workload: Workload, chosen: list[Choice], runs: list[ReportRun]) -> None:
+def _print_table(workload: Workload, chosen: list[Choice], runs: list[ReportRun], gap: bool) -> None:
     from refold.cli.experiment import faults_text
     from refold.cli.measured import comparison_table
 
     oracles = {choice.name for choice in chosen if choice.oracle}
-    print_tables(comparison_table(str(workload), runs, oracles, faults_text(runs)))
+    table = comparison_table(str(workload), runs, oracles, faults_text(runs))
+    print_tables(_with_gaps(table, runs) if gap else table)
+
+
+def _with_gaps(table: Table, runs: list[ReportRun]) -> Table:
+    """The same with one more column."""
+    from refold.results.tables import text_of
+
+    columns = {**table.columns, "gap": Column("mean gap to the optimum", number=True)}
+    rows = [{**row, "gap": text_of(_gap_of(run), "%")} for row, run in zip(table.rows, runs, strict=True)]
+    return Table(table.title, columns, rows, table.after)
+
+
+def _gap_of(run: ReportRun) -> float | None:
+    from refold.results.gap import GapRun
+
+    return run.gap if isinstance(run, GapRun) else None
+
+
+def _gap_notes(runs: list[ReportRun]) -> list[str]:
+    from refold.results.gap import gap_notes
+
+    return gap_notes(runs)

@@ -14,8 +14,9 @@ from refold.cli.workload import Workload
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from refold.core import Header, Journal
+    from refold.core import Header, Journal, Policy
     from refold.results import History, ReportRun
+    from refold.results.gap import Watched
 
 JOURNAL = "journal.jsonl"
 REPORT = "report.html"
@@ -24,18 +25,20 @@ LOOK_EVERY = 0.2
 """Seconds between two looks at how far other processes are."""
 
 
-def simulated(workload: Workload, choice: Choice, journal: Path | None = None) -> ReportRun:
-    """What this policy makes of the workload; with its journal in a file, if one is named."""
+def simulated(workload: Workload, choice: Choice, journal: Path | None = None, gap: bool = False) -> ReportRun:
+    """What this policy makes of the workload; with its journal in a file, if one is named, and its `gap` if asked."""
     with progress(choice.name, len(workload.jobs)) as advance:
-        return _simulated(workload, choice, journal, advance)
+        return _simulated(workload, choice, journal, advance, gap)
 
 
-def _simulated(workload: Workload, choice: Choice, path: Path | None, advance: Advance) -> ReportRun:
+def _simulated(workload: Workload, choice: Choice, path: Path | None, advance: Advance, gap: bool = False) -> ReportRun:
     from refold.cli.guarded import make_guarded
     from refold.core import Header, Journals
     from refold.results import HistoryJournal, ReportRun, measure
     from refold.simulator import simulate
 
+    policy = make_guarded(choice.policy, choice.settings)
+    watched = _watched(policy, choice) if gap else None
     finished = 0
 
     def tell(now_finished: int) -> None:
@@ -49,15 +52,25 @@ def _simulated(workload: Workload, choice: Choice, path: Path | None, advance: A
         simulate(
             workload.jobs,
             workload.cluster,
-            make_guarded(choice.policy, choice.settings),
+            watched or policy,
             journal=Journals(kept, file) if file else kept,
+            charge=workload.charging.charge(workload.cluster),
             costs=workload.costs,
             faults=workload.faults,
             progress=tell,
         )
     tell(len(workload.jobs))
     history = kept.history(workload.cluster)
+    if watched is not None:
+        return watched.run_of(choice.name, history, measure(history))
     return ReportRun(choice.name, history, measure(history))
+
+
+def _watched(policy: Policy, choice: Choice) -> Watched:
+    """The policy, with somebody beside it who knows the best for each moment, by what the policy knows of jobs."""
+    from refold.results.gap import Watched
+
+    return Watched(policy, choice.settings.get("knowledge", {}))
 
 
 @contextmanager
@@ -75,14 +88,16 @@ def _journal_file(path: Path | None, header: Header) -> Iterator[Journal | None]
         raise BadFile(path, f"cannot be written: {error.strerror or error}") from None
 
 
-def all_simulated(workload: Workload, chosen: Sequence[Choice], processes: int = 1) -> list[ReportRun]:
+def all_simulated(
+    workload: Workload, chosen: Sequence[Choice], processes: int = 1, gap: bool = False
+) -> list[ReportRun]:
     """The workload under each policy, in the order asked for, however many processes share the work."""
     if processes == 1 or len(chosen) == 1:
-        return [simulated(workload, choice) for choice in chosen]
-    return _simulated_in_processes(workload, chosen, min(processes, len(chosen)))
+        return [simulated(workload, choice, gap=gap) for choice in chosen]
+    return _simulated_in_processes(workload, chosen, min(processes, len(chosen)), gap)
 
 
-def _simulated_in_processes(workload: Workload, chosen: Sequence[Choice], processes: int) -> list[ReportRun]:
+def _simulated_in_processes(workload: Workload, chosen: Sequence[Choice], processes: int, gap: bool) -> list[ReportRun]:
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import active_children, get_context
@@ -94,7 +109,7 @@ def _simulated_in_processes(workload: Workload, chosen: Sequence[Choice], proces
     done = context.RawArray("q", len(chosen))
     pool = ProcessPoolExecutor(processes, context, _prepare_process, (workload, done))
     try:
-        futures = [pool.submit(_simulated_here, place, choice) for place, choice in enumerate(chosen)]
+        futures = [pool.submit(_simulated_here, place, choice, gap) for place, choice in enumerate(chosen)]
         with progress(f"{len(chosen)} policies", len(chosen) * len(workload.jobs)) as advance:
             _watch(futures, done, advance)
         return [_run_of(future) for future in futures]
@@ -154,7 +169,7 @@ def _prepare_process(workload: Workload, done: Any) -> None:
     _HERE[:] = [workload, done]
 
 
-def _simulated_here(place: int, choice: Choice) -> ReportRun | _Failure:
+def _simulated_here(place: int, choice: Choice, gap: bool) -> ReportRun | _Failure:
     from refold.errors import RefoldError
 
     workload, done = _HERE
@@ -163,7 +178,7 @@ def _simulated_here(place: int, choice: Choice) -> ReportRun | _Failure:
         done[place] += int(amount)
 
     try:
-        return _simulated(workload, choice, None, advance)
+        return _simulated(workload, choice, None, advance, gap)
     except RefoldError as error:
         return _Failure(str(error), getattr(error, "frames", ""))
 
@@ -183,13 +198,16 @@ def faults_text(runs: Sequence[ReportRun]) -> str:
 
 
 def conditions_of(workload: Workload, runs: Sequence[ReportRun]) -> str:
-    """What changes cost and how many nodes were lost, for whoever reads the results."""
+    """What changes cost, how fast jobs are and how many nodes were lost, for whoever reads the results."""
+    from refold.cli.charging import charging_text
     from refold.model.units import text_from_seconds
 
     costs = workload.costs
     named = {"start": costs.start, "stop": costs.stop, "restart": costs.restart}
     said = [f"{what} {text_from_seconds(seconds)}" for what, seconds in named.items() if seconds]
     changes = ", ".join(said) or "starting and stopping cost nothing"
+    charged = charging_text(workload.charging, workload.jobs, workload.cluster)
+    changes += f"; {charged}" if charged else ""
     return f"Simulated: {changes}; {faults_text(runs) or 'no node was lost'}."
 
 

@@ -20,14 +20,16 @@ OF_FAULTS = ("failures", "lost")
 
 
 def tables_of(title: str, run: ReportRun) -> list[Table]:
-    """All that is measured of one run: as a whole, per tenant, per size."""
+    """All that is measured of one run: as a whole, per class where there are two, per tenant, per size."""
     from refold.cli.experiment import faults_seen
 
     measures = run.measures
     largest = sorted(measures.tenants, key=lambda group: (-group.gpu_hours, group.name))
+    classes = [_groups("Classes", "class", measures.classes, 2)] if len(measures.classes) > 1 else []
     return [
         _facts(title, measures, faults_seen(run.history)),
         _times(measures),
+        *classes,
         _groups("Tenants", "tenant", largest[:MOST_TENANTS], len(largest)),
         _groups("Sizes", "size", measures.sizes, len(measures.sizes)),
     ]
@@ -50,8 +52,10 @@ def _facts(title: str, measures: Measures, faults: int) -> Table:
         "fragmentation": text_of(measures.fragmentation, "%"),
         "GPU-hours held": text_of(measures.gpu_hours, "h"),
         "GPU-hours of overhead": text_of(measures.overhead_gpu_hours, "h"),
+        "overhead, of GPU-hours held": text_of(measures.overhead_share, "%") if measures.overhead_share else "",
         "GPU-hours lost": text_of(measures.lost_gpu_hours, "h"),
         "preemptions": count(measures.preemptions),
+        "reshapes": count(measures.reshapes) if measures.reshapes else "",
         "node faults": count(faults) if faults else "",
         "failed runs": count(measures.failures),
         "Jain's index, tenants": text_of(measures.jain_tenants, "index"),

@@ -69,7 +69,8 @@ def _settings_beginning(ctx: typer.Context, incomplete: str) -> list[str]:
         settings = settings_of(policy if policy.endswith(".py") else policy.partition("/")[0])
     except RefoldError:
         return []
-    return [f"{key}={default}" for key, default in settings.items() if key.startswith(incomplete)]
+    plain = {key: default for key, default in settings.items() if isinstance(default, str | int | float)}
+    return [f"{key}={default}" for key, default in plain.items() if key.startswith(incomplete)]
 
 
 DEFAULT_POLICY = "fifo"
@@ -160,6 +161,27 @@ CheckpointEvery = Annotated[
         "--checkpoint-every", metavar="TIME", help="How often work is kept for when a run is lost [never: all is lost]."
     ),
 ]
+ReportEvery = Annotated[
+    str | None,
+    typer.Option("--report-every", metavar="TIME", help="How often runs say how far they are [when they stop]."),
+]
+ChargeBy = Annotated[
+    str | None,
+    typer.Option(
+        "--charge",
+        metavar="recorded|model|FILE",
+        help="How fast jobs are where they run: as recorded, as modelled, or as in a CSV of samples "
+        "[model, for reshapable jobs that the catalogue knows].",
+    ),
+]
+KnowledgeFile = Annotated[
+    Path | None,
+    typer.Option("--knowledge", metavar="FILE", help="JSON: what policies know of speeds beside the catalogue."),
+]
+FitFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--fit", metavar="FILE", help="What 'refold fit' saved, for policies and model to know; repeatable."),
+]
 Faults = Annotated[
     str | None, typer.Option("--faults", metavar="TIME", help="Mean time between the faults of one node [no faults].")
 ]
@@ -211,7 +233,13 @@ def _setting(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def costs_from(start: str | None, stop: str | None, restart: str | None, checkpoint_every: str | None) -> Costs:
+def costs_from(
+    start: str | None,
+    stop: str | None,
+    restart: str | None,
+    checkpoint_every: str | None,
+    report_every: str | None = None,
+) -> Costs:
     """What changes cost, from how people write durations."""
     from refold.model.units import seconds_from_text
     from refold.simulator import Costs
@@ -222,6 +250,7 @@ def costs_from(start: str | None, stop: str | None, restart: str | None, checkpo
         stop=seconds_from_text("0" if stop is None else stop),
         restart=first if restart is None else seconds_from_text(restart),
         checkpoint_every=None if checkpoint_every is None else seconds_from_text(checkpoint_every),
+        report_every=None if report_every is None else seconds_from_text(report_every),
     )
 
 

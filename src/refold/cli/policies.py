@@ -38,11 +38,15 @@ def _document(one: Listed) -> dict[str, object]:
 
 
 def _plain(default: object) -> object:
-    """A default that JSON can say; of anything else, how Python writes it; None where there is none."""
+    """A default that JSON can say, our nouns by what they say beyond their own defaults; else how Python writes it."""
     import inspect
+
+    import msgspec
 
     if default is inspect.Parameter.empty:
         return None
+    if isinstance(default, msgspec.Struct):
+        return msgspec.to_builtins(default)
     return default if isinstance(default, str | int | float | bool | None) else repr(default)
 
 

@@ -137,11 +137,12 @@ def _order_text(order: Order, cluster: Cluster) -> str:
 
     what = f"run {order.run} of job {order.job}"
     if isinstance(order, StartRun):
-        return f"start {what} on {_allocation_text(order.allocation, cluster)}"
+        return f"start {what} on {allocation_text(order.allocation, cluster)}"
     return f"stop {what}" + (f" ({order.why})" if order.why else "")
 
 
-def _allocation_text(allocation: Allocation, cluster: Cluster) -> str:
+def allocation_text(allocation: Allocation, cluster: Cluster) -> str:
+    """'n0 (GPUs 0, 1), n1 (GPU 3)'."""
     from refold.model.units import WHOLE
 
     def share_text(node: int, gpus: Sequence[int], milli: int) -> str:

@@ -8,15 +8,19 @@ from typing import Annotated
 import typer
 
 from refold.cli.options import (
+    ChargeBy,
     CheckpointEvery,
     ClusterFile,
     Faults,
     FaultSeed,
+    FitFiles,
     FormatName,
+    KnowledgeFile,
     Limit,
     PlacementName,
     PolicyName,
     Repair,
+    ReportEvery,
     RestartCost,
     Seed,
     Settings,
@@ -46,6 +50,10 @@ def simulate(
     stop_cost: StopCost = None,
     restart_cost: RestartCost = None,
     checkpoint_every: CheckpointEvery = None,
+    report_every: ReportEvery = None,
+    charge: ChargeBy = None,
+    knowledge: KnowledgeFile = None,
+    fits: FitFiles = None,
     faults: Faults = None,
     repair: Repair = None,
     fault_seed: FaultSeed = None,
@@ -64,6 +72,7 @@ def simulate(
 
     Example: refold simulate jobs.csv --cluster 16x8:A100 --policy las --placement fgd --out las
     """
+    from refold.cli.charging import charging_from, knowledge_from, told
     from refold.cli.choices import chosen_policy
     from refold.cli.experiment import (
         JOURNAL,
@@ -76,12 +85,16 @@ def simulate(
         try_report,
     )
     from refold.cli.measured import tables_of
-    from refold.cli.workload import Reading, read_workload, with_faults
+    from refold.cli.workload import Reading, read_workload, with_charging, with_faults
 
     choice = chosen_policy(policy, settings_from(settings, placement, seed))
-    costs = costs_from(start_cost, stop_cost, restart_cost, checkpoint_every)
+    costs = costs_from(start_cost, stop_cost, restart_cost, checkpoint_every, report_every)
+    known = knowledge_from(knowledge, fits)
+    charging = charging_from(charge, known)
+    [choice] = told([choice], known, charging)
     check_faults(faults, checkpoint_every, repair, fault_seed)
     workload = read_workload(trace, cluster, Reading(format, skip_bad, gpus_per_instance, limit), costs)
+    workload = with_charging(workload, charge, charging)
     workload = with_faults(workload, faults, repair, fault_seed or 0)
     with output_folder(out):
         journal = journal or (out / JOURNAL if out else None)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from refold.cli.charging import AS_RECORDED, Charging
 from refold.cli.output import progress
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Workload:
     faults: Sequence[Fault] = ()
     left_out: int = 0
     notes: Sequence[str] = ()
+    charging: Charging = AS_RECORDED
 
     def __str__(self) -> str:
         from refold.traces.trace import counted
@@ -66,6 +68,16 @@ def read_workload(trace: str, cluster: str | None, reading: Reading, costs: Cost
     first = replace(read, jobs=read.jobs[: reading.limit])
     ready = for_cluster(_with_work(first, reading.skip_bad), machines)
     return Workload(ready.name, ready.jobs, machines, costs, (), len(ready.left_out), ready.notes)
+
+
+def with_charging(workload: Workload, charge: str | None, charging: Charging) -> Workload:
+    """The same, with jobs that are as fast as `charging` says."""
+    from dataclasses import replace
+
+    from refold.cli.charging import check_charging
+
+    check_charging(charge, charging, workload.jobs, workload.cluster, workload.name)
+    return replace(workload, charging=charging)
 
 
 def _cluster_for(trace: str, cluster: str | None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from refold.core.state import Changes, State
-from refold.model import Cluster, Demand, Job, Placement, Reason, Run, Shortage, Start, Wait
+from refold.model import Allocation, Cluster, Demand, Job, Placement, Reason, Run, Shortage, Start, Wait
 from refold.model.units import WHOLE, Seconds
 from refold.packing import Free, Trial
 

@@ -60,11 +60,15 @@ NOTHING_MORE = Knowledge()
 
 
 class Speed(NamedTuple):
-    """How a job runs somewhere: steps per second, with this plan, which needs so much memory on the hosts."""
+    """How a job runs somewhere: steps per second, with this plan, which needs so much memory on the hosts.
+
+    `fits`: whether it is thought to fit into the memory of the GPUs.
+    """
 
     steps_per_second: float
     plan: Plan
     host_mib: int = 0
+    fits: bool = True
 
 
 class Kind(NamedTuple):
@@ -191,7 +195,7 @@ class Speeds:
 
     def _estimate(self, setting: Setting, plan: Plan) -> Speed:
         found = estimate_all(setting, columns_of([plan]))
-        return Speed(1 / float(found.step_seconds[0]), plan, _host_mib(found.memory.host, 0))
+        return Speed(1 / float(found.step_seconds[0]), plan, _host_mib(found.memory.host, 0), bool(found.fits[0]))
 
 
 def _host_mib(host_gib: np.ndarray, row: int) -> int:

@@ -63,12 +63,28 @@ class Board:
         self.changed[job_id] = why
         return True
 
+    def move(self, job_id: str, placer: Placer, demand: Demand, plan: Plan | None, why: str = "") -> bool:
+        """Find another place for a job, on what is free and what it holds; without one it stays as it is."""
+        held, before = self.holds(job_id), self.changed.get(job_id)
+        self.release(job_id)
+        if self.place(job_id, placer, demand, plan, why):
+            return True
+        if held is not None:
+            self.put(job_id, held, before or "")
+        if before is None:
+            self.changed.pop(job_id, None)
+        return False
+
     def put(self, job_id: str, allocation: Allocation, why: str = "") -> bool:
         """A job that holds nothing gets exactly this, if it is free."""
         if self.free.take(allocation.placement) is not None:
             return False
         self._holds[job_id] = allocation
-        self.changed[job_id] = why
+        run = self._view.runs.get(job_id)
+        if run is not None and not run.stopping and run.allocation == allocation:
+            self.changed.pop(job_id, None)  # as it is now
+        else:
+            self.changed[job_id] = why
         return True
 
     def snapshot(self) -> tuple[Free, dict[str, Allocation | None], dict[str, str]]:
@@ -84,6 +100,15 @@ class Board:
         return {job_id: (self.holds(job_id), why) for job_id, why in self.changed.items()}
 
 
+def something_happened(view: View) -> bool:
+    """Whether anything has happened since the last look but what the policy itself had ordered."""
+    changes = view.changes
+    if changes.submitted or changes.gone or changes.nodes:
+        return True
+    known = view.runs.keys() | view.waiting.keys() if changes.ended else ()
+    return any(not run.stopping or run.job not in known for run in changes.ended)
+
+
 class Steering:
     """Leads to a target in as many steps as stopping takes."""
 
@@ -97,13 +122,7 @@ class Steering:
 
     def goes_on(self, view: View) -> bool:
         """Whether there is more to do towards the target, and nothing happened but what was to be expected."""
-        if not self._left:
-            return False
-        changes = view.changes
-        if changes.submitted or changes.gone or changes.nodes:
-            return False
-        ended = {run.job for run in changes.ended}
-        return all(job_id in view.runs or job_id in view.waiting for job_id in ended)
+        return bool(self._left) and not something_happened(view)
 
     def towards(self, view: View, target: Mapping[str, tuple[Allocation | None, str]]) -> Decision:
         """What of a target can be done now; the rest is remembered."""
@@ -132,7 +151,16 @@ class Steering:
                 reshapes.append(Reshape(job_id, wanted, why))
                 continue
             self._left[job_id] = (wanted, why)
+        if not (starts or stops or reshapes):
+            stops = self._break_standstill(view)
         return Decision(starts=tuple(starts), stops=tuple(stops), reshapes=tuple(reshapes))
+
+    def _break_standstill(self, view: View) -> list[Stop]:
+        """Where runs wait for each other's places and nobody is on the way to give one up, one of them has to."""
+        runs = [view.runs[job_id] for job_id in self._left if job_id in view.runs]
+        if not runs or any(run.stopping for run in view.runs.values()):
+            return []
+        return [Stop(runs[0].job, self._left[runs[0].job][1])]
 
     def go_on(self, view: View) -> Decision:
         """The next step towards the same target."""

@@ -48,6 +48,17 @@ class Lines:
             self._heads = [(line[0][0], line[0][1], demand) for demand, line in self._lines.items()]
             heapify(self._heads)
 
+    def sort_again(self, view: View) -> None:
+        """Jobs have become more or less urgent while they waited; every line may have a place again."""
+        self._closed.clear()
+        for demand, line in list(self._lines.items()):
+            line[:] = [(self._key(job), number, job) for _, number, job in line if job.id in view.waiting]
+            heapify(line)
+            if not line:
+                del self._lines[demand]
+        self._heads = [(line[0][0], line[0][1], demand) for demand, line in self._lines.items()]
+        heapify(self._heads)
+
     def add(self, job: Job, returned: bool = False) -> bool:
         """One job more; whether it is now the first of its line."""
         self._added += 1

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from refold.model import Demand, Job, Plan
 from refold.model.units import WHOLE
-from refold.plans.speeds import Kind, Speeds, asked_cpus, kind_of
+from refold.plans.speeds import Kind, Speeds, kind_of
 
 WORTH_MORE = 1.01
 """More GPUs are worth having if they are so many times as fast."""
@@ -34,7 +34,7 @@ class Options:
     def __init__(self, speeds: Speeds, plans: bool = True, resources: bool = True) -> None:
         """`plans`: a job may get another plan than its own. `resources`: it may get other amounts than it asked for."""
         self._speeds = speeds
-        self._plans, self._resources = plans, resources
+        self.plans, self._resources = plans, resources
         self._sizes = _sizes(speeds)
         self._kept: dict[tuple[Kind, Demand, Plan | None], tuple[Option, ...]] = {}
 
@@ -48,23 +48,29 @@ class Options:
         return self._kept[key]
 
     def _found(self, job: Job) -> tuple[Option, ...]:
-        cpus_per_gpu = asked_cpus(job) / (job.demand.instances * job.demand.gpus)
         options: list[Option] = []
         for gpu_type in self._speeds.types_for(job):
             best = 0.0
-            for layouts in self._sizes[gpu_type]:
+            for layouts in self._sizes[gpu_type] if self._resources else [[(job.demand.instances, job.demand.gpus)]]:
                 at_best = 0.0
                 for nodes, each in layouts:
-                    speed = self._speeds.fastest(job, gpu_type, (each,) * nodes, cpus_per_gpu * nodes * each)
-                    if speed is None or speed.steps_per_second <= max(best * WORTH_MORE, at_best * WORTH_SPREADING):
-                        continue
-                    cpu_milli = round(cpus_per_gpu * each * WHOLE)
-                    memory = max(job.demand.memory_mib * each // job.demand.gpus, -(-speed.host_mib // nodes))
-                    demand = Demand(nodes, each, WHOLE, cpu_milli, memory, (gpu_type,))
-                    options.append(Option(nodes * each, demand, speed.plan, speed.steps_per_second))
-                    at_best = max(at_best, speed.steps_per_second)
+                    option = self._option(job, gpu_type, nodes, each)
+                    if option and option.speed > max(best * WORTH_MORE, at_best * WORTH_SPREADING):
+                        options.append(option)
+                        at_best = max(at_best, option.speed)
                 best = max(best, at_best)
         return tuple(sorted(options, key=lambda option: (option.gpus, -option.speed)))
+
+    def _option(self, job: Job, gpu_type: str, nodes: int, each: int) -> Option | None:
+        asked = job.demand
+        cpu_milli = asked.cpu_milli * each // asked.gpus
+        ask = self._speeds.fastest if self.plans else self._speeds.scaled
+        speed = ask(job, gpu_type, (each,) * nodes, nodes * cpu_milli / WHOLE)
+        if speed is None:
+            return None
+        memory = max(asked.memory_mib * each // asked.gpus, -(-speed.host_mib // nodes))
+        demand = Demand(nodes, each, WHOLE, cpu_milli, memory, (gpu_type,))
+        return Option(nodes * each, demand, speed.plan, speed.steps_per_second)
 
 
 def as_asked(job: Job) -> Option:
@@ -79,7 +85,7 @@ def _sizes(speeds: Speeds) -> dict[str, list[list[tuple[int, int]]]]:
     for gpu_type in speeds.cluster.type_names:
         on_node = [node.gpus for node in nodes if node.gpu_type == gpu_type and node.gpus]
         most, count = max(on_node), len(on_node)
-        sizes = {size for size in range(1, most + 1)} | {most * many for many in _spaced(count)}
+        sizes = set(range(1, most + 1)) | {most * many for many in _spaced(count)}
         sizes |= {each * many for many in _spaced(count) for each in range(1, most) if each * many > most}
         found[gpu_type] = [
             [(size // each, each) for each in range(most, 0, -1) if size % each == 0 and size // each <= count]

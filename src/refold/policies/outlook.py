@@ -24,7 +24,7 @@ class Outlook:
     """Beliefs, on one cluster."""
 
     def __init__(self, view: View, knowledge: Knowledge, restart_seconds: Seconds, *, trust_steps: bool = True) -> None:
-        """`restart_seconds`: what a change of a running job costs. `trust_steps`: jobs are believed in what they want."""
+        """`restart_seconds`: what a change of a running job costs. `trust_steps`: what jobs say they want is believed."""
         if restart_seconds < 0:
             raise BadValue(f"a restart takes seconds ≥ 0, not {restart_seconds}")
         self.speeds = Speeds(view.cluster, knowledge)

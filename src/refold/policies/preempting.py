@@ -81,6 +81,13 @@ class PreemptingQueue:
         self._ranking.move(view, run)
         self._lines.reopen_all()
 
+    def sort_again(self, view: View) -> None:
+        """The order itself has changed, for jobs that wait and for runs."""
+        self._view = view
+        self._lines.sort_again(view)
+        for run in view.runs.values():
+            self._ranking.move(view, run)
+
     def _key(self, job: Job) -> Any:
         assert self._view is not None
         return self._order(self._view, job)

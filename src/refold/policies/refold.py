@@ -1,222 +1,416 @@
-"""Refold's own policy (draft)."""
+"""Refold's own policy: what is nearly done goes first, at the size that pays, and changes are charged what they cost.
+
+One look is four steps, on paper (`board`):
+
+1. Jobs that wait are looked at in the order of their work left, in GPU-seconds at their most efficient size, the less
+   the earlier; a job that has been in the system for long counts for more (`patience_seconds`).
+2. Each gets the shape with which it ends soonest, where GPUs cost something while others wait behind it
+   (`price`): each second on a GPU keeps all of these waiting for a G-th of a second, if there are G GPUs.
+3. If there is no place for it, or only a poor one, it may claim one: jobs with more work left are shrunk, or stopped.
+   Everybody's delay is counted in seconds, with restarts, and compared with waiting until others end by themselves.
+4. What is then free is given to whoever saves the most time for each GPU. A run is changed only for more than a restart
+   costs, and only if things have been quiet for long enough that the change will pay before the next job arrives.
+
+A guaranteed job within its quota is looked at before all others, is never stopped, never gets less than the
+performance of what it asked for, and may claim whatever others hold beyond what they are promised.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from refold.core import View
-from refold.model import KEEP, Decision, Job, Run
+from refold.errors import BadValue
+from refold.model import KEEP, Allocation, Decision, Job
+from refold.model.units import WHOLE, Seconds, text_from_seconds
 from refold.packing import Placer
-from refold.plans.speeds import Knowledge, Speeds
-from refold.policies.board import Board, Steering
+from refold.plans.speeds import NOTHING_MORE, Knowledge
+from refold.policies.board import Board, Steering, something_happened
 from refold.policies.options import Option, Options
+from refold.policies.outlook import Outlook
+from refold.policies.promises import Promises
 from refold.policies.reasons import Reasons
+
+LAST_GAPS = 10
+"""How many of the last times between arrivals say how long things stay quiet."""
+
+BEST_SHAPES = 6
+"""How many of a job's best shapes are tried where place has to be made for it."""
+
+WORTH_STARTING_LARGER: Seconds = 1.0
+"""A job that starts anyway is started on more GPUs if that saves more than this."""
 
 
 class Refold:
+    """Least work left first, each at the size that pays."""
+
     name = "refold"
 
-    def __init__(self, restart_seconds: float = 78.0, knowledge: Any = Knowledge(), grow: float = 1.0, margin: float = 1.0,
-                 patience: float = 0.0, lam: float = 1.0, reserve: int = 0, harmf: float = 1.0) -> None:
-        self._restart = restart_seconds
+    def __init__(
+        self,
+        restart_seconds: float = 78.0,
+        price: float = 4.0,
+        patience_seconds: float = 3600.0,
+        starving_seconds: float = 12 * 3600.0,
+        safety: float = 1.0,
+        claims: int = 16,
+        trust_steps: bool = True,
+        knowledge: Knowledge | Mapping[str, Any] = NOTHING_MORE,
+    ) -> None:
+        """`restart_seconds`: what a change of a running job costs, as far as the policy knows. `claims`: for how many
+        jobs in one look others may be moved. `starving_seconds`: nobody overtakes a job that has waited for so long."""
+        if not (price >= 0 and patience_seconds > 0 and starving_seconds > 0 and claims >= 0):
+            raise BadValue("price and claims are ≥ 0; patience_seconds and starving_seconds are > 0")
+        self.restart_seconds = restart_seconds
+        self.price = price
+        self.patience_seconds = patience_seconds
+        self.starving_seconds = starving_seconds
+        self.claims = claims
+        self.placer = Placer("best-fit")
+        self.since: dict[str, Seconds] = {}
+        """Since when each waiting job has been waiting."""
+        self._safety, self._trust_steps = safety, trust_steps
         self._knowledge = Knowledge.of(knowledge)
-        self._placer = Placer("best-fit")
         self._steering = Steering()
         self._reasons = Reasons()
-        self._options: Options | None = None
-        self._speeds: Speeds | None = None
-        self.k = dict(grow=grow, margin=margin, lam=lam, harmf=harmf, reserve=reserve)
-        self._base: dict[str, tuple[float, float, float]] = {}
+        self._arrivals = _Arrivals()
+        self._wake: Seconds = inf
+        self._outlook: Outlook | None = None
 
     def decide(self, view: View) -> Decision:
-        if self._options is None:
-            self._speeds = Speeds(view.cluster, self._knowledge)
-            self._options = Options(self._speeds)
-        ch = view.changes
+        """Think anew if anything has happened that matters; else go on with what was begun."""
+        self._observe(view)
         if self._steering.goes_on(view):
-            d = self._steering.go_on(view)
-            return self._with_waits(view, d)
-        if not (ch.submitted or ch.returned or ch.ended or ch.nodes or ch.gone):
+            return self._said(view, self._steering.go_on(view))
+        if not something_happened(view) and view.now < self._wake:
             return KEEP
-        board = Board(view)
-        self._plan(view, board)
-        d = self._steering.towards(view, board.target())
-        return self._with_waits(view, d)
+        assert self._outlook is not None
+        look = _Look(self, view, self._outlook, self._options, self._promises, self._arrivals.quiet(view.now))
+        look.place_waiting()
+        look.grow()
+        self._wake = look.wake_at
+        return self._said(view, self._steering.towards(view, look.board.target()))
 
-    def _with_waits(self, view, d):
-        started = {s.job for s in d.starts}
+    def _observe(self, view: View) -> None:
+        if self._outlook is None:
+            self._outlook = Outlook(view, self._knowledge, self.restart_seconds, trust_steps=self._trust_steps)
+            self._options = Options(self._outlook.speeds)
+            self._promises = Promises(self._outlook, self._options, self._safety)
+        changes = view.changes
+        if changes.submitted:
+            self._arrivals.note(view.now)
+        for job in (*changes.submitted, *changes.returned):
+            self.since[job.id] = view.now
+        for run in changes.started:
+            self.since.pop(run.job, None)
+        for job_id in changes.gone:
+            self.since.pop(job_id, None)
+
+    def _said(self, view: View, decision: Decision) -> Decision:
+        """The decision with the reasons of those who wait, and when to look again."""
+        started = {start.job for start in decision.starts}
         for job in view.waiting.values():
-            if job.id in started: continue
-            if job.id in self._steering.awaited: self._reasons.releasing(job)
-            else: self._reasons.no_place(view, job)
-        waits = self._reasons.collect(view, d.starts)
-        if not (d.starts or d.stops or d.reshapes or waits): return KEEP
-        import msgspec
-        return msgspec.structs.replace(d, waits=waits)
+            if job.id in self._steering.awaited:
+                self._reasons.releasing(job)
+            elif job.id not in started:
+                self._reasons.no_place(view, job)
+        waits = self._reasons.collect(view, decision.starts)
+        wake_at = self._wake if view.now < self._wake < inf else None
+        if not (waits or wake_at or decision.starts or decision.stops or decision.reshapes):
+            return KEEP
+        return msgspec.structs.replace(decision, waits=waits, wake_at=wake_at)
 
-    # remaining
-    def steps_left(self, view: View, job: Job) -> float:
-        total = job.steps if job.steps is not None else 1.0
-        done, at = view.steps_done(job.id)
-        run = view.runs.get(job.id)
-        if run is not None and not run.stopping:
-            since = view.computing_since(job.id)
-            starting = run.number > 1 and since == run.since
-            begun = run.since + (self._restart if starting else 0.0) if starting else since
-            begun = max(begun, at)
-            done += max(0.0, view.now - begun) * self.speed_of(job, run)
-        return max(total - done, 0.5 if job.steps else 0.02)
 
-    def speed_of(self, job: Job, run: Run) -> float:
-        return self.alloc_speed(job, run.allocation)
+class _Arrivals:
+    """When jobs come, and so for how long nobody will."""
 
-    def alloc_speed(self, job, alloc) -> float:
-        from refold.simulator.measured import layout_of
-        sp = self._speeds
-        if not sp.knows(job): return 1.0 / max(job.work or 1.0, 1e-9)
-        gt = sp.cluster.nodes[alloc.placement[0].node].gpu_type
-        cpus = sum(s.cpu_milli for s in alloc.placement) / 1000
-        return sp.with_plan(job, gt, layout_of(alloc), cpus, alloc.plan or sp.own_plan(job)).steps_per_second
+    def __init__(self) -> None:
+        self.last: Seconds = -inf
+        self._gaps: deque[Seconds] = deque(maxlen=LAST_GAPS)
 
-    def _plan(self, view: View, board: Board) -> None:
-        K = self.k
-        jobs = {**view.waiting, **view.active}
-        left = {j: self.steps_left(view, job) for j, job in jobs.items()}
-        G = view.cluster.gpus
-        opts = {j: self._options.of(job) for j, job in jobs.items()}
-        eff = {j: min(o.gpus / o.speed for o in opts[j]) for j in jobs}
-        work = {j: left[j] * eff[j] for j in jobs}     # GPU-seconds at best efficiency
-        waiting = sorted((j for j in jobs if board.holds(j) is None), key=lambda j: (work[j], j))
-        # end times of current holders
-        def end_of(j):
-            a = board.holds(j)
-            run = view.runs.get(j)
-            pend = 0.0
-            if run is not None and run.number > 1 and view.computing_since(j) == run.since:
-                pend = max(0.0, run.since + self._restart - view.now)
-            return pend + left[j] / self.alloc_speed(jobs[j], a)
-        n_wait = len(waiting)
-        unplaced = []
-        for idx, j in enumerate(waiting):
-            behind = n_wait - idx - 1
-            lam = K['lam'] * behind / G
-            cost = lambda o: left[j] / o.speed * (1 + lam * o.gpus)
-            ranked = sorted(opts[j], key=cost)
-            fresh = 0.0 if view.runs_so_far(j) == 0 else self._restart
-            # best on free
-            best_free = None
-            for o in ranked:
-                if board.place(j, self._placer, o.demand, o.plan):
-                    best_free = o
-                    break
-            t_free = cost(best_free) if best_free else inf
-            # with victims
-            if best_free is not None:
-                ideal = cost(ranked[0])
-                if t_free - ideal < self._restart: continue
-            got = self._take(view, board, j, jobs, left, work, opts, ranked, cost, t_free, best_free, end_of)
-            if not got and best_free is None:
-                unplaced.append(j)
-        self._grow(view, board, jobs, left, opts, len(unplaced))
+    def note(self, now: Seconds) -> None:
+        if self.last > -inf:
+            self._gaps.append(now - self.last)
+        self.last = now
 
-    def _take(self, view, board, j, jobs, left, work, opts, ranked, cost, t_free, best_free, end_of) -> bool:
-        """Shrink or stop holders with more work left."""
-        K = self.k
-        snap = board.snapshot()
-        cands = [v for v, _ in board.holders() if v != j and jobs[v].preemptible and work[v] > work[j]]
-        cands = [v for v in cands if v not in view.runs or not view.runs[v].stopping]
-        if not cands: return False
-        # victims by most work left first
-        cands.sort(key=lambda v: (-work[v], v))
-        # natural release times for wait estimate
-        holders = [(end_of(v), v) for v, _ in board.holders() if v != j]
-        holders.sort()
-        best = None
-        for o in ranked[:6]:
-            board.restore(snap)
-            if best_free is not None: board.release(j)
-            harm = 0.0
-            ok = False
-            stopped = []
-            tj = left[j] / o.speed
-            for v in cands:
-                if board.place(j, self._placer, o.demand, o.plan, "start"):
-                    ok = True; break
-                held = board.holds(v)
-                now_t = left[v] / self.alloc_speed(jobs[v], held)
-                running = v in view.runs
-                board.release(v, f"for {j}")
-                stopped.append((v, held, now_t))
-                harm_v = (self._restart if running else 0) + tj
-                harm += harm_v
-                if best is not None and harm > best[0] + 1e9: break
-            else:
-                ok = board.place(j, self._placer, o.demand, o.plan, "start")
-            if not ok: continue
-            # put victims back smaller where possible
-            harm = 0.0
-            for v, held, now_t in stopped:
-                if board.put(v, held): 
-                    if v in view.runs and held == view.runs[v].allocation: board.changed.pop(v, None)
-                    continue
-                running = v in view.runs
-                placed = None
-                for o2 in sorted(opts[v], key=lambda q: -q.speed):
-                    if board.place(v, self._placer, o2.demand, o2.plan, f"shrunk for {j}"):
-                        placed = o2; break
-                if placed:
-                    harm += max(0.0, left[v] / placed.speed - now_t) * 1.0 + (self._restart if running else 0)
-                    # only lost while j runs
-                else:
-                    harm += tj + (self._restart if running else 0)
-            total = cost(o) + K['harmf'] * harm
-            if best is None or total < best[0]:
-                best = (total, o, board.snapshot())
-        # compare with waiting / with what is free
-        if best_free is not None:
-            alt = t_free
-        else:
-            # wait for natural release
-            board.restore(snap)
-            wait = None
-            for t, v in holders:
-                board.release(v)
-                for o in ranked:
-                    if board.place(j, self._placer, o.demand, o.plan):
-                        wait = t + cost(o); break
-                if wait is not None: break
-            alt = wait if wait is not None else inf
-        if best is not None and best[0] * K['margin'] < alt:
-            board.restore(best[2])
+    def quiet(self, now: Seconds) -> tuple[Seconds, Seconds]:
+        """How long it will be quiet, as long as it usually is or has been until now; and since when it is."""
+        usual = sum(self._gaps) / len(self._gaps) if self._gaps else 0.0
+        return max(now - self.last, usual), self.last
+
+
+class _Claim(NamedTuple):
+    """A way to make place for a job: what it costs everybody, in seconds of the claimer's weight."""
+
+    cost: Seconds
+    board: Any
+
+
+class _Growth(NamedTuple):
+    """A larger shape for a job; the more seconds it saves for each GPU, the less it sorts."""
+
+    rank: float
+    job_id: str
+    gpus: int
+    option: Option
+    why: str
+
+
+class _Look:
+    """One look at everybody."""
+
+    def __init__(
+        self,
+        policy: Refold,
+        view: View,
+        outlook: Outlook,
+        options: Options,
+        promises: Promises,
+        quiet: tuple[Seconds, Seconds],
+    ) -> None:
+        self.board = Board(view)
+        self.wake_at: Seconds = inf
+        self._policy, self._view, self._outlook = policy, view, outlook
+        self._quiet, self._quiet_since = quiet
+        self._jobs: dict[str, Job] = {**view.waiting, **view.active}
+        self._promised = promises.promised(view)
+        self._options = {
+            job.id: promises.keeping(job) if job.id in self._promised else options.of(job)
+            for job in self._jobs.values()
+        }
+        self._left = {job.id: outlook.left(view, job) for job in self._jobs.values()}
+        self._weight = {job.id: self._weight_of(job) for job in self._jobs.values()}
+        self._work = {job_id: self._least_gpu_seconds(job_id) / self._weight[job_id] for job_id in self._jobs}
+        self._hopeless: set[tuple[Option, ...]] = set()
+        self._claims_left = policy.claims
+
+    # Who they are.
+
+    def _weight_of(self, job: Job) -> float:
+        """A second of delay counts double for a job that is in the system for as long as patience lasts."""
+        fastest = max(option.speed for option in self._options[job.id])
+        stay = self._view.now - job.submitted + self._left[job.id] / fastest
+        return 1 + stay / self._policy.patience_seconds
+
+    def _least_gpu_seconds(self, job_id: str) -> float:
+        return self._left[job_id] * min(max(option.gpus, 1) / option.speed for option in self._options[job_id])
+
+    def _seconds(self, job_id: str, option: Option) -> Seconds:
+        return self._left[job_id] / option.speed
+
+    def _seconds_as_held(self, job_id: str) -> Seconds:
+        """Until a job ends where it is on the board."""
+        held = self.board.holds(job_id)
+        assert held is not None
+        seconds = self._left[job_id] / self._outlook.speed(self._jobs[job_id], held)
+        run = self._view.runs.get(job_id)
+        as_now = run is not None and run.allocation == held
+        return seconds + (self._outlook.starting_up(self._view, run) if run and as_now else 0.0)
+
+    def _restart(self, job_id: str) -> Seconds:
+        """What a change of a job costs: nothing, if it does not run yet."""
+        return self._policy.restart_seconds if job_id in self._view.runs else 0.0
+
+    def _may_change(self, job_id: str) -> bool:
+        run = self._view.runs.get(job_id)
+        return run is None or (self._jobs[job_id].preemptible and not run.stopping)
+
+    def _may_move(self, job_id: str) -> bool:
+        """Whether a job can have another shape at all; one that cannot be reshaped could only be stopped."""
+        return self._may_change(job_id) and len(self._options[job_id]) > 1
+
+    # 1 to 3: those who wait.
+
+    def place_waiting(self) -> None:
+        """Start whoever can be, in order."""
+        waiting = sorted(
+            (job_id for job_id in self._view.waiting if self.board.holds(job_id) is None),
+            key=lambda job_id: (job_id not in self._promised, self._work[job_id], job_id),
+        )
+        for position, job_id in enumerate(waiting):
+            behind = len(waiting) - position - 1
+            rate = self._policy.price * behind / max(self._view.cluster.gpus, 1)
+            costs = {
+                option: self._seconds(job_id, option) * (1 + rate * option.gpus) for option in self._options[job_id]
+            }
+            if not self._start(job_id, costs) and self._is_starving(job_id):
+                return  # nobody overtakes it any more
+
+    def _is_starving(self, job_id: str) -> bool:
+        since = self._policy.since.get(job_id, self._view.now)
+        return self._view.now - since >= self._policy.starving_seconds
+
+    def _start(self, job_id: str, costs: Mapping[Option, Seconds]) -> bool:
+        """A place for a job that waits: a free one, or one that others make."""
+        options = self._options[job_id]
+        ranked = sorted(costs, key=costs.__getitem__)
+        found = None if options in self._hopeless else self._place_first(job_id, ranked)
+        if found is None:
+            self._hopeless.add(options)
+        elif costs[found] - costs[ranked[0]] < self._policy.restart_seconds:
             return True
-        board.restore(snap)
-        return best_free is not None
+        if self._claims_left <= 0:
+            return found is not None
+        self._claims_left -= 1
+        return self._claim(job_id, ranked, costs, found)
 
-    def _grow(self, view, board, jobs, left, opts, unplaced) -> None:
-        K = self.k
-        while board.free.whole_gpus > K['reserve']:
-            best = None
-            for v, held in list(board.holders()):
-                if not jobs[v].preemptible or not self._speeds.knows(jobs[v]): continue
-                running = v in view.runs and view.runs[v].allocation == held
-                if v in view.runs and view.runs[v].stopping: continue
-                gpus = held.gpu_milli // 1000
-                now_t = left[v] / self.alloc_speed(jobs[v], held)
-                if running and now_t < self._restart * 1.5: continue
-                for o in opts[v]:
-                    if o.gpus <= gpus or o.gpus - gpus > board.free.whole_gpus: continue
-                    new_t = left[v] / o.speed + (self._restart if (running or v in view.runs) else 0)
-                    saved = now_t - new_t
-                    if saved <= (self._restart * K['grow'] if running else 1.0): continue
-                    score = saved / (o.gpus - gpus)
-                    if best is None or score > best[0]:
-                        best = (score, v, o, saved)
-            if best is None: return
-            _, v, o, saved = best
-            snap = board.snapshot()
-            board.release(v)
-            if not board.place(v, self._placer, o.demand, o.plan, f"grown: saves {saved:.0f} s"):
-                board.restore(snap)
-                opts[v] = tuple(x for x in opts[v] if x is not o)
+    def _place_first(self, job_id: str, ranked: list[Option]) -> Option | None:
+        placer = self._policy.placer
+        return next((one for one in ranked if self.board.place(job_id, placer, one.demand, one.plan)), None)
+
+    def _claim(self, job_id: str, ranked: list[Option], costs: Mapping[Option, Seconds], found: Option | None) -> bool:
+        """Have others make place, if that delays everybody together less than it speeds this job up."""
+        victims = self._victims_of(job_id)
+        if not victims:
+            return found is not None
+        as_it_was = self.board.snapshot()
+        if found is not None:
+            self.board.release(job_id)
+        without = self.board.snapshot()
+        patience = costs[found] if found is not None else self._cost_of_waiting(job_id, ranked, costs)
+        best = _Claim(patience, None)
+        for option in ranked[:BEST_SHAPES]:
+            self.board.restore(without)
+            harm = self._make_place(job_id, option, victims)
+            cost = costs[option] + harm / self._weight[job_id]
+            if cost < best.cost:
+                best = _Claim(cost, self.board.snapshot())
+        self.board.restore(best.board or as_it_was)
+        return best.board is not None or found is not None
+
+    def _victims_of(self, job_id: str) -> list[str]:
+        """Who may be moved for a job, the one with the most work left first."""
+        claimer_is_promised, work = job_id in self._promised, self._work[job_id]
+        victims = [
+            other
+            for other, _ in self.board.holders()
+            if other != job_id
+            and self._may_change(other)
+            and (other not in self._promised or self._may_move(other))
+            and (self._work[other] > work or (claimer_is_promised and other not in self._promised))
+        ]
+        if claimer_is_promised:  # what is promised to others is touched last
+            return sorted(victims, key=lambda other: (other in self._promised, -self._work[other], other))
+        return sorted(victims, key=lambda other: (-self._work[other], other))
+
+    def _cost_of_waiting(self, job_id: str, ranked: list[Option], costs: Mapping[Option, Seconds]) -> Seconds:
+        """Until so many others have ended that there is a place; a promise does not wait for that."""
+        if job_id in self._promised:
+            return inf
+        before = self.board.snapshot()
+        ends = sorted((self._seconds_as_held(other), other) for other, _ in self.board.holders())
+        try:
+            for seconds, other in ends:
+                self.board.release(other)
+                found = self._place_first(job_id, ranked)
+                if found is not None:
+                    return seconds + costs[found]
+            return inf
+        finally:
+            self.board.restore(before)
+
+    def _make_place(self, job_id: str, option: Option, victims: list[str]) -> Seconds:
+        """Place a job where others were, and these where they still can be; the delay that this causes, weighted."""
+        placer = self._policy.placer
+        moved: list[tuple[str, Allocation, Seconds]] = []
+        left = iter(victims)
+        while not self.board.place(job_id, placer, option.demand, option.plan):
+            other = next(left, None)
+            if other is None:
+                return inf
+            held = self.board.holds(other)
+            assert held is not None
+            moved.append((other, held, self._seconds_as_held(other)))
+            self.board.release(other)
+        return sum(self._put_back(other, held, before, job_id, option) for other, held, before in moved)
+
+    def _put_back(self, job_id: str, held: Allocation, before: Seconds, claimer: str, taken: Option) -> Seconds:
+        """Where it was, or as fast as can be on what is left; if nowhere, until the claimer has ended."""
+        if self.board.put(job_id, held):
+            return 0.0
+        gpus = held.gpu_milli // WHOLE
+        for option in sorted(self._options[job_id], key=lambda option: -option.speed):
+            if self.board.place(job_id, self._policy.placer, option.demand, option.plan):
+                later = max(0.0, self._seconds(job_id, option) - before) + self._restart(job_id)
+                slower = 1 - option.speed / self._outlook.speed(self._jobs[job_id], held)
+                given = f"gave {gpus - option.gpus} GPUs to {claimer}" if option.gpus < gpus else f"moved for {claimer}"
+                self.board.changed[job_id] = f"{given}: −{slower:.0%} here, ends {text_from_seconds(later)} later"
+                return later * self._weight[job_id]
+        if job_id in self._promised:
+            return inf
+        wait = self._seconds(claimer, taken) + self._restart(job_id)
+        back = text_from_seconds(wait)
+        self.board.changed[job_id] = f"gave all {gpus} GPUs to {claimer}, which has less left: back in about {back}"
+        return wait * self._weight[job_id]
+
+    # 4: what is left.
+
+    def grow(self) -> None:
+        """Give what is free to whoever saves the most time for each GPU."""
+        waiting = sum(self.board.holds(job_id) is None for job_id in self._view.waiting)
+        rate = self._policy.price * waiting / max(self._view.cluster.gpus, 1)
+        refused: set[tuple[str, Option]] = set()
+        heap = [
+            growth
+            for job_id, held in self.board.holders()
+            if self._may_move(job_id) and (growth := self._best_growth(job_id, held, rate, refused))
+        ]
+        heapify(heap)
+        while heap and self.board.free.whole_gpus:
+            growth = heappop(heap)
+            job_id, option = growth.job_id, growth.option
+            if not self.board.move(job_id, self._policy.placer, option.demand, option.plan, growth.why):
+                refused.add((job_id, option))
+            held = self.board.holds(job_id)
+            assert held is not None
+            following = self._best_growth(job_id, held, rate, refused)
+            if following is not None:
+                heappush(heap, following)
+
+    def _best_growth(
+        self, job_id: str, held: Allocation, rate: float, refused: set[tuple[str, Option]]
+    ) -> _Growth | None:
+        gpus, free = held.gpu_milli // WHOLE, self.board.free.whole_gpus
+        now, best = self._seconds_as_held(job_id), None
+        for option in self._options[job_id]:
+            if not gpus < option.gpus <= gpus + free or (job_id, option) in refused:
+                continue
+            then = self._seconds(job_id, option) + self._restart(job_id)
+            saved = now - then - rate * max(0.0, then * option.gpus - now * gpus)
+            if not self._pays(job_id, held, option, saved, now):
+                continue
+            rank = -saved / (option.gpus - gpus)
+            if best is None or rank < best.rank:
+                best = _Growth(rank, job_id, option.gpus, option, self._why_grown(job_id, held, option))
+        return best
+
+    def _pays(self, job_id: str, held: Allocation, option: Option, saved: Seconds, now: Seconds) -> bool:
+        """Whether a larger shape is worth it: for a run, before it will be disturbed again."""
+        restart = self._restart(job_id)
+        if not restart:
+            return saved > WORTH_STARTING_LARGER
+        if saved <= restart:
+            return False
+        back = self._pays_back_in(job_id, held, option)
+        if min(now, self._quiet) >= back:
+            return True
+        if now > back:
+            self.wake_at = min(self.wake_at, self._quiet_since + back)
+        return False
+
+    def _pays_back_in(self, job_id: str, held: Allocation, option: Option) -> Seconds:
+        """When a run that restarts faster has done as much as it would have without."""
+        gained = 1 - self._outlook.speed(self._jobs[job_id], held) / option.speed
+        return self._policy.restart_seconds / gained if gained > 0 else inf
+
+    def _why_grown(self, job_id: str, held: Allocation, option: Option) -> str:
+        faster = option.speed / self._outlook.speed(self._jobs[job_id], held) - 1
+        back = text_from_seconds(self._pays_back_in(job_id, held, option))
+        more = option.gpus - held.gpu_milli // WHOLE
+        return f"took {more} free GPUs: +{faster:.0%} here, pays back in {back}"

@@ -7,11 +7,12 @@ What cannot be said (the mean of nothing) is None.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
-from refold.model import Job
+from refold.model import Job, JobClass
 from refold.model.units import HOUR, WHOLE, Seconds
 from refold.packing.layout import Floats, Ints
 from refold.results.curves import fragmentation, in_system, overlap
@@ -47,7 +48,7 @@ class Outcomes(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """The main numbers of some of the jobs: a tenant's, or those of one size."""
+    """The main numbers of some of the jobs: a tenant's, those of one size, or of one class."""
 
     name: str
     jobs: int
@@ -87,14 +88,17 @@ class Measures(msgspec.Struct, frozen=True):
     runs: int
     preemptions: int
     reshapes: int
+    reshapes_per_job: float | None
     failures: int
     lost_seconds: Seconds
     lost_gpu_hours: float
     overhead_gpu_hours: float
+    overhead_share: float | None
     jain_tenants: float | None
     jain_jobs: float | None
     tenants: tuple[Group, ...]
     sizes: tuple[Group, ...]
+    classes: tuple[Group, ...]
 
 
 def measure(history: History) -> Measures:
@@ -104,6 +108,7 @@ def measure(history: History) -> Measures:
     busy = busy_window(history)
     everyone = np.arange(len(jobs))
     lost = lost_seconds(history)
+    overhead, reshapes = float((overhead_seconds(history) * runs.gpus).sum()), _reshapes(history)
     return Measures(
         jobs=len(jobs),
         outcomes=_outcomes(jobs.outcome),
@@ -122,16 +127,23 @@ def measure(history: History) -> Measures:
         gpu_hours=float(history.gpu_seconds.sum()) / HOUR,
         runs=len(runs),
         preemptions=int((runs.ending == Ending.STOPPED).sum()),
-        reshapes=_reshapes(history),
+        reshapes=reshapes,
+        reshapes_per_job=_part(reshapes, _reshapable_jobs(history)),
         failures=int((runs.ending == Ending.FAILED).sum()),
         lost_seconds=float(lost.sum()),
         lost_gpu_hours=float((lost * runs.gpus).sum()) / HOUR,
-        overhead_gpu_hours=float((overhead_seconds(history) * runs.gpus).sum()) / HOUR,
+        overhead_gpu_hours=overhead / HOUR,
+        overhead_share=_part(overhead, float(history.gpu_seconds.sum())),
         jain_tenants=_jain_tenants(history, per_job.work, busy),
         jain_jobs=jain(per_job.slowdown[~np.isnan(per_job.slowdown)]),
         tenants=_groups(per_job, history.tenants, jobs.tenant, everyone),
         sizes=_groups(per_job, SIZES, np.array([size_of(job) for job in jobs.jobs], dtype=np.int64), everyone),
+        classes=_groups(per_job, CLASSES, _class_numbers(jobs.jobs), everyone),
     )
+
+
+def _part(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
 
 
 class _PerJob:
@@ -262,6 +274,12 @@ def _reshapes(history: History) -> int:
     return sum(history.jobs.jobs[job].reshapable for job in runs.job[after[found]].tolist())
 
 
+def _reshapable_jobs(history: History) -> int:
+    """How many jobs that may be reshaped were started."""
+    started = np.flatnonzero(~np.isnan(history.jobs.first_start)).tolist()
+    return sum(history.jobs.jobs[job].reshapable for job in started)
+
+
 def lost_seconds(history: History) -> Floats:
     """Seconds that each run computed for nothing: only failed runs did, and what they kept is not lost."""
     runs = history.runs
@@ -306,6 +324,13 @@ def size_of(job: Job) -> int:
     if demand.gpu_milli < WHOLE:
         return 1
     return 2 + bisect_left(_SIZE_LIMITS, demand.instances * demand.gpus)
+
+
+CLASSES: tuple[JobClass, ...] = ("guaranteed", "best-effort")
+
+
+def _class_numbers(jobs: Sequence[Job]) -> Ints:
+    return np.array([CLASSES.index(job.job_class) for job in jobs], dtype=np.int64)
 
 
 def _groups(per_job: _PerJob, names: tuple[str, ...], group: Ints, everyone: Ints) -> tuple[Group, ...]:

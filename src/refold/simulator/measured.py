@@ -83,11 +83,7 @@ def _in_order(gpus_on_node: Sequence[int]) -> Layout:
 
 def _distance(plan: Plan, layout: Layout, row: Measurement) -> tuple[float, float, float]:
     """How far a measured point is: way and degrees, then layout; of equally far ones the faster is nearer."""
-    ways = sum(
-        ANOTHER_WAY
-        for mine, other in zip(_way(plan), _way(row.plan), strict=True)
-        if mine != other
-    )
+    ways = sum(ANOTHER_WAY for mine, other in zip(_way(plan), _way(row.plan), strict=True) if mine != other)
     degrees = ANOTHER_DEGREE * sum(
         abs(log2(mine / other))
         for mine, other in zip(

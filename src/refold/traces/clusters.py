@@ -15,7 +15,7 @@ import msgspec
 import yaml
 
 from refold.errors import BadFile, BadInput, BadValue
-from refold.model import Cluster, GpuType, Link, Node, Rack
+from refold.model import Cluster, GpuType, Link, Node, Rack, Tenant
 from refold.model.cluster import ETHERNET, MAX_GPUS_PER_NODE, PCIE
 from refold.model.job import LARGEST
 from refold.model.units import WHOLE, mib_from_gib, milli_from_number
@@ -101,6 +101,7 @@ class _ClusterEntry(msgspec.Struct, forbid_unknown_fields=True):
     racks: list[Rack] = []
     cpus_known: bool | None = None
     memory_known: bool | None = None
+    tenants: list[Tenant] = []
 
 
 def _from_yaml(source: Source) -> Cluster:
@@ -121,6 +122,7 @@ def _from_yaml(source: Source) -> Cluster:
             entry.name or source.name,
             cpus_known,
             memory_known,
+            tuple(entry.tenants),
         )
     except BadValue as error:
         raise BadFile(source.path, str(error)) from None
@@ -191,6 +193,7 @@ _STRUCT_OF_KEY: dict[str, type[msgspec.Struct]] = {
     "network": Link,
     "gpu_types": GpuType,
     "racks": Rack,
+    "tenants": Tenant,
     "nodes": _NodeEntry,
     "nodes.inside": Link,
 }
@@ -270,6 +273,8 @@ def write(cluster: Cluster, path: Path) -> None:
         entry["gpu_types"] = [_plain(gpu_type) for gpu_type in cluster.gpu_types]
     if cluster.racks:
         entry["racks"] = [_plain(rack) for rack in cluster.racks]
+    if cluster.tenants:
+        entry["tenants"] = [_plain(tenant) for tenant in cluster.tenants]
     amounts_unknown = {
         "cpus_known": (cluster.cpus_known, any(node.cpu_milli for node in cluster.nodes)),
         "memory_known": (cluster.memory_known, any(node.memory_mib for node in cluster.nodes)),
@@ -284,7 +289,7 @@ def write(cluster: Cluster, path: Path) -> None:
         raise BadFile(path, f"cannot be written: {error.strerror or error}") from None
 
 
-def _plain(noun: GpuType | Link | Rack) -> dict[str, Any]:
+def _plain(noun: GpuType | Link | Rack | Tenant) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(noun)
     return {name: _short(value) if isinstance(value, float) else value for name, value in fields.items()}
 

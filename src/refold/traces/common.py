@@ -72,6 +72,8 @@ _DEMAND_COLUMNS = (
 _FIELD_OF_KEY = {
     "workload": "workload",
     "steps": "steps",
+    "batch": "batch",
+    "sequence": "sequence",
     "tenant": "tenant",
     "class": "job_class",
     "priority": "priority",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from refold.model import Demand, Job, Plan
 from refold.traces.common import equal_instances
 from refold.traces.source import JobOfRow, Source, Table, Wrong, jobs_of_rows, number, whole
@@ -20,6 +22,12 @@ NEEDED = (
     "steps",
     "is_sla",
 )
+BATCHES = {"vit": 64, "roberta": 64, "bert": 32, "t5": 16, "gpt2": 16, "llama7": 8, "llama30": 4}
+"""Samples of a step, which the file does not say: the global batches of Rubick's artifact."""
+
+TENANTS = {"guaranteed": "A", "best-effort": "B"}
+"""Of a file that has both classes: tenant A has the quota, and tenant B has none, as in Rubick's evaluation."""
+
 ACCUMULATION = 2
 """`ga` does not say how many micro-steps are accumulated: the fewest that deserve the name."""
 
@@ -30,10 +38,12 @@ def recognises(first_line: str) -> bool:
 
 
 def read(source: Source, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
-    """One reshapable job a row, with its plan; `is_sla` says who is guaranteed."""
+    """One reshapable job a row, with its plan and batch; `is_sla` says who is guaranteed."""
     table = Table(source)
     jobs, left_out = jobs_of_rows(table, _job_reader(table, gpus_per_instance), skip_bad=skip_bad)
     notes = [f"plan 'ga' does not say how often it accumulates: read as {ACCUMULATION}"]
+    if len({job.job_class for job in jobs}) > 1:
+        jobs = [msgspec.structs.replace(job, tenant=TENANTS[job.job_class]) for job in jobs]
     accumulating = any(job.plan and job.plan.accumulation > 1 for job in jobs)
     return in_order(source.name, jobs, left_out=left_out, notes=notes if accumulating else ())
 
@@ -57,6 +67,7 @@ def _job_reader(table: Table, gpus_per_instance: int) -> JobOfRow:
             workload=row[application],
             plan=plan_from_code(row[exec_plan], total),
             steps=whole(row[steps], "steps"),
+            batch=BATCHES.get(row[application], 0),
         )
 
     return job_of_row

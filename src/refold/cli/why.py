@@ -1,0 +1,292 @@
+"""`refold why`: the story of one job, as a journal tells it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from refold.cli.output import AsJson, Column, Table, plural, print_json, print_tables, progress
+
+if TYPE_CHECKING:
+    from refold.core import Entry, Header
+    from refold.core.events import Event
+    from refold.core.orders import Order
+    from refold.model import Allocation, Cluster, Job, Plan, Wait
+    from refold.results import History
+
+MOST_JOBS = 20
+"""How many jobs are listed where none was asked about."""
+
+MOST_SHAPES = 6
+"""How many of a job's shapes are told there."""
+
+
+def why(
+    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A journal.jsonl, plain or .gz.")],
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Its id; else who was changed most.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell what became of a job, and why: waiting, starts, stops, other shapes.
+
+    One line for each thing that happened to it. Without a job: those that were stopped and started most.
+
+    Example: refold why out/journal.jsonl job-17
+    """
+    from refold.journal import read_journal
+
+    header, entries = read_journal(journal)
+    if job is None:
+        _list_changed(header, entries, as_json)
+        return
+    with progress(f"reading {journal.name}"):
+        story = _story(header, entries, job, f"refold why {journal}")
+    if as_json:
+        print_json({"job": story.job, "policy": header.policy, "events": story.told})
+        return
+    rows = [{"at": clock(one.at), "event": one.event, "text": one.text} for one in story.told]
+    columns = {"at": Column("at", number=True), "event": Column("", whole=True), "text": Column("")}
+    print_tables(Table(f"{job}, under {header.policy}", columns, rows))
+
+
+def clock(seconds: float) -> str:
+    """'00:01:30', '2 d 03:00:00'."""
+    days, rest = divmod(round(seconds), 86_400)
+    time = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days} d {time}" if days else time
+
+
+# --- one job ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a run has."""
+
+    run: int
+    gpus: float
+    plan: str | None
+    where: str
+
+    def __str__(self) -> str:
+        return f"{_gpus_text(self.gpus)}{f', {self.plan}' if self.plan else ''}, on {self.where}"
+
+
+@dataclass(slots=True)
+class Told:
+    """One thing that happened to the job; `next` is what it got after a stop."""
+
+    at: float
+    event: str
+    text: str = ""
+    run: int | None = None
+    why: str | None = None
+    shape: Shape | None = None
+    next: Shape | None = None
+
+
+class _Story:
+    """What happened to one job, line by line."""
+
+    def __init__(self, cluster: Cluster, job_id: str) -> None:
+        self._cluster, self._id = cluster, job_id
+        self.job: Job | None = None
+        self.told: list[Told] = []
+        self._waits: list[Wait] = []
+        self._waiting_since = self._running_since = 0.0
+        self._plan: Plan | None = None
+        self._stop: Told | None = None
+        self._state = ""
+        self._cancelled = False
+
+    def note(self, entry: Entry) -> None:
+        """What of an entry is about the job."""
+        for event in entry.events:
+            self._note_event(entry.now, event)
+        for order in entry.orders:
+            if order.job == self._id:
+                self._note_order(entry.now, order)
+        self._waits += [wait for wait in entry.waits if wait.job == self._id]
+
+    def _note_event(self, now: float, event: Event) -> None:
+        from refold.core.events import JobCancelled, JobSubmitted, RunFailed, RunFinished, RunStarted, RunStopped
+
+        match event:
+            case JobSubmitted(job) if job.id == self._id and self.job is None:
+                self.job, self._plan, self._waiting_since, self._state = job, job.plan, now, "waits"
+                self._say(now, "submitted", _asked_text(job))
+            case RunStarted(self._id, run):
+                self._say(now, "computes", f"after {_duration(now - self._running_since)} of starting up", run=run)
+            case RunStopped(self._id, run, done, steps):
+                self._say(now, "stopped", _done_text(done, steps), run=run)
+                self._waiting_since, self._state = now, "" if self._cancelled else "waits"
+            case RunFailed(self._id, run, why, done, retry, steps):
+                again = f"; it waits again, {_done_text(done, steps)}" if retry else ""
+                self._say(now, "failed", f"{why}{again}", run=run, why=why)
+                self._waiting_since, self._state = now, "waits" if retry and not self._cancelled else ""
+            case RunFinished(self._id, run):
+                asked = _duration(now - self.job.submitted) if self.job else ""
+                self._say(now, "finished", f"{asked} after it was submitted", run=run)
+                self._state = ""
+            case JobCancelled(self._id):
+                self._say(now, "cancelled")
+                self._cancelled, self._state = True, self._state if self._state == "runs" else ""
+            case _:
+                pass
+
+    def _note_order(self, now: float, order: Order) -> None:
+        from refold.core.orders import StartRun
+
+        if not isinstance(order, StartRun):
+            self._say(now, "told to stop", order.why or "no reason was said", run=order.run, why=order.why or None)
+            self._stop = self.told[-1]
+            return
+        self._say_waited(now)
+        shape = self._shape(order.run, order.allocation)
+        self._say(now, "started", str(shape), run=order.run)
+        self.told[-1].shape = shape
+        if self._stop is not None:
+            self._stop.next = shape
+            self._stop.text += f"; next, {_after(now - self._stop.at)}: {shape}"
+            self._stop = None
+        self._running_since, self._state = now, "runs"
+
+    def _shape(self, run: int, allocation: Allocation) -> Shape:
+        from refold.cli.replay import allocation_text
+        from refold.model.units import WHOLE
+
+        plan = allocation.plan or self._plan
+        where = allocation_text(allocation, self._cluster)
+        return Shape(run, allocation.gpu_milli / WHOLE, str(plan) if plan else None, where)
+
+    def _say_waited(self, now: float) -> None:
+        """Why it waited: what was said last, and how often what was."""
+        waited, said = now - self._waiting_since, self._waits
+        self._waits = []
+        if not said:
+            if waited > 0:
+                self._say(now, "waited", f"{_duration(waited)}; no reason was said")
+            return
+        counts = Counter(wait.reason.value for wait in said)
+        told = ", ".join(f"{reason} × {count}" for reason, count in counts.most_common())
+        last = self._wait_text(said[-1])
+        self._say(now, "waited", f"{_duration(waited)}: {told}{f'; at last: {last}' if last else ''}", why=last or None)
+
+    def _wait_text(self, wait: Wait) -> str:
+        if wait.shortage is not None:
+            return wait.shortage.text(_gpus_text(self.job.demand.gpus) if self.job else "GPUs")
+        return f"{plural(wait.ahead, 'job')} before it" if wait.ahead else ""
+
+    def _say(self, at: float, event: str, text: str = "", *, run: int | None = None, why: str | None = None) -> None:
+        self.told.append(Told(at, event, text, run, why))
+
+    def end(self, now: float) -> None:
+        """The journal ends, and perhaps the job did not."""
+        if self._state == "waits":
+            self._say_waited(now)
+        if self._state:
+            self._say(now, "the end", f"of the journal; it still {self._state}")
+
+
+def _story(header: Header, entries: Iterable[Entry], job_id: str, listed_by: str) -> _Story:
+    from refold.core.events import JobSubmitted
+    from refold.errors import UnknownName
+
+    story = _Story(header.cluster, job_id)
+    ids: list[str] = []
+    now = 0.0
+    for entry in entries:
+        story.note(entry)
+        now = entry.now
+        if story.job is None:
+            ids += [event.job.id for event in entry.events if isinstance(event, JobSubmitted)]
+    if story.job is None:
+        raise UnknownName("job", job_id, ids, listed_by=listed_by)
+    story.end(now)
+    return story
+
+
+def _asked_text(job: Job) -> str:
+    parts = [f"{job.demand}", job.workload, str(job.plan) if job.plan else "", job.job_class]
+    parts += [f"tenant {job.tenant}" if job.tenant != "default" else "", plural(job.steps, "step") if job.steps else ""]
+    parts += [f"{_duration(job.work)} of work" if job.work is not None else "", "reshapable" if job.reshapable else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def _done_text(done: float, steps: int | None) -> str:
+    return f"with {plural(steps, 'step')} done" if steps is not None else f"with {_duration(done)} of work done"
+
+
+def _gpus_text(gpus: float) -> str:
+    return f"{gpus:g} GPU{'s' * (gpus != 1)}"
+
+
+def _duration(seconds: float) -> str:
+    from refold.model.units import text_from_seconds
+
+    return text_from_seconds(seconds)
+
+
+def _after(seconds: float) -> str:
+    return f"after {_duration(seconds)}" if seconds else "at once"
+
+
+# --- all jobs -----------------------------------------------------------------------------------------------
+
+
+def _list_changed(header: Header, entries: Iterable[Entry], as_json: bool) -> None:
+    from refold.results import History
+
+    with progress("reading the journal"):
+        rows = _changed(History.from_entries(header.cluster, entries))
+    if as_json:
+        print_json({"policy": header.policy, "jobs": rows})
+        return
+    columns = {
+        "job": Column("job", whole=True),
+        "runs": Column("runs", number=True),
+        "stopped": Column("stopped", number=True),
+        "failed": Column("failed", number=True),
+        "gpus": Column("GPUs of its runs", _shapes_text),
+        "waited": Column("waited", lambda seconds: _duration(seconds) if seconds is not None else "–", number=True),
+    }
+    after = [] if rows else ["no job was started more than once"]
+    print_tables(Table(f"Jobs with the most runs, under {header.policy}", columns, rows, after))
+
+
+def _changed(history: History) -> list[dict[str, Any]]:
+    """Jobs with more than one run, those with most first."""
+    from refold.results.history import Ending
+
+    runs_of: dict[int, list[int]] = {}
+    for run, job in enumerate(history.runs.job.tolist()):
+        runs_of.setdefault(job, []).append(run)
+    most = sorted((job for job in runs_of if len(runs_of[job]) > 1), key=lambda job: (-len(runs_of[job]), job))
+    ending = history.runs.ending
+    return [
+        {
+            "job": history.jobs.jobs[job].id,
+            "runs": len(runs_of[job]),
+            "stopped": sum(int(ending[run] == Ending.STOPPED) for run in runs_of[job]),
+            "failed": sum(int(ending[run] == Ending.FAILED) for run in runs_of[job]),
+            "gpus": [float(history.runs.gpus[run]) for run in runs_of[job]],
+            "waited": _waited(history, job),
+        }
+        for job in most[:MOST_JOBS]
+    ]
+
+
+def _waited(history: History, job: int) -> float | None:
+    """Seconds without a run, of a job that ended."""
+    waited = float(history.jobs.ended[job] - history.jobs.submitted[job] - history.time_running[job])
+    return max(0.0, waited) if not isnan(waited) else None
+
+
+def _shapes_text(gpus: list[float]) -> str:
+    shown = " → ".join(f"{count:g}" for count in gpus[:MOST_SHAPES])
+    return f"{shown} → …" if len(gpus) > MOST_SHAPES else shown

@@ -1,0 +1,60 @@
+"""Who is promised what: a guaranteed job within its tenant's quota gets at least the performance of what it asked for.
+
+Performance, not amounts: fewer GPUs with a better plan will do. A job counts in its tenant's quota with its minimum:
+the fewest GPUs, never more than it asked for, that reach that performance. Best-effort jobs are promised nothing, and
+so are guaranteed jobs beyond the quota, until others of their tenant have ended.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from refold.core import View
+from refold.errors import BadValue
+from refold.model import Job
+from refold.policies.options import Option, Options, as_asked
+from refold.policies.outlook import Outlook
+
+
+class Promises:
+    """Floors, minima and quotas."""
+
+    def __init__(self, outlook: Outlook, options: Options, safety: float = 1.0) -> None:
+        """`safety`: how many times as fast another shape must be than the one asked for, to keep a promise."""
+        if not safety >= 1:
+            raise BadValue(f"safety is a factor ≥ 1, not {safety}")
+        self._outlook, self._options, self._safety = outlook, options, safety
+        self._keeping: dict[tuple[object, ...], tuple[Option, ...]] = {}
+
+    def floor(self, job: Job) -> float:
+        """The speed of what a job asked for; of a job that is not known, that of its only option."""
+        return self._outlook.speeds.asked(job).steps_per_second if self._outlook.speeds.knows(job) else 1.0
+
+    def keeping(self, job: Job) -> tuple[Option, ...]:
+        """The options that keep a promise, from the fewest GPUs on: those that are fast enough, and what was asked."""
+        options = self._options.of(job)
+        key = (id(options), job.demand, job.plan)
+        if key not in self._keeping:
+            floor = self.floor(job)
+            asked = as_asked(job)._replace(speed=floor)
+            fast = [option for option in options if option.speed >= self._safety * floor]
+            self._keeping[key] = tuple(sorted([*fast, asked], key=lambda option: (option.gpus, -option.speed)))
+        return self._keeping[key]
+
+    def minimum(self, job: Job) -> Option:
+        """The fewest GPUs that keep a promise; never more than were asked for."""
+        return self.keeping(job)[0]
+
+    def promised(self, view: View) -> set[str]:
+        """Guaranteed jobs within their tenants' quotas: those that run first, then in the order of submission."""
+        used: dict[str, float] = defaultdict(float)
+        kept: set[str] = set()
+        running = sorted(view.runs.values(), key=lambda run: (run.since, run.job))
+        for job in (*(view.active[run.job] for run in running), *view.waiting.values()):
+            if job.job_class != "guaranteed":
+                continue
+            need = self.minimum(job).gpus * job.demand.gpu_milli / 1000
+            if used[job.tenant] + need <= view.cluster.quota_gpus(job.tenant):
+                used[job.tenant] += need
+                kept.add(job.id)
+        return kept

@@ -1,0 +1,485 @@
+"""Rubick (MLSys 2025): Algorithm 1 of the paper, and its three variants.
+
+A round, whenever something was submitted or has ended:
+
+1. Guaranteed jobs that wait and fit into what is left of their tenants' quotas are scheduled first, in their order.
+2. Then all others that wait, and all runs, by descending slope: by how much each would gain from one GPU more,
+   against the speed of what it asked for; of equal ones, from one CPU more.
+
+To schedule a job, nodes are visited one after another. On a node it takes what is free; then, unit by unit, GPUs from
+the job there that would lose least by giving one up, among those with more than their minimum: as long as that one
+loses less than this one gains, or this one is still below its own minimum. CPUs then go the same way. After the nodes
+the job gets the best plan for what it has gathered, and host memory for that plan. If it has not reached its minimum,
+or there is no such plan, everything is as it was before.
+
+What the paper leaves open is a setting, each told of in docs/policies/rubick.md: nobody takes more than pays
+(`flat`), a run is changed only if that saves more than it costs (`gate`), and nobody waits for ever
+(`ageing_seconds`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from math import inf
+from typing import Any
+
+import msgspec
+
+from refold.core import View
+from refold.errors import BadValue
+from refold.model import KEEP, Decision, Job, Plan
+from refold.model.units import WHOLE, text_from_seconds
+from refold.packing import Placer
+from refold.plans.curves import Curve, Point
+from refold.plans.speeds import NOTHING_MORE, Knowledge, Speed
+from refold.policies.board import Board, Steering, something_happened
+from refold.policies.ledger import NOTHING, Ledger, Part
+from refold.policies.options import Options
+from refold.policies.outlook import Outlook
+from refold.policies.promises import Promises
+from refold.policies.reasons import Reasons
+
+
+class Rubick:
+    """The best plan for every allocation, and GPUs and CPUs for whoever gains most."""
+
+    name = "rubick"
+    plans = True
+    resources = True
+
+    def __init__(
+        self,
+        restart_seconds: float = 78.0,
+        flat: float = 0.01,
+        gate: bool = True,
+        ageing_seconds: float = 200_000.0,
+        knowledge: Knowledge | Mapping[str, Any] = NOTHING_MORE,
+    ) -> None:
+        """`flat`: to gain less than this share of the speed asked for, with each GPU more, is to gain nothing."""
+        if not (flat >= 0 and ageing_seconds > 0):
+            raise BadValue(f"flat is ≥ 0 and ageing_seconds > 0, not {flat} and {ageing_seconds}")
+        self.restart_seconds = restart_seconds
+        self.flat, self.gate, self.ageing_seconds = flat, gate, ageing_seconds
+        self.placer = Placer("best-fit")
+        self._knowledge = Knowledge.of(knowledge)
+        self._steering = Steering()
+        self._reasons = Reasons()
+        self._outlook: Outlook | None = None
+
+    def decide(self, view: View) -> Decision:
+        """A round, if anything has happened that matters; else go on with what was begun."""
+        if self._outlook is None:
+            self._outlook = Outlook(view, self._knowledge, self.restart_seconds)
+            self._curves = _Curves(self._outlook, Options(self._outlook.speeds, self.plans, self.resources), self.flat)
+        if self._steering.goes_on(view):
+            return self._said(view, self._steering.go_on(view))
+        if not something_happened(view):
+            return KEEP
+        this_round = _Round(self, view, self._outlook, self._curves)
+        this_round.schedule_all()
+        return self._said(view, self._steering.towards(view, this_round.board.target()))
+
+    def _said(self, view: View, decision: Decision) -> Decision:
+        """The decision, with the reasons of those who wait."""
+        started = {start.job for start in decision.starts}
+        for job in view.waiting.values():
+            if job.id in self._steering.awaited:
+                self._reasons.releasing(job)
+            elif job.id not in started:
+                self._reasons.no_place(view, job)
+        waits = self._reasons.collect(view, decision.starts)
+        if not (waits or decision.starts or decision.stops or decision.reshapes):
+            return KEEP
+        return msgspec.structs.replace(decision, waits=waits)
+
+
+class RubickE(Rubick):
+    """Rubick that chooses plans only: everybody gets the amounts that were asked for."""
+
+    name = "rubick-e"
+    resources = False
+
+
+class RubickR(Rubick):
+    """Rubick that chooses amounts only: everybody keeps its own plan, with more or fewer replicas."""
+
+    name = "rubick-r"
+    plans = False
+
+
+class RubickN(Rubick):
+    """Rubick that chooses neither."""
+
+    name = "rubick-n"
+    plans = False
+    resources = False
+
+
+class _Curves:
+    """Resource sensitivity: speeds by GPUs, against the speed of what was asked for."""
+
+    def __init__(self, outlook: Outlook, options: Options, flat: float) -> None:
+        self._outlook, self.options, self._flat = outlook, options, flat
+        self.promises = Promises(outlook, options)
+        self._kept: dict[tuple[object, ...], tuple[Curve, str]] = {}
+
+    def of(self, job: Job) -> tuple[Curve, str]:
+        """The curve on the type of GPU that a job is fastest on, without its flat end; and that type."""
+        options = self.options.of(job)
+        key = (id(options), job.demand, job.plan)
+        if key not in self._kept:
+            asked = self._outlook.speeds.asked(job).steps_per_second
+            best = max(options, key=lambda option: option.speed)
+            (gpu_type,) = best.demand.gpu_types or ("",)
+            points: list[Point] = []
+            for option in options:
+                speed = option.speed / asked
+                worth = speed - points[-1].samples_per_second if points else inf
+                more = option.gpus - points[-1].amount if points else 1
+                if option.demand.gpu_types == best.demand.gpu_types and worth > 0 and worth >= self._flat * more:
+                    assert option.plan is not None
+                    points.append(Point(option.gpus, speed, option.plan))
+            self._kept[key] = Curve(tuple(points)), gpu_type
+        return self._kept[key]
+
+    def on(self, job: Job, gpu_type: str, layout: tuple[int, ...], cpus: float) -> Speed | None:
+        """How a job runs on a layout, with the plans that this variant may choose."""
+        speeds = self._outlook.speeds
+        return (speeds.fastest if self.options.plans else speeds.scaled)(job, gpu_type, layout, cpus)
+
+
+class _Round:
+    """One round, on paper."""
+
+    def __init__(self, policy: Rubick, view: View, outlook: Outlook, curves: _Curves) -> None:
+        self.board = Board(view)
+        self._policy, self._view, self._outlook, self._curves = policy, view, outlook, curves
+        self._jobs: dict[str, Job] = {**view.waiting, **view.active}
+        self._promised = curves.promises.promised(view)
+        known = [
+            job_id
+            for job_id, _ in self.board.holders()
+            if outlook.speeds.knows(self._jobs[job_id]) and self._may_change(job_id)
+        ]
+        self._ledger = Ledger(view, self.board, known)
+        self._plans: dict[str, Plan | None] = {job_id: self._plan_held(job_id) for job_id in known}
+        self._whys: dict[str, str] = {}
+        self._losers = _Losers()
+        for job_id in known:
+            self._rank_loser(job_id)
+
+    def _may_change(self, job_id: str) -> bool:
+        run = self._view.runs.get(job_id)
+        return run is None or (self._jobs[job_id].preemptible and not run.stopping)
+
+    def _plan_held(self, job_id: str) -> Plan | None:
+        held = self.board.holds(job_id)
+        return held.plan if held is not None else None
+
+    # The round.
+
+    def schedule_all(self) -> None:
+        """Guaranteed jobs that wait, then everybody else by slope."""
+        waiting = [job_id for job_id in self._view.waiting if self.board.holds(job_id) is None]
+        first = [job_id for job_id in waiting if job_id in self._promised]
+        others = [job_id for job_id in waiting if job_id not in self._promised]
+        known = list(self._ledger.parts)
+        for job_id in first:
+            self._schedule(job_id)
+        for job_id in sorted([*others, *known], key=self._slope_order):
+            self._schedule(job_id)
+        self._ledger.settle(self._plans, self._whys)
+        for job_id in (*first, *others):  # who can only be run as asked, where that is free
+            job = self._jobs[job_id]
+            if not self._outlook.speeds.knows(job):
+                self._place_as_asked(job)
+
+    def _slope_order(self, job_id: str) -> tuple[float, float, str]:
+        """By descending slope: GPUs, then CPUs."""
+        job = self._jobs[job_id]
+        if not self._outlook.speeds.knows(job):
+            return -inf, 0.0, job_id
+        if job_id in self._view.waiting and self._view.now - job.submitted >= self._policy.ageing_seconds:
+            return -inf, -1.0, job_id
+        return -self._gain(job_id), -self._cpu_gain(job_id), job_id
+
+    def _place_as_asked(self, job: Job) -> None:
+        if self.board.place(job.id, self._policy.placer, job.demand, job.plan) or job.id not in self._promised:
+            return
+        self._place_by_stopping(job)
+
+    def _place_by_stopping(self, job: Job) -> None:
+        """A promised job that can only be run as asked: runs that are promised nothing are stopped for it."""
+        before = self.board.snapshot()
+        held = [other for other, _ in self.board.holders() if other not in self._promised and self._may_change(other)]
+        for other in sorted(held, key=self._slope_order, reverse=True):
+            self.board.release(other, f"its place is promised to {job.id}")
+            if self.board.place(job.id, self._policy.placer, job.demand, job.plan):
+                return
+        self.board.restore(before)
+
+    # One job.
+
+    def _schedule(self, job_id: str) -> None:
+        """Gather, choose a plan, and keep it all or nothing of it."""
+        job, ledger = self._jobs[job_id], self._ledger
+        if not self._outlook.speeds.knows(job):
+            return
+        mark, before = ledger.mark(), self._speed(job_id)
+        whys = dict(self._whys)
+        self._gather(job_id)
+        found = self._choose(job_id)
+        if found is None or not self._is_worth(job_id, before, found.steps_per_second, mark):
+            ledger.roll_back(mark)
+            self._whys = whys
+        else:
+            self._plans[job_id] = found.plan
+            if before:
+                self._whys[job_id] = self._why_grown(job_id, before, found.steps_per_second)
+            for victim in ledger.touched_since(mark):
+                if victim != job_id:
+                    self._trim(victim, job_id)
+        for touched in (job_id, *ledger.touched_since(mark)):
+            self._rank_loser(touched)
+
+    def _gather(self, job_id: str) -> None:
+        """Node after node: what is free, then unit by unit what others lose less by giving up."""
+        most = self._curve(job_id).points[-1].amount
+        for node in self._nodes_for(job_id):
+            while self._ledger.gpus(job_id) < most and self._take_free(job_id, node):
+                pass
+            while self._ledger.gpus(job_id) < most and self._take_from_others(job_id, node):
+                pass
+            if self._ledger.gpus(job_id) >= most:
+                break
+        self._gather_cpus(job_id)
+
+    def _nodes_for(self, job_id: str) -> Iterator[int]:
+        """Where it is, where most is free, and where somebody loses least: as long as something can be had there."""
+        _, gpu_type = self._curves.of(self._jobs[job_id])
+        nodes, free = self._view.cluster.nodes, self._ledger.free
+        own = sorted(self._ledger.parts.get(job_id, {}))
+        yield from own
+        with_free = [n for n, part in enumerate(free) if part.gpus and nodes[n].gpu_type == gpu_type and n not in own]
+        yield from sorted(with_free, key=lambda node: (-free[node].gpus, node))
+        seen = {*own, *with_free}
+        for loser in self._losers.weakest_first():
+            if self._losers.slope_of(loser) >= self._gain(job_id) and not self._is_below_minimum(job_id):
+                return
+            for node in sorted(self._ledger.parts.get(loser, {})):
+                if node not in seen and nodes[node].gpu_type == gpu_type and self._view.is_up(node):
+                    seen.add(node)
+                    yield node
+
+    def _take_free(self, job_id: str, node: int) -> bool:
+        free, unit = self._ledger.free[node], self._unit(job_id)
+        if self._type_of(node) != self._curves.of(self._jobs[job_id])[1] or not self._view.is_up(node):
+            return False
+        if free.gpus < 1 or free.cpu_milli < unit.cpu_milli or free.memory_mib < unit.memory_mib:
+            return False
+        self._add(job_id, node, unit)
+        return True
+
+    def _take_from_others(self, job_id: str, node: int) -> bool:
+        """One unit from the job on this node that loses least, if that is right."""
+        losers = [other for other in self._ledger.residents.get(node, ()) if other != job_id and self._can_lose(other)]
+        if not losers or not self._view.is_up(node):
+            return False
+        victim = min(losers, key=lambda other: (self._loss(other), other))
+        if not (self._loss(victim) < self._gain(job_id) or self._is_below_minimum(job_id)):
+            return False
+        had = self._ledger.parts[victim][node]
+        self._ledger.give(victim, node, _in_proportion(had, had.gpus - 1))
+        if self._take_free(job_id, node):
+            return True
+        self._ledger.give(victim, node, had)  # its CPUs and memory were not enough
+        return False
+
+    def _choose(self, job_id: str) -> Speed | None:
+        """The best plan for what was gathered, giving back nodes and GPUs that it is no faster with."""
+        ledger, job = self._ledger, self._jobs[job_id]
+        point = self._curve(job_id).at(ledger.gpus(job_id))
+        if point is None or self._is_below_minimum(job_id):
+            return None
+        _, gpu_type = self._curves.of(job)
+        best: tuple[float, Speed, list[tuple[int, Part]]] | None = None
+        parts = sorted(ledger.parts[job_id].items(), key=lambda item: (-item[1].gpus, item[0]))
+        for wanted in self._amounts_up_to(job_id):
+            chosen = _fewest_nodes(parts, wanted)
+            layout = tuple(sorted((part.gpus for _, part in chosen), reverse=True))
+            cpus = sum(part.cpu_milli for _, part in chosen) / WHOLE
+            speed = self._curves.on(job, gpu_type, layout, cpus)
+            if speed is not None and (best is None or speed.steps_per_second > best[0]):
+                best = speed.steps_per_second, speed, chosen
+        if best is None or best[0] < self._floor(job_id):
+            return None
+        return best[1] if self._give_memory(job_id, best[1], best[2]) else None
+
+    def _amounts_up_to(self, job_id: str) -> list[int]:
+        most = self._ledger.gpus(job_id)
+        return [int(point.amount) for point in self._curve(job_id).points if point.amount <= most]
+
+    def _give_memory(self, job_id: str, speed: Speed, chosen: list[tuple[int, Part]]) -> bool:
+        """Host memory for a plan, last of all: more of it makes nothing faster."""
+        ledger, gpus = self._ledger, sum(part.gpus for _, part in chosen)
+        wanted = dict(chosen)
+        for node in list(ledger.parts[job_id]):
+            if node not in wanted:
+                ledger.give(job_id, node, NOTHING)
+        for node, part in chosen:
+            need = max(part.gpus * self._unit(job_id).memory_mib, -(-speed.host_mib * part.gpus // gpus))
+            if need > ledger.free[node].memory_mib + ledger.parts[job_id][node].memory_mib:
+                return False
+            ledger.give(job_id, node, part._replace(memory_mib=need))
+        return True
+
+    def _is_worth(self, job_id: str, before: float, after: float, mark: int) -> bool:
+        """For a run, whether it saves more time than its change, and those of its victims, cost."""
+        if not before:
+            return True
+        if after <= before or job_id not in self._ledger.touched_since(mark):
+            return False
+        if not self._policy.gate or job_id not in self._view.runs:
+            return True
+        left = self._outlook.left(self._view, self._jobs[job_id])
+        changed = sum(other in self._view.runs for other in self._ledger.touched_since(mark))
+        return left / before - left / after > changed * self._policy.restart_seconds
+
+    def _trim(self, victim: str, winner: str) -> None:
+        """A job that has lost something runs with what is left of use to it, or not at all."""
+        ledger, job = self._ledger, self._jobs[victim]
+        had = self._outlook.speed(job, held) if (held := self.board.holds(victim)) is not None else 0.0
+        found = self._choose(victim) if ledger.gpus(victim) else None
+        if found is None:
+            for node in list(ledger.parts.get(victim, {})):
+                ledger.give(victim, node, NOTHING)
+            self._whys[victim] = f"gave all its GPUs to {winner}, which gains more from them"
+            return
+        self._plans[victim] = found.plan
+        lost = (held.gpu_milli // WHOLE if held is not None else 0) - ledger.gpus(victim)
+        if had and lost > 0:
+            change = found.steps_per_second / had - 1
+            self._whys[victim] = f"gave {lost} GPUs to {winner}, which gains more from them: {change:+.0%} here"
+
+    def _why_grown(self, job_id: str, before: float, after: float) -> str:
+        back = text_from_seconds(self._policy.restart_seconds / (1 - before / after))
+        return f"now {self._ledger.gpus(job_id)} GPUs: {after / before - 1:+.0%} here, pays back in {back}"
+
+    # CPUs.
+
+    def _gather_cpus(self, job_id: str) -> None:
+        """CPUs for a plan that computes on them: free ones on its nodes, as long as they make it faster."""
+        for node in sorted(self._ledger.parts.get(job_id, {})):
+            while self._cpu_gain(job_id) > 0 and self._ledger.free[node].cpu_milli >= WHOLE:
+                part = self._ledger.parts[job_id][node]
+                self._ledger.give(job_id, node, part._replace(cpu_milli=part.cpu_milli + WHOLE))
+
+    def _cpu_gain(self, job_id: str) -> float:
+        """What one CPU more would bring, against the speed of what was asked for; too little is nothing."""
+        ledger, job = self._ledger, self._jobs[job_id]
+        layout, cpus = ledger.layout(job_id), ledger.cpus(job_id)
+        if not layout or not cpus or not self._policy.resources:
+            return 0.0
+        _, gpu_type = self._curves.of(job)
+        now, then = (self._curves.on(job, gpu_type, layout, amount) for amount in (cpus, cpus + 1))
+        if now is None or then is None or not then.plan.offload:
+            return 0.0
+        gain = (then.steps_per_second - now.steps_per_second) / self._outlook.speeds.asked(job).steps_per_second
+        return gain if gain >= self._policy.flat / 10 else 0.0
+
+    # What jobs gain and lose.
+
+    def _curve(self, job_id: str) -> Curve:
+        return self._curves.of(self._jobs[job_id])[0]
+
+    def _gain(self, job_id: str) -> float:
+        """What a GPU more would bring, against the speed of what was asked for."""
+        return self._curve(job_id).slope(self._ledger.gpus(job_id))
+
+    def _loss(self, job_id: str) -> float:
+        """What a GPU less would cost."""
+        return self._curve(job_id).slope_below(self._ledger.gpus(job_id))
+
+    def _can_lose(self, job_id: str) -> bool:
+        """Whether a job has more than its minimum; one that is promised nothing may lose everything."""
+        if job_id not in self._promised:
+            return self._policy.resources
+        return self._policy.resources and self._ledger.gpus(job_id) > self._minimum(job_id)
+
+    def _minimum(self, job_id: str) -> int:
+        return self._curves.promises.minimum(self._jobs[job_id]).gpus if job_id in self._promised else 0
+
+    def _floor(self, job_id: str) -> float:
+        """The speed that a job is promised."""
+        return self._curves.promises.floor(self._jobs[job_id]) if job_id in self._promised else 0.0
+
+    def _is_below_minimum(self, job_id: str) -> bool:
+        return self._ledger.gpus(job_id) < self._minimum(job_id)
+
+    def _speed(self, job_id: str) -> float:
+        """How fast a job is as it stands in the ledger; 0 if it has nothing."""
+        layout, plan = self._ledger.layout(job_id), self._plans.get(job_id)
+        if not layout:
+            return 0.0
+        job = self._jobs[job_id]
+        _, gpu_type = self._curves.of(job)
+        plan = plan or self._outlook.speeds.own_plan(job)
+        return self._outlook.speeds.with_plan(job, gpu_type, layout, self._ledger.cpus(job_id), plan).steps_per_second
+
+    def _unit(self, job_id: str) -> Part:
+        """A GPU, with the CPUs and the memory that its job asked for with each."""
+        demand = self._jobs[job_id].demand
+        return Part(1, demand.cpu_milli // demand.gpus, demand.memory_mib // demand.gpus)
+
+    def _add(self, job_id: str, node: int, unit: Part) -> None:
+        have = self._ledger.parts.get(job_id, {}).get(node, NOTHING)
+        self._ledger.give(job_id, node, Part(*(mine + more for mine, more in zip(have, unit, strict=True))))
+
+    def _type_of(self, node: int) -> str:
+        return self._view.cluster.nodes[node].gpu_type
+
+    def _rank_loser(self, job_id: str) -> None:
+        holds = self._ledger.gpus(job_id) and self._can_lose(job_id)
+        self._losers.rank(job_id, self._loss(job_id) if holds else None)
+
+
+class _Losers:
+    """Jobs that could lose something, by what a GPU less would cost them."""
+
+    def __init__(self) -> None:
+        self._sorted: list[tuple[float, str]] = []
+        self._slope: dict[str, float] = {}
+
+    def rank(self, job_id: str, slope: float | None) -> None:
+        """A job would lose so much from now on; None: it has nothing to lose."""
+        before = self._slope.pop(job_id, None)
+        if before is not None:
+            del self._sorted[bisect_left(self._sorted, (before, job_id))]
+        if slope is not None:
+            self._slope[job_id] = slope
+            insort(self._sorted, (slope, job_id))
+
+    def slope_of(self, job_id: str) -> float:
+        return self._slope[job_id]
+
+    def weakest_first(self) -> Iterator[str]:
+        return iter([job_id for _, job_id in self._sorted])
+
+
+def _in_proportion(part: Part, gpus: int) -> Part:
+    """So many of its GPUs, with their CPUs and memory."""
+    return Part(gpus, part.cpu_milli * gpus // part.gpus, part.memory_mib * gpus // part.gpus) if gpus else NOTHING
+
+
+def _fewest_nodes(parts: list[tuple[int, Part]], wanted: int) -> list[tuple[int, Part]]:
+    """So many GPUs of what there is, on the fewest nodes: CPUs and memory in proportion."""
+    chosen: list[tuple[int, Part]] = []
+    alone = [item for item in parts if item[1].gpus >= wanted]
+    for node, part in alone[-1:] or parts:
+        take = min(part.gpus, wanted)
+        chosen.append((node, _in_proportion(part, take)))
+        wanted -= take
+        if not wanted:
+            break
+    return chosen

@@ -1,0 +1,162 @@
+"""Synergy-Tune: rounds, CPUs by sensitivity, and peers taken down to their share; worked out by hand.
+
+On nodes of A800-80GB with 12 CPUs for each GPU, GPT-2 on one GPU with ZeRO-Offload wants 14 CPUs: that is where it has
+95 % of the speed that all CPUs of a node would give it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from refold.core import Policy
+from refold.core.journal import ListJournal
+from refold.core.orders import StartRun
+from refold.errors import BadValue
+from refold.model import Cluster, Job, Plan
+from refold.policies.synergy import Synergy
+from refold.simulator import simulate
+from refold.testing import PolicyContract, make_cluster, make_job
+
+
+def offloading(id: str, **more: Any) -> Job:
+    """GPT-2 on one GPU, whose optimiser runs on CPUs; it asks for eight of them."""
+    plan = Plan(zero=2, offload=True)
+    return make_job(id, gpus=1, cpus=8, workload="gpt2", plan=plan, reshapable=True, **more)
+
+
+def started(policy: Policy, jobs: Sequence[Job], cluster: Cluster) -> list[tuple[float, str, float]]:
+    """When which job was started, with how many CPUs."""
+    journal = ListJournal()
+    simulate(jobs, cluster, policy, journal=journal)
+    return [
+        (entry.now, order.job, order.allocation.cpu_milli / 1000)
+        for entry in journal.entries
+        for order in entry.orders
+        if isinstance(order, StartRun)
+    ]
+
+
+def a800s(*sizes: int, cpus: float) -> Cluster:
+    return make_cluster(*sizes, types="A800-80GB", cpus=cpus)
+
+
+class TestSynergy(PolicyContract):
+    def make_policy(self) -> Policy:
+        return Synergy(round_seconds=1.0)
+
+
+class TestSynergyThatStartsAtOnce(PolicyContract):
+    def make_policy(self) -> Policy:
+        return Synergy(start_at_once=True)
+
+
+class TestSynergyByService(PolicyContract):
+    def make_policy(self) -> Policy:
+        return Synergy(order="las", start_at_once=True, round_seconds=60.0)
+
+
+class TestWhoStartsWhen:
+    def test_who_comes_between_rounds_waits_for_the_next(self) -> None:
+        jobs = [make_job("a", at=0), make_job("b", at=10)]
+        assert started(Synergy(), jobs, make_cluster(2)) == [(0, "a", 0), (300, "b", 0)]
+
+    def test_who_fits_can_be_started_at_once(self) -> None:
+        jobs = [make_job("a", at=0), make_job("b", at=10)]
+        assert started(Synergy(start_at_once=True), jobs, make_cluster(2)) == [(0, "a", 0), (10, "b", 0)]
+
+    def test_rounds_begin_with_the_first_job_of_an_idle_cluster(self) -> None:
+        jobs = [make_job("a", at=50), make_job("b", at=220)]
+        assert started(Synergy(), jobs, make_cluster(1)) == [(50, "a", 0), (220, "b", 0)]
+
+    def test_who_was_passed_over_takes_the_place_of_later_ones_in_the_next_round(self) -> None:
+        jobs = [
+            make_job("a", at=0, gpus=2, work=350),
+            make_job("wide", at=1, gpus=4, work=100),
+            make_job("b", at=2, gpus=2, work=1000),
+        ]
+        # b starts beside a; when a has ended, wide is first in the order, and b goes on in the round after it.
+        expected = [(0, "a", 0), (300, "b", 0), (600, "wide", 0), (900, "b", 0)]
+        assert started(Synergy(), jobs, make_cluster(4)) == expected
+
+    def test_by_service_who_has_had_less_goes_first(self) -> None:
+        jobs = [make_job("a", at=0, work=1000), make_job("b", at=10, work=100)]
+        assert started(Synergy(order="las"), jobs, make_cluster(1)) == [(0, "a", 0), (300, "b", 0), (600, "a", 0)]
+
+    def test_who_may_not_be_stopped_stays(self) -> None:
+        jobs = [make_job("a", at=0, work=1000, preemptible=False), make_job("b", at=10, work=100)]
+        assert started(Synergy(order="las"), jobs, make_cluster(1)) == [(0, "a", 0), (1200, "b", 0)]
+
+    def test_nobody_is_stopped_who_is_not_in_the_way(self) -> None:
+        jobs = [
+            make_job("left", at=0, gpus=3, work=350),
+            make_job("right", at=0, gpus=3, work=350),
+            make_job("wide", at=1, gpus=4, work=100),
+            make_job("b", at=2, gpus=1, work=2000),
+            make_job("c", at=3, gpus=1, work=2000),
+        ]
+        # b and c are on two nodes when wide's turn comes. c came last and gives way; b stays where it is.
+        expected = [(0, "left", 0), (0, "right", 0), (300, "b", 0), (300, "c", 0), (600, "wide", 0), (900, "c", 0)]
+        assert started(Synergy(), jobs, make_cluster(4, 4)) == expected
+
+    def test_a_run_that_may_be_reshaped_moves_out_of_the_way_at_once(self) -> None:
+        jobs = [
+            make_job("left", at=0, gpus=3, work=350),
+            make_job("right", at=0, gpus=3, work=350),
+            make_job("wide", at=1, gpus=4, work=100),
+            make_job("b", at=2, gpus=1, work=2000),
+            make_job("c", at=3, gpus=1, work=2000, reshapable=True),
+        ]
+        assert started(Synergy(), jobs, make_cluster(4, 4))[4:] == [(600, "c", 0), (600, "wide", 0)]
+
+
+class TestCpus:
+    def test_each_job_gets_the_cpus_it_gains_from(self) -> None:
+        plain = make_job("plain", at=0, gpus=2, cpus=16, workload="gpt2", plan=Plan(data=2, zero=2), reshapable=True)
+        unknown = make_job("unknown", at=0, gpus=1, cpus=20)
+        found = started(Synergy(), [offloading("offload", at=0), plain, unknown], a800s(8, cpus=96))
+        assert found == [(0, "offload", 14), (0, "plain", 2), (0, "unknown", 20)]
+
+    def test_a_job_that_has_no_room_for_its_best_takes_its_share(self) -> None:
+        fixed = make_job("fixed", at=0, gpus=1, cpus=12, work=1000)
+        found = started(Synergy(), [fixed, offloading("a", at=1)], a800s(2, cpus=24))
+        assert found == [(0, "fixed", 12), (300, "a", 12)]
+
+    def test_a_peer_that_holds_more_is_taken_down_to_its_share(self) -> None:
+        jobs = [offloading("a", at=0, work=1000), offloading("b", at=10, work=1000)]
+        found = started(Synergy(), jobs, a800s(2, cpus=24))
+        # At 300 ten CPUs are left, and b's share is twelve: a is started again with twelve, and b beside it.
+        assert found == [(0, "a", 14), (300, "a", 12), (300, "b", 12)]
+
+    def test_a_peer_that_may_not_be_changed_keeps_what_it_has(self) -> None:
+        jobs = [offloading("a", at=0, work=500, preemptible=False), offloading("b", at=10)]
+        # Ten CPUs are left: less than b's share, and more than it asked for.
+        assert started(Synergy(), jobs, a800s(2, cpus=24)) == [(0, "a", 14), (300, "b", 8)]
+
+    def test_cpus_that_are_free_again_go_to_who_gains_from_them(self) -> None:
+        jobs = [offloading("a", at=0, work=350), offloading("b", at=10, work=1000)]
+        found = started(Synergy(restart_seconds=0), jobs, a800s(2, cpus=24))
+        assert found[2:] == [(300, "b", 12), (600, "b", 14)]
+
+    def test_a_gain_that_does_not_pay_for_a_restart_is_left(self) -> None:
+        jobs = [offloading("a", at=0, work=350), offloading("b", at=10, work=1000)]
+        assert started(Synergy(), jobs, a800s(2, cpus=24))[2:] == [(300, "b", 12)]
+
+    def test_where_cpus_are_not_known_everybody_runs_as_asked(self) -> None:
+        nodes = a800s(8, cpus=0).nodes
+        cluster = Cluster(nodes, cpus_known=False)
+        assert started(Synergy(), [offloading("a")], cluster) == [(0, "a", 8)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"order": "srtf"}, "order"),
+        ({"round_seconds": 0}, "round_seconds"),
+        ({"saturation": 1.5}, "saturation"),
+        ({"restart_seconds": -1}, "restart_seconds"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(BadValue, match=named):
+        Synergy(**settings)
