@@ -20,7 +20,7 @@ from refold.catalogue import USUAL as USUAL_ENGINE
 from refold.catalogue import find_engine, find_gpu
 from refold.catalogue.tables import known_model
 from refold.errors import UnknownName
-from refold.model import Cluster, Job, Plan
+from refold.model import Cluster, Demand, Job, Plan
 from refold.model.cluster import ETHERNET, PCIE, Link
 from refold.model.units import WHOLE
 from refold.perf.columns import columns_of
@@ -89,10 +89,16 @@ class Speeds:
         self._limits = knowledge.limits
         self._models: dict[Kind, ModelShape | None] = {}
         self._known: dict[tuple[object, ...], Speed | None] = {}
+        self._knows: dict[tuple[str, bool, Demand], bool] = {}
 
     def knows(self, job: Job) -> bool:
         """Whether anything but what was asked for can be said of a job."""
-        return job.reshapable and job.demand.gpu_milli == WHOLE and job.demand.gpus > 0 and bool(self.types_for(job))
+        asked = (job.workload, job.reshapable, job.demand)
+        known = self._knows.get(asked)
+        if known is None:
+            whole = job.demand.gpu_milli == WHOLE and job.demand.gpus > 0
+            known = self._knows[asked] = job.reshapable and whole and bool(self.types_for(job))
+        return known
 
     def types_for(self, job: Job) -> list[str]:
         """The GPU types of the cluster that a job accepts and of which something is known."""

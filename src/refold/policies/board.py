@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from refold.core import View
 from refold.model import Allocation, Decision, Demand, Plan, Reshape, Start, Stop
 from refold.model.allocation import beyond
+from refold.model.units import WHOLE
 from refold.packing import Free, Placer
 
 
@@ -56,6 +57,8 @@ class Board:
 
     def place(self, job_id: str, placer: Placer, demand: Demand, plan: Plan | None, why: str = "") -> bool:
         """Find a place for a job that holds nothing."""
+        if demand.gpu_milli == WHOLE and demand.instances * demand.gpus > self.free.whole_gpus:
+            return False
         placement = placer.place(self.free, demand)
         if placement is None:
             return False

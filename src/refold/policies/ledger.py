@@ -38,7 +38,10 @@ class Ledger:
             Part(*row) if here else NOTHING
             for row, here in zip(columns[:, [WHOLE_FREE, CPU_FREE, MEMORY_FREE]].tolist(), up.tolist(), strict=True)
         ]
+        self.with_free: set[int] = {node for node, part in enumerate(self.free) if part.gpus}
+        """The nodes that have a free GPU."""
         self.parts: dict[str, dict[int, Part]] = {}
+        self._gpus: dict[str, int] = {}
         self.residents: dict[int, set[str]] = {}
         self._log: list[tuple[str, int, Part]] = []
         self._board = board
@@ -46,12 +49,13 @@ class Ledger:
             held = board.holds(job_id)
             assert held is not None
             self.parts[job_id] = _parts_of(held)
+            self._gpus[job_id] = sum(part.gpus for part in self.parts[job_id].values())
             for node in self.parts[job_id]:
                 self.residents.setdefault(node, set()).add(job_id)
 
     def gpus(self, job_id: str) -> int:
         """GPUs that a job has in all."""
-        return sum(part.gpus for part in self.parts.get(job_id, {}).values())
+        return self._gpus.get(job_id, 0)
 
     def layout(self, job_id: str) -> tuple[int, ...]:
         """GPUs on each node, the most first."""
@@ -84,7 +88,13 @@ class Ledger:
 
     def _put(self, job_id: str, node: int, before: Part, after: Part) -> None:
         free = self.free[node]
-        self.free[node] = Part(*(have + had - has for have, had, has in zip(free, before, after, strict=True)))
+        now = self.free[node] = Part(
+            free.gpus + before.gpus - after.gpus,
+            free.cpu_milli + before.cpu_milli - after.cpu_milli,
+            free.memory_mib + before.memory_mib - after.memory_mib,
+        )
+        (self.with_free.add if now.gpus > 0 else self.with_free.discard)(node)
+        self._gpus[job_id] = self._gpus.get(job_id, 0) + after.gpus - before.gpus
         if after == NOTHING:
             self.parts[job_id].pop(node, None)
             self.residents.get(node, set()).discard(job_id)

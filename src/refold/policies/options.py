@@ -37,9 +37,20 @@ class Options:
         self.plans, self._resources = plans, resources
         self._sizes = _sizes(speeds)
         self._kept: dict[tuple[Kind, Demand, Plan | None], tuple[Option, ...]] = {}
+        self._of_job: dict[str, tuple[Option, ...]] = {}
 
     def of(self, job: Job) -> tuple[Option, ...]:
         """From the fewest GPUs to the most; of as many GPUs the fastest first."""
+        options = self._of_job.get(job.id)
+        if options is None:
+            options = self._of_job[job.id] = self._of_kind(job)
+        return options
+
+    def forget(self, job_id: str) -> None:
+        """A job has ended: nobody will ask for its options again."""
+        self._of_job.pop(job_id, None)
+
+    def _of_kind(self, job: Job) -> tuple[Option, ...]:
         if not self._speeds.knows(job):
             return (as_asked(job),)
         key = (kind_of(job), job.demand, job.plan)

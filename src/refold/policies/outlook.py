@@ -24,15 +24,27 @@ class Outlook:
     """Beliefs, on one cluster."""
 
     def __init__(self, view: View, knowledge: Knowledge, restart_seconds: Seconds, *, trust_steps: bool = True) -> None:
-        """`restart_seconds`: what a change of a running job costs. `trust_steps`: what jobs say they want is believed."""
+        """`restart_seconds`: what a change of a run costs. `trust_steps`: what jobs say they want is believed."""
         if restart_seconds < 0:
             raise BadValue(f"a restart takes seconds ≥ 0, not {restart_seconds}")
         self.speeds = Speeds(view.cluster, knowledge)
         self.restart_seconds = restart_seconds
         self._trust_steps = trust_steps
+        self._last: dict[str, tuple[Allocation, float]] = {}
+        """Where each job was when its speed was last asked for, and its speed there."""
 
     def speed(self, job: Job, allocation: Allocation) -> float:
         """Steps per second there; of a job that is not known, 1: its work is counted in seconds."""
+        last = self._last.get(job.id)
+        if last is None or last[0] is not allocation:
+            last = self._last[job.id] = allocation, self._speed(job, allocation)
+        return last[1]
+
+    def forget(self, job_id: str) -> None:
+        """A job has ended: nobody will ask for it again."""
+        self._last.pop(job_id, None)
+
+    def _speed(self, job: Job, allocation: Allocation) -> float:
         if not self.speeds.knows(job):
             return 1.0
         gpu_type = self.speeds.cluster.nodes[allocation.placement[0].node].gpu_type
@@ -42,22 +54,21 @@ class Outlook:
 
     def left(self, view: View, job: Job) -> float:
         """Steps that are left; of a job that is not known, seconds."""
-        done, typical = self._done(view, job)
-        if job.steps is not None and self._trust_steps and self.speeds.knows(job):
-            return max(job.steps - done, AT_LEAST_STEPS)
-        return max(done, typical)
-
-    def _done(self, view: View, job: Job) -> tuple[float, float]:
-        """Steps or seconds done, and how many a job is taken to have that says nothing and has just begun."""
-        run = view.runs.get(job.id)
         if not self.speeds.knows(job):
-            return view.done(job.id), AT_LEAST_SECONDS
+            return max(view.done(job.id), AT_LEAST_SECONDS)
+        done = self._steps_done(view, job)
+        if job.steps is not None and self._trust_steps:
+            return max(job.steps - done, AT_LEAST_STEPS)
+        return max(done, AT_LEAST_SECONDS * self.speeds.asked(job).steps_per_second)
+
+    def _steps_done(self, view: View, job: Job) -> float:
+        """As the job has said, and as it is believed to have gone on since."""
+        run = view.runs.get(job.id)
         steps, said = view.steps_done(job.id)
-        done = float(steps)
-        if run is not None and not run.stopping:
-            computing = max(0.0, view.now - max(said, self._computing_since(view, run)))
-            done += computing * self.speed(job, run.allocation)
-        return done, AT_LEAST_SECONDS * self.speeds.asked(job).steps_per_second
+        if run is None or run.stopping:
+            return float(steps)
+        computing = max(0.0, view.now - max(said, self._computing_since(view, run)))
+        return steps + computing * self.speed(job, run.allocation)
 
     def starting_up(self, view: View, run: Run) -> Seconds:
         """How long a run will still be starting up."""

@@ -12,6 +12,7 @@ from collections import defaultdict
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import Job
+from refold.model.units import WHOLE
 from refold.policies.options import Option, Options, as_asked
 from refold.policies.outlook import Outlook
 
@@ -20,11 +21,12 @@ class Promises:
     """Floors, minima and quotas."""
 
     def __init__(self, outlook: Outlook, options: Options, safety: float = 1.0) -> None:
-        """`safety`: how many times as fast another shape must be than the one asked for, to keep a promise."""
+        """`safety`: how many times as fast another shape must be believed to be than the one asked for, to be safe."""
         if not safety >= 1:
             raise BadValue(f"safety is a factor ≥ 1, not {safety}")
         self._outlook, self._options, self._safety = outlook, options, safety
         self._keeping: dict[tuple[object, ...], tuple[Option, ...]] = {}
+        self._admitted: dict[str, tuple[str, float]] = {}
 
     def floor(self, job: Job) -> float:
         """The speed of what a job asked for; of a job that is not known, that of its only option."""
@@ -32,29 +34,42 @@ class Promises:
 
     def keeping(self, job: Job) -> tuple[Option, ...]:
         """The options that keep a promise, from the fewest GPUs on: those that are fast enough, and what was asked."""
-        options = self._options.of(job)
-        key = (id(options), job.demand, job.plan)
-        if key not in self._keeping:
-            floor = self.floor(job)
-            asked = as_asked(job)._replace(speed=floor)
-            fast = [option for option in options if option.speed >= self._safety * floor]
-            self._keeping[key] = tuple(sorted([*fast, asked], key=lambda option: (option.gpus, -option.speed)))
-        return self._keeping[key]
+        return self._at_least(job, 1.0)
+
+    def safe(self, job: Job) -> tuple[Option, ...]:
+        """Of these, the ones that keep it even if the model errs a little."""
+        return self._at_least(job, self._safety)
 
     def minimum(self, job: Job) -> Option:
         """The fewest GPUs that keep a promise; never more than were asked for."""
         return self.keeping(job)[0]
 
+    def _at_least(self, job: Job, factor: float) -> tuple[Option, ...]:
+        options = self._options.of(job)
+        key = (id(options), job.demand, job.plan, factor)
+        if key not in self._keeping:
+            floor = self.floor(job)
+            asked = as_asked(job)._replace(speed=floor)
+            fast = [option for option in options if option.speed >= factor * floor]
+            self._keeping[key] = tuple(sorted([*fast, asked], key=lambda option: (option.gpus, -option.speed)))
+        return self._keeping[key]
+
     def promised(self, view: View) -> set[str]:
-        """Guaranteed jobs within their tenants' quotas: those that run first, then in the order of submission."""
+        """Guaranteed jobs within their tenants' quotas: in the order of submission, each until it ends."""
         used: dict[str, float] = defaultdict(float)
-        kept: set[str] = set()
-        running = sorted(view.runs.values(), key=lambda run: (run.since, run.job))
-        for job in (*(view.active[run.job] for run in running), *view.waiting.values()):
-            if job.job_class != "guaranteed":
-                continue
-            need = self.minimum(job).gpus * job.demand.gpu_milli / 1000
-            if used[job.tenant] + need <= view.cluster.quota_gpus(job.tenant):
-                used[job.tenant] += need
-                kept.add(job.id)
-        return kept
+        for job_id, (tenant, gpus) in list(self._admitted.items()):
+            if job_id in view.active or job_id in view.waiting:
+                used[tenant] += gpus
+            else:
+                del self._admitted[job_id]
+        asking = [
+            job
+            for job in (*view.active.values(), *view.waiting.values())
+            if job.job_class == "guaranteed" and job.id not in self._admitted
+        ]
+        for job in sorted(asking, key=lambda job: (job.submitted, job.id)):
+            gpus = self.minimum(job).gpus * job.demand.gpu_milli / WHOLE
+            if used[job.tenant] + gpus <= view.cluster.quota_gpus(job.tenant):
+                used[job.tenant] += gpus
+                self._admitted[job.id] = job.tenant, gpus
+        return set(self._admitted)

@@ -18,8 +18,9 @@ performance of what it asked for, and may claim whatever others hold beyond what
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
+from itertools import takewhile
 from math import inf
 from typing import Any, NamedTuple
 
@@ -32,7 +33,7 @@ from refold.model.units import WHOLE, Seconds, text_from_seconds
 from refold.packing import Placer
 from refold.plans.speeds import NOTHING_MORE, Knowledge
 from refold.policies.board import Board, Steering, something_happened
-from refold.policies.options import Option, Options
+from refold.policies.options import WORTH_MORE, Option, Options
 from refold.policies.outlook import Outlook
 from refold.policies.promises import Promises
 from refold.policies.reasons import Reasons
@@ -42,6 +43,9 @@ LAST_GAPS = 10
 
 BEST_SHAPES = 6
 """How many of a job's best shapes are tried where place has to be made for it."""
+
+NODES_TO_CLEAR = 8
+"""From how many nodes on it is tried to make place for a promised job, one node after another."""
 
 WORTH_STARTING_LARGER: Seconds = 1.0
 """A job that starts anyway is started on more GPUs if that saves more than this."""
@@ -58,13 +62,14 @@ class Refold:
         price: float = 4.0,
         patience_seconds: float = 3600.0,
         starving_seconds: float = 12 * 3600.0,
-        safety: float = 1.0,
+        safety: float = 1.1,
         claims: int = 16,
         trust_steps: bool = True,
         knowledge: Knowledge | Mapping[str, Any] = NOTHING_MORE,
     ) -> None:
         """`restart_seconds`: what a change of a running job costs, as far as the policy knows. `claims`: for how many
-        jobs in one look others may be moved. `starving_seconds`: nobody overtakes a job that has waited for so long."""
+        jobs in one look others may be moved. `starving_seconds`: nobody overtakes a job that has waited for so long.
+        `safety`: how much faster than promised another shape is believed to be before it is chosen."""
         if not (price >= 0 and patience_seconds > 0 and starving_seconds > 0 and claims >= 0):
             raise BadValue("price and claims are ≥ 0; patience_seconds and starving_seconds are > 0")
         self.restart_seconds = restart_seconds
@@ -109,8 +114,11 @@ class Refold:
             self.since[job.id] = view.now
         for run in changes.started:
             self.since.pop(run.job, None)
-        for job_id in changes.gone:
+        over = [run.job for run in changes.ended if run.job not in view.runs and run.job not in view.waiting]
+        for job_id in (*over, *changes.gone):
             self.since.pop(job_id, None)
+            self._options.forget(job_id)
+            self._outlook.forget(job_id)
 
     def _said(self, view: View, decision: Decision) -> Decision:
         """The decision with the reasons of those who wait, and when to look again."""
@@ -181,14 +189,16 @@ class _Look:
         self._jobs: dict[str, Job] = {**view.waiting, **view.active}
         self._promised = promises.promised(view)
         self._options = {
-            job.id: promises.keeping(job) if job.id in self._promised else options.of(job)
-            for job in self._jobs.values()
+            job.id: promises.safe(job) if job.id in self._promised else options.of(job) for job in self._jobs.values()
         }
+        self._at_least = {job_id: promises.keeping(self._jobs[job_id]) for job_id in self._promised}
         self._left = {job.id: outlook.left(view, job) for job in self._jobs.values()}
         self._weight = {job.id: self._weight_of(job) for job in self._jobs.values()}
         self._work = {job_id: self._least_gpu_seconds(job_id) / self._weight[job_id] for job_id in self._jobs}
         self._hopeless: set[tuple[Option, ...]] = set()
         self._claims_left = policy.claims
+        self._ends: list[tuple[Seconds, str]] | None = None
+        self._most_work_first: list[str] | None = None
 
     # Who they are.
 
@@ -223,41 +233,62 @@ class _Look:
 
     def _may_move(self, job_id: str) -> bool:
         """Whether a job can have another shape at all; one that cannot be reshaped could only be stopped."""
-        return self._may_change(job_id) and len(self._options[job_id]) > 1
+        return self._may_change(job_id) and len(self._at_least.get(job_id) or self._options[job_id]) > 1
 
     # 1 to 3: those who wait.
 
     def place_waiting(self) -> None:
         """Start whoever can be, in order."""
+        self._lift_promised()
         waiting = sorted(
             (job_id for job_id in self._view.waiting if self.board.holds(job_id) is None),
             key=lambda job_id: (job_id not in self._promised, self._work[job_id], job_id),
         )
         for position, job_id in enumerate(waiting):
-            behind = len(waiting) - position - 1
-            rate = self._policy.price * behind / max(self._view.cluster.gpus, 1)
-            costs = {
-                option: self._seconds(job_id, option) * (1 + rate * option.gpus) for option in self._options[job_id]
-            }
-            if not self._start(job_id, costs) and self._is_starving(job_id):
+            rate = self._policy.price * (len(waiting) - position - 1) / max(self._view.cluster.gpus, 1)
+            if not self._start(job_id, rate) and self._is_starving(job_id):
                 return  # nobody overtakes it any more
+
+    def _lift_promised(self) -> None:
+        """A run that was promised nothing when it began, and is now, gets what it is promised."""
+        for job_id in sorted(self._promised):
+            held = self.board.holds(job_id)
+            if held is None or not self._may_change(job_id) or self._is_kept(job_id, held):
+                continue
+            before = self.board.snapshot()
+            self.board.release(job_id)
+            if not self._start(job_id, 0.0):
+                self.board.restore(before)
+            else:
+                self.board.changed[job_id] = "gets the speed that it is promised, now that its tenant's quota has room"
+
+    def _is_kept(self, job_id: str, held: Allocation) -> bool:
+        slowest = min(option.speed for option in self._at_least[job_id])
+        return self._outlook.speed(self._jobs[job_id], held) * WORTH_MORE >= slowest
 
     def _is_starving(self, job_id: str) -> bool:
         since = self._policy.since.get(job_id, self._view.now)
         return self._view.now - since >= self._policy.starving_seconds
 
-    def _start(self, job_id: str, costs: Mapping[Option, Seconds]) -> bool:
-        """A place for a job that waits: a free one, or one that others make."""
-        options = self._options[job_id]
+    def _start(self, job_id: str, rate: float) -> bool:
+        """A place for a job; for one that is promised, if there is no safe one, any that keeps the promise."""
+        if self._start_with(job_id, self._options[job_id], rate):
+            return True
+        return job_id in self._promised and self._start_with(job_id, self._at_least[job_id], rate)
+
+    def _start_with(self, job_id: str, options: tuple[Option, ...], rate: float) -> bool:
+        """A free place, or one that others make; `rate` is what a second on a GPU costs in seconds of others."""
+        costs = {option: self._seconds(job_id, option) * (1 + rate * option.gpus) for option in options}
         ranked = sorted(costs, key=costs.__getitem__)
         found = None if options in self._hopeless else self._place_first(job_id, ranked)
         if found is None:
             self._hopeless.add(options)
         elif costs[found] - costs[ranked[0]] < self._policy.restart_seconds:
             return True
-        if self._claims_left <= 0:
-            return found is not None
-        self._claims_left -= 1
+        if job_id not in self._promised:
+            if self._claims_left <= 0:
+                return found is not None
+            self._claims_left -= 1
         return self._claim(job_id, ranked, costs, found)
 
     def _place_first(self, job_id: str, ranked: list[Option]) -> Option | None:
@@ -275,38 +306,58 @@ class _Look:
         without = self.board.snapshot()
         patience = costs[found] if found is not None else self._cost_of_waiting(job_id, ranked, costs)
         best = _Claim(patience, None)
-        for option in ranked[:BEST_SHAPES]:
-            self.board.restore(without)
-            harm = self._make_place(job_id, option, victims)
-            cost = costs[option] + harm / self._weight[job_id]
-            if cost < best.cost:
-                best = _Claim(cost, self.board.snapshot())
+        promised = job_id in self._promised
+        one_by_one = [[other] for other in victims]
+        for groups in (one_by_one, *self._by_node(victims)) if promised else (one_by_one,):
+            for option in ranked if promised else ranked[:BEST_SHAPES]:
+                self.board.restore(without)
+                harm = self._make_place(job_id, option, groups)
+                cost = costs[option] + harm / self._weight[job_id]
+                if cost < best.cost:
+                    best = _Claim(cost, self.board.snapshot())
+            if best.board is not None:
+                break
         self.board.restore(best.board or as_it_was)
-        return best.board is not None or found is not None
+        if best.board is None:
+            return found is not None
+        self._hopeless.clear()
+        return True
+
+    def _by_node(self, victims: list[str]) -> Iterator[list[list[str]]]:
+        """Who holds something on each node, the nodes on which most is held beyond promises first; and so on."""
+        on_node: dict[int, list[str]] = {}
+        spare: dict[int, int] = {}
+        for other in victims:
+            held = self.board.holds(other)
+            least = self._at_least[other][0].gpus if other in self._promised else 0
+            for share in held.placement if held is not None else ():
+                on_node.setdefault(share.node, []).append(other)
+                spare[share.node] = spare.get(share.node, 0) + max(0, len(share.gpus) - least)
+        groups = [on_node[node] for node in sorted(on_node, key=lambda node: (-spare[node], node))]
+        return (groups[first:] for first in range(min(len(groups), NODES_TO_CLEAR)))
 
     def _victims_of(self, job_id: str) -> list[str]:
         """Who may be moved for a job, the one with the most work left first."""
         claimer_is_promised, work = job_id in self._promised, self._work[job_id]
-        victims = [
-            other
-            for other, _ in self.board.holders()
-            if other != job_id
-            and self._may_change(other)
-            and (other not in self._promised or self._may_move(other))
-            and (self._work[other] > work or (claimer_is_promised and other not in self._promised))
-        ]
-        if claimer_is_promised:  # what is promised to others is touched last
-            return sorted(victims, key=lambda other: (other in self._promised, -self._work[other], other))
-        return sorted(victims, key=lambda other: (-self._work[other], other))
+        if self._most_work_first is None:
+            runs = [other for other in self._view.runs if self.board.holds(other) is not None]
+            movable = [o for o in runs if self._may_change(o) and (o not in self._promised or self._may_move(o))]
+            self._most_work_first = sorted(movable, key=lambda other: (-self._work[other], other))
+        if not claimer_is_promised:
+            longer = takewhile(lambda other: self._work[other] > work, self._most_work_first)
+            return [other for other in longer if self.board.holds(other) is not None]
+        held = [other for other in self._most_work_first if other != job_id and self.board.holds(other) is not None]
+        return sorted(held, key=lambda other: other in self._promised)  # what is promised to others is touched last
 
     def _cost_of_waiting(self, job_id: str, ranked: list[Option], costs: Mapping[Option, Seconds]) -> Seconds:
         """Until so many others have ended that there is a place; a promise does not wait for that."""
         if job_id in self._promised:
             return inf
         before = self.board.snapshot()
-        ends = sorted((self._seconds_as_held(other), other) for other, _ in self.board.holders())
+        if self._ends is None:
+            self._ends = sorted((self._seconds_as_held(other), other) for other, _ in self.board.holders())
         try:
-            for seconds, other in ends:
+            for seconds, other in self._ends:
                 self.board.release(other)
                 found = self._place_first(job_id, ranked)
                 if found is not None:
@@ -315,39 +366,47 @@ class _Look:
         finally:
             self.board.restore(before)
 
-    def _make_place(self, job_id: str, option: Option, victims: list[str]) -> Seconds:
+    def _make_place(self, job_id: str, option: Option, groups: list[list[str]]) -> Seconds:
         """Place a job where others were, and these where they still can be; the delay that this causes, weighted."""
         placer = self._policy.placer
-        moved: list[tuple[str, Allocation, Seconds]] = []
-        left = iter(victims)
+        moved: dict[str, tuple[Allocation, Seconds]] = {}
+        left = iter(groups)
         while not self.board.place(job_id, placer, option.demand, option.plan):
-            other = next(left, None)
-            if other is None:
+            group = next(left, None)
+            if group is None:
                 return inf
-            held = self.board.holds(other)
-            assert held is not None
-            moved.append((other, held, self._seconds_as_held(other)))
-            self.board.release(other)
-        return sum(self._put_back(other, held, before, job_id, option) for other, held, before in moved)
+            for other in group:
+                held = self.board.holds(other)
+                if held is not None:
+                    moved[other] = held, self._seconds_as_held(other)
+                    self.board.release(other)
+        promised_first = sorted(moved, key=lambda other: other not in self._promised)
+        return sum(self._put_back(other, *moved[other], job_id, option) for other in promised_first)
 
     def _put_back(self, job_id: str, held: Allocation, before: Seconds, claimer: str, taken: Option) -> Seconds:
         """Where it was, or as fast as can be on what is left; if nowhere, until the claimer has ended."""
         if self.board.put(job_id, held):
             return 0.0
         gpus = held.gpu_milli // WHOLE
-        for option in sorted(self._options[job_id], key=lambda option: -option.speed):
+        # Who is promised something makes do with the least, so that there is place for others who are.
+        least_first = self._at_least.get(job_id)
+        for option in least_first or sorted(self._options[job_id], key=lambda option: -option.speed):
             if self.board.place(job_id, self._policy.placer, option.demand, option.plan):
                 later = max(0.0, self._seconds(job_id, option) - before) + self._restart(job_id)
                 slower = 1 - option.speed / self._outlook.speed(self._jobs[job_id], held)
                 given = f"gave {gpus - option.gpus} GPUs to {claimer}" if option.gpus < gpus else f"moved for {claimer}"
                 self.board.changed[job_id] = f"{given}: −{slower:.0%} here, ends {text_from_seconds(later)} later"
-                return later * self._weight[job_id]
+                return later * self._weight[job_id] + self._idle_cost(job_id, option.gpus)
         if job_id in self._promised:
             return inf
         wait = self._seconds(claimer, taken) + self._restart(job_id)
         back = text_from_seconds(wait)
         self.board.changed[job_id] = f"gave all {gpus} GPUs to {claimer}, which has less left: back in about {back}"
-        return wait * self._weight[job_id]
+        return wait * self._weight[job_id] + self._idle_cost(job_id, gpus)
+
+    def _idle_cost(self, job_id: str, gpus: int) -> Seconds:
+        """What those who wait lose while GPUs restart a job and compute nothing."""
+        return self._restart(job_id) * gpus * len(self._view.waiting) / max(self._view.cluster.gpus, 1)
 
     # 4: what is left.
 

@@ -35,10 +35,13 @@ from refold.plans.curves import Curve, Point
 from refold.plans.speeds import NOTHING_MORE, Knowledge, Speed
 from refold.policies.board import Board, Steering, something_happened
 from refold.policies.ledger import NOTHING, Ledger, Part
-from refold.policies.options import Options
+from refold.policies.options import WORTH_MORE, Options
 from refold.policies.outlook import Outlook
 from refold.policies.promises import Promises
 from refold.policies.reasons import Reasons
+
+Choice = tuple[Plan | None, str]
+"""A plan, and why a job gets it."""
 
 
 class Rubick:
@@ -72,6 +75,9 @@ class Rubick:
         if self._outlook is None:
             self._outlook = Outlook(view, self._knowledge, self.restart_seconds)
             self._curves = _Curves(self._outlook, Options(self._outlook.speeds, self.plans, self.resources), self.flat)
+        for run in view.changes.ended:
+            if run.job not in view.runs and run.job not in view.waiting:
+                self._curves.forget(run.job)
         if self._steering.goes_on(view):
             return self._said(view, self._steering.go_on(view))
         if not something_happened(view):
@@ -123,9 +129,22 @@ class _Curves:
         self._outlook, self.options, self._flat = outlook, options, flat
         self.promises = Promises(outlook, options)
         self._kept: dict[tuple[object, ...], tuple[Curve, str]] = {}
+        self._of_job: dict[str, tuple[Curve, str]] = {}
 
     def of(self, job: Job) -> tuple[Curve, str]:
         """The curve on the type of GPU that a job is fastest on, without its flat end; and that type."""
+        found = self._of_job.get(job.id)
+        if found is None:
+            found = self._of_job[job.id] = self._of_kind(job)
+        return found
+
+    def forget(self, job_id: str) -> None:
+        """A job has ended: nobody will ask for it again."""
+        self._of_job.pop(job_id, None)
+        self.options.forget(job_id)
+        self._outlook.forget(job_id)
+
+    def _of_kind(self, job: Job) -> tuple[Curve, str]:
         options = self.options.of(job)
         key = (id(options), job.demand, job.plan)
         if key not in self._kept:
@@ -226,29 +245,41 @@ class _Round:
         job, ledger = self._jobs[job_id], self._ledger
         if not self._outlook.speeds.knows(job):
             return
-        mark, before = ledger.mark(), self._speed(job_id)
-        whys = dict(self._whys)
+        mark = ledger.mark()
         self._gather(job_id)
-        found = self._choose(job_id)
-        if found is None or not self._is_worth(job_id, before, found.steps_per_second, mark):
+        touched = ledger.touched_since(mark)
+        if not touched:
+            return
+        chosen = self._chosen(job_id, mark)
+        if chosen is None:
             ledger.roll_back(mark)
-            self._whys = whys
         else:
-            self._plans[job_id] = found.plan
-            if before:
-                self._whys[job_id] = self._why_grown(job_id, before, found.steps_per_second)
-            for victim in ledger.touched_since(mark):
-                if victim != job_id:
-                    self._trim(victim, job_id)
-        for touched in (job_id, *ledger.touched_since(mark)):
-            self._rank_loser(touched)
+            for each, (plan, why) in chosen.items():
+                self._plans[each] = plan
+                self._whys[each] = why
+        for each in touched:
+            self._rank_loser(each)
+
+    def _chosen(self, job_id: str, mark: int) -> dict[str, Choice] | None:
+        """Plans for a job and for those who gave something; None: it is not worth it, or breaks a promise."""
+        before, found = self._speed_held(job_id), self._choose(job_id)
+        if found is None or not self._is_worth(job_id, before, found.steps_per_second, mark):
+            return None
+        why = self._why_grown(job_id, before, found.steps_per_second) if before else ""
+        chosen: dict[str, Choice] = {job_id: (found.plan, why)}
+        for victim in self._ledger.touched_since(mark):
+            if victim != job_id:
+                choice = self._trimmed(victim, job_id)
+                if choice is None:
+                    return None
+                chosen[victim] = choice
+        return chosen
 
     def _gather(self, job_id: str) -> None:
         """Node after node: what is free, then unit by unit what others lose less by giving up."""
-        most = self._curve(job_id).points[-1].amount
-        for node in self._nodes_for(job_id):
-            while self._ledger.gpus(job_id) < most and self._take_free(job_id, node):
-                pass
+        most = max(int(self._curve(job_id).points[-1].amount), self._minimum(job_id))
+        for node in self._nodes_for(job_id) if self._ledger.gpus(job_id) < most else ():
+            self._take_free(job_id, node, most - self._ledger.gpus(job_id))
             while self._ledger.gpus(job_id) < most and self._take_from_others(job_id, node):
                 pass
             if self._ledger.gpus(job_id) >= most:
@@ -261,7 +292,7 @@ class _Round:
         nodes, free = self._view.cluster.nodes, self._ledger.free
         own = sorted(self._ledger.parts.get(job_id, {}))
         yield from own
-        with_free = [n for n, part in enumerate(free) if part.gpus and nodes[n].gpu_type == gpu_type and n not in own]
+        with_free = [n for n in self._ledger.with_free if nodes[n].gpu_type == gpu_type and n not in own]
         yield from sorted(with_free, key=lambda node: (-free[node].gpus, node))
         seen = {*own, *with_free}
         for loser in self._losers.weakest_first():
@@ -272,13 +303,22 @@ class _Round:
                     seen.add(node)
                     yield node
 
-    def _take_free(self, job_id: str, node: int) -> bool:
+    def _take_free(self, job_id: str, node: int, wanted: int) -> bool:
+        """Up to so many GPUs that are free on a node, each with its CPUs and memory; False: there is none."""
         free, unit = self._ledger.free[node], self._unit(job_id)
         if self._type_of(node) != self._curves.of(self._jobs[job_id])[1] or not self._view.is_up(node):
             return False
-        if free.gpus < 1 or free.cpu_milli < unit.cpu_milli or free.memory_mib < unit.memory_mib:
+        limits = [wanted, free.gpus]
+        limits += [free.cpu_milli // unit.cpu_milli] if unit.cpu_milli else []
+        limits += [free.memory_mib // unit.memory_mib] if unit.memory_mib else []
+        more = min(limits)
+        if more < 1:
             return False
-        self._add(job_id, node, unit)
+        have = self._ledger.parts.get(job_id, {}).get(node, NOTHING)
+        with_more = Part(
+            have.gpus + more, have.cpu_milli + more * unit.cpu_milli, have.memory_mib + more * unit.memory_mib
+        )
+        self._ledger.give(job_id, node, with_more)
         return True
 
     def _take_from_others(self, job_id: str, node: int) -> bool:
@@ -291,7 +331,7 @@ class _Round:
             return False
         had = self._ledger.parts[victim][node]
         self._ledger.give(victim, node, _in_proportion(had, had.gpus - 1))
-        if self._take_free(job_id, node):
+        if self._take_free(job_id, node, 1):
             return True
         self._ledger.give(victim, node, had)  # its CPUs and memory were not enough
         return False
@@ -299,12 +339,11 @@ class _Round:
     def _choose(self, job_id: str) -> Speed | None:
         """The best plan for what was gathered, giving back nodes and GPUs that it is no faster with."""
         ledger, job = self._ledger, self._jobs[job_id]
-        point = self._curve(job_id).at(ledger.gpus(job_id))
-        if point is None or self._is_below_minimum(job_id):
+        if self._is_below_minimum(job_id):
             return None
         _, gpu_type = self._curves.of(job)
         best: tuple[float, Speed, list[tuple[int, Part]]] | None = None
-        parts = sorted(ledger.parts[job_id].items(), key=lambda item: (-item[1].gpus, item[0]))
+        parts = sorted(ledger.parts.get(job_id, {}).items(), key=lambda item: (-item[1].gpus, item[0]))
         for wanted in self._amounts_up_to(job_id):
             chosen = _fewest_nodes(parts, wanted)
             layout = tuple(sorted((part.gpus for _, part in chosen), reverse=True))
@@ -312,13 +351,14 @@ class _Round:
             speed = self._curves.on(job, gpu_type, layout, cpus)
             if speed is not None and (best is None or speed.steps_per_second > best[0]):
                 best = speed.steps_per_second, speed, chosen
-        if best is None or best[0] < self._floor(job_id):
+        if best is None or best[0] * WORTH_MORE < self._floor(job_id):
             return None
         return best[1] if self._give_memory(job_id, best[1], best[2]) else None
 
     def _amounts_up_to(self, job_id: str) -> list[int]:
         most = self._ledger.gpus(job_id)
-        return [int(point.amount) for point in self._curve(job_id).points if point.amount <= most]
+        steps = {int(point.amount) for point in self._curve(job_id).points} | {self._minimum(job_id)}
+        return sorted(amount for amount in steps if 0 < amount <= most)
 
     def _give_memory(self, job_id: str, speed: Speed, chosen: list[tuple[int, Part]]) -> bool:
         """Host memory for a plan, last of all: more of it makes nothing faster."""
@@ -346,21 +386,19 @@ class _Round:
         changed = sum(other in self._view.runs for other in self._ledger.touched_since(mark))
         return left / before - left / after > changed * self._policy.restart_seconds
 
-    def _trim(self, victim: str, winner: str) -> None:
-        """A job that has lost something runs with what is left of use to it, or not at all."""
-        ledger, job = self._ledger, self._jobs[victim]
-        had = self._outlook.speed(job, held) if (held := self.board.holds(victim)) is not None else 0.0
+    def _trimmed(self, victim: str, winner: str) -> Choice | None:
+        """A job that has lost something runs with what is left of use to it, or not at all; None: that may not be."""
+        ledger, had = self._ledger, self._speed_held(victim)
         found = self._choose(victim) if ledger.gpus(victim) else None
         if found is None:
             for node in list(ledger.parts.get(victim, {})):
                 ledger.give(victim, node, NOTHING)
-            self._whys[victim] = f"gave all its GPUs to {winner}, which gains more from them"
-            return
-        self._plans[victim] = found.plan
+            stopped = f"gave all its GPUs to {winner}, which gains more from them"
+            return None if victim in self._promised else (None, stopped)
+        held = self.board.holds(victim)
         lost = (held.gpu_milli // WHOLE if held is not None else 0) - ledger.gpus(victim)
-        if had and lost > 0:
-            change = found.steps_per_second / had - 1
-            self._whys[victim] = f"gave {lost} GPUs to {winner}, which gains more from them: {change:+.0%} here"
+        change = found.steps_per_second / had - 1 if had else 0.0
+        return found.plan, f"gave {lost} GPUs to {winner}, which gains more from them: {change:+.0%} here"
 
     def _why_grown(self, job_id: str, before: float, after: float) -> str:
         back = text_from_seconds(self._policy.restart_seconds / (1 - before / after))
@@ -417,24 +455,15 @@ class _Round:
     def _is_below_minimum(self, job_id: str) -> bool:
         return self._ledger.gpus(job_id) < self._minimum(job_id)
 
-    def _speed(self, job_id: str) -> float:
-        """How fast a job is as it stands in the ledger; 0 if it has nothing."""
-        layout, plan = self._ledger.layout(job_id), self._plans.get(job_id)
-        if not layout:
-            return 0.0
-        job = self._jobs[job_id]
-        _, gpu_type = self._curves.of(job)
-        plan = plan or self._outlook.speeds.own_plan(job)
-        return self._outlook.speeds.with_plan(job, gpu_type, layout, self._ledger.cpus(job_id), plan).steps_per_second
+    def _speed_held(self, job_id: str) -> float:
+        """How fast a job is where it is now; 0 if it does not run."""
+        held = self.board.holds(job_id)
+        return self._outlook.speed(self._jobs[job_id], held) if held is not None else 0.0
 
     def _unit(self, job_id: str) -> Part:
         """A GPU, with the CPUs and the memory that its job asked for with each."""
         demand = self._jobs[job_id].demand
         return Part(1, demand.cpu_milli // demand.gpus, demand.memory_mib // demand.gpus)
-
-    def _add(self, job_id: str, node: int, unit: Part) -> None:
-        have = self._ledger.parts.get(job_id, {}).get(node, NOTHING)
-        self._ledger.give(job_id, node, Part(*(mine + more for mine, more in zip(have, unit, strict=True))))
 
     def _type_of(self, node: int) -> str:
         return self._view.cluster.nodes[node].gpu_type
@@ -464,7 +493,8 @@ class _Losers:
         return self._slope[job_id]
 
     def weakest_first(self) -> Iterator[str]:
-        return iter([job_id for _, job_id in self._sorted])
+        """Nobody may be ranked while somebody goes through them."""
+        return (job_id for _, job_id in self._sorted)
 
 
 def _in_proportion(part: Part, gpus: int) -> Part:

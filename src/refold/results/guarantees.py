@@ -16,7 +16,7 @@ Only GPUs are counted, not CPUs and memory. A run that may not be stopped keeps 
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import inf, isnan
@@ -248,8 +248,9 @@ class _Waiting:
                 pass
 
     def _add(self, job: int) -> None:
-        if self._minimums[job].gpus:
-            insort(self.jobs, job)
+        place = bisect_left(self.jobs, job)
+        if self._minimums[job].gpus and self.jobs[place : place + 1] != [job]:
+            self.jobs.insert(place, job)
 
     def _remove(self, job: int) -> None:
         place = bisect_left(self.jobs, job)

@@ -3,7 +3,7 @@
 from refold.testing.audit import Audit, Broken
 from refold.testing.backend_contract import BackendContract
 from refold.testing.makers import make_cluster, make_job
-from refold.testing.policy_contract import PolicyContract, seeded_workload
+from refold.testing.policy_contract import PolicyContract, reshapable_workload, seeded_workload
 from refold.testing.trace_contract import TraceContract
 
 __all__ = [
@@ -14,5 +14,6 @@ __all__ = [
     "TraceContract",
     "make_cluster",
     "make_job",
+    "reshapable_workload",
     "seeded_workload",
 ]

@@ -2,7 +2,8 @@
 
 Put it beside any journal of a simulation or of a live scheduler. It holds that no GPU is shared beyond 1.0 and no
 node's CPUs or memory beyond what it has, that a gang starts whole, that no job is lost or runs twice, that a run
-is reported on only while it is the present one, and that a node's loss ends only runs on that node.
+is reported on only while it is the present one, and that a node's loss ends only runs on that node. A job that may be
+reshaped gets GPUs of a type it accepts, as many as its plan is for; one that may not be stopped is not.
 """
 
 from __future__ import annotations
@@ -102,12 +103,14 @@ class Audit:
                 self._demand(job_id not in self.over, f"{job_id!r} was started after its end")
                 self._demand(run == self._runs[job_id] + 1, f"{job_id!r} has no run {run} now")
                 self._runs[job_id] = run
-                self._demand_whole_gang(self.jobs[job_id], allocation)
+                self._demand_fitting_shape(self.jobs[job_id], allocation)
                 self._hold(job_id, allocation, 1)
                 self.running[job_id] = (run, allocation)
                 self.starts.append((self._now, job_id, run))
             case StopRun(job_id, run):
                 self._demand(self._is_present(job_id, run), f"{job_id!r} was told to stop run {run}, which is not on")
+                may_be = self.jobs[job_id].preemptible or job_id in self._cancelled
+                self._demand(may_be, f"{job_id!r} was told to stop and is not preemptible")
                 self._told_to_stop.add((job_id, run))
                 self.stops += 1
 
@@ -122,18 +125,31 @@ class Audit:
         if outcome or job_id in self._cancelled:
             self.over[job_id] = outcome or "cancelled"
 
-    def _demand_whole_gang(self, job: Job, allocation: Allocation) -> None:
+    def _demand_fitting_shape(self, job: Job, allocation: Allocation) -> None:
+        accepted = job.demand.gpu_types
+        for share in allocation.placement:
+            kind = self.cluster.nodes[share.node].gpu_type
+            self._demand(not (accepted and share.gpus) or kind in accepted, f"{job.id!r} got a {kind}")
         if job.reshapable:
-            return
+            self._demand_gpus_for_its_plan(job, allocation)
+        else:
+            self._demand_whole_gang(job, allocation)
+
+    def _demand_gpus_for_its_plan(self, job: Job, allocation: Allocation) -> None:
+        plan, gpus = allocation.plan, sum(len(share.gpus) for share in allocation.placement)
+        self._demand(gpus > 0 or not job.demand.gpus, f"{job.id!r} got no GPU at all")
+        fits = plan is None or plan == job.plan or plan.gpus == gpus
+        self._demand(fits, f"{job.id!r} got {gpus} GPUs for {plan}")
+
+    def _demand_whole_gang(self, job: Job, allocation: Allocation) -> None:
+        plan = allocation.plan
+        self._demand(plan is None or plan == job.plan, f"{job.id!r} is not reshapable, and got {plan}")
         shares, demand = allocation.placement, job.demand
         self._demand(len(shares) == demand.instances, f"{job.id!r} got {len(shares)} of {demand.instances} instances")
         asked = (demand.gpus, demand.gpu_milli, demand.cpu_milli, demand.memory_mib)
         for share in shares:
             got = (len(set(share.gpus)), share.gpu_milli, share.cpu_milli, share.memory_mib)
             self._demand(got == asked, f"{job.id!r} asked for {demand} an instance, got {share}")
-            accepted = demand.gpu_types
-            kind = self.cluster.nodes[share.node].gpu_type
-            self._demand(not (accepted and demand.gpus) or kind in accepted, f"{job.id!r} got a {kind}")
 
     def _hold(self, job_id: str, allocation: Allocation, sign: int) -> None:
         for share in allocation.placement:

@@ -3,6 +3,8 @@
 class TestMine(PolicyContract):
     def make_policy(self) -> Policy:
         return Mine()
+
+One that reshapes jobs, or knows how fast they are, says `reshapes = True` and is tried on such jobs too.
 """
 
 from __future__ import annotations
@@ -15,8 +17,11 @@ import msgspec
 
 from refold.core import Journals, ListJournal, Policy, Scheduler, View
 from refold.core.events import JobCancelled, JobSubmitted, RunFailed
-from refold.model import Cluster, Decision, Job, Reason
-from refold.simulator import Costs, Fault, simulate
+from refold.model import Cluster, Decision, Job, Plan, Reason, Tenant
+from refold.model.plan import plan_from_text
+from refold.plans.speeds import Speeds
+from refold.simulator import AsRecorded, Costs, Fault, simulate
+from refold.simulator.modelled import Modelled
 from refold.testing.audit import Audit
 from refold.testing.makers import make_cluster, make_job
 
@@ -27,7 +32,15 @@ class PolicyContract:
     oracle = False
     """Whether the policy may look at how long jobs will take."""
 
+    reshapes = False
+    """Whether it is tried on jobs of known models too, which may be reshaped; that takes longer."""
+
+    waits_for_quota = False
+    """Whether a guaranteed job that is larger than its tenant's quota waits for ever, as the policy means it to."""
+
     seeds: Sequence[int] = range(6)
+
+    reshaping_seeds: Sequence[int] = range(2)
 
     def make_policy(self) -> Policy:
         """Your policy, new."""
@@ -113,6 +126,37 @@ class PolicyContract:
         for entry in journal.entries:
             assert blind.step(entry.now, [_without_work(event) for event in entry.events]).orders == entry.orders
 
+    def test_reshapable_jobs_run_to_their_end_once(self) -> None:
+        """Whatever shapes they are given, none is lost, and nobody gets what is not free."""
+        for seed in self.reshaping_seeds if self.reshapes else ():
+            jobs, cluster = self._reshapable(seed)
+            audit, _ = self._simulate(jobs, cluster, charge=_modelled(cluster), costs=Costs(report_every=60.0))
+            assert {job.id for job in jobs} == set(audit.over), f"seed {seed}"
+
+    def test_reshaping_survives_costs_and_lost_nodes_and_is_replayed(self) -> None:
+        """Nodes fall while shapes change; every job still ends, and the same facts give the same orders."""
+        for seed in self.reshaping_seeds if self.reshapes else ():
+            jobs, cluster = self._reshapable(seed)
+            audit, journal = self._simulate(jobs, cluster, charge=_modelled(cluster), costs=COSTS, faults=FAULTS)
+            assert {job.id for job in jobs} == set(audit.over), f"seed {seed}"
+            again = Scheduler(cluster, self.make_policy())
+            for entry in journal.entries:
+                events = entry.events if self.oracle else [_without_work(event) for event in entry.events]
+                assert again.step(entry.now, events).orders == entry.orders, f"seed {seed} at {entry.now}"
+
+    def test_every_reshapable_job_that_waits_has_a_reason(self) -> None:
+        """Whoever waits after a look was looked at, or is told so."""
+        if not self.reshapes:
+            return
+        jobs, cluster = self._reshapable(2)
+        watched = _Watched(self.make_policy())
+        self._simulate(jobs, cluster, policy=watched, charge=_modelled(cluster), costs=COSTS)
+        assert watched.unexplained == []
+
+    def _reshapable(self, seed: int) -> tuple[list[Job], Cluster]:
+        jobs, cluster = reshapable_workload(seed)
+        return jobs, msgspec.structs.replace(cluster, tenants=()) if self.waits_for_quota else cluster
+
     def _simulate(
         self, jobs: Sequence[Job], cluster: Cluster, *, policy: Policy | None = None, **options: Any
     ) -> tuple[Audit, ListJournal]:
@@ -144,6 +188,70 @@ def seeded_workload(seed: int, jobs: int = 60) -> tuple[list[Job], Cluster]:
         work, tenant = chance.choice([0.0, 10.0, 60.0, 200.0]), chance.choice("xyz")
         made.append(make_job(f"j{number}", at=now, work=work, tenant=tenant, **kind))
     return made, cluster
+
+
+FAULTS = (Fault(0, 250.0, 900.0), Fault(1, 700.0, 1500.0), Fault(0, 2500.0, 2600.0))
+COSTS = Costs(start=10.0, stop=5.0, restart=40.0, checkpoint_every=60.0, report_every=30.0)
+
+SHAPES: dict[str, tuple[float, tuple[str, ...]]] = {
+    "vit": (20.0, ("dp1", "dp2", "dp4", "dp8 zero2")),
+    "roberta": (4.0, ("dp1", "dp4", "dp8", "dp2 zero2 accumulate 2")),
+    "bert": (8.0, ("dp1", "dp2", "dp8", "dp4 recompute full")),
+    "t5": (3.0, ("dp2", "dp4 zero2", "dp1 zero2 offload")),
+    "gpt2": (2.0, ("dp4 zero2", "tp4", "tp5", "dp2 zero2 offload", "tp4 pp2")),
+    "llama7": (0.3, ("tp8", "dp8 zero2 offload recompute full", "tp8 pp2", "tp4 pp2")),
+}
+"""By workload: steps in a second, roughly, and plans that may be asked for."""
+
+
+def reshapable_workload(seed: int, jobs: int = 24) -> tuple[list[Job], Cluster]:
+    """Three servers of A800 that two tenants share, and jobs of known models, most of which may be reshaped."""
+    chance = random.Random(seed)
+    servers = make_cluster(8, 8, 4, types="A800-80GB", cpus=96, memory_gib=1600)
+    cluster = msgspec.structs.replace(servers, tenants=(Tenant("sure", 12.0), Tenant("small", 3.0)))
+    made: list[Job] = []
+    now = 0.0
+    for number in range(jobs):
+        now += chance.choice([0.0, 5.0, 40.0, 200.0])
+        made.append(_reshapable_job(chance, f"j{number}", now))
+    return made, cluster
+
+
+def _reshapable_job(chance: random.Random, name: str, now: float) -> Job:
+    workload = chance.choice(list(SHAPES))
+    steps_per_second, texts = SHAPES[workload]
+    plan, seconds = plan_from_text(chance.choice(texts)), chance.choice([3.0, 60.0, 400.0, 2000.0])
+    instances = 2 if plan.gpus > 8 else 1
+    asked: dict[str, Any] = {
+        "workload": workload,
+        "plan": plan,
+        "reshapable": True,
+        "steps": max(1, round(seconds * steps_per_second)),
+        "work": None,
+    }
+    odd: dict[str, Any] = chance.choice(
+        [
+            *[{}] * 6,
+            {"plan": Plan(plan.gpus), "steps": None, "work": seconds},
+            {"reshapable": False, "work": seconds},
+            {"preemptible": False},
+            {"workload": "", "plan": None, "steps": None, "work": seconds},
+        ]
+    )
+    return make_job(
+        name,
+        at=now,
+        instances=instances,
+        gpus=plan.gpus // instances,
+        cpus=chance.choice([2.0, 8.0]) * plan.gpus / instances,
+        tenant=chance.choice(["sure", "small", "nobody"]),
+        job_class=chance.choice(["guaranteed", "best-effort"]),
+        **(asked | odd),
+    )
+
+
+def _modelled(cluster: Cluster) -> Modelled:
+    return Modelled(Speeds(cluster), AsRecorded(cluster))
 
 
 class _Watched:
