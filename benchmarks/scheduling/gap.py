@@ -164,7 +164,9 @@ class _Asked:
 
 def made_for_this(name: str) -> Policy:
     """A policy by its name or file, with what is known of the models if it wants to know."""
-    return make_policy(name, {"knowledge": world.knowledge()} if "knowledge" in settings_of(name) else {})
+    name, _, goal = name.partition(":")
+    settings: dict[str, object] = {"knowledge": world.knowledge()} if "knowledge" in settings_of(name) else {}
+    return make_policy(name, {**settings, "goal": goal} if goal else settings)
 
 
 def knowing() -> list[str]:

@@ -36,7 +36,7 @@ class Options:
         self._speeds = speeds
         self.plans, self._resources = plans, resources
         self._sizes = _sizes(speeds)
-        self._kept: dict[tuple[Kind, Demand, Plan | None], tuple[Option, ...]] = {}
+        self._kept: dict[tuple[Kind | None, Demand, Plan | None], tuple[Option, ...]] = {}
         self._of_job: dict[str, tuple[Option, ...]] = {}
 
     def of(self, job: Job) -> tuple[Option, ...]:
@@ -51,11 +51,10 @@ class Options:
         self._of_job.pop(job_id, None)
 
     def _of_kind(self, job: Job) -> tuple[Option, ...]:
-        if not self._speeds.knows(job):
-            return (as_asked(job),)
-        key = (kind_of(job), job.demand, job.plan)
+        known = self._speeds.knows(job)
+        key = (kind_of(job) if known else None, job.demand, job.plan)
         if key not in self._kept:
-            self._kept[key] = self._found(job) or (as_asked(job),)
+            self._kept[key] = (known and self._found(job)) or (as_asked(job),)
         return self._kept[key]
 
     def _found(self, job: Job) -> tuple[Option, ...]:
@@ -108,6 +107,6 @@ def _sizes(speeds: Speeds) -> dict[str, list[list[tuple[int, int]]]]:
 def _spaced(count: int) -> list[int]:
     """1 to 8, and from there on wider and wider apart."""
     spaced = list(range(1, min(count, 8) + 1))
-    while spaced[-1] * 5 // 4 <= count:
+    while spaced[-1] >= 8 and spaced[-1] * 5 // 4 <= count:
         spaced.append(spaced[-1] * 5 // 4)
     return spaced

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from refold.core import View
-from refold.errors import BadValue
+from refold.errors import BadValue, UnknownName
 from refold.model import KEEP, Allocation, Decision, Job
 from refold.model.units import WHOLE, Seconds, text_from_seconds
 from refold.packing import Placer
@@ -37,6 +37,10 @@ from refold.policies.options import WORTH_MORE, Option, Options
 from refold.policies.outlook import Outlook
 from refold.policies.promises import Promises
 from refold.policies.reasons import Reasons
+from refold.policies.throughput import Throughput
+
+GOALS = ("time", "throughput")
+"""What counts: that jobs end soon, or the sum of their speeds against what each asked for."""
 
 LAST_GAPS = 10
 """How many of the last times between arrivals say how long things stay quiet."""
@@ -65,11 +69,14 @@ class Refold:
         safety: float = 1.1,
         claims: int = 16,
         trust_steps: bool = True,
+        goal: str = "time",
         knowledge: Knowledge | Mapping[str, Any] = NOTHING_MORE,
     ) -> None:
         """`restart_seconds`: what a change of a running job costs, as far as the policy knows. `claims`: for how many
         jobs in one look others may be moved. `starving_seconds`: nobody overtakes a job that has waited for so long.
         `safety`: how much faster than promised another shape is believed to be before it is chosen."""
+        if goal not in GOALS:
+            raise UnknownName("goal of refold", goal, GOALS)
         if not (price >= 0 and patience_seconds > 0 and starving_seconds > 0 and claims >= 0):
             raise BadValue("price and claims are ≥ 0; patience_seconds and starving_seconds are > 0")
         self.restart_seconds = restart_seconds
@@ -77,6 +84,7 @@ class Refold:
         self.patience_seconds = patience_seconds
         self.starving_seconds = starving_seconds
         self.claims = claims
+        self._goal = goal
         self.placer = Placer("best-fit")
         self.since: dict[str, Seconds] = {}
         """Since when each waiting job has been waiting."""
@@ -97,8 +105,11 @@ class Refold:
             return KEEP
         assert self._outlook is not None
         look = _Look(self, view, self._outlook, self._options, self._promises, self._arrivals.quiet(view.now))
-        look.place_waiting()
-        look.grow()
+        if self._goal == "time":
+            look.place_waiting()
+            look.grow()
+        else:
+            look.fill()
         self._wake = look.wake_at
         return self._said(view, self._steering.towards(view, look.board.target()))
 
@@ -407,6 +418,49 @@ class _Look:
     def _idle_cost(self, job_id: str, gpus: int) -> Seconds:
         """What those who wait lose while GPUs restart a job and compute nothing."""
         return self._restart(job_id) * gpus * len(self._view.waiting) / max(self._view.cluster.gpus, 1)
+
+    # Instead of all that, where the sum of speeds is what counts.
+
+    def fill(self) -> None:
+        """The shapes with which the sum of all speeds is largest; or what is, if a change would not pay."""
+        before = self.board.snapshot()
+        held = dict(self.board.holders())
+        movable = [job_id for job_id in self._jobs if self._may_change(job_id) and self._knows(job_id)]
+        asked = {job_id: self._outlook.speeds.asked(self._jobs[job_id]).steps_per_second for job_id in movable}
+        now = sum(
+            self._outlook.speed(self._jobs[job_id], held[job_id]) / asked[job_id]
+            for job_id in movable
+            if job_id in held
+        )
+        for job_id in movable:
+            self.board.release(job_id, "the sum of all speeds is larger with other shapes")
+        options = {job_id: self._options[job_id] for job_id in movable}
+        first = frozenset(self._promised & set(movable))
+        then = Throughput(self.board, self._policy.placer, options, asked, first).fill()
+        self._keep_places(held)
+        lost = sum(
+            self._outlook.speed(self._jobs[job_id], held[job_id]) / asked[job_id] * self._policy.restart_seconds
+            for job_id in self.board.changed
+            if job_id in held and job_id in asked
+        )
+        if now and (then - now) * self._quiet <= lost:
+            self.board.restore(before)
+            if then > now:
+                self.wake_at = self._quiet_since + lost / (then - now)
+        self.place_waiting()
+
+    def _knows(self, job_id: str) -> bool:
+        return self._outlook.speeds.knows(self._jobs[job_id])
+
+    def _keep_places(self, held: Mapping[str, Allocation]) -> None:
+        """Who gets the same shape again stays where it was, if that is still possible."""
+        for job_id, before in held.items():
+            after = self.board.holds(job_id)
+            if after is None or (after.gpus_on_node, after.plan) != (before.gpus_on_node, before.plan):
+                continue
+            self.board.release(job_id)
+            if not self.board.put(job_id, before):
+                self.board.put(job_id, after)
 
     # 4: what is left.
 
