@@ -12,6 +12,8 @@ import gc
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from importlib import import_module
+from itertools import count, islice
 from math import log
 from pathlib import Path
 from statistics import median
@@ -36,7 +38,7 @@ from refold.registry import settings_of
 from refold.simulator import Costs, simulate
 
 ARTIFACT_SECONDS, ARTIFACT_BYTES = 80.0, 2.7e9
-"""What Rubick's simulator took for the same trace: CPU time and memory (benchmarks/README.md)."""
+"""What Rubick's released simulator takes for the same trace: CPU time and memory."""
 
 SIMULATED = ("rubick", "refold")
 SIMULATION_GOAL = 1 / 50
@@ -81,13 +83,13 @@ TABLE
 
 ## One decision
 
-Jobs are drawn from the same trace, with an hour to a day to do. At {gpus:,} GPUs in nodes of eight, {most:,} run as they
-asked to and {most:,} wait, on smaller clusters in proportion; the cluster is full. Then a policy takes over that has made
-its curves but has seen nobody of these (*cold*), and has its way until it stops nobody any more: so many then run and
-wait. From then on, a minute or a round apart, jobs come and end one by one (*arrival*, *end*). Stops take no time, and
-the decisions that only lead to what was decided before are not counted. Medians.
+Jobs are drawn from the same trace, with an hour to a day to do. At {gpus:,} GPUs in nodes of eight, {most:,} run as
+they asked to and {most:,} wait, on smaller clusters in proportion; the cluster is full. Then a policy takes over that
+has made its curves but has seen nobody of these (*cold*), and has its way until it stops nobody any more: so many then
+run and wait. From then on, a minute or a round apart, jobs come and end one by one (*arrival*, *end*). Stops take no
+time, and the decisions that only lead to what was decided before are not counted. Medians.
 
-Goals, for `refold` and `rubick`: 200 ms at {gpus:,} GPUs, and growth no worse than that of n log n, which is {growth:.0f} ×.
+Goals, for `refold` and `rubick`: 200 ms at {gpus:,} GPUs, and growth no worse than that of n log n: {growth:.0f} ×.
 
 TABLE
 
@@ -137,14 +139,11 @@ def _simulate(jobs: Sequence[Job], cluster: Cluster, policy: str) -> float:
 class Timed:
     """Asks another policy, which may be exchanged, and keeps how long its last answer took."""
 
+    name = "timed"
+
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.cpu_seconds = 0.0
-
-    @property
-    def name(self) -> str:
-        """That of the other."""
-        return self.policy.name
 
     def decide(self, view: View) -> Decision:
         """As the other decides."""
@@ -154,16 +153,16 @@ class Timed:
         return decision
 
 
-def drawn(cluster: Cluster, count: int, seed: int = SEED) -> Iterator[Job]:
-    """Jobs of the trace, drawn at random, each with an hour to a day to do on what it asked for."""
+def drawn(cluster: Cluster, seed: int = SEED) -> Iterator[Job]:
+    """Jobs of the trace without end, drawn at random, each with an hour to a day to do on what it asked for."""
     chance = np.random.default_rng(seed)
     speeds = Speeds(cluster, world.knowledge())
     pool = [job for job in world.jobs("random-plan") if job.demand.total_gpus <= cluster.gpus]
     likely = np.array([KEPT_OF_LARGE if job.demand.total_gpus >= LARGE_GPUS else 1.0 for job in pool])
-    chosen = chance.choice(len(pool), count, p=likely / likely.sum())
-    for number, (index, hours) in enumerate(zip(chosen, 24 ** chance.random(count), strict=True)):
-        steps = int(3600 * hours * speeds.asked(pool[index]).steps_per_second) + 1
-        yield msgspec.structs.replace(pool[index], id=f"job-{number}", submitted=0.0, steps=steps)
+    for number in count():
+        like = pool[int(chance.choice(len(pool), p=likely / likely.sum()))]
+        steps = int(3600 * 24 ** chance.random() * speeds.asked(like).steps_per_second) + 1
+        yield msgspec.structs.replace(like, id=f"job-{number}", submitted=0.0, steps=steps)
 
 
 class Crowd(NamedTuple):
@@ -178,11 +177,12 @@ class Crowd(NamedTuple):
 def crowd(gpus: int) -> Crowd:
     """Jobs in the order of being drawn: those that fit run until there are enough of them, the others wait."""
     cluster, each = world.cluster(gpus // GPUS_PER_NODE), round(MOST_JOBS * gpus / max(SIZES))
-    jobs = drawn(cluster, 4 * each + EVENTS)
+    jobs = drawn(cluster)
     scheduler = Scheduler(cluster, FifoSkip())
-    while len(scheduler.view.runs) < each:
+    while len(scheduler.view.runs) < each and scheduler.view.free_gpus:
         scheduler.step(0.0, [JobSubmitted(next(jobs))])
-    rest = [*scheduler.view.waiting.values(), *jobs]
+    without_place = scheduler.view.waiting.values()
+    rest = [*without_place, *islice(jobs, max(0, each + EVENTS - len(without_place)))]
     return Crowd(cluster, list(scheduler.view.active.values()), rest[:each], rest[each : each + EVENTS])
 
 
@@ -328,10 +328,11 @@ def n_log_n() -> float:
 
 def report(policies: Sequence[str]) -> str:
     """The page that is kept."""
-    simulations = [Simulated(*in_fresh_process(simulated, name)) for name in policies if name in SIMULATED]
+    this = import_module("benchmarks.scheduling.speed")  # by this name the other process can find it
+    simulations = [Simulated(*in_fresh_process(this.simulated, name)) for name in policies if name in SIMULATED]
     decisions: list[list[str]] = []
     for name in policies:
-        answers = in_fresh_process(decided_at_all_sizes, name)
+        answers = in_fresh_process(this.decided_at_all_sizes, name)
         decisions += decision_table(name, [Decided(*answer) for answer in answers])
     titles = ("policy", "ms of CPU time", *(f"{gpus:,} GPUs" for gpus in SIZES), "growth", "")
     heading = HEADING.format(

@@ -60,9 +60,13 @@ CASES = [(trace, restart) for trace in TRACES for restart in table4.RESTARTS]
 
 
 @pytest.mark.parametrize(("trace", "restart"), CASES)
-def test_every_policy_has_a_row_and_every_job_has_finished(kept: dict[str, Rows], trace: str, restart: float) -> None:
+def test_every_policy_has_a_row_and_those_that_matter_most_finish_all_jobs(
+    kept: dict[str, Rows], trace: str, restart: float
+) -> None:
     titles, *rows = kept[heading(trace, restart)]
-    assert [row[0] for row in rows[:-1]] == [*table4.COMPARED, *table4.FURTHER]
+    names = [row[0] for row in rows[:-1]]
+    assert [name.partition(" ")[0] for name in names] == [*table4.COMPARED, *table4.FURTHER]
+    assert {"refold", "rubick"} <= set(names)
     assert {len(row) for row in rows} == {len(titles)}
 
 

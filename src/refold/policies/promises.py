@@ -50,7 +50,8 @@ class Promises:
         if key not in self._keeping:
             floor = self.floor(job)
             asked = as_asked(job)._replace(speed=floor)
-            fast = [option for option in options if option.speed >= factor * floor]
+            as_was = (asked.demand, asked.plan)
+            fast = [one for one in options if one.speed >= factor * floor and (one.demand, one.plan) != as_was]
             self._keeping[key] = tuple(sorted([*fast, asked], key=lambda option: (option.gpus, -option.speed)))
         return self._keeping[key]
 

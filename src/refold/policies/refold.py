@@ -18,7 +18,7 @@ performance of what it asked for, and may claim whatever others hold beyond what
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import takewhile
 from math import inf
@@ -395,25 +395,33 @@ class _Look:
         return sum(self._put_back(other, *moved[other], job_id, option) for other in promised_first)
 
     def _put_back(self, job_id: str, held: Allocation, before: Seconds, claimer: str, taken: Option) -> Seconds:
-        """Where it was, or as fast as can be on what is left; if nowhere, until the claimer has ended."""
+        """Where it was, or as fast as can be on what is left, as if for good; if nowhere, until the claimer has ended."""
         if self.board.put(job_id, held):
             return 0.0
-        gpus = held.gpu_milli // WHOLE
-        # Who is promised something makes do with the least, so that there is place for others who are.
-        least_first = self._at_least.get(job_id)
-        for option in least_first or sorted(self._options[job_id], key=lambda option: -option.speed):
-            if self.board.place(job_id, self._policy.placer, option.demand, option.plan):
-                later = max(0.0, self._seconds(job_id, option) - before) + self._restart(job_id)
-                slower = 1 - option.speed / self._outlook.speed(self._jobs[job_id], held)
-                given = f"gave {gpus - option.gpus} GPUs to {claimer}" if option.gpus < gpus else f"moved for {claimer}"
-                self.board.changed[job_id] = f"{given}: −{slower:.0%} here, ends {text_from_seconds(later)} later"
-                return later * self._weight[job_id] + self._idle_cost(job_id, option.gpus)
-        if job_id in self._promised:
+        gpus, promised = held.gpu_milli // WHOLE, job_id in self._promised
+        pause = self._seconds(claimer, taken)
+        for option in self._shapes_to_move_to(job_id):
+            if not self.board.place(job_id, self._policy.placer, option.demand, option.plan):
+                continue
+            later = max(0.0, self._seconds(job_id, option) - before) + self._restart(job_id)
+            slower = max(0.0, 1 - option.speed / self._outlook.speed(self._jobs[job_id], held))
+            given = f"gave {gpus - option.gpus} GPUs to {claimer}" if option.gpus < gpus else f"moved for {claimer}"
+            self.board.changed[job_id] = f"{given}: −{slower:.0%} here, ends {text_from_seconds(later)} later"
+            return later * self._weight[job_id] + self._idle_cost(job_id, option.gpus)
+        if promised:
             return inf
-        wait = self._seconds(claimer, taken) + self._restart(job_id)
+        wait = pause + self._restart(job_id)
         back = text_from_seconds(wait)
         self.board.changed[job_id] = f"gave all {gpus} GPUs to {claimer}, which has less left: back in about {back}"
         return wait * self._weight[job_id] + self._idle_cost(job_id, gpus)
+
+    def _shapes_to_move_to(self, job_id: str) -> Sequence[Option]:
+        """Other shapes for a job, or other places: a run that cannot be reshaped can only be stopped."""
+        if job_id in self._view.runs and not self._jobs[job_id].reshapable:
+            return ()
+        # Who is promised something makes do with the least, so that there is place for others who are.
+        least_first = self._at_least.get(job_id)
+        return least_first or sorted(self._options[job_id], key=lambda option: -option.speed)
 
     def _idle_cost(self, job_id: str, gpus: int) -> Seconds:
         """What those who wait lose while GPUs restart a job and compute nothing."""
