@@ -166,7 +166,7 @@ def _figures(history: History, charge: Measured, grace: float, cpu_seconds: floa
     found = measure(history)
     speeds = Speeds(history.cluster, world.knowledge())
     believed = broken_guarantees(history, speeds, grace=grace)
-    truly = broken_guarantees(history, speeds, charge, grace=grace)
+    truly = broken_guarantees(history, speeds, measured=charge, grace=grace)
     by_class = {group.name: group.completion.mean for group in found.classes}
     mean, p99, makespan = found.completion.mean, found.completion.p99, found.makespan
     assert mean is not None and p99 is not None and makespan is not None

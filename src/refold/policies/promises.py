@@ -11,10 +11,17 @@ from collections import defaultdict
 
 from refold.core import View
 from refold.errors import BadValue
-from refold.model import Job
-from refold.model.units import WHOLE
+from refold.model import Job, Plan, Run
+from refold.model.units import WHOLE, Seconds
+from refold.plans.speeds import Layout, asked_layout
 from refold.policies.options import Option, Options, as_asked
 from refold.policies.outlook import Outlook
+
+Shape = tuple[Layout, Plan | None]
+"""GPUs on each node, and the plan."""
+
+TOLERANCE = 0.01
+"""Nobody notices to be slower by so much."""
 
 
 class Promises:
@@ -27,6 +34,8 @@ class Promises:
         self._outlook, self._options, self._safety = outlook, options, safety
         self._keeping: dict[tuple[object, ...], tuple[Option, ...]] = {}
         self._admitted: dict[str, tuple[str, float]] = {}
+        self._first_report: dict[str, tuple[int, int, Seconds]] = {}
+        self._refuted: dict[str, set[Shape]] = {}
 
     def floor(self, job: Job) -> float:
         """The speed of what a job asked for; of a job that is not known, that of its only option."""
@@ -44,7 +53,43 @@ class Promises:
         """The fewest GPUs that keep a promise; never more than were asked for."""
         return self.keeping(job)[0]
 
+    def watch(self, view: View) -> bool:
+        """See from reports whether promised runs are as fast as promised; a shape that is not is never theirs again.
+
+        Whether any was found to be too slow now.
+        """
+        found = False
+        for run in view.changes.progressed:
+            steps, at = view.steps_done(run.job)
+            if run.job not in self._admitted or at != view.now:
+                continue
+            number, first, since = self._first_report.get(run.job, (0, 0, at))
+            if number != run.number:
+                self._first_report[run.job] = run.number, steps, at
+            elif at > since:
+                found |= self._refute_if_slow(view.active[run.job], run, (steps - first) / (at - since))
+        return found
+
+    def _refute_if_slow(self, job: Job, run: Run, steps_per_second: float) -> bool:
+        shape = (run.allocation.gpus_on_node, run.allocation.plan)
+        asked = (asked_layout(job), job.plan)
+        refuted = self._refuted.setdefault(job.id, set())
+        if steps_per_second >= self.floor(job) * (1 - TOLERANCE) or shape == asked or shape in refuted:
+            return False
+        refuted.add(shape)
+        return True
+
+    def is_refuted(self, job: Job, shape: Shape) -> bool:
+        """Whether a job was seen to be too slow in a shape."""
+        return shape in self._refuted.get(job.id, ())
+
     def _at_least(self, job: Job, factor: float) -> tuple[Option, ...]:
+        believed = self._believed(job, factor)
+        if job.id not in self._refuted:
+            return believed
+        return tuple(one for one in believed if not self.is_refuted(job, _shape_of(one)))
+
+    def _believed(self, job: Job, factor: float) -> tuple[Option, ...]:
         options = self._options.of(job)
         key = (id(options), job.demand, job.plan, factor)
         if key not in self._keeping:
@@ -63,6 +108,8 @@ class Promises:
                 used[tenant] += gpus
             else:
                 del self._admitted[job_id]
+                self._first_report.pop(job_id, None)
+                self._refuted.pop(job_id, None)
         asking = [
             job
             for job in (*view.active.values(), *view.waiting.values())
@@ -74,3 +121,7 @@ class Promises:
                 used[job.tenant] += gpus
                 self._admitted[job.id] = job.tenant, gpus
         return set(self._admitted)
+
+
+def _shape_of(option: Option) -> Shape:
+    return (option.demand.gpus,) * option.demand.instances, option.plan

@@ -101,7 +101,8 @@ class Refold:
         self._observe(view)
         if self._steering.goes_on(view):
             return self._said(view, self._steering.go_on(view))
-        if not something_happened(view) and view.now < self._wake:
+        too_slow = self._promises.watch(view)
+        if not (something_happened(view) or too_slow) and view.now < self._wake:
             return KEEP
         assert self._outlook is not None
         look = _Look(self, view, self._outlook, self._options, self._promises, self._arrivals.quiet(view.now))
@@ -195,7 +196,7 @@ class _Look:
     ) -> None:
         self.board = Board(view)
         self.wake_at: Seconds = inf
-        self._policy, self._view, self._outlook = policy, view, outlook
+        self._policy, self._view, self._outlook, self._promises = policy, view, outlook, promises
         self._quiet, self._quiet_since = quiet
         self._jobs: dict[str, Job] = {**view.waiting, **view.active}
         self._promised = promises.promised(view)
@@ -261,7 +262,8 @@ class _Look:
                 return  # nobody overtakes it any more
 
     def _lift_promised(self) -> None:
-        """A run that was promised nothing when it began, and is now, gets what it is promised."""
+        """A run that is slower than promised gets another shape: it was promised nothing when it began, or is seen to
+        be slower than was believed."""
         for job_id in sorted(self._promised):
             held = self.board.holds(job_id)
             if held is None or not self._may_change(job_id) or self._is_kept(job_id, held):
@@ -271,11 +273,13 @@ class _Look:
             if not self._start(job_id, 0.0):
                 self.board.restore(before)
             else:
-                self.board.changed[job_id] = "gets the speed that it is promised, now that its tenant's quota has room"
+                self.board.changed[job_id] = "was slower than promised: gets a shape that keeps the promise"
 
     def _is_kept(self, job_id: str, held: Allocation) -> bool:
-        slowest = min(option.speed for option in self._at_least[job_id])
-        return self._outlook.speed(self._jobs[job_id], held) * WORTH_MORE >= slowest
+        job, slowest = self._jobs[job_id], min(option.speed for option in self._at_least[job_id])
+        if self._promises.is_refuted(job, (held.gpus_on_node, held.plan)):
+            return False
+        return self._outlook.speed(job, held) * WORTH_MORE >= slowest
 
     def _is_starving(self, job_id: str) -> bool:
         since = self._policy.since.get(job_id, self._view.now)
@@ -395,7 +399,7 @@ class _Look:
         return sum(self._put_back(other, *moved[other], job_id, option) for other in promised_first)
 
     def _put_back(self, job_id: str, held: Allocation, before: Seconds, claimer: str, taken: Option) -> Seconds:
-        """Where it was, or as fast as can be on what is left, as if for good; if nowhere, until the claimer has ended."""
+        """Where it was; or as fast as can be on what is left, as if for good; or else, after the claimer."""
         if self.board.put(job_id, held):
             return 0.0
         gpus, promised = held.gpu_milli // WHOLE, job_id in self._promised

@@ -62,15 +62,25 @@ class Guarantees(msgspec.Struct, frozen=True):
 
 
 def broken_guarantees(
-    history: History, speeds: Speeds, pace: Pace | None = None, *, grace: Seconds, tolerance: float = TOLERANCE
+    history: History,
+    speeds: Speeds,
+    pace: Pace | None = None,
+    *,
+    measured: Pace | None = None,
+    grace: Seconds,
+    tolerance: float = TOLERANCE,
 ) -> Guarantees:
-    """Count broken promises: by `pace`, which may be measured; without one, as the performance model believes."""
+    """Count broken promises, as the performance model believes, or another `pace`.
+
+    Minima, and so quotas, are always what is believed, since that is what a scheduler promises by; who is slow can be
+    told by what was `measured`.
+    """
     pace = pace or ModelledPace(speeds)
     minimums = Minimums(speeds, pace)
     wanted = [minimums.of(job) for job in history.jobs.jobs]
     admitted = admissions(history, wanted)
     broken = [
-        *_slow(history, pace, admitted, grace, tolerance),
+        *_slow(history, measured or pace, admitted, grace, tolerance),
         *_kept_waiting(history, wanted, admitted, grace),
     ]
     broken.sort(key=lambda one: (one.since, one.job))
