@@ -85,9 +85,9 @@ TABLE
 
 Jobs are drawn from the same trace, with an hour to a day to do. At {gpus:,} GPUs in nodes of eight, {most:,} run as
 they asked to and {most:,} wait, on smaller clusters in proportion; the cluster is full. Then a policy takes over that
-has made its curves but has seen nobody of these (*cold*), and has its way until it stops nobody any more: so many then
-run and wait. From then on, a minute or a round apart, jobs come and end one by one (*arrival*, *end*). Stops take no
-time, and the decisions that only lead to what was decided before are not counted. Medians.
+knows the speeds of such jobs but has seen nobody of these (*cold*), and has its way until it stops nobody any more.
+From then on, a minute or a round apart, jobs come and end one by one (*arrival*, *end*); so many run and wait after the
+last of them. Stops take no time, and the decisions that only lead to what was decided before are not counted. Medians.
 
 Goals, for `refold` and `rubick`: 200 ms at {gpus:,} GPUs, and growth no worse than that of n log n: {growth:.0f} ×.
 
@@ -186,25 +186,12 @@ def crowd(gpus: int) -> Crowd:
     return Crowd(cluster, list(scheduler.view.active.values()), rest[:each], rest[each : each + EVENTS])
 
 
-def warmed(policy: str, known: Crowd) -> Policy:
-    """A new policy that has seen one job of each kind come and go, and so has made its curves."""
-    made = made_for_this(policy)
-    aside = Scheduler(known.cluster, made)
-    everybody = [*known.running, *known.waiting, *known.later]
-    kinds = {(job.workload, job.batch, job.demand, job.plan): job for job in everybody}.values()
-    aside.step(0.0, [JobSubmitted(job) for job in kinds])
-    entry = aside.step(0.0, [JobCancelled(job.id) for job in kinds])
-    aside.step(0.0, _stopped(entry))
-    return made
-
-
 class Busy:
     """A cluster on which a crowd runs as asked, or waits; then a policy takes over."""
 
-    def __init__(self, here: Crowd, policy: Policy, apart: Seconds) -> None:
-        self._apart = apart
+    def __init__(self, here: Crowd, policy: Policy, apart: Seconds, begins: Seconds = 0.0) -> None:
+        self._apart, self._now = apart, begins
         self._later = list(here.later)
-        self._now: Seconds = 0.0
         self._chance = np.random.default_rng(SEED)
         self._timed = Timed(FifoSkip())
         self._scheduler = Scheduler(here.cluster, self._timed)
@@ -212,6 +199,9 @@ class Busy:
         self._timed.policy = policy
         self.cold = self._happens([JobSubmitted(job) for job in here.waiting])
         """How long the policy took for everybody, whom it saw for the first time."""
+        if self._awaited is not None:
+            self._now = self._awaited
+            self.cold += self._follow([Woke()])
 
     def counts(self) -> tuple[int, int]:
         """How many run, and how many wait."""
@@ -228,6 +218,11 @@ class Busy:
         ended = runs[int(self._chance.integers(len(runs)))]
         return self._happens([RunFinished(ended, self._scheduler.view.runs[ended].number)])
 
+    def everybody_leaves(self) -> None:
+        """All jobs are withdrawn."""
+        view = self._scheduler.view
+        self._follow([JobCancelled(job_id) for job_id in [*view.waiting, *view.active]])
+
     def _happens(self, events: Sequence[Event]) -> float:
         self._now += self._apart
         gc.collect()
@@ -237,6 +232,7 @@ class Busy:
         """A step, and those that follow from it, stops taking no time; how long the first decision took."""
         entry = self._scheduler.step(self._now, events)
         first = self._timed.cpu_seconds
+        self._awaited = None if entry.orders else entry.wake_at  # nothing was done, but will be in the next round
         for _ in range(MOST_STEPS):
             stopped = _stopped(entry)
             if not stopped:
@@ -250,14 +246,26 @@ def _stopped(entry: Entry) -> list[Event]:
     return [RunStopped(order.job, order.run, 0.0, 0) for order in entry.orders if isinstance(order, StopRun)]
 
 
+def taken_over(policy: str, here: Crowd) -> Busy:
+    """A cluster that a policy has just taken over, which has seen the like before: all speeds are known to it."""
+    apart = max(EVENTS_APART, settings_of(policy).get("round_seconds", 0.0))
+    running, waiting = ([_earlier(job) for job in jobs] for jobs in (here.running, here.waiting))
+    made = made_for_this(policy)
+    Busy(Crowd(here.cluster, running, waiting, []), made, apart).everybody_leaves()
+    return Busy(here, made, apart, begins=10 * apart)
+
+
+def _earlier(job: Job) -> Job:
+    return msgspec.structs.replace(job, id=f"earlier-{job.id}")
+
+
 def decided(policy: str, gpus: int) -> Decided:
     """The medians of several decisions of each sort; of slow ones, fewer."""
     here = crowd(gpus)
-    apart = max(EVENTS_APART, settings_of(policy).get("round_seconds", 0.0))
-    busy = Busy(here, warmed(policy, here), apart)
+    busy = taken_over(policy, here)
     cold = [busy.cold]
     while len(cold) < TIMES and sum(cold) < ENOUGH_SECONDS:
-        busy = Busy(here, warmed(policy, here), apart)
+        busy = taken_over(policy, here)
         cold.append(busy.cold)
     arrivals, ends = [busy.arrival()], [busy.end()]
     while len(ends) < EVENTS and sum(arrivals + ends) < ENOUGH_SECONDS:
@@ -268,8 +276,7 @@ def decided(policy: str, gpus: int) -> Decided:
 
 def decided_at_all_sizes(policy: str) -> list[Decided]:
     """In this process, from the smallest cluster on; the first decisions load what is compiled."""
-    smallest = crowd(SIZES[0])
-    Busy(smallest, warmed(policy, smallest), EVENTS_APART).arrival()
+    taken_over(policy, crowd(SIZES[0])).arrival()
     return [decided(policy, gpus) for gpus in SIZES]
 
 
@@ -305,7 +312,7 @@ def decision_table(policy: str, results: Sequence[Decided]) -> list[list[str]]:
             ]
         )
     counts = [f"{one.running:,} + {one.waiting:,}" for one in results]
-    return [*lines, [policy, "then run + wait", *counts, "", ""]]
+    return [*lines, [policy, "run + wait", *counts, "", ""]]
 
 
 def _milliseconds(seconds: float) -> str:

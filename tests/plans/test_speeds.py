@@ -51,7 +51,7 @@ class TestFastest:
             assert speeds.with_plan(job, GPU, (8,), 64.0, other).steps_per_second <= 1.0001 * best.steps_per_second
 
     def test_nothing_is_found_where_nothing_fits(self) -> None:
-        nothing_offloaded = Knowledge(limits=msgspec.structs.replace(USUAL, offload=(False,)))
+        nothing_offloaded = Knowledge(limits=msgspec.structs.replace(USUAL, offload=False))
         assert Speeds(CLUSTER, nothing_offloaded).fastest(known("llama30"), GPU, (1,), 0.0) is None
 
     def test_a_menu_has_all_that_may_be_chosen(self) -> None:

@@ -1,5 +1,9 @@
 """Every policy keeps the contract, with the default placement and, for one of them, with every placement."""
 
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
 import pytest
 
 from refold.core import Policy
@@ -59,8 +63,39 @@ def test_every_placement_keeps_the_contract(policy: str, placement: str) -> None
     contract.test_costs_and_lost_nodes_break_nothing()
 
 
+WITHOUT_A_CLASS_THAT_RESHAPES = ["fifo", "srtf", "drf", "sia", "synergy", "antman", "tiresias", "optimus", "gavel"]
+"""Policies whose own contract classes are for jobs of all kinds; `pollux` and `optimal` take too long here."""
+
+
+@pytest.mark.parametrize("policy", WITHOUT_A_CLASS_THAT_RESHAPES)
+def test_jobs_that_may_be_reshaped_break_no_policy(policy: str) -> None:
+    class Contract(PolicyContract):
+        oracle = POLICIES[policy].oracle
+        reshapes = True
+        waits_for_quota = policy == "antman"
+
+        def make_policy(self) -> Policy:
+            return make_policy(policy)
+
+    contract = Contract()
+    contract.test_reshapable_jobs_run_to_their_end_once()
+    contract.test_reshaping_survives_costs_and_lost_nodes_and_is_replayed()
+    contract.test_every_reshapable_job_that_waits_has_a_reason()
+
+
+def contracts() -> Iterator[type[PolicyContract]]:
+    """Every contract class of the tests in this folder."""
+    for path in sorted(Path(__file__).parent.glob("test_*.py")):
+        for found in vars(import_module(path.stem)).values():
+            if isinstance(found, type) and issubclass(found, PolicyContract) and found is not PolicyContract:
+                yield found
+
+
+def test_every_policy_has_its_contract() -> None:
+    tested = {contract().make_policy().name for contract in contracts()}
+    assert set(POLICIES) == tested, "a new policy needs a class that subclasses PolicyContract"
+
+
 def test_the_table_says_the_truth_about_every_policy() -> None:
     for name in POLICIES:
         assert make_policy(name).name == name
-    tested = {"fifo", "fifo-skip", "sjf", "srtf", "las", "drf"}
-    assert set(POLICIES) == tested, "a new policy needs its contract here"

@@ -75,7 +75,7 @@ def test_ratios_follow_from_the_means(kept: dict[str, Rows], trace: str, restart
     _, *rows = kept[heading(trace, restart)]
     rubick = float(row_of(rows, "rubick")[1])
     for row in rows[:-1]:
-        assert float(row[2]) == pytest.approx(float(row[1]) / rubick, rel=0.01)
+        assert float(row[2]) == pytest.approx(float(row[1]) / rubick, rel=0.005, abs=0.006)
 
 
 @pytest.mark.parametrize("trace", TRACES)

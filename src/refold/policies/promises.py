@@ -101,7 +101,12 @@ class Promises:
         return self._keeping[key]
 
     def promised(self, view: View) -> set[str]:
-        """Guaranteed jobs within their tenants' quotas: in the order of submission, each until it ends."""
+        """Guaranteed jobs within their tenants' quotas: in the order of submission, each until it ends.
+
+        Where there are no quotas nothing is promised: everybody cannot be guaranteed everything.
+        """
+        if not view.cluster.tenants:
+            return set()
         used: dict[str, float] = defaultdict(float)
         for job_id, (tenant, gpus) in list(self._admitted.items()):
             if job_id in view.active or job_id in view.waiting:

@@ -73,7 +73,7 @@ class Refold:
         knowledge: Knowledge | Mapping[str, Any] = NOTHING_MORE,
     ) -> None:
         """`restart_seconds`: what a change of a running job costs, as far as the policy knows. `claims`: for how many
-        jobs in one look others may be moved. `starving_seconds`: nobody overtakes a job that has waited for so long.
+        jobs in one look others may be moved. `starving_seconds`: a job that has waited for so long goes first.
         `safety`: how much faster than promised another shape is believed to be before it is chosen."""
         if goal not in GOALS:
             raise UnknownName("goal of refold", goal, GOALS)
@@ -254,12 +254,16 @@ class _Look:
         self._lift_promised()
         waiting = sorted(
             (job_id for job_id in self._view.waiting if self.board.holds(job_id) is None),
-            key=lambda job_id: (job_id not in self._promised, self._work[job_id], job_id),
+            key=lambda job_id: (
+                job_id not in self._promised,
+                not self._is_starving(job_id),
+                self._work[job_id],
+                job_id,
+            ),
         )
         for position, job_id in enumerate(waiting):
             rate = self._policy.price * (len(waiting) - position - 1) / max(self._view.cluster.gpus, 1)
-            if not self._start(job_id, rate) and self._is_starving(job_id):
-                return  # nobody overtakes it any more
+            self._start(job_id, rate)
 
     def _lift_promised(self) -> None:
         """A run that is slower than promised gets another shape: it was promised nothing when it began, or is seen to
@@ -276,10 +280,10 @@ class _Look:
                 self.board.changed[job_id] = "was slower than promised: gets a shape that keeps the promise"
 
     def _is_kept(self, job_id: str, held: Allocation) -> bool:
-        job, slowest = self._jobs[job_id], min(option.speed for option in self._at_least[job_id])
+        job = self._jobs[job_id]
         if self._promises.is_refuted(job, (held.gpus_on_node, held.plan)):
             return False
-        return self._outlook.speed(job, held) * WORTH_MORE >= slowest
+        return self._outlook.speed(job, held) * WORTH_MORE >= self._promises.floor(job)
 
     def _is_starving(self, job_id: str) -> bool:
         since = self._policy.since.get(job_id, self._view.now)
@@ -359,14 +363,15 @@ class _Look:
             movable = [o for o in runs if self._may_change(o) and (o not in self._promised or self._may_move(o))]
             self._most_work_first = sorted(movable, key=lambda other: (-self._work[other], other))
         if not claimer_is_promised:
-            longer = takewhile(lambda other: self._work[other] > work, self._most_work_first)
+            starving = self._is_starving(job_id)
+            longer = takewhile(lambda other: starving or self._work[other] > work, self._most_work_first)
             return [other for other in longer if self.board.holds(other) is not None]
         held = [other for other in self._most_work_first if other != job_id and self.board.holds(other) is not None]
         return sorted(held, key=lambda other: other in self._promised)  # what is promised to others is touched last
 
     def _cost_of_waiting(self, job_id: str, ranked: list[Option], costs: Mapping[Option, Seconds]) -> Seconds:
         """Until so many others have ended that there is a place; a promise does not wait for that."""
-        if job_id in self._promised:
+        if job_id in self._promised or self._is_starving(job_id):
             return inf
         before = self.board.snapshot()
         if self._ends is None:
