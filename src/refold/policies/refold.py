@@ -525,7 +525,11 @@ class _Look:
         restart = self._restart(job_id)
         if not restart:
             return saved > WORTH_STARTING_LARGER
+        run = self._view.runs.get(job_id)
         if saved <= restart:
+            return False
+        if run is not None and self._outlook.starting_up(self._view, run) > 0:
+            self.wake_at = min(self.wake_at, self._view.now + self._outlook.starting_up(self._view, run))
             return False
         back = self._pays_back_in(job_id, held, option)
         if min(now, self._quiet) >= back:
