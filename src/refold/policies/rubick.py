@@ -32,10 +32,10 @@ from refold.model import KEEP, Decision, Job, Plan
 from refold.model.units import WHOLE, text_from_seconds
 from refold.packing import Placer
 from refold.plans.curves import Curve, Point
-from refold.plans.speeds import NOTHING_MORE, Knowledge, Speed
+from refold.plans.speeds import NOTHING_MORE, Knowledge, Speed, asked_layout
 from refold.policies.board import Board, Steering, something_happened
 from refold.policies.ledger import NOTHING, Ledger, Part
-from refold.policies.options import WORTH_MORE, Options
+from refold.policies.options import WORTH_MORE, Option, Options
 from refold.policies.outlook import Outlook
 from refold.policies.promises import Promises
 from refold.policies.reasons import Reasons
@@ -163,9 +163,13 @@ class _Curves:
         return self._kept[key]
 
     def on(self, job: Job, gpu_type: str, layout: tuple[int, ...], cpus: float) -> Speed | None:
-        """How a job runs on a layout, with the plans that this variant may choose."""
+        """How a job runs on a layout, with the plans that this variant may choose, and as it asked for."""
         speeds = self._outlook.speeds
-        return (speeds.fastest if self.options.plans else speeds.scaled)(job, gpu_type, layout, cpus)
+        found = (speeds.fastest if self.options.plans else speeds.scaled)(job, gpu_type, layout, cpus)
+        if layout == asked_layout(job):
+            own = speeds.with_plan(job, gpu_type, layout, cpus, speeds.own_plan(job))
+            return max((found, own), key=lambda speed: speed.steps_per_second) if found else own
+        return found
 
 
 class _Round:
@@ -209,10 +213,9 @@ class _Round:
         for job_id in sorted([*others, *known], key=self._slope_order):
             self._schedule(job_id)
         self._ledger.settle(self._plans, self._whys)
-        for job_id in (*first, *others):  # who can only be run as asked, where that is free
-            job = self._jobs[job_id]
-            if not self._outlook.speeds.knows(job):
-                self._place_as_asked(job)
+        for job_id in (*first, *others):  # who can only be run as asked, and whose promise needs more than units
+            if self.board.holds(job_id) is None:
+                self._place_whole(self._jobs[job_id])
 
     def _slope_order(self, job_id: str) -> tuple[float, float, str]:
         """By descending slope: GPUs, then CPUs."""
@@ -223,20 +226,28 @@ class _Round:
             return -inf, -1.0, job_id
         return -self._gain(job_id), -self._cpu_gain(job_id), job_id
 
-    def _place_as_asked(self, job: Job) -> None:
-        if self.board.place(job.id, self._policy.placer, job.demand, job.plan) or job.id not in self._promised:
+    def _place_whole(self, job: Job) -> None:
+        """A job that units do not help: where it fits as it is, or, if it is promised, where others are stopped."""
+        promised = job.id in self._promised
+        if not promised and self._outlook.speeds.knows(job):
             return
-        self._place_by_stopping(job)
+        for option in self._curves.promises.keeping(job):
+            if self.board.place(job.id, self._policy.placer, option.demand, option.plan):
+                return
+        for option in self._curves.promises.keeping(job) if promised else ():
+            if self._place_by_stopping(job, option):
+                return
 
-    def _place_by_stopping(self, job: Job) -> None:
-        """A promised job that can only be run as asked: runs that are promised nothing are stopped for it."""
+    def _place_by_stopping(self, job: Job, option: Option) -> bool:
+        """Runs that are promised nothing are stopped for one that is, those that gain most from more GPUs last."""
         before = self.board.snapshot()
         held = [other for other, _ in self.board.holders() if other not in self._promised and self._may_change(other)]
         for other in sorted(held, key=self._slope_order, reverse=True):
             self.board.release(other, f"its place is promised to {job.id}")
-            if self.board.place(job.id, self._policy.placer, job.demand, job.plan):
-                return
+            if self.board.place(job.id, self._policy.placer, option.demand, option.plan):
+                return True
         self.board.restore(before)
+        return False
 
     # One job.
 
