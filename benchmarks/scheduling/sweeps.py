@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from textwrap import fill
 
 from benchmarks.accuracy.tables import data_folder
 from benchmarks.measure import REPOSITORY
@@ -26,6 +27,9 @@ PAGE = FOLDER / "sweeps.md"
 POLICIES = ("refold", "rubick", "rubick-e", "rubick-r", "rubick-n", "sia", "synergy", "antman", "tiresias")
 SLOW = ("pollux",)
 IGNORANT = "refold, work unknown"
+WRAPPED = 120
+"""Columns of the page."""
+
 SEEDS = 2
 """How many draws are averaged where chance has a part."""
 
@@ -160,7 +164,7 @@ Mean completion time, in hours, on Rubick's random-plan trace (406 jobs, 64 GPUs
 python -m benchmarks.scheduling.sweeps --write
 ```
 
-Where chance has a part (shares of models, errors), figures are means over {seeds}.
+Where chance has a part (shares of models, errors), figures are those of {seeds}.
 """
 
 
@@ -169,7 +173,7 @@ def section(sweep: Sweep, lines: Mapping[str, Line], found: Mapping[Point, Figur
     values = {label: means(line, found) for label, line in lines.items()}
     titles = ["policy", *(sweep.text(value) for value in sweep.values)]
     rows = [[label, *(f"{value:.3f}" for value in line)] for label, line in values.items()]
-    parts = [f"## {sweep.title}\n", f"{sweep.about}\n"]
+    parts = [f"## {sweep.title}\n", f"{fill(sweep.about, WRAPPED)}\n"]
     parts.append(f"![{sweep.title}: mean completion time of every policy](sweep_{sweep.name}.svg)\n")
     parts.append(markdown(titles, rows) + "\n")
     if sweep.name == "large":
@@ -192,7 +196,7 @@ def lead(leader: str, line: Sequence[float], others: Mapping[str, Sequence[float
     for label, other in others.items():
         first, last = other[0] / line[0], other[-1] / line[-1]
         told.append(f"{label} {first:.2f} → {last:.2f}")
-    return f"Lead of `{leader}` from the first value to the last: {', '.join(told)}."
+    return fill(f"Lead of `{leader}` from the first value to the last: {', '.join(told)}.", WRAPPED)
 
 
 def _asked_for(lines: Mapping[str, Line]) -> str:
@@ -239,7 +243,7 @@ def main() -> None:
     sweeps = [quick(SWEEPS[name]) if asked.quick else SWEEPS[name] for name in asked.names or SWEEPS]
     lines = {sweep.name: sweep.lines(policies, seeds) for sweep in sweeps}
     found = figures_of(point for of in lines.values() for line in of.values() for points in line for point in points)
-    heading = HEADING.format(seeds=f"{seeds} draws" if seeds > 1 else "one draw")
+    heading = HEADING.format(seeds=f"{seeds} draws, averaged" if seeds > 1 else "one draw")
     text = "\n".join([heading, *(section(sweep, lines[sweep.name], found) for sweep in sweeps)])
     print(text)
     if asked.write:

@@ -19,7 +19,8 @@ MIXED = make_cluster(8, 8, types=["A100-80GB", "H100-80GB"])
 
 
 def known(workload: str = "gpt2", gpus: int = 8, **more: Any) -> Job:
-    return make_job(workload or "job", gpus=gpus, **{"workload": workload, "reshapable": True} | more)
+    asked: dict[str, Any] = {"workload": workload, "reshapable": True}
+    return make_job(workload or "job", gpus=gpus, **asked | more)
 
 
 class TestKnown:

@@ -23,7 +23,8 @@ from refold.simulator import AsRecorded, Costs, simulate
 from refold.simulator.modelled import Modelled
 from refold.testing import Audit, PolicyContract, make_cluster, make_job, reshapable_workload
 
-ONE_NODE = make_cluster(8, types="A800-80GB", cpus=96, memory_gib=1600)
+NO_QUOTAS = make_cluster(8, types="A800-80GB", cpus=96, memory_gib=1600)
+ONE_NODE = msgspec.structs.replace(NO_QUOTAS, tenants=(Tenant("default", 99.0),))
 COSTS = Costs(restart=78.0, report_every=60.0)
 
 
@@ -96,7 +97,9 @@ class TestWhoGoesFirst:
         assert free_of_charge.starts[1] == (500, "j0", 8)
 
     def test_a_job_of_which_nothing_is_known_runs_as_it_was_asked_for(self) -> None:
-        course = Course([rigid("third", 3, 0, 100), make_job("half", gpus=1, share=0.5), make_job("cpu", gpus=0, cpus=4)])
+        course = Course(
+            [rigid("third", 3, 0, 100), make_job("half", gpus=1, share=0.5), make_job("cpu", gpus=0, cpus=4)]
+        )
         assert sorted(course.starts) == [(0, "cpu", 0), (0, "half", 0), (0, "third", 3)]
         assert course.stops == []
 
@@ -141,7 +144,7 @@ class TestMakingPlace:
         jobs = [rigid("a", 2, 0, 9000), rigid("a2", 2, 1, 30), rigid("b", 2, 2, 9000), rigid("b2", 2, 3, 30)]
         course = Course([*jobs, rigid("wide", 4, 2000, 50)], cluster=cluster)
         # What refold believes of `wide` is that it takes a minute; `a` has had 2,000 s, and would have as many more.
-        assert [start for start in course.starts if start[0] >= 2000][0] == (2000, "wide", 4)
+        assert next(start for start in course.starts if start[0] >= 2000) == (2000, "wide", 4)
         assert [job for _, job, _ in course.stops] == ["a"]
 
     def test_a_job_that_waits_for_a_place_that_is_being_given_back_is_told_so(self) -> None:
@@ -209,6 +212,13 @@ class TestPromises:
         second = model("bert", "second", 4, 1000, 200_000, job_class="guaranteed", plan=Plan(4))
         assert Course([first, second]).starts[:3] == [(0, "first", 8), (1000, "first", 4), (1000, "second", 4)]
 
+    def test_where_there_are_no_quotas_nothing_is_promised(self) -> None:
+        sure = model("bert", "sure", 8, 10, 200_000, job_class="guaranteed", plan=Plan(8))
+        assert Course([rigid("short", 8, 0, 60), sure], cluster=NO_QUOTAS).starts[:2] == [
+            (0, "short", 8),
+            (60, "sure", 8),
+        ]
+
     @pytest.mark.parametrize(("gpus", "tenant", "starts"), [(2, "A", 20), (4, "A", 50), (2, "other", 50)])
     def test_beyond_the_quota_a_guaranteed_job_is_as_any_other(self, gpus: int, tenant: str, starts: int) -> None:
         cluster = msgspec.structs.replace(ONE_NODE, tenants=(Tenant("A", 2.0),))
@@ -247,7 +257,7 @@ class TestUnknownWork:
         assert Course(jobs).stops == []
         course = Course(jobs, Refold(trust_steps=False))
         assert course.starts[:2] == [(0, "old", 8), (500, "new", 8)]
-        assert [job for _, job, _ in course.stops][0] == "old"
+        assert next(job for _, job, _ in course.stops) == "old"
 
     def test_so_does_one_that_does_not_say(self) -> None:
         jobs = [model("bert", "old", 8, 0, None, work=1000.0), model("bert", "new", 8, 500, None, work=1000.0)]
@@ -256,7 +266,14 @@ class TestUnknownWork:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"price": -1}, {"patience_seconds": 0}, {"starving_seconds": 0}, {"claims": -1}, {"safety": 0.5}, {"restart_seconds": -1}],
+    [
+        {"price": -1},
+        {"patience_seconds": 0},
+        {"starving_seconds": 0},
+        {"claims": -1},
+        {"safety": 0.5},
+        {"restart_seconds": -1},
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(BadValue):

@@ -24,7 +24,8 @@ from refold.simulator import AsRecorded, Costs, simulate
 from refold.simulator.modelled import Modelled
 from refold.testing import Audit, PolicyContract, make_cluster, make_job, reshapable_workload
 
-ONE_NODE = make_cluster(8, types="A800-80GB", cpus=96, memory_gib=1600)
+NO_QUOTAS = make_cluster(8, types="A800-80GB", cpus=96, memory_gib=1600)
+ONE_NODE = msgspec.structs.replace(NO_QUOTAS, tenants=(Tenant("default", 99.0),))
 
 
 class TestRubick(PolicyContract):
@@ -70,7 +71,8 @@ class TestRubickN(PolicyContract):
 def model(workload: str, id: str, gpus: int, **more: Any) -> Job:
     """A job that may be reshaped, best effort, with much to do."""
     asked: dict[str, Any] = {"workload": workload, "reshapable": True, "work": None, "steps": 400_000} | more
-    return make_job(id, gpus=gpus, **{"cpus": 8 * gpus, "job_class": "best-effort"} | asked)
+    usual: dict[str, Any] = {"cpus": 8 * gpus, "job_class": "best-effort"}
+    return make_job(id, gpus=gpus, **usual | asked)
 
 
 def bert(id: str, gpus: int, **more: Any) -> Job:
@@ -133,7 +135,7 @@ class TestTaking:
 
     @pytest.mark.parametrize(("flat", "gpus"), [(0.01, 8), (0.05, 4)])
     def test_the_flat_end_of_a_curve_is_not_taken(self, flat: float, gpus: int) -> None:
-        # To ViT that asked for 1 GPU (16.8), each GPU from the fifth to the eighth brings (45.0 - 42.2) / 16.8 / 4 = 0.042.
+        # To ViT that asked for 1 GPU, each from the fifth to the eighth brings (45.0 - 42.2) / 16.8 / 4 = 0.042.
         assert Round({}, model("vit", "only", 1), policy=Rubick(flat=flat)).gpus == {"only": gpus}
 
     def test_alike_jobs_share_alike(self) -> None:

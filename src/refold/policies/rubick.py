@@ -20,9 +20,9 @@ What the paper leaves open is a setting, each told of in docs/policies/rubick.md
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -122,17 +122,44 @@ class RubickN(Rubick):
     resources = False
 
 
+class _Curve(NamedTuple):
+    """What a job gains from one GPU more, and loses with one less, by how many it has, on one type of GPU."""
+
+    points: tuple[Point, ...]
+    gpu_type: str
+    gains: list[float]
+    losses: list[float]
+
+    @staticmethod
+    def of(points: Sequence[Point], gpu_type: str) -> _Curve:
+        curve = Curve(tuple(points))
+        amounts = range(int(points[-1].amount) + 1)
+        gains, losses = ([slope(gpus) for gpus in amounts] for slope in (curve.slope, curve.slope_below))
+        return _Curve(curve.points, gpu_type, gains, losses)
+
+    @property
+    def most(self) -> int:
+        """Nobody takes more."""
+        return int(self.points[-1].amount)
+
+    def gain(self, gpus: int) -> float:
+        return self.gains[gpus] if gpus < len(self.gains) else 0.0
+
+    def loss(self, gpus: int) -> float:
+        return self.losses[gpus] if gpus < len(self.losses) else 0.0
+
+
 class _Curves:
     """Resource sensitivity: speeds by GPUs, against the speed of what was asked for."""
 
     def __init__(self, outlook: Outlook, options: Options, flat: float) -> None:
         self._outlook, self.options, self._flat = outlook, options, flat
         self.promises = Promises(outlook, options)
-        self._kept: dict[tuple[object, ...], tuple[Curve, str]] = {}
-        self._of_job: dict[str, tuple[Curve, str]] = {}
+        self._kept: dict[tuple[object, ...], _Curve] = {}
+        self._of_job: dict[str, _Curve] = {}
 
-    def of(self, job: Job) -> tuple[Curve, str]:
-        """The curve on the type of GPU that a job is fastest on, without its flat end; and that type."""
+    def of(self, job: Job) -> _Curve:
+        """The curve on the type of GPU that a job is fastest on, without its flat end."""
         found = self._of_job.get(job.id)
         if found is None:
             found = self._of_job[job.id] = self._of_kind(job)
@@ -144,7 +171,7 @@ class _Curves:
         self.options.forget(job_id)
         self._outlook.forget(job_id)
 
-    def _of_kind(self, job: Job) -> tuple[Curve, str]:
+    def _of_kind(self, job: Job) -> _Curve:
         options = self.options.of(job)
         key = (id(options), job.demand, job.plan)
         if key not in self._kept:
@@ -159,7 +186,7 @@ class _Curves:
                 if option.demand.gpu_types == best.demand.gpu_types and worth > 0 and worth >= self._flat * more:
                     assert option.plan is not None
                     points.append(Point(option.gpus, speed, option.plan))
-            self._kept[key] = Curve(tuple(points)), gpu_type
+            self._kept[key] = _Curve.of(points, gpu_type)
         return self._kept[key]
 
     def on(self, job: Job, gpu_type: str, layout: tuple[int, ...], cpus: float) -> Speed | None:
@@ -288,7 +315,7 @@ class _Round:
 
     def _gather(self, job_id: str) -> None:
         """Node after node: what is free, then unit by unit what others lose less by giving up."""
-        most = max(int(self._curve(job_id).points[-1].amount), self._minimum(job_id))
+        most = max(self._curve(job_id).most, self._minimum(job_id))
         for node in self._nodes_for(job_id) if self._ledger.gpus(job_id) < most else ():
             self._take_free(job_id, node, most - self._ledger.gpus(job_id))
             while self._ledger.gpus(job_id) < most and self._take_from_others(job_id, node):
@@ -299,7 +326,7 @@ class _Round:
 
     def _nodes_for(self, job_id: str) -> Iterator[int]:
         """Where it is, where most is free, and where somebody loses least: as long as something can be had there."""
-        _, gpu_type = self._curves.of(self._jobs[job_id])
+        gpu_type = self._curve(job_id).gpu_type
         nodes, free = self._view.cluster.nodes, self._ledger.free
         own = sorted(self._ledger.parts.get(job_id, {}))
         yield from own
@@ -317,7 +344,7 @@ class _Round:
     def _take_free(self, job_id: str, node: int, wanted: int) -> bool:
         """Up to so many GPUs that are free on a node, each with its CPUs and memory; False: there is none."""
         free, unit = self._ledger.free[node], self._unit(job_id)
-        if self._type_of(node) != self._curves.of(self._jobs[job_id])[1] or not self._view.is_up(node):
+        if self._type_of(node) != self._curve(job_id).gpu_type or not self._view.is_up(node):
             return False
         limits = [wanted, free.gpus]
         limits += [free.cpu_milli // unit.cpu_milli] if unit.cpu_milli else []
@@ -352,7 +379,7 @@ class _Round:
         ledger, job = self._ledger, self._jobs[job_id]
         if self._is_below_minimum(job_id):
             return None
-        _, gpu_type = self._curves.of(job)
+        gpu_type = self._curve(job_id).gpu_type
         best: tuple[float, Speed, list[tuple[int, Part]]] | None = None
         parts = sorted(ledger.parts.get(job_id, {}).items(), key=lambda item: (-item[1].gpus, item[0]))
         for wanted in self._amounts_up_to(job_id):
@@ -427,10 +454,13 @@ class _Round:
     def _cpu_gain(self, job_id: str) -> float:
         """What one CPU more would bring, against the speed of what was asked for; too little is nothing."""
         ledger, job = self._ledger, self._jobs[job_id]
-        layout, cpus = ledger.layout(job_id), ledger.cpus(job_id)
-        if not layout or not cpus or not self._policy.resources:
+        plan = self._plans.get(job_id)
+        if not self._policy.resources or (plan is not None and not plan.offload):
             return 0.0
-        _, gpu_type = self._curves.of(job)
+        layout, cpus = ledger.layout(job_id), ledger.cpus(job_id)
+        if not layout or not cpus:
+            return 0.0
+        gpu_type = self._curve(job_id).gpu_type
         now, then = (self._curves.on(job, gpu_type, layout, amount) for amount in (cpus, cpus + 1))
         if now is None or then is None or not then.plan.offload:
             return 0.0
@@ -439,16 +469,16 @@ class _Round:
 
     # What jobs gain and lose.
 
-    def _curve(self, job_id: str) -> Curve:
-        return self._curves.of(self._jobs[job_id])[0]
+    def _curve(self, job_id: str) -> _Curve:
+        return self._curves.of(self._jobs[job_id])
 
     def _gain(self, job_id: str) -> float:
         """What a GPU more would bring, against the speed of what was asked for."""
-        return self._curve(job_id).slope(self._ledger.gpus(job_id))
+        return self._curve(job_id).gain(self._ledger.gpus(job_id))
 
     def _loss(self, job_id: str) -> float:
         """What a GPU less would cost."""
-        return self._curve(job_id).slope_below(self._ledger.gpus(job_id))
+        return self._curve(job_id).loss(self._ledger.gpus(job_id))
 
     def _can_lose(self, job_id: str) -> bool:
         """Whether a job has more than its minimum; one that is promised nothing may lose everything."""
