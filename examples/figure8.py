@@ -10,6 +10,11 @@ two models, and which plans the paper's training code can run. Where Rubick's me
 (`$REFOLD_DATA`, or `../shared/data` beside the repository), they stand beside the model's figures: those of RoBERTa are
 no slower on one GPU than on two, which no model of a step would say.
 
+Two things are given here, and matter. The plans: with all that the catalogue's model would allow, T5 needs no
+offloading on two GPUs, and an equal split is best. And the work, which the paper does not state: each has an hour to do
+on its half. `rubick` does not ask for that; `refold` does, and with as many steps for both (20,000) it runs RoBERTa on
+all four GPUs first.
+
 python examples/figure8.py [--json]
 """
 

@@ -8,7 +8,7 @@ from refold.core import Entry, Header, Journals, ListJournal
 from refold.errors import BadFile, BadJournal
 from refold.journal import JournalFile, check_replay, read_journal
 from refold.policies import POLICIES
-from refold.registry import make_policy
+from refold.registry import make_policy, settings_of
 from refold.simulator import Costs, Fault, simulate
 from refold.testing import make_cluster, seeded_workload
 
@@ -17,7 +17,8 @@ def written(path: Path, policy: str = "fifo", safe: bool = False) -> ListJournal
     """A simulation's journal in a file, and in memory."""
     jobs, cluster = seeded_workload(5)
     memory = ListJournal()
-    settings = {"placement": "round-robin", "seed": 3}
+    known = settings_of(policy)
+    settings = {name: value for name, value in {"placement": "round-robin", "seed": 3}.items() if name in known}
     with JournalFile(path, Header(cluster, policy, settings), safe) as file:
         simulate(
             jobs,

@@ -165,6 +165,17 @@ class Speeds:
         said = {node.gpu_type: node.inside for node in self.cluster.nodes if node.gpus and node.inside != PCIE}
         return {name: said.get(name, gpu.link) for name, gpu in self._gpus.items()}
 
+    @cached_property
+    def _node_memory_gib(self) -> dict[str, float]:
+        """What the largest node of each type has; 0, which is no limit, where that is not known."""
+        if not self.cluster.memory_known:
+            return dict.fromkeys(self._gpus, 0.0)
+        most: dict[str, float] = dict.fromkeys(self._gpus, 0.0)
+        for node in self.cluster.nodes:
+            if node.gpus and node.gpu_type in most:
+                most[node.gpu_type] = max(most[node.gpu_type], node.memory_mib / MIB_PER_GIB)
+        return most
+
     def _network(self, gpu: Gpu) -> Link:
         said = self.cluster.network
         return said if said != ETHERNET else Link("network", gpu.node_network_gigabytes_per_second)
@@ -179,7 +190,8 @@ class Speeds:
         assert model is not None
         fit = self._fits.get((model.name, gpu.name))
         engine = find_engine(fit.engine if fit and fit.engine else USUAL_ENGINE)
-        machines = Machines(gpu, layout, self._links[gpu_type], self._network(gpu), cpus)
+        memory = len(layout) * self._node_memory_gib[gpu_type]
+        machines = Machines(gpu, layout, self._links[gpu_type], self._network(gpu), cpus, memory)
         setting = Setting(model, machines, engine, kind.batch or model.batch or 1, kind.sequence or model.sequence or 1)
         return corrected(setting, fit.values) if fit else setting
 

@@ -68,15 +68,7 @@ class AntMan:
 
     def _with_reasons(self, view: View, decision: Decision, over_quota: set[str]) -> Decision:
         """Who is beyond its tenant's quota stands behind those that use it."""
-        started = {start.job for start in decision.starts}
-        for job in view.waiting.values():
-            if job.id in started or job.id in over_quota:
-                continue
-            if job.id in self._steering.awaited:
-                self._reasons.releasing(job)
-            else:
-                self._reasons.no_place(view, job)
-        waits = self._reasons.collect(view, decision.starts)
+        waits = self._reasons.of_everybody(view, decision.starts, self._steering.awaited, over_quota)
         return msgspec.structs.replace(decision, waits=waits)
 
 

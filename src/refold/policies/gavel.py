@@ -151,20 +151,12 @@ class Gavel:
         self._order = {job_id: place for place, job_id in enumerate(dict.fromkeys(job_id for job_id, _ in turns))}
         _Round(view, board, self._placer, sharers, held, self._order).find_places(chosen)
         decision = self._steering.towards(view, _without_moves(view, board))
-        self._say_who_waits(view, decision)
+        self._reasons.note_everybody(view, decision.starts, self._steering.awaited)
         return decision
 
     def _place_others(self, board: Board, jobs: Sequence[Job]) -> list[Job]:
         """Give jobs that have no X a place, in order of arrival; returns those that found none."""
         return [job for job in jobs if not board.place(job.id, self._placer, job.demand, None)]
-
-    def _say_who_waits(self, view: View, decision: Decision) -> None:
-        started = {start.job for start in decision.starts}
-        for job in view.waiting.values():
-            if job.id in self._steering.awaited:
-                self._reasons.releasing(job)
-            elif job.id not in started:
-                self._reasons.no_place(view, job)
 
 
 class Sharer(NamedTuple):

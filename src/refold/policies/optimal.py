@@ -164,13 +164,7 @@ class Optimal:
         return msgspec.structs.replace(decision, stops=stops)
 
     def _waits(self, view: View, decision: Decision) -> tuple[Wait, ...]:
-        started = {start.job for start in decision.starts}
-        for job in view.waiting.values():
-            if job.id in self._steering.awaited:
-                self._reasons.releasing(job)
-            elif job.id not in started:
-                self._reasons.no_place(view, job)
-        return self._reasons.collect(view, decision.starts)
+        return self._reasons.of_everybody(view, decision.starts, self._steering.awaited)
 
 
 class Finder:

@@ -62,7 +62,9 @@ class Outlook:
         return max(done, AT_LEAST_SECONDS * self.speeds.asked(job).steps_per_second)
 
     def _steps_done(self, view: View, job: Job) -> float:
-        """As the job has said, and as it is believed to have gone on since."""
+        """As the job has said, and as it is believed to have gone on since; of one that counts none, by its work."""
+        if job.steps is None:
+            return view.done(job.id) * self.speeds.asked(job).steps_per_second
         run = view.runs.get(job.id)
         steps, said = view.steps_done(job.id)
         if run is None or run.stopping:

@@ -138,7 +138,7 @@ class Pollux:
         division = evolve(puzzle, self._population, self._generations, chance)
         self._carry_over(view, board, scaled, held, division, profiles)
         decision = self._steering.towards(view, board.target())
-        self._say_who_waits(view, decision)
+        self._reasons.note_everybody(view, decision.starts, self._steering.awaited)
         self._settled = not self._steering.awaited and _nothing_to_gain(view, decision, puzzle, division)
         return decision
 
@@ -216,14 +216,6 @@ class Pollux:
             before = old.gpu_milli // WHOLE if old else 0
             if wanted is None or not board.put(job.id, wanted, f"from {before} to {sum(row)} GPUs"):
                 _ = old is not None and board.put(job.id, old)
-
-    def _say_who_waits(self, view: View, decision: Decision) -> None:
-        started = {start.job for start in decision.starts}
-        for job in view.waiting.values():
-            if job.id in self._steering.awaited:
-                self._reasons.releasing(job)
-            elif job.id not in started:
-                self._reasons.no_place(view, job)
 
 
 def restart_factor(age: Seconds, restarts: int, restart_seconds: Seconds) -> float:

@@ -60,14 +60,18 @@ class Promises:
         """
         found = False
         for run in view.changes.progressed:
+            now = view.runs.get(run.job)
+            if run.job not in self._admitted or now is None or now.number != run.number:
+                continue
             steps, at = view.steps_done(run.job)
-            if run.job not in self._admitted or at != view.now:
+            if at != view.now:
                 continue
             number, first, since = self._first_report.get(run.job, (0, 0, at))
             if number != run.number:
                 self._first_report[run.job] = run.number, steps, at
             elif at > since:
-                found |= self._refute_if_slow(view.active[run.job], run, (steps - first) / (at - since))
+                rate = (steps - first + 1) / (at - since)  # steps are whole: there may be most of one more
+                found |= self._refute_if_slow(view.active[run.job], run, rate)
         return found
 
     def _refute_if_slow(self, job: Job, run: Run, steps_per_second: float) -> bool:
@@ -97,7 +101,9 @@ class Promises:
             asked = as_asked(job)._replace(speed=floor)
             as_was = (asked.demand, asked.plan)
             fast = [one for one in options if one.speed >= factor * floor and (one.demand, one.plan) != as_was]
-            self._keeping[key] = tuple(sorted([*fast, asked], key=lambda option: (option.gpus, -option.speed)))
+            # Of as many GPUs, what was asked for comes first: it keeps the promise for certain.
+            by_gpus = sorted([asked, *fast], key=lambda one: (one.gpus, one is not asked, -one.speed))
+            self._keeping[key] = tuple(by_gpus)
         return self._keeping[key]
 
     def promised(self, view: View) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from refold.core import View
 from refold.model import Job, Reason, Start, Wait
@@ -24,6 +24,24 @@ class Reasons:
         """Its place is being given back."""
         if self._is_new(job, Reason.RELEASING):
             self._waits.append(Wait(job.id, Reason.RELEASING))
+
+    def of_everybody(
+        self, view: View, starts: Sequence[Start], awaited: Container[str], behind: Container[str] = ()
+    ) -> tuple[Wait, ...]:
+        """Why everybody waits who is not started; who is `behind` others is not looked at."""
+        self.note_everybody(view, starts, awaited, behind)
+        return self.collect(view, starts)
+
+    def note_everybody(
+        self, view: View, starts: Sequence[Start], awaited: Container[str], behind: Container[str] = ()
+    ) -> None:
+        """Whose place is being given back, and who has none."""
+        started = {start.job for start in starts}
+        for job in view.waiting.values():
+            if job.id in awaited:
+                self.releasing(job)
+            elif job.id not in started and job.id not in behind:
+                self.no_place(view, job)
 
     def nobody_waits(self) -> None:
         """Whatever was said is past."""

@@ -94,6 +94,7 @@ class Refold:
         self._reasons = Reasons()
         self._arrivals = _Arrivals()
         self._wake: Seconds = inf
+        self._looked_at: Seconds = -inf
         self._outlook: Outlook | None = None
 
     def decide(self, view: View) -> Decision:
@@ -102,8 +103,10 @@ class Refold:
         if self._steering.goes_on(view):
             return self._said(view, self._steering.go_on(view))
         too_slow = self._promises.watch(view)
-        if not (something_happened(view) or too_slow) and view.now < self._wake:
-            return KEEP
+        back = bool(view.changes.returned) and self._looked_at < view.now
+        if not (something_happened(view) or too_slow or back) and view.now < self._wake:
+            return self._said(view, KEEP) if view.changes.returned else KEEP
+        self._looked_at = view.now
         assert self._outlook is not None
         look = _Look(self, view, self._outlook, self._options, self._promises, self._arrivals.quiet(view.now))
         if self._goal == "time":
@@ -134,13 +137,7 @@ class Refold:
 
     def _said(self, view: View, decision: Decision) -> Decision:
         """The decision with the reasons of those who wait, and when to look again."""
-        started = {start.job for start in decision.starts}
-        for job in view.waiting.values():
-            if job.id in self._steering.awaited:
-                self._reasons.releasing(job)
-            elif job.id not in started:
-                self._reasons.no_place(view, job)
-        waits = self._reasons.collect(view, decision.starts)
+        waits = self._reasons.of_everybody(view, decision.starts, self._steering.awaited)
         wake_at = self._wake if view.now < self._wake < inf else None
         if not (waits or wake_at or decision.starts or decision.stops or decision.reshapes):
             return KEEP
@@ -517,7 +514,7 @@ class _Look:
                 continue
             rank = -saved / (option.gpus - gpus)
             if best is None or rank < best.rank:
-                best = _Growth(rank, job_id, option.gpus, option, self._why_grown(job_id, held, option))
+                best = _Growth(rank, job_id, option.gpus, option, self._why_grown(job_id, option))
         return best
 
     def _pays(self, job_id: str, held: Allocation, option: Option, saved: Seconds, now: Seconds) -> bool:
@@ -543,8 +540,14 @@ class _Look:
         gained = 1 - self._outlook.speed(self._jobs[job_id], held) / option.speed
         return self._policy.restart_seconds / gained if gained > 0 else inf
 
-    def _why_grown(self, job_id: str, held: Allocation, option: Option) -> str:
-        faster = option.speed / self._outlook.speed(self._jobs[job_id], held) - 1
-        back = text_from_seconds(self._pays_back_in(job_id, held, option))
-        more = option.gpus - held.gpu_milli // WHOLE
-        return f"took {more} free GPUs: +{faster:.0%} here, pays back in {back}"
+    def _why_grown(self, job_id: str, option: Option) -> str:
+        """Against what it runs on now; a job that does not run yet needs no reason."""
+        run = self._view.runs.get(job_id)
+        if run is None:
+            return ""
+        faster = option.speed / self._outlook.speed(self._jobs[job_id], run.allocation) - 1
+        more = option.gpus - run.allocation.gpu_milli // WHOLE
+        if faster <= 0 or more <= 0:
+            return f"made room for others, and now has {option.gpus} GPUs: {faster:+.0%} here"
+        back = text_from_seconds(self._pays_back_in(job_id, run.allocation, option))
+        return f"took {more} free GPUs: {faster:+.0%} here, pays back in {back}"

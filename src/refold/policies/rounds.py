@@ -131,15 +131,7 @@ class Rounds:
                 without_place.add(option.demand)
 
     def _explained(self, view: View, decision: Decision, sharer: Sharer) -> Decision:
-        started = {start.job for start in decision.starts}
-        for job in view.waiting.values():
-            if job.id in started:
-                continue
-            if job.id in self._steering.awaited:
-                self._reasons.releasing(job)
-            else:
-                self._reasons.no_place(view, job)
-        waits = self._reasons.collect(view, decision.starts)
+        waits = self._reasons.of_everybody(view, decision.starts, self._steering.awaited)
         wake_at = self._next if self._next > view.now and _could_change(view, decision, sharer) else None
         return msgspec.structs.replace(decision, waits=waits, wake_at=wake_at)
 

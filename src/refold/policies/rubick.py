@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import inf
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ import msgspec
 
 from refold.core import View
 from refold.errors import BadValue
-from refold.model import KEEP, Decision, Job, Plan
+from refold.model import KEEP, Decision, Job, Plan, Run
 from refold.model.units import WHOLE, text_from_seconds
 from refold.packing import Placer
 from refold.plans.curves import Curve, Point
@@ -81,20 +82,14 @@ class Rubick:
         if self._steering.goes_on(view):
             return self._said(view, self._steering.go_on(view))
         if not something_happened(view):
-            return KEEP
+            return self._said(view, KEEP) if view.changes.returned else KEEP
         this_round = _Round(self, view, self._outlook, self._curves)
         this_round.schedule_all()
         return self._said(view, self._steering.towards(view, this_round.board.target()))
 
     def _said(self, view: View, decision: Decision) -> Decision:
         """The decision, with the reasons of those who wait."""
-        started = {start.job for start in decision.starts}
-        for job in view.waiting.values():
-            if job.id in self._steering.awaited:
-                self._reasons.releasing(job)
-            elif job.id not in started:
-                self._reasons.no_place(view, job)
-        waits = self._reasons.collect(view, decision.starts)
+        waits = self._reasons.of_everybody(view, decision.starts, self._steering.awaited)
         if not (waits or decision.starts or decision.stops or decision.reshapes):
             return KEEP
         return msgspec.structs.replace(decision, waits=waits)
@@ -123,7 +118,10 @@ class RubickN(Rubick):
 
 
 class _Curve(NamedTuple):
-    """What a job gains from one GPU more, and loses with one less, by how many it has, on one type of GPU."""
+    """What a job gains from one GPU more, and loses with one less, by how many it has, on one type of GPU.
+
+    Between two steps of the stair a GPU is worth its part of the next step, however near that is.
+    """
 
     points: tuple[Point, ...]
     gpu_type: str
@@ -133,8 +131,9 @@ class _Curve(NamedTuple):
     @staticmethod
     def of(points: Sequence[Point], gpu_type: str) -> _Curve:
         curve = Curve(tuple(points))
-        amounts = range(int(points[-1].amount) + 1)
-        gains, losses = ([slope(gpus) for gpus in amounts] for slope in (curve.slope, curve.slope_below))
+        reached = [0, *(int(point.amount) for point in points)]
+        gains = [curve.slope(lower) for lower, upper in pairwise(reached) for _ in range(lower, upper)]
+        losses = [curve.slope_below(gpus) for gpus in range(reached[-1] + 1)]
         return _Curve(curve.points, gpu_type, gains, losses)
 
     @property
@@ -207,6 +206,10 @@ class _Round:
         self._policy, self._view, self._outlook, self._curves = policy, view, outlook, curves
         self._jobs: dict[str, Job] = {**view.waiting, **view.active}
         self._promised = curves.promises.promised(view)
+        self._aged = {job.id for job in view.waiting.values() if view.now - job.submitted >= policy.ageing_seconds}
+        self._waiting = [job_id for job_id in view.waiting if self.board.holds(job_id) is None]
+        self._place_unknown()
+        self._waiting += [run.job for run in view.runs.values() if self._lost_its_place(run)]
         known = [
             job_id
             for job_id, _ in self.board.holders()
@@ -218,6 +221,9 @@ class _Round:
         self._losers = _Losers()
         for job_id in known:
             self._rank_loser(job_id)
+
+    def _lost_its_place(self, run: Run) -> bool:
+        return not run.stopping and self.board.holds(run.job) is None
 
     def _may_change(self, job_id: str) -> bool:
         run = self._view.runs.get(job_id)
@@ -231,33 +237,39 @@ class _Round:
 
     def schedule_all(self) -> None:
         """Guaranteed jobs that wait, then everybody else by slope."""
-        waiting = [job_id for job_id in self._view.waiting if self.board.holds(job_id) is None]
+        waiting = [job_id for job_id in self._waiting if self._outlook.speeds.knows(self._jobs[job_id])]
         first = [job_id for job_id in waiting if job_id in self._promised]
         others = [job_id for job_id in waiting if job_id not in self._promised]
-        known = list(self._ledger.parts)
+        running = list(self._ledger.parts)
         for job_id in first:
             self._schedule(job_id)
-        for job_id in sorted([*others, *known], key=self._slope_order):
+        for job_id in sorted([*others, *running], key=self._slope_order):
             self._schedule(job_id)
         self._ledger.settle(self._plans, self._whys)
-        for job_id in (*first, *others):  # who can only be run as asked, and whose promise needs more than units
-            if self.board.holds(job_id) is None:
+        for job_id in first:
+            if self.board.holds(job_id) is None:  # a promise that needs more than units
                 self._place_whole(self._jobs[job_id])
+
+    def _place_unknown(self) -> None:
+        """Jobs that can only be run as asked, those that are promised first."""
+        unknown = [job_id for job_id in self._waiting if not self._outlook.speeds.knows(self._jobs[job_id])]
+        for job_id in sorted(unknown, key=lambda job_id: job_id not in self._promised):
+            self._place_whole(self._jobs[job_id])
+
+    def _slope_held(self, job_id: str) -> tuple[float, str]:
+        """By descending slope, as jobs stand on the board."""
+        held, job = self.board.holds(job_id), self._jobs[job_id]
+        if held is None or not self._outlook.speeds.knows(job):
+            return -inf, job_id
+        return -self._curve(job_id).gain(held.gpu_milli // WHOLE), job_id
 
     def _slope_order(self, job_id: str) -> tuple[float, float, str]:
         """By descending slope: GPUs, then CPUs."""
-        job = self._jobs[job_id]
-        if not self._outlook.speeds.knows(job):
-            return -inf, 0.0, job_id
-        if job_id in self._view.waiting and self._view.now - job.submitted >= self._policy.ageing_seconds:
-            return -inf, -1.0, job_id
         return -self._gain(job_id), -self._cpu_gain(job_id), job_id
 
     def _place_whole(self, job: Job) -> None:
         """A job that units do not help: where it fits as it is, or, if it is promised, where others are stopped."""
         promised = job.id in self._promised
-        if not promised and self._outlook.speeds.knows(job):
-            return
         for option in self._curves.promises.keeping(job):
             if self.board.place(job.id, self._policy.placer, option.demand, option.plan):
                 return
@@ -269,7 +281,7 @@ class _Round:
         """Runs that are promised nothing are stopped for one that is, those that gain most from more GPUs last."""
         before = self.board.snapshot()
         held = [other for other, _ in self.board.holders() if other not in self._promised and self._may_change(other)]
-        for other in sorted(held, key=self._slope_order, reverse=True):
+        for other in sorted(held, key=self._slope_held, reverse=True):
             self.board.release(other, f"its place is promised to {job.id}")
             if self.board.place(job.id, self._policy.placer, option.demand, option.plan):
                 return True
@@ -283,7 +295,10 @@ class _Round:
         job, ledger = self._jobs[job_id], self._ledger
         if not self._outlook.speeds.knows(job):
             return
+        if not (self._could_gain(job_id) or self._cpu_gain(job_id)):
+            return
         mark = ledger.mark()
+        self._taken: list[tuple[str, int]] = []
         self._gather(job_id)
         touched = ledger.touched_since(mark)
         if not touched:
@@ -298,11 +313,26 @@ class _Round:
         for each in touched:
             self._rank_loser(each)
 
+    def _give_back_unused(self) -> None:
+        """Units that were taken on the way to a step that was not reached go back to whom they were taken from."""
+        for victim, node in reversed(self._taken):
+            self._take_free(victim, node, 1)
+
+    def _could_gain(self, job_id: str) -> bool:
+        """Whether there is anything to gather at all: a free GPU, or somebody who loses less than this one gains."""
+        if self._is_below_minimum(job_id):
+            return True
+        weakest = next(self._losers.weakest_first(), None)
+        could_take = weakest is not None and self._losers.slope_of(weakest) < self._gain(job_id)
+        wants_more = self._ledger.gpus(job_id) < self._curve(job_id).most
+        return wants_more and (could_take or bool(self._ledger.with_free))
+
     def _chosen(self, job_id: str, mark: int) -> dict[str, Choice] | None:
         """Plans for a job and for those who gave something; None: it is not worth it, or breaks a promise."""
         before, found = self._speed_held(job_id), self._choose(job_id)
         if found is None or not self._is_worth(job_id, before, found.steps_per_second, mark):
             return None
+        self._give_back_unused()
         why = self._why_grown(job_id, before, found.steps_per_second) if before else ""
         chosen: dict[str, Choice] = {job_id: (found.plan, why)}
         for victim in self._ledger.touched_since(mark):
@@ -370,6 +400,7 @@ class _Round:
         had = self._ledger.parts[victim][node]
         self._ledger.give(victim, node, _in_proportion(had, had.gpus - 1))
         if self._take_free(job_id, node, 1):
+            self._taken.append((victim, node))
             return True
         self._ledger.give(victim, node, had)  # its CPUs and memory were not enough
         return False
@@ -473,11 +504,15 @@ class _Round:
         return self._curves.of(self._jobs[job_id])
 
     def _gain(self, job_id: str) -> float:
-        """What a GPU more would bring, against the speed of what was asked for."""
+        """What a GPU more would bring, against the speed of what was asked for; to who has waited too long, all."""
+        if job_id in self._aged:
+            return inf
         return self._curve(job_id).gain(self._ledger.gpus(job_id))
 
     def _loss(self, job_id: str) -> float:
         """What a GPU less would cost."""
+        if job_id in self._aged:
+            return inf
         return self._curve(job_id).loss(self._ledger.gpus(job_id))
 
     def _can_lose(self, job_id: str) -> bool:

@@ -97,16 +97,9 @@ class Synergy:
         return sorted(jobs, key=key)
 
     def _with_reasons(self, view: View, decision: Decision, *, looked: bool) -> Decision:
-        started = {start.job for start in decision.starts}
-        for job in view.waiting.values():
-            if job.id in started:
-                continue
-            if job.id in self._steering.awaited:
-                self._reasons.releasing(job)
-            elif looked:
-                self._reasons.no_place(view, job)
-        waits = self._reasons.collect(view, decision.starts)
-        somebody_waits = len(view.waiting) > len(started)
+        behind = () if looked else view.waiting
+        waits = self._reasons.of_everybody(view, decision.starts, self._steering.awaited, behind)
+        somebody_waits = len(view.waiting) > len(decision.starts)
         matters = somebody_waits or (self._short_of_cpus and view.changes.freed)
         wake_at = self._rounds.next_if(view, matters)
         if decision is KEEP and not waits and wake_at is None:

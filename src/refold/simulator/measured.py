@@ -81,8 +81,11 @@ def _in_order(gpus_on_node: Sequence[int]) -> Layout:
     return tuple(sorted(gpus_on_node, reverse=True))
 
 
-def _distance(plan: Plan, layout: Layout, row: Measurement) -> tuple[float, float, float]:
-    """How far a measured point is: way and degrees, then layout; of equally far ones the faster is nearer."""
+def _distance(plan: Plan, layout: Layout, row: Measurement) -> tuple[float, float, bool, float]:
+    """How far a measured point is: way and degrees, then layout, then what else there is of a plan.
+
+    Of equally far ones the faster is nearer.
+    """
     ways = sum(ANOTHER_WAY for mine, other in zip(_way(plan), _way(row.plan), strict=True) if mine != other)
     degrees = ANOTHER_DEGREE * sum(
         abs(log2(mine / other))
@@ -92,7 +95,7 @@ def _distance(plan: Plan, layout: Layout, row: Measurement) -> tuple[float, floa
     )
     there = _in_order(row.gpus_on_node)
     places = abs(log2(len(layout) / len(there))) + abs(log2(layout[0] / there[0])) + 0.1 * (layout != there)
-    return ways + degrees, places, row.step_seconds or inf
+    return ways + degrees, places, plan != row.plan, row.step_seconds or inf
 
 
 def _way(plan: Plan) -> tuple[bool, bool, bool, bool]:
