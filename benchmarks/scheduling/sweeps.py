@@ -137,7 +137,8 @@ SWEEPS = {
             _with_error,
             "Every speed that a policy believes, of a model with a plan on a layout, is multiplied by a factor of its "
             "own, exp(N(0, s)), on top of the error of the fit to seven samples; the same point is always off by the "
-            "same factor. What is charged stays what was measured. Tiresias believes nothing of speeds.",
+            "same factor. What is charged stays what was measured. Tiresias believes nothing of speeds, Rubick-N "
+            "chooses nothing by them, and Synergy only compares a layout with itself on more CPUs, which is off alike.",
             chance=True,
         ),
         Sweep(
@@ -161,7 +162,7 @@ Mean completion time, in hours, on Rubick's random-plan trace (406 jobs, 64 GPUs
 
 <!-- not run: reads the published traces, which are not part of this repository -->
 ```sh
-python -m benchmarks.scheduling.sweeps --write
+python -m benchmarks.scheduling.sweeps --write{options}
 ```
 
 Where chance has a part (shares of models, errors), figures are those of {seeds}.
@@ -243,7 +244,9 @@ def main() -> None:
     sweeps = [quick(SWEEPS[name]) if asked.quick else SWEEPS[name] for name in asked.names or SWEEPS]
     lines = {sweep.name: sweep.lines(policies, seeds) for sweep in sweeps}
     found = figures_of(point for of in lines.values() for line in of.values() for points in line for point in points)
-    heading = HEADING.format(seeds=f"{seeds} draws, averaged" if seeds > 1 else "one draw")
+    options = " --quick" if asked.quick else f" --seeds {seeds}" if seeds != SEEDS else ""
+    draws = f"{seeds} draws, averaged" if seeds > 1 else "one draw"
+    heading = HEADING.format(options=options + " --all" * asked.all, seeds=draws)
     text = "\n".join([heading, *(section(sweep, lines[sweep.name], found) for sweep in sweeps)])
     print(text)
     if asked.write:

@@ -61,7 +61,7 @@ def test_a_folder_that_is_none_and_a_file_that_cannot_be_loaded_are_named(
 @pytest.mark.parametrize(
     ("line", "completed"),
     [
-        ("refold simulate demo --policy s", {"sjf", "srtf"}),
+        ("refold simulate demo --policy s", {"sia", "sjf", "srtf", "synergy"}),
         ("refold simulate demo --placement w", {"worst-fit"}),
         ("refold compare --policies fifo,l", {"fifo,las"}),
         ("refold compare --placements first-fit,t", {"first-fit,tetris"}),

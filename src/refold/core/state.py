@@ -164,7 +164,10 @@ class State:
         if done <= progress.done and (steps is None or steps <= progress.steps):
             self.late["RunProgressed"] += 1
             return
-        progress.done = max(done, progress.done)
+        if done > progress.done:
+            progress.done = done
+        elif progress.computing_since is not None:  # only steps were reported: what was believed until now stays so
+            progress.done += self.now - progress.computing_since
         self._counted(progress, steps)
         self._go_on_computing(progress, run)
 

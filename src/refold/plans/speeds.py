@@ -126,7 +126,12 @@ class Speeds:
         return self.with_plan(job, gpu_type, layout, cpus, scaled)
 
     def with_plan(self, job: Job, gpu_type: str, layout: Layout, cpus: float, plan: Plan) -> Speed:
-        """With this plan, whether or not it is thought to fit into memory: whoever asked for it will know."""
+        """With this plan, whether or not it is thought to fit into memory: whoever asked for it will know.
+
+        A type of GPU of which nothing is known counts as the first that is.
+        """
+        if gpu_type not in self._gpus:
+            gpu_type = self.types_for(job)[0]
         asked = (kind_of(job), gpu_type, layout, cpus, plan)
         known = self._known.get(asked)
         if known is None:

@@ -73,9 +73,12 @@ class Board:
         if self.place(job_id, placer, demand, plan, why):
             return True
         if held is not None:
-            self.put(job_id, held, before or "")
+            self.free.take_back(held.placement)
+            self._holds[job_id] = held
         if before is None:
             self.changed.pop(job_id, None)
+        else:
+            self.changed[job_id] = before
         return False
 
     def put(self, job_id: str, allocation: Allocation, why: str = "") -> bool:

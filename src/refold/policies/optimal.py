@@ -21,7 +21,7 @@ from scipy.sparse import csr_array
 
 from refold.core import View
 from refold.errors import BadInput
-from refold.model import KEEP, Allocation, Cluster, Decision, Demand, Job, Node, Plan, Share, Stop, Wait
+from refold.model import KEEP, Allocation, Cluster, Decision, Demand, Job, Node, Plan, Share, Wait
 from refold.model.units import WHOLE
 from refold.packing import Free
 from refold.packing.layout import CPU_FREE, MEMORY_FREE, UNLIMITED
@@ -114,7 +114,7 @@ class Optimal:
         """Think again if anything has happened that was not ordered; otherwise go on towards the target."""
         if self._is_surprised(view):
             self._goal = self._better(view)
-        decision = self._without_standstill(view, self._steering.towards(view, self._next(view)))
+        decision = self._steering.towards(view, self._next(view))
         changes = view.changes
         self._told_to_stop -= {run.job for run in changes.ended}
         self._told_to_stop |= {stop.job for stop in decision.stops}
@@ -153,15 +153,6 @@ class Optimal:
             if run and not view.active[job_id].reshapable and not run.stopping and run.allocation != wanted:
                 goal[job_id] = (None, why)
         return goal
-
-    def _without_standstill(self, view: View, decision: Decision) -> Decision:
-        """Runs that wait for each other's places are stopped, and started again where they belong."""
-        stuck = [job_id for job_id in self._steering.awaited if job_id in view.runs]
-        moving = decision.starts or decision.stops or decision.reshapes
-        if moving or not stuck or any(run.stopping for run in view.runs.values()):
-            return decision
-        stops = tuple(Stop(job_id, self._steering.awaited[job_id][1]) for job_id in stuck)
-        return msgspec.structs.replace(decision, stops=stops)
 
     def _waits(self, view: View, decision: Decision) -> tuple[Wait, ...]:
         return self._reasons.of_everybody(view, decision.starts, self._steering.awaited)

@@ -20,6 +20,9 @@ from refold.policies.outlook import Outlook
 Shape = tuple[Layout, Plan | None]
 """GPUs on each node, and the plan."""
 
+DUST = 1e-6
+"""GPUs, as sums of fractions leave it."""
+
 TOLERANCE = 0.01
 """Nobody notices to be slower by so much."""
 
@@ -128,7 +131,7 @@ class Promises:
         ]
         for job in sorted(asking, key=lambda job: (job.submitted, job.id)):
             gpus = self.minimum(job).gpus * job.demand.gpu_milli / WHOLE
-            if used[job.tenant] + gpus <= view.cluster.quota_gpus(job.tenant):
+            if used[job.tenant] + gpus <= view.cluster.quota_gpus(job.tenant) + DUST:
                 used[job.tenant] += gpus
                 self._admitted[job.id] = job.tenant, gpus
         return set(self._admitted)

@@ -114,7 +114,7 @@ class Refold:
             look.grow()
         else:
             look.fill()
-        self._wake = look.wake_at
+        self._wake = min(look.wake_at, look.first_to_starve())
         return self._said(view, self._steering.towards(view, look.board.target()))
 
     def _observe(self, view: View) -> None:
@@ -204,6 +204,7 @@ class _Look:
         self._left = {job.id: outlook.left(view, job) for job in self._jobs.values()}
         self._weight = {job.id: self._weight_of(job) for job in self._jobs.values()}
         self._work = {job_id: self._least_gpu_seconds(job_id) / self._weight[job_id] for job_id in self._jobs}
+        self._down = {node for node in range(len(view.cluster.nodes)) if not view.is_up(node)}
         self._hopeless: set[tuple[Option, ...]] = set()
         self._claims_left = policy.claims
         self._ends: list[tuple[Seconds, str]] | None = None
@@ -238,7 +239,11 @@ class _Look:
 
     def _may_change(self, job_id: str) -> bool:
         run = self._view.runs.get(job_id)
-        return run is None or (self._jobs[job_id].preemptible and not run.stopping)
+        if run is None:
+            return True
+        if run.stopping or not self._jobs[job_id].preemptible:
+            return False
+        return not self._down or self._down.isdisjoint(run.allocation.nodes)
 
     def _may_move(self, job_id: str) -> bool:
         """Whether a job can have another shape at all; one that cannot be reshaped could only be stopped."""
@@ -281,6 +286,12 @@ class _Look:
         if self._promises.is_refuted(job, (held.gpus_on_node, held.plan)):
             return False
         return self._outlook.speed(job, held) * WORTH_MORE >= self._promises.floor(job)
+
+    def first_to_starve(self) -> Seconds:
+        """When the next of those who still wait will have waited for too long."""
+        since = (self._policy.since.get(job_id, inf) for job_id in self._view.waiting)
+        ends = (begun + self._policy.starving_seconds for begun in since)
+        return min((end for end in ends if end > self._view.now), default=inf)
 
     def _is_starving(self, job_id: str) -> bool:
         since = self._policy.since.get(job_id, self._view.now)

@@ -174,17 +174,17 @@ class _Curves:
         options = self.options.of(job)
         key = (id(options), job.demand, job.plan)
         if key not in self._kept:
-            asked = self._outlook.speeds.asked(job).steps_per_second
+            speeds = self._outlook.speeds
+            asked = speeds.asked(job).steps_per_second
             best = max(options, key=lambda option: option.speed)
-            (gpu_type,) = best.demand.gpu_types or ("",)
+            gpu_type = best.demand.gpu_types[0] if len(best.demand.gpu_types) == 1 else speeds.types_for(job)[0]
             points: list[Point] = []
             for option in options:
                 speed = option.speed / asked
                 worth = speed - points[-1].samples_per_second if points else inf
                 more = option.gpus - points[-1].amount if points else 1
                 if option.demand.gpu_types == best.demand.gpu_types and worth > 0 and worth >= self._flat * more:
-                    assert option.plan is not None
-                    points.append(Point(option.gpus, speed, option.plan))
+                    points.append(Point(option.gpus, speed, option.plan or speeds.own_plan(job)))
             self._kept[key] = _Curve.of(points, gpu_type)
         return self._kept[key]
 
@@ -227,7 +227,9 @@ class _Round:
 
     def _may_change(self, job_id: str) -> bool:
         run = self._view.runs.get(job_id)
-        return run is None or (self._jobs[job_id].preemptible and not run.stopping)
+        return run is None or (
+            self._jobs[job_id].preemptible and not run.stopping and all(map(self._view.is_up, run.allocation.nodes))
+        )
 
     def _plan_held(self, job_id: str) -> Plan | None:
         held = self.board.holds(job_id)
