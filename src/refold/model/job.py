@@ -97,7 +97,7 @@ class Job(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unkn
             raise BadValue(f"job {self.id!r}: work is {self.work}, expected seconds ≥ 0")
         if self.time_limit is not None and not self.time_limit > 0:
             raise BadValue(f"job {self.id!r}: time limit is {self.time_limit}, expected seconds > 0")
-        if self.steps is not None and self.steps < 0:
-            raise BadValue(f"job {self.id!r}: steps is {self.steps}, expected ≥ 0")
+        if self.steps is not None and not 0 <= self.steps <= LARGEST:
+            raise BadValue(f"job {self.id!r}: steps is {self.steps}, expected ≥ 0, and not beyond reason")
         if not (0 <= self.batch <= LARGEST and 0 <= self.sequence <= LARGEST):
             raise BadValue(f"job {self.id!r}: batch and sequence are ≥ 0, not {self.batch} and {self.sequence}")

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
 from refold.model import Demand, Job, Plan
 from refold.model.units import WHOLE
-from refold.plans.speeds import Kind, Speeds, kind_of
+from refold.plans.speeds import Kind, Speeds, asked_cpus, asked_layout, kind_of
 
 WORTH_MORE = 1.01
 """More GPUs are worth having if they are so many times as fast."""
@@ -54,7 +56,9 @@ class Options:
         known = self._speeds.knows(job)
         key = (kind_of(job) if known else None, job.demand, job.plan)
         if key not in self._kept:
-            self._kept[key] = (known and self._found(job)) or (as_asked(job),)
+            self._kept[key] = ((self._found(job) or as_asked_on(self._speeds, job)) if known else ()) or (
+                as_asked(job),
+            )
         return self._kept[key]
 
     def _found(self, job: Job) -> tuple[Option, ...]:
@@ -86,6 +90,20 @@ class Options:
 def as_asked(job: Job) -> Option:
     """What was asked for, and nothing else."""
     return Option(job.demand.instances * job.demand.gpus, job.demand, job.plan, 1.0)
+
+
+def as_asked_on(speeds: Speeds, job: Job) -> tuple[Option, ...]:
+    """What a known job asked for, on each type of GPU that it accepts and that is known."""
+    cpus, plan = asked_cpus(job), speeds.own_plan(job)
+    return tuple(
+        Option(
+            job.demand.instances * job.demand.gpus,
+            msgspec.structs.replace(job.demand, gpu_types=(gpu_type,)),
+            job.plan,
+            speeds.with_plan(job, gpu_type, asked_layout(job), cpus, plan).steps_per_second,
+        )
+        for gpu_type in speeds.types_for(job)
+    )
 
 
 def _sizes(speeds: Speeds) -> dict[str, list[list[tuple[int, int]]]]:

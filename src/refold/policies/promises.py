@@ -11,10 +11,10 @@ from collections import defaultdict
 
 from refold.core import View
 from refold.errors import BadValue
-from refold.model import Job, Plan, Run
+from refold.model import Allocation, Job, Plan, Run
 from refold.model.units import WHOLE, Seconds
 from refold.plans.speeds import Layout, asked_layout
-from refold.policies.options import Option, Options, as_asked
+from refold.policies.options import Option, Options, as_asked, as_asked_on
 from refold.policies.outlook import Outlook
 
 Shape = tuple[Layout, Plan | None]
@@ -78,10 +78,11 @@ class Promises:
         return found
 
     def _refute_if_slow(self, job: Job, run: Run, steps_per_second: float) -> bool:
+        if steps_per_second >= self.floor(job) * (1 - TOLERANCE) or _is_asked(job, run.allocation):
+            return False
         shape = (run.allocation.gpus_on_node, run.allocation.plan)
-        asked = (asked_layout(job), job.plan)
         refuted = self._refuted.setdefault(job.id, set())
-        if steps_per_second >= self.floor(job) * (1 - TOLERANCE) or shape == asked or shape in refuted:
+        if shape in refuted:
             return False
         refuted.add(shape)
         return True
@@ -91,21 +92,22 @@ class Promises:
         return shape in self._refuted.get(job.id, ())
 
     def _at_least(self, job: Job, factor: float) -> tuple[Option, ...]:
-        believed = self._believed(job, factor)
-        if job.id not in self._refuted:
-            return believed
-        return tuple(one for one in believed if not self.is_refuted(job, _shape_of(one)))
+        """A job that was seen to be too slow in any other shape gets no other than the one it asked for."""
+        return self._asked(job) if job.id in self._refuted else self._believed(job, factor)
+
+    def _asked(self, job: Job) -> tuple[Option, ...]:
+        speeds = self._outlook.speeds
+        return as_asked_on(speeds, job) if speeds.knows(job) else (as_asked(job),)
 
     def _believed(self, job: Job, factor: float) -> tuple[Option, ...]:
         options = self._options.of(job)
         key = (id(options), job.demand, job.plan, factor)
         if key not in self._keeping:
-            floor = self.floor(job)
-            asked = as_asked(job)._replace(speed=floor)
-            as_was = (asked.demand, asked.plan)
-            fast = [one for one in options if one.speed >= factor * floor and (one.demand, one.plan) != as_was]
+            floor, asked = self.floor(job), self._asked(job)
+            known = {(one.demand, one.plan) for one in asked}
+            fast = [one for one in options if one.speed >= factor * floor and (one.demand, one.plan) not in known]
             # Of as many GPUs, what was asked for comes first: it keeps the promise for certain.
-            by_gpus = sorted([asked, *fast], key=lambda one: (one.gpus, one is not asked, -one.speed))
+            by_gpus = sorted([*asked, *fast], key=lambda one: (one.gpus, one not in asked, -one.speed))
             self._keeping[key] = tuple(by_gpus)
         return self._keeping[key]
 
@@ -131,11 +133,14 @@ class Promises:
         ]
         for job in sorted(asking, key=lambda job: (job.submitted, job.id)):
             gpus = self.minimum(job).gpus * job.demand.gpu_milli / WHOLE
-            if used[job.tenant] + gpus <= view.cluster.quota_gpus(job.tenant) + DUST:
+            quota = view.cluster.quota_gpus(job.tenant)
+            if quota and used[job.tenant] + gpus <= quota + DUST:
                 used[job.tenant] += gpus
                 self._admitted[job.id] = job.tenant, gpus
         return set(self._admitted)
 
 
-def _shape_of(option: Option) -> Shape:
-    return (option.demand.gpus,) * option.demand.instances, option.plan
+def _is_asked(job: Job, allocation: Allocation) -> bool:
+    """Whether a job runs as it asked to, or with more of its instances on one node."""
+    layout = allocation.gpus_on_node
+    return allocation.plan == job.plan and sum(layout) == sum(asked_layout(job)) and len(layout) <= job.demand.instances

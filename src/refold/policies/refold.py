@@ -51,6 +51,9 @@ BEST_SHAPES = 6
 NODES_TO_CLEAR = 8
 """From how many nodes on it is tried to make place for a promised job, one node after another."""
 
+MISSED: Seconds = 1.0
+"""When to look again, if the time to do so passed while a target was being led to."""
+
 WORTH_STARTING_LARGER: Seconds = 1.0
 """A job that starts anyway is started on more GPUs if that saves more than this."""
 
@@ -77,8 +80,10 @@ class Refold:
         `safety`: how much faster than promised another shape is believed to be before it is chosen."""
         if goal not in GOALS:
             raise UnknownName("goal of refold", goal, GOALS)
-        if not (price >= 0 and patience_seconds > 0 and starving_seconds > 0 and claims >= 0):
-            raise BadValue("price and claims are ≥ 0; patience_seconds and starving_seconds are > 0")
+        if not (
+            0 <= restart_seconds < inf and price >= 0 and patience_seconds > 0 and starving_seconds > 0 and claims >= 0
+        ):
+            raise BadValue("restart_seconds, price and claims are ≥ 0; patience_seconds and starving_seconds are > 0")
         self.restart_seconds = restart_seconds
         self.price = price
         self.patience_seconds = patience_seconds
@@ -138,7 +143,7 @@ class Refold:
     def _said(self, view: View, decision: Decision) -> Decision:
         """The decision with the reasons of those who wait, and when to look again."""
         waits = self._reasons.of_everybody(view, decision.starts, self._steering.awaited)
-        wake_at = self._wake if view.now < self._wake < inf else None
+        wake_at = max(self._wake, view.now + MISSED) if self._wake < inf else None  # it may have passed on the way
         if not (waits or wake_at or decision.starts or decision.stops or decision.reshapes):
             return KEEP
         return msgspec.structs.replace(decision, waits=waits, wake_at=wake_at)
@@ -310,7 +315,7 @@ class _Look:
         found = None if options in self._hopeless else self._place_first(job_id, ranked)
         if found is None:
             self._hopeless.add(options)
-        elif costs[found] - costs[ranked[0]] < self._policy.restart_seconds:
+        elif costs[found] - costs[ranked[0]] <= self._policy.restart_seconds:
             return True
         if job_id not in self._promised:
             if self._claims_left <= 0:
@@ -348,6 +353,7 @@ class _Look:
         if best.board is None:
             return found is not None
         self._hopeless.clear()
+        self._ends = None
         return True
 
     def _by_node(self, victims: list[str]) -> Iterator[list[list[str]]]:
@@ -429,7 +435,8 @@ class _Look:
             return inf
         wait = pause + self._restart(job_id)
         back = text_from_seconds(wait)
-        self.board.changed[job_id] = f"gave all {gpus} GPUs to {claimer}, which has less left: back in about {back}"
+        reason = "is promised them" if claimer in self._promised else "has less left"
+        self.board.changed[job_id] = f"gave all {gpus} GPUs to {claimer}, which {reason}: back in about {back}"
         return wait * self._weight[job_id] + self._idle_cost(job_id, gpus)
 
     def _shapes_to_move_to(self, job_id: str) -> Sequence[Option]:
@@ -458,7 +465,7 @@ class _Look:
             if job_id in held
         )
         for job_id in movable:
-            self.board.release(job_id, "the sum of all speeds is larger with other shapes")
+            self.board.release(job_id)
         options = {job_id: self._options[job_id] for job_id in movable}
         first = frozenset(self._promised & set(movable))
         then = Throughput(self.board, self._policy.placer, options, asked, first).fill()
@@ -468,10 +475,13 @@ class _Look:
             for job_id in self.board.changed
             if job_id in held and job_id in asked
         )
+        for job_id in self.board.changed:
+            self.board.changed[job_id] = f"the sum of all speeds grows from {now:.2f} to {then:.2f}"
         if now and (then - now) * self._quiet <= lost:
             self.board.restore(before)
             if then > now:
                 self.wake_at = self._quiet_since + lost / (then - now)
+        self._claims_left = 0  # what is filled is not undone; who could not be moved gets what is free
         self.place_waiting()
 
     def _knows(self, job_id: str) -> bool:

@@ -30,7 +30,7 @@ import msgspec
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import KEEP, Decision, Job, Plan, Run
-from refold.model.units import WHOLE, text_from_seconds
+from refold.model.units import WHOLE, Seconds, text_from_seconds
 from refold.packing import Placer
 from refold.plans.curves import Curve, Point
 from refold.plans.speeds import NOTHING_MORE, Knowledge, Speed, asked_layout
@@ -61,8 +61,8 @@ class Rubick:
         knowledge: Knowledge | Mapping[str, Any] = NOTHING_MORE,
     ) -> None:
         """`flat`: to gain less than this share of the speed asked for, with each GPU more, is to gain nothing."""
-        if not (flat >= 0 and ageing_seconds > 0):
-            raise BadValue(f"flat is ≥ 0 and ageing_seconds > 0, not {flat} and {ageing_seconds}")
+        if not (0 <= restart_seconds < inf and flat >= 0 and ageing_seconds > 0):
+            raise BadValue("restart_seconds and flat are ≥ 0, and ageing_seconds is > 0")
         self.restart_seconds = restart_seconds
         self.flat, self.gate, self.ageing_seconds = flat, gate, ageing_seconds
         self.placer = Placer("best-fit")
@@ -70,19 +70,23 @@ class Rubick:
         self._steering = Steering()
         self._reasons = Reasons()
         self._outlook: Outlook | None = None
+        self._looked_at: Seconds = -inf
+        self._wake: Seconds = inf
 
     def decide(self, view: View) -> Decision:
         """A round, if anything has happened that matters; else go on with what was begun."""
         if self._outlook is None:
             self._outlook = Outlook(view, self._knowledge, self.restart_seconds)
             self._curves = _Curves(self._outlook, Options(self._outlook.speeds, self.plans, self.resources), self.flat)
-        for run in view.changes.ended:
-            if run.job not in view.runs and run.job not in view.waiting:
-                self._curves.forget(run.job)
+        over = [run.job for run in view.changes.ended if run.job not in view.runs and run.job not in view.waiting]
+        for job_id in (*over, *view.changes.gone):
+            self._curves.forget(job_id)
         if self._steering.goes_on(view):
             return self._said(view, self._steering.go_on(view))
-        if not something_happened(view):
+        back = bool(view.changes.returned) and self._looked_at < view.now
+        if not (something_happened(view) or back) and view.now < self._wake:
             return self._said(view, KEEP) if view.changes.returned else KEEP
+        self._looked_at, self._wake = view.now, self._next_to_age(view)
         this_round = _Round(self, view, self._outlook, self._curves)
         this_round.schedule_all()
         return self._said(view, self._steering.towards(view, this_round.board.target()))
@@ -90,9 +94,15 @@ class Rubick:
     def _said(self, view: View, decision: Decision) -> Decision:
         """The decision, with the reasons of those who wait."""
         waits = self._reasons.of_everybody(view, decision.starts, self._steering.awaited)
-        if not (waits or decision.starts or decision.stops or decision.reshapes):
+        wake_at = self._wake if view.now < self._wake < inf else None
+        if not (waits or wake_at or decision.starts or decision.stops or decision.reshapes):
             return KEEP
-        return msgspec.structs.replace(decision, waits=waits)
+        return msgspec.structs.replace(decision, waits=waits, wake_at=wake_at)
+
+    def _next_to_age(self, view: View) -> Seconds:
+        """When the next of those who wait will have waited for too long."""
+        ends = (job.submitted + self.ageing_seconds for job in view.waiting.values())
+        return min((end for end in ends if end > view.now), default=inf)
 
 
 class RubickE(Rubick):
@@ -248,8 +258,10 @@ class _Round:
         for job_id in sorted([*others, *running], key=self._slope_order):
             self._schedule(job_id)
         self._ledger.settle(self._plans, self._whys)
-        for job_id in first:
-            if self.board.holds(job_id) is None:  # a promise that needs more than units
+        for job_id in (*first, *others):
+            if (
+                self.board.holds(job_id) is None
+            ):  # units do not do: too few CPUs with each, or a promise that needs more
                 self._place_whole(self._jobs[job_id])
 
     def _place_unknown(self) -> None:
@@ -270,7 +282,7 @@ class _Round:
         return -self._gain(job_id), -self._cpu_gain(job_id), job_id
 
     def _place_whole(self, job: Job) -> None:
-        """A job that units do not help: where it fits as it is, or, if it is promised, where others are stopped."""
+        """A job that units do not help: where it fits whole, or, if it is promised, where others are stopped."""
         promised = job.id in self._promised
         for option in self._curves.promises.keeping(job):
             if self.board.place(job.id, self._policy.placer, option.demand, option.plan):

@@ -93,8 +93,13 @@ def broken_guarantees(
 
 
 def admissions(history: History, minimums: Sequence[Demand]) -> dict[int, Seconds]:
-    """From when on each guaranteed job is within its tenant's quota. Who is stays so until it ends."""
+    """From when on each guaranteed job is within its tenant's quota. Who is stays so until it ends.
+
+    Where there are no quotas nothing is promised: everybody cannot be guaranteed everything.
+    """
     admitted: dict[int, Seconds] = {}
+    if not history.cluster.tenants:
+        return admitted
     queues: dict[str, list[int]] = defaultdict(list)
     used: dict[str, float] = defaultdict(float)
     for now, job, arrives in _comings_and_goings(history):
