@@ -47,7 +47,7 @@ def trained(id: str, gpus: int = 8, **more: Any) -> Job:
 
 
 def on(*sizes: int, **quotas: float) -> Cluster:
-    tenants = tuple(Tenant(name, quota) for name, quota in quotas.items())
+    tenants = tuple(Tenant(name, quota) for name, quota in (quotas or {"default": 1000.0}).items())
     return msgspec.structs.replace(make_cluster(*sizes, types=A800), tenants=tenants)
 
 
@@ -244,7 +244,7 @@ def test_a_node_that_is_down_is_no_room() -> None:
 
 def test_gpus_of_another_type_are_no_room() -> None:
     waits = make_job("a", gpus=1, types=["A100"])
-    two = make_cluster(1, 1, types=["A100", A800])
+    two = msgspec.structs.replace(make_cluster(1, 1, types=["A100", A800]), tenants=(Tenant("default", 2.0),))
     for node, broken in ((0, 0), (1, 1)):
         holds = step(0, submitted(make_job("g")), submitted(waits), start("g", node=node))
         assert counted(two, holds, step(500, RunFinished("g", 1), start("a"))).jobs == broken
@@ -341,12 +341,19 @@ def test_jobs_beyond_the_quota_have_to_give_way() -> None:
 
 
 def test_who_starts_as_soon_as_there_is_room_for_what_was_asked_for_breaks_nothing() -> None:
-    cluster = make_cluster(4, 4)
+    cluster = on(4, 4)
     jobs = [make_job(f"j{place}", at=float(place), work=50.0 + place % 7, gpus=1 + place % 4) for place in range(200)]
     journal = ListJournal()
     simulate(jobs, cluster, FifoSkip(), journal=journal)
     history = History.from_entries(cluster, journal.entries)
     assert broken_guarantees(history, Speeds(cluster), grace=0.0).broken == ()
+
+
+def test_where_there_are_no_quotas_nothing_is_promised() -> None:
+    holds = step(0, submitted(make_job("g", job_class="best-effort")), submitted(make_job("a")), start("g"))
+    ends = step(500, RunFinished("g", 1), start("a"))
+    assert counted(on(1), holds, ends).promised == 1
+    assert counted(make_cluster(1, types=A800), holds, ends).promised == 0
 
 
 def test_of_nothing_nothing_is_broken() -> None:

@@ -105,7 +105,7 @@ class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
     A node whose CPUs or memory are not known (0, while it has GPUs) is not limited by them: set
     `cpus_known` or `memory_known` to False, and demands for them are not counted. Where no tenants are named,
-    nobody's guaranteed jobs are limited; where some are, those of others have no quota.
+    nobody is limited, and nobody is promised anything; where some are, others have no quota.
     """
 
     nodes: tuple[Node, ...]

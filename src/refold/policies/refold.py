@@ -294,8 +294,8 @@ class _Look:
 
     def first_to_starve(self) -> Seconds:
         """When the next of those who still wait will have waited for too long."""
-        since = (self._policy.since.get(job_id, inf) for job_id in self._view.waiting)
-        ends = (begun + self._policy.starving_seconds for begun in since)
+        left = (job_id for job_id in self._view.waiting if self.board.holds(job_id) is None)
+        ends = (self._policy.since.get(job_id, inf) + self._policy.starving_seconds for job_id in left)
         return min((end for end in ends if end > self._view.now), default=inf)
 
     def _is_starving(self, job_id: str) -> bool:
