@@ -125,3 +125,18 @@ def test_of_a_real_journal_every_run_is_told(jobs: Path, tmp_path: Path, said: S
         most["stopped"],
         "finished",
     )
+
+
+def test_a_report_about_a_run_that_is_over_is_not_told(tmp_path: Path, told: Told) -> None:
+    late = written(
+        tmp_path / "late.jsonl",
+        Entry(0.0, (JobSubmitted(OTHER),), (StartRun("trial", 1, on(0)),)),
+        Entry(5.0, (RunFinished("trial", 1),)),
+        Entry(9.0, (RunFailed("trial", 1, "late"), RunStopped("trial", 1))),
+    )
+    assert [one["event"] for one in told("why", late, "trial")["events"]] == ["submitted", "started", "finished"]
+
+
+def test_a_job_that_never_fits_is_told_so(tmp_path: Path, said: Said) -> None:
+    huge = written(tmp_path / "never.jsonl", Entry(0.0, (JobSubmitted(make_job("huge", gpus=8)),)), Entry(9.0))
+    assert "the whole cluster, empty, has no room for it" in " ".join(said("why", huge, "huge").split())

@@ -102,6 +102,7 @@ class _Story:
         self._plan: Plan | None = None
         self._stop: Told | None = None
         self._state = ""
+        self._run = 0
         self._cancelled = False
 
     def note(self, entry: Entry) -> None:
@@ -116,6 +117,8 @@ class _Story:
     def _note_event(self, now: float, event: Event) -> None:
         from refold.core.events import JobCancelled, JobSubmitted, RunFailed, RunFinished, RunStarted, RunStopped
 
+        if getattr(event, "job", None) == self._id and getattr(event, "run", self._run) != self._run:
+            return  # late: about a run that is over
         match event:
             case JobSubmitted(job) if job.id == self._id and self.job is None:
                 self.job, self._plan, self._waiting_since, self._state = job, job.plan, now, "waits"
@@ -124,15 +127,17 @@ class _Story:
                 self._say(now, "computes", f"after {_duration(now - self._running_since)} of starting up", run=run)
             case RunStopped(self._id, run, done, steps):
                 self._say(now, "stopped", _done_text(done, steps), run=run)
+                self._run = 0
                 self._waiting_since, self._state = now, "" if self._cancelled else "waits"
             case RunFailed(self._id, run, why, done, retry, steps):
                 again = f"; it waits again, {_done_text(done, steps)}" if retry else ""
                 self._say(now, "failed", f"{why}{again}", run=run, why=why)
+                self._run = 0
                 self._waiting_since, self._state = now, "waits" if retry and not self._cancelled else ""
             case RunFinished(self._id, run):
                 asked = _duration(now - self.job.submitted) if self.job else ""
                 self._say(now, "finished", f"{asked} after it was submitted", run=run)
-                self._state = ""
+                self._run, self._state = 0, ""
             case JobCancelled(self._id):
                 self._say(now, "cancelled")
                 self._cancelled, self._state = True, self._state if self._state == "runs" else ""
@@ -154,7 +159,7 @@ class _Story:
             self._stop.next = shape
             self._stop.text += f"; next, {_after(now - self._stop.at)}: {shape}"
             self._stop = None
-        self._running_since, self._state = now, "runs"
+        self._running_since, self._state, self._run = now, "runs", order.run
 
     def _shape(self, run: int, allocation: Allocation) -> Shape:
         from refold.cli.replay import allocation_text
@@ -168,6 +173,9 @@ class _Story:
         """Why it waited: what was said last, and how often what was."""
         waited, said = now - self._waiting_since, self._waits
         self._waits = []
+        if not said and self._never_fits():
+            self._say(now, "waited", f"{_duration(waited)}: the whole cluster, empty, has no room for it")
+            return
         if not said:
             if waited > 0:
                 self._say(now, "waited", f"{_duration(waited)}; no reason was said")
@@ -176,6 +184,11 @@ class _Story:
         told = ", ".join(f"{reason} × {count}" for reason, count in counts.most_common())
         last = self._wait_text(said[-1])
         self._say(now, "waited", f"{_duration(waited)}: {told}{f'; at last: {last}' if last else ''}", why=last or None)
+
+    def _never_fits(self) -> bool:
+        from refold.packing import Free
+
+        return self.job is not None and not Free(self._cluster).fits_when_empty(self.job.demand)
 
     def _wait_text(self, wait: Wait) -> str:
         if wait.shortage is not None:
