@@ -314,7 +314,8 @@ class Profiles:
         each, more = divmod(size, nodes)
         layout = (each + 1,) * more + (each,) * (nodes - more)
         found = self.speeds.scaled(job, gpu_type, layout, _need(job)[1] * size / WHOLE)
-        return found.steps_per_second if found else 0.0
+        asked = size == job.demand.instances * job.demand.gpus  # whoever asked for it knows that it fits
+        return found.steps_per_second if found and (found.fits or asked) else 0.0
 
 
 def _need(job: Job) -> tuple[int, int, int]:
