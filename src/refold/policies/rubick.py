@@ -259,9 +259,7 @@ class _Round:
             self._schedule(job_id)
         self._ledger.settle(self._plans, self._whys)
         for job_id in (*first, *others):
-            if (
-                self.board.holds(job_id) is None
-            ):  # units do not do: too few CPUs with each, or a promise that needs more
+            if self.board.holds(job_id) is None:  # units do not do: too few CPUs with each, or a promise
                 self._place_whole(self._jobs[job_id])
 
     def _place_unknown(self) -> None:
