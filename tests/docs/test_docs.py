@@ -25,6 +25,10 @@ PAGES = [
     "docs/journal.md",
     "docs/install.md",
     "docs/traces.md",
+    "docs/policies/refold.md",
+    "docs/policies/rubick.md",
+    "docs/policies/optimus.md",
+    "docs/policies/tiresias.md",
 ]
 NOT_RUN = "<!-- not run:"
 
