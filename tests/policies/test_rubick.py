@@ -16,7 +16,7 @@ from refold.core.events import Event, JobSubmitted, RunStopped
 from refold.core.orders import StopRun
 from refold.errors import BadValue
 from refold.model import Allocation, Cluster, Decision, Job, Plan, Share, Start, Tenant
-from refold.plans.speeds import Speeds
+from refold.plans.speeds import Knowledge, Speeds
 from refold.policies.rubick import Rubick, RubickE, RubickN, RubickR
 from refold.results import HistoryJournal
 from refold.results.guarantees import broken_guarantees
@@ -173,6 +173,14 @@ class TestTaking:
         assert len(share.gpus) == 1
         assert 4_000 < share.cpu_milli <= 94_000
         assert share.memory_mib > 100 * 1024  # parameters and optimizer of 6.7 billion
+
+    def test_spare_cpus_are_shared_by_what_they_bring(self) -> None:
+        # Of 24 CPUs the first takes all that the second does not come with, and gives up those it misses less.
+        only = Plan(1, offload=True)
+        fixed = make_job("fixed", gpus=6, cpus=72, preemptible=False)
+        jobs = [model("llama7", id, 1, cpus=2, plan=only) for id in ("first", "second")]
+        alike = Round({fixed: 6}, *jobs, policy=Rubick(knowledge=Knowledge(menu={"llama7": (only,)})))
+        assert [alike.runs[job.id].allocation.cpu_milli for job in jobs] == [12_000, 12_000]
 
     def test_a_job_that_does_not_offload_gets_the_cpus_it_asked_for(self) -> None:
         (share,) = Round({}, bert("only", 2, cpus=6)).runs["only"].allocation.placement

@@ -30,7 +30,7 @@ import msgspec
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import KEEP, Decision, Job, Plan, Run
-from refold.model.units import WHOLE, Seconds, text_from_seconds
+from refold.model.units import WHOLE, Milli, Seconds, text_from_seconds
 from refold.packing import Placer
 from refold.plans.curves import Curve, Point
 from refold.plans.speeds import NOTHING_MORE, Knowledge, Speed, asked_layout
@@ -479,7 +479,8 @@ class _Round:
         held = self.board.holds(victim)
         lost = (held.gpu_milli // WHOLE if held is not None else 0) - ledger.gpus(victim)
         change = found.steps_per_second / had - 1 if had else 0.0
-        return found.plan, f"gave {lost} GPUs to {winner}, which gains more from them: {change:+.0%} here"
+        given = f"{lost} GPUs" if lost > 0 else "CPUs"
+        return found.plan, f"gave {given} to {winner}, which gains more from them: {change:+.0%} here"
 
     def _why_grown(self, job_id: str, before: float, after: float) -> str:
         back = text_from_seconds(self._policy.restart_seconds / (1 - before / after))
@@ -488,11 +489,41 @@ class _Round:
     # CPUs.
 
     def _gather_cpus(self, job_id: str) -> None:
-        """CPUs for a plan that computes on them: free ones on its nodes, as long as they make it faster."""
+        """CPUs for a plan that computes on them, as long as they make it faster: free ones, then others' spare ones."""
         for node in sorted(self._ledger.parts.get(job_id, {})):
-            while self._cpu_gain(job_id) > 0 and self._ledger.free[node].cpu_milli >= WHOLE:
-                part = self._ledger.parts[job_id][node]
-                self._ledger.give(job_id, node, part._replace(cpu_milli=part.cpu_milli + WHOLE))
+            while self._cpu_gain(job_id) > 0 and self._take_cpu(job_id, node):
+                pass
+
+    def _take_cpu(self, job_id: str, node: int) -> bool:
+        if self._ledger.free[node].cpu_milli < WHOLE and not self._free_cpu(job_id, node):
+            return False
+        part = self._ledger.parts[job_id][node]
+        self._ledger.give(job_id, node, part._replace(cpu_milli=part.cpu_milli + WHOLE))
+        return True
+
+    def _free_cpu(self, job_id: str, node: int) -> bool:
+        """Take a CPU from the job on a node that misses it least, of those with more than came with their GPUs."""
+        others = self._ledger.residents.get(node, set()) - {job_id}
+        losers = [other for other in others if self._spare_cpu_milli(other, node) >= WHOLE]
+        victim = min(losers, key=lambda other: (self._cpu_loss(other), other), default=None)
+        if victim is None or self._cpu_loss(victim) >= self._cpu_gain(job_id):
+            return False
+        part = self._ledger.parts[victim][node]
+        self._ledger.give(victim, node, part._replace(cpu_milli=part.cpu_milli - WHOLE))
+        return True
+
+    def _spare_cpu_milli(self, job_id: str, node: int) -> Milli:
+        part = self._ledger.parts[job_id][node]
+        return part.cpu_milli - part.gpus * self._unit(job_id).cpu_milli
+
+    def _cpu_loss(self, job_id: str) -> float:
+        """What one CPU less would cost, against the speed of what was asked for."""
+        layout, cpus, job = self._ledger.layout(job_id), self._ledger.cpus(job_id), self._jobs[job_id]
+        gpu_type = self._curve(job_id).gpu_type
+        now, then = (self._curves.on(job, gpu_type, layout, amount) for amount in (cpus, cpus - 1))
+        if now is None or then is None:
+            return inf
+        return (now.steps_per_second - then.steps_per_second) / self._outlook.speeds.asked(job).steps_per_second
 
     def _cpu_gain(self, job_id: str) -> float:
         """What one CPU more would bring, against the speed of what was asked for; too little is nothing."""
