@@ -116,3 +116,8 @@ def test_durations_are_told_in_two_units_at_most(seconds: float, text: str) -> N
 def test_a_duration_that_is_told_can_be_read_again(seconds: float) -> None:
     again = seconds_from_text(text_from_seconds(seconds))
     assert abs(again - seconds) <= max(0.06, seconds / 20)
+
+
+def test_a_job_wants_no_more_steps_than_anybody_could_count() -> None:
+    with pytest.raises(BadValue, match="not beyond reason"):
+        Job("a", steps=10**400)
