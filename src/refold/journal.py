@@ -89,7 +89,7 @@ def read_journal(path: Path) -> tuple[Header, Iterator[Entry]]:
             raise BadFile(path, f"is a journal of version {version}, expected {VERSION}")
         header = _HEADER.decode(line)
     except (OSError, EOFError, zlib.error) as error:
-        raise BadFile(path, f"cannot be read: {error}") from None
+        raise BadFile(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except msgspec.MsgspecError as error:
         raise BadFile(path, f"is not a journal: {error}") from None
     return header, _entries(path, header.cluster)

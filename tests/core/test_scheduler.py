@@ -1,6 +1,7 @@
 """Facts in, orders out: a few facts, and the whole list of orders."""
 
 import pytest
+from told import Told, on
 
 from refold.core import Scheduler, View
 from refold.core.events import (
@@ -21,23 +22,6 @@ from refold.model import KEEP, Allocation, Decision, Expected, Reason, Reshape, 
 from refold.packing import Placer
 from refold.policies.fifo import Fifo
 from refold.testing import Audit, make_cluster, make_job
-
-
-class Told:
-    """A policy that does what the test tells it, once."""
-
-    name = "told"
-
-    def __init__(self) -> None:
-        self.next = KEEP
-
-    def decide(self, view: View) -> Decision:
-        decision, self.next = self.next, KEEP
-        return decision
-
-
-def on(*gpus: int, node: int = 0) -> Allocation:
-    return Allocation((Share(node, gpus),))
 
 
 class World:

@@ -1,30 +1,14 @@
 """How many steps runs have done, as they say; what they hold, and will hold, while they are reshaped."""
 
 import pytest
+from told import Told, on
 
-from refold.core import Scheduler, View
+from refold.core import Scheduler
 from refold.core.events import Event, JobSubmitted, NodeLost, RunFailed, RunProgressed, RunStopped
 from refold.core.orders import StartRun, StopRun
-from refold.model import KEEP, Allocation, Decision, Reshape, Share, Start, Stop
+from refold.model import KEEP, Decision, Reshape, Start, Stop
 from refold.policies.fifo import Fifo
 from refold.testing import make_cluster, make_job
-
-
-class Told:
-    """A policy that does what the test tells it, once."""
-
-    name = "told"
-
-    def __init__(self) -> None:
-        self.next = KEEP
-
-    def decide(self, view: View) -> Decision:
-        decision, self.next = self.next, KEEP
-        return decision
-
-
-def on(*gpus: int, node: int = 0) -> Allocation:
-    return Allocation((Share(node, gpus),))
 
 
 class World:

@@ -25,6 +25,7 @@ class Board:
         self.changed: dict[str, str] = {}
         """Who holds something else than now, and why."""
         self._holds: dict[str, Allocation | None] = {}
+        self._down = {node for node in range(len(view.cluster.nodes)) if not view.is_up(node)}
         for run in view.runs.values():
             if run.stopping:
                 self.free.give_back(view.held_by(run.job))
@@ -46,6 +47,15 @@ class Board:
             held = self.holds(job_id)
             if held is not None:
                 yield job_id, held
+
+    def may_change(self, job_id: str) -> bool:
+        """Whether a job may be stopped or get another shape: it does not run yet, or may be preempted where it is."""
+        run = self._view.runs.get(job_id)
+        if run is None:
+            return True
+        if run.stopping or not self._view.active[job_id].preemptible:
+            return False
+        return not self._down or self._down.isdisjoint(run.allocation.nodes)
 
     def release(self, job_id: str, why: str = "") -> None:
         """A job gives back all it holds."""
@@ -113,6 +123,13 @@ def something_happened(view: View) -> bool:
         return True
     known = view.runs.keys() | view.waiting.keys() if changes.ended else ()
     return any(not run.stopping or run.job not in known for run in changes.ended)
+
+
+def jobs_over(view: View) -> list[str]:
+    """The jobs that have ended or were cancelled since the last look: nobody will ask for them again."""
+    changes = view.changes
+    over = [run.job for run in changes.ended if run.job not in view.runs and run.job not in view.waiting]
+    return [*over, *changes.gone]
 
 
 class Steering:

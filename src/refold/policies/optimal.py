@@ -26,7 +26,7 @@ from refold.model.units import WHOLE
 from refold.packing import Free
 from refold.packing.layout import CPU_FREE, MEMORY_FREE, UNLIMITED
 from refold.plans.speeds import NOTHING_MORE, Knowledge, Layout, Speeds, asked_cpus
-from refold.policies.board import Board, Steering
+from refold.policies.board import Board, Steering, something_happened
 from refold.policies.reasons import Reasons
 
 MOST_LAYOUTS = 2000
@@ -108,28 +108,16 @@ class Optimal:
         self._steering = Steering()
         self._reasons = Reasons()
         self._goal: Goal = {}
-        self._told_to_stop: set[str] = set()
 
     def decide(self, view: View) -> Decision:
         """Think again if anything has happened that was not ordered; otherwise go on towards the target."""
-        if self._is_surprised(view):
+        if something_happened(view):
             self._goal = self._better(view)
         decision = self._steering.towards(view, self._next(view))
-        changes = view.changes
-        self._told_to_stop -= {run.job for run in changes.ended}
-        self._told_to_stop |= {stop.job for stop in decision.stops}
         waits = self._waits(view, decision)
         if not (decision.starts or decision.stops or decision.reshapes or waits):
             return KEEP
         return msgspec.structs.replace(decision, waits=waits)
-
-    def _is_surprised(self, view: View) -> bool:
-        changes = view.changes
-        if changes.submitted or changes.gone or changes.nodes:
-            return True
-        if any(job.id not in self._told_to_stop for job in changes.returned):
-            return True
-        return any(run.job not in view.runs and run.job not in view.waiting for run in changes.ended)
 
     def _better(self, view: View) -> Goal:
         """The best target; but if nobody need be moved for as much, nobody is."""

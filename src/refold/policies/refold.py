@@ -32,7 +32,7 @@ from refold.model import KEEP, Allocation, Decision, Job
 from refold.model.units import WHOLE, Seconds, text_from_seconds
 from refold.packing import Placer
 from refold.plans.speeds import NOTHING_MORE, Knowledge
-from refold.policies.board import Board, Steering, something_happened
+from refold.policies.board import Board, Steering, jobs_over, something_happened
 from refold.policies.options import WORTH_MORE, Option, Options
 from refold.policies.outlook import Outlook
 from refold.policies.promises import Promises
@@ -134,8 +134,7 @@ class Refold:
             self.since[job.id] = view.now
         for run in changes.started:
             self.since.pop(run.job, None)
-        over = [run.job for run in changes.ended if run.job not in view.runs and run.job not in view.waiting]
-        for job_id in (*over, *changes.gone):
+        for job_id in jobs_over(view):
             self.since.pop(job_id, None)
             self._options.forget(job_id)
             self._outlook.forget(job_id)
@@ -209,7 +208,6 @@ class _Look:
         self._left = {job.id: outlook.left(view, job) for job in self._jobs.values()}
         self._weight = {job.id: self._weight_of(job) for job in self._jobs.values()}
         self._work = {job_id: self._least_gpu_seconds(job_id) / self._weight[job_id] for job_id in self._jobs}
-        self._down = {node for node in range(len(view.cluster.nodes)) if not view.is_up(node)}
         self._hopeless: set[tuple[Option, ...]] = set()
         self._claims_left = policy.claims
         self._ends: list[tuple[Seconds, str]] | None = None
@@ -242,17 +240,9 @@ class _Look:
         """What a change of a job costs: nothing, if it does not run yet."""
         return self._policy.restart_seconds if job_id in self._view.runs else 0.0
 
-    def _may_change(self, job_id: str) -> bool:
-        run = self._view.runs.get(job_id)
-        if run is None:
-            return True
-        if run.stopping or not self._jobs[job_id].preemptible:
-            return False
-        return not self._down or self._down.isdisjoint(run.allocation.nodes)
-
     def _may_move(self, job_id: str) -> bool:
         """Whether a job can have another shape at all; one that cannot be reshaped could only be stopped."""
-        return self._may_change(job_id) and len(self._at_least.get(job_id) or self._options[job_id]) > 1
+        return self.board.may_change(job_id) and len(self._at_least.get(job_id) or self._options[job_id]) > 1
 
     # 1 to 3: those who wait.
 
@@ -277,7 +267,7 @@ class _Look:
         be slower than was believed."""
         for job_id in sorted(self._promised):
             held = self.board.holds(job_id)
-            if held is None or not self._may_change(job_id) or self._is_kept(job_id, held):
+            if held is None or not self.board.may_change(job_id) or self._is_kept(job_id, held):
                 continue
             before = self.board.snapshot()
             self.board.release(job_id)
@@ -374,7 +364,7 @@ class _Look:
         claimer_is_promised, work = job_id in self._promised, self._work[job_id]
         if self._most_work_first is None:
             runs = [other for other in self._view.runs if self.board.holds(other) is not None]
-            movable = [o for o in runs if self._may_change(o) and (o not in self._promised or self._may_move(o))]
+            movable = [o for o in runs if self.board.may_change(o) and (o not in self._promised or self._may_move(o))]
             self._most_work_first = sorted(movable, key=lambda other: (-self._work[other], other))
         if not claimer_is_promised:
             starving = self._is_starving(job_id)
@@ -457,7 +447,7 @@ class _Look:
         """The shapes with which the sum of all speeds is largest; or what is, if a change would not pay."""
         before = self.board.snapshot()
         held = dict(self.board.holders())
-        movable = [job_id for job_id in self._jobs if self._may_change(job_id) and self._knows(job_id)]
+        movable = [job_id for job_id in self._jobs if self.board.may_change(job_id) and self._knows(job_id)]
         asked = {job_id: self._outlook.speeds.asked(self._jobs[job_id]).steps_per_second for job_id in movable}
         now = sum(
             self._outlook.speed(self._jobs[job_id], held[job_id]) / asked[job_id]

@@ -34,7 +34,7 @@ from refold.model.units import WHOLE, Milli, Seconds, text_from_seconds
 from refold.packing import Placer
 from refold.plans.curves import Curve, Point
 from refold.plans.speeds import NOTHING_MORE, Knowledge, Speed, asked_layout
-from refold.policies.board import Board, Steering, something_happened
+from refold.policies.board import Board, Steering, jobs_over, something_happened
 from refold.policies.ledger import NOTHING, Ledger, Part
 from refold.policies.options import WORTH_MORE, Option, Options
 from refold.policies.outlook import Outlook
@@ -78,8 +78,7 @@ class Rubick:
         if self._outlook is None:
             self._outlook = Outlook(view, self._knowledge, self.restart_seconds)
             self._curves = _Curves(self._outlook, Options(self._outlook.speeds, self.plans, self.resources), self.flat)
-        over = [run.job for run in view.changes.ended if run.job not in view.runs and run.job not in view.waiting]
-        for job_id in (*over, *view.changes.gone):
+        for job_id in jobs_over(view):
             self._curves.forget(job_id)
         if self._steering.goes_on(view):
             return self._said(view, self._steering.go_on(view))
@@ -223,7 +222,7 @@ class _Round:
         known = [
             job_id
             for job_id, _ in self.board.holders()
-            if outlook.speeds.knows(self._jobs[job_id]) and self._may_change(job_id)
+            if outlook.speeds.knows(self._jobs[job_id]) and self.board.may_change(job_id)
         ]
         self._ledger = Ledger(view, self.board, known)
         self._plans: dict[str, Plan | None] = {job_id: self._plan_held(job_id) for job_id in known}
@@ -234,12 +233,6 @@ class _Round:
 
     def _lost_its_place(self, run: Run) -> bool:
         return not run.stopping and self.board.holds(run.job) is None
-
-    def _may_change(self, job_id: str) -> bool:
-        run = self._view.runs.get(job_id)
-        return run is None or (
-            self._jobs[job_id].preemptible and not run.stopping and all(map(self._view.is_up, run.allocation.nodes))
-        )
 
     def _plan_held(self, job_id: str) -> Plan | None:
         held = self.board.holds(job_id)
@@ -292,7 +285,9 @@ class _Round:
     def _place_by_stopping(self, job: Job, option: Option) -> bool:
         """Runs that are promised nothing are stopped for one that is, those that gain most from more GPUs last."""
         before = self.board.snapshot()
-        held = [other for other, _ in self.board.holders() if other not in self._promised and self._may_change(other)]
+        held = [
+            other for other, _ in self.board.holders() if other not in self._promised and self.board.may_change(other)
+        ]
         for other in sorted(held, key=self._slope_held, reverse=True):
             self.board.release(other, f"its place is promised to {job.id}")
             if self.board.place(job.id, self._policy.placer, option.demand, option.plan):
