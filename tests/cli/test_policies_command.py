@@ -62,11 +62,11 @@ def test_a_folder_that_is_none_and_a_file_that_cannot_be_loaded_are_named(
     ("line", "completed"),
     [
         ("refold simulate demo --policy s", {"sia", "sjf", "srtf", "synergy"}),
-        ("refold simulate demo --placement w", {"worst-fit"}),
+        ("refold simulate demo --placement w", {"worst-fit", "worth"}),
         ("refold compare --policies fifo,l", {"fifo,las"}),
         ("refold compare --placements first-fit,t", {"first-fit,tetris"}),
         ("refold comp", {"compare"}),
-        ("refold simulate demo --policy las/w", {"las/worst-fit"}),
+        ("refold simulate demo --policy las/w", {"las/worst-fit", "las/worth"}),
         ("refold compare --policies fifo,las/t", {"fifo,las/tetris"}),
         ("refold simulate demo --policy mi", {"mine"}),
         ("refold simulate de", {"demo"}),

@@ -222,7 +222,7 @@ RUNNING, WAITS = make_job("runs", gpus=2), make_job("waits", gpus=2)
         (Decision(stops=(Stop("waits"),)), "running", "'waits', which waits"),
         (Decision(stops=(Stop("runs"), Stop("runs"))), "running", "named twice"),
         (Decision(stops=(Stop("stays"),)), "preemptible", "'stays', which is not preemptible"),
-        (Decision(reshapes=(Reshape("runs", on(2, 3)),)), "gang", "not reshapable"),
+        (Decision(reshapes=(Reshape("runs", on(2)),)), "gang", "not reshapable"),
         (Decision(waits=(Wait("runs", Reason.AHEAD),)), "reason", "which does not"),
         (Decision(wake_at=1.0), "wake", "to be woken at 1.0"),
         (Decision(wake_at=float("inf")), "wake", "to be woken at inf"),

@@ -25,6 +25,9 @@ PAGES = [
     "docs/journal.md",
     "docs/install.md",
     "docs/traces.md",
+    "docs/placement.md",
+    "docs/power.md",
+    "docs/policies/defragment.md",
     "docs/policies/refold.md",
     "docs/policies/rubick.md",
     "docs/policies/optimus.md",
@@ -110,6 +113,25 @@ def test_output_on_a_page_is_what_the_command_prints(page: str, folder: Path, mo
         path.write_text(new, encoding="utf-8")
     else:
         assert text == new, f"{page} shows what is no longer printed: {REFRESH}=1 pytest tests/docs writes it anew"
+
+
+def test_the_cluster_on_the_page_about_power_is_the_example() -> None:
+    example = (ROOT / "examples" / "racks.yaml").read_text(encoding="utf-8")
+    assert blocks("docs/power.md", "yaml") == [example]
+
+
+def test_the_racks_on_the_page_about_power_are_what_is_printed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate, simulate, _ = blocks("docs/power.md", "sh")[0].splitlines()
+    run_line(generate, monkeypatch)
+    table = run_line(simulate, monkeypatch).partition("\nRacks\n")[2].partition("\n\n")[0]
+    shown = "\n".join(line.rstrip() for line in table.splitlines())
+    path = ROOT / "docs" / "power.md"
+    text = path.read_text(encoding="utf-8")
+    new = re.sub(r"(beside its other measures:\n\n```text\n).*?```", rf"\g<1>{shown}\n```", text, flags=re.DOTALL)
+    if REFRESH in os.environ:
+        path.write_text(new, encoding="utf-8")
+    else:
+        assert text == new, f"{REFRESH}=1 pytest tests/docs writes it anew"
 
 
 def test_the_picture_of_a_curve_is_what_the_page_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

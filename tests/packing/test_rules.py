@@ -287,7 +287,7 @@ def test_fgd_grows_the_expected_fragments_least(seed: int) -> None:
             return
         assert math.isclose(growths[placement[0]], min(growths.values()), abs_tol=1e-6)
         plain.move(placement, -1)
-        measured = cluster_fragments(free.nodes, free.gpus, placer._typical, placer._weights)
+        measured = cluster_fragments(free.nodes, free.gpus, placer._expected.typical, placer._expected.weights)
         assert math.isclose(measured, fragments_by_definition(plain, typical), abs_tol=1e-6)
 
 

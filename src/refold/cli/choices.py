@@ -8,6 +8,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+SPREAD = "genetic-power"
+"""The placement that knows of power, which `--spread-power` is short for."""
+
 SECONDS = "_seconds"
 """How settings are called that may be given as durations."""
 
@@ -68,6 +71,41 @@ def chosen_policies(policies: Sequence[str], placements: Sequence[str], given: M
             if choice not in chosen:
                 chosen.append(choice)
     return _told_apart(chosen)
+
+
+def refuse_other_places(
+    policies: Sequence[str], placements: Mapping[str, str | None], given: Mapping[str, Any]
+) -> None:
+    """`--spread-power` says where jobs go: nobody else may, and every policy has to take a placement.
+
+    `placements` are options that name other placements, with what they say.
+    """
+    from refold.errors import BadInput
+
+    said = [f"{option} by {value}" for option, value in placements.items() if value is not None]
+    said += [f"--set {key} by {value}" for key, value in given.items() if key.rpartition(".")[2] == "placement"]
+    said += [f"{text} by {where}" for text in policies if (where := _policy_and_placement(text)[1])]
+    if said:
+        raise BadInput(f"--spread-power places jobs by {SPREAD}, and {said[0]}: leave one of them out")
+    for policy in policies:
+        if not takes_placement(policy):
+            raise BadInput(
+                f"--spread-power chooses a placement, and {name_of(policy, {})} takes none: it decides itself where "
+                f"jobs go. Policies that take one: {', '.join(filter(takes_placement, _all_policies()))}"
+            )
+
+
+def takes_placement(policy: str) -> bool:
+    """Whether a placement rule can be chosen for a policy."""
+    from refold.registry import settings_of
+
+    return "placement" in settings_of(policy)
+
+
+def _all_policies() -> list[str]:
+    from refold.registry import policy_names
+
+    return policy_names()
 
 
 def _checked(policy: str, settings: Mapping[str, Any]) -> Choice:

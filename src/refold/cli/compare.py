@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +24,7 @@ from refold.cli.options import (
     ReportEvery,
     RestartCost,
     Seed,
+    SpreadPower,
     StartCost,
     StopCost,
     TraceOrDemo,
@@ -44,6 +46,7 @@ def compare(
     cluster: ClusterFile = None,
     policies: PolicyNames = None,
     placements: PlacementNames = None,
+    spread_power: SpreadPower = False,
     seed: Seed = None,
     settings: Annotated[
         list[str] | None,
@@ -85,23 +88,24 @@ def compare(
     from refold.cli.charging import charging_from, knowledge_from, told
     from refold.cli.choices import chosen_policies
     from refold.cli.experiment import all_simulated, conditions_of, notes_of, output_folder, reading_notes, try_report
+    from refold.cli.power import limit_notes, within_limits
     from refold.cli.workload import Reading, read_workload, with_charging, with_faults
-    from refold.registry import usual_policies
 
-    wanted = usual_policies() if policies is None else _listed("--policies", policies)
-    where = [] if placements is None else _listed("--placements", placements)
-    chosen = chosen_policies(wanted, where, settings_from(settings, None, seed))
+    given = settings_from(settings, None, seed)
+    wanted, where = _asked_for(policies, placements, spread_power, given)
+    chosen = chosen_policies(wanted, where, given)
     costs = costs_from(start_cost, stop_cost, restart_cost, checkpoint_every, report_every)
     known = knowledge_from(knowledge, fits)
     charging = charging_from(charge, known)
     chosen = told(chosen, known, charging)
     check_faults(faults, checkpoint_every, repair, fault_seed)
     workload = read_workload(trace, cluster, Reading(format, skip_bad, gpus_per_instance, limit), costs)
+    workload = within_limits(workload, chosen, skip_bad)
     workload = with_charging(workload, charge, charging)
     workload = with_faults(workload, faults, repair, fault_seed or 0)
     with output_folder(out):
         runs = all_simulated(workload, chosen, processes, gap)
-        notes = notes_of(workload, runs) + (_gap_notes(runs) if gap else [])
+        notes = notes_of(workload, runs) + limit_notes(chosen, runs) + (_gap_notes(runs) if gap else [])
         title = f"{len(runs)} policies on {workload.name}"
         report = try_report(out, runs, title, conditions_of(workload, runs), reading_notes(workload))
     if as_json:
@@ -111,6 +115,21 @@ def compare(
     _print_table(workload, chosen, runs, gap)
     if report:
         say(f"report: {report}")
+
+
+def _asked_for(
+    policies: str | None, placements: str | None, spread_power: bool, given: Mapping[str, Any]
+) -> tuple[list[str], list[str]]:
+    """Policies and placements; all usual ones where nobody named any, or with --spread-power, those that take one."""
+    from refold.cli.choices import SPREAD, refuse_other_places, takes_placement
+    from refold.registry import usual_policies
+
+    usual = [name for name in usual_policies() if not spread_power or takes_placement(name)] if policies is None else []
+    wanted = usual if policies is None else _listed("--policies", policies)
+    if not spread_power:
+        return wanted, [] if placements is None else _listed("--placements", placements)
+    refuse_other_places(wanted, {"--placements": placements}, given)
+    return wanted, [SPREAD]
 
 
 def _listed(option: str, text: str) -> list[str]:
@@ -149,9 +168,11 @@ def _document(
 def _print_table(workload: Workload, chosen: list[Choice], runs: list[ReportRun], gap: bool) -> None:
     from refold.cli.experiment import faults_text
     from refold.cli.measured import comparison_table
+    from refold.cli.power import spreads_power
 
     oracles = {choice.name for choice in chosen if choice.oracle}
-    table = comparison_table(str(workload), runs, oracles, faults_text(runs))
+    power = any(spreads_power(choice) for choice in chosen)
+    table = comparison_table(str(workload), runs, oracles, faults_text(runs), power)
     print_tables(_with_gaps(table, runs) if gap else table)
 
 

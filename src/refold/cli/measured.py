@@ -10,9 +10,11 @@ from refold.cli.output import Column, Table, count
 if TYPE_CHECKING:
     from refold.results import Measures, ReportRun
     from refold.results.measures import Group, Spread
+    from refold.results.power import PowerUse
     from refold.results.tables import Cell, Comparison
 
 MOST_TENANTS = 12
+MOST_RACKS = 12
 BEST = "*"
 ORACLE = "†"
 OF_FAULTS = ("failures", "lost")
@@ -20,7 +22,7 @@ OF_FAULTS = ("failures", "lost")
 
 
 def tables_of(title: str, run: ReportRun) -> list[Table]:
-    """All that is measured of one run: as a whole, per class where there are two, per tenant, per size."""
+    """All that is measured of one run: as a whole, per class where there are two, per tenant, per size, per rack."""
     from refold.cli.experiment import faults_seen
 
     measures = run.measures
@@ -32,6 +34,7 @@ def tables_of(title: str, run: ReportRun) -> list[Table]:
         *classes,
         _groups("Tenants", "tenant", largest[:MOST_TENANTS], len(largest)),
         _groups("Sizes", "size", measures.sizes, len(measures.sizes)),
+        *([_racks(measures.power)] if measures.power else []),
     ]
 
 
@@ -60,9 +63,54 @@ def _facts(title: str, measures: Measures, faults: int) -> Table:
         "failed runs": count(measures.failures),
         "Jain's index, tenants": text_of(measures.jain_tenants, "index"),
         "Jain's index, jobs": text_of(measures.jain_jobs, "index"),
+        **(_power_facts(measures.power) if measures.power else {}),
     }
     columns = {"fact": Column("", whole=True), "value": Column("", number=True)}
     return Table(title, columns, [{"fact": fact, "value": value} for fact, value in facts.items() if value])
+
+
+def _power_facts(power: PowerUse) -> dict[str, str]:
+    from refold.results.tables import text_of
+
+    each = power.kwh_per_finished_gpu_hour
+    return {
+        "energy, kWh": text_of(power.energy_kwh, "h"),
+        "energy per GPU-hour of finished jobs, kWh": "–" if each is None else f"{each:.2f}",
+        "unevenness of racks": text_of(power.unevenness, "%") if power.unevenness is not None else "",
+        "a rack above its limit": text_of(power.above_limit_seconds, "s") if _limited(power) else "",
+    }
+
+
+def _limited(power: PowerUse) -> bool:
+    return any(rack.limit_watts is not None for rack in power.racks)
+
+
+def _racks(power: PowerUse) -> Table:
+    """The racks nearest to their limits first; without limits, those that drew most."""
+    from refold.results.power import nearest_to_limit_first, rack_text
+    from refold.results.tables import text_of
+
+    columns = {
+        "rack": Column("rack", whole=True),
+        "mean": Column("mean power", number=True),
+        "peak": Column("peak", number=True),
+        "limit": Column("limit", number=True),
+        "above": Column("above it", number=True),
+        "energy": Column("kWh", number=True),
+    }
+    rows = [
+        {
+            "rack": rack_text(rack.name),
+            "mean": text_of(rack.mean_watts, "W"),
+            "peak": text_of(rack.peak_watts, "W"),
+            "limit": text_of(rack.limit_watts, "W"),
+            "above": text_of(None if rack.limit_watts is None else rack.above_limit_seconds, "s"),
+            "energy": text_of(rack.energy_kwh, "h"),
+        }
+        for rack in nearest_to_limit_first(power.racks)[:MOST_RACKS]
+    ]
+    more = len(power.racks) - MOST_RACKS
+    return Table("Racks", columns, rows, after=[f"… and {more:,} more"] if more > 0 else [])
 
 
 def _times(measures: Measures) -> Table:
@@ -119,12 +167,17 @@ def _groups(title: str, what: str, groups: Sequence[Group], of_all: int) -> Tabl
     return Table(title, columns, rows, after=[f"… and {more} more"] if more > 0 else [])
 
 
-def comparison_table(title: str, runs: Sequence[ReportRun], oracles: Collection[str], faults: str) -> Table:
-    """The runs side by side: the best of each column and policies that know durations are marked."""
-    from refold.results import compare
-    from refold.results.tables import MAIN, MORE
+def comparison_table(
+    title: str, runs: Sequence[ReportRun], oracles: Collection[str], faults: str, power: bool = False
+) -> Table:
+    """The runs side by side: the best of each column and policies that know durations are marked.
 
-    measured = (*MAIN, *(one for one in MORE if faults and one[0].key in OF_FAULTS))
+    With `power`, that of racks is compared as well.
+    """
+    from refold.results import compare
+    from refold.results.tables import MAIN, MORE, POWER
+
+    measured = (*MAIN, *(one for one in MORE if faults and one[0].key in OF_FAULTS), *(POWER if power else ()))
     comparison = compare([(run.name, run.measures) for run in runs], measured)
     rows: list[dict[str, Any]] = [
         {"name": f"{row.name} {ORACLE}" if row.name in oracles else row.name}

@@ -128,6 +128,13 @@ PlacementNames = Annotated[
         autocompletion=_placement_lists_beginning,
     ),
 ]
+SpreadPower = Annotated[
+    bool,
+    typer.Option(
+        "--spread-power",
+        help="Keep racks within their power limits, and even: jobs are placed by genetic-power.",
+    ),
+]
 Seed = Annotated[
     int | None,
     typer.Option("--seed", min=0, max=2**62, help="Chance of policy and placement: the policy's 'seed'."),

@@ -24,6 +24,7 @@ from refold.cli.options import (
     RestartCost,
     Seed,
     Settings,
+    SpreadPower,
     StartCost,
     StopCost,
     TraceName,
@@ -40,6 +41,7 @@ def simulate(
     cluster: ClusterFile = None,
     policy: PolicyName = "fifo",
     placement: PlacementName = None,
+    spread_power: SpreadPower = False,
     seed: Seed = None,
     settings: Settings = None,
     format: FormatName = None,
@@ -73,7 +75,7 @@ def simulate(
     Example: refold simulate jobs.csv --cluster 16x8:A100 --policy las --placement fgd --out las
     """
     from refold.cli.charging import charging_from, knowledge_from, told
-    from refold.cli.choices import chosen_policy
+    from refold.cli.choices import SPREAD, chosen_policy, refuse_other_places
     from refold.cli.experiment import (
         JOURNAL,
         conditions_of,
@@ -85,8 +87,12 @@ def simulate(
         try_report,
     )
     from refold.cli.measured import tables_of
+    from refold.cli.power import limit_notes, within_limits
     from refold.cli.workload import Reading, read_workload, with_charging, with_faults
 
+    if spread_power:
+        refuse_other_places([policy], {"--placement": placement}, settings_from(settings))
+        placement = SPREAD
     choice = chosen_policy(policy, settings_from(settings, placement, seed))
     costs = costs_from(start_cost, stop_cost, restart_cost, checkpoint_every, report_every)
     known = knowledge_from(knowledge, fits)
@@ -94,12 +100,13 @@ def simulate(
     [choice] = told([choice], known, charging)
     check_faults(faults, checkpoint_every, repair, fault_seed)
     workload = read_workload(trace, cluster, Reading(format, skip_bad, gpus_per_instance, limit), costs)
+    workload = within_limits(workload, [choice], skip_bad)
     workload = with_charging(workload, charge, charging)
     workload = with_faults(workload, faults, repair, fault_seed or 0)
     with output_folder(out):
         journal = journal or (out / JOURNAL if out else None)
         run = simulated(workload, choice, journal)
-        notes = notes_of(workload, [run])
+        notes = notes_of(workload, [run]) + limit_notes([choice], [run])
         title, conditions = f"{run.name} on {workload.name}", conditions_of(workload, [run])
         report = try_report(out, [run], title, conditions, reading_notes(workload)) if out else None
     if as_json:

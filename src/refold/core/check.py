@@ -7,7 +7,7 @@ from math import inf
 
 from refold.core.state import State
 from refold.errors import BadDecision
-from refold.model import Allocation, Decision, Demand, Job, Placement, Start
+from refold.model import Allocation, Decision, Demand, Job, Placement, Reshape, Start
 from refold.model.allocation import beyond
 from refold.model.units import WHOLE
 
@@ -54,12 +54,18 @@ def _check(state: State, decision: Decision, known_to_be_free: set[int], policy:
         _check_running(state, reshape.job, named, policy)
         _check_shares(state, reshape.job, reshape.allocation, policy)
         _check_types(state, state.active[reshape.job], reshape.allocation, policy)
-        if not state.active[reshape.job].reshapable:
+        if not _keeps_its_shape(state, reshape) and not state.active[reshape.job].reshapable:
             raise BadDecision(policy, "gang", f"reshaped job {reshape.job!r}, which is not reshapable")
     for wait in decision.waits:
         if wait.job not in state.waiting or wait.job in named:
             raise BadDecision(policy, "reason", f"says why {wait.job!r} waits, which does not")
     _check_wake(state, decision, policy)
+
+
+def _keeps_its_shape(state: State, reshape: Reshape) -> bool:
+    """Whether a run only moves: every instance has elsewhere what was asked for, and the plan is the same."""
+    same_plan = reshape.allocation.plan == state.runs[reshape.job].allocation.plan
+    return same_plan and _is_what_was_asked(reshape.allocation, state.active[reshape.job].demand)
 
 
 def _check_wake(state: State, decision: Decision, policy: str) -> None:

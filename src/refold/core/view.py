@@ -98,12 +98,14 @@ class View:
         return self._state.becoming(job_id)
 
     def reason(self, job_id: str) -> Wait:
-        """Why a waiting job waits: what the policy last said of it, with counts as they are now."""
+        """Why a waiting job waits: what the policy last said of it, with counts as they are now (of power: as said)."""
         if job_id in self.never:
             return Wait(job_id, Reason.NEVER, shortage=Free(self.cluster).shortage(self.never[job_id].demand))
         demand = self.waiting[job_id].demand
         said = self._state.reasons.get(job_id)
         reason = said.reason if said is not None else Reason.NOT_LOOKED_AT
+        if said is not None and said.shortage is not None and said.shortage.at_power_limit:
+            return said  # of power the policy knows more than the view
         if reason is Reason.RESOURCES:
             return Wait(job_id, reason, shortage=self.shortage(demand))
         return Wait(job_id, reason, ahead=self._jobs_before(job_id))

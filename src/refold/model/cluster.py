@@ -21,6 +21,12 @@ LARGEST = 2**40
 """No amount of a node is larger than this: sums over nodes stay whole numbers of 64 bits."""
 
 
+def _refuse_busy_below_idle(who: str, idle_watts: float, busy_watts: float) -> None:
+    """0 busy watts: nobody said, so that it draws as much as when it is idle."""
+    if 0 < busy_watts < idle_watts:
+        raise BadValue(f"{who}: busy_watts is {busy_watts:g}, expected at least its idle_watts, {idle_watts:g}")
+
+
 class GpuType(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A kind of GPU. `speed` scales work: 2.0 does a job's work in half the time."""
 
@@ -36,6 +42,7 @@ class GpuType(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         amounts = (self.memory_gib, self.speed, self.idle_watts, self.busy_watts)
         if min(amounts) < 0 or self.speed == 0 or not all(isfinite(amount) for amount in amounts):
             raise BadValue(f"GPU type {self.name!r}: memory and power must be ≥ 0 and speed > 0")
+        _refuse_busy_below_idle(f"GPU type {self.name!r}", self.idle_watts, self.busy_watts)
 
 
 class Link(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -78,6 +85,7 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
         amounts = (self.cpu_milli, self.memory_mib, self.idle_watts, self.busy_watts)
         if not all(0 <= amount <= LARGEST for amount in amounts):
             raise BadValue(f"node {self.name!r}: CPUs, memory and power must be ≥ 0, and not beyond reason")
+        _refuse_busy_below_idle(f"node {self.name!r}", self.idle_watts, self.busy_watts)
 
 
 class Rack(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -85,6 +93,12 @@ class Rack(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
     name: str
     limit_watts: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise BadValue("a rack needs a name")
+        if not 0 <= self.limit_watts <= LARGEST:
+            raise BadValue(f"rack {self.name!r}: limit_watts is {self.limit_watts:g}, expected watts ≥ 0 (0: no limit)")
 
 
 class Tenant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -126,6 +140,8 @@ class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
             raise BadValue(f"cluster {self.name!r} has more than {MAX_GPU_TYPES} GPU types")
         if len({tenant.name for tenant in self.tenants}) != len(self.tenants):
             raise BadValue(f"two tenants of cluster {self.name!r} have the same name")
+        if len({rack.name for rack in self.racks}) != len(self.racks):
+            raise BadValue(f"two racks of cluster {self.name!r} have the same name")
 
     @cached_property
     def index_of_node(self) -> Mapping[str, int]:

@@ -33,6 +33,7 @@ class Shortage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     few_gpus: int = 0
     few_cpus: int = 0
     little_memory: int = 0
+    at_power_limit: int = 0
 
     def text(self, gpus: str) -> str:
         """'0 of 12 nodes fit: 7 × less than 8 GPUs free, 4 × another GPU type, 1 × down'."""
@@ -42,6 +43,7 @@ class Shortage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             (self.too_small, "too few GPUs at all"),
             (self.few_cpus, "too few free CPUs"),
             (self.little_memory, "too little free memory"),
+            (self.at_power_limit, "rack at its power limit"),
             (self.down, "down"),
         )
         why = ", ".join(f"{count} × {what}" for count, what in lacks if count)

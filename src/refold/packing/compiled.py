@@ -33,7 +33,20 @@ def compiled(function: F) -> F:
     with suppress(AttributeError):  # of a Numba that keeps its cache differently, or does not compile at all
         kept = dispatcher._cache._cache_file
         kept._source_stamp = (kept._source_stamp, _SOURCES)
+        kept._load_index = _forgiving(kept._load_index)
     return cast(F, dispatcher)
+
+
+def _forgiving(load_index: Callable[[], Any]) -> Callable[[], Any]:
+    """What was kept by another version may name classes that are no more: then nothing was kept."""
+
+    def load() -> Any:
+        try:
+            return load_index()
+        except (AttributeError, ImportError):
+            return {}
+
+    return load
 
 
 def inlined(function: F) -> F:

@@ -117,12 +117,6 @@ def _leaves_the_same(shapes: Ints, shape: int, typical: Ints, rank: int) -> bool
     return one.gpus == other.gpus and one.milli == other.milli and one.cpu == other.cpu and one.types == other.types
 
 
-@compiled
-def time_to_renew(seen_in_all: int) -> bool:
-    """When the typical demands are counted anew: at 1, 2, 4, … jobs, and from 1,024 on every 1,024."""
-    return seen_in_all % 1024 == 0 or (seen_in_all < 1024 and seen_in_all & (seen_in_all - 1) == 0)
-
-
 def no_typical() -> tuple[Ints, Floats]:
     """Before anything was seen."""
     return np.zeros((TYPICAL, DEMAND_ENTRIES), dtype=np.int64), np.zeros(TYPICAL, dtype=np.float64)

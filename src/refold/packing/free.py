@@ -193,6 +193,10 @@ class Free:
             little_memory=counts[kernels.LITTLE_MEMORY],
         )
 
+    def has_room_for_one(self, demand: Demand) -> bool:
+        """Whether any node has room for one instance of a demand."""
+        return kernels.any_fitting(self.nodes, self.gpus, self.bits, self.vector(demand))
+
     def fits_when_empty(self, demand: Demand) -> bool:
         """Whether the whole cluster, empty and with every node up, has room for all instances at once.
 
@@ -253,6 +257,8 @@ def _arrays_of(cluster: Cluster) -> tuple[Ints, Ints, Words]:
         row[TYPE_BIT] = 1 << cluster.type_names.index(node.gpu_type) if node.gpus else 0
         first += node.gpus
         bits[most_gpus + 2 + node.gpus, index >> 6] |= np.uint64(1 << (index & 63))
+    gpus = np.full(first, WHOLE, dtype=np.int64)
+    kernels.sign(nodes, gpus)
     for index in range(count):
         kernels.set_up(nodes, bits, index, 1)
-    return nodes, np.full(first, WHOLE, dtype=np.int64), bits
+    return nodes, gpus, bits

@@ -13,6 +13,7 @@ from refold.packing.layout import (
     MEMORY_FREE,
     MILLI_FREE,
     MOST_FREE,
+    SIGNATURE,
     TYPE_BIT,
     UP,
     WHOLE_FREE,
@@ -20,6 +21,11 @@ from refold.packing.layout import (
     Need,
     Words,
 )
+
+# What one thousandth of a CPU, one MiB, and one thousandth of GPU 0 (1, 2, …: its powers) adds to a node's signature:
+# odd numbers without a pattern. Only unsigned words may overflow.
+CPU_SIGN, MEMORY_SIGN = np.uint64(0x2545F4914F6CDD1D), np.uint64(0xD851F42D4C957F2D)
+GPU_SIGN = np.uint64(0xB69DEA0F31A53F85)
 
 # What `take` answers.
 TAKEN, NODE_DOWN, NO_SUCH_GPU, GPU_OVER, CPU_OVER, MEMORY_OVER = range(6)
@@ -80,16 +86,19 @@ def move(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int,
     """Give back amounts to a node (negative amounts: take them)."""
     nodes[node, CPU_FREE] += cpu
     nodes[node, MEMORY_FREE] += memory
+    signature = np.uint64(nodes[node, SIGNATURE]) + np.uint64(cpu) * CPU_SIGN + np.uint64(memory) * MEMORY_SIGN
     if mask:
         sums = nodes.shape[0] - 1
         before, milli_before = nodes[node, WHOLE_FREE], nodes[node, MILLI_FREE]
         after = most = total = 0
-        first = nodes[node, FIRST_GPU]
+        first, sign = nodes[node, FIRST_GPU], GPU_SIGN
         for gpu in range(nodes[node, GPUS]):
             free = gpus[first + gpu]
             if mask >> gpu & 1:
                 free += milli
                 gpus[first + gpu] = free
+                signature += np.uint64(milli) * sign
+            sign *= GPU_SIGN
             total += free
             most = max(most, free)
             after += free == WHOLE
@@ -100,6 +109,20 @@ def move(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int,
             nodes[sums, WHOLE_FREE] += after - before
             nodes[sums, MILLI_FREE] += total - milli_before
             _move_bits(bits, node, nodes[node, GPUS], before, after)
+    nodes[node, SIGNATURE] = np.int64(signature)
+
+
+@compiled
+def sign(nodes: Ints, gpus: Ints) -> None:
+    """Give every node the signature of what is free on it."""
+    for node in range(nodes.shape[0] - 1):
+        cpu, memory = np.uint64(nodes[node, CPU_FREE]), np.uint64(nodes[node, MEMORY_FREE])
+        signature = np.uint64(1) + cpu * CPU_SIGN + memory * MEMORY_SIGN  # 0 is nobody's
+        first, sign = nodes[node, FIRST_GPU], GPU_SIGN
+        for gpu in range(nodes[node, GPUS]):
+            signature += np.uint64(gpus[first + gpu]) * sign
+            sign *= GPU_SIGN
+        nodes[node, SIGNATURE] = np.int64(signature)
 
 
 @compiled
@@ -198,6 +221,13 @@ def next_fitting(nodes: Ints, gpus: Ints, bits: Words, low: int, above: int, onl
         if word >= words:
             return -1
         pending = bits[low, word] & ~bits[above, word] & bits[only, word]
+
+
+@compiled
+def any_fitting(nodes: Ints, gpus: Ints, bits: Words, demands: Ints) -> bool:
+    """Whether there is a node with room for one instance of the first demand."""
+    need = need_of(demands, 0)
+    return next_fitting(nodes, gpus, bits, lowest_row(need), most_gpus(bits) + 1, 0, need, 0) >= 0
 
 
 @compiled

@@ -33,7 +33,8 @@ TYPE_BIT = 7
 UP = 8
 CPU_ALL = 9
 MEMORY_ALL = 10
-NODE_COLUMNS = 11
+SIGNATURE = 11  # a hash of what is free: nodes of one make with the same signature are alike
+NODE_COLUMNS = 12
 
 
 class Need(NamedTuple):

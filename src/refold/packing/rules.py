@@ -11,7 +11,7 @@ import numpy as np
 
 from refold.model.units import WHOLE
 from refold.packing.compiled import compiled, inlined, trailing_zeros
-from refold.packing.fragments import fragments_after, node_fragments
+from refold.packing.expected import Expected, Known, row_of
 from refold.packing.kernels import (
     fits,
     lowest_row,
@@ -34,15 +34,14 @@ from refold.packing.layout import (
     MILLI_FREE,
     MOST_FREE,
     NODE,
-    TYPE_BIT,
     WHOLE_FREE,
-    Floats,
     Ints,
     Need,
     Words,
 )
+from refold.packing.looking_ahead import Racks, least_loss
 
-FIRST_FIT, BEST_FIT, WORST_FIT, ROUND_ROBIN, TETRIS, FGD, RANDOM = range(7)
+FIRST_FIT, BEST_FIT, WORST_FIT, ROUND_ROBIN, TETRIS, FGD, WORTH, RANDOM = range(8)
 
 # What a rule remembers between placements.
 CURSOR, DRAWS, SEED = 0, 1, 2
@@ -209,51 +208,6 @@ def _round_robin(nodes: Ints, gpus: Ints, bits: Words, need: Need, memory: Ints)
 
 
 @compiled
-def _fgd(nodes: Ints, gpus: Ints, bits: Words, need: Need, typical: Ints, weights: Floats) -> int:
-    """The node whose expected fragments grow least (ATC'23)."""
-    low, none = lowest_row(need), most_gpus(bits) + 1
-    best, least, last = -1, np.inf, -1
-    node = next_fitting(nodes, gpus, bits, low, none, 0, need, 0)
-    while node >= 0:
-        if last < 0 or not _alike(nodes, gpus, node, last):
-            last = node
-            mask = _fgd_gpus(nodes, gpus, node, need, typical, weights)
-            before = node_fragments(nodes, gpus, node, typical, weights)
-            growth = fragments_after(nodes, gpus, node, mask, need, typical, weights) - before
-            if growth < least:
-                best, least = node, growth
-        node = next_fitting(nodes, gpus, bits, low, none, 0, need, node + 1)
-    return best
-
-
-@compiled
-def _alike(nodes: Ints, gpus: Ints, node: int, other: int) -> bool:
-    """Whether two nodes have the same fragments whatever happens: then the first of them is as good."""
-    for column in (MILLI_FREE, WHOLE_FREE, CPU_FREE, GPUS, TYPE_BIT):
-        if nodes[node, column] != nodes[other, column]:
-            return False
-    for gpu in range(nodes[node, GPUS]):
-        if gpus[nodes[node, FIRST_GPU] + gpu] != gpus[nodes[other, FIRST_GPU] + gpu]:
-            return False
-    return True
-
-
-@compiled
-def _fgd_gpus(nodes: Ints, gpus: Ints, node: int, need: Need, typical: Ints, weights: Floats) -> int:
-    """For a share of one GPU the GPU that leaves the fewest fragments; else whole ones, or the loosest."""
-    if need.gpus != 1 or need.milli == WHOLE:
-        return _pick_gpus(nodes, gpus, node, need, LOOSEST)
-    best, least, first = 0, np.inf, nodes[node, FIRST_GPU]
-    for gpu in range(nodes[node, GPUS]):
-        if gpus[first + gpu] < need.milli or (gpu > 0 and gpus[first + gpu] == gpus[first + gpu - 1]):
-            continue  # a GPU as free as its neighbour leaves the same fragments
-        left = fragments_after(nodes, gpus, node, 1 << gpu, need, typical, weights)
-        if left < least:
-            best, least = 1 << gpu, left
-    return best
-
-
-@compiled
 def _pick_gpus(nodes: Ints, gpus: Ints, node: int, need: Need, which: int) -> int:
     """As many GPUs of a node as an instance needs, with room for it, as a mask; ties go to the lowest index."""
     first, mask, count = nodes[node, FIRST_GPU], 0, need.gpus
@@ -286,8 +240,10 @@ def _choose_node(
     need: Need,
     last: int,
     memory: Ints,
-    typical: Ints,
-    weights: Floats,
+    kind: int,
+    expected: Expected,
+    known: Known,
+    racks: Racks,
 ) -> int:
     """The node for the next instance of a gang, whose last instance was put on node `last` (-1: the first one)."""
     shared = need.gpus == 0 or need.milli < WHOLE  # else the last node was filled
@@ -303,15 +259,15 @@ def _choose_node(
         return _round_robin(nodes, gpus, bits, need, memory)
     if rule == TETRIS:
         return _tetris(rule, nodes, gpus, bits, need, memory)
-    if rule == FGD:
-        return _fgd(nodes, gpus, bits, need, typical, weights)
+    if rule in (FGD, WORTH):
+        return least_loss(rule == FGD, nodes, gpus, bits, need, kind, expected, known, racks)
     return _lowest_score(rule, nodes, gpus, bits, need, memory)
 
 
 @inlined
-def _choose_gpus(rule: int, nodes: Ints, gpus: Ints, node: int, need: Need, typical: Ints, weights: Floats) -> int:
-    if rule == FGD:
-        return _fgd_gpus(nodes, gpus, node, need, typical, weights)
+def _choose_gpus(rule: int, nodes: Ints, gpus: Ints, node: int, need: Need, kind: int, known: Known) -> int:
+    if rule in (FGD, WORTH):
+        return known.masks[row_of(known, kind), node]
     which = FIRST
     if rule == WORST_FIT or need.gpus > 1:
         which = LOOSEST  # shares of several GPUs each: only so does a node hold as many instances as it can
@@ -328,13 +284,18 @@ def place(
     bits: Words,
     demands: Ints,
     row: int,
+    kind: int,
     memory: Ints,
-    typical: Ints,
-    weights: Floats,
+    expected: Expected,
+    known: Known,
+    racks: Racks,
     places: Ints,
     first: int,
 ) -> bool:
-    """Take a place for every instance of a demand and write it to `places` from row `first` on; or take nothing."""
+    """Take a place for every instance of a demand and write it to `places` from row `first` on; or take nothing.
+
+    `kind` numbers the demand for rules that keep what they reckoned.
+    """
     need, sums = need_of(demands, row), nodes.shape[0] - 1
     if nodes[sums, MILLI_FREE] < need.instances * need.gpus * need.milli:
         return False
@@ -343,7 +304,7 @@ def place(
     cursor, draws = memory[CURSOR], memory[DRAWS]
     last, instance, end = -1, first, first + need.instances
     while instance < end:
-        node = _choose_node(rule, nodes, gpus, bits, need, last, memory, typical, weights)
+        node = _choose_node(rule, nodes, gpus, bits, need, last, memory, kind, expected, known, racks)
         if node < 0:
             for taken in range(first, instance):
                 node, mask = places[taken, NODE], places[taken, GPU_MASK]
@@ -354,7 +315,7 @@ def place(
         if rule <= BEST_FIT and need.gpus > 0 and need.milli == WHOLE:
             instance += _fill(nodes, gpus, bits, node, need, places, instance, end)
             continue
-        mask = _choose_gpus(rule, nodes, gpus, node, need, typical, weights)
+        mask = _choose_gpus(rule, nodes, gpus, node, need, kind, known)
         move(nodes, gpus, bits, node, mask, -need.milli, -need.cpu, -need.memory)
         places[instance, NODE] = node
         places[instance, GPU_MASK] = mask

@@ -24,6 +24,14 @@ class Trial:
             self._taken.append(placement)
         return placement
 
+    def place_all(
+        self, placer: Placer, demands: Sequence[Demand], in_order: bool, urgent: int
+    ) -> list[Placement | None]:
+        """Suppose a window of demands were placed by this rule, as many as is good."""
+        found = placer.place_all(self.free, demands, in_order, urgent)
+        self._taken += [placement for placement in found if placement is not None]
+        return found
+
     def take(self, placement: Placement) -> bool:
         """Suppose this placement were taken; False if it is not free."""
         if self.free.take(placement) is not None:

@@ -21,7 +21,7 @@ class Drf:
     def __init__(self, placement: str = "best-fit", seed: int = 0) -> None:
         self._placer = Placer(placement, seed)
         self._tenants: dict[str, _Tenant] = {}
-        self._reasons = Reasons()
+        self._reasons = Reasons(self._placer)
 
     def decide(self, view: View) -> Decision:
         """Serve the poorest tenant that has a job with a place, until there is none."""

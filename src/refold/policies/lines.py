@@ -75,8 +75,8 @@ class Lines:
         """The line in which a job stands may have a place again."""
         if job.demand in self._closed:
             self._closed.remove(job.demand)
-            first = self._lines[job.demand][0]
-            heappush(self._heads, (first[0], first[1], job.demand))
+            if line := self._lines.get(job.demand):
+                heappush(self._heads, (line[0][0], line[0][1], job.demand))
 
     def first(self, view: View) -> Job | None:
         """The first of all jobs whose line is open; None if there is none."""
@@ -91,6 +91,23 @@ class Lines:
             else:
                 return line[0][2]
         return None
+
+    def place_of_first(self, job: Job) -> Place:
+        """Where the first of its line stands among all."""
+        return self._lines[job.demand][0]
+
+    def take_first(self, job: Job) -> Place:
+        """Take the first of all out of its line, for a while."""
+        place = self.place_of_first(job)
+        self._drop(job.demand)
+        return place
+
+    def put_back(self, place: Place) -> None:
+        """Who was taken out stands where it stood."""
+        line = self._lines.setdefault(place[2].demand, [])
+        heappush(line, place)
+        if line[0] is place and place[2].demand not in self._closed:
+            heappush(self._heads, (place[0], place[1], place[2].demand))
 
     def close(self, job: Job) -> None:
         """The first of its line has no place: nor has anyone behind it."""

@@ -36,7 +36,7 @@ class PreemptingQueue:
         self._lines = Lines(self._key)
         self._ranking = _Ranking(rank)
         self._claimers: list[Job] = []
-        self._reasons = Reasons()
+        self._reasons = Reasons(self._placer)
 
     def decide(self, view: View) -> Decision:
         """Start whoever fits, in order; stop later ones for those that do not."""
@@ -228,5 +228,6 @@ class _Look:
     def _stop_needed(self, victims: list[Run], job: Job, future: Free) -> None:
         """Of the runs that were given up, keep those whose place was not needed, the most urgent first."""
         for run in reversed(victims):
-            if future.take(run.allocation.placement) is not None:
+            placement = run.allocation.placement
+            if not self._placer.allows(future, placement) or future.take(placement) is not None:
                 self.stops[run.job] = job.id

@@ -17,6 +17,7 @@ from refold.model.units import HOUR, WHOLE, Seconds
 from refold.packing.layout import Floats, Ints
 from refold.results.curves import fragmentation, in_system, overlap
 from refold.results.history import Ending, History, Outcome, sums
+from refold.results.power import PowerUse, power_use
 
 SHORT: Seconds = 10.0
 """Slowdowns take no job to be shorter than this, or jobs of one second would be all that counts."""
@@ -99,6 +100,7 @@ class Measures(msgspec.Struct, frozen=True):
     tenants: tuple[Group, ...]
     sizes: tuple[Group, ...]
     classes: tuple[Group, ...]
+    power: PowerUse | None = None
 
 
 def measure(history: History) -> Measures:
@@ -139,6 +141,7 @@ def measure(history: History) -> Measures:
         tenants=_groups(per_job, history.tenants, jobs.tenant, everyone),
         sizes=_groups(per_job, SIZES, np.array([size_of(job) for job in jobs.jobs], dtype=np.int64), everyone),
         classes=_groups(per_job, CLASSES, _class_numbers(jobs.jobs), everyone),
+        power=power_use(history),
     )
 
 

@@ -22,6 +22,9 @@ WIDE, HALF = 1200.0, 720.0
 COLOURS = 8
 """How many colours tell series apart; from there on they come again, dashed."""
 
+APART = 1024
+"""Series from here on are no policies: they have the same colours, from the first on, and are chosen on their own."""
+
 Kind = Literal["time", "duration", "part", "count"]
 """What an axis counts: time since the start, how long (logarithmic), a part of a whole, or things."""
 
@@ -45,6 +48,24 @@ class Line:
     x: Floats
     y: Floats
     marked: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Band:
+    """What lies between two lines, in the colour of a series."""
+
+    series: int
+    x: Floats
+    low: Floats
+    high: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A value that means something by itself, drawn across the picture with its name."""
+
+    at: float
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +116,20 @@ def line_picture(
     label: str,
     wide: bool = False,
     rule: tuple[float, str] | None = None,
+    levels: Sequence[Level] = (),
+    band: Band | None = None,
 ) -> Picture:
     """Lines over axes. `rule` is a vertical line with a name; `label` says what is seen, for those who do not see."""
     frame = Frame(WIDE if wide else HALF, 290)
     parts = _grid(frame, x, y)
     if rule is not None:
         parts += _rule(frame, x, *rule)
+    if band is not None:
+        parts.append(_band(frame, x, y, band))
+    for level in levels:
+        parts += _level(frame, y, level)
     for line in lines:
-        parts += _line(frame, x, y, line, alone=len(lines) == 1)
+        parts += _line(frame, x, y, line, alone=len(lines) == 1 and band is None)
     parts.append(svg.tag("line", class_="crosshair", y1=frame.top, y2=frame.bottom_edge, visibility="hidden"))
     return Picture(
         svg.drawing(frame.width, frame.height, label, parts, "wide" if wide else "plot"), _numbers(frame, lines, x, y)
@@ -121,6 +148,18 @@ def _line(frame: Frame, x: Axis, y: Axis, line: Line, *, alone: bool) -> list[st
         top = float(_upwards(frame, y, np.array(line.marked[1:]))[0])
         parts.append(svg.tag("circle", class_=f"mark {series_class(line.series)}", cx=left, cy=top, r=4))
     return parts
+
+
+def _band(frame: Frame, x: Axis, y: Axis, band: Band) -> str:
+    there = _path(_along(frame, x, band.x), _upwards(frame, y, band.high))
+    back = _path(_along(frame, x, band.x[::-1]), _upwards(frame, y, band.low[::-1]))
+    return svg.tag("path", class_=f"area {series_class(band.series)}", d=f"{there}L{back[1:]}Z")
+
+
+def _level(frame: Frame, y: Axis, level: Level) -> list[str]:
+    top = float(_upwards(frame, y, np.array([level.at]))[0])
+    name = svg.words(level.name, frame.right_edge - 5, top - 8, "rule-name", text_anchor="end")
+    return [svg.across(frame.left, frame.right_edge, top, "rule"), name]
 
 
 def _numbers(frame: Frame, lines: Sequence[Line], x: Axis, y: Axis) -> dict[str, Any]:
@@ -175,7 +214,7 @@ def _bar(left: float, top: float, long: float, text: str, series: int) -> str:
 
 def series_class(series: int) -> str:
     """The classes that give a series its colour, and its dashes once colours come again."""
-    return f"s{series % COLOURS} p{series}" + (" again" if series >= COLOURS else "")
+    return f"s{series % COLOURS} p{series}" + (" again" if series % APART >= COLOURS else "")
 
 
 def cut(text: str, most: int) -> str:

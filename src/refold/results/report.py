@@ -16,10 +16,22 @@ from refold.model import Cluster
 from refold.model.units import text_from_seconds
 from refold.packing.layout import Floats
 from refold.policies import POLICIES
-from refold.results import curves, gantt, tables
+from refold.results import curves, gantt, power, tables
 from refold.results.history import History, Outcome
 from refold.results.measures import Measures, Spread, middles
-from refold.results.pictures import Axis, Bars, Line, Picture, bar_picture, line_picture, nice_top, series_class
+from refold.results.pictures import (
+    APART,
+    Axis,
+    Band,
+    Bars,
+    Level,
+    Line,
+    Picture,
+    bar_picture,
+    line_picture,
+    nice_top,
+    series_class,
+)
 from refold.results.unfinished import unfinished_text
 
 if TYPE_CHECKING:
@@ -33,6 +45,7 @@ ORACLE = "†"
 
 QUANTILES = 240
 MOST_TENANTS = 12
+MOST_RACKS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,6 +113,7 @@ def report_html(
     unfinished = _unfinished(runs)
     told = {f"{name}: {text}" if name else text for name, text in unfinished}
     jobs, gantts = _gantts(runs, span)
+    knows_power = any(run.measures.power is not None for run in runs)
     return (
         _environment()
         .get_template("report.html.j2")
@@ -119,12 +133,13 @@ def report_html(
             oracle=ORACLE if any(_is_oracle(run.name) for run in runs) else "",
             cards=_cards(measured),
             main=tables.compare(measured),
-            more=tables.compare(measured, tables.MORE),
+            more=tables.compare(measured, tables.MORE + (tables.POWER if knows_power else ())),
             over_time=[_allocation(runs, span), _queue(runs, span)],
             distributions=[_completion(runs), _waiting(runs)],
             gantts=gantts,
             jobs=jobs,
             fragmentation=_fragmentation(runs, span),
+            power=_power(runs, span) if knows_power else [],
             tenants=_groups(runs, "tenant"),
             sizes=_groups(runs, "size"),
             all_tenants=len(runs[0].measures.tenants),
@@ -299,6 +314,47 @@ def _fragmentation(runs: Sequence[ReportRun], span: tuple[float, float]) -> Figu
         _curve(runs, span, values, Axis("part", 0.0, top), "Fragmentation over time, one line per policy"),
         _keys(runs, remarks),
     )
+
+
+# Power.
+
+
+def _power(runs: Sequence[ReportRun], span: tuple[float, float]) -> list[Figure]:
+    """One figure per policy, all up to the same height."""
+    drawn = [power.curves_of(run.history, _slots(span), MOST_RACKS) for run in runs]
+    most = max((found.most_watts for found in drawn if found is not None), default=0.0)
+    y = Axis("count", 0.0, nice_top(most / power.WATTS_PER_KILOWATT))
+    return [
+        _power_figure(run.name, run.measures.power, found, span, y)
+        for run, found in zip(runs, drawn, strict=True)
+        if found is not None and run.measures.power is not None
+    ]
+
+
+def _power_figure(
+    name: str, use: power.PowerUse, drawn: power.RackCurves, span: tuple[float, float], y: Axis
+) -> Figure:
+    x, kilo = middles(*span, SLOTS), power.WATTS_PER_KILOWATT
+    lines = [Line(APART + place, rack, x, watts / kilo) for place, (rack, watts) in enumerate(drawn.lines)]
+    keys = [Key(series_class(line.series), line.name, line.series) for line in lines]
+    band = None
+    if drawn.band is not None:
+        others = APART + len(lines)
+        band = Band(others, x, drawn.band[0] / kilo, drawn.band[1] / kilo)
+        keys.append(Key(series_class(others), f"all {len(use.racks):,} racks", others, "lowest to highest"))
+    levels = [Level(watts / kilo, text) for watts, text in drawn.limits]
+    label = f"Power of racks over time under {name}, with their limits"
+    picture = line_picture(lines, _time_axis(span), y, label=label, wide=True, levels=levels, band=band)
+    return Figure(name, _power_note(use), picture, keys)
+
+
+def _power_note(use: power.PowerUse) -> str:
+    above = sum(rack.above_limit_seconds > 0 for rack in use.racks)
+    limited = sum(rack.limit_watts is not None for rack in use.racks)
+    said = f"In kW; {use.energy_kwh:,.0f} kWh in all"
+    if above:
+        return f"{said}; {above:,} of {limited:,} limits passed, for {text_from_seconds(use.above_limit_seconds)}"
+    return f"{said}; every limit kept" if limited else said
 
 
 # Distributions.

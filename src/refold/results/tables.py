@@ -9,6 +9,7 @@ import msgspec
 
 from refold.model.units import text_from_seconds
 from refold.results.measures import Group, Measures
+from refold.results.power import PowerUse
 
 Better = Literal["less", "more", "neither"]
 
@@ -81,6 +82,21 @@ MORE: tuple[Measured, ...] = (
     (Column("overhead", "GPU-hours of overhead", "h", "less"), lambda one: one.overhead_gpu_hours),
 )
 """What else there is to say."""
+
+
+def _of_power(read: Callable[[PowerUse], float | None]) -> Callable[[Measures], float | None]:
+    return lambda one: None if one.power is None else read(one.power)
+
+
+POWER: tuple[Measured, ...] = (
+    (
+        Column("above_power_limit", "rack above its limit", "s", "less"),
+        _of_power(lambda one: one.above_limit_seconds),
+    ),
+    (Column("power_unevenness", "unevenness of racks", "%", "less"), _of_power(lambda one: one.unevenness)),
+    (Column("energy", "energy, kWh", "h", "less"), _of_power(lambda one: one.energy_kwh)),
+)
+"""What there is to say of power, where the cluster knows it."""
 
 GroupMeasure = Literal["completion", "waiting", "slowdown"]
 
@@ -171,5 +187,7 @@ def text_of(value: float | None, unit: str) -> str:
             return f"{value:.3f}"
         case "h":
             return f"{value:,.1f}" if value < 10 else f"{value:,.0f}"
+        case "W":
+            return f"{value / 1000:,.2f} kW" if value < 9_995 else f"{value / 1000:,.1f} kW"
         case _:
             return f"{value:,.0f}"

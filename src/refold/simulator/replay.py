@@ -15,9 +15,9 @@ import numpy as np
 from refold.errors import BadInput, BadValue, UnknownName
 from refold.model import Cluster, Demand, Job, Placement, Share
 from refold.model.units import WHOLE
-from refold.packing import RULES, Free
+from refold.packing import GENETIC, RULES, Free
 from refold.packing.compiled import compiled, inlined
-from refold.packing.fragments import no_typical, renew_typical, time_to_renew
+from refold.packing.expected import Expected, Known, nothing_expected, nothing_known, renew, time_to_renew
 from refold.packing.free import indices_of
 from refold.packing.kernels import move, need_of
 from refold.packing.layout import (
@@ -30,6 +30,8 @@ from refold.packing.layout import (
     Need,
     Words,
 )
+from refold.packing.looking_ahead import Racks, no_racks
+from refold.packing.placer import LOOK_AHEAD
 from refold.packing.rules import FGD, MEMORY_ENTRIES, SEED, place
 from refold.simulator.charges import AsRecorded
 
@@ -87,6 +89,8 @@ def replay_compiled(
     """Run all tasks to their end."""
     if placement not in RULES:
         raise UnknownName("placement", placement, RULES)
+    if placement in GENETIC:
+        raise BadInput(f"the compiled replay places one by one, and {placement} looks at windows: simulate it instead")
     if order not in ("fifo", "fifo-skip"):
         raise UnknownName("order of the compiled replay", order, ("fifo", "fifo-skip"))
     if np.any(np.diff(tasks.submitted) < 0):
@@ -104,7 +108,8 @@ def replay_compiled(
     ended = np.full(len(instances), np.nan)
     memory = np.zeros(MEMORY_ENTRIES, dtype=np.int64)
     memory[SEED] = seed
-    typical, weights = no_typical()
+    looks_ahead = RULES[placement][0] in LOOK_AHEAD
+    known = nothing_known(len(tasks.demands) if looks_ahead else 0, len(cluster.nodes))
     _replay(
         RULES[placement][0],
         order == "fifo",
@@ -118,8 +123,10 @@ def replay_compiled(
         tasks.work,
         tasks.demand_of,
         memory,
-        typical,
-        weights,
+        looks_ahead,
+        nothing_expected(),
+        known,
+        no_racks(),
         first_place,
         places,
         started,
@@ -221,8 +228,10 @@ def _replay(
     work: Floats,
     demand_of: Ints,
     memory: Ints,
-    typical: Ints,
-    weights: Floats,
+    looks_ahead: bool,
+    expected: Expected,
+    known: Known,
+    racks: Racks,
     first_place: Ints,
     places: Ints,
     started: Floats,
@@ -234,7 +243,7 @@ def _replay(
     following = _following(demand_of, head_of)
     closed = np.zeros(kinds, dtype=np.bool_)
     seen = np.zeros(kinds, dtype=np.int64)
-    arrived = size = waiting = seen_in_all = known = 0
+    arrived = size = waiting = seen_in_all = kinds_seen = 0
     head, stuck = 0, False
     while arrived < count or size > 0:
         now = np.inf
@@ -256,10 +265,10 @@ def _replay(
             if fits[kind]:
                 waiting += 1
                 seen[kind] += 1
-                known = max(known, kind + 1)
+                kinds_seen = max(kinds_seen, kind + 1)
                 seen_in_all += 1
-                if rule == FGD and time_to_renew(seen_in_all):
-                    renew_typical(shapes, seen, known, typical, weights)
+                if looks_ahead and time_to_renew(seen_in_all):
+                    renew(rule == FGD, shapes, seen, kinds_seen, nodes, expected, known)
             arrived += 1
 
         # 2. Who starts, in the order of arrival.
@@ -274,7 +283,7 @@ def _replay(
                     break
             kind = demand_of[task]
             first = first_place[task]
-            if not place(rule, nodes, gpus, bits, shapes, kind, memory, typical, weights, places, first):
+            if not place(rule, nodes, gpus, bits, shapes, kind, kind, memory, expected, known, racks, places, first):
                 closed[kind] = True
                 stuck = strict
                 continue
