@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
+from benchmarks.scheduling.pictures import apart
 from refold.results import svg
 from refold.results.curve_picture import COLOURS, STYLE
 from refold.results.pictures import Frame, cut, series_class
 
 WIDTH, HEIGHT = 1000.0, 540.0
 ROOM = Frame(WIDTH, HEIGHT, left=70, right=215, top=96, bottom=56)
-LABEL = 17.0
-"""How far apart the names at the ends of lines are."""
-
 MORE_STYLE = """
 .band { fill: currentColor; opacity: .15; }
 .dot { fill: currentColor; }
@@ -123,15 +121,3 @@ class _Upwards:
     def at(self, value: float) -> float:
         """How far down in the picture."""
         return ROOM.bottom_edge - (value - self._low) / (self._high - self._low) * ROOM.down
-
-
-def apart(wanted: Sequence[float], top: float, bottom: float) -> list[float]:
-    """Near where each wants to be, in the same order, none too close to the next."""
-    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
-    places = [0.0] * len(wanted)
-    lowest = top
-    for rank, index in enumerate(order):
-        still = bottom - LABEL * (len(order) - 1 - rank)
-        places[index] = min(max(wanted[index], lowest), max(still, lowest))
-        lowest = places[index] + LABEL
-    return places

@@ -143,7 +143,7 @@ class LinesPicture:
         """The picture as a file of its own."""
         up = _Upwards([value for one in self.series for value in one.values])
         parts = self._axes(up)
-        ends = _apart([up.at(one.values[-1]) for one in self.series], ROOM.top, ROOM.bottom_edge)
+        ends = apart([up.at(one.values[-1]) for one in self.series], ROOM.top, ROOM.bottom_edge)
         for number, (one, end) in enumerate(zip(self.series, ends, strict=True)):
             parts.append(svg.group(self._line(one, up, end), class_=series_class(number)))
         return _page(ROOM.height, self.title, self.about, parts)
@@ -206,7 +206,7 @@ class _Upwards:
         return ROOM.bottom_edge - (where - self._low) / (self._high - self._low) * ROOM.down
 
 
-def _apart(wanted: Sequence[float], top: float, bottom: float) -> list[float]:
+def apart(wanted: Sequence[float], top: float, bottom: float) -> list[float]:
     """Near where each wants to be, in the same order, none too close to the next."""
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
     places = [0.0] * len(wanted)

@@ -108,15 +108,16 @@ class Free:
             return None
         return f"node {self.cluster.nodes[share.node].name!r}: {_REFUSALS[answer]}"
 
-    def take_what_is_free(self, placement: Placement) -> None:
-        """Of a placement, take as much as is free."""
+    def take_what_is_free(self, placement: Placement) -> Placement:
+        """Of a placement, take as much as is free; returns what that is."""
+        taken: list[Share] = []
         for share in placement:
             free = self.gpu_milli_of(share.node)
-            for gpu in share.gpus:
-                if free[gpu]:
-                    self.take((Share(share.node, (gpu,), min(free[gpu], share.gpu_milli)),))
-            cpu, memory = self.nodes[share.node, CPU_FREE], self.nodes[share.node, MEMORY_FREE]
-            self.take((Share(share.node, (), WHOLE, min(cpu, share.cpu_milli), min(memory, share.memory_mib)),))
+            parts = [Share(share.node, (gpu,), min(free[gpu], share.gpu_milli)) for gpu in share.gpus if free[gpu]]
+            cpu, memory = self.nodes.item(share.node, CPU_FREE), self.nodes.item(share.node, MEMORY_FREE)
+            parts.append(Share(share.node, (), WHOLE, min(cpu, share.cpu_milli), min(memory, share.memory_mib)))
+            taken += [part for part in parts if self._take(part) is None]
+        return tuple(taken)
 
     def give_back(self, placement: Iterable[Share]) -> None:
         """Return what was taken."""

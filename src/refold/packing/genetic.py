@@ -90,7 +90,7 @@ class Books(NamedTuple):
 
 
 @inlined
-def draw(memory: Ints) -> int:
+def lot(memory: Ints) -> int:
     """The next number by lot, 0 … 2^53 - 1 (SplitMix64); `memory` holds its state."""
     word = np.uint64(memory[0]) + np.uint64(0x9E3779B97F4A7C15)
     memory[0] = np.int64(word)
@@ -102,7 +102,7 @@ def draw(memory: Ints) -> int:
 @inlined
 def chance(memory: Ints) -> float:
     """A number by lot, 0 to 1."""
-    return draw(memory) / 9007199254740992.0
+    return lot(memory) / 9007199254740992.0
 
 
 @compiled
@@ -226,9 +226,14 @@ def undo(books: Books, window: Window, places: Ints, placed: Bools) -> None:
     """Give back what a solution has taken."""
     for job in range(window.jobs.shape[0]):
         if placed[job]:
-            need = need_of(window.demands, window.jobs[job])
-            for instance in range(window.first[job], window.first[job] + need.instances):
-                take(books, places[instance, NODE], places[instance, GPU_MASK], need, -1)
+            _give_back(books, window, job, places)
+
+
+@compiled
+def _give_back(books: Books, window: Window, job: int, places: Ints) -> None:
+    need = need_of(window.demands, window.jobs[job])
+    for instance in range(window.first[job], window.first[job] + need.instances):
+        take(books, places[instance, NODE], places[instance, GPU_MASK], need, -1)
 
 
 @compiled
@@ -293,11 +298,11 @@ def _capacity(books: Books) -> tuple[float, float]:
 
 
 @inlined
-def _fittest_of_some(fitness: Floats, memory: Ints) -> int:
-    """The fittest of a few drawn by lot."""
-    best = draw(memory) % fitness.shape[0]
-    for _ in range(TOURNAMENT - 1):
-        other = draw(memory) % fitness.shape[0]
+def fittest_of(some: int, fitness: Floats, memory: Ints) -> int:
+    """The fittest of some that are drawn by lot."""
+    best = lot(memory) % fitness.shape[0]
+    for _ in range(some - 1):
+        other = lot(memory) % fitness.shape[0]
         if fitness[other] > fitness[best]:
             best = other
     return best
@@ -308,7 +313,7 @@ def _cross(
     window: Window, keys: Floats, genes: Ints, mother: int, father: int, memory: Ints, child_keys: Floats, child: Ints
 ) -> None:
     """On half of the nodes, by lot, the mother's jobs stay together; all other jobs are as the father has them."""
-    salt = draw(memory)
+    salt = lot(memory)
     for job in range(window.jobs.shape[0]):
         first = window.first[job]
         node = genes[mother, first]
@@ -330,7 +335,7 @@ def _disturb(window: Window, machines: int, keys: Floats, genes: Ints, memory: I
             by_lot = window.in_order and chance(memory) < 0.5
             need = need_of(window.demands, window.jobs[job])
             for instance in range(window.first[job], window.first[job] + need.instances):
-                genes[instance] = draw(memory) % machines if by_lot else ANY_NODE
+                genes[instance] = lot(memory) % machines if by_lot else ANY_NODE
 
 
 @compiled
@@ -361,9 +366,7 @@ def mark_hopeless(books: Books, window: Window, places: Ints, never: Bools) -> N
         seen[kind] = True
         never[kind] = _place_job(books, window, job, nowhere, places) == -np.inf
         if not never[kind]:
-            need = need_of(window.demands, kind)
-            for instance in range(window.first[job], window.first[job] + need.instances):
-                take(books, places[instance, NODE], places[instance, GPU_MASK], need, -1)
+            _give_back(books, window, job, places)
 
 
 @compiled
@@ -393,7 +396,7 @@ def _fittest(
     child_keys, child = np.empty(count), np.empty(instances, dtype=np.int64)
     best, in_vain = fitness.max(), 0
     while to_read > 0 and in_vain < patience:
-        mother, father = _fittest_of_some(fitness, memory), _fittest_of_some(fitness, memory)
+        mother, father = fittest_of(TOURNAMENT, fitness, memory), fittest_of(TOURNAMENT, fitness, memory)
         _cross(window, keys, genes, mother, father, memory, child_keys, child)
         _disturb(window, machines, child_keys, child, memory, MUTATIONS / count)
         found = read(books, window, child_keys, child, places, placed, never)

@@ -16,10 +16,9 @@ import numpy as np
 
 from refold.model.units import WHOLE
 from refold.packing.compiled import compiled, inlined
-from refold.packing.genetic import Books, Window, chance, draw, hosts, mark_hopeless, take
-from refold.packing.kernels import need_of
-from refold.packing.layout import FIRST_GPU, GPU_MASK, GPUS, NODE, Bools, Floats, Ints, Need
-from refold.packing.looking_ahead import loosest
+from refold.packing.genetic import Books, Window, chance, fittest_of, hosts, lot, mark_hopeless, take
+from refold.packing.kernels import LOOSEST, TIGHTEST, need_of, pick_gpus
+from refold.packing.layout import GPU_MASK, GPUS, NODE, Bools, Ints, Need
 
 POPULATION = 100
 TOURNAMENT = 20
@@ -39,16 +38,6 @@ def fitness_of(nodes: Ints, gpus: Ints, machine: int, need: Need) -> float:
     return need.gpus * need.milli / (nodes[machine, GPUS] * WHOLE) if need.gpus > 0 else 0.0
 
 
-@inlined
-def _fittest_of_some(fitness: Floats, memory: Ints) -> int:
-    best = draw(memory) % fitness.shape[0]
-    for _ in range(TOURNAMENT - 1):
-        other = draw(memory) % fitness.shape[0]
-        if fitness[other] > fitness[best]:
-            best = other
-    return best
-
-
 @compiled
 def best_pair(
     nodes: Ints, gpus: Ints, demands: Ints, tasks: Ints, generations: int, memory: Ints
@@ -59,12 +48,12 @@ def best_pair(
     fitness, weakest_first = np.empty(POPULATION), np.empty(POPULATION, dtype=np.int64)
     child_machine, child_task = np.empty(CHILDREN, dtype=np.int64), np.empty(CHILDREN, dtype=np.int64)
     for one in range(POPULATION):
-        machine[one], task[one] = draw(memory) % machines, draw(memory) % count
+        machine[one], task[one] = lot(memory) % machines, lot(memory) % count
         fitness[one] = fitness_of(nodes, gpus, machine[one], need_of(demands, tasks[task[one]]))
     for _ in range(generations):
         for child in range(CHILDREN):
-            mother, father = _fittest_of_some(fitness, memory), _fittest_of_some(fitness, memory)
-            child_machine[child] = machine[mother] if draw(memory) % 2 == 1 else machine[father]
+            mother, father = fittest_of(TOURNAMENT, fitness, memory), fittest_of(TOURNAMENT, fitness, memory)
+            child_machine[child] = machine[mother] if lot(memory) % 2 == 1 else machine[father]
             child_task[child] = task[father]
         weakest_first[:] = np.argsort(fitness, kind="mergesort")
         for child in range(CHILDREN):
@@ -76,24 +65,12 @@ def best_pair(
             one = weakest_first[child]
             mutates = MUTATES[0] if fitness[one] < mean else MUTATES[1]
             if chance(memory) < mutates:
-                machine[one] = draw(memory) % machines
+                machine[one] = lot(memory) % machines
             if chance(memory) < mutates:
-                task[one] = draw(memory) % count
+                task[one] = lot(memory) % count
             fitness[one] = fitness_of(nodes, gpus, machine[one], need_of(demands, tasks[task[one]]))
     best = np.argmax(fitness)
     return fitness[best], machine[best], task[best]
-
-
-@compiled
-def tightest(nodes: Ints, gpus: Ints, node: int, need: Need) -> int:
-    """The fullest GPU of a node that has room for an instance; if it takes several, those with the most free."""
-    if need.gpus != 1:
-        return loosest(nodes, gpus, node, need)
-    first, best, least = nodes[node, FIRST_GPU], -1, WHOLE + 1
-    for gpu in range(nodes[node, GPUS]):
-        if need.milli <= gpus[first + gpu] < least:
-            best, least = gpu, gpus[first + gpu]
-    return 1 << best
 
 
 @compiled
@@ -122,7 +99,7 @@ def evolve_paper(books: Books, window: Window, memory: Ints, places: Ints, place
         if fitness == MISFIT:
             break
         need, instance = need_of(window.demands, tasks[which]), row_of_task[which]
-        mask = tightest(books.nodes, books.gpus, machine, need)
+        mask = pick_gpus(books.nodes, books.gpus, machine, need, TIGHTEST if need.gpus == 1 else LOOSEST)
         take(books, machine, mask, need, 1)
         places[instance, NODE], places[instance, GPU_MASK] = machine, mask
         missing[job_of[instance]] -= 1

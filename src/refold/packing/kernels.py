@@ -27,6 +27,9 @@ from refold.packing.layout import (
 CPU_SIGN, MEMORY_SIGN = np.uint64(0x2545F4914F6CDD1D), np.uint64(0xD851F42D4C957F2D)
 GPU_SIGN = np.uint64(0xB69DEA0F31A53F85)
 
+# Which GPUs of a node are shared first.
+FIRST, TIGHTEST, LOOSEST = range(3)
+
 # What `take` answers.
 TAKEN, NODE_DOWN, NO_SUCH_GPU, GPU_OVER, CPU_OVER, MEMORY_OVER = range(6)
 
@@ -195,6 +198,30 @@ def fits(nodes: Ints, gpus: Ints, node: int, need: Need) -> bool:
             if room and need.gpus > 1:
                 room = gpus_with_room(nodes, gpus, node, need.milli) >= need.gpus
     return room
+
+
+@compiled
+def pick_gpus(nodes: Ints, gpus: Ints, node: int, need: Need, which: int) -> int:
+    """As many GPUs of a node as an instance needs, with room for it, as a mask; ties go to the lowest index."""
+    first, mask, count = nodes[node, FIRST_GPU], 0, need.gpus
+    if need.milli == WHOLE or which == FIRST:
+        gpu = 0
+        while count > 0:
+            if gpus[first + gpu] >= need.milli:
+                mask |= 1 << gpu
+                count -= 1
+            gpu += 1
+        return mask
+    for _ in range(count):
+        best, best_free = -1, 0
+        for gpu in range(nodes[node, GPUS]):
+            free = gpus[first + gpu]
+            if free < need.milli or mask >> gpu & 1:
+                continue
+            if best < 0 or (free < best_free if which == TIGHTEST else free > best_free):
+                best, best_free = gpu, free
+        mask |= 1 << best
+    return mask
 
 
 @inlined

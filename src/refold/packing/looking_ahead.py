@@ -10,7 +10,7 @@ from refold.model.units import WHOLE
 from refold.packing.compiled import compiled, inlined, trailing_zeros
 from refold.packing.expected import Expected, Known, row_of
 from refold.packing.fragments import fragments_after, node_fragments
-from refold.packing.kernels import fits, lowest_row, most_gpus, words_in
+from refold.packing.kernels import LOOSEST, fits, lowest_row, most_gpus, pick_gpus, words_in
 from refold.packing.layout import FIRST_GPU, GPUS, SIGNATURE, TYPE_BIT, Floats, Ints, Need, Words
 from refold.packing.worth import loss_on
 
@@ -124,7 +124,7 @@ def _alike(nodes: Ints, node: int, other: int) -> bool:
 def _fgd_gpus(nodes: Ints, gpus: Ints, node: int, need: Need, typical: Ints, weights: Floats) -> int:
     """For a share of one GPU the GPU that leaves the fewest fragments; else those with the most free."""
     if need.gpus != 1 or need.milli == WHOLE:
-        return loosest(nodes, gpus, node, need)
+        return pick_gpus(nodes, gpus, node, need, LOOSEST)
     best, least, first = 0, np.inf, nodes[node, FIRST_GPU]
     for gpu in range(nodes[node, GPUS]):
         if gpus[first + gpu] < need.milli or (gpu > 0 and gpus[first + gpu] == gpus[first + gpu - 1]):
@@ -133,16 +133,3 @@ def _fgd_gpus(nodes: Ints, gpus: Ints, node: int, need: Need, typical: Ints, wei
         if left < least:
             best, least = 1 << gpu, left
     return best
-
-
-@compiled
-def loosest(nodes: Ints, gpus: Ints, node: int, need: Need) -> int:
-    """The GPUs of a node with the most free; of equals the first."""
-    first, mask = nodes[node, FIRST_GPU], 0
-    for _ in range(need.gpus):
-        best, most = -1, 0
-        for gpu in range(nodes[node, GPUS]):
-            if gpus[first + gpu] > most and not mask >> gpu & 1:
-                best, most = gpu, gpus[first + gpu]
-        mask |= 1 << best
-    return mask

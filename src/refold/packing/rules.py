@@ -13,6 +13,9 @@ from refold.model.units import WHOLE
 from refold.packing.compiled import compiled, inlined, trailing_zeros
 from refold.packing.expected import Expected, Known, row_of
 from refold.packing.kernels import (
+    FIRST,
+    LOOSEST,
+    TIGHTEST,
     fits,
     lowest_row,
     most_gpus,
@@ -21,6 +24,7 @@ from refold.packing.kernels import (
     next_fitting,
     nodes_of_size_with,
     nodes_with,
+    pick_gpus,
     words_in,
 )
 from refold.packing.layout import (
@@ -46,9 +50,6 @@ FIRST_FIT, BEST_FIT, WORST_FIT, ROUND_ROBIN, TETRIS, FGD, WORTH, RANDOM = range(
 # What a rule remembers between placements.
 CURSOR, DRAWS, SEED = 0, 1, 2
 MEMORY_ENTRIES = 3
-
-# Which GPUs of a node are shared first.
-FIRST, TIGHTEST, LOOSEST = 0, 1, 2
 
 
 @inlined
@@ -207,30 +208,6 @@ def _round_robin(nodes: Ints, gpus: Ints, bits: Words, need: Need, memory: Ints)
     return node
 
 
-@compiled
-def _pick_gpus(nodes: Ints, gpus: Ints, node: int, need: Need, which: int) -> int:
-    """As many GPUs of a node as an instance needs, with room for it, as a mask; ties go to the lowest index."""
-    first, mask, count = nodes[node, FIRST_GPU], 0, need.gpus
-    if need.milli == WHOLE or which == FIRST:
-        gpu = 0
-        while count > 0:
-            if gpus[first + gpu] >= need.milli:
-                mask |= 1 << gpu
-                count -= 1
-            gpu += 1
-        return mask
-    for _ in range(count):
-        best, best_free = -1, 0
-        for gpu in range(nodes[node, GPUS]):
-            free = gpus[first + gpu]
-            if free < need.milli or mask >> gpu & 1:
-                continue
-            if best < 0 or (free < best_free if which == TIGHTEST else free > best_free):
-                best, best_free = gpu, free
-        mask |= 1 << best
-    return mask
-
-
 @inlined
 def _choose_node(
     rule: int,
@@ -273,7 +250,7 @@ def _choose_gpus(rule: int, nodes: Ints, gpus: Ints, node: int, need: Need, kind
         which = LOOSEST  # shares of several GPUs each: only so does a node hold as many instances as it can
     elif rule in (BEST_FIT, TETRIS):
         which = TIGHTEST
-    return _pick_gpus(nodes, gpus, node, need, which)
+    return pick_gpus(nodes, gpus, node, need, which)
 
 
 @compiled

@@ -39,6 +39,10 @@ class Trial:
         self._taken.append(placement)
         return True
 
+    def take_what_is_free(self, placement: Placement) -> None:
+        """Suppose as much of this placement were taken as is free."""
+        self._taken.append(self.free.take_what_is_free(placement))
+
     def give_back(self, placement: Placement) -> None:
         """Suppose this placement were given back."""
         self.free.give_back(placement)

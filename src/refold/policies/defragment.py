@@ -18,10 +18,10 @@ import numpy as np
 
 from refold.core import View
 from refold.errors import BadValue
-from refold.model import Allocation, Demand, Job, Placement, Reshape, Share, Start
+from refold.model import Allocation, Demand, Job, Placement, Reshape, Start
 from refold.model.allocation import beyond
-from refold.model.units import WHOLE, Seconds
-from refold.packing import Free, Placer, Trial
+from refold.model.units import Seconds
+from refold.packing import Free, Placer
 from refold.packing.layout import CPU_FREE, MEMORY_FREE, UP
 from refold.policies.moves import Moves, find_moves
 
@@ -112,7 +112,7 @@ class Defragment:
             if trial.take(promise.placement):
                 starts.append(Start(promise.job.id, Allocation(promise.placement)))
             elif _can_be_kept(view, promise):
-                _hold(trial, promise.placement)
+                trial.take_what_is_free(promise.placement)
                 self._promises.append(promise)
             else:
                 in_vain.append(promise.job)
@@ -168,7 +168,7 @@ class Defragment:
         self._moved_at = view.now
         for reshape in moves.reshapes:
             trial.take(beyond(reshape.allocation.placement, runs[reshape.job].allocation.placement))
-        _hold(trial, moves.placement)
+        trial.take_what_is_free(moves.placement)
         self.reshapes += moves.reshapes
         awaited = tuple((reshape.job, runs[reshape.job].number) for reshape in moves.reshapes)
         self._promises.append(_Promise(job, moves.placement, awaited))
@@ -183,18 +183,6 @@ def _can_be_kept(view: View, promise: _Promise) -> bool:
         if run is not None and run.number == number and run.stopping:
             return True
     return False
-
-
-def _hold(trial: Trial, placement: Placement) -> None:
-    """Of a placement, suppose as much taken as is free."""
-    for share in placement:
-        free = trial.free.gpu_milli_of(share.node)
-        for gpu in share.gpus:
-            if free[gpu]:
-                trial.take((Share(share.node, (gpu,), min(free[gpu], share.gpu_milli)),))
-        row = trial.free.nodes[share.node]
-        cpu, memory = min(int(row[CPU_FREE]), share.cpu_milli), min(int(row[MEMORY_FREE]), share.memory_mib)
-        trial.take((Share(share.node, (), WHOLE, cpu, memory),))
 
 
 def _enough_in_sum(free: Free, demand: Demand) -> bool:

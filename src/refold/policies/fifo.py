@@ -17,6 +17,7 @@ class Fifo:
     """
 
     name = "fifo"
+    strict = True
 
     def __init__(
         self,
@@ -30,39 +31,17 @@ class Fifo:
         self._queue = Queue(
             Placer(placement, seed),
             key=lambda job: job.submitted,
-            strict=True,
+            strict=self.strict,
             defragment=moving if defragment else None,
         )
 
     def decide(self, view: View) -> Decision:
-        """Start from the front until one does not fit."""
+        """Start from the front; strictly, until one does not fit."""
         return self._queue.decide(view)
 
 
-class FifoSkip:
-    """Order of arrival, but a job that has no place is passed over by those that have.
-
-    `defragment` and what belongs to it: as in `fifo`, for everybody who waits.
-    """
+class FifoSkip(Fifo):
+    """Order of arrival, but a job that has no place is passed over by those that have."""
 
     name = "fifo-skip"
-
-    def __init__(
-        self,
-        placement: str = "best-fit",
-        seed: int = 0,
-        defragment: bool = False,
-        restart_seconds: float = 78.0,
-        most_moves: int = 8,
-    ) -> None:
-        moving = Defragment(restart_seconds, most_moves)
-        self._queue = Queue(
-            Placer(placement, seed),
-            key=lambda job: job.submitted,
-            strict=False,
-            defragment=moving if defragment else None,
-        )
-
-    def decide(self, view: View) -> Decision:
-        """Start whatever fits, in the order of arrival."""
-        return self._queue.decide(view)
+    strict = False
