@@ -50,12 +50,20 @@ def _check(state: State, decision: Decision, known_to_be_free: set[int], policy:
             _check_shares(state, start.job, start.allocation, policy)
     for stop in decision.stops:
         _check_running(state, stop.job, named, policy)
+    for end in decision.ends:
+        _check_running(state, end.job, named, policy, may_be_stopped=True)
     for reshape in decision.reshapes:
         _check_running(state, reshape.job, named, policy)
         _check_shares(state, reshape.job, reshape.allocation, policy)
         _check_types(state, state.active[reshape.job], reshape.allocation, policy)
         if not _keeps_its_shape(state, reshape) and not state.active[reshape.job].reshapable:
             raise BadDecision(policy, "gang", f"reshaped job {reshape.job!r}, which is not reshapable")
+    for flag in decision.flags:
+        if flag.job not in state.runs:
+            raise BadDecision(policy, "running", f"flagged job {flag.job!r}, which {_standing(state, flag.job, named)}")
+    for expected in decision.expected:
+        if expected.job not in state.waiting or expected.job in named:
+            raise BadDecision(policy, "reason", f"says when {expected.job!r} may start, which does not wait")
     for wait in decision.waits:
         if wait.job not in state.waiting or wait.job in named:
             raise BadDecision(policy, "reason", f"says why {wait.job!r} waits, which does not")
@@ -120,11 +128,11 @@ def _check_shares(state: State, job_id: str, allocation: Allocation, policy: str
             raise BadDecision(policy, "free", f"gave job {job_id!r} the same GPU twice in {share}")
 
 
-def _check_running(state: State, job_id: str, named: set[str], policy: str) -> None:
+def _check_running(state: State, job_id: str, named: set[str], policy: str, *, may_be_stopped: bool = False) -> None:
     run = state.runs.get(job_id)
     if run is None or run.stopping or job_id in named:
         raise BadDecision(policy, "running", f"changed job {job_id!r}, which {_standing(state, job_id, named)}")
-    if not state.active[job_id].preemptible:
+    if not state.active[job_id].preemptible and not may_be_stopped:
         raise BadDecision(policy, "preemptible", f"changed job {job_id!r}, which is not preemptible")
     named.add(job_id)
 

@@ -8,7 +8,7 @@ import msgspec
 
 from refold.core.events import Event
 from refold.core.orders import Order
-from refold.model import Cluster, Expected, Wait
+from refold.model import Cluster, End, Expected, Flag, Wait
 from refold.model.units import Seconds
 
 VERSION = 1
@@ -33,6 +33,8 @@ class Entry(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_un
     expected: tuple[Expected, ...] = ()
     wake_at: Seconds | None = None
     refused: str = ""
+    flags: tuple[Flag, ...] = ()
+    ends: tuple[End, ...] = ()
 
 
 class Journal(Protocol):

@@ -96,6 +96,8 @@ class Scheduler:
             decision.expected,
             decision.wake_at,
             refusal,
+            decision.flags,
+            decision.ends,
         )
         self._journal.write(entry)
         return entry
@@ -105,6 +107,8 @@ class Scheduler:
         orders: list[Order] = []
         for stop in decision.stops:
             orders.append(state.stop(stop.job, stop.why))
+        for end in decision.ends:
+            orders.append(state.end(end.job, end.why))
         for reshape in decision.reshapes:
             held = holding[reshape.job]
             orders.append(state.reshape(reshape.job, reshape.allocation, held, reshape.why))
@@ -112,4 +116,6 @@ class Scheduler:
             orders.append(state.start(start.job, start.allocation))
         for wait in decision.waits:
             state.reasons[wait.job] = wait
+        for expected in decision.expected:
+            state.expected[expected.job] = expected
         return orders

@@ -19,7 +19,7 @@ from refold.core.events import (
     Woke,
 )
 from refold.core.orders import Order, StartRun, StopRun
-from refold.model import Allocation, Cluster, Decision, Job, Placement, Run, Wait
+from refold.model import Allocation, Cluster, Decision, Expected, Job, Placement, Run, Wait
 from refold.model.units import WHOLE, Seconds
 from refold.packing import Free
 
@@ -84,6 +84,7 @@ class State:
         self.runs: dict[str, Run] = {}
         self.progress: dict[str, Progress] = {}
         self.reasons: dict[str, Wait] = {}
+        self.expected: dict[str, Expected] = {}
         self.changes = Changes()
         self.late: Counter[str] = Counter()
         self._held: dict[str, Placement] = {}
@@ -242,6 +243,7 @@ class State:
         """A waiting job gets an allocation that was taken for it."""
         self.active[job_id] = self.waiting.pop(job_id)
         self.reasons.pop(job_id, None)
+        self.expected.pop(job_id, None)
         return self._begin(job_id, allocation)
 
     def stop(self, job_id: str, why: str) -> Order:
@@ -252,6 +254,11 @@ class State:
             progress.done += self.now - progress.computing_since
             progress.computing_since = None
         return StopRun(job_id, run.number, why)
+
+    def end(self, job_id: str, why: str) -> Order:
+        """A run is told to stop, and its job does not wait again."""
+        self._cancelled.add(job_id)
+        return self.stop(job_id, why)
 
     def refuse(self, decision: Decision) -> None:
         """A decision was refused: what the policy believes to have started waits on, as if it had come back."""
@@ -301,5 +308,6 @@ class State:
     def _forget(self, job_id: str) -> None:
         self.active.pop(job_id, None)
         self.reasons.pop(job_id, None)
+        self.expected.pop(job_id, None)
         self._cancelled.discard(job_id)
         del self.progress[job_id]

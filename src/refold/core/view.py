@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from refold.core.state import Changes, State
-from refold.model import Allocation, Cluster, Demand, Job, Placement, Reason, Run, Shortage, Start, Wait
+from refold.model import Allocation, Cluster, Demand, Expected, Job, Placement, Reason, Run, Shortage, Start, Wait
 from refold.model.units import WHOLE, Seconds
 from refold.packing import Free, Trial
 
@@ -109,6 +109,10 @@ class View:
         if reason is Reason.RESOURCES:
             return Wait(job_id, reason, shortage=self.shortage(demand))
         return Wait(job_id, reason, ahead=self._jobs_before(job_id))
+
+    def expected(self, job_id: str) -> Expected | None:
+        """When a waiting job may start, as the policy has last said; None: it has not."""
+        return self._state.expected.get(job_id)
 
     def _jobs_before(self, job_id: str) -> int:
         return list(self.waiting).index(job_id)

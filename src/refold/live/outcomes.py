@@ -51,6 +51,7 @@ class Outcomes:
     def note(self, entry: Entry, view: View) -> list[Event]:
         """Take note of a step. Returns what was news in it: reports that came late or twice are not."""
         news = [event for event in entry.events if self._is_news(entry.now, event, view)]
+        self._cancelled |= {end.job for end in entry.ends}
         for order in entry.orders:
             if isinstance(order, StartRun):
                 outcome = self.of[order.job]

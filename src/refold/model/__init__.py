@@ -5,7 +5,7 @@ What is frozen when it is built cannot be part of a cycle: the garbage collector
 
 from refold.model.allocation import Allocation, Placement, Share
 from refold.model.cluster import Cluster, GpuType, Link, Node, Rack, Tenant
-from refold.model.decision import KEEP, Decision, Expected, Reshape, Start, Stop
+from refold.model.decision import KEEP, Decision, End, Expected, Flag, Reshape, Start, Stop
 from refold.model.job import Demand, Job, JobClass
 from refold.model.plan import Plan
 from refold.model.run import Run
@@ -17,7 +17,9 @@ __all__ = [
     "Cluster",
     "Decision",
     "Demand",
+    "End",
     "Expected",
+    "Flag",
     "GpuType",
     "Job",
     "JobClass",

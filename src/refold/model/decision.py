@@ -35,11 +35,30 @@ class Reshape(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
     why: str = ""
 
 
-class Expected(msgspec.Struct, gc=False, frozen=True):
-    """When a waiting job may start."""
+class End(msgspec.Struct, gc=False, frozen=True):
+    """Stop a running job for good: it does not wait again. `why` is for its owner."""
+
+    job: str
+    why: str
+
+
+class Flag(msgspec.Struct, gc=False, frozen=True):
+    """Something is wrong with a running job, and what will come of it if it stays so."""
+
+    job: str
+    why: str
+
+
+class Expected(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
+    """When a waiting job may start: probably `at`; hardly ever before `soonest`, or after `latest`, which is a promise.
+
+    `latest` holds for 95 of 100 jobs.
+    """
 
     job: str
     at: Seconds
+    soonest: Seconds | None = None
+    latest: Seconds | None = None
 
 
 class Holdings(Protocol):
@@ -58,6 +77,8 @@ class Decision(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
     waits: tuple[Wait, ...] = ()
     expected: tuple[Expected, ...] = ()
     wake_at: Seconds | None = None
+    flags: tuple[Flag, ...] = ()
+    ends: tuple[End, ...] = ()
 
     @staticmethod
     def towards(view: Holdings, target: Mapping[str, Allocation], why: str = "") -> Decision:

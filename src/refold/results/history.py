@@ -220,6 +220,8 @@ class HistoryJournal:
                 self._started(order)
             elif run := self._current(order.job, order.run):
                 run.told_to_stop = self._now
+        for end in entry.ends:
+            jobs[end.job].cancelled = True  # by a rule, and not by somebody
 
     def _note_event(self, event: Event) -> None:
         match event:

@@ -58,6 +58,7 @@ class Audit:
         lost = {event.node for event in entry.events if isinstance(event, NodeLost)}
         for event in entry.events:
             self._fact(event, lost)
+        self._cancelled |= {end.job for end in entry.ends}
         for order in entry.orders:
             self._order(order)
         for wait in entry.waits:
