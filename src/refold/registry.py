@@ -22,6 +22,8 @@ from refold.errors import BadFile, BadInput, RefoldError, UnknownName
 from refold.policies import POLICIES
 
 FOLDER_VARIABLE = "REFOLD_POLICIES"
+WATCH = "watch"
+"""The setting that every policy takes: rules by which its runs are watched."""
 
 
 class Listed(NamedTuple):
@@ -77,8 +79,29 @@ def settings_of(name: str) -> Mapping[str, Any]:
 
 
 def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
-    """A policy by its name, or by the path of a file, with its settings."""
-    settings = settings or {}
+    """A policy by its name, or by the path of a file, with its settings. Any may be watched, which is one of them."""
+    own, rules = parted(name, settings or {})
+    return watched(_made(name, own), rules)
+
+
+def watched(policy: Policy, rules: Mapping[str, Any] | None) -> Policy:
+    """The policy with somebody beside it who watches its runs by these rules; None: nobody does."""
+    if rules is None:
+        return policy
+    from refold.policies.watch import Rules, Watch  # few are watched, and predictions take a while to load
+
+    return Watch(policy, Rules.of(rules))
+
+
+def parted(name: str, settings: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+    """The settings of the policy itself; and the rules by which its runs are watched, unless it has its own such."""
+    own = dict(settings)
+    if WATCH not in own or WATCH in settings_of(name):
+        return own, None
+    return own, own.pop(WATCH)
+
+
+def _made(name: str, settings: Mapping[str, Any]) -> Policy:
     kind = _class_of(name)
     known = _settings(kind)
     for setting in settings:

@@ -12,7 +12,7 @@ from refold.core import Entry, Header
 from refold.core.events import JobCancelled, JobSubmitted, RunFailed, RunFinished, RunStarted, RunStopped
 from refold.core.orders import StartRun, StopRun
 from refold.journal import JournalFile
-from refold.model import Allocation, Plan, Reason, Share, Shortage, Wait
+from refold.model import Allocation, End, Expected, Flag, Plan, Reason, Share, Shortage, Wait
 from refold.testing import make_cluster, make_job
 
 Said = Callable[..., str]
@@ -140,3 +140,66 @@ def test_a_report_about_a_run_that_is_over_is_not_told(tmp_path: Path, told: Tol
 def test_a_job_that_never_fits_is_told_so(tmp_path: Path, said: Said) -> None:
     huge = written(tmp_path / "never.jsonl", Entry(0.0, (JobSubmitted(make_job("huge", gpus=8)),)), Entry(9.0))
     assert "the whole cluster, empty, has no room for it" in " ".join(said("why", huge, "huge").split())
+
+
+def promised(job: str, at: float, soonest: float | None, latest: float | None) -> tuple[Expected, ...]:
+    return (Expected(job, at, soonest, latest),)
+
+
+def test_what_a_job_was_promised_is_told_with_what_came_of_it(tmp_path: Path, said: Said) -> None:
+    path = written(
+        tmp_path / "promised.jsonl",
+        Entry(0.0, (JobSubmitted(TRAINED),), expected=promised("train", 60.0, 30.0, 120.0)),
+        Entry(50.0, expected=promised("train", 55.0, 50.0, 110.0)),  # sooner: nobody minds
+        Entry(100.0, expected=promised("train", 160.0, 150.0, 300.0)),
+        Entry(150.0, orders=(StartRun("train", 1, on(0, 1, 2, 3)),)),
+        Entry(200.0, orders=(StopRun("train", 1, "for others"),)),
+        Entry(201.0, (RunStopped("train", 1, 20.0),), expected=promised("train", 260.0, None, 600.0)),
+        Entry(260.0, orders=(StartRun("train", 2, on(0, 1, 2, 3)),)),
+    )
+    lines = [" ".join(line.split()) for line in said("why", path, "train").splitlines() if line.strip()]
+    assert [line for line in lines if "promise" in line or "renewed" in line] == [
+        "00:00:00 promised to start at 00:01:00, between 00:00:30 and 00:02:00",
+        "00:01:40 renewed to start at 00:02:40, between 00:02:30 and 00:05:00",
+        "00:02:30 promise broken 30 s after its bound, 1 min 30 s later than expected",
+        "00:03:21 promised to start at 00:04:20, not after 00:10:00",
+        "00:04:20 promise kept just when it was expected",
+    ]
+
+
+def test_a_promise_that_has_passed_is_told_while_its_job_waits(tmp_path: Path, told: Told) -> None:
+    entry = Entry(0.0, (JobSubmitted(TRAINED),), expected=promised("train", 60.0, None, 120.0))
+    waits = [one["event"] for one in told("why", written(tmp_path / "a.jsonl", entry, Entry(90.0)), "train")["events"]]
+    broken = [
+        one["event"] for one in told("why", written(tmp_path / "b.jsonl", entry, Entry(130.0)), "train")["events"]
+    ]
+    assert waits == ["submitted", "promised", "waited", "the end"]
+    assert broken == ["submitted", "promised", "waited", "promise broken", "the end"]
+
+
+def test_what_is_expected_without_a_bound_is_no_promise(tmp_path: Path, told: Told) -> None:
+    path = written(
+        tmp_path / "expected.jsonl",
+        Entry(0.0, (JobSubmitted(TRAINED),), expected=promised("train", 60.0, None, None)),
+        Entry(50.0, orders=(StartRun("train", 1, on(0, 1, 2, 3)),)),
+    )
+    told_of = [(one["event"], one["text"]) for one in told("why", path, "train")["events"]]
+    assert told_of[1] == ("expected", "to start at 00:01:00")
+    assert told_of[3] == ("waited", "10 s sooner than expected")
+
+
+def test_a_run_that_was_flagged_and_ended_by_a_rule_does_not_wait_again(tmp_path: Path, told: Told) -> None:
+    why = "no progress for 10 min"
+    path = written(
+        tmp_path / "ended.jsonl",
+        Entry(0.0, (JobSubmitted(OTHER),), (StartRun("trial", 1, on(0)),)),
+        Entry(600.0, flags=(Flag("trial", f"{why}; it is ended in 5 min"),)),
+        Entry(900.0, orders=(StopRun("trial", 1, why),), ends=(End("trial", why),)),
+        Entry(905.0, (RunStopped("trial", 1, 3.0),)),
+    )
+    assert [(one["event"], one["why"]) for one in told("why", path, "trial")["events"][1:]] == [
+        ("started", None),
+        ("flagged", f"{why}; it is ended in 5 min"),
+        ("told to end", why),
+        ("stopped", None),
+    ]

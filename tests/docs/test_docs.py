@@ -26,6 +26,7 @@ PAGES = [
     "docs/install.md",
     "docs/traces.md",
     "docs/placement.md",
+    "docs/queue.md",
     "docs/power.md",
     "docs/policies/defragment.md",
     "docs/policies/refold.md",

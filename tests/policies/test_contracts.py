@@ -47,8 +47,35 @@ class TestDrf(PolicyContract):
         return make_policy("drf")
 
 
+class TestEasy(PolicyContract):
+    def make_policy(self) -> Policy:
+        return make_policy("easy")
+
+
+class TestEasyInTwoLanesByShortest(PolicyContract):
+    def make_policy(self) -> Policy:
+        return make_policy("easy", {"lanes": True, "order": "shortest", "most_passed": 3, "filling": "order"})
+
+
+class TestEasyByFairShareWithoutStopping(PolicyContract):
+    def make_policy(self) -> Policy:
+        return make_policy("easy", {"order": "fair-share", "preempt": "never", "most_waiting_seconds": 60.0})
+
+
+class TestConservative(PolicyContract):
+    def make_policy(self) -> Policy:
+        return make_policy("conservative")
+
+
+class TestConservativeThatKnowsDurations(PolicyContract):
+    oracle = True
+
+    def make_policy(self) -> Policy:
+        return make_policy("conservative", {"durations": "known", "order": "attained"})
+
+
 @pytest.mark.parametrize("placement", RULES)
-@pytest.mark.parametrize("policy", ["fifo-skip", "srtf"])
+@pytest.mark.parametrize("policy", ["fifo-skip", "srtf", "easy"])
 def test_every_placement_keeps_the_contract(policy: str, placement: str) -> None:
     class Contract(PolicyContract):
         oracle = POLICIES[policy].oracle

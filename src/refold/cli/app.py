@@ -10,7 +10,23 @@ from typing import Annotated, cast
 import typer
 
 from refold import __version__
-from refold.cli import catalogue, compare, curve, fit, plan, policies, profile, replay, run, simulate, trace, why
+from refold.cli import (
+    catalogue,
+    compare,
+    curve,
+    fit,
+    plan,
+    policies,
+    predict,
+    profile,
+    queue,
+    replay,
+    run,
+    simulate,
+    trace,
+    whatif,
+    why,
+)
 from refold.cli.output import ERROR, say
 from refold.errors import RefoldError
 
@@ -31,9 +47,12 @@ app.command("plan")(plan.plan)
 app.command("curve")(curve.curve)
 app.command("profile")(profile.profile)
 app.command("fit")(fit.fit)
+app.command("predict")(predict.predict)
 app.command("policies")(policies.policies)
 app.command("replay")(replay.replay)
 app.command("why")(why.why)
+app.command("queue")(queue.queue)
+app.command("whatif")(whatif.whatif)
 app.command("run")(run.run)
 app.command("models")(catalogue.models)
 app.command("gpus")(catalogue.gpus)

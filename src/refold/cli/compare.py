@@ -12,6 +12,7 @@ from refold.cli.options import (
     ChargeBy,
     CheckpointEvery,
     ClusterFile,
+    EndlessShare,
     Faults,
     FaultSeed,
     FitFiles,
@@ -27,8 +28,13 @@ from refold.cli.options import (
     SpreadPower,
     StartCost,
     StopCost,
+    StuckSeed,
+    StuckShare,
     TraceOrDemo,
+    WatchRules,
     check_faults,
+    check_never_ending,
+    check_watch,
     costs_from,
     settings_from,
 )
@@ -67,6 +73,10 @@ def compare(
     faults: Faults = None,
     repair: Repair = None,
     fault_seed: FaultSeed = None,
+    stuck: StuckShare = None,
+    endless: EndlessShare = None,
+    stuck_seed: StuckSeed = None,
+    watch: WatchRules = None,
     processes: Annotated[
         int, typer.Option("--processes", min=1, max=256, help="Simulate so many policies at the same time.")
     ] = 1,
@@ -89,20 +99,23 @@ def compare(
     from refold.cli.choices import chosen_policies
     from refold.cli.experiment import all_simulated, conditions_of, notes_of, output_folder, reading_notes, try_report
     from refold.cli.power import limit_notes, within_limits
-    from refold.cli.workload import Reading, read_workload, with_charging, with_faults
+    from refold.cli.workload import Reading, read_workload, with_charging, with_faults, with_never_ending
 
-    given = settings_from(settings, None, seed)
+    given = settings_from(settings, None, seed, watch)
     wanted, where = _asked_for(policies, placements, spread_power, given)
     chosen = chosen_policies(wanted, where, given)
     costs = costs_from(start_cost, stop_cost, restart_cost, checkpoint_every, report_every)
+    check_watch(given.get("watch"), costs.report_every)
     known = knowledge_from(knowledge, fits)
     charging = charging_from(charge, known)
     chosen = told(chosen, known, charging)
     check_faults(faults, checkpoint_every, repair, fault_seed)
+    check_never_ending(stuck, endless, stuck_seed, report_every)
     workload = read_workload(trace, cluster, Reading(format, skip_bad, gpus_per_instance, limit), costs)
     workload = within_limits(workload, chosen, skip_bad)
     workload = with_charging(workload, charge, charging)
     workload = with_faults(workload, faults, repair, fault_seed or 0)
+    workload = with_never_ending(workload, stuck, endless, stuck_seed or 0)
     with output_folder(out):
         runs = all_simulated(workload, chosen, processes, gap)
         notes = notes_of(workload, runs) + limit_notes(chosen, runs) + (_gap_notes(runs) if gap else [])
@@ -167,13 +180,13 @@ def _document(
 
 def _print_table(workload: Workload, chosen: list[Choice], runs: list[ReportRun], gap: bool) -> None:
     from refold.cli.experiment import faults_text
-    from refold.cli.measured import comparison_table
+    from refold.cli.measured import comparison_table, promises_tables
     from refold.cli.power import spreads_power
 
     oracles = {choice.name for choice in chosen if choice.oracle}
     power = any(spreads_power(choice) for choice in chosen)
     table = comparison_table(str(workload), runs, oracles, faults_text(runs), power)
-    print_tables(_with_gaps(table, runs) if gap else table)
+    print_tables(_with_gaps(table, runs) if gap else table, *promises_tables(runs))
 
 
 def _with_gaps(table: Table, runs: list[ReportRun]) -> Table:

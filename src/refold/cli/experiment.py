@@ -57,6 +57,7 @@ def _simulated(workload: Workload, choice: Choice, path: Path | None, advance: A
             charge=workload.charging.charge(workload.cluster),
             costs=workload.costs,
             faults=workload.faults,
+            never_end=workload.never_end,
             progress=tell,
         )
     tell(len(workload.jobs))

@@ -28,15 +28,16 @@ class PolicyFailed(RefoldError):
 
 def make_guarded(name: str, settings: Mapping[str, Any]) -> Policy:
     """A policy by name or file. Those of the package are not watched: a traceback of theirs is for us to see."""
-    from refold.registry import make_policy
+    from refold.registry import make_policy, parted, watched
 
     try:
-        policy = make_policy(name, settings)
+        own, rules = parted(name, settings)
+        policy = make_policy(name, own)
     except RefoldError:
         raise
     except Exception as error:
         raise _failed(f"{name} cannot be made", error) from error
-    return policy if type(policy).__module__.startswith("refold.") else _Guarded(policy)
+    return watched(policy if type(policy).__module__.startswith("refold.") else _Guarded(policy), rules)
 
 
 class _Guarded:

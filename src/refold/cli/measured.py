@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from refold.results import Measures, ReportRun
     from refold.results.measures import Group, Spread
     from refold.results.power import PowerUse
+    from refold.results.promises import PromiseGroup
     from refold.results.tables import Cell, Comparison
 
 MOST_TENANTS = 12
@@ -64,6 +65,7 @@ def _facts(title: str, measures: Measures, faults: int) -> Table:
         "Jain's index, tenants": text_of(measures.jain_tenants, "index"),
         "Jain's index, jobs": text_of(measures.jain_jobs, "index"),
         **(_power_facts(measures.power) if measures.power else {}),
+        **(_promise_facts(measures.promises.all) if measures.promises else {}),
     }
     columns = {"fact": Column("", whole=True), "value": Column("", number=True)}
     return Table(title, columns, [{"fact": fact, "value": value} for fact, value in facts.items() if value])
@@ -78,6 +80,18 @@ def _power_facts(power: PowerUse) -> dict[str, str]:
         "energy per GPU-hour of finished jobs, kWh": "–" if each is None else f"{each:.2f}",
         "unevenness of racks": text_of(power.unevenness, "%") if power.unevenness is not None else "",
         "a rack above its limit": text_of(power.above_limit_seconds, "s") if _limited(power) else "",
+    }
+
+
+def _promise_facts(promises: PromiseGroup) -> dict[str, str]:
+    from refold.results.tables import text_of
+
+    return {
+        "promised starts": count(promises.promised),
+        "promises kept": text_of(promises.share_kept, "%"),
+        "promises renewed": count(promises.renewals),
+        "promised within, median": text_of(promises.width, "s"),
+        "error of expected start, mean": text_of(promises.error.mean_absolute, "s"),
     }
 
 
@@ -135,6 +149,7 @@ def _times(measures: Measures) -> Table:
         row("to first start", measures.to_first_start, "s"),
         row("slowdown", measures.slowdown, "×"),
         row("fairness (ρ)", measures.finish_time_fairness, "×"),
+        row("jobs that passed it", measures.passed_over, "jobs"),
     ]
     return Table("Times", columns, rows)
 
@@ -179,6 +194,21 @@ def comparison_table(
 
     measured = (*MAIN, *(one for one in MORE if faults and one[0].key in OF_FAULTS), *(POWER if power else ()))
     comparison = compare([(run.name, run.measures) for run in runs], measured)
+    return _side_by_side(title, comparison, oracles, _footnotes(comparison, runs, oracles, faults))
+
+
+def promises_tables(runs: Sequence[ReportRun]) -> list[Table]:
+    """How well promised starts were kept, and how far jobs were passed over; nothing where nobody promised any."""
+    from refold.results import compare
+    from refold.results.tables import PROMISES
+
+    if all(run.measures.promises is None for run in runs):
+        return []
+    comparison = compare([(run.name, run.measures) for run in runs], PROMISES)
+    return [_side_by_side("Promised starts, and jobs passed over", comparison, (), [])]
+
+
+def _side_by_side(title: str, comparison: Comparison, oracles: Collection[str], after: Sequence[str]) -> Table:
     rows: list[dict[str, Any]] = [
         {"name": f"{row.name} {ORACLE}" if row.name in oracles else row.name}
         | {column.key: cell for column, cell in zip(comparison.columns, row.cells, strict=True)}
@@ -188,7 +218,7 @@ def comparison_table(
         column.key: Column(column.name, _text_of_cell, number=True, style=_style_of_cell)
         for column in comparison.columns
     }
-    return Table(title, columns, rows, _footnotes(comparison, runs, oracles, faults))
+    return Table(title, columns, rows, after)
 
 
 def _footnotes(comparison: Comparison, runs: Sequence[ReportRun], oracles: Collection[str], faults: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from refold.model.units import Seconds
     from refold.simulator import Costs
 
 
@@ -72,6 +73,22 @@ def _settings_beginning(ctx: typer.Context, incomplete: str) -> list[str]:
     plain = {key: default for key, default in settings.items() if isinstance(default, str | int | float)}
     return [f"{key}={default}" for key, default in plain.items() if key.startswith(incomplete)]
 
+
+def _rules_beginning(incomplete: str) -> list[str]:
+    last = incomplete.rpartition(",")[2]
+    return _completed_last(incomplete, [rule for rule in WATCH_RULES if rule.startswith(last)])
+
+
+WATCH_RULES = (
+    "no-progress=",
+    "silent-too",
+    "beyond-limit",
+    "beyond-tail=",
+    "tail-at-least=",
+    "end-beyond-tail",
+    "grace=",
+)
+"""What `--watch` is made of: the fields of `policies.watch.Rules`."""
 
 DEFAULT_POLICY = "fifo"
 
@@ -196,15 +213,42 @@ Repair = Annotated[
     str | None, typer.Option("--repair", metavar="TIME", help="Mean time until a lost node returns [1h].")
 ]
 FaultSeed = Annotated[int | None, typer.Option("--fault-seed", min=0, max=2**62, help="Chance of the faults [0].")]
+StuckShare = Annotated[
+    float | None,
+    typer.Option("--stuck", min=0.0, max=1.0, metavar="SHARE", help="So many of the jobs hang at some point [0]."),
+]
+EndlessShare = Annotated[
+    float | None,
+    typer.Option(
+        "--endless", min=0.0, max=1.0, metavar="SHARE", help="So many of the jobs work on and on, beyond their end [0]."
+    ),
+]
+StuckSeed = Annotated[
+    int | None, typer.Option("--stuck-seed", min=0, max=2**62, help="Chance of who is stuck or endless [0].")
+]
+WatchRules = Annotated[
+    str | None,
+    typer.Option(
+        "--watch",
+        metavar="RULE,…",
+        help="Flag runs that go nowhere, then end them: no-progress=TIME, beyond-limit, beyond-tail=TIMES, "
+        "grace=TIME [5m]; docs/watch.md has all.",
+        autocompletion=_rules_beginning,
+    ),
+]
 
 OutFolder = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write the report into this folder.")]
 
 
-def settings_from(given: list[str] | None, placement: str | None = None, seed: int | None = None) -> dict[str, Any]:
-    """The settings of a policy: `--placement` and `--seed` are two of them that have options of their own."""
+def settings_from(
+    given: list[str] | None, placement: str | None = None, seed: int | None = None, watch: str | None = None
+) -> dict[str, Any]:
+    """The settings of a policy: `--placement`, `--seed` and `--watch` are some that have options of their own."""
     from refold.errors import BadInput
 
     settings: dict[str, Any] = {}
+    if watch is not None:
+        settings["watch"] = rules_from(watch)
     if placement is not None:
         settings["placement"] = placement
     if seed is not None:
@@ -215,6 +259,62 @@ def settings_from(given: list[str] | None, placement: str | None = None, seed: i
             raise BadInput(f"--set {text}: {key} is {settings[key]} already; say it once")
         settings[key] = value
     return settings
+
+
+def rules_from(text: str) -> dict[str, Any]:
+    """Rules of a watch as a journal's header has them, all of them, from how people write them."""
+    import msgspec
+
+    from refold.policies.watch import Rules
+
+    rules: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, value = _rule(part)
+        rules[name] = value
+    whole: dict[str, Any] = msgspec.to_builtins(Rules.of(rules))
+    return whole
+
+
+def _rule(part: str) -> tuple[str, Any]:
+    """'no-progress=10m', 'beyond-limit'."""
+    from refold.errors import BadInput, UnknownName
+    from refold.model.units import seconds_from_text
+
+    name, equals, value = part.partition("=")
+    if f"{name}{equals}" in WATCH_RULES:
+        field = name.replace("-", "_")
+        if not equals:
+            return field, True
+        return field, _number_of_times(part, value) if name == "beyond-tail" else seconds_from_text(value)
+    takes = [rule for rule in WATCH_RULES if rule.partition("=")[0] == name]
+    if not takes:
+        raise UnknownName("rule of a watch", name, [rule.partition("=")[0] for rule in WATCH_RULES])
+    raise BadInput(f"--watch {part}: {name} takes {'no value' if equals else f'a value, such as {name}=10'}")
+
+
+def _number_of_times(part: str, value: str) -> float:
+    from refold.errors import BadInput
+
+    try:
+        return float(value)
+    except ValueError:
+        raise BadInput(f"--watch {part}: expected how many times the tail, such as beyond-tail=3") from None
+
+
+def check_watch(rules: Mapping[str, Any] | None, report_every: Seconds | None) -> None:
+    """That no progress is made can be told only of runs that report it, and more often than they are asked."""
+    from refold.errors import BadInput
+    from refold.policies.watch import Rules
+
+    if rules is None or (wanted := Rules.of(rules).no_progress) is None:
+        return
+    if report_every is None:
+        raise BadInput("--watch no-progress needs --report-every: how often runs say how far they are, such as 1m")
+    if report_every >= wanted:
+        raise BadInput(
+            f"--watch no-progress={wanted:g}s would flag every run, since they report every {report_every:g} s: "
+            "ask for longer, or let them report more often"
+        )
 
 
 def refuse_without(needed: str, given: Mapping[str, object], why: str) -> None:
@@ -266,6 +366,14 @@ def check_faults(faults: str | None, checkpoint_every: str | None, repair: str |
     if faults is None:
         about = {"--checkpoint-every": checkpoint_every, "--repair": repair, "--fault-seed": seed}
         refuse_without("--faults", about, "how often nodes are lost, such as --faults 30d")
+
+
+def check_never_ending(stuck: float | None, endless: float | None, seed: int | None, report_every: str | None) -> None:
+    """What is about jobs that never end needs some; and those that report on and on need reports."""
+    if not stuck and not endless:
+        refuse_without("--stuck or --endless", {"--stuck-seed": seed}, "which share of jobs never ends, such as 0.02")
+    if report_every is None:
+        refuse_without("--report-every", {"--endless": endless}, "an endless job is one that reports more and more")
 
 
 def make_folder(folder: Path) -> Path:

@@ -184,7 +184,7 @@ def _recorded(path: Path) -> tuple[ReportRun, Header]:
 def _what_if(path: Path, choice: Choice, costs: Costs, out: Path | None, as_json: bool) -> None:
     from refold.cli.choices import is_oracle
     from refold.cli.experiment import conditions_of, faults_text, notes_of, simulated
-    from refold.cli.measured import comparison_table
+    from refold.cli.measured import comparison_table, promises_tables
     from refold.results import ReportRun
 
     recorded, header = _recorded(path)
@@ -210,7 +210,7 @@ def _what_if(path: Path, choice: Choice, costs: Costs, out: Path | None, as_json
     tell(notes)
     knowing = (is_oracle(header.policy), choice.oracle)
     oracles = {run.name for run, oracle in zip(runs, knowing, strict=True) if oracle}
-    print_tables(comparison_table(str(workload), runs, oracles, faults_text(runs)))
+    print_tables(comparison_table(str(workload), runs, oracles, faults_text(runs)), *promises_tables(runs))
     if report:
         say(f"report: {report}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from refold.cli.options import PlacementName, PolicyName, Settings, make_folder, settings_from
+from refold.cli.options import PlacementName, PolicyName, Settings, WatchRules, make_folder, settings_from
 from refold.cli.output import AsJson, Column, Table, print_json, print_tables, printable, say
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def run(
         Path | None, typer.Option("--out", help="A folder for journal and logs [refold-runs/DATE-TIME].")
     ] = None,
     grace: Annotated[str, typer.Option("--grace", help="How long a run may take to stop before it is killed.")] = "10s",
+    watch: WatchRules = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a list of commands on the slots of this machine. Exit status: 0 all finished, 1 not all, 130 interrupted.
@@ -53,7 +55,8 @@ def run(
     from refold.model.units import seconds_from_text
 
     wanted, patience = read_jobs(jobs), seconds_from_text(grace)
-    choice = chosen_policy(policy, settings_from(settings, placement))
+    choice = chosen_policy(policy, settings_from(settings, placement, watch=watch))
+    _check_watch(choice.settings)
     header = Header(local_cluster(slots), choice.policy, dict(choice.settings))
     made = make_guarded(header.policy, header.settings)
     _rehearse(header, wanted)
@@ -66,6 +69,19 @@ def run(
         say()
         print_tables(_table(outcomes, folder))
     raise typer.Exit(interrupted or int(not outcomes.all_finished()))
+
+
+def _check_watch(settings: Mapping[str, Any]) -> None:
+    """Processes do not report progress yet, so none of them can be said to make none."""
+    from refold.errors import BadInput
+    from refold.policies.watch import Rules
+
+    rules = Rules.of(settings["watch"]) if "watch" in settings else None
+    if rules is not None and rules.no_progress is not None and not rules.silent_too:
+        raise BadInput(
+            "--watch no-progress is about runs that report progress, which commands cannot do yet: "
+            "give jobs a time_limit and --watch beyond-limit, or add silent-too to end every run after that time"
+        )
 
 
 def _rehearse(header: Header, jobs: list[Job]) -> None:
@@ -136,6 +152,8 @@ class _Teller:
         for event in self._outcomes.note(entry, view):
             for line in self._lines(event, view):
                 self.line(line)
+        for flag in entry.flags:
+            self.line(self._say(entry.now, flag.job, f"warning: {flag.why}"), typer.colors.YELLOW)
         for order in entry.orders:
             if isinstance(order, StopRun):
                 self.line(self._say(entry.now, order.job, f"is to stop ({order.why})"))

@@ -11,6 +11,7 @@ from refold.cli.options import (
     ChargeBy,
     CheckpointEvery,
     ClusterFile,
+    EndlessShare,
     Faults,
     FaultSeed,
     FitFiles,
@@ -27,8 +28,13 @@ from refold.cli.options import (
     SpreadPower,
     StartCost,
     StopCost,
+    StuckSeed,
+    StuckShare,
     TraceName,
+    WatchRules,
     check_faults,
+    check_never_ending,
+    check_watch,
     costs_from,
     settings_from,
 )
@@ -59,6 +65,10 @@ def simulate(
     faults: Faults = None,
     repair: Repair = None,
     fault_seed: FaultSeed = None,
+    stuck: StuckShare = None,
+    endless: EndlessShare = None,
+    stuck_seed: StuckSeed = None,
+    watch: WatchRules = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Write journal.jsonl and report.html into this folder.")
     ] = None,
@@ -88,21 +98,24 @@ def simulate(
     )
     from refold.cli.measured import tables_of
     from refold.cli.power import limit_notes, within_limits
-    from refold.cli.workload import Reading, read_workload, with_charging, with_faults
+    from refold.cli.workload import Reading, read_workload, with_charging, with_faults, with_never_ending
 
     if spread_power:
         refuse_other_places([policy], {"--placement": placement}, settings_from(settings))
         placement = SPREAD
-    choice = chosen_policy(policy, settings_from(settings, placement, seed))
+    choice = chosen_policy(policy, settings_from(settings, placement, seed, watch))
     costs = costs_from(start_cost, stop_cost, restart_cost, checkpoint_every, report_every)
+    check_watch(choice.settings.get("watch"), costs.report_every)
     known = knowledge_from(knowledge, fits)
     charging = charging_from(charge, known)
     [choice] = told([choice], known, charging)
     check_faults(faults, checkpoint_every, repair, fault_seed)
+    check_never_ending(stuck, endless, stuck_seed, report_every)
     workload = read_workload(trace, cluster, Reading(format, skip_bad, gpus_per_instance, limit), costs)
     workload = within_limits(workload, [choice], skip_bad)
     workload = with_charging(workload, charge, charging)
     workload = with_faults(workload, faults, repair, fault_seed or 0)
+    workload = with_never_ending(workload, stuck, endless, stuck_seed or 0)
     with output_folder(out):
         journal = journal or (out / JOURNAL if out else None)
         run = simulated(workload, choice, journal)

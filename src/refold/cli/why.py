@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from refold.core import Entry, Header
     from refold.core.events import Event
     from refold.core.orders import Order
-    from refold.model import Allocation, Cluster, Job, Plan, Wait
+    from refold.model import Allocation, Cluster, Expected, Job, Plan, Wait
     from refold.results import History
 
 MOST_JOBS = 20
 """How many jobs are listed where none was asked about."""
+
+DUST = 1e-3
+"""Seconds by which a bound is not passed, but rounded."""
 
 MOST_SHAPES = 6
 """How many of a job's shapes are told there."""
@@ -34,7 +37,8 @@ def why(
 ) -> None:
     """Tell what became of a job, and why: waiting, starts, stops, other shapes.
 
-    One line for each thing that happened to it. Without a job: those that were stopped and started most.
+    One line for each thing that happened to it, with what it was promised and what came of that. Without a job: those
+    that were stopped and started most.
 
     Example: refold why out/journal.jsonl job-17
     """
@@ -74,7 +78,7 @@ class Shape:
     where: str
 
     def __str__(self) -> str:
-        return f"{_gpus_text(self.gpus)}{f', {self.plan}' if self.plan else ''}, on {self.where}"
+        return f"{gpus_text(self.gpus)}{f', {self.plan}' if self.plan else ''}, on {self.where}"
 
 
 @dataclass(slots=True)
@@ -104,15 +108,45 @@ class _Story:
         self._state = ""
         self._run = 0
         self._cancelled = False
+        self._promised: Expected | None = None
+        self._last_promised: Expected | None = None
 
     def note(self, entry: Entry) -> None:
         """What of an entry is about the job."""
         for event in entry.events:
             self._note_event(entry.now, event)
+        for flag in entry.flags:
+            if flag.job == self._id:
+                self._say(entry.now, "flagged", flag.why, run=self._run, why=flag.why)
         for order in entry.orders:
             if order.job == self._id:
-                self._note_order(entry.now, order)
+                self._note_order(entry.now, order, any(end.job == self._id for end in entry.ends))
         self._waits += [wait for wait in entry.waits if wait.job == self._id]
+        for expected in entry.expected:
+            if expected.job == self._id:
+                self._note_expected(entry.now, expected)
+
+    def _note_expected(self, now: float, expected: Expected) -> None:
+        """What it is told first when it begins to wait, and every time that its bound becomes a later one."""
+        last, self._last_promised = self._last_promised, expected
+        if last is None:
+            self._promised = expected
+            self._say(now, "promised" if expected.latest is not None else "expected", _expected_text(expected))
+        elif expected.latest is not None and (last.latest is None or expected.latest > last.latest):
+            self._say(now, "renewed", _expected_text(expected))
+
+    def _say_kept(self, now: float) -> None:
+        """Whether the first thing that it was told came true, and how far off it was."""
+        promised, self._promised, self._last_promised = self._promised, None, None
+        if promised is None:
+            return
+        off = _off_text(now - promised.at)
+        if promised.latest is None:
+            self._say(now, "waited", off)
+        elif now > promised.latest + DUST:
+            self._say(now, "promise broken", f"{_duration(now - promised.latest)} after its bound, {off}")
+        else:
+            self._say(now, "promise kept", off)
 
     def _note_event(self, now: float, event: Event) -> None:
         from refold.core.events import JobCancelled, JobSubmitted, RunFailed, RunFinished, RunStarted, RunStopped
@@ -144,14 +178,17 @@ class _Story:
             case _:
                 pass
 
-    def _note_order(self, now: float, order: Order) -> None:
+    def _note_order(self, now: float, order: Order, for_good: bool) -> None:
         from refold.core.orders import StartRun
 
         if not isinstance(order, StartRun):
-            self._say(now, "told to stop", order.why or "no reason was said", run=order.run, why=order.why or None)
-            self._stop = self.told[-1]
+            event, why = "told to end" if for_good else "told to stop", order.why or "no reason was said"
+            self._say(now, event, why, run=order.run, why=order.why or None)
+            self._cancelled = self._cancelled or for_good
+            self._stop = None if for_good else self.told[-1]
             return
         self._say_waited(now)
+        self._say_kept(now)
         shape = self._shape(order.run, order.allocation)
         self._say(now, "started", str(shape), run=order.run)
         self.told[-1].shape = shape
@@ -192,7 +229,7 @@ class _Story:
 
     def _wait_text(self, wait: Wait) -> str:
         if wait.shortage is not None:
-            return wait.shortage.text(_gpus_text(self.job.demand.gpus) if self.job else "GPUs")
+            return wait.shortage.text(gpus_text(self.job.demand.gpus) if self.job else "GPUs")
         return f"{plural(wait.ahead, 'job')} before it" if wait.ahead else ""
 
     def _say(self, at: float, event: str, text: str = "", *, run: int | None = None, why: str | None = None) -> None:
@@ -202,6 +239,8 @@ class _Story:
         """The journal ends, and perhaps the job did not."""
         if self._state == "waits":
             self._say_waited(now)
+            if self._promised is not None and self._promised.latest is not None and now > self._promised.latest + DUST:
+                self._say_kept(now)
         if self._state:
             self._say(now, "the end", f"of the journal; it still {self._state}")
 
@@ -224,6 +263,22 @@ def _story(header: Header, entries: Iterable[Entry], job_id: str, listed_by: str
     return story
 
 
+def _expected_text(expected: Expected) -> str:
+    """'at 02:00:00, between 01:00:00 and 05:00:00'."""
+    soonest, latest = expected.soonest, expected.latest
+    if soonest is not None and latest is not None:
+        return f"to start at {clock(expected.at)}, between {clock(soonest)} and {clock(latest)}"
+    bounds = [f"not before {clock(soonest)}"] if soonest is not None else []
+    bounds += [f"not after {clock(latest)}"] if latest is not None else []
+    return ", ".join([f"to start at {clock(expected.at)}", *bounds])
+
+
+def _off_text(seconds: float) -> str:
+    if abs(seconds) <= DUST:
+        return "just when it was expected"
+    return f"{_duration(abs(seconds))} {'later' if seconds > 0 else 'sooner'} than expected"
+
+
 def _asked_text(job: Job) -> str:
     parts = [f"{job.demand}", job.workload, str(job.plan) if job.plan else "", job.job_class]
     parts += [f"tenant {job.tenant}" if job.tenant != "default" else "", plural(job.steps, "step") if job.steps else ""]
@@ -235,7 +290,8 @@ def _done_text(done: float, steps: int | None) -> str:
     return f"with {plural(steps, 'step')} done" if steps is not None else f"with {_duration(done)} of work done"
 
 
-def _gpus_text(gpus: float) -> str:
+def gpus_text(gpus: float) -> str:
+    """'1 GPU', '0.5 GPUs'."""
     return f"{gpus:g} GPU{'s' * (gpus != 1)}"
 
 

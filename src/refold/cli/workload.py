@@ -1,4 +1,4 @@
-"""What is simulated: jobs on a cluster, what changes cost, and which nodes are lost when."""
+"""What is simulated: jobs on a cluster, what changes cost, which nodes are lost when, and which jobs never end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from refold.cli.output import progress
 
 if TYPE_CHECKING:
     from refold.model import Cluster, Job
-    from refold.simulator import Costs, Fault
+    from refold.simulator import Costs, Fault, NeverEnds
     from refold.traces import Trace
 
 DEMO = "demo"
@@ -32,6 +32,7 @@ class Workload:
     left_out: int = 0
     notes: Sequence[str] = ()
     charging: Charging = AS_RECORDED
+    never_end: Sequence[NeverEnds] = ()
 
     def __str__(self) -> str:
         from refold.traces.trace import counted
@@ -148,6 +149,23 @@ def with_faults(workload: Workload, faults: str | None, repair: str | None, seed
         raise BadInput(f"--faults {faults} would be {expected:,.0f} faults, expected at most {MOST_FAULTS:,}")
     drawn = seeded_faults(workload.cluster, between=between, repair=mend, until=until, seed=seed)
     return replace(workload, faults=drawn)
+
+
+def with_never_ending(workload: Workload, stuck: float | None, endless: float | None, seed: int) -> Workload:
+    """The same, with some jobs by lot that hang, or work on and on; a note says how many."""
+    from dataclasses import replace
+
+    from refold.simulator import Stuck, seeded_never_ending
+    from refold.traces.trace import counted
+
+    if not stuck and not endless:
+        return workload
+    drawn = seeded_never_ending(workload.jobs, stuck=stuck or 0.0, endless=endless or 0.0, seed=seed)
+    hanging = sum(isinstance(one, Stuck) for one in drawn)
+    kinds = {"stuck": hanging, "endless": len(drawn) - hanging}
+    said = " and ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count)
+    note = f"of {counted(len(workload.jobs), 'job')}, {said or 'none'} by lot: these never end by themselves"
+    return replace(workload, never_end=drawn, notes=(*workload.notes, note))
 
 
 def _could_last(workload: Workload) -> float:

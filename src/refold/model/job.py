@@ -66,7 +66,8 @@ class Job(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unkn
     `work` is how many seconds it runs on exactly what it asked for. In a trace that is known from the start
     and only oracles may look; of a live job it is None. `time_limit` is what its user said, a bound and not a truth.
     `workload` names the model that it trains, `batch` and `sequence` are those of a step (0: the model's usual),
-    and `steps` is how many it wants: that everybody may know.
+    and `steps` is how many it wants: that everybody may know. `gpu_range`: the fewest GPUs and the most, in all, that a
+    reshapable job can do with; None: as many as can be made use of.
     """
 
     id: str
@@ -87,6 +88,7 @@ class Job(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unkn
     batch: int = 0
     sequence: int = 0
     command: tuple[str, ...] = ()
+    gpu_range: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -99,5 +101,13 @@ class Job(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unkn
             raise BadValue(f"job {self.id!r}: time limit is {self.time_limit}, expected seconds > 0")
         if self.steps is not None and not 0 <= self.steps <= LARGEST:
             raise BadValue(f"job {self.id!r}: steps is {self.steps}, expected ≥ 0, and not beyond reason")
+        if self.gpu_range is not None:
+            self._check_range(*self.gpu_range)
         if not (0 <= self.batch <= LARGEST and 0 <= self.sequence <= LARGEST):
             raise BadValue(f"job {self.id!r}: batch and sequence are ≥ 0, not {self.batch} and {self.sequence}")
+
+    def _check_range(self, least: int, most: int) -> None:
+        if not 1 <= least <= most <= MOST_GPUS:
+            raise BadValue(f"job {self.id!r}: gpu_range is {least} to {most}, expected 1 or more, the fewest first")
+        if not self.reshapable or self.demand.gpus < 1 or self.demand.gpu_milli < WHOLE:
+            raise BadValue(f"job {self.id!r}: gpu_range is for reshapable jobs that ask for whole GPUs")

@@ -13,6 +13,7 @@ class Reason(StrEnum):
     AHEAD = "Ahead"  # others are before it in the queue
     RESOURCES = "Resources"  # no place for it now
     NEVER = "Never"  # no place for it even in an empty cluster
+    RESERVED = "Reserved"  # there is room now, but others before it are promised it
     RELEASING = "Releasing"  # its place is being given back by runs that are stopping
     NOT_LOOKED_AT = "NotLookedAt"  # the policy has not come to it yet
 

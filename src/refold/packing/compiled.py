@@ -63,4 +63,14 @@ def _trailing_zeros(_typing: Any, word: Any) -> Any:
     return types.int64(types.uint64), generate if word == types.uint64 else None
 
 
+def _ones(_typing: Any, word: Any) -> Any:
+    """How many bits of a uint64 are set: one machine instruction."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.uint64), generate if word == types.uint64 else None
+
+
 trailing_zeros = cast(Callable[[np.uint64], int], intrinsic(_trailing_zeros))
+ones = cast(Callable[[np.uint64], int], intrinsic(_ones))

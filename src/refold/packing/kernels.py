@@ -128,6 +128,36 @@ def sign(nodes: Ints, gpus: Ints) -> None:
         nodes[node, SIGNATURE] = np.int64(signature)
 
 
+@inlined
+def set_free(nodes: Ints, gpus: Ints, bits: Words, node: int, least: Ints, cpu: int, memory: int) -> None:
+    """Let exactly so much be free on a node: of each GPU, of CPUs and of memory."""
+    first, size, sums = nodes[node, FIRST_GPU], nodes[node, GPUS], nodes.shape[0] - 1
+    same = nodes[node, CPU_FREE] == cpu and nodes[node, MEMORY_FREE] == memory
+    for gpu in range(size):
+        same = same and gpus[first + gpu] == least[gpu]
+    if same:
+        return
+    before, milli_before = nodes[node, WHOLE_FREE], nodes[node, MILLI_FREE]
+    signature = np.uint64(1) + np.uint64(cpu) * CPU_SIGN + np.uint64(memory) * MEMORY_SIGN
+    after = most = total = 0
+    sign = GPU_SIGN
+    for gpu in range(size):
+        free = least[gpu]
+        gpus[first + gpu] = free
+        signature += np.uint64(free) * sign
+        sign *= GPU_SIGN
+        total += free
+        most = max(most, free)
+        after += free == WHOLE
+    nodes[node, CPU_FREE], nodes[node, MEMORY_FREE] = cpu, memory
+    nodes[node, WHOLE_FREE], nodes[node, MOST_FREE], nodes[node, MILLI_FREE] = after, most, total
+    nodes[node, SIGNATURE] = np.int64(signature)
+    if nodes[node, UP]:
+        nodes[sums, WHOLE_FREE] += after - before
+        nodes[sums, MILLI_FREE] += total - milli_before
+        _move_bits(bits, node, size, before, after)
+
+
 @compiled
 def give_back(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int, cpu: int, memory: int) -> None:
     """Return what was taken with the same numbers."""

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import msgspec
 
 from refold.model import Demand, Job, Plan
+from refold.model.job import MOST_GPUS
 from refold.model.units import WHOLE
-from refold.plans.speeds import Kind, Speeds, asked_cpus, asked_layout, kind_of
+from refold.plans.speeds import Speeds, asked_cpus, asked_layout, kind_of
 
 WORTH_MORE = 1.01
 """More GPUs are worth having if they are so many times as fast."""
@@ -38,7 +39,7 @@ class Options:
         self._speeds = speeds
         self.plans, self._resources = plans, resources
         self._sizes = _sizes(speeds)
-        self._kept: dict[tuple[Kind | None, Demand, Plan | None], tuple[Option, ...]] = {}
+        self._kept: dict[tuple[object, ...], tuple[Option, ...]] = {}
         self._of_job: dict[str, tuple[Option, ...]] = {}
 
     def of(self, job: Job) -> tuple[Option, ...]:
@@ -54,7 +55,7 @@ class Options:
 
     def _of_kind(self, job: Job) -> tuple[Option, ...]:
         known = self._speeds.knows(job)
-        key = (kind_of(job) if known else None, job.demand, job.plan)
+        key = (kind_of(job) if known else None, job.demand, job.plan, job.gpu_range)
         if key not in self._kept:
             self._kept[key] = ((self._found(job) or as_asked_on(self._speeds, job)) if known else ()) or (
                 as_asked(job),
@@ -73,7 +74,9 @@ class Options:
                         options.append(option)
                         at_best = max(at_best, option.speed)
                 best = max(best, at_best)
-        return tuple(sorted(options, key=lambda option: (option.gpus, -option.speed)))
+        least, most = job.gpu_range or (1, MOST_GPUS)
+        within = (option for option in options if least <= option.gpus <= most)
+        return tuple(sorted(within, key=lambda option: (option.gpus, -option.speed)))
 
     def _option(self, job: Job, gpu_type: str, nodes: int, each: int) -> Option | None:
         asked = job.demand

@@ -33,6 +33,11 @@ class Reasons:
             self._lacks_power[job.id] = lacks_power
             self._waits.append(Wait(job.id, Reason.RESOURCES, shortage=placer.shortage(free, job.demand)))
 
+    def promised_to_others(self, job: Job) -> None:
+        """There is room for it, but not for as long as it will last: others before it are promised it."""
+        if self._is_new(job, Reason.RESERVED):
+            self._waits.append(Wait(job.id, Reason.RESERVED))
+
     def releasing(self, job: Job) -> None:
         """Its place is being given back."""
         if self._is_new(job, Reason.RELEASING):

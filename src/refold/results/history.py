@@ -30,7 +30,7 @@ from refold.core.events import (
 )
 from refold.core.orders import StartRun
 from refold.errors import BadJournal
-from refold.model import Allocation, Cluster, Demand, Job
+from refold.model import Allocation, Cluster, Demand, Expected, Job
 from refold.model.units import WHOLE, Seconds
 from refold.packing import Free
 from refold.packing.layout import Floats, Ints
@@ -101,6 +101,23 @@ class RunColumns:
         return len(self.allocations)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PromiseColumns:
+    """One entry per time that a waiting job was told when it may start, in the order of saying.
+
+    `made` is when it was said; `soonest` and `latest` are nan where they were not.
+    """
+
+    job: Ints
+    made: Floats
+    at: Floats
+    soonest: Floats
+    latest: Floats
+
+    def __len__(self) -> int:
+        return len(self.job)
+
+
 class NodeChange(msgspec.Struct, frozen=True):
     """A node was lost, or has returned."""
 
@@ -119,6 +136,7 @@ class History:
     tenants: tuple[str, ...]
     node_changes: Sequence[NodeChange]
     until: Seconds
+    promises: PromiseColumns
 
     @staticmethod
     def from_entries(cluster: Cluster, entries: Iterable[Entry]) -> History:
@@ -195,6 +213,7 @@ class HistoryJournal:
         self._jobs: dict[str, _JobSoFar] = {}
         self._runs: list[_RunSoFar] = []
         self._node_changes: list[NodeChange] = []
+        self._promises: list[tuple[int, Seconds, Expected]] = []
         self._step = 0
         self._now: Seconds = 0.0
 
@@ -222,6 +241,8 @@ class HistoryJournal:
                 run.told_to_stop = self._now
         for end in entry.ends:
             jobs[end.job].cancelled = True  # by a rule, and not by somebody
+        if entry.expected:
+            self._promised(entry)
 
     def _note_event(self, event: Event) -> None:
         match event:
@@ -244,6 +265,13 @@ class HistoryJournal:
                 self._node_changes.append(NodeChange(self._now, node, True))
             case RunProgressed() | Woke() | JobSubmitted() | RunFinished():
                 pass
+
+    def _promised(self, entry: Entry) -> None:
+        for expected in entry.expected:
+            job = self._jobs.get(expected.job)
+            if job is None:
+                raise BadJournal(f"job {expected.job!r} was told when it may start, which was never submitted")
+            self._promises.append((job.index, entry.now, expected))
 
     def _started(self, order: StartRun) -> None:
         job = self._jobs.get(order.job)
@@ -305,6 +333,7 @@ class HistoryJournal:
             tenants,
             self._node_changes,
             self._now,
+            _promise_columns(self._promises),
         )
 
     def _refuse_places_outside(self, cluster: Cluster) -> None:
@@ -378,6 +407,16 @@ def _run_columns(runs: list[_RunSoFar]) -> RunColumns:
         kept_before=_floats([run.kept_before for run in runs]),
         kept=_floats([run.kept for run in runs]),
         gpus=_floats([run.allocation.gpu_milli for run in runs]) / WHOLE,
+    )
+
+
+def _promise_columns(said: list[tuple[int, Seconds, Expected]]) -> PromiseColumns:
+    return PromiseColumns(
+        job=_ints([job for job, _, _ in said]),
+        made=_floats([made for _, made, _ in said]),
+        at=_floats([expected.at for _, _, expected in said]),
+        soonest=_floats([nan if expected.soonest is None else expected.soonest for _, _, expected in said]),
+        latest=_floats([nan if expected.latest is None else expected.latest for _, _, expected in said]),
     )
 
 

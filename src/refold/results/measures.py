@@ -18,6 +18,7 @@ from refold.packing.layout import Floats, Ints
 from refold.results.curves import fragmentation, in_system, overlap
 from refold.results.history import Ending, History, Outcome, sums
 from refold.results.power import PowerUse, power_use
+from refold.results.promises import PromiseMeasures, passed_over, promise_measures
 
 SHORT: Seconds = 10.0
 """Slowdowns take no job to be shorter than this, or jobs of one second would be all that counts."""
@@ -101,6 +102,8 @@ class Measures(msgspec.Struct, frozen=True):
     sizes: tuple[Group, ...]
     classes: tuple[Group, ...]
     power: PowerUse | None = None
+    passed_over: Spread = Spread()
+    promises: PromiseMeasures | None = None
 
 
 def measure(history: History) -> Measures:
@@ -109,6 +112,7 @@ def measure(history: History) -> Measures:
     per_job = _PerJob(history)
     busy = busy_window(history)
     everyone = np.arange(len(jobs))
+    sizes = np.array([size_of(job) for job in jobs.jobs], dtype=np.int64)
     lost = lost_seconds(history)
     overhead, reshapes = float((overhead_seconds(history) * runs.gpus).sum()), _reshapes(history)
     return Measures(
@@ -139,9 +143,11 @@ def measure(history: History) -> Measures:
         jain_tenants=_jain_tenants(history, per_job.work, busy),
         jain_jobs=jain(per_job.slowdown[~np.isnan(per_job.slowdown)]),
         tenants=_groups(per_job, history.tenants, jobs.tenant, everyone),
-        sizes=_groups(per_job, SIZES, np.array([size_of(job) for job in jobs.jobs], dtype=np.int64), everyone),
+        sizes=_groups(per_job, SIZES, sizes, everyone),
         classes=_groups(per_job, CLASSES, _class_numbers(jobs.jobs), everyone),
         power=power_use(history),
+        passed_over=spread_of(passed_over(history)),
+        promises=promise_measures(history, SIZES, sizes),
     )
 
 

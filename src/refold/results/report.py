@@ -133,7 +133,7 @@ def report_html(
             oracle=ORACLE if any(_is_oracle(run.name) for run in runs) else "",
             cards=_cards(measured),
             main=tables.compare(measured),
-            more=tables.compare(measured, tables.MORE + (tables.POWER if knows_power else ())),
+            more=tables.compare(measured, _more(measured)),
             over_time=[_allocation(runs, span), _queue(runs, span)],
             distributions=[_completion(runs), _waiting(runs)],
             gantts=gantts,
@@ -145,6 +145,13 @@ def report_html(
             all_tenants=len(runs[0].measures.tenants),
         )
     )
+
+
+def _more(measured: Sequence[tuple[str, Measures]]) -> tuple[tables.Measured, ...]:
+    """What else there is to compare: power where it is known, promised starts where any were made."""
+    power = any(one.power is not None for _, one in measured)
+    promised = any(one.promises is not None for _, one in measured)
+    return tables.MORE + (tables.POWER if power else ()) + (tables.PROMISES if promised else ())
 
 
 def _environment() -> Environment:

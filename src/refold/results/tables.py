@@ -10,6 +10,7 @@ import msgspec
 from refold.model.units import text_from_seconds
 from refold.results.measures import Group, Measures
 from refold.results.power import PowerUse
+from refold.results.promises import PromiseGroup
 
 Better = Literal["less", "more", "neither"]
 
@@ -98,6 +99,21 @@ POWER: tuple[Measured, ...] = (
 )
 """What there is to say of power, where the cluster knows it."""
 
+
+def _of_promises(read: Callable[[PromiseGroup], float | None]) -> Callable[[Measures], float | None]:
+    return lambda one: None if one.promises is None else read(one.promises.all)
+
+
+PROMISES: tuple[Measured, ...] = (
+    (Column("promises_kept", "promises kept", "%", "more"), _of_promises(lambda one: one.share_kept)),
+    (Column("promises_renewed", "renewed", "", "less"), _of_promises(lambda one: one.renewals)),
+    (Column("promise_width", "promised within", "s", "less"), _of_promises(lambda one: one.width)),
+    (Column("start_error", "error of start", "s", "less"), _of_promises(lambda one: one.error.mean_absolute)),
+    (Column("passed_over_mean", "mean passed over", "jobs", "less"), lambda one: one.passed_over.mean),
+    (Column("passed_over_most", "most passed over", "", "less"), lambda one: one.passed_over.most),
+)
+"""What there is to say of promised starts, where any policy made some; beside them, how far jobs were passed over."""
+
 GroupMeasure = Literal["completion", "waiting", "slowdown"]
 
 
@@ -185,7 +201,7 @@ def text_of(value: float | None, unit: str) -> str:
             return f"{value:,.2f} ×" if value < 10 else f"{value:,.0f} ×"
         case "index":
             return f"{value:.3f}"
-        case "h":
+        case "h" | "jobs":
             return f"{value:,.1f}" if value < 10 else f"{value:,.0f}"
         case "W":
             return f"{value / 1000:,.2f} kW" if value < 9_995 else f"{value / 1000:,.1f} kW"

@@ -7,10 +7,12 @@ from math import inf
 
 from refold.core.events import Event, NodeLost, RunFailed, RunFinished, RunProgressed, RunStarted, RunStopped
 from refold.core.orders import Order, StartRun, StopRun
+from refold.errors import BadValue
 from refold.model import Job, Placement
 from refold.model.units import Seconds
 from refold.simulator.agenda import Agenda
 from refold.simulator.charges import FREE_OF_CHARGE, Charge, Costs
+from refold.simulator.faults import Endless, NeverEnds
 
 
 class _Pretended:
@@ -37,15 +39,38 @@ class _Pretended:
 
 
 class PretendBackend:
-    """Runs nothing, and knows to the second when it would end. Runs report their progress if costs say how often."""
+    """Runs nothing, and knows to the second when it would end. Runs report their progress if costs say how often.
 
-    def __init__(self, jobs: Iterable[Job], agenda: Agenda, charge: Charge, costs: Costs = FREE_OF_CHARGE) -> None:
+    Some jobs never end: their runs do so only when they are told to stop, or with a node.
+    """
+
+    def __init__(
+        self,
+        jobs: Iterable[Job],
+        agenda: Agenda,
+        charge: Charge,
+        costs: Costs = FREE_OF_CHARGE,
+        never_end: Iterable[NeverEnds] = (),
+    ) -> None:
         self._jobs = {job.id: job for job in jobs}
         self._agenda = agenda
         self._charge = charge
         self._costs = costs
+        self._most = {one.job: self._most_of(one) for one in never_end}
         self._done: dict[str, Seconds] = {}
         self._runs: dict[str, _Pretended] = {}
+        self.longest_limit = max((self._jobs[job].time_limit or 0.0 for job in self._most), default=0.0)
+        """The longest that a user of a job that never ends gave it."""
+        self.never_ending = 0
+        """How many runs do not end by themselves."""
+        self.never_ending_silent_until = -inf
+        """By then each of them has reported once, if it ever does."""
+
+    def _most_of(self, one: NeverEnds) -> Seconds:
+        """As much work as a job that never ends will do."""
+        if one.job not in self._jobs:
+            raise BadValue(f"job {one.job!r} never ends, and is not among the jobs of the simulation")
+        return inf if isinstance(one, Endless) else min(one.after, self._charge.work(self._jobs[one.job]))
 
     def carry_out(self, now: Seconds, orders: Iterable[Order]) -> None:
         """Do as told."""
@@ -65,7 +90,7 @@ class PretendBackend:
                 if ended is not None and ended.reporting:
                     self._agenda.withdraw(ended.reporting)
             elif type(event) is RunStopped:
-                self._runs.pop(event.job, None)
+                self._forget(event.job)
                 self._done[event.job] = event.done
             elif type(event) is RunProgressed:
                 self._report_again(now, event)
@@ -84,22 +109,36 @@ class PretendBackend:
         run = _Pretended(order.run, order.allocation.placement, now + delay, speed)
         if delay:
             run.starting = self._agenda.add(now + delay, RunStarted(job.id, order.run))
-        run.ending = self._agenda.add(now + delay + left / speed, RunFinished(job.id, order.run))
+        if job.id in self._most:
+            self.never_ending += 1
+            first_report = now + delay + (costs.report_every or 0.0)
+            self.never_ending_silent_until = max(self.never_ending_silent_until, first_report)
+        else:
+            run.ending = self._agenda.add(now + delay + left / speed, RunFinished(job.id, order.run))
         self._runs[job.id] = run
         self._plan_report(now + delay, job, run)
 
     def _plan_report(self, now: Seconds, job: Job, run: _Pretended) -> None:
         every = self._costs.report_every
-        if every is not None:
-            at = now + every
-            done = self._done.get(job.id, 0.0) + run.done(at)
-            report = RunProgressed(job.id, run.number, done, self._steps(job, done))
-            run.reporting = self._agenda.add(at, report)
+        if every is None:
+            return
+        at = now + every
+        worked = self._worked(job.id, run, at)
+        if job.id in self._most and worked == self._worked(job.id, run, now):
+            run.reporting = 0  # it is stuck
+            return
+        done = self._done.get(job.id, 0.0) + worked
+        run.reporting = self._agenda.add(at, RunProgressed(job.id, run.number, done, self._steps(job, done)))
 
     def _report_again(self, now: Seconds, event: RunProgressed) -> None:
         run = self._runs.get(event.job)
         if run is not None and run.number == event.run:
             self._plan_report(now, self._jobs[event.job], run)
+
+    def _worked(self, job_id: str, run: _Pretended, now: Seconds) -> Seconds:
+        """The work that a run has done by now; a job that gets stuck does only so much in all its runs."""
+        done = run.done(now)
+        return min(done, self._most[job_id] - self._done.get(job_id, 0.0)) if job_id in self._most else done
 
     def _steps(self, job: Job, done: Seconds) -> int | None:
         """How many steps so much work is; None of a job that does not count them."""
@@ -113,16 +152,17 @@ class PretendBackend:
         if run is None or run.number != number:
             return  # it ended by itself, and has said so
         self._withdraw(now, run)
-        done = self._done.get(job_id, 0.0) + run.done(now)
+        done = self._done.get(job_id, 0.0) + self._worked(job_id, run, now)
         run.starting = 0
         run.stopped = now
         stopped = RunStopped(job_id, number, done, self._steps(self._jobs[job_id], done))
         run.ending = self._agenda.add(now + self._costs.stop, stopped)
 
     def _lose(self, now: Seconds, job_id: str) -> Event:
-        run = self._runs.pop(job_id)
+        run = self._runs[job_id]
+        self._forget(job_id)
         self._withdraw(now, run)
-        done = self._done[job_id] = self._kept(self._done.get(job_id, 0.0), run.done(now))
+        done = self._done[job_id] = self._kept(self._done.get(job_id, 0.0), self._worked(job_id, run, now))
         steps = self._steps(self._jobs[job_id], done)
         return RunFailed(job_id, run.number, "node lost", done, retry=True, steps=steps)
 
@@ -130,8 +170,14 @@ class PretendBackend:
         every = self._costs.checkpoint_every
         return before if every is None else before + since // every * every
 
+    def _forget(self, job_id: str) -> None:
+        if self._runs.pop(job_id, None) is not None and job_id in self._most:
+            self.never_ending -= 1
+
     def _withdraw(self, now: Seconds, run: _Pretended) -> None:
-        self._agenda.withdraw(run.ending)
+        """What would have come of a run does not, now that it is told to stop, or is lost."""
+        if run.ending:
+            self._agenda.withdraw(run.ending)
         if run.reporting:
             self._agenda.withdraw(run.reporting)
             run.reporting = 0

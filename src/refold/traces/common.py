@@ -83,6 +83,7 @@ _FIELD_OF_KEY = {
     "group": "group",
     "plan": "plan",
     "command": "command",
+    "gpu_range": "gpu_range",
 }
 _TYPE_OF_FIELD = {field.name: field.type for field in msgspec.structs.fields(Job)}
 _DEFAULTS = Job("defaults")

@@ -1,0 +1,28 @@
+"""A queue played forward as if all GPUs were one machine: a rough answer to when somebody's turn will come."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+from refold.packing.compiled import compiled
+from refold.packing.layout import Floats
+
+
+@compiled
+def last_start(now: float, free: float, ends: Floats, held: Floats, wanted: Floats, lasting: Floats) -> float:
+    """When the last of a queue starts, if everybody starts in order as soon as enough GPUs are free.
+
+    Runs hold GPUs until they end; those in the queue want some for so long. Where it never comes to that: infinity.
+    """
+    running = [(ends[run], held[run]) for run in range(len(ends))]
+    heapify(running)
+    for place in range(len(wanted)):
+        while free < wanted[place]:
+            if not running:
+                return float("inf")
+            end, gpus = heappop(running)
+            now = max(now, end)
+            free += gpus
+        free -= wanted[place]
+        heappush(running, (now + lasting[place], wanted[place]))
+    return now

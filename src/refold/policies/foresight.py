@@ -1,0 +1,120 @@
+"""How long jobs will last, as a policy believes it: by what is predicted, by what users said, or by what is known.
+
+What is known is for oracles, in simulations only. What users say is a bound, and mostly far too long. Predictions are
+distributions: a policy asks for the quantile that it needs.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Literal, get_args
+
+from refold.core import View
+from refold.errors import BadValue
+from refold.model import Job, Run
+from refold.model.units import MINUTE, Seconds
+from refold.predict import Lasting, Predictor
+
+Source = Literal["predicted", "limit", "known"]
+
+AT_LEAST: Seconds = 1.0
+"""Nobody is believed to need less."""
+
+LATE_BY_AT_LEAST: Seconds = MINUTE
+LATE_BY_PART = 0.05
+"""A run that has outlived what was believed is believed to go on for at least so long, and such a part of its age."""
+
+
+class Foresight:
+    """Beliefs about how long jobs last. What it remembers comes from the views it has seen."""
+
+    def __init__(self, source: Source = "predicted") -> None:
+        if source not in get_args(Source):
+            raise BadValue(f"durations is {source!r}, expected one of {', '.join(get_args(Source))}")
+        self._source = source
+        self._predictor = Predictor()
+        self._jobs: dict[str, Job] = {}
+        self._ran: dict[str, Seconds] = {}
+        """How long the ended runs of each job took."""
+
+    def observe(self, view: View) -> None:
+        """Learn from whoever is over; take note of whoever has come. Must see every view once."""
+        if self._source == "known":
+            return
+        changes, now = view.changes, view.now
+        for run in changes.ended:
+            ran = self._ran.get(run.job, 0.0) + now - run.since
+            if run.job in view.waiting or run.job in view.runs:
+                self._ran[run.job] = ran
+                continue
+            self._ran.pop(run.job, None)
+            job = self._jobs.pop(run.job, None)
+            if job is not None:
+                self._predictor.finished(job, ran, now)
+        for job_id in changes.gone:
+            if self._jobs.pop(job_id, None) is not None:
+                self._predictor.forget(job_id)
+            self._ran.pop(job_id, None)
+        for job in changes.submitted:
+            self._jobs[job.id] = job
+            self._predictor.submitted(job, now)
+
+    def life(self, view: View, job: Job) -> Life:
+        """How long a job that waits will still run, when it is started."""
+        done = view.done(job.id)
+        certain = self._certain(job)
+        if certain is not None:
+            return Life(max(certain - done, AT_LEAST))
+        elapsed = self._ran.get(job.id, 0.0)
+        if elapsed == 0.0:
+            return Life(0.0, self._predictor.expect(job, view.now))
+        share = _share_done(view, job)
+        return Life(elapsed, self._predictor.expect_running(job, view.now, elapsed, share))
+
+    def left(self, view: View, run: Run, quantile: float) -> Seconds:
+        """How long a run will go on that has outlived what was believed of it."""
+        job = view.active[run.job]
+        age = view.now - run.since
+        late = max(LATE_BY_AT_LEAST, LATE_BY_PART * age)
+        if self._source == "known":
+            return max(_known(job) - view.done(job.id), AT_LEAST)
+        if self._source == "limit":
+            return late
+        elapsed = self._ran.get(job.id, 0.0) + age
+        expected = self._predictor.expect_running(job, view.now, elapsed, _share_done(view, job))
+        return max(expected.quantile(quantile) - elapsed, late)
+
+    def _certain(self, job: Job) -> Seconds | None:
+        """What is believed without a doubt; None: nothing is."""
+        if self._source == "known":
+            return _known(job)
+        return job.time_limit if self._source == "limit" else None
+
+
+class Life:
+    """How long a job will run from now on: a distribution, or a number."""
+
+    __slots__ = ("_elapsed", "_whole")
+
+    def __init__(self, elapsed: Seconds, whole: Lasting | None = None) -> None:
+        """`whole` is the distribution of its whole life, of which `elapsed` is over; without it, that is how long."""
+        self._elapsed = elapsed
+        self._whole = whole
+
+    def quantile(self, quantile: float) -> Seconds:
+        """So long at most, with so much confidence."""
+        if self._whole is None:
+            return self._elapsed
+        return max(self._whole.quantile(quantile) - self._elapsed, AT_LEAST)
+
+
+def _known(job: Job) -> Seconds:
+    return inf if job.work is None else job.work
+
+
+def _share_done(view: View, job: Job) -> float | None:
+    """Which part of its steps a job has said to have done; None: it does not say."""
+    if not job.steps:
+        return None
+    steps, _ = view.steps_done(job.id)
+    return min(steps / job.steps, 1.0) if steps else None
