@@ -10,7 +10,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+
+from refold.backends.local import local_cluster
+from refold.core import ListJournal
+from refold.core.orders import StartRun
+from refold.live import read_jobs
+from refold.policies.backfill import Easy
+from refold.simulator import simulate
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -88,6 +96,22 @@ def test_figure_7_can_be_read() -> None:
     assert "1 GPU, twice the CPUs" in page
     assert "the paper    66.00 s" in page
     assert "fitted" not in page
+
+
+SLEEPS = {"long": 3.0, "wide": 1.0, "slow": 5.0, "short": 1.0, "open": 1.0}
+
+
+def test_backfill_goes_as_the_example_says() -> None:
+    jobs = [msgspec.structs.replace(job, work=SLEEPS[job.id]) for job in read_jobs(EXAMPLES / "backfill.yaml")]
+    journal = ListJournal()
+    simulate(jobs, local_cluster(4), Easy(durations="limit"), journal=journal)
+    started = [
+        (entry.now, order.job, order.allocation.gpu_milli // 1000)
+        for entry in journal.entries
+        for order in entry.orders
+        if isinstance(order, StartRun)
+    ]
+    assert started == [(0.0, "long", 3), (0.6, "short", 1), (3.0, "wide", 4), (4.0, "slow", 1), (4.0, "open", 2)]
 
 
 MEASURED = Path(os.environ.get("REFOLD_DATA") or EXAMPLES.parents[1] / "shared" / "data")

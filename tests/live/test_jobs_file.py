@@ -39,10 +39,15 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
         instances: 4
         after: 1m30s
         tenant: vision
+        user: ann
+        group: nightly
+        class: best-effort
         priority: -1
         work: 90
         time_limit: 2h
         preemptible: false
+        reshapable: true
+        gpu_range: [2, 16]
     """
     assert jobs_in(tmp_path, text) == [
         Job(
@@ -51,10 +56,15 @@ def test_everything_can_be_said(tmp_path: Path) -> None:
             Demand(4, 2),
             90.0,
             "vision",
+            "ann",
+            "nightly",
+            "best-effort",
             priority=-1,
             preemptible=False,
+            reshapable=True,
             time_limit=7200.0,
             command=("python", "train.py", "3"),
+            gpu_range=(2, 16),
         )
     ]
 
@@ -82,6 +92,15 @@ def test_gpus_may_be_none_or_a_part_of_one(tmp_path: Path, gpus: str, demand: De
         ("time_limit: 0", "time_limit is 0, expected how long it may take, such as 2h"),
         ("preemptible: 1", "preemptible is 1, expected true or false"),
         ("priority: high", "priority is 'high', expected a whole number"),
+        ("class: gold", "class is 'gold', expected guaranteed or best-effort"),
+        ("class: [gold]", "class is ['gold'], expected guaranteed or best-effort"),
+        ("reshapable: maybe", "reshapable is 'maybe', expected true or false"),
+        ("gpu_range: 4", "gpu_range is 4, expected the fewest GPUs and the most, such as [1, 8]"),
+        ("gpu_range: [4]", "gpu_range is [4], expected the fewest GPUs and the most, such as [1, 8]"),
+        ("gpu_range: [4, 2]", "gpu_range is [4, 2], expected the fewest GPUs and the most, such as [1, 8]"),
+        ("gpu_range: [0, 2]", "gpu_range is [0, 2], expected the fewest GPUs and the most, such as [1, 8]"),
+        ("gpu_range: [1, 2]", "gpu_range is for jobs that can run on other numbers of GPUs: say reshapable: true"),
+        ("gpu_range: [1, 2], reshapable: true, gpus: 0.5", "gpu_range is for jobs that ask for whole GPUs"),
         ("tenant: [a]", "tenant is ['a'], expected text"),
         ("gpu: 1", "no key 'gpu'; did you mean 'gpus'? ("),
     ],

@@ -399,16 +399,13 @@ def test_who_could_begin_earlier_is_found_and_nobody_else(
     assert spans(table) == before
 
 
-def test_looking_stops_when_there_have_been_enough_looks() -> None:
+def test_every_look_at_a_node_is_counted() -> None:
     table, whole_node = Timetable(CLUSTER), Demand(1, 3)
     some = [Promised(whole_node, Booking((Share(0, (0, 1, 2)),), start, start + 10)) for start in (0, 10, 20)]
     for one in some:
         table.book(*one.booking)
-    waiting, order, nodes = columns(table, some, []), np.arange(3), np.array([0, 1])
-    assert table.first_to_gain(waiting, order, 0, nodes, 0, np.array([100])) == -1
-    assert table.first_to_gain(waiting, order, 0, nodes, 0, np.array([2])) == -2
     left = np.array([100])
-    table.first_to_gain(waiting, order, 0, nodes, 0, left)
+    assert table.first_to_gain(columns(table, some, []), np.arange(3), 0, np.array([0, 1]), 0, left) == -1
     assert left.tolist() == [96]  # the first begins now: it is not looked at
 
 
@@ -419,3 +416,21 @@ def test_free_amounts_of_a_window_are_those_of_its_narrowest_moment() -> None:
     window = table.free_during(4, 6)
     assert window.gpu_milli_of(0) == (200, 500, 1000)
     assert (window.nodes[0, CPU_FREE], window.nodes[0, MEMORY_FREE]) == (1000, 3072)
+
+
+def test_a_gpu_that_is_promised_twice_takes_nothing_from_the_others() -> None:
+    """A run that goes on is booked on over what was promised to others, until they are promised something else."""
+    table = Timetable(CLUSTER)
+    for _ in range(2):
+        table.book((Share(0, (0,)),), 0, 10)
+    for node in (1, 2):
+        table.set_up(node, False)
+    for demand, lasts in (
+        (Demand(1, 2), inf),
+        (Demand(1, 2, 500), inf),
+        (Demand(4, 1, 500), inf),
+        (Demand(5, 1, 500), 0),
+    ):
+        assert table.longest(demand, 0) == lasts
+        assert table.earliest(demand, 5, 0) == (0 if lasts else 10)
+    assert table.free_during(0, 5).gpu_milli_of(0) == (0, 1000, 1000)

@@ -24,8 +24,8 @@ from refold.simulator import Costs, Fault, Stuck, simulate
 from refold.testing import Audit, make_cluster, make_job
 from refold.testing.policy_contract import seeded_workload
 
-KNOWN = {"durations": "known", "filling": "order"}
-LIMIT = {"durations": "limit", "filling": "order"}
+KNOWN: dict[str, Any] = {"durations": "known", "filling": "order"}
+LIMIT: dict[str, Any] = {"durations": "limit", "filling": "order"}
 
 
 def run(
@@ -312,9 +312,9 @@ WRONG = [
 def test_a_job_that_was_put_before_the_first_is_stopped_when_it_does_not_end_in_time() -> None:
     begun, entries = run(make_policy("easy", LIMIT), WRONG, make_cluster(4))
     assert begun == [(0, "a"), (2, "liar"), (10, "first"), (20, "liar")]
-    assert [
-        (order.job, order.why) for entry in entries for order in entry.orders if isinstance(order, StopRun)
-    ] == [("liar", "easy: first was promised to start by now")]
+    assert [(order.job, order.why) for entry in entries for order in entry.orders if isinstance(order, StopRun)] == [
+        ("liar", "easy: first was promised to start by now")
+    ]
 
 
 def test_the_first_waits_for_its_place_while_it_is_given_back() -> None:
@@ -338,7 +338,7 @@ def test_a_promise_is_renewed_where_nobody_may_be_stopped(settings: dict[str, An
     policy = Watched(Easy(**(LIMIT | settings)))
     begun, entries = run(policy, jobs, make_cluster(4))
     assert stopped(entries) == []
-    assert dict((job, at) for at, job in begun)["first"] == 102
+    assert {job: at for at, job in begun}["first"] == 102
     renewed = [places["first"].start for _, places in policy.promised if "first" in places]
     assert renewed[0] == 10
     assert renewed == sorted(renewed)
@@ -377,6 +377,40 @@ def test_a_broken_promise_is_said_to_be_another() -> None:
         assert before.latest < then < after.latest  # it is told something new as soon as it was broken, and not before
 
 
+def test_the_first_starts_at_once_where_another_place_is_free_after_its_promise_was_broken() -> None:
+    jobs = [
+        make_job("late", work=1000, time_limit=10, preemptible=False),
+        make_job("other", work=50, time_limit=60),
+        make_job("first", at=1, work=5, time_limit=5),
+    ]
+    for policy in ("easy", "conservative"):
+        assert starts(policy, jobs, make_cluster(1, 1), **LIMIT) == [(0, "late"), (0, "other"), (50, "first")]
+
+
+def test_runs_beside_which_the_first_has_room_are_left_alone_when_others_are_stopped_for_it() -> None:
+    jobs = [
+        make_job("old", cpus=1, work=1000, time_limit=1000, preemptible=False),
+        make_job("a", cpus=1, work=10, time_limit=10),
+        make_job("first", at=1, gpus=3, cpus=1, work=10, time_limit=10),
+        make_job("liar", at=2, gpus=2, cpus=1, work=100, time_limit=8),
+    ]
+    begun, entries = run(make_policy("easy", LIMIT), jobs, make_cluster(4, cpus=8))
+    assert begun == [(0, "old"), (0, "a"), (2, "liar"), (10, "first"), (20, "liar")]
+    assert stopped(entries) == [(10, "liar")]
+
+
+def test_whoever_is_first_after_an_early_end_is_promised_a_place_before_gaps_are_filled() -> None:
+    jobs = [
+        make_job("a", gpus=2, work=5, time_limit=100),
+        make_job("first", at=1, work=10, time_limit=10),
+        make_job("second", at=2, gpus=2, work=10, time_limit=10),
+        make_job("long", at=3, work=1000, time_limit=1000),
+    ]
+    for policy in ("easy", "conservative"):
+        expected = [(0, "a"), (5, "first"), (15, "second"), (25, "long")]
+        assert starts(policy, jobs, make_cluster(2), **LIMIT) == expected
+
+
 # --- fairness of order --------------------------------------------------------------------------------------
 
 
@@ -404,6 +438,17 @@ def test_nobody_is_passed_over_more_often_than_is_set() -> None:
 def test_nobody_is_passed_over_who_has_waited_for_longer_than_is_set() -> None:
     begun = starts("easy", STREAM, make_cluster(4), most_waiting_seconds=9.5)
     assert [job for at, job in begun if at < 100] == ["a", "s0", "s1", "s2"]
+
+
+def test_a_promise_is_not_kept_where_somebody_has_been_passed_over_often_enough() -> None:
+    jobs = [
+        make_job("a", gpus=3, work=100),
+        make_job("b", work=10),
+        make_job("wide", at=1, gpus=4, work=10),
+        *[make_job(f"s{n}", at=2 + n, work=10) for n in range(3)],
+    ]
+    begun = starts("conservative", jobs, make_cluster(4), most_passed=1)
+    assert begun == [(0, "a"), (0, "b"), (10, "s0"), (100, "wide"), (110, "s1"), (110, "s2")]
 
 
 def test_without_a_limit_whoever_fits_goes_before() -> None:
@@ -513,6 +558,17 @@ def test_a_gang_has_no_promise_while_too_many_nodes_are_down_and_starts_when_the
         assert begun == [(0, "a"), (50, "gang")]
 
 
+def test_who_has_lost_its_promise_with_its_node_fills_gaps_when_that_is_back() -> None:
+    jobs = [
+        make_job("a", gpus=4, work=100, types=["A100"]),
+        make_job("b", at=0.5, gpus=2, work=50, types=["T4"]),
+        make_job("was first", at=1, gpus=4, work=10, types=["T4"]),
+        make_job("first", at=2, gpus=4, work=10, types=["A100"], priority=1),
+    ]
+    begun = starts("easy", jobs, make_cluster(4, 4, types=["A100", "T4"]), faults=[Fault(1, 10.0, 20.0)])
+    assert begun == [(0, "a"), (0.5, "b"), (20, "b"), (70, "was first"), (100, "first")]
+
+
 def test_when_the_first_is_cancelled_its_place_is_for_the_others() -> None:
     for kind in (Easy, Conservative):
         policy = Watched(kind(durations="known", filling="order"))
@@ -608,7 +664,7 @@ def test_runs_that_never_end_keep_nobody_from_starting_elsewhere() -> None:
         ({"order": "chaos"}, "order is 'chaos', expected one of arrival, fair-share, shortest, attained"),
         ({"durations": "guessed"}, "durations is 'guessed', expected one of predicted, limit, known"),
         ({"most_passed": -1}, "most_passed is -1, expected ≥ 0 (0: however often)"),
-        ({"most_waiting_seconds": 0.0}, "most_waiting_seconds is 0.0, expected > 0"),
+        ({"most_waiting_seconds": -1.0}, "most_waiting_seconds is -1.0, expected ≥ 0 (0: however long)"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -757,13 +813,13 @@ def test_nobody_who_has_waited_for_long_enough_is_passed_over(policy: str, seed:
 @pytest.mark.parametrize("policy", ["easy", "conservative"])
 @pytest.mark.parametrize("seed", range(5))
 def test_the_first_does_not_wait_beyond_its_promise_for_those_that_were_put_before_it(policy: str, seed: int) -> None:
-    """From the promised moment on it would not fit even if all of them that may be stopped were."""
+    """Whoever was first before: from the promised moment on it would not fit even if all that may be stopped were."""
     jobs, cluster = distinct(seed)
     watched = Watched((Easy if policy == "easy" else Conservative)(durations="limit"))
     _, entries = run(watched, jobs, cluster)
     of, promised, put_before = {job.id: job for job in jobs}, dict[str, float](), dict[str, set[str]]()
     held: dict[str, Allocation] = {}
-    late = 0
+    late, first_before = 0, ""
     for number, (entry, waiting) in enumerate(spells(entries)):
         for event in entry.events:
             if isinstance(event, RunFinished | RunStopped):
@@ -774,7 +830,7 @@ def test_the_first_does_not_wait_beyond_its_promise_for_those_that_were_put_befo
             behind = {job for job in begun if place_in_queue(of[job]) > place_in_queue(of[job_id])}
             put_before.setdefault(job_id, set()).update(behind)
         for job_id, place in watched.promised[number][1].items():
-            promised[job_id] = min(place.start, promised.get(job_id, inf))
+            promised.setdefault(job_id, place.start)
         for job_id in held:
             promised.pop(job_id, None)
             put_before.pop(job_id, None)
@@ -782,7 +838,8 @@ def test_the_first_does_not_wait_beyond_its_promise_for_those_that_were_put_befo
         if not waiting or not is_last_of_moment:
             continue
         first = min(waiting, key=lambda job_id: place_in_queue(of[job_id]))
-        if promised.get(first, inf) <= entry.now:
+        was_first, first_before = first == first_before, first
+        if was_first and promised.get(first, inf) <= entry.now:
             late += 1
             rest = [run for job, run in held.items() if job not in put_before[first] or not of[job].preemptible]
             assert not fits(cluster, rest, of[first]), f"{first} at {entry.now}"

@@ -24,7 +24,7 @@ from refold.testing import reshapable_workload
 from refold.traces import read_cluster, read_trace
 
 GOLDEN = Path(__file__).with_name("golden.json")
-AS_ASKED = ("fifo", "fifo-skip", "sjf", "srtf", "las", "drf")
+AS_ASKED = ("fifo", "fifo-skip", "sjf", "srtf", "las", "drf", "easy", "conservative")
 RESHAPING = (
     "refold",
     "rubick",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
 from refold.errors import BadFile, BadValue, UnknownName
-from refold.model import Demand, Job
+from refold.model import Demand, Job, JobClass
 from refold.model.units import WHOLE, Milli, Seconds, milli_from_number, seconds_from_text
 
 
@@ -57,13 +57,23 @@ def _job(entry: Any) -> Job:
             raise BadValue(f"{key} is absent, expected {KEYS[key][1]}")
     given = {key: _read(key, value) for key, value in entry.items()}
     gpus, gpu_milli = given.pop("gpus", (1, WHOLE))
+    if "gpu_range" in given:
+        _check_that_sizes_are_open(given.get("reshapable", False), gpus > 0 and gpu_milli == WHOLE)
     return Job(
         id=given.pop("name"),
         command=given.pop("run"),
         submitted=given.pop("after", 0.0),
+        job_class=given.pop("class", "guaranteed"),
         demand=Demand(given.pop("instances", 1), gpus, gpu_milli),
         **given,
     )
+
+
+def _check_that_sizes_are_open(reshapable: bool, whole: bool) -> None:
+    if not whole:
+        raise BadValue("gpu_range is for jobs that ask for whole GPUs")
+    if not reshapable:
+        raise BadValue("gpu_range is for jobs that can run on other numbers of GPUs: say reshapable: true as well")
 
 
 def _read(key: str, value: Any) -> Any:
@@ -136,6 +146,22 @@ def _truth(value: Any) -> bool:
     return value
 
 
+def _class(value: Any) -> JobClass:
+    if value not in get_args(JobClass):
+        raise ValueError
+    job_class: JobClass = value
+    return job_class
+
+
+def _range(value: Any) -> tuple[int, int]:
+    if not isinstance(value, list):
+        raise TypeError
+    least, most = (_at_least_one(end) for end in value)
+    if least > most:
+        raise ValueError
+    return least, most
+
+
 KEYS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "name": (_text, "text"),
     "run": (_command, "a command: text for the shell, or a list of words"),
@@ -143,9 +169,14 @@ KEYS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "instances": (_at_least_one, "a whole number ≥ 1"),
     "after": (_seconds, "how long to wait before it is submitted, such as 10s"),
     "tenant": (_text, "text"),
+    "user": (_text, "text"),
+    "group": (_text, "text"),
+    "class": (_class, "guaranteed or best-effort"),
     "priority": (_whole, "a whole number"),
     "work": (_seconds, "how long it will take, such as 90s, if that is known"),
     "time_limit": (_longer_than_none, "how long it may take, such as 2h"),
     "preemptible": (_truth, "true or false"),
+    "reshapable": (_truth, "true or false"),
+    "gpu_range": (_range, "the fewest GPUs and the most, such as [1, 8]"),
 }
 """Every key, how it is read, and what is expected of it."""

@@ -46,12 +46,13 @@ class Outcomes:
 
     def __init__(self, jobs: Iterable[Job]) -> None:
         self.of: dict[str, Outcome] = {job.id: Outcome(job.id) for job in jobs}
-        self._cancelled: set[str] = set()
+        self._cancelled: dict[str, str] = {}
+        """Whose jobs nobody wants any more, with the reason where a rule has ended them."""
 
     def note(self, entry: Entry, view: View) -> list[Event]:
         """Take note of a step. Returns what was news in it: reports that came late or twice are not."""
         news = [event for event in entry.events if self._is_news(entry.now, event, view)]
-        self._cancelled |= {end.job for end in entry.ends}
+        self._cancelled |= {end.job: end.why for end in entry.ends}
         for order in entry.orders:
             if isinstance(order, StartRun):
                 outcome = self.of[order.job]
@@ -94,7 +95,7 @@ class Outcomes:
         return True
 
     def _cancel(self, outcome: Outcome) -> bool:
-        self._cancelled.add(outcome.job)
+        self._cancelled.setdefault(outcome.job, "")
         if outcome.standing != "waiting":
             return False
         outcome.standing = "cancelled"
@@ -105,7 +106,7 @@ class Outcomes:
         if not _is_of_current(outcome, number):
             return False
         if standing == "waiting" and job_id in self._cancelled:
-            standing = "cancelled"
+            standing, why = "cancelled", self._cancelled[job_id] or why
         outcome.standing, outcome.ended, outcome.why = standing, now, why
         return True
 

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
+import numpy as np
+
 from refold.packing.compiled import compiled
 from refold.packing.layout import Floats
 
 
 @compiled
 def last_start(now: float, free: float, ends: Floats, held: Floats, wanted: Floats, lasting: Floats) -> float:
-    """When the last of a queue starts, if everybody starts in order as soon as enough GPUs are free.
+    """When the last of a queue starts, if everybody starts in order as soon as enough GPUs are free; inf: never.
 
-    Runs hold GPUs until they end; those in the queue want some for so long. Where it never comes to that: infinity.
+    Runs hold GPUs until they end; those in the queue want some for so long.
     """
     running = [(ends[run], held[run]) for run in range(len(ends))]
     heapify(running)
     for place in range(len(wanted)):
         while free < wanted[place]:
-            if not running:
-                return float("inf")
+            if len(running) == 0:
+                return np.inf
             end, gpus = heappop(running)
             now = max(now, end)
             free += gpus

@@ -70,7 +70,7 @@ class Timetable:
         self._empty = Free(cluster)
         self._window = Free(cluster)
         self._up = np.ones(len(cluster.nodes), dtype=np.int64)
-        self._spans = _one_span_each(self._empty)
+        self._spans = one_span_each(self._empty)
         self._scratch = np.zeros(max(1, int(self._empty.nodes[:-1, GPUS].max())), dtype=np.int64)
 
     def set_up(self, node: int, up: bool) -> None:
@@ -127,6 +127,10 @@ class Timetable:
             self._spans, self._empty.nodes, self._up, waiting, order, position, some, now, looks, self._scratch
         )
 
+    def is_overbooked(self, node: int, start: Seconds, end: Seconds) -> bool:
+        """Whether more is booked on a node than it has, at some time between."""
+        return is_overbooked(self._spans, node, start, end)
+
     def vector(self, demand: Demand) -> Ints:
         """A demand as the kernels read it."""
         return self._empty.vector(demand)
@@ -138,7 +142,7 @@ class Timetable:
         return free
 
 
-def _one_span_each(free: Free) -> Spans:
+def one_span_each(free: Free) -> Spans:
     nodes = len(free.nodes) - 1
     most = int(free.nodes[:-1, GPUS].max())
     spans = Spans(
@@ -235,6 +239,18 @@ def change(spans: Spans, node: int, start: float, end: float, mask: int, milli: 
 
 
 @compiled
+def is_overbooked(spans: Spans, node: int, start: float, end: float) -> bool:
+    """Whether more is booked on a node than it has, at some time between."""
+    first = span = _span_at(spans, node, start)
+    while span < spans.number[node] and (span == first or spans.begins[node, span] < end):
+        for column in range(CPU, spans.free.shape[2]):
+            if spans.free[node, span, column] < 0:
+                return True
+        span += 1
+    return False
+
+
+@compiled
 def forget(spans: Spans, now: float) -> None:
     """Drop the spans that are over."""
     for node in range(len(spans.number)):
@@ -256,7 +272,7 @@ def _parts(least: Ints, gpus: int, need: Need) -> int:
     while room > 0:
         parts = 0
         for gpu in range(gpus):
-            parts += min(room, least[gpu] // need.milli)
+            parts += min(room, max(least[gpu], 0) // need.milli)
         if parts >= room * need.gpus:
             break
         room = parts // need.gpus
@@ -362,6 +378,8 @@ def earliest(
 ) -> float:
     """The first moment in [after, before) from which all instances have room at once for so long; inf: none."""
     need = need_of(demands, 0)
+    if not after < before:
+        return np.inf
     if need.instances > 1:
         return _earliest_gang(spans, nodes, up, need, lasting, after, before, least)
     best = before

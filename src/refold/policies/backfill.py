@@ -69,7 +69,7 @@ class Backfill:
         preempt: Preempt = "always",
         lanes: bool = False,
         most_passed: int = 0,
-        most_waiting_seconds: float = inf,
+        most_waiting_seconds: float = 0.0,
         depth: int = 0,
         knowledge: Knowledge | Mapping[str, Any] = NOTHING_MORE,
     ) -> None:
@@ -77,17 +77,20 @@ class Backfill:
 
         `filling`: whether gaps are offered in the order of the queue, or to the shortest first. `preempt`: for whom
         jobs that were put before it are stopped. `lanes`: jobs that take whole nodes stand in a lane of their own.
-        `most_passed`, `most_waiting_seconds`: who has been passed over so often (0: however often), or has waited for
-        so long, is not passed over any more.
+        `most_passed`, `most_waiting_seconds`: who has been passed over so often, or has waited for so long, is not
+        passed over any more (0: however often, however long). `depth`: how many of each lane are promised a place (0:
+        as is usual for the policy). `knowledge`: what is known of the speeds of jobs that leave their size open.
         """
         _check(likely, confidence, filling, preempt, most_passed, most_waiting_seconds)
+        if depth < 0:
+            raise BadValue(f"depth is {depth}, expected ≥ 0 (0: as is usual for {self.name})")
         self.depth = depth or self.depth
         self._placer = Placer(placement, seed)
         self._foresight = Foresight(durations)
         self._turns = Turns(order)
         self._likely, self._confidence = likely, confidence
         self._preempt, self._two_lanes = preempt, lanes
-        self._waiters = Waiters(most_passed, most_waiting_seconds)
+        self._waiters = Waiters(most_passed, most_waiting_seconds or inf)
         self._gaps = Gaps(filling == "shortest")
         self._promises = Promises()
         self._reasons = Reasons(self._placer)
@@ -124,7 +127,8 @@ class Backfill:
         self._stop_others_for_the_first(view, reservations)
         self._book_on_late_runs(view, reservations)
         self._promise_places(view, reservations)
-        self._begin_earlier(view, reservations)
+        while self._begin_earlier(view, reservations):
+            self._promise_places(view, reservations)  # others are the first now
         self._fill_gaps(view, reservations)
         waits = self._reasons_of(view)
         return Decision(
@@ -156,7 +160,8 @@ class Backfill:
             reservations.ended(job.id, now)  # that it was started has been refused
             self._put_before.pop(job.id, None)
         for node in changes.nodes:
-            self._displaced.update(dict.fromkeys(reservations.set_up(node, view.is_up(node))))
+            for job_id in reservations.set_up(node, view.is_up(node)):
+                self._displace(job_id, None)
         for job_id in changes.gone:
             self._leaves(job_id, reservations)
             self._promises.forget(job_id)
@@ -203,9 +208,10 @@ class Backfill:
         return start + waiter.likely, waiter.demand.total_gpu_milli
 
     def _turn(self, view: View, reservations: Reservations, waiter: Waiter) -> Seconds:
-        """When its turn will come, roughly, if it is promised nothing."""
+        """When the turn will come, roughly, of one who is promised nothing."""
         queue = self._waiters.gpus_and_seconds_until(waiter)
-        return min(last_start(view.now, view.free_gpus, *reservations.ends_and_gpus(), *queue), view.now + AT_MOST)
+        turn = last_start(view.now, view.free_gpus, *reservations.ends_and_gpus(), *queue)
+        return min(turn, view.now + AT_MOST)
 
     def _sizes_on(self, view: View) -> Sizes:
         if self._sizes is None:
@@ -226,7 +232,7 @@ class Backfill:
             promised = reservations.of(waiter.job.id)
             if promised is None:
                 continue
-            if view.trial().take(promised.placement):
+            if waiter.place <= self._waiters.bar(view.now) and view.trial().take(promised.placement):
                 self._start(view, reservations, waiter, promised.placement)
             else:
                 heappush(self._due, (promised.start, waiter.job.id))
@@ -237,10 +243,10 @@ class Backfill:
         Without those it would have started as soon as now, so it has not been delayed by them in the end.
         """
         for first in self._waiters.first(1):
-            if view.now < first.promised or not self._may_preempt(first):
+            if view.now < first.promised or first.place > self._waiters.bar(view.now) or not self._may_preempt(first):
                 continue
             promised = reservations.of(first.job.id)
-            if promised is not None and promised.start <= view.now and not _holders(view, promised.placement):
+            if promised is not None and promised.start <= view.now and _is_given_back(view, promised.placement):
                 continue  # its place is being given back
             placement = self._placer.place(self._free_without_others(view, reservations, first), first.demand)
             if placement is not None:
@@ -248,26 +254,49 @@ class Backfill:
                 return  # another lane has its turn when these have stopped
 
     def _free_without_others(self, view: View, reservations: Reservations, first: Waiter) -> Free:
-        """What would be free without the runs that were put before one, less what is being given back for others."""
+        """What would be free without the runs that were put before one, less what is promised to another lane's."""
         free = view.trial().free.copy()
         for run in view.runs.values():
             if run.stopping or self._may_be_stopped(view, run, first):
                 free.give_back(run.allocation.placement)
-        for job_id, promised in reservations.promised.items():
-            if promised.start <= view.now and job_id != first.job.id:
+        for other in self._waiters.first(1):
+            promised = reservations.of(other.job.id)
+            if other is not first and promised is not None and promised.start <= view.now:
                 free.take_what_is_free(promised.placement)
         return free
 
     def _claim(self, view: View, reservations: Reservations, first: Waiter, placement: Placement) -> None:
-        """Have a place given back for a job that is promised it from now on."""
+        """Start a job that was promised to by now; or have its place given back, and promise it from now on."""
         reservations.give_up(first.job.id)
         self._displaced.pop(first.job.id, None)
+        end = view.now + first.likely
+        if view.trial().take(placement):
+            self._start(view, reservations, first, placement)
+        else:
+            self._promise_now(view, reservations, first, placement)
+        for other in reservations.in_the_way_of(placement, view.now, end):
+            if other != first.job.id:
+                self._displace(other, _later(reservations.give_up(other), end))
+
+    def _promise_now(self, view: View, reservations: Reservations, first: Waiter, placement: Placement) -> None:
+        """Have a place given back, and promise it from now on."""
         reservations.keep(first.job.id, first.demand, Reservation(placement, view.now, view.now + first.likely))
         self._gaps.remove(first)
         heappush(self._due, (view.now, first.job.id))
-        for run in _holders(view, placement):
+        for run in self._to_stop(view, first, placement):
             self._stops.append(Stop(run.job, f"{self.name}: {first.job.id} was promised to start by now"))
         self._reasons.releasing(first.job)
+
+    def _to_stop(self, view: View, first: Waiter, placement: Placement) -> list[Run]:
+        """Of the runs that were put before one, those without which a place is not free."""
+        free, others = view.trial().free.copy(), list[Run]()
+        for run in view.runs.values():
+            if run.stopping:
+                free.give_back(run.allocation.placement)
+            elif self._may_be_stopped(view, run, first) and meet(run.allocation.placement, placement):
+                free.give_back(run.allocation.placement)
+                others.append(run)
+        return [run for run in others if not _fits_beside(free, run.allocation.placement, placement)]
 
     def _may_preempt(self, waiter: Waiter) -> bool:
         if self._preempt == "never" or (self._preempt == "whole-node" and waiter.demand.gpus < self._whole_node):
@@ -288,28 +317,31 @@ class Backfill:
                 reservations.book_on(job_id, view.now, view.now + STOPPING)
                 continue
             end = view.now + self._foresight.left(view, run, self._likely)
-            for other in reservations.in_the_way(job_id, end):
-                waiter = self._waiters.of(other)
-                if self._may_preempt(waiter) and self._may_be_stopped(view, run, waiter):
-                    continue  # it may go on until then, and is stopped then
-                self._displaced[other] = _later(reservations.give_up(other), end)
             reservations.book_on(job_id, view.now, end)
+            for other in reservations.in_the_way_of(run.allocation.placement, view.now, end):
+                waiter = self._waiters.of(other)
+                if not (self._may_preempt(waiter) and self._may_be_stopped(view, run, waiter)):
+                    self._displace(other, _later(reservations.give_up(other), end))
+                # else it may go on until then, and is stopped then
+
+    def _displace(self, job_id: str, later: Reservation | None) -> None:
+        """A promised place has been given up: another has to be promised, perhaps the same for later."""
+        self._displaced[job_id] = later
+        self._gaps.add(self._waiters.of(job_id))
 
     # Promising places.
 
     def _promise_places(self, view: View, reservations: Reservations) -> None:
         """The first of each lane, and whoever has lost the place that it was promised, are promised the earliest."""
-        bar = self._waiters.bar(view.now)
+        self._let_go(view, reservations)
         again = True
         while again:
             again = False
-            wanting = [waiter for waiter in self._waiters.first(self.depth) if reservations.of(waiter.job.id) is None]
-            wanting += [self._waiters.of(job_id) for job_id in self._displaced if job_id in self._waiters]
-            for waiter in sorted(set(wanting), key=lambda waiter: waiter.place):
+            for waiter in sorted(self._wanting(reservations), key=lambda waiter: waiter.place):
                 found = self._find(view, reservations, waiter)
                 if found is None:
                     continue  # for now no node has room for it at any time: some are down
-                starts = found.start <= view.now and waiter.place <= bar
+                starts = found.start <= view.now and waiter.place <= self._waiters.bar(view.now)
                 if starts and view.trial().take(found.placement):
                     self._start(view, reservations, waiter, found.placement)
                     again = True
@@ -318,7 +350,27 @@ class Backfill:
                     waiter.promised = min(waiter.promised, found.start)
                     heappush(self._due, (found.start, waiter.job.id))
                     self._gaps.remove(waiter)
-                    self._reasons.no_place(view, waiter.job)
+                    if waiter.demand.instances == 1 and view.trial().free.has_room_for_one(waiter.demand):
+                        self._reasons.promised_to_others(waiter.job)
+                    else:
+                        self._reasons.no_place(view, waiter.job)
+
+    def _let_go(self, view: View, reservations: Reservations) -> None:
+        """Who is not among the first any more, since others came that go before it, is promised nothing any more."""
+        if len(reservations.promised) <= self.depth:
+            return
+        first = {waiter.job.id for waiter in self._waiters.first(self.depth)}
+        for job_id, promised in list(reservations.promised.items()):
+            if job_id not in first and promised.start > view.now:
+                reservations.give_up(job_id)
+                self._gaps.add(self._waiters.of(job_id))
+
+    def _wanting(self, reservations: Reservations) -> set[Waiter]:
+        """Who is to be promised a place, and is not."""
+        if self.depth >= EVERYBODY:
+            return set(self._gaps.everybody())
+        wanting = {waiter for waiter in self._waiters.first(self.depth) if reservations.of(waiter.job.id) is None}
+        return wanting | {self._waiters.of(job_id) for job_id in self._displaced}
 
     def _find(self, view: View, reservations: Reservations, waiter: Waiter) -> Reservation | None:
         """The earliest place; for one who has waited for another to become free, that, unless this is much earlier."""
@@ -328,19 +380,27 @@ class Backfill:
             return found
         return same if reservations.is_free(same) else found
 
-    def _begin_earlier(self, view: View, reservations: Reservations) -> None:
-        """Where something has been given back, those who are promised a place may have an earlier one."""
+    def _begin_earlier(self, view: View, reservations: Reservations) -> bool:
+        """Where something has been given back, those who are promised a place may have an earlier one.
+
+        Whether anybody has started.
+        """
         if not reservations.promised or not reservations.has_holes:
-            return
+            return False
+        starts = len(self._starts)
         order = self._waiters.in_order(reservations.promised)
-        bar = self._waiters.bar(view.now)
         for job_id in reservations.begin_earlier(order, view.now, MOST_LOOKS):
             waiter, promised = self._waiters.of(job_id), reservations.of(job_id)
             assert promised is not None
-            if promised.start <= view.now and waiter.place <= bar and view.trial().take(promised.placement):
+            if (
+                promised.start <= view.now
+                and waiter.place <= self._waiters.bar(view.now)
+                and view.trial().take(promised.placement)
+            ):
                 self._start(view, reservations, waiter, promised.placement)
             else:
                 heappush(self._due, (promised.start, job_id))
+        return len(self._starts) > starts
 
     def _fill_gaps(self, view: View, reservations: Reservations) -> None:
         """Start others where there is room for as long as they will last."""
@@ -406,9 +466,23 @@ class Backfill:
         return min(later, default=None)
 
 
-def _holders(view: View, placement: Placement) -> list[Run]:
-    """The runs that hold part of a place, and have not been told to stop."""
-    return [run for run in view.runs.values() if not run.stopping and meet(run.allocation.placement, placement)]
+def _is_given_back(view: View, placement: Placement) -> bool:
+    """Whether a place will be free when the runs that were told to stop have."""
+    free = view.trial().free.copy()
+    for run in view.runs.values():
+        if run.stopping:
+            free.give_back(run.allocation.placement)
+    return free.has(placement)
+
+
+def _fits_beside(free: Free, held: Placement, placement: Placement) -> bool:
+    """Whether there is room for a place beside what is held; if so it stays taken."""
+    if free.take(held) is not None:
+        return False
+    if free.has(placement):
+        return True
+    free.give_back(held)
+    return False
 
 
 def _later(reservation: Reservation | None, start: Seconds) -> Reservation | None:
@@ -438,8 +512,8 @@ def _check(
             raise BadValue(f"{name} is {value!r}, expected one of {', '.join(allowed)}")
     if most_passed < 0:
         raise BadValue(f"most_passed is {most_passed}, expected ≥ 0 (0: however often)")
-    if not most_waiting_seconds > 0:
-        raise BadValue(f"most_waiting_seconds is {most_waiting_seconds}, expected > 0")
+    if not most_waiting_seconds >= 0:
+        raise BadValue(f"most_waiting_seconds is {most_waiting_seconds}, expected ≥ 0 (0: however long)")
 
 
 class Easy(Backfill):

@@ -7,7 +7,7 @@ distributions: a policy asks for the quantile that it needs.
 from __future__ import annotations
 
 from math import inf
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from refold.core import View
 from refold.errors import BadValue
@@ -61,15 +61,14 @@ class Foresight:
 
     def life(self, view: View, job: Job) -> Life:
         """How long a job that waits will still run, when it is started."""
-        done = view.done(job.id)
         certain = self._certain(job)
         if certain is not None:
-            return Life(max(certain - done, AT_LEAST))
+            return Life(exactly=max(certain - view.done(job.id), AT_LEAST))
         elapsed = self._ran.get(job.id, 0.0)
         if elapsed == 0.0:
-            return Life(0.0, self._predictor.expect(job, view.now))
+            return Life(self._predictor.expect(job, view.now))
         share = _share_done(view, job)
-        return Life(elapsed, self._predictor.expect_running(job, view.now, elapsed, share))
+        return Life(self._predictor.expect_running(job, view.now, elapsed, share), elapsed)
 
     def left(self, view: View, run: Run, quantile: float) -> Seconds:
         """How long a run will go on that has outlived what was believed of it."""
@@ -91,21 +90,19 @@ class Foresight:
         return job.time_limit if self._source == "limit" else None
 
 
-class Life:
-    """How long a job will run from now on: a distribution, or a number."""
+class Life(NamedTuple):
+    """How long a job will run from now on: the distribution of its whole life, of which `elapsed` is over; or exactly
+    so long."""
 
-    __slots__ = ("_elapsed", "_whole")
-
-    def __init__(self, elapsed: Seconds, whole: Lasting | None = None) -> None:
-        """`whole` is the distribution of its whole life, of which `elapsed` is over; without it, that is how long."""
-        self._elapsed = elapsed
-        self._whole = whole
+    whole: Lasting | None = None
+    elapsed: Seconds = 0.0
+    exactly: Seconds = 0.0
 
     def quantile(self, quantile: float) -> Seconds:
         """So long at most, with so much confidence."""
-        if self._whole is None:
-            return self._elapsed
-        return max(self._whole.quantile(quantile) - self._elapsed, AT_LEAST)
+        if self.whole is None:
+            return self.exactly
+        return max(self.whole.quantile(quantile) - self.elapsed, AT_LEAST)
 
 
 def _known(job: Job) -> Seconds:

@@ -8,7 +8,7 @@ earlier because of it is found by looking at those nodes only.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from math import inf
 
@@ -94,22 +94,23 @@ class Reservations:
                 late.append(job_id)
         return late
 
-    def in_the_way(self, job_id: str, end: Seconds) -> list[str]:
-        """Whose reservations could not be kept if a run went on until `end`."""
-        booked = self._runs[job_id]
-        near = {other for share in booked.placement for other in self._on_node[share.node]}
-        return [
-            other
-            for other in sorted(near)
-            if self._promised[other].start < end and meet(self._promised[other].placement, booked.placement)
-        ]
-
     def book_on(self, job_id: str, now: Seconds, end: Seconds) -> None:
         """A run goes on until `end`."""
         booked = self._runs[job_id]
         self._table.book(booked.placement, now, end)
         self._runs[job_id] = Reservation(booked.placement, booked.start, end)
         heappush(self._ends, (end, job_id))
+
+    def in_the_way_of(self, placement: Placement, now: Seconds, end: Seconds) -> Iterator[str]:
+        """Who is promised something of a place that is booked until `end`, as long as more is booked than there is."""
+        for other in sorted({other for share in placement for other in self._on_node[share.node]}):
+            promised = self._promised[other]
+            if promised.start < end and meet(promised.placement, placement) and self._is_overbooked(promised, now, end):
+                yield other
+
+    def _is_overbooked(self, promised: Reservation, now: Seconds, end: Seconds) -> bool:
+        start, end = max(now, promised.start), min(end, promised.end)
+        return any(self._table.is_overbooked(share.node, start, end) for share in promised.placement)
 
     # Promised places.
 

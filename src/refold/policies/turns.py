@@ -63,7 +63,7 @@ class _Usage:
         self._now: Seconds = 0.0
         self._used: dict[str, float] = {}
         self._held: dict[str, int] = {}
-        self._tenant_of: dict[str, tuple[str, int]] = {}
+        self._tenant_of: dict[str, str] = {}
 
     def observe(self, view: View) -> None:
         kept = 0.5 ** (max(view.now - self._now, 0.0) / HALF_LIFE)
@@ -72,15 +72,18 @@ class _Usage:
             self._used[tenant] = self._used.get(tenant, 0.0) * kept + grown
         self._now = view.now
         for run in view.changes.started:
-            if run.job in view.active:
-                held = run.allocation.gpu_milli
-                tenant = view.active[run.job].tenant
-                self._tenant_of[run.job] = tenant, held
-                self._held[tenant] = self._held.get(tenant, 0) + held
+            tenant, held = self._tenant_of[run.job], run.allocation.gpu_milli
+            kept = 0.5 ** ((view.now - run.since) / HALF_LIFE)  # it began when this was last looked at
+            self._used[tenant] = self._used.get(tenant, 0.0) + held / WHOLE * (1.0 - kept) * HALF_LIFE / log(2.0)
+            self._held[tenant] = self._held.get(tenant, 0) + held
         for run in view.changes.ended:
-            tenant, held = self._tenant_of.pop(run.job, ("", 0))
-            if held:
-                self._held[tenant] -= held
+            self._held[self._tenant_of[run.job]] -= run.allocation.gpu_milli
+            if run.job not in view.waiting and run.job not in view.active:
+                del self._tenant_of[run.job]
+        for job_id in view.changes.gone:
+            self._tenant_of.pop(job_id, None)
+        for job in view.changes.submitted:
+            self._tenant_of[job.id] = job.tenant
 
     def of(self, view: View, tenant: str) -> float:
         quota = view.cluster.quota_gpus(tenant) if view.cluster.tenants else 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from heapq import merge
 from math import inf
 from typing import Any
@@ -30,13 +30,14 @@ FEW = 0.1
 class Waiter:
     """A waiting job: its place in the order, what it asks for, how long it will last, how often others went before."""
 
-    __slots__ = ("demand", "job", "kind", "lane", "likely", "passed", "place", "plan", "promised", "sure")
+    __slots__ = ("demand", "gpus", "job", "kind", "lane", "likely", "passed", "place", "plan", "promised", "sure")
 
     def __init__(
         self, job: Job, size: Size, place: Place, likely: Seconds, sure: Seconds, lane: int, kind: str
     ) -> None:
         self.job = job
         self.demand, self.plan = size.demand, size.plan
+        self.gpus = size.demand.total_gpus
         self.place = place
         self.likely = likely
         self.sure = sure
@@ -100,10 +101,10 @@ class Waiters:
 
     def gpus_and_seconds_until(self, last: Waiter) -> tuple[Floats, Floats]:
         """What everybody up to one of them wants, in order, and for how long they will probably want it."""
-        lanes = [lane[: bisect_left(lane, last.place)] for lane in self._lanes]
-        lanes[last.lane].append((*last.place, last))
-        queue = [waiter for _, _, waiter in (merge(*lanes) if all(lanes) else lanes[0] or lanes[1])]
-        wanted = np.fromiter((waiter.demand.total_gpus for waiter in queue), np.float64, len(queue))
+        one, other = (lane[: bisect_left(lane, last.place)] for lane in self._lanes)
+        queue = [waiter for _, _, waiter in (merge(one, other) if one and other else one or other)]
+        queue.append(last)
+        wanted = np.fromiter((waiter.gpus for waiter in queue), np.float64, len(queue))
         return wanted, np.fromiter((waiter.likely for waiter in queue), np.float64, len(queue))
 
     def pass_over(self, place: Place) -> None:
@@ -143,6 +144,10 @@ class Gaps:
             line = self._lines[waiter.demand] = []
             self._until[waiter.demand] = inf
         insort(line, (waiter.sure, waiter.place[1], waiter))
+
+    def everybody(self) -> Iterator[Waiter]:
+        """All of them."""
+        return (waiter for line in self._lines.values() for _, _, waiter in line)
 
     def remove(self, waiter: Waiter) -> None:
         """It has started, or is promised something, or is gone."""

@@ -136,7 +136,7 @@ def replay_compiled(
 
 
 @compiled
-def _push(times: Floats, tasks: Ints, size: int, at: float, task: int) -> None:
+def push(times: Floats, tasks: Ints, size: int, at: float, task: int) -> None:
     """Put a task into the heap of those that run, which holds `size` before."""
     position = size
     while position > 0:
@@ -149,7 +149,7 @@ def _push(times: Floats, tasks: Ints, size: int, at: float, task: int) -> None:
 
 
 @compiled
-def _pop(times: Floats, tasks: Ints, size: int) -> int:
+def pop(times: Floats, tasks: Ints, size: int) -> int:
     """Take the task that ends first out of the heap, which holds `size` before."""
     first = tasks[0]
     last = size - 1
@@ -254,7 +254,7 @@ def _replay(
 
         # 1. What has happened: tasks that end, tasks that arrive.
         while size > 0 and times[0] == now:
-            task = _pop(times, running, size)
+            task = pop(times, running, size)
             size -= 1
             need = need_of(shapes, demand_of[task])
             _give_back(nodes, gpus, bits, need, places, first_place[task], first_place[task + 1])
@@ -290,7 +290,7 @@ def _replay(
             need = need_of(shapes, kind)
             started[task] = now
             ended[task] = now + work[task] / _speed(need, speed_of_node, places, first)
-            _push(times, running, size, ended[task], task)
+            push(times, running, size, ended[task], task)
             size += 1
             waiting -= 1
             head += 1

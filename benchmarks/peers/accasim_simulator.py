@@ -1,7 +1,8 @@
 """AccaSim's own simulator (PyPI `accasim`), driven with the jobs and nodes that Refold gets.
 
 To be fair to it: GPUs are its only resource, jobs come from memory instead of a parsed file, all its output is
-off, and it does not check requests that are known to fit. Its `FirstInFirstOut` is strict, like our `fifo`. One
+off, and it does not check requests that are known to fit. Its `FirstInFirstOut` is strict, like our `fifo`; its
+`EASYBackfilling` is told how long jobs last exactly, like our `easy` with known durations. One
 thing of its own that newer Pythons lack is put back before it is imported (`collections.Mapping`), in this process.
 """
 
@@ -22,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 from refold.model import Cluster, Job
 
 Allocator = Literal["first-fit", "best-fit"]
+Order = Literal["fifo", "easy"]
 ALLOCATORS: tuple[Allocator, ...] = ("first-fit", "best-fit")
 
 GPU = "core"
@@ -39,10 +41,10 @@ class Outcome(NamedTuple):
     mean_waiting: float
 
 
-def run(jobs: Sequence[Job], cluster: Cluster, allocator: Allocator) -> Outcome:
+def run(jobs: Sequence[Job], cluster: Cluster, allocator: Allocator, order: Order = "fifo") -> Outcome:
     """Simulate with AccaSim; the CPU time is that of its event loop alone."""
     with tempfile.TemporaryDirectory() as folder, _quiet():
-        simulator = _simulator(jobs, cluster, allocator, Path(folder))
+        simulator = _simulator(jobs, cluster, allocator, order, Path(folder))
         before = time.process_time()
         simulator.start_simulation()
         spent = time.process_time() - before
@@ -50,12 +52,12 @@ def run(jobs: Sequence[Job], cluster: Cluster, allocator: Allocator) -> Outcome:
     return Outcome(spent, simulator.mapper.finished, sum(waiting) / max(1, len(waiting)))
 
 
-def _simulator(jobs: Sequence[Job], cluster: Cluster, allocator: Allocator, folder: Path) -> Any:
+def _simulator(jobs: Sequence[Job], cluster: Cluster, allocator: Allocator, order: Order, folder: Path) -> Any:
     collections.Mapping = collections.abc.Mapping  # type: ignore[attr-defined]
     from accasim.base.allocator_class import BestFit, FirstFit
     from accasim.base.event_class import AttributeType, JobFactory
     from accasim.base.resource_manager_class import Resources
-    from accasim.base.scheduler_class import FirstInFirstOut, JobVerification
+    from accasim.base.scheduler_class import EASYBackfilling, FirstInFirstOut, JobVerification
     from accasim.base.simulator_class import Simulator
     from accasim.utils.reader_class import Reader
 
@@ -77,11 +79,12 @@ def _simulator(jobs: Sequence[Job], cluster: Cluster, allocator: Allocator, fold
     config.write_text(json.dumps(system))
     manager = Resources(system["groups"], system["resources"]).resource_manager()
     factory = JobFactory(manager, job_attrs=[AttributeType("expected_duration", int)])
+    scheduler = FirstInFirstOut if order == "fifo" else EASYBackfilling
     place = FirstFit() if allocator == "first-fit" else BestFit()
     return Simulator(
         str(folder / "jobs"),
         str(config),
-        FirstInFirstOut(place, job_check=JobVerification.NO_CHECK),
+        scheduler(place, job_check=JobVerification.NO_CHECK),
         resource_manager=manager,
         reader=FromMemory(factory),
         job_factory=factory,
