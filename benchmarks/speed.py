@@ -10,11 +10,13 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from benchmarks.cases import growth, helios, philly, policies, replay, startup
+from benchmarks.cases import decisions, easy, growth, helios, philly, policies, replay, startup
 from benchmarks.table import Row, as_markdown, as_plain, as_text
 
 CASES: dict[str, tuple[str, Callable[[bool], list[Row]]]] = {
     "philly": ("general simulator beside AccaSim", philly.rows),
+    "easy": ("EASY backfill beside AccaSim's", easy.rows),
+    "decisions": ("one decision of backfill, by how many wait", decisions.rows),
     "helios": ("general simulator beside bare event loops", helios.rows),
     "replay": ("compiled replay of PAI at full load", replay.rows),
     "growth": ("ten times the jobs, ten times the nodes", growth.rows),

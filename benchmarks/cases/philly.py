@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.measure import in_fresh_process
-from benchmarks.peers import accasim_simulator
+from benchmarks.peers import accasim_simulator as peer
 from benchmarks.table import Row, at_least, skipped
 from benchmarks.workloads import PHILLY, PHILLY_NODES, missing, philly, simulate_with_journal, starts_in
 
@@ -30,9 +30,12 @@ def rows(quick: bool) -> list[Row]:
     if why_not:
         return [skipped(WHAT, why_not)]
     count = QUICK if quick else 20_000
-    allocator = min(accasim_simulator.ALLOCATORS, key=lambda name: in_fresh_process(accasim, QUICK, name)[0])
+    allocator = min(peer.ALLOCATORS, key=lambda name: in_fresh_process(accasim, QUICK, name)[0])
     pairs = [
-        (accasim_simulator.Outcome(*in_fresh_process(accasim, count, allocator)), Ours(*in_fresh_process(refold, count)))
+        (
+            peer.Outcome(*in_fresh_process(accasim, count, allocator)),
+            Ours(*in_fresh_process(refold, count)),
+        )
         for _ in range(3)
     ]
     for theirs, ours in pairs:
@@ -49,9 +52,9 @@ def rows(quick: bool) -> list[Row]:
     ]
 
 
-def accasim(count: int, allocator: accasim_simulator.Allocator) -> accasim_simulator.Outcome:
+def accasim(count: int, allocator: peer.Allocator) -> peer.Outcome:
     """AccaSim's run, in a process of its own."""
-    return accasim_simulator.run(*philly(count), allocator)
+    return peer.run(*philly(count), allocator)
 
 
 def refold(count: int) -> Ours:

@@ -97,6 +97,34 @@ def test_a_broken_promise_is_named_once_and_renewed_for_at_least_half_an_hour() 
     assert promises.overdue(again.latest + 1) == ["a"]
 
 
+def learned(wait: float) -> Promises:
+    """Promises that have seen enough jobs wait for so long that were planned to start at once."""
+    promises = Promises()
+    for number in range(ENOUGH):
+        promises.make(f"seen{number}", "any", 0, 0)
+        promises.started(f"seen{number}", wait)
+    return promises
+
+
+def test_what_is_renewed_holds_for_half_an_hour_even_if_little_is_to_be_expected() -> None:
+    promises = learned(wait=0.0)
+    assert promises.make("a", "any", 0, 0).latest == pytest.approx(2 * SHORT)
+    assert promises.overdue(10_000) == ["a"]
+    assert promises.make("a", "any", 10_000, 10_000).latest == 10_000 + RENEWED_BY_AT_LEAST
+
+
+def test_promises_become_wider_as_soon_as_they_are_overdue_and_not_only_when_jobs_start() -> None:
+    promises = learned(wait=3000.0)
+    before = promises.make("before", "any", 0, 0).latest
+    for number in range(10):
+        promises.make(f"late{number}", "any", 0, 0)
+    promises.overdue(10**6)
+    after = promises.make("after", "any", 0, 0).latest
+    assert before is not None
+    assert after is not None
+    assert after > 2 * before
+
+
 def test_who_is_forgotten_or_has_started_is_not_overdue() -> None:
     promises = Promises()
     promises.make("gone", "any", 0, 0)

@@ -32,6 +32,8 @@ from refold.packing.timetable import (
 from refold.simulator.charges import AsRecorded
 from refold.simulator.replay import Replayed, Tasks, pop, push
 
+Filling = Literal["shortest", "order"]
+
 PLACEMENTS = ("first-fit", "best-fit", "worst-fit", "tetris")
 """Rules that remember nothing between placements."""
 
@@ -42,9 +44,7 @@ FORGETS_EVERY = 64
 """After so many moments what is past is forgotten."""
 
 
-def replay_easy(
-    tasks: Tasks, cluster: Cluster, placement: str = "best-fit", filling: Literal["shortest", "order"] = "shortest"
-) -> Replayed:
+def replay_easy(tasks: Tasks, cluster: Cluster, placement: str = "best-fit", filling: Filling = "shortest") -> Replayed:
     """Run all tasks to their end."""
     if placement not in PLACEMENTS:
         raise UnknownName("placement of the compiled replay of easy", placement, PLACEMENTS)
