@@ -1,6 +1,6 @@
 """Backfill on real traces: `python -m benchmarks.backfill [--quick] [--again] [--write]`.
 
-Thirteen policies on ten workloads, about forty minutes on two cores. Every run is kept under build/ when it is done, so
+Thirteen policies on ten workloads, half an hour of CPU time. Every run is kept under build/ when it is done, so
 that it can be stopped and gone on with. `--quick`: 2,000 jobs of each trace, a minute or two. `--write` keeps
 docs/results/backfill.md and its pictures.
 """

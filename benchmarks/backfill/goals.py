@@ -90,7 +90,7 @@ def _kept_reached(found: Outcomes, workload: Workload, contender: Contender) -> 
 
 def _whole_nodes_reached(found: Outcomes, workload: Workload, contender: Contender) -> Reached | None:
     ours, fifo = whole_nodes_p99(found.get(Run(workload, contender))), whole_nodes_p99(found.get(Run(workload, FIFO)))
-    if ours is None or fifo is None:
+    if ours is None or fifo is None or ours == fifo == 0.0:
         return None
     text = f"{text_from_seconds(ours)}, fifo {text_from_seconds(fifo)}"
     return Reached(workload, text, (fifo - ours) / max(fifo, HARDLY))

@@ -31,6 +31,9 @@ COSTS = Costs(restart=60.0)
 WARMED_BY = 200
 """So many jobs are played before time is measured: kernels are loaded then."""
 
+OWN_LATER = 1.5
+"""Where hardly anybody waits there is less to be learned: those runs come later, by so many ranks."""
+
 ONE, SEVERAL, WHOLE_NODES = "one GPU", "several GPUs", "whole nodes"
 SIZES = (ONE, SEVERAL, WHOLE_NODES)
 WHOLE_NODE = 8
@@ -106,7 +109,7 @@ def outcomes(
     """Of every policy on every workload; what is kept is not run again, unless asked. Progress is told on stderr."""
     asked = [Run(workload, contender) for workload in workloads for contender in contenders]
     missing = [one for one in asked if again or not _path(one).exists()]
-    missing.sort(key=lambda one: (one.contender.rank, workloads.index(one.workload)))
+    missing.sort(key=lambda one: one.contender.rank + (0 if one.workload.busy else OWN_LATER))
     KEPT.mkdir(parents=True, exist_ok=True)
     for done, (one, outcome) in enumerate(_computed(missing), start=1):
         _path(one).write_bytes(msgspec.json.encode(outcome))
@@ -139,8 +142,7 @@ def _path(asked: Run) -> Path:
 
 @cache
 def stamp() -> str:
-    """A hash of whatever a run depends on."""
+    """A hash of the sources that a run depends on."""
     rooms = ("model", "predict", "packing", "core", "policies", "simulator", "results", "plans")
     files = sorted(path for room in rooms for path in (REPOSITORY / "src" / "refold" / room).rglob("*.py"))
-    files += [REPOSITORY / "benchmarks" / "backfill" / name for name in ("world.py", "runs.py")]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]

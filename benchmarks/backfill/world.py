@@ -138,14 +138,17 @@ SHORTEST = _contender("easy, shortest, predicted", "easy", order="shortest", dur
 SHORTEST_KNOWN = _contender("easy, shortest, known", "easy", order="shortest", durations="known")
 SJF = _contender("sjf, predicted", "sjf", durations="predicted")
 SJF_KNOWN = _contender("sjf, known", "sjf", durations="known")
+EASY_LIMITS = _contender("easy, limits", "easy", rank=2, durations="limit")
+CONSERVATIVE_LIMITS = _contender("conservative, limits", "conservative", rank=3, durations="limit")
+NO_STOPS = _contender("easy, no stops, predicted", "easy", durations="predicted", preempt="never")
 CONTENDERS = (
     FIFO,
     SKIP,
-    _contender("easy, limits", "easy", rank=2, durations="limit"),
+    EASY_LIMITS,
     EASY,
-    _contender("easy, no stops, predicted", "easy", durations="predicted", preempt="never"),
+    NO_STOPS,
     EASY_KNOWN,
-    _contender("conservative, limits", "conservative", rank=3, durations="limit"),
+    CONSERVATIVE_LIMITS,
     CONSERVATIVE,
     CONSERVATIVE_KNOWN,
     SHORTEST,

@@ -910,3 +910,18 @@ def test_on_one_node_easy_starts_everybody_when_a_plain_reading_of_it_does(seed:
         jobs.append(make_job(f"j{number:02}", at=now, gpus=min(size, gpus), work=work))
     ours = starts("easy", jobs, make_cluster(gpus), preempt="never", placement="first-fit")
     assert sorted(ours) == sorted(plain_easy(jobs, gpus))
+
+
+@pytest.mark.parametrize("policy", ["easy", "conservative"])
+def test_a_place_stays_promised_while_runs_take_their_time_to_stop(policy: str) -> None:
+    """Stopping takes longer than the first will: meanwhile nobody else is put where it waits."""
+    jobs = [
+        make_job("x", gpus=2, work=20.0, time_limit=20.0, preemptible=False),
+        make_job("wide", gpus=4, at=1, work=3.0, time_limit=3.0),
+        make_job("a", gpus=2, at=2, work=1000.0, time_limit=10.0),
+        make_job("c", gpus=2, at=25, work=1000.0, time_limit=10.0),
+    ]
+    journal = ListJournal()
+    simulate(jobs, make_cluster(4), make_policy(policy, {"durations": "limit"}), journal=journal, costs=Costs(stop=30))
+    starts = [(e.now, order.job) for e in journal.entries for order in e.orders if isinstance(order, StartRun)]
+    assert starts == [(0.0, "x"), (2.0, "a"), (50.0, "wide"), (53.0, "a"), (53.0, "c")]

@@ -153,7 +153,7 @@ def _with_gpus(job: Job, text: str) -> _Way:
     scales = work is not None and bool(job.demand.total_gpu_milli and demand.total_gpu_milli)
     if work is not None and scales:
         work *= job.demand.total_gpu_milli / demand.total_gpu_milli
-    return _Way(str(demand), msgspec.structs.replace(job, demand=demand, work=work), scales)
+    return _Way(str(demand), msgspec.structs.replace(job, demand=demand, work=work, gpu_range=None), scales)
 
 
 def _class_from(text: str) -> Any:

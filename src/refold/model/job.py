@@ -109,5 +109,9 @@ class Job(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unkn
     def _check_range(self, least: int, most: int) -> None:
         if not 1 <= least <= most <= MOST_GPUS:
             raise BadValue(f"job {self.id!r}: gpu_range is {least} to {most}, expected 1 or more, the fewest first")
+        if not least <= self.demand.instances * self.demand.gpus <= most:
+            raise BadValue(
+                f"job {self.id!r}: gpu_range is {least} to {most}, expected to hold the {self.demand} it asks for"
+            )
         if not self.reshapable or self.demand.gpus < 1 or self.demand.gpu_milli < WHOLE:
             raise BadValue(f"job {self.id!r}: gpu_range is for reshapable jobs that ask for whole GPUs")

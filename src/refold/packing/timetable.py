@@ -127,9 +127,14 @@ class Timetable:
             self._spans, self._empty.nodes, self._up, waiting, order, position, some, now, looks, self._scratch
         )
 
-    def is_overbooked(self, node: int, start: Seconds, end: Seconds) -> bool:
-        """Whether more is booked on a node than it has, at some time between."""
-        return is_overbooked(self._spans, node, start, end)
+    def is_overbooked(self, placement: Placement, start: Seconds, end: Seconds) -> bool:
+        """Whether more is booked than there is of something that a placement takes, at some time between."""
+        return any(
+            is_overbooked(
+                self._spans, share.node, start, end, mask_of(share.gpus), share.cpu_milli > 0, share.memory_mib > 0
+            )
+            for share in placement
+        )
 
     def vector(self, demand: Demand) -> Ints:
         """A demand as the kernels read it."""
@@ -239,12 +244,14 @@ def change(spans: Spans, node: int, start: float, end: float, mask: int, milli: 
 
 
 @compiled
-def is_overbooked(spans: Spans, node: int, start: float, end: float) -> bool:
-    """Whether more is booked on a node than it has, at some time between."""
+def is_overbooked(spans: Spans, node: int, start: float, end: float, mask: int, cpu: bool, memory: bool) -> bool:
+    """Whether more is booked than there is of some GPUs of a node, of its CPUs or memory, at some time between."""
     first = span = _span_at(spans, node, start)
     while span < spans.number[node] and (span == first or spans.begins[node, span] < end):
-        for column in range(CPU, spans.free.shape[2]):
-            if spans.free[node, span, column] < 0:
+        if (cpu and spans.free[node, span, CPU] < 0) or (memory and spans.free[node, span, MEMORY] < 0):
+            return True
+        for gpu in range(spans.free.shape[2] - FIRST):
+            if mask >> gpu & 1 and spans.free[node, span, FIRST + gpu] < 0:
                 return True
         span += 1
     return False

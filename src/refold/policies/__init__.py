@@ -20,6 +20,10 @@ class Known(NamedTuple):
     usual: bool = True
 
 
+def _backfill(class_name: str, summary: str) -> Known:
+    return Known("refold.policies.backfill", class_name, summary, preempts=True)
+
+
 def _rubick(class_name: str, summary: str) -> Known:
     return Known("refold.policies.rubick", class_name, summary, preempts=True, usual=class_name == "Rubick")
 
@@ -36,8 +40,8 @@ POLICIES: dict[str, Known] = {
     "srtf": Known("refold.policies.srtf", "Srtf", "shortest remaining time first", oracle=True, preempts=True),
     "las": Known("refold.policies.las", "Las", "least attained service, two queues (Tiresias)", preempts=True),
     "drf": Known("refold.policies.drf", "Drf", "the tenant with the smallest dominant share first"),
-    "easy": Known("refold.policies.backfill", "Easy", "backfill: the first in the queue has a reservation"),
-    "conservative": Known("refold.policies.backfill", "Conservative", "backfill: everybody has a reservation"),
+    "easy": _backfill("Easy", "backfill: the first in the queue has a reservation"),
+    "conservative": _backfill("Conservative", "backfill: everybody has a reservation"),
     "refold": Known("refold.policies.refold", "Refold", "least work left first, at the size that pays", preempts=True),
     "rubick": _rubick("Rubick", "plans and amounts to whoever gains most (MLSys'25)"),
     "rubick-e": _rubick("RubickE", "the same, plans only"),

@@ -17,13 +17,14 @@ from refold.core import View
 from refold.errors import BadValue
 from refold.model import KEEP, Allocation, Decision, Demand, Expected, Job, Placement, Run, Start, Stop, Wait
 from refold.model.units import DAY, MINUTE, WHOLE, Seconds
-from refold.packing import Free, Placer
+from refold.packing import Placer
 from refold.packing.one_machine import last_start
 from refold.plans.speeds import NOTHING_MORE, Knowledge
 from refold.policies.foresight import Foresight, Source
+from refold.policies.making_way import free_without, is_given_back, runs_to_stop
 from refold.policies.promised import Promises
 from refold.policies.reasons import Reasons
-from refold.policies.reservations import Reservation, Reservations, meet
+from refold.policies.reservations import Reservation, Reservations
 from refold.policies.sizing import Size, Sizes
 from refold.policies.turns import OrderName, Turns
 from refold.policies.waiters import Gaps, Place, Waiter, Waiters
@@ -86,7 +87,7 @@ class Backfill:
             raise BadValue(f"depth is {depth}, expected ≥ 0 (0: as is usual for {self.name})")
         self.depth = depth or self.depth
         self._placer = Placer(placement, seed)
-        self._foresight = Foresight(durations)
+        self._foresight = Foresight(durations, knowledge)
         self._turns = Turns(order)
         self._likely, self._confidence = likely, confidence
         self._preempt, self._two_lanes = preempt, lanes
@@ -122,13 +123,14 @@ class Backfill:
         if not view.waiting:
             self._reasons.nobody_waits()
             return KEEP
-        self._note_arrivals(view, reservations)
         self._start_who_is_due(view, reservations)
         self._stop_others_for_the_first(view, reservations)
         self._book_on_late_runs(view, reservations)
+        self._note_arrivals(view, reservations)
         self._promise_places(view, reservations)
         while self._begin_earlier(view, reservations):
             self._promise_places(view, reservations)  # others are the first now
+        self._start_who_is_due(view, reservations)  # whom nobody keeps back any more
         self._fill_gaps(view, reservations)
         waits = self._reasons_of(view)
         return Decision(
@@ -188,12 +190,34 @@ class Backfill:
             sure = max(life.quantile(self._confidence), likely)
             self._came += 1
             place = self._turns.key(view, job, likely), self._came
-            made = [self._waiter(job, size, place, likely, sure) for size in self._sizes_on(view).of(job)]
-            ends_first = made[0]
-            if len(made) > 1:
-                ends_first = min(made, key=lambda waiter: self._would_end(view, reservations, waiter))
-            self._waiters.add(ends_first)
-            self._gaps.add(ends_first)
+            waiter = self._ends_first(view, reservations, job, place, likely, sure)
+            self._waiters.add(waiter)
+            self._gaps.add(waiter)
+
+    def _ends_first(
+        self, view: View, reservations: Reservations, job: Job, place: Place, likely: Seconds, sure: Seconds
+    ) -> Waiter:
+        """A job with the size with which it would end first; `likely` and `sure` are of what it asked for."""
+        made = [self._waiter(job, size, place, likely, sure) for size in self._sizes_on(view).of(job)]
+        if len(made) == 1:
+            return made[0]
+        return min(made, key=lambda waiter: self._would_end(view, reservations, waiter))
+
+    def _sized_again(self, view: View, reservations: Reservations, waiter: Waiter) -> Waiter:
+        """The same job, with another size if it would end sooner so by now."""
+        if waiter.job.gpu_range is None:
+            return waiter
+        likely, sure = waiter.likely * waiter.faster, waiter.sure * waiter.faster
+        other = self._ends_first(view, reservations, waiter.job, waiter.place, likely, sure)
+        if other.demand == waiter.demand:
+            return waiter
+        self._gaps.remove(waiter)
+        self._waiters.remove(waiter.job.id)
+        other.passed, other.promised = waiter.passed, waiter.promised
+        self._waiters.add(other)
+        self._gaps.add(other)
+        self._displaced.pop(waiter.job.id, None)
+        return other
 
     def _waiter(self, job: Job, size: Size, place: Place, likely: Seconds, sure: Seconds) -> Waiter:
         lane = int(self._two_lanes and size.demand.gpus >= self._whole_node)
@@ -235,7 +259,18 @@ class Backfill:
             if waiter.place <= self._waiters.bar(view.now) and view.trial().take(promised.placement):
                 self._start(view, reservations, waiter, promised.placement)
             else:
-                heappush(self._due, (promised.start, waiter.job.id))
+                reservations.put_off(waiter.job.id, view.now)
+                heappush(self._due, (view.now, waiter.job.id))
+                self._displace_those_behind(view, reservations, waiter, promised.placement)
+
+    def _displace_those_behind(
+        self, view: View, reservations: Reservations, waiter: Waiter, placement: Placement
+    ) -> None:
+        """A place is kept for one from now on: who was promised something of it and is behind gets another."""
+        end = view.now + waiter.likely
+        for other in reservations.in_the_way_of(placement, view.now, end):
+            if self._waiters.of(other).place > waiter.place:
+                self._displace(other, _later(reservations.give_up(other), end))
 
     def _stop_others_for_the_first(self, view: View, reservations: Reservations) -> None:
         """Where the first of a lane has not started by the time that it was promised, those put before it make way.
@@ -246,57 +281,44 @@ class Backfill:
             if view.now < first.promised or first.place > self._waiters.bar(view.now) or not self._may_preempt(first):
                 continue
             promised = reservations.of(first.job.id)
-            if promised is not None and promised.start <= view.now and _is_given_back(view, promised.placement):
+            if promised is not None and promised.start <= view.now and is_given_back(view, promised.placement):
                 continue  # its place is being given back
-            placement = self._placer.place(self._free_without_others(view, reservations, first), first.demand)
+            placement = self._place_without_others(view, reservations, first)
             if placement is not None:
                 self._claim(view, reservations, first, placement)
                 return  # another lane has its turn when these have stopped
 
-    def _free_without_others(self, view: View, reservations: Reservations, first: Waiter) -> Free:
-        """What would be free without the runs that were put before one, less what is promised to another lane's."""
-        free = view.trial().free.copy()
-        for run in view.runs.values():
-            if run.stopping or self._may_be_stopped(view, run, first):
-                free.give_back(run.allocation.placement)
+    def _place_without_others(self, view: View, reservations: Reservations, first: Waiter) -> Placement | None:
+        """A place for the first of a lane without those put before it, and not the one promised to another lane's."""
+        free = free_without(view, self._put_before_it(view, first))
         for other in self._waiters.first(1):
             promised = reservations.of(other.job.id)
             if other is not first and promised is not None and promised.start <= view.now:
                 free.take_what_is_free(promised.placement)
-        return free
+        return self._placer.place(free, first.demand)
+
+    def _put_before_it(self, view: View, waiter: Waiter) -> list[Run]:
+        """The runs that were put before a waiting job, and may be stopped."""
+        return [run for run in view.runs.values() if not run.stopping and self._may_be_stopped(view, run, waiter)]
 
     def _claim(self, view: View, reservations: Reservations, first: Waiter, placement: Placement) -> None:
         """Start a job that was promised to by now; or have its place given back, and promise it from now on."""
         reservations.give_up(first.job.id)
         self._displaced.pop(first.job.id, None)
-        end = view.now + first.likely
         if view.trial().take(placement):
             self._start(view, reservations, first, placement)
         else:
             self._promise_now(view, reservations, first, placement)
-        for other in reservations.in_the_way_of(placement, view.now, end):
-            if other != first.job.id:
-                self._displace(other, _later(reservations.give_up(other), end))
+        self._displace_those_behind(view, reservations, first, placement)
 
     def _promise_now(self, view: View, reservations: Reservations, first: Waiter, placement: Placement) -> None:
         """Have a place given back, and promise it from now on."""
         reservations.keep(first.job.id, first.demand, Reservation(placement, view.now, view.now + first.likely))
         self._gaps.remove(first)
         heappush(self._due, (view.now, first.job.id))
-        for run in self._to_stop(view, first, placement):
+        for run in runs_to_stop(view, self._put_before_it(view, first), placement):
             self._stops.append(Stop(run.job, f"{self.name}: {first.job.id} was promised to start by now"))
         self._reasons.releasing(first.job)
-
-    def _to_stop(self, view: View, first: Waiter, placement: Placement) -> list[Run]:
-        """Of the runs that were put before one, those without which a place is not free."""
-        free, others = view.trial().free.copy(), list[Run]()
-        for run in view.runs.values():
-            if run.stopping:
-                free.give_back(run.allocation.placement)
-            elif self._may_be_stopped(view, run, first) and meet(run.allocation.placement, placement):
-                free.give_back(run.allocation.placement)
-                others.append(run)
-        return [run for run in others if not _fits_beside(free, run.allocation.placement, placement)]
 
     def _may_preempt(self, waiter: Waiter) -> bool:
         if self._preempt == "never" or (self._preempt == "whole-node" and waiter.demand.gpus < self._whole_node):
@@ -337,7 +359,8 @@ class Backfill:
         again = True
         while again:
             again = False
-            for waiter in sorted(self._wanting(reservations), key=lambda waiter: waiter.place):
+            for wanting in sorted(self._wanting(reservations), key=lambda waiter: waiter.place):
+                waiter = self._sized_again(view, reservations, wanting)
                 found = self._find(view, reservations, waiter)
                 if found is None:
                     continue  # for now no node has room for it at any time: some are down
@@ -350,7 +373,7 @@ class Backfill:
                     waiter.promised = min(waiter.promised, found.start)
                     heappush(self._due, (found.start, waiter.job.id))
                     self._gaps.remove(waiter)
-                    if waiter.demand.instances == 1 and view.trial().free.has_room_for_one(waiter.demand):
+                    if view.shortage(waiter.demand).room >= waiter.demand.instances:
                         self._reasons.promised_to_others(waiter.job)
                     else:
                         self._reasons.no_place(view, waiter.job)
@@ -423,6 +446,7 @@ class Backfill:
         else:
             self._leaves(job_id, reservations)
             reservations.run(job_id, placement, view.now, end)
+        self._foresight.starts(job_id, waiter.faster)
         self._starts.append(Start(waiter.job.id, Allocation(placement, waiter.plan)))
         self._promises.started(waiter.job.id, view.now)
         if len(self._waiters):
@@ -464,25 +488,6 @@ class Backfill:
             heappop(self._due)
         later = [one.start for one in self._reservations.promised.values() if one.start > view.now]
         return min(later, default=None)
-
-
-def _is_given_back(view: View, placement: Placement) -> bool:
-    """Whether a place will be free when the runs that were told to stop have."""
-    free = view.trial().free.copy()
-    for run in view.runs.values():
-        if run.stopping:
-            free.give_back(run.allocation.placement)
-    return free.has(placement)
-
-
-def _fits_beside(free: Free, held: Placement, placement: Placement) -> bool:
-    """Whether there is room for a place beside what is held; if so it stays taken."""
-    if free.take(held) is not None:
-        return False
-    if free.has(placement):
-        return True
-    free.give_back(held)
-    return False
 
 
 def _later(reservation: Reservation | None, start: Seconds) -> Reservation | None:

@@ -4,7 +4,8 @@ A plan says when a job should start; ends come early or late, and others come be
 than was planned when they came is kept, as logarithms of ratios, for the latest jobs of each kind. Its quantiles make a
 plan an interval: between `soonest` and `latest` a job starts with the confidence asked for. That confidence is steered
 by whether promises were kept (adaptive conformal inference, Gibbs and Candès 2021), so that what is promised to hold
-for 95 of 100 jobs does, whatever plans are worth. A promise that is overdue counts as broken at once.
+for 95 of 100 jobs does, whatever plans are worth. A promise that is overdue counts as broken as soon as that
+is seen.
 """
 
 from __future__ import annotations

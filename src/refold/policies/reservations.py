@@ -58,7 +58,8 @@ class Reservations:
         """A job runs here, and is believed to until `end`."""
         self._table.book(placement, now, end)
         self._runs[job_id] = Reservation(placement, now, end)
-        heappush(self._ends, (end, job_id))
+        if end < inf:
+            heappush(self._ends, (end, job_id))
 
     def run_as_promised(self, job_id: str, now: Seconds, end: Seconds) -> None:
         """A job runs where it was promised to, and is believed to until `end`."""
@@ -110,7 +111,7 @@ class Reservations:
 
     def _is_overbooked(self, promised: Reservation, now: Seconds, end: Seconds) -> bool:
         start, end = max(now, promised.start), min(end, promised.end)
-        return any(self._table.is_overbooked(share.node, start, end) for share in promised.placement)
+        return self._table.is_overbooked(promised.placement, start, end)
 
     # Promised places.
 
@@ -134,6 +135,16 @@ class Reservations:
         self._rows.put(job_id, demand, reservation)
         for share in reservation.placement:
             self._on_node[share.node].add(job_id)
+
+    def put_off(self, job_id: str, now: Seconds) -> None:
+        """A promised place is not free yet: it stays promised, from now on and for as long."""
+        promised = self._promised[job_id]
+        if promised.start < now:
+            holes, opened = self._holes.copy(), self._opened.copy()
+            demand = self._rows.demand_of(job_id)
+            self.give_up(job_id)
+            self.keep(job_id, demand, Reservation(promised.placement, now, now + promised.end - promised.start))
+            self._holes, self._opened = holes, opened  # nothing was left
 
     def is_free(self, reservation: Reservation) -> bool:
         """Whether nobody holds or is promised anything of a place then."""

@@ -12,6 +12,7 @@ import msgspec
 
 from refold.model import Cluster, Demand, Job, Plan
 from refold.model.units import WHOLE
+from refold.packing import Free
 from refold.plans.speeds import Knowledge, Speeds
 from refold.policies.options import Options
 
@@ -30,6 +31,7 @@ class Sizes:
     def __init__(self, cluster: Cluster, knowledge: Knowledge) -> None:
         self._speeds = Speeds(cluster, knowledge)
         self._options = Options(self._speeds)
+        self._free = Free(cluster)
         self._whole_node = max(node.gpus for node in cluster.nodes)
 
     def of(self, job: Job) -> list[Size]:
@@ -41,7 +43,9 @@ class Sizes:
             options = self._options.of(job)
             self._options.forget(job.id)
             return [Size(option.demand, option.plan, option.speed / as_asked) for option in options]
-        return [self._size(job, gpus) for gpus in _doubled(*job.gpu_range)]
+        sizes = [self._size(job, gpus) for gpus in _doubled(*job.gpu_range)]
+        fitting = [size for size in sizes if self._free.fits_when_empty(size.demand)]
+        return [*fitting, Size(job.demand, None, 1.0)]
 
     def _size(self, job: Job, gpus: int) -> Size:
         """So many GPUs as equal instances on as few nodes as can be, with CPUs and memory as they were per GPU."""

@@ -72,7 +72,7 @@ class _Usage:
             self._used[tenant] = self._used.get(tenant, 0.0) * kept + grown
         self._now = view.now
         for run in view.changes.started:
-            tenant, held = self._tenant_of[run.job], run.allocation.gpu_milli
+            tenant, held = self._tenant(view, run.job), run.allocation.gpu_milli
             kept = 0.5 ** ((view.now - run.since) / HALF_LIFE)  # it began when this was last looked at
             self._used[tenant] = self._used.get(tenant, 0.0) + held / WHOLE * (1.0 - kept) * HALF_LIFE / log(2.0)
             self._held[tenant] = self._held.get(tenant, 0) + held
@@ -84,6 +84,12 @@ class _Usage:
             self._tenant_of.pop(job_id, None)
         for job in view.changes.submitted:
             self._tenant_of[job.id] = job.tenant
+
+    def _tenant(self, view: View, job_id: str) -> str:
+        """Whose job it is, also of one that was there before this began to look."""
+        if job_id not in self._tenant_of:
+            self._tenant_of[job_id] = view.active[job_id].tenant
+        return self._tenant_of[job_id]
 
     def of(self, view: View, tenant: str) -> float:
         quota = view.cluster.quota_gpus(tenant) if view.cluster.tenants else 1.0

@@ -30,7 +30,20 @@ FEW = 0.1
 class Waiter:
     """A waiting job: its place in the order, what it asks for, how long it will last, how often others went before."""
 
-    __slots__ = ("demand", "gpus", "job", "kind", "lane", "likely", "passed", "place", "plan", "promised", "sure")
+    __slots__ = (
+        "demand",
+        "faster",
+        "gpus",
+        "job",
+        "kind",
+        "lane",
+        "likely",
+        "passed",
+        "place",
+        "plan",
+        "promised",
+        "sure",
+    )
 
     def __init__(
         self, job: Job, size: Size, place: Place, likely: Seconds, sure: Seconds, lane: int, kind: str
@@ -38,6 +51,7 @@ class Waiter:
         self.job = job
         self.demand, self.plan = size.demand, size.plan
         self.gpus = size.demand.total_gpus
+        self.faster = size.faster
         self.place = place
         self.likely = likely
         self.sure = sure
@@ -55,6 +69,8 @@ class Waiters:
     def __init__(self, most_passed: int, most_waiting: Seconds) -> None:
         self._most_passed, self._most_waiting = most_passed, most_waiting
         self._of: dict[str, Waiter] = {}
+        self._bar: tuple[Seconds, Place] | None = None
+        """The bar, and of when it is; None: somebody has come, gone or been passed over since."""
         self._lanes: tuple[list[tuple[Any, int, Waiter]], ...] = ([], [])
 
     def __len__(self) -> int:
@@ -69,12 +85,14 @@ class Waiters:
 
     def add(self, waiter: Waiter) -> None:
         """One more."""
+        self._bar = None
         self._of[waiter.job.id] = waiter
         insort(self._lanes[waiter.lane], (*waiter.place, waiter))
 
     def remove(self, job_id: str) -> Waiter | None:
         """It does not wait any more."""
         waiter = self._of.pop(job_id, None)
+        self._bar = None
         if waiter is not None:
             lane = self._lanes[waiter.lane]
             del lane[bisect_left(lane, waiter.place)]
@@ -94,6 +112,7 @@ class Waiters:
 
     def sort_again(self, key: Any) -> None:
         """Everybody's place has to be looked at again."""
+        self._bar = None
         for lane in self._lanes:
             for _, _, waiter in lane:
                 waiter.place = (key(waiter), waiter.place[1])
@@ -110,6 +129,7 @@ class Waiters:
     def pass_over(self, place: Place) -> None:
         """Somebody with this place has started: those before it were passed over."""
         if self._most_passed:
+            self._bar = None
             for lane in self._lanes:
                 for _, _, waiter in lane[: bisect_left(lane, place)]:
                     waiter.passed += 1
@@ -118,8 +138,10 @@ class Waiters:
         """The place of the first who is not to be passed over any more: nobody behind it may start."""
         if not self._most_passed and self._most_waiting == inf:
             return LAST
-        impatient = (waiter.place for waiter in self._of.values() if self._is_impatient(waiter, now))
-        return min(impatient, default=LAST)
+        if self._bar is None or self._bar[0] != now:
+            impatient = (waiter.place for waiter in self._of.values() if self._is_impatient(waiter, now))
+            self._bar = now, min(impatient, default=LAST)
+        return self._bar[1]
 
     def _is_impatient(self, waiter: Waiter, now: Seconds) -> bool:
         often = self._most_passed and waiter.passed >= self._most_passed

@@ -180,9 +180,16 @@ class Watch:
         self._wakes: list[Seconds] = []
         self._asked: Seconds | None = None
         self._unseen: list[Run] = []
+        self._looks_away = False
+
+    def look_away(self) -> None:
+        """From now on nobody is flagged or ended: for imagined futures, in which runs report nothing."""
+        self._looks_away = True
 
     def decide(self, view: View) -> Decision:
         """What the policy decides, and which runs are flagged and ended beside that."""
+        if self._looks_away:
+            return self._decision_within(view)
         self._note_changes(view)
         decision = self._decision_within(view)
         left_alone = {stop.job for stop in decision.stops} | {reshape.job for reshape in decision.reshapes}

@@ -22,6 +22,7 @@ from refold.errors import BadJournal
 from refold.model import Allocation, Cluster, Decision, Expected, Job
 from refold.model.units import Seconds
 from refold.packing.layout import Floats
+from refold.policies.watch import Watch
 from refold.predict import Lasting
 from refold.simulator.agenda import Agenda
 from refold.simulator.arrivals import Past
@@ -47,9 +48,12 @@ def going_on(
     """
 
     def replayed() -> Scheduler:
-        scheduler = Scheduler(cluster, policy(), refused=lambda _: None)
+        decides = policy()
+        scheduler = Scheduler(cluster, decides, refused=lambda _: None)
         for entry in islice(entries(), present.entries):
             scheduler.step(entry.now, entry.events)
+        if isinstance(decides, Watch):
+            decides.look_away()
         return scheduler
 
     first = replayed()

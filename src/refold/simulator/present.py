@@ -89,7 +89,10 @@ class Present:
             else:
                 self._ran.pop(run.job, None)
                 self._lasted[run.job] = ran
-                self._lessons.append(methodcaller("finished", self._jobs.pop(run.job), ran, now))
+                job = self._jobs.pop(run.job)
+                cut_short = run.stopping  # cancelled, or ended by a rule: that is no end of its own
+                lesson = methodcaller("forget", job.id) if cut_short else methodcaller("finished", job, ran, now)
+                self._lessons.append(lesson)
                 self.waiting_since.pop(run.job, None)
         for job_id in changes.gone:
             self._jobs.pop(job_id, None)
