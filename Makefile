@@ -8,10 +8,13 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run test lint bench clean
+.PHONY: run compare test lint bench clean
 .DEFAULT_GOAL := run
 
-run: $(VENV)/installed.run  ## compare all policies on the workload that ships with the package
+run: $(VENV)/installed.run  ## start the scheduler of this machine; Ctrl-C ends it
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/refold serve
+
+compare: $(VENV)/installed.run  ## compare all policies on the workload that ships with the package, and make a report
 	@$(BIN)/refold compare --stop-cost 18s --restart-cost 1m
 
 test: $(VENV)/installed.test  ## lint, check types, run every test; ends in pytest's summary
@@ -37,7 +40,7 @@ clean:  ## remove everything that these commands have made
 # A stamp per set of dependencies: the second `make` installs nothing unless pyproject.toml has changed.
 $(VENV)/installed.run: pyproject.toml | $(BIN)/python
 	@echo "installing Refold into $(VENV)"
-	@$(PIP) --editable '.[report]'
+	@$(PIP) --editable '.[report,serve]'
 	@touch $@
 
 $(VENV)/installed.test: pyproject.toml | $(BIN)/python

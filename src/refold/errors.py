@@ -5,10 +5,21 @@ RefoldError
 ├── BadInput       something a person gave us
 │   ├── BadFile    a file that cannot be read as what it should be
 │   ├── BadRow     one row of a file: line, column, what was there, what was expected
+│   ├── BadField   one field of what was asked of a daemon
 │   └── UnknownName  no policy 'rubik'; did you mean 'rubick'?
 ├── BadDecision    a policy broke a rule: which policy, which rule
 ├── BadJournal     a journal that does not replay to its own orders
-└── MissingExtra   a feature whose optional dependency is not installed
+├── MissingExtra   a feature whose optional dependency is not installed
+├── NoDaemon       nobody serves where a daemon was looked for
+├── NotYet         what was waited for has not come in the time that was given
+└── Refused        the daemon was asked, and does not do it
+    ├── Unknown       it does not know who asks
+    ├── Forbidden     who asks may not have that
+    ├── NotFound      no such job, node, token
+    ├── Conflict      not as things stand: a job that has ended cannot be cancelled
+    ├── TooMuch       too many, or too often: later, or less, may work
+    │   └── TooLarge  more bytes than it takes at once
+    └── Unavailable   it cannot at present: its disk is full, it is ending
 """
 
 from __future__ import annotations
@@ -51,6 +62,14 @@ class BadRow(BadInput):
         self.column = column
         self.found = found
         self.expected = expected
+
+
+class BadField(BadInput):
+    """One field of what was asked of a daemon is not what was expected; or all of it, if none is named."""
+
+    def __init__(self, problem: str, field: str = "") -> None:
+        super().__init__(problem)
+        self.field = field
 
 
 class UnknownName(BadInput):
@@ -97,3 +116,48 @@ class MissingExtra(RefoldError):
         super().__init__(f"{feature} needs an extra: pip install 'refold[{extra}]'")
         self.feature = feature
         self.extra = extra
+
+
+class NoDaemon(RefoldError):
+    """Nobody serves where a daemon was looked for."""
+
+
+class NotYet(RefoldError, TimeoutError):
+    """What was waited for has not come in the time that was given."""
+
+
+class Refused(RefoldError):
+    """The daemon was asked for something and does not do it."""
+
+
+class Unknown(Refused):
+    """Who asks has no token, or one that the daemon does not know."""
+
+
+class Forbidden(Refused):
+    """Who asks is known, and may not have what was asked for."""
+
+
+class NotFound(Refused):
+    """There is no such thing."""
+
+    @classmethod
+    def near(cls, kind: str, name: str, known: Iterable[str], *, listed_by: str = "") -> NotFound:
+        """The same with the nearest name of those that there are; of many, `listed_by` lists the others."""
+        return cls(str(UnknownName(kind, name, known, listed_by=listed_by)))
+
+
+class Conflict(Refused):
+    """It cannot be done as things stand."""
+
+
+class TooMuch(Refused):
+    """Too many things at once, or too often."""
+
+
+class TooLarge(TooMuch):
+    """More bytes than are taken at once."""
+
+
+class Unavailable(Refused):
+    """The daemon cannot do it at present."""

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from refold.cli import app as command_line
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "live"))  # where there is a daemon that is none
+
+if TYPE_CHECKING:
+    from fake_desk import FakeDesk, Served
 
 OWN = '''
 from refold.core import View
@@ -101,3 +107,60 @@ def refuses(fails: Callable[..., str]) -> Callable[..., str]:
         return err
 
     return refuses
+
+
+@pytest.fixture
+def no_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody serves here, whatever there is on this machine."""
+    for name in ("REFOLD_ADDRESS", "REFOLD_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("REFOLD_HOME", str(tmp_path / "nothing"))
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Callable[[type[FakeDesk]], Served]]:
+    """One server for each kind of desk, since starting it is most of what a test would take."""
+    from fake_desk import serve
+
+    kept: dict[type[FakeDesk], Served] = {}
+    with ExitStack() as stack:
+
+        def server_of(kind: type[FakeDesk]) -> Served:
+            if kind not in kept:
+                kept[kind] = stack.enter_context(serve(kind()))
+            return kept[kind]
+
+        yield server_of
+
+
+@pytest.fixture
+def serving(
+    no_daemon: None, servers: Callable[[type[FakeDesk]], Served], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[type[FakeDesk]], Served]:
+    """A daemon with a desk of that kind at which nothing has happened yet, and which commands ask as its owner."""
+    from fake_desk import OWNER
+
+    def serving(kind: type[FakeDesk]) -> Served:
+        served = servers(kind)
+        served.do(_as_new, served.desk)
+        monkeypatch.setenv("REFOLD_ADDRESS", served.address)
+        monkeypatch.setenv("REFOLD_TOKEN", OWNER)
+        return served
+
+    return serving
+
+
+def _as_new(desk: FakeDesk) -> None:
+    """The server holds on to the desk and to its tokens, so these stay the same objects."""
+    known, new = desk.known, type(desk)()
+    known.clear()
+    known.update(new.known)
+    vars(desk).update({**vars(new), "known": known})
+
+
+@pytest.fixture
+def served(serving: Callable[[type[FakeDesk]], Served]) -> Served:
+    """A daemon whose jobs do what a test says."""
+    from fake_desk import FakeDesk
+
+    return serving(FakeDesk)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from refold.cli import queue
+from refold.cli import screen, standing
 from refold.core import Entry, Header
 from refold.core.events import JobCancelled, JobSubmitted, RunFinished
 from refold.core.orders import StartRun
@@ -170,7 +170,7 @@ def test_a_journal_is_read_while_it_is_written(tmp_path: Path, said: Said) -> No
     [("90", 90.0), ("1h30m", 5_400.0), ("00:01:30", 90.0), ("1 d 02:00:03", 93_603.0), ("2d 1:30", 178_200.0)],
 )
 def test_a_moment_is_written_as_a_duration_or_as_tables_show_it(text: str, seconds: float) -> None:
-    assert queue.moment_from_text(text) == seconds
+    assert standing.moment_from_text(text) == seconds
 
 
 def test_a_moment_outside_of_the_journal_is_refused(journal: str, tmp_path: Path, refuses: Said) -> None:
@@ -218,7 +218,7 @@ def test_watching_looks_again_until_interrupted(
         if len(looks) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(queue, "_sleep", interrupted)
+    monkeypatch.setattr(screen, "sleep", interrupted)
     result = typed("queue", journal, "--watch")
     assert result.stdout.count("3 jobs wait at") == 2
     assert looks == [2.0, 2.0]

@@ -45,6 +45,7 @@ def test_the_header_of_the_journal_has_all_the_rules_and_it_replays(jobs: Path, 
             "tail_at_least": 3600.0,
             "end_beyond_tail": False,
             "grace": 5.0,
+            "per_job": False,
         }
     }
     recorded = list(entries)
@@ -99,8 +100,8 @@ def test_every_rule_can_be_asked_for() -> None:
     from refold.cli.options import WATCH_RULES, rules_from
 
     assert [rule.rstrip("=").replace("-", "_") for rule in WATCH_RULES] == list(Rules.__struct_fields__)
-    text = "no-progress=10m, silent-too,beyond-limit,beyond-tail=2.5,tail-at-least=2h,end-beyond-tail,grace=30s"
-    assert Rules.of(rules_from(text)) == Rules(600.0, True, True, 2.5, 7200.0, True, 30.0)
+    text = "no-progress=10m, silent-too,beyond-limit,beyond-tail=2.5,tail-at-least=2h,end-beyond-tail,grace=30s,per-job"
+    assert Rules.of(rules_from(text)) == Rules(600.0, True, True, 2.5, 7200.0, True, 30.0, True)
 
 
 LIST = """

@@ -3,37 +3,62 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fake_desk import Served
+from typer.core import TyperGroup
+from typer.main import get_command
 
-from refold.cli.app import app
+from refold.cli import commands
+from refold.cli.app import UsageError, app
 from refold.cli.output import Column, Table, output_width, print_json, print_tables, printable, say
+from refold.live.wire import Submission
 
 Said = Callable[..., str]
+ROOT = Path(__file__).parents[2]
 
 
 COMMANDS = [
+    "serve",
+    "init",
+    "run",
+    "submit",
+    "queue",
+    "why",
+    "whatif",
+    "logs",
+    "cancel",
+    "hold",
+    "release",
+    "history",
+    "top",
+    "nodes",
+    "drain",
+    "resume",
+    "tenants",
+    "token",
+    "events",
+    "snapshot",
+    "report",
     "compare",
     "simulate",
+    "replay",
+    "predict",
+    "policies",
+    "trace",
     "plan",
     "curve",
     "profile",
     "fit",
-    "predict",
-    "policies",
-    "replay",
-    "why",
-    "queue",
-    "whatif",
-    "run",
     "models",
     "gpus",
     "engines",
-    "trace",
 ]
 
 
@@ -42,11 +67,51 @@ def refold(*words: str, stdin: str | None = None) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, input=stdin, check=False)
 
 
-def test_help_lists_every_command(said: Said) -> None:
+def test_help_lists_every_command_in_sections(said: Said) -> None:
     listed = said("--help")
     for command in COMMANDS:
-        assert f"  {command}" in listed
-    assert [command.name for command in app.registered_commands] == COMMANDS[:-1]
+        assert f"\n  {command} " in listed
+    assert list(commands.COMMANDS) == COMMANDS
+    assert [line for line in listed.splitlines() if line.endswith(":") and not line.startswith(" ")] == [
+        "Options:",
+        "The scheduler of this machine:",
+        "Jobs:",
+        "The cluster:",
+        "What policies would do:",
+        "Plans and speeds:",
+    ]
+
+
+HEAVY = ("numpy", "numba", "rich", "refold.core", "refold.policies")
+PROGRAM = (
+    "import sys; from refold.cli.app import _status; status = _status();"
+    f"print([name for name in {HEAVY} if name in sys.modules], status, file=sys.stderr)"
+)
+
+
+@pytest.mark.parametrize("words", [("--help",), ("--version",), ("queue", "--help"), ("submit", "--help")])
+def test_help_needs_none_of_the_heavy_libraries(words: tuple[str, ...]) -> None:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=False)
+    assert ended.stderr == "[] 0\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("queue", "--json"),
+        ("history", "--json"),
+        ("submit", "--gpus", "2", "--", "true"),
+        ("cancel", "1"),
+        ("logs", "1"),
+        ("events",),
+        ("nodes", "--json"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_asking_the_daemon_needs_none_of_them(words: tuple[str, ...], served: Served) -> None:
+    served.do(served.desk.add, Submission("train", ["true"]))
+    ended = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=False)
+    assert ended.stderr == "[] 0\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -111,3 +176,28 @@ def test_what_a_terminal_would_obey_is_not_printed(capsys: pytest.CaptureFixture
     print_json({"x": evil[:-1]})
     out, err = capsys.readouterr()
     assert all(one.isprintable() or one in {"\n", "\u202e"} for one in out + err)
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def typed_on(page: Path) -> list[str]:
+    """What is typed on a page, command by command, also what no test can run; `refold --version` and its like apart."""
+    blocks = re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line.partition(" #")[0] for block in blocks for line in block.splitlines()]
+    typed = [part.strip() for line in lines for part in re.split(r" [|&>] | && |; ", line)]
+    return [part for part in typed if part.startswith("refold ") and not part.startswith("refold -")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_line_of_the_documentation_can_be_typed(page: Path) -> None:
+    """Options that act as soon as they are read, such as those that install completion, are none of a command's."""
+    for line in typed_on(page):
+        words, command = shlex.split(line)[1:], get_command(app)
+        while isinstance(command, TyperGroup):
+            assert words[0] in command.commands, line
+            command, words = command.commands[words[0]], words[1:]
+        try:
+            command.make_context(command.name, words)
+        except UsageError as error:
+            pytest.fail(f"{page.name}: {line}: {error.format_message()}")

@@ -1,11 +1,12 @@
 """The audit complains where it should: a journal in which something is wrong, entry by entry."""
 
+import msgspec
 import pytest
 
 from refold.core import Entry
-from refold.core.events import JobCancelled, JobSubmitted
+from refold.core.events import JobCancelled, JobHeld, JobSubmitted, RunRecalled
 from refold.core.orders import StartRun, StopRun
-from refold.model import Allocation, Job, Plan, Share
+from refold.model import Allocation, Job, Plan, Share, Tenant
 from refold.testing import Audit, Broken, make_cluster, make_job
 
 CLUSTER = make_cluster(4, 4, types=["A100", "T4"])
@@ -53,3 +54,22 @@ def test_a_job_that_is_not_preemptible_is_stopped_only_if_it_is_cancelled() -> N
     audit = audited(job, on(0))
     audit.write(Entry(1.0, (JobCancelled("a"),), (StopRun("a", 1),)))
     assert audit.stops == 1
+
+
+def test_a_start_beyond_a_tenants_limit_or_of_a_job_that_is_held_is_noticed() -> None:
+    cluster = msgspec.structs.replace(CLUSTER, tenants=(Tenant("t", limit_gpus=1.0),))
+    jobs = [make_job(name, tenant="t") for name in "ab"]
+    audit = Audit(cluster)
+    audit.write(Entry(0.0, tuple(map(JobSubmitted, jobs)), (StartRun("a", 1, on(0)),)))
+    with pytest.raises(Broken, match="tenant 't' uses 2 GPUs and may use 1"):
+        audit.write(Entry(1.0, (), (StartRun("b", 1, on(1)),)))
+    audit = Audit(CLUSTER)
+    with pytest.raises(Broken, match="'a' was started while it is held"):
+        audit.write(Entry(0.0, (JobSubmitted(jobs[0]), JobHeld("a")), (StartRun("a", 1, on(0)),)))
+
+
+def test_a_job_that_is_not_preemptible_may_be_recalled_or_held() -> None:
+    for fact in (RunRecalled("a", 1), JobHeld("a")):
+        audit = audited(make_job("a", preemptible=False), on(0))
+        audit.write(Entry(1.0, (fact,), (StopRun("a", 1),)))
+        assert audit.stops == 1

@@ -16,7 +16,7 @@ import pytest
 from refold.backends.local import local_cluster
 from refold.core import ListJournal
 from refold.core.orders import StartRun
-from refold.live import read_jobs
+from refold.live.jobs_file import read_jobs
 from refold.policies.backfill import Easy
 from refold.simulator import simulate
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ from refold.core import Entry, Header, Journal, Scheduler, View
 from refold.core.events import Event, RunFinished, RunStarted, RunStopped
 from refold.core.orders import Order, StartRun, StopRun
 from refold.journal import JournalFile, read_journal
-from refold.live import Driver, Outcomes, WallClock
-from refold.live.driver import nobody_watches
+from refold.live.clock import WallClock
+from refold.live.driver import Driver, nobody_watches
+from refold.live.outcomes import Outcomes
 from refold.model import Demand, Job
 from refold.registry import make_policy
 
@@ -104,6 +105,8 @@ class ScriptedBackend:
         self._go_on = go_on
         self.carried_out: list[Order] = []
         self.closed = False
+        self.left = False
+        self.kept: set[tuple[str, int]] | None = None
 
     async def carry_out(self, orders: Sequence[Order], jobs: Mapping[str, Job]) -> None:
         for order in orders:
@@ -119,6 +122,12 @@ class ScriptedBackend:
 
     async def close(self) -> None:
         self.closed = True
+
+    async def leave(self) -> None:
+        self.left = True
+
+    async def keep_only(self, runs: Collection[tuple[str, int]]) -> None:
+        self.kept = set(runs)
 
 
 async def pretend(

@@ -14,7 +14,7 @@ from refold.core import Entry, ListJournal, Scheduler, View
 from refold.core.events import JobCancelled, JobSubmitted, RunFinished, RunStarted, RunStopped, Woke
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadDecision
-from refold.live import Driver
+from refold.live.driver import Driver
 from refold.model import Allocation, Decision, Job, Share, Start
 from refold.policies.fifo import Fifo
 from refold.policies.las import Las

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from refold.errors import BadFile
-from refold.live import read_jobs
+from refold.live.jobs_file import read_jobs
 from refold.model import Demand, Job
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "jobs.yaml"

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from live_worlds import drive, shell_job
 
-from refold.live import read_jobs
-from refold.live.jobs_file import KEYS
+from refold.live.jobs_file import KEYS, read_jobs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "live.md").read_text(encoding="utf-8")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,12 @@ class Witness:
 
     async def close(self) -> None:
         await self._inner.close()
+
+    async def leave(self) -> None:
+        await self._inner.leave()
+
+    async def keep_only(self, runs: Collection[tuple[str, int]]) -> None:
+        await self._inner.keep_only(runs)
 
 
 def test_the_journal_is_on_disk_before_any_process_is_there(tmp_path: Path) -> None:
@@ -173,7 +179,7 @@ def test_a_process_killed_from_outside_fails_its_job_and_frees_its_slot(tmp_path
     assert [outcome.standing for outcome in outcomes.of.values()] == ["failed", "finished", "finished"]
     assert outcomes.of["victim"].why == f"killed by {signal.SIGKILL.name}"
     failed = [event for entry in entries_of(tmp_path) for event in entry.events if isinstance(event, RunFailed)]
-    assert failed == [RunFailed("victim", 1, "killed by SIGKILL")]
+    assert failed == [RunFailed("victim", 1, "killed by SIGKILL", exit_code=137)]
 
 
 @pytest.mark.parametrize("policy", ["fifo", "sjf", "drf"])

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from refold.backends import Backend, Report, process_tree
+from refold.backends import Backend, Report, process
 from refold.backends.local import LocalBackend, local_cluster, log_path
+from refold.backends.output import tail
 from refold.core.events import RunFailed, RunFinished, RunStopped
 from refold.core.orders import StartRun
-from refold.model import Allocation, Demand, Job, Share
-from refold.testing.backend_contract import LONG_GRACE, SHORT_GRACE, BackendContract, World
+from refold.model import Allocation, Job, Launch, Share
+from refold.testing.backend_contract import SHORT_GRACE, BackendContract, Ending, World
 
 
 class TestLocalBackend(BackendContract):
@@ -24,14 +26,14 @@ class TestLocalBackend(BackendContract):
         async def test(world: World) -> None:
             await world.start("job", "echo $$ >pid; exec sleep 1000")
             os.kill(int(await world.content("pid")), signal.SIGKILL)
-            assert await world.ending("job") == RunFailed("job", 1, "killed by SIGKILL")
+            assert await world.ending("job") == RunFailed("job", 1, "killed by SIGKILL", exit_code=137)
 
         self.within(tmp_path, test)
 
     def test_a_failure_says_which_instance_it_was(self, tmp_path: Path) -> None:
         async def test(world: World) -> None:
             await world.start("job", "[ $REFOLD_INSTANCE = 0 ] && exec sleep 1000; exit 4", instances=2)
-            assert await world.ending("job") == RunFailed("job", 1, "instance 1: exit 4")
+            assert await world.ending("job") == RunFailed("job", 1, "instance 1: exit 4", exit_code=4)
 
         self.within(tmp_path, test)
 
@@ -83,63 +85,126 @@ class TestLocalBackend(BackendContract):
             await world.ending("job", 2)
 
         self.within(tmp_path, test)
-        logs = {path.name: path.read_text() for path in (tmp_path / "logs" / "job").iterdir()}
+        logs = {path.name: path.read_text() for path in (tmp_path / "logs" / "job").glob("*.log")}
         assert logs == {"run-2.0.log": "out 0\nerr\n", "run-2.1.log": "out 1\nerr\n"}
 
 
-def environment_of_runs(folder: Path, given: dict[str, str], *shares: Share) -> list[dict[str, str]]:
-    """What the processes of a gang on these shares find in their environment."""
-    contract = TestLocalBackend()
-    contract.make_backend = (  # type: ignore[method-assign]
-        lambda report, folder, grace: LocalBackend(
-            report, folder / "logs", grace, {"PATH": os.environ["PATH"], **given}
-        )
-    )
+def ending_of(folder: Path, job: Job, stop_when: str = "", **more: Any) -> Ending:
+    """How a job ends on one slot; it is told to stop when it has written a file of that name."""
 
-    async def test(world: World) -> None:
-        job = Job("job", demand=Demand(len(shares)), command=("env",))
-        await world.backend.carry_out([StartRun("job", 1, Allocation(shares))], {"job": job})
-        assert await world.ending("job") == RunFinished("job", 1)
+    class Local(BackendContract):
+        def make_backend(self, report: Report, folder: Path, grace: float) -> Backend:
+            return LocalBackend(report, folder / "logs", grace, **more)
 
-    contract.within(folder, test, LONG_GRACE)
-    logs = [log_path(folder / "logs", "job", 1, instance) for instance in range(len(shares))]
-    return [dict(line.split("=", 1) for line in log.read_text().splitlines()) for log in logs]
+    async def test(world: World) -> Ending:
+        await world.backend.carry_out([StartRun(job.id, 1, Allocation((Share(0, (0,)),)))], {job.id: job})
+        if stop_when:
+            await world.until(stop_when)
+            await world.stop(job.id)
+        return await world.ending(job.id)
+
+    return Local().within(folder, test)
 
 
-def chosen(environment: dict[str, str], *names: str) -> list[str | None]:
-    return [environment.get(name) for name in names]
+def shell_job(folder: Path, shell: str, **launch: Any) -> Job:
+    return Job("job", command=("sh", "-c", shell), launch=Launch(folder=str(folder), **launch))
 
 
-LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
+def log_of(folder: Path) -> str:
+    return log_path(folder / "logs", "job", 1, 0).read_text()
 
 
-def test_a_process_is_told_its_slots_and_who_it_is(tmp_path: Path) -> None:
-    (found,) = environment_of_runs(tmp_path, {}, Share(0, (1, 3)))
-    assert chosen(found, "CUDA_VISIBLE_DEVICES", "REFOLD_SLOTS") == ["1,3", "1,3"]
-    assert chosen(found, "REFOLD_JOB", "REFOLD_RUN", "REFOLD_INSTANCE", "REFOLD_INSTANCES") == ["job", "1", "0", "1"]
+def test_a_job_runs_in_its_folder(tmp_path: Path) -> None:
+    assert ending_of(tmp_path, shell_job(tmp_path, "pwd")) == RunFinished("job", 1)
+    assert log_of(tmp_path) == f"{tmp_path}\n"
 
 
-def test_a_gang_is_told_what_torch_distributed_wants_to_know(tmp_path: Path) -> None:
-    first, second = environment_of_runs(tmp_path, {}, Share(0, (0,)), Share(0, (1,)))
-    assert chosen(first, *LAUNCHER) == ["0", "2", "0", "127.0.0.1"]
-    assert chosen(second, *LAUNCHER) == ["1", "2", "0", "127.0.0.1"]
-    assert first["MASTER_PORT"] == second["MASTER_PORT"]
-    assert chosen(second, "CUDA_VISIBLE_DEVICES", "REFOLD_SLOTS") == ["1", "1"]
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    job = shell_job(tmp_path / "none", "true")
+    assert ending_of(tmp_path, job) == RunFailed("job", 1, f"its folder '{tmp_path / 'none'}' is not there")
 
 
-def test_a_single_process_is_not_taken_for_one_of_a_gang(tmp_path: Path) -> None:
-    (found,) = environment_of_runs(tmp_path, {"RANK": "7", "WORLD_SIZE": "8"}, Share(0, (0, 1)))
-    assert chosen(found, *LAUNCHER, "MASTER_PORT") == [None] * 5
+def test_a_job_without_a_folder_may_have_one_of_its_own(tmp_path: Path) -> None:
+    job = Job("job", command=("sh", "-c", "pwd; echo $REFOLD_CHECKPOINT"))
+    assert ending_of(tmp_path, job, in_own_folder=True) == RunFinished("job", 1)
+    assert log_of(tmp_path) == f"{tmp_path / 'logs' / 'job' / 'kept'}\n" * 2
 
 
-def test_slots_count_through_the_gpus_that_were_given_to_us(tmp_path: Path) -> None:
-    (found,) = environment_of_runs(tmp_path, {"CUDA_VISIBLE_DEVICES": "4,GPU-5a"}, Share(0, (1,)))
-    assert chosen(found, "CUDA_VISIBLE_DEVICES", "REFOLD_SLOTS") == ["GPU-5a", "1"]
+def test_a_job_is_stopped_by_the_signal_that_it_wants(tmp_path: Path) -> None:
+    shell = "trap 'echo told; exit 0' USR1; trap 'echo no' TERM; echo >up; while :; do sleep 0.02; done"
+    assert ending_of(tmp_path, shell_job(tmp_path, shell, stop_signal="USR1"), "up") == RunStopped("job", 1)
+    assert log_of(tmp_path).splitlines()[-1] == "told"
+    assert "no" not in log_of(tmp_path).splitlines()
 
 
-def test_a_job_without_slots_sees_no_gpu(tmp_path: Path) -> None:
-    (found,) = environment_of_runs(tmp_path, {}, Share(0))
-    assert chosen(found, "CUDA_VISIBLE_DEVICES", "REFOLD_SLOTS") == ["", ""]
+def test_a_job_has_the_grace_that_it_wants(tmp_path: Path) -> None:
+    shell = "trap '' TERM; echo >up; while :; do sleep 0.02; done"
+    assert ending_of(tmp_path, shell_job(tmp_path, shell, grace=0.1), "up") == RunStopped("job", 1)
+
+
+@pytest.mark.parametrize(
+    ("shell", "why", "exit_code"),
+    [
+        ("/no/such/command", "exit 127 (command not found)", 127),
+        ("exit 255", "exit 255", 255),
+        ("kill -SEGV $$", "killed by SIGSEGV", 139),
+        ("kill -9 0", "it was lost: its shim was killed", None),
+        ("kill -TERM 0; sleep 1000", "killed by SIGTERM", 143),
+    ],
+)
+def test_how_a_command_ended_is_said(tmp_path: Path, shell: str, why: str, exit_code: int | None) -> None:
+    assert ending_of(tmp_path, shell_job(tmp_path, shell)) == RunFailed("job", 1, why, exit_code=exit_code)
+
+
+@pytest.mark.parametrize("word", ["exit", "exec", "set", ":", "a=b", "-c", "$(touch here)", "'"])
+def test_the_words_of_a_command_mean_nothing_to_the_shim(tmp_path: Path, word: str) -> None:
+    job = Job("job", command=(word, "0"), launch=Launch(folder=str(tmp_path)))
+    assert ending_of(tmp_path, job) == RunFailed("job", 1, f"cannot start {word!r}: No such file or directory")
+    assert not (tmp_path / "here").exists()
+
+
+@pytest.mark.parametrize("word", ["$(touch here)", "`touch here`", "; touch here", "'\"\n\\", "", "*", "--", "é\t"])
+def test_words_are_passed_on_as_they_are(tmp_path: Path, word: str) -> None:
+    job = Job("job", command=("printf", "%s", word), launch=Launch(folder=str(tmp_path)))
+    assert ending_of(tmp_path, job) == RunFinished("job", 1)
+    assert log_of(tmp_path) == word
+    assert not (tmp_path / "here").exists()
+
+
+def test_a_script_of_100_kb_may_be_a_word(tmp_path: Path) -> None:
+    script = "# " + "x" * 100_000 + "\necho done"
+    assert ending_of(tmp_path, shell_job(tmp_path, script)) == RunFinished("job", 1)
+    assert log_of(tmp_path) == "done\n"
+
+
+def test_a_command_that_is_too_long_for_the_system_is_a_run_that_failed(tmp_path: Path) -> None:
+    ending = ending_of(tmp_path, shell_job(tmp_path, "#" * 5_000_000))
+    assert ending == RunFailed("job", 1, "cannot start 'sh': Argument list too long")
+
+
+def test_a_flood_of_output_is_kept_within_bounds(tmp_path: Path) -> None:
+    shell = "yes | head -c 30000000; sleep 0.5; echo; echo the end"
+    assert ending_of(tmp_path, shell_job(tmp_path, shell), most_output=2**20) == RunFinished("job", 1)
+    path = log_path(tmp_path / "logs", "job", 1, 0)
+    kept = [file.stat().st_size for file in path.parent.glob("run-1.0.log*")]
+    assert sum(kept) <= 2**20 + 100
+    assert tail(path, 1).data == b"the end\n"
+
+
+def test_a_command_does_not_hold_files_that_are_ours(tmp_path: Path) -> None:
+    with (tmp_path / "secret").open("w") as secret:
+        os.set_inheritable(secret.fileno(), True)
+        assert ending_of(tmp_path, shell_job(tmp_path, "ls -l /proc/self/fd")) == RunFinished("job", 1)
+    assert "secret" not in log_of(tmp_path)
+    assert " 9 -> " not in log_of(tmp_path)
+
+
+def test_secrets_that_cannot_be_had_are_a_run_that_failed(tmp_path: Path) -> None:
+    def locked(job: str) -> dict[str, str]:
+        raise RuntimeError("the store is locked")
+
+    ending = ending_of(tmp_path, shell_job(tmp_path, "true"), more_environment=locked)
+    assert ending == RunFailed("job", 1, "cannot start 'sh': the store is locked")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +227,8 @@ def test_this_machine_is_a_cluster_of_one_node() -> None:
 
 
 def test_where_there_is_no_proc_process_groups_have_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_tree, "_PROC", tmp_path / "no-proc")
+    monkeypatch.setattr(process, "PROC", tmp_path / "no-proc")
     contract = TestLocalBackend()
     contract.test_a_run_starts_and_finishes(tmp_path)
-    contract.test_grandchildren_end_with_a_run_that_is_stopped(tmp_path)
+    (tmp_path / "other").mkdir()
+    contract.test_grandchildren_end_with_a_run_that_is_stopped(tmp_path / "other")

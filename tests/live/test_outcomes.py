@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from refold.core import Entry, Scheduler, View
 from refold.core.events import Event, JobCancelled, JobSubmitted, RunFailed, RunFinished, RunStarted, RunStopped
-from refold.live import Outcomes
-from refold.live.outcomes import Standing
+from refold.live.outcomes import Outcomes, Standing
 from refold.model import Decision, End, Job
 from refold.policies.fifo import Fifo
 from refold.testing import make_cluster, make_job

@@ -14,7 +14,7 @@ from refold.model import Cluster, Job, Plan, Tenant
 from refold.policies.antman import AntMan
 from refold.simulator import Costs, Fault, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
-from refold.testing.policy_contract import seeded_workload
+from refold.testing.workloads import seeded_workload
 
 ONE_NODE = make_cluster(8, types="A800-80GB", cpus=96)
 TWO_NODES = make_cluster(8, 8, types="A800-80GB", cpus=96)

@@ -22,7 +22,7 @@ from refold.policies.reservations import Reservation
 from refold.registry import make_policy
 from refold.simulator import Costs, Fault, Stuck, simulate
 from refold.testing import Audit, make_cluster, make_job
-from refold.testing.policy_contract import seeded_workload
+from refold.testing.workloads import seeded_workload
 
 KNOWN: dict[str, Any] = {"durations": "known", "filling": "order"}
 LIMIT: dict[str, Any] = {"durations": "limit", "filling": "order"}

@@ -108,6 +108,7 @@ def test_jobs_that_may_be_reshaped_break_no_policy(policy: str) -> None:
     contract.test_reshapable_jobs_run_to_their_end_once()
     contract.test_reshaping_survives_costs_and_lost_nodes_and_is_replayed()
     contract.test_every_reshapable_job_that_waits_has_a_reason()
+    contract.test_jobs_that_may_be_reshaped_survive_unrest_and_an_opening()
 
 
 def contracts() -> Iterator[type[PolicyContract]]:

@@ -21,7 +21,7 @@ from refold.policies.moves import Moves, find_moves
 from refold.registry import make_policy
 from refold.simulator import Costs, Fault, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
-from refold.testing.policy_contract import seeded_workload
+from refold.testing.workloads import seeded_workload
 
 LONG_AGO = 1000.0
 """Runs that started at 0 may be moved by then."""

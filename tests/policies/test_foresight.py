@@ -5,7 +5,21 @@ from math import inf
 import pytest
 
 from refold.core import Scheduler, View
-from refold.core.events import Event, JobCancelled, JobSubmitted, RunFailed, RunFinished, RunProgressed, RunStarted
+from refold.core.events import (
+    Event,
+    JobCancelled,
+    JobContinued,
+    JobHeld,
+    JobReleased,
+    JobSubmitted,
+    Remembered,
+    RunAdopted,
+    RunFailed,
+    RunFinished,
+    RunProgressed,
+    RunStarted,
+    RunStopped,
+)
 from refold.errors import BadValue
 from refold.model import Allocation, Decision, Job, Share, Start
 from refold.policies.foresight import Foresight, Source
@@ -167,3 +181,30 @@ def test_jobs_that_are_gone_without_a_run_teach_nothing() -> None:
 def test_a_source_that_is_not_known_is_refused() -> None:
     with pytest.raises(BadValue, match="durations is 'guessed', expected one of predicted, limit, known"):
         Foresight("guessed")  # type: ignore[arg-type]
+
+
+def test_what_is_remembered_is_known_as_if_it_had_been_seen() -> None:
+    seen, told = World(), World()
+    for number in range(40):
+        seen.run(make_job(f"p{number}", user="u"), 300.0)
+    told.step(seen.now, *(Remembered(make_job(f"p{number}", user="u"), 300.0) for number in range(40)))
+    lives = [world.life(waiting(world, make_job("a", user="u"))) for world in (seen, told)]
+    assert lives[1] == pytest.approx(lives[0], rel=0.1)
+    assert lives[1] == pytest.approx(300.0, rel=0.1)
+
+
+def test_a_job_that_ran_before_it_was_held_or_the_journal_began_is_as_old_as_that() -> None:
+    job = make_job("a", user="u")
+    stopped, held, opened, adopted = World(), World(), World(), World()
+    for world in (stopped, held):
+        world.step(0.0, JobSubmitted(job), start="a")
+        world.step(3600.0, *([JobHeld("a")] if world is held else []))
+        world.step(3600.0, RunStopped("a", 1, 3600.0) if world is held else RunFailed("a", 1, retry=True))
+    held.step(3600.0, JobReleased("a"))
+    opened.step(3600.0, *stopped.scheduler.opening())
+    lives = [world.life(job) for world in (stopped, held, opened)]
+    assert lives == pytest.approx([lives[0]] * 3)
+    place = Allocation((Share(0, (0,)),))
+    adopted.step(3600.0, JobSubmitted(job), JobContinued("a", 2, gpu_seconds=3600.0), RunAdopted("a", 2, place, 3600.0))
+    stopped.step(3600.0, start="a")
+    assert adopted.left("a") == pytest.approx(stopped.left("a"))

@@ -27,6 +27,7 @@ MODELS = ("bert", "gpt2", "t5", "vit")
 
 class TestOptimal(PolicyContract):
     seeds = range(2)
+    unrest_seeds = range(1)
 
     def make_policy(self) -> Policy:
         return Optimal()

@@ -13,7 +13,7 @@ from refold.policies.las import Las
 from refold.policies.tiresias import Tiresias
 from refold.simulator import Costs, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
-from refold.testing.policy_contract import seeded_workload
+from refold.testing.workloads import seeded_workload
 
 SHORT_OR_LONG = [10.0] * 10 + [1000.0] * 10
 """Jobs that ended before: half had 10 GPU-seconds, half had 1,000."""

@@ -12,10 +12,19 @@ from hypothesis import settings as chances
 from hypothesis import strategies as st
 
 from refold.core import Journals, ListJournal, Scheduler, View
-from refold.core.events import Event, JobSubmitted, RunFinished, RunProgressed, RunStarted, RunStopped
+from refold.core.events import (
+    Event,
+    JobSubmitted,
+    Remembered,
+    RunAdopted,
+    RunFinished,
+    RunProgressed,
+    RunStarted,
+    RunStopped,
+)
 from refold.core.orders import Order, StartRun, StopRun
 from refold.errors import BadDecision, BadInput, BadValue, UnknownName
-from refold.model import KEEP, Allocation, Decision, End, Flag, Job, Reshape, Share, Start, Stop
+from refold.model import KEEP, Allocation, Decision, End, Flag, Job, Launch, Reshape, Share, Start, Stop
 from refold.policies import POLICIES
 from refold.policies.watch import Rules, Watch
 from refold.registry import make_policy
@@ -71,6 +80,54 @@ def test_a_run_that_stops_reporting_is_flagged_and_after_the_grace_ended() -> No
     assert said(watched, 700.0) == ((), (), 960.0)
     flags, ends, _ = said(watched, 960.0)
     assert (flags, ends) == ((), (End("a", "no progress for 15 min"),))
+
+
+def hangs_after(name: str, seconds: float, **more: Any) -> Job:
+    return make_job(name, launch=Launch(no_progress=seconds), **more)
+
+
+def test_a_job_is_held_to_its_own_time_without_progress_where_the_rules_say_so() -> None:
+    rules = msgspec.structs.replace(NO_PROGRESS, per_job=True)
+    watched = scheduler(rules, hangs_after("a", 60.0), hangs_after("b", 3600.0), make_job("c"), gpus=3)
+    reports = [RunProgressed(name, 1, 9.0) for name in "abc"]
+    assert said(watched, 10.0, *reports)[2] == 60.0  # the look that was asked for when 'a' began
+    assert said(watched, 60.0) == ((), (), 70.0)
+    warning = "no progress for {}; ended in 5 min if that stays so"
+    assert said(watched, 70.0) == ((Flag("a", warning.format("1 min")),), (), 370.0)
+    assert said(watched, 370.0)[1] == (End("a", "no progress for 6 min"),)
+    assert said(watched, 610.0)[0] == (Flag("c", warning.format("10 min")),)
+    assert said(watched, 3610.0)[0] == (Flag("b", warning.format("1 h")),)
+
+
+def test_a_job_that_names_its_own_time_is_watched_though_it_never_reports_and_the_rules_name_none() -> None:
+    watched = scheduler(Rules(per_job=True, grace=0.0), hangs_after("a", 60.0), make_job("b"), gpus=2)
+    flags, ends, _ = said(watched, 60.0)
+    assert (flags, ends) == ((Flag("a", "no progress for 1 min; ended now"),), (End("a", "no progress for 1 min"),))
+    assert said(watched, 1e6)[:2] == ((), ())
+
+
+def test_what_a_job_says_of_its_progress_means_nothing_where_the_rules_do_not_ask() -> None:
+    watched = scheduler(NO_PROGRESS, hangs_after("a", 60.0))
+    assert said(watched, 10.0, RunProgressed("a", 1, 9.0)) == ((), (), 610.0)
+    assert said(watched, 609.0)[:2] == ((), ())
+
+
+def test_a_run_that_was_going_on_when_the_journal_began_is_watched_from_then_on() -> None:
+    watched = Scheduler(make_cluster(1), Watch(make_policy("fifo"), Rules(per_job=True, grace=0.0)))
+    opening: list[Event] = [JobSubmitted(hangs_after("a", 60.0)), RunAdopted("a", 3, PLACE, -500.0)]
+    assert said(watched, 0.0, *opening) == ((), (), 60.0)
+    assert said(watched, 60.0)[1] == (End("a", "no progress for 1 min"),)
+
+
+def test_a_watch_knows_how_long_jobs_lasted_before_the_journal_began() -> None:
+    rules = Rules(beyond_tail=2.0, tail_at_least=1.0)
+    past: list[Event] = [Remembered(make_job(f"p{number}", user="u"), 10.0) for number in range(300)]
+    fresh, learned = (Scheduler(make_cluster(1), Watch(make_policy("fifo"), rules)) for _ in range(2))
+    opening: list[Event] = [JobSubmitted(make_job("a", user="u")), RunAdopted("a", 1, PLACE, 0.0)]
+    looks = [said(one, 0.0, *facts, *opening)[2] for one, facts in ((fresh, []), (learned, past))]
+    assert looks[0] is not None
+    assert looks[1] is not None
+    assert looks[1] < looks[0] / 10
 
 
 def test_the_place_of_a_run_that_was_ended_is_refilled_at_once_and_its_job_does_not_return() -> None:

@@ -10,72 +10,107 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
-from uuid import uuid4
 
+from refold.backends import process as processes
+from refold.backends.process import Process, Seen
 from refold.model.units import Seconds
 
 MARK = "REFOLD_MARK"
 LOOK_EVERY: Seconds = 0.05
+FIRST_LOOK: Seconds = 0.005
 
-_PROC = Path("/proc")
 _GONE = (ProcessLookupError, PermissionError)
+
+
+class Census:
+    """Looks at all processes of the machine: in a thread, and once for all who ask at the same time."""
+
+    def __init__(self) -> None:
+        self._coming: asyncio.Task[list[Seen]] | None = None
+        self._turn = asyncio.Lock()
+
+    async def everybody(self) -> list[Seen]:
+        """Every process, at some moment after this was asked."""
+        if self._coming is None:
+            self._coming = asyncio.create_task(self._look())
+        return await asyncio.shield(self._coming)
+
+    async def _look(self) -> list[Seen]:
+        async with self._turn:
+            self._coming = None  # who asks from now on wants a later one
+            return await asyncio.to_thread(processes.everybody, MARK)
 
 
 class ProcessTree:
     """Whatever descends from the processes that are started with its mark."""
 
-    def __init__(self) -> None:
-        self.mark = uuid4().hex
-        self.leaders: set[int] = set()
+    def __init__(self, mark: str, census: Census) -> None:
+        self.mark = mark
+        self._census = census
+        self._leaders: dict[int, Process] = {}
         self._hurry = False
+
+    def add_leader(self, process: Process) -> None:
+        """A process leads a session, and the session is of this tree."""
+        self._leaders[process.pid] = process
 
     def hurry(self) -> None:
         """Grant no grace any more."""
         self._hurry = True
 
-    async def end(self, grace: Seconds) -> None:
+    async def end(self, grace: Seconds, first: signal.Signals = signal.SIGTERM) -> None:
         """Ask every process to end; kill those that have not after `grace`; return when none is left."""
-        self._signal(signal.SIGTERM)
+        groups = await self._groups()
+        _signal(groups, first)
         loop = asyncio.get_running_loop()
-        until = loop.time() + grace
-        while loop.time() < until and not self._hurry and self._groups():
-            await asyncio.sleep(LOOK_EVERY)
-        while self._groups():
-            self._signal(signal.SIGKILL)
-            await asyncio.sleep(LOOK_EVERY)
+        until, pause = loop.time() + grace, FIRST_LOOK
+        while groups and loop.time() < until and not self._hurry:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LOOK_EVERY)
+            groups = await self._groups()
+        while groups:
+            _signal(groups, signal.SIGKILL)
+            await asyncio.sleep(FIRST_LOOK)
+            groups = await self._groups()
 
-    def _signal(self, number: signal.Signals) -> None:
-        for group in self._groups():
-            with suppress(*_GONE):
-                os.killpg(group, number)
+    async def _groups(self) -> set[int]:
+        if processes.has_proc():
+            return self.groups_among(await self._census.everybody())
+        return {leader for leader in self._leaders if _answers(leader)}
 
-    def _groups(self) -> set[int]:
-        """The process groups in which something of the tree is alive."""
-        if (_PROC / "self" / "stat").exists():
-            return {group for pid, group, session in _processes() if session in self.leaders or self._marked(pid)}
-        return {leader for leader in self.leaders if _answers(leader)}
+    def groups_among(self, everybody: Iterable[Seen]) -> set[int]:
+        """The process groups in which something of the tree is alive.
 
-    def _marked(self, pid: str) -> bool:
-        try:
-            environment = (_PROC / pid / "environ").read_bytes()
-        except OSError:
-            return False  # gone, or somebody else's
-        return f"{MARK}={self.mark}".encode() in environment.split(b"\0")
+        A session is ours if its leader is gone, or still the one that we know: as long as a session has a process,
+        no other process gets the number of its leader.
+        """
+        everybody = list(everybody)
+        others = {
+            each.pid
+            for each in everybody
+            if each.pid in self._leaders and self._leaders[each.pid].started not in (None, each.started)
+        }
+        sessions = self._leaders.keys() - others
+        return {each.group for each in everybody if each.alive and (each.session in sessions or each.mark == self.mark)}
 
 
-def _processes() -> Iterator[tuple[str, int, int]]:
-    """Every process that is alive: its id, group and session. Zombies are not."""
-    for folder in _PROC.iterdir():
-        if not folder.name.isdecimal():
-            continue
-        with suppress(OSError, ValueError):
-            # "pid (name) state parent group session …", and the name may hold anything.
-            state, _, group, session, *_ = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-            if state not in (b"Z", b"X"):
-                yield folder.name, int(group), int(session)
+def strays(everybody: Iterable[Seen], prefix: str, known: set[str], census: Census) -> list[ProcessTree]:
+    """The trees whose marks begin so and are not known."""
+    trees: dict[str, ProcessTree] = {}
+    for each in everybody:
+        if each.alive and each.mark.startswith(prefix) and each.mark not in known:
+            tree = trees.setdefault(each.mark, ProcessTree(each.mark, census))
+            if each.pid == each.session:
+                tree.add_leader(Process(each.pid, each.started))
+    return list(trees.values())
+
+
+def _signal(groups: Iterable[int], number: signal.Signals) -> None:
+    for group in groups:
+        with suppress(*_GONE):
+            os.killpg(group, number)
 
 
 def _answers(group: int) -> bool:

@@ -1,4 +1,4 @@
-"""`refold`: where every command is registered, and where errors become one red line."""
+"""`refold`: where errors become one red line, and endings an exit status. Its commands are in `commands`."""
 
 from __future__ import annotations
 
@@ -10,54 +10,20 @@ from typing import Annotated, cast
 import typer
 
 from refold import __version__
-from refold.cli import (
-    catalogue,
-    compare,
-    curve,
-    fit,
-    plan,
-    policies,
-    predict,
-    profile,
-    queue,
-    replay,
-    run,
-    simulate,
-    trace,
-    whatif,
-    why,
-)
+from refold.cli.commands import InSections
 from refold.cli.output import ERROR, say
 from refold.errors import RefoldError
 
 # Plain help, since drawing boxes costs a tenth of a second; no pretty tracebacks, since users see none.
 app = typer.Typer(
     name="refold",
+    cls=InSections,
     help="A scheduler for shared GPU clusters: simulate it on your job history, then run it.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-# Commands, in the order that `refold --help` lists them.
-app.command("compare")(compare.compare)
-app.command("simulate")(simulate.simulate)
-app.command("plan")(plan.plan)
-app.command("curve")(curve.curve)
-app.command("profile")(profile.profile)
-app.command("fit")(fit.fit)
-app.command("predict")(predict.predict)
-app.command("policies")(policies.policies)
-app.command("replay")(replay.replay)
-app.command("why")(why.why)
-app.command("queue")(queue.queue)
-app.command("whatif")(whatif.whatif)
-app.command("run")(run.run)
-app.command("models")(catalogue.models)
-app.command("gpus")(catalogue.gpus)
-app.command("engines")(catalogue.engines)
-app.add_typer(trace.app, name="trace")
 
 
 def _print_version(wanted: bool) -> None:
@@ -102,7 +68,7 @@ def _status() -> int:
         for line in getattr(error, "frames", "").splitlines():
             say(line, err=True)
         return _refused(str(error))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):  # the latter where somebody was asked
         return 130
     except BrokenPipeError:
         return _nobody_reads()

@@ -87,6 +87,7 @@ WATCH_RULES = (
     "tail-at-least=",
     "end-beyond-tail",
     "grace=",
+    "per-job",
 )
 """What `--watch` is made of: the fields of `policies.watch.Rules`."""
 

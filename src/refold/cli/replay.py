@@ -22,15 +22,16 @@ from refold.cli.options import (
     settings_from,
 )
 from refold.cli.output import AsJson, plural, print_json, print_tables, progress, say, tell
+from refold.cli.recorded import recorded_in, workload_of
 from refold.cli.workload import Workload
 
 if TYPE_CHECKING:
     from refold.cli.choices import Choice
     from refold.core import Entry, Header, Policy
     from refold.core.orders import Order
-    from refold.model import Allocation, Cluster, Job
-    from refold.results import History, ReportRun
-    from refold.simulator import Costs, Fault
+    from refold.model import Allocation, Cluster
+    from refold.results import ReportRun
+    from refold.simulator import Costs
 
 
 MOST_ORDERS = 5
@@ -78,13 +79,16 @@ def replay(
 
 def _replay_itself(path: Path, out: Path | None, as_json: bool) -> None:
     from refold.cli.guarded import make_guarded
+    from refold.errors import BadInput
     from refold.journal import read_journal
 
     header, entries = read_journal(path)
+    if header.snapshot:
+        raise BadInput(f"{path} is a snapshot, in which nothing was decided: ask with --policy what one would do")
     seen = _Counted(entries)
     with progress(f"replaying {path.name}"):
         difference = _difference(header, iter(seen), make_guarded(header.policy, header.settings))
-    report = _report(path, out, [_recorded(path)[0]], "As it was recorded.") if out else None
+    report = _report(path, out, [recorded_in(path)[0]], "As it was recorded.") if out else None
     if as_json:
         print_json(
             {
@@ -168,29 +172,14 @@ class _Counted:
             yield entry
 
 
-def _recorded(path: Path) -> tuple[ReportRun, Header]:
-    """What happened, as the journal tells it."""
-    from refold.cli.choices import name_of
-    from refold.journal import read_journal
-    from refold.results import History, ReportRun, measure
-
-    with progress(f"reading {path.name}"):
-        header, entries = read_journal(path)
-        history = History.from_entries(header.cluster, entries)
-        name = f"{name_of(header.policy, header.settings)} (recorded)"
-        return ReportRun(name, history, measure(history)), header
-
-
 def _what_if(path: Path, choice: Choice, costs: Costs, out: Path | None, as_json: bool) -> None:
     from refold.cli.choices import is_oracle
-    from refold.cli.experiment import conditions_of, faults_text, notes_of, simulated
+    from refold.cli.experiment import conditions_of, faults_text, notes_of
     from refold.cli.measured import comparison_table, promises_tables
-    from refold.results import ReportRun
+    from refold.journal import read_journal
 
-    recorded, header = _recorded(path)
-    workload = _workload_of(path, recorded.history, costs)
-    other = simulated(workload, choice)
-    runs = [recorded, ReportRun(f"{other.name} (simulated)", other.history, other.measures)]
+    header, _ = read_journal(path)
+    runs, workload = (_both_simulated if header.snapshot else _beside_recorded)(path, choice, costs)
     notes = notes_of(workload, runs[1:])
     report = _report(path, out, runs, conditions_of(workload, runs[1:]), workload.notes) if out else None
     if as_json:
@@ -215,74 +204,38 @@ def _what_if(path: Path, choice: Choice, costs: Costs, out: Path | None, as_json
         say(f"report: {report}")
 
 
+def _beside_recorded(path: Path, choice: Choice, costs: Costs) -> tuple[list[ReportRun], Workload]:
+    """What happened, and what the other policy would have done."""
+    recorded, _ = recorded_in(path)
+    workload = workload_of(path, recorded.history, costs)
+    return [recorded, _simulated(workload, choice)], workload
+
+
+def _both_simulated(path: Path, choice: Choice, costs: Costs) -> tuple[list[ReportRun], Workload]:
+    """Of a snapshot nobody knows yet what will happen: what its own policy would do, and what the other."""
+    from refold.cli.choices import Choice, is_oracle, name_of
+    from refold.cli.queued import read_queued
+    from refold.cli.workload import Reading
+    from refold.journal import read_journal
+
+    header, _ = read_journal(path)
+    workload = read_queued(str(path), None, Reading(), costs)
+    name = name_of(header.policy, header.settings)
+    own = Choice(header.policy, header.settings, name, is_oracle(header.policy))
+    return [_simulated(workload, own), _simulated(workload, choice)], workload
+
+
+def _simulated(workload: Workload, choice: Choice) -> ReportRun:
+    from refold.cli.experiment import simulated
+    from refold.results import ReportRun
+
+    run = simulated(workload, choice)
+    return ReportRun(f"{run.name} (simulated)", run.history, run.measures)
+
+
 def _report(
     path: Path, out: Path, runs: Sequence[ReportRun], conditions: str, notes: Sequence[str] = ()
 ) -> Path | None:
     from refold.cli.experiment import try_report
 
     return try_report(out, runs, f"Journal {path.name}", conditions, notes)
-
-
-def _workload_of(path: Path, history: History, costs: Costs) -> Workload:
-    """The jobs of a history with the work they really did, and the nodes that were lost, to simulate once more."""
-    from refold.errors import BadInput
-
-    jobs = _jobs_of(history)
-    if not jobs:
-        raise BadInput(f"{path}: no job of it was seen to end, so there is nothing to simulate")
-    without = len(history.jobs) - len(jobs)
-    notes = [f"left out {plural(without, 'job')} not seen to end"] if without else []
-    return Workload(path.name, jobs, history.cluster, costs, _faults_of(history), notes=notes)
-
-
-def _jobs_of(history: History) -> list[Job]:
-    """In order of submission, which a live journal need not have them in."""
-    import msgspec
-
-    worked = _work_done(history)
-    jobs = [
-        msgspec.structs.replace(job, work=worked.get(index, job.work))
-        for index, job in enumerate(history.jobs.jobs)
-        if index in worked or job.work is not None
-    ]
-    return sorted(jobs, key=lambda job: job.submitted)
-
-
-def _work_done(history: History) -> dict[int, float]:
-    """Of each job that has ended: what its last run could go on from, and what that run did itself.
-
-    Where this is what the job said beforehand, but for rounding, it is taken at its word.
-    """
-    from math import isclose
-
-    from refold.results.history import Outcome
-    from refold.simulator import AsRecorded
-
-    charge, runs = AsRecorded(history.cluster), history.runs
-    ended = (Outcome.FINISHED, Outcome.FAILED, Outcome.CANCELLED)
-    worked: dict[int, float] = {}
-    for run in range(len(runs)):
-        index = int(runs.job[run])
-        if history.jobs.outcome[index] not in ended:
-            continue
-        job = history.jobs.jobs[index]
-        computed = max(0.0, float(runs.end[run] - runs.computing[run]))
-        done = float(runs.kept_before[run]) + computed * charge.speed(job, runs.allocations[run])
-        said = job.work is not None and isclose(done, job.work, rel_tol=1e-6, abs_tol=1e-3)
-        worked[index] = job.work if said and job.work is not None else done
-    return worked
-
-
-def _faults_of(history: History) -> list[Fault]:
-    """When nodes were lost; one that had not returned when the journal ends does so then."""
-    from refold.simulator import Fault
-
-    lost: dict[int, float] = {}
-    faults: list[Fault] = []
-    for change in history.node_changes:
-        if not change.up:
-            lost.setdefault(change.node, change.at)
-        elif change.node in lost and lost[change.node] < change.at:
-            faults.append(Fault(change.node, lost.pop(change.node), change.at))
-    faults += [Fault(node, at, history.until) for node, at in lost.items() if at < history.until]
-    return sorted(faults, key=lambda fault: (fault.lost, fault.node))

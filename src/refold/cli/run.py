@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from refold.core import Entry, Header, Policy, View
     from refold.core.events import Event
     from refold.errors import BadDecision
-    from refold.live import Outcome, Outcomes
+    from refold.live.outcomes import Outcome, Outcomes
     from refold.model import Allocation, Job
 
 JOURNAL = "journal.jsonl"
@@ -51,7 +51,8 @@ def run(
     from refold.cli.choices import chosen_policy
     from refold.cli.guarded import make_guarded
     from refold.core import Header
-    from refold.live import Outcomes, read_jobs
+    from refold.live.jobs_file import read_jobs
+    from refold.live.outcomes import Outcomes
     from refold.model.units import seconds_from_text
 
     wanted, patience = read_jobs(jobs), seconds_from_text(grace)
@@ -101,7 +102,8 @@ async def _drive(jobs: list[Job], header: Header, policy: Policy, folder: Path, 
     from refold.backends.local import LocalBackend
     from refold.core import Scheduler
     from refold.journal import JournalFile
-    from refold.live import Driver, WallClock
+    from refold.live.clock import WallClock
+    from refold.live.driver import Driver
     from refold.live.interruption import interruptible
 
     with JournalFile(folder / JOURNAL, header, safe=True) as journal:

@@ -6,27 +6,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from refold.cli.options import OtherPolicy
+from refold.cli.daemon import daemon
+from refold.cli.job_classes import OtherClass, class_from
+from refold.cli.moments import between_text, clock, gpus_text, moment_text
+from refold.cli.options import OtherPolicy, refuse_without
 from refold.cli.output import AsJson, Column, Table, plural, print_json, print_tables, progress, tell
-from refold.cli.queue import (
-    AS_IN_THE_PAST,
-    FUTURES,
-    NOBODY_ELSE,
+from refold.cli.standing import (
     Arrivals,
     AtMoment,
     FutureSeed,
     InFutures,
-    Journal,
+    LookingAhead,
     Standing,
-    between_text,
-    moment_text,
+    schedulers_from,
     standing_at,
+    standing_of_daemon,
 )
-from refold.cli.why import clock, gpus_text
 
 if TYPE_CHECKING:
     from refold.core import Scheduler
@@ -38,60 +37,76 @@ NOTICED = 1.0
 """Seconds by which a job has to start later for somebody to notice."""
 
 
-def _classes_beginning(incomplete: str) -> list[str]:
-    from refold.model import JobClass
-
-    return [name for name in get_args(JobClass) if name.startswith(incomplete)]
-
-
 def whatif(
-    journal: Journal,
-    job: Annotated[Path, typer.Argument(metavar="JOB", help="A YAML file as for 'refold run'; its first job.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="[JOURNAL] JOB",
+            help="The first job of a file as for 'refold submit'; with a journal, as for 'refold run'.",
+        ),
+    ],
     at: AtMoment = None,
     gpus: Annotated[
         str | None, typer.Option("--gpus", metavar="N,…", help="Also with so many GPUs (per instance) instead.")
     ] = None,
-    job_class: Annotated[
-        str | None,
-        typer.Option(
-            "--class",
-            metavar="CLASS",
-            help="Also as guaranteed, or as best-effort.",
-            autocompletion=_classes_beginning,
-        ),
-    ] = None,
+    job_class: OtherClass = None,
     policy: OtherPolicy = None,
     futures: InFutures = None,
     arrivals: Arrivals = False,
     seed: FutureSeed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """When would a job start and end, if it were submitted at a moment of a journal? As it is, and in other ways.
+    """When would a job start and end, if it were submitted now, or at a moment of a journal? As it is, and otherwise.
 
-    The policy of the journal goes on from there in several futures, with the job and without it, in which every job
-    takes as long as was drawn from what is predicted of it; the same for each way that is asked about. A job that says
-    its work takes that long; on other GPUs it is taken to be faster or slower in proportion. The times are half of the
-    futures', and bounds for 5 % and 95 % of them; the others' delay is the mean over those who wait already.
+    The policy goes on from there in several futures, with the job and without it, in which every job takes as long as
+    was drawn from what is predicted of it; the same for each way that is asked about. A job that says its work takes
+    that long; on other GPUs it is taken to be faster or slower in proportion. The times are half of the futures', and
+    bounds for 5 % and 95 % of them; the others' delay is the mean over those who wait already.
 
     With --policy another policy takes over at that moment. Exit status: 1 where no way fits the cluster.
 
-    Example: refold whatif out/journal.jsonl job.yaml --gpus 4,8 --class best-effort
+    Examples: refold whatif job.yaml --gpus 4,8 · refold whatif out/journal.jsonl job.yaml --class best-effort
     """
-    standing = standing_at(journal, at)
-    ways = _ways(standing, _first_job(job), gpus, job_class)
-    go_on = _going_on(standing, policy)
-    count = futures or FUTURES
-    rows = _answers(standing, ways, go_on, count, seed, arrivals)
-    notes = [AS_IN_THE_PAST if arrivals else NOBODY_ELSE, *_notes(ways)]
-    who = f"under {policy}, from then on" if policy else f"under {standing.header.policy}"
+    from refold.errors import BadInput
+
+    asked = _Asked(gpus, job_class, policy, LookingAhead(True, futures, arrivals, seed))
+    match files:
+        case [job]:
+            refuse_without("JOURNAL", {"--at": at}, "the daemon is asked about now")
+            wanted, notes = _submitted(job)
+            with standing_of_daemon(daemon()) as standing:
+                fits = _tell(standing, "the daemon", wanted, asked, notes, as_json)
+        case [journal, job]:
+            fits = _tell(standing_at(journal, at), str(journal), _first_job(job), asked, [], as_json)
+        case _:
+            raise BadInput("which job? Such as refold whatif job.yaml, or refold whatif journal.jsonl job.yaml")
+    raise typer.Exit(int(not fits))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    gpus: str | None
+    job_class: str | None
+    policy: str | None
+    ahead: LookingAhead
+
+
+def _tell(standing: Standing, source: str, job: Job, asked: _Asked, notes: Sequence[str], as_json: bool) -> bool:
+    """Say what would become of the job, and whether anything would."""
+    ways = _ways(standing, job, asked.gpus, asked.job_class)
+    rows = _answers(standing, ways, schedulers_from(standing, asked.policy), asked.ahead)
+    notes = [asked.ahead.note, *_notes(ways), *notes]
+    policy, count = asked.policy, asked.ahead.count
     if as_json:
-        asked = {"journal": str(journal), "policy": policy or standing.header.policy, "now": standing.now}
-        print_json({**asked, "futures": count, "seed": seed, "ways": rows, "notes": notes})
+        about = {"journal": source, "policy": policy or standing.header.policy, "now": standing.shown_now}
+        print_json({**about, "futures": count, "seed": asked.ahead.seed, "ways": rows, "notes": notes})
     else:
         tell(notes)
-        title = f"{ways[0].job.id}, if it were submitted at {clock(standing.now)}, {who}; in {plural(count, 'future')}"
-        print_tables(_table(title, rows))
-    raise typer.Exit(int(all(row["start"] is None for row in rows)))
+        who = f"under {policy}, from then on" if policy else f"under {standing.header.policy}"
+        when = f"if it were submitted at {clock(standing.shown_now)}"
+        title = f"{ways[0].job.id}, {when}, {who}; in {plural(count, 'future')}"
+        print_tables(_table(title, rows, standing.shown_now))
+    return any(row["start"] is not None for row in rows)
 
 
 # What is asked about.
@@ -107,9 +122,18 @@ class _Way:
 
 
 def _first_job(path: Path) -> Job:
-    from refold.live import read_jobs
+    from refold.live.jobs_file import read_jobs
 
     return read_jobs(path)[0]
+
+
+def _submitted(path: Path) -> tuple[Job, tuple[str, ...]]:
+    """The first job of a file as `refold submit` reads it, and what of the file is not honoured."""
+    from refold.live.specs import read_spec
+
+    read = read_spec(path)
+    first = read.submissions[0]
+    return first.to_job(first.name, first.tenant or "default", "", 0.0), tuple(read.notes)
 
 
 def _ways(standing: Standing, given: Job, gpus: str | None, job_class: str | None) -> list[_Way]:
@@ -119,7 +143,7 @@ def _ways(standing: Standing, given: Job, gpus: str | None, job_class: str | Non
     job = msgspec.structs.replace(given, id=_free_id(standing, given.id), submitted=standing.now)
     ways = [_Way(f"as given: {job.demand}", job), *(_with_gpus(job, text) for text in _parts(gpus))]
     if job_class is not None:
-        kind = _class_from(job_class)
+        kind = class_from(job_class)
         ways += [
             _Way(f"{way.name}, {kind}", msgspec.structs.replace(way.job, job_class=kind), way.scaled) for way in ways
         ]
@@ -156,15 +180,6 @@ def _with_gpus(job: Job, text: str) -> _Way:
     return _Way(str(demand), msgspec.structs.replace(job, demand=demand, work=work, gpu_range=None), scales)
 
 
-def _class_from(text: str) -> Any:
-    from refold.errors import UnknownName
-    from refold.model import JobClass
-
-    if text not in get_args(JobClass):
-        raise UnknownName("class", text, get_args(JobClass))
-    return text
-
-
 def _notes(ways: Sequence[_Way]) -> list[str]:
     scaled = any(way.scaled for way in ways)
     return ["on other GPUs its work is taken to be in proportion to them"] if scaled else []
@@ -173,41 +188,24 @@ def _notes(ways: Sequence[_Way]) -> list[str]:
 # What comes of it.
 
 
-def _going_on(standing: Standing, policy: str | None) -> Callable[[], Scheduler]:
-    from refold.cli.choices import chosen_policy
-    from refold.cli.guarded import make_guarded
-    from refold.simulator.ahead import going_on, taking_over
-
-    header, present = standing.header, standing.present
-    with progress(f"replaying {standing.path.name}"):
-        if policy is None:
-            return going_on(
-                present, header.cluster, standing.entries, lambda: make_guarded(header.policy, header.settings)
-            )
-        choice = chosen_policy(policy, {})
-        return taking_over(
-            present, header.cluster, standing.entries, lambda: make_guarded(choice.policy, choice.settings)
-        )
-
-
 def _answers(
-    standing: Standing, ways: Sequence[_Way], go_on: Callable[[], Scheduler], count: int, seed: int, arrivals: bool
+    standing: Standing, ways: Sequence[_Way], go_on: Callable[[], Scheduler], looking: LookingAhead
 ) -> list[dict[str, Any]]:
     from refold.cli.charging import charging_from
     from refold.simulator.ahead import look_ahead
 
     charge = charging_from(None, None).charge(standing.header.cluster)
-    with progress("looking ahead", count * (len(ways) + 1)) as advance:
+    with progress("looking ahead", looking.count * (len(ways) + 1)) as advance:
 
         def ahead(*asked: Job) -> Futures:
             return look_ahead(
                 standing.present,
                 go_on,
-                futures=count,
-                seed=seed,
+                futures=looking.count,
+                seed=looking.seed,
                 charge=charge,
                 asked=asked,
-                arrivals=arrivals,
+                arrivals=looking.arrivals,
                 advance=advance,
             )
 
@@ -224,8 +222,8 @@ def _row(standing: Standing, way: _Way, with_it: Futures, without: Futures) -> d
     known = [delay for delay in delays.values() if delay is not None]
     return {
         "way": way.name,
-        "start": _told(start),
-        "end": _told(end),
+        "start": _told(start, standing.later),
+        "end": _told(end, standing.later),
         "in": None if start is None else start.at - standing.now,
         "others_delayed": sum(known) / len(known) if known else 0.0,
         "delayed": sum(delay > NOTICED for delay in known),
@@ -234,10 +232,11 @@ def _row(standing: Standing, way: _Way, with_it: Futures, without: Futures) -> d
     }
 
 
-def _told(expected: Expected | None) -> dict[str, float | None] | None:
+def _told(expected: Expected | None, later: float) -> dict[str, float | None] | None:
     if expected is None:
         return None
-    return {"at": expected.at, "soonest": expected.soonest, "latest": expected.latest}
+    moments = {"at": expected.at, "soonest": expected.soonest, "latest": expected.latest}
+    return {name: None if moment is None else moment + later for name, moment in moments.items()}
 
 
 def _delay(job_id: str, with_it: Futures, without: Futures) -> float | None:
@@ -263,7 +262,7 @@ def _why_not(standing: Standing, job: Job) -> str:
     return "does not start in half of the futures"
 
 
-def _table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
+def _table(title: str, rows: Sequence[dict[str, Any]], now: float) -> Table:
     columns = {
         "way": Column("", whole=True),
         "start": Column("may start", number=True),
@@ -275,19 +274,19 @@ def _table(title: str, rows: Sequence[dict[str, Any]]) -> Table:
         "why": Column(""),
     }
     best = any(row["best"] for row in rows)
-    return Table(title, columns, [_texts(row) for row in rows], [f"{BEST} ends first"] if best else [])
+    return Table(title, columns, [_texts(row, now) for row in rows], [f"{BEST} ends first"] if best else [])
 
 
-def _texts(row: dict[str, Any]) -> dict[str, str]:
+def _texts(row: dict[str, Any], now: float) -> dict[str, str]:
     from refold.model.units import text_from_seconds
 
     start, end = row["start"] or {}, row["end"] or {}
     return {
         "way": row["way"],
-        "start": moment_text(start.get("at")),
-        "starts": between_text((start.get("soonest"), start.get("latest"))),
-        "end": f"{moment_text(end.get('at'))} {BEST if row['best'] else ' '}",
-        "ends": between_text((end.get("soonest"), end.get("latest"))),
+        "start": moment_text(start.get("at"), now),
+        "starts": between_text((start.get("soonest"), start.get("latest")), now),
+        "end": f"{moment_text(end.get('at'), now)} {BEST if row['best'] else ' '}",
+        "ends": between_text((end.get("soonest"), end.get("latest")), now),
         "others": text_from_seconds(row["others_delayed"]) if row["start"] else "–",
         "delayed": str(row["delayed"]) if row["start"] else "–",
         "why": row["why"],

@@ -55,13 +55,16 @@ class Reading:
 
 
 def read_workload(trace: str, cluster: str | None, reading: Reading, costs: Costs) -> Workload:
-    """Jobs that can be simulated, and the cluster to do so on."""
+    """Jobs that can be simulated, and the cluster to do so on; of a journal or snapshot, what is left to do there."""
     from dataclasses import replace
 
+    from refold.cli.queued import is_journal, read_queued
     from refold.cli.trace import most_gpus_of_a_node
     from refold.traces import read_cluster, read_trace
     from refold.traces.adapt import for_cluster
 
+    if reading.format is None and is_journal(trace):
+        return read_queued(trace, None if cluster is None else read_cluster(cluster), reading, costs)
     machines = read_cluster(_cluster_for(trace, cluster))
     each = reading.gpus_per_instance or most_gpus_of_a_node(machines)
     with progress(f"reading {trace}"):

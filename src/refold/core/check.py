@@ -17,6 +17,7 @@ RULES = {
     "gang": "every instance gets exactly what was asked for, or the job was submitted as reshapable",
     "preemptible": "a job that was submitted as not preemptible is not stopped or reshaped",
     "type": "an instance goes to a GPU type that its job accepts",
+    "limit": "a job whose tenant has a limit gets no more than what it was let in with",
     "free": "what is started now is free now; GPUs are shared up to 1.0",
     "reason": "a reason is given for a job that waits",
     "wake": "a policy is woken in the future",
@@ -58,6 +59,7 @@ def _check(state: State, decision: Decision, known_to_be_free: set[int], policy:
         _check_types(state, state.active[reshape.job], reshape.allocation, policy)
         if not _keeps_its_shape(state, reshape) and not state.active[reshape.job].reshapable:
             raise BadDecision(policy, "gang", f"reshaped job {reshape.job!r}, which is not reshapable")
+        _check_limit(state, state.active[reshape.job], reshape.allocation, policy)
     for flag in decision.flags:
         if flag.job not in state.runs:
             raise BadDecision(policy, "running", f"flagged job {flag.job!r}, which {_standing(state, flag.job, named)}")
@@ -89,6 +91,15 @@ def _check_start(state: State, start: Start, named: set[str], policy: str) -> No
     if not job.reshapable and not _is_what_was_asked(start.allocation, job.demand):
         raise BadDecision(policy, "gang", f"started job {job.id!r} on other than the {job.demand} it asked for")
     _check_types(state, job, start.allocation, policy)
+    if job.reshapable:
+        _check_limit(state, job, start.allocation, policy)
+
+
+def _check_limit(state: State, job: Job, allocation: Allocation, policy: str) -> None:
+    most = state.limits.share_of(job)
+    if most is not None and allocation.gpu_milli > most:
+        given = f"gave job {job.id!r} {allocation.gpu_milli / WHOLE:g} GPUs"
+        raise BadDecision(policy, "limit", f"{given}, tenant {job.tenant!r} may use {most / WHOLE:g} for it")
 
 
 def _is_what_was_asked(allocation: Allocation, demand: Demand) -> bool:
@@ -144,6 +155,8 @@ def _standing(state: State, job_id: str, named: set[str]) -> str:
         return "is stopping" if state.runs[job_id].stopping else "is running"
     if job_id in state.waiting:
         return "waits"
+    if job_id in state.held:
+        return "is held"
     return "never fits this cluster" if job_id in state.never else "is not known"
 
 

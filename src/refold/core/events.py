@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from refold.model import Job
+from refold.model import Allocation, Job, Reason
 from refold.model.units import Seconds
 
 
@@ -14,10 +14,58 @@ class JobSubmitted(msgspec.Struct, gc=False, frozen=True, tag=True):
     job: Job
 
 
-class JobCancelled(msgspec.Struct, gc=False, frozen=True, tag=True):
+class JobCancelled(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
     """Somebody does not want it any more."""
 
     job: str
+    why: str = ""
+
+
+class JobHeld(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
+    """Nobody is to look at a job until it is released; if it runs, it stops first."""
+
+    job: str
+    reason: Reason = Reason.HELD
+
+
+class JobReleased(msgspec.Struct, gc=False, frozen=True, tag=True):
+    """A job that was held waits like others again, as the last of them."""
+
+    job: str
+
+
+class JobContinued(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
+    """A job has this behind it from before the journal began."""
+
+    job: str
+    runs: int = 0
+    done: Seconds = 0.0
+    steps: int = 0
+    gpu_seconds: float = 0.0
+
+
+class Remembered(msgspec.Struct, gc=False, frozen=True, tag=True):
+    """A job that was over before the journal began had lasted so long."""
+
+    job: Job
+    lasted: Seconds
+
+
+class RunAdopted(msgspec.Struct, gc=False, frozen=True, tag=True):
+    """A run of a job that is known was going on when the journal began."""
+
+    job: str
+    run: int
+    allocation: Allocation
+    since: Seconds
+
+
+class RunRecalled(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
+    """A run has to stop for a reason that is not the policy's, and its job to wait again: its node is drained."""
+
+    job: str
+    run: int
+    why: str = ""
 
 
 class RunStarted(msgspec.Struct, gc=False, frozen=True, tag=True):
@@ -53,7 +101,10 @@ class RunFinished(msgspec.Struct, gc=False, frozen=True, tag=True):
 
 
 class RunFailed(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
-    """A run has ended by itself without finishing. With `retry` its job waits again, having `done` so much."""
+    """A run has ended by itself without finishing. With `retry` its job waits again, having `done` so much.
+
+    `exit_code`: as a shell tells it, if it was a process that ended.
+    """
 
     job: str
     run: int
@@ -61,6 +112,7 @@ class RunFailed(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=T
     done: Seconds = 0.0
     retry: bool = False
     steps: int | None = None
+    exit_code: int | None = None
 
 
 class NodeLost(msgspec.Struct, gc=False, frozen=True, tag=True):
@@ -87,6 +139,12 @@ Event = (
     | RunProgressed
     | RunFailed
     | JobCancelled
+    | JobHeld
+    | JobReleased
+    | JobContinued
+    | Remembered
+    | RunAdopted
+    | RunRecalled
     | NodeLost
     | NodeReturned
     | Woke

@@ -15,12 +15,16 @@ VERSION = 1
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The first line of a journal: on what, and by which policy. `settings` are the policy's own."""
+    """The first line of a journal: on what, and by which policy. `settings` are the policy's own.
+
+    A `snapshot` tells in one entry how things stood at a moment, and not what was decided then.
+    """
 
     cluster: Cluster
     policy: str
     settings: dict[str, Any] = {}
     version: int = VERSION
+    snapshot: bool = False
 
 
 class Entry(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from refold.core.check import admit
-from refold.core.events import Event
+from refold.core.events import Event, Remembered
 from refold.core.journal import Entry, Journal, NoJournal
+from refold.core.opening import opening
 from refold.core.orders import Order
 from refold.core.state import State
 from refold.core.view import View
@@ -51,6 +52,10 @@ class Scheduler:
     def late_reports(self) -> int:
         """How many reports named a run that had ended or a job that was known: normal, and counted."""
         return self._state.late.total()
+
+    def opening(self, past: Iterable[Remembered] = ()) -> tuple[Event, ...]:
+        """The present as facts, from which another scheduler can begin; `past` is what is known of earlier jobs."""
+        return opening(self._state, past)
 
     def step(self, now: Seconds, events: Sequence[Event]) -> Entry:
         """One step. The entry it returns has been written to the journal; its orders can be carried out."""

@@ -5,74 +5,35 @@ from __future__ import annotations
 from collections import Counter
 from math import inf
 
+from refold.core.changes import Changes, Progress
 from refold.core.events import (
     Event,
     JobCancelled,
+    JobContinued,
+    JobHeld,
+    JobReleased,
     JobSubmitted,
     NodeLost,
     NodeReturned,
+    Remembered,
+    RunAdopted,
     RunFailed,
     RunFinished,
     RunProgressed,
+    RunRecalled,
     RunStarted,
     RunStopped,
     Woke,
 )
+from refold.core.limits import Limits
 from refold.core.orders import Order, StartRun, StopRun
-from refold.model import Allocation, Cluster, Decision, Expected, Job, Placement, Run, Wait
+from refold.model import Allocation, Cluster, Decision, Expected, Job, Placement, Reason, Run, Wait
 from refold.model.units import WHOLE, Seconds
 from refold.packing import Free
 
 
-class Progress:
-    """What a job has behind it: runs so far, work and steps kept, GPU-seconds of the runs that have ended."""
-
-    __slots__ = ("computing_since", "done", "gpu_seconds", "runs", "said_started", "steps", "steps_at")
-
-    def __init__(self) -> None:
-        self.runs = 0
-        self.done: Seconds = 0.0
-        self.steps = 0
-        self.steps_at: Seconds = -inf
-        self.gpu_seconds = 0.0
-        self.computing_since: Seconds | None = None
-        self.said_started = False
-
-
-class Changes:
-    """What has happened since the policy last looked."""
-
-    __slots__ = ("ended", "gone", "nodes", "progressed", "returned", "started", "submitted")
-
-    def __init__(self) -> None:
-        self.submitted: list[Job] = []
-        self.returned: list[Job] = []
-        self.gone: list[str] = []
-        self.started: list[Run] = []
-        self.progressed: list[Run] = []
-        self.ended: list[Run] = []
-        self.nodes: list[int] = []
-
-    def forget(self) -> None:
-        """The policy has looked."""
-        if self.submitted:
-            self.submitted.clear()
-        if self.started:
-            self.started.clear()
-        if self.ended:
-            self.ended.clear()
-        if self.returned or self.progressed or self.gone or self.nodes:
-            for rare in (self.returned, self.progressed, self.gone, self.nodes):
-                rare.clear()
-
-    @property
-    def freed(self) -> bool:
-        """Whether a job that had no place could have one now."""
-        return bool(self.ended or self.nodes)
-
-
 class State:
-    """Jobs that wait, runs that hold something, what is free."""
+    """Jobs that wait or are held, runs that hold something, what is free."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.now: Seconds = -inf
@@ -81,6 +42,8 @@ class State:
         self.waiting: dict[str, Job] = {}
         self.active: dict[str, Job] = {}
         self.never: dict[str, Job] = {}
+        self.held: dict[str, Job] = {}
+        self.held_for: dict[str, Reason] = {}
         self.runs: dict[str, Run] = {}
         self.progress: dict[str, Progress] = {}
         self.reasons: dict[str, Wait] = {}
@@ -90,7 +53,9 @@ class State:
         self._held: dict[str, Placement] = {}
         self._reshaping: dict[str, Allocation] = {}
         self._cancelled: set[str] = set()
+        self.to_be_held: set[str] = set()
         self._seen: set[str] = set()
+        self.limits = Limits(cluster)
 
     # Facts.
 
@@ -103,7 +68,7 @@ class State:
         elif type(event) is RunFinished:
             if self._is_current(event):
                 self._end(event.job)
-                self._forget(event.job)
+                self._forget(self.active[event.job])
         else:
             return self._apply_rarer(event)
         return None
@@ -124,6 +89,19 @@ class State:
                     self._failed(event.job, event.done, event.steps, event.retry)
             case JobCancelled():
                 return self._cancel(event.job)
+            case JobHeld():
+                return self._hold(event.job, event.reason)
+            case JobReleased():
+                self._release(event.job)
+            case RunRecalled():
+                if self._is_current(event) and not self.runs[event.job].stopping:
+                    return self.stop(event.job, event.why)
+            case JobContinued():
+                self._continue(event)
+            case RunAdopted():
+                self._adopt(event)
+            case Remembered():
+                self.changes.remembered.append((event.job, event.lasted))
             case NodeLost():
                 self._set_up(event.node, False)
             case NodeReturned():
@@ -132,7 +110,9 @@ class State:
                 pass  # it is time for another look, that is all
         return None
 
-    def _is_current(self, report: RunFinished | RunStopped | RunStarted | RunProgressed | RunFailed) -> bool:
+    def _is_current(
+        self, report: RunFinished | RunStopped | RunStarted | RunProgressed | RunFailed | RunRecalled
+    ) -> bool:
         """Reports come late and twice; only one about a run that still holds something counts."""
         run = self.runs.get(report.job)
         if run is not None and run.number == report.run:
@@ -149,8 +129,79 @@ class State:
         if not self.free.fits_when_empty(job.demand):
             self.never[job.id] = job
             return
-        self.waiting[job.id] = job
-        self.changes.submitted.append(job)
+        self._let_in(job)
+
+    def _let_in(self, job: Job) -> None:
+        """A job may be looked at now, unless its tenant has reached its limit."""
+        if self.limits.lets_in(job):
+            self.waiting[job.id] = job
+            self.changes.submitted.append(job)
+        else:
+            self._keep_back(job, Reason.LIMIT)
+
+    def _keep_back(self, job: Job, reason: Reason) -> None:
+        self.held[job.id] = job
+        self.held_for[job.id] = reason
+
+    def _leaves(self, job: Job) -> None:
+        """A job does not count against its tenant's limit any more; others may be let in instead."""
+        for admitted in self.limits.leaves(job):
+            del self.held[admitted.id], self.held_for[admitted.id]
+            self.waiting[admitted.id] = admitted
+            self.changes.submitted.append(admitted)
+
+    def _hold(self, job_id: str, reason: Reason) -> Order | None:
+        if job_id in self.runs:
+            self.to_be_held.add(job_id)
+            return None if self.runs[job_id].stopping else self.stop(job_id, "held")
+        job = self.waiting.pop(job_id, None)
+        if job is not None:
+            self._leave_queue(job)
+        elif job_id in self.held:
+            job = self.held[job_id]
+        else:
+            self.late["JobHeld"] += 1
+            return None
+        self._keep_back(job, reason)
+        self._leaves(job)
+        return None
+
+    def _leave_queue(self, job: Job) -> None:
+        self.reasons.pop(job.id, None)
+        self.expected.pop(job.id, None)
+        self._never_mind(job)
+
+    def _release(self, job_id: str) -> None:
+        self.to_be_held.discard(job_id)
+        if self.held_for.get(job_id) in (None, Reason.LIMIT):
+            self.late["JobReleased"] += 1
+            return
+        del self.held_for[job_id]
+        self._let_in(self.held.pop(job_id))
+
+    def _continue(self, event: JobContinued) -> None:
+        progress = self.progress.get(event.job)
+        if progress is None or progress.runs:
+            self.late["JobContinued"] += 1
+            return
+        progress.runs, progress.done, progress.gpu_seconds = event.runs, event.done, event.gpu_seconds
+        if event.steps:
+            self._counted(progress, event.steps)
+
+    def _adopt(self, event: RunAdopted) -> None:
+        """What a run holds is taken; the policy sees a run that it has not started."""
+        job = self.waiting.get(event.job) or self.held.get(event.job)
+        if job is None or not self._is_here(event.allocation) or self.free.take(event.allocation.placement) is not None:
+            self.late["RunAdopted"] += 1
+            return
+        if self.waiting.pop(event.job, None) is not None:
+            self._never_mind(job)
+        else:
+            del self.held[event.job], self.held_for[event.job]
+            self.limits.counts(job)
+        self.active[event.job] = job
+        self.progress[event.job].runs = event.run - 1
+        self._begin(event.job, event.allocation, event.since)
 
     def _began_to_compute(self, job_id: str) -> None:
         progress, run = self.progress[job_id], self.runs[job_id]
@@ -182,14 +233,22 @@ class State:
             progress.computing_since = self.now
             self.changes.progressed.append(run)
 
+    def _is_here(self, allocation: Allocation) -> bool:
+        """Whether this cluster has these nodes and GPUs: the run may be of a time when there were others."""
+        nodes = self.cluster.nodes
+        return all(
+            0 <= share.node < len(nodes) and all(0 <= gpu < nodes[share.node].gpus for gpu in share.gpus)
+            for share in allocation.placement
+        )
+
     def _stopped(self, job_id: str, done: Seconds, steps: int | None) -> Order | None:
         wanted = self._reshaping.pop(job_id, None)
         self._end(job_id)
         self._kept(job_id, done, steps)
         if job_id in self._cancelled:
-            self._forget(job_id)
+            self._forget(self.active[job_id])
             return None
-        if wanted is not None and self.free.take(wanted.placement) is None:
+        if wanted is not None and job_id not in self.to_be_held and self.free.take(wanted.placement) is None:
             return self._begin(job_id, wanted)
         self._wait_again(job_id)
         return None
@@ -205,7 +264,7 @@ class State:
             self._kept(job_id, done, steps)
             self._wait_again(job_id)
         else:
-            self._forget(job_id)
+            self._forget(self.active[job_id])
 
     def _cancel(self, job_id: str) -> Order | None:
         run = self.runs.get(job_id)
@@ -215,9 +274,12 @@ class State:
         job = self.waiting.pop(job_id, None)
         if job is not None:
             self._never_mind(job)
-            self._forget(job_id)
-        elif self.never.pop(job_id, None) is not None:
-            self._forget(job_id)
+            self._forget(job)
+        elif (job := self.never.pop(job_id, None)) is not None:
+            self._forget(job)
+        elif (job := self.held.pop(job_id, None)) is not None:
+            del self.held_for[job_id]
+            self._forget(job)
         else:
             self.late["JobCancelled"] += 1
         return None
@@ -270,6 +332,10 @@ class State:
         self._reshaping[job_id] = allocation
         return self.stop(job_id, why)
 
+    def is_unwanted(self, job_id: str) -> bool:
+        """Whether a run that is stopping was cancelled, or ended by a rule: its job will not wait again."""
+        return job_id in self._cancelled
+
     def becoming(self, job_id: str) -> Allocation | None:
         """What a job that is being reshaped will run on next."""
         return self._reshaping.get(job_id)
@@ -278,12 +344,12 @@ class State:
         """What a job holds now."""
         return (self._held and self._held.get(job_id)) or self.runs[job_id].allocation.placement
 
-    def _begin(self, job_id: str, allocation: Allocation) -> Order:
+    def _begin(self, job_id: str, allocation: Allocation, since: Seconds | None = None) -> Order:
         progress = self.progress[job_id]
         progress.runs += 1
         progress.computing_since = self.now
         progress.said_started = False
-        run = Run(job_id, progress.runs, allocation, self.now)
+        run = Run(job_id, progress.runs, allocation, self.now if since is None else since)
         self.runs[job_id] = run
         self.changes.started.append(run)
         return StartRun(job_id, run.number, allocation)
@@ -302,12 +368,19 @@ class State:
 
     def _wait_again(self, job_id: str) -> None:
         job = self.active.pop(job_id)
+        if job_id in self.to_be_held:
+            self.to_be_held.discard(job_id)
+            self._keep_back(job, Reason.HELD)
+            self._leaves(job)
+            return
         self.waiting[job_id] = job
         self.changes.returned.append(job)
 
-    def _forget(self, job_id: str) -> None:
-        self.active.pop(job_id, None)
-        self.reasons.pop(job_id, None)
-        self.expected.pop(job_id, None)
-        self._cancelled.discard(job_id)
-        del self.progress[job_id]
+    def _forget(self, job: Job) -> None:
+        self.active.pop(job.id, None)
+        self.reasons.pop(job.id, None)
+        self.expected.pop(job.id, None)
+        self._cancelled.discard(job.id)
+        self.to_be_held.discard(job.id)
+        del self.progress[job.id]
+        self._leaves(job)

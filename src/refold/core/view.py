@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from refold.core.state import Changes, State
+from refold.core.changes import Changes
+from refold.core.state import State
 from refold.model import Allocation, Cluster, Demand, Expected, Job, Placement, Reason, Run, Shortage, Start, Wait
 from refold.model.units import WHOLE, Seconds
 from refold.packing import Free, Trial
@@ -26,6 +27,8 @@ class View:
         """The run of each active job."""
         self.never: Mapping[str, Job] = MappingProxyType(state.never)
         """Jobs that the whole cluster, empty, has no room for. No policy has to think of them."""
+        self.held: Mapping[str, Job] = MappingProxyType(state.held)
+        """Jobs that nobody is to look at now: held, waiting for others to finish, or beyond their tenant's limit."""
 
     @property
     def now(self) -> Seconds:
@@ -97,10 +100,15 @@ class View:
         """What a run that is stopping to be reshaped will go on with; None: nothing, or it is not stopping."""
         return self._state.becoming(job_id)
 
-    def reason(self, job_id: str) -> Wait:
-        """Why a waiting job waits: what the policy last said of it, with counts as they are now (of power: as said)."""
+    def reason(self, job_id: str, ahead: int | None = None) -> Wait:
+        """Why a waiting job waits: what the policy last said of it, with counts as they are now (of power: as said).
+
+        `ahead`: how many wait before it, if somebody has counted them already.
+        """
         if job_id in self.never:
             return Wait(job_id, Reason.NEVER, shortage=Free(self.cluster).shortage(self.never[job_id].demand))
+        if job_id in self.held:
+            return Wait(job_id, self._state.held_for[job_id])
         demand = self.waiting[job_id].demand
         said = self._state.reasons.get(job_id)
         reason = said.reason if said is not None else Reason.NOT_LOOKED_AT
@@ -108,11 +116,17 @@ class View:
             return said  # of power the policy knows more than the view
         if reason is Reason.RESOURCES:
             return Wait(job_id, reason, shortage=self.shortage(demand))
-        return Wait(job_id, reason, ahead=self._jobs_before(job_id))
+        return Wait(job_id, reason, ahead=self.jobs_before(job_id) if ahead is None else ahead)
+
+    def held_for(self, job_id: str) -> Reason | None:
+        """Why a job is held; None: it is not."""
+        return self._state.held_for.get(job_id)
 
     def expected(self, job_id: str) -> Expected | None:
         """When a waiting job may start, as the policy has last said; None: it has not."""
         return self._state.expected.get(job_id)
 
-    def _jobs_before(self, job_id: str) -> int:
-        return list(self.waiting).index(job_id)
+    def jobs_before(self, job_id: str) -> int:
+        """How many wait before a job; counted from the end, since it is mostly asked of who has just come."""
+        waiting = self._state.waiting
+        return len(waiting) - 1 - next(behind for behind, other in enumerate(reversed(waiting)) if other == job_id)

@@ -7,6 +7,7 @@ from refold.model.allocation import Allocation, Placement, Share
 from refold.model.cluster import Cluster, GpuType, Link, Node, Rack, Tenant
 from refold.model.decision import KEEP, Decision, End, Expected, Flag, Reshape, Start, Stop
 from refold.model.job import Demand, Job, JobClass
+from refold.model.launch import Launch
 from refold.model.plan import Plan
 from refold.model.run import Run
 from refold.model.waiting import Reason, Shortage, Wait
@@ -23,6 +24,7 @@ __all__ = [
     "GpuType",
     "Job",
     "JobClass",
+    "Launch",
     "Link",
     "Node",
     "Placement",

@@ -102,16 +102,22 @@ class Rack(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 
 
 class Tenant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Who shares the cluster, and how many GPUs its guaranteed jobs may count on at any time."""
+    """Who shares the cluster, how many GPUs its guaranteed jobs may count on, and how many it may use at most.
+
+    A `limit_gpus` of 0: as many as there are.
+    """
 
     name: str
     quota_gpus: float = 0.0
+    limit_gpus: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.name:
             raise BadValue("a tenant needs a name")
         if not (isfinite(self.quota_gpus) and self.quota_gpus >= 0):
             raise BadValue(f"tenant {self.name!r}: a quota is GPUs ≥ 0, not {self.quota_gpus}")
+        if not (isfinite(self.limit_gpus) and self.limit_gpus >= 0):
+            raise BadValue(f"tenant {self.name!r}: a limit is GPUs ≥ 0 (0: none), not {self.limit_gpus}")
 
 
 class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, dict=True):

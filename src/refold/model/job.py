@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from refold.errors import BadValue
+from refold.model.launch import AS_USUAL, Launch
 from refold.model.plan import Plan
 from refold.model.units import WHOLE, MiB, Milli, Seconds
 
@@ -89,6 +90,7 @@ class Job(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unkn
     sequence: int = 0
     command: tuple[str, ...] = ()
     gpu_range: tuple[int, int] | None = None
+    launch: Launch = AS_USUAL
 
     def __post_init__(self) -> None:
         if not self.id:

@@ -15,6 +15,9 @@ class Reason(StrEnum):
     NEVER = "Never"  # no place for it even in an empty cluster
     RESERVED = "Reserved"  # there is room now, but others before it are promised it
     RELEASING = "Releasing"  # its place is being given back by runs that are stopping
+    HELD = "Held"  # somebody has said that it is to wait until it is released
+    DEPENDENCY = "Dependency"  # it waits for other jobs to finish
+    LIMIT = "Limit"  # its tenant uses as many GPUs as it may
     NOT_LOOKED_AT = "NotLookedAt"  # the policy has not come to it yet
 
 

@@ -56,10 +56,17 @@ class Drf:
             for run in changes.ended:
                 tenant.give_back(run)
             tenant.lines.reopen(view)
+        for run in changes.started:
+            present = view.runs.get(run.job)
+            if present is not None and present.number == run.number:
+                self._tenant(view.active[run.job]).note(run)
         for job in changes.returned:
-            self._tenants[job.tenant].lines.add(job, returned=True)
+            self._tenant(job).lines.add(job, returned=True)
         for job in changes.submitted:
-            self._tenants.setdefault(job.tenant, _Tenant()).lines.add(job)
+            self._tenant(job).lines.add(job)
+
+    def _tenant(self, job: Job) -> _Tenant:
+        return self._tenants.setdefault(job.tenant, _Tenant())
 
 
 class _Tenant:
@@ -79,14 +86,23 @@ class _Tenant:
         self._cpu_milli += demand.instances * demand.cpu_milli
         self._memory_mib += demand.instances * demand.memory_mib
 
+    def note(self, run: Run) -> None:
+        """A run that nobody here has started holds something as well."""
+        if run.job not in self._running:
+            self._running.add(run.job)
+            self._hold(run, 1)
+
     def give_back(self, run: Run) -> None:
         if run.job not in self._running:
             return
         self._running.remove(run.job)
+        self._hold(run, -1)
+
+    def _hold(self, run: Run, sign: int) -> None:
         for share in run.allocation.placement:
-            self._gpu_milli -= len(share.gpus) * share.gpu_milli
-            self._cpu_milli -= share.cpu_milli
-            self._memory_mib -= share.memory_mib
+            self._gpu_milli += sign * len(share.gpus) * share.gpu_milli
+            self._cpu_milli += sign * share.cpu_milli
+            self._memory_mib += sign * share.memory_mib
 
     def dominant_share(self, cluster: Cluster) -> float:
         return max(

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import Job, Run
-from refold.model.units import MINUTE, Seconds
+from refold.model.units import MINUTE, WHOLE, Seconds
 from refold.plans.speeds import NOTHING_MORE, Knowledge, Speeds
 from refold.predict import Lasting, Predictor
 
@@ -51,6 +51,9 @@ class Foresight:
         if self._speeds is None:
             self._speeds = Speeds(view.cluster, self._knowledge)
         changes, now = view.changes, view.now
+        for job, lasted in changes.remembered:
+            self._predictor.submitted(job, now)
+            self._predictor.finished(job, lasted, now)
         for run in changes.ended:
             ran = self._ran.pop(run.job, 0.0) + (now - run.since) * self._faster.get(run.job, 1.0)
             if run.job in view.waiting or run.job in view.runs:
@@ -60,8 +63,17 @@ class Foresight:
         for job_id in changes.gone:
             self._forget(job_id)
         for job in changes.submitted:
-            self._jobs[job.id] = job
-            self._predictor.submitted(job, now)
+            self._come(view, job)
+        for run in changes.started:
+            if run.job not in self._jobs and run.job in view.active:  # it was going on when the journal began
+                self._come(view, view.active[run.job])
+
+    def _come(self, view: View, job: Job) -> None:
+        self._jobs[job.id] = job
+        self._predictor.submitted(job, view.now)
+        before = _ran_before(view, job)
+        if before > AT_LEAST:
+            self._ran[job.id] = before
 
     def _learn(self, run: Run, ran: Seconds, now: Seconds) -> None:
         """A job is over. One that was cancelled, or ended by a rule, has had no end of its own."""
@@ -134,6 +146,15 @@ class Life(NamedTuple):
         if self.whole is None:
             return self.exactly
         return max(self.whole.quantile(quantile) - self.elapsed, AT_LEAST)
+
+
+def _ran_before(view: View, job: Job) -> Seconds:
+    """How long a job had run when it came, by the service it has had: it was held, or is older than the journal."""
+    asked, had = job.demand.total_gpus, view.gpu_seconds(job.id)
+    if not asked or not had:
+        return 0.0
+    run = view.runs.get(job.id)
+    return (had if run is None else had - (view.now - run.since) * run.allocation.gpu_milli / WHOLE) / asked
 
 
 def _known(job: Job) -> Seconds:

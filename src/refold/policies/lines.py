@@ -27,6 +27,8 @@ class Lines:
         self._lines: dict[Demand, list[Place]] = {}
         self._closed: set[Demand] = set()
         self._heads: list[tuple[Any, int, Demand]] = []
+        self._number_of: dict[str, int] = {}
+        """Of every job its present place: it may have gone and come again, and then stands in line twice."""
         self._added = 0
 
     def add_new(self, view: View) -> None:
@@ -52,7 +54,7 @@ class Lines:
         """Jobs have become more or less urgent while they waited; every line may have a place again."""
         self._closed.clear()
         for demand, line in list(self._lines.items()):
-            line[:] = [(self._key(job), number, job) for _, number, job in line if job.id in view.waiting]
+            line[:] = [(self._key(place[2]), *place[1:]) for place in line if self._counts(place, view)]
             heapify(line)
             if not line:
                 del self._lines[demand]
@@ -64,6 +66,7 @@ class Lines:
         self._added += 1
         number = self._added + RETURNED if returned else self._added
         place = (self._key(job), number, job)
+        self._number_of[job.id] = number
         line = self._lines.setdefault(job.demand, [])
         heappush(line, place)
         is_first = line[0] is place
@@ -86,7 +89,7 @@ class Lines:
             line = lines.get(demand)
             if not line or demand in self._closed or line[0][0] != key or line[0][1] != number:
                 heappop(heads)
-            elif line[0][2].id not in view.waiting:
+            elif not self._counts(line[0], view):
                 self._drop(demand)
             else:
                 return line[0][2]
@@ -104,6 +107,7 @@ class Lines:
 
     def put_back(self, place: Place) -> None:
         """Who was taken out stands where it stood."""
+        self._number_of[place[2].id] = place[1]
         line = self._lines.setdefault(place[2].demand, [])
         heappush(line, place)
         if line[0] is place and place[2].demand not in self._closed:
@@ -117,9 +121,15 @@ class Lines:
         """The first of all has been given a place."""
         self._drop(job.demand)
 
+    def _counts(self, place: Place, view: View) -> bool:
+        job_id = place[2].id
+        return job_id in view.waiting and self._number_of.get(job_id) == place[1]
+
     def _drop(self, demand: Demand) -> None:
         line = self._lines[demand]
-        heappop(line)
+        _, number, job = heappop(line)
+        if self._number_of.get(job.id) == number:
+            del self._number_of[job.id]
         if not line:
             del self._lines[demand]
         elif demand not in self._closed:

@@ -27,6 +27,7 @@ from refold.packing import Free
 from refold.packing.layout import CPU_FREE, MEMORY_FREE, UNLIMITED
 from refold.plans.speeds import NOTHING_MORE, Knowledge, Layout, Speeds, asked_cpus
 from refold.policies.board import Board, Steering, something_happened
+from refold.policies.options import range_of
 from refold.policies.reasons import Reasons
 
 MOST_LAYOUTS = 2000
@@ -153,6 +154,7 @@ class Finder:
         self.speeds = speeds
         self._promises = promises
         self._shapes: dict[Job, tuple[Shape, ...]] = {}
+        self._limited = {tenant.name for tenant in speeds.cluster.tenants if tenant.limit_gpus}
 
     def keeps_promises(self, view: View, target: Mapping[str, Allocation]) -> bool:
         """Whether nobody who was promised the speed of what was asked for is slower."""
@@ -190,7 +192,7 @@ class Finder:
             id="any",
             submitted=0.0,
             work=None,
-            tenant="",
+            tenant=job.tenant if job.tenant in self._limited else "",
             user="",
             group="",
             priority=0,
@@ -227,10 +229,12 @@ def shapes_of(speeds: Speeds, job: Job) -> tuple[Shape, ...]:
     if not speeds.knows(job):
         one = msgspec.structs.replace(job.demand, instances=1)
         return (Shape((one,) * job.demand.instances, job.plan, 1.0, stackable=True),)
+    least, most = range_of(job, speeds.cluster)
     found = [
         shape
         for gpu_type in speeds.types_for(job)
         for layout in _layouts(speeds.cluster, gpu_type)
+        if least <= sum(layout) <= most
         for shape in _shapes_there(speeds, job, gpu_type, layout)
     ]
     return _undominated(found)

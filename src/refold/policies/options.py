@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from refold.model import Demand, Job, Plan
+from refold.model import Cluster, Demand, Job, Plan
 from refold.model.job import MOST_GPUS
 from refold.model.units import WHOLE
 from refold.plans.speeds import Speeds, asked_cpus, asked_layout, kind_of
@@ -55,7 +55,7 @@ class Options:
 
     def _of_kind(self, job: Job) -> tuple[Option, ...]:
         known = self._speeds.knows(job)
-        key = (kind_of(job) if known else None, job.demand, job.plan, job.gpu_range)
+        key = (kind_of(job) if known else None, job.demand, job.plan, range_of(job, self._speeds.cluster))
         if key not in self._kept:
             self._kept[key] = ((self._found(job) or as_asked_on(self._speeds, job)) if known else ()) or (
                 as_asked(job),
@@ -74,7 +74,7 @@ class Options:
                         options.append(option)
                         at_best = max(at_best, option.speed)
                 best = max(best, at_best)
-        least, most = job.gpu_range or (1, MOST_GPUS)
+        least, most = range_of(job, self._speeds.cluster)
         within = (option for option in options if least <= option.gpus <= most)
         return tuple(sorted(within, key=lambda option: (option.gpus, -option.speed)))
 
@@ -88,6 +88,13 @@ class Options:
         memory = max(asked.memory_mib * each // asked.gpus, -(-speed.host_mib // nodes))
         demand = Demand(nodes, each, WHOLE, cpu_milli, memory, (gpu_type,))
         return Option(nodes * each, demand, speed.plan, speed.steps_per_second)
+
+
+def range_of(job: Job, cluster: Cluster) -> tuple[int, int]:
+    """The fewest GPUs and the most that a job may have: by its own range, and by its tenant's limit."""
+    least, most = job.gpu_range or (1, MOST_GPUS)
+    limit = next((tenant.limit_gpus for tenant in cluster.tenants if tenant.name == job.tenant), 0.0)
+    return least, min(most, int(limit)) if limit else most
 
 
 def as_asked(job: Job) -> Option:

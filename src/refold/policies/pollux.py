@@ -24,6 +24,7 @@ from refold.packing import Free, Placer
 from refold.packing.layout import CPU_FREE, MEMORY_FREE, UP, WHOLE_FREE, Bools, Floats, Ints
 from refold.plans.speeds import NOTHING_MORE, Kind, Knowledge, Speeds, kind_of
 from refold.policies.board import Board, Steering
+from refold.policies.options import range_of
 from refold.policies.pollux_kernels import Puzzle, evolve
 from refold.policies.reasons import Reasons
 
@@ -158,7 +159,7 @@ class Pollux:
         kinds = sorted(set(rows))
         limit = _limits(board.free)
         need = np.array([profile.need for profile in profile_of], dtype=np.int64)
-        most = np.array([self._most(job, profile) for job, profile in zip(jobs, profile_of, strict=True)])
+        most = np.array([self._most(view.cluster, job, profile) for job, profile in zip(jobs, profile_of, strict=True)])
         present = np.zeros((len(jobs), len(limit)), dtype=np.int64)
         for index, job in enumerate(jobs):
             present[index] = _on_nodes(held.get(job.id), len(limit))
@@ -188,10 +189,10 @@ class Pollux:
             power=float(self._power),
         )
 
-    def _most(self, job: Job, profile: Profile) -> int:
+    def _most(self, cluster: Cluster, job: Job, profile: Profile) -> int:
         """So many times what it asked for, or has had: farther out nothing is known of how it scales."""
         known = max(job.demand.instances * job.demand.gpus, self._largest.get(job.id, 0), profile.sizes[0])
-        return min(int(known * self._growth), int(profile.speed.shape[-1]) - 1)
+        return min(int(known * self._growth), int(profile.speed.shape[-1]) - 1, range_of(job, cluster)[1])
 
     def _carry_over(
         self,

@@ -67,7 +67,8 @@ class PreemptingQueue:
         claim the place of runs that are less urgent than it is, but not less than the one behind it."""
         self._lines.reopen(view)
         changes = view.changes
-        back_in_line = [*self._claimers, *changes.returned]
+        claimers = [job for job in self._claimers if job.id in view.waiting]
+        back_in_line = [*claimers, *changes.returned]
         self._claimers = []
         for job in back_in_line:
             if self._lines.add(job, returned=True):

@@ -14,9 +14,9 @@ from refold.model import Demand, Job, Plan
 from refold.model.units import WHOLE
 from refold.packing import Free
 from refold.plans.speeds import Kind, Knowledge, Speed, Speeds, asked_cpus, asked_layout, kind_of
-from refold.policies.options import Option, as_asked
+from refold.policies.options import Option, as_asked, range_of
 
-Key = tuple[Kind, Demand, Plan | None, int, bool]
+Key = tuple[Kind, Demand, Plan | None, int, tuple[int, int], bool]
 
 
 class Replicas:
@@ -36,15 +36,16 @@ class Replicas:
         A job that is unknown, or may not be changed once it runs, has what it asked for: once for every GPU type.
         """
         known = job.preemptible and self._speeds.knows(job)
-        key = (kind_of(job), job.demand, job.plan, most_gpus, known)
+        key = (kind_of(job), job.demand, job.plan, most_gpus, range_of(job, self._speeds.cluster), known)
         if key not in self._kept:
             found = list(self._scaled(job, most_gpus)) if known else []
             self._kept[key] = tuple(sorted(found, key=_order)) or tuple(self._fixed(job))
         return self._kept[key]
 
     def _scaled(self, job: Job, most_gpus: int) -> Iterator[Option]:
+        least, most = range_of(job, self._speeds.cluster)
         for gpu_type in self._speeds.types_for(job):
-            found = list(self._of_type(job, gpu_type))
+            found = [option for option in self._of_type(job, gpu_type) if least <= option.gpus <= most]
             fewest = min((option.gpus for option in found), default=0)
             yield from (option for option in found if option.gpus <= max(most_gpus, fewest))
 

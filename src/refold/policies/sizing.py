@@ -14,7 +14,7 @@ from refold.model import Cluster, Demand, Job, Plan
 from refold.model.units import WHOLE
 from refold.packing import Free
 from refold.plans.speeds import Knowledge, Speeds
-from refold.policies.options import Options
+from refold.policies.options import Options, range_of
 
 
 class Size(NamedTuple):
@@ -43,7 +43,7 @@ class Sizes:
             options = self._options.of(job)
             self._options.forget(job.id)
             return [Size(option.demand, option.plan, option.speed / as_asked) for option in options]
-        sizes = [self._size(job, gpus) for gpus in _doubled(*job.gpu_range)]
+        sizes = [self._size(job, gpus) for gpus in _doubled(*range_of(job, self._speeds.cluster))]
         fitting = [size for size in sizes if self._free.fits_when_empty(size.demand)]
         return [*fitting, Size(job.demand, None, 1.0)]
 

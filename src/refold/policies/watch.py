@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from refold.core import Policy, View
-from refold.core.state import Changes
+from refold.core.changes import Changes
 from refold.errors import BadInput, BadValue, UnknownName
 from refold.model import KEEP, Allocation, Decision, End, Flag, Job, Run
 from refold.model.units import HOUR, MINUTE, Seconds, text_from_seconds
@@ -47,10 +47,12 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether such a job is ended as well: a prediction is no proof."""
     grace: Seconds = 5 * MINUTE
     """How long lies between the flag and the end."""
+    per_job: bool = False
+    """Whether a job that names its own time without progress is held to that, even if it has never reported any."""
 
     def __post_init__(self) -> None:
-        if self.no_progress is None and not self.beyond_limit and self.beyond_tail is None:
-            raise BadValue("a watch needs a rule: no_progress, beyond_limit or beyond_tail")
+        if self.no_progress is None and not self.per_job and not self.beyond_limit and self.beyond_tail is None:
+            raise BadValue("a watch needs a rule: no_progress, per_job, beyond_limit or beyond_tail")
         for name, value in (("no_progress", self.no_progress), ("beyond_tail", self.beyond_tail)):
             if value is not None and not 0 < value < inf:
                 raise BadValue(f"{name} of a watch is > 0, not {value}")
@@ -117,10 +119,14 @@ class _Rule(Protocol):
 class _NoProgress:
     name, ends = "no progress", True
 
-    def __init__(self, seconds: Seconds, silent_too: bool) -> None:
-        self._seconds, self._silent_too = seconds, silent_too
+    def __init__(self, seconds: Seconds | None, silent_too: bool, per_job: bool) -> None:
+        self._seconds = inf if seconds is None else seconds
+        self._silent_too, self._per_job = silent_too, per_job
 
     def broken_at(self, run: _Watched) -> Seconds:
+        own = run.job.launch.no_progress if self._per_job else None
+        if own is not None:
+            return run.since + own
         return run.since + self._seconds if run.reports or self._silent_too else inf
 
     def says(self, run: _Watched, now: Seconds) -> str:
@@ -155,8 +161,8 @@ class _BeyondTail:
 
 def _listed(rules: Rules) -> list[_Rule]:
     listed: list[_Rule] = []
-    if rules.no_progress is not None:
-        listed.append(_NoProgress(rules.no_progress, rules.silent_too))
+    if rules.no_progress is not None or rules.per_job:
+        listed.append(_NoProgress(rules.no_progress, rules.silent_too, rules.per_job))
     if rules.beyond_limit:
         listed.append(_BeyondLimit())
     if rules.beyond_tail is not None:
@@ -378,13 +384,21 @@ class _Tails:
         self._jobs: dict[str, Job] = {}
 
     def note_arrivals(self, changes: Changes, now: Seconds) -> None:
-        for job in changes.submitted:
-            self._jobs[job.id] = job
+        for job, lasted in changes.remembered:
             self._predictor.submitted(job, now)
+            self._predictor.finished(job, lasted, now)
+        for job in changes.submitted:
+            self._come(job, now)
         for job_id in changes.gone:
             self.over(job_id, None, now)
 
+    def _come(self, job: Job, now: Seconds) -> None:
+        self._jobs[job.id] = job
+        self._predictor.submitted(job, now)
+
     def of(self, job: Job, now: Seconds) -> Seconds:
+        if job.id not in self._jobs:  # it was going on when the journal began
+            self._come(job, now)
         if job.id not in self._tail_of:
             self._tail_of[job.id] = self._predictor.expect(job, now).quantile(TAIL)
         return self._tail_of[job.id]
@@ -418,6 +432,5 @@ class _Later(View):
 
 def _anything_new(changes: Changes) -> bool:
     """Whether something has happened since the last decision that is not of its own making, as its starts are."""
-    return bool(
-        changes.submitted or changes.returned or changes.gone or changes.progressed or changes.ended or changes.nodes
-    )
+    arrivals = changes.submitted or changes.returned or changes.gone or changes.remembered
+    return bool(arrivals or changes.progressed or changes.ended or changes.nodes)

@@ -18,12 +18,18 @@ from refold.core import Entry, Header
 from refold.core.events import (
     Event,
     JobCancelled,
+    JobContinued,
+    JobHeld,
+    JobReleased,
     JobSubmitted,
     NodeLost,
     NodeReturned,
+    Remembered,
+    RunAdopted,
     RunFailed,
     RunFinished,
     RunProgressed,
+    RunRecalled,
     RunStarted,
     RunStopped,
     Woke,
@@ -263,8 +269,15 @@ class HistoryJournal:
                 self._node_changes.append(NodeChange(self._now, node, False))
             case NodeReturned(node):
                 self._node_changes.append(NodeChange(self._now, node, True))
+            case RunAdopted(job_id, number, allocation, since):
+                self._started(StartRun(job_id, number, allocation))
+                self._jobs[job_id].first_start = since
             case RunProgressed() | Woke() | JobSubmitted() | RunFinished():
                 pass
+            case JobContinued(job_id, _, done) if job_id in self._jobs:
+                self._jobs[job_id].kept = done
+            case JobHeld() | JobReleased() | JobContinued() | Remembered() | RunRecalled():
+                pass  # what comes of these is ordered, and noted as such
 
     def _promised(self, entry: Entry) -> None:
         for expected in entry.expected:

@@ -95,15 +95,18 @@ class _Successor:
         self.has_begun = False
         self._policy = policy
         self._has_looked = False
+        self._remembered: list[tuple[Job, Seconds]] = []
 
     def decide(self, view: View) -> Decision:
         """As is written, or as the successor says."""
         if not self.has_begun:
+            self._remembered += view.changes.remembered
             return self.past.decide(view)
         if not self._has_looked:
             self._has_looked = True
             view.changes.submitted[:] = view.waiting.values()
             view.changes.started[:] = view.runs.values()
+            view.changes.remembered[:] = self._remembered
             view.changes.returned.clear()
         return self._policy.decide(view)
 
@@ -157,7 +160,7 @@ def look_ahead(
     view = present.view
     past = present.past() if arrivals else Past((), (), present.now)
     names = present.names | {job.id for job in asked}
-    known = {job.id: job for jobs in (view.active, view.waiting) for job in jobs.values()}
+    known = {job.id: job for jobs in (view.active, view.waiting, view.held) for job in jobs.values()}
     charge = charge or AsRecorded(view.cluster)
     lives = {job.id: _drawn(job, present.life(job), futures, seed) for job in known.values()}
     lives |= {job.id: _drawn(job, _said_or_predicted(present, job), futures, seed) for job in asked}
@@ -234,7 +237,8 @@ class _Future:
     ) -> None:
         self._scheduler, self._now = scheduler, present.now
         self._agenda = Agenda(coming)
-        done = {job_id: self._done(job_id) for job_id in (*scheduler.view.waiting, *scheduler.view.runs)}
+        view = scheduler.view
+        done = {job_id: self._done(job_id) for job_id in (*view.waiting, *view.runs, *view.held)}
         works = {job.id: self._work(present, job, done.get(job.id, 0.0), lives[job.id], charge) for job in jobs}
         works |= {job.id: lives[job.id] for job in coming}
         self._backend = _Resumed([*jobs, *coming], self._agenda, _Drawn(works, charge), done)

@@ -81,6 +81,8 @@ class Present:
     def _learn(self, view: View) -> None:
         """Who has come, who waits again, who is gone; and how long those have lasted that are over."""
         changes, now = view.changes, view.now
+        for job, lasted in changes.remembered:
+            self._lessons += [methodcaller("submitted", job, now), methodcaller("finished", job, lasted, now)]
         for run in changes.ended:
             ran = self._ran.get(run.job, 0.0) + now - run.since
             if run.job in view.waiting or run.job in view.runs:
@@ -99,10 +101,16 @@ class Present:
             self._lessons.append(methodcaller("forget", job_id))
             self.waiting_since.pop(job_id, None)
         for job in changes.submitted:
-            self._jobs[job.id] = job
-            self._came.append(job)
+            self._come(job, now)
             self.waiting_since[job.id] = now
-            self._lessons.append(methodcaller("submitted", job, now))
+        for run in changes.started:
+            if run.job not in self._jobs and run.job in view.active:  # it was going on when the journal began
+                self._come(view.active[run.job], now)
+
+    def _come(self, job: Job, now: Seconds) -> None:
+        self._jobs[job.id] = job
+        self._came.append(job)
+        self._lessons.append(methodcaller("submitted", job, now))
 
     def elapsed(self, job_id: str) -> Seconds:
         """How long a job has had a run, over all its runs up to now."""

@@ -3,8 +3,9 @@
 from refold.testing.audit import Audit, Broken
 from refold.testing.backend_contract import BackendContract
 from refold.testing.makers import make_cluster, make_job
-from refold.testing.policy_contract import PolicyContract, reshapable_workload, seeded_workload
+from refold.testing.policy_contract import PolicyContract
 from refold.testing.trace_contract import TraceContract
+from refold.testing.workloads import reshapable_workload, seeded_workload
 
 __all__ = [
     "Audit",

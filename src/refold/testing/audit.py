@@ -3,7 +3,8 @@
 Put it beside any journal of a simulation or of a live scheduler. It holds that no GPU is shared beyond 1.0 and no
 node's CPUs or memory beyond what it has, that a gang starts whole, that no job is lost or runs twice, that a run
 is reported on only while it is the present one, and that a node's loss ends only runs on that node. A job that may be
-reshaped gets GPUs of a type it accepts, as many as its plan is for; one that may not be stopped is not.
+reshaped gets GPUs of a type it accepts, as many as its plan is for; one that may not be stopped is not. A job that is
+held is not started, and no tenant uses more GPUs than it may.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ from refold.core import Entry
 from refold.core.events import (
     Event,
     JobCancelled,
+    JobContinued,
+    JobHeld,
+    JobReleased,
     JobSubmitted,
     NodeLost,
     NodeReturned,
+    RunAdopted,
     RunFailed,
     RunFinished,
+    RunRecalled,
     RunStopped,
 )
 from refold.core.orders import Order, StartRun, StopRun
@@ -47,6 +53,8 @@ class Audit:
         self._memory: dict[int, int] = defaultdict(int)
         self._down: set[int] = set()
         self._cancelled: set[str] = set()
+        self._recalled: set[str] = set()
+        self._held: set[str] = set()
         self._told_to_stop: set[tuple[str, int]] = set()
         self._now = float("-inf")
 
@@ -89,6 +97,19 @@ class Audit:
                 self._cancelled.add(job_id)
                 if job_id in self.jobs and job_id not in self.running:
                     self.over.setdefault(job_id, "cancelled")
+            case JobHeld(job_id):
+                self._held.add(job_id)
+                self._recalled.add(job_id)
+            case JobReleased(job_id):
+                self._held.discard(job_id)
+            case RunRecalled(job_id):
+                self._recalled.add(job_id)
+            case JobContinued(job_id, runs):
+                self._runs[job_id] = runs
+            case RunAdopted(job_id, run, allocation):
+                self._demand(job_id in self.jobs, f"{job_id!r} was adopted and never submitted")
+                if job_id not in self.running and job_id not in self.over and self._has_room(allocation):
+                    self._begin(job_id, run, allocation)  # else it is told of what is not so, and tried again later
             case NodeLost(node):
                 self._down.add(node)
             case NodeReturned(node):
@@ -102,18 +123,38 @@ class Audit:
                 self._demand(job_id in self.jobs, f"{job_id!r} was started and never submitted")
                 self._demand(job_id not in self.running, f"{job_id!r} was started while it runs")
                 self._demand(job_id not in self.over, f"{job_id!r} was started after its end")
+                self._demand(job_id not in self._held, f"{job_id!r} was started while it is held")
                 self._demand(run == self._runs[job_id] + 1, f"{job_id!r} has no run {run} now")
-                self._runs[job_id] = run
                 self._demand_fitting_shape(self.jobs[job_id], allocation)
-                self._hold(job_id, allocation, 1)
-                self.running[job_id] = (run, allocation)
+                self._begin(job_id, run, allocation)
+                self._demand_within_limit(self.jobs[job_id].tenant)  # not of adopted runs: the limit may be new
                 self.starts.append((self._now, job_id, run))
             case StopRun(job_id, run):
                 self._demand(self._is_present(job_id, run), f"{job_id!r} was told to stop run {run}, which is not on")
-                may_be = self.jobs[job_id].preemptible or job_id in self._cancelled
+                may_be = self.jobs[job_id].preemptible or job_id in self._cancelled | self._recalled
                 self._demand(may_be, f"{job_id!r} was told to stop and is not preemptible")
                 self._told_to_stop.add((job_id, run))
                 self.stops += 1
+
+    def _begin(self, job_id: str, run: int, allocation: Allocation) -> None:
+        self._runs[job_id] = run
+        self._hold(job_id, allocation, 1)
+        self.running[job_id] = (run, allocation)
+
+    def _demand_within_limit(self, tenant: str) -> None:
+        most = next((one.limit_gpus for one in self.cluster.tenants if one.name == tenant), 0.0)
+        if most:
+            used = sum(held.gpu_milli for job, (_, held) in self.running.items() if self.jobs[job].tenant == tenant)
+            self._demand(used <= most * WHOLE, f"tenant {tenant!r} uses {used / WHOLE:g} GPUs and may use {most:g}")
+
+    def _has_room(self, allocation: Allocation) -> bool:
+        for share in allocation.placement:
+            if share.node in self._down or not share.node < len(self.cluster.nodes):
+                return False
+            there = range(self.cluster.nodes[share.node].gpus)
+            if any(gpu not in there or self._gpus[share.node, gpu] + share.gpu_milli > WHOLE for gpu in share.gpus):
+                return False
+        return True
 
     def _is_present(self, job_id: str, run: int) -> bool:
         return job_id in self.running and self.running[job_id][0] == run

@@ -4,7 +4,8 @@
         def make_backend(self, report, folder, grace):
             return MyBackend(report, grace=grace)
 
-Jobs are shell commands here, and `folder` is one that they and the tests both see.
+Jobs are shell commands here, and `folder` is one that they and the tests both see. Some tests make a second back end
+for the same folder, which has to take up what the first has started.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class World:
         self._news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._jobs: dict[str, Job] = {}
+        self._make = make
         self.backend = make(self._report)
 
     def _report(self, event: Event) -> None:
@@ -59,6 +61,13 @@ class World:
         """Start a run of a command that is given word by word."""
         self._jobs[job] = Job(job, demand=Demand(instances), command=tuple(command))
         await self.order(StartRun(job, run, Allocation(tuple(Share(0, (gpu,)) for gpu in range(instances)))))
+
+    async def another_backend(self) -> None:
+        """The back end leaves, and another comes in its place that knows nothing but what is in the folder."""
+        await self.backend.leave()
+        await asyncio.sleep(0)
+        self.reports.clear()
+        self.backend = self._make(self._report)
 
     async def stop(self, job: str, run: int = 1) -> None:
         """Tell a run to stop."""
@@ -93,6 +102,11 @@ class World:
             for event in self.reports
             if isinstance(event, RunFinished | RunFailed | RunStopped) and (event.job, event.run) == (job, run)
         ]
+
+    async def until(self, name: str) -> None:
+        """Wait until a file is there."""
+        while not (self.folder / name).exists():
+            await asyncio.sleep(0.02)
 
     async def _more(self) -> None:
         self._news.clear()
@@ -351,3 +365,130 @@ class BackendContract:
             return int(await world.content("pid"))
 
         assert not self.is_alive(self.within(tmp_path, test))
+
+    def test_a_run_is_taken_up_by_another_back_end(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            shell = "echo >>starts; echo >up; while [ ! -e go ]; do sleep 0.02; done"
+            await world.start("job", shell)
+            await world.content("up")
+            await world.another_backend()
+            await world.start("job", shell)
+            await world.started("job")
+            (world.folder / "go").touch()
+            await world.ending("job")
+            assert world.reports == [RunStarted("job", 1), RunFinished("job", 1)]
+            assert (world.folder / "starts").read_text() == "\n"
+
+        self.within(tmp_path, test)
+
+    def test_what_ended_while_nobody_watched_is_reported_as_it_ended(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            shells = {"good": "sleep 0.1; echo >>good", "bad": "sleep 0.1; echo >>bad; exit 3"}
+            for job, shell in shells.items():
+                await world.start(job, shell)
+                await world.started(job)
+            await world.another_backend()
+            await world.content("good")
+            await world.content("bad")
+            await asyncio.sleep(0.1)
+            for job, shell in shells.items():
+                await world.start(job, shell)
+            assert await world.ending("good") == RunFinished("good", 1)
+            ending = await world.ending("bad")
+            assert isinstance(ending, RunFailed)
+            assert "3" in ending.why
+            assert [(world.folder / job).read_text() for job in shells] == ["\n", "\n"]
+
+        self.within(tmp_path, test)
+
+    def test_a_run_is_never_started_twice(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            shell = "echo >>starts-$REFOLD_INSTANCE; while [ ! -e go ]; do sleep 0.02; done"
+            for _ in range(3):
+                await world.start("job", shell, instances=2)
+                await world.start("job", shell, instances=2)
+                await asyncio.sleep(0)
+                await world.another_backend()
+            await world.start("job", shell, instances=2)
+            await world.content("starts-0")
+            await world.content("starts-1")
+            (world.folder / "go").touch()
+            assert await world.ending("job") == RunFinished("job", 1)
+            assert [(world.folder / f"starts-{instance}").read_text() for instance in range(2)] == ["\n", "\n"]
+
+        self.within(tmp_path, test)
+
+    def test_a_run_that_was_taken_up_stops(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            shell = "echo $$ >pid-$REFOLD_INSTANCE; (trap '' TERM; exec sleep 1000) & wait"
+            await world.start("job", shell, instances=2)
+            pids = [int(await world.content(f"pid-{instance}")) for instance in range(2)]
+            await world.another_backend()
+            await world.start("job", shell, instances=2)
+            await world.stop("job")
+            assert await world.ending("job") == RunStopped("job", 1)
+            assert not any(self.is_alive(pid) for pid in pids)
+
+        self.within(tmp_path, test, grace=SHORT_GRACE)
+
+    def test_a_gang_that_was_taken_up_fails_as_a_whole(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            shell = (
+                "echo $$ >pid-$REFOLD_INSTANCE; [ $REFOLD_INSTANCE = 1 ] || exec sleep 1000\n"
+                "while [ ! -e go ]; do sleep 0.02; done; exit 5"
+            )
+            await world.start("job", shell, instances=2)
+            pids = [int(await world.content(f"pid-{instance}")) for instance in range(2)]
+            await world.another_backend()
+            await world.start("job", shell, instances=2)
+            (world.folder / "go").touch()
+            ending = await world.ending("job")
+            assert isinstance(ending, RunFailed)
+            assert "5" in ending.why
+            assert not any(self.is_alive(pid) for pid in pids)
+
+        self.within(tmp_path, test)
+
+    def test_a_run_that_was_being_stopped_has_stopped_also_for_the_next_back_end(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            shell = "trap 'echo >asked; sleep 0.2; exit 1' TERM; echo >up; while :; do sleep 0.02; done"
+            await world.start("job", shell)
+            await world.content("up")
+            await world.stop("job")
+            await world.until("asked")
+            await world.another_backend()
+            await world.start("job", shell)
+            assert await world.ending("job") == RunStopped("job", 1)
+
+        self.within(tmp_path, test)
+
+    def test_who_leaves_lets_runs_go_on_and_says_no_more(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            shell = "echo $$ >pid; while [ ! -e go ]; do sleep 0.02; done; echo >over"
+            await world.start("job", shell)
+            pid = int(await world.content("pid"))
+            await world.another_backend()
+            assert self.is_alive(pid)
+            (world.folder / "go").touch()
+            await world.until("over")
+            await asyncio.sleep(0.05)
+            assert world.reports == []
+
+        self.within(tmp_path, test)
+
+    def test_only_what_is_to_be_kept_is_kept(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            shell = "echo $$ >pid-$REFOLD_JOB-$REFOLD_RUN; exec sleep 1000"
+            runs = [("kept", 1), ("kept", 2), ("other", 1)]
+            for job, number in runs:
+                await world.start(job, shell, number)
+            pids = [int(await world.content(f"pid-{job}-{number}")) for job, number in runs]
+            await world.another_backend()
+            await world.backend.keep_only({("kept", 2)})
+            assert [self.is_alive(pid) for pid in pids] == [False, True, False]
+            await world.start("kept", shell, run=2)
+            await world.backend.keep_only([])
+            assert world.endings("kept", 2) == [RunStopped("kept", 2)]
+            assert [self.is_alive(pid) for pid in pids] == [False, False, False]
+
+        self.within(tmp_path, test)

@@ -9,21 +9,28 @@ One that reshapes jobs, or knows how fast they are, says `reshapes = True` and i
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from refold.core import Journals, ListJournal, Policy, Scheduler, View
-from refold.core.events import JobCancelled, JobSubmitted, RunFailed
-from refold.model import Cluster, Decision, Job, Plan, Reason, Tenant
-from refold.model.plan import plan_from_text
+from refold.core.events import JobCancelled, JobSubmitted, Remembered, RunFailed
+from refold.model import Cluster, Decision, Job, Reason
 from refold.plans.speeds import Speeds
 from refold.simulator import AsRecorded, Costs, Fault, simulate
 from refold.simulator.modelled import Modelled
 from refold.testing.audit import Audit
 from refold.testing.makers import make_cluster, make_job
+from refold.testing.unrest import DRAINED, Disturbances, Restless, drained_gpu, release_all
+from refold.testing.workloads import reshapable_workload, seeded_workload
+
+FAULTS = (Fault(0, 250.0, 900.0), Fault(1, 700.0, 1500.0), Fault(0, 2500.0, 2600.0))
+COSTS = Costs(start=10.0, stop=5.0, restart=40.0, checkpoint_every=60.0, report_every=30.0)
+
+
+DISTURBANCES = 12
 
 
 class PolicyContract:
@@ -41,6 +48,8 @@ class PolicyContract:
     seeds: Sequence[int] = range(6)
 
     reshaping_seeds: Sequence[int] = range(2)
+
+    unrest_seeds: Sequence[int] = range(2)
 
     def make_policy(self) -> Policy:
         """Your policy, new."""
@@ -153,6 +162,43 @@ class PolicyContract:
         self._simulate(jobs, cluster, policy=watched, charge=_modelled(cluster), costs=COSTS)
         assert watched.unexplained == []
 
+    def test_whoever_is_held_released_recalled_or_cancelled_is_not_forgotten(self) -> None:
+        """Runs stop that the policy has not stopped, jobs go and come again; all that are left end."""
+        for seed in self.unrest_seeds:
+            jobs, cluster = seeded_workload(seed, 40)
+            self._disturb(_some_not_preemptible(jobs), cluster, seed)
+
+    def test_it_goes_on_from_an_opening_around_a_drained_gpu(self) -> None:
+        """It has started none of the runs that there are, and one of them never ends."""
+        for seed in self.unrest_seeds:
+            jobs, cluster = seeded_workload(seed, 40)
+            self._begin_anew(_some_not_preemptible(jobs), cluster, seed)
+
+    def test_jobs_that_may_be_reshaped_survive_unrest_and_an_opening(self) -> None:
+        """The same with runs that change their shapes."""
+        if self.reshapes:
+            jobs, cluster = self._reshapable(0)
+            self._begin_anew(jobs[:16], cluster, 0, charge=_modelled(cluster), costs=COSTS)
+
+    def _disturb(self, jobs: Sequence[Job], cluster: Cluster, seed: int) -> None:
+        audit = Audit(cluster)
+        world = Restless(jobs, cluster, self.make_policy(), audit, faults=[Fault(1, 150.0, 300.0)])
+        _unrest(world, seed, jobs)
+        world.run_to_the_end()
+        assert set(audit.over) == {job.id for job in jobs}, f"seed {seed}"
+
+    def _begin_anew(self, jobs: Sequence[Job], cluster: Cluster, seed: int, **options: Any) -> None:
+        before, after = Audit(cluster), Audit(cluster)
+        world = Restless(jobs, cluster, self.make_policy(), before, **options)
+        world.disturb(drained_gpu)
+        _unrest(world, seed, jobs[: len(jobs) // 2])
+        past = [Remembered(make_job(f"past{number}", tenant="x"), 10.0 * number) for number in range(20)]
+        world.begin_anew(self.make_policy(), past, after)
+        _unrest(world, seed + 1, jobs[len(jobs) // 2 :])
+        world.run_to_the_end({DRAINED.id})
+        assert {*before.over, *after.over} == {job.id for job in jobs}, f"seed {seed}"
+        assert list(world.view.runs) == [DRAINED.id]
+
     def _reshapable(self, seed: int) -> tuple[list[Job], Cluster]:
         jobs, cluster = reshapable_workload(seed)
         return jobs, msgspec.structs.replace(cluster, tenants=()) if self.waits_for_quota else cluster
@@ -165,93 +211,22 @@ class PolicyContract:
         return audit, journal
 
 
-def seeded_workload(seed: int, jobs: int = 60) -> tuple[list[Job], Cluster]:
-    """A small busy cluster of two GPU types, and jobs of all kinds that it has room for."""
-    chance = random.Random(seed)
-    cluster = make_cluster(4, 4, 2, 0, types=["A100", "A100", "T4", ""], cpus=16, memory_gib=64)
-    made: list[Job] = []
-    now = 0.0
-    for number in range(jobs):
-        now += chance.choice([0.0, 1.0, 5.0, 30.0])
-        kind: dict[str, Any] = chance.choice(
-            [
-                {"gpus": 1},
-                {"gpus": 1, "share": chance.choice([0.25, 0.5, 0.7])},
-                {"gpus": 2, "types": ["A100"]},
-                {"gpus": 2, "instances": 2},
-                {"gpus": 4},
-                {"gpus": 1, "instances": 3, "types": ["A100", "T4"]},
-                {"gpus": 0, "cpus": 8.0},
-            ]
-        )
-        kind = {"cpus": chance.choice([0.0, 1.0, 2.0]), "memory_gib": chance.choice([0.0, 4.0])} | kind
-        work, tenant = chance.choice([0.0, 10.0, 60.0, 200.0]), chance.choice("xyz")
-        made.append(make_job(f"j{number}", at=now, work=work, tenant=tenant, **kind))
-    return made, cluster
-
-
-FAULTS = (Fault(0, 250.0, 900.0), Fault(1, 700.0, 1500.0), Fault(0, 2500.0, 2600.0))
-COSTS = Costs(start=10.0, stop=5.0, restart=40.0, checkpoint_every=60.0, report_every=30.0)
-
-SHAPES: dict[str, tuple[float, tuple[str, ...]]] = {
-    "vit": (20.0, ("dp1", "dp2", "dp4", "dp8 zero2")),
-    "roberta": (4.0, ("dp1", "dp4", "dp8", "dp2 zero2 accumulate 2")),
-    "bert": (8.0, ("dp1", "dp2", "dp8", "dp4 recompute full")),
-    "t5": (3.0, ("dp2", "dp4 zero2", "dp1 zero2 offload")),
-    "gpt2": (2.0, ("dp4 zero2", "tp4", "tp5", "dp2 zero2 offload", "tp4 pp2")),
-    "llama7": (0.3, ("tp8", "dp8 zero2 offload recompute full", "tp8 pp2", "tp4 pp2")),
-}
-"""By workload: steps in a second, roughly, and plans that may be asked for."""
-
-
-def reshapable_workload(seed: int, jobs: int = 24) -> tuple[list[Job], Cluster]:
-    """Three servers of A800 that two tenants share, and jobs of known models, most of which may be reshaped."""
-    chance = random.Random(seed)
-    servers = make_cluster(8, 8, 4, types="A800-80GB", cpus=96, memory_gib=1600)
-    cluster = msgspec.structs.replace(servers, tenants=(Tenant("sure", 12.0), Tenant("small", 3.0)))
-    made: list[Job] = []
-    now = 0.0
-    for number in range(jobs):
-        now += chance.choice([0.0, 5.0, 40.0, 200.0])
-        made.append(_reshapable_job(chance, f"j{number}", now))
-    return made, cluster
-
-
-def _reshapable_job(chance: random.Random, name: str, now: float) -> Job:
-    workload = chance.choice(list(SHAPES))
-    steps_per_second, texts = SHAPES[workload]
-    plan, seconds = plan_from_text(chance.choice(texts)), chance.choice([3.0, 60.0, 400.0, 2000.0])
-    instances = 2 if plan.gpus > 8 else 1
-    asked: dict[str, Any] = {
-        "workload": workload,
-        "plan": plan,
-        "reshapable": True,
-        "steps": max(1, round(seconds * steps_per_second)),
-        "work": None,
-    }
-    odd: dict[str, Any] = chance.choice(
-        [
-            *[{}] * 6,
-            {"plan": Plan(plan.gpus), "steps": None, "work": seconds},
-            {"reshapable": False, "work": seconds},
-            {"preemptible": False},
-            {"workload": "", "plan": None, "steps": None, "work": seconds},
-        ]
-    )
-    return make_job(
-        name,
-        at=now,
-        instances=instances,
-        gpus=plan.gpus // instances,
-        cpus=chance.choice([2.0, 8.0]) * plan.gpus / instances,
-        tenant=chance.choice(["sure", "small", "nobody"]),
-        job_class=chance.choice(["guaranteed", "best-effort"]),
-        **(asked | odd),
-    )
-
-
 def _modelled(cluster: Cluster) -> Modelled:
     return Modelled(Speeds(cluster), AsRecorded(cluster))
+
+
+def _some_not_preemptible(jobs: Sequence[Job]) -> list[Job]:
+    return [msgspec.structs.replace(job, preemptible=number % 4 > 0) for number, job in enumerate(jobs)]
+
+
+def _unrest(world: Restless, seed: int, arriving: Sequence[Job]) -> None:
+    """While these arrive, something is done to somebody again and again; in the end nobody is held any more."""
+    until = max(job.submitted for job in arriving)
+    pause = (until - world.now) / DISTURBANCES
+    for disturbance in islice(Disturbances(seed), DISTURBANCES):
+        world.run_until(world.now + pause)
+        world.disturb(disturbance)
+    world.disturb(release_all)
 
 
 class _Watched:

@@ -1,0 +1,1 @@
+"""How fast the live scheduler is: from a submission to its process, on disk, at rest, and with a long past."""

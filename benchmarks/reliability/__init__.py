@@ -1,0 +1,1 @@
+"""How reliable the daemon is: killed hundreds of times, and asked by many at once."""

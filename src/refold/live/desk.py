@@ -1,0 +1,333 @@
+"""Where callers are served: who may ask for what, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from time import time
+
+import msgspec
+
+from refold import __version__
+from refold.backends.output import read_from, size
+from refold.backends.run_files import log_path
+from refold.core.events import Event, JobCancelled, JobHeld, JobReleased, NodeLost, NodeReturned
+from refold.errors import BadInput, Conflict, Forbidden, NotFound
+from refold.live import drains
+from refold.live.accepting import Accepting
+from refold.live.calls import OVER, Caller
+from refold.live.feed import Feed
+from refold.live.loop import Loop
+from refold.live.snapshot import journal_lines, snapshot_lines
+from refold.live.standing import Standings, node_statuses, tenant_statuses
+from refold.live.store import Store
+from refold.live.tokens import Known, make_token
+from refold.live.wire import (
+    About,
+    GpuStatus,
+    Jobs,
+    JobStatus,
+    Logs,
+    MadeToken,
+    NewToken,
+    NodeStatus,
+    Preview,
+    Standing,
+    Submission,
+    TenantStatus,
+    TokenStatus,
+    Why,
+)
+from refold.model import Reason
+
+DRAINED = "drained"
+"""Under which name it is kept why nodes take no work."""
+
+
+class LiveDesk:
+    """The daemon, as the API asks it. What is not over is answered from memory, the rest from the store."""
+
+    def __init__(
+        self, loop: Loop, store: Store, feed: Feed, tokens: dict[str, Known], logs: Path, began: float
+    ) -> None:
+        self.feed = feed
+        self.gpu_readings: Callable[[], list[GpuStatus]] = list
+        self._loop = loop
+        self._store = store
+        self._tokens = tokens
+        self._logs = logs
+        self._began = began
+        self._view = loop.view
+        self._standings = Standings(loop.view, loop.roster.of, loop.wall)
+        self._accepting = Accepting(loop, store, self.find)
+        self._explaining: set[asyncio.Task[None]] = set()
+        self._drained: dict[str, str] = store.reading.remembered(DRAINED, dict[str, str]) or {}
+
+    def about(self, caller: Caller) -> About:
+        """The daemon, and what the caller is to it."""
+        view, header = self._view, self._loop.header
+        return About(
+            version=__version__,
+            cluster=header.cluster.name,
+            policy=header.policy,
+            nodes=len(header.cluster.nodes),
+            gpus=header.cluster.gpus,
+            free_gpus=view.free_gpus,
+            running=sum(not drains.is_stand_in(job) for job in view.active.values()),
+            waiting=len(view.waiting),
+            now=time(),
+            began=self._began,
+            storage=self._loop.problem,
+            role=caller.role,
+            tenant=caller.tenant,
+            user=caller.user,
+        )
+
+    # Jobs.
+
+    async def submit(self, caller: Caller, submission: Submission) -> JobStatus:
+        """The job, when it is on disk."""
+        (job_id,) = await self._accepting.accept(caller, [submission])
+        return await self._status(caller, job_id)
+
+    async def submit_all(self, caller: Caller, submissions: list[Submission]) -> Jobs:
+        """All of them, in one commit, or none."""
+        ids = await self._accepting.accept(caller, submissions)
+        return Jobs([await self._status(caller, job_id) for job_id in ids], len(ids))
+
+    async def preview(self, caller: Caller, submission: Submission) -> Preview:
+        """What would become of it."""
+        return self._accepting.preview(caller, submission)
+
+    async def jobs(
+        self,
+        caller: Caller,
+        *,
+        standing: Sequence[Standing] | None,
+        tenant: str,
+        user: str,
+        name: str,
+        limit: int,
+        after: int,
+        ended: bool,
+    ) -> Jobs:
+        """Those that are not over, as the queue has them; or the others, the latest first."""
+        if ended:
+            wanted = [one for one in standing or () if one in OVER]
+            if standing and not wanted:
+                return Jobs([], 0)
+            if self._loop.ending:
+                await self._loop.written(lambda: None)  # which is in turn with the journal
+            rows, total = self._store.reading.ended(
+                standings=wanted, tenant=tenant, user=user, name=name, limit=limit, after=after
+            )
+        else:
+            chosen = [
+                one
+                for one in self._standings.everybody()
+                if (not standing or one[0] in standing)
+                and (not tenant or one[1].tenant == tenant)
+                and (not user or one[1].user == user)
+                and (not name or one[1].group == name)
+            ]
+            rows, total = [self._standings.status(*one) for one in chosen[after : after + limit]], len(chosen)
+        more = after + len(rows)
+        return Jobs([_as_seen_by(caller, row) for row in rows], total, more if rows and more < total else None)
+
+    async def job(self, caller: Caller, job: str) -> JobStatus:
+        """One job."""
+        return await self._status(caller, self.find(job))
+
+    async def why(self, caller: Caller, job: str) -> Why:
+        """Its story."""
+        status = await self.job(caller, job)
+        story = self._store.reading.story(status.id)
+        if not caller.sees(status.tenant):
+            story = [msgspec.structs.replace(event, text="") for event in story]
+        return Why(status, story)
+
+    async def logs(self, caller: Caller, job: str, *, run: int | None, instance: int, offset: int, limit: int) -> Logs:
+        """A piece of output."""
+        status = await self.job(caller, job)
+        if not caller.sees(status.tenant):
+            raise Forbidden(
+                f"the output of {status.id!r} is for its tenant, {status.tenant!r}, and you are of {caller.tenant!r}"
+            )
+        number = status.runs if run is None else run
+        if run is not None and run > status.runs:
+            raise NotFound(f"{status.id!r} has had {status.runs} runs, and no run {run}")
+        path = log_path(self._logs, status.id, number, instance)
+        if number and not path.exists() and instance:
+            raise NotFound(f"run {number} of {status.id!r} has no instance {instance}")
+        piece = read_from(path, offset if offset >= 0 else max(0, size(path) + offset), limit)
+        record = self._loop.roster.of.get(status.id)
+        over = number > 0 and (record is None or record.run != number)
+        return Logs(piece.text, number, instance, piece.next, over and piece.next >= size(path))
+
+    async def cancel(self, caller: Caller, job: str) -> JobStatus:
+        """Nobody wants it any more."""
+        status = await self._changeable(caller, job)
+        return await self._changed(caller, status, [JobCancelled(status.id)])
+
+    async def hold(self, caller: Caller, job: str) -> JobStatus:
+        """Nobody is to look at it until it is released."""
+        status = await self._changeable(caller, job)
+        if status.standing in ("running", "stopping"):
+            raise Conflict(f"{status.id!r} runs already: cancel it, or let it run")
+        if status.standing == "never":
+            raise Conflict(f"{status.id!r} never fits this cluster: cancel it, and submit a smaller one")
+        return await self._changed(caller, status, [JobHeld(status.id)])
+
+    async def release(self, caller: Caller, job: str) -> JobStatus:
+        """A held job waits like others again."""
+        status = await self._changeable(caller, job)
+        if status.standing != "held":
+            return status
+        after = self._view.held[status.id].launch.after
+        if any(before in self._loop.roster.of for before in after):
+            return await self._changed(caller, status, [JobHeld(status.id, Reason.DEPENDENCY)])
+        return await self._changed(caller, status, [JobReleased(status.id)])
+
+    def find(self, asked: str) -> str:
+        """The id of the job that somebody means by an id, a number or a name."""
+        if asked in self._loop.roster.of:
+            return asked
+        found = self._store.reading.job_ids(asked)
+        if len(found) > 1:
+            raise Conflict(f"several jobs are called {asked!r}, the latest of them {found[0]!r}: name one by its id")
+        if not found:
+            raise NotFound.near("job", asked, self._store.reading.latest_ids(50), listed_by="refold queue")
+        return found[0]
+
+    async def _status(self, caller: Caller, job_id: str) -> JobStatus:
+        found = self._standings.standing(job_id)
+        status = self._standings.status(*found) if found else self._loop.leaving.get(job_id)
+        status = status or self._store.reading.ended_job(job_id)
+        if status is None:
+            raise NotFound(f"no job {job_id!r}")
+        return _as_seen_by(caller, status)
+
+    async def _changeable(self, caller: Caller, job: str) -> JobStatus:
+        status = await self.job(caller, job)
+        if not caller.sees(status.tenant):
+            raise Forbidden(f"{status.id!r} is of tenant {status.tenant!r}, and you are of {caller.tenant!r}")
+        if status.standing in OVER:
+            raise Conflict(f"{status.id!r} is over: it has {_past(status.standing)}")
+        return status
+
+    async def _changed(self, caller: Caller, status: JobStatus, events: Sequence[Event]) -> JobStatus:
+        await self._loop.ask(events)
+        return await self._status(caller, status.id)
+
+    # The cluster.
+
+    def nodes(self, caller: Caller) -> list[NodeStatus]:
+        """All nodes."""
+        return node_statuses(self._view, self._drained)
+
+    async def drain(self, caller: Caller, node: str, *, why: str, gpu: int | None, move: bool = False) -> NodeStatus:
+        """No more work for a node, or for one GPU of it. What runs there runs on, unless it is to be moved."""
+        index = self._index(node, gpu)
+        reason = why or f"drained by {caller.name}"
+        if gpu is None:
+            events: list[Event] = [NodeLost(index)]
+            await self._explain(node, reason)
+        elif (node, gpu) in drains.drained_gpus(self._view):
+            events = []
+        else:
+            events = drains.drain(self._view, index, gpu, reason)
+        if move:
+            events += drains.recalls(self._view, index, reason, gpu)
+        await self._loop.ask(events)
+        return self.nodes(caller)[index]
+
+    async def resume(self, caller: Caller, node: str, *, gpu: int | None) -> NodeStatus:
+        """Work for it again."""
+        index = self._index(node, gpu)
+        if gpu is None:
+            await self._explain(node, "")
+        await self._loop.ask([NodeReturned(index)] if gpu is None else drains.resume(self._view, index, gpu))
+        return self.nodes(caller)[index]
+
+    def _index(self, node: str, gpu: int | None) -> int:
+        cluster = self._view.cluster
+        if node not in cluster.index_of_node:
+            raise NotFound.near("node", node, cluster.index_of_node)
+        index = cluster.index_of_node[node]
+        if gpu is not None and gpu >= cluster.nodes[index].gpus:
+            raise NotFound(f"node {node!r} has no GPU {gpu}: it has {cluster.nodes[index].gpus}, counted from 0")
+        return index
+
+    def explain_later(self, node: int, why: str) -> None:
+        """A node takes no work for a reason that nobody has asked about."""
+        task = asyncio.create_task(self._explain(self._view.cluster.nodes[node].name, why))
+        self._explaining.add(task)
+        task.add_done_callback(self._explaining.discard)
+
+    async def _explain(self, node: str, why: str) -> None:
+        self._drained = {name: text for name, text in (self._drained | {node: why}).items() if text}
+        kept = dict(self._drained)
+        await self._loop.written(lambda: self._store.remember(DRAINED, kept))
+
+    def gpus(self, caller: Caller) -> list[GpuStatus]:
+        """All GPUs."""
+        return self.gpu_readings()
+
+    def tenants(self, caller: Caller) -> list[TenantStatus]:
+        """All tenants."""
+        return tenant_statuses(self._view)
+
+    # Tokens.
+
+    async def tokens(self, caller: Caller) -> list[TokenStatus]:
+        """All of them, without secrets."""
+        return [known.status() for known in self._tokens.values()]
+
+    async def new_token(self, caller: Caller, token: NewToken) -> MadeToken:
+        """It is told once."""
+        if any(known.name == token.name for known in self._tokens.values()):
+            raise Conflict(f"there is a token {token.name!r} already: revoke it, or take another name")
+        if token.tenant == drains.TENANT:
+            raise BadInput(f"the tenant {token.tenant!r} is the daemon's own")
+        secret, known = make_token(token, time())
+        self._tokens[known.hash] = known  # at once, so that nobody else takes the name meanwhile
+        try:
+            await self._loop.written(lambda: self._store.add_token(known))
+        except BaseException:
+            del self._tokens[known.hash]
+            raise
+        return MadeToken(secret, known.name)
+
+    async def revoke_token(self, caller: Caller, name: str) -> TokenStatus:
+        """It opens nothing more."""
+        known = next((one for one in self._tokens.values() if one.name == name), None)
+        if known is None:
+            raise NotFound.near("token", name, [one.name for one in self._tokens.values()])
+        if known.role == "owner" and sum(one.role == "owner" for one in self._tokens.values()) == 1:
+            raise Conflict(f"{name!r} is the only owner's token: make another one first")
+        await self._loop.written(lambda: self._store.remove_token(known.hash))
+        del self._tokens[known.hash]
+        return known.status()
+
+    # The journal.
+
+    async def snapshot(self, caller: Caller) -> bytes:
+        """The present as a journal."""
+        return snapshot_lines(self._loop, self._store.reading)
+
+    def journal(self, caller: Caller) -> AsyncIterator[bytes]:
+        """The journal so far: the chapter that is being written."""
+        return journal_lines(self._store.reading)
+
+
+def _as_seen_by(caller: Caller, status: JobStatus) -> JobStatus:
+    """What others' jobs say, and why they failed, is theirs; that they are there, and why they wait, is everybody's."""
+    if caller.sees(status.tenant):
+        return status
+    why = "" if status.standing in OVER else status.why
+    return msgspec.structs.replace(status, user="", why=why, warning="", steps_done=0, steps=None)
+
+
+def _past(standing: Standing) -> str:
+    return "been cancelled" if standing == "cancelled" else standing

@@ -1,0 +1,143 @@
+"""Rounds over the GPUs: how each is doing, for those who ask; what is wrong, for those whom it concerns."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from time import monotonic
+
+from refold.backends.nvidia import Reading
+from refold.live import drains
+from refold.live.config import WatchChoice
+from refold.live.gpu_watch import BadGpu, BadGpuWatch, IdleWatch, Occupied
+from refold.live.loop import Loop
+from refold.live.machine import Layout, Machine, Place
+from refold.live.roster import News
+from refold.live.telling import Telling
+from refold.live.wire import GpuStatus
+from refold.model.units import WHOLE, Seconds
+
+ROUND_EVERY: Seconds = 10.0
+FRESH_FOR: Seconds = 0.5
+"""How long a reading is good enough for the next who asks."""
+
+log = logging.getLogger("refold")
+
+
+class GpuRounds:
+    """What is read from a machine's GPUs, and what is done about it."""
+
+    def __init__(self, loop: Loop, machine: Machine, layout: Layout, choice: WatchChoice, telling: Telling) -> None:
+        self._loop, self._machine, self._layout, self._telling = loop, machine, layout, telling
+        self._idle = IdleWatch(choice.idle) if choice.idle is not None else None
+        self._bad = BadGpuWatch(choice.bad_gpus)
+        self._readings: dict[int, Reading] = {}
+        self._read_at = float("-inf")
+
+    async def watch(self, every: Seconds = ROUND_EVERY) -> None:
+        """Round after round, until cancelled."""
+        while True:
+            await asyncio.sleep(every)
+            try:
+                await self.go_round()
+            except Exception:  # a driver may fail in any way: that is no reason not to look again
+                log.exception("the GPUs could not be read")
+
+    async def go_round(self) -> None:
+        """One round."""
+        readings = await asyncio.to_thread(self._machine.read)
+        problems = await asyncio.to_thread(self._machine.problems)
+        self._note(readings)
+        for bad in self._bad.look(problems):
+            self._deal_with(bad)
+        if self._idle is not None:
+            for idle in self._idle.look(self._loop.now(), self._occupied(), self._loads()):
+                job = self._loop.view.active[idle.job]
+                self._loop.tell(News("warned", job, idle.run, idle.text))
+                self._telling.tell("gpu_idle", job, f"{idle.job} leaves its GPUs idle", idle.text)
+
+    def _note(self, readings: object) -> None:
+        assert isinstance(readings, list | tuple)
+        self._readings = {reading.index: reading for reading in readings}
+        self._read_at = monotonic()
+
+    def _loads(self) -> dict[Place, float | None]:
+        return {
+            place: self._readings[index].load
+            for index, place in enumerate(self._layout.places)
+            if place is not None and index in self._readings
+        }
+
+    def _occupied(self) -> list[Occupied]:
+        view = self._loop.view
+        return [
+            Occupied(
+                run.job,
+                run.number,
+                tuple((share.node, gpu) for share in run.allocation.placement for gpu in share.gpus),
+            )
+            for run in view.runs.values()
+            if not drains.is_stand_in(view.active[run.job])
+        ]
+
+    def _deal_with(self, bad: BadGpu) -> None:
+        place = self._layout.places[bad.gpu_index]
+        if place is None:
+            return
+        node, gpu = place
+        name = self._layout.cluster.nodes[node].name
+        self._loop.tell(News("gpu drained" if bad.drain else "gpu warned", text=f"GPU {gpu} of {name}: {bad.why}"))
+        for run in self._occupied():
+            if (node, gpu) in run.places:
+                self._telling.tell("gpu_bad", self._loop.view.active[run.job], f"a GPU of {run.job} is bad", bad.why)
+        if bad.drain and (name, gpu) not in drains.drained_gpus(self._loop.view):
+            for event in drains.drain(self._loop.view, node, gpu, bad.why):
+                self._loop.report(event)
+
+    # For those who ask.
+
+    def statuses(self) -> list[GpuStatus]:
+        """Every GPU as it is now."""
+        if monotonic() - self._read_at > FRESH_FOR:
+            self._note(list(self._machine.read()))
+        view, cluster = self._loop.view, self._layout.cluster
+        jobs: dict[Place, list[str]] = {}
+        taken: dict[Place, int] = {}
+        for run in view.runs.values():
+            for share in run.allocation.placement:
+                for gpu in share.gpus:
+                    taken[share.node, gpu] = taken.get((share.node, gpu), 0) + share.gpu_milli
+                    if not drains.is_stand_in(view.active[run.job]):
+                        jobs.setdefault((share.node, gpu), []).append(run.job)
+        drained = drains.drained_gpus(view)
+        index_of = {place: index for index, place in enumerate(self._layout.places) if place is not None}
+        return [
+            self._status((node, gpu), jobs, taken, drained, self._readings.get(index_of.get((node, gpu), -1)))
+            for node in range(len(cluster.nodes))
+            for gpu in range(cluster.nodes[node].gpus)
+        ]
+
+    def _status(
+        self,
+        place: Place,
+        jobs: dict[Place, list[str]],
+        taken: dict[Place, int],
+        drained: drains.Drained,
+        reading: Reading | None,
+    ) -> GpuStatus:
+        node = self._layout.cluster.nodes[place[0]]
+        stand_in = drained.get((node.name, place[1]))
+        seen = reading or Reading(-1)
+        return GpuStatus(
+            node.name,
+            place[1],
+            node.gpu_type,
+            jobs.get(place, []),
+            1.0 - taken.get(place, 0) / WHOLE,
+            "" if stand_in is None else stand_in.group,
+            seen.memory_used_mib,
+            seen.memory_mib,
+            seen.load,
+            seen.celsius,
+            seen.watts,
+        )

@@ -1,0 +1,46 @@
+"""The tables of the one file that a daemon keeps."""
+
+from __future__ import annotations
+
+VERSION = 1
+
+TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+
+-- A journal begins anew with each chapter: another policy, another cluster, or too long a past to be replayed.
+CREATE TABLE chapters (number INTEGER PRIMARY KEY, header BLOB NOT NULL, first INTEGER NOT NULL);
+CREATE TABLE journal (number INTEGER PRIMARY KEY, entry BLOB NOT NULL);
+-- How things stood after an entry, so that not all of them have to be read after a crash.
+CREATE TABLE checkpoints (entry INTEGER PRIMARY KEY, opening BLOB NOT NULL, records BLOB NOT NULL);
+
+CREATE TABLE jobs (
+    number INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    name TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    user TEXT NOT NULL,
+    standing TEXT NOT NULL,  -- '' until it has ended
+    ended REAL,
+    lasted REAL,  -- seconds, of one that came to an end of its own
+    status BLOB,  -- as it is told, once it has ended
+    job BLOB NOT NULL,
+    request TEXT UNIQUE
+);
+CREATE INDEX jobs_by_name ON jobs (name);
+CREATE INDEX jobs_by_end ON jobs (ended) WHERE ended IS NOT NULL;
+CREATE INDEX jobs_by_tenant ON jobs (tenant, ended) WHERE ended IS NOT NULL;
+CREATE INDEX jobs_by_user ON jobs (user, ended) WHERE ended IS NOT NULL;
+CREATE INDEX jobs_by_standing ON jobs (standing, ended) WHERE ended IS NOT NULL;
+
+CREATE TABLE events (
+    number INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, job TEXT NOT NULL, run INTEGER NOT NULL,
+    text TEXT NOT NULL, tenant TEXT NOT NULL
+);
+CREATE INDEX events_by_job ON events (job, number);
+
+CREATE TABLE tokens (
+    hash TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, role TEXT NOT NULL, tenant TEXT NOT NULL, user TEXT NOT NULL,
+    created REAL NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE secrets (job TEXT PRIMARY KEY, variables BLOB NOT NULL) WITHOUT ROWID;
+"""
