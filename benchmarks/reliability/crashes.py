@@ -15,7 +15,8 @@ from benchmarks.measure import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "tests" / "live"))
 
-from crashing import POINTS, survived
+from crash_points import POINTS
+from crashing import survived
 
 FIRST_SEED = 1_000
 """The seeds before are the tests'."""

@@ -1,222 +1,31 @@
-"""Daemons that kill themselves at a named point, what their clients were promised, and what must then be so.
-
-The points are put into the daemon's own process from here: the product knows nothing of them.
-"""
+"""Worlds in which daemons are killed, what their clients were promised, and what must then be so."""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import os
 import signal
+import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
+from crash_points import AT_THE_START, POINTS, Stand
 from real_daemon import RealDaemon, end_runs, runs_alive
 
-from refold.backends import gang, instance, local, process_tree, run_files, shim
 from refold.core import Entry, Header
-from refold.core.events import RunFailed, RunFinished, RunStopped
 from refold.errors import Conflict, NoDaemon, RefoldError, Unavailable
-from refold.live import daemon, loop, recovery, store
-from refold.live.calls import OVER
+from refold.live import store
 from refold.live.client import Client
 from refold.live.wire import JobStatus, Submission
 from refold.testing import Audit
 
-Die = Callable[[], None]
 Answer = TypeVar("Answer")
-
-CHECKPOINT_EVERY = 7
-"""So that there are some in a short life."""
 
 LONGEST = 45.0
 """Seconds after which a world that has not come to rest is a failure."""
-
-
-# In the daemon's process.
-
-
-def arm(point: str, nth: int, witness: str, chapters: bool) -> None:
-    """Let the daemon write down where it stands at each step; kill it when it comes to a point for the n-th time."""
-    loop.CHECKPOINT_EVERY = CHECKPOINT_EVERY
-    if chapters:
-        recovery.MOST_REPLAYED = 0
-    _bear_witness(Path(witness))
-    if point:
-        POINTS[point](_Countdown(nth))
-
-
-class _Countdown:
-    """Kills the process the n-th time that it is called."""
-
-    def __init__(self, left: int) -> None:
-        self._left = left
-
-    def __call__(self) -> None:
-        self._left -= 1
-        if self._left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Stand(msgspec.Struct, frozen=True):
-    """Where a daemon stands after an entry; `after`: it was written, read again, or both in one (a new chapter)."""
-
-    after: str
-    entry: int
-    waiting: list[str]
-    held: list[str]
-    running: list[tuple[str, int]]
-    started: list[str]
-    records: str
-
-
-def _stand(after: str, entry: int, of: Any, started: Sequence[str] = ()) -> Stand:
-    view = of.scheduler.view if after == "read" else of.view
-    records = msgspec.json.encode(sorted(of.roster.of.values(), key=lambda record: record.job.id))
-    runs = sorted((run.job, run.number) for run in view.runs.values())
-    digest = hashlib.sha256(records).hexdigest()
-    return Stand(after, entry, list(view.waiting), sorted(view.held), runs, list(started), digest)
-
-
-def _bear_witness(path: Path) -> None:
-    def write(stand: Stand) -> None:
-        with path.open("ab") as file:
-            file.write(msgspec.json.encode(stand) + b"\n")
-
-    commit_of, recover = loop.Loop._commit_of, recovery.recover
-
-    def witnessed(self: loop.Loop, step: loop.Step, *more: Any) -> store.Commit:
-        commit = commit_of(self, step, *more)
-        started = [order.job for order in step.entry.orders if type(order).__name__ == "StartRun"]
-        write(_stand("chapter" if commit.chapter else "written", commit.entry, self, started))
-        return commit
-
-    def recovered(*arguments: Any) -> recovery.Recovered:
-        stand = recover(*arguments)
-        if stand.opening is None:
-            write(_stand("read", stand.entry, stand))
-        return stand
-
-    _put(loop.Loop, "_commit_of", witnessed)
-    _put(daemon, "recover", recovered)
-
-
-def _put(owner: Any, name: str, instead: object) -> None:
-    setattr(owner, name, instead)
-
-
-def _before(owner: Any, name: str, wanted: Callable[..., bool] = lambda *_: True) -> Callable[[Die], None]:
-    return lambda die: _wrap(owner, name, die, wanted, before=True)
-
-
-def _after(owner: Any, name: str, wanted: Callable[..., bool] = lambda *_: True) -> Callable[[Die], None]:
-    return lambda die: _wrap(owner, name, die, wanted, before=False)
-
-
-def _wrap(owner: Any, name: str, die: Die, wanted: Callable[..., bool], before: bool) -> None:
-    work = getattr(owner, name)
-
-    def around(*arguments: Any, **named: Any) -> Any:
-        if before and wanted(*arguments):
-            die()
-        answer = work(*arguments, **named)
-        if not before and wanted(*arguments):
-            die()
-        return answer
-
-    async def around_coroutine(*arguments: Any, **named: Any) -> Any:
-        if before and wanted(*arguments):
-            die()
-        answer = await work(*arguments, **named)
-        if not before and wanted(*arguments):
-            die()
-        return answer
-
-    setattr(owner, name, around_coroutine if asyncio.iscoroutinefunction(work) else around)
-
-
-def _between_statements(die: Die) -> None:
-    prepare = store.Store._prepare
-
-    def prepared(self: store.Store) -> None:
-        prepare(self)
-        self._writer.set_trace_callback(lambda statement: die() if not statement.startswith("BEGIN") else None)
-
-    _put(store.Store, "_prepare", prepared)
-
-
-def _after_acknowledging(die: Die) -> None:
-    carry_out = loop.Loop._carry_out
-
-    async def acknowledged(self: loop.Loop, backend: Any, orders: Any) -> None:
-        if orders:
-            await asyncio.sleep(0.01)  # the answers go out
-            die()
-        await carry_out(self, backend, orders)
-
-    _put(loop.Loop, "_carry_out", acknowledged)
-
-
-def _a_moment_after_spawning(die: Die) -> None:
-    start = shim.start_shim
-
-    def spawned(*arguments: Any) -> Any:
-        started = start(*arguments)
-        time.sleep(0.01)  # it claims its instance and runs the command
-        die()
-        return started
-
-    _put(instance, "start_shim", spawned)
-
-
-def _is_end(_: object, event: object) -> bool:
-    return isinstance(event, RunFinished | RunFailed | RunStopped)
-
-
-def _begins_a_chapter(_: object, commit: store.Commit) -> bool:
-    return commit.chapter is not None
-
-
-POINTS: dict[str, Callable[[Die], None]] = {
-    "before a commit": _before(store.Store, "commit"),
-    "between two statements of a commit": _between_statements,
-    "after a commit": _after(store.Store, "commit"),
-    "after a commit that ends a job": _after(store.Store, "commit", lambda _, commit: bool(commit.ended)),
-    "acknowledged, before acting": _after_acknowledging,
-    "before an order": _before(local.LocalBackend, "carry_out"),
-    "after an order": _after(local.LocalBackend, "carry_out"),
-    "noted, before a spawn": _before(instance, "start_shim"),
-    "right after a spawn": _after(instance, "start_shim"),
-    "a moment after a spawn": _a_moment_after_spawning,
-    "before an end is decided": _before(run_files.RunFiles, "decide"),
-    "after an end is decided": _after(run_files.RunFiles, "decide"),
-    "while stopping": _after(process_tree, "_signal", lambda groups, _: bool(groups)),
-    "an end was seen, not reported": _after(gang.Gang, "see_through"),
-    "an end was reported, not written": _after(loop.Loop, "report", _is_end),
-    "before a checkpoint": _before(store.Store, "_write_checkpoint"),
-    "after a checkpoint": _after(store.Store, "_write_checkpoint"),
-    "before a chapter": _before(store.Store, "commit", _begins_a_chapter),
-    "after a chapter": _after(store.Store, "commit", _begins_a_chapter),
-    "before recovery": _before(daemon, "recover"),
-    "after recovery": _after(daemon, "recover"),
-    "before strays are ended": _before(local.LocalBackend, "keep_only"),
-    "after strays are ended": _after(local.LocalBackend, "keep_only"),
-    "after runs are taken up": _after(loop.Loop, "_take_up"),
-}
-
-AT_THE_START = {
-    point for point in POINTS if point.split()[-1] in ("recovery", "ended", "up", "chapter") and "end " not in point
-}
-"""Points that a daemon comes to once, when it starts."""
-
-
-# On the client's side.
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -235,7 +44,7 @@ def plan_of(seed: int, point: str) -> Plan:
     while len(crashes) < 3 and chance.random() < 0.5:
         again = point if point in AT_THE_START else chance.choice(points)
         crashes.append((again, _nth(chance, again)))
-    if point in AT_THE_START and "chapter" not in point:
+    if point in AT_THE_START:  # there has to be something to be recovered
         crashes.insert(0, ("after a commit", chance.randint(2, 12)))
     return Plan(seed, crashes, "chapter" in point or seed % 3 == 0)
 
@@ -373,7 +182,7 @@ class World:
         while True:
             point, nth = self._left.pop(0) if self._left else ("", 0)
             arguments = {"point": point, "nth": nth, "witness": str(self._witness), "chapters": self._plan.chapters}
-            began = RealDaemon(self.folder, prepare="crashing:arm", arguments=arguments)
+            began = RealDaemon(self.folder, prepare="crash_points:arm", arguments=arguments)
             self._armed = point
             if began.told.address:
                 return began
@@ -432,28 +241,23 @@ class World:
         assert ended.runs == last
 
     def _check_witness(self) -> None:
+        """What each daemon recovered is what the one before had written, and a new chapter keeps the queue's order."""
         written: dict[int, Stand] = {}
-        last: Stand | None = None
         for line in self._witness.read_bytes().splitlines():
             stand = msgspec.json.decode(line, type=Stand)
             if stand.after == "read":
-                before = written[stand.entry]
-                assert msgspec.structs.replace(stand, after="", started=[]) == msgspec.structs.replace(
-                    before, after="", started=[]
-                )
-            else:
-                if stand.after == "chapter" and (last := written.get(stand.entry - 1)):
-                    kept = [job for job in last.waiting if job not in stand.started]
-                    assert stand.waiting == kept, f"the queue was {last.waiting}, and is {stand.waiting}"
-                    assert set(last.running) <= set(stand.running)
-                written[stand.entry] = stand
-        assert written, last
+                assert stand.same_as(written[stand.entry]), (stand, written[stand.entry])
+                continue
+            if stand.after == "chapter" and stand.entry > 1:
+                last = written[stand.entry - 1]
+                kept = [job for job in last.waiting if job not in stand.started]
+                assert stand.waiting == kept, f"the queue was {last.waiting}, and is {stand.waiting}"
+                assert set(last.running) <= set(stand.running)
+            written[stand.entry] = stand
 
 
 def check_books(folder: Path) -> None:
     """No GPU is given twice, and all else that an audit holds, in every chapter of a journal."""
-    import sqlite3
-
     connection = sqlite3.connect(f"file:{folder / store.NAME}?mode=ro", uri=True)
     chapters = connection.execute("SELECT header, first FROM chapters ORDER BY first").fetchall()
     ends = [first for _, first in chapters[1:]] + [2**62]
@@ -475,6 +279,3 @@ def survived(folder: Path, seed: int, point: str) -> list[str]:
         raise AssertionError(f"{plan_of(seed, point)}: {error}") from error
     world.check()
     return world.reached
-
-
-__all__ = ["OVER", "POINTS", "check_books", "plan_of", "survived"]

@@ -6,7 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from crashing import POINTS, survived
+from crash_points import POINTS
+from crashing import survived
 from real_daemon import RealDaemon, runs_alive, until
 
 
@@ -32,11 +33,13 @@ def test_a_daemon_that_ends_leaves_its_runs_to_the_next_one(tmp_path: Path) -> N
 def test_a_job_that_comes_after_one_that_ended_as_the_daemon_died_starts(chapters: bool, tmp_path: Path) -> None:
     arguments = {"nth": 1, "witness": str(tmp_path / "witness"), "chapters": chapters}
     state = tmp_path / "state"
-    first = RealDaemon(state, prepare="crashing:arm", arguments=arguments | {"point": "after a commit that ends a job"})
+    first = RealDaemon(
+        state, prepare="crash_points:arm", arguments=arguments | {"point": "after a commit that ends a job"}
+    )
     before = first.client().submit(name="before", command=["sleep", "0.3"])
     after = first.client().submit(name="after", command=["true"], after=[before.id])
     assert first.wait() == -signal.SIGKILL
-    with RealDaemon(state, prepare="crashing:arm", arguments=arguments | {"point": ""}) as second:
+    with RealDaemon(state, prepare="crash_points:arm", arguments=arguments | {"point": ""}) as second:
         assert second.client().wait(after.id, timeout=20).standing == "finished"
 
 

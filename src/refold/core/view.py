@@ -88,6 +88,11 @@ class View:
         progress = self._state.progress[job_id]
         return progress.steps, progress.steps_at
 
+    def share_done(self, job: Job) -> float | None:
+        """Which part of its steps a job has said to have done; None: it does not say."""
+        steps = self._state.progress[job.id].steps
+        return min(steps / job.steps, 1.0) if job.steps and steps else None
+
     def computing_since(self, job_id: str) -> Seconds | None:
         """Since when a run has been computing, or has last reported; None while it does not."""
         return self._state.progress[job_id].computing_since

@@ -110,7 +110,7 @@ class Foresight:
         elapsed = self._ran.get(job.id, 0.0)
         if elapsed == 0.0:
             return Life(self._predictor.expect(job, view.now))
-        share = _share_done(view, job)
+        share = view.share_done(job)
         return Life(self._predictor.expect_running(job, view.now, elapsed, share), elapsed)
 
     def left(self, view: View, run: Run, quantile: float) -> Seconds:
@@ -123,7 +123,7 @@ class Foresight:
         if self._source == "limit":
             return late
         elapsed = self._ran.get(job.id, 0.0) + age * faster
-        expected = self._predictor.expect_running(job, view.now, elapsed, _share_done(view, job))
+        expected = self._predictor.expect_running(job, view.now, elapsed, view.share_done(job))
         return max((expected.quantile(quantile) - elapsed) / faster, late)
 
     def _certain(self, job: Job) -> Seconds | None:
@@ -159,11 +159,3 @@ def _ran_before(view: View, job: Job) -> Seconds:
 
 def _known(job: Job) -> Seconds:
     return inf if job.work is None else job.work
-
-
-def _share_done(view: View, job: Job) -> float | None:
-    """Which part of its steps a job has said to have done; None: it does not say."""
-    if not job.steps:
-        return None
-    steps, _ = view.steps_done(job.id)
-    return min(steps / job.steps, 1.0) if steps else None

@@ -122,7 +122,7 @@ class Present:
         elapsed = self.elapsed(job.id)
         if not elapsed > 0:
             return self.predictor.expect(job, self.now)
-        return self.predictor.expect_running(job, self.now, elapsed, _share_done(self.view, job))
+        return self.predictor.expect_running(job, self.now, elapsed, self.view.share_done(job))
 
     def past(self) -> Past:
         """All who have come and were not cancelled before they ran: each with how long it lasted, or probably will."""
@@ -138,14 +138,6 @@ class Present:
         begin, life = self.now - self.elapsed(job.id), self.life(job)
         at, soonest, latest = (begin + life.quantile(part) for part in (0.5, 0.05, 0.95))
         return Expected(job.id, max(at, self.now), max(soonest, self.now), max(latest, self.now))
-
-
-def _share_done(view: View, job: Job) -> float | None:
-    """Which part of its steps a job has said to have done; None: it does not say."""
-    if not job.steps:
-        return None
-    steps, _ = view.steps_done(job.id)
-    return min(steps / job.steps, 1.0) if steps else None
 
 
 class AsWritten:

@@ -83,6 +83,33 @@ def tasks_of(jobs: Iterable[Job]) -> Tasks:
     )
 
 
+class Room(NamedTuple):
+    """What a replay reads of tasks and cluster, and where it writes what became of each."""
+
+    free: Free
+    shapes: Ints
+    fits: Ints
+    first_place: Ints
+    places: Ints
+    started: Floats
+    ended: Floats
+
+    @staticmethod
+    def of(tasks: Tasks, cluster: Cluster) -> Room:
+        """An empty cluster, and nothing written yet."""
+        free = Free(cluster)
+        shapes = np.zeros((len(tasks.demands), DEMAND_ENTRIES), dtype=np.int64)
+        for number, demand in enumerate(tasks.demands):
+            shapes[number] = free.vector(demand)[0]
+        fits = np.array([free.fits_when_empty(demand) for demand in tasks.demands], dtype=np.int64)
+        instances = shapes[tasks.demand_of, 0] * fits[tasks.demand_of] if len(tasks.demand_of) else tasks.demand_of
+        first_place = np.zeros(len(instances) + 1, dtype=np.int64)
+        np.cumsum(instances, out=first_place[1:])
+        places = np.zeros((int(first_place[-1]), 2), dtype=np.int64)
+        started, ended = (np.full(len(instances), np.nan) for _ in range(2))
+        return Room(free, shapes, fits, first_place, places, started, ended)
+
+
 def replay_compiled(
     tasks: Tasks, cluster: Cluster, placement: str = "best-fit", order: Order = "fifo", seed: int = 0
 ) -> Replayed:
@@ -95,17 +122,8 @@ def replay_compiled(
         raise UnknownName("order of the compiled replay", order, ("fifo", "fifo-skip"))
     if np.any(np.diff(tasks.submitted) < 0):
         raise BadValue("the tasks of a replay are sorted by submission")
-    free = Free(cluster)
-    shapes = np.zeros((len(tasks.demands), DEMAND_ENTRIES), dtype=np.int64)
-    for number, demand in enumerate(tasks.demands):
-        shapes[number] = free.vector(demand)[0]
-    fits = np.array([free.fits_when_empty(demand) for demand in tasks.demands], dtype=np.int64)
-    instances = shapes[tasks.demand_of, 0] * fits[tasks.demand_of] if len(tasks.demand_of) else tasks.demand_of
-    first_place = np.zeros(len(instances) + 1, dtype=np.int64)
-    np.cumsum(instances, out=first_place[1:])
-    places = np.zeros((int(first_place[-1]), 2), dtype=np.int64)
-    started = np.full(len(instances), np.nan)
-    ended = np.full(len(instances), np.nan)
+    room = Room.of(tasks, cluster)
+    free = room.free
     memory = np.zeros(MEMORY_ENTRIES, dtype=np.int64)
     memory[SEED] = seed
     looks_ahead = RULES[placement][0] in LOOK_AHEAD
@@ -117,8 +135,8 @@ def replay_compiled(
         free.gpus,
         free.bits,
         AsRecorded(cluster).speed_of_node,
-        shapes,
-        fits,
+        room.shapes,
+        room.fits,
         tasks.submitted,
         tasks.work,
         tasks.demand_of,
@@ -127,12 +145,12 @@ def replay_compiled(
         nothing_expected(),
         known,
         no_racks(),
-        first_place,
-        places,
-        started,
-        ended,
+        room.first_place,
+        room.places,
+        room.started,
+        room.ended,
     )
-    return Replayed(tasks, started, ended, first_place, places)
+    return Replayed(tasks, room.started, room.ended, room.first_place, room.places)
 
 
 @compiled

@@ -6,17 +6,17 @@ says so). Jobs go in the order of arrival and run as asked, once and to their en
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from refold.errors import BadInput, UnknownName
 from refold.model import Cluster
-from refold.packing import RULES, Free
+from refold.packing import RULES
 from refold.packing.compiled import compiled
 from refold.packing.expected import Expected, Known, nothing_expected, nothing_known
 from refold.packing.kernels import need_of
-from refold.packing.layout import DEMAND_ENTRIES, GPU_MASK, GPUS, NODE, Floats, Ints, Words
+from refold.packing.layout import GPU_MASK, GPUS, NODE, Floats, Ints, Words
 from refold.packing.looking_ahead import Racks, no_racks
 from refold.packing.rules import MEMORY_ENTRIES, place
 from refold.packing.timetable import (
@@ -30,7 +30,7 @@ from refold.packing.timetable import (
     one_span_each,
 )
 from refold.simulator.charges import AsRecorded
-from refold.simulator.replay import Replayed, Tasks, pop, push
+from refold.simulator.replay import Replayed, Room, Tasks, pop, push
 
 Filling = Literal["shortest", "order"]
 
@@ -50,16 +50,10 @@ def replay_easy(tasks: Tasks, cluster: Cluster, placement: str = "best-fit", fil
         raise UnknownName("placement of the compiled replay of easy", placement, PLACEMENTS)
     if set(AsRecorded(cluster).speed_of_node.tolist()) != {1.0}:
         raise BadInput("the compiled replay of easy knows no GPUs of different speed: simulate it instead")
-    free = Free(cluster)
-    shapes = np.zeros((len(tasks.demands), DEMAND_ENTRIES), dtype=np.int64)
-    for number, demand in enumerate(tasks.demands):
-        shapes[number] = free.vector(demand)[0]
-    fits = np.array([free.fits_when_empty(demand) for demand in tasks.demands], dtype=np.int64)
-    instances = shapes[tasks.demand_of, 0] * fits[tasks.demand_of] if len(tasks.demand_of) else tasks.demand_of
-    first_place = np.zeros(len(instances) + 1, dtype=np.int64)
-    np.cumsum(instances, out=first_place[1:])
-    places = np.zeros((int(first_place[-1]), 2), dtype=np.int64)
-    started, ended = np.full(len(instances), np.nan), np.full(len(instances), np.nan)
+    if filling not in get_args(Filling):
+        raise UnknownName("filling", filling, get_args(Filling))
+    room = Room.of(tasks, cluster)
+    free = room.free
     _replay(
         RULES[placement][0],
         filling == "shortest",
@@ -67,8 +61,8 @@ def replay_easy(tasks: Tasks, cluster: Cluster, placement: str = "best-fit", fil
         free.nodes,
         free.gpus,
         free.bits,
-        shapes,
-        fits,
+        room.shapes,
+        room.fits,
         tasks.submitted,
         tasks.work,
         tasks.demand_of,
@@ -76,12 +70,12 @@ def replay_easy(tasks: Tasks, cluster: Cluster, placement: str = "best-fit", fil
         nothing_expected(),
         nothing_known(0, len(cluster.nodes)),
         no_racks(),
-        first_place,
-        places,
-        started,
-        ended,
+        room.first_place,
+        room.places,
+        room.started,
+        room.ended,
     )
-    return Replayed(tasks, started, ended, first_place, places)
+    return Replayed(tasks, room.started, room.ended, room.first_place, room.places)
 
 
 @compiled
