@@ -51,7 +51,7 @@ def snapshot_of(*entries: Entry) -> bytes:
 class WithSnapshot(FakeDesk):
     """The desk of a daemon whose present is known."""
 
-    async def snapshot(self, caller: Caller) -> bytes:
+    async def snapshot(self, caller: Caller, *, whole: bool) -> bytes:
         return snapshot_of(PRESENT)
 
 

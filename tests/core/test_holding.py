@@ -67,6 +67,21 @@ def test_a_run_that_is_held_stops_and_its_job_is_held_afterwards() -> None:
     assert orders(one, JobReleased("a")) == (StartRun("a", 2, on(0)),)
 
 
+def test_a_job_that_failed_may_pause_before_it_is_tried_again() -> None:
+    one = world(1)
+    one.step(JobSubmitted(make_job("a")))
+    assert orders(one, RunFailed("a", 1, "exit 1", retry=True), JobHeld("a", Reason.BACKOFF)) == ()
+    assert one.view.reason("a") == Wait("a", Reason.BACKOFF)
+    assert orders(one, JobReleased("a")) == (StartRun("a", 2, on(0)),)
+
+
+def test_a_pause_that_comes_late_stops_no_run_and_replaces_nobodys_hold() -> None:
+    one = world(1)
+    one.step(JobSubmitted(make_job("a")), JobSubmitted(make_job("b")), JobHeld("b"))
+    assert orders(one, JobHeld("a", Reason.BACKOFF), JobHeld("b", Reason.BACKOFF)) == ()
+    assert ([run.stopping for run in one.view.runs.values()], one.view.held_for("b")) == ([False], Reason.HELD)
+
+
 def test_a_job_that_may_not_be_preempted_may_be_held() -> None:
     one = world(1)
     one.step(JobSubmitted(make_job("a", preemptible=False)))

@@ -163,6 +163,17 @@ def test_no_policy_may_give_a_job_more_than_it_was_let_in_with() -> None:
         scheduler.step(4.0, ())
 
 
+def test_each_tenant_waits_for_its_own_limit_and_an_opening_keeps_the_order_of_all() -> None:
+    one = world(8, a=1, b=1)
+    arrivals = [("a", 0), ("b", 0), ("a", 0), ("b", 0), ("a", 1), ("b", 2), ("a", 0)]
+    jobs = [make_job(f"{tenant}{n}", tenant=tenant, priority=p) for n, (tenant, p) in enumerate(arrivals)]
+    one.step(*map(JobSubmitted, [*jobs, make_job("large", gpus=2, tenant="a", priority=9)]))
+    one.step(JobCancelled("b3"))
+    told = [event.job.id for event in one.scheduler.opening() if isinstance(event, JobSubmitted)]
+    assert told == ["a0", "b1", "b5", "a4", "a2", "a6", "large"]
+    assert orders(one, RunFinished("a0", 1)) == (StartRun("a4", 1, on(0)),)
+
+
 def test_a_limit_is_a_number_of_gpus() -> None:
     with pytest.raises(BadValue, match="tenant 'a': a limit is GPUs ≥ 0"):
         Tenant("a", limit_gpus=-1.0)

@@ -17,6 +17,7 @@ from refold.core.events import (
     NodeLost,
     Remembered,
     RunAdopted,
+    RunFailed,
     RunFinished,
     RunProgressed,
     RunRecalled,
@@ -113,6 +114,16 @@ def test_a_run_that_was_stopping_is_told_so_again_and_its_job_waits_or_is_held_o
     entry = new.step(3.0, [RunStopped(name, 1) for name in "abc"])
     assert entry.orders == (StartRun("a", 2, on(0)),)
     assert (list(new.view.held), everybody(new.view)) == (["b"], {"a", "b"})
+
+
+def test_a_job_that_pauses_after_a_failure_does_so_again_though_its_tenant_has_reached_its_limit() -> None:
+    cluster = msgspec.structs.replace(make_cluster(3), tenants=LIMITS)
+    scheduler = Scheduler(cluster, FifoSkip())
+    scheduler.step(0.0, [JobSubmitted(make_job(name, gpus=3, tenant="a")) for name in ("fails", "follows")])
+    scheduler.step(1.0, [RunFailed("fails", 1, "exit 1", retry=True), JobHeld("fails", Reason.BACKOFF)])
+    assert (list(scheduler.view.runs), scheduler.view.held_for("fails")) == (["follows"], Reason.BACKOFF)
+    new = begun_anew(cluster, scheduler, 1.0)
+    assert standing(new.view) == standing(scheduler.view)
 
 
 def test_a_run_that_was_being_reshaped_stops_and_its_job_waits() -> None:

@@ -1,5 +1,7 @@
 """Facts in, orders out: a few facts, and the whole list of orders."""
 
+from collections.abc import Sized
+
 import pytest
 from told import Told, on
 
@@ -53,6 +55,20 @@ def test_a_job_is_started_and_its_place_refilled_when_it_ends() -> None:
     assert world.step(JobSubmitted(make_job("a"))) == (StartRun("a", 1, on(0)),)
     assert world.step(JobSubmitted(make_job("b"))) == ()
     assert world.step(RunFinished("a", 1)) == (StartRun("b", 1, on(0)),)
+
+
+def test_of_jobs_that_are_over_nothing_is_left() -> None:
+    world = World(1)
+
+    def sizes() -> dict[str, int]:
+        return {name: len(part) for name, part in vars(world.view._state).items() if isinstance(part, Sized)}
+
+    before = sizes()
+    for number in range(5):
+        world.step(JobSubmitted(make_job(f"job-{number}")))
+        world.step(RunFinished(f"job-{number}", 1))
+    assert sizes() == before
+    assert {"progress", "active", "held"} <= before.keys()
 
 
 def test_late_and_repeated_reports_change_nothing() -> None:

@@ -52,8 +52,8 @@ COMMANDS = "- {name: a, run: 'true'}\n- {name: b, run: 'true', gpus: 2}\n"
 def blocks(page: str, language: str) -> list[str]:
     """The fenced blocks of a page in a language, but for those that are marked as not to be run."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    found = re.findall(rf"((?:{re.escape(NOT_RUN)}[^\n]*\n)?)```{language}\n(.*?)```", text, re.DOTALL)
-    return [block for mark, block in found if not mark]
+    found = re.findall(rf"((?:{re.escape(NOT_RUN)}[^\n]*\n)?)^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [block for mark, of, block in found if of == language and not mark]
 
 
 @pytest.fixture

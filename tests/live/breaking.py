@@ -8,12 +8,14 @@ import signal
 import time
 from pathlib import Path
 
-from refold.live import clock, loop
+from refold.live import clock, daemon, ink, loop
+
+NOBODY = 65534
 
 
 def fill_the_disk_on_usr1(bytes_left: int, try_again_after: float = 0.02) -> None:
     """From SIGUSR1 on no file of the daemon may grow beyond a size; from SIGUSR2 on they may again."""
-    loop.TRY_AGAIN_AFTER = try_again_after
+    ink.TRY_AGAIN_AFTER = try_again_after
     loop.PATIENCE = 0.3
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -22,11 +24,16 @@ def fill_the_disk_on_usr1(bytes_left: int, try_again_after: float = 0.02) -> Non
     signal.signal(signal.SIGUSR2, lambda *_: resource.setrlimit(resource.RLIMIT_FSIZE, unlimited))
 
 
+def sweep_often(every: float) -> None:
+    """Old output is looked for without pause."""
+    setattr(daemon, "SWEEP_EVERY", every)  # noqa: B010
+
+
 def be_nobody() -> None:
     """Lose the rights of root, to whom no file is read-only."""
     if os.getuid() == 0:
-        os.setresgid(65534, 65534, 65534)
-        os.setresuid(65534, 65534, 65534)
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
 def follow_a_false_clock(offset: str, boot: str = "") -> None:

@@ -13,7 +13,7 @@ import msgspec
 import uvicorn
 
 from refold.errors import Conflict, Forbidden, NotFound
-from refold.live.address import Address
+from refold.live.address import Address, Names
 from refold.live.api import Api
 from refold.live.calls import OVER, Caller, Desk
 from refold.live.feed import Feed
@@ -243,7 +243,7 @@ class FakeDesk:
         self.node = msgspec.structs.replace(self.node, up=up, why=why)
         return self.node
 
-    def gpus(self, caller: Caller) -> list[GpuStatus]:
+    async def gpus(self, caller: Caller) -> list[GpuStatus]:
         busy = [job.id for job in self.all.values() if job.standing == "running"]
         first = GpuStatus("here", 0, "H100", busy, 0.0 if busy else 1.0, "", 61_000, 81_559, 0.97, 64.0, 610.0)
         return [first, *(GpuStatus("here", index, "H100") for index in (1, 2, 3))]
@@ -268,8 +268,8 @@ class FakeDesk:
                 return known.status()
         raise NotFound.near("token", name, [known.name for known in self.known.values()])
 
-    async def snapshot(self, caller: Caller) -> bytes:
-        return b'{"header":{}}\n'
+    async def snapshot(self, caller: Caller, *, whole: bool) -> bytes:
+        return b'{"header":{"whole":true}}\n' if whole else b'{"header":{}}\n'
 
     async def journal(self, caller: Caller) -> AsyncGenerator[bytes, None]:
         for number in range(3):
@@ -280,7 +280,7 @@ def make_app(desk: FakeDesk | None = None) -> Api:
     """The API over a fake desk, with its tokens."""
     desk = FakeDesk() if desk is None else desk
     followed: Desk = desk
-    return Api(followed, Tokens(desk.known), hosts=["testserver"])
+    return Api(followed, Tokens(desk.known), names=Names(named=["testserver"]))
 
 
 class Served:

@@ -45,6 +45,7 @@ class Serving(msgspec.Struct, frozen=True):
     policy: str = "fifo"
     grace: float = SHORT_GRACE
     most_output: int = 2**20
+    keep_logs_for: float = 30 * 86400.0
     prepare: str = ""
     arguments: dict[str, Any] = {}
 
@@ -254,7 +255,9 @@ def _serve(serving: Serving, folder: Path) -> None:
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     cluster = ClusterChoice(slots=0 if serving.nodes else serving.slots, nodes=serving.nodes)
-    serve = ServeChoice(port=0, grace=serving.grace, most_output=serving.most_output)
+    serve = ServeChoice(
+        port=0, grace=serving.grace, most_output=serving.most_output, keep_logs_for=serving.keep_logs_for
+    )
     config = replace(Config(), cluster=cluster, policy=PolicyChoice(serving.policy), serve=serve)
     machine = machine_of(config.cluster)
 

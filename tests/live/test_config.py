@@ -52,7 +52,7 @@ notify:
   users: {ann: [ntfys://ntfy.sh/x]}
   tell: [failed, finished]
   waiting_long_after: 2h
-serve: {host: 0.0.0.0, port: 8000, grace: 30s, most_output: 1GiB, keep_logs_for: 7d}
+serve: {host: 0.0.0.0, port: 8000, grace: 30s, most_output: 1GiB, keep_logs_for: 7d, names: [gpus.lab]}
 """
 
 
@@ -73,7 +73,7 @@ def test_a_whole_file_is_read() -> None:
             ("failed", "finished"),
             7200,
         ),
-        serve=ServeChoice("0.0.0.0", 8000, 30, 2**30, 7 * 86400),
+        serve=ServeChoice("0.0.0.0", 8000, 30, 2**30, 7 * 86400, ("gpus.lab",)),
     )
 
 
@@ -153,6 +153,11 @@ def test_the_rules_of_the_watch_are_a_setting_of_the_policy() -> None:
         (
             "notify: {users: {ann: me}}",
             "line 1: notify.users.ann is 'me', expected an address as apprise writes it, such as ntfys://ntfy.sh/our-gpus",
+        ),
+        ("serve: {names: gpus.lab}", "line 1: serve.names is 'gpus.lab', expected a list of names, such as [gpus.lab]"),
+        (
+            "serve: {names: ['a/b']}",
+            "line 1: serve.names[0]: 'a/b' is not a name: letters, digits, '.', '_' and '-', at most 64",
         ),
         ("serve: {port: 70000}", "line 1: serve.port is 70000, expected a port, 0 to 65535 (0: any that is free)"),
         ("serve: {most_output: big}", "line 1: serve.most_output is 'big', expected a size such as 64MiB"),

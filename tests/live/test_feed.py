@@ -263,6 +263,46 @@ def test_last_event_id_resumes() -> None:
     assert asyncio.run(get(desk, "/api/v1/events", OTHER, last_event_id="x"))[0] == 422
 
 
+def test_a_token_that_is_revoked_ends_the_stream_that_it_opened() -> None:
+    async def listen() -> list[bytes]:
+        desk = FakeDesk(feed=Feed(heartbeat=3600.0))
+        sent: list[Message] = []
+
+        async def receive() -> Message:
+            await asyncio.sleep(3600)
+            raise AssertionError
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        serving = asyncio.ensure_future(make_app(desk)(scope_of("/api/v1/events", READER), receive, send))
+        while not desk.feed.listeners:
+            await asyncio.sleep(0)
+        desk.feed.publish(events(1, 1))
+        while len(sent) < 3:
+            await asyncio.sleep(0)
+        await desk.revoke_token(EVERYTHING.caller, "reader")
+        desk.feed.publish(events(2, 2))
+        await serving
+        return [message["body"] for message in sent[1:]]
+
+    assert numbers(asyncio.run(asyncio.wait_for(listen(), 10))) == [1]
+
+
+def test_who_may_not_listen_any_more_is_not_kept_until_something_happens() -> None:
+    async def listen() -> list[bytes]:
+        feed, known = Feed(heartbeat=3600.0), ["token"]
+        stream = feed.subscribe(None, EVERYTHING, may_listen=lambda: bool(known))
+        pieces = [await anext(stream)]
+        waiting = asyncio.ensure_future(anext(stream, b"over"))
+        await asyncio.sleep(0)
+        known.clear()
+        feed.wake()
+        return [*pieces, await waiting]
+
+    assert asyncio.run(asyncio.wait_for(listen(), 10)) == [alive(0), b"over"]
+
+
 def test_there_are_only_so_many_listeners() -> None:
     desk = desk_of_two_tenants()
     desk.feed.listeners = MOST_LISTENERS

@@ -87,6 +87,21 @@ def test_a_thousand_that_end_at_once_all_end_once(client: Client) -> None:
     assert {(job.standing, job.runs) for job in over} == {("finished", 1)}
 
 
+def test_one_that_puts_pipes_where_its_output_was_keeps_nobody_waiting(client: Client, daemon: RealDaemon) -> None:
+    pipes = "cd $REFOLD_CHECKPOINT/.. && rm run-1.0.log && mkfifo run-1.0.log run-1.end.new $REFOLD_PROGRESS; sleep 60"
+    job = client.submit(name="pipes", command=["sh", "-c", pipes], progress="step ([0-9]+)")
+    until((daemon.folder / "logs" / job.id / "run-1.0.progress").is_fifo)
+    assert client.piece_of_logs(job.id).text == ""
+    other = ["sh", "-c", "echo 7 >$REFOLD_PROGRESS; until [ -e seen ]; do sleep 0.1; done; exit 3"]
+    seen = daemon.folder.with_name("seen")
+    failing = client.submit(name="other", command=other, never_retry=["none"], folder=str(seen.parent))
+    until(lambda: client.job(failing.id).steps_done == 7, what="its progress is seen")
+    seen.touch()
+    assert outcome(client.wait(failing.id, timeout=30)) == ("failed", "exit 3")
+    client.cancel(job.id)
+    assert outcome(client.wait(job.id, timeout=30)) == ("cancelled", "")
+
+
 @pytest.mark.parametrize(
     ("command", "more", "why"),
     [

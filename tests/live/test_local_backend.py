@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scarcity import no_more_files
 
-from refold.backends import Backend, Report, process
+from refold.backends import Backend, Report, instance, process
 from refold.backends.local import LocalBackend, local_cluster, log_path
-from refold.backends.output import tail
+from refold.backends.output import Piece, read_from, tail
+from refold.backends.process import Process
+from refold.backends.run_files import RunFiles
 from refold.core.events import RunFailed, RunFinished, RunStopped
 from refold.core.orders import StartRun
 from refold.model import Allocation, Job, Launch, Share
-from refold.testing.backend_contract import SHORT_GRACE, BackendContract, Ending, World
+from refold.testing.backend_contract import LONG_GRACE, SHORT_GRACE, BackendContract, Ending, World
 
 
 class TestLocalBackend(BackendContract):
@@ -87,6 +92,85 @@ class TestLocalBackend(BackendContract):
         self.within(tmp_path, test)
         logs = {path.name: path.read_text() for path in (tmp_path / "logs" / "job").glob("*.log")}
         assert logs == {"run-2.0.log": "out 0\nerr\n", "run-2.1.log": "out 1\nerr\n"}
+
+    def test_a_job_that_puts_pipes_in_the_place_of_our_files_keeps_nobody_waiting(self, tmp_path: Path) -> None:
+        ours = "run-1.start run-1.end run-1.end.new run-1.0.log run-1.0.log.1 run-1.0.log.gone run-2.0.log"
+        shell = f"cd logs/job; rm -f run-1.start run-1.0.log; mkfifo {ours} run-1.0.progress"
+
+        async def test(world: World) -> None:
+            await world.start("job", shell)
+            assert await world.ending("job") == RunFinished("job", 1)
+            assert read_from(RunFiles(tmp_path / "logs", "job", 1).log(0), 0) == Piece(b"", 0, 0)
+            await world.start("job", "true", run=2)
+            why = f"cannot start 'sh': {os.strerror(errno.ENXIO)}"
+            assert await world.ending("job", 2) == RunFailed("job", 2, why)
+
+        self.within(tmp_path, test)
+
+    @pytest.mark.parametrize(
+        ("number", "retry"),
+        [
+            (errno.EMFILE, True),
+            (errno.EAGAIN, True),
+            (errno.ENOMEM, True),
+            (errno.ENOSPC, True),
+            (errno.E2BIG, False),
+            (errno.EACCES, False),
+        ],
+        ids=["files", "processes", "memory", "disk", "too long", "not allowed"],
+    )
+    def test_a_run_that_the_machine_has_no_room_for_may_be_tried_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, retry: bool
+    ) -> None:
+        def cannot(*_: object) -> Process:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(instance, "start_shim", cannot)
+
+        async def test(world: World) -> None:
+            await world.start("job", "true")
+            why = f"cannot start 'sh': {os.strerror(number)}"
+            assert await world.ending("job") == RunFailed("job", 1, why, retry=retry)
+
+        self.within(tmp_path, test)
+
+    def test_while_no_file_can_be_opened_runs_are_neither_started_nor_taken_to_have_ended(self, tmp_path: Path) -> None:
+        shell = "echo $$ >pid-$REFOLD_JOB; exec sleep 1000"
+
+        async def test(world: World) -> None:
+            await world.start("old", shell)
+            pid = int(await world.content("pid-old"))
+            await world.another_backend()
+            with no_more_files():
+                await world.start("old", shell)
+                await world.start("new", "true")
+                await asyncio.sleep(0.3)
+                assert (world.reports, process.is_alive(Process(pid, started=1))) == ([], True)
+            await world.stop("old")
+            assert await world.ending("old") == RunStopped("old", 1)
+            assert await world.ending("new") == RunFinished("new", 1)
+            assert not self.is_alive(pid)
+
+        self.within(tmp_path, test)
+
+    def test_what_nobody_knows_of_gets_no_grace(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            await world.start("job", "trap '' TERM; echo $$ >pid; while :; do sleep 0.02; done")
+            pid = int(await world.content("pid"))
+            await world.another_backend()
+            await world.backend.keep_only([])  # with the grace of this test, nobody would wait for it
+            assert not self.is_alive(pid)
+
+        self.within(tmp_path, test, grace=LONG_GRACE)
+
+    def test_output_is_for_the_owner_of_the_daemon_alone(self, tmp_path: Path) -> None:
+        async def test(world: World) -> None:
+            await world.start("job", "echo secret")
+            await world.ending("job")
+
+        self.within(tmp_path, test)
+        log = RunFiles(tmp_path / "logs", "job", 1).log(0)
+        assert [path.stat().st_mode & 0o777 for path in (log, log.parent, log.parent.parent)] == [0o600, 0o700, 0o700]
 
 
 def ending_of(folder: Path, job: Job, stop_when: str = "", **more: Any) -> Ending:

@@ -17,9 +17,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from loop_worlds import FailingStore, HandClock, UnreliableMachine, stand_of
 
 from refold.core import Header
-from refold.core.events import Event, RunFailed, RunFinished, RunStopped
+from refold.core.events import Event, JobHeld, RunFailed, RunFinished, RunStopped
 from refold.errors import BadDecision, BadInput, Conflict, Unavailable
-from refold.live import drains, loop, recovery
+from refold.live import drains, ink, loop, recovery
+from refold.live.backoff import Backoff
 from refold.live.calls import OVER, Caller
 from refold.live.dependencies import Dependencies
 from refold.live.desk import LiveDesk
@@ -53,8 +54,8 @@ class LiveLoop(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept = (loop.CHECKPOINT_EVERY, loop.TRY_AGAIN_AFTER, loop.PATIENCE, recovery.MOST_REPLAYED)
-        loop.CHECKPOINT_EVERY, loop.TRY_AGAIN_AFTER, loop.PATIENCE, recovery.MOST_REPLAYED = 5, 0.0005, 0.005, 12
+        self.kept = (loop.CHECKPOINT_EVERY, ink.TRY_AGAIN_AFTER, loop.PATIENCE, recovery.MOST_REPLAYED)
+        loop.CHECKPOINT_EVERY, ink.TRY_AGAIN_AFTER, loop.PATIENCE, recovery.MOST_REPLAYED = 5, 0.0005, 0.005, 12
         self.folder = Path(tempfile.mkdtemp(prefix="refold-loop-", dir=IN_MEMORY if IN_MEMORY.is_dir() else None))
         self.events = asyncio.new_event_loop()
         self.machine = UnreliableMachine()
@@ -86,6 +87,7 @@ class LiveLoop(RuleBasedStateMachine):
         self.loop = self.store.watched = Loop(self.store, stand, header, self.clock, feed)
         self.desk = LiveDesk(self.loop, self.store, feed, {}, self.folder / "logs", 0.0)
         self.loop.gathers.append(drains.take_what_is_free)
+        Backoff(self.loop).attend()
         self.loop.watches.append(Dependencies(self.loop, self.store.reading).watch)
         self.recovered = None if stand.opening is not None else stand_of(self.loop)
         self.running = asyncio.create_task(self.loop.run(self.machine))
@@ -110,10 +112,11 @@ class LiveLoop(RuleBasedStateMachine):
         return self.events.run_until_complete(all_of_it())
 
     async def _rest(self) -> None:
+        inbox = self.loop._inbox
         while True:
             if self.running.done():
                 self.running.result()
-            idle = self.clock.waits and not self.loop._something.is_set() and not self.loop._reports
+            idle = self.clock.waits and not inbox.something.is_set() and not inbox._reports
             if idle or (self.store.fails and self.loop.problem):
                 return
             await asyncio.sleep(0)
@@ -137,7 +140,7 @@ class LiveLoop(RuleBasedStateMachine):
                 self.events.run_until_complete(self._die())
             self.events.run_until_complete(self.events.shutdown_default_executor())
             self.events.close()
-            loop.CHECKPOINT_EVERY, loop.TRY_AGAIN_AFTER, loop.PATIENCE, recovery.MOST_REPLAYED = self.kept
+            loop.CHECKPOINT_EVERY, ink.TRY_AGAIN_AFTER, loop.PATIENCE, recovery.MOST_REPLAYED = self.kept
             shutil.rmtree(self.folder)
 
     def _come_to_an_end(self) -> None:
@@ -269,6 +272,8 @@ class LiveLoop(RuleBasedStateMachine):
     async def _report(self, reports: Sequence[Event]) -> None:
         for report in reports:
             self.loop.report(report)
+            if isinstance(report, RunFailed) and report.retry:
+                self.loop.report(JobHeld(report.job, Reason.BACKOFF))
         await asyncio.sleep(0)
 
     @rule()
@@ -339,8 +344,9 @@ class LiveLoop(RuleBasedStateMachine):
 
     def _demand_everybody_is_somewhere(self) -> None:
         view = self.loop.view
-        over, total = self.store.reading.ended(standings=[], tenant="", user="", name="", limit=10_000, after=0)
-        assert total == len(over)
+        found = self.store.reading.ended(standings=[], tenant="", user="", name="", limit=10_000, after=0)
+        over = found.jobs
+        assert found.total == len(over)
         people = [*view.waiting, *view.held, *view.never, *view.runs, *(job.id for job in over)]
         everybody = Counter(job for job in people if not job.startswith("drained:"))
         assert set(everybody.values()) <= {1}, everybody

@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
@@ -15,8 +18,11 @@ from refold.backends.nvidia import Driver, Gpu, Problem, Reading, chosen, find_g
 from refold.backends.xids import XIDS, meaning
 from refold.errors import BadInput
 from refold.live.config import ClusterChoice, Config, IdleRule
+from refold.live.daemon import Daemon
 from refold.live.gpu_watch import BadGpu, BadGpuWatch, IdleRun, IdleWatch, Occupied
 from refold.live.machine import Layout, NvidiaMachine, SlotsMachine, cluster_of, layout_of, machine_of
+from refold.live.store import Store
+from refold.live.verdicts import Verdicts
 from refold.model import Cluster, GpuType, Link, Node, Tenant
 
 GIB = 2**30
@@ -255,6 +261,7 @@ def test_gpus_of_one_type_are_one_node_that_knows_its_links() -> None:
         ),
         ((0, 0), (0, 1)),
         (("GPU-aaaa", "GPU-bbbb"),),
+        (80 * 1024,),
     )
 
 
@@ -266,6 +273,20 @@ def test_gpus_of_several_types_are_several_nodes() -> None:
     ]
     assert layout.places == ((0, 0), (1, 0), (0, 1))
     assert layout.devices == (("GPU-aaaa", "GPU-cccc"), ("GPU-bbbb",))
+    assert len(layout.device_memory_mib) == 2
+
+
+def test_the_memory_of_parts_of_gpus_is_enforced_where_mps_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    machine = NvidiaMachine(Driver(FakeNvml(A100)))
+    daemon = Daemon(Config(), tmp_path, machine, layout_of(machine, Config()))
+    backend = daemon._backend(cast(Verdicts, SimpleNamespace(report=None)), cast(Store, MagicMock()))
+    assert backend.enforcement() == (
+        "A run sees its own GPUs only; MPS keeps it to its part of a GPU's computing and memory."
+    )
 
 
 def test_only_the_gpus_that_the_owner_names_are_shared_out() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from refold.live.matching import Matcher, TooSlow
+from refold.errors import BadValue
+from refold.live import matching
+from refold.live.matching import Matcher, TooSlow, check_patterns, check_patterns_here
+from refold.live.wire import Submission
 
 
 @pytest.fixture
@@ -46,3 +49,54 @@ def test_patterns_that_look_huge_do_no_harm(matcher: Matcher, pattern: str) -> N
 
 def test_any_text_can_be_looked_at(matcher: Matcher) -> None:
     assert matcher.last_found("\0\ud800\n€" + "\N{GRINNING FACE}", ["€(.)"]) == ["\N{GRINNING FACE}"]
+
+
+SLOW_TO_READ = "(?i)" + r"[\x01-\uffff]" * 38
+"""As long as a pattern may be."""
+
+
+@pytest.mark.parametrize("check", [check_patterns, check_patterns_here])
+@pytest.mark.parametrize(
+    ("field", "pattern", "problem"),
+    [
+        (
+            "never_retry",
+            "(",
+            "never_retry is '(', which is not a regular expression: missing ), unterminated subpattern at position 0",
+        ),
+        ("progress", "step", r"progress is 'step', expected a group, such as in 'step (\d+)'"),
+    ],
+)
+def test_a_pattern_that_is_wrong_is_refused_with_its_field(
+    check: Callable[[list[tuple[str, str]]], None], field: str, pattern: str, problem: str
+) -> None:
+    with pytest.raises(BadValue) as refused:
+        check([("never_retry", "fine"), (field, pattern)])
+    assert str(refused.value) == problem
+
+
+def test_a_pattern_that_takes_long_to_read_is_refused_and_not_waited_for() -> None:
+    with pytest.raises(
+        BadValue, match=r"^never_retry is '\(\?i\).*', which takes too long to read, expected a simpler one$"
+    ):
+        check_patterns([("progress", "step (.)"), ("never_retry", SLOW_TO_READ + SLOW_TO_READ[4:] * 20)], patience=0.2)
+
+
+def test_what_is_known_to_be_good_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [("never_retry", "known by now"), ("progress", "also known (.)")]
+    check_patterns(asked)
+    monkeypatch.setattr(matching, "_PROGRAM", "/nowhere")
+    check_patterns(asked)
+    with pytest.raises(BadValue, match="expected a group"):
+        check_patterns([("progress", "known by now")])
+    with pytest.raises(BadValue, match="takes too long"):
+        check_patterns([("never_retry", "not known yet")])
+
+
+def test_more_patterns_than_a_pipe_holds_are_read() -> None:
+    check_patterns([("never_retry", f"{number:0500}") for number in range(300)])
+
+
+def test_nothing_compiles_the_patterns_of_a_submission() -> None:
+    asked = Submission("a", ["x"], progress="(", never_retry=["[", SLOW_TO_READ])
+    assert asked.patterns == [("progress", "("), ("never_retry", "["), ("never_retry", SLOW_TO_READ)]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refold.backends.output import Piece, Rotation, read_from, rotate, size, tail
+from refold.backends import output
+from refold.backends.output import Piece, Rotation, read_from, read_piece, rotate, size, tail
 
 
 def log_with(folder: Path, content: bytes) -> Path:
@@ -113,7 +115,7 @@ def test_a_log_that_is_looked_after_stays_small(tmp_path: Path) -> None:
     path = log_with(tmp_path, b"")
 
     async def flood() -> None:
-        with Rotation(2000).of([path]):
+        async with Rotation(2000).of([path]):
             for _ in range(40):
                 append(path, b"x" * 500)
                 await asyncio.sleep(0.01)
@@ -122,3 +124,56 @@ def test_a_log_that_is_looked_after_stays_small(tmp_path: Path) -> None:
     sizes = [file.stat().st_size for file in (path, path.with_name("run-1.0.log.1"))]
     assert max(sizes) <= 1000
     assert 10_000 < size(path) <= 20_000  # what was written while the log was emptied may be lost
+
+
+@pytest.mark.parametrize(
+    ("offset", "expected"),
+    [(0, (Piece(b"0123", 0, 4), False)), (8, (Piece(b"89", 8, 10), True)), (-3, (Piece(b"789", 7, 10), True))],
+)
+def test_a_piece_says_whether_it_is_the_last(tmp_path: Path, offset: int, expected: tuple[Piece, bool]) -> None:
+    path = log_with(tmp_path, b"0123456789")
+    assert read_piece(path, offset, 4) == expected
+    assert read_piece(tmp_path / "none", offset, 4) is None
+
+
+@pytest.mark.parametrize("gone", [b"-5", b"9" * 5000, b"9" * 19, b"many", b""])
+def test_what_a_job_has_made_of_our_count_counts_for_nothing(tmp_path: Path, gone: bytes) -> None:
+    path = log_with(tmp_path, b"here")
+    path.with_name("run-1.0.log.gone").write_bytes(gone)
+    assert (size(path), read_from(path, 0)) == (4, Piece(b"here", 0, 4))
+
+
+def test_what_is_kept_of_output_is_for_its_owner_alone(tmp_path: Path) -> None:
+    path = log_with(tmp_path, b"0123456789")
+    path.chmod(0o600)
+    rotate(path, keep=4)
+    assert {file.name: file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {
+        "run-1.0.log": 0o600,
+        "run-1.0.log.1": 0o600,
+        "run-1.0.log.gone": 0o600,
+    }
+
+
+def test_a_log_that_is_being_rotated_keeps_no_reader_of_another_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = log_with(tmp_path, b"here")
+    found: list[Piece] = []
+    readers = [threading.Thread(target=lambda: found.append(read_from(path, 0)), daemon=True) for _ in range(2)]
+    with output._rotating(tmp_path / "another.log"):
+        readers[0].start()
+        readers[0].join(10.0)
+        assert found == [Piece(b"here", 0, 4)]
+    with output._rotating(Path("run-1.0.log")):  # the same one, by another name
+        readers[1].start()
+        readers[1].join(0.05)
+        assert len(found) == 1
+    readers[1].join()
+    assert len(found) == 2
+
+
+def test_locks_are_forgotten_with_those_who_hold_them(tmp_path: Path) -> None:
+    for number in range(100):
+        read_from(tmp_path / f"{number}.log", 0)
+    assert not [path for path in output._locks if path.parent == tmp_path]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from scarcity import no_more_files
 
 from refold.backends import Backend, Report, instance, process
 from refold.backends.local import LocalBackend
@@ -167,6 +168,17 @@ def test_those_who_ask_at_the_same_time_are_told_of_the_same_look(monkeypatch: p
     assert asyncio.run(ask()) == [0, 0, 0, 1]
 
 
+def test_as_long_as_not_everybody_can_be_seen_nobody_is_taken_to_be_gone() -> None:
+    async def ask() -> bool:
+        with no_more_files():
+            asked = asyncio.create_task(Census().everybody())
+            await asyncio.sleep(0.05)
+            assert not asked.done()
+        return os.getpid() in {each.pid for each in await asked}
+
+    assert asyncio.run(ask())
+
+
 @pytest.mark.skipif(not process.has_proc(), reason="needs /proc")
 @pytest.mark.parametrize(
     ("later", "boot", "why"),
@@ -202,6 +214,7 @@ def test_a_claim_that_nobody_can_read_is_no_reason_to_wait(
         ending = await world.ending("job")
         assert isinstance(ending, RunFailed)
         assert "says by whom it was started" in ending.why
+        assert ending.retry == (claim == "")  # nothing in it: there was no room on the disk
         assert not (tmp_path / "here").exists()
 
     local.within(tmp_path, test)

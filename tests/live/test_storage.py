@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
+import breaking
 import pytest
 from real_daemon import RealDaemon, runs_alive, until
 
@@ -104,11 +105,25 @@ def test_a_folder_that_cannot_be_written_to_is_an_error_in_one_line(open_folder:
 def test_a_file_that_cannot_be_written_to_is_an_error_in_one_line(open_folder: Path) -> None:
     state = open_folder / "state"
     RealDaemon(state).end()
-    state.chmod(0o777)
+    if os.getuid() == 0:
+        os.chown(state, breaking.NOBODY, breaking.NOBODY)
     for path in state.iterdir():
         path.chmod(0o444)
     told = RealDaemon(state, prepare="breaking:be_nobody").told
     assert told.error == f"{state}: cannot be used for the daemon's state: Permission denied"
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o710, 0o701])
+def test_a_folder_that_is_open_to_others_is_refused_and_nothing_is_left_in_it(mode: int, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    state.chmod(mode)
+    told = RealDaemon(state).told
+    assert told.error == (
+        f"{state}: is open to others (mode {mode:o}), and tokens and output are kept in it: `chmod 700` it, or name"
+        " another folder with --state"
+    )
+    assert (list(state.iterdir()), state.stat().st_mode & 0o777) == ([], mode)
 
 
 @pytest.mark.parametrize("seed", range(6))

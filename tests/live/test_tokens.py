@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from refold.errors import BadFile, BadValue, NoDaemon, Unknown
-from refold.live.address import Address, find_address, write_address
+from refold.live.address import Address, Names, find_address, write_address
 from refold.live.calls import Caller
-from refold.live.tokens import Known, Tokens, hash_of, make_token
+from refold.live.store import Store
+from refold.live.tokens import Known, Tokens, hash_of, make_owner, make_token
 from refold.live.wire import NewToken, Role, TokenStatus
 
 ASKED = NewToken("laptop", "member", "vision", "ada")
@@ -48,6 +49,32 @@ def test_nothing_else_is_known(authorization: str) -> None:
     _, known = make_token(ASKED, 0.0)
     with pytest.raises(Unknown):
         Tokens({known.hash: known}).caller(authorization)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"name": "a/b"}, "name is 'a/b', expected letters, digits, '.', '_' and '-'"),
+        ({"name": "a\n"}, "name is 'a\\n', expected letters, digits, '.', '_' and '-'"),
+        ({"name": "a", "tenant": "a b"}, "tenant is 'a b', expected letters, digits, '.', '_' and '-'"),
+    ],
+)
+def test_tokens_and_tenants_are_called_as_jobs_are(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(BadValue) as refused:
+        NewToken(**fields)
+    assert str(refused.value) == problem
+
+
+def test_an_owner_who_lost_a_token_gets_another_and_the_old_one_opens_nothing(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        _, of_others = make_token(ASKED, 0.0)
+        store.add_token(of_others)
+        lost, found = make_owner(store), make_owner(store)
+        known = {known.hash: known for known in store.reading.tokens()}
+    tokens = Tokens(known)
+    assert tokens.caller(f"Bearer {found}") == Caller("owner", "owner", "default", "owner")
+    assert [tokens.knows(f"Bearer {token}") for token in (lost, found)] == [False, True]
+    assert {one.name for one in known.values()} == {"owner", of_others.name}
 
 
 def test_a_hash_that_leaked_opens_nothing() -> None:
@@ -101,15 +128,78 @@ HERE = Address("http://127.0.0.1:7170", "rf_here")
 
 def test_what_a_daemon_leaves_is_found_and_only_its_user_can_read_it(tmp_path: Path) -> None:
     path = write_address(tmp_path, HERE.address, HERE.token)
+    assert path is not None
     assert find_address() == HERE
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_daemon_that_comes_back_leaves_word_anew(tmp_path: Path) -> None:
-    write_address(tmp_path, "http://127.0.0.1:1", "rf_old").chmod(0o644)
-    path = write_address(tmp_path, HERE.address, HERE.token)
+    path = write_address(tmp_path, "http://127.0.0.1:1", "rf_old")
+    assert path is not None
+    path.chmod(0o644)
+    write_address(tmp_path, HERE.address, HERE.token)
     assert (find_address(), stat.S_IMODE(path.stat().st_mode)) == (HERE, 0o600)
+
+
+def test_without_a_token_no_word_is_left_rather_than_one_of_no_use(tmp_path: Path) -> None:
+    assert write_address(tmp_path, HERE.address, "") is None
+    write_address(tmp_path, HERE.address, HERE.token)
+    assert write_address(tmp_path, HERE.address, "") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("listens_on", "is_left"),
+    [
+        ("http://0.0.0.0:7170", "http://127.0.0.1:7170"),
+        ("http://[::]:7170", "http://[::1]:7170"),
+        ("http://10.0.0.0:7170", "http://10.0.0.0:7170"),
+        ("http://[fe80::1]:7170", "http://[fe80::1]:7170"),
+    ],
+)
+def test_of_a_daemon_that_listens_everywhere_the_address_here_is_left(
+    tmp_path: Path, listens_on: str, is_left: str
+) -> None:
+    write_address(tmp_path, listens_on, "rf_here")
+    assert find_address() == Address(is_left, "rf_here")
+
+
+HERE_AND_THERE = [
+    "127.0.0.1",
+    "localhost",
+    "::1",
+    "0.0.0.0",
+    "10.0.0.5",
+    "fe80::1",
+    "box",
+    "Box.Lab.",
+    "gpus",
+    "evil.example",
+    "",
+]
+
+
+@pytest.mark.parametrize(
+    ("listens", "known"),
+    [
+        ((), ["127.0.0.1", "localhost", "::1"]),
+        (("localhost", "127.0.0.1", ["GPUs"]), ["127.0.0.1", "localhost", "::1", "gpus"]),
+        (("gpus", "10.0.0.5"), ["127.0.0.1", "localhost", "::1", "10.0.0.5", "box", "Box.Lab.", "gpus"]),
+        (("::", "::"), ["127.0.0.1", "localhost", "::1", "0.0.0.0", "10.0.0.5", "fe80::1", "box", "Box.Lab."]),
+        (
+            ("0.0.0.0", "0.0.0.0", ["gpus"]),
+            ["127.0.0.1", "localhost", "::1", "0.0.0.0", "10.0.0.5", "fe80::1", "box", "Box.Lab.", "gpus"],
+        ),
+    ],
+)
+def test_a_daemon_goes_by_the_names_of_where_it_listens(
+    listens: tuple[Any, ...], known: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "box")
+    monkeypatch.setattr("socket.getfqdn", lambda: "box.lab")
+    names = Names(*listens)
+    assert [name for name in HERE_AND_THERE if name in names] == known
 
 
 def test_the_environment_comes_before_the_file_and_arguments_before_both(

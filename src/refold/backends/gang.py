@@ -11,6 +11,7 @@ from pathlib import Path
 from refold.backends import Report
 from refold.backends.environment import RunEnvironment
 from refold.backends.instance import Instance
+from refold.backends.plain_files import OUT_OF_SOMETHING, NotNow, patiently
 from refold.backends.process_tree import ProcessTree
 from refold.backends.run_files import Ending, RunFiles, StartNote
 from refold.backends.shim import why_cannot_start
@@ -44,14 +45,16 @@ class Gang:
 
     async def see_through(self, report: Report, environment: RunEnvironment) -> Ending:
         """Start it, wait, and end all of it whatever happens; then say how it went."""
-        ending = self.files.decided()
-        cannot_start = "" if ending else self._start(environment)
+        ending = await patiently(self.files.decided)
+        if note := await patiently(self.files.start_note):
+            self._tree.mark = note.mark
+        cannot_start = None if ending else self._start(environment)
         if ending:
             self._take_up_what_is_left()
         waiting = {asyncio.create_task(instance.over()) for instance in self._processes}
         try:
             if ending is None:
-                if not cannot_start:
+                if cannot_start is None:
                     report(RunStarted(self.job.id, self.run))
                     await self._over_or_told_to_stop(waiting)
                 ending = self._decide(cannot_start)
@@ -62,29 +65,32 @@ class Gang:
                 task.cancel()
         return ending
 
-    def _start(self, environment: RunEnvironment) -> str:
+    def _start(self, environment: RunEnvironment) -> RunFailed | None:
         """Start every instance that nobody has started; what went wrong, if something did."""
         if not self.job.command:
-            return "it has no command"
+            return self._not_started("it has no command")
         word = self.job.command[0]
         try:
             note = self.files.note_start(StartNote(self._tree.mark, _free_port() if self.instances > 1 else 0))
             self._tree.mark = note.mark
             environments = environment.of_run(self.job, self._order, self.files, note, self._grace)
             if why := why_cannot_start(word, self._folder, environments[0]):
-                return why
+                return self._not_started(why)
             for number, variables in enumerate(environments):
                 instance = Instance(self.files, number, self._tree)
                 instance.start(self._folder, self.job.command, variables)
                 self._processes.append(instance)
         except Exception as error:  # also of those who bring secrets: nothing is left running and unaccounted for
-            return f"cannot start {word!r}: {getattr(error, 'strerror', None) or error}"
-        return ""
+            why = f"cannot start {word!r}: {getattr(error, 'strerror', None) or error}"
+            lacks = isinstance(error, NotNow) or getattr(error, "errno", None) in OUT_OF_SOMETHING
+            return self._not_started(why, retry=lacks)
+        return None
+
+    def _not_started(self, why: str, retry: bool = False) -> RunFailed:
+        return RunFailed(self.job.id, self.run, why, retry=retry)
 
     def _take_up_what_is_left(self) -> None:
         """Of a run whose end is decided: what it takes to end it."""
-        if note := self.files.start_note():
-            self._tree.mark = note.mark
         every = [Instance(self.files, number, self._tree) for number in range(self.instances)]
         self._processes = [instance for instance in every if instance.was_claimed()]
 
@@ -99,17 +105,15 @@ class Gang:
         finally:
             told.cancel()
 
-    def _decide(self, cannot_start: str) -> Ending:
+    def _decide(self, cannot_start: RunFailed | None) -> Ending:
         """How it ends; on disk before anything is done about it, if there is room on the disk."""
-        ending = self._ending(cannot_start)
+        ending = cannot_start or self._ending()
         with suppress(OSError):  # who takes the run up after us looks at how its instances have ended, then
             self.files.decide(ending)
         return ending
 
-    def _ending(self, cannot_start: str) -> Ending:
+    def _ending(self) -> Ending:
         bad = self._first_that_failed()
-        if cannot_start:
-            return RunFailed(self.job.id, self.run, cannot_start)
         if bad is not None:
             lost = any(instance.lost for instance in self._processes)
             return RunFailed(self.job.id, self.run, self._failure(bad), retry=lost, exit_code=bad.exit_code)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from refold.backends.plain_files import patiently, plain_size
 from refold.backends.process import Process, boot_id, until_ended
 from refold.backends.process_tree import ProcessTree
 from refold.backends.run_files import RunFiles
@@ -42,7 +43,7 @@ class Instance:
     async def over(self) -> None:
         """Wait for its end."""
         status = NOT_CLAIMED if self._shim is None else await until_ended(self._shim)
-        written = read_exit(self._files.exit(self._number))
+        written = await self._exit_status()
         if self._shim is None or (status == NOT_CLAIMED and written is None):
             self.failure = await self._taken_up()
         else:
@@ -51,13 +52,15 @@ class Instance:
     async def _taken_up(self) -> str:
         claim = await self._claim()
         if claim is None:
+            # Nothing in it: whoever made it could not write, as on a full disk. Something else: a job has written it.
+            self.lost = plain_size(self._files.claim(self._number)) == 0
             return f"{str(self._files.claim(self._number))!r}, which says by whom it was started, cannot be read"
         if claim.holds():
             self._tree.add_leader(claim.process)
             await until_ended(claim.process)
         elif claim.boot in ("", boot_id()):
             self._tree.add_leader(claim.process)  # its shim is gone, but what it has started may not be
-        status = read_exit(self._files.exit(self._number))
+        status = await self._exit_status()
         if status is None and claim.boot not in ("", boot_id()):
             self.lost = True
             return "it was lost: the machine was restarted"
@@ -69,9 +72,12 @@ class Instance:
         self.exit_code = status
         return why_not_well(status) if status else ""
 
+    async def _exit_status(self) -> int | None:
+        return await patiently(lambda: read_exit(self._files.exit(self._number)))
+
     async def _claim(self) -> Claim | None:
         for _ in range(20):
-            if claim := read_claim(self._files.claim(self._number)):
+            if claim := await patiently(lambda: read_claim(self._files.claim(self._number))):
                 return claim
             await asyncio.sleep(WRITING / 20)
         return None

@@ -14,6 +14,7 @@ from refold.backends import Report
 from refold.backends.environment import Devices, MoreEnvironment, RunEnvironment, nothing_more
 from refold.backends.gang import Gang
 from refold.backends.output import MOST_OUTPUT, Rotation
+from refold.backends.plain_files import patiently
 from refold.backends.process import has_proc
 from refold.backends.process_tree import Census, ProcessTree, strays
 from refold.backends.run_files import RunFiles, log_path, mark_prefix, new_mark
@@ -23,6 +24,9 @@ from refold.model.units import MiB, Seconds
 
 GRACE: Seconds = 10.0
 """How long a run that is told to stop may take to save what it has."""
+
+NO_GRACE: Seconds = 0.0
+"""Of runs that nobody knows: nobody would find what they save, and everybody waits until their GPUs are free."""
 
 SLOT = "slot"
 
@@ -100,13 +104,13 @@ class LocalBackend:
         """End whatever else was started over this folder, by whomever. (Where there is no /proc it is not found.)"""
         kept = set(runs)
         dropped = [run for run in self._gangs if run not in kept]
-        notes = [RunFiles(self._out, *run).start_note() for run in (*kept, *dropped)]
+        notes = [await patiently(RunFiles(self._out, *run).start_note) for run in (*kept, *dropped)]
         known = {note.mark for note in notes if note}
         for run in dropped:
             self._gangs[run].told_to_stop.set()
         everybody = await self._census.everybody() if has_proc() else []
         others = strays(everybody, mark_prefix(self._out), known, self._census)
-        await asyncio.gather(*(tree.end(self._grace) for tree in others), *(self._tasks[run] for run in dropped))
+        await asyncio.gather(*(tree.end(NO_GRACE) for tree in others), *(self._tasks[run] for run in dropped))
 
     def _start(self, job: Job, order: StartRun) -> None:
         run = (job.id, order.run)
@@ -124,7 +128,7 @@ class LocalBackend:
         run = (gang.job.id, gang.run)
         logs = [gang.files.log(instance) for instance in range(gang.instances)]
         try:
-            with self._rotation.of(logs):
+            async with self._rotation.of(logs):
                 ending = await gang.see_through(self._report, self._environment)
         finally:
             del self._gangs[run], self._tasks[run]

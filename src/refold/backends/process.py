@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from refold.backends.plain_files import NotNow, raise_if_not_now
 from refold.model.units import Seconds
 
 PROC = Path("/proc")
@@ -39,7 +40,10 @@ def seen(pid: int) -> Seen | None:
     """What /proc says of a process; None: it has none, or there is no /proc."""
     try:
         return seen_in((PROC / str(pid) / "stat").read_bytes())
-    except (OSError, ValueError):
+    except ValueError:
+        return None
+    except OSError as error:
+        raise_if_not_now(error)
         return None
 
 
@@ -53,16 +57,26 @@ def seen_in(stat: bytes, mark: str = "") -> Seen:
 def everybody(variable: str) -> list[Seen]:
     """Every process that /proc has, with what this variable was in its environment when it started."""
     found: list[Seen] = []
-    for name in (entry.name for entry in os.scandir(PROC) if entry.name.isdecimal()):
-        with suppress(OSError, ValueError):
+    try:
+        names = [entry.name for entry in os.scandir(PROC) if entry.name.isdecimal()]
+    except OSError as error:
+        raise_if_not_now(error)
+        raise
+    for name in names:
+        try:
             found.append(seen_in(_content(f"{PROC}/{name}/stat"), _mark(f"{PROC}/{name}/environ", variable)))
+        except ValueError:
+            continue
+        except OSError as error:
+            raise_if_not_now(error)  # else it is gone
     return found
 
 
 def _mark(environment: str, variable: str) -> str:
     try:
         content = b"\0" + _content(environment)
-    except OSError:
+    except OSError as error:
+        raise_if_not_now(error)
         return ""  # gone, or somebody else's
     _, is_there, rest = content.partition(f"\0{variable}=".encode())
     return rest.partition(b"\0")[0].decode("latin-1") if is_there else ""
@@ -96,14 +110,20 @@ def boot_id() -> str:
 
 def process_of(pid: int) -> Process:
     """A process that is known to be there: a child that was not collected."""
-    found = seen(pid)
+    try:
+        found = seen(pid)
+    except NotNow:
+        found = None
     return Process(pid, found.started if found else None)
 
 
 def is_alive(process: Process) -> bool:
-    """Whether it runs, and is still the one that is meant."""
+    """Whether it runs, and is still the one that is meant; yes, as long as nobody can say."""
     if has_proc():
-        found = seen(process.pid)
+        try:
+            found = seen(process.pid)
+        except NotNow:
+            return True
         return found is not None and found.alive and process.started in (None, found.started)
     try:
         return os.getsid(process.pid) == process.pid  # whom we start leads a session; that is all one can ask for here

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from refold.backends import process as processes
+from refold.backends.plain_files import TRY_AGAIN_AFTER, NotNow
 from refold.backends.process import Process, Seen
 from refold.model.units import Seconds
 
@@ -40,7 +41,11 @@ class Census:
     async def _look(self) -> list[Seen]:
         async with self._turn:
             self._coming = None  # who asks from now on wants a later one
-            return await asyncio.to_thread(processes.everybody, MARK)
+            while True:
+                try:
+                    return await asyncio.to_thread(processes.everybody, MARK)
+                except NotNow:  # who is not found would be taken to have ended
+                    await asyncio.sleep(TRY_AGAIN_AFTER)
 
 
 class ProcessTree:

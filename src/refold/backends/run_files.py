@@ -10,9 +10,12 @@ from uuid import uuid4
 
 import msgspec
 
+from refold.backends.plain_files import FOLDER_FOR_US_ALONE, read_plain, write_whole
 from refold.core.events import RunFailed, RunFinished, RunStopped
 
 LONGEST_FOLDER_NAME = 200
+
+_UNREADABLE = (OSError, msgspec.DecodeError, UnicodeError, RecursionError)
 
 Ending = RunFinished | RunFailed | RunStopped
 """How a run has ended, or is about to."""
@@ -34,6 +37,8 @@ class RunFiles:
     """Where one run's files are."""
 
     def __init__(self, out: Path, job: str, run: int) -> None:
+        self._whose = (job, run)
+        self._out = out
         self.folder = out / _folder_name(job)
         self.kept = self.folder / "kept"
         """A folder that every run of the job finds as the one before has left it."""
@@ -62,30 +67,32 @@ class RunFiles:
 
     def note_start(self, note: StartNote) -> StartNote:
         """Write down how a run is started, before anything of it is; or, if that has been done, what was written."""
-        self.kept.mkdir(parents=True, exist_ok=True)
+        self._out.mkdir(mode=FOLDER_FOR_US_ALONE, parents=True, exist_ok=True)
+        for folder in (self.folder, self.kept):
+            folder.mkdir(mode=FOLDER_FOR_US_ALONE, exist_ok=True)
         if earlier := self.start_note():
             return earlier
-        _write_whole(self._start, msgspec.json.encode(note))
+        write_whole(self._start, msgspec.json.encode(note))
         return note
 
     def start_note(self) -> StartNote | None:
         """How the run was started, if it was."""
         try:
-            return msgspec.json.decode(self._start.read_bytes(), type=StartNote)
-        except (OSError, msgspec.DecodeError):
+            return msgspec.json.decode(read_plain(self._start), type=StartNote)
+        except _UNREADABLE:
             return None
 
     def decide(self, ending: Ending) -> None:
         """Write down how the run ends before it is ended: from now on nothing of it starts, and nobody decides anew."""
-        _write_whole(self.end, msgspec.json.encode(ending))
+        write_whole(self.end, msgspec.json.encode(ending))
 
     def decided(self) -> Ending | None:
         """How the run ends, if that is decided."""
         try:
-            ending: Ending = msgspec.json.decode(self.end.read_bytes(), type=Ending)
-        except (OSError, msgspec.DecodeError):
+            ending: Ending = msgspec.json.decode(read_plain(self.end), type=Ending)
+        except _UNREADABLE:
             return None
-        return ending
+        return ending if (ending.job, ending.run) == self._whose else None  # else a job speaks for another one
 
 
 def mark_prefix(out: Path) -> str:
@@ -96,13 +103,6 @@ def mark_prefix(out: Path) -> str:
 def new_mark(out: Path) -> str:
     """A mark for the processes of one more run."""
     return mark_prefix(out) + uuid4().hex
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """All of it or nothing is there, even if we are killed meanwhile."""
-    beside = path.with_name(path.name + ".new")
-    beside.write_bytes(content)
-    beside.replace(path)
 
 
 def _folder_name(job: str) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from refold.backends.plain_files import open_plain, read_plain
 from refold.backends.process import Process, boot_id, is_alive, process_of, seen_in
 from refold.backends.run_files import RunFiles
 
@@ -66,7 +67,7 @@ def start_shim(
 ) -> Process:
     """Start a command behind a shim, in a session of its own, with its output appended to its log."""
     places = map(str, (files.claim(instance), files.exit(instance), files.end, folder))
-    with files.log(instance).open("ab") as output:
+    with open_plain(files.log(instance), os.O_WRONLY | os.O_CREAT | os.O_APPEND) as output:
         shell = subprocess.Popen(
             [SHELL, "-c", TEXT, "refold-shim", *places, *command],
             stdin=subprocess.DEVNULL,
@@ -82,7 +83,7 @@ def start_shim(
 def read_claim(path: Path) -> Claim | None:
     """Who has claimed an instance; None: nobody, or somebody who is about to write down who they are."""
     try:
-        line = path.read_bytes()
+        line = read_plain(path)
         if not line.endswith(b"\n"):
             return None
         if b")" not in line:
@@ -97,7 +98,7 @@ def read_claim(path: Path) -> Claim | None:
 def read_exit(path: Path) -> int | None:
     """The status that a shim has written, if it has come to that."""
     try:
-        line = path.read_bytes()
+        line = read_plain(path, LONGEST_STATUS + 1)
     except OSError:
         return None
     return int(line) if line.endswith(b"\n") and line[:-1].isdigit() and len(line) <= LONGEST_STATUS else None

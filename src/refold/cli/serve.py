@@ -37,6 +37,9 @@ def serve(
     state: Annotated[
         Path | None, typer.Option("--state", metavar="FOLDER", help="Where to keep everything [~/.refold].")
     ] = None,
+    new_token: Annotated[
+        bool, typer.Option("--new-token", help="Make another token for the owner; the old one opens nothing more.")
+    ] = False,
 ) -> None:
     """Run the scheduler of this machine: finds its GPUs, or offers CPU slots; keeps all that it knows in one file.
 
@@ -57,10 +60,10 @@ def serve(
     chosen = _chosen(_config(config), slots, policy, settings, placement, host, port)
     chosen, machine = _with_something_to_share(chosen)
     _log_to_stderr()
-    _run(asyncio, chosen, (state or state_folder()).expanduser(), machine)
+    _run(asyncio, chosen, (state or state_folder()).expanduser(), machine, new_token)
 
 
-def _run(asyncio: Any, config: Config, folder: Path, machine: Machine) -> None:
+def _run(asyncio: Any, config: Config, folder: Path, machine: Machine, new_token: bool) -> None:
     from refold.live.daemon import Daemon
     from refold.live.interruption import ASKS_TO_END
     from refold.live.machine import layout_of
@@ -70,7 +73,7 @@ def _run(asyncio: Any, config: Config, folder: Path, machine: Machine) -> None:
     say(f"{plural(layout.cluster.gpus, 'slot' if layout.devices is None else what)}, policy {config.policy.name}")
 
     async def serve() -> None:
-        daemon = Daemon(config, folder, machine, layout)
+        daemon = Daemon(config, folder, machine, layout, new_token=new_token)
         for number in ASKS_TO_END:
             asyncio.get_running_loop().add_signal_handler(number, daemon.end)
         await daemon.serve(lambda ready: _welcome(ready, folder))
@@ -149,10 +152,14 @@ def _log_to_stderr() -> None:
 
 
 def _welcome(ready: Ready, folder: Path) -> None:
+    from refold.live.address import left_address
+
     tell(ready.notes)
     say(f"serving on {ready.address}   (API: {ready.address}/docs)")
     if ready.token:
         say(f"token of the owner: {ready.token}")
+    elif left_address(folder) is None:
+        say("the owner's token is not known here any more: `refold serve --new-token` makes another")
     say(f"state: {folder}   {plural(ready.running, 'run')}, {plural(ready.waiting, 'job')} waiting")
     say()
     say("next, in another terminal:")

@@ -15,16 +15,20 @@ def snapshot(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write it.")] = Path(
         "snapshot.jsonl"
     ),
+    whole: Annotated[
+        bool, typer.Option("--whole", help="With commands, environments and addresses: not for everybody's eyes.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write how things stand now into a file: who runs where, who waits, and what is known of the past.
 
     It is a journal: 'refold queue', 'refold whatif' and 'refold compare' read it, on any machine. What would another
-    policy do with this queue? refold compare snapshot.jsonl --policies fifo,easy,refold
+    policy do with this queue? refold compare snapshot.jsonl --policies fifo,easy,refold. Commands, variables of the
+    environment and addresses are left out, so that it can be handed around.
 
     Example: refold snapshot -o now.jsonl
     """
-    path = daemon().snapshot(out)
+    path = daemon().snapshot(out, whole=whole)
     if as_json:
         print_json({"snapshot": str(path)})
         return

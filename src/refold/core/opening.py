@@ -36,10 +36,9 @@ def _downs(state: State) -> Iterable[Event]:
 
 def _jobs(state: State) -> Iterable[Event]:
     """Those that run go first, or a limit might count others instead; those beyond one go before all that are held."""
-    beyond = [job for job in state.held.values() if state.held_for[job.id] is Reason.LIMIT]
-    beyond.sort(key=state.limits.first_come)
-    others = [job for job in state.held.values() if state.held_for[job.id] is not Reason.LIMIT]
-    everybody = (*state.active.values(), *state.waiting.values(), *beyond, *others, *state.never.values())
+    beyond = {job.id: job for job in state.limits.outside()}
+    others = [job for job in state.held.values() if job.id not in beyond]
+    everybody = (*state.active.values(), *state.waiting.values(), *beyond.values(), *others, *state.never.values())
     for job in everybody:
         yield JobSubmitted(job)
         yield from _behind(state, job)

@@ -54,7 +54,6 @@ class State:
         self._reshaping: dict[str, Allocation] = {}
         self._cancelled: set[str] = set()
         self.to_be_held: set[str] = set()
-        self._seen: set[str] = set()
         self.limits = Limits(cluster)
 
     # Facts.
@@ -121,10 +120,9 @@ class State:
         return False
 
     def _submitted(self, job: Job) -> None:
-        if job.id in self._seen:
+        if job.id in self.progress:
             self.late["JobSubmitted"] += 1
             return
-        self._seen.add(job.id)
         self.progress[job.id] = Progress()
         if not self.free.fits_when_empty(job.demand):
             self.never[job.id] = job
@@ -151,6 +149,9 @@ class State:
             self.changes.submitted.append(admitted)
 
     def _hold(self, job_id: str, reason: Reason) -> Order | None:
+        if reason is Reason.BACKOFF and not self._may_pause(job_id):
+            self.late["JobHeld"] += 1
+            return None
         if job_id in self.runs:
             self.to_be_held.add(job_id)
             return None if self.runs[job_id].stopping else self.stop(job_id, "held")
@@ -165,6 +166,10 @@ class State:
         self._keep_back(job, reason)
         self._leaves(job)
         return None
+
+    def _may_pause(self, job_id: str) -> bool:
+        """A pause after a failure neither stops the next run, nor ends with a job released that somebody holds."""
+        return job_id not in self.runs and self.held_for.get(job_id) is not Reason.HELD
 
     def _leave_queue(self, job: Job) -> None:
         self.reasons.pop(job.id, None)
@@ -189,9 +194,13 @@ class State:
             self._counted(progress, event.steps)
 
     def _adopt(self, event: RunAdopted) -> None:
-        """What a run holds is taken; the policy sees a run that it has not started."""
+        """What a run holds is taken; the policy sees a run that it has not started.
+
+        The run of a job that is held takes what is free of it, if anything is: it stands for something else.
+        """
         job = self.waiting.get(event.job) or self.held.get(event.job)
-        if job is None or not self._is_here(event.allocation) or self.free.take(event.allocation.placement) is not None:
+        placement = self._adopted(event) if job is not None and self._is_here(event.allocation) else ()
+        if job is None or not placement:
             self.late["RunAdopted"] += 1
             return
         if self.waiting.pop(event.job, None) is not None:
@@ -201,7 +210,13 @@ class State:
             self.limits.counts(job)
         self.active[event.job] = job
         self.progress[event.job].runs = event.run - 1
-        self._begin(event.job, event.allocation, event.since)
+        self._begin(event.job, Allocation(placement, event.allocation.plan), event.since)
+
+    def _adopted(self, event: RunAdopted) -> Placement:
+        placement = event.allocation.placement
+        if event.job in self.held:
+            return tuple(share for share in self.free.take_what_is_free(placement) if share.gpus)
+        return placement if self.free.take(placement) is None else ()
 
     def _began_to_compute(self, job_id: str) -> None:
         progress, run = self.progress[job_id], self.runs[job_id]

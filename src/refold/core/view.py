@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 
 from refold.core.changes import Changes
@@ -111,7 +112,7 @@ class View:
         `ahead`: how many wait before it, if somebody has counted them already.
         """
         if job_id in self.never:
-            return Wait(job_id, Reason.NEVER, shortage=Free(self.cluster).shortage(self.never[job_id].demand))
+            return Wait(job_id, Reason.NEVER, shortage=self._empty.shortage(self.never[job_id].demand))
         if job_id in self.held:
             return Wait(job_id, self._state.held_for[job_id])
         demand = self.waiting[job_id].demand
@@ -122,6 +123,11 @@ class View:
         if reason is Reason.RESOURCES:
             return Wait(job_id, reason, shortage=self.shortage(demand))
         return Wait(job_id, reason, ahead=self.jobs_before(job_id) if ahead is None else ahead)
+
+    @cached_property
+    def _empty(self) -> Free:
+        """The whole cluster, empty."""
+        return Free(self.cluster)
 
     def held_for(self, job_id: str) -> Reason | None:
         """Why a job is held; None: it is not."""

@@ -1,32 +1,28 @@
-"""Submissions become jobs: for whom, under which id, after which others; and what would become of one."""
+"""Submissions become jobs: for whom, under which id, after which others."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from refold.catalogue.tables import gpu_key
+from refold.core import Entry
 from refold.core.events import Event, JobHeld, JobSubmitted
-from refold.core.orders import StartRun
 from refold.errors import BadInput, Conflict, Forbidden, TooMuch, UnknownName
 from refold.live.calls import Caller
 from refold.live.drains import TENANT
 from refold.live.loop import Loop
+from refold.live.matching import check_patterns
 from refold.live.notify_addresses import check_address
-from refold.live.standing import interval
 from refold.live.store import NewJob, Store
-from refold.live.wire import LARGEST_ID, Interval, JobStatus, Preview, Submission
+from refold.live.wire import JobStatus, Submission
 from refold.model import Job, Reason
-from refold.packing import Free
-from refold.simulator.snapshot import CannotCopy
 
 MOST_JOBS = 200_000
 """Jobs that may be there at once and are not over."""
-
-MOST_TO_TRY = 2_000
-"""Waiting jobs up to which the policy itself is asked what it would do with one more."""
 
 
 class Accepting:
@@ -37,56 +33,62 @@ class Accepting:
         self._store = store
         self._find = find
         self._number = store.reading.last_numbers()[0]
-        self._accepting: dict[str, asyncio.Future[str]] = {}
+        self._accepting: dict[str, asyncio.Future[Entry]] = {}
+        self._checking = asyncio.Lock()
 
     async def accept(self, caller: Caller, submissions: Sequence[Submission]) -> list[str]:
         """Their ids, once they are on disk. A request that was accepted before gives the job that it gave then."""
         if len(self._loop.roster.of) + len(submissions) > MOST_JOBS:
             raise TooMuch(f"{len(self._loop.roster.of):,} jobs are there already, expected at most {MOST_JOBS:,}")
-        requests = [f"{caller.name}/{one.request}" if one.request else "" for one in submissions]
-        ids: list[str] = [await self._known(request) for request in requests]
+        requests = [_key(caller, one.request) for one in submissions]
+        named = [request for request in requests if request]
+        if len(named) != len(set(named)):
+            raise BadInput("request: two of the submissions have the same, expected each once")
+        await self.check_patterns(submissions)
+        ids = await self._accepted_before(requests)
+        # From here until they are put nothing is awaited, so nobody else can begin to accept one of them.
         new: list[NewJob] = []
         events: list[Event] = []
-        taken = self._number
+        number = self._number
         for place, submission in enumerate(submissions):
             if not ids[place]:
-                taken += 1
-                job, held = self._job(caller, submission, taken)
-                new.append(NewJob(taken, submission.name, job, requests[place], submission.secrets))
+                number += 1
+                job, held = self.job_of(caller, submission, number)
+                new.append(NewJob(number, submission.name, job, requests[place], submission.secrets))
                 events += [JobSubmitted(job), *held]
                 ids[place] = job.id
-        self._number = taken  # from here on nothing is refused
         if new:
-            await self._write(events, new)
+            done = self._loop.put(events, new)
+            self._number = number
+            self._remember_until(done, new)
+            await self._loop.patiently(done)
         return ids
 
-    async def _known(self, request: str) -> str:
-        """The job of a request that was accepted before, or is being accepted; empty: there is none."""
-        if not request:
-            return ""
-        if request in self._accepting:
-            return await asyncio.shield(self._accepting[request])
-        return self._store.reading.job_of_request(request) or ""
+    async def check_patterns(self, submissions: Sequence[Submission]) -> None:
+        """Refuse what is no regular expression. One may take long to read, so others are answered meanwhile."""
+        if patterns := [pattern for one in submissions for pattern in one.patterns]:
+            async with self._checking:
+                await asyncio.to_thread(check_patterns, patterns)
 
-    async def _write(self, events: Sequence[Event], new: Sequence[NewJob]) -> None:
-        mine = {one.request: asyncio.get_running_loop().create_future() for one in new if one.request}
-        self._accepting |= mine
-        try:
-            await self._loop.ask(events, new)
-        except BaseException as error:
-            for future in mine.values():
-                future.set_exception(error if isinstance(error, Exception) else Conflict("it was not accepted"))
-                future.exception()  # nobody has to look
-            raise
-        else:
-            for one in new:
-                if one.request:
-                    mine[one.request].set_result(one.job.id)
-        finally:
+    async def _accepted_before(self, requests: Sequence[str]) -> list[str]:
+        """The jobs of requests that were accepted before, or empty; what is under way is waited for."""
+        while under_way := [self._accepting[one] for one in requests if one in self._accepting]:
+            await self._loop.patiently(under_way[0])
+        return [(self._store.reading.job_of_request(one) or "") if one else "" for one in requests]
+
+    def _remember_until(self, done: asyncio.Future[Entry], new: Sequence[NewJob]) -> None:
+        """A request is known from now on: here, until it is on disk, however long whoever asked waits for that."""
+        mine = [one.request for one in new if one.request]
+        self._accepting |= dict.fromkeys(mine, done)
+
+        def forget(_: asyncio.Future[Entry]) -> None:
             for request in mine:
                 del self._accepting[request]
 
-    def _job(self, caller: Caller, submission: Submission, number: int) -> tuple[Job, list[Event]]:
+        done.add_done_callback(forget)
+
+    def job_of(self, caller: Caller, submission: Submission, number: int) -> tuple[Job, list[Event]]:
+        """The job that a submission becomes, and what holds it back; or what is wrong with it."""
         tenant = self._tenant(caller, submission)
         submission = msgspec.structs.replace(submission, gpu_types=self._types(submission.gpu_types))
         for address in submission.notify:
@@ -137,54 +139,9 @@ class Accepting:
 
     def ended_job(self, job_id: str) -> JobStatus | None:
         """How a job that is over stands, whether that is on disk yet or not; None: it is not over."""
-        return self._loop.ending.get(job_id) or self._store.reading.ended_job(job_id)
-
-    # What would become of one.
-
-    def preview(self, caller: Caller, submission: Submission) -> Preview:
-        """Whether it would fit, when it would start and how, as far as can be told without doing it."""
-        loop, view = self._loop, self._loop.view
-        job, held = self._job(caller, submission, LARGEST_ID)
-        fits = Free(view.cluster).fits_when_empty(job.demand)
-        notes = [] if fits else [f"it will never run here: {Free(view.cluster).shortage(job.demand).text('that')}"]
-        if held:
-            reason = "it is released" if submission.hold else "the jobs that it comes after have finished"
-            notes.append(f"it waits until {reason}")
-        tried = self._tried(job) if fits and not held else None
-        plan, expected = tried if tried is not None else ("", None)
-        notes += _notes_on_plan(submission, loop.header.policy, plan)
-        return Preview(
-            fits=fits,
-            demand=str(job.demand),
-            gpus=job.demand.total_gpus,
-            plan=plan,
-            starts_now=expected is not None and expected.at <= loop.wall(loop.now()) + 1.0,
-            waiting_before=len(view.waiting),
-            expected=expected,
-            notes=notes,
-        )
-
-    def _tried(self, job: Job) -> tuple[str, Interval | None] | None:
-        """What the policy would do with the job at this moment: its plan, and when it would start."""
-        loop = self._loop
-        if len(loop.view.waiting) > MOST_TO_TRY:
-            return None
-        try:
-            scheduler = loop.copied()
-        except CannotCopy:
-            return None
-        entry = scheduler.step(loop.now(), [JobSubmitted(job)])
-        for order in entry.orders:
-            if isinstance(order, StartRun) and order.job == job.id:
-                plan = order.allocation.plan
-                return "" if plan is None else str(plan), Interval(loop.wall(entry.now))
-        expected = scheduler.view.expected(job.id) if job.id in scheduler.view.waiting else None
-        return "", None if expected is None else interval(expected, loop.wall)
+        return self._loop.leaving.get(job_id) or self._store.reading.ended_job(job_id)
 
 
-def _notes_on_plan(submission: Submission, policy: str, plan: str) -> list[str]:
-    if submission.plan != "auto" or plan:
-        return []
-    if not submission.workload:
-        return ["plan: auto needs a workload, so that it is known how fast each plan would be"]
-    return [f"its plan is chosen when it starts, if {policy} chooses plans"]
+def _key(caller: Caller, request: str) -> str:
+    """By what a request is known; whoever asks has names of their own."""
+    return json.dumps([caller.name, request]) if request else ""

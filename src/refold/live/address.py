@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Iterable
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
 from refold.errors import BadFile, BadValue, NoDaemon
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""What stands for all addresses of a machine, and which of them is reached from here."""
 
 NOBODY = "no Refold daemon is known here: start one with `refold serve`, or set REFOLD_ADDRESS and REFOLD_TOKEN"
 
@@ -37,10 +44,46 @@ def state_folder() -> Path:
     return Path(named).expanduser() if named else Path.home() / ".refold"
 
 
-def write_address(folder: Path, address: str, token: str) -> Path:
-    """Leave word of a daemon, for whoever may read this user's files, at once and wholly."""
+class Names:
+    """By which names a daemon may be asked: a page of somebody else's cannot have it called by one of these.
+
+    `host` is where it was told to listen, `bound` the address that this is; where that is every address of the machine,
+    any address will do, since one that was written as numbers is nobody's to give away.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", bound: str = "", named: Iterable[str] = ()) -> None:
+        bound = bound or host
+        known = [*LOOPBACK, host, bound, *named]
+        if not _is_loopback(bound):
+            known += [socket.gethostname(), socket.getfqdn()]
+        self._known = {name.lower().strip("[]").rstrip(".") for name in known if name}
+        self._any_address = bound in ANYWHERE
+
+    def __contains__(self, name: str) -> bool:
+        return name.lower().rstrip(".") in self._known or (self._any_address and _is_address(name))
+
+
+def _is_loopback(address: str) -> bool:
+    return address in LOOPBACK or (_is_address(address) and ip_address(address).is_loopback)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def write_address(folder: Path, address: str, token: str) -> Path | None:
+    """Leave word of a daemon, for whoever may read this user's files, at once and wholly; without a token, none."""
     path, unfinished = folder / "client.json", folder / f".client.json.{os.getpid()}"
     unfinished.unlink(missing_ok=True)
+    if not token:
+        path.unlink(missing_ok=True)
+        return None
+    for everywhere, here in ANYWHERE.items():
+        address = address.replace(f"//{everywhere}:", f"//{here}:").replace(f"//[{everywhere}]:", f"//[{here}]:")
     try:
         # Made by us and with mode 0600: there is no moment at which others could read the token.
         with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -12,6 +12,7 @@ import msgspec
 
 from refold.errors import BadField, Forbidden, NotFound, RefoldError, TooMuch
 from refold.live import asgi
+from refold.live.address import Names
 from refold.live.asgi import HttpError, Receive, Reply, Scope, Send, header
 from refold.live.asked import Parameters, read_json
 from refold.live.calls import CALLS, LINES, STREAM, Call, Caller, Desk
@@ -19,7 +20,6 @@ from refold.live.feed import Interest
 from refold.live.openapi import described, page_of_calls
 from refold.live.tokens import Tokens
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LONGEST_PART = 128
 """Characters of a part of a path that names something."""
 
@@ -59,12 +59,12 @@ class Routes:
 
 
 class Api:
-    """An ASGI application over a desk. `hosts` are names that it goes by beside those of the loopback."""
+    """An ASGI application over a desk. `names` are those that it goes by; else those of the loopback."""
 
-    def __init__(self, desk: Desk, tokens: Tokens, *, hosts: Iterable[str] = ()) -> None:
+    def __init__(self, desk: Desk, tokens: Tokens, *, names: Names | None = None) -> None:
         self._desk = desk
         self._tokens = tokens
-        self._hosts = {host.lower().strip("[]") for host in (*LOOPBACK, *hosts)}
+        self._names = Names() if names is None else names
         self._routes = Routes(CALLS)
         self._pages = pages()
 
@@ -110,7 +110,7 @@ class Api:
             _check_that_it_is_json(scope)
             parts = (*parts, read_json(route.decoder, await asgi.read_body(receive)))
         if call.media == STREAM:
-            pieces = await self._listen(caller, asked, header(scope, b"last-event-id"))
+            pieces = await self._listen(caller, asked, scope)
             return await _streamed(scope, receive, send, call.media, pieces)
         answer = getattr(self._desk, call.name)(caller, *parts, **asked)
         if isinstance(answer, Awaitable):
@@ -119,11 +119,10 @@ class Api:
             return await _streamed(scope, receive, send, call.media, answer)
         return Reply(call.status, answer if call.media == LINES else msgspec.json.encode(answer), call.media)
 
-    async def _listen(
-        self, caller: Caller, asked: dict[str, Any], last_seen: str | None
-    ) -> AsyncGenerator[bytes, None]:
-        """A stream of events, of one job if one is named, from where the listener broke off."""
-        since = asked["since"]
+    async def _listen(self, caller: Caller, asked: dict[str, Any], scope: Scope) -> AsyncGenerator[bytes, None]:
+        """A stream of events, of one job if one is named, from where the listener broke off, while it is known."""
+        since, last_seen = asked["since"], header(scope, b"last-event-id")
+        token = header(scope, b"authorization")
         if last_seen is not None:
             if not (last_seen.isascii() and last_seen.isdecimal() and len(last_seen) < 17):
                 raise BadField("Last-Event-ID is not the number of an event", "Last-Event-ID")
@@ -131,7 +130,8 @@ class Api:
         job = (await self._desk.job(caller, asked["job"])).id if asked["job"] else ""
         if self._desk.feed.is_full:
             raise TooMuch(f"{self._desk.feed.listeners} listen to events already: try again later")
-        return self._desk.feed.subscribe(since, Interest(caller, job, asked["tenant"]), asked["follow"])
+        interest = Interest(caller, job, asked["tenant"])
+        return self._desk.feed.subscribe(since, interest, asked["follow"], lambda: self._tokens.knows(token))
 
     def _check_host_and_origin(self, scope: Scope) -> None:
         """A page of somebody else's, in the browser of somebody who may ask, is not to ask in their name.
@@ -139,7 +139,7 @@ class Api:
         The host that it thinks it talks to would be its own (DNS rebinding), and the origin of what it asks as well.
         """
         host = header(scope, b"host") or ""
-        if _host_name(host) not in self._hosts:
+        if _host_name(host) not in self._names:
             raise Forbidden(f"this daemon does not go by the name {host[:LONGEST_PART]!r}")
         origin = header(scope, b"origin")
         if origin is not None and origin.lower().partition("://")[2] != host.lower():
@@ -156,11 +156,11 @@ def pages() -> dict[str, Reply]:
     }
 
 
-def _host_name(host: str) -> str | None:
+def _host_name(host: str) -> str:
     try:
-        return urlsplit(f"//{host}").hostname
+        return urlsplit(f"//{host}").hostname or ""
     except ValueError:
-        return None
+        return ""
 
 
 def _check_that_it_is_json(scope: Scope) -> None:

@@ -20,7 +20,7 @@ from refold.errors import (
     Unavailable,
     Unknown,
 )
-from refold.live.queries import DrainQuery, EventsQuery, GpuQuery, JobsQuery, LogsQuery
+from refold.live.queries import DrainQuery, EventsQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery
 from refold.live.wire import (
     About,
     Event,
@@ -166,7 +166,16 @@ CALLS: tuple[Call, ...] = (
         repeatable=False,
     ),
     Call("revoke_token", "DELETE", f"{V1}/tokens/{{name}}", "owner", TokenStatus, "Let a token open nothing more"),
-    Call("snapshot", "GET", f"{V1}/snapshot", "owner", bytes, "The present as a journal", media=LINES),
+    Call(
+        "snapshot",
+        "GET",
+        f"{V1}/snapshot",
+        "owner",
+        bytes,
+        "The present as a journal",
+        query=SnapshotQuery,
+        media=LINES,
+    ),
     Call("journal", "GET", f"{V1}/journal", "owner", bytes, "The journal so far", media=LINES),
     Call("events", "GET", f"{V1}/events", "reader", Event, "What happens, as it does", query=EventsQuery, media=STREAM),
 )
@@ -256,7 +265,7 @@ class Desk(Protocol):
         """Work for it again."""
         ...
 
-    def gpus(self, caller: Caller) -> list[GpuStatus]:
+    def gpus(self, caller: Caller) -> Awaitable[list[GpuStatus]]:
         """All of them."""
         ...
 
@@ -276,8 +285,8 @@ class Desk(Protocol):
         """The token that was."""
         ...
 
-    def snapshot(self, caller: Caller) -> Awaitable[bytes]:
-        """A journal of the present that `refold replay` reads."""
+    def snapshot(self, caller: Caller, *, whole: bool) -> Awaitable[bytes]:
+        """A journal of the present that `refold replay` reads; `whole`: with what is for nobody else to know."""
         ...
 
     def journal(self, caller: Caller) -> AsyncIterator[bytes]:

@@ -211,9 +211,12 @@ class Client:
         """Let a token open nothing more."""
         return self._ask(TokenStatus, "revoke_token", name)
 
-    def snapshot(self, path: str | os.PathLike[str]) -> Path:
-        """The present as a journal, into a file that `refold replay` reads."""
-        return self._save("snapshot", Path(path))
+    def snapshot(self, path: str | os.PathLike[str], *, whole: bool = False) -> Path:
+        """The present as a journal, into a file that `refold replay` reads.
+
+        `whole`: with commands, variables of the environment and addresses, which are not for everybody's eyes.
+        """
+        return self._save("snapshot", Path(path), whole=whole)
 
     def journal(self, path: str | os.PathLike[str]) -> Path:
         """The journal so far, into a file."""
@@ -252,12 +255,12 @@ class Client:
             yield from page.jobs
             after = page.next
 
-    def _save(self, name: str, path: Path) -> Path:
+    def _save(self, name: str, path: Path, **query: Any) -> Path:
         """Into a file that is there only when it is whole."""
         unfinished = path.with_name(path.name + ".partial")
         try:
             with unfinished.open("wb") as file:
-                for piece in self._connection.pieces(name):
+                for piece in self._connection.pieces(name, **query):
                     file.write(piece)
             return unfinished.replace(path)
         except OSError as error:

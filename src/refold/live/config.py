@@ -10,9 +10,18 @@ from refold.model import Tenant
 from refold.model.units import DAY, HOUR, MINUTE, Seconds
 
 Kind = Literal[
-    "waiting_long", "started", "reshaped", "stopped", "failed", "finished", "hang_suspected", "gpu_idle", "gpu_bad"
+    "waiting_long",
+    "started",
+    "reshaped",
+    "stopped",
+    "failed",
+    "finished",
+    "ended",
+    "hang_suspected",
+    "gpu_idle",
+    "gpu_bad",
 ]
-"""What messages are about."""
+"""What messages are about. A job has `ended` that neither finished nor failed: by a rule, or since another failed."""
 
 Then = Literal["no-retry", "drain-node"]
 BadGpuRule = Literal["drain", "warn", "off"]
@@ -87,6 +96,7 @@ class NotifyChoice(msgspec.Struct, frozen=True):
         "stopped",
         "failed",
         "finished",
+        "ended",
         "hang_suspected",
         "gpu_idle",
     )
@@ -94,13 +104,17 @@ class NotifyChoice(msgspec.Struct, frozen=True):
 
 
 class ServeChoice(msgspec.Struct, frozen=True):
-    """Where the daemon listens, how long runs may take to stop, and what is kept of their output."""
+    """Where the daemon listens, how long runs may take to stop, and what is kept of their output.
+
+    `names`: by which others reach it, beside the machine's own; what asks it by another name is refused.
+    """
 
     host: str = "127.0.0.1"
     port: int = 7170
     grace: Seconds = 10.0
     most_output: int = 64 * 2**20
     keep_logs_for: Seconds = 30 * DAY
+    names: tuple[str, ...] = ()
 
 
 class Config(msgspec.Struct, frozen=True):

@@ -115,6 +115,10 @@ def _kinds(part: Part) -> tuple[str, ...]:
     return tuple(entry.one_of(get_args(Kind)) for entry in part.entries("a list of kinds of messages"))
 
 
+def _names(part: Part) -> tuple[str, ...]:
+    return tuple(map(_name, part.entries("a list of names, such as [gpus.lab]")))
+
+
 def _port(part: Part) -> int:
     return part.whole("a port, 0 to 65535 (0: any that is free)", 0, 65535)
 
@@ -173,6 +177,7 @@ NOTIFY: dict[str, Reader] = {
 SERVE: dict[str, Reader] = {
     "host": lambda part: part.text("an address to listen on", most=255),
     "port": _port,
+    "names": _names,
     "grace": lambda part: part.seconds(most=DAY),
     "most_output": _bytes,
     "keep_logs_for": Part.lasting,

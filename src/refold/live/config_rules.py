@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
@@ -16,6 +15,7 @@ from refold.live.config import (
     Then,
     WatchChoice,
 )
+from refold.live.matching_process import read_pattern
 from refold.live.parts import Part
 
 Reader = Callable[[Part], Any]
@@ -129,10 +129,9 @@ def _output_rule(part: Part) -> OutputRule:
 
 def _pattern(part: Part) -> str:
     pattern = part.text("a regular expression", most=512)
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise part.refused(f"{pattern!r} is not a regular expression: {error}") from None
+    _, problem = read_pattern(pattern)
+    if problem:
+        raise part.refused(f"{pattern!r} is not a regular expression: {problem}")
     return pattern
 
 

@@ -56,20 +56,21 @@ watch:
 #    - {{pattern: 'ModuleNotFoundError', then: no-retry}}
 
 # Whom to tell, at addresses as apprise writes them (github.com/caronc/apprise). Kinds: waiting_long, started,
-# reshaped, stopped, failed, finished, hang_suspected, gpu_idle, gpu_bad.
+# reshaped, stopped, failed, finished, ended, hang_suspected, gpu_idle, gpu_bad.
 notify:
 #  urls:                 # of everybody's jobs, by kind
 #    gpu_bad: [mailto://user:password@example.org]
 #    failed: [slack://tokenA/tokenB/tokenC]
 #  users:                # of their own jobs
 #    ann: [ntfys://ntfy.sh/anns-jobs]
-#  tell: [waiting_long, started, reshaped, stopped, failed, finished, hang_suspected, gpu_idle]   # to users and jobs
+#  tell: [waiting_long, started, reshaped, stopped, failed, finished, ended, hang_suspected, gpu_idle]  # users and jobs
 #  waiting_long_after: 4h
 
 # The daemon itself.
 serve:
 #  host: 127.0.0.1       # others reach it only if you say so here
 #  port: 7170            # 0: any that is free
+#  names: []             # by which others reach it, such as [gpus.lab]; the machine's own are known
 #  grace: 10s            # how long a run may take to stop, unless its job says otherwise
 #  most_output: 64MiB    # kept of each process's output
 #  keep_logs_for: 30d    # after the job has ended

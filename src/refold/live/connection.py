@@ -60,9 +60,9 @@ class Connection:
                 raise error_of(status, answer)
             return msgspec.json.decode(answer, type=gives)
 
-    def pieces(self, name: str) -> Iterator[bytes]:
+    def pieces(self, name: str, /, **query: Any) -> Iterator[bytes]:
         """An answer of any length, piece by piece."""
-        with self._told_plainly(), self._stream(name, {}) as response:
+        with self._told_plainly(), self._stream(name, query) as response:
             while piece := response.read(PIECE):
                 yield piece
 

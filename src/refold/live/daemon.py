@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from time import time
 from typing import Any
@@ -18,8 +19,10 @@ from refold.core.events import JobSubmitted, RunFinished
 from refold.core.orders import StartRun
 from refold.errors import BadInput
 from refold.live import drains
-from refold.live.address import left_address, write_address
+from refold.live.address import Names, left_address, write_address
 from refold.live.api import Api
+from refold.live.backoff import Backoff
+from refold.live.chores import again_and_again, say_if_it_failed
 from refold.live.clock import Anchor, WallClock
 from refold.live.config import Config
 from refold.live.dependencies import Dependencies
@@ -30,15 +33,15 @@ from refold.live.gpu_rounds import GpuRounds
 from refold.live.loop import Loop, Step
 from refold.live.machine import Layout, Machine
 from refold.live.notify import Notifier
-from refold.live.output_watch import OutputRule, OutputWatch
+from refold.live.output_watch import LOOK_EVERY, OutputRule, OutputWatch
 from refold.live.recovery import recover
 from refold.live.roster import News
 from refold.live.steady import Steady, refused
 from refold.live.store import Store
+from refold.live.sweeping import SWEEP_EVERY, Sweeping
 from refold.live.telling import Telling
-from refold.live.tokens import Known, Tokens, make_token
+from refold.live.tokens import Known, Tokens, make_owner
 from refold.live.verdicts import Verdicts
-from refold.live.wire import NewToken
 from refold.model import Job
 from refold.model.units import MINUTE, Seconds
 from refold.registry import make_policy
@@ -47,9 +50,8 @@ CLOCK = "clock"
 """Under which name it is kept when the journal began."""
 
 LOGS = "logs"
-OWNER = "owner"
 LOOK_FOR_LONG_WAITS_EVERY: Seconds = MINUTE
-HAND_BACK_EVERY: Seconds = 5 * MINUTE
+HAND_BACK_EVERY: Seconds = MINUTE
 """A kernel that is used for the first time takes the compiler out again."""
 
 
@@ -66,7 +68,11 @@ class Ready(msgspec.Struct, frozen=True):
 class Daemon:
     """One store, one loop, one back end, one API. Made within a running event loop."""
 
-    def __init__(self, config: Config, folder: Path, machine: Machine, layout: Layout) -> None:
+    def __init__(
+        self, config: Config, folder: Path, machine: Machine, layout: Layout, *, new_token: bool = False
+    ) -> None:
+        """`new_token`: its owner needs another, since the old one is lost or known to others."""
+        self._new_token = new_token
         self._config = config
         self._folder = folder
         self._machine = machine
@@ -94,7 +100,7 @@ class Daemon:
         hand_back_the_compiler()
 
     def _policy(self) -> Policy:
-        return Steady(make_policy(self._header.policy, self._header.settings))
+        return Steady(partial(make_policy, self._header.policy, self._header.settings))
 
     async def _serve(self, store: Store, listener: socket.socket, ready: Callable[[Ready], None]) -> None:
         stand = recover(store.reading, self._header, self._policy, refused)
@@ -105,34 +111,40 @@ class Daemon:
         verdicts = Verdicts(loop, output)
         backend = self._backend(verdicts, store)
         notifier = Notifier(self._config.notify)
-        telling = Telling(loop, notifier, self._config.notify.waiting_long_after)
+        telling = Telling(loop, notifier, self._config.notify.waiting_long_after, store)
         rounds = GpuRounds(loop, self._machine, self._layout, self._config.watch, telling)
-        tokens, token = _tokens(store)
+        sweeping = Sweeping(store.reading, self._folder / LOGS, self._config.serve.keep_logs_for)
+        tokens, token = _tokens(store, self._new_token)
         desk = LiveDesk(loop, store, feed, tokens, self._folder / LOGS, time())
         desk.gpu_readings = rounds.statuses
+        desk.resumed = rounds.is_well
         verdicts.drained = desk.explain_later
         loop.gathers.append(drains.take_what_is_free)
+        loop.beginnings.append(lambda: _follow_all(output, loop))
+        Backoff(loop).attend()
         loop.watches += [_following(output, loop), Dependencies(loop, store.reading).watch, telling.watch]
 
-        server = uvicorn.Server(_uvicorn(Api(desk, Tokens(tokens), hosts=[self._config.serve.host])))
+        names = Names(self._config.serve.host, listener.getsockname()[0], self._config.serve.names)
+        server = uvicorn.Server(_uvicorn(Api(desk, Tokens(tokens), names=names)))
         address = _address(listener)
         write_address(self._folder, address, token or _kept_token(self._folder))
-        for run in stand.scheduler.view.runs.values():
-            output.follow(stand.scheduler.view.active[run.job], run.number, len(run.allocation.placement))
         try:
             await self._until_ended(
                 loop.run(backend),
                 server.serve([listener]),
-                output.watch(),
+                again_and_again(lambda: asyncio.to_thread(output.look), LOOK_EVERY),
                 rounds.watch(),
-                _again_and_again(telling.look_for_long_waits, LOOK_FOR_LONG_WAITS_EVERY),
-                _again_and_again(hand_back_the_compiler, HAND_BACK_EVERY),
+                again_and_again(telling.look_for_long_waits, LOOK_FOR_LONG_WAITS_EVERY),
+                again_and_again(hand_back_the_compiler, HAND_BACK_EVERY),
+                again_and_again(lambda: asyncio.to_thread(sweeping.sweep), SWEEP_EVERY),
                 _once_started(server, lambda: ready(self._ready(address, token, loop, backend, stand.note))),
                 loop=loop,
                 server=server,
                 feed=feed,
             )
         finally:
+            output.close()
+            sweeping.close()
             await backend.leave()
             notifier.close()
             self._machine.close()
@@ -140,9 +152,11 @@ class Daemon:
     async def _until_ended(
         self, *work: Coroutine[Any, Any, None], loop: Loop, server: uvicorn.Server, feed: Feed
     ) -> None:
-        """All of it, until somebody ends it or one of them fails, which then is the failure of all."""
+        """All of it, until somebody ends it or one of the first two ends. The others see to it that they go on."""
         tasks = [asyncio.create_task(one) for one in work]
         main, serving, *others = tasks
+        for task in others:
+            task.add_done_callback(say_if_it_failed)
         ended = asyncio.create_task(self._told_to_end())
         try:
             await asyncio.wait({main, serving, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -167,6 +181,7 @@ class Daemon:
             self._config.serve.grace,
             more_environment=store.reading.secrets,
             devices=self._layout.devices,
+            device_memory_mib=self._layout.device_memory_mib,
             gpus=self._layout.devices is not None,
             in_own_folder=True,
             most_output=self._config.serve.most_output,
@@ -219,20 +234,22 @@ def _clock(store: Store, last: Seconds) -> WallClock:
     return WallClock(now)
 
 
-def _tokens(store: Store) -> tuple[dict[str, Known], str]:
-    """Those that are known; of a new store one for its owner, which is told."""
-    tokens = {known.hash: known for known in store.reading.tokens()}
-    if tokens:
-        return tokens, ""
-    token, known = make_token(NewToken(OWNER, "owner", "default", OWNER), time())
-    store.add_token(known)
-    return {known.hash: known}, token
+def _tokens(store: Store, anew: bool) -> tuple[dict[str, Known], str]:
+    """Those that are known; of a new store, or if that is wanted, with a new one for its owner, which is told."""
+    token = make_owner(store) if anew or not store.reading.tokens() else ""
+    return {known.hash: known for known in store.reading.tokens()}, token
 
 
 def _kept_token(folder: Path) -> str:
     """The owner's token, from where the first start has left it."""
     left = left_address(folder)
     return left.token if left is not None else ""
+
+
+def _follow_all(output: OutputWatch, loop: Loop) -> None:
+    """The output of runs that were going on is followed from where it is."""
+    for run in loop.real_runs():
+        output.follow(loop.view.active[run.job], run.number, len(run.allocation.placement))
 
 
 def _following(output: OutputWatch, loop: Loop) -> Callable[[Step], None]:
@@ -243,7 +260,7 @@ def _following(output: OutputWatch, loop: Loop) -> Callable[[Step], None]:
             if isinstance(order, StartRun) and order.job in loop.view.active:
                 output.follow(loop.view.active[order.job], order.run, len(order.allocation.placement))
         for news in step.news:
-            if news.job is not None and news.kind in ("stopped", "failed", "finished", "cancelled"):
+            if news.job is not None and news.kind in ("stopped", "failed", "finished", "cancelled", "ended"):
                 output.forget(news.job.id, news.run)
 
     return watch
@@ -256,15 +273,9 @@ def _noting(loop: Loop) -> Callable[[str, str], None]:
     def note(job_id: str, sentence: str) -> None:
         record = loop.roster.of.get(job_id)
         if record is not None:
-            event_loop.call_soon_threadsafe(loop.tell, News("warned", record.job, record.run, sentence))
+            event_loop.call_soon_threadsafe(loop.tell, News("noted", record.job, record.run, sentence))
 
     return note
-
-
-async def _again_and_again(work: Callable[[], None], every: Seconds) -> None:
-    while True:
-        await asyncio.sleep(every)
-        work()
 
 
 async def _once_started(server: uvicorn.Server, work: Callable[[], None]) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from time import time
 
 import msgspec
 
 from refold import __version__
-from refold.backends.output import read_from, size
+from refold.backends.output import Piece, read_piece
 from refold.backends.run_files import log_path
 from refold.core.events import Event, JobCancelled, JobHeld, JobReleased, NodeLost, NodeReturned
 from refold.errors import BadInput, Conflict, Forbidden, NotFound
@@ -19,8 +19,9 @@ from refold.live.accepting import Accepting
 from refold.live.calls import OVER, Caller
 from refold.live.feed import Feed
 from refold.live.loop import Loop
+from refold.live.previewing import Previewing
 from refold.live.snapshot import journal_lines, snapshot_lines
-from refold.live.standing import Standings, node_statuses, tenant_statuses
+from refold.live.standing import Standings, Wanted, node_statuses, tenant_statuses
 from refold.live.store import Store
 from refold.live.tokens import Known, make_token
 from refold.live.wire import (
@@ -52,7 +53,8 @@ class LiveDesk:
         self, loop: Loop, store: Store, feed: Feed, tokens: dict[str, Known], logs: Path, began: float
     ) -> None:
         self.feed = feed
-        self.gpu_readings: Callable[[], list[GpuStatus]] = list
+        self.resumed: Callable[[int, int | None], None] = lambda _node, _gpu: None
+        self.gpu_readings: Callable[[], Awaitable[list[GpuStatus]]] = _no_gpus
         self._loop = loop
         self._store = store
         self._tokens = tokens
@@ -61,6 +63,7 @@ class LiveDesk:
         self._view = loop.view
         self._standings = Standings(loop.view, loop.roster.of, loop.wall)
         self._accepting = Accepting(loop, store, self.find)
+        self._previewing = Previewing(loop, self._accepting)
         self._explaining: set[asyncio.Task[None]] = set()
         self._drained: dict[str, str] = store.reading.remembered(DRAINED, dict[str, str]) or {}
 
@@ -98,7 +101,7 @@ class LiveDesk:
 
     async def preview(self, caller: Caller, submission: Submission) -> Preview:
         """What would become of it."""
-        return self._accepting.preview(caller, submission)
+        return await self._previewing.preview(caller, submission)
 
     async def jobs(
         self,
@@ -117,23 +120,20 @@ class LiveDesk:
             wanted = [one for one in standing or () if one in OVER]
             if standing and not wanted:
                 return Jobs([], 0)
-            if self._loop.ending:
+            if self._loop.leaving:
                 await self._loop.written(lambda: None)  # which is in turn with the journal
-            rows, total = self._store.reading.ended(
-                standings=wanted, tenant=tenant, user=user, name=name, limit=limit, after=after
+            page = await asyncio.to_thread(
+                self._store.reading.ended,
+                standings=wanted,
+                tenant=tenant,
+                user=user,
+                name=name,
+                limit=limit,
+                after=after,
             )
         else:
-            chosen = [
-                one
-                for one in self._standings.everybody()
-                if (not standing or one[0] in standing)
-                and (not tenant or one[1].tenant == tenant)
-                and (not user or one[1].user == user)
-                and (not name or one[1].group == name)
-            ]
-            rows, total = [self._standings.status(*one) for one in chosen[after : after + limit]], len(chosen)
-        more = after + len(rows)
-        return Jobs([_as_seen_by(caller, row) for row in rows], total, more if rows and more < total else None)
+            page = self._standings.page(Wanted(tuple(standing or ()), tenant, user, name), limit, after)
+        return msgspec.structs.replace(page, jobs=[_as_seen_by(caller, row) for row in page.jobs])
 
     async def job(self, caller: Caller, job: str) -> JobStatus:
         """One job."""
@@ -158,12 +158,13 @@ class LiveDesk:
         if run is not None and run > status.runs:
             raise NotFound(f"{status.id!r} has had {status.runs} runs, and no run {run}")
         path = log_path(self._logs, status.id, number, instance)
-        if number and not path.exists() and instance:
-            raise NotFound(f"run {number} of {status.id!r} has no instance {instance}")
-        piece = read_from(path, offset if offset >= 0 else max(0, size(path) + offset), limit)
-        record = self._loop.roster.of.get(status.id)
+        record = self._loop.roster.of.get(status.id)  # before its output is read: if it is over now, that is all of it
         over = number > 0 and (record is None or record.run != number)
-        return Logs(piece.text, number, instance, piece.next, over and piece.next >= size(path))
+        read = await asyncio.to_thread(read_piece, path, offset, limit)
+        if number and read is None and instance:
+            raise NotFound(f"run {number} of {status.id!r} has no instance {instance}")
+        piece, at_the_end = read or (Piece(b"", max(0, offset), max(0, offset)), True)
+        return Logs(piece.text, number, instance, piece.next, over and at_the_end)
 
     async def cancel(self, caller: Caller, job: str) -> JobStatus:
         """Nobody wants it any more."""
@@ -236,7 +237,7 @@ class LiveDesk:
         elif (node, gpu) in drains.drained_gpus(self._view):
             events = []
         else:
-            events = drains.drain(self._view, index, gpu, reason)
+            events = drains.drain(self._view, (node, gpu), reason)
         if move:
             events += drains.recalls(self._view, index, reason, gpu)
         await self._loop.ask(events)
@@ -247,7 +248,8 @@ class LiveDesk:
         index = self._index(node, gpu)
         if gpu is None:
             await self._explain(node, "")
-        await self._loop.ask([NodeReturned(index)] if gpu is None else drains.resume(self._view, index, gpu))
+        await self._loop.ask([NodeReturned(index)] if gpu is None else drains.resume(self._view, (node, gpu)))
+        self.resumed(index, gpu)
         return self.nodes(caller)[index]
 
     def _index(self, node: str, gpu: int | None) -> int:
@@ -270,9 +272,9 @@ class LiveDesk:
         kept = dict(self._drained)
         await self._loop.written(lambda: self._store.remember(DRAINED, kept))
 
-    def gpus(self, caller: Caller) -> list[GpuStatus]:
+    async def gpus(self, caller: Caller) -> list[GpuStatus]:
         """All GPUs."""
-        return self.gpu_readings()
+        return await self.gpu_readings()
 
     def tenants(self, caller: Caller) -> list[TenantStatus]:
         """All tenants."""
@@ -306,19 +308,28 @@ class LiveDesk:
             raise NotFound.near("token", name, [one.name for one in self._tokens.values()])
         if known.role == "owner" and sum(one.role == "owner" for one in self._tokens.values()) == 1:
             raise Conflict(f"{name!r} is the only owner's token: make another one first")
-        await self._loop.written(lambda: self._store.remove_token(known.hash))
-        del self._tokens[known.hash]
+        del self._tokens[known.hash]  # at once, so that of two owners' tokens not both can be revoked by each other
+        try:
+            await self._loop.written(lambda: self._store.remove_token(known.hash))
+        except BaseException:
+            self._tokens[known.hash] = known
+            raise
+        self.feed.wake()
         return known.status()
 
     # The journal.
 
-    async def snapshot(self, caller: Caller) -> bytes:
+    async def snapshot(self, caller: Caller, *, whole: bool) -> bytes:
         """The present as a journal."""
-        return snapshot_lines(self._loop, self._store.reading)
+        return await snapshot_lines(self._loop, self._store.reading, whole)
 
     def journal(self, caller: Caller) -> AsyncIterator[bytes]:
         """The journal so far: the chapter that is being written."""
         return journal_lines(self._store.reading)
+
+
+async def _no_gpus() -> list[GpuStatus]:
+    return []
 
 
 def _as_seen_by(caller: Caller, status: JobStatus) -> JobStatus:

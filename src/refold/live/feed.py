@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from time import monotonic, time
 
 import msgspec
@@ -66,31 +66,33 @@ class Feed:
             self._events[event.number] = event
             self._events.pop(event.number - self._most, None)
         if self.last != before:
-            self._wake()
+            self.wake()
 
     def end(self) -> None:
         """There will be no more: every listener's stream comes to its end."""
         self._ended = True
-        self._wake()
+        self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Let every listener look whether it may still listen, and whether there is something new."""
         # Those who wait have the old one; whoever comes to wait next gets the new one.
         self._news.set()
         self._news = asyncio.Event()
 
     async def subscribe(
-        self, since: int | None, interest: Interest, follow: bool = True
+        self, since: int | None, interest: Interest, follow: bool = True, may_listen: Callable[[], bool] = lambda: True
     ) -> AsyncGenerator[bytes, None]:
         """Server-sent events after the number `since` (None: from now on); the first piece tells where that is.
 
         Events that were dropped from the ring before they were taken come as one of the kind `lost`, with their number.
+        The stream ends when its listener may not listen any more.
         """
         reached = self.last if since is None else min(since, self.last)
         self.listeners += 1
         try:
             yield alive(reached)
             said = monotonic()
-            while True:
+            while may_listen():
                 news = self._news
                 piece, reached = self._piece_after(reached, interest)
                 if not piece and monotonic() - said >= self._heartbeat:

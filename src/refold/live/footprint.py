@@ -26,10 +26,13 @@ def hand_back_the_compiler() -> None:
         described = Path("/proc/self/smaps").read_text()
     except OSError:
         return
-    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    library = ctypes.CDLL(None, use_errno=True)
+    madvise = library.madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for begin, end in _as_in_the_file(described):
         madvise(begin, end - begin, _DONTNEED)
+    if trim := getattr(library, "malloc_trim", None):  # what was freed, too
+        trim(0)
 
 
 def _as_in_the_file(described: str) -> list[tuple[int, int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from time import monotonic
 
 from refold.backends.nvidia import Reading
@@ -18,6 +19,9 @@ from refold.live.wire import GpuStatus
 from refold.model.units import WHOLE, Seconds
 
 ROUND_EVERY: Seconds = 10.0
+PATIENCE: Seconds = 2.0
+"""How long somebody who asks waits for the driver, which takes its time when a GPU is sick."""
+
 FRESH_FOR: Seconds = 0.5
 """How long a reading is good enough for the next who asks."""
 
@@ -33,6 +37,7 @@ class GpuRounds:
         self._bad = BadGpuWatch(choice.bad_gpus)
         self._readings: dict[int, Reading] = {}
         self._read_at = float("-inf")
+        self._under_way: asyncio.Task[None] | None = None
 
     async def watch(self, every: Seconds = ROUND_EVERY) -> None:
         """Round after round, until cancelled."""
@@ -45,21 +50,37 @@ class GpuRounds:
 
     async def go_round(self) -> None:
         """One round."""
-        readings = await asyncio.to_thread(self._machine.read)
+        await self._read()
         problems = await asyncio.to_thread(self._machine.problems)
-        self._note(readings)
         for bad in self._bad.look(problems):
             self._deal_with(bad)
         if self._idle is not None:
             for idle in self._idle.look(self._loop.now(), self._occupied(), self._loads()):
-                job = self._loop.view.active[idle.job]
-                self._loop.tell(News("warned", job, idle.run, idle.text))
-                self._telling.tell("gpu_idle", job, f"{idle.job} leaves its GPUs idle", idle.text)
+                self._loop.tell(News("idle", self._loop.view.active[idle.job], idle.run, idle.text))
 
-    def _note(self, readings: object) -> None:
-        assert isinstance(readings, list | tuple)
+    def is_well(self, node: int, gpu: int | None) -> None:
+        """Work is given again to a GPU, or to a node: what goes wrong with it from now on is news."""
+        drained = drains.drained_gpus(self._loop.view)
+        name = self._layout.cluster.nodes[node].name
+        for index, place in enumerate(self._layout.places):
+            if place is not None and place[0] == node and gpu in (None, place[1]) and (name, place[1]) not in drained:
+                self._bad.is_well(index)
+
+    async def _read(self) -> None:
+        """Wait for a reading; whoever comes while one is under way waits for that one."""
+        if self._under_way is None:
+            self._under_way = asyncio.create_task(self._read_in_a_thread())
+        await asyncio.shield(self._under_way)
+
+    async def _read_in_a_thread(self) -> None:
+        try:
+            readings = await asyncio.to_thread(self._machine.read)
+        except Exception:  # a driver may fail in any way: what it said before is not so any more
+            log.exception("the GPUs could not be read")
+            readings = []
         self._readings = {reading.index: reading for reading in readings}
         self._read_at = monotonic()
+        self._under_way = None
 
     def _loads(self) -> dict[Place, float | None]:
         return {
@@ -91,15 +112,16 @@ class GpuRounds:
             if (node, gpu) in run.places:
                 self._telling.tell("gpu_bad", self._loop.view.active[run.job], f"a GPU of {run.job} is bad", bad.why)
         if bad.drain and (name, gpu) not in drains.drained_gpus(self._loop.view):
-            for event in drains.drain(self._loop.view, node, gpu, bad.why):
+            for event in drains.drain(self._loop.view, (name, gpu), bad.why):
                 self._loop.report(event)
 
     # For those who ask.
 
-    def statuses(self) -> list[GpuStatus]:
-        """Every GPU as it is now."""
+    async def statuses(self) -> list[GpuStatus]:
+        """Every GPU as it is now; if the driver keeps us waiting, with what it said last."""
         if monotonic() - self._read_at > FRESH_FOR:
-            self._note(list(self._machine.read()))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._read(), PATIENCE)
         view, cluster = self._loop.view, self._layout.cluster
         jobs: dict[Place, list[str]] = {}
         taken: dict[Place, int] = {}
@@ -122,11 +144,10 @@ class GpuRounds:
         place: Place,
         jobs: dict[Place, list[str]],
         taken: dict[Place, int],
-        drained: drains.Drained,
+        drained: dict[drains.Gpu, str],
         reading: Reading | None,
     ) -> GpuStatus:
         node = self._layout.cluster.nodes[place[0]]
-        stand_in = drained.get((node.name, place[1]))
         seen = reading or Reading(-1)
         return GpuStatus(
             node.name,
@@ -134,7 +155,7 @@ class GpuRounds:
             node.gpu_type,
             jobs.get(place, []),
             1.0 - taken.get(place, 0) / WHOLE,
-            "" if stand_in is None else stand_in.group,
+            drained.get((node.name, place[1]), ""),
             seen.memory_used_mib,
             seen.memory_mib,
             seen.load,

@@ -14,7 +14,7 @@ from refold.errors import BadInput, UnknownName
 from refold.live.config import ClusterChoice, Config
 from refold.model import Cluster, GpuType, Node
 from refold.model.cluster import PCIE
-from refold.model.units import mib_from_gib, milli_from_number
+from refold.model.units import MiB, mib_from_gib, milli_from_number
 
 HERE = "localhost"
 """The name of a machine that is one node."""
@@ -100,12 +100,14 @@ class Layout(msgspec.Struct, frozen=True):
     """A cluster, and the GPUs that it is made of.
 
     `places`: for each GPU of the machine, which one of the cluster it is; None: it is left alone. `devices`: for each
-    node the ids of its GPUs, as CUDA takes them; None where slots stand in.
+    node the ids of its GPUs, as CUDA takes them; None where slots stand in. `device_memory_mib`: for each node how much
+    memory each of its GPUs has; 0: nobody knows.
     """
 
     cluster: Cluster
     places: tuple[Place | None, ...]
     devices: tuple[tuple[str, ...], ...] | None = None
+    device_memory_mib: tuple[MiB, ...] = ()
 
 
 def cluster_of(machine: Machine, config: Config) -> Cluster:
@@ -128,8 +130,12 @@ def layout_of(machine: Machine, config: Config) -> Layout:
         memory_known=choice.memory_gib > 0,
         tenants=config.tenants,
     )
-    devices = None if choice.stand_ins else tuple(tuple(gpu.uuid for gpu in gpus) for _, gpus in groups)
-    return Layout(cluster, tuple(place_of.get(gpu.index) for gpu in machine.gpus()), devices)
+    places = tuple(place_of.get(gpu.index) for gpu in machine.gpus())
+    if choice.stand_ins:
+        return Layout(cluster, places)
+    devices = tuple(tuple(gpu.uuid for gpu in gpus) for _, gpus in groups)
+    memory = tuple(min(gpu.memory_mib or 0 for gpu in gpus) for _, gpus in groups)
+    return Layout(cluster, places, devices, memory)
 
 
 def _stand_ins(slots: Sequence[Gpu], choice: ClusterChoice) -> list[tuple[str, Sequence[Gpu]]]:

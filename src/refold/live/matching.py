@@ -10,12 +10,15 @@ import json
 import select
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import IO
 
+from refold.errors import BadValue
+from refold.live.matching_process import read_pattern
 from refold.model.units import Seconds
 
 PATIENCE: Seconds = 1.0
@@ -23,6 +26,9 @@ PATIENCE: Seconds = 1.0
 
 STARTING: Seconds = 10.0
 """How long the process may take to begin, on a machine that has much to do."""
+
+MOST_KNOWN = 4096
+"""Patterns that are known to be good and need not be read again."""
 
 _PROGRAM = Path(__file__).with_name("matching_process.py")
 
@@ -55,6 +61,21 @@ class Matcher:
             raise TooSlow(len(answers)) from None
         return answers
 
+    def read(self, patterns: Sequence[str]) -> list[tuple[int, str]]:
+        """How many groups each pattern has, and what is wrong with it; there is patience for all of them together."""
+        process = self._ready()
+        answers: list[tuple[int, str]] = []
+        until = monotonic() + self._patience
+        try:
+            for pattern in patterns:  # one by one: a pipe holds only so many, and nobody reads the answers meanwhile
+                _ask(process, [None, [pattern]])
+                groups, problem = json.loads(_line(process, until - monotonic()))
+                answers.append((groups, problem))
+        except (OSError, EOFError, TimeoutError):
+            self.close()
+            raise TooSlow(len(answers)) from None
+        return answers
+
     def close(self) -> None:
         """End the process."""
         if self._process is not None:
@@ -77,6 +98,54 @@ class Matcher:
                 _ask(self._process, ["", [""]])
                 _line(self._process, STARTING)
         return self._process
+
+
+_known: dict[str, int] = {}
+_checking = threading.Lock()
+
+
+def check_patterns(patterns: Iterable[tuple[str, str]], patience: Seconds = PATIENCE) -> None:
+    """Refuse what is no regular expression, or takes too long to read; each comes with the field that it is in.
+
+    To read one can take minutes, so a process does it that is ended when patience is; whoever asks is a thread.
+    """
+    asked = list(patterns)
+    with _checking:
+        unknown = list(dict.fromkeys(pattern for _, pattern in asked if pattern not in _known))
+        read = dict(zip(unknown, _read(unknown, asked, patience), strict=True))
+        for field, pattern in asked:
+            _refuse(field, pattern, *(read[pattern] if pattern in read else (_known[pattern], "")))
+        if len(_known) + len(read) > MOST_KNOWN:
+            _known.clear()
+        _known.update({pattern: groups for pattern, (groups, _) in list(read.items())[:MOST_KNOWN]})
+
+
+def check_patterns_here(patterns: Iterable[tuple[str, str]]) -> None:
+    """The same without a process, for whoever wrote them: nobody else waits."""
+    for field, pattern in patterns:
+        _refuse(field, pattern, *read_pattern(pattern))
+
+
+def _read(unknown: Sequence[str], asked: Sequence[tuple[str, str]], patience: Seconds) -> list[tuple[int, str]]:
+    if not unknown:
+        return []
+    matcher = Matcher(patience)
+    try:
+        return matcher.read(unknown)
+    except TooSlow as slow:
+        field = next(field for field, pattern in asked if pattern == unknown[slow.at])
+        raise BadValue(
+            f"{field} is {unknown[slow.at]!r}, which takes too long to read, expected a simpler one"
+        ) from None
+    finally:
+        matcher.close()
+
+
+def _refuse(field: str, pattern: str, groups: int, problem: str) -> None:
+    if problem:
+        raise BadValue(f"{field} is {pattern!r}, which is not a regular expression: {problem}")
+    if field == "progress" and not groups:
+        raise BadValue(f"progress is {pattern!r}, expected a group, such as in 'step (\\d+)'")
 
 
 def _ask(process: subprocess.Popen[bytes], request: object) -> None:

@@ -42,6 +42,7 @@ _TYPE_OF_KIND: dict[Kind, str] = {
     "finished": "success",
     "waiting_long": "warning",
     "stopped": "warning",
+    "ended": "warning",
     "hang_suspected": "warning",
     "gpu_idle": "warning",
 }

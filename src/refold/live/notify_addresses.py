@@ -44,7 +44,12 @@ SAFE_SCHEMES = frozenset(
         "zulip",
     ]
 )
-"""What tenants may name: services on the network, and nothing that reaches into this machine."""
+"""What tenants may name: services that are written to over the network, and nothing that starts programs, reads files
+or shows something on this machine.
+
+Which host it is that they name is not looked at. Who may submit jobs can send anything to this machine's own ports and
+to its network from a job as well; whoever is not trusted with that must not have a member's token.
+"""
 
 SAFE_PARAMETERS = frozenset(
     [

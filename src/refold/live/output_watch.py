@@ -12,6 +12,7 @@ import msgspec
 
 from refold.backends import Report
 from refold.backends.output import read_from, size
+from refold.backends.plain_files import NotNow, read_plain
 from refold.backends.run_files import RunFiles
 from refold.core.events import RunProgressed
 from refold.live.matching import Matcher, TooSlow
@@ -211,9 +212,8 @@ class _Followed:
 
 def _beginning_of(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return file.read(LONGEST_NUMBER).decode("ascii", "replace")
-    except OSError:
+        return read_plain(path, LONGEST_NUMBER).decode("ascii", "replace")
+    except (OSError, NotNow):
         return ""
 
 

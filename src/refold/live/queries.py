@@ -21,7 +21,10 @@ Number = Annotated[int, Meta(ge=0, le=MOST_NUMBER)]
 
 
 class JobsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which jobs: those that are not over, as the queue has them; or with `ended` the others, the latest first."""
+    """Which jobs: those that are not over, as the queue has them; or with `ended` the others, the latest first.
+
+    `after` is the `next` of a page before; 0: from the beginning.
+    """
 
     standing: Annotated[list[Standing], Meta(max_length=8)] | None = None
     tenant: Name = ""
@@ -51,6 +54,12 @@ class DrainQuery(GpuQuery, frozen=True, forbid_unknown_fields=True):
     """What is to take no more work, and why."""
 
     why: Text = ""
+
+
+class SnapshotQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether jobs come with what is for nobody else: commands, variables, and addresses that are told of them."""
+
+    whole: bool = False
 
 
 class EventsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from refold.core.events import Event as Fact
 from refold.core.events import Remembered
 from refold.live.roster import Record
 from refold.live.tokens import Known
-from refold.live.wire import Event, JobStatus
+from refold.live.wire import Event, Jobs, JobStatus
 from refold.model import Job
 
 _ENTRY = msgspec.json.Decoder(Entry)
@@ -42,16 +43,31 @@ class Chapter(msgspec.Struct, frozen=True):
     first: int
 
 
-class Reading:
-    """Questions to the file, from any thread. Each answer is of one moment, whatever is being written meanwhile."""
+class EndedRow(msgspec.Struct, frozen=True):
+    """A job that is over, and where it stands among these: by when it ended, then by its number."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._reader = connection
-        self._reader.execute("PRAGMA query_only=ON")
+    id: str
+    ended: float
+    number: int
+
+
+class Reading:
+    """Questions to the file, from any thread. Each answer is of one moment, whatever is being written meanwhile.
+
+    What may take long (`ended`, `past`, `lines`) is for threads, and has a connection of its own: nobody else waits.
+    """
+
+    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
+        self._reader, self._slow_reader = connect(), connect()
+        self._turn_of_slow = threading.Lock()
+        for reader in (self._reader, self._slow_reader):
+            reader.execute("PRAGMA query_only=ON")
 
     def close(self) -> None:
         """No more questions."""
         self._reader.close()
+        with self._turn_of_slow:
+            self._slow_reader.close()
 
     def remembered(self, key: str, kind: Any) -> Any:
         """What was kept under a name, or None."""
@@ -81,7 +97,7 @@ class Reading:
     def lines(self, first: int) -> Iterator[tuple[int, list[bytes]]]:
         """The same as they are kept, some at a time, with the number of the first of them."""
         query = "SELECT number, entry FROM journal WHERE number >= ? ORDER BY number LIMIT ?"
-        while rows := self._reader.execute(query, (first, PIECE)).fetchall():
+        while rows := self._slowly((query, (first, PIECE)))[0]:
             yield rows[0][0], [entry for _, entry in rows]
             first = rows[-1][0] + 1
 
@@ -131,31 +147,53 @@ class Reading:
         """A job as it was asked for."""
         return _JOB.decode(self._reader.execute("SELECT job FROM jobs WHERE id=?", (job_id,)).fetchone()[0])
 
-    def ended(
-        self, *, standings: Sequence[str], tenant: str, user: str, name: str, limit: int, after: int
-    ) -> tuple[list[JobStatus], int]:
-        """Jobs that are over, the latest first, and how many there are of them."""
-        wanted = [("tenant=?", tenant), ("user=?", user), ("name=?", name)]
-        conditions = ["ended IS NOT NULL", *(text for text, value in wanted if value)]
-        values: list[Any] = [value for _, value in wanted if value]
-        if standings:
-            conditions.append(f"standing IN ({','.join('?' * len(standings))})")
-            values += standings
-        where = " AND ".join(conditions)
-        (total,) = self._reader.execute(f"SELECT count(*) FROM jobs WHERE {where}", values).fetchone()
-        rows = self._reader.execute(
-            f"SELECT status FROM jobs WHERE {where} ORDER BY ended DESC, number DESC LIMIT ? OFFSET ?",
-            (*values, limit, after),
-        ).fetchall()
-        return [_STATUS.decode(status) for (status,) in rows], total
+    def ended(self, *, standings: Sequence[str], tenant: str, user: str, name: str, limit: int, after: int) -> Jobs:
+        """A page of jobs that are over, the latest first, after the one of a number (0: from the latest on).
+
+        A job that is over stays where it is in this order, so pages neither repeat nor leave out any, whatever ends
+        meanwhile.
+        """
+        wanted = [("tenant=?", [tenant]), ("user=?", [user]), ("name=?", [name])]
+        wanted.append((f"standing IN ({','.join('?' * len(standings))})", [*standings]))
+        asked = [(text, values) for text, values in wanted if any(values)]
+        where, values = [text for text, _ in asked], [value for _, some in asked for value in some]
+        count = f"SELECT coalesce(sum(jobs), 0) FROM ended_counts WHERE {' AND '.join([*where, 'jobs > 0'])}"
+        if after:
+            where.append("(ended, number) < (SELECT ended, number FROM jobs WHERE number=?)")
+        page = (
+            f"SELECT number, status FROM jobs WHERE {' AND '.join([*where, 'ended IS NOT NULL'])}"
+            " ORDER BY ended DESC, number DESC LIMIT ?"
+        )
+        beginning = [after] if after else []
+        [(total,)], rows = self._slowly((count, values), (page, [*values, *beginning, limit + 1]))
+        shown = rows[:limit]
+        return Jobs([_STATUS.decode(status) for _, status in shown], total, shown[-1][0] if len(rows) > limit else None)
+
+    def ended_until(self, moment: float, after: EndedRow | None, most: int) -> list[EndedRow]:
+        """Jobs that were over by then, in the order of their ends, after one of them."""
+        reached = (after.ended, after.number) if after is not None else (float("-inf"), 0)
+        query = (
+            "SELECT id, ended, number FROM jobs WHERE ended IS NOT NULL AND ended <= ? AND (ended, number) > (?, ?)"
+            " ORDER BY ended, number LIMIT ?"
+        )
+        return [EndedRow(*row) for row in self._slowly((query, (moment, *reached, most)))[0]]
+
+    def _slowly(self, *questions: tuple[str, Sequence[Any]]) -> list[list[Any]]:
+        """What is found for each of them, all at one moment."""
+        with self._turn_of_slow:
+            self._slow_reader.execute("BEGIN")
+            try:
+                return [self._slow_reader.execute(query, values).fetchall() for query, values in questions]
+            finally:
+                self._slow_reader.execute("COMMIT")
 
     def past(self, most: int) -> list[Remembered]:
         """The latest jobs that came to an end of their own, in the order in which they did."""
-        rows = self._reader.execute(
+        query = (
             "SELECT job, lasted FROM (SELECT job, lasted, ended FROM jobs WHERE ended IS NOT NULL"
-            " AND lasted IS NOT NULL ORDER BY ended DESC LIMIT ?) ORDER BY ended",
-            (most,),
-        ).fetchall()
+            " AND lasted IS NOT NULL ORDER BY ended DESC LIMIT ?) ORDER BY ended"
+        )
+        (rows,) = self._slowly((query, (most,)))
         return [Remembered(_JOB.decode(job), lasted) for job, lasted in rows]
 
     def story(self, job_id: str, most: int = 1000) -> list[Event]:
@@ -176,7 +214,7 @@ class Reading:
         row = self._reader.execute("SELECT variables FROM secrets WHERE job=?", (job_id,)).fetchone()
         return {} if row is None else msgspec.json.decode(row[0], type=dict[str, str])
 
-    def tokens(self) -> Iterable[Known]:
+    def tokens(self) -> list[Known]:
         """All tokens, as they are kept."""
         rows = self._reader.execute("SELECT name, role, tenant, user, created, hash FROM tokens ORDER BY created, name")
         return [Known(*row) for row in rows.fetchall()]

@@ -7,18 +7,22 @@ the journal begins with them: the policy knows who waits and who runs, and begin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from refold.core import Entry, Header, Policy, Scheduler
-from refold.core.events import Event
+from refold.core.events import Event, NodeLost, Remembered, RunAdopted
 from refold.errors import BadDecision
+from refold.live.drains import drained_again, is_stand_in, of_stand_in
 from refold.live.reading import Chapter, Reading
 from refold.live.roster import Roster
+from refold.model import Cluster
 from refold.model.units import Seconds
 from refold.simulator.present import AsWritten
 
-MOST_REPLAYED = 20_000
+MOST_REPLAYED = 5_000
 """Entries that are replayed with the policy; a longer chapter is taken as it was written."""
 
 MOST_REMEMBERED = 5_000
@@ -53,10 +57,34 @@ def recover(
             return replayed
         why = "the policy decides otherwise now than it did"
     written = _as_written(reading)
-    opening = written.scheduler.opening(reading.past(MOST_REMEMBERED))
-    roster = Roster(header.cluster, written.roster.of.values())
+    opening = _opening_on(header.cluster, written.scheduler, reading.past(MOST_REMEMBERED))
+    roster = Roster(header.cluster, [one for one in written.roster.of.values() if not is_stand_in(one.job)])
     scheduler = Scheduler(header.cluster, policy(), refused=refused)
     return Recovered(scheduler, roster, last, written.now, opening=opening, note=f"the journal begins anew: {why}")
+
+
+def _opening_on(cluster: Cluster, before: Scheduler, past: list[Remembered]) -> tuple[Event, ...]:
+    """The present as facts about another cluster: what was on a node is on the one that has its name now.
+
+    A run on a node that is gone is not told of: its job waits again. Drained GPUs that are there are drained again.
+    """
+    old = before.view.cluster
+    index = {number: cluster.index_of_node.get(node.name) for number, node in enumerate(old.nodes)}
+    facts = [_moved(fact, index) for fact in before.opening(past) if not of_stand_in(fact)]
+    return (*(fact for fact in facts if fact is not None), *drained_again(before.view, cluster))
+
+
+def _moved(fact: Event, index: Mapping[int, int | None]) -> Event | None:
+    if isinstance(fact, NodeLost):
+        node = index[fact.node]
+        return None if node is None else NodeLost(node)
+    if isinstance(fact, RunAdopted):
+        shares = [(share, index[share.node]) for share in fact.allocation.placement]
+        moved = tuple(replace(share, node=node) for share, node in shares if node is not None)
+        if len(moved) < len(shares):
+            return None
+        return replace(fact, allocation=replace(fact.allocation, placement=moved))
+    return fact
 
 
 def _why_not_replayed(chapter: Chapter, header: Header, last: int) -> str:

@@ -24,7 +24,7 @@ from refold.core.events import (
 )
 from refold.core.orders import StartRun, StopRun
 from refold.model import Allocation, Cluster, Job, Reason
-from refold.model.units import WHOLE, Seconds
+from refold.model.units import MINUTE, WHOLE, Seconds, text_from_seconds
 
 End = Literal["finished", "failed", "cancelled"]
 Kind = Literal[
@@ -40,20 +40,29 @@ Kind = Literal[
     "failed",
     "finished",
     "cancelled",
-    "warned",
+    "ended",
+    "hang suspected",
+    "idle",
+    "noted",
     "node lost",
     "node returned",
     "gpu drained",
     "gpu warned",
 ]
-"""Everything that can be news."""
+"""Everything that can be news. A job is `cancelled` by a person, and `ended` by a rule, or by what became of another.
+
+A run is suspected to hang by the rules of a watch, and by nothing else; what is `noted` asks nobody to do anything.
+"""
+
+LONGEST_PAUSE: Seconds = 5 * MINUTE
 
 
 class Record(msgspec.Struct, omit_defaults=True):
     """A job that is not over. Times are those of the journal.
 
     `started` is when its present run, or its last one, began to compute; `run` is the present one, 0 between two.
-    `failures` counts runs that ended by themselves; `ended_by` is the rule by which it is being ended.
+    `failures` counts runs that ended by themselves; `ended_by` is the rule by which it is being ended. `last_ended` is
+    when its last run did.
     """
 
     job: Job
@@ -63,12 +72,18 @@ class Record(msgspec.Struct, omit_defaults=True):
     started: Seconds | None = None
     runs: int = 0
     run: int = 0
+    last_ended: Seconds | None = None
     ran: Seconds = 0.0
     failures: int = 0
     cancelled: bool = False
     ended_by: str = ""
     why: str = ""
     warning: str = ""
+
+    @property
+    def pause(self) -> Seconds:
+        """How long it waits after its last failure before anybody looks at it: twice as long after each."""
+        return min(2.0 ** min(self.failures, 30), LONGEST_PAUSE)
 
 
 class News(msgspec.Struct, frozen=True):
@@ -106,7 +121,7 @@ class Roster:
             self.of[end.job].ended_by = end.why
         for flag in entry.flags:
             self.of[flag.job].warning = flag.why
-            step.say("warned", self.of[flag.job], flag.why)
+            step.say("hang suspected", self.of[flag.job], flag.why)
         for order in entry.orders:
             if isinstance(order, StartRun):
                 step.placed(order)
@@ -122,6 +137,9 @@ class Roster:
         ]
         plan = f", {allocation.plan}" if allocation.plan is not None else ""
         return "on " + ", ".join(places) + plan
+
+
+_HELD_TEXTS: Mapping[Reason, str] = {Reason.DEPENDENCY: "until the jobs that it comes after have finished"}
 
 
 class _Step:
@@ -143,7 +161,7 @@ class _Step:
             case JobCancelled(job_id):
                 self._cancelled(job_id, event.why)
             case JobHeld(job_id) if job_id in self._roster.of:
-                self.say("held", self._roster.of[job_id], _held_text(event.reason))
+                self._held(self._roster.of[job_id], event.reason)
             case JobReleased(job_id) if job_id in self._roster.of:
                 self.say("released", self._roster.of[job_id])
             case RunAdopted(job_id, number, _, since) if job_id in self._roster.of:
@@ -180,12 +198,17 @@ class _Step:
         if record is None:
             return
         if record.run:
-            record.cancelled, record.ended_by = (
-                True,
-                record.ended_by or why,
-            )  # it holds its GPUs until its run has ended
+            record.cancelled = True  # it holds its GPUs until its run has ended
+            record.ended_by = record.ended_by or why
         else:
             self._leave(record, "cancelled", why, None)
+
+    def _held(self, record: Record, reason: Reason) -> None:
+        if reason is not Reason.BACKOFF:
+            self.say("held", record, _HELD_TEXTS.get(reason, "until it is released"))
+        elif self._view.held_for(record.job.id) is reason:  # else the pause came too late to mean anything
+            failures = f"{record.failures} failure{'s' * (record.failures != 1)}"
+            self.say("held", record, f"for {text_from_seconds(record.pause)}, after {failures}", record.runs)
 
     def _adopted(self, record: Record, number: int, since: Seconds) -> None:
         if not record.run:  # else it is known from before the journal was begun anew
@@ -231,14 +254,15 @@ class _Step:
 
     def _run_is_over(self, record: Record) -> None:
         record.ran += self._now - (record.placed or self._now)
-        record.run, record.warning = 0, ""
+        record.run, record.warning, record.last_ended = 0, "", self._now
 
     def _leave(
         self, record: Record, standing: End, why: str, lasted: Seconds | None, exit_code: int | None = None
     ) -> None:
         del self._roster.of[record.job.id]
         self.over.append(Over(record, standing, why, lasted, exit_code))
-        self.say(standing, record, why, record.runs)
+        kind: Kind = "ended" if standing == "cancelled" and why else standing
+        self.say(kind, record, why, record.runs)
 
     def placed(self, order: StartRun) -> None:
         record = self._roster.of[order.job]
@@ -258,8 +282,3 @@ def _share_text(node: str, gpus: tuple[int, ...], milli: int) -> str:
     part = "" if milli == WHOLE else f"{milli / WHOLE:g} of "
     held = f" ({part}GPU{'s' * (len(gpus) != 1)} {', '.join(map(str, gpus))})" if gpus else ""
     return f"{node}{held}"
-
-
-def _held_text(reason: Reason) -> str:
-    texts: Mapping[Reason, str] = {Reason.DEPENDENCY: "until the jobs that it comes after have finished"}
-    return texts.get(reason, "until it is released")

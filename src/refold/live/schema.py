@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 1
+VERSION = 2
 
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -27,10 +27,29 @@ CREATE TABLE jobs (
     request TEXT UNIQUE
 );
 CREATE INDEX jobs_by_name ON jobs (name);
+CREATE INDEX jobs_by_name_and_end ON jobs (name, ended) WHERE ended IS NOT NULL;
 CREATE INDEX jobs_by_end ON jobs (ended) WHERE ended IS NOT NULL;
 CREATE INDEX jobs_by_tenant ON jobs (tenant, ended) WHERE ended IS NOT NULL;
 CREATE INDEX jobs_by_user ON jobs (user, ended) WHERE ended IS NOT NULL;
 CREATE INDEX jobs_by_standing ON jobs (standing, ended) WHERE ended IS NOT NULL;
+
+-- How many jobs are over, so that nobody has to count them.
+CREATE TABLE ended_counts (
+    name TEXT NOT NULL, tenant TEXT NOT NULL, user TEXT NOT NULL, standing TEXT NOT NULL, jobs INTEGER NOT NULL,
+    PRIMARY KEY (name, tenant, user, standing)
+) WITHOUT ROWID;
+CREATE TRIGGER job_came_ended AFTER INSERT ON jobs WHEN NEW.ended IS NOT NULL BEGIN
+    INSERT INTO ended_counts VALUES (NEW.name, NEW.tenant, NEW.user, NEW.standing, 1)
+    ON CONFLICT DO UPDATE SET jobs = jobs + 1;
+END;
+CREATE TRIGGER job_ended AFTER UPDATE OF ended ON jobs WHEN OLD.ended IS NULL AND NEW.ended IS NOT NULL BEGIN
+    INSERT INTO ended_counts VALUES (NEW.name, NEW.tenant, NEW.user, NEW.standing, 1)
+    ON CONFLICT DO UPDATE SET jobs = jobs + 1;
+END;
+CREATE TRIGGER job_was_forgotten AFTER DELETE ON jobs WHEN OLD.ended IS NOT NULL BEGIN
+    UPDATE ended_counts SET jobs = jobs - 1
+    WHERE name = OLD.name AND tenant = OLD.tenant AND user = OLD.user AND standing = OLD.standing;
+END;
 
 CREATE TABLE events (
     number INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, job TEXT NOT NULL, run INTEGER NOT NULL,

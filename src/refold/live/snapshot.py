@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 from asyncio import to_thread
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 import msgspec
+from msgspec.structs import replace
 
-from refold.core import Entry
+from refold.core import Entry, Header
+from refold.core.events import Event, JobSubmitted, Remembered
 from refold.live.loop import Loop
 from refold.live.reading import Reading
 from refold.live.recovery import MOST_REMEMBERED
+from refold.model.units import Seconds
 
 _ENCODER = msgspec.json.Encoder()
 
 
-def snapshot_lines(loop: Loop, reading: Reading) -> bytes:
-    """Who waits, who runs where, and how long those before them lasted: a journal of one entry."""
-    header = msgspec.structs.replace(loop.header, snapshot=True)
-    entry = Entry(loop.now(), loop.opening(reading.past(MOST_REMEMBERED)))
+async def snapshot_lines(loop: Loop, reading: Reading, whole: bool) -> bytes:
+    """Who waits, who runs where, and how long those before them lasted: a journal of one entry.
+
+    It is made to be handed around, so that what jobs consist of is left out, unless the `whole` is wanted.
+    """
+    past = await to_thread(reading.past, MOST_REMEMBERED)
+    header = replace(loop.header, snapshot=True)
+    now, opening = loop.now(), loop.opening(past)
+    return await to_thread(_lines, header, now, opening, whole)
+
+
+def _lines(header: Header, now: Seconds, opening: Iterable[Event], whole: bool) -> bytes:
+    entry = Entry(now, tuple(opening if whole else map(_for_everybody, opening)))
     return b"".join(_ENCODER.encode(line) + b"\n" for line in (header, entry))
+
+
+def _for_everybody(event: Event) -> Event:
+    """A fact without the command, the environment and the addresses of its job: passwords may be in them."""
+    if not isinstance(event, JobSubmitted | Remembered):
+        return event
+    launch = replace(event.job.launch, environment=(), notify=())
+    return replace(event, job=replace(event.job, command=(), launch=launch))
 
 
 async def journal_lines(reading: Reading) -> AsyncIterator[bytes]:

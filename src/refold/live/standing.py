@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
+import msgspec
 from msgspec.structs import replace
 
 from refold.core import View
 from refold.live.drains import TENANT, drained_gpus, is_stand_in
 from refold.live.roster import Over, Record
-from refold.live.wire import Interval, JobStatus, NodeStatus, Place, Standing, TenantStatus
+from refold.live.wire import Interval, Jobs, JobStatus, NodeStatus, Place, Standing, TenantStatus
 from refold.model import Allocation, Cluster, Expected, Job, Wait
 from refold.model.units import WHOLE, Seconds
 
@@ -17,11 +19,42 @@ Wall = Callable[[Seconds], float]
 """A moment of the journal in Unix seconds."""
 
 
+class Wanted(msgspec.Struct, frozen=True):
+    """Which jobs somebody asks for. What is empty asks for nothing."""
+
+    standings: tuple[Standing, ...] = ()
+    tenant: str = ""
+    user: str = ""
+    name: str = ""
+
+    def includes(self, standing: Standing, job: Job) -> bool:
+        """Whether a job is one of them."""
+        return (
+            (not self.standings or standing in self.standings)
+            and self.tenant in ("", job.tenant)
+            and self.user in ("", job.user)
+            and self.name in ("", job.group)
+        )
+
+
+EVERYBODY = Wanted()
+
+
 class Standings:
     """Jobs that are not over, from what the scheduler and the roster know."""
 
     def __init__(self, view: View, roster: dict[str, Record], wall: Wall) -> None:
         self._view, self._roster, self._wall = view, roster, wall
+
+    def page(self, wanted: Wanted, limit: int, after: int) -> Jobs:
+        """Some of those that are wanted, after so many others, and how many there are of them."""
+        if wanted == EVERYBODY:  # they need not all be looked at to be counted
+            shown, total = list(islice(self.everybody(), after, after + limit)), self._count()
+        else:
+            chosen = [one for one in self.everybody() if wanted.includes(one[0], one[1])]
+            shown, total = chosen[after : after + limit], len(chosen)
+        more = after + len(shown)
+        return Jobs([self.status(*one) for one in shown], total, more if shown and more < total else None)
 
     def everybody(self) -> Iterator[tuple[Standing, Job, int]]:
         """Those that run, then those that wait in their order with their places, then the others."""
@@ -31,12 +64,20 @@ class Standings:
             if not is_stand_in(job):
                 yield ("stopping" if run.stopping else "running"), job, 0
         for place, job in enumerate(view.waiting.values(), start=1):
-            yield "waiting", job, place
+            if not is_stand_in(job):
+                yield "waiting", job, place
         for job in view.held.values():
             if not is_stand_in(job):
                 yield "held", job, 0
         for job in view.never.values():
-            yield "never", job, 0
+            if not is_stand_in(job):
+                yield "never", job, 0
+
+    def _count(self) -> int:
+        """How many `everybody` goes through. Stand-ins are held or run: those that wait need not be looked at."""
+        view = self._view
+        stand_ins = sum([job.tenant for job in jobs.values()].count(TENANT) for jobs in (view.active, view.held))
+        return len(view.active) + len(view.waiting) + len(view.held) + len(view.never) - stand_ins
 
     def standing(self, job_id: str) -> tuple[Standing, Job, int] | None:
         """Where one stands; None: it is over, or never was."""
@@ -140,7 +181,7 @@ def node_statuses(view: View, drained_for: dict[str, str]) -> list[NodeStatus]:
             taken[share.node] = taken.get(share.node, 0) + len(share.gpus) * share.gpu_milli
             if not is_stand_in(view.active[run.job]) and run.job not in jobs.setdefault(share.node, []):
                 jobs[share.node].append(run.job)
-    why = {name: f"GPU {gpu} is drained: {job.group}" for (name, gpu), job in drained_gpus(view).items()}
+    why = {name: f"GPU {gpu} is drained: {reason}" for (name, gpu), reason in drained_gpus(view).items()}
     return [
         NodeStatus(
             node.name,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import stat
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -67,7 +68,7 @@ class Store:
         try:
             self._writer = self._connect()
             self._prepare()
-            self.reading = Reading(self._connect())
+            self.reading = Reading(self._connect)
         except sqlite3.Error as error:
             self._lock.close()
             raise BadFile(self._path, f"cannot be used: {error}") from None
@@ -80,6 +81,7 @@ class Store:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA busy_timeout=10000")
+        connection.execute("PRAGMA secure_delete=ON")  # of secrets that are over nothing is left in the file
         return connection
 
     def _prepare(self) -> None:
@@ -145,6 +147,10 @@ class Store:
     def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
         opening, records = _ENCODER.encode(checkpoint.opening), _ENCODER.encode(checkpoint.records)
         self._writer.execute("INSERT OR REPLACE INTO checkpoints VALUES (?,?,?)", (checkpoint.entry, opening, records))
+        # The first of a chapter is where its replay begins; of the others only the last is of use.
+        self._writer.execute(
+            "DELETE FROM checkpoints WHERE entry < ? AND entry NOT IN (SELECT first FROM chapters)", (checkpoint.entry,)
+        )
 
     def add_token(self, known: Known) -> None:
         """Keep a token's hash."""
@@ -165,6 +171,9 @@ class Store:
             self._writer.execute("BEGIN IMMEDIATE")
             work()
             self._writer.execute("COMMIT")
+        except sqlite3.IntegrityError:
+            self._writer.execute("ROLLBACK")
+            raise  # it could never be written, so trying again is of no use: a restart stands where the disk does
         except sqlite3.Error as error:
             with suppress(sqlite3.Error):
                 self._writer.execute("ROLLBACK")
@@ -176,10 +185,22 @@ def _row_of(new: NewJob) -> tuple[Any, ...]:
     return (new.number, job.id, new.name, job.tenant, job.user, _ENCODER.encode(job), new.request or None)
 
 
+def _refuse_if_open_to_others(folder: Path) -> None:
+    """Output, the owner's token and everybody's secrets are in it. It may be somebody's, so its mode is not changed."""
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if mode & 0o077:
+        raise BadFile(
+            folder,
+            f"is open to others (mode {mode:03o}), and tokens and output are kept in it: `chmod 700` it, or name"
+            " another folder with --state",
+        )
+
+
 def _lock(folder: Path) -> IO[bytes]:
     """One daemon at a time. The lock goes with the process that has it, however that ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _refuse_if_open_to_others(folder)
         for name in (NAME, "lock"):
             os.close(os.open(folder / name, os.O_CREAT | os.O_RDWR, 0o600))
         lock = (folder / "lock").open("wb")

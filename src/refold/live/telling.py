@@ -8,6 +8,7 @@ from refold.live.loop import Loop, Step
 from refold.live.notify import Message, Notifier
 from refold.live.roster import Kind as NewsKind
 from refold.live.roster import News
+from refold.live.store import Store
 from refold.model import Job
 from refold.model.units import Seconds, text_from_seconds
 
@@ -17,19 +18,32 @@ KINDS: dict[NewsKind, Kind] = {
     "stopped": "stopped",
     "failed": "failed",
     "finished": "finished",
-    "warned": "hang_suspected",
+    "ended": "ended",
+    "hang suspected": "hang_suspected",
+    "idle": "gpu_idle",
 }
-"""Of which news people are told, and under which name they ask for it."""
+"""Of which news people are told, and under which name they ask for it. What they did themselves they know."""
+
+PHRASES: dict[NewsKind, str] = {
+    "ended": "was ended",
+    "hang suspected": "may hang",
+    "idle": "leaves its GPUs idle",
+}
+"""What a message says of a job, where the kind of news alone does not say it."""
+
+TOLD = "told to wait long"
+"""Under which name it is kept whose long wait was told."""
 
 
 class Telling:
-    """Turns news into messages; and says so of jobs that wait for long, once."""
+    """Turns news into messages; and says so of jobs that wait for long, once, however often the daemon restarts."""
 
-    def __init__(self, loop: Loop, notifier: Notifier, long: Seconds) -> None:
+    def __init__(self, loop: Loop, notifier: Notifier, long: Seconds, store: Store) -> None:
         self._loop = loop
         self._notifier = notifier
         self._long = long
-        self._told: set[str] = set()
+        self._store = store
+        self._told: set[str] = set(store.reading.remembered(TOLD, list[str]) or ())
 
     def watch(self, step: Step) -> None:
         """Tell what was news in a step."""
@@ -42,19 +56,27 @@ class Telling:
         """Tell something of a job."""
         self._notifier.tell(Message(kind, title, body, job.id, job.user, job.tenant), job.launch.notify)
 
-    def look_for_long_waits(self) -> None:
+    async def look_for_long_waits(self) -> None:
         """Those that have waited for long by now."""
-        view, now = self._loop.view, self._loop.now()
-        self._told &= view.waiting.keys()
-        for job in view.waiting.values():
-            if now - job.submitted >= self._long and job.id not in self._told:
-                self._told.add(job.id)
-                reason = view.reason(job.id, 0).reason.value
-                waited = text_from_seconds(now - job.submitted)
-                self.tell("waiting_long", job, f"{job.id} has waited for {waited}", f"({reason})")
+        new = [job for job in self._loop.view.waiting.values() if self._is_new(job)]
+        for job in new:
+            reason = self._loop.view.reason(job.id, 0).reason.value
+            waited = text_from_seconds(self._waited(job))
+            self.tell("waiting_long", job, f"{job.id} has waited for {waited}", f"({reason})")
+        if new:  # told, then written: rather twice than never
+            self._told = {*self._told, *(job.id for job in new)} & self._loop.roster.of.keys()
+            kept = sorted(self._told)
+            await self._loop.written(lambda: self._store.remember(TOLD, kept))
+
+    def _is_new(self, job: Job) -> bool:
+        return job.id not in self._told and not is_stand_in(job) and self._waited(job) >= self._long
+
+    def _waited(self, job: Job) -> Seconds:
+        """How long it has been there without a run."""
+        return self._loop.now() - job.submitted - self._loop.roster.of[job.id].ran
 
 
 def _title(news: News) -> str:
     assert news.job is not None
     again = f" (run {news.run})" if news.run > 1 else ""
-    return f"{news.job.id} {'may hang' if news.kind == 'warned' else news.kind}{again}"
+    return f"{news.job.id} {PHRASES.get(news.kind, news.kind)}{again}"

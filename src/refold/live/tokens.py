@@ -6,6 +6,8 @@ import hmac
 import secrets
 from collections.abc import Mapping
 from hashlib import sha256
+from time import time
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,10 +15,15 @@ from refold.errors import Unknown
 from refold.live.calls import Caller
 from refold.live.wire import NewToken, Role, TokenStatus
 
+if TYPE_CHECKING:
+    from refold.live.store import Store
+
 PREFIX = "rf_"
 """What a token begins with, so that people and scanners for leaked secrets see what it is."""
 
 BYTES_OF_CHANCE = 32
+OWNER = "owner"
+"""How the first token is called, and whom it is for."""
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -44,6 +51,16 @@ def make_token(asked: NewToken, now: float) -> tuple[str, Known]:
     return token, Known(asked.name, asked.role, asked.tenant, asked.user, now, hash_of(token))
 
 
+def make_owner(store: Store) -> str:
+    """A token for whoever owns the daemon, to be told once; the one that was called so before opens nothing more."""
+    for before in store.reading.tokens():
+        if before.name == OWNER:
+            store.remove_token(before.hash)
+    token, known = make_token(NewToken(OWNER, "owner", "default", OWNER), time())
+    store.add_token(known)
+    return token
+
+
 def hash_of(token: str) -> str:
     """SHA-256, in hexadecimal.
 
@@ -58,6 +75,14 @@ class Tokens:
 
     def __init__(self, known: Mapping[str, Known]) -> None:
         self._known = known
+
+    def knows(self, authorization: str | None) -> bool:
+        """Whether what opened something would do so again."""
+        try:
+            self.caller(authorization)
+        except Unknown:
+            return False
+        return True
 
     def caller(self, authorization: str | None) -> Caller:
         """Who asks, by the header that comes with the question."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 import msgspec
 
-from refold.core.events import Event, NodeLost, RunFailed
+from refold.core.events import Event, JobHeld, NodeLost, RunFailed
 from refold.live.loop import Loop
 from refold.live.output_watch import OutputWatch
 from refold.live.roster import News, Record
+from refold.model import Reason
+
+log = logging.getLogger("refold")
 
 MOST_LOST = 10
 """How often a job is tried again that was lost through no fault of its own, whatever it says of retries."""
@@ -39,15 +43,28 @@ class Verdicts:
         task.add_done_callback(self._judging.discard)
 
     async def _judge(self, event: RunFailed) -> None:
-        record = self._loop.roster.of.get(event.job)
-        if record is None or record.run != event.run:
-            self._loop.report(event)
-            return
+        """Whatever goes wrong here, the run has ended, and has to be reported."""
+        try:
+            judged = await self._judged(event)
+        except Exception:
+            log.exception("the end of run %d of %s could not be judged: it is taken as it came", event.run, event.job)
+            judged = event
+        self._loop.report(judged)
+        if judged.retry and self._is_current(event):
+            self._loop.report(JobHeld(event.job, Reason.BACKOFF))  # in the same step: nobody starts it in between
+
+    async def _judged(self, event: RunFailed) -> RunFailed:
+        if not self._is_current(event):
+            return event
+        record = self._loop.roster.of[event.job]
         never, drains = await asyncio.to_thread(self._read_output, event)
         if drains:
             self._drain(record, drains)
-        retry = not never and _may_be_tried_again(event, record)
-        self._loop.report(msgspec.structs.replace(event, retry=retry))
+        return msgspec.structs.replace(event, retry=not never and _may_be_tried_again(event, record))
+
+    def _is_current(self, event: RunFailed) -> bool:
+        record = self._loop.roster.of.get(event.job)
+        return record is not None and record.run == event.run
 
     def _read_output(self, event: RunFailed) -> tuple[bool, str]:
         return self._output.never_retry(event.job, event.run), self._output.drains(event.job, event.run)
@@ -58,7 +75,7 @@ class Verdicts:
         for node in sorted(run.allocation.nodes) if run is not None else ():
             self.drained(node, why)
             self._loop.report(NodeLost(node))
-            self._loop.tell(News("warned", record.job, record.run, f"its node is drained: {why}"))
+            self._loop.tell(News("noted", record.job, record.run, f"its node is drained: {why}"))
 
 
 def _may_be_tried_again(event: RunFailed, record: Record) -> bool:

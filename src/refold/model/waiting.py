@@ -17,6 +17,7 @@ class Reason(StrEnum):
     RELEASING = "Releasing"  # its place is being given back by runs that are stopping
     HELD = "Held"  # somebody has said that it is to wait until it is released
     DEPENDENCY = "Dependency"  # it waits for other jobs to finish
+    BACKOFF = "Backoff"  # it has failed, and is tried again after a pause
     LIMIT = "Limit"  # its tenant uses as many GPUs as it may
     NOT_LOOKED_AT = "NotLookedAt"  # the policy has not come to it yet
 

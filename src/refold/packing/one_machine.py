@@ -11,20 +11,22 @@ from refold.packing.layout import Floats
 
 
 @compiled
-def last_start(now: float, free: float, ends: Floats, held: Floats, wanted: Floats, lasting: Floats) -> float:
-    """When the last of a queue starts, if everybody starts in order as soon as enough GPUs are free; inf: never.
+def starts_in_turn(now: float, free: float, ends: Floats, held: Floats, wanted: Floats, lasting: Floats) -> Floats:
+    """When each of a queue starts, if everybody starts in order as soon as enough GPUs are free; inf: never.
 
     Runs hold GPUs until they end; those in the queue want some for so long.
     """
+    starts = np.full(len(wanted), np.inf)
     running = [(ends[run], held[run]) for run in range(len(ends))]
     heapify(running)
     for place in range(len(wanted)):
         while free < wanted[place]:
             if len(running) == 0:
-                return np.inf
+                return starts
             end, gpus = heappop(running)
             now = max(now, end)
             free += gpus
         free -= wanted[place]
+        starts[place] = now
         heappush(running, (now + lasting[place], wanted[place]))
-    return now
+    return starts

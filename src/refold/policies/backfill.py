@@ -8,17 +8,19 @@ were put before it are stopped for it, if they may be; else its promise is renew
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import Any, Literal, get_args
+
+import numpy as np
 
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import KEEP, Allocation, Decision, Demand, Expected, Job, Placement, Run, Start, Stop, Wait
 from refold.model.units import DAY, MINUTE, WHOLE, Seconds
 from refold.packing import Placer
-from refold.packing.one_machine import last_start
+from refold.packing.one_machine import starts_in_turn
 from refold.plans.speeds import NOTHING_MORE, Knowledge
 from refold.policies.foresight import Foresight, Source
 from refold.policies.making_way import free_without, is_given_back, runs_to_stop
@@ -233,9 +235,20 @@ class Backfill:
 
     def _turn(self, view: View, reservations: Reservations, waiter: Waiter) -> Seconds:
         """When the turn will come, roughly, of one who is promised nothing."""
-        queue = self._waiters.gpus_and_seconds_until(waiter)
-        turn = last_start(view.now, view.free_gpus, *reservations.ends_and_gpus(), *queue)
-        return min(turn, view.now + AT_MOST)
+        return self._turns_of(view, reservations, [waiter])[waiter.job.id]
+
+    def _turns_of(self, view: View, reservations: Reservations, waiters: Sequence[Waiter]) -> dict[str, Seconds]:
+        """The same for several: the queue is played forward once, up to the last of them."""
+        queue = self._waiters.until(max(waiters, key=lambda waiter: waiter.place))
+        wanted = np.fromiter((waiter.gpus for waiter in queue), np.float64, len(queue))
+        lasting = np.fromiter((waiter.likely for waiter in queue), np.float64, len(queue))
+        starts = starts_in_turn(view.now, view.free_gpus, *reservations.ends_and_gpus(), wanted, lasting)
+        asked = {waiter.job.id for waiter in waiters}
+        return {
+            waiter.job.id: min(float(start), view.now + AT_MOST)
+            for waiter, start in zip(queue, starts, strict=True)
+            if waiter.job.id in asked
+        }
 
     def _sizes_on(self, view: View) -> Sizes:
         if self._sizes is None:
@@ -466,14 +479,17 @@ class Backfill:
         now = view.now
         wanting = [job.id for job in (*view.changes.returned, *view.changes.submitted) if job.id in self._waiters]
         wanting += self._promises.overdue(now)
-        return tuple(self._promise(view, reservations, self._waiters.of(job_id)) for job_id in dict.fromkeys(wanting))
+        waiters = [self._waiters.of(job_id) for job_id in dict.fromkeys(wanting)]
+        without = [waiter for waiter in waiters if reservations.of(waiter.job.id) is None]
+        turns = self._turns_of(view, reservations, without) if without else {}
+        return tuple(self._promise(waiter, reservations.of(waiter.job.id), turns, now) for waiter in waiters)
 
-    def _promise(self, view: View, reservations: Reservations, waiter: Waiter) -> Expected:
-        promised = reservations.of(waiter.job.id)
-        if promised is not None:
-            return self._promises.make(waiter.job.id, f"{waiter.kind}, planned", view.now, promised.start)
-        turn = self._turn(view, reservations, waiter)
-        return self._promises.make(waiter.job.id, waiter.kind, view.now, turn)
+    def _promise(
+        self, waiter: Waiter, planned: Reservation | None, turns: Mapping[str, Seconds], now: Seconds
+    ) -> Expected:
+        if planned is not None:
+            return self._promises.make(waiter.job.id, f"{waiter.kind}, planned", now, planned.start)
+        return self._promises.make(waiter.job.id, waiter.kind, now, turns[waiter.job.id])
 
     def _next_due(self, view: View) -> Seconds | None:
         """When the next promised place is due."""

@@ -8,12 +8,10 @@ from heapq import merge
 from math import inf
 from typing import Any
 
-import numpy as np
-
 from refold.core import View
 from refold.model import Demand, Job
 from refold.model.units import Seconds
-from refold.packing.layout import Floats, Ints
+from refold.packing.layout import Ints
 from refold.policies.reservations import Reservations
 from refold.policies.sizing import Size
 
@@ -118,13 +116,11 @@ class Waiters:
                 waiter.place = (key(waiter), waiter.place[1])
             lane[:] = sorted((*waiter.place, waiter) for _, _, waiter in lane)
 
-    def gpus_and_seconds_until(self, last: Waiter) -> tuple[Floats, Floats]:
-        """What everybody up to one of them wants, in order, and for how long they will probably want it."""
+    def until(self, last: Waiter) -> list[Waiter]:
+        """Everybody up to one of them, in order."""
         one, other = (lane[: bisect_left(lane, last.place)] for lane in self._lanes)
-        queue = [waiter for _, _, waiter in (merge(one, other) if one and other else one or other)]
-        queue.append(last)
-        wanted = np.fromiter((waiter.gpus for waiter in queue), np.float64, len(queue))
-        return wanted, np.fromiter((waiter.likely for waiter in queue), np.float64, len(queue))
+        before = merge(one, other) if one and other else one or other
+        return [*(waiter for _, _, waiter in before), last]
 
     def pass_over(self, place: Place) -> None:
         """Somebody with this place has started: those before it were passed over."""

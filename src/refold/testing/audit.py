@@ -28,7 +28,7 @@ from refold.core.events import (
     RunStopped,
 )
 from refold.core.orders import Order, StartRun, StopRun
-from refold.model import Allocation, Cluster, Job
+from refold.model import Allocation, Cluster, Job, Share
 from refold.model.units import WHOLE
 
 
@@ -56,6 +56,7 @@ class Audit:
         self._recalled: set[str] = set()
         self._held: set[str] = set()
         self._told_to_stop: set[tuple[str, int]] = set()
+        self._ended_now: set[tuple[str, int]] = set()
         self._now = float("-inf")
 
     def write(self, entry: Entry) -> None:
@@ -63,6 +64,7 @@ class Audit:
         self.entries += 1
         self._demand(entry.now >= self._now, f"time went back from {self._now} to {entry.now}")
         self._now = entry.now
+        self._ended_now.clear()
         lost = {event.node for event in entry.events if isinstance(event, NodeLost)}
         for event in entry.events:
             self._fact(event, lost)
@@ -86,7 +88,8 @@ class Audit:
                 self._end(job_id, run, "finished")
             case RunStopped(job_id, run):
                 if self._is_present(job_id, run):
-                    self._demand((job_id, run) in self._told_to_stop, f"{job_id!r} stopped, and nobody told it to")
+                    told = (job_id, run) in self._told_to_stop or job_id in self._cancelled
+                    self._demand(told, f"{job_id!r} stopped, and nobody told it to")
                 self._end(job_id, run, "")
             case RunFailed(job_id, run, why, _, retry):
                 if lost and why == "node lost" and self._is_present(job_id, run):
@@ -108,8 +111,9 @@ class Audit:
                 self._runs[job_id] = runs
             case RunAdopted(job_id, run, allocation):
                 self._demand(job_id in self.jobs, f"{job_id!r} was adopted and never submitted")
-                if job_id not in self.running and job_id not in self.over and self._has_room(allocation):
-                    self._begin(job_id, run, allocation)  # else it is told of what is not so, and tried again later
+                taken = self._free_of(allocation) if job_id in self._held else allocation
+                if job_id not in self.running and job_id not in self.over and self._has_room(taken):
+                    self._begin(job_id, run, taken)  # else it is told of what is not so, and tried again later
             case NodeLost(node):
                 self._down.add(node)
             case NodeReturned(node):
@@ -129,12 +133,14 @@ class Audit:
                 self._begin(job_id, run, allocation)
                 self._demand_within_limit(self.jobs[job_id].tenant)  # not of adopted runs: the limit may be new
                 self.starts.append((self._now, job_id, run))
-            case StopRun(job_id, run):
+            case StopRun(job_id, run) if (job_id, run) not in self._ended_now:
                 self._demand(self._is_present(job_id, run), f"{job_id!r} was told to stop run {run}, which is not on")
                 may_be = self.jobs[job_id].preemptible or job_id in self._cancelled | self._recalled
                 self._demand(may_be, f"{job_id!r} was told to stop and is not preemptible")
                 self._told_to_stop.add((job_id, run))
                 self.stops += 1
+            case StopRun():
+                pass  # it was cancelled and had stopped in the same moment
 
     def _begin(self, job_id: str, run: int, allocation: Allocation) -> None:
         self._runs[job_id] = run
@@ -147,6 +153,16 @@ class Audit:
             used = sum(held.gpu_milli for job, (_, held) in self.running.items() if self.jobs[job].tenant == tenant)
             self._demand(used <= most * WHOLE, f"tenant {tenant!r} uses {used / WHOLE:g} GPUs and may use {most:g}")
 
+    def _free_of(self, allocation: Allocation) -> Allocation:
+        """What is free of an allocation: a job that is held and adopted stands for something that wants no more."""
+        parts = [
+            Share(share.node, (gpu,), min(WHOLE - self._gpus[share.node, gpu], share.gpu_milli))
+            for share in allocation.placement
+            for gpu in share.gpus
+            if self._gpus[share.node, gpu] < WHOLE
+        ]
+        return Allocation(tuple(parts))
+
     def _has_room(self, allocation: Allocation) -> bool:
         for share in allocation.placement:
             if share.node in self._down or not share.node < len(self.cluster.nodes):
@@ -154,7 +170,7 @@ class Audit:
             there = range(self.cluster.nodes[share.node].gpus)
             if any(gpu not in there or self._gpus[share.node, gpu] + share.gpu_milli > WHOLE for gpu in share.gpus):
                 return False
-        return True
+        return bool(allocation.placement)
 
     def _is_present(self, job_id: str, run: int) -> bool:
         return job_id in self.running and self.running[job_id][0] == run
@@ -162,6 +178,7 @@ class Audit:
     def _end(self, job_id: str, run: int, outcome: str) -> None:
         if not self._is_present(job_id, run):
             return  # a late report
+        self._ended_now.add((job_id, run))
         _, allocation = self.running.pop(job_id)
         self._hold(job_id, allocation, -1)
         if outcome or job_id in self._cancelled:

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from refold.errors import BadField, RefoldError
+from refold.errors import BadField, BadValue, RefoldError
 from refold.live.fields import bad_field
+from refold.live.matching import check_patterns_here
 from refold.live.wire import LONGEST_NAME, Submission
 from refold.live.yaml_lines import BadLine, Part
 
@@ -72,9 +73,13 @@ class Draft:
         self.fields.setdefault("name", name_from(self.source.name))
         self.fields.setdefault("folder", self.source.folder)
         try:
-            return msgspec.convert(self.fields, Submission)
+            submission = msgspec.convert(self.fields, Submission)
+            check_patterns_here(submission.patterns)
         except msgspec.ValidationError as error:
             raise self._located(bad_field(error)) from None
+        except BadValue as error:
+            raise self._located(BadField(str(error))) from None
+        return submission
 
     def _located(self, error: BadField) -> RefoldError:
         """What a noun complains of, said of the part of the file that it comes from."""
