@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from benchmarks.table import Row, at_most, skipped
-from refold.live.api import Api
-from refold.live.feed import Feed
-from refold.live.tokens import Tokens, make_token
-from refold.live.wire import JobStatus, NewToken, Submission
+from refold.live.api.app import Api
+from refold.live.api.feed import Feed
+from refold.live.api.tokens import Tokens, make_token
+from refold.live.api.wire import JobStatus, NewToken, Submission
 
 CALLS = 2_000
 TURNS = 7

@@ -14,8 +14,8 @@ import msgspec
 from benchmarks.live.served import Served, served
 from benchmarks.table import Row
 from refold.core import Entry
-from refold.live.store import Commit, EndedJob, NewJob, Store
-from refold.live.wire import Event, JobStatus
+from refold.live.api.wire import Event, JobStatus
+from refold.live.kept.store import Commit, EndedJob, NewJob, Store
 from refold.model import Job
 
 PAST = 100_000

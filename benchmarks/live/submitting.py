@@ -14,9 +14,9 @@ from pathlib import Path
 
 from benchmarks.live.served import served
 from benchmarks.table import Row, at_least
-from refold.live.address import Address
-from refold.live.client import Client
-from refold.live.wire import Submission
+from refold.live.api.wire import Submission
+from refold.live.client.address import Address
+from refold.live.client.client import Client
 
 GOAL = 1_000.0
 CLIENTS = 50

@@ -25,8 +25,8 @@ import real_daemon
 from loading import Heard, Load, submit_much
 from real_daemon import RealDaemon
 
-from refold.live.calls import V1
-from refold.live.wire import Submission
+from refold.live.api.calls import V1
+from refold.live.api.wire import Submission
 
 CLIENTS = 50
 PROCESSES = 2

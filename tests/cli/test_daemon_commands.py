@@ -12,8 +12,8 @@ from typer.testing import Result
 
 from refold.cli.daemon import first_jobs, jobs_beginning, tenants_beginning, tokens_beginning
 from refold.cli.moments import clock_near
-from refold.live.client import Client
-from refold.live.wire import GpuStatus, NodeStatus, Submission, TenantStatus
+from refold.live.api.wire import GpuStatus, NodeStatus, Submission, TenantStatus
+from refold.live.client.client import Client
 
 Said = Callable[..., str]
 Told = Callable[..., Any]

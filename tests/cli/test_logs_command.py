@@ -15,8 +15,8 @@ from typer.testing import Result
 from refold.cli import logs, screen
 from refold.cli.harmless import Harmless
 from refold.errors import NotFound
-from refold.live.calls import Caller
-from refold.live.wire import Logs, Submission
+from refold.live.api.calls import Caller
+from refold.live.api.wire import Logs, Submission
 
 Said = Callable[..., str]
 Told = Callable[..., Any]
@@ -157,7 +157,7 @@ def test_a_daemon_that_comes_back_is_gone_on_with(
     served: Served, desk: FakeDesk, typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from refold.errors import NoDaemon
-    from refold.live.client import Client
+    from refold.live.client.client import Client
 
     asks, real = iter(range(100)), Client.piece_of_logs
 
@@ -176,7 +176,7 @@ def test_a_daemon_that_does_not_come_back_is_given_up(
     desk: FakeDesk, refuses: Said, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from refold.errors import NoDaemon
-    from refold.live.client import Client
+    from refold.live.client.client import Client
 
     asks, real = iter(range(1000)), Client.piece_of_logs
 

@@ -14,8 +14,8 @@ from refold.core import Entry, Header
 from refold.core.events import JobContinued, JobHeld, JobSubmitted, Remembered, RunAdopted
 from refold.core.orders import StartRun
 from refold.journal import JournalFile
-from refold.live.calls import Caller
-from refold.live.wire import Interval, Submission
+from refold.live.api.calls import Caller
+from refold.live.api.wire import Interval, Submission
 from refold.model import Allocation, Share
 from refold.testing import make_cluster, make_job
 

@@ -17,8 +17,8 @@ import pytest
 from fake_desk import FakeDesk, Served
 from typer.testing import Result
 
-from refold.live.calls import Caller
-from refold.live.wire import JobStatus, Submission
+from refold.live.api.calls import Caller
+from refold.live.api.wire import JobStatus, Submission
 from refold.model import Plan
 
 Said = Callable[..., str]

@@ -18,7 +18,7 @@ from typer.main import get_command
 from refold.cli import commands
 from refold.cli.app import UsageError, app
 from refold.cli.output import Column, Table, output_width, print_json, print_tables, printable, say
-from refold.live.wire import Submission
+from refold.live.api.wire import Submission
 
 Said = Callable[..., str]
 ROOT = Path(__file__).parents[2]

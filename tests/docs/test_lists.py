@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from refold.live.config import Kind
+from refold.live.config.choices import Kind
 from refold.model import Reason
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -19,7 +19,8 @@ import msgspec
 from refold.backends import gang, instance, local, process_tree, run_files, shim
 from refold.core.events import RunFailed, RunFinished, RunStopped
 from refold.core.orders import StartRun
-from refold.live import daemon, loop, recovery, store
+from refold.live import daemon, loop, recovery
+from refold.live.kept import store
 
 Die = Callable[[], None]
 

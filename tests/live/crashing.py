@@ -17,9 +17,9 @@ from real_daemon import RealDaemon, end_runs, runs_alive
 
 from refold.core import Entry, Header
 from refold.errors import Conflict, NoDaemon, RefoldError, Unavailable
-from refold.live import store
-from refold.live.client import Client
-from refold.live.wire import JobStatus, Submission
+from refold.live.api.wire import JobStatus, Submission
+from refold.live.client.client import Client
+from refold.live.kept import store
 from refold.testing import Audit
 
 Answer = TypeVar("Answer")

@@ -13,12 +13,11 @@ import msgspec
 import uvicorn
 
 from refold.errors import Conflict, Forbidden, NotFound
-from refold.live.address import Address, Names
-from refold.live.api import Api
-from refold.live.calls import OVER, Caller, Desk
-from refold.live.feed import Feed
-from refold.live.tokens import Known, Tokens, hash_of, make_token
-from refold.live.wire import (
+from refold.live.api.app import Api
+from refold.live.api.calls import OVER, Caller, Desk
+from refold.live.api.feed import Feed
+from refold.live.api.tokens import Known, Tokens, hash_of, make_token
+from refold.live.api.wire import (
     About,
     Event,
     GpuStatus,
@@ -38,6 +37,7 @@ from refold.live.wire import (
     TokenStatus,
     Why,
 )
+from refold.live.client.address import Address, Names
 
 NOW = 1_800_000_000.0
 OWNER, MEMBER, READER, OTHER = "rf_owner", "rf_member", "rf_reader", "rf_other"
@@ -61,7 +61,7 @@ def known_tokens() -> dict[str, Known]:
 
 
 class FakeDesk:
-    """Jobs that wait until a test says `start` or `end`; one node of four GPUs. Follows `refold.live.calls.Desk`."""
+    """Jobs that wait until a test says `start` or `end`; one node of four GPUs. Follows `calls.Desk`."""
 
     def __init__(self, known: dict[str, Known] | None = None, feed: Feed | None = None) -> None:
         self.known = known_tokens() if known is None else known

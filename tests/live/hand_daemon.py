@@ -14,21 +14,21 @@ from loop_worlds import HandClock, UnreliableMachine
 from refold.core import Header
 from refold.core.events import Event, RunFailed, RunFinished, RunStopped
 from refold.errors import BadDecision
+from refold.live.api.calls import Caller
+from refold.live.api.feed import Feed
+from refold.live.api.wire import Submission
 from refold.live.backoff import Backoff
-from refold.live.calls import Caller
-from refold.live.config import NotifyChoice
+from refold.live.config.choices import NotifyChoice
 from refold.live.dependencies import Dependencies
 from refold.live.desk import LiveDesk
-from refold.live.feed import Feed
+from refold.live.kept.store import Store
 from refold.live.loop import Loop
-from refold.live.notify import Message, Notifier
-from refold.live.output_watch import OutputWatch
 from refold.live.recovery import recover
 from refold.live.roster import News
-from refold.live.store import Store
-from refold.live.telling import Telling
+from refold.live.telling.notify import Message, Notifier
+from refold.live.telling.telling import Telling
 from refold.live.verdicts import Verdicts
-from refold.live.wire import Submission
+from refold.live.watching.output import OutputWatch
 from refold.model import Cluster, Node
 from refold.model.units import HOUR
 from refold.registry import make_policy

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from refold.live.calls import V1
-from refold.live.wire import Submission
+from refold.live.api.calls import V1
+from refold.live.api.wire import Submission
 
 
 class Load(msgspec.Struct, frozen=True):

@@ -10,8 +10,8 @@ from typing import Any
 from refold.core.events import Event, RunStarted
 from refold.core.orders import Order, StartRun, StopRun
 from refold.errors import Unavailable
+from refold.live.kept.store import Commit, Store
 from refold.live.loop import Loop
-from refold.live.store import Commit, Store
 from refold.model import Allocation, Job
 from refold.model.units import WHOLE
 

@@ -28,7 +28,7 @@ import msgspec
 from msgspec.structs import replace
 
 from refold.errors import RefoldError
-from refold.live.client import Client
+from refold.live.client.client import Client
 
 PATIENCE = 60.0
 """Seconds after which a daemon that neither serves nor ends is a failure."""
@@ -248,10 +248,10 @@ def _serve(serving: Serving, folder: Path) -> None:
 
     import uvloop
 
-    from refold.live.config import ClusterChoice, Config, PolicyChoice, ServeChoice
+    from refold.live.config.choices import ClusterChoice, Config, PolicyChoice, ServeChoice
     from refold.live.daemon import Daemon, Ready
     from refold.live.interruption import ASKS_TO_END
-    from refold.live.machine import layout_of, machine_of
+    from refold.live.watching.machine import layout_of, machine_of
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     cluster = ClusterChoice(slots=0 if serving.nodes else serving.slots, nodes=serving.nodes)
@@ -262,7 +262,7 @@ def _serve(serving: Serving, folder: Path) -> None:
     machine = machine_of(config.cluster)
 
     def ready(ready: Ready) -> None:
-        from refold.live.address import left_address
+        from refold.live.client.address import left_address
 
         left = left_address(folder)
         _tell(folder, Told(ready.address, left.token if left else "", notes=ready.notes))

@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refold.errors import BadInput, BadValue, RefoldError, TooMuch, Unavailable
-from refold.live.api import Api
-from refold.live.calls import CALLS, LARGEST_BODY, Call, Caller
-from refold.live.wire import About, Problem, Submission
+from refold.live.api.app import Api
+from refold.live.api.calls import CALLS, LARGEST_BODY, Call, Caller
+from refold.live.api.wire import About, Problem, Submission
 
 JOB = b'{"name": "train", "command": ["python", "train.py"]}'
 Headers = Sequence[tuple[str, str]]
@@ -349,7 +349,7 @@ def test_a_body_comes_in_pieces_as_well() -> None:
 
 
 def test_a_body_that_does_not_come_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refold.live.asgi.SLOWEST_BODY", 0.01)
+    monkeypatch.setattr("refold.live.api.asgi.SLOWEST_BODY", 0.01)
     answer = ask(make_app(), "POST", "/api/v1/jobs", JOB[:5], stalls=True)
     assert (answer.status, answer.problem.error) == (408, "the body has not come in 0.01 s")
 

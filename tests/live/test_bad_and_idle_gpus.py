@@ -12,10 +12,10 @@ from loop_worlds import UnreliableMachine
 
 from refold.backends.nvidia import Gpu, Problem, Reading
 from refold.core.events import RunStopped
-from refold.live.config import BadGpuRule, IdleRule, WatchChoice
+from refold.live.config.choices import BadGpuRule, IdleRule, WatchChoice
 from refold.live.drains import drained_gpus
-from refold.live.gpu_rounds import GpuRounds
-from refold.live.machine import Layout
+from refold.live.watching.machine import Layout
+from refold.live.watching.rounds import GpuRounds
 
 ECC = Problem(0, "its memory", bad=True)
 

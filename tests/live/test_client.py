@@ -29,13 +29,13 @@ from refold.errors import (
     Unavailable,
     Unknown,
 )
-from refold.live import wire
-from refold.live.address import write_address
-from refold.live.calls import CALLS
-from refold.live.client import Client
-from refold.live.connection import error_of
-from refold.live.submitting import one_submission
-from refold.live.wire import Event, Submission
+from refold.live.api import wire
+from refold.live.api.calls import CALLS
+from refold.live.api.wire import Event, Submission
+from refold.live.client.address import write_address
+from refold.live.client.client import Client
+from refold.live.client.connection import error_of
+from refold.live.client.submitting import one_submission
 from refold.model import Plan
 
 
@@ -205,7 +205,7 @@ def test_pages_follow_each_other(client: Client, monkeypatch: pytest.MonkeyPatch
     client.submit_all([Submission("a", ["x"])] * 5)
     page = client.jobs(limit=2, after=2)
     assert ([job.id for job in page.jobs], page.total, page.next) == (["a-3", "a-4"], 5, 4)
-    monkeypatch.setattr("refold.live.client.MOST_JOBS", 2)
+    monkeypatch.setattr("refold.live.client.client.MOST_JOBS", 2)
     assert [job.id for job in client.queue()] == ["a-1", "a-2", "a-3", "a-4", "a-5"]
 
 
@@ -286,7 +286,7 @@ def test_waiting_goes_on_without_a_stream_of_events(
         raise NoDaemon("the stream broke off")
 
     monkeypatch.setattr(client._connection, "events", events)
-    monkeypatch.setattr("refold.live.client.PAUSE", 0.01)
+    monkeypatch.setattr("refold.live.client.client.PAUSE", 0.01)
     later(lambda: served.do(served.desk.end, job.id))
     assert client.wait(job.id, timeout=20).standing == "finished"
 
@@ -294,7 +294,7 @@ def test_waiting_goes_on_without_a_stream_of_events(
 def test_output_is_followed_until_the_job_is_over(
     served: Served, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("refold.live.client.PAUSE", 0.01)
+    monkeypatch.setattr("refold.live.client.client.PAUSE", 0.01)
     job = client.submit(command=["x"])
     later(
         lambda: served.do(served.desk.start, job.id),
@@ -310,7 +310,7 @@ def test_output_is_followed_until_the_job_is_over(
 def test_output_is_followed_over_a_restart_of_the_daemon(
     served: Served, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("refold.live.client.PAUSE", 0.01)
+    monkeypatch.setattr("refold.live.client.client.PAUSE", 0.01)
     job = client.submit(command=["x"])
     for do in (served.desk.start, served.desk.end):
         served.do(do, job.id)

@@ -16,7 +16,7 @@ from real_daemon import RealDaemon, until
 from refold.core import Entry
 from refold.live import clock
 from refold.live.clock import Anchor
-from refold.live.store import NAME
+from refold.live.kept.store import NAME
 
 YEARS = 10 * 365 * 86_400.0
 

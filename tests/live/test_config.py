@@ -14,8 +14,9 @@ from refold.backends.nvidia import Gpu
 from refold.backends.xids import XIDS
 from refold.cli.init import init
 from refold.errors import BadFile, RefoldError
-from refold.live import config_file, config_rules
-from refold.live.config import (
+from refold.live.config import file as config_file
+from refold.live.config import rules as config_rules
+from refold.live.config.choices import (
     ClusterChoice,
     Config,
     IdleRule,
@@ -25,9 +26,9 @@ from refold.live.config import (
     ServeChoice,
     WatchChoice,
 )
-from refold.live.config_file import parse_config, read_config
-from refold.live.config_text import commented, write_commented
-from refold.live.machine import SlotsMachine
+from refold.live.config.file import parse_config, read_config
+from refold.live.config.text import commented, write_commented
+from refold.live.watching.machine import SlotsMachine
 from refold.model import Tenant
 
 WHOLE = """\

@@ -15,9 +15,9 @@ from loop_worlds import UnreliableMachine
 from refold.core import Entry, Header
 from refold.core.events import JobSubmitted, Remembered, RunFinished
 from refold.errors import BadValue, Conflict, NotFound, Unavailable
-from refold.live.calls import Caller
-from refold.live.tokens import make_token
-from refold.live.wire import Jobs, NewToken, Role, Submission
+from refold.live.api.calls import Caller
+from refold.live.api.tokens import make_token
+from refold.live.api.wire import Jobs, NewToken, Role, Submission
 from refold.model import Launch
 
 EVERYTHING: dict[str, Any] = {

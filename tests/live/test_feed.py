@@ -14,9 +14,9 @@ from fake_desk import OTHER, OWNER, READER, FakeDesk, make_app, serve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refold.live.calls import Caller
-from refold.live.feed import MOST_LISTENERS, Feed, Interest, alive, told
-from refold.live.wire import Event, Submission
+from refold.live.api.calls import Caller
+from refold.live.api.feed import MOST_LISTENERS, Feed, Interest, alive, told
+from refold.live.api.wire import Event, Submission
 
 EVERYTHING = Interest(Caller("owner", "owner", "default", "ada"))
 
@@ -332,7 +332,7 @@ def test_a_listener_that_vanishes_is_forgotten() -> None:
 
 
 def test_a_listener_that_takes_nothing_for_long_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refold.live.asgi.SLOWEST_LISTENER", 0.01)
+    monkeypatch.setattr("refold.live.api.asgi.SLOWEST_LISTENER", 0.01)
 
     async def stall() -> int:
         desk = FakeDesk()

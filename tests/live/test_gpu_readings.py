@@ -13,11 +13,11 @@ from hand_daemon import CLUSTER, OWNER, HandDaemon
 from loop_worlds import UnreliableMachine
 
 from refold.backends.nvidia import Gpu, Problem, Reading
-from refold.live import gpu_rounds
-from refold.live.config import WatchChoice
-from refold.live.gpu_rounds import GpuRounds
-from refold.live.machine import Layout
-from refold.live.wire import GpuStatus
+from refold.live.api.wire import GpuStatus
+from refold.live.config.choices import WatchChoice
+from refold.live.watching import rounds as gpu_rounds
+from refold.live.watching.machine import Layout
+from refold.live.watching.rounds import GpuRounds
 
 BUSY = [
     GpuStatus("a", 0, "slot", [], 1.0, load=90.0, celsius=60.0),

@@ -12,8 +12,8 @@ import pytest
 from real_daemon import SHORT_GRACE, RealDaemon, runs_alive, until
 
 from refold.errors import Conflict
-from refold.live.client import Client
-from refold.live.wire import JobStatus, Submission
+from refold.live.api.wire import JobStatus, Submission
+from refold.live.client.client import Client
 
 MOST_OUTPUT = 200_000
 MANY = 1_000

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refold.core import Entry
-from refold.live.calls import OVER
-from refold.live.store import NAME, Commit, EndedJob, NewJob, Store
-from refold.live.wire import Jobs, JobStatus, Standing
+from refold.live.api.calls import OVER
+from refold.live.api.wire import Jobs, JobStatus, Standing
+from refold.live.kept.store import NAME, Commit, EndedJob, NewJob, Store
 from refold.testing import make_job
 
 ENDS = sorted(OVER)

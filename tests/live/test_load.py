@@ -10,8 +10,8 @@ from loading import Load, submit_much
 from msgspec.structs import replace
 from real_daemon import RealDaemon
 
-from refold.live.calls import V1
-from refold.live.wire import Submission
+from refold.live.api.calls import V1
+from refold.live.api.wire import Submission
 
 
 def stream(daemon: RealDaemon) -> socket.socket:

@@ -20,13 +20,13 @@ from refold.core import Header
 from refold.core.events import Event, JobHeld, RunFailed, RunFinished, RunStopped
 from refold.errors import BadDecision, BadInput, Conflict, Unavailable
 from refold.live import drains, ink, loop, recovery
+from refold.live.api.calls import OVER, Caller
+from refold.live.api.feed import Feed
+from refold.live.api.wire import Submission
 from refold.live.backoff import Backoff
-from refold.live.calls import OVER, Caller
 from refold.live.dependencies import Dependencies
 from refold.live.desk import LiveDesk
-from refold.live.feed import Feed
 from refold.live.loop import Loop
-from refold.live.wire import Submission
 from refold.model import Cluster, Node, Reason, Tenant
 from refold.registry import make_policy
 from refold.testing import Audit

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from refold.backends.nvidia import Driver, Gpu, Problem, Reading, chosen, find_gpus, type_of
 from refold.backends.xids import XIDS, meaning
 from refold.errors import BadInput
-from refold.live.config import ClusterChoice, Config, IdleRule
+from refold.live.config.choices import ClusterChoice, Config, IdleRule
 from refold.live.daemon import Daemon
-from refold.live.gpu_watch import BadGpu, BadGpuWatch, IdleRun, IdleWatch, Occupied
-from refold.live.machine import Layout, NvidiaMachine, SlotsMachine, cluster_of, layout_of, machine_of
-from refold.live.store import Store
+from refold.live.kept.store import Store
 from refold.live.verdicts import Verdicts
+from refold.live.watching.gpus import BadGpu, BadGpuWatch, IdleRun, IdleWatch, Occupied
+from refold.live.watching.machine import Layout, NvidiaMachine, SlotsMachine, cluster_of, layout_of, machine_of
 from refold.model import Cluster, GpuType, Link, Node, Tenant
 
 GIB = 2**30
@@ -308,7 +308,7 @@ def test_slots_stand_in_for_gpus_on_as_many_nodes_as_are_wanted() -> None:
 
 
 def test_a_machine_with_nothing_to_share_out_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refold.live.machine.open_driver", lambda: None)
+    monkeypatch.setattr("refold.live.watching.machine.open_driver", lambda: None)
     with pytest.raises(BadInput, match=r"no GPUs were found here .*refold serve --slots 4"):
         cluster_of(machine_of(ClusterChoice()), Config())
 

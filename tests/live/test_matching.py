@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from refold.errors import BadValue
-from refold.live import matching
-from refold.live.matching import Matcher, TooSlow, check_patterns, check_patterns_here
-from refold.live.wire import Submission
+from refold.live.api.wire import Submission
+from refold.live.watching import matching
+from refold.live.watching.matching import Matcher, TooSlow, check_patterns, check_patterns_here
 
 
 @pytest.fixture

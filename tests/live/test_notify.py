@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refold.errors import BadValue
-from refold.live.config import NotifyChoice
-from refold.live.notify import BACK_OFF, MOST_QUEUED, PAUSE, Counts, Notifier, _Post
-from refold.live.notify_addresses import check_address, redacted
-from refold.live.notify_pace import Message, Pace
+from refold.live.config.choices import NotifyChoice
+from refold.live.telling.addresses import check_address, redacted
+from refold.live.telling.notify import BACK_OFF, MOST_QUEUED, PAUSE, Counts, Notifier, _Post
+from refold.live.telling.pace import Message, Pace
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 """Plug-ins of apprise use what newer Pythons will drop."""
@@ -300,7 +300,7 @@ def test_what_reaches_into_the_machine_or_holds_us_up_may_not(address: str) -> N
 
 def test_what_may_be_named_is_known_to_apprise() -> None:
     apprise = pytest.importorskip("apprise")
-    from refold.live.notify_addresses import SAFE_SCHEMES
+    from refold.live.telling.addresses import SAFE_SCHEMES
 
     plugins = apprise.Apprise().details()["schemas"]
     known = {name for one in plugins for names in ("protocols", "secure_protocols") for name in one[names] or []}
@@ -315,7 +315,7 @@ def test_nothing_of_it_is_loaded_until_something_is_sent() -> None:
     import subprocess
     import sys
 
-    code = "import sys, refold.live.notify; sys.exit('apprise' in sys.modules)"
+    code = "import sys, refold.live.telling.notify; sys.exit('apprise' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -12,10 +12,10 @@ from fake_desk import OWNER, FakeDesk, make_app
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from refold.live.api import Api
-from refold.live.calls import CALLS
-from refold.live.openapi import PROBLEMS, described, page_of_calls
-from refold.live.wire import Submission
+from refold.live.api.app import Api
+from refold.live.api.calls import CALLS
+from refold.live.api.openapi import PROBLEMS, described, page_of_calls
+from refold.live.api.wire import Submission
 
 STRICTER_THAN_A_SCHEMA = {"submit", "submit_all", "preview"}
 """A submission has rules that no schema tells: its patterns have to compile, a part of a GPU is a part of one."""

@@ -11,8 +11,8 @@ import pytest
 from refold.backends.output import rotate
 from refold.backends.run_files import RunFiles
 from refold.core.events import Event, RunProgressed
-from refold.live.matching import Matcher
-from refold.live.output_watch import MOST_PER_LOOK, OutputRule, OutputWatch
+from refold.live.watching.matching import Matcher
+from refold.live.watching.output import MOST_PER_LOOK, OutputRule, OutputWatch
 from refold.model import Job, Launch
 
 STEPS = Launch(progress=r"step (\S+)")

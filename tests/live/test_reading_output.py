@@ -12,7 +12,7 @@ from loop_worlds import UnreliableMachine
 from refold.backends import output
 from refold.backends.run_files import RunFiles
 from refold.core.events import RunFinished
-from refold.live.wire import Logs
+from refold.live.api.wire import Logs
 
 
 def test_a_log_that_cannot_be_read_now_keeps_only_its_readers_waiting(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from refold.errors import RefoldError
+from refold.live.api.wire import Submission
 from refold.live.specs import Read, parse_spec
 from refold.live.specs.own import KEYS, NOT_HONOURED, RESOURCES
 from refold.live.specs.sbatch import READERS
 from refold.live.specs.slurm_options import LEFT_OUT, SHORT
 from refold.live.specs.tasks import SIZES
-from refold.live.wire import Submission
 
 LONGEST_ERROR = 3000
 

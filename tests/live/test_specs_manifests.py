@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from refold.errors import RefoldError
+from refold.live.api.wire import Submission
 from refold.live.specs import Read, parse_spec
-from refold.live.wire import Submission
 
 JOB = """\
 apiVersion: batch/v1

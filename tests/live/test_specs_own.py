@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from refold.errors import BadFile, BadInput, BadRow, RefoldError
+from refold.live.api.wire import Submission
+from refold.live.documents.yaml_lines import BadLine
 from refold.live.specs import Read, from_command, parse_spec, read_spec
 from refold.live.specs.own import KEYS, NOT_HONOURED, RESOURCES, RESOURCES_NOT_HONOURED
-from refold.live.wire import Submission
-from refold.live.yaml_lines import BadLine
 from refold.model import Plan
 
 ROOT = Path(__file__).parents[2]

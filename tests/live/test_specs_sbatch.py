@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from refold.errors import RefoldError
+from refold.live.api.wire import Submission
 from refold.live.specs import Read, parse_spec, read_spec
 from refold.live.specs.sbatch import SRUN
-from refold.live.wire import Submission
 
 ROOT = Path(__file__).parents[2]
 ONCE = "job.sh line 1: the script does not call srun: it runs once on each node, and not on the first alone"

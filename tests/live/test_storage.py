@@ -15,8 +15,8 @@ import pytest
 from real_daemon import RealDaemon, runs_alive, until
 
 from refold.errors import Unavailable
-from refold.live import schema
-from refold.live.store import NAME
+from refold.live.kept import schema
+from refold.live.kept.store import NAME
 
 
 def submitted(daemon: RealDaemon, count: int, seconds: float = 0.0) -> list[str]:

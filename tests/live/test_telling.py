@@ -11,7 +11,7 @@ from loop_worlds import UnreliableMachine
 
 from refold.core.events import RunFailed, RunStopped
 from refold.live.roster import Kind, News
-from refold.live.telling import TOLD
+from refold.live.telling.telling import TOLD
 from refold.model.units import HOUR
 
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refold.errors import BadFile, BadValue, NoDaemon, Unknown
-from refold.live.address import Address, Names, find_address, write_address
-from refold.live.calls import Caller
-from refold.live.store import Store
-from refold.live.tokens import Known, Tokens, hash_of, make_owner, make_token
-from refold.live.wire import NewToken, Role, TokenStatus
+from refold.live.api.calls import Caller
+from refold.live.api.tokens import Known, Tokens, hash_of, make_owner, make_token
+from refold.live.api.wire import NewToken, Role, TokenStatus
+from refold.live.client.address import Address, Names, find_address, write_address
+from refold.live.kept.store import Store
 
 ASKED = NewToken("laptop", "member", "vision", "ada")
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refold.errors import BadFile, BadRow, RefoldError
-from refold.live.yaml_lines import BadLine, Part, load, load_all, read_text
+from refold.live.documents.yaml_lines import BadLine, Part, load, load_all, read_text
 
 
 def told(part: Part) -> list[tuple[int, str, object]]:

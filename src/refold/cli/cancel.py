@@ -11,8 +11,8 @@ from refold.cli.daemon import AnyLiveJobs, OfTenant, OfUser, daemon, first_jobs,
 from refold.cli.output import AsJson, plural
 
 if TYPE_CHECKING:
-    from refold.live.client import Client
-    from refold.live.wire import JobStatus
+    from refold.live.api.wire import JobStatus
+    from refold.live.client.client import Client
 
 MOST_NAMED = 10
 

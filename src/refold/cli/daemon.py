@@ -10,8 +10,8 @@ import typer
 from refold.cli.output import print_json, say
 
 if TYPE_CHECKING:
-    from refold.live.client import Client
-    from refold.live.wire import JobStatus, Place
+    from refold.live.api.wire import JobStatus, Place
+    from refold.live.client.client import Client
 
 COMPLETE_WITHIN = 0.5
 """Seconds that somebody who presses the tabulator waits at most."""
@@ -26,7 +26,7 @@ STATES = {"running": "runs", "stopping": "stops", "waiting": "waits", "held": "h
 
 def daemon() -> Client:
     """The daemon that is known here; nobody is asked yet."""
-    from refold.live.client import Client
+    from refold.live.client.client import Client
 
     return Client()
 
@@ -46,7 +46,7 @@ def first_jobs(client: Client, limit: int | None, **which: Any) -> tuple[list[Jo
 def _completed(incomplete: str, ask: Callable[[Client], Iterable[str]]) -> list[str]:
     """Names that begin so. A shell that completes has no place for complaints, whatever goes wrong."""
     from refold.errors import RefoldError
-    from refold.live.client import Client
+    from refold.live.client.client import Client
 
     try:
         return [name for name in ask(Client(timeout=COMPLETE_WITHIN)) if name.startswith(incomplete)]

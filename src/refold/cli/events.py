@@ -14,7 +14,7 @@ from refold.cli.output import AsJson, say
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from refold.live.wire import Event
+    from refold.live.api.wire import Event
 
 LAST = 100
 """Events that are told, where nobody says how many."""

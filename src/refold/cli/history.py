@@ -11,8 +11,8 @@ from refold.cli.moments import clock_near, duration
 from refold.cli.output import AsJson, Column, Table, plural, print_json, print_tables, say
 
 if TYPE_CHECKING:
-    from refold.live.client import Client
-    from refold.live.wire import JobStatus, Standing
+    from refold.live.api.wire import JobStatus, Standing
+    from refold.live.client.client import Client
 
 SHOWN = 50
 OVER = ("finished", "failed", "cancelled")

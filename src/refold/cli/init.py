@@ -27,8 +27,8 @@ def init(
     import os
 
     from refold.backends.nvidia import open_driver
-    from refold.live.config_text import write_commented
-    from refold.live.machine import NvidiaMachine, SlotsMachine
+    from refold.live.config.text import write_commented
+    from refold.live.watching.machine import NvidiaMachine, SlotsMachine
 
     target = path / DEFAULT if path.is_dir() else path
     driver = open_driver()

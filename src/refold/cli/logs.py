@@ -15,8 +15,8 @@ from refold.cli.output import AsJson, print_json, say
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from refold.live.client import Client
-    from refold.live.wire import JobStatus, Logs
+    from refold.live.api.wire import JobStatus, Logs
+    from refold.live.client.client import Client
 
 LAST_LINES = 100
 """Lines that a terminal is shown, where nobody says."""

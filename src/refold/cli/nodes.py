@@ -10,7 +10,7 @@ from refold.cli.daemon import NodeName, daemon
 from refold.cli.output import AsJson, Column, Table, print_json, print_tables, say
 
 if TYPE_CHECKING:
-    from refold.live.wire import NodeStatus
+    from refold.live.api.wire import NodeStatus
 
 OneGpu = Annotated[int | None, typer.Option("--gpu", min=0, metavar="N", help="Only this GPU of it, by its number.")]
 

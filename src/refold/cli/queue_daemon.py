@@ -12,8 +12,8 @@ from refold.cli.output import Column, Table, output_width, plural, print_json, p
 from refold.cli.standing import LookingAhead, futures_of, standing_of_daemon
 
 if TYPE_CHECKING:
-    from refold.live.client import Client
-    from refold.live.wire import About, Interval, JobStatus
+    from refold.live.api.wire import About, Interval, JobStatus
+    from refold.live.client.client import Client
     from refold.model import Expected
 
 PROMISE = "promise"
@@ -134,7 +134,7 @@ def _looked_ahead(
 
 def _moved(expected: Expected | None, later: float) -> Interval | None:
     """The same by the daemon's clock."""
-    from refold.live.wire import Interval
+    from refold.live.api.wire import Interval
 
     if expected is None:
         return None

@@ -11,9 +11,9 @@ from refold.cli.options import PlacementName, Settings
 from refold.cli.output import plural, say, tell
 
 if TYPE_CHECKING:
-    from refold.live.config import Config
+    from refold.live.config.choices import Config
     from refold.live.daemon import Ready
-    from refold.live.machine import Machine
+    from refold.live.watching.machine import Machine
 
 CONFIG = Path("refold.yaml")
 MOST_SLOTS = 8
@@ -51,7 +51,7 @@ def serve(
     import asyncio
 
     from refold.errors import MissingExtra
-    from refold.live.address import state_folder
+    from refold.live.client.address import state_folder
 
     try:
         import uvicorn as _uvicorn  # noqa: F401
@@ -66,7 +66,7 @@ def serve(
 def _run(asyncio: Any, config: Config, folder: Path, machine: Machine, new_token: bool) -> None:
     from refold.live.daemon import Daemon
     from refold.live.interruption import ASKS_TO_END
-    from refold.live.machine import layout_of
+    from refold.live.watching.machine import layout_of
 
     layout = layout_of(machine, config)
     what = layout.cluster.nodes[0].gpu_type
@@ -92,8 +92,8 @@ def _best_loop(asyncio: Any) -> Any:
 
 
 def _config(path: Path | None) -> Config:
-    from refold.live.config import Config
-    from refold.live.config_file import read_config
+    from refold.live.config.choices import Config
+    from refold.live.config.file import read_config
 
     if path is None and not CONFIG.exists():
         return Config()
@@ -114,7 +114,7 @@ def _chosen(
 
     from refold.cli.choices import chosen_policy
     from refold.cli.options import settings_from
-    from refold.live.config import PolicyChoice
+    from refold.live.config.choices import PolicyChoice
 
     cluster, serving, decides = config.cluster, config.serve, config.policy
     if slots is not None:
@@ -134,7 +134,7 @@ def _with_something_to_share(config: Config) -> tuple[Config, Machine]:
 
     from msgspec.structs import replace
 
-    from refold.live.machine import machine_of
+    from refold.live.watching.machine import machine_of
 
     machine = machine_of(config.cluster)
     if machine.gpus():
@@ -152,7 +152,7 @@ def _log_to_stderr() -> None:
 
 
 def _welcome(ready: Ready, folder: Path) -> None:
-    from refold.live.address import left_address
+    from refold.live.client.address import left_address
 
     tell(ready.notes)
     say(f"serving on {ready.address}   (API: {ready.address}/docs)")

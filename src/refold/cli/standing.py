@@ -17,7 +17,7 @@ from refold.cli.output import progress
 
 if TYPE_CHECKING:
     from refold.core import Entry, Header, Scheduler
-    from refold.live.client import Client
+    from refold.live.client.client import Client
     from refold.simulator.ahead import Futures
     from refold.simulator.present import Present
 

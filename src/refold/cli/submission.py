@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from refold.live.wire import Submission
+    from refold.live.api.wire import Submission
     from refold.model import Plan
 
 
@@ -34,8 +34,8 @@ def submissions_from(
 ) -> tuple[list[Submission], tuple[str, ...]]:
     """The jobs of a file, or the command as one, each with what the options say; and what is not honoured."""
     from refold.errors import BadInput
+    from refold.live.client.submitting import one_submission
     from refold.live.specs import from_command, read_spec
-    from refold.live.submitting import one_submission
 
     if (file is None) == (not command):
         raise BadInput(

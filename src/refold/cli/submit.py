@@ -17,8 +17,8 @@ from refold.cli.moments import clock_near, gpus_text
 from refold.cli.output import AsJson, Column, Table, plural, print_json, print_tables, say, tell
 
 if TYPE_CHECKING:
-    from refold.live.client import Client
-    from refold.live.wire import JobStatus, Preview, Submission
+    from refold.live.api.wire import JobStatus, Preview, Submission
+    from refold.live.client.client import Client
 
 LONGEST_SHOWN = 60
 """Characters of a command that are shown."""

@@ -67,7 +67,7 @@ def new(
     Example: refold token new ann --tenant vision
     """
     from refold.errors import UnknownName
-    from refold.live.wire import Role
+    from refold.live.api.wire import Role
 
     if role not in ROLES:
         raise UnknownName("role", role, ROLES)

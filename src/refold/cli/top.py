@@ -14,8 +14,8 @@ from refold.cli.output import AsJson, Column, Table, bar, output_width, plural, 
 from refold.cli.screen import paint_again
 
 if TYPE_CHECKING:
-    from refold.live.client import Client
-    from refold.live.wire import About, GpuStatus, JobStatus
+    from refold.live.api.wire import About, GpuStatus, JobStatus
+    from refold.live.client.client import Client
 
 HOT = 85.0
 """Degrees from which on a GPU is shown as hot; most slow down a little later."""

@@ -12,13 +12,13 @@ from refold.catalogue.tables import gpu_key
 from refold.core import Entry
 from refold.core.events import Event, JobHeld, JobSubmitted
 from refold.errors import BadInput, Conflict, Forbidden, TooMuch, UnknownName
-from refold.live.calls import Caller
+from refold.live.api.calls import Caller
+from refold.live.api.wire import JobStatus, Submission
 from refold.live.drains import TENANT
+from refold.live.kept.store import NewJob, Store
 from refold.live.loop import Loop
-from refold.live.matching import check_patterns
-from refold.live.notify_addresses import check_address
-from refold.live.store import NewJob, Store
-from refold.live.wire import JobStatus, Submission
+from refold.live.telling.addresses import check_address
+from refold.live.watching.matching import check_patterns
 from refold.model import Job, Reason
 
 MOST_JOBS = 200_000

@@ -19,29 +19,29 @@ from refold.core.events import JobSubmitted, RunFinished
 from refold.core.orders import StartRun
 from refold.errors import BadInput
 from refold.live import drains
-from refold.live.address import Names, left_address, write_address
-from refold.live.api import Api
+from refold.live.api.app import Api
+from refold.live.api.feed import MOST_EVENTS, Feed
+from refold.live.api.tokens import Known, Tokens, make_owner
 from refold.live.backoff import Backoff
 from refold.live.chores import again_and_again, say_if_it_failed
+from refold.live.client.address import Names, left_address, write_address
 from refold.live.clock import Anchor, WallClock
-from refold.live.config import Config
+from refold.live.config.choices import Config
 from refold.live.dependencies import Dependencies
 from refold.live.desk import LiveDesk
-from refold.live.feed import MOST_EVENTS, Feed
 from refold.live.footprint import hand_back_the_compiler
-from refold.live.gpu_rounds import GpuRounds
+from refold.live.kept.store import Store
 from refold.live.loop import Loop, Step
-from refold.live.machine import Layout, Machine
-from refold.live.notify import Notifier
-from refold.live.output_watch import LOOK_EVERY, OutputRule, OutputWatch
 from refold.live.recovery import recover
 from refold.live.roster import News
 from refold.live.steady import Steady, refused
-from refold.live.store import Store
 from refold.live.sweeping import SWEEP_EVERY, Sweeping
-from refold.live.telling import Telling
-from refold.live.tokens import Known, Tokens, make_owner
+from refold.live.telling.notify import Notifier
+from refold.live.telling.telling import Telling
 from refold.live.verdicts import Verdicts
+from refold.live.watching.machine import Layout, Machine
+from refold.live.watching.output import LOOK_EVERY, OutputRule, OutputWatch
+from refold.live.watching.rounds import GpuRounds
 from refold.model import Job
 from refold.model.units import MINUTE, Seconds
 from refold.registry import make_policy

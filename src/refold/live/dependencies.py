@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from refold.core.events import JobCancelled, JobReleased
+from refold.live.kept.reading import Reading
 from refold.live.loop import Loop, Step
-from refold.live.reading import Reading
 from refold.model import Job, Reason
 
 

@@ -16,15 +16,10 @@ from refold.core.events import Event, JobCancelled, JobHeld, JobReleased, NodeLo
 from refold.errors import BadInput, Conflict, Forbidden, NotFound
 from refold.live import drains
 from refold.live.accepting import Accepting
-from refold.live.calls import OVER, Caller
-from refold.live.feed import Feed
-from refold.live.loop import Loop
-from refold.live.previewing import Previewing
-from refold.live.snapshot import journal_lines, snapshot_lines
-from refold.live.standing import Standings, Wanted, node_statuses, tenant_statuses
-from refold.live.store import Store
-from refold.live.tokens import Known, make_token
-from refold.live.wire import (
+from refold.live.api.calls import OVER, Caller
+from refold.live.api.feed import Feed
+from refold.live.api.tokens import Known, make_token
+from refold.live.api.wire import (
     About,
     GpuStatus,
     Jobs,
@@ -40,6 +35,11 @@ from refold.live.wire import (
     TokenStatus,
     Why,
 )
+from refold.live.kept.store import Store
+from refold.live.loop import Loop
+from refold.live.previewing import Previewing
+from refold.live.snapshot import journal_lines, snapshot_lines
+from refold.live.standing import Standings, Wanted, node_statuses, tenant_statuses
 from refold.model import Reason
 
 DRAINED = "drained"

@@ -12,8 +12,8 @@ import msgspec
 from refold.core import Entry
 from refold.core.events import Event, Woke
 from refold.errors import Unavailable
+from refold.live.kept.store import NewJob
 from refold.live.roster import News
-from refold.live.store import NewJob
 from refold.model.units import Seconds
 
 

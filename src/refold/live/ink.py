@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from refold.errors import Unavailable
-from refold.live.store import Commit, Store
+from refold.live.kept.store import Commit, Store
 from refold.model.units import Seconds
 
 TRY_AGAIN_AFTER: Seconds = 1.0

@@ -18,17 +18,17 @@ from refold.core import Entry, Header, Scheduler, View
 from refold.core.events import Event, Remembered, RunFailed
 from refold.core.orders import Order, StartRun, StopRun
 from refold.errors import Unavailable
-from refold.live import wire
+from refold.live.api import wire
+from refold.live.api.feed import Feed
 from refold.live.clock import Clock
 from refold.live.drains import is_stand_in
-from refold.live.feed import Feed
 from refold.live.inbox import Inbox
 from refold.live.ink import Ink
-from refold.live.reading import Checkpoint
+from refold.live.kept.reading import Checkpoint
+from refold.live.kept.store import Commit, EndedJob, NewJob, Store
 from refold.live.recovery import Recovered
 from refold.live.roster import News, Over
 from refold.live.standing import ended_status
-from refold.live.store import Commit, EndedJob, NewJob, Store
 from refold.model import Run
 from refold.model.units import Seconds
 from refold.simulator.snapshot import Snapshot

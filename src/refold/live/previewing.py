@@ -8,10 +8,10 @@ from refold.core import Scheduler
 from refold.core.events import JobSubmitted
 from refold.core.orders import StartRun
 from refold.live.accepting import Accepting
-from refold.live.calls import Caller
+from refold.live.api.calls import Caller
+from refold.live.api.wire import LARGEST_ID, Interval, Preview, Submission
 from refold.live.loop import Loop
 from refold.live.standing import interval
-from refold.live.wire import LARGEST_ID, Interval, Preview, Submission
 from refold.model import Job
 from refold.packing import Free
 from refold.simulator.snapshot import CannotCopy

@@ -16,7 +16,7 @@ from refold.core import Entry, Header, Policy, Scheduler
 from refold.core.events import Event, NodeLost, Remembered, RunAdopted
 from refold.errors import BadDecision
 from refold.live.drains import drained_again, is_stand_in, of_stand_in
-from refold.live.reading import Chapter, Reading
+from refold.live.kept.reading import Chapter, Reading
 from refold.live.roster import Roster
 from refold.model import Cluster
 from refold.model.units import Seconds

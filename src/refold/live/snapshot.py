@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from refold.core import Entry, Header
 from refold.core.events import Event, JobSubmitted, Remembered
+from refold.live.kept.reading import Reading
 from refold.live.loop import Loop
-from refold.live.reading import Reading
 from refold.live.recovery import MOST_REMEMBERED
 from refold.model.units import Seconds
 

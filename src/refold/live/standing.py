@@ -9,9 +9,9 @@ import msgspec
 from msgspec.structs import replace
 
 from refold.core import View
+from refold.live.api.wire import Interval, Jobs, JobStatus, NodeStatus, Place, Standing, TenantStatus
 from refold.live.drains import TENANT, drained_gpus, is_stand_in
 from refold.live.roster import Over, Record
-from refold.live.wire import Interval, Jobs, JobStatus, NodeStatus, Place, Standing, TenantStatus
 from refold.model import Allocation, Cluster, Expected, Job, Wait
 from refold.model.units import WHOLE, Seconds
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import time
 
 from refold.backends.run_files import RunFiles
-from refold.live.reading import EndedRow, Reading
+from refold.live.kept.reading import EndedRow, Reading
 from refold.model.units import HOUR, Seconds
 
 SWEEP_EVERY: Seconds = HOUR

@@ -10,8 +10,8 @@ import msgspec
 
 from refold.core.events import Event, JobHeld, NodeLost, RunFailed
 from refold.live.loop import Loop
-from refold.live.output_watch import OutputWatch
 from refold.live.roster import News, Record
+from refold.live.watching.output import OutputWatch
 from refold.model import Reason
 
 log = logging.getLogger("refold")

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 
 from refold.errors import BadInput
+from refold.live.api.wire import Submission
+from refold.live.client.submitting import one_submission
+from refold.live.documents.yaml_lines import BadLine, Part, load_all, read_text
 from refold.live.specs.draft import Source, name_from
 from refold.live.specs.manifests import read_manifest
 from refold.live.specs.own import JOB, read_own
 from refold.live.specs.sbatch import read_script
-from refold.live.submitting import one_submission
-from refold.live.wire import Submission
-from refold.live.yaml_lines import BadLine, Part, load_all, read_text
 
 __all__ = ["Read", "from_command", "parse_spec", "read_spec"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from refold.live.yaml_lines import Part
+from refold.live.documents.yaml_lines import Part
 
 MOST_TASKS = 10_000
 LARGEST_TASK = 4_000_000

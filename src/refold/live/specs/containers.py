@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from refold.live.api.wire import LONGEST_COMMAND, LONGEST_TEXT
+from refold.live.documents.yaml_lines import Part
 from refold.live.specs.amounts import QUANTITY, quantity
 from refold.live.specs.draft import Draft
-from refold.live.wire import LONGEST_COMMAND, LONGEST_TEXT
-from refold.live.yaml_lines import Part
 
 GPU = ("nvidia.com/gpu", "amd.com/gpu")
 IMAGE = "images are not honoured: the command runs on the machine itself"

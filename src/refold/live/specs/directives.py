@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 
 from refold.errors import BadRow, UnknownName
-from refold.live.parts import BadLine, Part, short
+from refold.live.documents.parts import BadLine, Part, short
 from refold.live.specs.slurm_options import SHORT, VALUE_IF_JOINED, WITHOUT_VALUE
 
 MARK = "#SBATCH"

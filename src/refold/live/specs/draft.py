@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from refold.errors import BadField, BadValue, RefoldError
-from refold.live.fields import bad_field
-from refold.live.matching import check_patterns_here
-from refold.live.wire import LONGEST_NAME, Submission
-from refold.live.yaml_lines import BadLine, Part
+from refold.live.api.fields import bad_field
+from refold.live.api.wire import LONGEST_NAME, Submission
+from refold.live.documents.yaml_lines import BadLine, Part
+from refold.live.watching.matching import check_patterns_here
 
 _KINDS = {"int": "a whole number", "float": "a number", "str": "text", "array": "a list", "object": "keys and values"}
 _EXPECTED = re.compile(r"expected (?P<kind>\w+)(?P<length> of length)?(?: (?P<relation>[<>]=?) (?P<limit>[-\d.e+]+))?")

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from refold.errors import UnknownName
+from refold.live.api.wire import LONGEST_NAME, LONGEST_TIME, MOST_GPUS, Submission
+from refold.live.documents.yaml_lines import Part
 from refold.live.specs.containers import Container, container_at
 from refold.live.specs.draft import Draft, Source, name_from
-from refold.live.wire import LONGEST_NAME, LONGEST_TIME, MOST_GPUS, Submission
-from refold.live.yaml_lines import Part
 from refold.model.launch import MOST_RETRIES
 
 QUEUE = "kueue.x-k8s.io/queue-name"

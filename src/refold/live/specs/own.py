@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, get_args
 
+from refold.live.api.wire import LONGEST_COMMAND, LONGEST_NAME, LONGEST_TEXT, LONGEST_TIME, Submission
+from refold.live.documents.yaml_lines import Part
 from refold.live.specs.amounts import at_least, gib_or_more
 from refold.live.specs.draft import Draft, Source, job_name
 from refold.live.specs.plans import plan_on, plan_wish
 from refold.live.specs.sizes import Size, size_of
-from refold.live.wire import LONGEST_COMMAND, LONGEST_NAME, LONGEST_TEXT, LONGEST_TIME, Submission
-from refold.live.yaml_lines import Part
 from refold.model import JobClass, Plan
 from refold.model.launch import MOST_RETRIES, StopSignal
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from refold.errors import BadInput, BadValue
-from refold.live.yaml_lines import Part
+from refold.live.documents.yaml_lines import Part
 from refold.model.plan import LARGEST_DEGREE, RECOMPUTE, Plan, fields_from_text
 
 EXPECTED = "auto, off, a plan such as 'dp8 tp2 zero1', or its degrees: {dp: 8, tp: 2, zero: 1}"

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from refold.live.api.wire import LONGEST_COMMAND, LONGEST_NAME, Submission
+from refold.live.documents.yaml_lines import Part
 from refold.live.specs.amounts import SLURM_TIME, slurm_seconds
 from refold.live.specs.arrays import array_variables
 from refold.live.specs.directives import Head, read_head
@@ -17,8 +19,6 @@ from refold.live.specs.draft import Draft, Source, name_from
 from refold.live.specs.own import signal_at
 from refold.live.specs.slurm_options import LEFT_OUT
 from refold.live.specs.tasks import SIZES, put_tasks
-from refold.live.wire import LONGEST_COMMAND, LONGEST_NAME, Submission
-from refold.live.yaml_lines import Part
 
 Reader = Callable[[Draft, Part], None]
 

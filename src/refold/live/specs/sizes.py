@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from refold.errors import BadValue
-from refold.live.wire import MOST_GPUS
-from refold.live.yaml_lines import Part
+from refold.live.api.wire import MOST_GPUS
+from refold.live.documents.yaml_lines import Part
 
 GPUS = "a number such as 8, a part of one GPU such as 0.5, a range such as 2..8, or one of these after a kind: H100:8"
 

@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from refold.live.api.wire import MOST_GPUS
+from refold.live.documents.yaml_lines import Part
 from refold.live.specs.amounts import SLURM_MEMORY, slurm_gib
 from refold.live.specs.draft import Draft
 from refold.live.specs.sizes import Wanted, wanted_from_text
-from refold.live.wire import MOST_GPUS
-from refold.live.yaml_lines import Part
 
 SIZES = (
     *("nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "gres"),

@@ -9,13 +9,13 @@ from time import monotonic
 
 from refold.backends.nvidia import Reading
 from refold.live import drains
-from refold.live.config import WatchChoice
-from refold.live.gpu_watch import BadGpu, BadGpuWatch, IdleWatch, Occupied
+from refold.live.api.wire import GpuStatus
+from refold.live.config.choices import WatchChoice
 from refold.live.loop import Loop
-from refold.live.machine import Layout, Machine, Place
 from refold.live.roster import News
-from refold.live.telling import Telling
-from refold.live.wire import GpuStatus
+from refold.live.telling.telling import Telling
+from refold.live.watching.gpus import BadGpu, BadGpuWatch, IdleWatch, Occupied
+from refold.live.watching.machine import Layout, Machine, Place
 from refold.model.units import WHOLE, Seconds
 
 ROUND_EVERY: Seconds = 10.0

@@ -15,7 +15,7 @@ from refold.backends.output import read_from, size
 from refold.backends.plain_files import NotNow, read_plain
 from refold.backends.run_files import RunFiles
 from refold.core.events import RunProgressed
-from refold.live.matching import Matcher, TooSlow
+from refold.live.watching.matching import Matcher, TooSlow
 from refold.model import Job
 from refold.model.job import LARGEST
 from refold.model.units import Seconds

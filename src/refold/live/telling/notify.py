@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from refold.live.config import Kind, NotifyChoice
-from refold.live.notify_addresses import redacted, safe_ones
-from refold.live.notify_pace import Message, Pace
+from refold.live.config.choices import Kind, NotifyChoice
+from refold.live.telling.addresses import redacted, safe_ones
+from refold.live.telling.pace import Message, Pace
 from refold.model.units import MINUTE, Seconds
 
 __all__ = ["Counts", "Message", "Notifier"]

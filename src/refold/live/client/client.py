@@ -10,12 +10,9 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from refold.errors import BadFile, NoDaemon, NotYet, Unavailable
-from refold.live.address import find_address
-from refold.live.calls import OVER
-from refold.live.connection import Connection
-from refold.live.queries import LARGEST_LOGS, MOST_JOBS
-from refold.live.submitting import Submittable, asked_once, one_submission
-from refold.live.wire import (
+from refold.live.api.calls import OVER
+from refold.live.api.queries import LARGEST_LOGS, MOST_JOBS
+from refold.live.api.wire import (
     About,
     Event,
     GpuStatus,
@@ -33,6 +30,9 @@ from refold.live.wire import (
     TokenStatus,
     Why,
 )
+from refold.live.client.address import find_address
+from refold.live.client.connection import Connection
+from refold.live.client.submitting import Submittable, asked_once, one_submission
 
 PAUSE = 0.5
 """Seconds between two looks at what grows, or at a daemon that does not answer."""

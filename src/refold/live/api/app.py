@@ -11,14 +11,14 @@ from urllib.parse import urlsplit
 import msgspec
 
 from refold.errors import BadField, Forbidden, NotFound, RefoldError, TooMuch
-from refold.live import asgi
-from refold.live.address import Names
-from refold.live.asgi import HttpError, Receive, Reply, Scope, Send, header
-from refold.live.asked import Parameters, read_json
-from refold.live.calls import CALLS, LINES, STREAM, Call, Caller, Desk
-from refold.live.feed import Interest
-from refold.live.openapi import described, page_of_calls
-from refold.live.tokens import Tokens
+from refold.live.api import asgi
+from refold.live.api.asgi import HttpError, Receive, Reply, Scope, Send, header
+from refold.live.api.asked import Parameters, read_json
+from refold.live.api.calls import CALLS, LINES, STREAM, Call, Caller, Desk
+from refold.live.api.feed import Interest
+from refold.live.api.openapi import described, page_of_calls
+from refold.live.api.tokens import Tokens
+from refold.live.client.address import Names
 
 LONGEST_PART = 128
 """Characters of a part of a path that names something."""

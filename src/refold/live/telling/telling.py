@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from refold.live.config import Kind
+from refold.live.config.choices import Kind
 from refold.live.drains import is_stand_in
+from refold.live.kept.store import Store
 from refold.live.loop import Loop, Step
-from refold.live.notify import Message, Notifier
 from refold.live.roster import Kind as NewsKind
 from refold.live.roster import News
-from refold.live.store import Store
+from refold.live.telling.notify import Message, Notifier
 from refold.model import Job
 from refold.model.units import Seconds, text_from_seconds
 

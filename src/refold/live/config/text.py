@@ -8,7 +8,7 @@ from pathlib import Path
 
 from refold.backends.local import SLOT
 from refold.errors import BadFile
-from refold.live.machine import Machine
+from refold.live.watching.machine import Machine
 
 TEXT = """\
 # How this machine is shared. What is commented out is as usual; docs/config.md has every key.

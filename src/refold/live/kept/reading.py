@@ -12,9 +12,9 @@ import msgspec
 from refold.core import Entry, Header
 from refold.core.events import Event as Fact
 from refold.core.events import Remembered
+from refold.live.api.tokens import Known
+from refold.live.api.wire import Event, Jobs, JobStatus
 from refold.live.roster import Record
-from refold.live.tokens import Known
-from refold.live.wire import Event, Jobs, JobStatus
 from refold.model import Job
 
 _ENTRY = msgspec.json.Decoder(Entry)

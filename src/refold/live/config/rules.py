@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from refold.errors import BadValue, RefoldError
-from refold.live.config import (
+from refold.live.config.choices import (
     USUAL_RULES,
     BadGpuRule,
     IdleRule,
@@ -15,8 +15,8 @@ from refold.live.config import (
     Then,
     WatchChoice,
 )
-from refold.live.matching_process import read_pattern
-from refold.live.parts import Part
+from refold.live.documents.parts import Part
+from refold.live.watching.matching_process import read_pattern
 
 Reader = Callable[[Part], Any]
 

@@ -8,8 +8,8 @@ from math import inf
 import msgspec
 
 from refold.backends.nvidia import Problem
-from refold.live.config import BadGpuRule, IdleRule
-from refold.live.machine import Place
+from refold.live.config.choices import BadGpuRule, IdleRule
+from refold.live.watching.machine import Place
 from refold.model.units import Seconds, text_from_seconds
 
 

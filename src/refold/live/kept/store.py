@@ -18,10 +18,10 @@ import msgspec
 
 from refold.core import Entry, Header
 from refold.errors import BadFile, Unavailable
-from refold.live import schema
-from refold.live.reading import Checkpoint, Reading
-from refold.live.tokens import Known
-from refold.live.wire import Event, JobStatus
+from refold.live.api.tokens import Known
+from refold.live.api.wire import Event, JobStatus
+from refold.live.kept import schema
+from refold.live.kept.reading import Checkpoint, Reading
 from refold.model import Job
 
 _ENCODER = msgspec.json.Encoder()

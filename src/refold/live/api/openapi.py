@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from refold import __version__
-from refold.live.calls import CALLS, LINES, STREAM, Call
-from refold.live.wire import Problem
+from refold.live.api.calls import CALLS, LINES, STREAM, Call
+from refold.live.api.wire import Problem
 
 PLACES = "#/components/schemas/{name}"
 PROBLEMS = {

@@ -9,15 +9,15 @@ from typing import Any, get_args
 
 import msgspec
 
-from refold.live.config import (
+from refold.live.config.choices import (
     ClusterChoice,
     Config,
     Kind,
     NotifyChoice,
     ServeChoice,
 )
-from refold.live.config_rules import policy_from, prediction_from, watch_from, with_prediction
-from refold.live.yaml_lines import Part, load, read_text
+from refold.live.config.rules import policy_from, prediction_from, watch_from, with_prediction
+from refold.live.documents.yaml_lines import Part, load, read_text
 from refold.model import Tenant
 from refold.model.cluster import MAX_GPUS_PER_NODE
 from refold.model.units import DAY

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from refold.errors import BadField
-from refold.live.fields import bad_field
+from refold.live.api.fields import bad_field
 
 MOST_PARAMETERS = 64
 

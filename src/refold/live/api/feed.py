@@ -8,8 +8,8 @@ from time import monotonic, time
 
 import msgspec
 
-from refold.live.calls import Caller
-from refold.live.wire import Event
+from refold.live.api.calls import Caller
+from refold.live.api.wire import Event
 
 MOST_EVENTS = 10_000
 """Events that are remembered."""

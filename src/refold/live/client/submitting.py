@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from refold.errors import BadInput
-from refold.live.fields import bad_field
-from refold.live.wire import Submission
+from refold.live.api.fields import bad_field
+from refold.live.api.wire import Submission
 
 Submittable = Submission | Mapping[str, Any] | str | os.PathLike[str]
 """A submission, its fields, or a file that has one."""

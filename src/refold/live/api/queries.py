@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from refold.live.wire import LONGEST_NAME, Standing, Text
+from refold.live.api.wire import LONGEST_NAME, Standing, Text
 
 LARGEST_LOGS = 1024 * 1024
 """Bytes of output in one answer."""

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from refold.errors import BadField, RefoldError, TooLarge
-from refold.live.calls import LARGEST_BODY, STATUSES
-from refold.live.wire import Problem
+from refold.live.api.calls import LARGEST_BODY, STATUSES
+from refold.live.api.wire import Problem
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

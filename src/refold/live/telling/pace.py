@@ -6,7 +6,7 @@ from collections import Counter, deque
 
 import msgspec
 
-from refold.live.config import Kind
+from refold.live.config.choices import Kind
 from refold.model.units import MINUTE, Seconds
 
 LIMIT = 30

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from refold.errors import Unknown
-from refold.live.calls import Caller
-from refold.live.wire import NewToken, Role, TokenStatus
+from refold.live.api.calls import Caller
+from refold.live.api.wire import NewToken, Role, TokenStatus
 
 if TYPE_CHECKING:
-    from refold.live.store import Store
+    from refold.live.kept.store import Store
 
 PREFIX = "rf_"
 """What a token begins with, so that people and scanners for leaked secrets see what it is."""

@@ -11,7 +11,7 @@ from refold.backends.local import SLOT
 from refold.backends.nvidia import Driver, Gpu, Problem, Reading, open_driver
 from refold.catalogue import find_gpu
 from refold.errors import BadInput, UnknownName
-from refold.live.config import ClusterChoice, Config
+from refold.live.config.choices import ClusterChoice, Config
 from refold.model import Cluster, GpuType, Node
 from refold.model.cluster import PCIE
 from refold.model.units import MiB, mib_from_gib, milli_from_number

@@ -20,8 +20,8 @@ from refold.errors import (
     Unavailable,
     Unknown,
 )
-from refold.live.queries import DrainQuery, EventsQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery
-from refold.live.wire import (
+from refold.live.api.queries import DrainQuery, EventsQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery
+from refold.live.api.wire import (
     About,
     Event,
     GpuStatus,
@@ -41,7 +41,7 @@ from refold.live.wire import (
 )
 
 if TYPE_CHECKING:
-    from refold.live.feed import Feed
+    from refold.live.api.feed import Feed
 
 LARGEST_BODY = 1024 * 1024
 """Bytes of what may be sent with one call."""

@@ -12,9 +12,9 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from refold.errors import BadField, NoDaemon, RefoldError, Refused, TooLarge
-from refold.live.address import Address
-from refold.live.calls import CALLS, LARGEST_BODY, STATUSES, Call
-from refold.live.wire import Event, Problem
+from refold.live.api.calls import CALLS, LARGEST_BODY, STATUSES, Call
+from refold.live.api.wire import Event, Problem
+from refold.live.client.address import Address
 
 _CALLS = {call.name: call for call in CALLS}
 _ERRORS = {status: kind for kind, status in reversed(STATUSES.items())}

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from refold.errors import BadFile
-from refold.live.parts import BadLine, Part, Value, short
+from refold.live.documents.parts import BadLine, Part, Value, short
 
 __all__ = ["BadLine", "Part", "load", "load_all", "read_text"]
 

@@ -18,7 +18,7 @@ from time import monotonic
 from typing import IO
 
 from refold.errors import BadValue
-from refold.live.matching_process import read_pattern
+from refold.live.watching.matching_process import read_pattern
 from refold.model.units import Seconds
 
 PATIENCE: Seconds = 1.0

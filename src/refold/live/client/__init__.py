@@ -1,0 +1,1 @@
+"""Who asks a daemon: from Python, and for the commands. Light to import."""

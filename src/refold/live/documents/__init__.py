@@ -1,0 +1,1 @@
+"""Documents that people write, of which every part knows its line."""

@@ -1,0 +1,1 @@
+"""What a daemon keeps: one SQLite file, written by one thread."""
