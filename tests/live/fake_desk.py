@@ -231,7 +231,7 @@ class FakeDesk:
     def nodes(self, caller: Caller) -> list[NodeStatus]:
         return [self.node]
 
-    async def drain(self, caller: Caller, node: str, *, why: str, gpu: int | None) -> NodeStatus:
+    async def drain(self, caller: Caller, node: str, *, why: str, gpu: int | None, move: bool) -> NodeStatus:
         return self._set_node(node, up=False, why=why)
 
     async def resume(self, caller: Caller, node: str, *, gpu: int | None) -> NodeStatus:

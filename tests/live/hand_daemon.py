@@ -16,6 +16,7 @@ from refold.core.events import Event, RunFailed, RunFinished, RunStopped
 from refold.errors import BadDecision
 from refold.live.api.calls import Caller
 from refold.live.api.feed import Feed
+from refold.live.api.tokens import Known
 from refold.live.api.wire import Submission
 from refold.live.backoff import Backoff
 from refold.live.config.choices import NotifyChoice
@@ -25,6 +26,7 @@ from refold.live.kept.store import Store
 from refold.live.loop import Loop
 from refold.live.recovery import recover
 from refold.live.roster import News
+from refold.live.servicing import Servicing
 from refold.live.telling.notify import Message, Notifier
 from refold.live.telling.telling import Telling
 from refold.live.verdicts import Verdicts
@@ -64,7 +66,9 @@ class HandDaemon:
         self.loop = Loop(self.store, stand, header, self.clock, Feed())
         self.output = OutputWatch(folder / "logs", self.loop.report)
         self.verdicts = Verdicts(self.loop, self.output)
-        self.desk = LiveDesk(self.loop, self.store, Feed(), {}, folder / "logs", 0.0)
+        self.tokens: dict[str, Known] = {}
+        servicing = Servicing(self.loop, self.store)
+        self.desk = LiveDesk(self.loop, self.store, Feed(), servicing, self.tokens, folder / "logs", 0.0)
         self.kept = KeptMessages()
         self.telling = Telling(self.loop, self.kept, 4 * HOUR, self.store)
         self.news: list[News] = []

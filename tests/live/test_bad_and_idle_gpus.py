@@ -84,7 +84,7 @@ def test_a_node_that_is_resumed_has_well_gpus_but_for_those_that_stay_drained(
         async with HandDaemon(tmp_path, UnreliableMachine()) as daemon:
             rounds = Rounds(daemon, rule)
             await rounds.go(ECC)
-            await daemon.desk.drain(OWNER, "a", why="", gpu=None)
+            await daemon.desk.drain(OWNER, "a", why="", gpu=None, move=False)
             await daemon.desk.resume(OWNER, "a", gpu=None)
             await rounds.go(ECC)
             assert len(rounds.news()) == times

@@ -47,7 +47,7 @@ def hand_out(daemon: HandDaemon, **roles: Role) -> None:
     for name, role in roles.items():
         _, known = make_token(NewToken(name, role), 0.0)
         daemon.store.add_token(known)
-        daemon.desk._tokens[known.hash] = known
+        daemon.tokens[known.hash] = known
 
 
 def test_of_two_owners_tokens_one_is_left_even_if_both_are_revoked_at_once(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_the_queue_is_the_same_whether_everybody_or_somebody_is_asked_for(tmp_pa
         asked: dict[str, dict[str, Any]] = {"a": {}, "b": {}, "c": {}, "d": {"hold": True}, "e": {"gpus": 99}, "f": {}}
         for name, more in asked.items():
             await daemon.submit(name, **more)
-        await daemon.desk.drain(OWNER, "a", why="", gpu=1)
+        await daemon.desk.drain(OWNER, "a", why="", gpu=1, move=False)
         await daemon.rest()
         everybody = await daemon.desk.jobs(OWNER, **EVERYTHING)
         anns = await daemon.desk.jobs(OWNER, **{**EVERYTHING, "user": OWNER.user})

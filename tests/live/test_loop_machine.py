@@ -27,6 +27,7 @@ from refold.live.backoff import Backoff
 from refold.live.dependencies import Dependencies
 from refold.live.desk import LiveDesk
 from refold.live.loop import Loop
+from refold.live.servicing import Servicing
 from refold.model import Cluster, Node, Reason, Tenant
 from refold.registry import make_policy
 from refold.testing import Audit
@@ -85,7 +86,9 @@ class LiveLoop(RuleBasedStateMachine):
         self.clock.time = max(self.time, stand.now)
         feed = Feed()
         self.loop = self.store.watched = Loop(self.store, stand, header, self.clock, feed)
-        self.desk = LiveDesk(self.loop, self.store, feed, {}, self.folder / "logs", 0.0)
+        self.desk = LiveDesk(
+            self.loop, self.store, feed, Servicing(self.loop, self.store), {}, self.folder / "logs", 0.0
+        )
         self.loop.gathers.append(drains.take_what_is_free)
         Backoff(self.loop).attend()
         self.loop.watches.append(Dependencies(self.loop, self.store.reading).watch)

@@ -103,6 +103,7 @@ def test_a_parameter_that_may_be_left_out_is_not_null() -> None:
         },
         {"name": "gpu", "in": "query", "schema": {"type": "integer", "minimum": 0, "maximum": 65536}},
         {"name": "why", "in": "query", "schema": {"type": "string", "maxLength": 4096, "default": ""}},
+        {"name": "move", "in": "query", "schema": {"type": "boolean", "default": False}},
     ]
 
 

@@ -34,6 +34,7 @@ from refold.live.kept.store import Store
 from refold.live.loop import Loop, Step
 from refold.live.recovery import recover
 from refold.live.roster import News
+from refold.live.servicing import Servicing
 from refold.live.steady import Steady, refused
 from refold.live.sweeping import SWEEP_EVERY, Sweeping
 from refold.live.telling.notify import Notifier
@@ -115,10 +116,11 @@ class Daemon:
         rounds = GpuRounds(loop, self._machine, self._layout, self._config.watch, telling)
         sweeping = Sweeping(store.reading, self._folder / LOGS, self._config.serve.keep_logs_for)
         tokens, token = _tokens(store, self._new_token)
-        desk = LiveDesk(loop, store, feed, tokens, self._folder / LOGS, time())
+        servicing = Servicing(loop, store)
+        desk = LiveDesk(loop, store, feed, servicing, tokens, self._folder / LOGS, time())
         desk.gpu_readings = rounds.statuses
         desk.resumed = rounds.is_well
-        verdicts.drained = desk.explain_later
+        verdicts.drained = servicing.explain_later
         loop.gathers.append(drains.take_what_is_free)
         loop.beginnings.append(lambda: _follow_all(output, loop))
         Backoff(loop).attend()

@@ -12,13 +12,13 @@ import msgspec
 from refold import __version__
 from refold.backends.output import Piece, read_piece
 from refold.backends.run_files import log_path
-from refold.core.events import Event, JobCancelled, JobHeld, JobReleased, NodeLost, NodeReturned
-from refold.errors import BadInput, Conflict, Forbidden, NotFound
+from refold.core.events import Event, JobCancelled, JobHeld, JobReleased
+from refold.errors import Conflict, Forbidden, NotFound
 from refold.live import drains
 from refold.live.accepting import Accepting
 from refold.live.api.calls import OVER, Caller
 from refold.live.api.feed import Feed
-from refold.live.api.tokens import Known, make_token
+from refold.live.api.tokens import Known
 from refold.live.api.wire import (
     About,
     GpuStatus,
@@ -36,36 +36,41 @@ from refold.live.api.wire import (
     Why,
 )
 from refold.live.kept.store import Store
+from refold.live.keys import Keys
 from refold.live.loop import Loop
 from refold.live.previewing import Previewing
+from refold.live.servicing import Servicing
 from refold.live.snapshot import journal_lines, snapshot_lines
 from refold.live.standing import Standings, Wanted, node_statuses, tenant_statuses
 from refold.model import Reason
-
-DRAINED = "drained"
-"""Under which name it is kept why nodes take no work."""
 
 
 class LiveDesk:
     """The daemon, as the API asks it. What is not over is answered from memory, the rest from the store."""
 
     def __init__(
-        self, loop: Loop, store: Store, feed: Feed, tokens: dict[str, Known], logs: Path, began: float
+        self,
+        loop: Loop,
+        store: Store,
+        feed: Feed,
+        servicing: Servicing,
+        tokens: dict[str, Known],
+        logs: Path,
+        began: float,
     ) -> None:
         self.feed = feed
         self.resumed: Callable[[int, int | None], None] = lambda _node, _gpu: None
         self.gpu_readings: Callable[[], Awaitable[list[GpuStatus]]] = _no_gpus
         self._loop = loop
         self._store = store
-        self._tokens = tokens
         self._logs = logs
         self._began = began
         self._view = loop.view
         self._standings = Standings(loop.view, loop.roster.of, loop.wall)
         self._accepting = Accepting(loop, store, self.find)
         self._previewing = Previewing(loop, self._accepting)
-        self._explaining: set[asyncio.Task[None]] = set()
-        self._drained: dict[str, str] = store.reading.remembered(DRAINED, dict[str, str]) or {}
+        self._servicing = servicing
+        self._keys = Keys(loop, store, tokens)
 
     def about(self, caller: Caller) -> About:
         """The daemon, and what the caller is to it."""
@@ -225,52 +230,18 @@ class LiveDesk:
 
     def nodes(self, caller: Caller) -> list[NodeStatus]:
         """All nodes."""
-        return node_statuses(self._view, self._drained)
+        return node_statuses(self._view, self._servicing.drained_for)
 
-    async def drain(self, caller: Caller, node: str, *, why: str, gpu: int | None, move: bool = False) -> NodeStatus:
-        """No more work for a node, or for one GPU of it. What runs there runs on, unless it is to be moved."""
-        index = self._index(node, gpu)
-        reason = why or f"drained by {caller.name}"
-        if gpu is None:
-            events: list[Event] = [NodeLost(index)]
-            await self._explain(node, reason)
-        elif (node, gpu) in drains.drained_gpus(self._view):
-            events = []
-        else:
-            events = drains.drain(self._view, (node, gpu), reason)
-        if move:
-            events += drains.recalls(self._view, index, reason, gpu)
-        await self._loop.ask(events)
+    async def drain(self, caller: Caller, node: str, *, why: str, gpu: int | None, move: bool) -> NodeStatus:
+        """No more work for a node, or for one GPU of it."""
+        index = await self._servicing.drain(node, gpu, why or f"drained by {caller.name}", move)
         return self.nodes(caller)[index]
 
     async def resume(self, caller: Caller, node: str, *, gpu: int | None) -> NodeStatus:
         """Work for it again."""
-        index = self._index(node, gpu)
-        if gpu is None:
-            await self._explain(node, "")
-        await self._loop.ask([NodeReturned(index)] if gpu is None else drains.resume(self._view, (node, gpu)))
+        index = await self._servicing.resume(node, gpu)
         self.resumed(index, gpu)
         return self.nodes(caller)[index]
-
-    def _index(self, node: str, gpu: int | None) -> int:
-        cluster = self._view.cluster
-        if node not in cluster.index_of_node:
-            raise NotFound.near("node", node, cluster.index_of_node)
-        index = cluster.index_of_node[node]
-        if gpu is not None and gpu >= cluster.nodes[index].gpus:
-            raise NotFound(f"node {node!r} has no GPU {gpu}: it has {cluster.nodes[index].gpus}, counted from 0")
-        return index
-
-    def explain_later(self, node: int, why: str) -> None:
-        """A node takes no work for a reason that nobody has asked about."""
-        task = asyncio.create_task(self._explain(self._view.cluster.nodes[node].name, why))
-        self._explaining.add(task)
-        task.add_done_callback(self._explaining.discard)
-
-    async def _explain(self, node: str, why: str) -> None:
-        self._drained = {name: text for name, text in (self._drained | {node: why}).items() if text}
-        kept = dict(self._drained)
-        await self._loop.written(lambda: self._store.remember(DRAINED, kept))
 
     async def gpus(self, caller: Caller) -> list[GpuStatus]:
         """All GPUs."""
@@ -284,38 +255,17 @@ class LiveDesk:
 
     async def tokens(self, caller: Caller) -> list[TokenStatus]:
         """All of them, without secrets."""
-        return [known.status() for known in self._tokens.values()]
+        return self._keys.listed()
 
     async def new_token(self, caller: Caller, token: NewToken) -> MadeToken:
         """It is told once."""
-        if any(known.name == token.name for known in self._tokens.values()):
-            raise Conflict(f"there is a token {token.name!r} already: revoke it, or take another name")
-        if token.tenant == drains.TENANT:
-            raise BadInput(f"the tenant {token.tenant!r} is the daemon's own")
-        secret, known = make_token(token, time())
-        self._tokens[known.hash] = known  # at once, so that nobody else takes the name meanwhile
-        try:
-            await self._loop.written(lambda: self._store.add_token(known))
-        except BaseException:
-            del self._tokens[known.hash]
-            raise
-        return MadeToken(secret, known.name)
+        return await self._keys.make(token)
 
     async def revoke_token(self, caller: Caller, name: str) -> TokenStatus:
         """It opens nothing more."""
-        known = next((one for one in self._tokens.values() if one.name == name), None)
-        if known is None:
-            raise NotFound.near("token", name, [one.name for one in self._tokens.values()])
-        if known.role == "owner" and sum(one.role == "owner" for one in self._tokens.values()) == 1:
-            raise Conflict(f"{name!r} is the only owner's token: make another one first")
-        del self._tokens[known.hash]  # at once, so that of two owners' tokens not both can be revoked by each other
-        try:
-            await self._loop.written(lambda: self._store.remove_token(known.hash))
-        except BaseException:
-            self._tokens[known.hash] = known
-            raise
+        revoked = await self._keys.revoke(name)
         self.feed.wake()
-        return known.status()
+        return revoked
 
     # The journal.
 

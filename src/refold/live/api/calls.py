@@ -257,8 +257,8 @@ class Desk(Protocol):
         """All of them."""
         ...
 
-    def drain(self, caller: Caller, node: str, *, why: str, gpu: int | None) -> Awaitable[NodeStatus]:
-        """No more work for it. What runs there runs on."""
+    def drain(self, caller: Caller, node: str, *, why: str, gpu: int | None, move: bool) -> Awaitable[NodeStatus]:
+        """No more work for it. What runs on a node runs on, unless it is to move; from a GPU it always has to."""
         ...
 
     def resume(self, caller: Caller, node: str, *, gpu: int | None) -> Awaitable[NodeStatus]:

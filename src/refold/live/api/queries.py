@@ -51,9 +51,10 @@ class GpuQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DrainQuery(GpuQuery, frozen=True, forbid_unknown_fields=True):
-    """What is to take no more work, and why."""
+    """What is to take no more work, and why; `move`: runs on the node wait again (those on a GPU always do)."""
 
     why: Text = ""
+    move: bool = False
 
 
 class SnapshotQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

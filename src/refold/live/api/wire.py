@@ -38,6 +38,7 @@ _NAME = re.compile(r"[\w.-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
+PlainName = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME, pattern=r"^[A-Za-z0-9._-]+$")]
 Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 Count = Annotated[int, Meta(ge=0, le=MOST_GPUS)]
 Duration = Annotated[float, Meta(ge=0, le=LONGEST_TIME)]
@@ -305,9 +306,9 @@ class TokenStatus(msgspec.Struct, frozen=True):
 class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A token that somebody is to get."""
 
-    name: Name
+    name: PlainName
     role: Role = "member"
-    tenant: Name = "default"
+    tenant: PlainName = "default"
     user: Annotated[str, Meta(max_length=LONGEST_NAME)] = ""
 
     def __post_init__(self) -> None:

@@ -183,9 +183,9 @@ class Client:
         """The nodes."""
         return self._ask(list[NodeStatus], "nodes")
 
-    def drain(self, node: str, why: str = "", gpu: int | None = None) -> NodeStatus:
-        """Give a node, or one GPU of it, no more work."""
-        return self._ask(NodeStatus, "drain", node, why=why, gpu=gpu)
+    def drain(self, node: str, why: str = "", gpu: int | None = None, move: bool = False) -> NodeStatus:
+        """Give a node, or one GPU of it, no more work. `move`: its runs wait again; those on a GPU always do."""
+        return self._ask(NodeStatus, "drain", node, why=why, gpu=gpu, move=move)
 
     def resume(self, node: str, gpu: int | None = None) -> NodeStatus:
         """Give a node, or one GPU of it, work again."""
