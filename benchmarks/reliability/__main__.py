@@ -29,7 +29,7 @@ def main() -> None:
     """Measure what is asked for; print what has been found so far."""
     words = argparse.ArgumentParser(prog="python -m benchmarks.reliability", description=__doc__)
     words.add_argument("--crashes", type=int, default=0, metavar="N", help="kill daemons in N worlds")
-    words.add_argument("--at-once", type=int, default=2, help="worlds at the same time [2]")
+    words.add_argument("--at-once", type=int, default=1, help="worlds at the same time [1]")
     words.add_argument("--load", action="store_true", help="many clients at once, and a long queue")
     words.add_argument("--seconds", type=float, default=60.0, help="how long clients submit [60]")
     words.add_argument("--per-second", type=float, default=1000.0, help="what they submit together [1000]")
