@@ -36,8 +36,6 @@ SECTIONS: dict[str, dict[str, Listed]] = {
         "history": Listed("Jobs that are over, and how they ended.", "history:history"),
     },
     "The cluster": {
-        "serve": Listed("Start the daemon: the scheduler of this machine.", "serve:serve"),
-        "init": Listed("Write a commented refold.yaml for it.", "init:init"),
         "top": Listed("Every GPU: memory, load, heat, power, whose job.", "top:top"),
         "nodes": Listed("The nodes, and what of them is free.", "nodes:nodes"),
         "drain": Listed("Give a node, or one GPU, no more work.", "nodes:drain"),
