@@ -64,7 +64,8 @@ def _behind_starlette(tokens: Tokens) -> App:
         answer = await desk.submit(caller, decoder.decode(await request.body()))
         return Response(msgspec.json.encode(answer), 201, media_type="application/json")
 
-    return Starlette(routes=[Route("/api/v1/jobs", submit, methods=["POST"])])
+    app: App = Starlette(routes=[Route("/api/v1/jobs", submit, methods=["POST"])])
+    return app
 
 
 def _scope(token: str) -> dict[str, Any]:
