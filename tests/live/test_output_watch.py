@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,8 +10,9 @@ import pytest
 from refold.backends.output import rotate
 from refold.backends.run_files import RunFiles
 from refold.core.events import Event, RunProgressed
+from refold.live.config.choices import OutputRule
 from refold.live.watching.matching import Matcher
-from refold.live.watching.output import MOST_PER_LOOK, OutputRule, OutputWatch
+from refold.live.watching.output import MOST_PER_LOOK, OutputWatch
 from refold.model import Job, Launch
 
 STEPS = Launch(progress=r"step (\S+)")
@@ -174,19 +174,3 @@ def test_a_run_that_is_forgotten_is_not_looked_at(watched: Make) -> None:
     run.watch.forget("job", 1)
     run.write("step 3\n")
     assert run.steps() == []
-
-
-def test_it_looks_again_and_again(watched: Make) -> None:
-    run = watched()
-    run.follow(STEPS)
-
-    async def until_reported() -> None:
-        looking = asyncio.create_task(run.watch.watch(every=0.01))
-        run.write("step 3\n")
-        while not run.reports:
-            await asyncio.sleep(0.01)
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
-
-    asyncio.run(asyncio.wait_for(until_reported(), timeout=30))
-    assert run.reports == [RunProgressed("job", 1, steps=3)]

@@ -10,8 +10,6 @@ import typer
 from refold.cli.output import say
 
 DEFAULT = Path("refold.yaml")
-MOST_SLOTS = 8
-"""A machine without GPUs is offered as so many slots at most: jobs need CPUs themselves."""
 
 
 def init(
@@ -24,15 +22,13 @@ def init(
 
     Example: refold init
     """
-    import os
-
     from refold.backends.nvidia import open_driver
     from refold.live.config.text import write_commented
-    from refold.live.watching.machine import NvidiaMachine, SlotsMachine
+    from refold.live.watching.machine import NvidiaMachine, SlotsMachine, usual_slots
 
     target = path / DEFAULT if path.is_dir() else path
     driver = open_driver()
-    machine = NvidiaMachine(driver) if driver and driver.gpus else SlotsMachine(min(os.cpu_count() or 1, MOST_SLOTS))
+    machine = NvidiaMachine(driver) if driver and driver.gpus else SlotsMachine(usual_slots())
     write_commented(target, machine, replace=force)
     gpus = machine.gpus()
     found = f"{len(gpus)} × {gpus[0].name}" if driver and driver.gpus else f"no GPUs: {len(gpus)} slots stand in"

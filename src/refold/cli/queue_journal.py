@@ -144,7 +144,6 @@ def _add_start(row: dict[str, Any], expected: Expected | None, by: str) -> None:
 
 
 def _running_rows(standing: Standing) -> list[dict[str, Any]]:
-    from refold.cli.replay import allocation_text
 
     present = standing.present
     rows: list[dict[str, Any]] = []
@@ -158,7 +157,7 @@ def _running_rows(standing: Standing) -> list[dict[str, Any]]:
                 "tenant": job.tenant,
                 "since": run.since,
                 "ran": standing.now - run.since,
-                "where": allocation_text(run.allocation, standing.header.cluster),
+                "where": run.allocation.text(standing.header.cluster),
                 "stopping": run.stopping,
                 "expected": end.at,
                 "soonest": end.soonest,

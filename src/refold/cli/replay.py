@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from refold.cli.choices import Choice
     from refold.core import Entry, Header, Policy
     from refold.core.orders import Order
-    from refold.model import Allocation, Cluster
+    from refold.model import Cluster
     from refold.results import ReportRun
     from refold.simulator import Costs
 
@@ -141,20 +141,8 @@ def _order_text(order: Order, cluster: Cluster) -> str:
 
     what = f"run {order.run} of job {order.job}"
     if isinstance(order, StartRun):
-        return f"start {what} on {allocation_text(order.allocation, cluster)}"
+        return f"start {what} on {order.allocation.text(cluster)}"
     return f"stop {what}" + (f" ({order.why})" if order.why else "")
-
-
-def allocation_text(allocation: Allocation, cluster: Cluster) -> str:
-    """'n0 (GPUs 0, 1), n1 (GPU 3)'."""
-    from refold.model.units import WHOLE
-
-    def share_text(node: int, gpus: Sequence[int], milli: int) -> str:
-        part = "" if milli == WHOLE else f"{milli / WHOLE:g} of "
-        held = f" ({part}GPU{'s' * (len(gpus) != 1)} {', '.join(map(str, gpus))})" if gpus else ""
-        return f"{cluster.nodes[node].name}{held}"
-
-    return ", ".join(share_text(share.node, share.gpus, share.gpu_milli) for share in allocation.placement)
 
 
 class _Counted:

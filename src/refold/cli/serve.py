@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from refold.live.watching.machine import Machine
 
 CONFIG = Path("refold.yaml")
-MOST_SLOTS = 8
-"""A machine without GPUs is offered as so many slots at most: jobs need CPUs themselves."""
 
 
 def serve(
@@ -130,16 +128,14 @@ def _chosen(
 
 def _with_something_to_share(config: Config) -> tuple[Config, Machine]:
     """The machine's GPUs; where it has none, CPU slots that stand in for them."""
-    import os
-
     from msgspec.structs import replace
 
-    from refold.live.watching.machine import machine_of
+    from refold.live.watching.machine import machine_of, usual_slots
 
     machine = machine_of(config.cluster)
     if machine.gpus():
         return config, machine
-    slots = min(os.cpu_count() or 1, MOST_SLOTS)
+    slots = usual_slots()
     say(f"no GPU was found here: {plural(slots, 'CPU slot')} stand in (--slots N for another number)")
     config = replace(config, cluster=replace(config.cluster, slots=slots))
     return config, machine_of(config.cluster)

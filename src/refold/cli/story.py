@@ -151,11 +151,10 @@ class Story:
         self._running_since, self._state, self._run = now, "runs", order.run
 
     def _shape(self, run: int, allocation: Allocation) -> Shape:
-        from refold.cli.replay import allocation_text
         from refold.model.units import WHOLE
 
         plan = allocation.plan or self._plan
-        where = allocation_text(allocation, self._cluster)
+        where = allocation.text(self._cluster)
         return Shape(run, allocation.gpu_milli / WHOLE, str(plan) if plan else None, where)
 
     def _say_waited(self, now: float) -> None:

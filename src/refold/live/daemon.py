@@ -41,7 +41,7 @@ from refold.live.telling.notify import Notifier
 from refold.live.telling.telling import Telling
 from refold.live.verdicts import Verdicts
 from refold.live.watching.machine import Layout, Machine
-from refold.live.watching.output import LOOK_EVERY, OutputRule, OutputWatch
+from refold.live.watching.output import LOOK_EVERY, OutputWatch
 from refold.live.watching.rounds import GpuRounds
 from refold.model import Job
 from refold.model.units import MINUTE, Seconds
@@ -108,7 +108,7 @@ class Daemon:
         feed = Feed()
         feed.publish(store.reading.latest_events(MOST_EVENTS))
         loop = Loop(store, stand, self._header, _clock(store, stand.now), feed)
-        output = OutputWatch(self._folder / LOGS, loop.report, self._output_rules(), _noting(loop))
+        output = OutputWatch(self._folder / LOGS, loop.report, self._config.watch.output, _noting(loop))
         verdicts = Verdicts(loop, output)
         backend = self._backend(verdicts, store)
         notifier = Notifier(self._config.notify)
@@ -188,9 +188,6 @@ class Daemon:
             in_own_folder=True,
             most_output=self._config.serve.most_output,
         )
-
-    def _output_rules(self) -> list[OutputRule]:
-        return [OutputRule(rule.pattern, rule.then) for rule in self._config.watch.output]
 
     def _ready(self, address: str, token: str, loop: Loop, backend: LocalBackend, note: str) -> Ready:
         running = sum(not drains.is_stand_in(job) for job in loop.view.active.values())

@@ -24,7 +24,7 @@ from refold.core.events import (
 )
 from refold.core.orders import StartRun, StopRun
 from refold.model import Allocation, Cluster, Job, Reason
-from refold.model.units import MINUTE, WHOLE, Seconds, text_from_seconds
+from refold.model.units import MINUTE, Seconds, text_from_seconds
 
 End = Literal["finished", "failed", "cancelled"]
 Kind = Literal[
@@ -131,12 +131,8 @@ class Roster:
 
     def where_text(self, allocation: Allocation) -> str:
         """'n0 (GPUs 0, 1), n1 (0.5 of GPU 3)', and the plan."""
-        places = [
-            _share_text(self._cluster.nodes[share.node].name, share.gpus, share.gpu_milli)
-            for share in allocation.placement
-        ]
         plan = f", {allocation.plan}" if allocation.plan is not None else ""
-        return "on " + ", ".join(places) + plan
+        return f"on {allocation.text(self._cluster)}{plan}"
 
 
 _HELD_TEXTS: Mapping[Reason, str] = {Reason.DEPENDENCY: "until the jobs that it comes after have finished"}
@@ -276,9 +272,3 @@ class _Step:
         record = self._roster.of.get(order.job)
         if record is not None:
             self.say("stopping", record, order.why)
-
-
-def _share_text(node: str, gpus: tuple[int, ...], milli: int) -> str:
-    part = "" if milli == WHOLE else f"{milli / WHOLE:g} of "
-    held = f" ({part}GPU{'s' * (len(gpus) != 1)} {', '.join(map(str, gpus))})" if gpus else ""
-    return f"{node}{held}"

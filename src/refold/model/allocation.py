@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from refold.model.cluster import Cluster
 from refold.model.plan import Plan
 from refold.model.units import WHOLE, MiB, Milli
 
@@ -41,6 +42,10 @@ class Allocation(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
         """The nodes it touches."""
         return frozenset(share.node for share in self.placement)
 
+    def text(self, cluster: Cluster) -> str:
+        """'n0 (GPUs 0, 1), n1 (0.5 of GPU 3)'."""
+        return ", ".join(_share_text(cluster.nodes[share.node].name, share) for share in self.placement)
+
     @property
     def cpu_milli(self) -> Milli:
         """CPUs held in all, in thousandths."""
@@ -54,6 +59,13 @@ class Allocation(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
             if share.gpus:
                 on_node[share.node] = on_node.get(share.node, 0) + len(share.gpus)
         return tuple(sorted(on_node.values(), reverse=True))
+
+
+def _share_text(node: str, share: Share) -> str:
+    if not share.gpus:
+        return node
+    part = "" if share.gpu_milli == WHOLE else f"{share.gpu_milli / WHOLE:g} of "
+    return f"{node} ({part}GPU{'s' * (len(share.gpus) != 1)} {', '.join(map(str, share.gpus))})"
 
 
 def beyond(wanted: Placement, held: Placement) -> Placement:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -16,6 +17,7 @@ from refold.model import Cluster, GpuType, Node
 from refold.model.cluster import PCIE
 from refold.model.units import MiB, mib_from_gib, milli_from_number
 
+MOST_SLOTS = 8
 HERE = "localhost"
 """The name of a machine that is one node."""
 
@@ -86,6 +88,11 @@ class SlotsMachine:
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+def usual_slots() -> int:
+    """As how many slots a machine without GPUs is offered: not many, since jobs need CPUs themselves."""
+    return min(os.cpu_count() or 1, MOST_SLOTS)
 
 
 def machine_of(choice: ClusterChoice) -> Machine:

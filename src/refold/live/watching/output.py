@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -15,6 +13,7 @@ from refold.backends.output import read_from, size
 from refold.backends.plain_files import NotNow, read_plain
 from refold.backends.run_files import RunFiles
 from refold.core.events import RunProgressed
+from refold.live.config.choices import OutputRule, Then
 from refold.live.watching.matching import Matcher, TooSlow
 from refold.model import Job
 from refold.model.job import LARGEST
@@ -27,16 +26,8 @@ MOST_PER_LOOK = 256 * 2**10
 LONGEST_LINE = 4096
 LONGEST_NUMBER = 64
 
-Meaning = Literal["no-retry", "drain-node"]
 Note = Callable[[str, str], None]
 """Somebody who is told a sentence about a job."""
-
-
-class OutputRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What it means when a line of any run's output matches."""
-
-    pattern: str
-    meaning: Meaning
 
 
 def nobody_notes(job: str, sentence: str) -> None:
@@ -71,15 +62,6 @@ class OutputWatch:
         """Nobody will ask about this run any more."""
         self._followed.pop((job_id, run), None)
 
-    async def watch(self, every: Seconds = LOOK_EVERY) -> None:
-        """Look again and again, until cancelled; the looking keeps nobody waiting."""
-        try:
-            while True:
-                await asyncio.sleep(every)
-                await asyncio.to_thread(self.look)
-        finally:
-            self.close()
-
     def close(self) -> None:
         """Look for nothing any more."""
         self._closed.set()
@@ -104,7 +86,7 @@ class OutputWatch:
         """The pattern in the run's output that says that its node is not to be used; empty: none."""
         return self._said(job_id, run, "drain-node")
 
-    def _said(self, job_id: str, run: int, meaning: Meaning) -> str:
+    def _said(self, job_id: str, run: int, meaning: Then) -> str:
         with self._matching:
             followed = self._followed.get((job_id, run))
             if followed is None:
@@ -146,7 +128,7 @@ class _Sought(msgspec.Struct, frozen=True):
 
     pattern: str
     field: str
-    meaning: Meaning | None
+    meaning: Then | None
 
 
 class _Followed:
@@ -156,11 +138,11 @@ class _Followed:
         files, launch = RunFiles(out, job.id, run), job.launch
         self.job = job
         self.run = run
-        self.said: dict[Meaning, str] = {}
+        self.said: dict[Then, str] = {}
         self.sought = [
             *([_Sought(launch.progress, "progress", None)] if launch.progress else []),
             *(_Sought(pattern, "never_retry", "no-retry") for pattern in launch.never_retry),
-            *(_Sought(rule.pattern, "a rule of this cluster", rule.meaning) for rule in rules),
+            *(_Sought(rule.pattern, "a rule of this cluster", rule.then) for rule in rules),
         ]
         self._progress_files = [files.progress(instance) for instance in range(instances)]
         self._logs = [files.log(instance) for instance in range(instances)]
