@@ -10,11 +10,7 @@ import numpy as np
 from benchmarks.measure import median_cpu_seconds
 from benchmarks.table import Row, as_text, at_least, at_most
 from refold.catalogue import find_engine, find_gpu, find_model
-from refold.perf.columns import PlanColumns, joined
-from refold.perf.estimate import estimate_all, step_parts
-from refold.perf.memory import memory
-from refold.perf.setting import Setting
-from refold.perf.shapes import ModelShape
+from refold.perf import ModelShape, PlanColumns, Setting, estimate_all, joined, memory, step_parts
 from refold.plans import Curves, Limits, Packed, all_plans, best_plan, best_plans, gpu_curve
 
 TIMES = 9

@@ -7,14 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.measure import REPOSITORY, cpu_seconds
-from refold.core import Header
-from refold.core.orders import StartRun
+from refold.core import Header, StartRun
 from refold.journal import JournalFile, read_journal
 from refold.model import Cluster, Job
 from refold.registry import make_policy
 from refold.simulator import simulate
-from refold.traces import read_cluster, read_trace
-from refold.traces.synthetic import enlarge
+from refold.traces import enlarge, read_cluster, read_trace
 
 TRACES = REPOSITORY.parent / "shared" / "data" / "traces"
 HELIOS = "jobs_helios_venus.csv.gz"

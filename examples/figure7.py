@@ -26,12 +26,18 @@ import msgspec
 
 from refold.catalogue import find_engine, find_gpu, find_model
 from refold.model import Link, Plan
-from refold.perf.estimate import Estimate, estimate
-from refold.perf.fit import Fitted, fit, samples_in_turn
-from refold.perf.forms import Corrected, corrected
-from refold.perf.hardware import Machines
-from refold.perf.measurement import Measurement
-from refold.perf.setting import Setting
+from refold.perf import (
+    Corrected,
+    Estimate,
+    Fitted,
+    Machines,
+    Measurement,
+    Setting,
+    corrected,
+    estimate,
+    fit,
+    samples_in_turn,
+)
 from refold.plans import best_plan
 
 MODEL, GPU, ENGINE = find_model("llama-2-7b-rubick"), find_gpu("A800-80GB"), find_engine("megatron-2023-fp32")

@@ -29,15 +29,11 @@ from pathlib import Path
 
 import msgspec
 
-from refold.core.events import RunFinished
-from refold.core.journal import Entry, ListJournal
-from refold.core.orders import StartRun
-from refold.model import Cluster, Demand, GpuType, Job, Link, Node, Plan, Reason
-from refold.model.units import mib_from_gib, milli_from_number
-from refold.plans.speeds import Knowledge, Speeds
+from refold.core import Entry, ListJournal, RunFinished, StartRun
+from refold.model import Cluster, Demand, GpuType, Job, Link, Node, Plan, Reason, mib_from_gib, milli_from_number
+from refold.plans import Knowledge, Speeds
 from refold.registry import make_policy
-from refold.simulator import AsRecorded, Costs, simulate
-from refold.simulator.modelled import Modelled
+from refold.simulator import AsRecorded, Costs, Modelled, simulate
 
 GPU, GPUS, CPUS_PER_GPU = "A800-80GB", 4, 8
 NODE = Node("node", GPUS, GPU, milli_from_number(48), mib_from_gib(800), inside=Link("nvlink", 200.0))

@@ -1,5 +1,6 @@
 """Shared by all tests."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ settings.register_profile(
     "refold", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.load_profile("refold")
+
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it; tables are compared at their usual width
 
 SHARED_DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 

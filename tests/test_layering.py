@@ -1,34 +1,45 @@
-"""The folders are the architecture: nothing imports what is listed below it, and the pure rooms stay pure."""
+"""Folders are the architecture: their order, their façades and the purity of the inner ones are checked here."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tools.code_measures import Module, import_cycles, read_modules
 
-SOURCE = Path(__file__).parent.parent / "src" / "refold"
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "refold"
 
 ORDER = [
     "errors",
     "model",
+    "documents",
     "perf",
     "catalogue",
     "plans",
     "predict",
     "packing",
     "core",
-    "policies",
     "journal",
-    "registry",
+    "policies",
+    "simulator",
     "traces",
     "results",
-    "simulator",
+    "research",
+    "registry",
+    "comparison",
     "backends",
+    "api",
+    "jobspec",
     "train",
-    "live",
-    "testing",
-    "cli",
+    "client",
+    "server",
     "web",
+    "cli",
+    "testing",
+    "__main__",
 ]
+"""Nothing imports what is listed below it."""
 
 PURE = {"errors", "model", "perf", "plans", "predict", "packing", "core", "policies", "simulator"}
 IMPURE_MODULES = {
@@ -49,64 +60,93 @@ IMPURE_MODULES = {
     "time",
     "urllib",
 }
-ALLOWED = {("packing/compiled.py", "pathlib")}
-"""Kept kernels are known by their sources, which are files."""
+MAY_READ_FILES = {"packing/jit.py"}
+"""The cache of compiled kernels is on disk and keyed by the kernels' sources."""
 
 
-def modules() -> list[Path]:
-    return sorted(path for path in SOURCE.rglob("*.py") if path.name != "__main__.py")
+@pytest.fixture(scope="module")
+def modules() -> list[Module]:
+    return read_modules(SOURCE)
 
 
-def room_of(path: Path) -> str:
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+def test_folders_import_only_folders_listed_above_them(modules: list[Module]) -> None:
+    wrong = [
+        f"{module.path} imports {imported.module}"
+        for module in modules
+        for imported in module.imports
+        if module.folder and imported.folder and ORDER.index(imported.folder) > ORDER.index(module.folder)
+    ]
+    assert wrong == []
 
 
-def imports_of(path: Path) -> list[str]:
-    names = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports are absolute"
-            names.append(node.module or "")
-            if node.module == "refold":
-                names += [f"refold.{alias.name}" for alias in node.names if alias.name != "__version__"]
-    return names
+def test_other_folders_are_imported_through_their_facades(modules: list[Module]) -> None:
+    wrong = [
+        f"{module.path} line {imported.line}: from {imported.module} import {imported.name}"
+        for module in modules
+        for imported in module.imports
+        if imported.bypasses_facade
+    ]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_a_room_imports_only_rooms_above_it(path: Path) -> None:
-    room = room_of(path)
-    if room == "__init__":
-        return
-    assert room in ORDER, f"{room} has no place in the order of rooms"
-    for name in imports_of(path):
-        parts = name.split(".")
-        if parts[0] == "refold" and len(parts) > 1:
-            assert ORDER.index(parts[1]) <= ORDER.index(room), f"{path.name} of {room} imports {name}"
+def test_there_are_no_import_cycles(modules: list[Module]) -> None:
+    assert import_cycles(modules) == []
 
 
-@pytest.mark.parametrize("path", [path for path in modules() if room_of(path) in PURE], ids=lambda path: path.stem)
-def test_a_pure_room_has_no_clock_files_threads_or_global_chance(path: Path) -> None:
-    for name in imports_of(path):
-        top = name.split(".")[0]
-        where = (str(path.relative_to(SOURCE)), top)
-        assert top not in IMPURE_MODULES or where in ALLOWED, f"{path} imports {name}"
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id not in {"open", "print", "input"}, f"{path} calls {node.func.id}"
+def test_a_facade_offers_no_name_that_a_module_beside_it_has(modules: list[Module]) -> None:
+    """`from refold.perf import fit` must not depend on whether `refold.perf.fit` has been imported."""
+    wrong = [
+        f"{stub}: {name}"
+        for stub in SOURCE.rglob("__init__.pyi")
+        for name, module in exported(stub)
+        if (stub.parent / f"{name}.py").exists() and module
+    ]
+    assert wrong == []
 
 
-def test_nobody_asks_whether_this_is_a_simulation() -> None:
-    for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.If | ast.IfExp):
-                asked = ast.unparse(node.test).lower()
-                assert "simulat" not in asked, f"{path} line {node.lineno}: if {asked}"
+def exported(stub: Path) -> Iterator[tuple[str, str | None]]:
+    for node in ast.walk(ast.parse(stub.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((alias.name, node.module) for alias in node.names)
 
 
-def test_chance_comes_with_a_seed() -> None:
-    for path in modules():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("default_rng", "Random")):
-                assert node.args, f"{path} line {node.lineno}: chance without a seed"
+def test_pure_folders_have_no_clock_files_threads_or_global_randomness(modules: list[Module]) -> None:
+    wrong = []
+    for module in modules:
+        if module.folder not in PURE or module.path in MAY_READ_FILES:
+            continue
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Import):
+                used = [alias.name.split(".")[0] for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                used = [(node.module or "").split(".")[0]]
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                used = [node.func.id]
+            else:
+                continue
+            wrong += [
+                f"{module.path} line {node.lineno}: {name}"
+                for name in used
+                if name in IMPURE_MODULES | {"open", "print", "input"}
+            ]
+    assert wrong == []
+
+
+def test_no_code_asks_whether_it_is_simulated(modules: list[Module]) -> None:
+    wrong = [
+        f"{module.path} line {node.lineno}: if {ast.unparse(node.test)}"
+        for module in modules
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.If | ast.IfExp) and "simulat" in ast.unparse(node.test).lower()
+    ]
+    assert wrong == []
+
+
+def test_random_generators_are_seeded(modules: list[Module]) -> None:
+    wrong = [
+        f"{module.path} line {node.lineno}"
+        for module in modules
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("default_rng", "Random")) and not node.args
+    ]
+    assert wrong == []

@@ -18,8 +18,7 @@ from benchmarks.accuracy.cases import Batch, Vector, measured_gib, measured_seco
 from benchmarks.accuracy.device import read_cases
 from benchmarks.accuracy.tables import Case, data_folder
 from refold.catalogue import find_engine, find_gpu
-from refold.perf.engine import Engine
-from refold.perf.hardware import Efficiency, Gpu
+from refold.perf import Efficiency, Engine, Gpu
 
 SHARES = {
     "matmul",

@@ -10,11 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.accuracy.tables import Case
-from refold.perf.columns import PlanColumns, columns_of
-from refold.perf.engine import Engine
-from refold.perf.estimate import estimate_all
-from refold.perf.hardware import Gpu, Machines
-from refold.perf.setting import Setting
+from refold.perf import Engine, Gpu, Machines, PlanColumns, Setting, columns_of, estimate_all
 
 Vector = NDArray[np.float64]
 

@@ -10,9 +10,8 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.accuracy.tables import Case, read_table
-from refold.catalogue import find_gpu, find_model
-from refold.catalogue.samples import read_samples
-from refold.perf.measurement import Measurement
+from refold.catalogue import find_gpu, find_model, read_samples
+from refold.perf import Measurement
 
 HERE = Path(__file__).parent
 FILE = HERE / "h200_measured.csv"

@@ -15,14 +15,19 @@ import numpy as np
 from benchmarks.accuracy.device import measurements
 from benchmarks.accuracy.keeping import print_and_keep
 from benchmarks.table import markdown
-from refold.catalogue import find_engine, find_gpu, find_model
-from refold.catalogue.samples import read_samples
-from refold.perf.fit import Form, Vector, first_samples, fit
-from refold.perf.fit import errors_of as unseen_errors
-from refold.perf.forms import Corrected, Rubick
-from refold.perf.hardware import Machines
-from refold.perf.measurement import Measurement
-from refold.perf.setting import Setting
+from refold.catalogue import find_engine, find_gpu, find_model, read_samples
+from refold.perf import (
+    Corrected,
+    Form,
+    Machines,
+    Measurement,
+    Rubick,
+    Setting,
+    Vector,
+    errors_of as unseen_errors,
+    first_samples,
+    fit,
+)
 
 HERE = Path(__file__).parent
 REPEATED = HERE / "h200_repeated.csv"

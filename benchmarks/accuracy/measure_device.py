@@ -20,12 +20,10 @@ from time import monotonic
 
 import msgspec
 
-from refold.catalogue import read_model
-from refold.catalogue.samples import read_samples, write_samples
-from refold.model.plan import Plan
-from refold.perf.measurement import Measurement
-from refold.perf.shapes import ModelShape
-from refold.train.profiling import Effort, Trial, measure, name_of_device, needs_no_less, usual_device
+from refold.catalogue import read_model, read_samples, write_samples
+from refold.model import Plan
+from refold.perf import Measurement, ModelShape
+from refold.train import Effort, Trial, measure, name_of_device, needs_no_less, usual_device
 
 SHARE_OF_TIME = {
     "vit-base-16": 6,
@@ -148,7 +146,7 @@ def measure_model(asked: argparse.Namespace) -> None:
 
 
 def _measured(shape: ModelShape, device: str, seconds: float, skip: int, until: float) -> Iterator[Measurement]:
-    from refold.train.steps import Trainer
+    from refold.train import Trainer
 
     trials = [*dict.fromkeys(trials_of(shape, os.cpu_count() or 1))]
     print(f"{shape.name}: {len(trials) - skip} trials on {device}", flush=True)

@@ -22,11 +22,8 @@ from benchmarks.accuracy.keeping import as_measurement, print_and_keep
 from benchmarks.accuracy.tables import Case, data_folder
 from benchmarks.table import markdown
 from refold.catalogue import find_engine, find_gpu
-from refold.model.plan import Plan
-from refold.perf.fit import Form, errors_of, fit
-from refold.perf.forms import Corrected, Rubick
-from refold.perf.measurement import Measurement
-from refold.perf.setting import Setting
+from refold.model import Plan
+from refold.perf import Corrected, Form, Measurement, Rubick, Setting, errors_of, fit
 
 HERE = Path(__file__).parent
 FOLDERS = {"ViT-base": "vit", "RoBERTa-large": "roberta", "BERT-336M": "bert", "T5-1.2B": "t5", "GPT-2 1.5B": "gpt2"}

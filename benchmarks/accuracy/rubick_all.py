@@ -22,9 +22,7 @@ from benchmarks.accuracy.cases import timed
 from benchmarks.accuracy.device import read_cases
 from benchmarks.accuracy.keeping import as_measurement, print_and_keep
 from benchmarks.table import Row, as_markdown, at_most, markdown
-from refold.perf.fit import Parameter, Times, Vector, errors_of, fit, samples_in_turn
-from refold.perf.measurement import Measurement
-from refold.perf.shapes import ModelShape
+from refold.perf import Measurement, ModelShape, Parameter, Times, Vector, errors_of, fit, samples_in_turn
 
 HERE = Path(__file__).parent
 SAMPLES = 7

@@ -19,10 +19,9 @@ import msgspec
 
 from benchmarks.measure import REPOSITORY
 from refold.errors import BadFile, BadRow, BadValue, UnknownName
-from refold.model.cluster import Link
-from refold.model.plan import Plan, Recompute
-from refold.perf.shapes import ModelShape
-from refold.traces.rubick import plan_from_code
+from refold.model import Link, Plan, Recompute
+from refold.perf import ModelShape
+from refold.traces import plan_from_code
 
 ENGINES = {
     "nanotron": "bfloat16, gradients accumulated in single precision",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from benchmarks.backfill.runs import WHOLE_NODES, Outcome, Outcomes, Run
 from benchmarks.backfill.world import CONSERVATIVE, EASY, FIFO, PREDICTED_AND_KNOWN, Contender, Workload
 from benchmarks.table import Row, Verdict
-from refold.model.units import MINUTE, Seconds, text_from_seconds
+from refold.model import MINUTE, Seconds, text_from_seconds
 
 HARDLY: Seconds = MINUTE
 """Where fifo's jobs wait for less in the mean, there is nothing to be gained."""

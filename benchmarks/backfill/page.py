@@ -35,7 +35,7 @@ from benchmarks.backfill.world import (
     Workload,
 )
 from benchmarks.table import as_markdown, markdown
-from refold.model.units import DAY, text_from_seconds
+from refold.model import DAY, text_from_seconds
 
 NOTHING = "–"
 

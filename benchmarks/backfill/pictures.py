@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from math import log10
 
-from refold.results import svg
-from refold.results.curve_picture import COLOURS, STYLE
-from refold.results.pictures import cut, series_class
+from refold.results import COLOURS, STYLE, cut, series_class, svg
 
 WIDTH = 1000.0
 LEFT, TOP, GAP = 176.0, 106.0, 82.0

@@ -20,7 +20,7 @@ from benchmarks.backfill.world import (
     Contender,
     Workload,
 )
-from refold.model.units import HOUR
+from refold.model import HOUR
 
 WIDE = 120
 ABOUT = "Ranges are over the workloads on which fifo's jobs wait for more than a minute in the mean.\n"

@@ -16,11 +16,10 @@ import numpy as np
 from benchmarks.backfill.world import CONTENDERS, Contender, Workload
 from benchmarks.measure import REPOSITORY
 from benchmarks.placement.kept import say
+from refold.journal import History, HistoryJournal
 from refold.model import Job
-from refold.packing.layout import Ints
-from refold.results.history import History, HistoryJournal
-from refold.results.measures import Spread, measure, spread_of
-from refold.results.promises import PromiseGroup
+from refold.packing import Ints
+from refold.results import PromiseGroup, Spread, measure, spread_of
 from refold.simulator import Costs, simulate
 
 KEPT = REPOSITORY / "build" / "backfill"

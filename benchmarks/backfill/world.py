@@ -14,8 +14,7 @@ import numpy as np
 
 from benchmarks.workloads import HELIOS, PAI, PHILLY, PHILLY_NODES, TRACES, missing
 from refold.core import Policy
-from refold.model import Cluster, Job
-from refold.model.units import MINUTE
+from refold.model import MINUTE, Cluster, Job
 from refold.packing import Free
 from refold.registry import make_policy
 from refold.traces import read_cluster, read_trace

@@ -18,9 +18,7 @@ from refold.core import Header
 from refold.journal import JournalFile
 from refold.model import Cluster, Job
 from refold.registry import make_policy
-from refold.simulator import simulate
-from refold.simulator.replay import tasks_of
-from refold.simulator.replay_easy import replay_easy
+from refold.simulator import replay_easy, simulate, tasks_of
 from refold.traces import read_cluster, read_trace
 
 FIRST, COUNT, QUICK = 20_000, 5_000, 1_000

@@ -8,9 +8,8 @@ from typing import NamedTuple
 from benchmarks.measure import in_fresh_process, median_cpu_seconds
 from benchmarks.table import Row, at_most
 from benchmarks.workloads import general_seconds
-from refold.simulator.replay import replay_compiled, tasks_of
-from refold.traces import read_cluster
-from refold.traces.synthetic import everyday, generate
+from refold.simulator import replay_compiled, tasks_of
+from refold.traces import everyday, generate, read_cluster
 
 GOAL = 12
 LOAD = 0.7

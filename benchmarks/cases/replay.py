@@ -23,7 +23,7 @@ from benchmarks.workloads import (
     starts_in,
 )
 from refold.model import Cluster, Demand, Job
-from refold.simulator.replay import Replayed, Tasks, replay_compiled, tasks_of
+from refold.simulator import Replayed, Tasks, replay_compiled, tasks_of
 from refold.traces import read_cluster
 
 PLACEMENTS = ("first-fit", "best-fit", "tetris")

@@ -13,7 +13,7 @@ from benchmarks.table import Row, at_most
 FIRST_PLACEMENT = """
 from refold.model import Demand
 from refold.packing import Free, Placer
-from refold.traces import read_cluster
+from refold.traces.formats import read_cluster
 assert Placer("best-fit").place(Free(read_cluster("16x8:A100")), Demand(gpus=4))
 """
 

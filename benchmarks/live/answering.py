@@ -11,10 +11,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.table import Row, at_most, skipped
-from refold.live.api.app import Api
-from refold.live.api.feed import Feed
-from refold.live.api.tokens import Tokens, make_token
-from refold.live.api.wire import JobStatus, NewToken, Submission
+from refold.api import Api, Feed, JobStatus, NewToken, Submission, Tokens, make_token
 
 CALLS = 2_000
 TURNS = 7

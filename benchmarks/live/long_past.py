@@ -13,10 +13,10 @@ import msgspec
 
 from benchmarks.live.served import Served, served
 from benchmarks.table import Row
+from refold.api import Event, JobStatus
 from refold.core import Entry
-from refold.live.api.wire import Event, JobStatus
-from refold.live.kept.store import Commit, EndedJob, NewJob, Store
 from refold.model import Job
+from refold.server.store import Commit, EndedJob, NewJob, Store
 
 PAST = 100_000
 TURNS = 7

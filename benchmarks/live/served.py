@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from refold.client import Address, Client, left_address
 from refold.errors import RefoldError
-from refold.live.client.address import Address, left_address
-from refold.live.client.client import Client
 
 PATIENCE = 180.0
 """Seconds that a daemon may take to start: its kernels may have to be compiled."""

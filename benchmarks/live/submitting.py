@@ -14,9 +14,8 @@ from pathlib import Path
 
 from benchmarks.live.served import served
 from benchmarks.table import Row, at_least
-from refold.live.api.wire import Submission
-from refold.live.client.address import Address
-from refold.live.client.client import Client
+from refold.api import Submission
+from refold.client import Address, Client
 
 GOAL = 1_000.0
 CLIENTS = 50

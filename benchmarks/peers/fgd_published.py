@@ -12,14 +12,26 @@ from math import exp
 
 import numpy as np
 
-from refold.model import Cluster, Demand, Job, Placement, Share
-from refold.model.units import WHOLE
-from refold.packing import Free
-from refold.packing.compiled import compiled
-from refold.packing.fragments import fragments_after, node_fragments
-from refold.packing.free import indices_of, vector_of
-from refold.packing.kernels import lowest_row, most_gpus, move, need_of, next_fitting
-from refold.packing.layout import FIRST_GPU, GPUS, Floats, Ints, Need, Words
+from refold.model import WHOLE, Cluster, Demand, Job, Placement, Share
+from refold.packing import (
+    FIRST_GPU,
+    GPUS,
+    Floats,
+    Free,
+    Ints,
+    Need,
+    Words,
+    compiled,
+    fragments_after,
+    indices_of,
+    lowest_row,
+    most_gpus,
+    move,
+    need_of,
+    next_fitting,
+    node_fragments,
+    vector_of,
+)
 
 POPULAR = 0.95
 """Which part of all pods the typical ones make up."""

@@ -14,13 +14,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from refold.model import Demand, Placement, Share
-from refold.model.units import WHOLE
-from refold.packing import Free
-from refold.packing.compiled import compiled, inlined
-from refold.packing.free import indices_of
-from refold.packing.kernels import fits, move, need_of
-from refold.packing.layout import FIRST_GPU, GPUS, MILLI_FREE, UP, WHOLE_FREE, Bools, Ints, Need, Words
+from refold.model import WHOLE, Demand, Placement, Share
+from refold.packing import (
+    FIRST_GPU,
+    GPUS,
+    MILLI_FREE,
+    UP,
+    WHOLE_FREE,
+    Bools,
+    Free,
+    Ints,
+    Need,
+    Words,
+    compiled,
+    fits,
+    indices_of,
+    inlined,
+    move,
+    need_of,
+)
 
 
 def feasible(free: Free, demands: Sequence[Demand]) -> Bools:

@@ -19,10 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.peers.pairwise import all_fit, feasible, placed_on
-from refold.model import Demand, Placement, Share
-from refold.model.units import WHOLE
-from refold.packing import Free
-from refold.packing.layout import Floats
+from refold.model import WHOLE, Demand, Placement, Share
+from refold.packing import Floats, Free
 
 POPULATION = 100
 GENERATIONS = 50

@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from refold.model import Cluster, Job
-from refold.model.units import WHOLE
+from refold.model import WHOLE, Cluster, Job
 
 Floats = NDArray[np.float64]
 Pattern = tuple[int, ...]

@@ -14,16 +14,12 @@ from typing import NamedTuple
 
 from benchmarks.measure import REPOSITORY
 from benchmarks.table import markdown
-from refold.core import Entry, Journals
-from refold.core.events import RunFinished
-from refold.core.orders import StartRun
-from refold.model import Cluster, Demand, Job, Node
-from refold.model.units import DAY, HOUR, MINUTE, WHOLE, mib_from_gib, text_from_seconds
+from refold.core import Entry, Journals, RunFinished, StartRun
+from refold.model import DAY, HOUR, MINUTE, WHOLE, Cluster, Demand, Job, Node, mib_from_gib, text_from_seconds
 from refold.registry import make_policy
 from refold.simulator import Costs, simulate
 from refold.testing import Audit
-from refold.traces import read_cluster, read_trace
-from refold.traces.synthetic import Arrivals, Lognormal, Shape, SizeClass, generate
+from refold.traces import Arrivals, Lognormal, Shape, SizeClass, generate, read_cluster, read_trace
 
 POLICIES = ("fifo", "fifo-skip", "sjf")
 LOADS = (0.7, 0.8, 0.9)

@@ -23,16 +23,11 @@ from benchmarks.placement.kept import answers
 from benchmarks.placement.pictures import BandsPicture, Series
 from benchmarks.placement.spread import Spread, spread
 from benchmarks.table import markdown
-from refold.core import Entry
-from refold.core.events import RunFinished
-from refold.core.orders import StartRun
-from refold.model import Cluster, Job
-from refold.model.units import DAY, HOUR
-from refold.packing import RULES
-from refold.packing.layout import Floats
+from refold.core import Entry, RunFinished, StartRun
+from refold.model import DAY, HOUR, Cluster, Job
+from refold.packing import RULES, Floats
 from refold.registry import make_policy
-from refold.simulator import simulate
-from refold.simulator.replay import replay_compiled, tasks_of
+from refold.simulator import replay_compiled, simulate, tasks_of
 
 FOLDER = REPOSITORY / "docs" / "results"
 PAGE = FOLDER / "placement_day.md"

@@ -9,8 +9,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.placement import world
-from refold.model import Demand, Share
-from refold.model.units import WHOLE
+from refold.model import WHOLE, Demand, Share
 from refold.packing import Free, Placer
 
 PATIENCE = 200

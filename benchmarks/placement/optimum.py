@@ -27,8 +27,7 @@ from benchmarks.placement.kept import answers
 from benchmarks.placement.spread import spread
 from benchmarks.table import markdown
 from refold.model import Demand, Placement
-from refold.packing import RULES, Free, Placer
-from refold.packing.layout import CPU_FREE, GPUS, MEMORY_FREE
+from refold.packing import CPU_FREE, GPUS, MEMORY_FREE, RULES, Free, Placer
 
 PAGE = REPOSITORY / "docs" / "results" / "placement_optimum.md"
 LEVELS = (0.70, 0.85, 0.95, 0.99)

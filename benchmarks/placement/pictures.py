@@ -8,9 +8,7 @@ from html import escape
 from math import ceil, floor, log10
 
 from benchmarks.scheduling.pictures import apart
-from refold.results import svg
-from refold.results.curve_picture import COLOURS, STYLE
-from refold.results.pictures import Frame, cut, series_class
+from refold.results import COLOURS, STYLE, Frame, cut, series_class, svg
 
 WIDTH, HEIGHT = 1000.0, 540.0
 ROOM = Frame(WIDTH, HEIGHT, left=70, right=215, top=96, bottom=56)

@@ -23,8 +23,7 @@ from benchmarks.placement import ceilings, world
 from benchmarks.placement.kept import answers
 from benchmarks.placement.spread import Spread, paired, spread
 from benchmarks.table import markdown
-from refold.model import Cluster, Demand, Job, Placement
-from refold.model.units import WHOLE
+from refold.model import WHOLE, Cluster, Demand, Job, Placement
 from refold.packing import RULES, Free, Placer
 
 PAGE = REPOSITORY / "docs" / "results" / "placement.md"

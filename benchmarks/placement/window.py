@@ -27,8 +27,7 @@ from benchmarks.placement.kept import answers
 from benchmarks.placement.spread import paired, spread
 from benchmarks.table import markdown
 from refold.model import Demand, Placement
-from refold.packing import RULES, Placer
-from refold.packing.genetic_paper import best_pair
+from refold.packing import RULES, Placer, best_pair
 
 PAGE = REPOSITORY / "docs" / "results" / "placement_window.md"
 LEVELS = (0.70, 0.85, 0.95, 0.99)

@@ -21,11 +21,9 @@ import msgspec
 import numpy as np
 
 from benchmarks.accuracy.tables import data_folder
-from refold.model import Cluster, Demand, Job
-from refold.model.units import DAY, WHOLE
+from refold.model import DAY, WHOLE, Cluster, Demand, Job
 from refold.packing import Placer
-from refold.traces import Trace, read_cluster, read_trace
-from refold.traces.synthetic import enlarge
+from refold.traces import Trace, enlarge, read_cluster, read_trace
 
 VARIANTS = ("default", "gpushare40", "gpushare100", "gpuspec33", "multigpu30")
 """openb's pods as they were; with 40 % and 100 % of GPU pods sharing; 33 % bound to types; 30 % of several GPUs."""

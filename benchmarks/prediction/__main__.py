@@ -19,11 +19,9 @@ import numpy as np
 from benchmarks.measure import REPOSITORY
 from benchmarks.prediction import boosted
 from benchmarks.workloads import TRACES
-from refold.model import Job
-from refold.model.units import HOUR
-from refold.predict.comparators import CHANCES, COMPARATORS, Foreseen
-from refold.predict.evaluate import LATER, Played, Score, pinball, play, play_running, score
-from refold.predict.kernels import Floats
+from refold.model import HOUR, Job
+from refold.predict import Floats
+from refold.research import CHANCES, COMPARATORS, LATER, Foreseen, Played, Score, pinball, play, play_running, score
 from refold.traces import read_trace
 
 PAGE = REPOSITORY / "docs" / "results" / "prediction.md"

@@ -20,9 +20,8 @@ import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from benchmarks.measure import REPOSITORY
-from refold.model import Job
-from refold.model.units import DAY, HOUR
-from refold.predict.kernels import Floats
+from refold.model import DAY, HOUR, Job
+from refold.predict import Floats
 
 CHANCES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 PARTS = 20

@@ -13,7 +13,7 @@ import msgspec
 
 from benchmarks.measure import REPOSITORY
 
-sys.path.insert(0, str(REPOSITORY / "tests" / "live"))
+sys.path.insert(0, str(REPOSITORY / "tests" / "helpers"))
 
 from crash_points import POINTS
 from crashing import survived

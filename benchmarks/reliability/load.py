@@ -19,14 +19,13 @@ import numpy as np
 from benchmarks.measure import REPOSITORY
 from benchmarks.table import Row, as_markdown, at_least, at_most
 
-sys.path.insert(0, str(REPOSITORY / "tests" / "live"))
+sys.path.insert(0, str(REPOSITORY / "tests" / "helpers"))
 
 import real_daemon
 from loading import Heard, Load, submit_much
 from real_daemon import RealDaemon
 
-from refold.live.api.calls import V1
-from refold.live.api.wire import Submission
+from refold.api import V1, Submission
 
 CLIENTS = 50
 PROCESSES = 2

@@ -18,16 +18,12 @@ from benchmarks.accuracy.tables import data_folder
 from benchmarks.measure import REPOSITORY
 from benchmarks.scheduling import world
 from benchmarks.table import markdown
-from refold.core import Policy, Scheduler, View
-from refold.core.events import Event, JobSubmitted, RunStopped, Woke
-from refold.core.orders import StopRun
-from refold.model import KEEP, Cluster, Decision, Demand, GpuType, Job, Node
-from refold.model.units import mib_from_gib, milli_from_number
-from refold.plans.speeds import Speeds
-from refold.policies.board import Board
-from refold.policies.optimal import Finder, throughput_of
+from refold.core import Event, JobSubmitted, Policy, RunStopped, Scheduler, StopRun, View, Woke
+from refold.model import KEEP, Cluster, Decision, Demand, GpuType, Job, Node, mib_from_gib, milli_from_number
+from refold.plans import Speeds
+from refold.policies.common import Board
 from refold.registry import make_policy, settings_of
-from refold.results.gap import gap_between
+from refold.research import Finder, gap_between, throughput_of
 
 INSTANCES = 200
 SEED = 7

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
-from refold.results import svg
-from refold.results.curve_picture import COLOURS, STYLE
-from refold.results.pictures import Frame, cut, nice_top, series_class
+from refold.results import COLOURS, STYLE, Frame, cut, nice_top, series_class, svg
 
 WIDTH = 1000.0
 MORE_STYLE = """

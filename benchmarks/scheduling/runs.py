@@ -23,16 +23,13 @@ import msgspec
 
 from benchmarks.measure import REPOSITORY
 from benchmarks.scheduling import variants, world
-from refold.model import Cluster, Job, Tenant
-from refold.model.units import HOUR
-from refold.plans.speeds import Speeds
+from refold.journal import History, HistoryJournal
+from refold.model import HOUR, Cluster, Job, Tenant
+from refold.plans import Speeds
 from refold.policies import POLICIES
 from refold.registry import make_policy, settings_of
-from refold.results.guarantees import broken_guarantees
-from refold.results.history import History, HistoryJournal
-from refold.results.measures import measure
-from refold.simulator import Costs, simulate
-from refold.simulator.measured import Measured
+from refold.results import broken_guarantees, measure
+from refold.simulator import Costs, Measured, simulate
 
 KEPT = REPOSITORY / "build" / "scheduling"
 PROCESSES = 2
@@ -44,8 +41,8 @@ LAST = "pollux"
 """Takes as long as all others together: what the others say need not wait for it."""
 
 ALWAYS = (
-    "refold.simulator.simulate",
-    "refold.simulator.measured",
+    "refold.simulator.simulation",
+    "refold.simulator.measured_speeds",
     "refold.results.measures",
     "refold.results.guarantees",
     "benchmarks.scheduling.runs",

@@ -27,13 +27,22 @@ from benchmarks.measure import in_fresh_process, peak_memory_bytes
 from benchmarks.scheduling import world
 from benchmarks.scheduling.gap import made_for_this
 from benchmarks.table import Row, as_markdown, at_most, markdown
-from refold.core import Entry, Policy, Scheduler, View
-from refold.core.events import Event, JobCancelled, JobSubmitted, RunFinished, RunStopped, Woke
-from refold.core.orders import StopRun
-from refold.model import Cluster, Decision, Job
-from refold.model.units import Seconds
-from refold.plans.speeds import Speeds
-from refold.policies.fifo import FifoSkip
+from refold.core import (
+    Entry,
+    Event,
+    JobCancelled,
+    JobSubmitted,
+    Policy,
+    RunFinished,
+    RunStopped,
+    Scheduler,
+    StopRun,
+    View,
+    Woke,
+)
+from refold.model import Cluster, Decision, Job, Seconds
+from refold.plans import Speeds
+from refold.policies.queueing import FifoSkip
 from refold.registry import settings_of
 from refold.simulator import Costs, simulate
 

@@ -20,7 +20,7 @@ from benchmarks.scheduling.runs import Figures, Point, cluster_for, figures_of, 
 from benchmarks.scheduling.variants import gpu_seconds
 from benchmarks.scheduling.world import charge
 from benchmarks.table import markdown
-from refold.model.units import HOUR
+from refold.model import HOUR
 
 FOLDER = REPOSITORY / "docs" / "results"
 PAGE = FOLDER / "sweeps.md"

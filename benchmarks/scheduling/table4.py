@@ -94,7 +94,7 @@ METHOD = """## How it was charged
 - **Steps** take as long as they were measured on the paper's testbed, by model, plan and placement (the tables of its
   artifact). A placement that was not measured takes as long as the performance model says, times how far that model is
   off at the nearest point that was: the same way of computing first, then similar degrees, then a similar layout
-  (`refold.simulator.measured`).
+  (`refold.simulator.measured_speeds`).
 - **Policies** see none of these but seven for each model, to which the performance model is fitted; they may choose the
   plans that were measured for the model, and know how many steps a job wants. What a restart costs is told to those who
   take it as a setting.
@@ -117,7 +117,7 @@ METHOD = """## How it was charged
   time. So whoever starts jobs at once has lower means here than on a testbed, and Synergy, which has jobs wait in the
   order of arrival, for rounds of 300 s, is further behind than there.
 - The artifact looks every 60 s, charges 260 s, takes LLaMA's placements from a hand-written table, and never shrinks a
-  running job. `rubick` follows the paper's algorithm, which does (`refold.policies.rubick`).
+  running job. `rubick` follows the paper's algorithm, which does (`refold.policies.reshaping.rubick`).
 - Which file has random plans is not said clearly: the two files look swapped, and were taken for what they contain.
 - Sia, Synergy and AntMan are our readings of their papers (docs/policies/), with the plan that a job asked for where
   they do not choose one. In the paper Sia trains to a target accuracy, here for as many steps as all others.

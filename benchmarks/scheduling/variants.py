@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from refold.model import Job, Plan
-from refold.perf.setting import Setting
-from refold.plans.speeds import Knowledge, Layout, Speed, Speeds
+from refold.perf import Setting
+from refold.plans import Knowledge, Layout, Speed, Speeds
 from refold.simulator import Charge
 
 LARGE = ("llama7", "llama30")

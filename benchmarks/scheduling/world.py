@@ -18,16 +18,10 @@ from benchmarks.accuracy.device import read_cases
 from benchmarks.accuracy.tables import data_folder
 from benchmarks.measure import REPOSITORY
 from refold.catalogue import find_engine, find_gpu, find_model
-from refold.model import Cluster, GpuType, Job, Link, Node, Tenant
-from refold.model.units import mib_from_gib, milli_from_number
-from refold.perf.fit import Fitted, fit, samples_in_turn
-from refold.perf.forms import Corrected
-from refold.perf.hardware import Machines
-from refold.perf.measurement import Measurement
-from refold.perf.setting import Setting
-from refold.plans.speeds import Knowledge, Speeds
-from refold.simulator import AsRecorded
-from refold.simulator.measured import Measured
+from refold.model import Cluster, GpuType, Job, Link, Node, Tenant, mib_from_gib, milli_from_number
+from refold.perf import Corrected, Fitted, Machines, Measurement, Setting, fit, samples_in_turn
+from refold.plans import Knowledge, Speeds
+from refold.simulator import AsRecorded, Measured
 from refold.traces import read_trace
 
 WORKLOADS = {

@@ -1,19 +1,10 @@
-"""Refold: a scheduler for shared GPU clusters that reshapes training jobs to fit the cluster."""
+"""Refold: a scheduler for shared GPU clusters that reshapes training jobs to fit the cluster.
 
-from __future__ import annotations
+The public API is listed in `__init__.pyi`; names are imported when they are first used. docs/python.md has examples.
+"""
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from refold.live.client.client import Client
+import lazy_loader
 
 __version__ = "0.1.0"
-__all__ = ["Client", "__version__"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "Client":  # imported when it is asked for: those who only simulate need no client
-        from refold.live.client.client import Client
-
-        return Client
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -88,7 +88,7 @@ def watched(policy: Policy, rules: Mapping[str, Any] | None) -> Policy:
     """The policy with somebody beside it who watches its runs by these rules; None: nobody does."""
     if rules is None:
         return policy
-    from refold.policies.watch import Rules, Watch  # few are watched, and predictions take a while to load
+    from refold.policies.common import Rules, Watch  # few are watched, and predictions take a while to load
 
     return Watch(policy, Rules.of(rules))
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from refold.catalogue import find_gpu, find_model, gpu_names, gpus, model_aliases, model_names, models
-from refold.catalogue.documents import as_struct
-from refold.catalogue.tables import gpu_key, model_key
+from refold.catalogue.builtin import gpu_key, model_key
+from refold.documents.files import as_struct
 from refold.errors import BadFile, UnknownName
 from refold.perf.hardware import Gpu
 from refold.perf.shapes import ModelShape

@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from refold.catalogue import find_model
 from refold.catalogue.hugging_face import FAMILIES, shape_from_config

@@ -7,12 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from refold.catalogue import find_model, read_model
-from refold.catalogue.documents import MOST_BYTES, as_struct, from_json, from_yaml
 from refold.catalogue.hugging_face import FAMILIES
+from refold.documents.files import MOST_BYTES, as_struct, from_json, from_yaml
 from refold.errors import BadFile, RefoldError, UnknownName
 from refold.perf.shapes import ModelShape
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from refold.catalogue.samples import COLUMNS, read_samples, write_samples
+from refold.catalogue.measurements import COLUMNS, read_samples, write_samples
 from refold.errors import BadFile, BadInput, BadRow
 from refold.model.plan import Plan
 from refold.perf.measurement import Measurement

@@ -14,16 +14,14 @@ from typer.testing import CliRunner, Result
 
 from refold.cli import app as command_line
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "live"))  # where there is a daemon that is none
-
 if TYPE_CHECKING:
-    from fake_desk import FakeDesk, Served
+    from fake_service import FakeDesk, Served
 
 OWN = '''
 from refold.core import View
 from refold.model import Job
 from refold.packing import Placer
-from refold.policies.queue import Queue
+from refold.policies.queueing import Queue
 
 
 class Mine:
@@ -120,7 +118,7 @@ def no_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def servers() -> Iterator[Callable[[type[FakeDesk]], Served]]:
     """One server for each kind of desk, since starting it is most of what a test would take."""
-    from fake_desk import serve
+    from fake_service import serve
 
     kept: dict[type[FakeDesk], Served] = {}
     with ExitStack() as stack:
@@ -138,7 +136,7 @@ def serving(
     no_daemon: None, servers: Callable[[type[FakeDesk]], Served], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[type[FakeDesk]], Served]:
     """A daemon with a desk of that kind at which nothing has happened yet, and which commands ask as its owner."""
-    from fake_desk import OWNER
+    from fake_service import OWNER
 
     def serving(kind: type[FakeDesk]) -> Served:
         served = servers(kind)
@@ -161,6 +159,6 @@ def _as_new(desk: FakeDesk) -> None:
 @pytest.fixture
 def served(serving: Callable[[type[FakeDesk]], Served]) -> Served:
     """A daemon whose jobs do what a test says."""
-    from fake_desk import FakeDesk
+    from fake_service import FakeDesk
 
     return serving(FakeDesk)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from refold.journal import read_journal
+from refold.journal.files import read_journal
 from refold.model import Plan
 from refold.plans.speeds import Speeds
 from refold.testing import make_job
-from refold.traces import read_cluster
+from refold.traces.formats import read_cluster
 
 Said = Callable[..., str]
 Told = Callable[..., Any]

@@ -11,13 +11,13 @@ import pytest
 from typer.testing import Result
 
 from refold.cli import experiment
-from refold.cli.choices import chosen_policy
-from refold.cli.workload import Workload
-from refold.policies import POLICIES
+from refold.cli.inputs.policy_choice import chosen_policy
+from refold.cli.inputs.workload import Workload
+from refold.policies.table import POLICIES
 from refold.registry import usual_policies
 from refold.simulator import Costs
 from refold.testing import make_cluster
-from refold.traces import read_trace
+from refold.traces.formats import read_trace
 
 Said = Callable[..., str]
 Told = Callable[..., Any]

@@ -14,9 +14,9 @@ import pytest
 from typer.testing import Result
 
 from refold.catalogue import find_gpu
-from refold.cli.sources import Source, sources_from
+from refold.cli.inputs.hardware import Source, sources_from
 from refold.model import Link
-from refold.results.curve_picture import CurvePicture, Stair, Step, page
+from refold.results.plan_curve_chart import CurvePicture, Stair, Step, page
 
 Said = Callable[..., str]
 Told = Callable[..., Any]

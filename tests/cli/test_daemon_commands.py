@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_desk import MEMBER, NOW, OTHER, READER, FakeDesk, Served
+from fake_service import MEMBER, NOW, OTHER, READER, FakeDesk, Served
 from typer.testing import Result
 
-from refold.cli.daemon import first_jobs, jobs_beginning, tenants_beginning, tokens_beginning
-from refold.cli.moments import clock_near
-from refold.live.api.wire import GpuStatus, NodeStatus, Submission, TenantStatus
-from refold.live.client.client import Client
+from refold.api.wire import GpuStatus, NodeStatus, Submission, TenantStatus
+from refold.cli.daemon_client import first_jobs, jobs_beginning, tenants_beginning, tokens_beginning
+from refold.cli.views.times import clock_near
+from refold.client.client import Client
 
 Said = Callable[..., str]
 Told = Callable[..., Any]
@@ -128,7 +128,7 @@ def test_of_a_long_queue_the_first_are_listed(served: Served, desk: FakeDesk, sa
 
 
 def test_jobs_are_read_in_pages(served: Served, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refold.cli.daemon.PAGE", 2)
+    monkeypatch.setattr("refold.cli.daemon_client.PAGE", 2)
     jobs, total = first_jobs(Client(), None)
     assert ([job.id for job in jobs], total) == (["train-1", "wide-2", "small-3"], 3)
     assert [job.id for job in first_jobs(Client(), 1)[0]] == ["train-1"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from refold.cli import fit as command
+from refold.cli.commands import fit as command
 
 ROOT = Path(__file__).parents[2]
 MEASURED = str(ROOT / "benchmarks" / "accuracy" / "h200_measured.csv")

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_desk import FakeDesk, Served
-from hypothesis import given
-from hypothesis import strategies as st
+from fake_service import FakeDesk, Served
+from hypothesis import given, strategies as st
 from typer.testing import Result
 
-from refold.cli import logs, screen
-from refold.cli.harmless import Harmless
+from refold.api.roles import Caller
+from refold.api.wire import Logs, Submission
+from refold.cli.commands import logs
+from refold.cli.views import screen
+from refold.cli.views.sanitize import Harmless
 from refold.errors import NotFound
-from refold.live.api.calls import Caller
-from refold.live.api.wire import Logs, Submission
 
 Said = Callable[..., str]
 Told = Callable[..., Any]
@@ -156,8 +156,8 @@ def test_of_a_job_that_has_not_started_there_is_nothing_yet(served: Served, said
 def test_a_daemon_that_comes_back_is_gone_on_with(
     served: Served, desk: FakeDesk, typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from refold.client.client import Client
     from refold.errors import NoDaemon
-    from refold.live.client.client import Client
 
     asks, real = iter(range(100)), Client.piece_of_logs
 
@@ -175,8 +175,8 @@ def test_a_daemon_that_comes_back_is_gone_on_with(
 def test_a_daemon_that_does_not_come_back_is_given_up(
     desk: FakeDesk, refuses: Said, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from refold.client.client import Client
     from refold.errors import NoDaemon
-    from refold.live.client.client import Client
 
     asks, real = iter(range(1000)), Client.piece_of_logs
 

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import Result
 
 from refold.catalogue import USUAL, find_gpu
-from refold.cli.machines import (
+from refold.cli.inputs.plan_request import (
     USUAL_ENGINE,
     gib_from_text,
     layout_text,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from refold.packing import RULES
-from refold.policies import POLICIES
+from refold.policies.table import POLICIES
 
 Said = Callable[..., str]
 Told = Callable[..., Any]

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from refold.cli import screen, standing
+from refold.cli.inputs import journal_state
+from refold.cli.views import screen
 from refold.core import Entry, Header
 from refold.core.events import JobCancelled, JobSubmitted, RunFinished
 from refold.core.orders import StartRun
-from refold.journal import JournalFile
+from refold.journal.files import JournalFile
 from refold.model import Allocation, Expected, Reason, Share, Wait
 from refold.testing import make_cluster, make_job
 
@@ -170,7 +171,7 @@ def test_a_journal_is_read_while_it_is_written(tmp_path: Path, said: Said) -> No
     [("90", 90.0), ("1h30m", 5_400.0), ("00:01:30", 90.0), ("1 d 02:00:03", 93_603.0), ("2d 1:30", 178_200.0)],
 )
 def test_a_moment_is_written_as_a_duration_or_as_tables_show_it(text: str, seconds: float) -> None:
-    assert standing.moment_from_text(text) == seconds
+    assert journal_state.moment_from_text(text) == seconds
 
 
 def test_a_moment_outside_of_the_journal_is_refused(journal: str, tmp_path: Path, refuses: Said) -> None:

@@ -7,8 +7,8 @@ from io import StringIO
 
 import pytest
 
-from refold.cli import screen
-from refold.cli.output import say
+from refold.cli.views import screen
+from refold.cli.views.output import say
 from refold.errors import NoDaemon
 
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_desk import MEMBER, FakeDesk, Served
+from fake_service import MEMBER, FakeDesk, Served
 
+from refold.api.roles import Caller
+from refold.api.wire import Interval, Submission
 from refold.core import Entry, Header
 from refold.core.events import JobContinued, JobHeld, JobSubmitted, Remembered, RunAdopted
 from refold.core.orders import StartRun
-from refold.journal import JournalFile
-from refold.live.api.calls import Caller
-from refold.live.api.wire import Interval, Submission
+from refold.journal.files import JournalFile
 from refold.model import Allocation, Share
 from refold.testing import make_cluster, make_job
 
@@ -137,8 +137,8 @@ def test_policies_are_compared_on_what_is_left_to_do(snapshot: str, tmp_path: Pa
 
 
 def test_what_runs_has_left_what_is_most_likely(snapshot: str) -> None:
-    from refold.cli.queued import read_queued
-    from refold.cli.workload import Reading
+    from refold.cli.inputs.backlog import read_queued
+    from refold.cli.inputs.workload import Reading
     from refold.simulator import Costs
 
     runs, waits, small = read_queued(snapshot, None, Reading(), Costs()).jobs

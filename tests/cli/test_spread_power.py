@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from refold.cli.choices import SPREAD
+from refold.cli.inputs.policy_choice import SPREAD
 
 Said = Callable[..., str]
 Told = Callable[..., Any]

@@ -14,11 +14,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_desk import FakeDesk, Served
+from fake_service import FakeDesk, Served
 from typer.testing import Result
 
-from refold.live.api.calls import Caller
-from refold.live.api.wire import JobStatus, Submission
+from refold.api.roles import Caller
+from refold.api.wire import JobStatus, Submission
 from refold.model import Plan
 
 Said = Callable[..., str]

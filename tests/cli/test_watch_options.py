@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from refold.journal import check_replay, read_journal
-from refold.policies.watch import Rules
+from refold.journal.files import check_replay, read_journal
+from refold.policies.common.run_watch import Rules
 from refold.registry import make_policy
 
 Said = Callable[..., str]

@@ -12,7 +12,7 @@ from typer.testing import Result
 from refold.core import Entry, Header
 from refold.core.events import JobSubmitted
 from refold.core.orders import StartRun
-from refold.journal import JournalFile
+from refold.journal.files import JournalFile
 from refold.model import Allocation, Share
 from refold.testing import make_cluster, make_job
 

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_desk import Served
+from fake_service import Served
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from refold.cli import commands
+from refold.api.wire import Submission
+from refold.cli import lazy_group
 from refold.cli.app import UsageError, app
-from refold.cli.output import Column, Table, output_width, print_json, print_tables, printable, say
-from refold.live.api.wire import Submission
+from refold.cli.views.output import Column, Table, output_width, print_json, print_tables, printable, say
 
 Said = Callable[..., str]
 ROOT = Path(__file__).parents[2]
@@ -71,7 +71,7 @@ def test_help_lists_every_command_in_sections(said: Said) -> None:
     listed = said("--help")
     for command in COMMANDS:
         assert f"\n  {command} " in listed
-    assert list(commands.COMMANDS) == COMMANDS
+    assert list(lazy_group.COMMANDS) == COMMANDS
     assert [line for line in listed.splitlines() if line.endswith(":") and not line.startswith(" ")] == [
         "Options:",
         "The scheduler of this machine:",

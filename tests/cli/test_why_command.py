@@ -11,7 +11,7 @@ import pytest
 from refold.core import Entry, Header
 from refold.core.events import JobCancelled, JobSubmitted, RunFailed, RunFinished, RunStarted, RunStopped
 from refold.core.orders import StartRun, StopRun
-from refold.journal import JournalFile
+from refold.journal.files import JournalFile
 from refold.model import Allocation, End, Expected, Flag, Plan, Reason, Share, Shortage, Wait
 from refold.testing import make_cluster, make_job
 

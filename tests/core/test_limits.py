@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from histories import Grower, History, Move, finish_everybody, moves
 from hypothesis import given, settings
-from told import Told, on
+from random_histories import Grower, History, Move, finish_everybody, moves
+from scripted_policy import Told, on
 
 from refold.core import Scheduler
 from refold.core.events import (
@@ -25,13 +25,13 @@ from refold.core.orders import StartRun, StopRun
 from refold.errors import BadDecision, BadValue
 from refold.model import Cluster, Decision, Job, Reason, Reshape, Start, Tenant, Wait
 from refold.plans.speeds import Speeds
-from refold.policies.fifo import FifoSkip
-from refold.policies.options import range_of
+from refold.policies.common.options import range_of
+from refold.policies.queueing.fifo import FifoSkip
 from refold.registry import make_policy
 from refold.simulator import AsRecorded, Costs, simulate
-from refold.simulator.modelled import Modelled
+from refold.simulator.modelled_speeds import Modelled
 from refold.testing import Audit, make_cluster, make_job, reshapable_workload
-from refold.testing.unrest import everybody
+from refold.testing.disturbances import everybody
 
 
 def limited(*sizes: int, **limits: float) -> Cluster:

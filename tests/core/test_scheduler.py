@@ -3,7 +3,7 @@
 from collections.abc import Sized
 
 import pytest
-from told import Told, on
+from scripted_policy import Told, on
 
 from refold.core import Scheduler, View
 from refold.core.events import (
@@ -22,7 +22,7 @@ from refold.core.orders import StartRun, StopRun
 from refold.errors import BadDecision, BadValue
 from refold.model import KEEP, Allocation, Decision, Expected, Reason, Reshape, Share, Start, Stop, Wait
 from refold.packing import Placer
-from refold.policies.fifo import Fifo
+from refold.policies.queueing.fifo import Fifo
 from refold.testing import Audit, make_cluster, make_job
 
 

@@ -1,13 +1,13 @@
 """How many steps runs have done, as they say; what they hold, and will hold, while they are reshaped."""
 
 import pytest
-from told import Told, on
+from scripted_policy import Told, on
 
 from refold.core import Scheduler
 from refold.core.events import Event, JobSubmitted, NodeLost, RunFailed, RunProgressed, RunStopped
 from refold.core.orders import StartRun, StopRun
 from refold.model import KEEP, Decision, Reshape, Start, Stop
-from refold.policies.fifo import Fifo
+from refold.policies.queueing.fifo import Fifo
 from refold.testing import make_cluster, make_job
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from refold.backends.local import local_cluster
+from refold.backends.local.backend import local_cluster
 from refold.core import ListJournal
 from refold.core.orders import StartRun
-from refold.live.jobs_file import read_jobs
-from refold.policies.backfill import Easy
+from refold.jobspec.jobs_file import read_jobs
+from refold.policies.backfill.backfill import Easy
 from refold.simulator import simulate
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -8,8 +8,8 @@ from typing import get_args
 
 import pytest
 
-from refold.live.config.choices import Kind
 from refold.model import Reason
+from refold.server.config.settings import Kind
 
 DOCS = Path(__file__).parents[2] / "docs"
 

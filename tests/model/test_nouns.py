@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from refold.errors import BadValue, UnknownName
 from refold.model import Allocation, Cluster, Demand, GpuType, Job, Link, Node, Plan, Share

@@ -8,8 +8,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as some
+from hypothesis import given, settings, strategies as some
 
 from refold.model import Cluster, Demand, GpuType, Job, Node, Placement, Rack, Share
 from refold.model.units import WHOLE

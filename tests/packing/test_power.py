@@ -6,8 +6,7 @@ from itertools import product
 from math import inf
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as some
+from hypothesis import given, settings, strategies as some
 
 from refold.errors import BadValue
 from refold.model import Cluster, Demand, GpuType, Node, Placement, Rack, Share, Shortage

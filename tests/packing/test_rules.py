@@ -5,14 +5,13 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from refold.errors import UnknownName
 from refold.model import Cluster, Demand, Job, Node, Placement, Share
 from refold.model.units import WHOLE
 from refold.packing import RULES, Free, Placer
-from refold.packing.fragments import cluster_fragments
+from refold.packing.fragmentation import cluster_fragments
 from refold.packing.layout import GPUS, MILLI_FREE, MOST_FREE, WHOLE_FREE
 from refold.testing import make_cluster
 

@@ -4,8 +4,7 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
 from refold.model import Demand, Placement, Share

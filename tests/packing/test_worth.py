@@ -9,18 +9,17 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as some
+from hypothesis import given, settings, strategies as some
 from scipy.optimize import linprog
 
 from refold.model import Cluster, Demand, Job, Node, Placement, Share
 from refold.model.units import WHOLE
 from refold.packing import Free, Placer
-from refold.packing.expected import MOST_ROWS
+from refold.packing.demand_history import MOST_ROWS
 from refold.packing.free import mask_of
 from refold.packing.kernels import sign
 from refold.packing.layout import SIGNATURE, Floats, Need
-from refold.packing.looking_ahead import loss
+from refold.packing.lookahead import loss
 from refold.packing.worth import _cutting_prices
 from refold.testing import make_cluster
 

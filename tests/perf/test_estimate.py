@@ -6,19 +6,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from refold.catalogue import find_engine, find_gpu, find_model, gpus, models
 from refold.errors import BadValue
 from refold.model.cluster import Link
 from refold.model.plan import Plan
 from refold.perf.columns import columns_of, joined
-from refold.perf.communicate import node_rate, ring_seconds
+from refold.perf.communication import node_rate, ring_seconds
 from refold.perf.engine import Engine
-from refold.perf.estimate import estimate, estimate_all, model_flops
+from refold.perf.estimation import estimate, estimate_all, model_flops
 from refold.perf.hardware import Efficiency, Gpu, Machines, machines_of
-from refold.perf.memory import GIB, memory_of
+from refold.perf.memory_model import GIB, memory_of
 from refold.perf.setting import Setting
 from refold.perf.shapes import ModelShape
 

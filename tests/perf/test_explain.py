@@ -1,14 +1,13 @@
 """What is explained is what is computed, for any plan on any machines."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from refold.model.cluster import Link
 from refold.model.plan import Plan, Recompute
 from refold.perf.engine import Engine
-from refold.perf.estimate import estimate
-from refold.perf.explain import explain
+from refold.perf.estimation import estimate
+from refold.perf.explanation import explain
 from refold.perf.hardware import Gpu, Machines
 from refold.perf.setting import Setting
 from refold.perf.shapes import ModelShape

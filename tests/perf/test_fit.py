@@ -9,7 +9,7 @@ import pytest
 from refold.catalogue import find_engine, find_gpu, find_model
 from refold.errors import BadInput
 from refold.model.plan import Plan
-from refold.perf.fit import (
+from refold.perf.fitting import (
     Fitted,
     Parameter,
     Times,

@@ -5,15 +5,14 @@ from dataclasses import fields
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
 from refold.model.cluster import Link
 from refold.model.plan import RECOMPUTE
 from refold.perf.columns import PlanColumns
 from refold.perf.engine import Engine
-from refold.perf.estimate import estimate_all
+from refold.perf.estimation import estimate_all
 from refold.perf.hardware import Gpu, Machines
 from refold.perf.setting import Setting
 from refold.perf.shapes import ModelShape

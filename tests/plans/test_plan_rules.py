@@ -6,7 +6,7 @@ import pytest
 
 from refold.errors import BadValue
 from refold.model.plan import plan_from_text
-from refold.perf.estimate import estimate
+from refold.perf.estimation import estimate
 from refold.perf.setting import Setting
 from refold.plans import RULES, Limits, Pins, why_not
 

@@ -7,7 +7,7 @@ import pytest
 
 from refold.catalogue import find_model
 from refold.model import Job, Plan
-from refold.perf.fit import Fitted
+from refold.perf.fitting import Fitted
 from refold.perf.forms import Corrected
 from refold.plans.space import USUAL
 from refold.plans.speeds import NOTHING_MORE, Knowledge, Speeds, asked_cpus, asked_layout, kind_of

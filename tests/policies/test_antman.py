@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from refold.core import Journals, Policy
-from refold.core.journal import ListJournal
+from refold.core.entries import ListJournal
 from refold.core.orders import StartRun
 from refold.errors import BadValue
 from refold.model import Cluster, Job, Plan, Tenant
-from refold.policies.antman import AntMan
+from refold.policies.published.antman import AntMan
 from refold.simulator import Costs, Fault, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
 from refold.testing.workloads import seeded_workload

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from refold.core import Entry, Journals, ListJournal, Policy, Scheduler, View
 from refold.core.events import JobCancelled, JobSubmitted, NodeLost, NodeReturned, RunFinished, RunStopped, Woke
@@ -17,8 +16,8 @@ from refold.core.orders import StartRun, StopRun
 from refold.errors import BadDecision, BadValue
 from refold.model import Allocation, Cluster, Decision, Job, Reason, Share, Shortage, Start, Stop, Wait
 from refold.packing import Free, Placer
-from refold.policies.backfill import Backfill, Conservative, Easy
-from refold.policies.reservations import Reservation
+from refold.policies.backfill.backfill import Backfill, Conservative, Easy
+from refold.policies.backfill.reservations import Reservation
 from refold.registry import make_policy
 from refold.simulator import Costs, Fault, Stuck, simulate
 from refold.testing import Audit, make_cluster, make_job

@@ -8,7 +8,7 @@ import pytest
 
 from refold.core import Policy
 from refold.packing import RULES
-from refold.policies import POLICIES
+from refold.policies.table import POLICIES
 from refold.registry import make_policy
 from refold.testing import PolicyContract
 

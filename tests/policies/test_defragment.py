@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from refold.core import Entry, Journals, ListJournal, Policy, Scheduler, View
 from refold.core.events import Event, JobCancelled, JobSubmitted, NodeLost, RunFailed, RunFinished, RunStopped
@@ -16,8 +15,8 @@ from refold.errors import BadDecision, BadValue
 from refold.model import KEEP, Allocation, Cluster, Decision, Job, Reason, Reshape, Share, Start
 from refold.model.units import WHOLE
 from refold.packing import RULES, Placer
-from refold.policies.defragment import REST
-from refold.policies.moves import Moves, find_moves
+from refold.policies.common.defragment import REST
+from refold.policies.common.moves import Moves, find_moves
 from refold.registry import make_policy
 from refold.simulator import Costs, Fault, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job

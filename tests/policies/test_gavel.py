@@ -6,7 +6,7 @@ from refold.core import Journals, ListJournal, Policy
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadValue, UnknownName
 from refold.model import Cluster, Job, Plan
-from refold.policies.gavel import OBJECTIVES, Gavel, Sharer, fractions
+from refold.policies.published.gavel import OBJECTIVES, Gavel, Sharer, fractions
 from refold.simulator import Costs, Fault, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
 

@@ -19,9 +19,9 @@ from refold.packing import RULES
 from refold.plans.speeds import Speeds
 from refold.registry import make_policy
 from refold.simulator import AsRecorded, Costs, simulate
-from refold.simulator.modelled import Modelled
+from refold.simulator.modelled_speeds import Modelled
 from refold.testing import reshapable_workload
-from refold.traces import read_cluster, read_trace
+from refold.traces.formats import read_cluster, read_trace
 
 GOLDEN = Path(__file__).with_name("golden.json")
 AS_ASKED = ("fifo", "fifo-skip", "sjf", "srtf", "las", "drf", "easy", "conservative")

@@ -6,9 +6,9 @@ from refold.core import Journals, ListJournal, Policy
 from refold.core.orders import StartRun
 from refold.errors import BadValue
 from refold.model import Cluster, Demand, Job
-from refold.policies.optimus import Optimus, Purse, grown
-from refold.policies.options import Option
-from refold.policies.rounds import Budget
+from refold.policies.common.options import Option
+from refold.policies.common.rounds import Budget
+from refold.policies.published.optimus import Optimus, Purse, grown
 from refold.simulator import simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
 

@@ -8,8 +8,8 @@ from refold.core.events import JobSubmitted
 from refold.core.orders import StartRun
 from refold.errors import BadValue
 from refold.model import Cluster, Job, Plan
-from refold.policies.pollux import Pollux, restart_factor
-from refold.policies.pollux_kernels import Puzzle, evolve, fitness, repair
+from refold.policies.published.pollux import Pollux, restart_factor
+from refold.policies.published.pollux_kernels import Puzzle, evolve, fitness, repair
 from refold.simulator import Costs, Fault, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
 

@@ -14,13 +14,13 @@ import pytest
 from refold.core import Journals, ListJournal, Policy
 from refold.core.orders import StartRun
 from refold.errors import BadValue
+from refold.journal import HistoryJournal
 from refold.model import Cluster, Job, Plan, Reason, Tenant
 from refold.plans.speeds import Speeds
-from refold.policies.refold import Refold
-from refold.results import HistoryJournal
+from refold.policies.reshaping.refold import Refold
 from refold.results.guarantees import broken_guarantees
 from refold.simulator import AsRecorded, Costs, simulate
-from refold.simulator.modelled import Modelled
+from refold.simulator.modelled_speeds import Modelled
 from refold.testing import Audit, PolicyContract, make_cluster, make_job, reshapable_workload
 
 NO_QUOTAS = make_cluster(8, types="A800-80GB", cpus=96, memory_gib=1600)

@@ -4,14 +4,13 @@ from math import inf
 from typing import Any
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from refold.model import Demand, Share
 from refold.model.units import WHOLE
 from refold.packing import Placer
 from refold.packing.timetable import FIRST, Timetable
-from refold.policies.reservations import Reservation, Reservations, meet
+from refold.policies.backfill.reservations import Reservation, Reservations, meet
 from refold.testing import make_cluster
 
 CLUSTER = make_cluster(3, 2, 2, types=["A100", "T4", "A100"], cpus=4, memory_gib=4)

@@ -15,13 +15,13 @@ from refold.core import Policy, Scheduler, View
 from refold.core.events import Event, JobSubmitted, RunStopped
 from refold.core.orders import StopRun
 from refold.errors import BadValue
+from refold.journal import HistoryJournal
 from refold.model import Allocation, Cluster, Decision, Job, Plan, Share, Start, Tenant
 from refold.plans.speeds import Knowledge, Speeds
-from refold.policies.rubick import Rubick, RubickE, RubickN, RubickR
-from refold.results import HistoryJournal
+from refold.policies.reshaping.rubick import Rubick, RubickE, RubickN, RubickR
 from refold.results.guarantees import broken_guarantees
 from refold.simulator import AsRecorded, Costs, simulate
-from refold.simulator.modelled import Modelled
+from refold.simulator.modelled_speeds import Modelled
 from refold.testing import Audit, PolicyContract, make_cluster, make_job, reshapable_workload
 
 NO_QUOTAS = make_cluster(8, types="A800-80GB", cpus=96, memory_gib=1600)

@@ -9,11 +9,11 @@ from refold.core.orders import StartRun
 from refold.errors import BadValue
 from refold.model import Cluster, Demand, Job, Plan
 from refold.plans.speeds import NOTHING_MORE, Knowledge, Speeds
-from refold.policies import sia
-from refold.policies.options import Option
-from refold.policies.replicas import Replicas
-from refold.policies.rounds import Budget
-from refold.policies.sia import Row, Sia
+from refold.policies.common.options import Option
+from refold.policies.common.rounds import Budget
+from refold.policies.published import sia
+from refold.policies.published.replicas import Replicas
+from refold.policies.published.sia import Row, Sia
 from refold.simulator import Costs, Fault, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
 

@@ -6,11 +6,11 @@ from refold.core import ListJournal
 from refold.core.orders import StartRun
 from refold.errors import BadValue
 from refold.model import Cluster, Job
-from refold.policies.foresight import Foresight
+from refold.policies.common.durations import Foresight
 from refold.registry import make_policy
 from refold.simulator import simulate
 from refold.testing import make_cluster, make_job
-from refold.traces import read_cluster
+from refold.traces.formats import read_cluster
 
 
 def started(jobs: list[Job], cluster: Cluster, **settings: object) -> dict[str, tuple[float, int]]:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from refold.core import Policy
-from refold.core.journal import ListJournal
+from refold.core.entries import ListJournal
 from refold.core.orders import StartRun
 from refold.errors import BadValue
 from refold.model import Cluster, Job, Plan
-from refold.policies.synergy import Synergy
+from refold.policies.published.synergy import Synergy
 from refold.simulator import simulate
 from refold.testing import PolicyContract, make_cluster, make_job
 

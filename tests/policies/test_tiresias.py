@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from refold.core import Policy
-from refold.core.journal import ListJournal
+from refold.core.entries import ListJournal
 from refold.errors import BadValue
 from refold.model import Cluster, Job, Plan
-from refold.policies.las import Las
-from refold.policies.tiresias import Tiresias
+from refold.policies.published.tiresias import Tiresias
+from refold.policies.queueing.las import Las
 from refold.simulator import Costs, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
 from refold.testing.workloads import seeded_workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from refold.core import ListJournal
-from refold.core.journal import Journals
+from refold.core.entries import Journals
 from refold.model import Cluster, Demand, Job
 from refold.packing import RULES, Free, Placer
 from refold.registry import make_policy

@@ -3,7 +3,7 @@
 import pytest
 
 from refold.core import Journals
-from refold.core.journal import ListJournal
+from refold.core.entries import ListJournal
 from refold.core.orders import StopRun
 from refold.errors import BadInput, BadValue, UnknownName
 from refold.model import Cluster, Job

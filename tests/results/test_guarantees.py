@@ -11,12 +11,12 @@ from journals import start, step, submitted
 from refold.core import Entry, ListJournal
 from refold.core.events import JobCancelled, NodeLost, NodeReturned, RunFinished, RunStarted, RunStopped
 from refold.core.orders import StartRun, StopRun
+from refold.journal.history import History
 from refold.model import Allocation, Cluster, Demand, Job, Plan, Share, Tenant
-from refold.plans.pace import Minimums, ModelledPace, Pace
+from refold.plans.relative_speed import Minimums, ModelledPace, Pace
 from refold.plans.speeds import Speeds
-from refold.policies.fifo import FifoSkip
+from refold.policies.queueing.fifo import FifoSkip
 from refold.results.guarantees import Broken, Guarantees, broken_guarantees
-from refold.results.history import History
 from refold.simulator import simulate
 from refold.testing import make_cluster, make_job
 

@@ -22,7 +22,7 @@ from benchmarks.scheduling.world import TRACES
 from refold.core import Scheduler
 from refold.model import Allocation, Job, Plan
 from refold.plans.speeds import NOTHING_MORE
-from refold.policies.outlook import Outlook
+from refold.policies.common.outlook import Outlook
 from refold.registry import make_policy
 from refold.testing import make_cluster, make_job
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as some
+from hypothesis import given, settings, strategies as some
 from journals import start, step, submitted
 
 from refold.core import Entry, ListJournal
@@ -21,16 +20,16 @@ from refold.core.events import (
     RunStopped,
 )
 from refold.core.orders import StartRun, StopRun
+from refold.journal.history import History, Outcome
 from refold.model import Cluster, Job
 from refold.model.units import HOUR, WHOLE
-from refold.policies.drf import Drf
-from refold.policies.fifo import FifoSkip
-from refold.policies.srtf import Srtf
-from refold.results.curves import fragmentation, waiting
-from refold.results.history import History, Outcome
+from refold.policies.queueing.drf import Drf
+from refold.policies.queueing.fifo import FifoSkip
+from refold.policies.queueing.srtf import Srtf
 from refold.results.measures import SIZES, AtStart, Measures, Outcomes, Spread, jain, measure, size_of, spread_of
+from refold.results.time_series import fragmentation, waiting
 from refold.simulator import simulate
-from refold.simulator.charges import Costs
+from refold.simulator.costs import Costs
 from refold.simulator.faults import Fault
 from refold.testing import make_cluster, make_job
 

@@ -15,8 +15,7 @@ from benchmarks.placement.instances import Instance, fill
 from benchmarks.placement.pictures import BandsPicture, Series
 from benchmarks.placement.saturation import Ceiling, Column, Game, Held
 from benchmarks.placement.spread import Spread, paired, spread
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from refold.model import Demand, Job, Share
 from refold.model.units import DAY

@@ -6,22 +6,21 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as some
+from hypothesis import given, settings, strategies as some
 from journals import start, step, submitted
 
 from refold.core import Entry
 from refold.core.events import RunFailed, RunFinished
+from refold.journal import HistoryJournal
+from refold.journal.history import History
 from refold.model import Cluster, GpuType, Node, Rack
 from refold.model.units import HOUR
-from refold.policies.fifo import FifoSkip
-from refold.results import HistoryJournal
-from refold.results.history import History
+from refold.policies.queueing.fifo import FifoSkip
+from refold.results.charts import APART, Axis, Band, Level, Line, line_picture, series_class
 from refold.results.measures import Measures, measure
-from refold.results.pictures import APART, Axis, Band, Level, Line, line_picture, series_class
 from refold.results.power import PowerUse, RackPower, curves_of, draws, nearest_to_limit_first, power_use
 from refold.results.report import ReportRun, report_html
-from refold.results.tables import POWER, compare, text_of
+from refold.results.tables import POWER, measure_table, text_of
 from refold.simulator import simulate
 from refold.testing import make_cluster, make_job
 
@@ -158,7 +157,9 @@ def measured(cluster: Cluster) -> Measures:
 
 
 def test_policies_are_compared_by_limits_evenness_and_energy() -> None:
-    table = compare([("one", measured(racks_of(2, 2, limit=900.0))), ("none", measured(make_cluster(2, 2)))], POWER)
+    table = measure_table(
+        [("one", measured(racks_of(2, 2, limit=900.0))), ("none", measured(make_cluster(2, 2)))], POWER
+    )
     assert [column.key for column in table.columns] == ["above_power_limit", "power_unevenness", "energy"]
     assert [[cell.text for cell in row.cells] for row in table.rows] == [["1 h", "55.6 %", "2.2"], ["–", "–", "–"]]
 

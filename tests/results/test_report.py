@@ -13,11 +13,11 @@ from journals import start, step, submitted
 from refold.core import Policy
 from refold.core.events import RunFailed, RunFinished
 from refold.errors import BadFile, BadValue, MissingExtra
+from refold.journal.history import History, HistoryJournal
 from refold.model import Cluster, Job
-from refold.policies.fifo import Fifo
-from refold.policies.srtf import Srtf
+from refold.policies.queueing.fifo import Fifo
+from refold.policies.queueing.srtf import Srtf
 from refold.results import gantt
-from refold.results.history import History, HistoryJournal
 from refold.results.measures import measure
 from refold.results.report import ReportRun, report_html, write_report
 from refold.simulator import simulate

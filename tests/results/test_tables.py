@@ -6,9 +6,9 @@ import pytest
 from journals import start, step, submitted
 
 from refold.core.events import RunFinished
-from refold.results.history import History
+from refold.journal.history import History
 from refold.results.measures import Group, Measures, Outcomes, Spread, measure
-from refold.results.tables import MAIN, MORE, Cell, compare, compare_groups, text_of
+from refold.results.tables import MAIN, MORE, Cell, group_table, measure_table, text_of
 from refold.testing import make_cluster, make_job
 
 
@@ -26,7 +26,7 @@ def waited(seconds: float) -> Measures:
 
 
 def column(measured: list[tuple[str, Measures]], key: str) -> list[Cell]:
-    table = compare(measured)
+    table = measure_table(measured)
     index = next(place for place, one in enumerate(table.columns) if one.key == key)
     return [row.cells[index] for row in table.rows]
 
@@ -43,30 +43,32 @@ def test_what_reads_the_same_is_equally_good() -> None:
 
 
 def test_nothing_is_best_of_one_or_where_there_is_no_better() -> None:
-    assert not any(cell.best for row in compare([("a", waited(10))]).rows for cell in row.cells)
+    assert not any(cell.best for row in measure_table([("a", waited(10))]).rows for cell in row.cells)
     assert not any(cell.best for cell in column([("a", waited(10)), ("b", waited(20))], "preemptions"))
 
 
 def test_what_is_not_known_is_a_dash() -> None:
     nothing = measure(History.from_entries(make_cluster(2), ()))
-    for cell in (cell for table in (MAIN, MORE) for row in compare([("a", nothing)], table).rows for cell in row.cells):
+    for cell in (
+        cell for table in (MAIN, MORE) for row in measure_table([("a", nothing)], table).rows for cell in row.cells
+    ):
         assert cell.value is not None or cell == Cell(None, "–")
 
 
 def test_every_row_has_a_cell_per_column() -> None:
     for measures in (MAIN, MORE):
-        table = compare([("a", waited(10)), ("b", waited(20))], measures)
+        table = measure_table([("a", waited(10)), ("b", waited(20))], measures)
         assert [len(row.cells) for row in table.rows] == [len(table.columns)] * 2
 
 
 def test_how_many_did_not_finish_comes_first_where_any_did_not() -> None:
     never = measure(History.from_entries(make_cluster(2), (step(0, submitted(make_job("a", gpus=3))),)))
     for measures in (MAIN, (*MAIN, MORE[0])):
-        table = compare([("all", waited(10)), ("some", never)], measures)
+        table = measure_table([("all", waited(10)), ("some", never)], measures)
         assert table.columns[0].key == "not_finished"
         assert [row.cells[0].text for row in table.rows] == ["0", "1"]
-    assert "not_finished" not in [one.key for one in compare([("all", waited(10))]).columns]
-    assert "not_finished" not in [one.key for one in compare([("some", never)], MORE).columns]
+    assert "not_finished" not in [one.key for one in measure_table([("all", waited(10))]).columns]
+    assert "not_finished" not in [one.key for one in measure_table([("some", never)], MORE).columns]
 
 
 def group(name: str, completion: float, gpu_hours: float = 1.0) -> Group:
@@ -75,7 +77,7 @@ def group(name: str, completion: float, gpu_hours: float = 1.0) -> Group:
 
 
 def test_groups_are_compared_across_policies() -> None:
-    table = compare_groups([("p", [group("x", 10), group("y", 20)]), ("q", [group("x", 5)])], "completion")
+    table = group_table([("p", [group("x", 10), group("y", 20)]), ("q", [group("x", 5)])], "completion")
     assert [one.name for one in table.columns] == ["p", "q"]
     assert [(row.name, [cell.text for cell in row.cells], [cell.best for cell in row.cells]) for row in table.rows] == [
         ("x", ["10 s", "5 s"], [False, True]),
@@ -85,7 +87,7 @@ def test_groups_are_compared_across_policies() -> None:
 
 def test_of_many_groups_those_with_most_gpu_hours_are_kept_in_their_order() -> None:
     groups = [group("a", 1, 5), group("b", 1, 1), group("c", 1, 9)]
-    assert [row.name for row in compare_groups([("p", groups)], "waiting", most=2).rows] == ["a", "c"]
+    assert [row.name for row in group_table([("p", groups)], "waiting", most=2).rows] == ["a", "c"]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import settings as chances
-from hypothesis import strategies as st
+from hypothesis import given, settings as chances, strategies as st
 
 from refold.core import ListJournal
 from refold.core.events import RunFinished
@@ -19,7 +17,7 @@ from refold.registry import make_policy
 from refold.simulator import simulate
 from refold.simulator.replay import Order, replay_compiled, tasks_of
 from refold.testing import make_cluster, make_job, seeded_workload
-from refold.traces import read_cluster, read_trace
+from refold.traces.formats import read_cluster, read_trace
 
 ORDERS: list[Order] = ["fifo", "fifo-skip"]
 

@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 import simpy
-from hypothesis import given
-from hypothesis import settings as chances
-from hypothesis import strategies as st
+from hypothesis import given, settings as chances, strategies as st
 
 from refold.core import Journals, ListJournal, View
 from refold.core.events import JobSubmitted, NodeLost, RunFailed, RunFinished, RunStarted, RunStopped
 from refold.errors import BadDecision, BadValue
 from refold.model import KEEP, Allocation, Decision, Job, Reshape, Share, Start
-from refold.policies import POLICIES
+from refold.policies.table import POLICIES
 from refold.registry import make_policy
 from refold.simulator import Costs, Fault, seeded_faults, simulate
 from refold.simulator.agenda import Agenda

@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import settings as chances
-from hypothesis import strategies as st
+from hypothesis import given, settings as chances, strategies as st
 
 from refold.core import Journals, ListJournal, View
 from refold.core.events import RunFailed, RunProgressed, RunStopped
 from refold.core.orders import StartRun
 from refold.errors import BadValue
+from refold.journal import History
+from refold.journal.history import Outcome
 from refold.model import End, Job
 from refold.registry import make_policy
-from refold.results import History
-from refold.results.history import Outcome
 from refold.simulator import Costs, Endless, Fault, NeverEnds, Stuck, seeded_never_ending, simulate
 from refold.testing import Audit, make_cluster, make_job, seeded_workload
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from refold.model import Demand
 from refold.testing import make_cluster, make_job
-from refold.traces import Trace, read_cluster, read_trace
 from refold.traces.adapt import for_cluster, with_types_of
+from refold.traces.formats import read_cluster, read_trace
+from refold.traces.trace import Trace
 
 MIXED = make_cluster(8, 8, 2, types=("A100", "A100", "T4"))
 

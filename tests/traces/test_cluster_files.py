@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from refold.cli.app import app
 from refold.errors import BadFile
 from refold.model import Cluster, GpuType, Link, Node, Rack, Tenant
-from refold.traces import read_cluster, write_cluster
+from refold.traces.formats import read_cluster, write_cluster
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from refold.traces import read_cluster, read_trace
+from refold.traces.formats import read_cluster, read_trace
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 

@@ -11,8 +11,8 @@ import pytest
 from refold.errors import BadValue
 from refold.model import Demand, Job
 from refold.model.units import DAY, HOUR
-from refold.traces import Trace, read_cluster, read_trace
 from refold.traces.demo import LOAD, demo_cluster, demo_trace
+from refold.traces.formats import read_cluster, read_trace
 from refold.traces.synthetic import (
     OFFICE_HOURS,
     Arrivals,
@@ -25,6 +25,7 @@ from refold.traces.synthetic import (
     everyday,
     generate,
 )
+from refold.traces.trace import Trace
 
 CLUSTER = read_cluster("16x8:A100")
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from refold import __version__
 from refold.cli import app as command_line
-from refold.cli.output import bar, progress
-from refold.traces import read_trace
+from refold.cli.views.output import bar, progress
+from refold.traces.formats import read_trace
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

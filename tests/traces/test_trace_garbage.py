@@ -6,12 +6,11 @@ import gzip
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from refold.errors import BadFile, BadInput, BadRow, BadValue
-from refold.traces import FORMATS, read_cluster, read_trace
-from refold.traces.source import Source
+from refold.traces.formats import FORMATS, read_cluster, read_trace
+from refold.traces.text_source import Source
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -99,7 +98,7 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
         (b" \n\n", "is empty"),
         (b"\x00\x01\x02\x03", "is not text: it holds zero bytes"),
         (b"job_id\xff\xfe", "is not text: byte 7 is not UTF-8"),
-        (gzip.compress(b"job_id,submit_s,num_gpu\n" * 99)[:30], "is a damaged gzip file"),
+        (gzip.compress(b"job_id,submit_s,num_gpu\n" * 99, mtime=0)[:30], "is a damaged gzip file"),
         (b'[{"jobid": 1', "is not a JSON list of jobs"),
         (b"[" * 100_000, "is nested too deeply"),
         (b'[1, 2, "', "is not a JSON list of jobs"),
@@ -124,7 +123,7 @@ def test_a_file_that_is_not_there_and_one_that_is_a_folder(tmp_path: Path) -> No
 @settings(deadline=None)
 @given(text=st.text(st.sampled_from(',|\n"[]{}:=-.019aeTJobID\r '), max_size=80))
 def test_no_text_makes_any_reader_fail_in_another_way(format: str, text: str) -> None:
-    import refold.traces as room
+    from refold.traces import formats
 
     heads = {
         "common": "job_id,submit_s,duration_s,num_gpu,gpu_milli,extra\n",
@@ -137,7 +136,7 @@ def test_no_text_makes_any_reader_fail_in_another_way(format: str, text: str) ->
     }
     source = Source(Path("jobs"), heads[format] + text)
     try:
-        trace = room._reader(format).read(source, skip_bad=True, gpus_per_instance=8)
+        trace = formats._reader(format).read(source, skip_bad=True, gpus_per_instance=8)
     except BadInput:
         return
     assert len({job.id for job in trace.jobs}) == len(trace.jobs)

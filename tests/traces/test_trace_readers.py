@@ -9,8 +9,9 @@ import pytest
 
 from refold.errors import BadFile, BadInput, BadValue, UnknownName
 from refold.model import Demand, Job, Plan
-from refold.traces import FORMATS, Trace, read_trace
-from refold.traces.common import equal_instances
+from refold.traces.common_format import equal_instances
+from refold.traces.formats import FORMATS, read_trace
+from refold.traces.trace import Trace
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

@@ -6,13 +6,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from refold.errors import BadFile
 from refold.model import Demand, Job, Plan
 from refold.model.job import LARGEST
-from refold.traces import Trace, read_trace, write_trace
+from refold.traces.formats import read_trace, write_trace
+from refold.traces.trace import Trace
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

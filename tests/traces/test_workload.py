@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from refold.cli.workload import Reading, Workload, read_workload
+from refold.cli.inputs.workload import Reading, Workload
+from refold.cli.inputs.workload_reader import read_workload
 from refold.errors import BadInput
 from refold.simulator import Costs
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[torch]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
 
 from benchmarks.accuracy import measure_device
 from benchmarks.accuracy.measure_device import SHARE_OF_TIME, measure_model, measure_models, toy_of, trials_of
 
 from refold.catalogue import read_model
-from refold.catalogue.samples import read_samples
+from refold.catalogue.measurements import read_samples
 from refold.errors import BadInput
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from refold.errors import BadInput
 from refold.model.plan import RECOMPUTE, Recompute
 from refold.perf.shapes import ModelShape
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[torch]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
 
 import torch
 

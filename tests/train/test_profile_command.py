@@ -10,13 +10,13 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from refold.catalogue.samples import read_samples
-from refold.cli.profile import profile
+from refold.catalogue.measurements import read_samples
+from refold.cli.commands.profile import profile
 from refold.errors import BadFile, BadInput, MissingExtra
 from refold.model.plan import Plan
 from refold.train import profiling
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[torch]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
 
 TOY = """
 name: toy

@@ -94,7 +94,7 @@ def test_a_shallow_model_says_that_it_is_one() -> None:
 
 def test_nothing_imports_pytorch_before_it_is_needed() -> None:
     """Nor numba: `benchmarks.accuracy.measure_device` runs where neither it nor a compiler is."""
-    told = "import sys, refold.train.profiling, refold.cli.profile; print({'torch', 'numba'} & {*sys.modules})"
+    told = "import sys, refold.train.profiling, refold.cli.commands.profile; print({'torch', 'numba'} & {*sys.modules})"
     ended = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
     assert ended.stdout == "set()\n"
 
@@ -110,7 +110,7 @@ class TestRunning:
 
     @pytest.fixture(autouse=True)
     def _torch(self) -> None:
-        pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[torch]'")
+        pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
 
     def test_a_measurement_has_all_parts(self) -> None:
         (one,) = profile(GPT, [Trial(Plan(accumulation=2), 8, 16, 2)], effort=Effort(steps=3, warm_up=1))

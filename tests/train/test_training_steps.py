@@ -8,7 +8,7 @@ from refold.errors import BadInput
 from refold.model.plan import Plan, plan_from_text
 from refold.perf.shapes import ModelShape
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[torch]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
 
 import torch
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from refold.catalogue.documents import shown
+from refold.documents import shown
 from refold.errors import BadValue
-from refold.perf.shapes import Kind, ModelShape
+from refold.perf import Kind, ModelShape
 
 LONGEST_ASSUMED = 8192
 """A model that can read 128 thousand tokens is seldom trained on so many: longer sequences must be asked for."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from refold.catalogue.documents import as_struct, from_json, from_yaml, shown, text_of
+from refold.catalogue.builtin import find_model, known_model
 from refold.catalogue.hugging_face import shape_from_config
-from refold.catalogue.tables import find_model, known_model
+from refold.documents import as_struct, from_json, from_yaml, shown, text_of
 from refold.errors import BadFile, BadValue
-from refold.perf.shapes import ModelShape
+from refold.perf import ModelShape
 
 SUFFIXES = {".json", ".yaml", ".yml"}
 

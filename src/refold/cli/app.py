@@ -10,8 +10,8 @@ from typing import Annotated, cast
 import typer
 
 from refold import __version__
-from refold.cli.commands import InSections
-from refold.cli.output import ERROR, say
+from refold.cli.lazy_group import InSections
+from refold.cli.views import ERROR, say
 from refold.errors import RefoldError
 
 # Plain help, since drawing boxes costs a tenth of a second; no pretty tracebacks, since users see none.

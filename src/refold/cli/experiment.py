@@ -7,16 +7,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from refold.cli.choices import Choice
-from refold.cli.output import Advance, plural, progress
-from refold.cli.workload import Workload
+from refold.cli.inputs import Choice, Workload
+from refold.cli.views import Advance, plural, progress
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from refold.core import Header, Journal, Policy
-    from refold.results import History, ReportRun
-    from refold.results.gap import Watched
+    from refold.journal import History
+    from refold.research import Watched
+    from refold.results import ReportRun
 
 JOURNAL = "journal.jsonl"
 REPORT = "report.html"
@@ -32,9 +32,10 @@ def simulated(workload: Workload, choice: Choice, journal: Path | None = None, g
 
 
 def _simulated(workload: Workload, choice: Choice, path: Path | None, advance: Advance, gap: bool = False) -> ReportRun:
-    from refold.cli.guarded import make_guarded
+    from refold.cli.policy_guard import make_guarded
     from refold.core import Header, Journals
-    from refold.results import HistoryJournal, ReportRun, measure
+    from refold.journal import HistoryJournal
+    from refold.results import ReportRun, measure
     from refold.simulator import simulate
 
     policy = make_guarded(choice.policy, choice.settings)
@@ -69,7 +70,7 @@ def _simulated(workload: Workload, choice: Choice, path: Path | None, advance: A
 
 def _watched(policy: Policy, choice: Choice) -> Watched:
     """The policy, with somebody beside it who knows the best for each moment, by what the policy knows of jobs."""
-    from refold.results.gap import Watched
+    from refold.research import Watched
 
     return Watched(policy, choice.settings.get("knowledge", {}))
 
@@ -154,7 +155,7 @@ class _Failure:
         self._text, self._frames = text, frames
 
     def error(self) -> Exception:
-        from refold.cli.guarded import PolicyFailed
+        from refold.cli.policy_guard import PolicyFailed
 
         return PolicyFailed(self._text, self._frames)
 
@@ -200,8 +201,8 @@ def faults_text(runs: Sequence[ReportRun]) -> str:
 
 def conditions_of(workload: Workload, runs: Sequence[ReportRun]) -> str:
     """What changes cost, how fast jobs are and how many nodes were lost, for whoever reads the results."""
-    from refold.cli.charging import charging_text
-    from refold.model.units import text_from_seconds
+    from refold.cli.inputs import charging_text
+    from refold.model import text_from_seconds
 
     costs = workload.costs
     named = {"start": costs.start, "stop": costs.stop, "restart": costs.restart}
@@ -254,7 +255,7 @@ def try_report(
 
     `notes` are of how the trace was read; who did not finish is for the report itself to say.
     """
-    from refold.cli.output import tell, typed_command
+    from refold.cli.views import tell, typed_command
     from refold.errors import MissingExtra
     from refold.results import write_report
 

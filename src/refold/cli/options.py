@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from refold.model.units import Seconds
+    from refold.model import Seconds
     from refold.simulator import Costs
 
 
@@ -266,7 +266,7 @@ def rules_from(text: str) -> dict[str, Any]:
     """Rules of a watch as a journal's header has them, all of them, from how people write them."""
     import msgspec
 
-    from refold.policies.watch import Rules
+    from refold.policies.common import Rules
 
     rules: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -279,7 +279,7 @@ def rules_from(text: str) -> dict[str, Any]:
 def _rule(part: str) -> tuple[str, Any]:
     """'no-progress=10m', 'beyond-limit'."""
     from refold.errors import BadInput, UnknownName
-    from refold.model.units import seconds_from_text
+    from refold.model import seconds_from_text
 
     name, equals, value = part.partition("=")
     if f"{name}{equals}" in WATCH_RULES:
@@ -305,7 +305,7 @@ def _number_of_times(part: str, value: str) -> float:
 def check_watch(rules: Mapping[str, Any] | None, report_every: Seconds | None) -> None:
     """That no progress is made can be told only of runs that report it, and more often than they are asked."""
     from refold.errors import BadInput
-    from refold.policies.watch import Rules
+    from refold.policies.common import Rules
 
     if rules is None or (wanted := Rules.of(rules).no_progress) is None:
         return
@@ -349,7 +349,7 @@ def costs_from(
     report_every: str | None = None,
 ) -> Costs:
     """What changes cost, from how people write durations."""
-    from refold.model.units import seconds_from_text
+    from refold.model import seconds_from_text
     from refold.simulator import Costs
 
     first = seconds_from_text("0" if start is None else start)

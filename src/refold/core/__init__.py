@@ -1,7 +1,5 @@
 """Facts in, orders out: the scheduler that the simulator and the daemon both drive."""
 
-from refold.core.journal import Entry, Header, Journal, Journals, ListJournal
-from refold.core.scheduler import Policy, Scheduler
-from refold.core.view import View
+import lazy_loader
 
-__all__ = ["Entry", "Header", "Journal", "Journals", "ListJournal", "Policy", "Scheduler", "View"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from refold.model import Job, Run
-from refold.model.units import Seconds
+from refold.model import Job, Run, Seconds
 
 
 class Progress:

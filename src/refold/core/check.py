@@ -7,9 +7,7 @@ from math import inf
 
 from refold.core.state import State
 from refold.errors import BadDecision
-from refold.model import Allocation, Decision, Demand, Job, Placement, Reshape, Start
-from refold.model.allocation import beyond
-from refold.model.units import WHOLE
+from refold.model import WHOLE, Allocation, Decision, Demand, Job, Placement, Reshape, Start, beyond
 
 RULES = {
     "waiting": "only a job that waits can be started, once",

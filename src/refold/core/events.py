@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from refold.model import Allocation, Job, Reason
-from refold.model.units import Seconds
+from refold.model import Allocation, Job, Reason, Seconds
 
 
 class JobSubmitted(msgspec.Struct, gc=False, frozen=True, tag=True):

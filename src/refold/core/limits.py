@@ -9,8 +9,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from heapq import merge
 
-from refold.model import Cluster, Job
-from refold.model.units import WHOLE, Milli, milli_from_number
+from refold.model import WHOLE, Cluster, Job, Milli, milli_from_number
 
 _Turn = tuple[int, int]
 """By priority, and then by arrival."""

@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from refold.core.check import admit
+from refold.core.entries import Entry, Journal, NoJournal
 from refold.core.events import Event, Remembered
-from refold.core.journal import Entry, Journal, NoJournal
-from refold.core.opening import opening
 from refold.core.orders import Order
+from refold.core.snapshot import opening
 from refold.core.state import State
 from refold.core.view import View
 from refold.errors import BadDecision, BadValue
-from refold.model import KEEP, Cluster, Decision, Placement
-from refold.model.units import Seconds
+from refold.model import KEEP, Cluster, Decision, Placement, Seconds
 
 
 class Policy(Protocol):

@@ -27,8 +27,7 @@ from refold.core.events import (
 )
 from refold.core.limits import Limits
 from refold.core.orders import Order, StartRun, StopRun
-from refold.model import Allocation, Cluster, Decision, Expected, Job, Placement, Reason, Run, Wait
-from refold.model.units import WHOLE, Seconds
+from refold.model import WHOLE, Allocation, Cluster, Decision, Expected, Job, Placement, Reason, Run, Seconds, Wait
 from refold.packing import Free
 
 

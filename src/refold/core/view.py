@@ -8,8 +8,21 @@ from types import MappingProxyType
 
 from refold.core.changes import Changes
 from refold.core.state import State
-from refold.model import Allocation, Cluster, Demand, Expected, Job, Placement, Reason, Run, Shortage, Start, Wait
-from refold.model.units import WHOLE, Seconds
+from refold.model import (
+    WHOLE,
+    Allocation,
+    Cluster,
+    Demand,
+    Expected,
+    Job,
+    Placement,
+    Reason,
+    Run,
+    Seconds,
+    Shortage,
+    Start,
+    Wait,
+)
 from refold.packing import Free, Trial
 
 

@@ -1,7 +1,5 @@
 """Where a demand fits: compiled kernels over arrays, the same for a live cluster and a million-task replay."""
 
-from refold.packing.free import Free
-from refold.packing.placer import GENETIC, RULES, Placer
-from refold.packing.trial import Trial
+import lazy_loader
 
-__all__ = ["GENETIC", "RULES", "Free", "Placer", "Trial"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from refold.model import Cluster, Demand, Placement, Share, Shortage
-from refold.model.units import WHOLE
+from refold.model import WHOLE, Cluster, Demand, Placement, Share, Shortage
 from refold.packing import kernels
 from refold.packing.layout import (
     CPU_ALL,

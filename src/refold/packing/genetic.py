@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refold.model.units import WHOLE
-from refold.packing.compiled import compiled, inlined
-from refold.packing.expected import Expected, Known, row_of
+from refold.model import WHOLE
+from refold.packing.demand_history import Expected, Known, row_of
+from refold.packing.jit import compiled, inlined
 from refold.packing.kernels import fits, move, need_of
 from refold.packing.layout import (
     CPU_FREE,
@@ -38,7 +38,7 @@ from refold.packing.layout import (
     Need,
     Words,
 )
-from refold.packing.looking_ahead import Racks, least_loss, loss, power_cost, watts_of
+from refold.packing.lookahead import Racks, least_loss, loss, power_cost, watts_of
 
 POPULATION = 24
 CPU_WEIGHTS = (0.0, 0.0, 0.06, 0.12, 0.25, 0.5)

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from refold.model.units import WHOLE
-from refold.packing.compiled import compiled, inlined
+from refold.model import WHOLE
 from refold.packing.genetic import Books, Window, chance, fittest_of, hosts, lot, mark_hopeless, take
+from refold.packing.jit import compiled, inlined
 from refold.packing.kernels import LOOSEST, TIGHTEST, need_of, pick_gpus
 from refold.packing.layout import GPU_MASK, GPUS, NODE, Bools, Ints, Need
 

@@ -10,11 +10,11 @@ import numpy as np
 from refold.errors import UnknownName
 from refold.model import Cluster, Demand, Job, Placement, Share, Shortage
 from refold.packing import genetic, rules
-from refold.packing.expected import MOST_ROWS, nothing_expected, nothing_known, renew, time_to_renew
+from refold.packing.demand_history import MOST_ROWS, nothing_expected, nothing_known, renew, time_to_renew
 from refold.packing.free import Free, indices_of, vector_of
 from refold.packing.genetic_paper import evolve_paper
 from refold.packing.layout import DEMAND_ENTRIES, Ints
-from refold.packing.looking_ahead import Racks, no_racks
+from refold.packing.lookahead import Racks, no_racks
 from refold.packing.power import Power
 
 RULES: dict[str, tuple[int, str]] = {

@@ -14,10 +14,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from refold.errors import BadValue
-from refold.model import Cluster, Demand, Node, Placement, Shortage
-from refold.model.units import WHOLE
-from refold.packing.compiled import compiled
+from refold.model import WHOLE, Cluster, Demand, Node, Placement, Shortage
 from refold.packing.free import Free
+from refold.packing.jit import compiled
 from refold.packing.kernels import FITS, ROOM, count_lacks
 from refold.packing.layout import CPU_ALL, CPU_FREE, GPUS, MILLI_FREE, Floats, Ints
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from refold.model.units import WHOLE
-from refold.packing.compiled import compiled, inlined, trailing_zeros
-from refold.packing.expected import Expected, Known, row_of
+from refold.model import WHOLE
+from refold.packing.demand_history import Expected, Known, row_of
+from refold.packing.jit import compiled, inlined, trailing_zeros
 from refold.packing.kernels import (
     FIRST,
     LOOSEST,
@@ -43,7 +43,7 @@ from refold.packing.layout import (
     Need,
     Words,
 )
-from refold.packing.looking_ahead import Racks, least_loss
+from refold.packing.lookahead import Racks, least_loss
 
 FIRST_FIT, BEST_FIT, WORST_FIT, ROUND_ROBIN, TETRIS, FGD, WORTH, RANDOM = range(8)
 

@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refold.model import Cluster, Demand, Placement
-from refold.model.units import WHOLE, Seconds
-from refold.packing.compiled import compiled, inlined, ones
+from refold.model import WHOLE, Cluster, Demand, Placement, Seconds
 from refold.packing.free import Free, mask_of
+from refold.packing.jit import compiled, inlined, ones
 from refold.packing.kernels import need_of, set_free
 from refold.packing.layout import (
     CPU_FREE,

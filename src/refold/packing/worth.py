@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from refold.model.units import WHOLE
-from refold.packing.compiled import compiled, inlined, trailing_zeros
+from refold.model import WHOLE
+from refold.packing.jit import compiled, inlined, trailing_zeros
 from refold.packing.kernels import need_of
 from refold.packing.layout import (
     CPU_FREE,

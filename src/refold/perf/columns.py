@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from refold.model.plan import RECOMPUTE, Plan
+from refold.model import RECOMPUTE, Plan
 
 Column = NDArray[np.float64]
 

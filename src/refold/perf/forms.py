@@ -11,8 +11,8 @@ import numpy as np
 
 from refold.errors import BadInput
 from refold.perf.columns import columns_of
-from refold.perf.estimate import estimate_all
-from refold.perf.fit import Parameter, Times, Vector
+from refold.perf.estimation import estimate_all
+from refold.perf.fitting import Parameter, Times, Vector
 from refold.perf.hardware import Gpu
 from refold.perf.measurement import Measurement
 from refold.perf.setting import Setting

@@ -7,7 +7,7 @@ from math import isfinite
 import msgspec
 
 from refold.errors import BadValue
-from refold.model.cluster import Link
+from refold.model import Link
 
 
 class Efficiency(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from refold.errors import BadValue
-from refold.model.plan import Plan
+from refold.model import Plan
 
 Status = Literal["ok", "oom"]
 

@@ -16,13 +16,8 @@ import msgspec
 import numpy as np
 
 from refold.errors import BadValue
-from refold.model.cluster import Link
-from refold.model.plan import Plan
-from refold.perf.columns import Column, PlanColumns, joined
-from refold.perf.engine import Engine
-from refold.perf.hardware import Gpu, Machines
-from refold.perf.setting import Setting
-from refold.perf.shapes import ModelShape
+from refold.model import Link, Plan
+from refold.perf import Column, Engine, Gpu, Machines, ModelShape, PlanColumns, Setting, joined
 from refold.plans.ranking import NEARLY, fastest, room_left, seconds_of_the_best, step_seconds
 from refold.plans.space import USUAL, Limits, all_plans, plans_on
 

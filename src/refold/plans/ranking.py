@@ -9,11 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from refold.perf.columns import Column, PlanColumns
-from refold.perf.compute import head_time, layer_time
-from refold.perf.estimate import step_parts
-from refold.perf.memory import USABLE, memory
-from refold.perf.setting import Setting
+from refold.perf import USABLE, Column, PlanColumns, Setting, head_time, layer_time, memory, step_parts
 from refold.plans.space import Ints, Mask
 
 Rows = NDArray[np.intp]

@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from refold.model.plan import Plan
-from refold.perf.columns import SELECTIVE, PlanColumns, columns_of
-from refold.perf.estimate import Estimate, estimate
-from refold.perf.setting import Setting
+from refold.model import Plan
+from refold.perf import SELECTIVE, Estimate, PlanColumns, Setting, columns_of, estimate
 from refold.plans.space import BOUNDED, CHOSEN, USUAL, Limits, Mask, code, value_of
 
 

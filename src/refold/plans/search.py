@@ -14,12 +14,9 @@ import msgspec
 import numpy as np
 
 from refold.errors import BadValue
-from refold.perf.columns import PlanColumns
-from refold.perf.estimate import Estimate, estimate_all, row_of
-from refold.perf.hardware import Machines
-from refold.perf.setting import Setting
-from refold.plans.lost import Lost, family_of, impossible, out_of_memory, slower
+from refold.perf import Estimate, Machines, PlanColumns, Setting, estimate_all, row_of
 from refold.plans.ranking import Room, Rows, fastest, nearest, room_left, seconds_of_the_best
+from refold.plans.rejections import Lost, family_of, impossible, out_of_memory, slower
 from refold.plans.space import USUAL, Limits, all_plans
 
 MOST_GPUS = 16384

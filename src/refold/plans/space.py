@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refold.errors import BadValue
-from refold.model.plan import LARGEST_DEGREE, RECOMPUTE, Plan, Recompute
-from refold.perf.columns import SELECTIVE, PlanColumns
-from refold.perf.setting import Setting
+from refold.model import LARGEST_DEGREE, RECOMPUTE, Plan, Recompute
+from refold.perf import SELECTIVE, PlanColumns, Setting
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]

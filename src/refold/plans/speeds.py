@@ -16,20 +16,10 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from refold.catalogue import USUAL as USUAL_ENGINE
-from refold.catalogue import find_engine, find_gpu
-from refold.catalogue.tables import known_model
+from refold.catalogue import USUAL as USUAL_ENGINE, find_engine, find_gpu, known_model
 from refold.errors import UnknownName
-from refold.model import Cluster, Demand, Job, Plan
-from refold.model.cluster import ETHERNET, PCIE, Link
-from refold.model.units import WHOLE
-from refold.perf.columns import columns_of
-from refold.perf.estimate import estimate_all
-from refold.perf.fit import Fitted
-from refold.perf.forms import corrected
-from refold.perf.hardware import Gpu, Machines
-from refold.perf.setting import Setting
-from refold.perf.shapes import ModelShape
+from refold.model import ETHERNET, PCIE, WHOLE, Cluster, Demand, Job, Link, Plan
+from refold.perf import Fitted, Gpu, Machines, ModelShape, Setting, columns_of, corrected, estimate_all
 from refold.plans.ranking import fastest
 from refold.plans.search import best_plan
 from refold.plans.space import USUAL, Limits

@@ -1,6 +1,5 @@
 """How long a job will last, as a distribution, from history and progress."""
 
-from refold.predict.lasting import Lasting
-from refold.predict.predictor import Predictor
+import lazy_loader
 
-__all__ = ["Lasting", "Predictor"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from refold.errors import BadValue
-from refold.model import Job
-from refold.model.units import Seconds
+from refold.model import Job, Seconds
 from refold.predict import kernels
+from refold.predict.distribution import Lasting
 from refold.predict.kernels import (
     BINS,
     BUCKETS,
@@ -41,7 +41,6 @@ from refold.predict.kernels import (
     Singles,
     Trust,
 )
-from refold.predict.lasting import Lasting
 
 PRIOR = (600.0, 2.5, 0.05)
 """Believed before anything was seen: ten minutes, but a factor of e^2.5 either way would be no surprise."""

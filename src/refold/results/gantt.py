@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from refold.model import Cluster, Share
-from refold.model.units import WHOLE, text_from_seconds
-from refold.packing.layout import Ints
+from refold.journal import History
+from refold.model import WHOLE, Cluster, Share, text_from_seconds
+from refold.packing import Ints
 from refold.results import svg
-from refold.results.history import History
+from refold.results.charts import WIDE, Axis, Frame, Picture, bottom_axis, cut
 from refold.results.measures import SIZES, middles, size_of
-from refold.results.pictures import WIDE, Axis, Frame, Picture, bottom_axis, cut
 
 FILLS = ("#77aadd", "#ee8866", "#44bb99", "#eedd88", "#99ddff", "#ffaabb", "#bbcc33", "#aaaa00", "#b5b8bd")
 """Paul Tol's light colours, which colour-blind eyes tell apart and which stand on light and dark; grey is the rest."""

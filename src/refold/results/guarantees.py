@@ -25,13 +25,10 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from refold.model import Allocation, Cluster, Demand, Job
-from refold.model.units import WHOLE, Milli, Seconds
-from refold.packing.compiled import compiled
-from refold.packing.layout import Ints
-from refold.plans.pace import Minimums, ModelledPace, Pace
-from refold.plans.speeds import Speeds
-from refold.results.history import History, Outcome
+from refold.journal import History, Outcome
+from refold.model import WHOLE, Allocation, Cluster, Demand, Job, Milli, Seconds
+from refold.packing import Ints, compiled
+from refold.plans import Minimums, ModelledPace, Pace, Speeds
 
 TOLERANCE = 0.01
 """Nobody notices to be slower by so much."""

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from refold.model import Job, JobClass
-from refold.model.units import HOUR, WHOLE, Seconds
-from refold.packing.layout import Floats, Ints
-from refold.results.curves import fragmentation, in_system, overlap
-from refold.results.history import Ending, History, Outcome, sums
+from refold.journal import Ending, History, Outcome, sums
+from refold.model import HOUR, WHOLE, Job, JobClass, Seconds
+from refold.packing import Floats, Ints
 from refold.results.power import PowerUse, power_use
-from refold.results.promises import PromiseMeasures, passed_over, promise_measures
+from refold.results.start_estimates import PromiseMeasures, passed_over, promise_measures
+from refold.results.time_series import fragmentation, in_system, overlap
 
 SHORT: Seconds = 10.0
 """Slowdowns take no job to be shorter than this, or jobs of one second would be all that counts."""

@@ -12,10 +12,9 @@ from math import inf, isfinite
 import msgspec
 import numpy as np
 
-from refold.model.units import HOUR, Seconds
-from refold.packing.layout import Floats, Ints
-from refold.packing.power import NO_RACK, SLACK, Power
-from refold.results.history import History, Outcome
+from refold.journal import History, Outcome
+from refold.model import HOUR, Seconds
+from refold.packing import NO_RACK, SLACK, Floats, Ints, Power
 
 WATTS_PER_KILOWATT = 1000.0
 

@@ -12,14 +12,12 @@ import numpy as np
 
 from refold import __version__
 from refold.errors import BadFile, BadValue, MissingExtra
-from refold.model import Cluster
-from refold.model.units import text_from_seconds
-from refold.packing.layout import Floats
+from refold.journal import History, Outcome
+from refold.model import Cluster, text_from_seconds
+from refold.packing import Floats
 from refold.policies import POLICIES
-from refold.results import curves, gantt, power, tables
-from refold.results.history import History, Outcome
-from refold.results.measures import Measures, Spread, middles
-from refold.results.pictures import (
+from refold.results import gantt, power, tables, time_series
+from refold.results.charts import (
     APART,
     Axis,
     Band,
@@ -32,6 +30,7 @@ from refold.results.pictures import (
     nice_top,
     series_class,
 )
+from refold.results.measures import Measures, Spread, middles
 from refold.results.unfinished import unfinished_text
 
 if TYPE_CHECKING:
@@ -132,8 +131,8 @@ def report_html(
             ],
             oracle=ORACLE if any(_is_oracle(run.name) for run in runs) else "",
             cards=_cards(measured),
-            main=tables.compare(measured),
-            more=tables.compare(measured, _more(measured)),
+            main=tables.measure_table(measured),
+            more=tables.measure_table(measured, _more(measured)),
             over_time=[_allocation(runs, span), _queue(runs, span)],
             distributions=[_completion(runs), _waiting(runs)],
             gantts=gantts,
@@ -216,7 +215,7 @@ def _cluster_text(cluster: Cluster) -> str:
 
 
 def _cards(measured: Sequence[tuple[str, Measures]]) -> list[Card]:
-    comparison = tables.compare(measured)
+    comparison = tables.measure_table(measured)
     wanted = {
         "completion_mean": "Mean completion",
         "waiting_mean": "Mean waiting",
@@ -289,7 +288,7 @@ def _slots(span: tuple[float, float]) -> Floats:
 
 def _allocation(runs: Sequence[ReportRun], span: tuple[float, float]) -> Figure:
     edges = _slots(span)
-    values = [curves.allocated(run.history).means(edges) / max(run.history.cluster.gpus, 1) for run in runs]
+    values = [time_series.allocated(run.history).means(edges) / max(run.history.cluster.gpus, 1) for run in runs]
     remarks = [tables.text_of(run.measures.allocation, "%") for run in runs]
     return Figure(
         "GPU allocation",
@@ -300,7 +299,7 @@ def _allocation(runs: Sequence[ReportRun], span: tuple[float, float]) -> Figure:
 
 
 def _queue(runs: Sequence[ReportRun], span: tuple[float, float]) -> Figure:
-    values = [curves.waiting(run.history).means(_slots(span)) for run in runs]
+    values = [time_series.waiting(run.history).means(_slots(span)) for run in runs]
     top = nice_top(max((float(value.max()) for value in values), default=1.0))
     remarks = [f"at most {float(value.max()):,.0f}" for value in values]
     return Figure(
@@ -312,7 +311,7 @@ def _queue(runs: Sequence[ReportRun], span: tuple[float, float]) -> Figure:
 
 
 def _fragmentation(runs: Sequence[ReportRun], span: tuple[float, float]) -> Figure:
-    values = [curves.fragmentation(run.history, middles(*span, SLOTS)) for run in runs]
+    values = [time_series.fragmentation(run.history, middles(*span, SLOTS)) for run in runs]
     top = min(1.0, nice_top(max((float(value.max()) for value in values), default=1.0)))
     remarks = [tables.text_of(run.measures.fragmentation, "%") for run in runs]
     return Figure(
@@ -451,8 +450,8 @@ def _gantt_note(history: History, colour: gantt.Colouring, as_image: bool) -> st
 
 def _groups(runs: Sequence[ReportRun], by: str) -> dict[str, Any]:
     of = [(run.name, run.measures.tenants if by == "tenant" else run.measures.sizes) for run in runs]
-    completion = tables.compare_groups(of, "completion", MOST_TENANTS)
-    waiting = tables.compare_groups(of, "waiting", MOST_TENANTS)
+    completion = tables.group_table(of, "completion", MOST_TENANTS)
+    waiting = tables.group_table(of, "waiting", MOST_TENANTS)
     first = {group.name: group for group in of[0][1]}
     bars = [
         Bars(row.name, [cell.value for cell in row.cells], [cell.text for cell in row.cells]) for row in waiting.rows

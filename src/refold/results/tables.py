@@ -7,10 +7,10 @@ from typing import Literal
 
 import msgspec
 
-from refold.model.units import text_from_seconds
+from refold.model import text_from_seconds
 from refold.results.measures import Group, Measures
 from refold.results.power import PowerUse
-from refold.results.promises import PromiseGroup
+from refold.results.start_estimates import PromiseGroup
 
 Better = Literal["less", "more", "neither"]
 
@@ -117,7 +117,7 @@ PROMISES: tuple[Measured, ...] = (
 GroupMeasure = Literal["completion", "waiting", "slowdown"]
 
 
-def compare(runs: Sequence[tuple[str, Measures]], measures: tuple[Measured, ...] = MAIN) -> Comparison:
+def measure_table(runs: Sequence[tuple[str, Measures]], measures: tuple[Measured, ...] = MAIN) -> Comparison:
     """One row per policy, one column per measure. The best is marked where policies differ.
 
     Where policies are compared by MAIN, and perhaps more, and any of them left jobs unfinished, that comes first.
@@ -129,9 +129,7 @@ def compare(runs: Sequence[tuple[str, Measures]], measures: tuple[Measured, ...]
     return Comparison(tuple(column for column, _ in measures), tuple(rows))
 
 
-def compare_groups(
-    runs: Sequence[tuple[str, Sequence[Group]]], of: GroupMeasure, most: int | None = None
-) -> Comparison:
+def group_table(runs: Sequence[tuple[str, Sequence[Group]]], of: GroupMeasure, most: int | None = None) -> Comparison:
     """One row per group of jobs (tenants, sizes), one column per policy: the mean of one measure.
 
     With `most`, only the groups that held most GPU-hours under the first policy, in their own order.

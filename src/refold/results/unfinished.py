@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from refold.journal import History, Outcome
 from refold.model import Cluster, Job
-from refold.results.history import History, Outcome
 
 _WHY = {
     Outcome.FAILED: "failed",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from refold.core.events import Event, JobSubmitted, Woke
-from refold.model import Job
-from refold.model.units import Seconds
+from refold.core import Event, JobSubmitted, Woke
+from refold.model import Job, Seconds
 
 
 class Agenda:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from refold.model import Job
-from refold.model.units import Seconds
+from refold.model import Job, Seconds
 
 MOST_ARRIVALS = 1_000
 """In no future do more jobs come: the further ahead, the less it can be known."""

@@ -8,10 +8,9 @@ from math import inf
 import msgspec
 import numpy as np
 
-from refold.core.events import NodeLost, NodeReturned
+from refold.core import NodeLost, NodeReturned
 from refold.errors import BadValue
-from refold.model import Cluster, Job
-from refold.model.units import Seconds
+from refold.model import Cluster, Job, Seconds
 from refold.simulator.agenda import Agenda
 
 

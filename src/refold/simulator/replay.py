@@ -13,27 +13,39 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from refold.errors import BadInput, BadValue, UnknownName
-from refold.model import Cluster, Demand, Job, Placement, Share
-from refold.model.units import WHOLE
-from refold.packing import GENETIC, RULES, Free
-from refold.packing.compiled import compiled, inlined
-from refold.packing.expected import Expected, Known, nothing_expected, nothing_known, renew, time_to_renew
-from refold.packing.free import indices_of
-from refold.packing.kernels import move, need_of
-from refold.packing.layout import (
+from refold.model import WHOLE, Cluster, Demand, Job, Placement, Share
+from refold.packing import (
     DEMAND_ENTRIES,
+    FGD,
+    GENETIC,
     GPU_MASK,
+    LOOK_AHEAD,
+    MEMORY_ENTRIES,
     NODE,
+    RULES,
+    SEED,
     Bools,
+    Expected,
     Floats,
+    Free,
     Ints,
+    Known,
     Need,
+    Racks,
     Words,
+    compiled,
+    indices_of,
+    inlined,
+    move,
+    need_of,
+    no_racks,
+    nothing_expected,
+    nothing_known,
+    place,
+    renew,
+    time_to_renew,
 )
-from refold.packing.looking_ahead import Racks, no_racks
-from refold.packing.placer import LOOK_AHEAD
-from refold.packing.rules import FGD, MEMORY_ENTRIES, SEED, place
-from refold.simulator.charges import AsRecorded
+from refold.simulator.costs import AsRecorded
 
 Order = Literal["fifo", "fifo-skip"]
 

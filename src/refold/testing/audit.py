@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from refold.core import Entry
-from refold.core.events import (
+from refold.core import (
+    Entry,
     Event,
     JobCancelled,
     JobContinued,
@@ -21,15 +21,16 @@ from refold.core.events import (
     JobSubmitted,
     NodeLost,
     NodeReturned,
+    Order,
     RunAdopted,
     RunFailed,
     RunFinished,
     RunRecalled,
     RunStopped,
+    StartRun,
+    StopRun,
 )
-from refold.core.orders import Order, StartRun, StopRun
-from refold.model import Allocation, Cluster, Job, Share
-from refold.model.units import WHOLE
+from refold.model import WHOLE, Allocation, Cluster, Job, Share
 
 
 class Broken(AssertionError):

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from refold.backends import Backend, Report
-from refold.core.events import Event, RunFailed, RunFinished, RunStarted, RunStopped
-from refold.core.orders import Order, StartRun, StopRun
+from refold.core import Event, Order, RunFailed, RunFinished, RunStarted, RunStopped, StartRun, StopRun
 from refold.model import Allocation, Demand, Job, Share
 
 T = TypeVar("T")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from refold.model import Cluster, Demand, GpuType, Job, Node
-from refold.model.units import mib_from_gib, milli_from_number
+from refold.model import Cluster, Demand, GpuType, Job, Node, mib_from_gib, milli_from_number
 
 
 def make_job(

@@ -15,15 +15,23 @@ from typing import Any
 
 import msgspec
 
-from refold.core import Journals, ListJournal, Policy, Scheduler, View
-from refold.core.events import JobCancelled, JobSubmitted, Remembered, RunFailed
+from refold.core import (
+    JobCancelled,
+    JobSubmitted,
+    Journals,
+    ListJournal,
+    Policy,
+    Remembered,
+    RunFailed,
+    Scheduler,
+    View,
+)
 from refold.model import Cluster, Decision, Job, Reason
-from refold.plans.speeds import Speeds
-from refold.simulator import AsRecorded, Costs, Fault, simulate
-from refold.simulator.modelled import Modelled
+from refold.plans import Speeds
+from refold.simulator import AsRecorded, Costs, Fault, Modelled, simulate
 from refold.testing.audit import Audit
+from refold.testing.disturbances import DRAINED, Disturbances, Restless, drained_gpu, release_all
 from refold.testing.makers import make_cluster, make_job
-from refold.testing.unrest import DRAINED, Disturbances, Restless, drained_gpu, release_all
 from refold.testing.workloads import reshapable_workload, seeded_workload
 
 FAULTS = (Fault(0, 250.0, 900.0), Fault(1, 700.0, 1500.0), Fault(0, 2500.0, 2600.0))

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from refold.model import Cluster, Job, Plan, Tenant
-from refold.model.plan import plan_from_text
+from refold.model import Cluster, Job, Plan, Tenant, plan_from_text
 from refold.testing.makers import make_cluster, make_job
 
 

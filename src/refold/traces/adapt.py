@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import msgspec
 
-from refold.model import Cluster, Demand, Job
-from refold.model.units import WHOLE
+from refold.model import WHOLE, Cluster, Demand, Job
 from refold.packing import Free
 from refold.traces.clusters import ANY_TYPE
 from refold.traces.trace import Trace, counted

@@ -15,11 +15,22 @@ import msgspec
 import yaml
 
 from refold.errors import BadFile, BadInput, BadValue
-from refold.model import Cluster, GpuType, Link, Node, Rack, Tenant
-from refold.model.cluster import ETHERNET, MAX_GPUS_PER_NODE, PCIE
-from refold.model.job import LARGEST
-from refold.model.units import WHOLE, mib_from_gib, milli_from_number
-from refold.traces.source import Source, Table, Wrong, number, open_source, whole
+from refold.model import (
+    ETHERNET,
+    LARGEST,
+    MAX_GPUS_PER_NODE,
+    PCIE,
+    WHOLE,
+    Cluster,
+    GpuType,
+    Link,
+    Node,
+    Rack,
+    Tenant,
+    mib_from_gib,
+    milli_from_number,
+)
+from refold.traces.text_source import Source, Table, Wrong, number, open_source, whole
 
 ANY_TYPE = "GPU"
 """What a GPU is called whose type nobody said."""

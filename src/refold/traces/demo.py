@@ -6,9 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from refold.model import Cluster, Demand, GpuType, Link, Node, Rack
-from refold.model.units import DAY
-from refold.traces import write_cluster, write_trace
+from refold.model import DAY, Cluster, Demand, GpuType, Link, Node, Rack
+from refold.traces.formats import write_cluster, write_trace
 from refold.traces.synthetic import OFFICE_HOURS, Arrivals, Lognormal, Shape, SizeClass, generate
 from refold.traces.trace import Trace
 

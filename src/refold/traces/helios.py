@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 
 from refold.model import Demand, Job
-from refold.traces.common import equal_instances
-from refold.traces.moments import from_first_submission, moment
-from refold.traces.source import JobOfRow, Source, Table, jobs_of_rows, number, whole
+from refold.traces.common_format import equal_instances
+from refold.traces.text_source import JobOfRow, Source, Table, jobs_of_rows, number, whole
+from refold.traces.timestamps import from_first_submission, moment
 from refold.traces.trace import Trace, in_order
 
 NEEDED = ("job_id", "gpu_num", "cpu_num", "node_num", "submit_time", "duration")

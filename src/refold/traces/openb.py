@@ -7,9 +7,8 @@ from collections.abc import Callable
 from functools import cache
 from operator import itemgetter
 
-from refold.model import Demand, Job, JobClass
-from refold.model.units import WHOLE
-from refold.traces.source import JobOfRow, Source, Table, Wrong, jobs_of_rows, number, type_list, whole
+from refold.model import WHOLE, Demand, Job, JobClass
+from refold.traces.text_source import JobOfRow, Source, Table, Wrong, jobs_of_rows, number, type_list, whole
 from refold.traces.trace import Trace, in_order, in_whole_file
 
 NEEDED = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")

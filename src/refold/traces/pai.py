@@ -7,10 +7,8 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from refold.model import Demand, Job
-from refold.model.units import WHOLE, mib_from_gib
-from refold.traces.moments import from_first_submission
-from refold.traces.source import (
+from refold.model import WHOLE, Demand, Job, mib_from_gib
+from refold.traces.text_source import (
     JobOfRow,
     Source,
     Table,
@@ -20,6 +18,7 @@ from refold.traces.source import (
     open_source,
     whole,
 )
+from refold.traces.timestamps import from_first_submission
 from refold.traces.trace import Trace, in_order, in_whole_file
 
 TASK_COLUMNS = (

@@ -10,9 +10,9 @@ import msgspec
 
 from refold.errors import BadFile, BadRow, BadValue
 from refold.model import Demand, Job
-from refold.traces.common import equal_instances
-from refold.traces.moments import from_first_submission, moment, moment_or_none
-from refold.traces.source import Source, Wrong
+from refold.traces.common_format import equal_instances
+from refold.traces.text_source import Source, Wrong
+from refold.traces.timestamps import from_first_submission, moment, moment_or_none
 from refold.traces.trace import Trace, in_order, in_whole_file
 
 

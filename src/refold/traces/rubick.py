@@ -7,8 +7,8 @@ import re
 import msgspec
 
 from refold.model import Demand, Job, Plan
-from refold.traces.common import equal_instances
-from refold.traces.source import JobOfRow, Source, Table, Wrong, jobs_of_rows, number, whole
+from refold.traces.common_format import equal_instances
+from refold.traces.text_source import JobOfRow, Source, Table, Wrong, jobs_of_rows, number, whole
 from refold.traces.trace import Trace, in_order
 
 NEEDED = (

@@ -8,12 +8,10 @@ from collections import Counter
 from functools import cache, partial
 
 from refold.errors import BadFile
-from refold.model import Demand, Job
-from refold.model.job import LARGEST
-from refold.model.units import DAY, HOUR, MINUTE
+from refold.model import DAY, HOUR, LARGEST, MINUTE, Demand, Job
 from refold.traces.helios import demand_on_nodes
-from refold.traces.moments import from_first_submission, moment_or_none
-from refold.traces.source import Source, Table, Wrong, jobs_of_rows, number, whole
+from refold.traces.text_source import Source, Table, Wrong, jobs_of_rows, number, whole
+from refold.traces.timestamps import from_first_submission, moment_or_none
 from refold.traces.trace import Trace, in_order, in_whole_file
 
 _CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)")

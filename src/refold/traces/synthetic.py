@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refold.errors import BadValue
-from refold.model import Cluster, Demand, Job
-from refold.model.units import DAY, HOUR, MINUTE
+from refold.model import DAY, HOUR, MINUTE, Cluster, Demand, Job
 from refold.traces.trace import Trace, counted, in_order
 
 Numbers = NDArray[np.float64]

@@ -2,3 +2,7 @@
 
 Only `profiling` can be imported where PyTorch is not installed.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

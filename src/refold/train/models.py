@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy, gelu, linear, scaled_dot_product_
 from torch.utils.checkpoint import checkpoint
 
 from refold.errors import BadInput
-from refold.model.plan import Recompute
-from refold.perf.shapes import ModelShape
+from refold.model import Recompute
+from refold.perf import ModelShape
 
 PATCH = 16 * 16 * 3
 """Numbers in a patch of an image, where the shape of a ViT says nothing of it."""

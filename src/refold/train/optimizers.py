@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from refold.train.clocks import Clock, Mark
+from refold.train.timers import Clock, Mark
 
 BUCKET = 2**25
 """Parameters after which a bucket is full: large enough for whole-speed copies, small enough to overlap them."""

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from refold.errors import BadInput, BadValue, MissingExtra, RefoldError
-from refold.model.plan import RECOMPUTE, Plan
-from refold.perf.measurement import Measurement
-from refold.perf.shapes import ModelShape
+from refold.model import RECOMPUTE, Plan
+from refold.perf import Measurement, ModelShape
 
 if TYPE_CHECKING:
     from refold.train.steps import StepTimes, Trainer

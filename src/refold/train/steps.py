@@ -11,11 +11,11 @@ import msgspec
 import torch
 
 from refold.errors import BadInput
-from refold.model.plan import Plan
-from refold.perf.shapes import ModelShape
-from refold.train.clocks import clock_of
+from refold.model import Plan
+from refold.perf import ModelShape
 from refold.train.models import Batch, build
 from refold.train.optimizers import OnDevice, OnHost, Optimizer, buckets_of
+from refold.train.timers import clock_of
 
 
 class StepTimes(msgspec.Struct, frozen=True):

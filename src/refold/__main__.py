@@ -1,0 +1,5 @@
+"""`python -m refold` is the `refold` command."""
+
+from refold.cli import main
+
+main()

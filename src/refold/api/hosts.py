@@ -1,0 +1,42 @@
+"""Host names and addresses that a request to the daemon may name (protection against DNS rebinding)."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from ipaddress import ip_address
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Wildcard addresses, and the loopback address that reaches a daemon bound to them."""
+
+
+class Names:
+    """By which names a daemon may be asked: a page of somebody else's cannot have it called by one of these.
+
+    `host` is where it was told to listen, `bound` the address that this is; where that is every address of the machine,
+    any address will do, since one that was written as numbers is nobody's to give away.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", bound: str = "", named: Iterable[str] = ()) -> None:
+        bound = bound or host
+        known = [*LOOPBACK, host, bound, *named]
+        if not _is_loopback(bound):
+            known += [socket.gethostname(), socket.getfqdn()]
+        self._known = {name.lower().strip("[]").rstrip(".") for name in known if name}
+        self._any_address = bound in ANYWHERE
+
+    def __contains__(self, name: str) -> bool:
+        return name.lower().rstrip(".") in self._known or (self._any_address and _is_address(name))
+
+
+def _is_loopback(address: str) -> bool:
+    return address in LOOPBACK or (_is_address(address) and ip_address(address).is_loopback)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

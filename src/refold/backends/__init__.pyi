@@ -1,0 +1,1 @@
+from .backend import Backend as Backend, Report as Report

@@ -1,0 +1,14 @@
+from .builtin import (
+    find_gpu as find_gpu,
+    find_model as find_model,
+    gpu_key as gpu_key,
+    gpu_names as gpu_names,
+    gpus as gpus,
+    known_model as known_model,
+    model_aliases as model_aliases,
+    model_names as model_names,
+    models as models,
+)
+from .engine_table import USUAL as USUAL, engines as engines, find_engine as find_engine
+from .measurements import read_samples as read_samples, write_samples as write_samples
+from .model_files import read_model as read_model

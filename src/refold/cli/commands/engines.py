@@ -1,0 +1,38 @@
+"""`refold engines`: list the training engines of the catalogue."""
+
+from __future__ import annotations
+
+from refold.cli.views import AsJson, Column, Table, count, print_json, print_tables
+
+
+def engines(as_json: AsJson = False) -> None:
+    """List the training frameworks of the catalogue.
+
+    The first is what commands assume where --engine is not given. See docs/plan.md.
+    """
+    from msgspec.structs import asdict
+
+    from refold.catalogue import engines as known
+
+    if as_json:
+        print_json([asdict(engine) for engine in known()])
+        return
+    columns = {
+        "name": Column("engine", whole=True),
+        "arithmetic": Column("arithmetic", whole=True),
+        "bytes": Column("bytes per weight", count, number=True),
+        "fused": Column("fused attention", lambda fused: "yes" if fused else ""),
+        "source": Column("what it is, and what it was fitted on"),
+    }
+    rows = [
+        {
+            "name": engine.name,
+            "arithmetic": engine.arithmetic,
+            "bytes": engine.weight_bytes + engine.gradient_bytes + engine.optimizer_bytes,
+            "fused": engine.fused_attention,
+            "source": engine.source,
+        }
+        for engine in known()
+    ]
+    after = ["bytes per weight: itself, its gradient and what the optimizer keeps of it"]
+    print_tables(Table("Engines (--engine)", columns, rows, after=after))

@@ -1,0 +1,274 @@
+"""`refold fit`: correct the model of a job with steps that were measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from refold.cli.inputs import plan_request
+from refold.cli.views import AsJson, Column, Table, percent, print_json, print_tables, tell
+
+if TYPE_CHECKING:
+    from refold.perf import Fitted, Form, Gpu, Measurement, ModelShape, Setting
+
+FORMS = ("corrected", "rubick-additive", "rubick-power")
+UNNAMED = "model"
+"""What samples are of where they do not say."""
+
+FAR = 8.0
+"""A correction by more than this factor is more likely a mistake than a discovery."""
+
+WITHOUT_DATA_SHEET = 5.0
+"""How many times less the model is believed where the machine is in no catalogue."""
+
+
+def fit(
+    samples: Annotated[Path, typer.Argument(metavar="SAMPLES.csv", help="Measured steps: see docs/fit.md.")],
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME|FILE", help="Which model, where the file has several.")
+    ] = None,
+    engine: plan_request.EngineName = "pytorch",
+    form: Annotated[str, typer.Option("--form", metavar="|".join(FORMS), help="What is fitted.")] = FORMS[0],
+    against: Annotated[
+        Path | None, typer.Option("--against", metavar="MORE.csv", help="Further samples, to see how well it predicts.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Where to save it [SAMPLES.fit.json].")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fit the model of a job to steps that were measured.
+
+    Seven numbers are fitted to seven samples or more. Printed are the numbers with their meaning, how well the samples
+    are met and how well a new one would be, and which further sample would tell most. `refold plan --fit FILE` then
+    plans with them.
+
+    Example: refold fit benchmarks/accuracy/h200_measured.csv --model gpt2-xl
+    """
+    import msgspec
+
+    from refold.perf import fit as fit_parameters, most_telling, predict
+
+    shape, ran, gpu, notes = _read(samples, model)
+    chosen = _form(form, shape, gpu, engine, ran)
+    fitted = msgspec.structs.replace(fit_parameters(chosen, ran), engine=engine)
+    notes += _warnings(fitted)
+    more = [one for one in _of_model(_samples(against), shape, against) if one.status == "ok"] if against else []
+    errors = (predict(chosen, fitted, more) / [one.step_seconds or 1.0 for one in more] - 1).tolist() if more else []
+    following = most_telling(chosen, fitted, _candidates(ran))
+    saved = out or samples.with_suffix(".fit.json")
+    _save(saved, fitted)
+    if as_json:
+        print_json({"fitted": fitted, "next": following, "against": errors, "saved": str(saved), "notes": notes})
+        return
+    tell(notes)
+    print_tables(*_tables(chosen, fitted, more, errors, following, saved))
+
+
+def _read(path: Path, model: str | None) -> tuple[ModelShape, list[Measurement], Gpu, list[str]]:
+    from refold.catalogue import find_gpu, read_model
+    from refold.errors import BadInput
+
+    found = _samples(path)
+    names = sorted({one.model for one in found})
+    if model is None and len(names) > 1:
+        raise BadInput(f"{path} has samples of {len(names)} models; say which with --model: {', '.join(names)}")
+    shape = read_model(model or names[0])
+    ran = found if names == [UNNAMED] else _of_model(found, shape, path)
+    gpus = sorted({one.gpu for one in ran})
+    if len(gpus) > 1:
+        raise BadInput(f"{path} has samples from {len(gpus)} types of GPU ({', '.join(gpus)}): fit each alone")
+    notes = []
+    if gpus[0].lower() in ("", "cpu"):
+        notes.append("no type of GPU is named: everything is learned from the samples alone")
+        return shape, ran, _unknown_machine(), notes
+    return shape, ran, find_gpu(gpus[0]), notes
+
+
+def _warnings(fitted: Fitted) -> list[str]:
+    """What looks like a mistake in the samples."""
+    if fitted.form != FORMS[0] or not fitted.gpu or fitted.gpu == "cpu":
+        return []
+    far = {name: value for name, value in fitted.values.items() if not 1 / FAR < value < FAR}
+    return [f"{name} is {value:.3g} times what is modelled: is step_s in seconds?" for name, value in far.items()]
+
+
+def _samples(path: Path | None) -> list[Measurement]:
+    from refold.catalogue import read_samples
+
+    return read_samples(path) if path else []
+
+
+def _of_model(found: Sequence[Measurement], shape: ModelShape, path: Path | None) -> list[Measurement]:
+    from refold.errors import BadInput
+
+    ours = [one for one in found if one.model == shape.name]
+    if not ours:
+        raise BadInput(
+            f"{path} has no sample of {shape.name}; it has {', '.join(sorted({one.model for one in found}))}"
+        )
+    return ours
+
+
+def _unknown_machine() -> Gpu:
+    """A CPU, roughly: what the fit starts from where there is no data sheet."""
+    from refold.model import Link
+    from refold.perf import Gpu
+
+    memory = Link("memory", 10.0)
+    return Gpu("cpu", 1e6, 0.2, 0.2, 30.0, memory, 10.0, 10.0, 100.0, gpus_per_node=1, network_cards=1)
+
+
+def _form(name: str, shape: ModelShape, gpu: Gpu, engine: str, ran: Sequence[Measurement]) -> Form:
+    from refold.errors import UnknownName
+    from refold.perf import Corrected, Rubick
+
+    known = gpu.name != "cpu"
+    match name:
+        case "corrected":
+            return Corrected(_settings(shape, gpu, engine), 1.0 if known else WITHOUT_DATA_SHEET)
+        case "rubick-additive":
+            return Rubick(shape, gpu, ran, "additive")
+        case "rubick-power":
+            return Rubick(shape, gpu, ran, "power")
+        case _:
+            raise UnknownName("form", name, FORMS)
+
+
+def _settings(shape: ModelShape, gpu: Gpu, engine: str) -> Callable[[Measurement], Setting]:
+    from refold.catalogue import find_engine
+    from refold.model import Link
+    from refold.perf import Machines, Setting
+
+    framework, network = find_engine(engine), Link("network", gpu.node_network_gigabytes_per_second)
+
+    def setting_for(one: Measurement) -> Setting:
+        machines = Machines(gpu, one.gpus_on_node, gpu.link, network, one.cpus)
+        return Setting(shape, machines, framework, one.batch, one.sequence)
+
+    return setting_for
+
+
+def _candidates(ran: Sequence[Measurement]) -> list[Measurement]:
+    """What could be measured next on the same machines: other micro-batches, recomputation and offloading."""
+    from itertools import product
+
+    import msgspec
+
+    from refold.plans import divisors
+
+    seen = {(one.plan, one.batch) for one in ran}
+    found = []
+    for one in {(sample.gpus_on_node, sample.batch, sample.sequence): sample for sample in ran}.values():
+        counts = divisors(max(1, one.batch // one.plan.data))
+        for mode, offload, count in product(("none", "full"), (False, True), counts):
+            plan = msgspec.structs.replace(one.plan, recompute=mode, offload=offload, accumulation=int(count))
+            if (plan, one.batch) not in seen:
+                found.append(msgspec.structs.replace(one, plan=plan))
+    return found
+
+
+def _save(path: Path, fitted: Fitted) -> None:
+    import msgspec
+
+    from refold.errors import BadFile
+
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(fitted), indent=1))
+    except OSError as error:
+        raise BadFile(path, f"cannot be written: {error.strerror}") from None
+
+
+def read_fit(path: Path) -> Fitted:
+    """What `refold fit` has saved."""
+    import msgspec
+
+    from refold.errors import BadFile, BadValue
+    from refold.perf import Fitted
+
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Fitted)
+    except OSError as error:
+        raise BadFile(path, f"cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, BadValue) as error:
+        raise BadFile(path, f"is not what refold fit saves: {error}") from None
+
+
+def _tables(
+    form: Form,
+    fitted: Fitted,
+    more: Sequence[Measurement],
+    errors: Sequence[float],
+    following: Measurement | None,
+    saved: Path,
+) -> list[Table]:
+    from refold.perf import factor_text
+
+    numbers = Table(
+        f"{fitted.model} on {fitted.gpu or 'this machine'}: {fitted.form}, fitted to {len(fitted.samples)} samples",
+        {
+            "name": Column("number", whole=True),
+            "value": Column("value", number=True),
+            "spread": Column("to within", number=True),
+            "meaning": Column("what it is"),
+        },
+        [
+            {
+                "name": one.name,
+                "value": f"{fitted.values[one.name]:.3g}",
+                "spread": factor_text(fitted.spread[one.name]),
+                "meaning": one.meaning,
+            }
+            for one in form.parameters
+        ],
+    )
+    tables = [numbers, _sample_table("Samples", fitted.samples, fitted.errors, fitted.unseen)]
+    if more:
+        tables.append(_sample_table("Against further samples", more, errors, None))
+    mean = f"mean error {percent(fitted.mean_error)} on its samples, {percent(fitted.unseen_error)} on each if left out"
+    after = [mean]
+    if errors:
+        after.append(f"{percent(sum(map(abs, errors)) / len(errors))} on {len(errors)} further samples")
+    if following is not None:
+        where = f"batch {following.batch}" + (f", {following.cpus:g} CPUs" if following.plan.offload else "")
+        after.append(f"the next sample that would tell most: {following.plan}, {where}")
+    after.append(f"saved: {saved}" + (f"; refold plan … --fit {saved}" if _is_for_plans(fitted) else ""))
+    last = tables[-1]
+    tables[-1] = Table(last.title, last.columns, last.rows, after)
+    return tables
+
+
+def _is_for_plans(fitted: Fitted) -> bool:
+    """Whether `refold plan --fit` takes it: corrections do, on a type of GPU that it knows."""
+    return fitted.form == FORMS[0] and fitted.gpu.lower() not in ("", "cpu")
+
+
+def _sample_table(
+    title: str, samples: Sequence[Measurement], errors: Sequence[float], unseen: Sequence[float] | None
+) -> Table:
+    columns = {
+        "plan": Column("plan", whole=True),
+        "batch": Column("batch", number=True),
+        "sequence": Column("tokens", number=True),
+        "cpus": Column("CPUs", number=True),
+        "measured": Column("measured", number=True),
+        "error": Column("error", number=True),
+    }
+    if unseen is not None:
+        columns["unseen"] = Column("if left out", number=True)
+    rows = [
+        {
+            "plan": str(one.plan),
+            "batch": f"{one.batch:,}",
+            "sequence": f"{one.sequence:,}",
+            "cpus": f"{one.cpus:g}" if one.cpus else "",
+            "measured": plan_request.seconds_text(one.step_seconds or 0.0),
+            "error": f"{100 * errors[index]:+.1f} %",
+            "unseen": f"{100 * unseen[index]:+.1f} %" if unseen is not None else "",
+        }
+        for index, one in enumerate(samples)
+    ]
+    return Table(title, columns, rows)

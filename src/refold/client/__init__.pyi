@@ -1,0 +1,7 @@
+from .address import (
+    Address as Address,
+    left_address as left_address,
+    state_folder as state_folder,
+    write_address as write_address,
+)
+from .client import Client as Client

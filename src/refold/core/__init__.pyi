@@ -1,0 +1,31 @@
+from .changes import Changes as Changes
+from .entries import (
+    VERSION as VERSION,
+    Entry as Entry,
+    Header as Header,
+    Journal as Journal,
+    Journals as Journals,
+    ListJournal as ListJournal,
+)
+from .events import (
+    Event as Event,
+    JobCancelled as JobCancelled,
+    JobContinued as JobContinued,
+    JobHeld as JobHeld,
+    JobReleased as JobReleased,
+    JobSubmitted as JobSubmitted,
+    NodeLost as NodeLost,
+    NodeReturned as NodeReturned,
+    Remembered as Remembered,
+    RunAdopted as RunAdopted,
+    RunFailed as RunFailed,
+    RunFinished as RunFinished,
+    RunProgressed as RunProgressed,
+    RunRecalled as RunRecalled,
+    RunStarted as RunStarted,
+    RunStopped as RunStopped,
+    Woke as Woke,
+)
+from .orders import Order as Order, StartRun as StartRun, StopRun as StopRun
+from .scheduler import Policy as Policy, Scheduler as Scheduler
+from .view import View as View

@@ -1,4 +1,0 @@
-"""The live side: the same scheduler, driven by a clock and by what really happens.
-
-Nothing is imported here: who only asks a daemon should not wait for what the daemon needs.
-"""

@@ -1,1 +1,0 @@
-"""Who asks a daemon: from Python, and for the commands. Light to import."""

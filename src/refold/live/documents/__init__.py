@@ -1,1 +1,0 @@
-"""Documents that people write, of which every part knows its line."""

@@ -1,1 +1,0 @@
-"""What a daemon keeps: one SQLite file, written by one thread."""

@@ -1,1 +1,0 @@
-"""Telling people what happens."""

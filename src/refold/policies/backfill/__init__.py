@@ -1,0 +1,5 @@
+"""Backfill policies: EASY and conservative, on predicted or known durations."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,1 @@
+from .backfill import Conservative as Conservative, Easy as Easy

@@ -1,0 +1,3 @@
+from .distribution import Lasting as Lasting
+from .kernels import Floats as Floats, times_at as times_at
+from .predictor import Predictor as Predictor

@@ -1,0 +1,177 @@
+"""Made-up histories of a scheduler: what people ask for, what back ends report, in any order that can be."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from hypothesis import strategies as st
+
+from refold.core import Journal, Journals, ListJournal, Policy, Scheduler, View
+from refold.core.events import (
+    Event,
+    JobCancelled,
+    JobHeld,
+    JobReleased,
+    JobSubmitted,
+    NodeLost,
+    NodeReturned,
+    RunFailed,
+    RunFinished,
+    RunProgressed,
+    RunRecalled,
+    RunStarted,
+    RunStopped,
+)
+from refold.model import KEEP, Allocation, Cluster, Decision, Job, Reason, Reshape, Share, Start
+from refold.packing import Placer
+from refold.testing import Audit, make_job
+from refold.testing.disturbances import everybody
+
+Move = tuple[str, int]
+T = TypeVar("T")
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"gpus": 2, "priority": 1},
+    {"gpus": 4, "priority": 2},
+    {"share": 0.5},
+    {"gpus": 2, "preemptible": False},
+    {"gpus": 2, "reshapable": True},
+    {"gpus": 1, "reshapable": True, "gpu_range": (1, 3)},
+    {"gpus": 2, "reshapable": True, "gpu_range": (2, 8), "priority": 3},
+    {"gpus": 9},
+]
+
+WHAT_HAPPENS = (
+    *("submit", "submit", "submit", "hold", "hold run", "release", "depend", "recall", "cancel", "cancel run"),
+    *("finish", "fail", "retry", "stop", "stop", "stop", "start", "progress", "lose", "return"),
+)
+
+moves = st.lists(
+    st.tuples(
+        st.sampled_from(WHAT_HAPPENS),
+        st.integers(0, 8),
+    ),
+    max_size=50,
+)
+"""What happens, one thing after the other; the number says to whom."""
+
+
+class History:
+    """A scheduler under audit to which things happen."""
+
+    def __init__(self, cluster: Cluster, policy: Policy, refused: Callable[[Exception], None] | None = None) -> None:
+        self.cluster = cluster
+        self.audit, self.entries = Audit(cluster), ListJournal()
+        journal: Journal = Journals(self.audit, self.entries)
+        refusing = {} if refused is None else {"refused": refused}
+        self.scheduler = Scheduler(cluster, policy, journal, **refusing)
+        self.now = 0.0
+        self.submitted = 0
+
+    @property
+    def view(self) -> View:
+        return self.scheduler.view
+
+    def play(self, some: Sequence[Move]) -> Iterator[None]:
+        """One after the other; after each it can be seen what came of it."""
+        for kind, number in some:
+            self.step(*self._facts(kind, number))
+            yield
+
+    def step(self, *events: Event) -> None:
+        self.now += 5.0
+        self.scheduler.step(self.now, events)
+
+    def _facts(self, kind: str, number: int) -> list[Event]:
+        view = self.view
+        run = _one_of(list(view.runs.values()), number)
+        waiting, held = _one_of(list(view.waiting), number), _one_of(list(view.held), number)
+        stopping = _one_of([run for run in view.runs.values() if run.stopping], number)
+        match kind:
+            case "submit":
+                self.submitted += 1
+                tenant = "abc"[number % 3]
+                job = make_job(f"j{self.submitted}", at=self.now, work=None, tenant=tenant, **KINDS[number])
+                return [JobSubmitted(job)]
+            case "hold":
+                return [JobHeld(waiting)] if waiting else []
+            case "depend":
+                return [JobHeld(waiting, Reason.DEPENDENCY)] if waiting else []
+            case "hold run":
+                return [JobHeld(run.job)] if run else []
+            case "release":
+                return [JobReleased(held)] if held else []
+            case "cancel":
+                return [JobCancelled(waiting)] if waiting else []
+            case "lose":
+                return [NodeLost(number % len(self.cluster.nodes))]
+            case "return":
+                return [NodeReturned(number % len(self.cluster.nodes))]
+            case "stop":
+                return [RunStopped(stopping.job, stopping.number, view.done(stopping.job))] if stopping else []
+        return _of_run(kind, run.job, run.number, view.done(run.job)) if run else []
+
+
+def _of_run(kind: str, job: str, run: int, done: float) -> list[Event]:
+    facts: dict[str, Event] = {
+        "recall": RunRecalled(job, run, "drained"),
+        "cancel run": JobCancelled(job),
+        "finish": RunFinished(job, run),
+        "fail": RunFailed(job, run, "exit 1"),
+        "retry": RunFailed(job, run, "exit 1", done / 2, retry=True, steps=3),
+        "start": RunStarted(job, run),
+        "progress": RunProgressed(job, run, done + 1.0, steps=run + 7),
+    }
+    return [facts[kind]]
+
+
+def _one_of(some: list[T], number: int) -> T | None:
+    return some[number % len(some)] if some else None
+
+
+def finish_everybody(scheduler: Scheduler, now: float, nodes: int) -> None:
+    """Let nodes return, nobody be held, and every run end, until nobody is left who can ever run."""
+    view = scheduler.view
+    scheduler.step(now, [NodeReturned(node) for node in range(nodes) if not view.is_up(node)])
+    for _ in range(500):
+        now += 5.0
+        facts: list[Event] = [JobReleased(job) for job in view.held if view.reason(job).reason is not Reason.LIMIT]
+        for run in view.runs.values():
+            facts.append(RunStopped(run.job, run.number, 1.0) if run.stopping else RunFinished(run.job, run.number))
+        if not facts and not view.waiting:
+            return
+        scheduler.step(now, facts)
+    raise AssertionError(f"these are not over: {sorted(everybody(view))}")
+
+
+class Grower:
+    """Starts whoever fits, and gives every reshapable run all that is free on its node: more than it may have."""
+
+    name = "grower"
+
+    def __init__(self) -> None:
+        self._placer = Placer("best-fit", 0)
+
+    def decide(self, view: View) -> Decision:
+        starts = [
+            Start(job.id, Allocation(placement))
+            for job in view.waiting.values()
+            if (placement := view.trial().place(self._placer, job.demand)) is not None
+        ]
+        if starts:
+            return Decision(tuple(starts))
+        return next(self._growths(view), KEEP)
+
+    def _growths(self, view: View) -> Iterator[Decision]:
+        for run in view.runs.values():
+            job = view.active[run.job]
+            node = run.allocation.placement[0].node
+            free = view.trial().free.gpu_milli_of(node)
+            more = tuple(gpu for gpu, milli in enumerate(free) if milli == 1000)
+            if more and _may_grow(job) and not run.stopping and view.is_up(node):
+                gpus = tuple(sorted({*run.allocation.placement[0].gpus, *more}))
+                yield Decision(reshapes=(Reshape(job.id, Allocation((Share(node, gpus),)), "all it can get"),))
+
+
+def _may_grow(job: Job) -> bool:
+    return job.reshapable and job.preemptible and job.demand.instances == 1

@@ -1,0 +1,327 @@
+"""Manifests of Kubernetes and Kubeflow: what they mean here, and what is said of the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from refold.api.wire import Submission
+from refold.errors import RefoldError
+from refold.jobspec.reader import Read, parse_spec
+
+JOB = """\
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: train
+  labels: {app: mine, kueue.x-k8s.io/queue-name: vision}
+spec:
+  parallelism: 2
+  completions: 2
+  completionMode: Indexed
+  backoffLimit: 4
+  activeDeadlineSeconds: 3600
+  template:
+    spec:
+      restartPolicy: Never
+      containers:
+        - name: main
+          image: pytorch/pytorch
+          command: [python, train.py]
+          args: [--lr, "0.1", $(MODE), $$(MODE), $(NOBODY)]
+          workingDir: /work
+          env:
+            - {name: MODE, value: fast}
+            - {name: RUN, value: very-$(MODE)}
+          resources:
+            requests: {cpu: 500m, memory: 16Gi}
+            limits: {nvidia.com/gpu: 4, cpu: "2", memory: 32Gi}
+"""
+
+TRAIN_JOB = """\
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: fine-tune}
+spec:
+  runtimeRef: {name: torch-distributed}
+  suspend: true
+  activeDeadlineSeconds: 600
+  trainer:
+    numNodes: 4
+    image: mine
+    command: [torchrun, train.py]
+    args: ["--x"]
+    env: [{name: A, value: "1"}]
+    resourcesPerNode:
+      limits: {nvidia.com/gpu: 8, cpu: 16, memory: 512Mi}
+"""
+
+PYTORCH_JOB = """\
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: ddp}
+spec:
+  runPolicy: {backoffLimit: 2, suspend: true, cleanPodPolicy: None}
+  pytorchReplicaSpecs:
+    Master:
+      replicas: 1
+      restartPolicy: OnFailure
+      template:
+        spec: &pod
+          containers:
+            - name: pytorch
+              command: [python, ddp.py]
+              resources: {limits: {nvidia.com/gpu: 2}}
+    Worker:
+      replicas: 3
+      template:
+        spec: *pod
+"""
+
+CONTAINER = "spec.template.spec.containers[0]"
+IMAGE = "images are not honoured: the command runs on the machine itself"
+
+
+def read(text: str) -> Read:
+    return parse_spec(text, "job", "job.yaml")
+
+
+def changed(text: str, old: str, new: str) -> str:
+    assert old in text
+    return text.replace(old, new)
+
+
+def test_a_job() -> None:
+    assert read(JOB) == Read(
+        [
+            Submission(
+                name="train",
+                command=["python", "train.py", "--lr", "0.1", "fast", "$(MODE)", "$(NOBODY)"],
+                instances=2,
+                gpus=4,
+                cpus=0.5,
+                memory_gib=16.0,
+                tenant="vision",
+                time_limit=3600.0,
+                retries=4,
+                environment={"MODE": "fast", "RUN": "very-fast"},
+                folder="/work",
+            )
+        ],
+        [f"job.yaml line 17: {IMAGE}"],
+    )
+
+
+def test_a_train_job() -> None:
+    assert read(TRAIN_JOB) == Read(
+        [
+            Submission(
+                name="fine-tune",
+                command=["torchrun", "train.py", "--x"],
+                instances=4,
+                gpus=8,
+                cpus=16.0,
+                memory_gib=0.5,
+                time_limit=600.0,
+                environment={"A": "1"},
+                hold=True,
+            )
+        ],
+        ["job.yaml line 5: spec.runtimeRef is not honoured", f"job.yaml line 10: {IMAGE}"],
+    )
+
+
+def test_a_pytorch_job() -> None:
+    assert read(PYTORCH_JOB) == Read(
+        [Submission(name="ddp", command=["python", "ddp.py"], instances=4, gpus=2, retries=2, hold=True)], []
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "but"),
+    [
+        ("nvidia.com/gpu: 4, ", "", {"gpus": 0}),
+        ("nvidia.com/gpu: 4", 'nvidia.com/gpu: "4"', {"gpus": 4}),
+        ("nvidia.com/gpu", "amd.com/gpu", {"gpus": 4}),
+        ("requests: {cpu: 500m, memory: 16Gi}", "requests: {}", {"cpus": 2.0, "memory_gib": 32.0}),
+        ("cpu: 500m", "cpu: 1.5", {"cpus": 1.5}),
+        ("memory: 16Gi", "memory: 1073741824", {"memory_gib": 1.0}),
+        ("memory: 16Gi", "memory: 1048576Ki", {"memory_gib": 1.0}),
+        ("memory: 16Gi", "memory: 1e9", {"memory_gib": 1e9 / 2**30}),
+        ("memory: 16Gi", "memory: 128M", {"memory_gib": 128e6 / 2**30}),
+        ("  name: train\n", "  generateName: train-\n", {}),
+        ("kueue.x-k8s.io/queue-name: vision", "other: x", {"tenant": ""}),
+        ("  backoffLimit: 4\n", "", {"retries": 0}),
+        ("metadata:\n", "x-metadata:\n", {"name": "job", "tenant": ""}),
+    ],
+)
+def test_a_job_can_say_it_in_other_ways(old: str, new: str, but: dict[str, Any]) -> None:
+    usual = {"name": "train", "gpus": 4, "cpus": 0.5, "memory_gib": 16.0, "tenant": "vision", "retries": 4} | but
+    (one,) = read(changed(JOB, old, new)).submissions
+    assert {name: getattr(one, name) for name in usual} == usual
+
+
+def test_a_job_that_waits_for_kueue_is_not_held() -> None:
+    held = changed(JOB, "  parallelism: 2", "  suspend: true\n  parallelism: 2")
+    found = read(held)
+    assert [one.hold for one in found.submissions] == [False]
+    assert found.notes[-1] == (
+        "job.yaml line 7: suspend is not taken as a hold: a job with the name of a queue starts in its turn"
+    )
+    alone = changed(held, "kueue.x-k8s.io/queue-name", "other")
+    assert [one.hold for one in read(alone).submissions] == [True]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "note"),
+    [
+        (
+            "  completions: 2",
+            "  completions: 9",
+            "line 8: spec.completions is not honoured: each of `parallelism` instances runs once",
+        ),
+        ("      restartPolicy: Never", "      volumes: []", "line 14: spec.template.spec.volumes is not honoured"),
+        ("  backoffLimit: 4", "  ttlSecondsAfterFinished: 4", "line 10: spec.ttlSecondsAfterFinished is not honoured"),
+        (
+            "name: MODE, value: fast",
+            "name: MODE, valueFrom: {}",
+            f"line 22: {CONTAINER}.env[0]: the value of MODE comes from the cluster, and is not set",
+        ),
+        (
+            "nvidia.com/gpu",
+            "nvidia.com/mig-1g.5gb",
+            f"line 26: {CONTAINER}.resources.limits.nvidia.com/mig-1g.5gb is not honoured",
+        ),
+        (
+            "          workingDir: /work",
+            "          volumeMounts: []",
+            f"line 20: {CONTAINER}.volumeMounts is not honoured",
+        ),
+    ],
+)
+def test_what_cannot_be_honoured_is_noted(old: str, new: str, note: str) -> None:
+    found = read(changed(JOB, old, new))
+    assert sorted(found.notes) == sorted([f"job.yaml {note}", f"job.yaml line 17: {IMAGE}"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (
+            "kind: Job",
+            "kind: Pod",
+            "line 2: kind: no kind of manifest that is a job 'Pod'. (Job, PyTorchJob, TrainJob)",
+        ),
+        ("kind: Job", "kinds: Job", "line 1: kind is absent, expected one"),
+        (
+            "kind: Job",
+            "kind: TrainJob",
+            "line 1: apiVersion is 'batch/v1', expected trainer.kubeflow.org/v1alpha1 for a TrainJob",
+        ),
+        ("batch/v1", "batch/v2", "line 1: apiVersion is 'batch/v2', expected batch/v1 for a Job"),
+        ("  template:", "  templates:", "line 6: spec: template is absent, expected one"),
+        ("parallelism: 2", "parallelism: 0", "line 7: spec.parallelism is 0, expected a whole number ≥ 1"),
+        ("parallelism: 2", "parallelism: two", "line 7: spec.parallelism is 'two', expected a whole number ≥ 1"),
+        (
+            "backoffLimit: 4",
+            "backoffLimit: 4000",
+            "line 10: spec.backoffLimit is 4000, expected a whole number from 0 to 1000",
+        ),
+        ("Seconds: 3600", "Seconds: .inf", "line 11: spec.activeDeadlineSeconds is .inf, expected whole seconds ≥ 1"),
+        (
+            "command:",
+            "commands:",
+            f"line 16: {CONTAINER}: command is absent, expected a list of words: that of the image is not known here",
+        ),
+        ("[python, train.py]", "python", f"line 18: {CONTAINER}.command is 'python', expected a list of words"),
+        (
+            "value: fast",
+            "value: 3",
+            f"line 22: {CONTAINER}.env[0].value is 3, expected text, in quotes where it looks like something else",
+        ),
+        ("name: MODE", "nam: MODE", f"line 22: {CONTAINER}.env[0]: name is absent, expected the name of a variable"),
+        (
+            "cpu: 500m",
+            "cpu: -1",
+            f"line 25: {CONTAINER}.resources.requests.cpu is -1, expected a quantity such as 500m, 2, 512Mi or 32Gi",
+        ),
+        (
+            "gpu: 4",
+            "gpu: 0.5",
+            f"line 26: {CONTAINER}.resources.limits.nvidia.com/gpu is 0.5, expected a whole number of GPUs",
+        ),
+        (
+            "gpu: 4",
+            "gpu: 1E",
+            f"line 26: {CONTAINER}.resources.limits.nvidia.com/gpu is '1E', expected a whole number ≤ 63,488",
+        ),
+        (
+            "memory: 16Gi",
+            "memory: 16GiB",
+            f"line 25: {CONTAINER}.resources.requests.memory is '16GiB', "
+            "expected a quantity such as 500m, 2, 512Mi or 32Gi",
+        ),
+        (
+            "workingDir: /work",
+            "workingDir: work",
+            f"line 20: {CONTAINER}.workingDir is 'work', expected an absolute path to a folder",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(old: str, new: str, problem: str) -> None:
+    with pytest.raises(RefoldError) as raised:
+        read(changed(JOB, old, new))
+    assert str(raised.value) == f"job.yaml {problem}"
+
+
+def test_the_least_that_a_manifest_can_say() -> None:
+    pod = "{activeDeadlineSeconds: 60, containers: [{command: [a], env: [{name: EMPTY}]}, {command: [b]}]}"
+    found = read(f"{{apiVersion: batch/v1, kind: Job, spec: {{template: {{spec: {pod}}}}}}}")
+    assert found == Read(
+        [Submission(name="job", command=["a"], gpus=0, time_limit=60.0, environment={"EMPTY": ""})],
+        ["job.yaml line 1: spec.template.spec.containers[1] is not honoured: the command of the first container runs"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        (
+            "{template: {spec: {containers: []}}}",
+            "spec.template.spec.containers: is an empty list, expected a container",
+        ),
+        ("{template: {spec: {}}}", "spec.template.spec: containers is absent, expected one"),
+        ("{template: {spec: []}}", "spec.template.spec is a list, expected keys and their values"),
+        ("[]", "spec is a list, expected keys and their values"),
+    ],
+)
+def test_a_manifest_without_a_container_is_refused(spec: str, problem: str) -> None:
+    with pytest.raises(RefoldError) as raised:
+        read(f"apiVersion: batch/v1\nkind: Job\nspec: {spec}")
+    assert str(raised.value) == f"job.yaml line 3: {problem}"
+
+
+def test_a_pytorch_job_of_nobody_is_refused() -> None:
+    with pytest.raises(
+        RefoldError, match=r"line 3: spec\.pytorchReplicaSpecs is keys and their values, expected a Master"
+    ):
+        read("apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nspec: {pytorchReplicaSpecs: {}}")
+
+
+def test_masters_and_workers_that_differ_are_refused() -> None:
+    pod = "          containers:\n            - {command: [python, ddp.py], resources: {limits: {nvidia.com/gpu: 1}}}"
+    with pytest.raises(RefoldError) as raised:
+        read(changed(PYTORCH_JOB, "        spec: *pod", f"        spec:\n{pod}"))
+    assert str(raised.value) == (
+        "job.yaml line 16: spec.pytorchReplicaSpecs.Worker: differs from the others in command, env or resources, "
+        "expected instances that are equal"
+    )
+
+
+def test_manifests_and_jobs_of_our_own_stand_in_one_file() -> None:
+    assert [one.name for one in read(f"{JOB}---\n{TRAIN_JOB}---\nrun: x\n").submissions] == [
+        "train",
+        "fine-tune",
+        "job",
+    ]

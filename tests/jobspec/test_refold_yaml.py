@@ -1,0 +1,471 @@
+"""Our own YAML for jobs: what it means, and what is said of what means nothing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refold.api.wire import Submission
+from refold.documents.parts import BadLine
+from refold.errors import BadFile, BadInput, BadRow, RefoldError
+from refold.jobspec.reader import Read, parse_spec, read_spec
+from refold.jobspec.refold_yaml import KEYS, NOT_HONOURED, RESOURCES, RESOURCES_NOT_HONOURED
+from refold.jobspec.submission import from_command
+from refold.model import Plan
+
+ROOT = Path(__file__).parents[2]
+
+
+def read(text: str) -> Read:
+    return parse_spec(text, "job", "job.yaml", "/home/ann")
+
+
+def problem_with(text: str) -> str:
+    with pytest.raises(RefoldError) as raised:
+        read(text)
+    return str(raised.value)
+
+
+def asked(text: str, **but: Any) -> bool:
+    """Whether a job that says `run: x` and this asks for no more and no less than that."""
+    return read(f"run: x\n{text}").submissions == [job(**but)]
+
+
+def job(**but: Any) -> Submission:
+    return Submission(**{"name": "job", "command": ["sh", "-c", "x"], "folder": "/home/ann"} | but)
+
+
+def test_a_command_is_enough() -> None:
+    assert read("run: python train.py") == Read(
+        [Submission("job", ["sh", "-c", "python train.py"], folder="/home/ann")], []
+    )
+
+
+def test_everything_can_be_said() -> None:
+    text = r"""
+    name: big-one
+    num_nodes: 2
+    gpus: 8
+    resources:
+      accelerators: [H100, A100]
+      cpus: 4+
+      memory: 32
+    envs: {LR: 1e-4, MODE: on, PADDED: 007, EMPTY: ''}
+    secrets: {TOKEN: hush}
+    setup: pip install -e .
+    run: python train.py
+    workdir: project
+    tenant: vision
+    class: best-effort
+    priority: -3
+    steps: 1000
+    workload: llama-2-7b
+    batch: 256
+    sequence: 4096
+    time: {limit: 2h, estimate: 90m}
+    plan: {dp: 4, tp: 2, zero: 1, ga: 16, gc: true}
+    elastic: {min: 4, max: 16}
+    checkpoint: {path: out/last.pt, signal: SIGUSR1, grace: 2m}
+    hang: {no_progress_for: 10m}
+    preemptible: false
+    reshapable: true
+    retries: 3
+    never_retry: [CUDA error, 'assert .* failed']
+    progress: step (\d+)
+    after: [prepare, job-7]
+    notify: mailto://ann@example.org
+    hold: true
+    """
+    assert read(text) == Read(
+        [
+            Submission(
+                name="big-one",
+                command=["sh", "-c", "set -e\npip install -e .\nset +e\npython train.py"],
+                instances=2,
+                gpus=4,
+                gpu_types=["H100", "A100"],
+                cpus=4.0,
+                memory_gib=32.0,
+                gpu_range=(4, 16),
+                tenant="vision",
+                job_class="best-effort",
+                priority=-3,
+                preemptible=False,
+                reshapable=True,
+                time_limit=7200.0,
+                estimate=5400.0,
+                steps=1000,
+                workload="llama-2-7b",
+                batch=256,
+                sequence=4096,
+                plan=Plan(4, 2, zero=1, recompute="full", accumulation=16),
+                environment={
+                    "LR": "1e-4",
+                    "MODE": "on",
+                    "PADDED": "007",
+                    "EMPTY": "",
+                    "REFOLD_CHECKPOINT": "/home/ann/out/last.pt",
+                },
+                secrets={"TOKEN": "hush"},
+                folder="/home/ann/project",
+                grace=120.0,
+                stop_signal="USR1",
+                retries=3,
+                progress=r"step (\d+)",
+                no_progress=600.0,
+                never_retry=["CUDA error", "assert .* failed"],
+                after=["prepare", "job-7"],
+                notify=["mailto://ann@example.org"],
+                hold=True,
+            )
+        ],
+        [],
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "but"),
+    [
+        ("gpus: 0", {"gpus": 0}),
+        ("gpus: 4", {"gpus": 4}),
+        ("gpus: 4.0", {"gpus": 4}),
+        ("gpus: 0.5", {"gpu_share": 0.5}),
+        ("gpus: 2..8", {"gpus": 2, "gpu_range": (2, 8)}),
+        ("gpus: [2, 8]", {"gpus": 2, "gpu_range": (2, 8)}),
+        ("gpus: 8..8", {"gpus": 8}),
+        ("gpus: H100:8", {"gpus": 8, "gpu_types": ["H100"]}),
+        ("gpus: 8\nnum_nodes: 2", {"gpus": 4, "instances": 2}),
+        ("gpus: 8\ngpus_per_node: 2", {"gpus": 2, "instances": 4}),
+        ("gpus: 4..16\nnum_nodes: 2", {"gpus": 2, "instances": 2, "gpu_range": (4, 16)}),
+        ("num_nodes: 3", {"instances": 3}),
+        ("num_nodes: 2\ngpus: 0.25", {"instances": 2, "gpu_share": 0.25}),
+        ("num_nodes: 2\ngpus_per_node: 8", {"gpus": 8, "instances": 2}),
+        ("resources: {accelerators: H100}", {"gpu_types": ["H100"]}),
+        ("resources: {accelerators: 'H100:8'}", {"gpus": 8, "gpu_types": ["H100"]}),
+        ("resources: {accelerators: 'V100:0.5'}", {"gpu_share": 0.5, "gpu_types": ["V100"]}),
+        ("resources: {accelerators: 8}", {"gpus": 8}),
+        ("resources: {accelerators: {H100: 8, A100: 8}}", {"gpus": 8, "gpu_types": ["H100", "A100"]}),
+        ("resources: {accelerators: {H100:8, A100:8}}", {"gpus": 8, "gpu_types": ["H100", "A100"]}),
+        ("resources: {accelerators: [H100:8, A100:8]}", {"gpus": 8, "gpu_types": ["H100", "A100"]}),
+        ("resources: {accelerators: H100}\ngpus: 4", {"gpus": 4, "gpu_types": ["H100"]}),
+        ("resources: {accelerators: 'H100:4'}\nnum_nodes: 2", {"gpus": 4, "instances": 2, "gpu_types": ["H100"]}),
+        (
+            "resources: {accelerators: 'A100:2..4'}\nnum_nodes: 2",
+            {"gpus": 2, "instances": 2, "gpu_types": ["A100"], "gpu_range": (4, 8)},
+        ),
+        ("elastic: {min: 2, max: 8}", {"gpus": 2, "gpu_range": (2, 8)}),
+        ("elastic: {max: 8}", {"gpu_range": (1, 8)}),
+        ("gpus: 4\nelastic: {min: 2, max: 8}", {"gpus": 4, "gpu_range": (2, 8)}),
+        ("gpus: 4\nelastic: {max: 8}", {"gpus": 4, "gpu_range": (4, 8)}),
+        ("plan: dp2 tp4", {"gpus": 8, "plan": Plan(2, 4)}),
+        ("plan: dp2 tp4\nnum_nodes: 2", {"gpus": 4, "instances": 2, "plan": Plan(2, 4)}),
+    ],
+)
+def test_the_size_of_a_job_can_be_said_in_many_ways(text: str, but: dict[str, Any]) -> None:
+    assert asked(text, **but)
+
+
+@pytest.mark.parametrize(
+    ("text", "plan"),
+    [
+        ("plan: off", "off"),
+        ("plan: 'off'", "off"),
+        ("plan: auto\nworkload: gpt2", "auto"),
+        ("plan: DP4 TP2 ZeRO-1 recompute full accumulate 16", Plan(4, 2, zero=1, recompute="full", accumulation=16)),
+        ("plan: {tp: 2}", Plan(4, 2)),
+        ("plan: {fixed: {dp: 4, pp: 2, vpp: 2, sp: true}}", Plan(4, 1, 2, interleave=2, sequence_parallel=True)),
+        ("plan: {data: 8, gc: selective, offload: true}", Plan(8, offload=True, recompute="selective")),
+        ("plan: {data: 8, recompute: false}", Plan(8)),
+    ],
+)
+def test_a_plan_is_left_alone_chosen_or_pinned(text: str, plan: Any) -> None:
+    assert [one.plan for one in read(f"run: x\ngpus: 8\n{text}").submissions] == [plan]
+
+
+@pytest.mark.parametrize(
+    ("text", "but"),
+    [
+        ("run: [python, train.py, 3]", {"command": ["python", "train.py", "3"]}),
+        (
+            "name: a\nrun: [python, 'my file.py']\nsetup: pip install x",
+            {
+                "name": "a",
+                "command": ["sh", "-c", 'set -e\npip install x\nset +e\nexec "$@"', "a", "python", "my file.py"],
+            },
+        ),
+        ("run: x\ntime: 90", {"time_limit": 90.0}),
+        ("run: x\ntime_limit: 1h30m", {"time_limit": 5400.0}),
+        ("run: x\nresources: {cpus: 0.5, accelerators: 1}", {"cpus": 0.5}),
+        ("run: x\nresources: {memory: 512MB, accelerators: 1}", {"memory_gib": 0.5}),
+        ("run: x\nworkdir: /data/../data/x", {"folder": "/data/x"}),
+        ("run: x\nworkdir: .", {}),
+        ("run: x\nnever_retry: boom", {"never_retry": ["boom"]}),
+    ],
+)
+def test_other_ways_to_say_it(text: str, but: dict[str, Any]) -> None:
+    assert read(text) == Read([job(**but)], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "printed", "status"),
+    [
+        ("run: echo run", "run\n", 0),
+        ("setup: echo setup\nrun: false; echo run", "setup\nrun\n", 0),
+        ("setup: false; echo setup\nrun: echo run", "", 1),
+        ("setup: export A=b\nrun: echo $A", "b\n", 0),
+        ("setup: echo setup\nrun: [echo, 'a  b']", "setup\na  b\n", 0),
+    ],
+)
+def test_setup_runs_first_and_what_fails_there_ends_it(text: str, printed: str, status: int) -> None:
+    ended = subprocess.run(read(text).submissions[0].command, capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.returncode) == (printed, status)
+
+
+def test_several_jobs_stand_in_one_file() -> None:
+    found = read("name: a\nrun: x\n---\nname: b\nrun: x\n")
+    assert found == Read([job(name="a"), job(name="b")], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "notes"),
+    [
+        (
+            "resources:\n  cloud: aws\n  use_spot: true\n  image_id: x\n  accelerators: 1",
+            [
+                "job.yaml line 3: resources.cloud is not honoured: jobs run on the machines of this cluster",
+                "job.yaml line 4: resources.use_spot is not honoured: say class: best-effort",
+                "job.yaml line 5: resources.image_id is not honoured: the command runs on the machine itself",
+            ],
+        ),
+        (
+            "file_mounts: {/data: s3://bucket}",
+            ["job.yaml line 2: file_mounts is not honoured: jobs run where the files are; say workdir"],
+        ),
+        (
+            "plan: auto",
+            ["job.yaml line 2: plan is auto, which needs a workload that names the model: the command chooses itself"],
+        ),
+        (
+            "resources: {cpus: 4}",
+            ["job.yaml line 2: resources names no accelerators, so the job gets no GPU; gpus: 1 asks for one"],
+        ),
+    ],
+)
+def test_what_cannot_be_honoured_is_noted(text: str, notes: list[str]) -> None:
+    assert read(f"run: x\n{text}").notes == notes
+
+
+def test_who_needs_cpus_and_mentions_no_gpu_gets_none() -> None:
+    assert asked("resources: {cpus: 4}", gpus=0, cpus=4.0)
+    assert asked("resources: {cpus: 4}\ngpus: 1", cpus=4.0)
+
+
+GPUS = "a number such as 8, a part of one GPU such as 0.5, a range such as 2..8, or one of these after a kind: H100:8"
+PLAN = "auto, off, a plan such as 'dp8 tp2 zero1', or its degrees: {dp: 8, tp: 2, zero: 1}"
+PLAN_KEYS = (
+    "accumulate, accumulation, data, dp, fixed, ga, gc, interleave, offload, pipeline, pp, recompute, "
+    "sequence_parallel, sp, tensor, tp, vpp, zero"
+)
+LONG = "how long, such as 90s, 15m or 1h30m"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("gpus: two GPUs!", f"gpus is 'two GPUs!', expected {GPUS}"),
+        ("gpus: -1", f"gpus is -1, expected {GPUS}"),
+        ("gpus: 1.5", f"gpus is 1.5, expected {GPUS}"),
+        ("gpus: .nan", f"gpus is .nan, expected {GPUS}"),
+        ("gpus: .inf", f"gpus is .inf, expected {GPUS}"),
+        ("gpus: 1e300", f"gpus is 1e300, expected {GPUS}"),
+        ("gpus: 99999999999", f"gpus is 99999999999, expected {GPUS}"),
+        ("gpus: 70000", f"gpus is 70000, expected {GPUS}"),
+        ("gpus: ٤", f"gpus is '٤', expected {GPUS}"),
+        ("gpus: true", f"gpus is true, expected {GPUS}"),
+        ("gpus:", f"gpus is empty, expected {GPUS}"),
+        ("gpus: 8..2", f"gpus is '8..2', expected {GPUS}"),
+        ("gpus: [8, 2]", f"gpus is a list, expected {GPUS}"),
+        ("gpus: 0..2", f"gpus is '0..2', expected {GPUS}"),
+        ("gpus: 0.0001", f"gpus is 0.0001, expected {GPUS}"),
+        ("gpus: 'H100:'", f"gpus is 'H100:', expected {GPUS}"),
+        ("gpus: 3\nnum_nodes: 2", "gpus is 3, expected GPUs in all that 2 nodes have equally many of"),
+        (
+            "gpus: 8\nnum_nodes: 2\ngpus_per_node: 2",
+            "gpus is 8, expected GPUs in all that 2 nodes with 2 each have equally many of",
+        ),
+        (
+            "gpus: 4\nresources: {accelerators: 'H100:8'}",
+            "gpus: resources.accelerators says how many GPUs as well, expected one of the two",
+        ),
+        ("resources: {accelerators: x y/z}", f"resources.accelerators is 'x y/z', expected {GPUS}"),
+        (
+            "resources: {accelerators: {H100: 8, A100: 4}}",
+            "resources.accelerators.A100 is 4, expected as many GPUs of each kind: "
+            "a job asks for the same number of any of them",
+        ),
+        (
+            "resources: {accelerators: []}",
+            "resources.accelerators is a list, expected kinds of GPUs, such as {H100: 8, A100: 8}",
+        ),
+        ("resources: {cpus: many}", "resources.cpus is 'many', expected CPUs of a node, such as 4 or 4+"),
+        ("resources: {cpus: .nan}", "resources.cpus is .nan, expected CPUs of a node, such as 4 or 4+"),
+        ("resources: {cpus: 9999999999}", "resources.cpus is 9999999999, expected a number ≤ 1,048,576"),
+        ("resources: {memory: -1}", "resources.memory is -1, expected GiB of a node, such as 32 or 32+"),
+        (
+            "gpus_per_node: 8\nresources: {accelerators: 'H100:8'}",
+            "gpus_per_node: resources.accelerators says it as well, expected one of the two",
+        ),
+        (
+            "gpus: H100:8\nresources: {accelerators: A100}",
+            "gpus: resources.accelerators says the kind of GPU as well, expected one of the two",
+        ),
+        ("gpus: 0.5\ngpus_per_node: 1", "gpus: gpus_per_node is for whole GPUs"),
+        ("time: 2h\ntime_limit: 2h", "time_limit: time says it as well, expected one of the two"),
+        ("num_nodes: 0", "num_nodes is 0, expected a whole number ≥ 1"),
+        ("num_nodes: 1.5", "num_nodes is 1.5, expected a whole number ≥ 1"),
+        ("elastic: {min: 8, max: 2}", "elastic: 8 to 2 GPUs, expected a range that holds the 8 asked for, whole ones"),
+        ("gpus: 2..8\nelastic: {max: 4}", "elastic: gpus is a range already, expected one of the two"),
+        (
+            "gpus: 0.5\nelastic: {max: 4}",
+            "elastic: 1 to 4 GPUs, expected a range that holds the 0.5 asked for, whole ones",
+        ),
+        ("plan: {dp: 0}", "plan.dp is 0, expected a whole number ≥ 1"),
+        ("plan: {dp: 2, data: 2}", "plan.data: says data twice"),
+        ("plan: {dq: 2}", f"no key of plan 'dq'. ({PLAN_KEYS})"),
+        ("plan: []", f"plan is a list, expected {PLAN}"),
+        ("plan: {}", f"plan is keys and their values, expected {PLAN}"),
+        ("plan: dp3\ngpus: 4", "plan: DP3 runs on 3 GPUs, expected a plan for the 4 that are asked for"),
+        ("plan: tp3\ngpus: 4", "plan: DP1 TP3 runs on 3 GPUs, expected a plan for the 4 that are asked for"),
+        ("priority: high", "priority is 'high', expected a whole number"),
+        ("priority: 9999999999", "priority is 9999999999, expected a whole number"),
+        ("class: gold", "class is 'gold', expected one of guaranteed, best-effort"),
+        ("steps: -1", "steps is -1, expected a whole number ≥ 0"),
+        ("steps: 99999999999999", "steps is 99999999999999, expected a whole number ≤ 1,099,511,627,776"),
+        ("time_limit: soon", f"time_limit is 'soon', expected {LONG}"),
+        ("time_limit: 0", "time_limit is 0, expected longer than no time, such as 90s, 15m or 1h30m"),
+        ("time: {limit: -3}", f"time.limit is -3, expected {LONG}"),
+        ("time: {limit: 99999d}", f"time.limit is '99999d', expected {LONG}, and not beyond reason"),
+        ("time: {limits: 3}", "no key of time 'limits'; did you mean 'limit'? (estimate, limit)"),
+        ("checkpoint: {signal: KILL}", "checkpoint.signal is 'KILL', expected one of TERM, INT, USR1, USR2, HUP"),
+        ("name: a b", "name is 'a b', expected letters, digits, '.', '_' and '-'"),
+        ("name: ''", "name is '', expected a name"),
+        ("envs: {A: }", "envs.A is empty, expected text; a value that is empty is written ''"),
+        ("envs: {'A B': x}", "envs: 'A B' is not a name for a variable"),
+        ("envs: [A]", "envs is a list, expected names and their values"),
+        ("progress: step", r"progress is 'step', expected a group, such as in 'step (\d+)'"),
+        (
+            "progress: (",
+            "progress is '(', which is not a regular expression: missing ), unterminated subpattern at position 0",
+        ),
+        ("hold: 1", "hold is 1, expected true or false"),
+        ("retries: 1001", "retries is 1001, expected a whole number from 0 to 1000"),
+        ("after: [[a]]", "after[0] is a list, expected text"),
+        ("workdir: {url: x}", "workdir is keys and their values, expected a folder"),
+        ("workdir: ~nobody-of-this-name", "workdir is '~nobody-of-this-name', expected a folder"),
+        ("run: y", "the key 'run' is there twice, expected each once"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(text: str, problem: str) -> None:
+    where, _, found = problem_with(f"run: x\n{text}").partition(": ")
+    assert re.fullmatch(r"job\.yaml line [23]", where)
+    assert found == problem
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "job.yaml line 1: is empty, expected the fields of a job, such as 'name: …' and 'run: …'"),
+        ("# nothing", "job.yaml line 1: is empty, expected"),
+        ("name: a", "job.yaml line 1: run is absent, expected a command: text for the shell, or a list of words"),
+        ("run: ''", "job.yaml line 1: run is '', expected a command: text for the shell, or a list of words"),
+        ("run: []", "job.yaml line 1: run is a list, expected a command: text for the shell, or a list of words"),
+        ("- run: x", "job.yaml line 1: the file is a list, expected the fields of a job"),
+        ("just text", "job.yaml line 1: the file is 'just text', expected the fields of a job"),
+        ("run: x\n\nresource: {}", "job.yaml line 3: no key 'resource'; did you mean 'resources'? ("),
+        (
+            "run: x\nresources:\n  acelerators: 1",
+            "job.yaml line 3: no key of resources 'acelerators'; did you mean 'accele",
+        ),
+        ("run: [", "job.yaml line 2: is not YAML: did not find expected node content"),
+        ("run: \ud800", "job.yaml line 1: has half of a surrogate pair, which is no character"),
+        ("run: " + "x" * 2**17 + "x", "job.yaml line 1: run is 'xxx"),
+        ("run: x\nsetup: " + "x" * 2**17, "job.yaml line 1: run has more than 131,072 characters"),
+    ],
+)
+def test_a_file_that_is_no_job_says_so(text: str, problem: str) -> None:
+    assert problem_with(text).startswith(problem)
+
+
+def test_errors_have_their_parts() -> None:
+    with pytest.raises(BadRow) as row:
+        read("run: x\nresources:\n  cpus: x")
+    assert (row.value.path, row.value.line, row.value.column) == ("job.yaml", 3, "resources.cpus")
+    with pytest.raises(BadLine) as line:
+        read("run: x\nnam: y")
+    assert (line.value.path, line.value.line) == ("job.yaml", 2)
+
+
+def test_a_relative_folder_is_refused_where_nobody_knows_what_it_is_inside_of() -> None:
+    with pytest.raises(BadRow, match="workdir is 'x', expected an absolute path to a folder"):
+        parse_spec("run: x\nworkdir: x", "job", "job.yaml")
+
+
+def test_a_file_is_read_from_where_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my job.yaml").write_text("run: x")
+    assert read_spec(Path("my job.yaml")) == Read([job(name="my-job", folder=str(tmp_path))], [])
+    with pytest.raises(BadFile, match=r"none\.yaml: no such file"):
+        read_spec(Path("none.yaml"))
+
+
+def test_a_command_is_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["python", "-u", "src/train.py", "--fast"]
+    assert from_command(words) == Submission("train", words, folder=str(tmp_path))
+    assert from_command(["nvidia-smi"], gpus=2, name="look", folder="/") == Submission(
+        "look", ["nvidia-smi"], gpus=2, folder="/"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "fields", "problem"),
+    [
+        ([], {}, "a job needs a command, such as `python train.py`"),
+        (["x"], {"gpus": -1}, "gpus: expected int >= 0"),
+        (["x"], {"name": "a b"}, "name is 'a b', expected letters, digits, '.', '_' and '-'"),
+    ],
+)
+def test_a_command_that_is_no_job_says_why(words: list[str], fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        from_command(words, **fields)
+    assert str(raised.value) == problem
+
+
+def test_the_example_is_read_and_runs() -> None:
+    found = read_spec(ROOT / "examples" / "train.yaml", Path("/"))
+    (one,) = found.submissions
+    assert found.notes == []
+    assert (one.name, one.gpu_range, one.steps, one.stop_signal) == ("train", (1, 2), 20, "USR1")
+    ended = subprocess.run(
+        one.command, env=one.environment | {"STEPS": "2"}, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "before the first step\nstep 1\nstep 2\n"
+    assert [found[1] for found in re.finditer(one.progress, ended.stdout)] == ["1", "2"]
+
+
+def test_the_page_on_jobs_names_every_key() -> None:
+    page = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
+    inside = (f"resources.{key}" for key in (*RESOURCES, *RESOURCES_NOT_HONOURED))
+    missing = [key for key in (*KEYS, *NOT_HONOURED, *inside) if f"`{key}" not in page]
+    assert missing == []
+
+
+def test_the_jobs_on_the_page_can_be_read() -> None:
+    page = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```(yaml|bash)\n(.*?)```", page, re.DOTALL)
+    assert [language for language, _ in blocks] == ["yaml", "bash"]
+    assert [read(text).submissions[0].name for _, text in blocks] == ["llama", "train"]

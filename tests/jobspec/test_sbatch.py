@@ -1,0 +1,345 @@
+"""Batch scripts for Slurm: what their `#SBATCH` lines mean here, and what is said of the others."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from refold.api.wire import Submission
+from refold.errors import RefoldError
+from refold.jobspec.reader import Read, parse_spec, read_spec
+from refold.jobspec.sbatch import SRUN
+
+ROOT = Path(__file__).parents[2]
+ONCE = "job.sh line 1: the script does not call srun: it runs once on each node, and not on the first alone"
+EACH = "job.sh line 1: srun starts nothing here: the whole script runs once for each task, with its variables"
+
+
+def script(*directives: str, command: str = "echo hello") -> str:
+    return "\n".join(["#!/bin/bash", *(f"#SBATCH {line}" for line in directives), command, ""])
+
+
+def read(*directives: str, command: str = "echo hello") -> Read:
+    return parse_spec(script(*directives, command=command), "job", "job.sh")
+
+
+def job(*directives: str, command: str = "echo hello", **but: Any) -> Submission:
+    """A script of which nothing is known but this."""
+    text = script(*directives, command=command)
+    usual: dict[str, Any] = {"name": "job", "gpus": 0, "cpus": 1.0 if not but.get("gpus") else 0.0}
+    known = usual | but
+    known["command"] = ["bash", "-c", SRUN + text if "srun" in command else text, known["name"]]
+    known["environment"] = {"SLURM_JOB_NAME": known["name"], "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1"} | but.get(
+        "environment", {}
+    )
+    return Submission(**known)
+
+
+def nodes(count: int, **more: str) -> dict[str, str]:
+    return {"SLURM_JOB_NUM_NODES": str(count), "SLURM_NNODES": str(count)} | more
+
+
+def problem_with(*directives: str) -> str:
+    with pytest.raises(RefoldError) as raised:
+        read(*directives)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("directive", "but"),
+    [
+        ("--job-name=train", {"name": "train"}),
+        ("-J train", {"name": "train"}),
+        ("-Jtrain", {"name": "train"}),
+        ('--job-name="train"', {"name": "train"}),
+        ("--job-name train # the usual one", {"name": "train"}),
+        ("--gpus=4", {"gpus": 4}),
+        ("-G 4", {"gpus": 4}),
+        ("--gpus=a100:4", {"gpus": 4, "gpu_types": ["a100"]}),
+        ("--gpus-per-node=2", {"gpus": 2, "environment": {"SLURM_GPUS_PER_NODE": "2"}}),
+        ("--gres=gpu", {"gpus": 1}),
+        ("--gres=gpu:2", {"gpus": 2}),
+        ("--gres=gpu:a100", {"gpus": 1, "gpu_types": ["a100"]}),
+        ("--gres=gpu:a100:2", {"gpus": 2, "gpu_types": ["a100"]}),
+        ("--gres=none", {}),
+        ("--cpus-per-task=8", {"cpus": 8.0, "environment": {"SLURM_CPUS_PER_TASK": "8"}}),
+        ("-c8", {"cpus": 8.0, "environment": {"SLURM_CPUS_PER_TASK": "8"}}),
+        ("-G 2 --cpus-per-gpu=4 --mem-per-gpu=16G", {"gpus": 2, "cpus": 8.0, "memory_gib": 32.0}),
+        ("--mem=2048", {"memory_gib": 2.0}),
+        ("--mem=524288K", {"memory_gib": 0.5}),
+        ("--mem=512M", {"memory_gib": 0.5}),
+        ("--mem=32G", {"memory_gib": 32.0}),
+        ("--mem=1T", {"memory_gib": 1024.0}),
+        ("--mem-per-cpu=2G -c 4", {"memory_gib": 8.0, "cpus": 4.0, "environment": {"SLURM_CPUS_PER_TASK": "4"}}),
+        ("--time=90", {"time_limit": 5400.0}),
+        ("-t 90:30", {"time_limit": 5430.0}),
+        ("-t 1:30:00", {"time_limit": 5400.0}),
+        ("-t 1-12", {"time_limit": 129600.0}),
+        ("-t 1-12:30", {"time_limit": 131400.0}),
+        ("-t 1-12:30:15", {"time_limit": 131415.0}),
+        ("-t 0", {}),
+        ("-t UNLIMITED", {}),
+        ("--account=vision", {"tenant": "vision", "environment": {"SLURM_JOB_ACCOUNT": "vision"}}),
+        ("--chdir=/data", {"folder": "/data"}),
+        ("--requeue", {"retries": 1}),
+        ("--no-requeue", {"preemptible": False}),
+        ("--dependency=afterok:12", {"after": ["12"]}),
+        ("-d afterok:12:13,afterok:job-14", {"after": ["12", "13", "job-14"]}),
+        ("--signal=USR1@60", {"stop_signal": "USR1", "grace": 60.0}),
+        ("--signal=B:SIGUSR2@300", {"stop_signal": "USR2", "grace": 300.0}),
+        ("--signal=10", {"stop_signal": "USR1", "grace": 60.0}),
+        ("--hold", {"hold": True}),
+        ("-H", {"hold": True}),
+        ("--nice", {"priority": -100}),
+        ("--nice=-5", {"priority": 5}),
+        ("--priority=7", {"priority": 7}),
+        ("--export=ALL,A=b,C='d e'", {"environment": {"A": "b", "C": "d e"}}),
+        ("--export=NONE", {}),
+        ("--comment='for # the paper'", {}),
+        ("--time=10 --time=20", {"time_limit": 1200.0}),
+    ],
+)
+def test_a_directive_means_the_same_here(directive: str, but: dict[str, Any]) -> None:
+    assert read(directive) == Read([job(directive, **but)], [])
+
+
+@pytest.mark.parametrize(
+    ("directives", "but", "notes"),
+    [
+        (
+            ["-N 2 --gpus-per-node=8"],
+            {"instances": 2, "gpus": 8, "environment": nodes(2, SLURM_GPUS_PER_NODE="8")},
+            [ONCE],
+        ),
+        (["-N 2", "-G 8"], {"instances": 2, "gpus": 4, "environment": nodes(2)}, [ONCE]),
+        (["-N2 -n 8 -c 2"], {"instances": 2, "cpus": 8.0, "environment": nodes(2, SLURM_CPUS_PER_TASK="2")}, [ONCE]),
+        (["-n 4 --gpus-per-task=1"], {"gpus": 4}, [ONCE]),
+    ],
+)
+def test_a_script_runs_once_on_each_node(directives: list[str], but: dict[str, Any], notes: list[str]) -> None:
+    assert read(*directives) == Read([job(*directives, **but)], notes)
+
+
+@pytest.mark.parametrize(
+    ("directives", "but"),
+    [
+        (
+            ["-N 2 --ntasks-per-node=4 --gres=gpu:4 --mem=64G -c 8"],
+            {
+                "instances": 8,
+                "gpus": 1,
+                "cpus": 8.0,
+                "memory_gib": 16.0,
+                "environment": nodes(2, SLURM_NTASKS_PER_NODE="4", SLURM_CPUS_PER_TASK="8"),
+            },
+        ),
+        (["-n 4 --gpus-per-task=2"], {"instances": 4, "gpus": 2}),
+        (["-n 4 --gpus=8"], {"instances": 4, "gpus": 2}),
+        (
+            ["-n 8 --ntasks-per-node=4 --gpus-per-task=1"],
+            {"instances": 8, "gpus": 1, "environment": nodes(2, SLURM_NTASKS_PER_NODE="4")},
+        ),
+    ],
+)
+def test_a_script_that_calls_srun_runs_once_for_each_task(directives: list[str], but: dict[str, Any]) -> None:
+    found = read(*directives, command="srun python train.py")
+    assert found == Read([job(*directives, command="srun python train.py", **but)], [EACH])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "srun echo 'a  b'",
+        "srun -n 4 --label --ntasks-per-node=2 -l -c8 --cpu-bind none echo 'a  b'",
+        "true && srun --unbuffered -- echo 'a  b'",
+        "if true; then srun --mpi pmix echo 'a  b'; fi",
+    ],
+)
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_srun_runs_the_command_that_it_was_to_start(call: str, shell: str) -> None:
+    (one,) = parse_spec(f"#!/bin/{shell}\n{call}\n", "job", "job.sh").submissions
+    assert subprocess.run(one.command, capture_output=True, text=True, check=True).stdout == "a  b\n"
+
+
+def test_a_script_runs_as_it_stands() -> None:
+    text = '#!/bin/bash -e\n#SBATCH -J me\necho "$0 $BASH_VERSION" | cut -c1-3\nfalse\necho no\n'
+    (one,) = parse_spec(text, "job", "job.sh").submissions
+    assert one.command == ["bash", "-e", "-c", text, "me"]
+    ended = subprocess.run(one.command, capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.returncode) == ("me \n", 1)
+
+
+@pytest.mark.parametrize(
+    ("first", "program"),
+    [
+        ("#!/bin/sh", ["sh"]),
+        ("#!/usr/bin/env bash", ["bash"]),
+        ("#!/usr/bin/env -S bash -eu", ["bash", "-eu"]),
+        ("#!/usr/bin/python3", ["python3"]),
+        ("#SBATCH -H", ["sh"]),
+        ("\n# by ann\n#SBATCH -H", ["sh"]),
+    ],
+)
+def test_the_first_line_says_who_runs_it(first: str, program: list[str]) -> None:
+    (one,) = parse_spec(f"{first}\n", "job", "job.txt").submissions
+    assert one.command == [*program, "-c", f"{first}\n", "job"]
+
+
+def test_srun_in_python_is_not_a_call() -> None:
+    text = "#!/usr/bin/env python\nsrun = 3\n"
+    assert parse_spec(text, "job", "job").submissions[0].command == ["python", "-c", text, "job"]
+
+
+def test_a_mark_of_byte_order_does_not_hide_the_first_line() -> None:
+    assert parse_spec("\ufeff#!/bin/bash\n", "job", "job").submissions[0].command == [
+        "bash",
+        "-c",
+        "#!/bin/bash\n",
+        "job",
+    ]
+
+
+def test_a_file_is_a_script_by_its_name_too() -> None:
+    assert parse_spec("echo\n", "job", "job.sh").submissions[0].command == ["sh", "-c", "echo\n", "job"]
+
+
+def test_directives_end_at_the_first_command() -> None:
+    text = "#!/bin/sh\n\n# a comment\n##SBATCH --time=1\n#SBATCHED\n#SBATCH -J a\n\necho\n#SBATCH --nonsense\n"
+    found = parse_spec(text, "job", "job.sh")
+    assert (found.submissions[0].name, found.submissions[0].time_limit) == ("a", None)
+    assert found.notes == ["job.sh line 9: #SBATCH after the first command is not read, as in Slurm"]
+
+
+def test_line_ends_of_windows_do_not_reach_the_shell() -> None:
+    (one,) = parse_spec("#!/bin/sh\r\n#SBATCH -J a\r\necho\r\n", "job", "job.sh").submissions
+    assert one.command == ["sh", "-c", "#!/bin/sh\n#SBATCH -J a\necho\n", "a"]
+
+
+def test_the_folder_one_submits_from_is_where_it_runs() -> None:
+    (one,) = parse_spec(script("--chdir=out"), "job", "job.sh", "/home/ann").submissions
+    assert (one.folder, one.environment["SLURM_SUBMIT_DIR"]) == ("/home/ann/out", "/home/ann")
+
+
+@pytest.mark.parametrize(
+    ("array", "tasks", "step"),
+    [("0-3", [0, 1, 2, 3], 1), ("1,3,5-6", [1, 3, 5, 6], 1), ("0-10:5", [0, 5, 10], 5), ("7", [7], 1), ("2,2", [2], 1)],
+)
+def test_an_array_is_a_job_for_each_number(array: str, tasks: list[int], step: int) -> None:
+    directive = f"--array={array}"
+    common = {
+        "SLURM_ARRAY_JOB_ID": "job",
+        "SLURM_ARRAY_TASK_COUNT": str(len(tasks)),
+        "SLURM_ARRAY_TASK_MIN": str(tasks[0]),
+        "SLURM_ARRAY_TASK_MAX": str(tasks[-1]),
+        "SLURM_ARRAY_TASK_STEP": str(step),
+    }
+    expected = [job(directive, environment=common | {"SLURM_ARRAY_TASK_ID": str(task)}) for task in tasks]
+    assert read(directive) == Read(expected, [])
+
+
+def test_an_array_has_ten_thousand_tasks_at_most() -> None:
+    assert len(read("-a 0-9999").submissions) == 10_000
+    assert "expected numbers such as 0-9, 1,3,5 or 0-99:10%4, and at most 10,000" in problem_with("-a 0-9999,10001")
+
+
+@pytest.mark.parametrize(
+    ("directive", "note"),
+    [
+        ("-p gpu", "--partition is not honoured: there are no partitions; name a kind of GPU with --gres=gpu:KIND:N"),
+        ("-o out/%j.txt", "--output is not honoured: `refold logs JOB` shows what a job prints"),
+        ("--mail-type=END", "--mail-type is not honoured: say whom to tell with `refold submit --notify mailto://…`"),
+        ("--exclusive", "--exclusive is not honoured: the scheduler chooses among the nodes that fit"),
+        (
+            "--qos=high",
+            "--qos is not honoured: `refold submit --class best-effort` is the class that may be stopped for others",
+        ),
+        ("--mem=0", "--mem is 0, all memory of a node: the job asks for none in particular"),
+        ("--gres=nvme:1", "--gres is honoured for GPUs only, and not for all of 'nvme:1'"),
+        ("--export=PATH", "--export does not carry 'PATH' over: write PATH=value"),
+        ("--job-name='a b'", "the job is called 'a-b': letters, digits, '.', '_' and '-' only"),
+        ("--array=1%1", "%1 of --array is not honoured: as many tasks run at once as there is room for"),
+        ("--nodes=1-4", "--nodes is a range: the job asks for the fewest, 1"),
+    ],
+)
+def test_what_cannot_be_honoured_is_noted(directive: str, note: str) -> None:
+    assert read(directive).notes == [f"job.sh line 2: {note}"]
+
+
+AFTER = "afterok:JOB or afterok:JOB:JOB: a job can wait for others to finish, and for nothing else"
+NUMBERS = "numbers such as 0-9, 1,3,5 or 0-99:10%4, and at most 10,000 of them"
+TIME = "a time such as 90 (minutes), 90:00, 1:30:00, 1-12 or 1-12:30:00"
+
+
+@pytest.mark.parametrize(
+    ("directive", "problem"),
+    [
+        ("--time=soon", f"--time is 'soon', expected {TIME}"),
+        ("--time=1:2:3:4", f"--time is '1:2:3:4', expected {TIME}"),
+        ("--time=-5", f"--time is -5, expected {TIME}"),
+        ("--time=999999-0", "--time is '999999-0', expected a number ≤ 315,360,000"),
+        ("--time", "--time has no value, expected --time=…"),
+        ("--time=''", f"--time is '', expected {TIME}"),
+        ("--time='1", '#SBATCH has "--time=\'1", expected the quote to be closed'),
+        ("--nodes=none", "--nodes is 'none', expected a number of nodes, 1 or more"),
+        ("--nodes=0", "--nodes is 0, expected a number of nodes, 1 or more"),
+        ("--nodes=4-2", "--nodes is '4-2', expected a number of nodes, 1 or more"),
+        ("-N 2 -n 3", "--ntasks is 3, expected as many tasks on each of 2 nodes"),
+        ("-n 7 --ntasks-per-node=4", "--ntasks is 7, expected as many tasks on each of 2 nodes"),
+        ("-N 2 -G 3", "--gpus is 3, expected a number that 2 instances share equally"),
+        (
+            "-N 60000 --ntasks-per-node=60000 --gpus-per-task=60000",
+            "--gpus-per-task is 60000, expected a whole number ≤ 63,488",
+        ),
+        ("--gpus=-1", "--gpus is -1, expected GPUs such as 4 or a100:4"),
+        ("--gpus=0.5", "--gpus is '0.5', expected GPUs such as 4 or a100:4"),
+        ("--gpus=1..2", "--gpus is '1..2', expected GPUs such as 4 or a100:4"),
+        ("--gres=gpu:x:y", "--gres is 'gpu:x:y', expected GPUs such as gpu:4 or gpu:a100:4"),
+        ("--gres=gpu:a:1,gpu:b:1", "--gres is 'gpu:a:1,gpu:b:1', expected GPUs such as gpu:4 or gpu:a100:4"),
+        ("--cpus-per-task=NaN", "--cpus-per-task is 'NaN', expected a whole number ≥ 1"),
+        ("--mem=lots", "--mem is 'lots', expected memory such as 4000 (MiB), 512M or 32G"),
+        ("--mem=99999999T", "--mem is '99999999T', expected a number ≤ 1,048,576"),
+        ("--signal=KILL", "--signal is 'KILL', expected one of TERM, INT, USR1, USR2, HUP"),
+        ("--signal=@3", "--signal is '@3', expected a signal such as USR1@60"),
+        ("--dependency=afterany:3", f"--dependency is 'afterany:3', expected {AFTER}"),
+        ("--priority=TOP", "--priority is 'TOP', expected a whole number"),
+        ("--array=3-1", f"--array is '3-1', expected {NUMBERS}"),
+        ("--array=1,x", f"--array is '1,x', expected {NUMBERS}"),
+        ("--array=0-9%0", f"--array is '0-9%0', expected {NUMBERS}"),
+        ("--chdir=x", "--chdir is 'x', expected an absolute path to a folder"),
+        ("--export='A B=c'", "--export: 'A B' is not a name for a variable"),
+        ("train", "#SBATCH is 'train', expected an option, such as --time=1:00:00"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(directive: str, problem: str) -> None:
+    assert problem_with("-J a", directive) == f"job.sh line 3: {problem}"
+
+
+def test_an_unknown_option_is_told_with_the_nearest() -> None:
+    assert problem_with("--gpu-per-node=2").startswith(
+        "job.sh line 2: no option '--gpu-per-node'; did you mean '--gpus-per-node'?"
+    )
+    assert problem_with("-Z").startswith("job.sh line 2: no option '-Z'")
+
+
+def test_a_script_for_nobody_we_know_is_refused() -> None:
+    with pytest.raises(
+        RefoldError, match="job line 1: the script is for 'perl', expected a first line such as #!/bin/bash"
+    ):
+        parse_spec("#!/usr/bin/perl\n", "job", "job")
+
+
+def test_the_example_is_read_and_runs() -> None:
+    found = read_spec(ROOT / "examples" / "train.sbatch", Path("/"))
+    assert [(one.name, one.gpus, one.environment["SLURM_ARRAY_TASK_ID"]) for one in found.submissions] == [
+        ("train", 1, "1"),
+        ("train", 1, "2"),
+    ]
+    assert [note.partition(": ")[2] for note in found.notes] == [
+        "--output is not honoured: `refold logs JOB` shows what a job prints"
+    ]
+    first = found.submissions[0]
+    ended = subprocess.run(first.command, env=first.environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[0] == "task 1 of 2: step 1"

@@ -1,0 +1,301 @@
+"""`refold.yaml`: what it says is what one gets, what it does not say is as usual, and what is wrong is told by line."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from refold.backends.local.nvidia import Gpu
+from refold.backends.local.xids import XIDS
+from refold.cli.commands.init import init
+from refold.errors import BadFile, RefoldError
+from refold.model import Tenant
+from refold.server.config import reader as config_reader, rules as config_rules
+from refold.server.config.reader import parse_config, read_config
+from refold.server.config.settings import (
+    ClusterChoice,
+    Config,
+    IdleRule,
+    NotifyChoice,
+    OutputRule,
+    PolicyChoice,
+    ServeChoice,
+    WatchChoice,
+)
+from refold.server.config.template import commented, write_commented
+from refold.server.monitor.machine import SlotsMachine
+
+WHOLE = """\
+cluster: {name: lab, nodes: {a: 4, b: 2}, cpus: 16, memory_gib: 64}
+tenants:
+  vision: {quota_gpus: 4, limit_gpus: 6}
+  language:
+policy:
+  name: conservative
+  settings: {depth: 3}
+prediction: {durations: limit, confidence: 0.9}
+watch:
+  no_progress: 30m
+  beyond_limit: no
+  grace: 1m
+  idle: {load_below: 10, for: 1h}
+  bad_gpus: warn
+  output:
+    - {pattern: 'CUDA error', then: drain-node}
+notify:
+  urls: {failed: 'json://127.0.0.1:1/', gpu_bad: [slack://a/b/c, ntfy://d]}
+  users: {ann: [ntfys://ntfy.sh/x]}
+  tell: [failed, finished]
+  waiting_long_after: 2h
+serve: {host: 0.0.0.0, port: 8000, grace: 30s, most_output: 1GiB, keep_logs_for: 7d, names: [gpus.lab]}
+"""
+
+
+def test_a_whole_file_is_read() -> None:
+    assert parse_config(WHOLE, "refold.yaml") == Config(
+        cluster=ClusterChoice("lab", nodes={"a": 4, "b": 2}, cpus=16, memory_gib=64),
+        tenants=(Tenant("vision", 4, 6), Tenant("language")),
+        policy=PolicyChoice("conservative", {"depth": 3, "durations": "limit", "confidence": 0.9}),
+        watch=WatchChoice(
+            {"no_progress": 1800.0, "beyond_limit": False, "grace": 60.0},
+            IdleRule(10, 3600),
+            "warn",
+            (OutputRule("CUDA error", "drain-node"),),
+        ),
+        notify=NotifyChoice(
+            {"failed": ("json://127.0.0.1:1/",), "gpu_bad": ("slack://a/b/c", "ntfy://d")},
+            {"ann": ("ntfys://ntfy.sh/x",)},
+            ("failed", "finished"),
+            7200,
+        ),
+        serve=ServeChoice("0.0.0.0", 8000, 30, 2**30, 7 * 86400, ("gpus.lab",)),
+    )
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "cluster:\ntenants:\npolicy:\nwatch:\n", "{}"])
+def test_an_empty_file_is_as_usual(text: str) -> None:
+    assert parse_config(text, "refold.yaml") == Config()
+
+
+def test_the_rules_of_the_watch_are_a_setting_of_the_policy() -> None:
+    assert Config().policy_settings == {"watch": {"beyond_limit": True, "grace": 300.0, "per_job": True}}
+    config = parse_config("policy: {name: las}\nwatch: {beyond_limit: false, idle: off}", "refold.yaml")
+    assert (config.policy_settings, config.watch.idle) == ({"watch": {"per_job": True}}, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tenants:\n  vision:\n    quota_gpus: -1", "line 3: tenants.vision.quota_gpus is -1, expected GPUs ≥ 0"),
+        ("tenants: {a: {quota_gpus: .nan}}", "line 1: tenants.a.quota_gpus is .nan, expected GPUs ≥ 0"),
+        (
+            "tenants: {a: {quota_gpus: 4, limit_gpus: 2}}",
+            "line 1: tenants.a.limit_gpus is 2, expected at least its quota_gpus, 4 (0: no limit)",
+        ),
+        (
+            "\ntenant: {}",
+            "line 2: no key 'tenant'; did you mean 'tenants'?"
+            " (cluster, notify, policy, prediction, serve, tenants, watch)",
+        ),
+        (
+            "tenants:\n  a:\n    quota: 3",
+            "line 3: no key of tenants.a 'quota'; did you mean 'quota_gpus'? (limit_gpus, quota_gpus)",
+        ),
+        (
+            "tenants: {'a/b': {}}",
+            "line 1: tenants.a/b: 'a/b' is not a name: letters, digits, '.', '_' and '-', at most 64",
+        ),
+        ("cluster: {slots: 63}", "line 1: cluster.slots is 63, expected slots, 1 to 62"),
+        ("cluster: {gpus: [0, 0]}", "line 1: cluster.gpus: expected each GPU once, and at least one"),
+        ("cluster: {gpus: 4}", "line 1: cluster.gpus is 4, expected auto, or numbers of GPUs such as [0, 1]"),
+        (
+            "cluster:\n  slots: 4\n  gpus: auto",
+            "line 1: cluster: gpus and slots exclude each other: GPUs that are found, or what stands in for them",
+        ),
+        ("prediction: {durations: known}", "line 1: prediction.durations is 'known', expected one of predicted, limit"),
+        (
+            "policy: fifo\nprediction: {durations: limit}",
+            "line 2: prediction.durations: the policy 'fifo' does not plan with durations; easy and conservative do",
+        ),
+        (
+            "policy: {settings: {durations: limit}}\nprediction: {durations: limit}",
+            "line 2: prediction.durations: policy.settings.durations says so already; say it once",
+        ),
+        (
+            "policy:\n  settings:\n    depth: -1",
+            "line 2: policy.settings: depth is -1, expected ≥ 0 (0: as is usual for easy)",
+        ),
+        ("watch: {no_progress: 0s}", "line 1: watch.no_progress is '0s', expected how long, more than 0, such as 15m"),
+        (
+            "watch: {silent_too: true}",
+            "line 1: watch: silent_too of a watch is about no_progress: say for how long",
+        ),
+        (
+            "watch: {beyond_limit: false, silent_too: true}",
+            "line 1: watch.silent_too: there is no rule that this is about",
+        ),
+        ("watch: {idle: true}", "line 1: watch.idle is true, expected off, or such as {load_below: 5, for: 30m}"),
+        ("watch: {bad_gpus: maybe}", "line 1: watch.bad_gpus is 'maybe', expected one of drain, warn, off"),
+        (
+            "watch:\n  output:\n  - {pattern: '(', then: no-retry}",
+            "line 3: watch.output[0].pattern: '(' is not a regular expression: missing ), unterminated subpattern at"
+            " position 0",
+        ),
+        (
+            "watch: {output: [{pattern: x}]}",
+            "line 1: watch.output[0]: then is absent, expected such as {pattern: 'out of memory', then: no-retry}",
+        ),
+        (
+            "notify: {users: {ann: me}}",
+            "line 1: notify.users.ann is 'me', expected an address as apprise writes it, such as ntfys://ntfy.sh/our-gpus",
+        ),
+        ("serve: {names: gpus.lab}", "line 1: serve.names is 'gpus.lab', expected a list of names, such as [gpus.lab]"),
+        (
+            "serve: {names: ['a/b']}",
+            "line 1: serve.names[0]: 'a/b' is not a name: letters, digits, '.', '_' and '-', at most 64",
+        ),
+        ("serve: {port: 70000}", "line 1: serve.port is 70000, expected a port, 0 to 65535 (0: any that is free)"),
+        ("serve: {most_output: big}", "line 1: serve.most_output is 'big', expected a size such as 64MiB"),
+        (
+            "serve: {most_output: 1}",
+            "line 1: serve.most_output is 1, expected a size such as 64MiB, of 4KiB to 1024TiB",
+        ),
+        ("[]", "line 1: the file is a list, expected keys and their values"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_line_and_its_name(text: str, said: str) -> None:
+    with pytest.raises(RefoldError) as error:
+        parse_config(text, "refold.yaml")
+    assert str(error.value) == f"refold.yaml {said}"
+
+
+def test_an_unknown_policy_or_setting_is_told_with_the_nearest() -> None:
+    with pytest.raises(RefoldError, match=r"refold.yaml line 1: policy: no policy 'rubik'; did you mean 'rubick'\?"):
+        parse_config("policy: rubik", "refold.yaml")
+    with pytest.raises(RefoldError, match=r"line 1: no key of policy.settings 'dept'; did you mean 'depth'\?"):
+        parse_config("policy: {settings: {dept: 3}}", "refold.yaml")
+
+
+@pytest.mark.parametrize(
+    ("size", "of_bytes"), [("64MiB", 2**26), ("1GB", 10**9), ("1.5 KiB", None), ("2G", 2 * 10**9), ("10000", 10**4)]
+)
+def test_sizes_are_written_as_people_write_them(size: str, of_bytes: int | None) -> None:
+    if of_bytes is None:
+        with pytest.raises(RefoldError, match="expected a size"):
+            parse_config(f"serve: {{most_output: {size}}}", "f")
+    else:
+        assert parse_config(f"serve: {{most_output: {size}}}", "f").serve.most_output == of_bytes
+
+
+# The file that `refold init` writes.
+
+
+class TwoGpus(SlotsMachine):
+    def gpus(self) -> list[Gpu]:
+        return [Gpu(0, "GPU-a", "NVIDIA H200", "H200", 143771), Gpu(1, "GPU-b", "NVIDIA H200", "H200", 143771)]
+
+
+def test_the_commented_file_is_the_usual_configuration() -> None:
+    assert parse_config(commented(TwoGpus(0)), "refold.yaml") == Config()
+    assert "found here: 2 × NVIDIA H200" in commented(TwoGpus(0))
+
+
+def test_without_gpus_it_begins_with_slots() -> None:
+    assert parse_config(commented(SlotsMachine(4)), "refold.yaml") == Config(cluster=ClusterChoice(slots=4))
+
+
+def uncommented(text: str) -> str:
+    """Every setting is taken; prose has a space after its '#'."""
+    return "\n".join(line[1:] if re.match(r"#(?! \S)", line) else line for line in text.splitlines())
+
+
+def test_every_setting_that_is_commented_out_can_be_taken() -> None:
+    text = re.sub(r"(?m)^  (slots|nodes):.*\n", "", uncommented(commented(TwoGpus(0))))
+    config = parse_config(text, "refold.yaml")
+    assert config.tenants == (Tenant("vision", 4, 8), Tenant("language", 4))
+    assert config.watch.idle == Config().watch.idle
+    assert config.serve == Config().serve
+    assert config.notify.tell == Config().notify.tell
+    assert config.notify.waiting_long_after == Config().notify.waiting_long_after
+    assert config.policy.settings == {"most_passed": 100, "durations": "predicted", "likely": 0.5, "confidence": 0.8}
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        config_reader.SECTIONS,
+        config_reader.CLUSTER,
+        config_reader.TENANT,
+        config_reader.NOTIFY,
+        config_reader.SERVE,
+        config_rules.POLICY,
+        config_rules.PREDICTION,
+        config_rules.RULES,
+        config_rules.WATCH,
+    ],
+)
+def test_every_key_is_in_the_commented_file_and_on_the_page(table: dict[str, object]) -> None:
+    text = uncommented(commented(TwoGpus(0)))
+    page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
+    for key in table:
+        assert re.search(rf"\b{key}:", text), f"{key} is not in the commented file"
+        assert f"`{key}`" in page, f"{key} is not in docs/config.md"
+
+
+def test_the_file_on_the_page_is_the_one_that_is_written() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
+    assert f"```yaml\n{commented(TwoGpus(0))}```" in page
+
+
+def test_every_error_that_makes_a_gpu_bad_is_on_the_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
+    bad = [f"| {number} | {xid.says} |" for number, xid in XIDS.items() if xid.verdict == "bad"]
+    assert "\n".join(bad) in page
+
+
+def test_init_writes_a_file_for_its_owner_and_never_over_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("refold.backends.local.nvidia.open_driver", lambda: None)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    path = tmp_path / "refold.yaml"
+    init(tmp_path)
+    assert read_config(path) == Config(cluster=ClusterChoice(slots=2))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.write_text("serve: {port: 1}\n")
+    with pytest.raises(BadFile, match="is there already; --force"):
+        init(path)
+    assert read_config(path).serve.port == 1
+    init(path, force=True)
+    assert read_config(path).serve.port == ServeChoice().port
+    assert f"wrote {path}" in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_written_is_no_traceback(tmp_path: Path) -> None:
+    with pytest.raises(BadFile, match="cannot be written: No such file"):
+        write_commented(tmp_path / "absent" / "refold.yaml", SlotsMachine(1))
+
+
+KEYS = st.sampled_from(
+    [*config_reader.SECTIONS, *config_reader.CLUSTER, *config_rules.WATCH, "vision", "failed", "for"]
+)
+VALUES = st.recursive(
+    st.sampled_from([None, True, -1, 0, 1e308, float("nan"), "auto", "off", "15m", "easy", "\u00e9\u2028", 10**30]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.dictionaries(KEYS, VALUES, max_size=4))
+def test_any_file_is_a_config_or_an_error_with_a_line(tree: dict[str, object]) -> None:
+    import yaml
+
+    try:
+        assert isinstance(parse_config(yaml.safe_dump(tree), "refold.yaml"), Config)
+    except RefoldError as error:
+        assert re.match(r"refold.yaml line \d+: ", str(error))

@@ -1,0 +1,33 @@
+"""A policy that fails costs nobody their place."""
+
+from __future__ import annotations
+
+from refold.core import Scheduler, View
+from refold.core.events import JobSubmitted, Woke
+from refold.core.orders import StartRun
+from refold.model import Decision
+from refold.policies.queueing.fifo import Fifo
+from refold.server.fallback import Steady
+from refold.testing import make_cluster, make_job
+
+
+class FailsOnce(Fifo):
+    """It fails when it sees a job that is called 'bad', the first time."""
+
+    failed = False
+
+    def decide(self, view: View) -> Decision:
+        if "bad" in view.waiting and not FailsOnce.failed:
+            FailsOnce.failed = True
+            raise RuntimeError("no")
+        return super().decide(view)
+
+
+def test_who_came_when_the_policy_failed_is_started_by_the_next_one() -> None:
+    FailsOnce.failed = False
+    scheduler = Scheduler(make_cluster(4), Steady(FailsOnce))
+    scheduler.step(0.0, [JobSubmitted(make_job("first"))])
+    assert scheduler.step(1.0, [JobSubmitted(make_job("bad")), JobSubmitted(make_job("other"))]).orders == ()
+    started = [order.job for order in scheduler.step(2.0, [Woke()]).orders if isinstance(order, StartRun)]
+    assert started == ["bad", "other"]
+    assert list(scheduler.view.runs) == ["first", "bad", "other"]

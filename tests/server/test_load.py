@@ -1,0 +1,68 @@
+"""Many clients at once: whatever was acknowledged is there, whoever listens slowly or not at all."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from loading import Load, submit_much
+from msgspec.structs import replace
+from real_daemon import RealDaemon
+
+from refold.api.calls import V1
+from refold.api.wire import Submission
+
+
+def stream(daemon: RealDaemon) -> socket.socket:
+    """Somebody who asks for events, and reads none."""
+    parts = urlsplit(daemon.told.address)
+    listener = socket.create_connection((parts.hostname, parts.port), timeout=10)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    asked = f"GET {V1}/events?since=0 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {daemon.told.token}\r\n\r\n"
+    listener.sendall(asked.encode())
+    assert listener.recv(12) == b"HTTP/1.1 200"
+    return listener
+
+
+def test_all_that_many_clients_were_promised_is_there_after_a_crash(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    first = RealDaemon(state, slots=1)
+    blocker = first.client().submit(name="long", command=["sleep", "60"])
+    load = Load(first.told.address, first.told.token, clients=10, per_second=200.0, seconds=1.5, name="one")
+    heard = submit_much([load, replace(load, name="two")])
+    first.kill()
+    ids = [job for one in heard for job in one.ids]
+    assert [one.errors for one in heard] == [[], []]
+    assert len(ids) == len(set(ids)) > 100
+    with RealDaemon(state, slots=1) as second:
+        assert {job.id for job in second.client().queue()} == {*ids, blocker.id}
+
+
+def test_a_long_queue_is_answered_in_pages_that_together_are_all_of_it(tmp_path: Path) -> None:
+    with RealDaemon(tmp_path / "state", slots=1) as daemon:
+        client = daemon.client(timeout=60)
+        client.submit(name="long", command=["sleep", "60"])
+        ids = [
+            job.id
+            for _ in range(3)
+            for job in client.submit_all([Submission(name="waits", command=["true"]) for _ in range(1000)])
+        ]
+        assert [job.id for job in client.queue(standing=["waiting"])] == ids
+        assert [job.place for job in client.jobs(standing=["waiting"], limit=3, after=2997).jobs] == [2998, 2999, 3000]
+        assert client.job(ids[1500]).place == 1501
+
+
+def test_listeners_that_are_slow_or_vanish_hold_up_nobody(tmp_path: Path) -> None:
+    with RealDaemon(tmp_path / "state", slots=1) as daemon, stream(daemon):
+        client = daemon.client()
+        client.submit(name="long", command=["sleep", "60"])
+        for _ in range(20):
+            stream(daemon).close()
+        for _ in range(5):
+            client.submit_all([Submission(name="waits", command=["true"]) for _ in range(1000)])
+        last = next(event for event in client.events(since=0) if event.job == "waits-5001")
+        assert last.kind == "submitted"
+        assert client.jobs(limit=1).total == 5001
+        assert daemon.end() == 0
+        assert "Traceback" not in daemon.log()

@@ -1,0 +1,392 @@
+"""The machine: which GPUs there are, how they do, what goes wrong with them, and the cluster that they make up."""
+
+# ruff: noqa: N802, N815 - names of the driver's library
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock
+
+import pytest
+from hypothesis import given, strategies as st
+
+from refold.backends.local.nvidia import Driver, Gpu, Problem, Reading, chosen, find_gpus, type_of
+from refold.backends.local.xids import XIDS, meaning
+from refold.errors import BadInput
+from refold.model import Cluster, GpuType, Link, Node, Tenant
+from refold.server.config.settings import ClusterChoice, Config, IdleRule
+from refold.server.daemon import Daemon
+from refold.server.monitor.gpu_rules import BadGpu, BadGpuWatch, IdleRun, IdleWatch, Occupied
+from refold.server.monitor.machine import Layout, NvidiaMachine, SlotsMachine, cluster_of, layout_of, machine_of
+from refold.server.retries import Verdicts
+from refold.server.store.store import Store
+
+GIB = 2**30
+
+
+class NvmlError(Exception):
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+
+class FakeNvml:
+    """What pynvml would say of a machine; every handle is the index of a GPU."""
+
+    NVMLError = NvmlError
+    NVML_TEMPERATURE_GPU = 0
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
+    NVML_VOLATILE_ECC = 0
+    NVML_ERROR_GPU_IS_LOST = 15
+    NOT_SUPPORTED = 3
+    TIMEOUT = 10
+    nvmlEventTypeXidCriticalError = 8
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.ecc = [0] * len(names)
+        self.lost: set[int] = set()
+        self.mig: set[int] = set()
+        self.events: list[SimpleNamespace] = []
+        self.closed = False
+
+    def _answer(self, handle: int, value: Any) -> Any:
+        if handle in self.lost:
+            raise NvmlError(self.NVML_ERROR_GPU_IS_LOST)
+        if value is None:
+            raise NvmlError(self.NOT_SUPPORTED)
+        return value
+
+    def nvmlInit(self) -> None: ...
+
+    def nvmlShutdown(self) -> None:
+        self.closed = True
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.names)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"GPU-{'abcdef'[handle] * 4}"
+
+    def nvmlDeviceGetName(self, handle: int) -> bytes:
+        return self.names[handle].encode()
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> Any:
+        return [1, 1] if handle in self.mig else self._answer(handle, None)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        return self._answer(handle, SimpleNamespace(used=3 * GIB, total=80 * GIB))
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
+        return self._answer(handle, SimpleNamespace(gpu=97, memory=40))
+
+    def nvmlDeviceGetTemperature(self, handle: int, _: int) -> Any:
+        return self._answer(handle, 55)
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> Any:
+        return self._answer(handle, None if handle == 1 else 400_500)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> Any:
+        return self._answer(handle, [SimpleNamespace(pid=20), SimpleNamespace(pid=10)])
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: int, *_: int) -> Any:
+        return self._answer(handle, self.ecc[handle])
+
+    def nvmlEventSetCreate(self) -> str:
+        return "events"
+
+    def nvmlEventSetFree(self, _: str) -> None: ...
+
+    def nvmlDeviceRegisterEvents(self, handle: int, *_: object) -> None:
+        self._answer(handle, None if handle == 1 else 0)
+
+    def nvmlEventSetWait_v2(self, _: str, timeout: int) -> SimpleNamespace:
+        assert timeout == 0, "a look does not wait"
+        if not self.events:
+            raise NvmlError(self.TIMEOUT)
+        return self.events.pop(0)
+
+    def happens(self, handle: int, xid: int) -> None:
+        self.events.append(SimpleNamespace(device=handle, eventData=xid))
+
+
+A100, T4 = "NVIDIA A100-SXM4-80GB", "Tesla T4"
+
+
+def test_the_driver_tells_of_gpus_by_the_names_of_the_catalogue() -> None:
+    assert Driver(FakeNvml(A100, T4)).gpus == [
+        Gpu(0, "GPU-aaaa", A100, "A100-80GB", 80 * 1024),
+        Gpu(1, "GPU-bbbb", T4, "T4", 80 * 1024),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu_type"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100-80GB"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("NVIDIA GeForce GTX 1080 Ti", "GeForce-GTX-1080-Ti"),
+        ("???", "GPU"),
+    ],
+)
+def test_a_gpu_that_the_catalogue_does_not_know_keeps_its_own_name(name: str, gpu_type: str) -> None:
+    assert type_of(name) == gpu_type
+
+
+@pytest.mark.parametrize(
+    ("visible", "taken"),
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("2,0", [2, 0]),
+        ("GPU-bbbb", [1]),
+        ("GPU-b, 0", [1, 0]),
+        ("1,7,0", [1]),
+        ("GPU-", []),
+        ("0,0", [0]),
+        ("-1,0", []),
+        ("NoDevFiles", []),
+    ],
+)
+def test_only_gpus_that_cuda_would_see_are_used(visible: str | None, taken: list[int]) -> None:
+    driver = Driver(FakeNvml(A100, A100, A100), visible)
+    assert [gpu.uuid for gpu in driver.gpus] == [f"GPU-{'abc'[index] * 4}" for index in taken]
+    assert [gpu.index for gpu in driver.gpus] == list(range(len(taken)))
+
+
+@given(st.text("0123,-GPUab ", max_size=12))
+def test_whatever_the_variable_says_no_gpu_is_taken_twice(visible: str) -> None:
+    found = [(index, Gpu(index, f"GPU-{'ab'[index]}", "x", "x")) for index in range(2)]
+    taken = [index for index, _ in chosen(found, visible)]
+    assert len(set(taken)) == len(taken)
+
+
+def test_a_gpu_that_is_cut_into_parts_is_left_alone() -> None:
+    library = FakeNvml(A100, A100)
+    library.mig = {0}
+    assert [gpu.uuid for gpu in Driver(library).gpus] == ["GPU-bbbb"]
+
+
+def test_a_machine_without_driver_or_library_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr("refold.backends.local.nvidia.import_module", absent)
+    assert find_gpus({}) == []
+    library = FakeNvml()
+    monkeypatch.setattr(library, "nvmlInit", lambda: library._answer(0, None))
+    monkeypatch.setattr("refold.backends.local.nvidia.import_module", lambda _: library)
+    assert find_gpus({}) == []
+
+
+def test_finding_gpus_lets_go_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = FakeNvml(T4)
+    monkeypatch.setattr("refold.backends.local.nvidia.import_module", lambda _: library)
+    assert [gpu.gpu_type for gpu in find_gpus({"CUDA_VISIBLE_DEVICES": "0"})] == ["T4"]
+    assert library.closed
+
+
+def test_a_reading_has_what_can_be_measured() -> None:
+    library = FakeNvml(A100, A100, A100)
+    library.lost = set()
+    driver = Driver(library)
+    library.lost = {2}
+    assert driver.read() == [
+        Reading(0, 3 * 1024, 80 * 1024, 97.0, 55.0, 400.5, (10, 20)),
+        Reading(1, 3 * 1024, 80 * 1024, 97.0, 55.0, None, (10, 20)),
+        Reading(2),
+    ]
+
+
+def test_errors_of_the_gpu_are_problems_and_those_of_applications_are_not() -> None:
+    library = FakeNvml(A100, A100)
+    driver = Driver(library)
+    for handle, xid in ((0, 31), (0, 79), (1, 63), (1, 99_999)):
+        library.happens(handle, xid)
+    assert driver.problems() == [
+        Problem(0, "XID 79: it has fallen off the bus", True),
+        Problem(1, "XID 63: a row of its memory will be replaced at the next reset", False),
+        Problem(1, "XID 99999: not in the table of known errors", False),
+    ]
+    assert driver.problems() == []
+
+
+def test_only_new_memory_errors_are_problems_and_a_reset_is_none() -> None:
+    library = FakeNvml(A100)
+    library.ecc = [5]
+    driver = Driver(library)
+    assert driver.problems() == []
+    library.ecc = [7]
+    assert driver.problems() == [Problem(0, "new errors of memory that could not be corrected: 2", True)]
+    library.ecc = [0]
+    assert driver.problems() == []
+    library.ecc = [1]
+    assert driver.problems() == [Problem(0, "new errors of memory that could not be corrected: 1", True)]
+
+
+def test_a_gpu_that_is_lost_is_told_of_once() -> None:
+    library = FakeNvml(A100, A100)
+    driver = Driver(library)
+    library.lost = {1}
+    assert [driver.problems(), driver.problems()] == [[Problem(1, "the driver has lost it", True)], []]
+
+
+def test_every_xid_has_a_sentence() -> None:
+    assert {number for number, xid in XIDS.items() if xid.verdict == "application"} >= {13, 31, 43, 45, 68}
+    assert {number for number, xid in XIDS.items() if xid.verdict == "bad"} >= {48, 62, 64, 74, 79, 95, 119, 120}
+    assert all(xid.says and not xid.says.endswith(".") for xid in XIDS.values())
+    assert meaning(12_345).verdict == "look"
+
+
+# The cluster.
+
+
+def test_gpus_of_one_type_are_one_node_that_knows_its_links() -> None:
+    machine = NvidiaMachine(Driver(FakeNvml(A100, A100)))
+    assert layout_of(machine, Config(tenants=(Tenant("a", 1),))) == Layout(
+        Cluster(
+            (Node("localhost", 2, "A100-80GB", inside=Link("nvlink", 300, 3.4)),),
+            (GpuType("A100-80GB", memory_gib=80.0),),
+            name="localhost",
+            cpus_known=False,
+            memory_known=False,
+            tenants=(Tenant("a", 1),),
+        ),
+        ((0, 0), (0, 1)),
+        (("GPU-aaaa", "GPU-bbbb"),),
+        (80 * 1024,),
+    )
+
+
+def test_gpus_of_several_types_are_several_nodes() -> None:
+    layout = layout_of(NvidiaMachine(Driver(FakeNvml(T4, A100, T4))), Config())
+    assert [(node.name, node.gpus) for node in layout.cluster.nodes] == [
+        ("localhost-T4", 2),
+        ("localhost-A100-80GB", 1),
+    ]
+    assert layout.places == ((0, 0), (1, 0), (0, 1))
+    assert layout.devices == (("GPU-aaaa", "GPU-cccc"), ("GPU-bbbb",))
+    assert len(layout.device_memory_mib) == 2
+
+
+def test_the_memory_of_parts_of_gpus_is_enforced_where_mps_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    machine = NvidiaMachine(Driver(FakeNvml(A100)))
+    daemon = Daemon(Config(), tmp_path, machine, layout_of(machine, Config()))
+    backend = daemon._backend(cast(Verdicts, SimpleNamespace(report=None)), cast(Store, MagicMock()))
+    assert backend.enforcement() == (
+        "A run sees its own GPUs only; MPS keeps it to its part of a GPU's computing and memory."
+    )
+
+
+def test_only_the_gpus_that_the_owner_names_are_shared_out() -> None:
+    machine = NvidiaMachine(Driver(FakeNvml(A100, A100, A100)))
+    layout = layout_of(machine, Config(cluster=ClusterChoice(gpus=(2, 0))))
+    assert (layout.places, layout.devices) == (((0, 1), None, (0, 0)), (("GPU-cccc", "GPU-aaaa"),))
+    with pytest.raises(BadInput, match=r"cluster.gpus names GPU 3, and there are GPUs 0 to 2"):
+        layout_of(machine, Config(cluster=ClusterChoice(gpus=(3,))))
+
+
+def test_slots_stand_in_for_gpus_on_as_many_nodes_as_are_wanted() -> None:
+    choice = ClusterChoice("lab", nodes={"a": 2, "b": 1}, cpus=8, memory_gib=4)
+    layout = layout_of(machine_of(choice), Config(cluster=choice))
+    assert layout == Layout(
+        Cluster((Node("a", 2, "slot", 8000, 4096), Node("b", 1, "slot", 8000, 4096)), name="lab"),
+        ((0, 0), (0, 1), (1, 0)),
+    )
+    assert cluster_of(SlotsMachine(3), Config(cluster=ClusterChoice(slots=3))).gpus == 3
+
+
+def test_a_machine_with_nothing_to_share_out_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refold.server.monitor.machine.open_driver", lambda: None)
+    with pytest.raises(BadInput, match=r"no GPUs were found here .*refold serve --slots 4"):
+        cluster_of(machine_of(ClusterChoice()), Config())
+
+
+def test_nothing_is_measured_of_slots_and_nothing_goes_wrong_with_them() -> None:
+    machine = SlotsMachine(2)
+    assert ([gpu.gpu_type for gpu in machine.gpus()], list(machine.read())) == (["slot"] * 2, [Reading(0), Reading(1)])
+    assert machine.problems() == []
+
+
+# Watching over GPUs.
+
+RULE = IdleRule(load_below=5, seconds=60)
+RUN = Occupied("a", 1, ((0, 0), (0, 1)))
+
+
+def loads(*percent: float | None) -> dict[tuple[int, int], float | None]:
+    return {(0, index): load for index, load in enumerate(percent)}
+
+
+def test_a_run_whose_gpus_are_all_idle_for_long_is_told_of_once() -> None:
+    watch = IdleWatch(RULE)
+    told = [watch.look(now, [RUN], loads(0, 4.9)) for now in (0, 59, 60, 61, 600)]
+    text = "all of its 2 GPUs have had a load below 5 % for 1 min"
+    assert told == [[], [], [IdleRun("a", 1, text)], [], []]
+
+
+@pytest.mark.parametrize("between", [loads(0, 5), loads(90, 0), loads(0, None), loads(0)])
+def test_idle_time_begins_anew_after_a_load_or_where_the_load_is_not_known(
+    between: dict[tuple[int, int], float | None],
+) -> None:
+    watch = IdleWatch(RULE)
+    seen = [(0, loads(0, 0)), (50, between), (70, loads(0, 0)), (129, loads(0, 0)), (130, loads(0, 0))]
+    assert [len(watch.look(now, [RUN], load)) for now, load in seen] == [0, 0, 0, 0, 1]
+
+
+def test_the_next_run_of_a_job_begins_anew() -> None:
+    watch = IdleWatch(RULE)
+    again = Occupied("a", 2, RUN.places)
+    runs = [(0, RUN), (60, RUN), (61, again), (120, again), (121, again)]
+    assert [len(watch.look(now, [run], loads(0, 0))) for now, run in runs] == [0, 1, 0, 0, 1]
+
+
+def test_what_was_seen_of_a_run_is_forgotten_with_it() -> None:
+    watch = IdleWatch(RULE)
+    seen: list[tuple[int, list[Occupied]]] = [(0, [RUN]), (10, []), (70, [RUN]), (130, [RUN]), (131, []), (132, [RUN])]
+    assert [len(watch.look(now, runs, loads(0, 0))) for now, runs in [*seen, (192, [RUN])]] == [0, 0, 0, 1, 0, 0, 1]
+
+
+def test_a_run_without_gpus_is_never_idle() -> None:
+    watch = IdleWatch(RULE)
+    assert [watch.look(now, [Occupied("a", 1, ())], {}) for now in (0, 600)] == [[], []]
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.lists(st.sampled_from([0.0, 80.0, None]), min_size=2, max_size=2))))
+def test_no_run_is_told_of_unless_it_was_idle_at_every_look_for_so_long(
+    looks: list[tuple[int, list[float | None]]],
+) -> None:
+    watch, now, busy_at, told = IdleWatch(RULE), 0, 0, 0
+    for waited, percent in looks:
+        now += waited
+        found = watch.look(now, [RUN], loads(*percent))
+        if percent != [0.0, 0.0]:
+            busy_at = now
+        told += len(found)
+        assert not found or (now - busy_at >= 60 and told == 1)
+
+
+BAD, ODD = Problem(0, "XID 79: …", True), Problem(1, "XID 63: …", False)
+
+
+def test_a_bad_gpu_is_drained_once_and_of_odd_ones_people_are_told() -> None:
+    watch = BadGpuWatch("drain")
+    assert watch.look([BAD, BAD, ODD]) == [BadGpu(0, "XID 79: …", True), BadGpu(1, "XID 63: …", False)]
+    assert watch.look([BAD, ODD]) == [BadGpu(1, "XID 63: …", False)]
+    watch.is_well(0)
+    assert watch.look([BAD]) == [BadGpu(0, "XID 79: …", True)]
+
+
+def test_bad_gpus_are_only_told_of_or_not_even_that_where_the_owner_wants_it_so() -> None:
+    assert BadGpuWatch("warn").look([BAD]) == [BadGpu(0, "XID 79: …", False)]
+    assert BadGpuWatch("off").look([BAD, ODD]) == []
