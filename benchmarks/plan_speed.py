@@ -11,7 +11,7 @@ from benchmarks.measure import median_cpu_seconds
 from benchmarks.table import Row, as_text, at_least, at_most
 from refold.catalogue import find_engine, find_gpu, find_model
 from refold.perf import ModelShape, PlanColumns, Setting, estimate_all, joined, memory, step_parts
-from refold.plans import Curves, Limits, Packed, all_plans, best_plan, best_plans, gpu_curve
+from refold.plans import Curves, Packed, PlanLimits, all_plans, best_plan, best_plans, gpu_curve
 
 TIMES = 9
 MANY = 200_000
@@ -19,7 +19,7 @@ MANY = 200_000
 A100, ENGINE = find_gpu("A100-80GB"), find_engine("megatron")
 LLAMA_70B, GPT_2 = find_model("llama-2-70b"), find_model("gpt2-xl")
 
-WIDE = Limits(tensor_across_nodes=True, uneven=True, max_interleave=20)
+WIDE = PlanLimits(tensor_across_nodes=True, uneven=True, max_interleave=20)
 """Everything that can be allowed."""
 
 
@@ -44,7 +44,7 @@ def estimate_rows() -> list[Row]:
 
 def search_rows() -> list[Row]:
     """The best of all plans, with all reasons."""
-    usual = Limits()
+    usual = PlanLimits()
     return [
         _search_row(LLAMA_70B, 1024, 1024, usual, goal=0.2),
         _search_row(LLAMA_70B, 1024, 1024, WIDE, goal=0.2),
@@ -54,7 +54,7 @@ def search_rows() -> list[Row]:
     ]
 
 
-def _search_row(model: ModelShape, gpus: int, batch: int, limits: Limits, goal: float | None = None) -> Row:
+def _search_row(model: ModelShape, gpus: int, batch: int, limits: PlanLimits, goal: float | None = None) -> Row:
     setting = _setting(model, gpus, batch)
     search = best_plans(setting, limits)
     seconds, alone = (_median(partial(find, setting, limits)) for find in (best_plans, best_plan))

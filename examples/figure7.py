@@ -27,7 +27,7 @@ import msgspec
 from refold.catalogue import find_engine, find_gpu, find_model
 from refold.model import Link, Plan
 from refold.perf import (
-    Corrected,
+    CorrectedForm,
     Estimate,
     Fitted,
     Machines,
@@ -118,7 +118,7 @@ def fitted_model() -> Fitted | None:
     measured = measurements()
     if not measured:
         return None
-    form = Corrected(lambda one: setting_on(one.gpus_on_node, one.cpus))
+    form = CorrectedForm(lambda one: setting_on(one.gpus_on_node, one.cpus))
     return fit(form, [measured[index] for index in samples_in_turn(form, measured, SAMPLES)], least=1)
 
 

@@ -33,7 +33,7 @@ from refold.core import Entry, ListJournal, RunFinished, StartRun
 from refold.model import Cluster, Demand, GpuType, Job, Link, Node, Plan, Reason, mib_from_gib, milli_from_number
 from refold.plans import Knowledge, Speeds
 from refold.registry import make_policy
-from refold.simulator import AsRecorded, Costs, Modelled, simulate
+from refold.simulator import Costs, ModelledSpeeds, RecordedSpeeds, simulate
 
 GPU, GPUS, CPUS_PER_GPU = "A800-80GB", 4, 8
 NODE = Node("node", GPUS, GPU, milli_from_number(48), mib_from_gib(800), inside=Link("nvlink", 200.0))
@@ -94,7 +94,7 @@ def outcome(policy: str, measured: dict[tuple[str, int], float]) -> Outcome:
     """Simulate the two jobs under a policy, and read its journal."""
     journal, both = ListJournal(), jobs()
     settings = {} if policy == EQUAL_SPLIT else {"knowledge": KNOWLEDGE}
-    charge = Modelled(SPEEDS, AsRecorded(CLUSTER))
+    charge = ModelledSpeeds(SPEEDS, RecordedSpeeds(CLUSTER))
     simulate(both, CLUSTER, make_policy(policy, settings), journal=journal, charge=charge, costs=Costs(restart=78.0))
     first = {order.job: order for order in journal.entries[0].orders if isinstance(order, StartRun)}
     parts = {job.id: part(job, first.get(job.id), measured) for job in both}

@@ -18,7 +18,7 @@ from benchmarks.accuracy.cases import Batch, Vector, measured_gib, measured_seco
 from benchmarks.accuracy.device import read_cases
 from benchmarks.accuracy.tables import Case, data_folder
 from refold.catalogue import find_engine, find_gpu
-from refold.perf import Efficiency, Engine, Gpu
+from refold.perf import Efficiency, Engine, GpuSpec
 
 SHARES = {
     "matmul",
@@ -216,10 +216,10 @@ def is_fitted_on(case: Case) -> bool:
 class Fitted(NamedTuple):
     """GPUs and engines with the numbers that a fit has found."""
 
-    gpus: dict[str, Gpu]
+    gpus: dict[str, GpuSpec]
     engines: dict[str, Engine]
 
-    def gpu(self, name: str) -> Gpu:
+    def gpu(self, name: str) -> GpuSpec:
         return self.gpus.get(name) or find_gpu(name)
 
     def engine(self, name: str) -> Engine:

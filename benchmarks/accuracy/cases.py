@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.accuracy.tables import Case
-from refold.perf import Engine, Gpu, Machines, PlanColumns, Setting, columns_of, estimate_all
+from refold.perf import Engine, GpuSpec, Machines, PlanColumns, Setting, columns_of, estimate_all
 
 Vector = NDArray[np.float64]
 
@@ -37,7 +37,7 @@ class Batch:
             (np.array(indices), columns_of([cases[index].plan for index in indices])) for indices in together.values()
         ]
 
-    def predict(self, gpu: Callable[[str], Gpu], engine: Callable[[str], Engine]) -> Predicted:
+    def predict(self, gpu: Callable[[str], GpuSpec], engine: Callable[[str], Engine]) -> Predicted:
         """Step times and memory of all cases, with these GPUs and engines."""
         seconds, gib, fits = (np.empty(len(self.cases)) for _ in range(3))
         for indices, plans in self._groups:
@@ -46,7 +46,7 @@ class Batch:
         return Predicted(seconds, gib, fits.astype(bool))
 
 
-def setting_of(case: Case, gpu: Callable[[str], Gpu], engine: Callable[[str], Engine]) -> Setting:
+def setting_of(case: Case, gpu: Callable[[str], GpuSpec], engine: Callable[[str], Engine]) -> Setting:
     """Everything of a case but its plan."""
     kind = gpu(case.gpu)
     machines = Machines(kind, case.gpus_on_node, case.inside or kind.link, case.network, case.cpus)

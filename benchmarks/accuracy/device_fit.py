@@ -17,11 +17,11 @@ from benchmarks.accuracy.keeping import print_and_keep
 from benchmarks.table import markdown
 from refold.catalogue import find_engine, find_gpu, find_model, read_samples
 from refold.perf import (
-    Corrected,
+    CorrectedForm,
     Form,
     Machines,
     Measurement,
-    Rubick,
+    RubickForm,
     Setting,
     Vector,
     errors_of as unseen_errors,
@@ -47,10 +47,10 @@ def errors_of(form: Form, chosen: Sequence[Measurement], others: Sequence[Measur
 
 
 def _row(name: str, rows: Sequence[Measurement]) -> tuple[str, ...]:
-    corrected = Corrected(setting_for)
+    corrected = CorrectedForm(setting_for)
     order = first_samples(corrected, rows, SAMPLES)
     chosen, others = [rows[index] for index in order], [rows[index] for index in range(len(rows)) if index not in order]
-    rubick = Rubick(find_model(name), find_gpu(rows[0].gpu), chosen)
+    rubick = RubickForm(find_model(name), find_gpu(rows[0].gpu), chosen)
     measured = np.array([one.step_seconds for one in others])
     before = np.abs(corrected.predict(np.ones(len(corrected.parameters)), others).step / measured - 1)
     columns = (before, errors_of(corrected, chosen, others), errors_of(rubick, chosen, others))

@@ -23,7 +23,7 @@ import msgspec
 from refold.catalogue import read_model, read_samples, write_samples
 from refold.model import Plan
 from refold.perf import Measurement, ModelShape
-from refold.train import Effort, Trial, measure, name_of_device, needs_no_less, usual_device
+from refold.train import Effort, ProfileConfig, measure, name_of_device, needs_no_less, usual_device
 
 SHARE_OF_TIME = {
     "vit-base-16": 6,
@@ -152,7 +152,7 @@ def _measured(shape: ModelShape, device: str, seconds: float, skip: int, until: 
     print(f"{shape.name}: {len(trials) - skip} trials on {device}", flush=True)
     gpu = name_of_device(device)
     trainer = Trainer(shape, device)
-    failed: list[Trial] = []
+    failed: list[ProfileConfig] = []
     warm_up = 3  # what is compiled or loaded when it is first used is so before the second trial
     for number, trial in enumerate(trials[skip:], start=skip + 1):
         if monotonic() > until:
@@ -184,15 +184,15 @@ def _say(measured: Measurement) -> None:
     print(f"  {measured.step_seconds:.3f} s ({of_them}), {measured.memory_gib:.1f} GiB", flush=True)
 
 
-def trials_of(shape: ModelShape, cpus: int) -> Iterator[Trial]:
+def trials_of(shape: ModelShape, cpus: int) -> Iterator[ProfileConfig]:
     """At least 25 where there are CPUs enough, and perhaps some twice; the most telling first.
 
     Those that offload stand together, since to change over takes time.
     """
     usual, sequence = max(shape.batch, 4), shape.sequence
 
-    def trial(plan: Plan, batch: int = usual, threads: int = 16, tokens: int = sequence) -> Trial:
-        return Trial(plan, batch, tokens, min(threads, cpus))
+    def trial(plan: Plan, batch: int = usual, threads: int = 16, tokens: int = sequence) -> ProfileConfig:
+        return ProfileConfig(plan, batch, tokens, min(threads, cpus))
 
     for accumulation in (1, 4, 2):
         yield trial(Plan(accumulation=accumulation))

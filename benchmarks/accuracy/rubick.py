@@ -23,7 +23,7 @@ from benchmarks.accuracy.tables import Case, data_folder
 from benchmarks.table import markdown
 from refold.catalogue import find_engine, find_gpu
 from refold.model import Plan
-from refold.perf import Corrected, Form, Measurement, Rubick, Setting, errors_of, fit
+from refold.perf import CorrectedForm, Form, Measurement, RubickForm, Setting, errors_of, fit
 
 HERE = Path(__file__).parent
 FOLDERS = {"ViT-base": "vit", "RoBERTa-large": "roberta", "BERT-336M": "bert", "T5-1.2B": "t5", "GPT-2 1.5B": "gpt2"}
@@ -111,7 +111,7 @@ def _forms(case: Case, samples: Sequence[Measurement]) -> list[Form]:
         machines = msgspec.structs.replace(setting.machines, gpus_on_node=one.gpus_on_node, cpus=one.cpus)
         return msgspec.structs.replace(setting, machines=machines, batch=one.batch, sequence=one.sequence)
 
-    return [Rubick(case.model, find_gpu(case.gpu), samples), Corrected(setting_for)]
+    return [RubickForm(case.model, find_gpu(case.gpu), samples), CorrectedForm(setting_for)]
 
 
 def report() -> str:

@@ -19,7 +19,7 @@ from benchmarks.placement.kept import say
 from refold.journal import History, HistoryJournal
 from refold.model import Job
 from refold.packing import Ints
-from refold.results import PromiseGroup, Spread, measure, spread_of
+from refold.results import Spread, StartEstimateGroup, measure, spread_of
 from refold.simulator import Costs, simulate
 
 KEPT = REPOSITORY / "build" / "backfill"
@@ -53,7 +53,7 @@ class Outcome(msgspec.Struct, frozen=True):
     slowdown: Spread
     sizes: dict[str, Spread]
     passed_over: Spread
-    promises: PromiseGroup | None
+    promises: StartEstimateGroup | None
     preemptions: int
     overhead_gpu_hours: float
     gpu_hours: float

@@ -23,7 +23,7 @@ from benchmarks.workloads import (
     starts_in,
 )
 from refold.model import Cluster, Demand, Job
-from refold.simulator import Replayed, Tasks, replay_compiled, tasks_of
+from refold.simulator import Replayed, TaskColumns, replay_compiled, tasks_of
 from refold.traces import read_cluster
 
 PLACEMENTS = ("first-fit", "best-fit", "tetris")
@@ -69,15 +69,15 @@ def save(path: str) -> tuple[int, float]:
     return len(jobs), seconds
 
 
-def _load(path: str) -> tuple[Tasks, Cluster]:
+def _load(path: str) -> tuple[TaskColumns, Cluster]:
     columns = np.load(f"{path}.npz")
     demands = msgspec.json.decode(Path(f"{path}.json").read_bytes(), type=tuple[Demand, ...])
-    tasks = Tasks(columns["submitted"], columns["work"], columns["demand_of"], demands)
+    tasks = TaskColumns(columns["submitted"], columns["work"], columns["demand_of"], demands)
     return tasks, read_cluster(TRACES / PAI_NODES)
 
 
-def _first(tasks: Tasks, count: int) -> Tasks:
-    return Tasks(tasks.submitted[:count], tasks.work[:count], tasks.demand_of[:count], tasks.demands)
+def _first(tasks: TaskColumns, count: int) -> TaskColumns:
+    return TaskColumns(tasks.submitted[:count], tasks.work[:count], tasks.demand_of[:count], tasks.demands)
 
 
 def replay_and_scan(path: str, placement: str) -> tuple[float, float]:
@@ -93,7 +93,7 @@ def replay_and_scan(path: str, placement: str) -> tuple[float, float]:
     )
 
 
-def _scan(tasks: Tasks, cluster: Cluster, placement: str) -> bare_scan.Floats:
+def _scan(tasks: TaskColumns, cluster: Cluster, placement: str) -> bare_scan.Floats:
     capacity = np.array([node.gpus for node in cluster.nodes], dtype=np.int64)
     instances = np.array([demand.instances for demand in tasks.demands], dtype=np.int64)[tasks.demand_of]
     gpus = np.array([demand.gpus for demand in tasks.demands], dtype=np.int64)[tasks.demand_of]

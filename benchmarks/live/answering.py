@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.table import Row, at_most, skipped
-from refold.api import Api, Feed, JobStatus, NewToken, Submission, Tokens, make_token
+from refold.api import Api, EventStream, JobStatus, NewToken, Submission, TokenAuthenticator, make_token
 
 CALLS = 2_000
 TURNS = 7
@@ -25,10 +25,10 @@ def rows(quick: bool) -> list[Row]:
     """Microseconds of CPU per POST, without a socket: the median of turns that both take by turns."""
     token, known = make_token(NewToken("bench", "owner"), 0.0)
     try:
-        starlette = _behind_starlette(Tokens({known.hash: known}))
+        starlette = _behind_starlette(TokenAuthenticator({known.hash: known}))
     except ImportError:
         return [skipped("a call behind Starlette", "starlette is not installed: pip install 'refold[bench]'")]
-    ours: App = Api(_Desk(), Tokens({known.hash: known}))  # type: ignore[arg-type]
+    ours: App = Api(_Desk(), TokenAuthenticator({known.hash: known}))  # type: ignore[arg-type]
     scope = _scope(token)
     turns = [(_micros(ours, scope), _micros(starlette, scope)) for _ in range(2 if quick else TURNS)]
     one, other = (statistics.median(side) for side in zip(*turns, strict=True))
@@ -41,24 +41,24 @@ def rows(quick: bool) -> list[Row]:
 class _Desk:
     """One that has answers and no questions."""
 
-    feed = Feed()
+    feed = EventStream()
 
     async def submit(self, _caller: object, _submission: Submission) -> JobStatus:
         return ANSWER
 
 
-def _behind_starlette(tokens: Tokens) -> App:
+def _behind_starlette(tokens: TokenAuthenticator) -> App:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import Route
 
     decoder = msgspec.json.Decoder(Submission)
-    desk = _Desk()
+    service = _Desk()
 
     async def submit(request: Request) -> Response:
         caller = tokens.caller(request.headers.get("authorization"))
-        answer = await desk.submit(caller, decoder.decode(await request.body()))
+        answer = await service.submit(caller, decoder.decode(await request.body()))
         return Response(msgspec.json.encode(answer), 201, media_type="application/json")
 
     app: App = Starlette(routes=[Route("/api/v1/jobs", submit, methods=["POST"])])

@@ -88,5 +88,5 @@ def _add_past(folder: Path, count: int) -> None:
 
 
 def _ended(like: JobStatus, job: Job, at: float) -> JobStatus:
-    standing = "failed" if int(job.id.rpartition("-")[2]) % 50 == 0 else "finished"
-    return msgspec.structs.replace(like, id=job.id, name="past", standing=standing, ended=at)
+    state = "failed" if int(job.id.rpartition("-")[2]) % 50 == 0 else "finished"
+    return msgspec.structs.replace(like, id=job.id, name="past", state=state, ended=at)

@@ -19,7 +19,7 @@ from refold.model import DAY, HOUR, MINUTE, WHOLE, Cluster, Demand, Job, Node, m
 from refold.registry import make_policy
 from refold.simulator import Costs, simulate
 from refold.testing import Audit
-from refold.traces import Arrivals, Lognormal, Shape, SizeClass, generate, read_cluster, read_trace
+from refold.traces import Lognormal, PoissonArrivals, SizeClass, WorkloadShape, generate, read_cluster, read_trace
 
 POLICIES = ("fifo", "fifo-skip", "sjf")
 LOADS = (0.7, 0.8, 0.9)
@@ -48,9 +48,9 @@ def _size(weight: float, hours: float, gpus: int = 1, share: int = WHOLE, instan
     return SizeClass(Demand(instances, gpus, share, cpu, memory), weight, durations)
 
 
-SHAPE = Shape(
+SHAPE = WorkloadShape(
     jobs=1500,
-    arrivals=Arrivals(10.0),
+    arrivals=PoissonArrivals(10.0),
     classes=(
         _size(10, 1, share=250),
         _size(30, 1, share=500),

@@ -21,7 +21,18 @@ from benchmarks.prediction import boosted
 from benchmarks.workloads import TRACES
 from refold.model import HOUR, Job
 from refold.predict import Floats
-from refold.research import CHANCES, COMPARATORS, LATER, Foreseen, Played, Score, pinball, play, play_running, score
+from refold.research import (
+    CHANCES,
+    COMPARATORS,
+    LATER,
+    Evaluation,
+    PredictorQuantiles,
+    Score,
+    pinball,
+    play,
+    play_running,
+    score,
+)
 from refold.traces import read_trace
 
 PAGE = REPOSITORY / "docs" / "results" / "prediction.md"
@@ -56,7 +67,7 @@ class Result(NamedTuple):
     lines: Sequence[Line]
     scores: Mapping[str, Score]
     later: Mapping[float, Score]
-    ours: Played
+    ours: Evaluation
     seconds: float
 
 
@@ -65,7 +76,7 @@ def measured(name: str) -> Result:
     jobs = read_trace(str(TRACES / FILES[name])).jobs
     say(f"{name}: {len(jobs):,} jobs")
     began = time.process_time()
-    ours = play(jobs, Foreseen(), time.process_time)
+    ours = play(jobs, PredictorQuantiles(), time.process_time)
     seconds = time.process_time() - began
     said = {OURS: ours.said[:, SAME]}
     scores = {OURS: score(ours.lasted, ours.said)}

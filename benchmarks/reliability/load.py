@@ -185,7 +185,7 @@ def queue(policy: str) -> Queue:
 
             return Queue(
                 policy,
-                client.jobs(limit=1, standing=["waiting"]).total,
+                client.jobs(limit=1, state=["waiting"]).total,
                 timed(lambda: client.jobs(limit=100), 200, 0.01),
                 timed(lambda: client.jobs(limit=1000), 50, 0.01),
                 timed(command, 20),

@@ -21,9 +21,9 @@ from benchmarks.table import markdown
 from refold.core import Event, JobSubmitted, Policy, RunStopped, Scheduler, StopRun, View, Woke
 from refold.model import KEEP, Cluster, Decision, Demand, GpuType, Job, Node, mib_from_gib, milli_from_number
 from refold.plans import Speeds
-from refold.policies.common import Board
+from refold.policies.common import Draft
 from refold.registry import make_policy, settings_of
-from refold.research import Finder, gap_between, throughput_of
+from refold.research import OptimumSearch, gap_between, throughput_of
 
 INSTANCES = 200
 SEED = 7
@@ -88,9 +88,9 @@ def small_cluster(nodes: int, gpus: int) -> Cluster:
 
 
 @cache
-def finder_for(cluster: Cluster) -> Finder:
+def finder_for(cluster: Cluster) -> OptimumSearch:
     """What finds the optimum on a cluster; it remembers speeds."""
-    return Finder(Speeds(cluster, world.knowledge()))
+    return OptimumSearch(Speeds(cluster, world.knowledge()))
 
 
 def instances(count: int = INSTANCES, seed: int = SEED) -> list[Instance]:
@@ -142,7 +142,7 @@ def gap_of(instance: Instance, policy: Policy) -> float:
     """What is missing to the best when the policy has settled."""
     finder = finder_for(instance.cluster)
     view = settled(instance, policy).view
-    held = dict(Board(view).holders())
+    held = dict(Draft(view).holders())
     return gap_between(throughput_of(view, finder.speeds, held), best_of(instance))
 
 
@@ -161,7 +161,7 @@ class _Asked:
     best = 0.0
 
     def decide(self, view: View) -> Decision:
-        self.best = finder_for(view.cluster).best(view, Board(view)).at_most
+        self.best = finder_for(view.cluster).best(view, Draft(view)).at_most
         return KEEP
 
 

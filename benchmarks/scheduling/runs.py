@@ -29,7 +29,7 @@ from refold.plans import Speeds
 from refold.policies import POLICIES
 from refold.registry import make_policy, settings_of
 from refold.results import broken_guarantees, measure
-from refold.simulator import Costs, Measured, simulate
+from refold.simulator import Costs, MeasuredSpeeds, simulate
 
 KEPT = REPOSITORY / "build" / "scheduling"
 PROCESSES = 2
@@ -159,7 +159,7 @@ def fresh(point: Point) -> Figures:
     return _figures(journal.history(cluster), charge, _grace(point), time.process_time() - before)
 
 
-def _figures(history: History, charge: Measured, grace: float, cpu_seconds: float) -> Figures:
+def _figures(history: History, charge: MeasuredSpeeds, grace: float, cpu_seconds: float) -> Figures:
     found = measure(history)
     speeds = Speeds(history.cluster, world.knowledge())
     believed = broken_guarantees(history, speeds, grace=grace)
@@ -208,7 +208,7 @@ def cluster_for(trace: str) -> Cluster:
 
 
 @cache
-def _charge(cluster: Cluster) -> Measured:
+def _charge(cluster: Cluster) -> MeasuredSpeeds:
     return world.charge(cluster)
 
 

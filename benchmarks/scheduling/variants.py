@@ -14,7 +14,7 @@ import numpy as np
 from refold.model import Job, Plan
 from refold.perf import Setting
 from refold.plans import Knowledge, Layout, Speed, Speeds
-from refold.simulator import Charge
+from refold.simulator import SpeedModel
 
 LARGE = ("llama7", "llama30")
 """The models that are called large."""
@@ -25,7 +25,7 @@ def at_load(jobs: Sequence[Job], load: float) -> tuple[Job, ...]:
     return tuple(msgspec.structs.replace(job, submitted=job.submitted / load) for job in jobs)
 
 
-def with_large_share(jobs: Sequence[Job], share: float, charge: Charge, seed: int) -> tuple[Job, ...]:
+def with_large_share(jobs: Sequence[Job], share: float, charge: SpeedModel, seed: int) -> tuple[Job, ...]:
     """So large a part of the jobs trains large models; what each asks for in GPU-seconds stays what it was.
 
     Jobs are changed at random until the share is right, in an order that is the same for every share. Who is changed
@@ -45,12 +45,12 @@ def with_large_share(jobs: Sequence[Job], share: float, charge: Charge, seed: in
     return tuple(changed)
 
 
-def gpu_seconds(job: Job, charge: Charge) -> float:
+def gpu_seconds(job: Job, charge: SpeedModel) -> float:
     """What a job takes as it was asked for."""
     return charge.work(job) * job.demand.total_gpus
 
 
-def _as_another(job: Job, other: Job, charge: Charge) -> Job:
+def _as_another(job: Job, other: Job, charge: SpeedModel) -> Job:
     """The job with another's model, GPUs and plan."""
     assert other.steps is not None
     steps = max(1, round(gpu_seconds(job, charge) / gpu_seconds(other, charge) * other.steps))

@@ -19,9 +19,9 @@ from benchmarks.accuracy.tables import data_folder
 from benchmarks.measure import REPOSITORY
 from refold.catalogue import find_engine, find_gpu, find_model
 from refold.model import Cluster, GpuType, Job, Link, Node, Tenant, mib_from_gib, milli_from_number
-from refold.perf import Corrected, Fitted, Machines, Measurement, Setting, fit, samples_in_turn
+from refold.perf import CorrectedForm, Fitted, Machines, Measurement, Setting, fit, samples_in_turn
 from refold.plans import Knowledge, Speeds
-from refold.simulator import AsRecorded, Measured
+from refold.simulator import MeasuredSpeeds, RecordedSpeeds
 from refold.traces import read_trace
 
 WORKLOADS = {
@@ -87,9 +87,9 @@ def knowledge() -> Knowledge:
     return Knowledge(tuple(_fitted(rows) for rows in by_model.values()), menu)
 
 
-def charge(on: Cluster) -> Measured:
+def charge(on: Cluster) -> MeasuredSpeeds:
     """The truth: what was measured, and between that what the fits say."""
-    return Measured(table(), Speeds(on, knowledge()), AsRecorded(on))
+    return MeasuredSpeeds(table(), Speeds(on, knowledge()), RecordedSpeeds(on))
 
 
 def _fitted(rows: list[Measurement]) -> Fitted:
@@ -105,7 +105,7 @@ def _fitted(rows: list[Measurement]) -> Fitted:
     kept = REPOSITORY / "build" / "fits" / f"{model.name}-{hashlib.sha256(asked).hexdigest()[:16]}.json"
     if kept.exists():
         return msgspec.json.decode(kept.read_bytes(), type=Fitted)
-    form = Corrected(setting_for)
+    form = CorrectedForm(setting_for)
     chosen = samples_in_turn(form, rows, SAMPLES)
     found = msgspec.structs.replace(fit(form, [rows[index] for index in chosen], least=1), engine=engine)
     _keep(kept, found)

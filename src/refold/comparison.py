@@ -9,7 +9,7 @@ from refold.journal import HistoryJournal
 from refold.model import Cluster, Job
 from refold.registry import make_policy
 from refold.results import Measures, measure
-from refold.simulator import FREE_OF_CHARGE, Charge, Costs, simulate
+from refold.simulator import FREE_OF_CHARGE, Costs, SpeedModel, simulate
 
 
 def compare(
@@ -17,7 +17,7 @@ def compare(
     cluster: Cluster,
     policies: Iterable[str | Policy],
     *,
-    charge: Charge | None = None,
+    charge: SpeedModel | None = None,
     costs: Costs = FREE_OF_CHARGE,
 ) -> dict[str, Measures]:
     """Simulate each policy on the same jobs and cluster; return the measures by policy name.

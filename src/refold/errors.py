@@ -122,7 +122,7 @@ class NoDaemon(RefoldError):
     """Nobody serves where a daemon was looked for."""
 
 
-class NotYet(RefoldError, TimeoutError):
+class WaitTimeout(RefoldError, TimeoutError):
     """What was waited for has not come in the time that was given."""
 
 
@@ -130,7 +130,7 @@ class Refused(RefoldError):
     """The daemon was asked for something and does not do it."""
 
 
-class Unknown(Refused):
+class Unauthenticated(Refused):
     """Who asks has no token, or one that the daemon does not know."""
 
 
@@ -151,11 +151,11 @@ class Conflict(Refused):
     """It cannot be done as things stand."""
 
 
-class TooMuch(Refused):
+class TooManyRequests(Refused):
     """Too many things at once, or too often."""
 
 
-class TooLarge(TooMuch):
+class TooLarge(TooManyRequests):
     """More bytes than are taken at once."""
 
 

@@ -26,7 +26,7 @@ WATCH = "watch"
 """The setting that every policy takes: rules by which its runs are watched."""
 
 
-class Listed(NamedTuple):
+class PolicyInfo(NamedTuple):
     """One line of `refold policies`."""
 
     name: str
@@ -48,21 +48,21 @@ def usual_policies() -> list[str]:
     return [name for name in policy_names() if name not in POLICIES or POLICIES[name].usual]
 
 
-def list_policies() -> list[Listed]:
+def list_policies() -> list[PolicyInfo]:
     """Every policy that can be asked for by name; and files in one's own folder that cannot, with the problem."""
     listed = [
-        Listed(name, known.summary, known.oracle, known.preempts, settings_of(name), known.module)
+        PolicyInfo(name, known.summary, known.oracle, known.preempts, settings_of(name), known.module)
         for name, known in POLICIES.items()
     ]
     return listed + [_listed(path) for path in _own_files()]
 
 
-def _listed(path: Path) -> Listed:
+def _listed(path: Path) -> PolicyInfo:
     try:
         found = _class_in(path)
     except BadFile as error:
-        return Listed(path.stem, "", False, False, {}, str(path), error.problem)
-    return Listed(
+        return PolicyInfo(path.stem, "", False, False, {}, str(path), error.problem)
+    return PolicyInfo(
         found.name,
         (inspect.getdoc(found) or "").split("\n")[0],
         getattr(found, "oracle", False),
@@ -88,9 +88,9 @@ def watched(policy: Policy, rules: Mapping[str, Any] | None) -> Policy:
     """The policy with somebody beside it who watches its runs by these rules; None: nobody does."""
     if rules is None:
         return policy
-    from refold.policies.common import Rules, Watch  # few are watched, and predictions take a while to load
+    from refold.policies.common import RunWatch, WatchRules  # few are watched, and predictions take a while to load
 
-    return Watch(policy, Rules.of(rules))
+    return RunWatch(policy, WatchRules.of(rules))
 
 
 def parted(name: str, settings: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from fake_service import MEMBER, OTHER, OWNER, READER, FakeDesk, make_app, serve
+from fake_service import MEMBER, OTHER, OWNER, READER, FakeService, make_app, serve
 from hypothesis import given, settings, strategies as st
 
 from refold.api.app import Api
 from refold.api.calls import CALLS, LARGEST_BODY, Call
 from refold.api.roles import Caller
-from refold.api.wire import About, Problem, Submission
-from refold.errors import BadInput, BadValue, RefoldError, TooMuch, Unavailable
+from refold.api.wire import DaemonInfo, Problem, Submission
+from refold.errors import BadInput, BadValue, RefoldError, TooManyRequests, Unavailable
 
 JOB = b'{"name": "train", "command": ["python", "train.py"]}'
 Headers = Sequence[tuple[str, str]]
@@ -74,11 +74,11 @@ def ask(
     return Answer(sent[0]["status"], told, b"".join(message["body"] for message in sent[1:]))
 
 
-def desk_with_a_job() -> FakeDesk:
-    desk = FakeDesk()
-    desk.start(desk.add(Submission("train", ["python", "train.py"])).id)
-    desk.feed.end()
-    return desk
+def desk_with_a_job() -> FakeService:
+    service = FakeService()
+    service.start(service.add(Submission("train", ["python", "train.py"])).id)
+    service.feed.end()
+    return service
 
 
 # Who may ask
@@ -239,10 +239,10 @@ def test_a_field_of_one_of_many_is_told_with_its_place() -> None:
 
 
 def test_of_many_submissions_that_are_refused_none_is_made() -> None:
-    desk = FakeDesk()
+    service = FakeService()
     body = b"[" + JOB + b', {"name": "b", "command": ["x"], "tenant": "speech"}]'
-    assert ask(make_app(desk), "POST", "/api/v1/submissions", body, token=MEMBER).status == 403
-    assert desk.all == {}
+    assert ask(make_app(service), "POST", "/api/v1/submissions", body, token=MEMBER).status == 403
+    assert service.all == {}
 
 
 WRONG_QUERIES = {
@@ -253,7 +253,7 @@ WRONG_QUERIES = {
     "limit=1&limit=2": ("limit is there twice, expected it once", "limit"),
     "ended=1": ("ended: expected bool, got int", "ended"),
     "after=null": ("after: expected int, got str", "after"),
-    "standing=lost": ("standing[0]: invalid enum value 'lost'", "standing[0]"),
+    "state=lost": ("state[0]: invalid enum value 'lost'", "state[0]"),
     "limits=5": ("limits is no field that there is", "limits"),
     "tenant=%ff": ("the parameters cannot be read: they are too many, or not in UTF-8", ""),
     "&".join(f"a{number}=" for number in range(65)): (
@@ -277,15 +277,15 @@ def test_a_call_without_parameters_takes_none() -> None:
 def test_parameters_arrive_with_their_types() -> None:
     seen: list[dict[str, Any]] = []
 
-    class Noting(FakeDesk):
+    class Noting(FakeService):
         async def jobs(self, caller: Caller, **asked: Any) -> Any:
             seen.append(asked)
             return []
 
-    ask(make_app(Noting()), "GET", "/api/v1/jobs?standing=running&standing=held&limit=5&ended=true&user=%C3%A9")
+    ask(make_app(Noting()), "GET", "/api/v1/jobs?state=running&state=held&limit=5&ended=true&user=%C3%A9")
     assert seen == [
         {
-            "standing": ["running", "held"],
+            "state": ["running", "held"],
             "tenant": "",
             "user": "é",
             "name": "",
@@ -323,10 +323,10 @@ def test_a_body_of_exactly_the_largest_size_is_taken() -> None:
 def test_a_body_that_is_larger_is_refused_however_it_comes(length: int, pieces: int) -> None:
     body = padded(length)
     step = -(-length // pieces)
-    desk = FakeDesk()
-    answer = ask(make_app(desk), "POST", "/api/v1/jobs", [body[at : at + step] for at in range(0, length, step)])
+    service = FakeService()
+    answer = ask(make_app(service), "POST", "/api/v1/jobs", [body[at : at + step] for at in range(0, length, step)])
     assert (answer.status, answer.problem.error) == (413, "the body has more than 1,048,576 bytes")
-    assert desk.all == {}
+    assert service.all == {}
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
@@ -437,12 +437,12 @@ def test_the_server_may_begin_and_end_and_there_are_no_web_sockets() -> None:
 # What becomes of errors
 
 
-class Failing(FakeDesk):
+class Failing(FakeService):
     def __init__(self, error: Exception) -> None:
         super().__init__()
         self.error = error
 
-    def about(self, caller: Caller) -> About:
+    def about(self, caller: Caller) -> DaemonInfo:
         raise self.error
 
 
@@ -451,7 +451,7 @@ class Failing(FakeDesk):
     [
         (BadInput("this does not do"), 422),
         (BadValue("this does not do"), 422),
-        (TooMuch("this does not do"), 429),
+        (TooManyRequests("this does not do"), 429),
         (Unavailable("this does not do"), 503),
     ],
 )

@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_service import OTHER, OWNER, READER, FakeDesk, make_app, serve
+from fake_service import OTHER, OWNER, READER, FakeService, make_app, serve
 from hypothesis import given, strategies as st
 
-from refold.api.event_stream import MOST_LISTENERS, Feed, Interest, alive, told
+from refold.api.event_stream import MOST_LISTENERS, EventFilter, EventStream, alive, told
 from refold.api.roles import Caller
 from refold.api.wire import Event, Submission
 
-EVERYTHING = Interest(Caller("owner", "owner", "default", "ada"))
+EVERYTHING = EventFilter(Caller("owner", "owner", "default", "ada"))
 
 
 def events(first: int, last: int, **fields: Any) -> list[Event]:
@@ -36,7 +36,7 @@ def data(pieces: list[bytes]) -> list[Event]:
     return [msgspec.json.decode(line[6:], type=Event) for line in lines]
 
 
-async def all_there_is(feed: Feed, since: int | None = 0, interest: Interest = EVERYTHING) -> list[bytes]:
+async def all_there_is(feed: EventStream, since: int | None = 0, interest: EventFilter = EVERYTHING) -> list[bytes]:
     return [piece async for piece in feed.subscribe(since, interest, follow=False)]
 
 
@@ -48,26 +48,26 @@ def test_an_event_is_written_as_server_sent_events_are() -> None:
 
 
 def test_a_stream_begins_with_where_it_begins() -> None:
-    feed = Feed()
+    feed = EventStream()
     feed.publish(events(1, 3))
     assert asyncio.run(all_there_is(feed, None)) == [alive(3)]
     assert asyncio.run(all_there_is(feed, 2)) == [alive(2), told(events(3, 3)[0])]
 
 
 def test_who_comes_back_gets_what_it_missed() -> None:
-    feed = Feed()
+    feed = EventStream()
     feed.publish(events(1, 600))
     assert numbers(asyncio.run(all_there_is(feed, 250))) == list(range(251, 601))
 
 
 def test_a_feed_goes_on_where_the_one_before_a_restart_ended() -> None:
-    feed = Feed(last=500)
+    feed = EventStream(last=500)
     feed.publish(events(501, 502))
     assert numbers(asyncio.run(all_there_is(feed, 500))) == [501, 502]
 
 
 def test_what_fell_out_of_the_ring_is_told_as_lost_with_its_count() -> None:
-    feed = Feed(most=10)
+    feed = EventStream(most=10)
     feed.publish(events(1, 25))
     came = data(asyncio.run(all_there_is(feed, 3)))
     assert [(event.number, event.kind, event.text) for event in came[:2]] == [
@@ -78,7 +78,7 @@ def test_what_fell_out_of_the_ring_is_told_as_lost_with_its_count() -> None:
 
 
 def test_a_number_that_never_was_is_taken_for_the_last() -> None:
-    feed = Feed()
+    feed = EventStream()
     feed.publish(events(1, 3))
     assert asyncio.run(all_there_is(feed, 900)) == [alive(3)]
 
@@ -90,7 +90,7 @@ def test_a_number_that_never_was_is_taken_for_the_last() -> None:
 )
 def test_what_comes_and_what_is_lost_are_all_that_was(published: list[int], taken: list[int], most: int) -> None:
     async def listen() -> tuple[list[bytes], int]:
-        feed, pieces = Feed(most=most, heartbeat=0.0), []
+        feed, pieces = EventStream(most=most, heartbeat=0.0), []
         stream = feed.subscribe(0, EVERYTHING)
         for more, takes in zip(published, taken, strict=False):
             feed.publish(events(feed.last + 1, feed.last + more))
@@ -107,7 +107,7 @@ def test_what_comes_and_what_is_lost_are_all_that_was(published: list[int], take
 
 def test_a_listener_is_told_of_what_happens_while_it_waits_and_that_the_daemon_lives() -> None:
     async def listen() -> list[bytes]:
-        feed = Feed(heartbeat=0.02)
+        feed = EventStream(heartbeat=0.02)
         stream = feed.subscribe(None, EVERYTHING)
         pieces = [await anext(stream), await anext(stream)]
         waiting = asyncio.ensure_future(anext(stream))
@@ -123,7 +123,7 @@ def test_a_listener_is_told_of_what_happens_while_it_waits_and_that_the_daemon_l
 
 def test_a_listener_hears_that_the_daemon_lives_also_while_others_are_told_much() -> None:
     async def listen() -> bytes:
-        feed = Feed(heartbeat=0.02)
+        feed = EventStream(heartbeat=0.02)
         stream = feed.subscribe(None, msgspec.structs.replace(EVERYTHING, job="a-1"))
         await anext(stream)
         waiting = asyncio.ensure_future(anext(stream))
@@ -137,14 +137,14 @@ def test_a_listener_hears_that_the_daemon_lives_also_while_others_are_told_much(
 
 
 def test_events_of_other_tenants_come_without_their_text() -> None:
-    feed = Feed()
+    feed = EventStream()
     happened = [
         Event(1, 1.0, "failed", "a-1", 1, "exit status 1", "vision"),
         Event(2, 2.0, "failed", "b-2", 1, "exit status 2", "speech"),
         Event(3, 3.0, "drained", text="node here"),
     ]
     feed.publish(happened)
-    reader = Interest(Caller("reader", "reader", "vision", "ada"))
+    reader = EventFilter(Caller("reader", "reader", "vision", "ada"))
     assert data(asyncio.run(all_there_is(feed, 0, reader))) == [
         happened[0],
         Event(2, 2.0, "failed", "b-2", 1, "", "speech"),
@@ -161,8 +161,8 @@ def test_events_of_other_tenants_come_without_their_text() -> None:
         (msgspec.structs.replace(EVERYTHING, job="a-1", tenant="speech"), []),
     ],
 )
-def test_a_listener_gets_what_it_asked_for(interest: Interest, expected: list[int]) -> None:
-    feed = Feed()
+def test_a_listener_gets_what_it_asked_for(interest: EventFilter, expected: list[int]) -> None:
+    feed = EventStream()
     feed.publish(
         [
             Event(1, 1.0, "started", "a-1", tenant="vision"),
@@ -175,7 +175,7 @@ def test_a_listener_gets_what_it_asked_for(interest: Interest, expected: list[in
 
 def test_listeners_that_take_nothing_do_not_make_the_feed_grow() -> None:
     async def flood() -> tuple[int, list[Event]]:
-        feed = Feed(most=100)
+        feed = EventStream(most=100)
         streams = [feed.subscribe(None, EVERYTHING) for _ in range(20)]
         for stream in streams:
             await anext(stream)
@@ -219,7 +219,7 @@ def scope_of(path: str, token: str, query: bytes = b"", **headers: str) -> Messa
     }
 
 
-async def get(desk: FakeDesk, path: str, token: str, query: bytes = b"", **headers: str) -> tuple[int, bytes]:
+async def get(service: FakeService, path: str, token: str, query: bytes = b"", **headers: str) -> tuple[int, bytes]:
     sent: list[Message] = []
 
     async def receive() -> Message:
@@ -229,16 +229,16 @@ async def get(desk: FakeDesk, path: str, token: str, query: bytes = b"", **heade
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await make_app(desk)(scope_of(path, token, query, **headers), receive, send)
+    await make_app(service)(scope_of(path, token, query, **headers), receive, send)
     return sent[0]["status"], b"".join(message["body"] for message in sent[1:])
 
 
-def desk_of_two_tenants() -> FakeDesk:
-    desk = FakeDesk()
-    desk.add(Submission("a", ["x"]), "vision")
-    desk.add(Submission("b", ["x"]), "speech")
-    desk.start("a-1")
-    return desk
+def desk_of_two_tenants() -> FakeService:
+    service = FakeService()
+    service.add(Submission("a", ["x"]), "vision")
+    service.add(Submission("b", ["x"]), "speech")
+    service.start("a-1")
+    return service
 
 
 def test_a_stream_over_http_is_of_the_job_that_was_named_in_any_way() -> None:
@@ -255,16 +255,16 @@ def test_a_job_that_is_not_there_has_no_stream() -> None:
 
 
 def test_last_event_id_resumes() -> None:
-    desk = desk_of_two_tenants()
-    status, body = asyncio.run(get(desk, "/api/v1/events", OTHER, b"since=0&follow=false", last_event_id="1"))
+    service = desk_of_two_tenants()
+    status, body = asyncio.run(get(service, "/api/v1/events", OTHER, b"since=0&follow=false", last_event_id="1"))
     assert status == 200
     assert [(event.number, event.text) for event in data([body])] == [(2, "b-2 submitted"), (3, "")]
-    assert asyncio.run(get(desk, "/api/v1/events", OTHER, last_event_id="x"))[0] == 422
+    assert asyncio.run(get(service, "/api/v1/events", OTHER, last_event_id="x"))[0] == 422
 
 
 def test_a_token_that_is_revoked_ends_the_stream_that_it_opened() -> None:
     async def listen() -> list[bytes]:
-        desk = FakeDesk(feed=Feed(heartbeat=3600.0))
+        service = FakeService(feed=EventStream(heartbeat=3600.0))
         sent: list[Message] = []
 
         async def receive() -> Message:
@@ -274,14 +274,14 @@ def test_a_token_that_is_revoked_ends_the_stream_that_it_opened() -> None:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        serving = asyncio.ensure_future(make_app(desk)(scope_of("/api/v1/events", READER), receive, send))
-        while not desk.feed.listeners:
+        serving = asyncio.ensure_future(make_app(service)(scope_of("/api/v1/events", READER), receive, send))
+        while not service.feed.listeners:
             await asyncio.sleep(0)
-        desk.feed.publish(events(1, 1))
+        service.feed.publish(events(1, 1))
         while len(sent) < 3:
             await asyncio.sleep(0)
-        await desk.revoke_token(EVERYTHING.caller, "reader")
-        desk.feed.publish(events(2, 2))
+        await service.revoke_token(EVERYTHING.caller, "reader")
+        service.feed.publish(events(2, 2))
         await serving
         return [message["body"] for message in sent[1:]]
 
@@ -290,7 +290,7 @@ def test_a_token_that_is_revoked_ends_the_stream_that_it_opened() -> None:
 
 def test_who_may_not_listen_any_more_is_not_kept_until_something_happens() -> None:
     async def listen() -> list[bytes]:
-        feed, known = Feed(heartbeat=3600.0), ["token"]
+        feed, known = EventStream(heartbeat=3600.0), ["token"]
         stream = feed.subscribe(None, EVERYTHING, may_listen=lambda: bool(known))
         pieces = [await anext(stream)]
         waiting = asyncio.ensure_future(anext(stream, b"over"))
@@ -303,14 +303,14 @@ def test_who_may_not_listen_any_more_is_not_kept_until_something_happens() -> No
 
 
 def test_there_are_only_so_many_listeners() -> None:
-    desk = desk_of_two_tenants()
-    desk.feed.listeners = MOST_LISTENERS
-    assert asyncio.run(get(desk, "/api/v1/events", READER, b"follow=false"))[0] == 429
+    service = desk_of_two_tenants()
+    service.feed.listeners = MOST_LISTENERS
+    assert asyncio.run(get(service, "/api/v1/events", READER, b"follow=false"))[0] == 429
 
 
 def test_a_listener_that_vanishes_is_forgotten() -> None:
     async def vanish() -> tuple[int, int]:
-        desk, gone = FakeDesk(), asyncio.Event()
+        service, gone = FakeService(), asyncio.Event()
 
         async def receive() -> Message:
             await gone.wait()
@@ -319,13 +319,13 @@ def test_a_listener_that_vanishes_is_forgotten() -> None:
         async def send(message: Any) -> None:
             pass
 
-        serving = asyncio.ensure_future(make_app(desk)(scope_of("/api/v1/events", READER), receive, send))
-        while not desk.feed.listeners:
+        serving = asyncio.ensure_future(make_app(service)(scope_of("/api/v1/events", READER), receive, send))
+        while not service.feed.listeners:
             await asyncio.sleep(0)
-        listened = desk.feed.listeners
+        listened = service.feed.listeners
         gone.set()
         await serving
-        return listened, desk.feed.listeners
+        return listened, service.feed.listeners
 
     assert asyncio.run(vanish()) == (1, 0)
 
@@ -334,7 +334,7 @@ def test_a_listener_that_takes_nothing_for_long_is_let_go(monkeypatch: pytest.Mo
     monkeypatch.setattr("refold.api.asgi.SLOWEST_LISTENER", 0.01)
 
     async def stall() -> int:
-        desk = FakeDesk()
+        service = FakeService()
 
         async def receive() -> Message:
             await asyncio.sleep(3600)
@@ -344,8 +344,8 @@ def test_a_listener_that_takes_nothing_for_long_is_let_go(monkeypatch: pytest.Mo
             if message["type"] == "http.response.body":
                 await asyncio.sleep(3600)
 
-        await make_app(desk)(scope_of("/api/v1/events", READER), receive, send)
-        return desk.feed.listeners
+        await make_app(service)(scope_of("/api/v1/events", READER), receive, send)
+        return service.feed.listeners
 
     assert asyncio.run(stall()) == 0
 
@@ -361,10 +361,14 @@ def test_a_server_outlives_listeners_that_stall_and_vanish() -> None:
             listener.sendall(request)
             assert listener.recv(12) == b"HTTP/1.1 200"
         for _ in range(40):  # far more than the ring and every buffer hold
-            served.do(lambda: served.desk.feed.publish(events(served.desk.feed.last + 1, served.desk.feed.last + 500)))
+            served.do(
+                lambda: served.service.feed.publish(
+                    events(served.service.feed.last + 1, served.service.feed.last + 500)
+                )
+            )
         for listener in listeners:
             listener.close()
         until = time.monotonic() + 10
-        while served.desk.feed.listeners and time.monotonic() < until:
+        while served.service.feed.listeners and time.monotonic() < until:
             time.sleep(0.01)
-        assert served.desk.feed.listeners == 0
+        assert served.service.feed.listeners == 0

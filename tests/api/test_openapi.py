@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import schemathesis
-from fake_service import OWNER, FakeDesk, make_app
+from fake_service import OWNER, FakeService, make_app
 from hypothesis import HealthCheck, Phase, settings
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
@@ -22,15 +22,15 @@ STRICTER_THAN_A_SCHEMA = {"submit", "submit_all", "preview"}
 
 
 def make_api() -> Api:
-    """What is asked: an app over a desk that has something to tell. Put another desk here to ask another daemon."""
-    desk = FakeDesk()
+    """The app under test, over a service with some jobs. Subclass to test another daemon."""
+    service = FakeService()
     for _ in range(3):
-        desk.add(Submission("train", ["python", "train.py"]))
-    desk.start("train-2")
-    desk.say("train-2", "step 1\n")
-    desk.end("train-3", "failed", "exit status 1")
-    desk.feed.end()  # streams that would go on for ever end with what there is
-    return make_app(desk)
+        service.add(Submission("train", ["python", "train.py"]))
+    service.start("train-2")
+    service.say("train-2", "step 1\n")
+    service.end("train-3", "failed", "exit status 1")
+    service.feed.end()  # streams that would go on for ever end with what there is
+    return make_app(service)
 
 
 schema = schemathesis.openapi.from_asgi("/openapi.json", make_api())

@@ -15,7 +15,7 @@ from scarcity import no_more_files
 from refold.backends.backend import Backend, Report
 from refold.backends.local import instance, process
 from refold.backends.local.backend import LocalBackend, local_cluster
-from refold.backends.local.log_files import Piece, read_from, tail
+from refold.backends.local.log_files import LogChunk, read_from, tail
 from refold.backends.local.process import Process
 from refold.backends.local.run_files import RunFiles, log_path
 from refold.core.events import RunFailed, RunFinished, RunStopped
@@ -101,7 +101,7 @@ class TestLocalBackend(BackendContract):
         async def test(world: World) -> None:
             await world.start("job", shell)
             assert await world.ending("job") == RunFinished("job", 1)
-            assert read_from(RunFiles(tmp_path / "logs", "job", 1).log(0), 0) == Piece(b"", 0, 0)
+            assert read_from(RunFiles(tmp_path / "logs", "job", 1).log(0), 0) == LogChunk(b"", 0, 0)
             await world.start("job", "true", run=2)
             why = f"cannot start 'sh': {os.strerror(errno.ENXIO)}"
             assert await world.ending("job", 2) == RunFailed("job", 2, why)

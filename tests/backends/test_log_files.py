@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from refold.backends.local import log_files
-from refold.backends.local.log_files import Piece, Rotation, read_from, read_piece, rotate, size, tail
+from refold.backends.local.log_files import LogChunk, Rotation, read_from, read_piece, rotate, size, tail
 
 
 def log_with(folder: Path, content: bytes) -> Path:
@@ -26,16 +26,16 @@ def append(path: Path, content: bytes) -> None:
 
 def test_a_log_is_read_from_any_place(tmp_path: Path) -> None:
     path = log_with(tmp_path, b"one\ntwo\n")
-    assert read_from(path, 0) == Piece(b"one\ntwo\n", 0, 8)
-    assert read_from(path, 4) == Piece(b"two\n", 4, 8)
-    assert read_from(path, 4, most=2) == Piece(b"tw", 4, 6)
-    assert read_from(path, 8) == Piece(b"", 8, 8)
-    assert read_from(path, -5, most=1) == Piece(b"o", 0, 1)
+    assert read_from(path, 0) == LogChunk(b"one\ntwo\n", 0, 8)
+    assert read_from(path, 4) == LogChunk(b"two\n", 4, 8)
+    assert read_from(path, 4, most=2) == LogChunk(b"tw", 4, 6)
+    assert read_from(path, 8) == LogChunk(b"", 8, 8)
+    assert read_from(path, -5, most=1) == LogChunk(b"o", 0, 1)
 
 
 def test_what_is_not_there_is_empty(tmp_path: Path) -> None:
-    assert read_from(tmp_path / "none", 7) == Piece(b"", 7, 7)
-    assert tail(tmp_path / "none") == Piece(b"", 0, 0)
+    assert read_from(tmp_path / "none", 7) == LogChunk(b"", 7, 7)
+    assert tail(tmp_path / "none") == LogChunk(b"", 0, 0)
 
 
 def test_a_piece_ends_with_a_whole_character(tmp_path: Path) -> None:
@@ -61,10 +61,10 @@ def test_places_mean_the_same_after_rotation(tmp_path: Path) -> None:
     append(path, b"abc")
     assert (path.read_bytes(), path.with_name("run-1.0.log.1").read_bytes()) == (b"abc", b"6789")
     assert size(path) == 13
-    assert read_from(path, 10) == Piece(b"abc", 10, 13)
-    assert read_from(path, 7) == Piece(b"789abc", 7, 13)
-    assert read_from(path, 7, most=2) == Piece(b"78", 7, 9)
-    assert read_from(path, 0, most=5) == Piece(b"6789a", 6, 11)
+    assert read_from(path, 10) == LogChunk(b"abc", 10, 13)
+    assert read_from(path, 7) == LogChunk(b"789abc", 7, 13)
+    assert read_from(path, 7, most=2) == LogChunk(b"78", 7, 9)
+    assert read_from(path, 0, most=5) == LogChunk(b"6789a", 6, 11)
 
 
 def test_a_process_goes_on_writing_to_a_log_that_was_rotated(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_process_goes_on_writing_to_a_log_that_was_rotated(tmp_path: Path) -> 
         log.write(b"before")
         rotate(path, keep=100)
         log.write(b"after")
-    assert (path.read_bytes(), read_from(path, 6)) == (b"after", Piece(b"after", 6, 11))
+    assert (path.read_bytes(), read_from(path, 6)) == (b"after", LogChunk(b"after", 6, 11))
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ def test_a_process_goes_on_writing_to_a_log_that_was_rotated(tmp_path: Path) -> 
 )
 def test_the_last_lines(tmp_path: Path, lines: int, expected: bytes) -> None:
     path = log_with(tmp_path, b"one\ntwo\nthree\n")
-    assert tail(path, lines) == Piece(expected, 14 - len(expected), 14)
+    assert tail(path, lines) == LogChunk(expected, 14 - len(expected), 14)
 
 
 def test_the_last_lines_go_back_before_the_last_rotation(tmp_path: Path) -> None:
     path = log_with(tmp_path, b"one\ntwo\n")
     rotate(path, keep=100)
     append(path, b"three\n")
-    assert tail(path, 2) == Piece(b"two\nthree\n", 4, 14)
+    assert tail(path, 2) == LogChunk(b"two\nthree\n", 4, 14)
 
 
 @given(st.lists(st.tuples(st.binary(max_size=30), st.booleans()), max_size=10), st.integers(1, 40), st.integers(1, 17))
@@ -127,9 +127,9 @@ def test_a_log_that_is_looked_after_stays_small(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "expected"),
-    [(0, (Piece(b"0123", 0, 4), False)), (8, (Piece(b"89", 8, 10), True)), (-3, (Piece(b"789", 7, 10), True))],
+    [(0, (LogChunk(b"0123", 0, 4), False)), (8, (LogChunk(b"89", 8, 10), True)), (-3, (LogChunk(b"789", 7, 10), True))],
 )
-def test_a_piece_says_whether_it_is_the_last(tmp_path: Path, offset: int, expected: tuple[Piece, bool]) -> None:
+def test_a_piece_says_whether_it_is_the_last(tmp_path: Path, offset: int, expected: tuple[LogChunk, bool]) -> None:
     path = log_with(tmp_path, b"0123456789")
     assert read_piece(path, offset, 4) == expected
     assert read_piece(tmp_path / "none", offset, 4) is None
@@ -139,7 +139,7 @@ def test_a_piece_says_whether_it_is_the_last(tmp_path: Path, offset: int, expect
 def test_what_a_job_has_made_of_our_count_counts_for_nothing(tmp_path: Path, gone: bytes) -> None:
     path = log_with(tmp_path, b"here")
     path.with_name("run-1.0.log.gone").write_bytes(gone)
-    assert (size(path), read_from(path, 0)) == (4, Piece(b"here", 0, 4))
+    assert (size(path), read_from(path, 0)) == (4, LogChunk(b"here", 0, 4))
 
 
 def test_what_is_kept_of_output_is_for_its_owner_alone(tmp_path: Path) -> None:
@@ -158,12 +158,12 @@ def test_a_log_that_is_being_rotated_keeps_no_reader_of_another_waiting(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = log_with(tmp_path, b"here")
-    found: list[Piece] = []
+    found: list[LogChunk] = []
     readers = [threading.Thread(target=lambda: found.append(read_from(path, 0)), daemon=True) for _ in range(2)]
     with log_files._rotating(tmp_path / "another.log"):
         readers[0].start()
         readers[0].join(10.0)
-        assert found == [Piece(b"here", 0, 4)]
+        assert found == [LogChunk(b"here", 0, 4)]
     with log_files._rotating(Path("run-1.0.log")):  # the same one, by another name
         readers[1].start()
         readers[1].join(0.05)

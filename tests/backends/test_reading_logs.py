@@ -29,7 +29,9 @@ def test_a_log_that_cannot_be_read_now_keeps_only_its_readers_waiting(tmp_path: 
             rotating.start()
             try:
                 held.wait()
-                reading = asyncio.create_task(daemon.desk.logs(OWNER, job, run=None, instance=0, offset=-3, limit=100))
+                reading = asyncio.create_task(
+                    daemon.service.logs(OWNER, job, run=None, instance=0, offset=-3, limit=100)
+                )
                 await daemon.submit("meanwhile")
                 await daemon.end_run(job, RunFinished)
                 assert not reading.done()
@@ -37,7 +39,7 @@ def test_a_log_that_cannot_be_read_now_keeps_only_its_readers_waiting(tmp_path: 
                 release.set()
                 rotating.join()
             assert await reading == Logs(" 1\n", 1, 0, 7, False)  # it ran when that was asked
-            assert await daemon.desk.logs(OWNER, job, run=1, instance=0, offset=5, limit=100) == Logs(
+            assert await daemon.service.logs(OWNER, job, run=1, instance=0, offset=5, limit=100) == Logs(
                 "1\n", 1, 0, 7, True
             )
 

@@ -16,7 +16,7 @@ from scarcity import no_more_files
 from refold.backends.backend import Backend, Report
 from refold.backends.local import instance, process
 from refold.backends.local.backend import LocalBackend
-from refold.backends.local.process import Seen
+from refold.backends.local.process import ProcessInfo
 from refold.backends.local.process_tree import MARK, Census, ProcessTree
 from refold.backends.local.run_files import RunFiles, StartNote, new_mark
 from refold.backends.local.shim import NOT_CLAIMED, read_claim, start_shim
@@ -156,7 +156,7 @@ def claim_line(pid: int, started: int, boot: str) -> str:
 
 def test_those_who_ask_at_the_same_time_are_told_of_the_same_look(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter(range(100))
-    monkeypatch.setattr(process, "everybody", lambda _: [Seen(next(looks), 0, 0, 0, True)])
+    monkeypatch.setattr(process, "everybody", lambda _: [ProcessInfo(next(looks), 0, 0, 0, True)])
 
     async def ask() -> list[int]:
         census = Census()

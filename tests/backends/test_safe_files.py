@@ -12,7 +12,14 @@ import pytest
 from scarcity import no_more_files
 
 from refold.backends.local.run_files import RunFiles, StartNote
-from refold.backends.local.safe_files import NotNow, open_plain, patiently, plain_size, read_plain, write_whole
+from refold.backends.local.safe_files import (
+    OutOfFileHandles,
+    open_plain,
+    patiently,
+    plain_size,
+    read_plain,
+    write_whole,
+)
 from refold.core.events import RunFinished
 
 
@@ -71,7 +78,7 @@ def test_what_is_written_takes_the_place_of_what_was_put_there(tmp_path: Path, m
 
 def test_a_file_that_cannot_be_opened_now_is_not_taken_to_be_absent(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"there")
-    with no_more_files(), pytest.raises(NotNow, match="Too many open files"):
+    with no_more_files(), pytest.raises(OutOfFileHandles, match="Too many open files"):
         read_plain(tmp_path / "file")
     with pytest.raises(FileNotFoundError):
         read_plain(tmp_path / "none")

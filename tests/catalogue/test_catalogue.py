@@ -13,7 +13,7 @@ from refold.catalogue import find_gpu, find_model, gpu_names, gpus, model_aliase
 from refold.catalogue.builtin import gpu_key, model_key
 from refold.documents.files import as_struct
 from refold.errors import BadFile, UnknownName
-from refold.perf.hardware import Gpu
+from refold.perf.hardware import GpuSpec
 from refold.perf.shapes import ModelShape
 
 PUBLISHED_ROUNDED = {
@@ -190,7 +190,7 @@ def test_models_measured_by_others_have_their_shapes(shared_data: Path) -> None:
 
 
 @pytest.mark.parametrize("gpu", gpus(), ids=lambda gpu: gpu.name)
-def test_the_numbers_of_a_gpu_are_of_a_believable_size(gpu: Gpu) -> None:
+def test_the_numbers_of_a_gpu_are_of_a_believable_size(gpu: GpuSpec) -> None:
     assert 14 < gpu.memory_gib < 200
     assert gpu.single_tflops < gpu.half_tflops < 40 * gpu.single_tflops
     assert 0.05 < gpu.memory_gigabytes_per_second / gpu.watts < 20
@@ -209,7 +209,7 @@ def test_what_the_data_sheets_say_of_the_most_used() -> None:
 
 
 class Shelf(msgspec.Struct, forbid_unknown_fields=True):
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuSpec, ...]
 
 
 @pytest.mark.parametrize(

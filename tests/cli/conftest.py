@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from refold.cli import app as command_line
 
 if TYPE_CHECKING:
-    from fake_service import FakeDesk, Served
+    from fake_service import FakeService, Served
 
 OWN = '''
 from refold.core import View
@@ -116,14 +116,14 @@ def no_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[Callable[[type[FakeDesk]], Served]]:
-    """One server for each kind of desk, since starting it is most of what a test would take."""
+def servers() -> Iterator[Callable[[type[FakeService]], Served]]:
+    """One server for each kind of service, since starting it is most of what a test would take."""
     from fake_service import serve
 
-    kept: dict[type[FakeDesk], Served] = {}
+    kept: dict[type[FakeService], Served] = {}
     with ExitStack() as stack:
 
-        def server_of(kind: type[FakeDesk]) -> Served:
+        def server_of(kind: type[FakeService]) -> Served:
             if kind not in kept:
                 kept[kind] = stack.enter_context(serve(kind()))
             return kept[kind]
@@ -133,14 +133,14 @@ def servers() -> Iterator[Callable[[type[FakeDesk]], Served]]:
 
 @pytest.fixture
 def serving(
-    no_daemon: None, servers: Callable[[type[FakeDesk]], Served], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[type[FakeDesk]], Served]:
-    """A daemon with a desk of that kind at which nothing has happened yet, and which commands ask as its owner."""
+    no_daemon: None, servers: Callable[[type[FakeService]], Served], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[type[FakeService]], Served]:
+    """A daemon with a service of that kind at which nothing has happened yet, and which commands ask as its owner."""
     from fake_service import OWNER
 
-    def serving(kind: type[FakeDesk]) -> Served:
+    def serving(kind: type[FakeService]) -> Served:
         served = servers(kind)
-        served.do(_as_new, served.desk)
+        served.do(_as_new, served.service)
         monkeypatch.setenv("REFOLD_ADDRESS", served.address)
         monkeypatch.setenv("REFOLD_TOKEN", OWNER)
         return served
@@ -148,17 +148,17 @@ def serving(
     return serving
 
 
-def _as_new(desk: FakeDesk) -> None:
-    """The server holds on to the desk and to its tokens, so these stay the same objects."""
-    known, new = desk.known, type(desk)()
+def _as_new(service: FakeService) -> None:
+    """The server holds on to the service and to its tokens, so these stay the same objects."""
+    known, new = service.known, type(service)()
     known.clear()
     known.update(new.known)
-    vars(desk).update({**vars(new), "known": known})
+    vars(service).update({**vars(new), "known": known})
 
 
 @pytest.fixture
-def served(serving: Callable[[type[FakeDesk]], Served]) -> Served:
+def served(serving: Callable[[type[FakeService]], Served]) -> Served:
     """A daemon whose jobs do what a test says."""
-    from fake_service import FakeDesk
+    from fake_service import FakeService
 
-    return serving(FakeDesk)
+    return serving(FakeService)

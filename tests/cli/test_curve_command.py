@@ -14,9 +14,9 @@ import pytest
 from typer.testing import Result
 
 from refold.catalogue import find_gpu
-from refold.cli.inputs.hardware import Source, sources_from
+from refold.cli.inputs.hardware import GpuPool, sources_from
 from refold.model import Link
-from refold.results.plan_curve_chart import CurvePicture, Stair, Step, page
+from refold.results.plan_curve_chart import CurveChart, CurveStep, Stair, page
 
 Said = Callable[..., str]
 Told = Callable[..., Any]
@@ -77,7 +77,7 @@ def test_a_cluster_has_a_curve_for_each_type_of_gpu(cluster: str, told: Told) ->
     assert only["gpu"] == "T4"
 
 
-def a100s(cluster: str, network: str | None = None) -> Source:
+def a100s(cluster: str, network: str | None = None) -> GpuPool:
     (source,), _ = sources_from(cluster, "A100", None, network)
     return source
 
@@ -203,36 +203,40 @@ def test_a_page_has_both_pictures_and_their_steps(tmp_path: Path, told: Told) ->
         assert f"<td>{point['plan']}</td>" in text
 
 
-STAIR = Stair("A100", [Step(1, 10.0, "DP1"), Step(2, 18.0, "DP2"), Step(4, 20.0, "DP4 ZeRO-1")], 8)
+STAIR = Stair("A100", [CurveStep(1, 10.0, "DP1"), CurveStep(2, 18.0, "DP2"), CurveStep(4, 20.0, "DP4 ZeRO-1")], 8)
 
 
 def test_a_curve_is_drawn_as_a_stair_from_its_first_step_to_the_end() -> None:
-    text = CurvePicture("a model", "", "GPUs", [STAIR]).svg()
+    text = CurveChart("a model", "", "GPUs", [STAIR]).svg()
     # 898 units for 8 GPUs from 74 on, and 362 for 20 samples/s up from 466.
     assert 'd="M186.2 285H298.5V140.2H523V104H972"' in text
     assert "<title>A100, 2 GPUs: 18 samples/s, DP2</title>" in text
 
 
 def test_every_plan_is_told_where_it_begins_and_no_label_covers_another() -> None:
-    again = Stair("T4", [Step(1, 5.0, "DP1 offload"), Step(2, 6.0, "DP1 offload"), Step(3, 6.1, "DP3 offload")], 8)
-    text = CurvePicture("a model", "", "CPUs", [again], linear=False).svg()
+    again = Stair(
+        "T4", [CurveStep(1, 5.0, "DP1 offload"), CurveStep(2, 6.0, "DP1 offload"), CurveStep(3, 6.1, "DP3 offload")], 8
+    )
+    text = CurveChart("a model", "", "CPUs", [again], linear=False).svg()
     assert re.findall(r'class="label[^>]*>([^<]*)<', text) == ["DP3 offload", "DP1 offload"]
-    crowded = Stair("T4", [Step(100 + one, 1 + one / 1000, f"DP{one} with a long name") for one in range(50)], 5000)
-    places = re.findall(r'class="label[^>]* x="([\d.]+)" y="([\d.]+)"', CurvePicture("", "", "GPUs", [crowded]).svg())
+    crowded = Stair(
+        "T4", [CurveStep(100 + one, 1 + one / 1000, f"DP{one} with a long name") for one in range(50)], 5000
+    )
+    places = re.findall(r'class="label[^>]* x="([\d.]+)" y="([\d.]+)"', CurveChart("", "", "GPUs", [crowded]).svg())
     assert 1 <= len(places) < 10
     heights = sorted(float(y) for _, y in places)
     assert all(lower - higher >= 15 for higher, lower in pairwise(heights))
 
 
 def test_nothing_to_draw_is_drawn_all_the_same() -> None:
-    empty = CurvePicture("a model", "", "GPUs", [Stair("T4", [], 1)])
+    empty = CurveChart("a model", "", "GPUs", [Stair("T4", [], 1)])
     ElementTree.fromstring(empty.svg())
     assert "<table>" in page([empty])
 
 
 def test_names_cannot_break_out_of_a_picture() -> None:
     evil = '"><script>alert(1)</script>'
-    picture = CurvePicture(evil, evil, "GPUs", [Stair(evil, [Step(1, 1.0, evil)], 2)])
+    picture = CurveChart(evil, evil, "GPUs", [Stair(evil, [CurveStep(1, 1.0, evil)], 2)])
     ElementTree.fromstring(picture.svg())
     assert "<script" not in picture.svg()
     assert "<script" not in page([picture])

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_service import MEMBER, NOW, OTHER, READER, FakeDesk, Served
+from fake_service import MEMBER, NOW, OTHER, READER, FakeService, Served
 from typer.testing import Result
 
 from refold.api.wire import GpuStatus, NodeStatus, Submission, TenantStatus
@@ -29,16 +29,16 @@ def asked(name: str, **fields: Any) -> Submission:
 
 
 @pytest.fixture
-def desk(served: Served) -> FakeDesk:
+def service(served: Served) -> FakeService:
     """Two jobs of vision, of which the first runs, and one of speech."""
     for submission, tenant, user in (
         (asked("train", gpus=2, steps=100), "vision", "ann"),
         (asked("wide", gpus=4), "vision", "bob"),
         (asked("small"), "speech", "cleo"),
     ):
-        served.do(served.desk.add, submission, tenant, user)
-    served.do(served.desk.start, "train-1")
-    return served.desk
+        served.do(served.service.add, submission, tenant, user)
+    served.do(served.service.start, "train-1")
+    return served.service
 
 
 # Without a daemon
@@ -75,8 +75,8 @@ def test_completion_where_nobody_serves_offers_nothing_and_says_nothing(
     assert capsys.readouterr() == ("", "")
 
 
-def test_completion_asks_the_daemon(served: Served, desk: FakeDesk) -> None:
-    served.do(desk.end, "train-1")
+def test_completion_asks_the_daemon(served: Served, service: FakeService) -> None:
+    served.do(service.end, "train-1")
     assert jobs_beginning("") == ["wide-2", "small-3", "train-1"]
     assert jobs_beginning("tr") == ["train-1"]
     assert tenants_beginning("v") == ["vision"]
@@ -86,7 +86,7 @@ def test_completion_asks_the_daemon(served: Served, desk: FakeDesk) -> None:
 # The queue
 
 
-def test_who_runs_is_listed_first_then_who_waits_with_the_reason_in_brackets(desk: FakeDesk, said: Said) -> None:
+def test_who_runs_is_listed_first_then_who_waits_with_the_reason_in_brackets(service: FakeService, said: Said) -> None:
     assert lines(said("queue")) == [
         "1 job runs, 2 wait, under backfill; 4 of 4 GPUs free",
         "job GPUs tenant user for on (reason)",
@@ -102,7 +102,7 @@ def test_where_nobody_is_that_is_said_in_a_line(served: Served, said: Said) -> N
     assert said("history") == "no such job is over\n"
 
 
-def test_the_queue_for_programs(desk: FakeDesk, told: Told) -> None:
+def test_the_queue_for_programs(service: FakeService, told: Told) -> None:
     document = told("queue", "--user", "ann")
     assert document == {
         "cluster": "here",
@@ -112,29 +112,29 @@ def test_the_queue_for_programs(desk: FakeDesk, told: Told) -> None:
         "free_gpus": 4.0,
         "running": 1,
         "waiting": 2,
-        "jobs": [msgspec.to_builtins(desk.all["train-1"])],
+        "jobs": [msgspec.to_builtins(service.all["train-1"])],
         "left_out": 0,
         "notes": [],
     }
 
 
-def test_of_a_long_queue_the_first_are_listed(served: Served, desk: FakeDesk, said: Said, told: Told) -> None:
+def test_of_a_long_queue_the_first_are_listed(served: Served, service: FakeService, said: Said, told: Told) -> None:
     for number in range(60):
-        served.do(desk.add, asked(f"more{number}"))
+        served.do(service.add, asked(f"more{number}"))
     assert lines(said("queue"))[-1] == "… and 13 jobs more (--all)"
     assert len(told("queue", "--limit", "7")["jobs"]) == 7
     assert len(told("queue", "--all")["jobs"]) == 63
     assert [job["id"] for job in told("queue", "--tenant", "speech")["jobs"]] == ["small-3"]
 
 
-def test_jobs_are_read_in_pages(served: Served, desk: FakeDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_are_read_in_pages(served: Served, service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("refold.cli.daemon_client.PAGE", 2)
     jobs, total = first_jobs(Client(), None)
     assert ([job.id for job in jobs], total) == (["train-1", "wide-2", "small-3"], 3)
     assert [job.id for job in first_jobs(Client(), 1)[0]] == ["train-1"]
 
 
-def test_promised_starts_are_told_with_their_bounds(desk: FakeDesk, said: Said, told: Told) -> None:
+def test_promised_starts_are_told_with_their_bounds(service: FakeService, said: Said, told: Told) -> None:
     at, soonest, latest = (clock_near(NOW + later, NOW) for later in (60, 30, 300))
     [_, _, _, wide, _] = lines(said("queue", "--start"))
     assert wide.startswith(f"2 wide-2 1 x 4 GPUs vision bob waits 0 s {at} {soonest} – {latest} promise (resources:")
@@ -142,7 +142,7 @@ def test_promised_starts_are_told_with_their_bounds(desk: FakeDesk, said: Said, 
 
 
 def test_a_narrow_screen_has_no_column_that_says_the_same_of_everybody(
-    desk: FakeDesk, said: Said, monkeypatch: pytest.MonkeyPatch
+    service: FakeService, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     printed = said("queue", "--tenant", "vision").splitlines()
@@ -177,7 +177,7 @@ def test_a_narrow_screen_has_no_column_that_says_the_same_of_everybody(
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
-    words: tuple[str, ...], told: str, desk: FakeDesk, refuses: Said
+    words: tuple[str, ...], told: str, service: FakeService, refuses: Said
 ) -> None:
     assert told in refuses(*words)
 
@@ -185,7 +185,7 @@ def test_what_cannot_be_is_refused_in_one_line(
 # One job
 
 
-def test_the_story_of_a_job_ends_with_how_it_stands(desk: FakeDesk, said: Said, told: Told) -> None:
+def test_the_story_of_a_job_ends_with_how_it_stands(service: FakeService, said: Said, told: Told) -> None:
     assert [line.partition(" 2")[0] for line in lines(said("why", "wide"))[::2]] == [
         "wide-2, 1 x 4 GPUs, guaranteed, of vision",
         f"{clock(NOW)} submitted wide-2 submitted",
@@ -201,15 +201,15 @@ def clock(moment: float) -> str:
     return datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def test_a_job_is_cancelled_held_and_released(desk: FakeDesk, said: Said) -> None:
+def test_a_job_is_cancelled_held_and_released(service: FakeService, said: Said) -> None:
     assert said("cancel", "train-1") == "train-1 is cancelled\n"
     assert said("hold", "wide", "small") == "wide-2 is held\nsmall-3 is held\n"
     assert said("release", "wide") == "wide-2 is released\n"
-    assert [job.standing for job in desk.all.values()] == ["cancelled", "waiting", "held"]
+    assert [job.state for job in service.all.values()] == ["cancelled", "waiting", "held"]
 
 
 def test_of_several_jobs_those_are_done_that_can_be_and_the_status_tells(
-    desk: FakeDesk, typed: Typed, refuses: Said
+    service: FakeService, typed: Typed, refuses: Said
 ) -> None:
     typed("cancel", "1")
     assert refuses("cancel", "1") == "error: train-1 has cancelled already, and cannot be cancelled\n"
@@ -220,13 +220,13 @@ def test_of_several_jobs_those_are_done_that_can_be_and_the_status_tells(
     assert second.startswith("nobody: no job 'nobody'")
 
 
-def test_all_of_a_user_are_cancelled(desk: FakeDesk, told: Told) -> None:
+def test_all_of_a_user_are_cancelled(service: FakeService, told: Told) -> None:
     document = told("cancel", "--user", "bob", "--yes")
     assert [job["id"] for job in document["jobs"]] == ["wide-2"]
     assert document["refused"] == []
 
 
-def test_what_is_not_yours_is_refused(desk: FakeDesk, refuses: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_yours_is_refused(service: FakeService, refuses: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REFOLD_TOKEN", OTHER)
     assert refuses("cancel", "wide-2") == "error: wide-2 is of the tenant 'vision', and you are of 'speech'\n"
     monkeypatch.setenv("REFOLD_TOKEN", READER)
@@ -235,9 +235,9 @@ def test_what_is_not_yours_is_refused(desk: FakeDesk, refuses: Said, monkeypatch
     assert refuses("drain", "here").startswith("error: ")
 
 
-def test_what_is_over_is_listed_the_latest_first(served: Served, desk: FakeDesk, said: Said, told: Told) -> None:
-    served.do(desk.end, "train-1")
-    served.do(desk.end, "wide-2", "failed", "exit status 3")
+def test_what_is_over_is_listed_the_latest_first(served: Served, service: FakeService, said: Said, told: Told) -> None:
+    served.do(service.end, "train-1")
+    served.do(service.end, "wide-2", "failed", "exit status 3")
     assert lines(said("history")) == [
         "job GPUs tenant user ended waited ran runs why",
         f"wide-2 1 x 4 GPUs vision bob failed {clock_near(NOW, NOW)} – – 0 exit status 3",
@@ -250,15 +250,15 @@ def test_what_is_over_is_listed_the_latest_first(served: Served, desk: FakeDesk,
 
 
 def test_history_since_a_moment_leaves_out_what_ended_before(
-    served: Served, desk: FakeDesk, told: Told, monkeypatch: pytest.MonkeyPatch
+    served: Served, service: FakeService, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served.do(desk.end, "train-1")
-    desk.all["train-1"] = msgspec.structs.replace(desk.all["train-1"], ended=NOW - 7200)
+    served.do(service.end, "train-1")
+    service.all["train-1"] = msgspec.structs.replace(service.all["train-1"], ended=NOW - 7200)
     assert told("history", "--since", "1h") == []
     assert len(told("history", "--since", "3h")) == 1
 
 
-def test_events_are_a_line_each(desk: FakeDesk, said: Said) -> None:
+def test_events_are_a_line_each(service: FakeService, said: Said) -> None:
     assert [line.partition("  ")[2] for line in said("events").splitlines()] == [
         "train-1 submitted train-1 submitted",
         "wide-2 submitted wide-2 submitted",
@@ -273,7 +273,7 @@ def test_events_are_a_line_each(desk: FakeDesk, said: Said) -> None:
 # The cluster
 
 
-def test_a_node_is_drained_and_resumed(desk: FakeDesk, said: Said, told: Told) -> None:
+def test_a_node_is_drained_and_resumed(service: FakeService, said: Said, told: Told) -> None:
     assert said("drain", "here", "--why", "too hot") == "here takes no more work\n"
     assert lines(said("nodes"))[1:] == ["here drained: too hot 4 of 4 H100"]
     assert said("resume", "here", "--gpu", "1") == "GPU 1 of here takes work again\n"
@@ -281,10 +281,10 @@ def test_a_node_is_drained_and_resumed(desk: FakeDesk, said: Said, told: Told) -
 
 
 def test_tenants_are_told_with_quota_and_use(
-    desk: FakeDesk, said: Said, told: Told, monkeypatch: pytest.MonkeyPatch
+    service: FakeService, said: Said, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [TenantStatus("speech", 2.0, 0.0, 1, 3.0, 0, 0.0), TenantStatus("vision", 4.0, 4.0, 1, 1.0, 2, 5.0)]
-    monkeypatch.setattr(desk, "tenants", lambda _: found)
+    monkeypatch.setattr(service, "tenants", lambda _: found)
     assert lines(said("tenants")) == [
         "tenant quota limit uses GPUs of its quota jobs run wait for GPUs",
         "speech 2 – 3 ████████████████ + 1 0 0",
@@ -293,7 +293,7 @@ def test_tenants_are_told_with_quota_and_use(
     assert [tenant["name"] for tenant in told("tenants")] == ["speech", "vision"]
 
 
-def test_a_token_is_made_listed_and_revoked(desk: FakeDesk, said: Said, told: Told) -> None:
+def test_a_token_is_made_listed_and_revoked(service: FakeService, said: Said, told: Told) -> None:
     made = said("token", "new", "dan", "--tenant", "vision").splitlines()
     assert made[0] == "the token dan, which is told this once:"
     assert made[1].startswith("rf_")
@@ -311,8 +311,10 @@ MEASURED = [
 ]
 
 
-def test_top_has_a_line_for_each_gpu(desk: FakeDesk, said: Said, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "gpus", lambda _: MEASURED)
+def test_top_has_a_line_for_each_gpu(
+    service: FakeService, said: Said, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "gpus", lambda _: MEASURED)
     monkeypatch.setenv("COLUMNS", "80")
     printed = said("top")
     assert "\x1b" not in printed
@@ -329,7 +331,7 @@ def test_top_has_a_line_for_each_gpu(desk: FakeDesk, said: Said, told: Told, mon
 
 
 def test_top_without_measurements_tells_whose_slots_are(
-    desk: FakeDesk, said: Said, monkeypatch: pytest.MonkeyPatch
+    service: FakeService, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk, "gpus", lambda _: [GpuStatus("here", 0, "slot", ["train-1"], 0.0)])
+    monkeypatch.setattr(service, "gpus", lambda _: [GpuStatus("here", 0, "slot", ["train-1"], 0.0)])
     assert lines(said("top", "--once"))[1:] == ["GPU job", "0 slot train-1 (ann)"]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_service import FakeDesk, Served
+from fake_service import FakeService, Served
 from hypothesis import given, strategies as st
 from typer.testing import Result
 
@@ -15,7 +15,7 @@ from refold.api.roles import Caller
 from refold.api.wire import Logs, Submission
 from refold.cli.commands import logs
 from refold.cli.views import screen
-from refold.cli.views.sanitize import Harmless
+from refold.cli.views.sanitize import Sanitizer
 from refold.errors import NotFound
 
 Said = Callable[..., str]
@@ -25,7 +25,7 @@ Typed = Callable[..., Result]
 MANY = "".join(f"line {number}\n" for number in range(30_000))
 
 
-class TwoInstances(FakeDesk):
+class TwoInstances(FakeService):
     """Its jobs have two instances, which print the same."""
 
     async def logs(self, caller: Caller, job: str, *, run: int | None, instance: int, offset: int, limit: int) -> Logs:
@@ -35,46 +35,46 @@ class TwoInstances(FakeDesk):
 
 
 @pytest.fixture
-def served(serving: Callable[[type[FakeDesk]], Served]) -> Served:
+def served(serving: Callable[[type[FakeService]], Served]) -> Served:
     """A job that waits."""
     served = serving(TwoInstances)
-    served.do(served.desk.add, Submission("train", ["true"], instances=2))
+    served.do(served.service.add, Submission("train", ["true"], instances=2))
     return served
 
 
 @pytest.fixture
-def desk(served: Served) -> FakeDesk:
+def service(served: Served) -> FakeService:
     """It runs, and has printed two lines."""
-    served.do(served.desk.start, "train-1")
-    served.do(served.desk.say, "train-1", "one\ntwo \x1b[2J\n")
-    return served.desk
+    served.do(served.service.start, "train-1")
+    served.do(served.service.say, "train-1", "one\ntwo \x1b[2J\n")
+    return served.service
 
 
-def test_in_a_pipe_the_output_is_as_it_was_printed(desk: FakeDesk, said: Said) -> None:
+def test_in_a_pipe_the_output_is_as_it_was_printed(service: FakeService, said: Said) -> None:
     assert said("logs", "train") == "one\ntwo \x1b[2J\n"
 
 
-def test_only_the_last_lines_where_that_was_asked_for(served: Served, desk: FakeDesk, said: Said) -> None:
+def test_only_the_last_lines_where_that_was_asked_for(served: Served, service: FakeService, said: Said) -> None:
     assert said("logs", "train", "--lines", "1") == "two \x1b[2J\n"
     assert said("logs", "train", "-n", "0") == ""
     assert said("logs", "train", "-n", "7") == "one\ntwo \x1b[2J\n"
-    served.do(desk.say, "train-1", MANY)
+    served.do(service.say, "train-1", MANY)
     assert said("logs", "train", "-n", "20000") == "".join(MANY.splitlines(keepends=True)[-20_000:])
 
 
-def test_output_of_any_length_is_printed_wholly(served: Served, desk: FakeDesk, said: Said) -> None:
-    served.do(desk.say, "train-1", MANY * 4)
+def test_output_of_any_length_is_printed_wholly(served: Served, service: FakeService, said: Said) -> None:
+    served.do(service.say, "train-1", MANY * 4)
     assert said("logs", "train") == "one\ntwo \x1b[2J\n" + MANY * 4
 
 
-def test_every_instance_is_told_apart(served: Served, desk: FakeDesk, said: Said) -> None:
-    served.do(desk.say, "train-1", "begun")
+def test_every_instance_is_told_apart(served: Served, service: FakeService, said: Said) -> None:
+    served.do(service.say, "train-1", "begun")
     assert said("logs", "train", "--all-instances") == (
         "0: one\n0: two \x1b[2J\n1: one\n1: two \x1b[2J\n0: begun\n1: begun\n"
     )
 
 
-def test_the_output_for_programs(desk: FakeDesk, told: Told) -> None:
+def test_the_output_for_programs(service: FakeService, told: Told) -> None:
     assert told("logs", "1", "-n", "1") == {
         "job": "1",
         "run": 1,
@@ -94,7 +94,7 @@ def test_the_output_for_programs(desk: FakeDesk, told: Told) -> None:
         (("train", "-f", "--json"), "leave --follow"),
     ],
 )
-def test_what_there_is_not_is_refused(words: tuple[str, ...], told: str, desk: FakeDesk, refuses: Said) -> None:
+def test_what_there_is_not_is_refused(words: tuple[str, ...], told: str, service: FakeService, refuses: Said) -> None:
     assert told in refuses("logs", *words)
 
 
@@ -113,13 +113,13 @@ class Script:
 def test_following_goes_from_before_the_start_to_the_end(
     served: Served, typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk = served.desk
+    service = served.service
     steps = Script(
         served,
-        lambda: desk.start("train-1"),
-        lambda: desk.say("train-1", "one\n"),
-        lambda: desk.say("train-1", "two\n"),
-        lambda: desk.end("train-1", "failed", "exit status 3"),
+        lambda: service.start("train-1"),
+        lambda: service.say("train-1", "one\n"),
+        lambda: service.say("train-1", "two\n"),
+        lambda: service.end("train-1", "failed", "exit status 3"),
     )
     monkeypatch.setattr(screen, "sleep", steps)
     result = typed("logs", "-f", "train")
@@ -133,12 +133,12 @@ def test_following_goes_from_before_the_start_to_the_end(
 def test_all_instances_are_followed_from_before_the_start(
     served: Served, typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk = served.desk
+    service = served.service
     steps = Script(
         served,
-        lambda: desk.say("train-1", "one\n"),
-        lambda: desk.start("train-1"),
-        lambda: desk.end("train-1"),
+        lambda: service.say("train-1", "one\n"),
+        lambda: service.start("train-1"),
+        lambda: service.end("train-1"),
     )
     monkeypatch.setattr(screen, "sleep", steps)
     result = typed("logs", "-f", "train", "--all-instances")
@@ -154,7 +154,7 @@ def test_of_a_job_that_has_not_started_there_is_nothing_yet(served: Served, said
 
 
 def test_a_daemon_that_comes_back_is_gone_on_with(
-    served: Served, desk: FakeDesk, typed: Typed, monkeypatch: pytest.MonkeyPatch
+    served: Served, service: FakeService, typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from refold.client.client import Client
     from refold.errors import NoDaemon
@@ -167,13 +167,13 @@ def test_a_daemon_that_comes_back_is_gone_on_with(
         return real(self, *words, **asked)
 
     monkeypatch.setattr(Client, "piece_of_logs", piece)
-    monkeypatch.setattr(screen, "sleep", Script(served, *[lambda: None] * 2, lambda: desk.end("train-1")))
+    monkeypatch.setattr(screen, "sleep", Script(served, *[lambda: None] * 2, lambda: service.end("train-1")))
     result = typed("logs", "-f", "train")
     assert (result.exit_code, result.stderr) == (0, "train-1 finished: exit status 0\n")
 
 
 def test_a_daemon_that_does_not_come_back_is_given_up(
-    desk: FakeDesk, refuses: Said, served: Served, monkeypatch: pytest.MonkeyPatch
+    service: FakeService, refuses: Said, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from refold.client.client import Client
     from refold.errors import NoDaemon
@@ -208,11 +208,11 @@ def test_a_daemon_that_does_not_come_back_is_given_up(
     ],
 )
 def test_colours_are_kept_and_what_would_do_more_is_left_out(text: str, shown: str) -> None:
-    assert Harmless().of(text) == shown
+    assert Sanitizer().of(text) == shown
 
 
 def test_what_is_begun_in_one_piece_and_ends_in_the_next_is_one_thing() -> None:
-    harmless = Harmless()
+    harmless = Sanitizer()
     assert [harmless.of(piece) for piece in ("a\x1b", "[3", "1mb\x1b[", "2Jc")] == ["a", "", "\x1b[31mb", "c"]
     assert harmless.end == "\x1b[0m"
 
@@ -222,6 +222,6 @@ ODD = st.text(st.sampled_from("\x1b[]0123;mHJPq\\\x07\x9b\x00 ab\n\r\t?"), max_s
 
 @given(st.lists(ODD, max_size=6))
 def test_nothing_harmful_is_left_however_it_is_cut(pieces: list[str]) -> None:
-    harmless = Harmless()
+    harmless = Sanitizer()
     shown = "".join(harmless.of(piece) for piece in pieces)
     assert re.fullmatch(r"(?:[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\x1b\[[0-9;:]*m)*", shown)

@@ -16,7 +16,7 @@ from refold.core import Entry, Header
 from refold.core.events import JobCancelled, JobSubmitted, RunFinished
 from refold.core.orders import StartRun
 from refold.journal.files import JournalFile
-from refold.model import Allocation, Expected, Reason, Share, Wait
+from refold.model import Allocation, Reason, Share, StartEstimate, Wait
 from refold.testing import make_cluster, make_job
 
 Said = Callable[..., str]
@@ -114,13 +114,13 @@ def test_in_the_futures_others_may_arrive_as_they_did(journal: str, told: Told, 
 
 
 PROMISED = (
-    Expected("wide", 500.0, 400.0, 900.0),
-    Expected("narrow", 3_600.0, latest=90_000.0),
+    StartEstimate("wide", 500.0, 400.0, 900.0),
+    StartEstimate("narrow", 3_600.0, latest=90_000.0),
 )
 
 
 def test_what_was_promised_is_told_as_it_was(tmp_path: Path, said: Said, told: Told) -> None:
-    path = written(tmp_path / "j.jsonl", *ENTRIES[:3], Entry(30.0, expected=PROMISED))
+    path = written(tmp_path / "j.jsonl", *ENTRIES[:3], Entry(30.0, start_estimates=PROMISED))
     assert lines(said("queue", path, "--start"))[2:] == [
         "1 wide 4 GPU speech 20 s 00:08:20 00:06:40 – 00:15:00 promise "
         "(Resources: 0 of 1 nodes fit: 1 × less than 4 GPUs free)",
@@ -130,7 +130,7 @@ def test_what_was_promised_is_told_as_it_was(tmp_path: Path, said: Said, told: T
 
 
 def test_a_promise_that_has_passed_is_said_to_have(tmp_path: Path, told: Told) -> None:
-    path = written(tmp_path / "j.jsonl", *ENTRIES[:3], Entry(30.0, expected=PROMISED), Entry(901.0), Entry(9e4))
+    path = written(tmp_path / "j.jsonl", *ENTRIES[:3], Entry(30.0, start_estimates=PROMISED), Entry(901.0), Entry(9e4))
     for at, by in (("500", "promise"), ("501", "promise, late"), ("900", "promise, late"), ("901", "promise, passed")):
         told_of = [one["by"] for one in told("queue", path, "--start", "--at", at)["waiting"]]
         assert told_of == [by, "promise"]

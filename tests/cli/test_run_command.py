@@ -64,7 +64,7 @@ def test_json_is_all_that_is_on_stdout(tmp_path: Path) -> None:
     result = refold_run(tmp_path, "- {name: a, run: 'true'}", "--json")
     document = json.loads(result.stdout)
     assert result.exit_code == 0
-    assert [(job["job"], job["standing"], job["runs"]) for job in document["jobs"]] == [("a", "finished", 1)]
+    assert [(job["job"], job["state"], job["runs"]) for job in document["jobs"]] == [("a", "finished", 1)]
     assert Path(document["journal"]).exists()
 
 
@@ -128,7 +128,7 @@ def interrupt(folder: Path, jobs: str, signals: list[signal.Signals], grace: str
     finally:
         process.kill()
         process.wait()
-    return process.returncode, {job["job"]: job["standing"] for job in json.loads(output)["jobs"]}
+    return process.returncode, {job["job"]: job["state"] for job in json.loads(output)["jobs"]}
 
 
 def replays(folder: Path) -> bool:

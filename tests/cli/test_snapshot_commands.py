@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_service import MEMBER, FakeDesk, Served
+from fake_service import MEMBER, FakeService, Served
 
 from refold.api.roles import Caller
 from refold.api.wire import Interval, Submission
 from refold.core import Entry, Header
-from refold.core.events import JobContinued, JobHeld, JobSubmitted, Remembered, RunAdopted
+from refold.core.events import JobContinued, JobHeld, JobSubmitted, PastJob, RunAdopted
 from refold.core.orders import StartRun
 from refold.journal.files import JournalFile
 from refold.model import Allocation, Share
@@ -30,7 +30,7 @@ HELD = make_job("held-4", at=25.0)
 PRESENT = Entry(
     100.0,
     (
-        *(Remembered(make_job(f"old-{number}", gpus=3, group="runs", work=None), 200.0) for number in range(5)),
+        *(PastJob(make_job(f"old-{number}", gpus=3, group="runs", work=None), 200.0) for number in range(5)),
         *(JobSubmitted(job) for job in (RUNS, WAITS, SMALL, HELD)),
         JobContinued("runs-1", 0, 0.0, 0, 0.0),
         RunAdopted("runs-1", 1, Allocation((Share(0, (0, 1, 2)),)), 5.0),
@@ -48,20 +48,20 @@ def snapshot_of(*entries: Entry) -> bytes:
     return b"".join(msgspec.json.encode(line) + b"\n" for line in (header, *entries))
 
 
-class WithSnapshot(FakeDesk):
-    """The desk of a daemon whose present is known."""
+class WithSnapshot(FakeService):
+    """The service of a daemon whose present is known."""
 
     async def snapshot(self, caller: Caller, *, whole: bool) -> bytes:
         return snapshot_of(PRESENT)
 
 
 @pytest.fixture
-def served(serving: Callable[[type[FakeDesk]], Served]) -> Served:
+def served(serving: Callable[[type[FakeService]], Served]) -> Served:
     served = serving(WithSnapshot)
     for name in ("runs", "waits", "small"):
-        job = served.do(served.desk.add, Submission(name, ["true"]))
-        served.desk.all[job.id] = msgspec.structs.replace(job, expected=None)
-    served.do(served.desk.start, "runs-1")
+        job = served.do(served.service.add, Submission(name, ["true"]))
+        served.service.all[job.id] = msgspec.structs.replace(job, start_estimate=None)
+    served.do(served.service.start, "runs-1")
     return served
 
 
@@ -88,8 +88,8 @@ def test_to_whom_nothing_was_promised_the_futures_tell_when_it_may_start(served:
 
 def test_what_was_promised_is_told_before_what_may_come(served: Served, told: Told) -> None:
     promised = Interval(2e9, 2e9, 2.1e9)
-    waits = served.desk.all["waits-2"]
-    served.desk.all["waits-2"] = msgspec.structs.replace(waits, expected=promised)
+    waits = served.service.all["waits-2"]
+    served.service.all["waits-2"] = msgspec.structs.replace(waits, start_estimate=promised)
     assert [job.get("by") for job in told("queue", "--start")["jobs"]] == [None, "promise", "40 futures"]
 
 
@@ -109,7 +109,7 @@ def test_a_job_can_be_asked_about_before_it_is_submitted(served: Served, tmp_pat
     assert one["start"]["at"] == document["now"]  # one GPU is free
     assert one["end"]["at"] == pytest.approx(document["now"] + 100.0)
     assert (eight["start"], eight["fits"]) == (None, False)
-    assert list(served.desk.all) == ["runs-1", "waits-2", "small-3"]
+    assert list(served.service.all) == ["runs-1", "waits-2", "small-3"]
 
 
 def test_a_snapshot_is_asked_like_a_journal(snapshot: str, said: Said, told: Told) -> None:
@@ -138,10 +138,10 @@ def test_policies_are_compared_on_what_is_left_to_do(snapshot: str, tmp_path: Pa
 
 def test_what_runs_has_left_what_is_most_likely(snapshot: str) -> None:
     from refold.cli.inputs.backlog import read_queued
-    from refold.cli.inputs.workload import Reading
+    from refold.cli.inputs.workload import TraceReadOptions
     from refold.simulator import Costs
 
-    runs, waits, small = read_queued(snapshot, None, Reading(), Costs()).jobs
+    runs, waits, small = read_queued(snapshot, None, TraceReadOptions(), Costs()).jobs
     assert (waits.work, small.work) == (50.0, 500.0)
     assert runs.work is not None
     assert runs.work == pytest.approx(200.0 - 95.0, abs=60.0)  # it has run for 95 seconds, others did for 200
@@ -180,7 +180,7 @@ def test_the_daemons_journal_is_measured_and_drawn(
     async def journal(_: Caller) -> Any:
         yield path.read_bytes()
 
-    monkeypatch.setattr(served.desk, "journal", journal)
+    monkeypatch.setattr(served.service, "journal", journal)
     out = ("-o", str(tmp_path / "out"))
     assert "report: " in said("report", *out)
     assert (tmp_path / "out" / "report.html").exists()

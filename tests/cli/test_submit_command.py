@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_service import FakeDesk, Served
+from fake_service import FakeService, Served
 from typer.testing import Result
 
 from refold.api.roles import Caller
@@ -26,7 +26,7 @@ Told = Callable[..., Any]
 Typed = Callable[..., Result]
 
 
-class Kept(FakeDesk):
+class Kept(FakeService):
     """Keeps what was submitted, as it came."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Kept(FakeDesk):
 
 
 @pytest.fixture
-def served(serving: Callable[[type[FakeDesk]], Served]) -> Served:
+def served(serving: Callable[[type[FakeService]], Served]) -> Served:
     return serving(Kept)
 
 
@@ -48,8 +48,8 @@ def submitted(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """What the daemon was asked for, from a folder with a job in it."""
     (tmp_path / "job.yaml").write_text("name: train\ngpus: 4\nnum_nodes: 2\nenvs: {SEED: 3}\nrun: python train.py\n")
     monkeypatch.chdir(tmp_path)
-    assert isinstance(served.desk, Kept)
-    return served.desk.submitted
+    assert isinstance(served.service, Kept)
+    return served.service.submitted
 
 
 def test_a_command_after_two_dashes_is_a_job_and_its_id_is_printed(
@@ -162,25 +162,25 @@ def test_a_dry_run_tells_what_would_become_of_it(
     ]
     assert told("submit", "job.yaml", "--dry-run")["preview"]["starts_now"] is True
     assert "never: the whole cluster, empty, has no room" in said("submit", "job.yaml", "--gpus", "64", "--dry-run")
-    served.do(served.desk.add, Submission("other", ["true"]))
+    served.do(served.service.add, Submission("other", ["true"]))
     assert ", after 1 job that waits before it" in said("submit", "job.yaml", "--dry-run")
     assert submitted == []
 
 
 def test_a_submission_for_programs(submitted: list[Submission], told: Told) -> None:
     [status] = told("submit", "job.yaml", "--hold")
-    assert (status["id"], status["standing"]) == ("train-1", "held")
+    assert (status["id"], status["state"]) == ("train-1", "held")
 
 
-@pytest.mark.parametrize(("standing", "status"), [("finished", 0), ("failed", 1), ("cancelled", 1)])
+@pytest.mark.parametrize(("state", "status"), [("finished", 0), ("failed", 1), ("cancelled", 1)])
 def test_waiting_ends_with_the_job_and_the_status_tells_how(
-    standing: str, status: int, submitted: list[Submission], served: Served, typed: Typed
+    state: str, status: int, submitted: list[Submission], served: Served, typed: Typed
 ) -> None:
-    ends = threading.Timer(0.2, lambda: served.do(served.desk.end, "train-1", standing, "so it was"))
+    ends = threading.Timer(0.2, lambda: served.do(served.service.end, "train-1", state, "so it was"))
     ends.start()
     result = typed("submit", "job.yaml", "--wait")
     assert (result.exit_code, result.stdout) == (status, "train-1\n")
-    assert result.stderr == f"train-1 {standing}: so it was\n"
+    assert result.stderr == f"train-1 {state}: so it was\n"
 
 
 def on_terminal(words: list[str], answer: bytes) -> tuple[str, int]:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import Result
 
 from refold.journal.files import check_replay, read_journal
-from refold.policies.common.run_watch import Rules
+from refold.policies.common.run_watch import WatchRules
 from refold.registry import make_policy
 
 Said = Callable[..., str]
@@ -99,9 +99,9 @@ def test_what_cannot_be_is_told(jobs: Path, refuses: Said, options: tuple[str, .
 def test_every_rule_can_be_asked_for() -> None:
     from refold.cli.options import WATCH_RULES, rules_from
 
-    assert [rule.rstrip("=").replace("-", "_") for rule in WATCH_RULES] == list(Rules.__struct_fields__)
+    assert [rule.rstrip("=").replace("-", "_") for rule in WATCH_RULES] == list(WatchRules.__struct_fields__)
     text = "no-progress=10m, silent-too,beyond-limit,beyond-tail=2.5,tail-at-least=2h,end-beyond-tail,grace=30s,per-job"
-    assert Rules.of(rules_from(text)) == Rules(600.0, True, True, 2.5, 7200.0, True, 30.0, True)
+    assert WatchRules.of(rules_from(text)) == WatchRules(600.0, True, True, 2.5, 7200.0, True, 30.0, True)
 
 
 LIST = """
@@ -117,8 +117,8 @@ def test_a_process_beyond_its_limit_is_warned_of_and_ended_and_others_run_on(tmp
     options = ("--slots", "2", "--out", str(out), "--watch", "beyond-limit,grace=500ms", "--json")
     result = typed("run", str(path), *options)
     assert result.exit_code == 1  # not all have finished
-    standings = {job["job"]: job["standing"] for job in json.loads(result.stdout)["jobs"]}
-    assert standings == {"hangs": "cancelled", "other": "finished", "next": "finished"}
+    states = {job["job"]: job["state"] for job in json.loads(result.stdout)["jobs"]}
+    assert states == {"hangs": "cancelled", "other": "finished", "next": "finished"}
     header, entries = read_journal(out / "journal.jsonl")
     recorded = list(entries)
     [(flagged_at, flag)] = [(entry.now, flag) for entry in recorded for flag in entry.flags]

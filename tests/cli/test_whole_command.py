@@ -109,7 +109,7 @@ def test_help_needs_none_of_the_heavy_libraries(words: tuple[str, ...]) -> None:
     ids=lambda words: words[0],
 )
 def test_asking_the_daemon_needs_none_of_them(words: tuple[str, ...], served: Served) -> None:
-    served.do(served.desk.add, Submission("train", ["true"]))
+    served.do(served.service.add, Submission("train", ["true"]))
     ended = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=False)
     assert ended.stderr == "[] 0\n"
 

@@ -12,7 +12,7 @@ from refold.core import Entry, Header
 from refold.core.events import JobCancelled, JobSubmitted, RunFailed, RunFinished, RunStarted, RunStopped
 from refold.core.orders import StartRun, StopRun
 from refold.journal.files import JournalFile
-from refold.model import Allocation, End, Expected, Flag, Plan, Reason, Share, Shortage, Wait
+from refold.model import Allocation, End, Flag, Plan, Reason, Share, Shortage, StartEstimate, Wait
 from refold.testing import make_cluster, make_job
 
 Said = Callable[..., str]
@@ -142,19 +142,19 @@ def test_a_job_that_never_fits_is_told_so(tmp_path: Path, said: Said) -> None:
     assert "the whole cluster, empty, has no room for it" in " ".join(said("why", huge, "huge").split())
 
 
-def promised(job: str, at: float, soonest: float | None, latest: float | None) -> tuple[Expected, ...]:
-    return (Expected(job, at, soonest, latest),)
+def promised(job: str, at: float, soonest: float | None, latest: float | None) -> tuple[StartEstimate, ...]:
+    return (StartEstimate(job, at, soonest, latest),)
 
 
 def test_what_a_job_was_promised_is_told_with_what_came_of_it(tmp_path: Path, said: Said) -> None:
     path = written(
         tmp_path / "promised.jsonl",
-        Entry(0.0, (JobSubmitted(TRAINED),), expected=promised("train", 60.0, 30.0, 120.0)),
-        Entry(50.0, expected=promised("train", 55.0, 50.0, 110.0)),  # sooner: nobody minds
-        Entry(100.0, expected=promised("train", 160.0, 150.0, 300.0)),
+        Entry(0.0, (JobSubmitted(TRAINED),), start_estimates=promised("train", 60.0, 30.0, 120.0)),
+        Entry(50.0, start_estimates=promised("train", 55.0, 50.0, 110.0)),  # sooner: nobody minds
+        Entry(100.0, start_estimates=promised("train", 160.0, 150.0, 300.0)),
         Entry(150.0, orders=(StartRun("train", 1, on(0, 1, 2, 3)),)),
         Entry(200.0, orders=(StopRun("train", 1, "for others"),)),
-        Entry(201.0, (RunStopped("train", 1, 20.0),), expected=promised("train", 260.0, None, 600.0)),
+        Entry(201.0, (RunStopped("train", 1, 20.0),), start_estimates=promised("train", 260.0, None, 600.0)),
         Entry(260.0, orders=(StartRun("train", 2, on(0, 1, 2, 3)),)),
     )
     lines = [" ".join(line.split()) for line in said("why", path, "train").splitlines() if line.strip()]
@@ -168,7 +168,7 @@ def test_what_a_job_was_promised_is_told_with_what_came_of_it(tmp_path: Path, sa
 
 
 def test_a_promise_that_has_passed_is_told_while_its_job_waits(tmp_path: Path, told: Told) -> None:
-    entry = Entry(0.0, (JobSubmitted(TRAINED),), expected=promised("train", 60.0, None, 120.0))
+    entry = Entry(0.0, (JobSubmitted(TRAINED),), start_estimates=promised("train", 60.0, None, 120.0))
     waits = [one["event"] for one in told("why", written(tmp_path / "a.jsonl", entry, Entry(90.0)), "train")["events"]]
     broken = [
         one["event"] for one in told("why", written(tmp_path / "b.jsonl", entry, Entry(130.0)), "train")["events"]
@@ -180,7 +180,7 @@ def test_a_promise_that_has_passed_is_told_while_its_job_waits(tmp_path: Path, t
 def test_what_is_expected_without_a_bound_is_no_promise(tmp_path: Path, told: Told) -> None:
     path = written(
         tmp_path / "expected.jsonl",
-        Entry(0.0, (JobSubmitted(TRAINED),), expected=promised("train", 60.0, None, None)),
+        Entry(0.0, (JobSubmitted(TRAINED),), start_estimates=promised("train", 60.0, None, None)),
         Entry(50.0, orders=(StartRun("train", 1, on(0, 1, 2, 3)),)),
     )
     told_of = [(one["event"], one["text"]) for one in told("why", path, "train")["events"]]

@@ -29,11 +29,11 @@ from refold.errors import (
     Forbidden,
     NoDaemon,
     NotFound,
-    NotYet,
     RefoldError,
     TooLarge,
+    Unauthenticated,
     Unavailable,
-    Unknown,
+    WaitTimeout,
 )
 from refold.jobspec.submission import one_submission
 from refold.model import Plan
@@ -97,7 +97,7 @@ WAYS: list[Callable[[Client], wire.JobStatus]] = [
 @pytest.mark.parametrize("way", WAYS)
 def test_a_job_is_submitted_in_any_of_these_ways(client: Client, way: Callable[[Client], wire.JobStatus]) -> None:
     job = way(client)
-    assert (job.id, job.standing, job.tenant, job.user, job.gpus) == (
+    assert (job.id, job.state, job.tenant, job.user, job.gpus) == (
         "train-1",
         "waiting",
         "vision",
@@ -166,7 +166,7 @@ def test_asking_again_over_a_broken_connection_submits_once(served: Served) -> N
 
         kept.getresponse = break_off  # type: ignore[method-assign]
         job = client.submit(command=["x"])
-    assert (job.id, list(served.desk.all)) == ("x-1", ["x-1"])
+    assert (job.id, list(served.service.all)) == ("x-1", ["x-1"])
 
 
 def test_a_connection_that_has_gone_stale_is_made_anew(served: Served, client: Client) -> None:
@@ -184,7 +184,7 @@ def test_threads_may_share_a_client(served: Served, client: Client) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(served.desk.all) == [f"x-{number}" for number in range(1, 9)]
+    assert sorted(served.service.all) == [f"x-{number}" for number in range(1, 9)]
 
 
 # Asking
@@ -193,12 +193,12 @@ def test_threads_may_share_a_client(served: Served, client: Client) -> None:
 def test_the_queue_has_those_that_run_first_and_history_those_that_are_over(served: Served, client: Client) -> None:
     for name in "abcd":
         client.submit(name=name, command=["x"])
-    served.do(served.desk.start, "c-3")
-    served.do(served.desk.end, "a-1", "failed")
+    served.do(served.service.start, "c-3")
+    served.do(served.service.end, "a-1", "failed")
     assert [job.id for job in client.queue()] == ["c-3", "b-2", "d-4"]
     assert [job.id for job in client.history()] == ["a-1"]
-    assert [job.id for job in client.jobs(standing=["failed"]).jobs] == ["a-1"]
-    assert [job.id for job in client.jobs(standing=["running"]).jobs] == ["c-3"]
+    assert [job.id for job in client.jobs(state=["failed"]).jobs] == ["a-1"]
+    assert [job.id for job in client.jobs(state=["running"]).jobs] == ["c-3"]
 
 
 def test_pages_follow_each_other(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,14 +211,14 @@ def test_pages_follow_each_other(client: Client, monkeypatch: pytest.MonkeyPatch
 
 def test_jobs_are_held_released_and_cancelled(client: Client) -> None:
     job = client.submit(command=["x"])
-    assert [client.hold(job.id).standing, client.release(job.id).standing] == ["held", "waiting"]
-    assert client.cancel(job.id).standing == "cancelled"
+    assert [client.hold(job.id).state, client.release(job.id).state] == ["held", "waiting"]
+    assert client.cancel(job.id).state == "cancelled"
     assert [event.kind for event in client.why(job.id).story] == ["submitted", "held", "released", "cancelled"]
 
 
 def test_what_would_be_is_told_and_not_done(served: Served, client: Client) -> None:
     assert client.preview(command=["x"], gpus=8).fits is False
-    assert served.desk.all == {}
+    assert served.service.all == {}
 
 
 def test_an_owner_sees_and_changes_machines_and_tokens(served: Served) -> None:
@@ -251,15 +251,18 @@ def test_journals_come_into_files_whole_or_not_at_all(served: Served, tmp_path: 
 
 def test_waiting_ends_with_the_job(served: Served, client: Client) -> None:
     job = client.submit(command=["x"])
-    later(lambda: served.do(served.desk.start, job.id), lambda: served.do(served.desk.end, job.id, "failed", "exit 3"))
+    later(
+        lambda: served.do(served.service.start, job.id),
+        lambda: served.do(served.service.end, job.id, "failed", "exit 3"),
+    )
     ended = client.wait(job.id, timeout=20)
-    assert (ended.standing, ended.why) == ("failed", "exit 3")
+    assert (ended.state, ended.why) == ("failed", "exit 3")
     assert client.wait(job.id) == ended
 
 
 def test_waiting_too_long_says_where_the_job_stands(client: Client) -> None:
     job = client.submit(command=["x"])
-    with pytest.raises(NotYet, match=r"x-1 is waiting after 0.1 s"):
+    with pytest.raises(WaitTimeout, match=r"x-1 is waiting after 0.1 s"):
         client.wait(job.id, timeout=0.1)
 
 
@@ -270,11 +273,11 @@ def test_what_ends_just_before_the_stream_is_open_is_not_missed(
     open_stream = client._connection.events
 
     def events(*arguments: Any, **query: Any) -> Any:
-        served.do(served.desk.end, job.id)
+        served.do(served.service.end, job.id)
         return open_stream(*arguments, **query)
 
     monkeypatch.setattr(client._connection, "events", events)
-    assert client.wait(job.id, timeout=20).standing == "finished"
+    assert client.wait(job.id, timeout=20).state == "finished"
 
 
 def test_waiting_goes_on_without_a_stream_of_events(
@@ -287,8 +290,8 @@ def test_waiting_goes_on_without_a_stream_of_events(
 
     monkeypatch.setattr(client._connection, "events", events)
     monkeypatch.setattr("refold.client.client.PAUSE", 0.01)
-    later(lambda: served.do(served.desk.end, job.id))
-    assert client.wait(job.id, timeout=20).standing == "finished"
+    later(lambda: served.do(served.service.end, job.id))
+    assert client.wait(job.id, timeout=20).state == "finished"
 
 
 def test_output_is_followed_until_the_job_is_over(
@@ -297,10 +300,10 @@ def test_output_is_followed_until_the_job_is_over(
     monkeypatch.setattr("refold.client.client.PAUSE", 0.01)
     job = client.submit(command=["x"])
     later(
-        lambda: served.do(served.desk.start, job.id),
-        lambda: served.do(served.desk.say, job.id, "step 1\n"),
-        lambda: served.do(served.desk.say, job.id, "step 2 é\n"),
-        lambda: served.do(served.desk.end, job.id),
+        lambda: served.do(served.service.start, job.id),
+        lambda: served.do(served.service.say, job.id, "step 1\n"),
+        lambda: served.do(served.service.say, job.id, "step 2 é\n"),
+        lambda: served.do(served.service.end, job.id),
     )
     assert "".join(client.logs(job.id, follow=True)) == "step 1\nstep 2 é\n"
     assert list(client.logs(job.id)) == ["step 1\nstep 2 é\n"]
@@ -312,9 +315,9 @@ def test_output_is_followed_over_a_restart_of_the_daemon(
 ) -> None:
     monkeypatch.setattr("refold.client.client.PAUSE", 0.01)
     job = client.submit(command=["x"])
-    for do in (served.desk.start, served.desk.end):
+    for do in (served.service.start, served.service.end):
         served.do(do, job.id)
-    served.do(served.desk.say, job.id, "all of it\n")
+    served.do(served.service.say, job.id, "all of it\n")
     ask, answers = client._connection.ask, iter([NoDaemon("it ends"), Unavailable("it begins")])
 
     def ask_at_a_bad_time(*arguments: Any, **query: Any) -> Any:
@@ -339,7 +342,7 @@ def test_events_are_those_that_there_are_or_those_to_come(served: Served, client
     assert list(client.events(1, follow=False)) == []
     coming = client.events(0)
     assert next(coming).kind == "submitted"
-    served.do(served.desk.start, job.id)
+    served.do(served.service.start, job.id)
     assert next(coming) == Event(2, NOW, "started", "x-1", 1, "x-1 started", "vision")
 
 
@@ -384,14 +387,14 @@ def test_what_the_daemon_refuses_is_raised_as_what_it_is(
     served: Served, client: Client, ask: Callable[[Client], object], kind: type[RefoldError], problem: str
 ) -> None:
     client.submit(command=["x"])
-    served.do(served.desk.end, "x-1")
+    served.do(served.service.end, "x-1")
     with pytest.raises(kind) as caught:
         ask(client)
     assert (type(caught.value), str(caught.value)) == (kind, problem)
 
 
 def test_a_token_that_is_not_known_is_told(served: Served) -> None:
-    with pytest.raises(Unknown, match="the token is not known"):
+    with pytest.raises(Unauthenticated, match="the token is not known"):
         Client(served.address, "rf_guessed").about()
 
 

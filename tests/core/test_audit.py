@@ -7,7 +7,7 @@ from refold.core import Entry
 from refold.core.events import JobCancelled, JobHeld, JobSubmitted, RunRecalled
 from refold.core.orders import StartRun, StopRun
 from refold.model import Allocation, Job, Plan, Share, Tenant
-from refold.testing import Audit, Broken, make_cluster, make_job
+from refold.testing import Audit, AuditFailed, make_cluster, make_job
 
 CLUSTER = make_cluster(4, 4, types=["A100", "T4"])
 
@@ -38,7 +38,7 @@ RESHAPABLE = make_job("a", gpus=2, reshapable=True, plan=Plan(2), types=["A100"]
     ],
 )
 def test_a_shape_that_a_job_may_not_have_is_noticed(job: Job, allocation: Allocation, complaint: str) -> None:
-    with pytest.raises(Broken, match=complaint):
+    with pytest.raises(AuditFailed, match=complaint):
         audited(job, allocation)
 
 
@@ -49,7 +49,7 @@ def test_other_shapes_are_fine(allocation: Allocation) -> None:
 
 def test_a_job_that_is_not_preemptible_is_stopped_only_if_it_is_cancelled() -> None:
     job = make_job("a", preemptible=False)
-    with pytest.raises(Broken, match="'a' was told to stop and is not preemptible"):
+    with pytest.raises(AuditFailed, match="'a' was told to stop and is not preemptible"):
         audited(job, on(0)).write(Entry(1.0, (), (StopRun("a", 1),)))
     audit = audited(job, on(0))
     audit.write(Entry(1.0, (JobCancelled("a"),), (StopRun("a", 1),)))
@@ -61,10 +61,10 @@ def test_a_start_beyond_a_tenants_limit_or_of_a_job_that_is_held_is_noticed() ->
     jobs = [make_job(name, tenant="t") for name in "ab"]
     audit = Audit(cluster)
     audit.write(Entry(0.0, tuple(map(JobSubmitted, jobs)), (StartRun("a", 1, on(0)),)))
-    with pytest.raises(Broken, match="tenant 't' uses 2 GPUs and may use 1"):
+    with pytest.raises(AuditFailed, match="tenant 't' uses 2 GPUs and may use 1"):
         audit.write(Entry(1.0, (), (StartRun("b", 1, on(1)),)))
     audit = Audit(CLUSTER)
-    with pytest.raises(Broken, match="'a' was started while it is held"):
+    with pytest.raises(AuditFailed, match="'a' was started while it is held"):
         audit.write(Entry(0.0, (JobSubmitted(jobs[0]), JobHeld("a")), (StartRun("a", 1, on(0)),)))
 
 

@@ -28,8 +28,8 @@ from refold.plans.speeds import Speeds
 from refold.policies.common.options import range_of
 from refold.policies.queueing.fifo import FifoSkip
 from refold.registry import make_policy
-from refold.simulator import AsRecorded, Costs, simulate
-from refold.simulator.modelled_speeds import Modelled
+from refold.simulator import Costs, RecordedSpeeds, simulate
+from refold.simulator.modelled_speeds import ModelledSpeeds
 from refold.testing import Audit, make_cluster, make_job, reshapable_workload
 from refold.testing.disturbances import everybody
 
@@ -169,7 +169,7 @@ def test_each_tenant_waits_for_its_own_limit_and_an_opening_keeps_the_order_of_a
     jobs = [make_job(f"{tenant}{n}", tenant=tenant, priority=p) for n, (tenant, p) in enumerate(arrivals)]
     one.step(*map(JobSubmitted, [*jobs, make_job("large", gpus=2, tenant="a", priority=9)]))
     one.step(JobCancelled("b3"))
-    told = [event.job.id for event in one.scheduler.opening() if isinstance(event, JobSubmitted)]
+    told = [event.job.id for event in one.scheduler.snapshot() if isinstance(event, JobSubmitted)]
     assert told == ["a0", "b1", "b5", "a4", "a2", "a6", "large"]
     assert orders(one, RunFinished("a0", 1)) == (StartRun("a4", 1, on(0)),)
 
@@ -206,6 +206,6 @@ def test_policies_that_reshape_jobs_stay_within_limits_and_finish_them_all(polic
     tenants = (Tenant("sure", 12.0, 16.0), Tenant("small", 0.0, 16.0))
     cluster = msgspec.structs.replace(cluster, tenants=tenants)
     audit = Audit(cluster)
-    charge = Modelled(Speeds(cluster), AsRecorded(cluster))
+    charge = ModelledSpeeds(Speeds(cluster), RecordedSpeeds(cluster))
     simulate(jobs, cluster, make_policy(policy), journal=audit, charge=charge, costs=Costs(10.0, 5.0, 40.0))
     assert set(audit.over) == {job.id for job in jobs}

@@ -10,7 +10,7 @@ from refold.core.events import (
     JobHeld,
     JobSubmitted,
     NodeLost,
-    Remembered,
+    PastJob,
     RunAdopted,
     RunFinished,
     RunRecalled,
@@ -108,6 +108,6 @@ def test_what_is_remembered_is_told_once_and_makes_nobody_wait() -> None:
 
     one = History(make_cluster(1), Listening())
     old = make_job("old")
-    one.step(Remembered(old, 12.0))
+    one.step(PastJob(old, 12.0))
     one.step()
     assert (seen, dict(one.view.waiting)) == ([[(old, 12.0)], []], {})

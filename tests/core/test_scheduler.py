@@ -20,7 +20,7 @@ from refold.core.events import (
 )
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadDecision, BadValue
-from refold.model import KEEP, Allocation, Decision, Expected, Reason, Reshape, Share, Start, Stop, Wait
+from refold.model import KEEP, Allocation, Decision, Reason, Reshape, Share, Start, StartEstimate, Stop, Wait
 from refold.packing import Placer
 from refold.policies.queueing.fifo import Fifo
 from refold.testing import Audit, make_cluster, make_job
@@ -148,9 +148,9 @@ def test_a_job_that_never_fits_says_so() -> None:
     world = World(2)
     world.step(JobSubmitted(make_job("huge", gpus=4)))
     reason = world.view.reason("huge")
-    assert (reason.reason, reason.shortage and reason.shortage.too_small) == (Reason.NEVER, 1)
+    assert (reason.reason, reason.shortage and reason.shortage.too_small) == (Reason.INFEASIBLE, 1)
     world.step(JobCancelled("huge"))
-    assert not world.view.never
+    assert not world.view.infeasible
 
 
 def test_waiting_jobs_know_why_with_counts() -> None:
@@ -274,9 +274,9 @@ def test_where_nobody_watches_a_bad_decision_is_written_down_and_nothing_is_done
 def test_what_a_policy_expects_is_written_down() -> None:
     world = World(1, told=Told())
     world.told = world.told or Told()
-    world.told.next = Decision(expected=(Expected("a", 9.0),), wake_at=7.0)
+    world.told.next = Decision(start_estimates=(StartEstimate("a", 9.0),), wake_at=7.0)
     entry = world.scheduler.step(0.0, [JobSubmitted(make_job("a"))])
-    assert (entry.expected, entry.wake_at) == ((Expected("a", 9.0),), 7.0)
+    assert (entry.start_estimates, entry.wake_at) == ((StartEstimate("a", 9.0),), 7.0)
 
 
 def test_whoever_was_refused_is_started_by_the_next_look() -> None:

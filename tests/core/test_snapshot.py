@@ -1,4 +1,4 @@
-"""A scheduler that is told nothing but an opening stands where the other stood, and goes on."""
+"""A scheduler that is told nothing but an snapshot stands where the other stood, and goes on."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from refold.core.events import (
     JobHeld,
     JobSubmitted,
     NodeLost,
-    Remembered,
+    PastJob,
     RunAdopted,
     RunFailed,
     RunFinished,
@@ -34,21 +34,21 @@ from refold.policies.table import POLICIES
 from refold.registry import make_policy
 from refold.results.measures import measure
 from refold.simulator.futures import going_on, look_ahead, taking_over
-from refold.simulator.state_at import Present
+from refold.simulator.state_at import StateAt
 from refold.testing import Audit, make_cluster, make_job, seeded_workload
-from refold.testing.disturbances import DRAINED, Disturbances, Restless, drained_gpu, everybody, release_all
+from refold.testing.disturbances import DRAINED, Disturbances, DisturbedCluster, drained_gpu, everybody, release_all
 
 LIMITS = (Tenant("a", limit_gpus=3.0), Tenant("b", limit_gpus=2.5))
 
 
-def standing(view: View) -> dict[str, object]:
-    """Where a scheduler stands, as far as an opening tells."""
+def state(view: View) -> dict[str, object]:
+    """Where a scheduler stands, as far as an snapshot tells."""
     jobs = sorted(everybody(view))
     return {
         "waiting": list(view.waiting.items()),
         "runs": sorted((run.job, run.number, run.allocation, run.since, run.stopping) for run in view.runs.values()),
         "held": {name: (job, view.reason(name).reason) for name, job in view.held.items()},
-        "never": dict(view.never),
+        "never": dict(view.infeasible),
         "down": [node for node in range(len(view.cluster.nodes)) if not view.is_up(node)],
         "free": view.free_gpus,
         "done": [(name, round(view.done(name), 6)) for name in jobs],
@@ -59,14 +59,14 @@ def standing(view: View) -> dict[str, object]:
 
 
 def begun_anew(cluster: Cluster, old: Scheduler, now: float) -> Scheduler:
-    """A scheduler that knows the opening, under a policy that leaves everything as it is, so that it can be seen."""
+    """A scheduler that knows the snapshot, under a policy that leaves everything as it is, so that it can be seen."""
     new = Scheduler(cluster, Told())
-    new.step(now, old.opening())
+    new.step(now, old.snapshot())
     return new
 
 
 def without_shapes_to_come(known: dict[str, object]) -> dict[str, object]:
-    """A run that was being reshaped holds its new place no longer: an opening does not tell of it."""
+    """A run that was being reshaped holds its new place no longer: an snapshot does not tell of it."""
     return {name: value for name, value in known.items() if name != "free"}
 
 
@@ -78,8 +78,8 @@ def test_an_opening_tells_who_runs_who_waits_and_what_is_behind_them() -> None:
     scheduler.step(0.0, [*map(JobSubmitted, jobs.values()), NodeLost(1)])
     scheduler.step(10.0, [RunProgressed("a", 1, 4.0, 3), JobHeld("d", Reason.DEPENDENCY), RunStopped("b", 1)])
     scheduler.step(12.0, [JobCancelled("a")])
-    old = Remembered(make_job("old"), 5.0)
-    assert scheduler.opening([old]) == (
+    old = PastJob(make_job("old"), 5.0)
+    assert scheduler.snapshot([old]) == (
         old,
         JobSubmitted(jobs["a"]),
         JobContinued("a", 1, 6.0, 3, 0.0),
@@ -100,7 +100,7 @@ def test_a_run_on_a_node_that_takes_no_more_work_goes_on() -> None:
     scheduler.step(0.0, [JobSubmitted(make_job("a"))])
     scheduler.step(1.0, [NodeLost(0)])
     new = begun_anew(make_cluster(1), scheduler, 2.0)
-    assert standing(new.view) == standing(scheduler.view) | {"done": [("a", 1.0)], "gpu_seconds": [("a", 2.0)]}
+    assert state(new.view) == state(scheduler.view) | {"done": [("a", 1.0)], "gpu_seconds": [("a", 2.0)]}
 
 
 def test_a_run_that_was_stopping_is_told_so_again_and_its_job_waits_or_is_held_or_over() -> None:
@@ -108,7 +108,7 @@ def test_a_run_that_was_stopping_is_told_so_again_and_its_job_waits_or_is_held_o
     scheduler.step(0.0, [JobSubmitted(make_job(name)) for name in "abc"])
     scheduler.step(1.0, [RunRecalled("a", 1), JobHeld("b"), JobCancelled("c")])
     new = Scheduler(make_cluster(3), FifoSkip())
-    orders = new.step(2.0, scheduler.opening()).orders
+    orders = new.step(2.0, scheduler.snapshot()).orders
     assert {order.job for order in orders if isinstance(order, StopRun)} == {"a", "b", "c"}
     assert len(orders) == 3
     entry = new.step(3.0, [RunStopped(name, 1) for name in "abc"])
@@ -123,7 +123,7 @@ def test_a_job_that_pauses_after_a_failure_does_so_again_though_its_tenant_has_r
     scheduler.step(1.0, [RunFailed("fails", 1, "exit 1", retry=True), JobHeld("fails", Reason.BACKOFF)])
     assert (list(scheduler.view.runs), scheduler.view.held_for("fails")) == (["follows"], Reason.BACKOFF)
     new = begun_anew(cluster, scheduler, 1.0)
-    assert standing(new.view) == standing(scheduler.view)
+    assert state(new.view) == state(scheduler.view)
 
 
 def test_a_run_that_was_being_reshaped_stops_and_its_job_waits() -> None:
@@ -147,8 +147,8 @@ def test_who_waits_behind_a_limit_by_priority_does_so_again() -> None:
     scheduler.step(1.0, [RunFinished("one", 1)])  # there would be room for 'low', which waits behind 'high'
     assert list(scheduler.view.held) == ["low", "high"]
     new = Scheduler(cluster, FifoSkip())
-    new.step(1.0, scheduler.opening())
-    assert standing(new.view) == standing(scheduler.view)
+    new.step(1.0, scheduler.snapshot())
+    assert state(new.view) == state(scheduler.view)
     assert new.step(2.0, [RunFinished("two", 1)]).orders == scheduler.step(2.0, [RunFinished("two", 1)]).orders
 
 
@@ -162,26 +162,26 @@ def test_after_any_history_another_scheduler_stands_where_the_old_one_does_and_g
         for _ in one.play(some):
             pass
         new = begun_anew(cluster, one.scheduler, one.now)
-        assert without_shapes_to_come(standing(new.view)) == without_shapes_to_come(standing(one.view))
+        assert without_shapes_to_come(state(new.view)) == without_shapes_to_come(state(one.view))
         audit = Audit(cluster)
         going_on = Scheduler(cluster, type(policy)(), audit, refused=lambda _: None)
-        going_on.step(one.now, one.scheduler.opening())
+        going_on.step(one.now, one.scheduler.snapshot())
         finish_everybody(going_on, one.now, nodes=3)
         finish_everybody(one.scheduler, one.now, nodes=3)
         assert everybody(going_on.view) == everybody(one.view)
 
 
-def opened(policy: str, past: int = 5) -> tuple[Restless, ListJournal, Cluster]:
-    """A cluster in the middle of things, whose journal begins with an opening."""
+def opened(policy: str, past: int = 5) -> tuple[DisturbedCluster, ListJournal, Cluster]:
+    """A cluster in the middle of things, whose journal begins with an snapshot."""
     jobs, cluster = seeded_workload(3, 40)
     journal = ListJournal()
-    world = Restless(jobs, cluster, make_policy(policy), Audit(cluster))
+    world = DisturbedCluster(jobs, cluster, make_policy(policy), Audit(cluster))
     world.disturb(drained_gpu)
     disturbances = iter(Disturbances(3))
     for _ in range(6):
         world.run_until(world.now + 40.0)
         world.disturb(next(disturbances))
-    remembered = [Remembered(make_job(f"past{number}"), 30.0) for number in range(past)]
+    remembered = [PastJob(make_job(f"past{number}"), 30.0) for number in range(past)]
     world.begin_anew(make_policy(policy), remembered, Journals(Audit(cluster), journal))
     for _ in range(6):
         world.run_until(world.now + 10.0)
@@ -220,14 +220,14 @@ def test_a_history_that_begins_with_an_opening_counts_runs_that_went_on() -> Non
 
 def test_the_present_of_a_journal_that_begins_with_an_opening_is_where_its_policy_left_it() -> None:
     world, journal, cluster = opened("easy")
-    present = Present.of(cluster, journal.entries)
-    assert standing(present.view) == standing(world.view)
+    present = StateAt.of(cluster, journal.entries)
+    assert state(present.view) == state(world.view)
 
 
 @pytest.mark.parametrize("policy", ["fifo", "easy", "refold"])
 def test_a_policy_goes_on_into_futures_from_a_journal_that_begins_with_an_opening(policy: str) -> None:
     _, journal, cluster = opened(policy)
-    present = Present.of(cluster, journal.entries)
+    present = StateAt.of(cluster, journal.entries)
     for go_on in (going_on, taking_over):
         from_here = go_on(present, cluster, lambda: journal.entries, lambda: make_policy(policy))
         futures = look_ahead(present, from_here, futures=3)
@@ -240,7 +240,7 @@ def test_who_waits_behind_a_limit_may_start_in_the_future() -> None:
     journal = ListJournal()
     scheduler = Scheduler(cluster, FifoSkip(), journal)
     scheduler.step(0.0, [JobSubmitted(make_job(name, tenant="a")) for name in ("first", "second")])
-    present = Present.of(cluster, journal.entries)
+    present = StateAt.of(cluster, journal.entries)
     go_on = going_on(present, cluster, lambda: journal.entries, FifoSkip)
     start = look_ahead(present, go_on, futures=5, about=["second"]).start("second")
     assert start is not None
@@ -249,9 +249,9 @@ def test_who_waits_behind_a_limit_may_start_in_the_future() -> None:
 
 def test_an_opening_may_be_told_again_and_again() -> None:
     world, _, cluster = opened("fifo")
-    first = world.scheduler.opening()
+    first = world.scheduler.snapshot()
     again = begun_anew(cluster, world.scheduler, world.now)
-    assert again.opening() == first
+    assert again.snapshot() == first
 
 
 def test_only_what_a_run_has_computed_is_behind_its_job() -> None:

@@ -65,14 +65,14 @@ def test_a_job_that_reports_steps_alone_has_progressed() -> None:
 def test_while_a_run_is_reshaped_it_holds_both_shapes_and_is_known_to_become_the_new_one() -> None:
     world = World(4, 4, told=Told())
     world.step(JobSubmitted(make_job("a", gpus=2, reshapable=True)), then=Decision((Start("a", on(0, 1)),)))
-    assert (world.view.held_by("a"), world.view.becoming("a")) == (on(0, 1).placement, None)
+    assert (world.view.held_by("a"), world.view.next_allocation("a")) == (on(0, 1).placement, None)
     world.step(then=Decision(reshapes=(Reshape("a", on(1, 2, 3)),)))
     assert world.view.runs["a"].allocation == on(0, 1)
-    assert world.view.becoming("a") == on(1, 2, 3)
+    assert world.view.next_allocation("a") == on(1, 2, 3)
     assert sorted(gpu for share in world.view.held_by("a") for gpu in share.gpus) == [0, 1, 2, 3]
     assert world.view.free_gpus == 4
     assert world.step(RunStopped("a", 1)) == (StartRun("a", 2, on(1, 2, 3)),)
-    assert (world.view.held_by("a"), world.view.becoming("a")) == (on(1, 2, 3).placement, None)
+    assert (world.view.held_by("a"), world.view.next_allocation("a")) == (on(1, 2, 3).placement, None)
     assert world.view.free_gpus == 5
 
 
@@ -80,7 +80,7 @@ def test_a_run_that_only_stops_becomes_nothing() -> None:
     world = World(2, told=Told())
     world.step(JobSubmitted(make_job("a")), then=Decision((Start("a", on(0)),)))
     world.step(then=Decision(stops=(Stop("a"),)))
-    assert (world.view.held_by("a"), world.view.becoming("a")) == (on(0).placement, None)
+    assert (world.view.held_by("a"), world.view.next_allocation("a")) == (on(0).placement, None)
 
 
 def test_a_run_whose_new_shape_was_lost_meanwhile_waits_again() -> None:

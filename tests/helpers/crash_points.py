@@ -28,10 +28,10 @@ CHECKPOINT_EVERY = 7
 """So that there are some in a short life."""
 
 
-def arm(point: str, nth: int, witness: str, chapters: bool) -> None:
+def arm(point: str, nth: int, witness: str, epochs: bool) -> None:
     """Let the daemon write down where it stands at each step; kill it when it comes to a point for the n-th time."""
     loop.CHECKPOINT_EVERY = CHECKPOINT_EVERY
-    if chapters:
+    if epochs:
         recovery.MOST_REPLAYED = 0
     _bear_witness(Path(witness))
     if point:
@@ -51,7 +51,7 @@ class _Countdown:
 
 
 class Stand(msgspec.Struct, frozen=True):
-    """Where a daemon stands after an entry; `after`: it was written, read again, or both in one (a new chapter)."""
+    """Where a daemon stands after an entry; `after`: it was written, read again, or both in one (a new epoch)."""
 
     after: str
     entry: int
@@ -72,7 +72,7 @@ def _told(stand: Stand) -> tuple[object, ...]:
 
 def _stand(after: str, entry: int, of: Any, started: Sequence[str] = ()) -> Stand:
     view = of.scheduler.view if after == "read" else of.view
-    records = msgspec.json.encode(sorted(of.roster.of.values(), key=lambda record: record.job.id))
+    records = msgspec.json.encode(sorted(of.job_table.of.values(), key=lambda record: record.job.id))
     runs = sorted((run.job, run.number) for run in view.runs.values())
     digest = hashlib.sha256(records).hexdigest()
     return Stand(after, entry, list(view.waiting), sorted(view.held), runs, list(started), digest)
@@ -85,15 +85,15 @@ def _bear_witness(path: Path) -> None:
 
     commit_of, recover = loop.Loop._commit_of, recovery.recover
 
-    def witnessed(self: loop.Loop, step: loop.Step, *more: Any) -> store.Commit:
+    def witnessed(self: loop.Loop, step: loop.LoopStep, *more: Any) -> store.Commit:
         commit = commit_of(self, step, *more)
         started = [order.job for order in step.entry.orders if isinstance(order, StartRun)]
-        write(_stand("chapter" if commit.chapter else "written", commit.entry, self, started))
+        write(_stand("epoch" if commit.epoch else "written", commit.entry, self, started))
         return commit
 
-    def recovered(*arguments: Any) -> recovery.Recovered:
+    def recovered(*arguments: Any) -> recovery.RecoveredState:
         stand = recover(*arguments)
-        if stand.opening is None:
+        if stand.snapshot is None:
             write(_stand("read", stand.entry, stand))
         return stand
 
@@ -173,8 +173,8 @@ def _is_end(_: object, event: object) -> bool:
     return isinstance(event, RunFinished | RunFailed | RunStopped)
 
 
-def _begins_a_chapter(_: object, commit: store.Commit) -> bool:
-    return commit.chapter is not None
+def _begins_a_epoch(_: object, commit: store.Commit) -> bool:
+    return commit.epoch is not None
 
 
 POINTS: dict[str, Callable[[Die], None]] = {
@@ -195,8 +195,8 @@ POINTS: dict[str, Callable[[Die], None]] = {
     "an end was reported, not written": _after(loop.Loop, "report", _is_end),
     "before a checkpoint": _before(store.Store, "_write_checkpoint"),
     "after a checkpoint": _after(store.Store, "_write_checkpoint"),
-    "before a chapter": _before(store.Store, "commit", _begins_a_chapter),
-    "after a chapter": _after(store.Store, "commit", _begins_a_chapter),
+    "before a epoch": _before(store.Store, "commit", _begins_a_epoch),
+    "after a epoch": _after(store.Store, "commit", _begins_a_epoch),
     "before recovery": _before(daemon, "recover"),
     "after recovery": _after(daemon, "recover"),
     "before strays are ended": _before(local_backend.LocalBackend, "keep_only"),
@@ -205,8 +205,8 @@ POINTS: dict[str, Callable[[Die], None]] = {
 }
 
 AT_THE_START = {
-    "before a chapter",
-    "after a chapter",
+    "before a epoch",
+    "after a epoch",
     "before recovery",
     "after recovery",
     "before strays are ended",

@@ -33,11 +33,11 @@ class Plan(msgspec.Struct, frozen=True):
 
     seed: int
     crashes: list[tuple[str, int]]
-    chapters: bool
+    epochs: bool
 
 
 def plan_of(seed: int, point: str) -> Plan:
-    """One to three deaths, of which the first is at this point; every third world begins chapters at each start."""
+    """One to three deaths, of which the first is at this point; every third world begins epochs at each start."""
     chance = Random(seed)
     points = list(POINTS)
     crashes = [(point, _nth(chance, point))]
@@ -46,7 +46,7 @@ def plan_of(seed: int, point: str) -> Plan:
         crashes.append((again, _nth(chance, again)))
     if point in AT_THE_START:  # there has to be something to be recovered
         crashes.insert(0, ("after a commit", chance.randint(2, 12)))
-    return Plan(seed, crashes, "chapter" in point or seed % 3 == 0)
+    return Plan(seed, crashes, "epoch" in point or seed % 3 == 0)
 
 
 def _nth(chance: Random, point: str) -> int:
@@ -181,7 +181,7 @@ class World:
             self._note_death(self._daemon)
         while True:
             point, nth = self._left.pop(0) if self._left else ("", 0)
-            arguments = {"point": point, "nth": nth, "witness": str(self._witness), "chapters": self._plan.chapters}
+            arguments = {"point": point, "nth": nth, "witness": str(self._witness), "epochs": self._plan.epochs}
             began = RealDaemon(self.folder, prepare="crash_points:arm", arguments=arguments)
             self._armed = point
             if began.told.address:
@@ -212,7 +212,7 @@ class World:
         wrong = {
             job: (kind, self.ended.get(job))
             for job, kind in self.kinds.items()
-            if job not in self.ended or self.ended[job].standing != expected.get(kind, "finished")
+            if job not in self.ended or self.ended[job].state != expected.get(kind, "finished")
         }
         assert not wrong, f"{self._plan}: {wrong}\n{self.record.read_text()}\n{self._alive().log()}"
         assert set(self.ended) == set(self.kinds), f"there are others: {set(self.ended) - set(self.kinds)}"
@@ -241,14 +241,14 @@ class World:
         assert ended.runs == last
 
     def _check_witness(self) -> None:
-        """What each daemon recovered is what the one before had written, and a new chapter keeps the queue's order."""
+        """What each daemon recovered is what the one before had written, and a new epoch keeps the queue's order."""
         written: dict[int, Stand] = {}
         for line in self._witness.read_bytes().splitlines():
             stand = msgspec.json.decode(line, type=Stand)
             if stand.after == "read":
                 assert stand.same_as(written[stand.entry]), (stand, written[stand.entry])
                 continue
-            if stand.after == "chapter" and stand.entry > 1:
+            if stand.after == "epoch" and stand.entry > 1:
                 last = written[stand.entry - 1]
                 kept = [job for job in last.waiting if job not in stand.started]
                 assert stand.waiting == kept, f"the queue was {last.waiting}, and is {stand.waiting}"
@@ -257,11 +257,11 @@ class World:
 
 
 def check_books(folder: Path) -> None:
-    """No GPU is given twice, and all else that an audit holds, in every chapter of a journal."""
+    """No GPU is given twice, and all else that an audit holds, in every epoch of a journal."""
     connection = sqlite3.connect(f"file:{folder / store.NAME}?mode=ro", uri=True)
-    chapters = connection.execute("SELECT header, first FROM chapters ORDER BY first").fetchall()
-    ends = [first for _, first in chapters[1:]] + [2**62]
-    for (header, first), end in zip(chapters, ends, strict=True):
+    epochs = connection.execute("SELECT header, first FROM epochs ORDER BY first").fetchall()
+    ends = [first for _, first in epochs[1:]] + [2**62]
+    for (header, first), end in zip(epochs, ends, strict=True):
         audit = Audit(msgspec.json.decode(header, type=Header).cluster)
         query = "SELECT number, entry FROM journal WHERE number >= ? AND number < ? ORDER BY number"
         for number, (found, entry) in enumerate(connection.execute(query, (first, end)), start=first):

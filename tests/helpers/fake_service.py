@@ -1,4 +1,4 @@
-"""A desk that remembers what it is told and starts nothing, and a server over it on a thread."""
+"""A service that remembers what it is told and starts nothing, and a server over it on a thread."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ import msgspec
 import uvicorn
 
 from refold.api.app import Api
-from refold.api.calls import OVER, Desk
-from refold.api.event_stream import Feed
-from refold.api.hosts import Names
+from refold.api.calls import OVER, Service
+from refold.api.event_stream import EventStream
+from refold.api.hosts import AllowedHosts
 from refold.api.roles import Caller
-from refold.api.tokens import Known, Tokens, hash_of, make_token
+from refold.api.tokens import StoredToken, TokenAuthenticator, hash_of, make_token
 from refold.api.wire import (
-    About,
+    DaemonInfo,
     Event,
     GpuStatus,
     Interval,
     Jobs,
+    JobState,
     JobStatus,
     Logs,
     MadeToken,
@@ -32,7 +33,6 @@ from refold.api.wire import (
     Place,
     Preview,
     Role,
-    Standing,
     Submission,
     TenantStatus,
     TokenStatus,
@@ -48,7 +48,7 @@ OWNER, MEMBER, READER, OTHER = "rf_owner", "rf_member", "rf_reader", "rf_other"
 Result = TypeVar("Result")
 
 
-def known_tokens() -> dict[str, Known]:
+def known_tokens() -> dict[str, StoredToken]:
     """The four, by their hashes."""
     roles: dict[str, tuple[Role, str]] = {
         OWNER: ("owner", "default"),
@@ -57,17 +57,17 @@ def known_tokens() -> dict[str, Known]:
         OTHER: ("member", "speech"),
     }
     return {
-        hash_of(token): Known(token[3:], role, tenant, f"{token[3:]}-user", NOW, hash_of(token))
+        hash_of(token): StoredToken(token[3:], role, tenant, f"{token[3:]}-user", NOW, hash_of(token))
         for token, (role, tenant) in roles.items()
     }
 
 
-class FakeDesk:
+class FakeService:
     """Jobs that wait until a test says `start` or `end`; one node of four GPUs. Follows `calls.Desk`."""
 
-    def __init__(self, known: dict[str, Known] | None = None, feed: Feed | None = None) -> None:
+    def __init__(self, known: dict[str, StoredToken] | None = None, feed: EventStream | None = None) -> None:
         self.known = known_tokens() if known is None else known
-        self.feed = Feed() if feed is None else feed
+        self.feed = EventStream() if feed is None else feed
         self.all: dict[str, JobStatus] = {}
         self.output: dict[str, str] = {}
         self.stories: dict[str, list[Event]] = {}
@@ -80,12 +80,12 @@ class FakeDesk:
         """A run begins."""
         before = self.all[job]
         return self._change(
-            job, "started", standing="running", started=NOW, runs=before.runs + 1, where=[Place("here", [0])], reason=""
+            job, "started", state="running", started=NOW, runs=before.runs + 1, where=[Place("here", [0])], reason=""
         )
 
-    def end(self, job: str, standing: Standing = "finished", why: str = "exit status 0") -> JobStatus:
+    def end(self, job: str, state: JobState = "finished", why: str = "exit status 0") -> JobStatus:
         """A run ends, and the job with it."""
-        return self._change(job, standing, standing=standing, ended=NOW, why=why, where=[])
+        return self._change(job, state, state=state, ended=NOW, why=why, where=[])
 
     def say(self, job: str, text: str) -> None:
         """A run writes something."""
@@ -98,7 +98,7 @@ class FakeDesk:
         self.all[job_id] = JobStatus(
             id=job_id,
             name=submission.name,
-            standing="held" if submission.hold else "waiting",
+            state="held" if submission.hold else "waiting",
             tenant=tenant,
             user=user,
             job_class=submission.job_class,
@@ -108,11 +108,11 @@ class FakeDesk:
             submitted=NOW,
             reason="held" if submission.hold else "resources",
             why="" if submission.hold else "0 of 1 nodes fit: 1 has fewer free GPUs",
-            expected=Interval(NOW + 60, NOW + 30, NOW + 300),
+            start_estimate=Interval(NOW + 60, NOW + 30, NOW + 300),
             steps=submission.steps,
             time_limit=submission.time_limit,
             instances=submission.instances,
-            place=0 if submission.hold else 1 + sum(one.standing == "waiting" for one in self.all.values()),
+            place=0 if submission.hold else 1 + sum(one.state == "waiting" for one in self.all.values()),
         )
         return self._change(job_id, "submitted")
 
@@ -135,10 +135,10 @@ class FakeDesk:
 
     # What the API asks of it
 
-    def about(self, caller: Caller) -> About:
-        standings = [job.standing for job in self.all.values()]
-        running, waiting = standings.count("running"), standings.count("waiting")
-        return About(
+    def about(self, caller: Caller) -> DaemonInfo:
+        states = [job.state for job in self.all.values()]
+        running, waiting = states.count("running"), states.count("waiting")
+        return DaemonInfo(
             "0.1.0", "here", "backfill", 1, 4, 4.0, running, waiting, NOW, NOW, "ok", caller.role, caller.tenant
         )
 
@@ -164,14 +164,14 @@ class FakeDesk:
 
     async def preview(self, caller: Caller, submission: Submission) -> Preview:
         gpus = float(submission.instances * submission.gpus)
-        waiting = sum(job.standing == "waiting" for job in self.all.values())
+        waiting = sum(job.state == "waiting" for job in self.all.values())
         return Preview(gpus <= 4, f"{gpus:g} GPUs", gpus, "", not waiting, waiting, Interval(NOW), [])
 
     async def jobs(
         self,
         caller: Caller,
         *,
-        standing: Sequence[Standing] | None,
+        state: Sequence[JobState] | None,
         tenant: str,
         user: str,
         name: str,
@@ -182,13 +182,13 @@ class FakeDesk:
         found = [
             job
             for job in self.all.values()
-            if (job.standing in OVER) == ended
-            and (standing is None or job.standing in standing)
+            if (job.state in OVER) == ended
+            and (state is None or job.state in state)
             and tenant in ("", job.tenant)
             and user in ("", job.user)
             and name in ("", job.name)
         ]
-        found.sort(key=lambda job: (job.standing != "running", job.place))
+        found.sort(key=lambda job: (job.state != "running", job.place))
         if ended:
             found.reverse()
         page = found[after : after + limit]
@@ -206,29 +206,29 @@ class FakeDesk:
         if run is not None and run > status.runs:
             raise NotFound(f"{status.id} has had {status.runs} runs, and no run {run}")
         if not status.runs:
-            return Logs("", 0, instance, 0, status.standing in OVER)
+            return Logs("", 0, instance, 0, status.state in OVER)
         output = self.output.get(status.id, "").encode()
         start = min(len(output), offset) if offset >= 0 else max(0, len(output) + offset)
         piece = output[start : start + limit]
-        return Logs(piece.decode(errors="replace"), status.runs, instance, start + len(piece), status.standing in OVER)
+        return Logs(piece.decode(errors="replace"), status.runs, instance, start + len(piece), status.state in OVER)
 
     async def cancel(self, caller: Caller, job: str) -> JobStatus:
         status = self._find(caller, job, own=True)
-        if status.standing in OVER:
-            raise Conflict(f"{status.id} has {status.standing} already, and cannot be cancelled")
+        if status.state in OVER:
+            raise Conflict(f"{status.id} has {status.state} already, and cannot be cancelled")
         return self.end(status.id, "cancelled", f"cancelled by {caller.user}")
 
     async def hold(self, caller: Caller, job: str) -> JobStatus:
         status = self._find(caller, job, own=True)
-        if status.standing not in ("waiting", "never", "held"):
-            raise Conflict(f"{status.id} is {status.standing}, and only a job that waits can be held")
-        return self._change(status.id, "held", standing="held", reason="held")
+        if status.state not in ("waiting", "never", "held"):
+            raise Conflict(f"{status.id} is {status.state}, and only a job that waits can be held")
+        return self._change(status.id, "held", state="held", reason="held")
 
     async def release(self, caller: Caller, job: str) -> JobStatus:
         status = self._find(caller, job, own=True)
-        if status.standing in OVER:
-            raise Conflict(f"{status.id} has {status.standing} already, and cannot be released")
-        return self._change(status.id, "released", standing="waiting") if status.standing == "held" else status
+        if status.state in OVER:
+            raise Conflict(f"{status.id} has {status.state} already, and cannot be released")
+        return self._change(status.id, "released", state="waiting") if status.state == "held" else status
 
     def nodes(self, caller: Caller) -> list[NodeStatus]:
         return [self.node]
@@ -246,7 +246,7 @@ class FakeDesk:
         return self.node
 
     async def gpus(self, caller: Caller) -> list[GpuStatus]:
-        busy = [job.id for job in self.all.values() if job.standing == "running"]
+        busy = [job.id for job in self.all.values() if job.state == "running"]
         first = GpuStatus("here", 0, "H100", busy, 0.0 if busy else 1.0, "", 61_000, 81_559, 0.97, 64.0, 610.0)
         return [first, *(GpuStatus("here", index, "H100") for index in (1, 2, 3))]
 
@@ -278,18 +278,18 @@ class FakeDesk:
             yield b'{"entry":%d}\n' % number
 
 
-def make_app(desk: FakeDesk | None = None) -> Api:
-    """The API over a fake desk, with its tokens."""
-    desk = FakeDesk() if desk is None else desk
-    followed: Desk = desk
-    return Api(followed, Tokens(desk.known), names=Names(named=["testserver"]))
+def make_app(service: FakeService | None = None) -> Api:
+    """The API over a fake service, with its tokens."""
+    service = FakeService() if service is None else service
+    followed: Service = service
+    return Api(followed, TokenAuthenticator(service.known), names=AllowedHosts(named=["testserver"]))
 
 
 class Served:
     """A daemon that is none, for as long as it is served."""
 
-    def __init__(self, desk: FakeDesk, server: uvicorn.Server, loop: asyncio.AbstractEventLoop) -> None:
-        self.desk = desk
+    def __init__(self, service: FakeService, server: uvicorn.Server, loop: asyncio.AbstractEventLoop) -> None:
+        self.service = service
         self.address = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         self.loop = loop
 
@@ -298,18 +298,18 @@ class Served:
         return Address(self.address, token)
 
     def do(self, something: Callable[..., Result], *arguments: object) -> Result:
-        """Something to the desk, on the thread that serves it, such as `served.do(served.desk.start, "a-1")`."""
+        """Something to the service, on the thread that serves it, such as `served.do(served.service.start, "a-1")`."""
         result: Future[Result] = Future()
         self.loop.call_soon_threadsafe(lambda: result.set_result(something(*arguments)))
         return result.result(timeout=10)
 
 
 @contextmanager
-def serve(desk: FakeDesk | None = None) -> Iterator[Served]:
+def serve(service: FakeService | None = None) -> Iterator[Served]:
     """A server on a port of the loopback that is free."""
-    desk = FakeDesk() if desk is None else desk
+    service = FakeService() if service is None else service
     config = uvicorn.Config(
-        make_app(desk), "127.0.0.1", 0, log_level="error", lifespan="off", timeout_graceful_shutdown=1
+        make_app(service), "127.0.0.1", 0, log_level="error", lifespan="off", timeout_graceful_shutdown=1
     )
     server = uvicorn.Server(config)
     loop, is_up = asyncio.new_event_loop(), threading.Event()
@@ -325,9 +325,9 @@ def serve(desk: FakeDesk | None = None) -> Iterator[Served]:
     thread.start()
     is_up.wait(10)
     try:
-        yield Served(desk, server, loop)
+        yield Served(service, server, loop)
     finally:
-        loop.call_soon_threadsafe(desk.feed.end)
+        loop.call_soon_threadsafe(service.feed.end)
         server.should_exit = True
         thread.join(10)
         loop.close()

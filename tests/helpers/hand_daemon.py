@@ -11,9 +11,9 @@ from typing import Any, Self
 
 from loop_setups import HandClock, UnreliableMachine
 
-from refold.api.event_stream import Feed
+from refold.api.event_stream import EventStream
 from refold.api.roles import Caller
-from refold.api.tokens import Known
+from refold.api.tokens import StoredToken
 from refold.api.wire import Submission
 from refold.core import Header
 from refold.core.events import Event, RunFailed, RunFinished, RunStopped
@@ -24,15 +24,15 @@ from refold.registry import make_policy
 from refold.server.backoff import Backoff
 from refold.server.config.settings import NotifyChoice
 from refold.server.dependencies import Dependencies
-from refold.server.drain import Servicing
-from refold.server.job_table import News
+from refold.server.drain import DrainManager
+from refold.server.job_table import Notice
 from refold.server.loop import Loop
 from refold.server.monitor.output import OutputWatch
-from refold.server.notify.messages import Telling
+from refold.server.notify.messages import JobMessages
 from refold.server.notify.notifier import Message, Notifier
 from refold.server.recovery import recover
-from refold.server.retries import Verdicts
-from refold.server.service import LiveDesk
+from refold.server.retries import Retries
+from refold.server.service import SchedulerService
 from refold.server.store.store import Store
 
 OWNER = Caller("owner", "owner", "default", "ann")
@@ -63,15 +63,17 @@ class HandDaemon:
         stand = recover(self.store.reading, header, lambda: make_policy(policy, settings), _refuse)
         self.clock = HandClock()
         self.clock.time = max(time, stand.now)
-        self.loop = Loop(self.store, stand, header, self.clock, Feed())
+        self.loop = Loop(self.store, stand, header, self.clock, EventStream())
         self.output = OutputWatch(folder / "logs", self.loop.report)
-        self.verdicts = Verdicts(self.loop, self.output)
-        self.tokens: dict[str, Known] = {}
-        servicing = Servicing(self.loop, self.store)
-        self.desk = LiveDesk(self.loop, self.store, Feed(), servicing, self.tokens, folder / "logs", 0.0)
+        self.verdicts = Retries(self.loop, self.output)
+        self.tokens: dict[str, StoredToken] = {}
+        servicing = DrainManager(self.loop, self.store)
+        self.service = SchedulerService(
+            self.loop, self.store, EventStream(), servicing, self.tokens, folder / "logs", 0.0
+        )
         self.kept = KeptMessages()
-        self.telling = Telling(self.loop, self.kept, 4 * HOUR, self.store)
-        self.news: list[News] = []
+        self.telling = JobMessages(self.loop, self.kept, 4 * HOUR, self.store)
+        self.news: list[Notice] = []
         Backoff(self.loop).attend()
         self.loop.watches += [
             Dependencies(self.loop, self.store.reading).watch,
@@ -115,7 +117,7 @@ class HandDaemon:
 
     async def submit(self, name: str, **more: Any) -> str:
         """The id of a new job."""
-        job = await self.desk.submit(OWNER, Submission(name=name, command=["true"], **more))
+        job = await self.service.submit(OWNER, Submission(name=name, command=["true"], **more))
         await self.rest()
         return job.id
 

@@ -16,8 +16,8 @@ from refold.journal.files import JournalFile, read_journal
 from refold.model import Demand, Job
 from refold.registry import make_policy
 from refold.server.clock import WallClock
-from refold.server.driver import Driver, nobody_watches
-from refold.server.outcomes import Outcomes
+from refold.server.driver import LiveDriver, nobody_watches
+from refold.server.outcomes import JobOutcomes
 
 PATIENCE = 30.0
 SHORT_GRACE = 0.5
@@ -43,14 +43,14 @@ def drive(
     policy: str = "fifo",
     settings: dict[str, Any] | None = None,
     wrap: Wrap = unwrapped,
-) -> Outcomes:
+) -> JobOutcomes:
     """Run jobs as real processes, with a journal in the folder; what became of them."""
-    outcomes = Outcomes(jobs)
+    outcomes = JobOutcomes(jobs)
     header = Header(local_cluster(slots), policy, settings or {})
 
     async def bounded(journal: Journal) -> None:
         scheduler = Scheduler(header.cluster, make_policy(header.policy, header.settings), journal)
-        driver = Driver(scheduler, jobs, WallClock(), lambda entry, view: _ignore(outcomes.note(entry, view)))
+        driver = LiveDriver(scheduler, jobs, WallClock(), lambda entry, view: _ignore(outcomes.note(entry, view)))
         async with asyncio.timeout(PATIENCE):
             await driver.drive(wrap(lambda report: LocalBackend(report, folder / "logs", SHORT_GRACE), driver.report))
 
@@ -135,7 +135,7 @@ async def pretend(
     jobs: Sequence[Job],
     *,
     go_on: Sequence[str] = (),
-    after_step: Callable[[Driver, Entry], None] = lambda _, __: None,
+    after_step: Callable[[LiveDriver, Entry], None] = lambda _, __: None,
 ) -> tuple[ScriptedBackend, JumpingClock]:
     """Drive jobs where nothing takes time."""
     clock = JumpingClock()
@@ -144,7 +144,7 @@ async def pretend(
         nobody_watches(entry, view)
         after_step(driver, entry)
 
-    driver = Driver(scheduler, jobs, clock, watch)
+    driver = LiveDriver(scheduler, jobs, clock, watch)
     backend = ScriptedBackend(driver.report, go_on)
     async with asyncio.timeout(PATIENCE):
         await driver.drive(backend)

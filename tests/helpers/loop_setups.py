@@ -117,6 +117,6 @@ class FailingStore(Store):
         self.last = stand_of(self.watched)
 
 
-def stand_of(standing: Any) -> Stand:
-    view = standing.view
+def stand_of(state: Any) -> Stand:
+    view = state.view
     return list(view.waiting), sorted(view.held), [(run.job, run.number) for run in view.runs.values()]

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from refold.api.wire import Submission
 from refold.errors import RefoldError
-from refold.jobspec.reader import Read, parse_spec
+from refold.jobspec.reader import SpecFile, parse_spec
 from refold.jobspec.refold_yaml import KEYS, NOT_HONOURED, RESOURCES
 from refold.jobspec.sbatch import READERS
 from refold.jobspec.sbatch_tasks import SIZES
@@ -107,7 +107,7 @@ manifest_trees = st.recursive(
 )
 
 
-def check(text: str, where: str = "job.yaml") -> Read | None:
+def check(text: str, where: str = "job.yaml") -> SpecFile | None:
     """What the text asks for can go over the wire as it is; or it is refused with file and line, and not at length."""
     try:
         read = parse_spec(text, "job", where)

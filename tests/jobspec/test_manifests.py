@@ -8,7 +8,7 @@ import pytest
 
 from refold.api.wire import Submission
 from refold.errors import RefoldError
-from refold.jobspec.reader import Read, parse_spec
+from refold.jobspec.reader import SpecFile, parse_spec
 
 JOB = """\
 apiVersion: batch/v1
@@ -83,7 +83,7 @@ CONTAINER = "spec.template.spec.containers[0]"
 IMAGE = "images are not honoured: the command runs on the machine itself"
 
 
-def read(text: str) -> Read:
+def read(text: str) -> SpecFile:
     return parse_spec(text, "job", "job.yaml")
 
 
@@ -93,7 +93,7 @@ def changed(text: str, old: str, new: str) -> str:
 
 
 def test_a_job() -> None:
-    assert read(JOB) == Read(
+    assert read(JOB) == SpecFile(
         [
             Submission(
                 name="train",
@@ -114,7 +114,7 @@ def test_a_job() -> None:
 
 
 def test_a_train_job() -> None:
-    assert read(TRAIN_JOB) == Read(
+    assert read(TRAIN_JOB) == SpecFile(
         [
             Submission(
                 name="fine-tune",
@@ -133,7 +133,7 @@ def test_a_train_job() -> None:
 
 
 def test_a_pytorch_job() -> None:
-    assert read(PYTORCH_JOB) == Read(
+    assert read(PYTORCH_JOB) == SpecFile(
         [Submission(name="ddp", command=["python", "ddp.py"], instances=4, gpus=2, retries=2, hold=True)], []
     )
 
@@ -278,7 +278,7 @@ def test_what_is_wrong_is_named_with_its_line(old: str, new: str, problem: str) 
 def test_the_least_that_a_manifest_can_say() -> None:
     pod = "{activeDeadlineSeconds: 60, containers: [{command: [a], env: [{name: EMPTY}]}, {command: [b]}]}"
     found = read(f"{{apiVersion: batch/v1, kind: Job, spec: {{template: {{spec: {pod}}}}}}}")
-    assert found == Read(
+    assert found == SpecFile(
         [Submission(name="job", command=["a"], gpus=0, time_limit=60.0, environment={"EMPTY": ""})],
         ["job.yaml line 1: spec.template.spec.containers[1] is not honoured: the command of the first container runs"],
     )

@@ -12,7 +12,7 @@ import pytest
 from refold.api.wire import Submission
 from refold.documents.parts import BadLine
 from refold.errors import BadFile, BadInput, BadRow, RefoldError
-from refold.jobspec.reader import Read, parse_spec, read_spec
+from refold.jobspec.reader import SpecFile, parse_spec, read_spec
 from refold.jobspec.refold_yaml import KEYS, NOT_HONOURED, RESOURCES, RESOURCES_NOT_HONOURED
 from refold.jobspec.submission import from_command
 from refold.model import Plan
@@ -20,7 +20,7 @@ from refold.model import Plan
 ROOT = Path(__file__).parents[2]
 
 
-def read(text: str) -> Read:
+def read(text: str) -> SpecFile:
     return parse_spec(text, "job", "job.yaml", "/home/ann")
 
 
@@ -40,7 +40,7 @@ def job(**but: Any) -> Submission:
 
 
 def test_a_command_is_enough() -> None:
-    assert read("run: python train.py") == Read(
+    assert read("run: python train.py") == SpecFile(
         [Submission("job", ["sh", "-c", "python train.py"], folder="/home/ann")], []
     )
 
@@ -80,7 +80,7 @@ def test_everything_can_be_said() -> None:
     notify: mailto://ann@example.org
     hold: true
     """
-    assert read(text) == Read(
+    assert read(text) == SpecFile(
         [
             Submission(
                 name="big-one",
@@ -207,7 +207,7 @@ def test_a_plan_is_left_alone_chosen_or_pinned(text: str, plan: Any) -> None:
     ],
 )
 def test_other_ways_to_say_it(text: str, but: dict[str, Any]) -> None:
-    assert read(text) == Read([job(**but)], [])
+    assert read(text) == SpecFile([job(**but)], [])
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_setup_runs_first_and_what_fails_there_ends_it(text: str, printed: str, 
 
 def test_several_jobs_stand_in_one_file() -> None:
     found = read("name: a\nrun: x\n---\nname: b\nrun: x\n")
-    assert found == Read([job(name="a"), job(name="b")], [])
+    assert found == SpecFile([job(name="a"), job(name="b")], [])
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_a_relative_folder_is_refused_where_nobody_knows_what_it_is_inside_of() 
 def test_a_file_is_read_from_where_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my job.yaml").write_text("run: x")
-    assert read_spec(Path("my job.yaml")) == Read([job(name="my-job", folder=str(tmp_path))], [])
+    assert read_spec(Path("my job.yaml")) == SpecFile([job(name="my-job", folder=str(tmp_path))], [])
     with pytest.raises(BadFile, match=r"none\.yaml: no such file"):
         read_spec(Path("none.yaml"))
 

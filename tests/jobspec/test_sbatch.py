@@ -10,7 +10,7 @@ import pytest
 
 from refold.api.wire import Submission
 from refold.errors import RefoldError
-from refold.jobspec.reader import Read, parse_spec, read_spec
+from refold.jobspec.reader import SpecFile, parse_spec, read_spec
 from refold.jobspec.sbatch import SRUN
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ def script(*directives: str, command: str = "echo hello") -> str:
     return "\n".join(["#!/bin/bash", *(f"#SBATCH {line}" for line in directives), command, ""])
 
 
-def read(*directives: str, command: str = "echo hello") -> Read:
+def read(*directives: str, command: str = "echo hello") -> SpecFile:
     return parse_spec(script(*directives, command=command), "job", "job.sh")
 
 
@@ -103,7 +103,7 @@ def problem_with(*directives: str) -> str:
     ],
 )
 def test_a_directive_means_the_same_here(directive: str, but: dict[str, Any]) -> None:
-    assert read(directive) == Read([job(directive, **but)], [])
+    assert read(directive) == SpecFile([job(directive, **but)], [])
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_directive_means_the_same_here(directive: str, but: dict[str, Any]) ->
     ],
 )
 def test_a_script_runs_once_on_each_node(directives: list[str], but: dict[str, Any], notes: list[str]) -> None:
-    assert read(*directives) == Read([job(*directives, **but)], notes)
+    assert read(*directives) == SpecFile([job(*directives, **but)], notes)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_script_runs_once_on_each_node(directives: list[str], but: dict[str, A
 )
 def test_a_script_that_calls_srun_runs_once_for_each_task(directives: list[str], but: dict[str, Any]) -> None:
     found = read(*directives, command="srun python train.py")
-    assert found == Read([job(*directives, command="srun python train.py", **but)], [EACH])
+    assert found == SpecFile([job(*directives, command="srun python train.py", **but)], [EACH])
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_an_array_is_a_job_for_each_number(array: str, tasks: list[int], step: i
         "SLURM_ARRAY_TASK_STEP": str(step),
     }
     expected = [job(directive, environment=common | {"SLURM_ARRAY_TASK_ID": str(task)}) for task in tasks]
-    assert read(directive) == Read(expected, [])
+    assert read(directive) == SpecFile(expected, [])
 
 
 def test_an_array_has_ten_thousand_tasks_at_most() -> None:

@@ -86,7 +86,7 @@ def test_every_job_has_one_outcome() -> None:
         "retried": Outcome.WAITING,
         "running": Outcome.RUNNING,
         "waiting": Outcome.WAITING,
-        "never": Outcome.NEVER,
+        "never": Outcome.INFEASIBLE,
         "stopped": Outcome.CANCELLED,
         "gone": Outcome.CANCELLED,
     }

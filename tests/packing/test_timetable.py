@@ -87,9 +87,9 @@ class Plain:
     def has_room(self, demand: Demand, start: int, end: float) -> bool:
         return sum(self.room(node, demand, start, end) for node in NODES) >= demand.instances
 
-    def earliest(self, demand: Demand, lasting: float, after: int, before: float) -> float:
+    def earliest(self, demand: Demand, distribution: float, after: int, before: float) -> float:
         for second in range(after, int(min(before, OVER + 1))):
-            if self.has_room(demand, second, second + lasting):
+            if self.has_room(demand, second, second + distribution):
                 return second
         return inf
 
@@ -164,10 +164,12 @@ PLAINS = st.builds(Plain, bookings(), DOWN)
 
 @given(PLAINS, DEMANDS, LENGTHS, TIMES, st.sampled_from([inf, inf, 3, 10]))
 def test_the_earliest_moment_is_the_first_second_from_which_there_is_room(
-    plain: Plain, demand: Demand, lasting: float, after: int, within: float
+    plain: Plain, demand: Demand, distribution: float, after: int, within: float
 ) -> None:
     before = after + within
-    assert booked(plain).earliest(demand, lasting, after, before) == plain.earliest(demand, lasting, after, before)
+    assert booked(plain).earliest(demand, distribution, after, before) == plain.earliest(
+        demand, distribution, after, before
+    )
 
 
 @given(PLAINS, DEMANDS, TIMES)
@@ -217,24 +219,24 @@ def test_what_is_free_in_a_window_is_free_in_every_second_of_it(
 
 @given(PLAINS, DEMANDS, LENGTHS, TIMES)
 def test_what_a_placer_takes_from_a_window_is_not_missed_in_the_next(
-    plain: Plain, demand: Demand, lasting: float, now: int
+    plain: Plain, demand: Demand, distribution: float, now: int
 ) -> None:
     table = booked(plain)
-    Placer("first-fit").place(table.free_during(now, now + lasting), demand)
-    assert is_same(table.free_during(now, now + lasting), free_in(plain, now, now + lasting))
+    Placer("first-fit").place(table.free_during(now, now + distribution), demand)
+    assert is_same(table.free_during(now, now + distribution), free_in(plain, now, now + distribution))
 
 
 @given(PLAINS, DEMANDS, LENGTHS, TIMES)
 def test_a_placer_finds_a_place_at_the_earliest_moment_and_none_before(
-    plain: Plain, demand: Demand, lasting: float, after: int
+    plain: Plain, demand: Demand, distribution: float, after: int
 ) -> None:
     table = booked(plain)
-    start = table.earliest(demand, lasting, after)
+    start = table.earliest(demand, distribution, after)
     placer = Placer("first-fit")
     for second in range(after, int(min(start, OVER))):
-        assert placer.place(table.free_during(second, second + lasting), demand) is None
+        assert placer.place(table.free_during(second, second + distribution), demand) is None
     if start < inf:
-        assert placer.place(table.free_during(start, start + lasting), demand) is not None
+        assert placer.place(table.free_during(start, start + distribution), demand) is not None
 
 
 @given(bookings(), st.data())
@@ -255,7 +257,7 @@ def test_the_order_of_bookings_is_of_no_account(some: list[Booking], data: st.Da
 
 @given(bookings(), st.integers(0, 25), DEMANDS, LENGTHS, st.integers(0, 5), st.data())
 def test_to_forget_the_past_changes_no_answer_about_the_future(
-    some: list[Booking], now: int, demand: Demand, lasting: float, later: int, data: st.DataObject
+    some: list[Booking], now: int, demand: Demand, distribution: float, later: int, data: st.DataObject
 ) -> None:
     table = booked(Plain(some))
     table.forget_before(now)
@@ -264,9 +266,9 @@ def test_to_forget_the_past_changes_no_answer_about_the_future(
         table.give_back(*some[number])
     plain = Plain([booking for number, booking in enumerate(some) if number not in gone])
     after = now + later
-    assert table.earliest(demand, lasting, after) == plain.earliest(demand, lasting, after, inf)
+    assert table.earliest(demand, distribution, after) == plain.earliest(demand, distribution, after, inf)
     assert table.longest(demand, after) == plain.longest(demand, after)
-    assert is_same(table.free_during(after, after + lasting), free_in(plain, after, after + lasting))
+    assert is_same(table.free_during(after, after + distribution), free_in(plain, after, after + distribution))
 
 
 def test_what_is_forgotten_takes_no_room() -> None:
@@ -343,8 +345,8 @@ def gains(plain: Plain, one: Promised, nodes: list[int], now: int) -> bool:
     if one.demand.instances > 1 and any(share.node in nodes for share in one.booking.placement):
         return True
     rest = plain.without(one.booking) if one.demand.instances == 1 else plain
-    lasting = one.booking.end - one.booking.start
-    return rest.only_on(nodes).earliest(replace(one.demand, instances=1), lasting, now, one.booking.start) < inf
+    distribution = one.booking.end - one.booking.start
+    return rest.only_on(nodes).earliest(replace(one.demand, instances=1), distribution, now, one.booking.start) < inf
 
 
 def with_room_for_more_spans(table: Timetable) -> Timetable:
@@ -362,12 +364,12 @@ def promises(draw: st.DrawFn) -> tuple[Plain, list[Promised]]:
     plain = draw(PLAINS)
     promised: list[Promised] = []
     table = booked(plain)
-    for demand, lasting, after in draw(st.lists(st.tuples(DEMANDS, LENGTHS, TIMES), min_size=1, max_size=4)):
-        start = table.earliest(demand, lasting, after)
+    for demand, distribution, after in draw(st.lists(st.tuples(DEMANDS, LENGTHS, TIMES), min_size=1, max_size=4)):
+        start = table.earliest(demand, distribution, after)
         if start < inf:
-            placement = Placer("first-fit").place(table.free_during(start, start + lasting), demand)
+            placement = Placer("first-fit").place(table.free_during(start, start + distribution), demand)
             assert placement is not None
-            booking = Booking(placement, start, start + lasting)
+            booking = Booking(placement, start, start + distribution)
             table.book(*booking)
             plain.book(booking)
             promised.append(Promised(demand, booking))

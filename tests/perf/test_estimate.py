@@ -16,12 +16,12 @@ from refold.perf.columns import columns_of, joined
 from refold.perf.communication import node_rate, ring_seconds
 from refold.perf.engine import Engine
 from refold.perf.estimation import estimate, estimate_all, model_flops
-from refold.perf.hardware import Efficiency, Gpu, Machines, machines_of
+from refold.perf.hardware import Efficiency, GpuSpec, Machines, machines_of
 from refold.perf.memory_model import GIB, memory_of
 from refold.perf.setting import Setting
 from refold.perf.shapes import ModelShape
 
-GPU = Gpu("G", 80.0, 300.0, 20.0, 2000.0, Link("nvlink", 300.0), 32.0, 200.0, 400.0)
+GPU = GpuSpec("G", 80.0, 300.0, 20.0, 2000.0, Link("nvlink", 300.0), 32.0, 200.0, 400.0)
 GPT = ModelShape("gpt", layers=48, hidden=6144, heads=64, vocabulary=51200, bias=False, tied=False)
 MEGATRON = Engine("megatron", fused_attention=False, kept_hidden=10.0, kept_inner=2.0)
 

@@ -8,11 +8,11 @@ from refold.model.plan import Plan, Recompute
 from refold.perf.engine import Engine
 from refold.perf.estimation import estimate
 from refold.perf.explanation import explain
-from refold.perf.hardware import Gpu, Machines
+from refold.perf.hardware import GpuSpec, Machines
 from refold.perf.setting import Setting
 from refold.perf.shapes import ModelShape
 
-GPU = Gpu("G", 80.0, 300.0, 20.0, 2000.0, Link("nvlink", 300.0, 3.0), 32.0, 100.0, 400.0)
+GPU = GpuSpec("G", 80.0, 300.0, 20.0, 2000.0, Link("nvlink", 300.0, 3.0), 32.0, 100.0, 400.0)
 
 MODELS = [
     ModelShape("decoder", layers=24, hidden=2048, heads=16, ffn=8192, vocabulary=50001),

@@ -23,7 +23,7 @@ from refold.perf.fitting import (
     predict,
     spread_of,
 )
-from refold.perf.forms import Corrected, Rubick
+from refold.perf.forms import CorrectedForm, RubickForm
 from refold.perf.hardware import Machines
 from refold.perf.measurement import Measurement
 from refold.perf.setting import Setting
@@ -56,7 +56,7 @@ def setting_for(one: Measurement) -> Setting:
     return Setting(MODEL, machines, ENGINE, one.batch, one.sequence)
 
 
-FORM = Corrected(setting_for)
+FORM = CorrectedForm(setting_for)
 
 
 def measured(values: Sequence[float], plans: Sequence[Plan] = PLANS) -> list[Measurement]:
@@ -192,7 +192,7 @@ def test_rubicks_form_gives_what_its_authors_formula_gives() -> None:
     """Data parallel on 8 GPUs and offloading on 4, by hand, in ms: see the docstring of the form."""
     bert = msgspec.structs.replace(MODEL, parameters_stated=336_297_858)
     profiled = [sample(Plan(8), 0.157, forward_seconds=0.040, batch=32), sample(Plan(4), 0.3, batch=32)]
-    form = Rubick(bert, GPU, profiled, "additive", pcie=64.0, link=119.5)
+    form = RubickForm(bert, GPU, profiled, "additive", pcie=64.0, link=119.5)
     values = np.array([*PUBLISHED.values(), 26.222])
     weights, forward = 336_297_858 / 2**20, 0.040 * 8 / 32 * 1000  # ms per sample on one GPU
     asked = [sample(Plan(8), batch=32), sample(Plan(4, zero=2, offload=True), batch=32)]
@@ -214,7 +214,7 @@ def test_rubicks_form_gives_what_its_authors_formula_gives() -> None:
 @pytest.mark.parametrize("overlap", ["additive", "power"])
 def test_rubicks_parameters_are_found_again(overlap: str) -> None:
     profiled = [sample(Plan(1), forward_seconds=0.3)]
-    form = Rubick(MODEL, GPU, profiled, overlap)  # type: ignore[arg-type]
+    form = RubickForm(MODEL, GPU, profiled, overlap)  # type: ignore[arg-type]
     truth = np.array([one.start for one in form.parameters]) * 1.2
     asked = [sample(plan) for plan in PLANS if plan.tensor == 1]
     times = form.predict(truth, asked)
@@ -235,7 +235,7 @@ def test_rubicks_parameters_are_found_again(overlap: str) -> None:
 
 def test_rubicks_form_needs_the_time_of_a_forward_pass() -> None:
     with pytest.raises(BadInput, match="needs the time of a forward pass"):
-        Rubick(MODEL, GPU, [sample(Plan(1))])
+        RubickForm(MODEL, GPU, [sample(Plan(1))])
 
 
 def test_a_spread_reads_as_a_percentage_or_a_factor() -> None:

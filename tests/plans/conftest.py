@@ -8,11 +8,11 @@ import pytest
 
 from refold.model.cluster import Link
 from refold.perf.engine import Engine
-from refold.perf.hardware import Gpu, Machines
+from refold.perf.hardware import GpuSpec, Machines
 from refold.perf.setting import Setting
 from refold.perf.shapes import ModelShape
 
-A100 = Gpu(
+A100 = GpuSpec(
     name="A100",
     memory_gib=80.0,
     half_tflops=312.0,
@@ -45,7 +45,7 @@ MODELS = {
 
 
 @pytest.fixture(scope="session")
-def a100() -> Gpu:
+def a100() -> GpuSpec:
     return A100
 
 

@@ -8,15 +8,15 @@ from refold.errors import BadValue
 from refold.model.cluster import Link
 from refold.model.plan import Plan
 from refold.perf.engine import Engine
-from refold.perf.hardware import Gpu
+from refold.perf.hardware import GpuSpec
 from refold.perf.setting import Setting
 from refold.perf.shapes import ModelShape
-from refold.plans import Curve, Curves, Limits, Packed, Point, cpu_curve, gpu_curve
+from refold.plans import Curve, CurvePoint, Curves, Packed, PlanLimits, cpu_curve, gpu_curve
 from refold.plans.space import USUAL
 
 MakeSetting = Callable[..., Setting]
 
-STAIR = Curve((Point(2, 10.0, Plan(2)), Point(4, 18.0, Plan(4)), Point(8, 30.0, Plan(8))))
+STAIR = Curve((CurvePoint(2, 10.0, Plan(2)), CurvePoint(4, 18.0, Plan(4)), CurvePoint(8, 30.0, Plan(8))))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_stair_is_read_by_its_steps(amount: int, throughput: float, slope: flo
 
 
 def test_what_is_not_needed_is_not_used() -> None:
-    assert STAIR.at(7) == Point(4, 18.0, Plan(4))
+    assert STAIR.at(7) == CurvePoint(4, 18.0, Plan(4))
     assert STAIR.at(1) is None
 
 
@@ -52,24 +52,24 @@ def test_the_fewest_that_reach_a_throughput() -> None:
 
 def test_a_stair_that_goes_down_cannot_be_built() -> None:
     with pytest.raises(BadValue, match="rises from step to step"):
-        Curve((Point(2, 10.0, Plan(2)), Point(4, 9.0, Plan(4))))
+        Curve((CurvePoint(2, 10.0, Plan(2)), CurvePoint(4, 9.0, Plan(4))))
 
 
-def test_a_curve_is_flat_where_batch_and_layers_do_not_divide(a100: Gpu, models: dict[str, ModelShape]) -> None:
+def test_a_curve_is_flat_where_batch_and_layers_do_not_divide(a100: GpuSpec, models: dict[str, ModelShape]) -> None:
     curve = gpu_curve(models["llama-2-7b"], Packed(a100), range(1, 65), 256, 4096, Engine("test"))
     assert [point.amount for point in curve.points] == [1, 2, 4, 8, 16, 32, 64]
     assert curve.at(9) == curve.at(8)
     assert all(point.plan.gpus == point.amount for point in curve.points)
 
 
-def test_a_curve_starts_where_something_fits(a100: Gpu, models: dict[str, ModelShape]) -> None:
-    limits = Limits(offload=False)
+def test_a_curve_starts_where_something_fits(a100: GpuSpec, models: dict[str, ModelShape]) -> None:
+    limits = PlanLimits(offload=False)
     curve = gpu_curve(models["llama-2-70b"], Packed(a100), range(1, 65), 256, 4096, Engine("test"), limits)
     assert curve.points[0].amount >= 16
     assert curve.samples_per_second(8) == 0.0
 
 
-def test_a_curve_over_nothing_is_empty(a100: Gpu, models: dict[str, ModelShape], make_setting: MakeSetting) -> None:
+def test_a_curve_over_nothing_is_empty(a100: GpuSpec, models: dict[str, ModelShape], make_setting: MakeSetting) -> None:
     nothing = Curve(())
     assert gpu_curve(models["llama-2-7b"], Packed(a100), [], 256, 4096, Engine("test")) == nothing
     assert gpu_curve(models["llama-2-7b"], Packed(a100), [7], 256, 4096, Engine("test")) == nothing
@@ -85,7 +85,7 @@ def test_cpus_matter_where_the_best_plan_offloads(make_setting: MakeSetting) -> 
 
 
 def test_cpus_do_not_matter_where_it_does_not(make_setting: MakeSetting) -> None:
-    curve = cpu_curve(make_setting("llama-2-7b", on=(8,) * 4), range(1, 65), Limits(offload=False))
+    curve = cpu_curve(make_setting("llama-2-7b", on=(8,) * 4), range(1, 65), PlanLimits(offload=False))
     assert [point.amount for point in curve.points] == [1]
     assert curve.slope(1) == 0.0
 
@@ -95,7 +95,7 @@ def test_no_cpus_are_no_point_of_a_curve(make_setting: MakeSetting) -> None:
         cpu_curve(make_setting(), [0, 1])
 
 
-def test_packed_machines_fill_one_node_after_another(a100: Gpu) -> None:
+def test_packed_machines_fill_one_node_after_another(a100: GpuSpec) -> None:
     packed = Packed(a100, network=Link("slow", 1.0), cpus_per_gpu=12.0, memory_gib_per_gpu=100.0)
     machines = packed(20)
     assert machines.gpus_on_node == (8, 8, 4)
@@ -105,16 +105,16 @@ def test_packed_machines_fill_one_node_after_another(a100: Gpu) -> None:
 
 
 def test_a_curve_is_computed_once_for_all_who_ask_the_same(
-    a100: Gpu, models: dict[str, ModelShape], make_setting: MakeSetting
+    a100: GpuSpec, models: dict[str, ModelShape], make_setting: MakeSetting
 ) -> None:
     curves = Curves()
 
-    def ask(batch: int = 16, limits: Limits = USUAL) -> Curve:
+    def ask(batch: int = 16, limits: PlanLimits = USUAL) -> Curve:
         return curves.by_gpus(models["llama-2-7b"], Packed(a100), range(1, 9), batch, 2048, Engine("test"), limits)
 
     assert ask() is ask()
     assert ask() is not ask(batch=32)
-    assert ask() is not ask(limits=Limits(offload=False))
+    assert ask() is not ask(limits=PlanLimits(offload=False))
     setting = make_setting("llama-2-7b", on=(1,))
     assert curves.by_cpus(setting, [1, 2]) is curves.by_cpus(setting, [1, 2])
     assert curves.by_cpus(setting, [1, 2]) == cpu_curve(setting, [1, 2])

@@ -13,16 +13,16 @@ from refold.model.plan import RECOMPUTE
 from refold.perf.columns import PlanColumns
 from refold.perf.engine import Engine
 from refold.perf.estimation import estimate_all
-from refold.perf.hardware import Gpu, Machines
+from refold.perf.hardware import GpuSpec, Machines
 from refold.perf.setting import Setting
 from refold.perf.shapes import ModelShape
 from refold.plans import (
     RULES,
     Curve,
-    Limits,
+    CurvePoint,
     Packed,
     Pins,
-    Point,
+    PlanLimits,
     all_plans,
     best_plan,
     best_plans,
@@ -36,7 +36,7 @@ from refold.plans.ranking import least_seconds, step_seconds
 OPAQUE = ModelShape("opaque", kind="opaque", parameters_stated=300_000_000, sample_gflop=50.0, sample_mib=200.0)
 
 GPUS = st.builds(
-    Gpu,
+    GpuSpec,
     name=st.just("random"),
     memory_gib=st.sampled_from([3.0, 8.0, 24.0, 80.0]),
     half_tflops=st.sampled_from([50.0, 300.0]),
@@ -103,7 +103,7 @@ PINS = st.builds(
 )
 
 LIMITS = st.builds(
-    Limits,
+    PlanLimits,
     max_tensor=st.sampled_from([100, 2, 1]),
     max_interleave=st.integers(1, 3),
     tensor_across_nodes=st.booleans(),
@@ -145,7 +145,7 @@ def as_rows(plans: PlanColumns) -> NDArray[np.float64]:
 
 @settings(max_examples=60)
 @given(random_settings(), LIMITS)
-def test_the_space_is_what_breaks_no_rule(setting: Setting, limits: Limits) -> None:
+def test_the_space_is_what_breaks_no_rule(setting: Setting, limits: PlanLimits) -> None:
     everything = every_combination(setting)
     broken = np.logical_or.reduce([rule.broken(setting, everything, limits) for rule in RULES])
     lone = (everything.data == 1) & (everything.offload > 0) & (everything.zero > min(limits.choices("zero")))
@@ -155,13 +155,13 @@ def test_the_space_is_what_breaks_no_rule(setting: Setting, limits: Limits) -> N
 
 
 @given(random_settings(), LIMITS)
-def test_the_bound_is_never_above_the_time(setting: Setting, limits: Limits) -> None:
+def test_the_bound_is_never_above_the_time(setting: Setting, limits: PlanLimits) -> None:
     plans = all_plans(setting, limits)
     assert (least_seconds(setting, plans) <= step_seconds(setting, plans) * (1 + ranking.SLACK)).all()
 
 
 @given(random_settings(), LIMITS, st.sampled_from([1, 2, 5, 1000]))
-def test_pruning_never_changes_the_answer(setting: Setting, limits: Limits, count: int) -> None:
+def test_pruning_never_changes_the_answer(setting: Setting, limits: PlanLimits, count: int) -> None:
     plans = all_plans(setting, limits)
     found = estimate_all(setting, plans)
     least = found.step_seconds[found.fits].min(initial=np.inf)
@@ -185,14 +185,14 @@ def test_pruning_never_changes_the_answer(setting: Setting, limits: Limits, coun
 
 
 def test_pruning_leaves_plans_untimed() -> None:
-    gpu = Gpu("g", 80.0, 300.0, 20.0, 2000.0, Link("nvlink", 300.0), 16.0, 100.0, 400.0)
+    gpu = GpuSpec("g", 80.0, 300.0, 20.0, 2000.0, Link("nvlink", 300.0), 16.0, 100.0, 400.0)
     machines = Machines(gpu, (8,) * 8, gpu.link, Link("network", 100.0))
     model = ModelShape("m", layers=24, hidden=2048, heads=32, vocabulary=32000)
-    search = best_plans(Setting(model, machines, Engine("e"), 2520, 2048), Limits(tensor_across_nodes=True))
+    search = best_plans(Setting(model, machines, Engine("e"), 2520, 2048), PlanLimits(tensor_across_nodes=True))
     assert 0 < search.pruned < search.considered - search.out_of_memory
 
 
-def assert_same_steps(curve: Curve, steps: list[Point]) -> None:
+def assert_same_steps(curve: Curve, steps: list[CurvePoint]) -> None:
     assert [(point.amount, point.plan) for point in curve.points] == [(point.amount, point.plan) for point in steps]
     throughputs = [point.samples_per_second for point in steps]
     assert [point.samples_per_second for point in curve.points] == pytest.approx(throughputs, rel=1e-12)
@@ -200,15 +200,15 @@ def assert_same_steps(curve: Curve, steps: list[Point]) -> None:
 
 @settings(max_examples=40)
 @given(random_settings(), LIMITS)
-def test_a_curve_by_gpus_is_the_best_plan_at_each_number(setting: Setting, limits: Limits) -> None:
+def test_a_curve_by_gpus_is_the_best_plan_at_each_number(setting: Setting, limits: PlanLimits) -> None:
     def machines_for(gpus: int) -> Machines:
         return Packed(setting.machines.gpu, memory_gib_per_gpu=20.0)(gpus)
 
-    steps: list[Point] = []
+    steps: list[CurvePoint] = []
     for count in range(1, 13):
         found = best_plan(msgspec.structs.replace(setting, machines=machines_for(count)), limits)
         if found and found.samples_per_second > (WORTH_MORE * steps[-1].samples_per_second if steps else 0.0):
-            steps.append(Point(count, found.samples_per_second, found.plan))
+            steps.append(CurvePoint(count, found.samples_per_second, found.plan))
     curve = gpu_curve(
         setting.model, machines_for, range(1, 13), setting.batch, setting.sequence, setting.engine, limits
     )
@@ -217,12 +217,12 @@ def test_a_curve_by_gpus_is_the_best_plan_at_each_number(setting: Setting, limit
 
 @settings(max_examples=40)
 @given(random_settings(), LIMITS)
-def test_a_curve_by_cpus_is_the_best_plan_at_each_number(setting: Setting, limits: Limits) -> None:
-    steps: list[Point] = []
+def test_a_curve_by_cpus_is_the_best_plan_at_each_number(setting: Setting, limits: PlanLimits) -> None:
+    steps: list[CurvePoint] = []
     for cpus in (1, 2, 4, 8, 64):
         machines = msgspec.structs.replace(setting.machines, cpus=cpus)
         found = best_plan(msgspec.structs.replace(setting, machines=machines), limits)
         if found and found.samples_per_second > (WORTH_MORE * steps[-1].samples_per_second if steps else 0.0):
-            steps.append(Point(cpus, found.samples_per_second, found.plan))
+            steps.append(CurvePoint(cpus, found.samples_per_second, found.plan))
     curve = cpu_curve(setting, [1, 2, 4, 8, 64], limits)
     assert_same_steps(curve, steps)

@@ -8,7 +8,7 @@ from refold.errors import BadValue
 from refold.model.plan import plan_from_text
 from refold.perf.estimation import estimate
 from refold.perf.setting import Setting
-from refold.plans import RULES, Limits, Pins, why_not
+from refold.plans import RULES, Pins, PlanLimits, why_not
 
 MakeSetting = Callable[..., Setting]
 
@@ -81,11 +81,11 @@ def test_tensor_groups_cross_nodes_only_where_that_is_allowed(make_setting: Make
     pair = make_setting("llama-2-7b", on=(4, 4)), plan_from_text("tp8 accumulate 512")
     assert "groups of tensor 8 do not stay within nodes of 8 and 4 GPUs" in why_not(setting, plan)
     assert why_not(*pair) == ["groups of tensor 8 do not stay within nodes of 4 GPUs"]
-    assert why_not(*pair, Limits(tensor_across_nodes=True)) == []
+    assert why_not(*pair, PlanLimits(tensor_across_nodes=True)) == []
 
 
 def test_stages_are_uneven_only_where_that_is_allowed_and_never_in_turns(make_setting: MakeSetting) -> None:
-    setting, uneven = make_setting("llama-2-7b", on=(6,)), Limits(uneven=True)
+    setting, uneven = make_setting("llama-2-7b", on=(6,)), PlanLimits(uneven=True)
     assert why_not(setting, plan_from_text("pp6 accumulate 512")) == ["32 layers do not divide by pipeline 6"]
     assert why_not(setting, plan_from_text("pp6 accumulate 512"), uneven) == []
     assert why_not(make_setting("llama-2-7b", on=(6,), layers=4), plan_from_text("pp6"), uneven) == [
@@ -107,8 +107,8 @@ def test_an_opaque_model_is_data_parallel_only(make_setting: MakeSetting) -> Non
 
 def test_pins_and_limits_are_named(make_setting: MakeSetting) -> None:
     setting = make_setting("llama-2-7b", on=(8,))
-    pinned = Limits(pinned=Pins(tensor=4, recompute="full"))
-    narrow = Limits(max_tensor=1, max_interleave=1, zero=(0, 1), offload=False, sequence_parallel=(False,))
+    pinned = PlanLimits(pinned=Pins(tensor=4, recompute="full"))
+    narrow = PlanLimits(max_tensor=1, max_interleave=1, zero=(0, 1), offload=False, sequence_parallel=(False,))
     assert why_not(setting, plan_from_text("dp4 tp2 zero1 recompute full"), pinned) == ["tensor is pinned to 4, not 2"]
     assert why_not(setting, plan_from_text("dp4 tp2 sp zero2"), narrow) == [
         "outside the limits: zero 2 (of 0, 1), sequence_parallel True (of False), tensor 2 (at most 1)"
@@ -117,7 +117,7 @@ def test_pins_and_limits_are_named(make_setting: MakeSetting) -> None:
 
 def test_a_pin_replaces_the_choices_for_what_it_fixes(make_setting: MakeSetting) -> None:
     setting = make_setting("llama-2-7b", on=(8,))
-    limits = Limits(max_tensor=1, zero=(0,), pinned=Pins(tensor=2, zero=1))
+    limits = PlanLimits(max_tensor=1, zero=(0,), pinned=Pins(tensor=2, zero=1))
     assert why_not(setting, plan_from_text("dp4 tp2 zero1 recompute full accumulate 128"), limits) == []
 
 
@@ -145,10 +145,10 @@ def test_every_rule_has_a_name_of_its_own() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: Limits(zero=(4,)),
-        lambda: Limits(zero=()),
-        lambda: Limits(max_tensor=0),
-        lambda: Limits(max_interleave=0),
+        lambda: PlanLimits(zero=(4,)),
+        lambda: PlanLimits(zero=()),
+        lambda: PlanLimits(max_tensor=0),
+        lambda: PlanLimits(max_interleave=0),
         lambda: Pins(data=0),
         lambda: Pins(zero=4),
     ],

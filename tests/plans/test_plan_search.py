@@ -9,21 +9,21 @@ import pytest
 from refold.errors import BadValue
 from refold.model.plan import Plan, plan_from_text
 from refold.perf.setting import Setting
-from refold.plans import Limits, Lost, Pins, all_plans, best_plan, best_plans, ranking, why_not
+from refold.plans import Pins, PlanLimits, RejectedPlans, all_plans, best_plan, best_plans, ranking, why_not
 from refold.plans.rules import gib
 from refold.plans.space import divisors
 
 MakeSetting = Callable[..., Setting]
 
 
-def plans_of(setting: Setting, limits: Limits) -> set[Plan]:
+def plans_of(setting: Setting, limits: PlanLimits) -> set[Plan]:
     columns = all_plans(setting, limits)
     return {columns.plan(row) for row in range(len(columns))}
 
 
 def test_a_small_space_can_be_written_down(make_setting: MakeSetting) -> None:
     setting = make_setting("llama-2-7b", on=(2,), batch=2)
-    plain = Limits(recompute=("none",), sequence_parallel=(False,))
+    plain = PlanLimits(recompute=("none",), sequence_parallel=(False,))
     assert plans_of(setting, plain) == {
         *map(plan_from_text, ["dp2", "dp2 zero1", "dp2 zero2", "dp2 zero3"]),
         *map(plan_from_text, ["dp2 zero1 offload", "dp2 zero2 offload", "dp2 zero3 offload"]),
@@ -35,20 +35,20 @@ def test_a_small_space_can_be_written_down(make_setting: MakeSetting) -> None:
 
 def test_one_gpu_says_nothing_twice(make_setting: MakeSetting) -> None:
     setting = make_setting("llama-2-7b", on=(1,), batch=1)
-    assert plans_of(setting, Limits(recompute=("none",))) == {Plan(), Plan(offload=True)}
-    assert plans_of(setting, Limits(recompute=("none",), pinned=Pins(zero=2))) == {Plan(zero=2, offload=True)}
+    assert plans_of(setting, PlanLimits(recompute=("none",))) == {Plan(), Plan(offload=True)}
+    assert plans_of(setting, PlanLimits(recompute=("none",), pinned=Pins(zero=2))) == {Plan(zero=2, offload=True)}
 
 
 def test_an_opaque_model_has_data_parallel_plans_only(make_setting: MakeSetting) -> None:
     setting = make_setting("resnet", on=(4,), batch=8)
-    assert plans_of(setting, Limits(offload=False, zero=(0, 2))) == {
+    assert plans_of(setting, PlanLimits(offload=False, zero=(0, 2))) == {
         *map(plan_from_text, ["dp4", "dp4 accumulate 2", "dp4 zero2", "dp4 zero2 accumulate 2"])
     }
 
 
 def test_what_is_pinned_is_in_every_plan(make_setting: MakeSetting) -> None:
     pins = Pins(tensor=4, accumulation=8, recompute="full")
-    found = plans_of(make_setting(on=(8, 8)), Limits(pinned=pins))
+    found = plans_of(make_setting(on=(8, 8)), PlanLimits(pinned=pins))
     assert found
     assert {(plan.tensor, plan.accumulation, plan.recompute) for plan in found} == {(4, 8, "full")}
 
@@ -56,7 +56,7 @@ def test_what_is_pinned_is_in_every_plan(make_setting: MakeSetting) -> None:
 def test_pins_for_everything_leave_that_plan(make_setting: MakeSetting) -> None:
     plan = plan_from_text("dp2 tp4 pp2 zero1 recompute full accumulate 16 interleave 5 sp")
     pins = Pins(2, 4, 2, 1, False, "full", 16, 5, True)
-    assert plans_of(make_setting(on=(8, 8)), Limits(pinned=pins)) == {plan}
+    assert plans_of(make_setting(on=(8, 8)), PlanLimits(pinned=pins)) == {plan}
 
 
 @pytest.mark.parametrize(("number", "ways"), [(1, [1]), (36, [1, 2, 3, 4, 6, 9, 12, 18, 36]), (97, [1, 97])])
@@ -117,10 +117,12 @@ def test_short_hosts_are_told_apart_from_short_gpus(make_setting: MakeSetting) -
 def test_ways_to_divide_that_one_would_try_are_refused_with_the_rule(make_setting: MakeSetting) -> None:
     search = best_plans(make_setting(on=(8,) * 6))
     assert [lost for lost in search.lost if lost.reason == "rule"] == [
-        Lost("rule", "heads", 15, "64 heads do not divide by tensor 3", Plan(data=16, tensor=3)),
-        Lost("rule", "node", 2, "groups of tensor 16 do not stay within nodes of 8 GPUs", Plan(data=3, tensor=16)),
-        Lost("rule", "layers", 14, "80 layers do not divide by pipeline 3", Plan(data=16, pipeline=3)),
-        Lost("rule", "batch", 14, "batch 512 does not divide by 48", Plan(data=48)),
+        RejectedPlans("rule", "heads", 15, "64 heads do not divide by tensor 3", Plan(data=16, tensor=3)),
+        RejectedPlans(
+            "rule", "node", 2, "groups of tensor 16 do not stay within nodes of 8 GPUs", Plan(data=3, tensor=16)
+        ),
+        RejectedPlans("rule", "layers", 14, "80 layers do not divide by pipeline 3", Plan(data=16, pipeline=3)),
+        RejectedPlans("rule", "batch", 14, "batch 512 does not divide by 48", Plan(data=48)),
     ]
 
 
@@ -137,7 +139,7 @@ def test_where_no_way_divides_the_rules_say_so_and_fewer_gpus_are_offered(make_s
 
 
 def test_where_nothing_fits_the_nearest_misses_and_enough_gpus_are_named(make_setting: MakeSetting) -> None:
-    limits = Limits(offload=False)
+    limits = PlanLimits(offload=False)
     search = best_plans(make_setting(on=(8,)), limits, count=3)
     assert search.best == ()
     assert len(search.misses) == 3
@@ -155,13 +157,13 @@ def test_limits_that_are_in_the_way_are_pointed_at(make_setting: MakeSetting) ->
     setting = make_setting("llama-2-7b", on=(8,))
     free = best_plan(setting)
     assert free is not None
-    search = best_plans(setting, Limits(pinned=Pins(8, 1, 1, zero=0, recompute="none")))
+    search = best_plans(setting, PlanLimits(pinned=Pins(8, 1, 1, zero=0, recompute="none")))
     assert search.best == ()
     assert search.advice == (f"without these limits it would fit: {free.plan}",)
 
 
 def test_a_pin_that_cannot_be_met_says_which_rule_it_breaks(make_setting: MakeSetting) -> None:
-    search = best_plans(make_setting("llama-2-7b", on=(8,)), Limits(pinned=Pins(data=3, tensor=2, pipeline=1)))
+    search = best_plans(make_setting("llama-2-7b", on=(8,)), PlanLimits(pinned=Pins(data=3, tensor=2, pipeline=1)))
     assert [str(lost) for lost in search.lost] == ["1 way: the plan uses 6 GPUs, and the machines have 8 (DP3 TP2)"]
 
 

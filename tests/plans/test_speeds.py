@@ -8,7 +8,7 @@ import pytest
 from refold.catalogue import find_model
 from refold.model import Job, Plan
 from refold.perf.fitting import Fitted
-from refold.perf.forms import Corrected
+from refold.perf.forms import CorrectedForm
 from refold.plans.space import USUAL
 from refold.plans.speeds import NOTHING_MORE, Knowledge, Speeds, asked_cpus, asked_layout, kind_of
 from refold.testing import make_cluster, make_job
@@ -89,7 +89,7 @@ class TestFastest:
 
 
 def test_what_was_measured_of_a_model_on_a_type_corrects_its_estimate_and_no_other() -> None:
-    corrections = {one.name: 1.0 for one in Corrected.usual} | {"compute": 1.5}
+    corrections = {one.name: 1.0 for one in CorrectedForm.usual} | {"compute": 1.5}
     fit = Fitted("corrected", find_model("gpt2").name, GPU, corrections, {}, (), (), ())
     plain, fitted = Speeds(CLUSTER), Speeds(CLUSTER, Knowledge((fit,)))
     assert fitted.asked(known()).steps_per_second < 0.75 * plain.asked(known()).steps_per_second

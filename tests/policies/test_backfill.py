@@ -367,7 +367,7 @@ def test_a_broken_promise_is_said_to_be_another() -> None:
         make_job("first", at=1, work=10, time_limit=10),
     ]
     _, entries = run(make_policy("easy", LIMIT), jobs, make_cluster(1))
-    said = [(entry.now, expected) for entry in entries for expected in entry.expected]
+    said = [(entry.now, expected) for entry in entries for expected in entry.start_estimates]
     assert len(said) >= 3
     assert said[0][0] == 1
     for (_, before), (then, after) in pairwise(said):

@@ -1,4 +1,4 @@
-"""What policies that think in whole targets are made of: boards, ledgers, options, outlooks and promises."""
+"""What policies that think in whole targets are made of: drafts, ledgers, options, outlooks and promises."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -28,11 +28,11 @@ from refold.model import (
 )
 from refold.packing import Placer
 from refold.plans.speeds import NOTHING_MORE, Speeds
-from refold.policies.common.draft import Board, Steering, something_happened
-from refold.policies.common.guarantees import Promises
-from refold.policies.common.options import Option, Options
+from refold.policies.common.draft import Draft, Transition, something_happened
+from refold.policies.common.guarantees import GuaranteeRules
+from refold.policies.common.options import Option, OptionCache
 from refold.policies.common.outlook import Outlook
-from refold.policies.reshaping.ledger import NOTHING, Ledger, Part
+from refold.policies.reshaping.ledger import NOTHING, Ledger, NodeShare
 from refold.testing import make_cluster, make_job
 
 A800 = make_cluster(8, 8, types="A800-80GB", cpus=96, memory_gib=1600)
@@ -96,76 +96,76 @@ def world() -> World:
 # Board.
 
 
-def free_gpus(board: Board) -> int:
-    return board.free.whole_gpus
+def free_gpus(draft: Draft) -> int:
+    return draft.free.whole_gpus
 
 
 class TestBoard:
     def test_it_begins_with_what_is_held_and_free(self, world: World) -> None:
-        board = world.look(2.0, Board)
-        assert dict(board.holders()) == {"a": on(0, 1, 2, 3), "b": on(4, 5)}
-        assert free_gpus(board) == 10
-        assert board.target() == {}
+        draft = world.look(2.0, Draft)
+        assert dict(draft.holders()) == {"a": on(0, 1, 2, 3), "b": on(4, 5)}
+        assert free_gpus(draft) == 10
+        assert draft.target() == {}
 
     def test_what_is_released_is_free_and_what_is_put_is_not(self, world: World) -> None:
-        board = world.look(2.0, Board)
-        board.release("a", "made way")
-        assert (board.holds("a"), free_gpus(board)) == (None, 14)
-        assert not board.put("a", on(3, 4), "")
-        assert board.put("a", on(6, 7), "back elsewhere")
-        assert free_gpus(board) == 12
-        assert board.target() == {"a": (on(6, 7), "back elsewhere")}
+        draft = world.look(2.0, Draft)
+        draft.release("a", "made way")
+        assert (draft.holds("a"), free_gpus(draft)) == (None, 14)
+        assert not draft.put("a", on(3, 4), "")
+        assert draft.put("a", on(6, 7), "back elsewhere")
+        assert free_gpus(draft) == 12
+        assert draft.target() == {"a": (on(6, 7), "back elsewhere")}
 
     def test_who_is_put_where_it_was_has_not_changed(self, world: World) -> None:
-        board = world.look(2.0, Board)
-        board.release("a", "made way")
-        assert board.put("a", on(0, 1, 2, 3))
-        assert board.target() == {}
+        draft = world.look(2.0, Draft)
+        draft.release("a", "made way")
+        assert draft.put("a", on(0, 1, 2, 3))
+        assert draft.target() == {}
 
     def test_a_move_may_use_what_the_job_holds(self, world: World) -> None:
-        board = world.look(2.0, Board)
+        draft = world.look(2.0, Draft)
         plan = Plan(data=8)
-        assert not board.move("b", BEST_FIT, Demand(2, 8), plan, "too wide")
-        assert board.target() == {}
-        assert board.move("a", BEST_FIT, Demand(1, 6), Plan(data=6), "wider")
-        assert board.holds("a") == on(0, 1, 2, 3, 6, 7, plan=Plan(data=6))
-        assert board.target() == {"a": (on(0, 1, 2, 3, 6, 7, plan=Plan(data=6)), "wider")}
+        assert not draft.move("b", BEST_FIT, Demand(2, 8), plan, "too wide")
+        assert draft.target() == {}
+        assert draft.move("a", BEST_FIT, Demand(1, 6), Plan(data=6), "wider")
+        assert draft.holds("a") == on(0, 1, 2, 3, 6, 7, plan=Plan(data=6))
+        assert draft.target() == {"a": (on(0, 1, 2, 3, 6, 7, plan=Plan(data=6)), "wider")}
 
     def test_a_move_that_fails_keeps_the_reason_of_the_last_one(self, world: World) -> None:
-        board = world.look(2.0, Board)
-        assert board.move("a", BEST_FIT, Demand(1, 2), None, "narrower")
-        narrower = board.holds("a")
-        assert not board.move("a", BEST_FIT, Demand(2, 8), None, "too wide")
-        assert board.target() == {"a": (narrower, "narrower")}
+        draft = world.look(2.0, Draft)
+        assert draft.move("a", BEST_FIT, Demand(1, 2), None, "narrower")
+        narrower = draft.holds("a")
+        assert not draft.move("a", BEST_FIT, Demand(2, 8), None, "too wide")
+        assert draft.target() == {"a": (narrower, "narrower")}
 
     def test_a_snapshot_brings_everything_back_more_than_once(self, world: World) -> None:
-        board = world.look(2.0, Board)
-        board.release("b", "first")
-        snapshot = board.snapshot()
+        draft = world.look(2.0, Draft)
+        draft.release("b", "first")
+        snapshot = draft.snapshot()
         for _ in range(2):
-            board.release("a", "second")
-            assert board.place("c", BEST_FIT, Demand(2, 8), None)
-            board.restore(snapshot)
-            assert dict(board.holders()) == {"a": on(0, 1, 2, 3)}
-            assert free_gpus(board) == 12
-            assert board.target() == {"b": (None, "first")}
+            draft.release("a", "second")
+            assert draft.place("c", BEST_FIT, Demand(2, 8), None)
+            draft.restore(snapshot)
+            assert dict(draft.holders()) == {"a": on(0, 1, 2, 3)}
+            assert free_gpus(draft) == 12
+            assert draft.target() == {"b": (None, "first")}
 
     def test_a_run_that_is_being_reshaped_holds_what_it_will_have(self, world: World) -> None:
         world.step(2.0, then=lambda _: Decision(reshapes=(Reshape("a", on(0, 6)),)))
-        board = world.look(3.0, Board)
-        assert board.holds("a") == on(0, 6)
-        assert free_gpus(board) == 12
+        draft = world.look(3.0, Draft)
+        assert draft.holds("a") == on(0, 6)
+        assert free_gpus(draft) == 12
 
     def test_a_run_that_stops_for_good_holds_nothing(self, world: World) -> None:
         world.step(2.0, then=lambda _: Decision(stops=(Stop("a"),)))
-        board = world.look(3.0, Board)
-        assert board.holds("a") is None
-        assert free_gpus(board) == 14
+        draft = world.look(3.0, Draft)
+        assert draft.holds("a") is None
+        assert free_gpus(draft) == 14
 
     def test_a_run_to_be_reshaped_onto_a_lost_node_will_hold_nothing(self, world: World) -> None:
         world.step(2.0, then=lambda _: Decision(reshapes=(Reshape("a", on(0, 1, node=1)),)))
-        board = world.look(3.0, Board, NodeLost(1))
-        assert board.holds("a") is None
+        draft = world.look(3.0, Draft, NodeLost(1))
+        assert draft.holds("a") is None
 
 
 def test_only_what_was_not_ordered_is_something_that_happened(world: World) -> None:
@@ -185,7 +185,7 @@ def test_only_what_was_not_ordered_is_something_that_happened(world: World) -> N
 
 
 class TestSteering:
-    def steer(self, world: World, now: float, steering: Steering, target: dict[str, Any], *events: Event) -> Decision:
+    def steer(self, world: World, now: float, steering: Transition, target: dict[str, Any], *events: Event) -> Decision:
         decided: list[Decision] = []
 
         def decide(view: View) -> Decision:
@@ -196,7 +196,7 @@ class TestSteering:
         return decided[0]
 
     def test_stops_come_first_and_starts_when_they_can(self, world: World) -> None:
-        steering, c = Steering(), make_job("c", gpus=4)
+        steering, c = Transition(), make_job("c", gpus=4)
         target = {"a": (None, "for c"), "c": (on(0, 1, 2, 3), "")}
         assert self.steer(world, 2.0, steering, target, JobSubmitted(c)) == Decision(stops=(Stop("a", "for c"),))
         assert list(steering.awaited) == ["c"]
@@ -206,19 +206,19 @@ class TestSteering:
 
     def test_what_can_be_done_now_is_done_now(self, world: World) -> None:
         target = {"a": (on(0, 1), "narrower"), "b": (on(4, 5, 6, 7), "wider")}
-        assert self.steer(world, 2.0, Steering(), target) == Decision(
+        assert self.steer(world, 2.0, Transition(), target) == Decision(
             reshapes=(Reshape("a", on(0, 1), "narrower"), Reshape("b", on(4, 5, 6, 7), "wider"))
         )
 
     def test_a_run_that_waits_for_anothers_place_goes_on_until_it_is_free(self, world: World) -> None:
-        steering = Steering()
+        steering = Transition()
         target = {"a": (on(0, 1), "narrower"), "b": (on(2, 3, 4, 5), "wider")}
         assert self.steer(world, 2.0, steering, target) == Decision(reshapes=(Reshape("a", on(0, 1), "narrower"),))
         again = self.steer(world, 3.0, steering, {}, RunStopped("a", 1))
         assert again == Decision(reshapes=(Reshape("b", on(2, 3, 4, 5), "wider"),))
 
     def test_of_two_runs_that_want_each_others_places_one_is_stopped(self, world: World) -> None:
-        steering = Steering()
+        steering = Transition()
         swapped = {"a": (on(4, 5), "to there"), "b": (on(0, 1, 2, 3), "to here")}
         assert self.steer(world, 2.0, steering, swapped) == Decision(stops=(Stop("a", "to there"),))
         again = self.steer(world, 3.0, steering, {}, RunStopped("a", 1))
@@ -227,7 +227,7 @@ class TestSteering:
         assert last == Decision(starts=(Start("a", on(4, 5)),))
 
     def test_another_event_ends_the_way_to_the_target(self, world: World) -> None:
-        steering, c = Steering(), make_job("c", gpus=4)
+        steering, c = Transition(), make_job("c", gpus=4)
         target = {"a": (None, "for c"), "c": (on(0, 1, 2, 3), "")}
         self.steer(world, 2.0, steering, target, JobSubmitted(c))
         assert self.steer(world, 3.0, steering, {}, RunFinished("b", 1)) == KEEP
@@ -236,18 +236,18 @@ class TestSteering:
 # Ledger.
 
 
-def ledger_of(world: World, now: float = 2.0) -> tuple[Board, Ledger]:
-    def see(view: View) -> tuple[Board, Ledger]:
-        board = Board(view)
-        return board, Ledger(view, board, ["a", "b"])
+def ledger_of(world: World, now: float = 2.0) -> tuple[Draft, Ledger]:
+    def see(view: View) -> tuple[Draft, Ledger]:
+        draft = Draft(view)
+        return draft, Ledger(view, draft, ["a", "b"])
 
     return world.look(now, see)
 
 
-def amounts(ledger: Ledger) -> Part:
+def amounts(ledger: Ledger) -> NodeShare:
     """Everything there is: what is free, and what anybody has."""
     parts = [*ledger.free, *(part for parts in ledger.parts.values() for part in parts.values())]
-    return Part(*(sum(column) for column in zip(*parts, strict=True)))
+    return NodeShare(*(sum(column) for column in zip(*parts, strict=True)))
 
 
 @chances(max_examples=60)
@@ -266,23 +266,23 @@ def test_whatever_is_given_and_rolled_back_nothing_is_made_or_lost(moves: list[A
     world.start(1.0, reshapable("b", 2), on(4, 5))
     _, ledger = ledger_of(world)
     everything = amounts(ledger)
-    marks: list[tuple[int, list[Part], dict[str, dict[int, Part]], dict[int, set[str]]]] = []
+    marks: list[tuple[int, list[NodeShare], dict[str, dict[int, NodeShare]], dict[int, set[str]]]] = []
 
-    def standing() -> tuple[list[Part], dict[str, dict[int, Part]], dict[int, set[str]]]:
+    def state() -> tuple[list[NodeShare], dict[str, dict[int, NodeShare]], dict[int, set[str]]]:
         parts = {job_id: dict(parts) for job_id, parts in ledger.parts.items() if parts}
         return list(ledger.free), parts, {node: set(jobs) for node, jobs in ledger.residents.items() if jobs}
 
     for move in moves:
         if move == "mark":
-            marks.append((ledger.mark(), *standing()))
+            marks.append((ledger.mark(), *state()))
         elif move == "back":
             if marks:
                 mark, *before = marks.pop()
                 ledger.roll_back(mark)
-                assert list(standing()) == before
+                assert list(state()) == before
         else:
             job_id, node, gpus, cpus = move
-            ledger.give(job_id, node, Part(gpus, cpus * 1000))
+            ledger.give(job_id, node, NodeShare(gpus, cpus * 1000))
         assert amounts(ledger) == everything
         for job_id, parts in ledger.parts.items():
             assert all(job_id in ledger.residents[node] for node in parts)
@@ -291,41 +291,41 @@ def test_whatever_is_given_and_rolled_back_nothing_is_made_or_lost(moves: list[A
 class TestLedger:
     def test_it_counts_gpus_layouts_and_cpus(self, world: World) -> None:
         _, ledger = ledger_of(world)
-        ledger.give("a", 1, Part(6, 5_000))
+        ledger.give("a", 1, NodeShare(6, 5_000))
         assert (ledger.gpus("a"), ledger.layout("a"), ledger.cpus("a")) == (10, (6, 4), 5.0)
         assert (ledger.gpus("nobody"), ledger.layout("nobody"), ledger.cpus("nobody")) == (0, (), 0)
-        assert ledger.free[1] == Part(2, 91_000, 1600 * 1024)
+        assert ledger.free[1] == NodeShare(2, 91_000, 1600 * 1024)
 
     def test_who_keeps_gpus_keeps_the_very_same_ones(self, world: World) -> None:
-        board, ledger = ledger_of(world)
-        ledger.give("a", 0, Part(2))
-        ledger.give("b", 0, Part(4))
+        draft, ledger = ledger_of(world)
+        ledger.give("a", 0, NodeShare(2))
+        ledger.give("b", 0, NodeShare(4))
         plans = {"a": Plan(data=2), "b": Plan(data=4)}
         ledger.settle(plans, {"a": "gave two", "b": "got two"})
-        assert board.target() == {
+        assert draft.target() == {
             "a": (on(0, 1, plan=plans["a"]), "gave two"),
             "b": (on(2, 3, 4, 5, plan=plans["b"]), "got two"),
         }
 
     def test_who_has_nothing_left_holds_nothing(self, world: World) -> None:
-        board, ledger = ledger_of(world)
+        draft, ledger = ledger_of(world)
         ledger.give("a", 0, NOTHING)
-        ledger.give("c", 0, Part(3))
+        ledger.give("c", 0, NodeShare(3))
         ledger.settle({"c": None}, {"a": "gave all"})
-        assert board.target() == {"a": (None, "gave all"), "c": (on(0, 1, 2), "")}
+        assert draft.target() == {"a": (None, "gave all"), "c": (on(0, 1, 2), "")}
 
     def test_what_was_given_and_taken_back_changes_nothing(self, world: World) -> None:
-        board, ledger = ledger_of(world)
-        ledger.give("a", 0, Part(1))
-        ledger.give("a", 0, Part(4))
+        draft, ledger = ledger_of(world)
+        ledger.give("a", 0, NodeShare(1))
+        ledger.give("a", 0, NodeShare(4))
         ledger.settle({"a": None}, {})
-        assert board.target() == {}
+        assert draft.target() == {}
 
     def test_a_new_plan_on_the_same_gpus_is_a_change(self, world: World) -> None:
-        board, ledger = ledger_of(world)
-        ledger.give("a", 0, Part(4))
+        draft, ledger = ledger_of(world)
+        ledger.give("a", 0, NodeShare(4))
         ledger.settle({"a": Plan(tensor=4)}, {"a": "faster"})
-        assert board.target() == {"a": (on(0, 1, 2, 3, plan=Plan(tensor=4)), "faster")}
+        assert draft.target() == {"a": (on(0, 1, 2, 3, plan=Plan(tensor=4)), "faster")}
 
     def test_nothing_is_free_on_a_node_that_is_down(self, world: World) -> None:
         world.step(2.0, NodeLost(1))
@@ -343,7 +343,7 @@ def shapes(options: tuple[Option, ...]) -> list[tuple[int, int]]:
 
 class TestOptions:
     def test_sizes_are_those_that_are_faster_than_any_smaller_one(self) -> None:
-        options = Options(Speeds(A800)).of(reshapable("a", 4))
+        options = OptionCache(Speeds(A800)).of(reshapable("a", 4))
         sizes = sorted({option.gpus for option in options})
         assert {1, 2, 4, 8} < set(sizes)
         assert 7 not in sizes  # 32 samples cannot be split by 7, and otherwise it is no faster than on fewer
@@ -351,7 +351,7 @@ class TestOptions:
         assert all(more > 1.01 * fewer for fewer, more in pairwise(fastest))
 
     def test_a_layout_over_more_nodes_is_an_option_where_it_keeps_half_the_speed(self) -> None:
-        options = Options(Speeds(A800)).of(reshapable("a", 4))
+        options = OptionCache(Speeds(A800)).of(reshapable("a", 4))
         spread = {option.gpus: option.speed for option in options if option.demand.instances == 2 and option.gpus <= 8}
         assert 2 in spread
         for option in options:
@@ -360,7 +360,7 @@ class TestOptions:
 
     def test_every_plan_is_for_the_gpus_of_its_option(self) -> None:
         for workload in ("gpt2", "llama7"):
-            for option in Options(Speeds(A800)).of(reshapable(workload, 8, workload=workload, cpus=64)):
+            for option in OptionCache(Speeds(A800)).of(reshapable(workload, 8, workload=workload, cpus=64)):
                 assert option.plan is not None
                 assert option.plan.gpus == option.gpus == option.demand.instances * option.demand.gpus
                 assert option.demand.gpu_types == ("A800-80GB",)
@@ -368,19 +368,19 @@ class TestOptions:
 
     def test_without_plans_replicas_of_the_own_plan_are_all_there_is(self) -> None:
         job = reshapable("a", 4, workload="gpt2", plan=Plan(tensor=2, data=2))
-        options = Options(Speeds(A800), plans=False).of(job)
+        options = OptionCache(Speeds(A800), plans=False).of(job)
         assert all(option.plan is not None and option.plan.tensor == 2 for option in options)
         assert {option.gpus for option in options} == {2, 4, 8}  # 16 GPUs are no faster than 8
 
     def test_without_resources_the_amounts_are_those_asked_for(self) -> None:
         job = reshapable("a", 4, plan=Plan(data=2, accumulation=2, tensor=2))
-        options = Options(Speeds(A800), resources=False).of(job)
+        options = OptionCache(Speeds(A800), resources=False).of(job)
         assert shapes(options) == [(1, 4)]
         assert options[0].plan != job.plan
 
     def test_without_either_everything_is_as_asked(self) -> None:
         plan = Plan(data=4, zero=2)
-        options = Options(Speeds(A800), plans=False, resources=False).of(reshapable("a", 4, plan=plan))
+        options = OptionCache(Speeds(A800), plans=False, resources=False).of(reshapable("a", 4, plan=plan))
         assert [(option.gpus, option.plan) for option in options] == [(4, plan)]
 
     @pytest.mark.parametrize(
@@ -389,12 +389,12 @@ class TestOptions:
     def test_who_is_not_known_has_what_it_asked_for(self, rigid: dict[str, Any]) -> None:
         asked: dict[str, Any] = {"gpus": 2}
         job = reshapable("a", **asked | rigid)
-        assert Options(Speeds(A800)).of(job) == (Option(job.demand.gpus, job.demand, job.plan, 1.0),)
+        assert OptionCache(Speeds(A800)).of(job) == (Option(job.demand.gpus, job.demand, job.plan, 1.0),)
 
     @pytest.mark.parametrize("count", [1, 2, 3, 5, 40])
     def test_there_are_options_on_any_number_of_nodes(self, count: int) -> None:
         cluster = make_cluster(*[8] * count, types="A800-80GB")
-        options = Options(Speeds(cluster)).of(reshapable("a", 4, workload="llama7", cpus=8, batch=512))
+        options = OptionCache(Speeds(cluster)).of(reshapable("a", 4, workload="llama7", cpus=8, batch=512))
         assert min(4 * count, 32) < max(option.gpus for option in options) <= 8 * count
 
 
@@ -467,9 +467,9 @@ class TestOutlook:
 # Promises.
 
 
-def promises_of(world: World, **settings: Any) -> Promises:
+def promises_of(world: World, **settings: Any) -> GuaranteeRules:
     outlook = outlook_of(world)
-    return Promises(outlook, Options(outlook.speeds), **settings)
+    return GuaranteeRules(outlook, OptionCache(outlook.speeds), **settings)
 
 
 POOR = Plan(data=4, zero=2, offload=True, recompute="full")

@@ -12,7 +12,7 @@ from refold.core.events import (
     JobHeld,
     JobReleased,
     JobSubmitted,
-    Remembered,
+    PastJob,
     RunAdopted,
     RunFailed,
     RunFinished,
@@ -22,28 +22,28 @@ from refold.core.events import (
 )
 from refold.errors import BadValue
 from refold.model import Allocation, Decision, Job, Share, Start
-from refold.policies.common.durations import Foresight, Source
+from refold.policies.common.durations import DurationSource, Source
 from refold.testing import make_cluster, make_job
 
 
 class Looking:
-    """A policy that starts whoever it is told to on the first GPU, and has foresight."""
+    """A policy that starts whoever it is told to on the first GPU, and has durations."""
 
     name = "looking"
 
     def __init__(self, source: Source) -> None:
-        self.foresight = Foresight(source)
+        self.durations = DurationSource(source)
         self.start = ""
 
     def decide(self, view: View) -> Decision:
-        self.foresight.observe(view)
+        self.durations.observe(view)
         if self.start not in view.waiting:
             return Decision()
         return Decision(starts=(Start(self.start, Allocation((Share(0, (0,)),))),))
 
 
 class World:
-    """One GPU, and somebody who has foresight."""
+    """One GPU, and somebody who has durations."""
 
     def __init__(self, source: Source = "predicted") -> None:
         self.policy = Looking(source)
@@ -60,11 +60,11 @@ class World:
         self.step(self.now + seconds, RunFinished(job.id, 1))
 
     def life(self, job: Job, quantile: float = 0.5) -> float:
-        return self.policy.foresight.life(self.scheduler.view, job).quantile(quantile)
+        return self.policy.durations.life(self.scheduler.view, job).quantile(quantile)
 
     def left(self, job_id: str, quantile: float = 0.5) -> float:
         view = self.scheduler.view
-        return self.policy.foresight.left(view, view.runs[job_id], quantile)
+        return self.policy.durations.left(view, view.runs[job_id], quantile)
 
 
 def waiting(world: World, job: Job) -> Job:
@@ -152,7 +152,7 @@ def test_what_a_job_has_run_before_it_was_stopped_is_part_of_its_life() -> None:
     for number in range(60):
         world.run(make_job(f"{number}", user="ann"), 1000.0)
     world.step(world.now, JobSubmitted(job), start="a")
-    whole = Foresight.life(world.policy.foresight, world.scheduler.view, job).quantile(0.5)
+    whole = DurationSource.life(world.policy.durations, world.scheduler.view, job).quantile(0.5)
     world.step(world.now + 600, RunFailed("a", 1, "lost", 0.0, retry=True))
     assert world.life(job) < whole - 300
 
@@ -172,7 +172,7 @@ def test_jobs_that_are_gone_without_a_run_teach_nothing() -> None:
             one.run(make_job(f"{number}"), 300.0)
         waiting(world, make_job(f"gone{number}"))
         world.step(world.now, JobCancelled(f"gone{number}"))
-    assert world.policy.foresight._predictor.unfinished == 0
+    assert world.policy.durations._predictor.unfinished == 0
     job = make_job("a")
     waiting(world, job), waiting(other, job)
     assert world.life(job) == pytest.approx(other.life(job), rel=0.2)
@@ -180,14 +180,14 @@ def test_jobs_that_are_gone_without_a_run_teach_nothing() -> None:
 
 def test_a_source_that_is_not_known_is_refused() -> None:
     with pytest.raises(BadValue, match="durations is 'guessed', expected one of predicted, limit, known"):
-        Foresight("guessed")  # type: ignore[arg-type]
+        DurationSource("guessed")  # type: ignore[arg-type]
 
 
 def test_what_is_remembered_is_known_as_if_it_had_been_seen() -> None:
     seen, told = World(), World()
     for number in range(40):
         seen.run(make_job(f"p{number}", user="u"), 300.0)
-    told.step(seen.now, *(Remembered(make_job(f"p{number}", user="u"), 300.0) for number in range(40)))
+    told.step(seen.now, *(PastJob(make_job(f"p{number}", user="u"), 300.0) for number in range(40)))
     lives = [world.life(waiting(world, make_job("a", user="u"))) for world in (seen, told)]
     assert lives[1] == pytest.approx(lives[0], rel=0.1)
     assert lives[1] == pytest.approx(300.0, rel=0.1)
@@ -201,7 +201,7 @@ def test_a_job_that_ran_before_it_was_held_or_the_journal_began_is_as_old_as_tha
         world.step(3600.0, *([JobHeld("a")] if world is held else []))
         world.step(3600.0, RunStopped("a", 1, 3600.0) if world is held else RunFailed("a", 1, retry=True))
     held.step(3600.0, JobReleased("a"))
-    opened.step(3600.0, *stopped.scheduler.opening())
+    opened.step(3600.0, *stopped.scheduler.snapshot())
     lives = [world.life(job) for world in (stopped, held, opened)]
     assert lives == pytest.approx([lives[0]] * 3)
     place = Allocation((Share(0, (0,)),))

@@ -6,7 +6,7 @@ from refold.core import Journals, ListJournal, Policy
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadValue, UnknownName
 from refold.model import Cluster, Job, Plan
-from refold.policies.published.gavel import OBJECTIVES, Gavel, Sharer, fractions
+from refold.policies.published.gavel import OBJECTIVES, Gavel, LpJob, fractions
 from refold.simulator import Costs, Fault, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
 
@@ -31,8 +31,8 @@ def test_every_objective_keeps_the_contract(objective: str) -> None:
     contract.test_it_does_not_look_into_the_future()
 
 
-def sharer(name: str, gpus: float = 1.0, left: float = 100.0, at: float = 0.0, **throughput: float) -> Sharer:
-    return Sharer(make_job(name, at=at), (at, name), gpus, throughput, left)
+def sharer(name: str, gpus: float = 1.0, left: float = 100.0, at: float = 0.0, **throughput: float) -> LpJob:
+    return LpJob(make_job(name, at=at), (at, name), gpus, throughput, left)
 
 
 def test_max_min_gives_a_wide_job_as_many_gpu_seconds_as_a_narrow_one() -> None:

@@ -18,8 +18,8 @@ from refold.core.orders import Order, StartRun
 from refold.packing import RULES
 from refold.plans.speeds import Speeds
 from refold.registry import make_policy
-from refold.simulator import AsRecorded, Costs, simulate
-from refold.simulator.modelled_speeds import Modelled
+from refold.simulator import Costs, RecordedSpeeds, simulate
+from refold.simulator.modelled_speeds import ModelledSpeeds
 from refold.testing import reshapable_workload
 from refold.traces.formats import read_cluster, read_trace
 
@@ -94,7 +94,7 @@ def on_the_demo(policy: str, placement: str) -> dict[str, object]:
 def on_the_reshapable_workload(policy: str) -> dict[str, object]:
     digest, costs = DigestWithoutTimes(), Costs(start=10.0, stop=5.0, restart=60.0, report_every=60.0)
     jobs, cluster = reshapable_workload(7, jobs=40)
-    charge = Modelled(Speeds(cluster), AsRecorded(cluster))
+    charge = ModelledSpeeds(Speeds(cluster), RecordedSpeeds(cluster))
     simulate(jobs, cluster, make_policy(policy), journal=digest, charge=charge, costs=costs)
     return digest.facts()
 

@@ -8,7 +8,7 @@ from refold.errors import BadValue
 from refold.model import Cluster, Demand, Job
 from refold.policies.common.options import Option
 from refold.policies.common.rounds import Budget
-from refold.policies.published.optimus import Optimus, Purse, grown
+from refold.policies.published.optimus import Optimus, UnallocatedGpus, grown
 from refold.simulator import simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
 
@@ -60,30 +60,30 @@ SCALES = (share(1, 1.0), share(2, 1.8), share(4, 3.0))
 def test_the_next_size_goes_where_it_saves_the_most_time_per_gpu(gpus_left: int, expected: dict[str, int]) -> None:
     first = {"short": SCALES[0], "long": SCALES[0]}
     options = {"short": SCALES, "long": SCALES}
-    given = grown(first, options, {"short": 100.0, "long": 1000.0}, Purse(Budget({"A100": gpus_left * 1000})))
+    given = grown(first, options, {"short": 100.0, "long": 1000.0}, UnallocatedGpus(Budget({"A100": gpus_left * 1000})))
     assert {job: option.gpus for job, option in given.items()} == expected
 
 
 def test_between_equal_gains_the_first_goes_first() -> None:
     first = {"b": SCALES[0], "a": SCALES[0]}
-    given = grown(first, {"a": SCALES, "b": SCALES}, {"a": 9.0, "b": 9.0}, Purse(Budget({"A100": 1000})))
+    given = grown(first, {"a": SCALES, "b": SCALES}, {"a": 9.0, "b": 9.0}, UnallocatedGpus(Budget({"A100": 1000})))
     assert {job: option.gpus for job, option in given.items()} == {"b": 2, "a": 1}
 
 
 def test_nobody_gets_what_makes_it_slower() -> None:
     slower = (share(1, 1.0), share(2, 0.9))
-    given = grown({"job": slower[0]}, {"job": slower}, {"job": 100.0}, Purse(Budget({"A100": 8000})))
+    given = grown({"job": slower[0]}, {"job": slower}, {"job": 100.0}, UnallocatedGpus(Budget({"A100": 8000})))
     assert given == {"job": slower[0]}
 
 
 def test_a_job_grows_on_its_own_type_of_gpu() -> None:
     both = (share(1, 1.0, "A100"), share(2, 9.0, "H100"), share(2, 1.8, "A100"))
-    given = grown({"job": both[0]}, {"job": both}, {"job": 100.0}, Purse(Budget({"A100": 1000, "H100": 0})))
+    given = grown({"job": both[0]}, {"job": both}, {"job": 100.0}, UnallocatedGpus(Budget({"A100": 1000, "H100": 0})))
     assert given == {"job": both[2]}
 
 
 def test_a_purse_pays_for_several_types_together() -> None:
-    purse = Purse(Budget({"A100": 1000, "H100": 2000}))
+    purse = UnallocatedGpus(Budget({"A100": 1000, "H100": 2000}))
     assert purse.pay(share(2, 1.0, "A100", "H100"), 2000)
     assert not purse.pay(share(1, 1.0, "H100"), 1000)  # the two came from where there was most
     assert purse.pay(share(1, 1.0, "A100"), 1000)

@@ -9,7 +9,7 @@ from refold.core.events import Event, JobSubmitted, RunFinished, RunStopped
 from refold.errors import BadValue
 from refold.model import KEEP, Allocation, Cluster, Decision, Job, Share, Start, Stop, Tenant
 from refold.model.units import DAY
-from refold.policies.backfill.ordering import RENEWED_EVERY, OrderName, Turns
+from refold.policies.backfill.ordering import RENEWED_EVERY, Ordering, OrderName
 from refold.testing import make_cluster, make_job
 
 
@@ -18,7 +18,7 @@ class Starter:
 
     name = "starter"
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: Ordering) -> None:
         self.turns = turns
         self.again: list[bool] = []
         self.starts = True
@@ -34,13 +34,13 @@ class Starter:
 
 
 def world(order: OrderName, cluster: Cluster | None = None) -> tuple[Starter, Scheduler]:
-    policy = Starter(Turns(order))
+    policy = Starter(Ordering(order))
     return policy, Scheduler(cluster or make_cluster(8), policy)
 
 
 def in_order(policy: Starter, scheduler: Scheduler, *jobs: Job, likely: dict[str, float] | None = None) -> list[str]:
-    view, lasting = scheduler.view, likely or {}
-    return [job.id for job in sorted(jobs, key=lambda job: policy.turns.key(view, job, lasting.get(job.id, 0.0)))]
+    view, distribution = scheduler.view, likely or {}
+    return [job.id for job in sorted(jobs, key=lambda job: policy.turns.key(view, job, distribution.get(job.id, 0.0)))]
 
 
 def submitted(*jobs: Job) -> list[Event]:
@@ -131,4 +131,4 @@ def test_shares_are_compared_anew_now_and_then_and_other_orders_never() -> None:
 
 def test_an_order_that_is_not_known_is_refused() -> None:
     with pytest.raises(BadValue, match="order is 'chaos', expected one of arrival, fair-share, shortest, attained"):
-        Turns("chaos")  # type: ignore[arg-type]
+        Ordering("chaos")  # type: ignore[arg-type]

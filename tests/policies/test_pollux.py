@@ -9,7 +9,7 @@ from refold.core.orders import StartRun
 from refold.errors import BadValue
 from refold.model import Cluster, Job, Plan
 from refold.policies.published.pollux import Pollux, restart_factor
-from refold.policies.published.pollux_kernels import Puzzle, evolve, fitness, repair
+from refold.policies.published.pollux_kernels import DivisionProblem, evolve, fitness, repair
 from refold.simulator import Costs, Fault, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
 
@@ -119,13 +119,13 @@ def test_the_young_and_the_often_restarted_lose_most_by_a_change(age: float, res
     assert restart_factor(age, restarts, 30.0) == factor
 
 
-def puzzle(present: list[list[int]], gpus: int = 4, **given: object) -> Puzzle:
+def puzzle(present: list[list[int]], gpus: int = 4, **given: object) -> DivisionProblem:
     """Jobs that are as many times as fast as they have GPUs, on nodes of so many."""
     now = np.array(present, dtype=np.int64)
     jobs, nodes = now.shape
     total = nodes * gpus
     every_size = np.arange(1, total + 1, dtype=np.int64)[None]
-    asked = Puzzle(
+    asked = DivisionProblem(
         kind=np.zeros(jobs, dtype=np.int64),
         most=np.full(jobs, total, dtype=np.int64),
         choices=np.full(jobs, total, dtype=np.int64),
@@ -147,7 +147,7 @@ def puzzle(present: list[list[int]], gpus: int = 4, **given: object) -> Puzzle:
     return asked._replace(**given)  # type: ignore[arg-type]
 
 
-def repaired(asked: Puzzle, state: list[list[int]], favoured: list[bool], seed: int) -> list[list[int]]:
+def repaired(asked: DivisionProblem, state: list[list[int]], favoured: list[bool], seed: int) -> list[list[int]]:
     division = np.array(state, dtype=np.int64)
     repair(asked, division, np.array(favoured), np.random.default_rng(seed))
     return division.tolist()  # type: ignore[no-any-return]

@@ -19,8 +19,8 @@ from refold.model import Cluster, Job, Plan, Reason, Tenant
 from refold.plans.speeds import Speeds
 from refold.policies.reshaping.refold import Refold
 from refold.results.guarantees import broken_guarantees
-from refold.simulator import AsRecorded, Costs, simulate
-from refold.simulator.modelled_speeds import Modelled
+from refold.simulator import Costs, RecordedSpeeds, simulate
+from refold.simulator.modelled_speeds import ModelledSpeeds
 from refold.testing import Audit, PolicyContract, make_cluster, make_job, reshapable_workload
 
 NO_QUOTAS = make_cluster(8, types="A800-80GB", cpus=96, memory_gib=1600)
@@ -60,7 +60,7 @@ class Course:
 
     def __init__(self, jobs: Sequence[Job], policy: Refold | None = None, cluster: Cluster = ONE_NODE) -> None:
         self.journal = ListJournal()
-        charge = Modelled(Speeds(cluster), AsRecorded(cluster))
+        charge = ModelledSpeeds(Speeds(cluster), RecordedSpeeds(cluster))
         journals = Journals(Audit(cluster), self.journal)
         simulate(jobs, cluster, policy or Refold(), journal=journals, charge=charge, costs=COSTS)
         orders = [(round(entry.now), order) for entry in self.journal.entries for order in entry.orders]
@@ -150,7 +150,7 @@ class TestMakingPlace:
     def test_a_job_that_waits_for_a_place_that_is_being_given_back_is_told_so(self) -> None:
         journal = ListJournal()
         jobs = [model("bert", "long", 8, 0, 400_000), model("bert", "short", 4, 1000, 2_000)]
-        charge = Modelled(Speeds(ONE_NODE), AsRecorded(ONE_NODE))
+        charge = ModelledSpeeds(Speeds(ONE_NODE), RecordedSpeeds(ONE_NODE))
         simulate(jobs, ONE_NODE, Refold(), journal=journal, charge=charge, costs=Costs(stop=5.0, restart=78.0))
         said = [(entry.now, wait.job, wait.reason) for entry in journal.entries for wait in entry.waits]
         assert said[0] == (1000, "short", Reason.RELEASING)
@@ -229,7 +229,14 @@ class TestPromises:
     def test_no_promise_is_broken_where_the_model_is_right(self, seed: int) -> None:
         jobs, cluster = reshapable_workload(seed)
         history, speeds = HistoryJournal(), Speeds(cluster)
-        simulate(jobs, cluster, Refold(), journal=history, charge=Modelled(speeds, AsRecorded(cluster)), costs=COSTS)
+        simulate(
+            jobs,
+            cluster,
+            Refold(),
+            journal=history,
+            charge=ModelledSpeeds(speeds, RecordedSpeeds(cluster)),
+            costs=COSTS,
+        )
         found = broken_guarantees(history.history(cluster), speeds, grace=78.0)
         assert found.promised > 2
         assert [(one.job, one.kind, one.why) for one in found.broken] == []

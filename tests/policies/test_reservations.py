@@ -46,11 +46,11 @@ class World:
         self.running: list[str] = []
         self.lengths: dict[str, float] = {}
 
-    def arrive(self, demand: Demand, lasting: float) -> None:
+    def arrive(self, demand: Demand, distribution: float) -> None:
         """Somebody is promised the earliest place."""
         name = f"j{self.came}"
         self.came += 1
-        self.lengths[name] = lasting
+        self.lengths[name] = distribution
         self.promise(name, demand)
         self.start_who_is_due()
 

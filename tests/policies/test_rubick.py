@@ -20,8 +20,8 @@ from refold.model import Allocation, Cluster, Decision, Job, Plan, Share, Start,
 from refold.plans.speeds import Knowledge, Speeds
 from refold.policies.reshaping.rubick import Rubick, RubickE, RubickN, RubickR
 from refold.results.guarantees import broken_guarantees
-from refold.simulator import AsRecorded, Costs, simulate
-from refold.simulator.modelled_speeds import Modelled
+from refold.simulator import Costs, RecordedSpeeds, simulate
+from refold.simulator.modelled_speeds import ModelledSpeeds
 from refold.testing import Audit, PolicyContract, make_cluster, make_job, reshapable_workload
 
 NO_QUOTAS = make_cluster(8, types="A800-80GB", cpus=96, memory_gib=1600)
@@ -238,7 +238,7 @@ class TestPromises:
     def test_no_promise_is_broken_where_the_model_is_right(self, seed: int) -> None:
         jobs, cluster = reshapable_workload(seed)
         history, speeds = HistoryJournal(), Speeds(cluster)
-        charge, costs = Modelled(speeds, AsRecorded(cluster)), Costs(restart=78.0, report_every=60.0)
+        charge, costs = ModelledSpeeds(speeds, RecordedSpeeds(cluster)), Costs(restart=78.0, report_every=60.0)
         simulate(jobs, cluster, Rubick(), journal=history, charge=charge, costs=costs)
         found = broken_guarantees(history.history(cluster), speeds, grace=78.0)
         assert found.promised > 2

@@ -13,7 +13,7 @@ from refold.core import Journals, ListJournal, Scheduler, View
 from refold.core.events import (
     Event,
     JobSubmitted,
-    Remembered,
+    PastJob,
     RunAdopted,
     RunFinished,
     RunProgressed,
@@ -23,15 +23,15 @@ from refold.core.events import (
 from refold.core.orders import Order, StartRun, StopRun
 from refold.errors import BadDecision, BadInput, BadValue, UnknownName
 from refold.model import KEEP, Allocation, Decision, End, Flag, Job, Launch, Reshape, Share, Start, Stop
-from refold.policies.common.run_watch import Rules, Watch
+from refold.policies.common.run_watch import RunWatch, WatchRules
 from refold.policies.table import POLICIES
 from refold.registry import make_policy
 from refold.simulator import Costs, Fault, seeded_never_ending, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job, seeded_workload
 
 MINUTE = 60.0
-NO_PROGRESS = Rules(no_progress=10 * MINUTE, grace=5 * MINUTE)
-LIMIT = Rules(beyond_limit=True, grace=5 * MINUTE)
+NO_PROGRESS = WatchRules(no_progress=10 * MINUTE, grace=5 * MINUTE)
+LIMIT = WatchRules(beyond_limit=True, grace=5 * MINUTE)
 PLACE = Allocation((Share(0, (0,)),))
 
 
@@ -50,9 +50,9 @@ class _Says:
         return self._fifo.decide(view) if self.decision is None else self.decision
 
 
-def scheduler(rules: Rules, *jobs: Job, gpus: int = 1) -> Scheduler:
+def scheduler(rules: WatchRules, *jobs: Job, gpus: int = 1) -> Scheduler:
     """A watched first-come-first-served on one node, whose jobs have arrived."""
-    made = Scheduler(make_cluster(gpus), Watch(make_policy("fifo"), rules))
+    made = Scheduler(make_cluster(gpus), RunWatch(make_policy("fifo"), rules))
     made.step(0.0, [JobSubmitted(job) for job in jobs])
     return made
 
@@ -98,7 +98,7 @@ def test_a_job_is_held_to_its_own_time_without_progress_where_the_rules_say_so()
 
 
 def test_a_job_that_names_its_own_time_is_watched_though_it_never_reports_and_the_rules_name_none() -> None:
-    watched = scheduler(Rules(per_job=True, grace=0.0), hangs_after("a", 60.0), make_job("b"), gpus=2)
+    watched = scheduler(WatchRules(per_job=True, grace=0.0), hangs_after("a", 60.0), make_job("b"), gpus=2)
     flags, ends, _ = said(watched, 60.0)
     assert (flags, ends) == ((Flag("a", "no progress for 1 min; ended now"),), (End("a", "no progress for 1 min"),))
     assert said(watched, 1e6)[:2] == ((), ())
@@ -111,18 +111,18 @@ def test_what_a_job_says_of_its_progress_means_nothing_where_the_rules_do_not_as
 
 
 def test_a_run_that_was_going_on_when_the_journal_began_is_watched_from_then_on() -> None:
-    watched = Scheduler(make_cluster(1), Watch(make_policy("fifo"), Rules(per_job=True, grace=0.0)))
-    opening: list[Event] = [JobSubmitted(hangs_after("a", 60.0)), RunAdopted("a", 3, PLACE, -500.0)]
-    assert said(watched, 0.0, *opening) == ((), (), 60.0)
+    watched = Scheduler(make_cluster(1), RunWatch(make_policy("fifo"), WatchRules(per_job=True, grace=0.0)))
+    snapshot: list[Event] = [JobSubmitted(hangs_after("a", 60.0)), RunAdopted("a", 3, PLACE, -500.0)]
+    assert said(watched, 0.0, *snapshot) == ((), (), 60.0)
     assert said(watched, 60.0)[1] == (End("a", "no progress for 1 min"),)
 
 
 def test_a_watch_knows_how_long_jobs_lasted_before_the_journal_began() -> None:
-    rules = Rules(beyond_tail=2.0, tail_at_least=1.0)
-    past: list[Event] = [Remembered(make_job(f"p{number}", user="u"), 10.0) for number in range(300)]
-    fresh, learned = (Scheduler(make_cluster(1), Watch(make_policy("fifo"), rules)) for _ in range(2))
-    opening: list[Event] = [JobSubmitted(make_job("a", user="u")), RunAdopted("a", 1, PLACE, 0.0)]
-    looks = [said(one, 0.0, *facts, *opening)[2] for one, facts in ((fresh, []), (learned, past))]
+    rules = WatchRules(beyond_tail=2.0, tail_at_least=1.0)
+    past: list[Event] = [PastJob(make_job(f"p{number}", user="u"), 10.0) for number in range(300)]
+    fresh, learned = (Scheduler(make_cluster(1), RunWatch(make_policy("fifo"), rules)) for _ in range(2))
+    snapshot: list[Event] = [JobSubmitted(make_job("a", user="u")), RunAdopted("a", 1, PLACE, 0.0)]
+    looks = [said(one, 0.0, *facts, *snapshot)[2] for one, facts in ((fresh, []), (learned, past))]
     assert looks[0] is not None
     assert looks[1] is not None
     assert looks[1] < looks[0] / 10
@@ -161,13 +161,13 @@ def test_a_job_that_never_reported_is_not_said_to_make_no_progress_unless_that_i
     assert said(patient, 1e6) == ((), (), None)
     strict = scheduler(msgspec.structs.replace(NO_PROGRESS, silent_too=True), make_job("a"))
     assert said(strict, 30.0, RunStarted("a", 1)) == ((), (), 600.0)
-    assert said(strict, 600.0) == ((), (), 630.0)  # starting up is no standing still
+    assert said(strict, 600.0) == ((), (), 630.0)  # starting up is no state still
     assert said(strict, 630.0)[0] == (Flag("a", "no progress for 10 min; ended in 5 min if that stays so"),)
 
 
 def test_a_job_that_reported_in_an_earlier_run_is_one_that_reports() -> None:
     within = _Says(None)
-    watched = Scheduler(make_cluster(1), Watch(within, NO_PROGRESS))
+    watched = Scheduler(make_cluster(1), RunWatch(within, NO_PROGRESS))
     watched.step(0.0, [JobSubmitted(make_job("a"))])
     said(watched, 60.0, RunProgressed("a", 1, 50.0))
     within.decision = Decision(stops=(Stop("a"),))
@@ -195,7 +195,7 @@ def test_a_time_limit_is_held_against_the_job_whoever_it_is() -> None:
 
 def test_waiting_does_not_count_against_a_limit_and_what_was_done_before_does() -> None:
     within = _Says(None)
-    watched = Scheduler(make_cluster(1), Watch(within, LIMIT))
+    watched = Scheduler(make_cluster(1), RunWatch(within, LIMIT))
     watched.step(0.0, [JobSubmitted(make_job("a", time_limit=3600.0))])
     within.decision = Decision(stops=(Stop("a"),))
     assert orders(watched, 1000.0, JobSubmitted(make_job("wide", gpus=9))) == (StopRun("a", 1),)
@@ -215,7 +215,7 @@ def test_a_job_without_a_limit_has_none() -> None:
 def test_a_run_on_fewer_gpus_than_asked_for_may_take_longer() -> None:
     job = make_job("a", gpus=2, reshapable=True, time_limit=100.0)
     small = Allocation((Share(0, (0,)),))
-    watched = Scheduler(make_cluster(2), Watch(_Says(Decision(starts=(Start("a", small),))), LIMIT))
+    watched = Scheduler(make_cluster(2), RunWatch(_Says(Decision(starts=(Start("a", small),))), LIMIT))
     assert watched.step(0.0, [JobSubmitted(job)]).wake_at is None
 
 
@@ -224,11 +224,11 @@ def test_a_run_on_fewer_gpus_than_asked_for_may_take_longer() -> None:
 
 def test_a_run_far_beyond_the_predicted_tail_is_flagged_and_ended_only_if_that_is_asked_for() -> None:
     for end, ends in ((False, 0), (True, 1)):
-        rules = Rules(beyond_tail=2.0, tail_at_least=1000.0, end_beyond_tail=end, grace=MINUTE)
+        rules = WatchRules(beyond_tail=2.0, tail_at_least=1000.0, end_beyond_tail=end, grace=MINUTE)
         jobs = [make_job(f"j{number}", at=100.0 * number, work=60.0) for number in range(50)]
         jobs.append(make_job("long", at=6000.0, work=1e6))
         journal = ListJournal()
-        simulate(jobs, make_cluster(1), Watch(make_policy("fifo"), rules), journal=journal)
+        simulate(jobs, make_cluster(1), RunWatch(make_policy("fifo"), rules), journal=journal)
         flagged = [(entry.now, flag.job) for entry in journal.entries for flag in entry.flags]
         assert [job for _, job in flagged] == ["long"]
         assert 7000.0 <= flagged[0][0] < 1e6
@@ -236,14 +236,14 @@ def test_a_run_far_beyond_the_predicted_tail_is_flagged_and_ended_only_if_that_i
 
 
 def test_what_the_tail_is_depends_on_what_was_known_when_the_run_began() -> None:
-    rules = Rules(beyond_tail=2.0, tail_at_least=1.0)
+    rules = WatchRules(beyond_tail=2.0, tail_at_least=1.0)
 
     def flagged(later_work: float) -> list[float]:
         early = [make_job(f"e{number}", at=100.0 * number, work=60.0) for number in range(50)]
         long = [make_job("long", at=5000.0, work=1e5)]
         later = [make_job(f"l{number}", at=5001.0 + number, work=later_work) for number in range(20)]
         journal = ListJournal()
-        simulate(early + long + later, make_cluster(4), Watch(make_policy("fifo"), rules), journal=journal)
+        simulate(early + long + later, make_cluster(4), RunWatch(make_policy("fifo"), rules), journal=journal)
         return [entry.now for entry in journal.entries for flag in entry.flags if flag.job == "long"]
 
     assert len(flagged(10.0)) == 1
@@ -255,7 +255,7 @@ def test_what_the_tail_is_depends_on_what_was_known_when_the_run_began() -> None
 
 def test_a_run_that_the_policy_stops_itself_is_not_ended_in_the_same_decision() -> None:
     within = _Says(None)
-    watched = Scheduler(make_cluster(1), Watch(within, LIMIT))
+    watched = Scheduler(make_cluster(1), RunWatch(within, LIMIT))
     watched.step(0.0, [JobSubmitted(make_job("a", time_limit=100.0))])
     assert len(said(watched, 100.0)[0]) == 1
     within.decision = Decision(stops=(Stop("a", "for another"),))
@@ -266,7 +266,7 @@ def test_a_run_that_the_policy_stops_itself_is_not_ended_in_the_same_decision() 
 
 def test_a_run_that_the_policy_reshapes_itself_is_not_ended_in_the_same_decision() -> None:
     within = _Says(None)
-    watched = Scheduler(make_cluster(2), Watch(within, LIMIT))
+    watched = Scheduler(make_cluster(2), RunWatch(within, LIMIT))
     watched.step(0.0, [JobSubmitted(make_job("a", time_limit=100.0))])
     assert len(said(watched, 100.0)[0]) == 1
     elsewhere = Allocation((Share(0, (0,)),))
@@ -280,7 +280,7 @@ def test_a_run_that_the_policy_reshapes_itself_is_not_ended_in_the_same_decision
 
 def test_the_policy_does_not_see_looks_that_it_did_not_ask_for_and_misses_nothing() -> None:
     within = _Says(None)
-    watched = Scheduler(make_cluster(2), Watch(within, LIMIT))
+    watched = Scheduler(make_cluster(2), RunWatch(within, LIMIT))
     watched.step(0.0, [JobSubmitted(make_job("a", time_limit=100.0)), JobSubmitted(make_job("b"))])
     watched.step(100.0, ())  # the watch flags a
     watched.step(500.0, [RunFinished("b", 1)])
@@ -289,7 +289,7 @@ def test_the_policy_does_not_see_looks_that_it_did_not_ask_for_and_misses_nothin
 
 def test_the_policy_is_woken_when_it_asked_to_be() -> None:
     within = _Says(Decision(wake_at=150.0))
-    watched = Scheduler(make_cluster(1), Watch(within, LIMIT))
+    watched = Scheduler(make_cluster(1), RunWatch(within, LIMIT))
     assert watched.step(0.0, ()).wake_at == 150.0
     within.decision = None
     watched.step(10.0, [JobSubmitted(make_job("a", time_limit=90.0))])
@@ -299,7 +299,7 @@ def test_the_policy_is_woken_when_it_asked_to_be() -> None:
 
 def test_an_end_that_was_refused_with_the_rest_of_a_decision_comes_again() -> None:
     within, refused = _Says(None), list[BadDecision]()
-    watched = Scheduler(make_cluster(1), Watch(within, LIMIT), refused=refused.append)
+    watched = Scheduler(make_cluster(1), RunWatch(within, LIMIT), refused=refused.append)
     watched.step(0.0, [JobSubmitted(make_job("a", time_limit=120.0))])
     watched.step(120.0, ())
     within.decision = Decision(starts=(Start("nobody", PLACE),))
@@ -358,8 +358,8 @@ def test_every_job_that_gets_stuck_is_ended_after_a_warning_and_the_journal_repl
 class TestWatched(PolicyContract):
     """A watched policy is a policy."""
 
-    def make_policy(self) -> Watch:
-        return Watch(make_policy("las"), Rules(beyond_limit=True, beyond_tail=3.0))
+    def make_policy(self) -> RunWatch:
+        return RunWatch(make_policy("las"), WatchRules(beyond_limit=True, beyond_tail=3.0))
 
 
 # As settings.
@@ -367,7 +367,7 @@ class TestWatched(PolicyContract):
 
 def test_rules_are_a_setting_of_every_policy() -> None:
     made = make_policy("las", {"placement": "fgd", "watch": {"no_progress": 600}})
-    assert isinstance(made, Watch)
+    assert isinstance(made, RunWatch)
     assert made.name == "las"
 
 

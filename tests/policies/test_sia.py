@@ -13,7 +13,7 @@ from refold.policies.common.options import Option
 from refold.policies.common.rounds import Budget
 from refold.policies.published import sia
 from refold.policies.published.replicas import Replicas
-from refold.policies.published.sia import Row, Sia
+from refold.policies.published.sia import JobRow, Sia
 from refold.simulator import Costs, Fault, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
 
@@ -59,54 +59,54 @@ SCALES = (share(1, 10.0), share(2, 18.0), share(4, 30.0))
 
 def test_goodput_counts_from_the_smallest_share_and_is_raised_to_the_power() -> None:
     # 1, 1.8, 3 to the power -0.5
-    assert sia.costs([Row(SCALES, -1, 1.0)], -0.5).tolist() == [1.0, 0.75, 0.58]
+    assert sia.costs([JobRow(SCALES, -1, 1.0)], -0.5).tolist() == [1.0, 0.75, 0.58]
 
 
 def test_the_smallest_share_counts_as_the_gpus_it_takes() -> None:
     # 4 and 7.2 to the power -0.5
-    assert sia.costs([Row((share(4, 10.0), share(8, 18.0)), -1, 1.0)], -0.5).tolist() == [0.5, 0.37]
+    assert sia.costs([JobRow((share(4, 10.0), share(8, 18.0)), -1, 1.0)], -0.5).tolist() == [0.5, 0.37]
 
 
 def test_a_change_is_charged_with_the_restart_factor() -> None:
     # 0.5, 1.8, 1.5 to the power -0.5: only what is held counts in full
-    assert sia.costs([Row(SCALES, 1, 0.5)], -0.5).tolist() == [1.41, 0.75, 0.82]
-    assert sia.costs([Row(SCALES, 1, 0.0)], -0.5).tolist() == [3000.0, 0.75, 3000.0]
+    assert sia.costs([JobRow(SCALES, 1, 0.5)], -0.5).tolist() == [1.41, 0.75, 0.82]
+    assert sia.costs([JobRow(SCALES, 1, 0.0)], -0.5).tolist() == [3000.0, 0.75, 3000.0]
 
 
 @pytest.mark.parametrize(
     ("rows", "gpus", "expected"),
     [
-        ([Row(SCALES, -1, 1.0)], 4, [2]),
+        ([JobRow(SCALES, -1, 1.0)], 4, [2]),
         # 0.75 + 0.75 is less than 0.58 + 1.1 for one that gets all, or 1.0 + 0.75 for three GPUs
-        ([Row(SCALES, -1, 1.0)] * 2, 4, [1, 1]),
+        ([JobRow(SCALES, -1, 1.0)] * 2, 4, [1, 1]),
         # who comes first in the list goes first
-        ([Row((share(1, 1.0),), -1, 1.0)] * 3, 2, [0, 0, -1]),
+        ([JobRow((share(1, 1.0),), -1, 1.0)] * 3, 2, [0, 0, -1]),
         # 0.71 + 0.71 + 1.1 is less than 0.5 + 1.1 + 1.1
-        ([Row((share(4, 1.0),), -1, 1.0), *[Row((share(2, 1.0),), -1, 1.0)] * 2], 4, [-1, 0, 0]),
+        ([JobRow((share(4, 1.0),), -1, 1.0), *[JobRow((share(2, 1.0),), -1, 1.0)] * 2], 4, [-1, 0, 0]),
         # 0.5 + 4 · 1.1 is less than 4 · 1.0 + 1.1
-        ([Row((share(4, 1.0),), -1, 1.0), *[Row((share(1, 1.0),), -1, 1.0)] * 4], 4, [0, -1, -1, -1, -1]),
+        ([JobRow((share(4, 1.0),), -1, 1.0), *[JobRow((share(1, 1.0),), -1, 1.0)] * 4], 4, [0, -1, -1, -1, -1]),
         ([], 4, []),
     ],
 )
-def test_the_programme_finds_the_least_cost(rows: list[Row], gpus: int, expected: list[int]) -> None:
+def test_the_programme_finds_the_least_cost(rows: list[JobRow], gpus: int, expected: list[int]) -> None:
     assert sia.solved(rows, Budget({"A100": gpus * 1000}), -0.5, 1.1, LIMITS) == expected
 
 
 def test_the_better_type_goes_to_whom_it_helps_more() -> None:
-    hardly = Row((share(1, 1.0, "A100"), share(1, 1.1, "H100")), -1, 1.0)
-    much = Row((share(1, 1.0, "A100"), share(1, 4.0, "H100")), -1, 1.0)
+    hardly = JobRow((share(1, 1.0, "A100"), share(1, 1.1, "H100")), -1, 1.0)
+    much = JobRow((share(1, 1.0, "A100"), share(1, 4.0, "H100")), -1, 1.0)
     assert sia.solved([hardly, much], Budget({"A100": 1000, "H100": 1000}), -0.5, 1.1, LIMITS) == [0, 1]
 
 
 def test_a_share_of_several_types_counts_against_all_gpus() -> None:
-    either = Row((share(2, 1.0, "A100", "H100"),), -1, 1.0)
+    either = JobRow((share(2, 1.0, "A100", "H100"),), -1, 1.0)
     assert sia.solved([either], Budget({"A100": 1000, "H100": 1000}), -0.5, 1.1, LIMITS) == [0]
     assert sia.solved([either], Budget({"A100": 1000, "H100": 0}), -0.5, 1.1, LIMITS) == [-1]
 
 
 def test_everybody_keeps_what_they_have_if_the_solver_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sia, "milp", lambda *_, **__: SimpleNamespace(x=None))
-    rows = [Row(SCALES, 1, 1.0), Row(SCALES, -1, 1.0)]
+    rows = [JobRow(SCALES, 1, 1.0), JobRow(SCALES, -1, 1.0)]
     assert sia.solved(rows, Budget({"A100": 4000}), -0.5, 1.1, LIMITS) == [1, -1]
 
 

@@ -6,7 +6,7 @@ from refold.core import ListJournal
 from refold.core.orders import StartRun
 from refold.errors import BadValue
 from refold.model import Cluster, Job
-from refold.policies.common.durations import Foresight
+from refold.policies.common.durations import DurationSource
 from refold.registry import make_policy
 from refold.simulator import simulate
 from refold.testing import make_cluster, make_job
@@ -76,8 +76,8 @@ def test_what_is_learned_is_how_long_it_lasts_on_what_it_asked_for() -> None:
     cluster = make_cluster(8)
     policy = make_policy("easy")
     simulate(jobs, cluster, policy)
-    foresight: Foresight = policy._foresight  # type: ignore[attr-defined]
-    median = foresight._predictor.expect(jobs[0], 41_000.0).quantile(0.5)
+    durations: DurationSource = policy._foresight  # type: ignore[attr-defined]
+    median = durations._predictor.expect(jobs[0], 41_000.0).quantile(0.5)
     assert 600.0 < median < 1100.0
 
 

@@ -7,14 +7,14 @@ from random import Random
 import pytest
 from hypothesis import given, strategies as st
 
-from refold.model import Expected
-from refold.policies.backfill.start_estimates import ENOUGH, RENEWED_BY_AT_LEAST, SHORT, Promises
+from refold.model import StartEstimate
+from refold.policies.backfill.start_estimates import ENOUGH, RENEWED_BY_AT_LEAST, SHORT, StartEstimates
 
 
-def stream(jobs: int, seed: int, longer: tuple[float, float]) -> list[tuple[Expected, float]]:
+def stream(jobs: int, seed: int, longer: tuple[float, float]) -> list[tuple[StartEstimate, float]]:
     """What jobs were first promised, and when they started: plans are off by chance, and by a factor, in each half."""
-    chance, promises = Random(seed), Promises()
-    told: dict[str, Expected] = {}
+    chance, promises = Random(seed), StartEstimates()
+    told: dict[str, StartEstimate] = {}
     started: dict[str, float] = {}
     starts: list[tuple[float, str]] = []
     now = 0.0
@@ -34,7 +34,7 @@ def stream(jobs: int, seed: int, longer: tuple[float, float]) -> list[tuple[Expe
     return [(told[name], at) for name, at in sorted(started.items(), key=lambda item: item[1])]
 
 
-def kept(told: list[tuple[Expected, float]]) -> float:
+def kept(told: list[tuple[StartEstimate, float]]) -> float:
     return sum(expected.latest is not None and at <= expected.latest for expected, at in told) / len(told)
 
 
@@ -63,12 +63,12 @@ def test_the_same_stream_has_the_same_promises() -> None:
 
 
 def test_before_anything_is_known_a_wait_may_be_twenty_times_as_long_as_planned() -> None:
-    told = Promises().make("a", "any", 1000, 1400)
+    told = StartEstimates().make("a", "any", 1000, 1400)
     assert (told.soonest, told.at, told.latest) == pytest.approx((1400, 1400, 1000 + 20 * (400 + SHORT) - SHORT))
 
 
 def test_what_was_learned_of_a_kind_is_for_that_kind_and_of_all_for_kinds_of_which_little_is_known() -> None:
-    promises = Promises()
+    promises = StartEstimates()
     for number in range(ENOUGH):
         for kind, wait in (("quick", 300.0), ("slow", 5400.0)):
             promises.make(f"{kind}{number}", kind, 0, 600)
@@ -84,7 +84,7 @@ def test_what_was_learned_of_a_kind_is_for_that_kind_and_of_all_for_kinds_of_whi
 
 
 def test_a_broken_promise_is_named_once_and_renewed_for_at_least_half_an_hour() -> None:
-    promises = Promises()
+    promises = StartEstimates()
     first = promises.make("a", "any", 0, 0)
     assert first.latest is not None
     assert promises.overdue(first.latest) == []
@@ -96,9 +96,9 @@ def test_a_broken_promise_is_named_once_and_renewed_for_at_least_half_an_hour() 
     assert promises.overdue(again.latest + 1) == ["a"]
 
 
-def learned(wait: float) -> Promises:
+def learned(wait: float) -> StartEstimates:
     """Promises that have seen enough jobs wait for so long that were planned to start at once."""
-    promises = Promises()
+    promises = StartEstimates()
     for number in range(ENOUGH):
         promises.make(f"seen{number}", "any", 0, 0)
         promises.started(f"seen{number}", wait)
@@ -125,7 +125,7 @@ def test_promises_become_wider_as_soon_as_they_are_overdue_and_not_only_when_job
 
 
 def test_who_is_forgotten_or_has_started_is_not_overdue() -> None:
-    promises = Promises()
+    promises = StartEstimates()
     promises.make("gone", "any", 0, 0)
     promises.make("started", "any", 0, 0)
     promises.forget("gone")
@@ -134,7 +134,7 @@ def test_who_is_forgotten_or_has_started_is_not_overdue() -> None:
 
 
 def test_from_a_start_of_somebody_who_was_promised_nothing_nothing_is_learned() -> None:
-    promises = Promises()
+    promises = StartEstimates()
     promises.started("unknown", 5)
     assert promises.make("b", "any", 0, 100).at == 100
 
@@ -143,7 +143,7 @@ def test_from_a_start_of_somebody_who_was_promised_nothing_nothing_is_learned() 
 def test_soonest_is_before_the_expected_start_and_that_before_the_latest(
     seen: list[tuple[float, float]], planned: float
 ) -> None:
-    promises = Promises()
+    promises = StartEstimates()
     for number, (plan, wait) in enumerate(seen):
         promises.make(f"{number}", "any", 0, plan)
         promises.started(f"{number}", wait)

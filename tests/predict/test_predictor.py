@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 from refold.errors import BadValue
 from refold.model import Job
-from refold.predict import Lasting, Predictor
+from refold.predict import DurationDistribution, Predictor
 from refold.testing import make_job
 
 HOUR = 3600.0
@@ -32,8 +32,8 @@ def after(durations: Iterable[float], **fields: Any) -> Predictor:
     return predictor
 
 
-def answers(lasting: Lasting) -> list[float]:
-    return [lasting.quantile(chance) for chance in QUARTILES]
+def answers(distribution: DurationDistribution) -> list[float]:
+    return [distribution.quantile(chance) for chance in QUARTILES]
 
 
 @st.composite
@@ -113,16 +113,16 @@ def test_a_copy_goes_its_own_way() -> None:
 
 
 def test_before_anything_was_seen_ten_minutes_are_believed_but_nothing_is_a_surprise() -> None:
-    lasting = Predictor().expect(make_job(), 0.0)
-    assert 300.0 < lasting.quantile(0.5) < 1200.0
-    assert lasting.quantile(0.1) < 60.0
-    assert lasting.quantile(0.9) > 2 * HOUR
+    distribution = Predictor().expect(make_job(), 0.0)
+    assert 300.0 < distribution.quantile(0.5) < 1200.0
+    assert distribution.quantile(0.1) < 60.0
+    assert distribution.quantile(0.9) > 2 * HOUR
 
 
 def test_what_always_lasts_the_same_is_known_closely() -> None:
-    lasting = after([1000.0] * 200).expect(make_job("next"), 3e5)
-    assert lasting.quantile(0.1) > 800.0
-    assert lasting.quantile(0.9) < 1250.0
+    distribution = after([1000.0] * 200).expect(make_job("next"), 3e5)
+    assert distribution.quantile(0.1) > 800.0
+    assert distribution.quantile(0.9) < 1250.0
 
 
 def test_a_steady_mixture_has_the_quantiles_of_what_was_seen() -> None:
@@ -132,8 +132,8 @@ def test_a_steady_mixture_has_the_quantiles_of_what_was_seen() -> None:
     for index, seconds in enumerate(durations[1000:]):
         job = make_job(f"more-{index}", at=now)
         predictor.submitted(job, now)
-        lasting = predictor.expect(job, now)
-        said.append([math.log(lasting.quantile(chance)) for chance in (0.1, 0.25, 0.5, 0.75, 0.9)])
+        distribution = predictor.expect(job, now)
+        said.append([math.log(distribution.quantile(chance)) for chance in (0.1, 0.25, 0.5, 0.75, 0.9)])
         now += seconds
         predictor.finished(job, seconds, now)
     expected = np.log(np.quantile(durations, (0.1, 0.25, 0.5, 0.75, 0.9)))
@@ -160,8 +160,8 @@ def test_users_and_sizes_are_told_apart() -> None:
 
 
 def test_when_things_change_it_follows() -> None:
-    lasting = after([100.0] * 200 + [10_000.0] * 60).expect(make_job("next"), 1e6)
-    assert lasting.quantile(0.5) > 5000.0
+    distribution = after([100.0] * 200 + [10_000.0] * 60).expect(make_job("next"), 1e6)
+    assert distribution.quantile(0.5) > 5000.0
 
 
 def test_a_newcomer_is_foreseen_by_what_is_known_of_all() -> None:
@@ -170,15 +170,15 @@ def test_a_newcomer_is_foreseen_by_what_is_known_of_all() -> None:
 
 
 def test_a_job_that_has_run_for_an_hour_is_no_ten_minute_job() -> None:
-    lasting = after([600.0] * 50).expect_running(make_job("next"), 1e5, HOUR)
-    assert lasting.probability(HOUR) == 0.0
-    assert lasting.quantile(0.01) >= HOUR
+    distribution = after([600.0] * 50).expect_running(make_job("next"), 1e5, HOUR)
+    assert distribution.probability(HOUR) == 0.0
+    assert distribution.quantile(0.01) >= HOUR
 
 
 def test_a_limit_is_a_bound() -> None:
-    lasting = after([1000.0] * 50).expect(make_job("next", time_limit=300.0), 1e5)
-    assert lasting.quantile(0.999) <= 300.0
-    assert lasting.probability(300.0) == 1.0
+    distribution = after([1000.0] * 50).expect(make_job("next", time_limit=300.0), 1e5)
+    assert distribution.quantile(0.999) <= 300.0
+    assert distribution.probability(300.0) == 1.0
 
 
 def test_limits_that_are_always_five_times_too_long_are_seen_through() -> None:
@@ -188,8 +188,8 @@ def test_limits_that_are_always_five_times_too_long_are_seen_through() -> None:
         predictor.submitted(job, index * 1e5)
         predictor.finished(job, seconds, index * 1e5 + seconds)
     for seconds in (100.0, 10_000.0):
-        lasting = predictor.expect(make_job("next", time_limit=5.0 * seconds), 1e8)
-        assert 0.7 * seconds < lasting.quantile(0.5) < 1.4 * seconds
+        distribution = predictor.expect(make_job("next", time_limit=5.0 * seconds), 1e8)
+        assert 0.7 * seconds < distribution.quantile(0.5) < 1.4 * seconds
 
 
 def test_a_model_of_the_job_is_believed_before_anything_was_seen() -> None:
@@ -199,15 +199,15 @@ def test_a_model_of_the_job_is_believed_before_anything_was_seen() -> None:
 
 
 def test_half_done_after_an_hour_makes_two_hours() -> None:
-    lasting = Predictor().expect_running(make_job(), HOUR, HOUR, 0.5)
-    assert lasting.quantile(0.5) == pytest.approx(2 * HOUR, rel=0.1)
+    distribution = Predictor().expect_running(make_job(), HOUR, HOUR, 0.5)
+    assert distribution.quantile(0.5) == pytest.approx(2 * HOUR, rel=0.1)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_progress_is_the_surer_the_more_is_behind(share: float) -> None:
     def spread(of: float) -> float:
-        lasting = Predictor().expect_running(make_job(), HOUR, HOUR, of)
-        return math.log(lasting.quantile(0.9) / lasting.quantile(0.1))
+        distribution = Predictor().expect_running(make_job(), HOUR, HOUR, of)
+        return math.log(distribution.quantile(0.9) / distribution.quantile(0.1))
 
     assert spread(share) < spread(share / 2)
 

@@ -12,11 +12,11 @@ from refold.research.comparators import (
     CHANCES,
     COMPARATORS,
     AsPoint,
-    Foreseen,
     GroupHistory,
     GroupMean,
     LastTwo,
     Limit,
+    PredictorQuantiles,
     WithErrors,
 )
 from refold.research.evaluate import pinball, play, play_running, rank_correlation, score
@@ -60,7 +60,7 @@ def test_a_duration_is_told_when_the_job_ends_and_not_before() -> None:
 @pytest.mark.parametrize("name", ["refold", *COMPARATORS])
 def test_nobody_knows_what_a_job_will_last(name: str) -> None:
     """The last job, which is asked about before it ends, may last as long as it likes."""
-    made = COMPARATORS.get(name, Foreseen)
+    made = COMPARATORS.get(name, PredictorQuantiles)
     history = [make_job(f"job-{index}", at=index * 50.0, work=20.0 + index, time_limit=900.0) for index in range(30)]
     said = [
         play([*history, make_job("last", at=2000.0, work=work, time_limit=900.0)], made(), no_clock).said
@@ -160,7 +160,7 @@ def test_on_bursts_of_like_jobs_the_predictor_beats_the_simple_ways() -> None:
     jobs.sort(key=lambda job: job.submitted)
 
     def loss(name: str) -> float:
-        played = play(jobs, COMPARATORS.get(name, Foreseen)(), no_clock)
+        played = play(jobs, COMPARATORS.get(name, PredictorQuantiles)(), no_clock)
         return score(played.lasted, played.said).pinball_log10
 
     others = [loss(name) for name in COMPARATORS if not name.startswith("limit")]

@@ -15,7 +15,7 @@ from refold.core import Scheduler, View
 from refold.core.events import JobSubmitted, RunFinished, RunProgressed, RunStopped
 from refold.model import KEEP, Allocation, Decision, Job, Reshape, Share, Start, Stop
 from refold.registry import make_policy
-from refold.research.gap import Watched, gap_between, running_after
+from refold.research.gap import GapMeter, gap_between, running_after
 from refold.research.optimal import Optimal
 from refold.simulator import Costs, simulate
 from refold.testing import make_cluster, make_job
@@ -52,7 +52,7 @@ def test_the_gap_is_the_part_of_the_best_that_is_missing() -> None:
 
 def test_every_moment_counts_once_with_its_last_decision() -> None:
     wide, a, b = make_job("wide", gpus=2), make_job("a"), make_job("b")
-    watched = Watched(
+    watched = GapMeter(
         Scripted(
             Decision(starts=(Start("wide", on(0, 0, 1)),)),
             Decision(stops=(Stop("wide"),)),  # at 10: nothing runs, then one of two
@@ -94,7 +94,7 @@ def test_what_runs_after_a_decision_is_counted_with_stops_and_reshapes_carried_o
 
 
 def test_an_empty_cluster_has_no_gap() -> None:
-    watched = Watched(make_policy("fifo"))
+    watched = GapMeter(make_policy("fifo"))
     scheduler = Scheduler(make_cluster(1), watched)
     scheduler.step(0.0, ())
     assert watched.gap is None
@@ -104,18 +104,18 @@ def test_an_empty_cluster_has_no_gap() -> None:
 
 
 def test_the_best_is_looked_for_once_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from refold.research.optimal import Finder
+    from refold.research.optimal import OptimumSearch
 
     looked = 0
-    find = Finder.best
+    find = OptimumSearch.best
 
     def counted(*asked: Any) -> Any:
         nonlocal looked
         looked += 1
         return find(*asked)
 
-    monkeypatch.setattr(Finder, "best", counted)
-    watched = Watched(make_policy("fifo"))
+    monkeypatch.setattr(OptimumSearch, "best", counted)
+    watched = GapMeter(make_policy("fifo"))
     scheduler = Scheduler(make_cluster(1), watched)
     scheduler.step(0.0, arrive(make_job("a"), make_job("b")))
     for second in range(1, 5):
@@ -133,7 +133,7 @@ def test_the_optimum_has_no_gap_to_itself_and_fifo_has_one() -> None:
     ]
     gaps = {}
     for policy in (Optimal(), make_policy("fifo")):
-        watched = Watched(policy)
+        watched = GapMeter(policy)
         simulate(jobs, cluster, watched, costs=Costs(report_every=50.0))
         gaps[watched.name] = watched.gap
     assert gaps["optimal"] == pytest.approx(0.0, abs=1e-4)
@@ -142,7 +142,7 @@ def test_the_optimum_has_no_gap_to_itself_and_fifo_has_one() -> None:
 
 
 def test_where_an_instance_is_too_large_watching_ends_and_the_policy_goes_on() -> None:
-    watched = Watched(make_policy("fifo"))
+    watched = GapMeter(make_policy("fifo"))
     scheduler = Scheduler(make_cluster(*[8] * 8, types=GPU), watched)
     entry = scheduler.step(0.0, arrive(make_job("a", gpus=8, workload="gpt2", reshapable=True)))
     assert len(entry.orders) == 1

@@ -12,7 +12,7 @@ from journals import start, step, submitted
 
 from refold.core.events import RunFinished
 from refold.journal.history import History
-from refold.results.charts import Axis, Bars, Line, bar_picture, line_picture, nice_step, nice_top, ticks
+from refold.results.charts import Axis, Bars, ChartLine, bar_picture, line_picture, nice_step, nice_top, ticks
 from refold.results.gantt import FILLS, Colouring, blocks_of, colouring, gantt_picture, png_of, raster
 from refold.results.svg import tag
 from refold.testing import make_cluster, make_job
@@ -41,7 +41,7 @@ def test_steps_are_one_two_or_five_times_a_power_of_ten() -> None:
 
 
 def test_a_line_goes_from_the_bottom_left_to_the_top_right() -> None:
-    line = Line(0, "up", np.array([0.0, 10.0]), np.array([0.0, 1.0]))
+    line = ChartLine(0, "up", np.array([0.0, 10.0]), np.array([0.0, 1.0]))
     picture = line_picture([line], Axis("time", 0, 10), Axis("part", 0, 1), label="a line")
     assert 'd="M62 262L698 14"' in picture.svg
     assert picture.numbers["lines"] == [{"series": 0, "name": "up", "x": [0.0, 10.0], "y": [0.0, 1.0]}]

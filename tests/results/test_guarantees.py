@@ -13,10 +13,10 @@ from refold.core.events import JobCancelled, NodeLost, NodeReturned, RunFinished
 from refold.core.orders import StartRun, StopRun
 from refold.journal.history import History
 from refold.model import Allocation, Cluster, Demand, Job, Plan, Share, Tenant
-from refold.plans.relative_speed import Minimums, ModelledPace, Pace
+from refold.plans.relative_speed import Minimums, ModelledSpeedSource, SpeedSource
 from refold.plans.speeds import Speeds
 from refold.policies.queueing.fifo import FifoSkip
-from refold.results.guarantees import Broken, Guarantees, broken_guarantees
+from refold.results.guarantees import Guarantees, Violation, broken_guarantees
 from refold.simulator import simulate
 from refold.testing import make_cluster, make_job
 
@@ -51,7 +51,7 @@ def on(*sizes: int, **quotas: float) -> Cluster:
     return msgspec.structs.replace(make_cluster(*sizes, types=A800), tenants=tenants)
 
 
-def counted(cluster: Cluster, *entries: Entry, pace: Pace | None = None, grace: float = GRACE) -> Guarantees:
+def counted(cluster: Cluster, *entries: Entry, pace: SpeedSource | None = None, grace: float = GRACE) -> Guarantees:
     history = History.from_entries(cluster, entries)
     return broken_guarantees(history, Speeds(cluster), pace or AsFastAsFour(), grace=grace)
 
@@ -81,7 +81,7 @@ def test_the_minimum_is_never_more_than_asked_for() -> None:
 def test_a_plan_that_wastes_gpus_has_a_small_minimum_by_the_model() -> None:
     speeds = Speeds(on(8, 8))
     wasteful = trained("a", 8, plan=Plan(8, zero=2, offload=True))
-    assert Minimums(speeds, ModelledPace(speeds)).of(wasteful).total_gpus < 8
+    assert Minimums(speeds, ModelledSpeedSource(speeds)).of(wasteful).total_gpus < 8
 
 
 # --- slow ---------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def test_a_run_below_the_promised_speed_breaks_the_promise_after_the_time_of_gra
         step(500, RunFinished("a", 1)),
     )
     why = "0.50 × the speed of what it asked for, on 2 GPUs"
-    assert found == Guarantees(1, 1, 380.0, (Broken("a", 120.0, 500.0, "slow", why),))
+    assert found == Guarantees(1, 1, 380.0, (Violation("a", 120.0, 500.0, "slow", why),))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_who_waits_for_what_best_effort_jobs_hold_is_kept_waiting() -> None:
         step(400, RunFinished("a", 1)),
     )
     why = "needs 4 GPUs; on n0: 2 free, 6 held without a promise"
-    assert found == Guarantees(1, 1, 190.0, (Broken("a", 110.0, 300.0, "kept waiting", why),))
+    assert found == Guarantees(1, 1, 190.0, (Violation("a", 110.0, 300.0, "kept waiting", why),))
 
 
 @pytest.mark.parametrize(("start_at", "broken"), [(110, 0), (111, 1)])

@@ -26,7 +26,7 @@ from refold.model.units import HOUR, WHOLE
 from refold.policies.queueing.drf import Drf
 from refold.policies.queueing.fifo import FifoSkip
 from refold.policies.queueing.srtf import Srtf
-from refold.results.measures import SIZES, AtStart, Measures, Outcomes, Spread, jain, measure, size_of, spread_of
+from refold.results.measures import SIZES, AtStart, Measures, OutcomeCounts, Spread, jain, measure, size_of, spread_of
 from refold.results.time_series import fragmentation, waiting
 from refold.simulator import simulate
 from refold.simulator.costs import Costs
@@ -49,7 +49,7 @@ TWO_JOBS = (
 
 def test_two_jobs_worked_out_by_hand() -> None:
     found = measured(make_cluster(2), *TWO_JOBS)
-    assert found.outcomes == Outcomes(finished=2)
+    assert found.outcomes == OutcomeCounts(finished=2)
     assert found.completion == Spread(2, 125.0, 125.0, 145.0, 149.5, 150.0)
     assert found.waiting == Spread(2, 25.0, 25.0, 45.0, 49.5, 50.0)
     assert found.to_first_start == found.waiting
@@ -346,7 +346,7 @@ def test_measures_equal_a_count_of_seconds(journal: tuple[Cluster, list[Entry]])
     history = History.from_entries(cluster, entries)
     found, seconds = measure(history), seconds_of(entries)
     jobs = [event.job for entry in entries for event in entry.events if isinstance(event, JobSubmitted)]
-    never = {job.id for job, outcome in zip(jobs, history.jobs.outcome, strict=True) if outcome == Outcome.NEVER}
+    never = {job.id for job, outcome in zip(jobs, history.jobs.outcome, strict=True) if outcome == Outcome.INFEASIBLE}
     held = [sum(second.held.values()) for second in seconds]
 
     assert found.gpu_hours == pytest.approx(sum(held) / HOUR)

@@ -16,7 +16,7 @@ from refold.journal.history import History
 from refold.model import Cluster, GpuType, Node, Rack
 from refold.model.units import HOUR
 from refold.policies.queueing.fifo import FifoSkip
-from refold.results.charts import APART, Axis, Band, Level, Line, line_picture, series_class
+from refold.results.charts import APART, Axis, Band, ChartLine, Level, line_picture, series_class
 from refold.results.measures import Measures, measure
 from refold.results.power import PowerUse, RackPower, curves_of, draws, nearest_to_limit_first, power_use
 from refold.results.report import ReportRun, report_html
@@ -218,7 +218,7 @@ def test_series_apart_begin_with_the_first_colour_and_are_not_dashed() -> None:
 def test_a_band_and_a_level_are_drawn_where_they_are() -> None:
     x, low, high = np.array([0.0, 10.0]), np.array([0.0, 0.0]), np.array([1.0, 0.5])
     picture = line_picture(
-        [Line(0, "one", x, high)],
+        [ChartLine(0, "one", x, high)],
         Axis("time", 0, 10),
         Axis("count", 0, 1),
         label="power",

@@ -17,26 +17,26 @@ from refold.core.orders import StopRun
 from refold.errors import BadJournal
 from refold.journal import HistoryJournal
 from refold.journal.history import History
-from refold.model import Decision, Expected, Job
+from refold.model import Decision, Job, StartEstimate
 from refold.model.units import HOUR
 from refold.policies.queueing.fifo import Fifo
 from refold.results import ReportRun
 from refold.results.measures import Spread, measure
-from refold.results.start_estimates import PromiseGroup, PromiseMeasures, StartError, passed_over
+from refold.results.start_estimates import StartError, StartEstimateGroup, StartEstimateMeasures, passed_over
 from refold.results.tables import PROMISES, measure_table
 from refold.simulator import simulate
 from refold.testing import make_cluster, make_job
 
 
-def says(entry: Entry, *expected: Expected) -> Entry:
-    return msgspec.structs.replace(entry, expected=expected)
+def says(entry: Entry, *expected: StartEstimate) -> Entry:
+    return msgspec.structs.replace(entry, start_estimates=expected)
 
 
-def promises(*entries: Entry) -> PromiseMeasures | None:
+def promises(*entries: Entry) -> StartEstimateMeasures | None:
     return measure(History.from_entries(make_cluster(8), entries)).promises
 
 
-def of_all(*entries: Entry) -> PromiseGroup:
+def of_all(*entries: Entry) -> StartEstimateGroup:
     found = promises(*entries)
     assert found is not None
     return found.all
@@ -48,12 +48,12 @@ BOTH = step(0, submitted(A), submitted(B))
 
 def test_promises_worked_out_by_hand() -> None:
     found = promises(
-        says(BOTH, Expected("a", 100.0, 50.0, 200.0), Expected("b", 100.0, 50.0, 150.0)),
-        says(step(90), Expected("b", 180.0, 120.0, 250.0)),
+        says(BOTH, StartEstimate("a", 100.0, 50.0, 200.0), StartEstimate("b", 100.0, 50.0, 150.0)),
+        says(step(90), StartEstimate("b", 180.0, 120.0, 250.0)),
         step(120, start("a")),
         step(200, start("b", gpus=(1, 2, 3, 4))),
     )
-    one = PromiseGroup(
+    one = StartEstimateGroup(
         "1 GPU",
         jobs=1,
         promised=1,
@@ -68,7 +68,7 @@ def test_promises_worked_out_by_hand() -> None:
         error=StartError(1, 20.0, 20.0, 20.0, 20 / 120),
         last_error=StartError(1, 20.0, 20.0, 20.0, 20 / 120),
     )
-    four = PromiseGroup(
+    four = StartEstimateGroup(
         "2–4 GPUs",
         jobs=1,
         promised=1,
@@ -83,7 +83,7 @@ def test_promises_worked_out_by_hand() -> None:
         error=StartError(1, 100.0, 100.0, 100.0, 0.5),
         last_error=StartError(1, 20.0, 20.0, 20.0, 0.1),
     )
-    both = PromiseGroup(
+    both = StartEstimateGroup(
         "all",
         jobs=2,
         promised=2,
@@ -98,43 +98,43 @@ def test_promises_worked_out_by_hand() -> None:
         error=StartError(2, 60.0, 60.0, 92.0, (20 / 120 + 0.5) / 2),
         last_error=StartError(2, 20.0, 20.0, 20.0, (20 / 120 + 0.1) / 2),
     )
-    assert found == PromiseMeasures(both, (one, four))
+    assert found == StartEstimateMeasures(both, (one, four))
 
 
 def test_a_start_at_the_very_bound_is_a_promise_kept() -> None:
-    assert of_all(says(BOTH, Expected("a", 100.0, latest=120.0)), step(120.0 + 1e-9, start("a"))).kept == 1
+    assert of_all(says(BOTH, StartEstimate("a", 100.0, latest=120.0)), step(120.0 + 1e-9, start("a"))).kept == 1
 
 
 def test_who_still_waits_after_its_bound_was_promised_too_much_and_before_it_nothing_is_decided() -> None:
-    told = says(BOTH, Expected("a", 10.0, latest=20.0), Expected("b", 10.0, latest=200.0))
+    told = says(BOTH, StartEstimate("a", 10.0, latest=20.0), StartEstimate("b", 10.0, latest=200.0))
     found = of_all(told, step(100))
     assert (found.kept, found.broken, found.undecided, found.share_kept, found.late) == (0, 1, 1, 0.0, 80.0)
 
 
 def test_a_job_that_is_cancelled_before_its_bound_decides_nothing() -> None:
-    found = of_all(says(BOTH, Expected("a", 10.0, latest=20.0)), step(15, JobCancelled("a")), step(100))
+    found = of_all(says(BOTH, StartEstimate("a", 10.0, latest=20.0)), step(15, JobCancelled("a")), step(100))
     assert (found.kept, found.broken, found.undecided, found.share_kept) == (0, 0, 1, None)
 
 
 def test_what_is_said_without_a_bound_is_no_promise_but_has_an_error() -> None:
-    found = of_all(says(BOTH, Expected("a", 10.0)), step(30, start("a")))
+    found = of_all(says(BOTH, StartEstimate("a", 10.0)), step(30, start("a")))
     assert (found.jobs, found.promised, found.share_kept, found.width) == (1, 0, None, None)
     assert found.error == StartError(1, 20.0, 20.0, 20.0, 20 / 30)
 
 
 def test_a_bound_that_comes_nearer_is_no_renewal() -> None:
-    told = says(BOTH, Expected("a", 10.0, latest=90.0))
-    again = says(step(5), Expected("a", 10.0, latest=50.0))
-    later = says(step(6), Expected("a", 10.0, latest=50.5))
+    told = says(BOTH, StartEstimate("a", 10.0, latest=90.0))
+    again = says(step(5), StartEstimate("a", 10.0, latest=50.0))
+    later = says(step(6), StartEstimate("a", 10.0, latest=50.5))
     assert [of_all(told, again, step(20)).renewals, of_all(told, again, later, step(20)).renewals] == [0, 1]
 
 
 def test_what_is_said_to_a_job_that_was_stopped_is_about_another_wait() -> None:
     found = of_all(
-        says(BOTH, Expected("a", 10.0, latest=20.0)),
+        says(BOTH, StartEstimate("a", 10.0, latest=20.0)),
         step(10, start("a")),
         step(30, StopRun("a", 1)),
-        says(step(31, RunStopped("a", 1)), Expected("a", 500.0, latest=600.0)),
+        says(step(31, RunStopped("a", 1)), StartEstimate("a", 500.0, latest=600.0)),
         step(900, start("a", 2)),
     )
     assert (found.kept, found.renewals, found.error.mean_absolute, found.last_error.mean_absolute) == (1, 0, 0.0, 0.0)
@@ -146,7 +146,7 @@ def test_where_nobody_was_told_anything_there_is_nothing_to_measure() -> None:
 
 def test_a_promise_to_a_job_that_nobody_submitted_is_no_journal() -> None:
     with pytest.raises(BadJournal, match="job 'ghost' was told when it may start, which was never submitted"):
-        promises(says(BOTH, Expected("ghost", 10.0)))
+        promises(says(BOTH, StartEstimate("ghost", 10.0)))
 
 
 # Who was passed over.
@@ -216,8 +216,8 @@ class Hourly:
         arrived = [job.id for job in view.changes.submitted]
         decision = self._fifo.decide(view)
         started = {one.job for one in decision.starts}
-        told = tuple(Expected(job, view.now, view.now, view.now + HOUR) for job in arrived if job not in started)
-        return msgspec.structs.replace(decision, expected=told)
+        told = tuple(StartEstimate(job, view.now, view.now, view.now + HOUR) for job in arrived if job not in started)
+        return msgspec.structs.replace(decision, start_estimates=told)
 
 
 def jobs_in_line(count: int) -> list[Job]:

@@ -7,7 +7,7 @@ from journals import start, step, submitted
 
 from refold.core.events import RunFinished
 from refold.journal.history import History
-from refold.results.measures import Group, Measures, Outcomes, Spread, measure
+from refold.results.measures import MeasureGroup, Measures, OutcomeCounts, Spread, measure
 from refold.results.tables import MAIN, MORE, Cell, group_table, measure_table, text_of
 from refold.testing import make_cluster, make_job
 
@@ -71,9 +71,9 @@ def test_how_many_did_not_finish_comes_first_where_any_did_not() -> None:
     assert "not_finished" not in [one.key for one in measure_table([("some", never)], MORE).columns]
 
 
-def group(name: str, completion: float, gpu_hours: float = 1.0) -> Group:
+def group(name: str, completion: float, gpu_hours: float = 1.0) -> MeasureGroup:
     spread = Spread(1, completion, completion, completion, completion, completion)
-    return Group(name, 1, Outcomes(finished=1), spread, spread, spread, gpu_hours, 0)
+    return MeasureGroup(name, 1, OutcomeCounts(finished=1), spread, spread, spread, gpu_hours, 0)
 
 
 def test_groups_are_compared_across_policies() -> None:

@@ -12,18 +12,18 @@ from loop_setups import UnreliableMachine
 
 from refold.core.events import JobHeld, RunFailed, RunFinished
 from refold.model import Reason
-from refold.server.job_table import Record
+from refold.server.job_table import JobRecord
 from refold.testing import make_job
 
 
 def test_the_pause_doubles_with_each_failure_up_to_five_minutes() -> None:
-    pauses = [Record(make_job("a"), failures=failures).pause for failures in (1, 2, 3, 8, 9, 1000)]
+    pauses = [JobRecord(make_job("a"), failures=failures).pause for failures in (1, 2, 3, 8, 9, 1000)]
     assert pauses == [2, 4, 8, 256, 300, 300]
 
 
 @given(st.integers(1, 5000))
 def test_no_pause_is_shorter_than_the_one_before_or_longer_than_five_minutes(failures: int) -> None:
-    before, after = (Record(make_job("a"), failures=count).pause for count in (failures, failures + 1))
+    before, after = (JobRecord(make_job("a"), failures=count).pause for count in (failures, failures + 1))
     assert before <= after <= 300
 
 
@@ -33,8 +33,8 @@ def test_a_job_that_failed_is_looked_at_again_after_its_pause(tmp_path: Path) ->
             job = await daemon.submit("a", retries=3)
             for pause in (2.0, 4.0):
                 await daemon.end_run(job, RunFailed, why="exit 1")
-                status = await daemon.desk.job(OWNER, job)
-                assert (status.standing, status.reason) == ("held", "Backoff")
+                status = await daemon.service.job(OWNER, job)
+                assert (status.state, status.reason) == ("held", "Backoff")
                 await daemon.pass_time(pause - 0.5)
                 assert daemon.loop.view.held_for(job) is Reason.BACKOFF
                 await daemon.pass_time(1.0)
@@ -81,7 +81,7 @@ def test_nobody_has_to_do_anything_for_the_pause_to_end(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("policy", ["fifo", "srtf"], ids=["replayed", "in a new chapter"])
+@pytest.mark.parametrize("policy", ["fifo", "srtf"], ids=["replayed", "in a new epoch"])
 @pytest.mark.parametrize("away", [0.5, 100.0], ids=["within the pause", "after it"])
 def test_a_pause_outlives_the_daemon(policy: str, away: float, tmp_path: Path) -> None:
     async def main() -> None:
@@ -105,7 +105,7 @@ def test_whoever_does_not_want_to_wait_releases_it(tmp_path: Path) -> None:
         async with HandDaemon(tmp_path, UnreliableMachine()) as daemon:
             job = await daemon.submit("a", retries=1)
             await daemon.end_run(job, RunFailed, why="exit 1")
-            assert (await daemon.desk.release(OWNER, job)).standing == "running"
+            assert (await daemon.service.release(OWNER, job)).state == "running"
 
     asyncio.run(main())
 
@@ -115,7 +115,7 @@ def test_whoever_holds_it_meanwhile_has_it_held_beyond_the_pause(tmp_path: Path)
         async with HandDaemon(tmp_path, UnreliableMachine()) as daemon:
             job = await daemon.submit("a", retries=1)
             await daemon.end_run(job, RunFailed, why="exit 1")
-            await daemon.desk.hold(OWNER, job)
+            await daemon.service.hold(OWNER, job)
             await daemon.pass_time(10.0)
             assert daemon.loop.view.held_for(job) is Reason.HELD
 
@@ -140,7 +140,7 @@ def test_a_job_that_is_not_tried_again_does_not_pause(tmp_path: Path) -> None:
         async with HandDaemon(tmp_path, UnreliableMachine()) as daemon:
             job = await daemon.submit("a")
             await daemon.end_run(job, RunFailed, why="exit 1")
-            assert (await daemon.desk.job(OWNER, job)).standing == "failed"
+            assert (await daemon.service.job(OWNER, job)).state == "failed"
             assert [news.kind for news in daemon.news if news.kind == "held"] == []
 
     asyncio.run(main())

@@ -53,8 +53,8 @@ def test_a_clock_that_jumps_while_a_job_runs_does_not_end_it(jump: float, tmp_pa
         until(lambda: client.job(job.id).started is not None)
         wrong.set(jump)
         second = client.submit(name="second", command=["true"], time_limit=3600.0)
-        assert client.wait(job.id, timeout=20).standing == "finished"
-        assert client.wait(second.id, timeout=20).standing == "finished"
+        assert client.wait(job.id, timeout=20).state == "finished"
+        assert client.wait(second.id, timeout=20).state == "finished"
         assert abs(client.job(second.id).submitted - (time.time() + jump)) < 60, "people are told by their clock"
     assert moments(state) == sorted(moments(state))
     assert moments(state)[-1] < 60
@@ -73,8 +73,8 @@ def test_a_clock_that_jumps_between_two_daemons_does_not_turn_the_journal_back(
     wrong.set(jump)
     with wrong.daemon(state, boot) as second:
         client = second.client()
-        assert client.wait(running.id, timeout=20).standing == "finished"
-        assert client.wait(waiting.id, timeout=20).standing == "finished"
+        assert client.wait(running.id, timeout=20).state == "finished"
+        assert client.wait(waiting.id, timeout=20).state == "finished"
     found = moments(state)
     assert found == sorted(found)
     if not boot:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from refold.backends.local.nvidia import Gpu
+from refold.backends.local.nvidia import DetectedGpu
 from refold.backends.local.xids import XIDS
 from refold.cli.commands.init import init
 from refold.errors import BadFile, RefoldError
@@ -195,8 +195,11 @@ def test_sizes_are_written_as_people_write_them(size: str, of_bytes: int | None)
 
 
 class TwoGpus(SlotsMachine):
-    def gpus(self) -> list[Gpu]:
-        return [Gpu(0, "GPU-a", "NVIDIA H200", "H200", 143771), Gpu(1, "GPU-b", "NVIDIA H200", "H200", 143771)]
+    def gpus(self) -> list[DetectedGpu]:
+        return [
+            DetectedGpu(0, "GPU-a", "NVIDIA H200", "H200", 143771),
+            DetectedGpu(1, "GPU-b", "NVIDIA H200", "H200", 143771),
+        ]
 
 
 def test_the_commented_file_is_the_usual_configuration() -> None:

@@ -25,13 +25,13 @@ def test_a_daemon_that_ends_leaves_its_runs_to_the_next_one(tmp_path: Path) -> N
     assert runs_alive(tmp_path / "state")
     with RealDaemon(tmp_path / "state") as second:
         ended = second.client().wait(job.id, timeout=20)
-        assert (ended.standing, ended.runs) == ("finished", 1)
+        assert (ended.state, ended.runs) == ("finished", 1)
         assert "".join(second.client().logs(job.id)) == "begun\nended\n"
 
 
-@pytest.mark.parametrize("chapters", [False, True], ids=["replayed", "begun anew"])
-def test_a_job_that_comes_after_one_that_ended_as_the_daemon_died_starts(chapters: bool, tmp_path: Path) -> None:
-    arguments = {"nth": 1, "witness": str(tmp_path / "witness"), "chapters": chapters}
+@pytest.mark.parametrize("epochs", [False, True], ids=["replayed", "begun anew"])
+def test_a_job_that_comes_after_one_that_ended_as_the_daemon_died_starts(epochs: bool, tmp_path: Path) -> None:
+    arguments = {"nth": 1, "witness": str(tmp_path / "witness"), "epochs": epochs}
     state = tmp_path / "state"
     first = RealDaemon(
         state, prepare="crash_points:arm", arguments=arguments | {"point": "after a commit that ends a job"}
@@ -40,7 +40,7 @@ def test_a_job_that_comes_after_one_that_ended_as_the_daemon_died_starts(chapter
     after = first.client().submit(name="after", command=["true"], after=[before.id])
     assert first.wait() == -signal.SIGKILL
     with RealDaemon(state, prepare="crash_points:arm", arguments=arguments | {"point": ""}) as second:
-        assert second.client().wait(after.id, timeout=20).standing == "finished"
+        assert second.client().wait(after.id, timeout=20).state == "finished"
 
 
 def test_a_run_that_the_journal_does_not_know_is_ended(tmp_path: Path) -> None:

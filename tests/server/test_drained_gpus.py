@@ -42,7 +42,7 @@ class World:
             run.job
             for run in self.view.runs.values()
             if any(gpu in share.gpus for share in run.allocation.placement)
-            and not drained_gpus.is_stand_in(self.view.active[run.job])
+            and not drained_gpus.is_drain_placeholder(self.view.active[run.job])
         }
 
 

@@ -17,7 +17,7 @@ from refold.errors import BadDecision
 from refold.model import Allocation, Decision, Job, Share, Start
 from refold.policies.queueing.fifo import Fifo
 from refold.policies.queueing.las import Las
-from refold.server.driver import Driver
+from refold.server.driver import LiveDriver
 from refold.testing import make_job
 
 ON_SLOT_0 = Allocation((Share(0, (0,)),))
@@ -52,7 +52,7 @@ def test_a_policy_is_woken_when_it_asked_to_be() -> None:
     scheduler = Scheduler(local_cluster(1), Las(threshold_gpu_seconds=10.0), journal)
     jobs = [make_job("long"), make_job("short", at=1.0)]
 
-    def finish_second_run(driver: Driver, entry: Entry) -> None:
+    def finish_second_run(driver: LiveDriver, entry: Entry) -> None:
         if StartRun("long", 2, ON_SLOT_0) in entry.orders:
             driver.report(RunFinished("long", 2))
 
@@ -71,7 +71,7 @@ def test_it_ends_when_nobody_will_ever_start_what_waits() -> None:
 def test_it_does_not_wait_for_a_job_that_never_fits() -> None:
     scheduler = Scheduler(local_cluster(1), Fifo())
     asyncio.run(pretend(scheduler, [make_job("huge", gpus=9), make_job("job")]))
-    assert list(scheduler.view.never) == ["huge"]
+    assert list(scheduler.view.infeasible) == ["huge"]
     assert not scheduler.view.waiting
 
 
@@ -99,7 +99,7 @@ def test_to_cancel_all_is_to_stop_what_runs_and_start_nothing_more() -> None:
     scheduler = Scheduler(local_cluster(1), Fifo(), journal)
     jobs = [make_job("running"), make_job("waiting"), make_job("huge", gpus=9), make_job("later", at=100.0)]
 
-    def cancel_once_it_runs(driver: Driver, entry: Entry) -> None:
+    def cancel_once_it_runs(driver: LiveDriver, entry: Entry) -> None:
         if RunStarted("running", 1) in entry.events:
             driver.cancel_all()
 
@@ -122,7 +122,7 @@ def test_reports_may_come_from_any_thread() -> None:
 
     async def driven() -> None:
         jobs: list[Job] = [make_job("job")]
-        driver = Driver(Scheduler(local_cluster(1), Fifo()), jobs, JumpingClock())
+        driver = LiveDriver(Scheduler(local_cluster(1), Fifo()), jobs, JumpingClock())
         async with asyncio.timeout(10):
             await driver.drive(Threaded(driver.report))
 
@@ -134,7 +134,7 @@ def test_when_a_policy_breaks_the_back_end_is_closed_all_the_same() -> None:
         raise ZeroDivisionError
 
     async def driven() -> ScriptedBackend:
-        driver = Driver(Scheduler(local_cluster(1), Deciding(breaks)), [make_job("job")], JumpingClock())
+        driver = LiveDriver(Scheduler(local_cluster(1), Deciding(breaks)), [make_job("job")], JumpingClock())
         backend = ScriptedBackend(driver.report)
         with pytest.raises(ZeroDivisionError):
             await driver.drive(backend)

@@ -7,7 +7,7 @@ from refold.core.events import JobSubmitted, Woke
 from refold.core.orders import StartRun
 from refold.model import Decision
 from refold.policies.queueing.fifo import Fifo
-from refold.server.fallback import Steady
+from refold.server.fallback import FallbackPolicy
 from refold.testing import make_cluster, make_job
 
 
@@ -25,7 +25,7 @@ class FailsOnce(Fifo):
 
 def test_who_came_when_the_policy_failed_is_started_by_the_next_one() -> None:
     FailsOnce.failed = False
-    scheduler = Scheduler(make_cluster(4), Steady(FailsOnce))
+    scheduler = Scheduler(make_cluster(4), FallbackPolicy(FailsOnce))
     scheduler.step(0.0, [JobSubmitted(make_job("first"))])
     assert scheduler.step(1.0, [JobSubmitted(make_job("bad")), JobSubmitted(make_job("other"))]).orders == ()
     started = [order.job for order in scheduler.step(2.0, [Woke()]).orders if isinstance(order, StartRun)]

@@ -13,10 +13,10 @@ from hand_daemon import CLUSTER, OWNER, HandDaemon
 from loop_setups import UnreliableMachine
 
 from refold.api.wire import GpuStatus
-from refold.backends.local.nvidia import Gpu, Problem, Reading
+from refold.backends.local.nvidia import DetectedGpu, GpuProblem, GpuReading
 from refold.server.config.settings import WatchChoice
 from refold.server.monitor import gpu_poller
-from refold.server.monitor.gpu_poller import GpuRounds
+from refold.server.monitor.gpu_poller import GpuPoller
 from refold.server.monitor.machine import Layout
 
 BUSY = [
@@ -34,30 +34,30 @@ class SlowDriver:
         self.asked = 0
         self.fails = False
 
-    def gpus(self) -> Sequence[Gpu]:
-        return [Gpu(index, "", "slot", "slot") for index in (0, 1)]
+    def gpus(self) -> Sequence[DetectedGpu]:
+        return [DetectedGpu(index, "", "slot", "slot") for index in (0, 1)]
 
-    def read(self) -> Sequence[Reading]:
+    def read(self) -> Sequence[GpuReading]:
         self.asked += 1
         if not self.answers.wait(30.0) or self.fails:
             raise RuntimeError("the driver has failed")
-        return [Reading(0, load=90.0, celsius=60.0), Reading(1, load=80.0, celsius=50.0)]
+        return [GpuReading(0, load=90.0, celsius=60.0), GpuReading(1, load=80.0, celsius=50.0)]
 
-    def problems(self) -> Sequence[Problem]:
+    def problems(self) -> Sequence[GpuProblem]:
         return []
 
     def close(self) -> None: ...
 
 
-Test = Callable[[HandDaemon, GpuRounds, SlowDriver], Coroutine[Any, Any, None]]
+Test = Callable[[HandDaemon, GpuPoller, SlowDriver], Coroutine[Any, Any, None]]
 
 
 def within(folder: Path, test: Test) -> None:
     async def main() -> None:
         async with HandDaemon(folder / "state", UnreliableMachine()) as daemon:
             driver = SlowDriver()
-            rounds = GpuRounds(daemon.loop, driver, Layout(CLUSTER, ((0, 0), (0, 1))), WatchChoice(), daemon.telling)
-            daemon.desk.gpu_readings = rounds.statuses
+            rounds = GpuPoller(daemon.loop, driver, Layout(CLUSTER, ((0, 0), (0, 1))), WatchChoice(), daemon.telling)
+            daemon.service.gpu_readings = rounds.statuses
             try:
                 await test(daemon, rounds, driver)
             finally:
@@ -67,12 +67,12 @@ def within(folder: Path, test: Test) -> None:
 
 
 def test_those_who_ask_at_once_wait_for_one_reading_and_nobody_else_waits(tmp_path: Path) -> None:
-    async def test(daemon: HandDaemon, rounds: GpuRounds, driver: SlowDriver) -> None:
-        asking = [asyncio.create_task(daemon.desk.gpus(OWNER)) for _ in range(3)]
+    async def test(daemon: HandDaemon, rounds: GpuPoller, driver: SlowDriver) -> None:
+        asking = [asyncio.create_task(daemon.service.gpus(OWNER)) for _ in range(3)]
         walking = asyncio.create_task(rounds.go_round())
         await daemon.submit("meanwhile", gpus=3)  # it never fits
         assert not any(task.done() for task in (*asking, walking))
-        await daemon.desk.cancel(OWNER, "meanwhile")
+        await daemon.service.cancel(OWNER, "meanwhile")
         driver.answers.set()
         assert await asyncio.gather(*asking) == [BUSY] * 3
         await walking
@@ -85,7 +85,7 @@ def test_a_driver_that_does_not_answer_is_not_waited_for_long(tmp_path: Path, mo
     monkeypatch.setattr(gpu_poller, "PATIENCE", 0.02)
     monkeypatch.setattr(gpu_poller, "FRESH_FOR", 0.0)
 
-    async def test(daemon: HandDaemon, rounds: GpuRounds, driver: SlowDriver) -> None:
+    async def test(daemon: HandDaemon, rounds: GpuPoller, driver: SlowDriver) -> None:
         driver.answers.set()
         await rounds.go_round()
         driver.answers.clear()
@@ -100,7 +100,7 @@ def test_of_a_driver_that_fails_nothing_is_known_and_it_is_said(
 ) -> None:
     monkeypatch.setattr(gpu_poller, "FRESH_FOR", 0.0)
 
-    async def test(daemon: HandDaemon, rounds: GpuRounds, driver: SlowDriver) -> None:
+    async def test(daemon: HandDaemon, rounds: GpuPoller, driver: SlowDriver) -> None:
         driver.answers.set()
         assert await rounds.statuses() == BUSY
         driver.fails = True

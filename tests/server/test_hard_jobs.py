@@ -40,7 +40,7 @@ def ended(client: Client, command: list[str], **more: Any) -> JobStatus:
 
 
 def outcome(status: JobStatus) -> tuple[str, str]:
-    return status.standing, status.why
+    return status.state, status.why
 
 
 def test_one_that_ignores_being_told_to_stop_is_killed_after_its_grace(client: Client, daemon: RealDaemon) -> None:
@@ -69,7 +69,7 @@ def test_one_that_floods_its_output_fills_no_disk_and_can_be_read(client: Client
     heard, enough = "", time.monotonic() + 1.0
     while time.monotonic() < enough:
         heard += client.piece_of_logs(job.id, offset=-100).text  # of what is thrown away at this moment, nothing
-        assert client.job(job.id).standing == "running"
+        assert client.job(job.id).state == "running"
         time.sleep(0.05)
     assert heard.count("water") >= 10
     client.cancel(job.id)
@@ -84,7 +84,7 @@ def test_a_thousand_that_end_at_once_all_end_once(client: Client) -> None:
     until(lambda: client.jobs(limit=1).total == 0, patience=120.0)
     over = list(client.history(name="brief"))
     assert sorted(job.id for job in over) == sorted(ids)
-    assert {(job.standing, job.runs) for job in over} == {("finished", 1)}
+    assert {(job.state, job.runs) for job in over} == {("finished", 1)}
 
 
 def test_one_that_puts_pipes_where_its_output_was_keeps_nobody_waiting(client: Client, daemon: RealDaemon) -> None:
@@ -123,26 +123,26 @@ def test_one_that_cannot_start_or_ends_badly_says_why(
 def test_one_that_is_100_kilobytes_of_script_runs(client: Client) -> None:
     script = ": " + "x" * 100_000 + "\necho whole"
     job = ended(client, ["sh", "-c", script])
-    assert (job.standing, "".join(client.logs(job.id))) == ("finished", "whole\n")
+    assert (job.state, "".join(client.logs(job.id))) == ("finished", "whole\n")
 
 
 def test_one_that_is_tried_again_is_tried_as_often_as_it_says(client: Client) -> None:
     job = ended(client, ["sh", "-c", "exit 5"], retries=2)
-    assert (job.standing, job.why, job.runs) == ("failed", "exit 5", 3)
+    assert (job.state, job.why, job.runs) == ("failed", "exit 5", 3)
 
 
 def test_one_that_is_cancelled_while_it_starts_ends(client: Client) -> None:
     for _ in range(20):
         job = client.submit(name="start", command=[sys.executable, "-c", "import time; time.sleep(60)"])
         client.cancel(job.id)
-        assert client.wait(job.id, timeout=30).standing == "cancelled"
+        assert client.wait(job.id, timeout=30).state == "cancelled"
 
 
 def test_one_that_is_cancelled_twice_is_cancelled_once(client: Client) -> None:
     job = client.submit(name="twice", command=["sh", "-c", "trap '' TERM; sleep 60"])
     client.cancel(job.id)
     client.cancel(job.id)
-    assert client.wait(job.id, timeout=30).standing == "cancelled"
+    assert client.wait(job.id, timeout=30).state == "cancelled"
     with pytest.raises(Conflict, match="is over: it has been cancelled"):
         client.cancel(job.id)
     kinds = [event.kind for event in client.why(job.id).story]
@@ -153,13 +153,13 @@ def test_one_that_is_over_cannot_be_cancelled_and_stays_what_it_was(client: Clie
     job = ended(client, ["true"])
     with pytest.raises(Conflict, match="is over: it has finished"):
         client.cancel(job.id)
-    assert client.job(job.id).standing == "finished"
+    assert client.job(job.id).state == "finished"
 
 
 def test_one_that_is_just_about_to_end_is_known_all_the_time(client: Client) -> None:
     for _ in range(30):
         job = client.submit(name="seen", command=["true"])
-        while client.job(job.id).standing != "finished":
+        while client.job(job.id).state != "finished":
             assert client.jobs(limit=1).total <= 1
         assert next(iter(client.history())).id == job.id
 

@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from refold.api.calls import OVER
-from refold.api.wire import Jobs, JobStatus, Standing
+from refold.api.wire import Jobs, JobState, JobStatus
 from refold.core import Entry
 from refold.server.store.store import NAME, Commit, EndedJob, NewJob, Store
 from refold.testing import make_job
 
 ENDS = sorted(OVER)
-assert set(ENDS) < set(get_args(Standing))
+assert set(ENDS) < set(get_args(JobState))
 
 
 class Books:
@@ -30,11 +30,11 @@ class Books:
         self.store = Store(folder)
         self.written: list[JobStatus] = []
 
-    def end(self, ended: float, name: str = "a", user: str = "ann", standing: Standing = "finished") -> str:
+    def end(self, ended: float, name: str = "a", user: str = "ann", state: JobState = "finished") -> str:
         """One more that is over; its id."""
         number = len(self.written) + 1
         job = make_job(f"{name}-{number}", tenant="vision", user=user)
-        status = JobStatus(job.id, name, standing, "vision", user, "guaranteed", 0, "1", 1.0, 0.0, ended=ended)
+        status = JobStatus(job.id, name, state, "vision", user, "guaranteed", 0, "1", 1.0, 0.0, ended=ended)
         new = NewJob(number, name, job, "", {})
         self.store.commit(Commit(2 * number - 1, Entry(0.0), jobs=[new]))
         self.store.commit(Commit(2 * number, Entry(0.0), ended=[EndedJob(status, None)]))
@@ -42,7 +42,7 @@ class Books:
         return job.id
 
     def page(self, limit: int = 100, after: int = 0, **which: Any) -> Jobs:
-        asked = {"standings": [], "tenant": "", "user": "", "name": "", **which}
+        asked = {"states": [], "tenant": "", "user": "", "name": "", **which}
         return self.store.reading.ended(limit=limit, after=after, **asked)
 
 
@@ -84,26 +84,26 @@ moments = st.integers(0, 3).map(float)
     meanwhile=st.lists(st.sampled_from("ab"), max_size=8),
     limit=st.integers(1, 4),
     which=st.sampled_from(
-        [{}, {"name": "a"}, {"standings": ["failed"]}, {"name": "b", "user": "ann", "tenant": "vision"}]
+        [{}, {"name": "a"}, {"states": ["failed"]}, {"name": "b", "user": "ann", "tenant": "vision"}]
     ),
 )
 def test_pages_neither_repeat_nor_leave_out_whatever_ends_meanwhile(
-    before: list[tuple[float, str, Standing]], meanwhile: list[str], limit: int, which: dict[str, Any]
+    before: list[tuple[float, str, JobState]], meanwhile: list[str], limit: int, which: dict[str, Any]
 ) -> None:
     with books() as some:
-        for ended, name, standing in before:
-            some.end(ended, name, standing=standing)
+        for ended, name, state in before:
+            some.end(ended, name, state=state)
         expected = [
             job
             for job in sorted(some.written, key=lambda job: (job.ended, int(job.id[2:])), reverse=True)
-            if which.get("name", job.name) == job.name and job.standing in which.get("standings", ENDS)
+            if which.get("name", job.name) == job.name and job.state in which.get("states", ENDS)
         ]
         page = some.page(limit, **which)
         assert page.total == len(expected)
         found = page.jobs
         while page.next is not None:
             if meanwhile:
-                some.end(100.0, meanwhile.pop(), standing="failed")
+                some.end(100.0, meanwhile.pop(), state="failed")
             page = some.page(limit, page.next, **which)
             found = [*found, *page.jobs]
         assert found == expected
@@ -113,8 +113,8 @@ def test_how_many_are_over_is_kept_with_them() -> None:
     with books() as some:
         for number in range(12):
             some.end(1.0, "ab"[number % 2], ("ann", "bob")[number % 3 == 0], ENDS[number % 3])
-        kinds = Counter((job.name, job.user, job.standing) for job in some.written)
-        found = {kind: some.page(name=kind[0], user=kind[1], standings=[kind[2]]).total for kind in kinds}
+        kinds = Counter((job.name, job.user, job.state) for job in some.written)
+        found = {kind: some.page(name=kind[0], user=kind[1], states=[kind[2]]).total for kind in kinds}
         assert found == kinds
         with sqlite3.connect(some.store.folder / NAME) as other:
             other.execute("DELETE FROM jobs WHERE name = 'a'")
@@ -127,7 +127,7 @@ def test_no_page_is_made_by_sorting_all_that_is_over() -> None:
         plans: list[str] = []
         reader = some.store.reading._slow_reader
         reader.set_trace_callback(plans.append)
-        for which in ({}, {"name": "a"}, {"user": "ann"}, {"tenant": "vision"}, {"standings": ["failed"]}):
+        for which in ({}, {"name": "a"}, {"user": "ann"}, {"tenant": "vision"}, {"states": ["failed"]}):
             some.page(after=1, **which)
         reader.set_trace_callback(None)
         pages = [query for query in plans if "ORDER BY" in query]

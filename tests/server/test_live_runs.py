@@ -48,7 +48,7 @@ def replays(folder: Path) -> bool:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_runs_a_list_to_its_end_and_the_journal_replays(tmp_path: Path, policy: str) -> None:
     outcomes = drive(a_mixed_list(), tmp_path, slots=3, policy=policy)
-    assert {job: outcome.standing for job, outcome in outcomes.of.items()} == {
+    assert {job: outcome.state for job, outcome in outcomes.of.items()} == {
         "a": "finished",
         "gang": "finished",
         "wide": "finished",
@@ -176,7 +176,7 @@ def test_a_process_killed_from_outside_fails_its_job_and_frees_its_slot(tmp_path
         shell_job("next", "true"),
     ]
     outcomes = drive(jobs, tmp_path, slots=2)
-    assert [outcome.standing for outcome in outcomes.of.values()] == ["failed", "finished", "finished"]
+    assert [outcome.state for outcome in outcomes.of.values()] == ["failed", "finished", "finished"]
     assert outcomes.of["victim"].why == f"killed by {signal.SIGKILL.name}"
     failed = [event for entry in entries_of(tmp_path) for event in entry.events if isinstance(event, RunFailed)]
     assert failed == [RunFailed("victim", 1, "killed by SIGKILL", exit_code=137)]

@@ -48,8 +48,8 @@ def test_a_long_queue_is_answered_in_pages_that_together_are_all_of_it(tmp_path:
             for _ in range(3)
             for job in client.submit_all([Submission(name="waits", command=["true"]) for _ in range(1000)])
         ]
-        assert [job.id for job in client.queue(standing=["waiting"])] == ids
-        assert [job.place for job in client.jobs(standing=["waiting"], limit=3, after=2997).jobs] == [2998, 2999, 3000]
+        assert [job.id for job in client.queue(state=["waiting"])] == ids
+        assert [job.place for job in client.jobs(state=["waiting"], limit=3, after=2997).jobs] == [2998, 2999, 3000]
         assert client.job(ids[1500]).place == 1501
 
 

@@ -15,7 +15,7 @@ from real_daemon import RealDaemon, until
 from refold.backends.local.run_files import RunFiles
 from refold.core.events import RunFinished
 from refold.server import log_retention
-from refold.server.log_retention import Sweeping
+from refold.server.log_retention import LogRetention
 
 KEEP_FOR = 100.0
 OFTEN = {"prepare": "breaking:sweep_often", "arguments": {"every": 0.05}}
@@ -28,7 +28,7 @@ class Swept:
         self.daemon = daemon
         self.logs = folder / "logs"
         self.now = 0.0
-        self.sweeping = Sweeping(daemon.store.reading, self.logs, KEEP_FOR, lambda: self.now)
+        self.sweeping = LogRetention(daemon.store.reading, self.logs, KEEP_FOR, lambda: self.now)
 
     async def job(self, *, kept: str = "", over: bool = True) -> str:
         """The id of a job that has run, and has left what runs leave."""
@@ -150,6 +150,6 @@ def test_a_daemon_keeps_logs_for_as_long_as_its_owner_says(tmp_path: Path) -> No
         client.wait(job.id, timeout=20)
         until(lambda: not list((tmp_path / "state" / "logs").iterdir()))
         assert "".join(client.logs(job.id)) == ""
-        assert client.job(job.id).standing == "finished"
+        assert client.job(job.id).state == "finished"
         assert daemon.end() == 0
         assert daemon.log() == ""

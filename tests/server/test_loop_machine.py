@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from loop_setups import FailingStore, HandClock, UnreliableMachine, stand_of
 
 from refold.api.calls import OVER
-from refold.api.event_stream import Feed
+from refold.api.event_stream import EventStream
 from refold.api.roles import Caller
 from refold.api.wire import Submission
 from refold.core import Header
@@ -27,9 +27,9 @@ from refold.registry import make_policy
 from refold.server import drained_gpus, loop, recovery, writer
 from refold.server.backoff import Backoff
 from refold.server.dependencies import Dependencies
-from refold.server.drain import Servicing
+from refold.server.drain import DrainManager
 from refold.server.loop import Loop
-from refold.server.service import LiveDesk
+from refold.server.service import SchedulerService
 from refold.testing import Audit
 
 CLUSTER = Cluster(
@@ -51,7 +51,7 @@ Answer = TypeVar("Answer")
 
 
 class LiveLoop(RuleBasedStateMachine):
-    """Loop, store, desk and dependencies are real; the back end and the clock are not."""
+    """Loop, store, service and dependencies are real; the back end and the clock are not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,15 +84,15 @@ class LiveLoop(RuleBasedStateMachine):
         )
         self.clock = HandClock()
         self.clock.time = max(self.time, stand.now)
-        feed = Feed()
+        feed = EventStream()
         self.loop = self.store.watched = Loop(self.store, stand, header, self.clock, feed)
-        self.desk = LiveDesk(
-            self.loop, self.store, feed, Servicing(self.loop, self.store), {}, self.folder / "logs", 0.0
+        self.service = SchedulerService(
+            self.loop, self.store, feed, DrainManager(self.loop, self.store), {}, self.folder / "logs", 0.0
         )
         self.loop.gathers.append(drained_gpus.take_what_is_free)
         Backoff(self.loop).attend()
         self.loop.watches.append(Dependencies(self.loop, self.store.reading).watch)
-        self.recovered = None if stand.opening is not None else stand_of(self.loop)
+        self.recovered = None if stand.snapshot is not None else stand_of(self.loop)
         self.running = asyncio.create_task(self.loop.run(self.machine))
 
     def _refused(self, refusal: BadDecision) -> None:
@@ -125,7 +125,7 @@ class LiveLoop(RuleBasedStateMachine):
             await asyncio.sleep(0)
 
     def ask(self, work: Awaitable[Answer]) -> Answer | None:
-        """Ask the desk; None: it refused for a reason."""
+        """Ask the service; None: it refused for a reason."""
 
         async def patiently() -> Answer | None:
             with suppress(Conflict, BadInput, Unavailable):
@@ -151,20 +151,20 @@ class LiveLoop(RuleBasedStateMachine):
         self.mend_the_disk()
         for node in CLUSTER.nodes:
             for gpu in (None, *range(node.gpus)):
-                self.ask(self.desk.resume(OWNER, node.name, gpu=gpu))
+                self.ask(self.service.resume(OWNER, node.name, gpu=gpu))
         for _ in range(ROUNDS):
             for job in [job for job in self.loop.view.held if self.loop.view.held_for(job) is Reason.HELD]:
-                self.ask(self.desk.release(OWNER, job))
-            for job in list(self.loop.view.never):
+                self.ask(self.service.release(OWNER, job))
+            for job in list(self.loop.view.infeasible):
                 self._cancel(job)
             for run in list(self.machine.alive):
                 stopped = run in self.machine.stopping
                 self.machine.end(run, RunStopped(*run) if stopped else RunFinished(*run))
             self.deliver_everything()
-            if not self.loop.roster.of:
+            if not self.loop.job_table.of:
                 break
             self.time_passes(61.0)
-        assert not self.loop.roster.of, f"some never end: {list(self.loop.roster.of)}, {stand_of(self.loop)}"
+        assert not self.loop.job_table.of, f"some never end: {list(self.loop.job_table.of)}, {stand_of(self.loop)}"
         self.everything_holds()
         assert not self.machine.alive
 
@@ -216,12 +216,12 @@ class LiveLoop(RuleBasedStateMachine):
         self._accept(submission)
 
     def _accept(self, submission: Submission) -> None:
-        status = self.ask(self.desk.submit(OWNER, submission))
+        status = self.ask(self.service.submit(OWNER, submission))
         if status is None:
             return
         assert status.id not in self.acknowledged
         self.acknowledged.add(status.id)
-        again = self.ask(self.desk.submit(OWNER, submission))
+        again = self.ask(self.service.submit(OWNER, submission))
         assert again is None or again.id == status.id, "asking twice is not the same as asking once"
 
     @precondition(lambda self: self.acknowledged)
@@ -231,19 +231,19 @@ class LiveLoop(RuleBasedStateMachine):
         if what == "cancel":
             self._cancel(job)
         else:
-            self.ask(getattr(self.desk, what)(OWNER, job))
+            self.ask(getattr(self.service, what)(OWNER, job))
 
     def _cancel(self, job: str) -> None:
         self.cancelled.add(job)  # even if there is no answer: it may come to that yet
-        self.ask(self.desk.cancel(OWNER, job))
+        self.ask(self.service.cancel(OWNER, job))
 
     @rule(node=st.sampled_from(["a", "b"]), gpu=st.sampled_from([None, 0, 1]), move=st.booleans())
     def drain(self, node: str, gpu: int | None, move: bool) -> None:
-        self.ask(self.desk.drain(OWNER, node, why="for a test", gpu=gpu, move=move))
+        self.ask(self.service.drain(OWNER, node, why="for a test", gpu=gpu, move=move))
 
     @rule(node=st.sampled_from(["a", "b"]), gpu=st.sampled_from([None, 0, 1]))
     def resume(self, node: str, gpu: int | None) -> None:
-        self.ask(self.desk.resume(OWNER, node, gpu=gpu))
+        self.ask(self.service.resume(OWNER, node, gpu=gpu))
 
     # What runs do, and what is heard of it.
 
@@ -338,28 +338,28 @@ class LiveLoop(RuleBasedStateMachine):
             self._demand_everybody_is_somewhere()
 
     def _demand_the_books_are_right(self) -> None:
-        chapter = self.store.reading.last_chapter()
-        if chapter is not None and chapter.first > self.audited:
-            self.audit, self.audited = Audit(CLUSTER), chapter.first - 1
+        epoch = self.store.reading.last_epoch()
+        if epoch is not None and epoch.first > self.audited:
+            self.audit, self.audited = Audit(CLUSTER), epoch.first - 1
         for entry in self.store.reading.entries(self.audited + 1):
             self.audit.write(entry)
             self.audited += 1
 
     def _demand_everybody_is_somewhere(self) -> None:
         view = self.loop.view
-        found = self.store.reading.ended(standings=[], tenant="", user="", name="", limit=10_000, after=0)
+        found = self.store.reading.ended(states=[], tenant="", user="", name="", limit=10_000, after=0)
         over = found.jobs
         assert found.total == len(over)
-        people = [*view.waiting, *view.held, *view.never, *view.runs, *(job.id for job in over)]
+        people = [*view.waiting, *view.held, *view.infeasible, *view.runs, *(job.id for job in over)]
         everybody = Counter(job for job in people if not job.startswith("drained:"))
         assert set(everybody.values()) <= {1}, everybody
         assert everybody.keys() >= self.acknowledged, f"lost: {self.acknowledged - everybody.keys()}"
         assert view.runs.keys() == view.active.keys()
-        here = [job for job in self.loop.roster.of if not job.startswith("drained:")]
+        here = [job for job in self.loop.job_table.of if not job.startswith("drained:")]
         assert sorted(here) == sorted(everybody.keys() - {job.id for job in over})
         for job in over:
-            assert job.standing in OVER
-            assert job.standing != "cancelled" or job.id in self.cancelled or job.why, job
+            assert job.state in OVER
+            assert job.state != "cancelled" or job.id in self.cancelled or job.why, job
 
 
 def _chosen(some: Sequence[Any], choice: int) -> Any:

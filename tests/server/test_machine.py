@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 from hypothesis import given, strategies as st
 
-from refold.backends.local.nvidia import Driver, Gpu, Problem, Reading, chosen, find_gpus, type_of
+from refold.backends.local.nvidia import DetectedGpu, GpuProblem, GpuReading, NvidiaDriver, chosen, find_gpus, type_of
 from refold.backends.local.xids import XIDS, meaning
 from refold.errors import BadInput
 from refold.model import Cluster, GpuType, Link, Node, Tenant
@@ -21,7 +21,7 @@ from refold.server.config.settings import ClusterChoice, Config, IdleRule
 from refold.server.daemon import Daemon
 from refold.server.monitor.gpu_rules import BadGpu, BadGpuWatch, IdleRun, IdleWatch, Occupied
 from refold.server.monitor.machine import Layout, NvidiaMachine, SlotsMachine, cluster_of, layout_of, machine_of
-from refold.server.retries import Verdicts
+from refold.server.retries import Retries
 from refold.server.store.store import Store
 
 GIB = 2**30
@@ -119,9 +119,9 @@ A100, T4 = "NVIDIA A100-SXM4-80GB", "Tesla T4"
 
 
 def test_the_driver_tells_of_gpus_by_the_names_of_the_catalogue() -> None:
-    assert Driver(FakeNvml(A100, T4)).gpus == [
-        Gpu(0, "GPU-aaaa", A100, "A100-80GB", 80 * 1024),
-        Gpu(1, "GPU-bbbb", T4, "T4", 80 * 1024),
+    assert NvidiaDriver(FakeNvml(A100, T4)).gpus == [
+        DetectedGpu(0, "GPU-aaaa", A100, "A100-80GB", 80 * 1024),
+        DetectedGpu(1, "GPU-bbbb", T4, "T4", 80 * 1024),
     ]
 
 
@@ -155,14 +155,14 @@ def test_a_gpu_that_the_catalogue_does_not_know_keeps_its_own_name(name: str, gp
     ],
 )
 def test_only_gpus_that_cuda_would_see_are_used(visible: str | None, taken: list[int]) -> None:
-    driver = Driver(FakeNvml(A100, A100, A100), visible)
+    driver = NvidiaDriver(FakeNvml(A100, A100, A100), visible)
     assert [gpu.uuid for gpu in driver.gpus] == [f"GPU-{'abc'[index] * 4}" for index in taken]
     assert [gpu.index for gpu in driver.gpus] == list(range(len(taken)))
 
 
 @given(st.text("0123,-GPUab ", max_size=12))
 def test_whatever_the_variable_says_no_gpu_is_taken_twice(visible: str) -> None:
-    found = [(index, Gpu(index, f"GPU-{'ab'[index]}", "x", "x")) for index in range(2)]
+    found = [(index, DetectedGpu(index, f"GPU-{'ab'[index]}", "x", "x")) for index in range(2)]
     taken = [index for index, _ in chosen(found, visible)]
     assert len(set(taken)) == len(taken)
 
@@ -170,7 +170,7 @@ def test_whatever_the_variable_says_no_gpu_is_taken_twice(visible: str) -> None:
 def test_a_gpu_that_is_cut_into_parts_is_left_alone() -> None:
     library = FakeNvml(A100, A100)
     library.mig = {0}
-    assert [gpu.uuid for gpu in Driver(library).gpus] == ["GPU-bbbb"]
+    assert [gpu.uuid for gpu in NvidiaDriver(library).gpus] == ["GPU-bbbb"]
 
 
 def test_a_machine_without_driver_or_library_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,24 +195,24 @@ def test_finding_gpus_lets_go_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_reading_has_what_can_be_measured() -> None:
     library = FakeNvml(A100, A100, A100)
     library.lost = set()
-    driver = Driver(library)
+    driver = NvidiaDriver(library)
     library.lost = {2}
     assert driver.read() == [
-        Reading(0, 3 * 1024, 80 * 1024, 97.0, 55.0, 400.5, (10, 20)),
-        Reading(1, 3 * 1024, 80 * 1024, 97.0, 55.0, None, (10, 20)),
-        Reading(2),
+        GpuReading(0, 3 * 1024, 80 * 1024, 97.0, 55.0, 400.5, (10, 20)),
+        GpuReading(1, 3 * 1024, 80 * 1024, 97.0, 55.0, None, (10, 20)),
+        GpuReading(2),
     ]
 
 
 def test_errors_of_the_gpu_are_problems_and_those_of_applications_are_not() -> None:
     library = FakeNvml(A100, A100)
-    driver = Driver(library)
+    driver = NvidiaDriver(library)
     for handle, xid in ((0, 31), (0, 79), (1, 63), (1, 99_999)):
         library.happens(handle, xid)
     assert driver.problems() == [
-        Problem(0, "XID 79: it has fallen off the bus", True),
-        Problem(1, "XID 63: a row of its memory will be replaced at the next reset", False),
-        Problem(1, "XID 99999: not in the table of known errors", False),
+        GpuProblem(0, "XID 79: it has fallen off the bus", True),
+        GpuProblem(1, "XID 63: a row of its memory will be replaced at the next reset", False),
+        GpuProblem(1, "XID 99999: not in the table of known errors", False),
     ]
     assert driver.problems() == []
 
@@ -220,21 +220,21 @@ def test_errors_of_the_gpu_are_problems_and_those_of_applications_are_not() -> N
 def test_only_new_memory_errors_are_problems_and_a_reset_is_none() -> None:
     library = FakeNvml(A100)
     library.ecc = [5]
-    driver = Driver(library)
+    driver = NvidiaDriver(library)
     assert driver.problems() == []
     library.ecc = [7]
-    assert driver.problems() == [Problem(0, "new errors of memory that could not be corrected: 2", True)]
+    assert driver.problems() == [GpuProblem(0, "new errors of memory that could not be corrected: 2", True)]
     library.ecc = [0]
     assert driver.problems() == []
     library.ecc = [1]
-    assert driver.problems() == [Problem(0, "new errors of memory that could not be corrected: 1", True)]
+    assert driver.problems() == [GpuProblem(0, "new errors of memory that could not be corrected: 1", True)]
 
 
 def test_a_gpu_that_is_lost_is_told_of_once() -> None:
     library = FakeNvml(A100, A100)
-    driver = Driver(library)
+    driver = NvidiaDriver(library)
     library.lost = {1}
-    assert [driver.problems(), driver.problems()] == [[Problem(1, "the driver has lost it", True)], []]
+    assert [driver.problems(), driver.problems()] == [[GpuProblem(1, "the driver has lost it", True)], []]
 
 
 def test_every_xid_has_a_sentence() -> None:
@@ -248,7 +248,7 @@ def test_every_xid_has_a_sentence() -> None:
 
 
 def test_gpus_of_one_type_are_one_node_that_knows_its_links() -> None:
-    machine = NvidiaMachine(Driver(FakeNvml(A100, A100)))
+    machine = NvidiaMachine(NvidiaDriver(FakeNvml(A100, A100)))
     assert layout_of(machine, Config(tenants=(Tenant("a", 1),))) == Layout(
         Cluster(
             (Node("localhost", 2, "A100-80GB", inside=Link("nvlink", 300, 3.4)),),
@@ -265,7 +265,7 @@ def test_gpus_of_one_type_are_one_node_that_knows_its_links() -> None:
 
 
 def test_gpus_of_several_types_are_several_nodes() -> None:
-    layout = layout_of(NvidiaMachine(Driver(FakeNvml(T4, A100, T4))), Config())
+    layout = layout_of(NvidiaMachine(NvidiaDriver(FakeNvml(T4, A100, T4))), Config())
     assert [(node.name, node.gpus) for node in layout.cluster.nodes] == [
         ("localhost-T4", 2),
         ("localhost-A100-80GB", 1),
@@ -280,16 +280,16 @@ def test_the_memory_of_parts_of_gpus_is_enforced_where_mps_runs(
 ) -> None:
     (tmp_path / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    machine = NvidiaMachine(Driver(FakeNvml(A100)))
+    machine = NvidiaMachine(NvidiaDriver(FakeNvml(A100)))
     daemon = Daemon(Config(), tmp_path, machine, layout_of(machine, Config()))
-    backend = daemon._backend(cast(Verdicts, SimpleNamespace(report=None)), cast(Store, MagicMock()))
+    backend = daemon._backend(cast(Retries, SimpleNamespace(report=None)), cast(Store, MagicMock()))
     assert backend.enforcement() == (
         "A run sees its own GPUs only; MPS keeps it to its part of a GPU's computing and memory."
     )
 
 
 def test_only_the_gpus_that_the_owner_names_are_shared_out() -> None:
-    machine = NvidiaMachine(Driver(FakeNvml(A100, A100, A100)))
+    machine = NvidiaMachine(NvidiaDriver(FakeNvml(A100, A100, A100)))
     layout = layout_of(machine, Config(cluster=ClusterChoice(gpus=(2, 0))))
     assert (layout.places, layout.devices) == (((0, 1), None, (0, 0)), (("GPU-cccc", "GPU-aaaa"),))
     with pytest.raises(BadInput, match=r"cluster.gpus names GPU 3, and there are GPUs 0 to 2"):
@@ -314,7 +314,10 @@ def test_a_machine_with_nothing_to_share_out_says_what_to_do(monkeypatch: pytest
 
 def test_nothing_is_measured_of_slots_and_nothing_goes_wrong_with_them() -> None:
     machine = SlotsMachine(2)
-    assert ([gpu.gpu_type for gpu in machine.gpus()], list(machine.read())) == (["slot"] * 2, [Reading(0), Reading(1)])
+    assert ([gpu.gpu_type for gpu in machine.gpus()], list(machine.read())) == (
+        ["slot"] * 2,
+        [GpuReading(0), GpuReading(1)],
+    )
     assert machine.problems() == []
 
 
@@ -376,7 +379,7 @@ def test_no_run_is_told_of_unless_it_was_idle_at_every_look_for_so_long(
         assert not found or (now - busy_at >= 60 and told == 1)
 
 
-BAD, ODD = Problem(0, "XID 79: …", True), Problem(1, "XID 63: …", False)
+BAD, ODD = GpuProblem(0, "XID 79: …", True), GpuProblem(1, "XID 63: …", False)
 
 
 def test_a_bad_gpu_is_drained_once_and_of_odd_ones_people_are_told() -> None:

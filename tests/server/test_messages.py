@@ -11,7 +11,7 @@ from loop_setups import UnreliableMachine
 
 from refold.core.events import RunFailed, RunStopped
 from refold.model.units import HOUR
-from refold.server.job_table import Kind, News
+from refold.server.job_table import Kind, Notice
 from refold.server.notify.messages import TOLD
 
 
@@ -31,7 +31,7 @@ def test_every_kind_of_news_is_told_under_its_own_name_or_not_at_all(
     async def main() -> None:
         async with HandDaemon(tmp_path, UnreliableMachine()) as daemon:
             job = await daemon.submit("a", hold=True)
-            daemon.loop.tell(News(kind, daemon.loop.view.held[job], text="what is up"))
+            daemon.loop.tell(Notice(kind, daemon.loop.view.held[job], text="what is up"))
             await daemon.rest()
             assert daemon.told() == told
 
@@ -53,7 +53,7 @@ def test_a_run_beyond_its_limit_is_told_of_when_it_is_flagged_and_when_it_has_en
                 ("ended", "a-1 was ended", end),
             ]
             assert "limit" in flag and "limit" in end
-            assert (await daemon.desk.job(OWNER, job)).why == end
+            assert (await daemon.service.job(OWNER, job)).why == end
 
     asyncio.run(main())
 
@@ -78,7 +78,7 @@ def test_whoever_cancels_a_job_is_not_told_that_it_was(tmp_path: Path) -> None:
         async with HandDaemon(tmp_path, UnreliableMachine()) as daemon:
             runs, waits = await daemon.submit("a", gpus=2), await daemon.submit("b")
             for job in (waits, runs):
-                await daemon.desk.cancel(OWNER, job)
+                await daemon.service.cancel(OWNER, job)
             await daemon.end_run(runs, RunStopped)
             assert daemon.told() == [("started", "a-1 started", "")]
             assert [news.job.id for news in daemon.news if news.kind == "cancelled" and news.job] == [waits, runs]

@@ -16,7 +16,7 @@ from refold.errors import BadValue
 from refold.server.config.settings import NotifyChoice
 from refold.server.notify.addresses import check_address, redacted
 from refold.server.notify.notifier import BACK_OFF, MOST_QUEUED, PAUSE, Counts, Notifier, _Post
-from refold.server.notify.rate_limit import Message, Pace
+from refold.server.notify.rate_limit import Message, RateLimiter
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 """Plug-ins of apprise use what newer Pythons will drop."""
@@ -157,7 +157,7 @@ class Service:
 
 def test_what_fails_is_tried_twice_again_and_then_given_up(caplog: pytest.LogCaptureFixture) -> None:
     service = Service(False, OSError("no route"), False)
-    post = _Post(service, Pace())
+    post = _Post(service, RateLimiter())
     post.take("slack://secret/token", message("a"), 0.0)
     assert post.next_due() == BACK_OFF[0]
     post.send_due(BACK_OFF[0] - 0.1)
@@ -170,7 +170,7 @@ def test_what_fails_is_tried_twice_again_and_then_given_up(caplog: pytest.LogCap
 
 def test_an_address_that_fails_is_left_alone_and_then_told_how_much_it_missed() -> None:
     service = Service(False, False, False)
-    post = _Post(service, Pace())
+    post = _Post(service, RateLimiter())
     post.take("ntfy://x", message("a"), 0.0)
     post.send_due(2.0)
     post.send_due(12.0)
@@ -185,7 +185,7 @@ def test_an_address_that_fails_is_left_alone_and_then_told_how_much_it_missed() 
 
 def test_an_address_that_is_tried_again_gets_nothing_else_before_that() -> None:
     service = Service(False)
-    post = _Post(service, Pace())
+    post = _Post(service, RateLimiter())
     post.take("ntfy://x", message("a"), 0.0)
     post.take("ntfy://x", message("b"), 1.0)
     assert service.got == ["a"]
@@ -195,7 +195,7 @@ def test_an_address_that_is_tried_again_gets_nothing_else_before_that() -> None:
 
 def test_a_failure_is_logged_once_until_it_works_again(caplog: pytest.LogCaptureFixture) -> None:
     service = Service(*[False] * 6, True, *[False] * 3)
-    post = _Post(service, Pace())
+    post = _Post(service, RateLimiter())
     for beginning in (0.0, 1000.0, 2000.0, 3000.0):
         post.take("ntfy://x", message(), beginning)
         post.send_due(beginning + 2)
@@ -207,7 +207,7 @@ def test_a_failure_is_logged_once_until_it_works_again(caplog: pytest.LogCapture
 
 
 def test_an_address_gets_so_many_in_a_minute_and_then_one_about_the_others() -> None:
-    pace = Pace(limit=2, window=60.0)
+    pace = RateLimiter(limit=2, window=60.0)
     admitted = [pace.admit("x", message(str(number)), float(number)) for number in range(5)]
     assert (admitted, pace.next_due()) == ([True, True, False, False, False], 62.0)
     assert pace.admit("y", message(), 5.0)
@@ -219,14 +219,14 @@ def test_an_address_gets_so_many_in_a_minute_and_then_one_about_the_others() -> 
 
 
 def test_a_single_message_that_was_held_back_is_told_itself() -> None:
-    pace = Pace(limit=1, window=60.0)
+    pace = RateLimiter(limit=1, window=60.0)
     late = message("late", "failed")
     assert [pace.admit("x", message(), 0.0), pace.admit("x", late, 1.0)] == [True, False]
     assert pace.due(61.0) == [("x", late)]
 
 
 def test_addresses_that_got_nothing_lately_are_forgotten() -> None:
-    pace = Pace(limit=2, window=60.0)
+    pace = RateLimiter(limit=2, window=60.0)
     for number in range(100):
         pace.admit(f"x{number}", message(), 0.0)
     assert (pace.due(61.0), len(pace)) == ([], 0)
@@ -234,7 +234,7 @@ def test_addresses_that_got_nothing_lately_are_forgotten() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 40), st.sampled_from("xy")), max_size=60))
 def test_nobody_gets_more_than_the_limit_in_any_window_and_nothing_goes_unsaid(looks: list[tuple[float, str]]) -> None:
-    pace, now = Pace(limit=3, window=60.0), 0.0
+    pace, now = RateLimiter(limit=3, window=60.0), 0.0
     got: dict[str, list[float]] = {"x": [], "y": []}
     said = 0
     for waited, address in looks:

@@ -8,7 +8,7 @@ from refold.core import Entry, Scheduler, View
 from refold.core.events import Event, JobCancelled, JobSubmitted, RunFailed, RunFinished, RunStarted, RunStopped
 from refold.model import Decision, End, Job
 from refold.policies.queueing.fifo import Fifo
-from refold.server.outcomes import Outcomes, Standing
+from refold.server.outcomes import JobOutcomes, OutcomeState
 from refold.testing import make_cluster, make_job
 
 
@@ -27,10 +27,10 @@ class EndsWhoeverRuns:
         return Decision(ends=tuple(End(run.job, "goes nowhere") for run in view.runs.values() if not run.stopping))
 
 
-def told_after(last: Sequence[Event], cancelled: Sequence[Event] = ()) -> tuple[Standing, str]:
+def told_after(last: Sequence[Event], cancelled: Sequence[Event] = ()) -> tuple[OutcomeState, str]:
     """Where a job stands, and why, that was ended by a rule after three seconds and then reported so."""
     job: Job = make_job("job")
-    outcomes = Outcomes([job])
+    outcomes = JobOutcomes([job])
     scheduler = Scheduler(make_cluster(1), EndsWhoeverRuns(3.0))
     steps: list[tuple[float, Sequence[Event]]] = [
         (0.0, [JobSubmitted(job)]),
@@ -42,7 +42,7 @@ def told_after(last: Sequence[Event], cancelled: Sequence[Event] = ()) -> tuple[
     for now, events in steps:
         entry: Entry = scheduler.step(now, events)
         outcomes.note(entry, scheduler.view)
-    return outcomes.of["job"].standing, outcomes.of["job"].why
+    return outcomes.of["job"].state, outcomes.of["job"].why
 
 
 def test_a_job_that_was_ended_by_a_rule_is_told_with_the_reason() -> None:

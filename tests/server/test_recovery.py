@@ -1,4 +1,4 @@
-"""A new chapter on another cluster: what was on a node is on the one of its name; what has no place waits again."""
+"""A new epoch on another cluster: what was on a node is on the one of its name; what has no place waits again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from refold.core import Scheduler
 from refold.core.events import JobSubmitted, NodeLost
 from refold.model import Cluster, Node
 from refold.registry import make_policy
-from refold.server.recovery import _opening_on
+from refold.server.recovery import _snapshot_on
 from refold.testing import make_job
 
 
@@ -16,7 +16,7 @@ def cluster(*names: str) -> Cluster:
 
 def began_on(before: Scheduler, after: Cluster) -> Scheduler:
     scheduler = Scheduler(after, make_policy("fifo", {}))
-    scheduler.step(10.0, _opening_on(after, before, []))
+    scheduler.step(10.0, _snapshot_on(after, before, []))
     return scheduler
 
 

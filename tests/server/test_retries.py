@@ -14,10 +14,10 @@ from refold.core.events import RunFailed
 
 
 @pytest.mark.parametrize(
-    ("lost", "standing"), [(False, "failed"), (True, "held")], ids=["by its own fault", "by nobody's"]
+    ("lost", "state"), [(False, "failed"), (True, "held")], ids=["by its own fault", "by nobody's"]
 )
 def test_an_end_that_cannot_be_judged_is_taken_as_it_came(
-    lost: bool, standing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    lost: bool, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
         async with HandDaemon(tmp_path, UnreliableMachine()) as daemon:
@@ -29,7 +29,7 @@ def test_an_end_that_cannot_be_judged_is_taken_as_it_came(
             job = await daemon.submit("a", retries=3)
             with caplog.at_level(logging.ERROR, "refold"):
                 await daemon.end_run(job, RunFailed, why="exit 1", retry=lost)
-            assert (await daemon.desk.job(OWNER, job)).standing == standing
+            assert (await daemon.service.job(OWNER, job)).state == state
             assert [record.getMessage() for record in caplog.records] == [
                 "the end of run 1 of a-1 could not be judged: it is taken as it came"
             ]

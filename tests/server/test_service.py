@@ -1,4 +1,4 @@
-"""What callers are told at the desk, and what becomes of tokens there."""
+"""What callers are told at the service, and what becomes of tokens there."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from refold.api.roles import Caller
 from refold.api.tokens import make_token
 from refold.api.wire import Jobs, NewToken, Role, Submission
 from refold.core import Entry, Header
-from refold.core.events import JobSubmitted, Remembered, RunFinished
+from refold.core.events import JobSubmitted, PastJob, RunFinished
 from refold.errors import BadValue, Conflict, NotFound, Unavailable
 from refold.model import Launch
 
 EVERYTHING: dict[str, Any] = {
-    "standing": None,
+    "state": None,
     "tenant": "",
     "user": "",
     "name": "",
@@ -40,7 +40,7 @@ def at_the_desk(folder: Path, work: Callable[[HandDaemon], Awaitable[None]]) -> 
 
 
 def places(page: Jobs) -> list[tuple[str, str, int]]:
-    return [(job.id, job.standing, job.place) for job in page.jobs]
+    return [(job.id, job.state, job.place) for job in page.jobs]
 
 
 def hand_out(daemon: HandDaemon, **roles: Role) -> None:
@@ -54,12 +54,12 @@ def test_of_two_owners_tokens_one_is_left_even_if_both_are_revoked_at_once(tmp_p
     async def revoke_both(daemon: HandDaemon) -> None:
         hand_out(daemon, ann="owner", bob="owner", eve="member")
         done = await asyncio.gather(
-            *(daemon.desk.revoke_token(OWNER, name) for name in ("ann", "bob")), return_exceptions=True
+            *(daemon.service.revoke_token(OWNER, name) for name in ("ann", "bob")), return_exceptions=True
         )
         assert [type(one).__name__ for one in done] == ["TokenStatus", "Conflict"]
         assert isinstance(done[1], Conflict)
         left = {known.name for known in daemon.store.reading.tokens()}
-        assert left == {"bob", "eve"} == {token.name for token in await daemon.desk.tokens(OWNER)}
+        assert left == {"bob", "eve"} == {token.name for token in await daemon.service.tokens(OWNER)}
 
     at_the_desk(tmp_path, revoke_both)
 
@@ -67,7 +67,9 @@ def test_of_two_owners_tokens_one_is_left_even_if_both_are_revoked_at_once(tmp_p
 def test_a_token_that_is_revoked_twice_at_once_is_not_found_the_second_time(tmp_path: Path) -> None:
     async def revoke_twice(daemon: HandDaemon) -> None:
         hand_out(daemon, eve="member")
-        done = await asyncio.gather(*(daemon.desk.revoke_token(OWNER, "eve") for _ in range(2)), return_exceptions=True)
+        done = await asyncio.gather(
+            *(daemon.service.revoke_token(OWNER, "eve") for _ in range(2)), return_exceptions=True
+        )
         assert isinstance(done[1], NotFound)
         assert daemon.store.reading.tokens() == []
 
@@ -83,8 +85,8 @@ def test_a_token_that_could_not_be_revoked_is_good_as_before(tmp_path: Path) -> 
 
         daemon.loop.written = fails  # type: ignore[method-assign]
         with pytest.raises(Unavailable):
-            await daemon.desk.revoke_token(OWNER, "eve")
-        assert [token.name for token in await daemon.desk.tokens(OWNER)] == ["eve"]
+            await daemon.service.revoke_token(OWNER, "eve")
+        assert [token.name for token in await daemon.service.tokens(OWNER)] == ["eve"]
 
     at_the_desk(tmp_path, revoke)
 
@@ -102,12 +104,12 @@ def test_a_snapshot_can_be_handed_around_unless_it_is_whole(tmp_path: Path) -> N
         first = await daemon.submit("first", **SECRETIVE)
         await daemon.end_run(first, RunFinished)
         await daemon.submit("second", **SECRETIVE)
-        some, whole = [await daemon.desk.snapshot(OWNER, whole=whole) for whole in (False, True)]
+        some, whole = [await daemon.service.snapshot(OWNER, whole=whole) for whole in (False, True)]
         assert (b"swordfish" in some, b"swordfish" in whole) == (False, True)
         header, entry = some.splitlines()
         assert msgspec.json.decode(header, type=Header).snapshot
         told = msgspec.json.decode(entry, type=Entry).events
-        jobs = {one.job.id: one.job for one in told if isinstance(one, JobSubmitted | Remembered)}
+        jobs = {one.job.id: one.job for one in told if isinstance(one, JobSubmitted | PastJob)}
         assert {name: (job.command, job.launch) for name, job in jobs.items()} == {
             name: ((), Launch(folder="/data", no_progress=60.0)) for name in ("first-1", "second-2")
         }
@@ -121,20 +123,20 @@ def test_the_queue_is_the_same_whether_everybody_or_somebody_is_asked_for(tmp_pa
         asked: dict[str, dict[str, Any]] = {"a": {}, "b": {}, "c": {}, "d": {"hold": True}, "e": {"gpus": 99}, "f": {}}
         for name, more in asked.items():
             await daemon.submit(name, **more)
-        await daemon.desk.drain(OWNER, "a", why="", gpu=1, move=False)
+        await daemon.service.drain(OWNER, "a", why="", gpu=1, move=False)
         await daemon.rest()
-        everybody = await daemon.desk.jobs(OWNER, **EVERYTHING)
-        anns = await daemon.desk.jobs(OWNER, **{**EVERYTHING, "user": OWNER.user})
+        everybody = await daemon.service.jobs(OWNER, **EVERYTHING)
+        anns = await daemon.service.jobs(OWNER, **{**EVERYTHING, "user": OWNER.user})
         assert [places(everybody), everybody.total, everybody.next] == [places(anns), anns.total, anns.next]
         assert (sorted(job.name for job in everybody.jobs), everybody.total) == (list("abcdef"), 6)
         found: list[str] = []
         after: int | None = 0
         while after is not None:
-            page = await daemon.desk.jobs(OWNER, **{**EVERYTHING, "limit": 4, "after": after})
+            page = await daemon.service.jobs(OWNER, **{**EVERYTHING, "limit": 4, "after": after})
             found += [job.id for job in page.jobs]
             after = page.next
         assert found == [job.id for job in everybody.jobs]
-        assert await daemon.desk.jobs(OWNER, **{**EVERYTHING, "after": 6}) == Jobs([], 6)
+        assert await daemon.service.jobs(OWNER, **{**EVERYTHING, "after": 6}) == Jobs([], 6)
 
     at_the_desk(tmp_path, look)
 
@@ -144,10 +146,10 @@ def test_what_is_over_is_told_in_pages_and_to_other_tenants_less(tmp_path: Path)
         for _ in range(3):
             await daemon.end_run(await daemon.submit("a"), RunFinished)
         stranger = Caller("eve", "reader", "other", "eve")
-        first = await daemon.desk.jobs(stranger, **{**EVERYTHING, "ended": True, "limit": 2})
+        first = await daemon.service.jobs(stranger, **{**EVERYTHING, "ended": True, "limit": 2})
         assert ([job.id for job in first.jobs], first.total, first.next) == (["a-3", "a-2"], 3, 2)
         assert {job.user for job in first.jobs} == {""}
-        last = await daemon.desk.jobs(OWNER, **{**EVERYTHING, "ended": True, "after": first.next})
+        last = await daemon.service.jobs(OWNER, **{**EVERYTHING, "ended": True, "after": first.next})
         assert ([(job.id, job.user) for job in last.jobs], last.next) == ([("a-1", "ann")], None)
 
     at_the_desk(tmp_path, look)
@@ -156,7 +158,7 @@ def test_what_is_over_is_told_in_pages_and_to_other_tenants_less(tmp_path: Path)
 def test_a_pattern_that_is_none_is_refused_when_it_comes(tmp_path: Path) -> None:
     async def submit(daemon: HandDaemon) -> None:
         with pytest.raises(BadValue, match="progress is '\\(', which is not a regular expression"):
-            await daemon.desk.submit(OWNER, Submission("a", ["x"], progress="("))
-        assert (await daemon.desk.jobs(OWNER, **EVERYTHING)).total == 0
+            await daemon.service.submit(OWNER, Submission("a", ["x"], progress="("))
+        assert (await daemon.service.jobs(OWNER, **EVERYTHING)).total == 0
 
     at_the_desk(tmp_path, submit)

@@ -44,7 +44,7 @@ def test_a_full_disk_is_told_and_when_there_is_room_again_everything_goes_on(tmp
         os.kill(daemon.pid, signal.SIGUSR2)
         until(lambda: not client.about().storage)
         (last,) = submitted(daemon, 1)
-        assert client.wait(last, timeout=20).standing == "finished"
+        assert client.wait(last, timeout=20).state == "finished"
         assert "trying again" in daemon.log()
         assert "can be written again" in daemon.log()
 
@@ -84,7 +84,7 @@ def test_a_disk_that_is_full_when_the_daemon_dies_loses_nothing_that_was_acknowl
     first.kill()
     with RealDaemon(state, slots=1) as second:
         client = second.client()
-        assert [client.wait(job, timeout=20).standing for job in acknowledged] == ["finished"] * 3
+        assert [client.wait(job, timeout=20).state for job in acknowledged] == ["finished"] * 3
 
 
 @pytest.fixture

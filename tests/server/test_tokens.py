@@ -9,12 +9,12 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, strategies as st
 
-from refold.api.hosts import Names
+from refold.api.hosts import AllowedHosts
 from refold.api.roles import Caller
-from refold.api.tokens import Known, Tokens, hash_of, make_token
+from refold.api.tokens import StoredToken, TokenAuthenticator, hash_of, make_token
 from refold.api.wire import NewToken, Role, TokenStatus
 from refold.client.address import Address, find_address, write_address
-from refold.errors import BadFile, BadValue, NoDaemon, Unknown
+from refold.errors import BadFile, BadValue, NoDaemon, Unauthenticated
 from refold.server.store.store import Store
 from refold.server.tokens import make_owner
 
@@ -23,7 +23,7 @@ ASKED = NewToken("laptop", "member", "vision", "ada")
 
 def test_of_a_token_everything_is_kept_but_itself() -> None:
     token, known = make_token(ASKED, 7.0)
-    assert known == Known("laptop", "member", "vision", "ada", 7.0, hash_of(token))
+    assert known == StoredToken("laptop", "member", "vision", "ada", 7.0, hash_of(token))
     assert known.status() == TokenStatus("laptop", "member", "vision", "ada", 7.0)
     assert token not in repr(known)
 
@@ -40,7 +40,7 @@ def test_the_hash_is_sha_256() -> None:
 
 def test_who_brings_a_token_is_known_by_it() -> None:
     token, known = make_token(ASKED, 0.0)
-    tokens = Tokens({known.hash: known})
+    tokens = TokenAuthenticator({known.hash: known})
     expected = Caller("laptop", "member", "vision", "ada")
     assert [tokens.caller(f"{scheme} {token}") for scheme in ("Bearer", "bearer", "BEARER ")] == [expected] * 3
 
@@ -48,8 +48,8 @@ def test_who_brings_a_token_is_known_by_it() -> None:
 @given(st.text() | st.text().map("Bearer {}".format))
 def test_nothing_else_is_known(authorization: str) -> None:
     _, known = make_token(ASKED, 0.0)
-    with pytest.raises(Unknown):
-        Tokens({known.hash: known}).caller(authorization)
+    with pytest.raises(Unauthenticated):
+        TokenAuthenticator({known.hash: known}).caller(authorization)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_an_owner_who_lost_a_token_gets_another_and_the_old_one_opens_nothing(tm
         store.add_token(of_others)
         lost, found = make_owner(store), make_owner(store)
         known = {known.hash: known for known in store.reading.tokens()}
-    tokens = Tokens(known)
+    tokens = TokenAuthenticator(known)
     assert tokens.caller(f"Bearer {found}") == Caller("owner", "owner", "default", "owner")
     assert [tokens.knows(f"Bearer {token}") for token in (lost, found)] == [False, True]
     assert {one.name for one in known.values()} == {"owner", of_others.name}
@@ -80,23 +80,23 @@ def test_an_owner_who_lost_a_token_gets_another_and_the_old_one_opens_nothing(tm
 
 def test_a_hash_that_leaked_opens_nothing() -> None:
     _, known = make_token(ASKED, 0.0)
-    with pytest.raises(Unknown, match="the token is not known"):
-        Tokens({known.hash: known}).caller(f"Bearer {known.hash}")
+    with pytest.raises(Unauthenticated, match="the token is not known"):
+        TokenAuthenticator({known.hash: known}).caller(f"Bearer {known.hash}")
 
 
 def test_a_mapping_that_finds_too_much_is_not_believed() -> None:
     _, known = make_token(ASKED, 0.0)
-    with pytest.raises(Unknown, match="the token is not known"):
-        Tokens({hash_of("rf_x"): known}).caller("Bearer rf_x")
+    with pytest.raises(Unauthenticated, match="the token is not known"):
+        TokenAuthenticator({hash_of("rf_x"): known}).caller("Bearer rf_x")
 
 
 def test_what_is_revoked_is_unknown_at_once() -> None:
     token, known = make_token(ASKED, 0.0)
     kept = {known.hash: known}
-    tokens = Tokens(kept)
+    tokens = TokenAuthenticator(kept)
     tokens.caller(f"Bearer {token}")
     kept.clear()
-    with pytest.raises(Unknown):
+    with pytest.raises(Unauthenticated):
         tokens.caller(f"Bearer {token}")
 
 
@@ -199,7 +199,7 @@ def test_a_daemon_goes_by_the_names_of_where_it_listens(
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "box")
     monkeypatch.setattr("socket.getfqdn", lambda: "box.lab")
-    names = Names(*listens)
+    names = AllowedHosts(*listens)
     assert [name for name in HERE_AND_THERE if name in names] == known
 
 

@@ -19,10 +19,10 @@ from refold.policies.queueing.fifo import Fifo, FifoSkip
 from refold.policies.queueing.las import Las
 from refold.registry import make_policy, policy_names
 from refold.simulator import Costs, Fault, simulate
-from refold.simulator.arrivals import MOST_ARRIVALS, Past
-from refold.simulator.fork import CannotCopy, Snapshot
+from refold.simulator.arrivals import MOST_ARRIVALS, PastArrivals
+from refold.simulator.fork import CannotCopy, Fork
 from refold.simulator.futures import Futures, going_on, look_ahead, taking_over
-from refold.simulator.state_at import Present
+from refold.simulator.state_at import StateAt
 from refold.testing import make_cluster, make_job
 
 SLOW = {"optimal", "sia", "gavel", "pollux"}
@@ -66,7 +66,7 @@ def test_a_copied_scheduler_goes_on_as_the_one_it_was_copied_from(name: str) -> 
     recorded = [order for entry in after for order in entry.orders]
     original = Scheduler(TWO_NODES, make_policy(name))
     orders_from(original, before)
-    snapshot = Snapshot(original)
+    snapshot = Fork(original)
     assert orders_from(snapshot.copy(), after) == recorded
     assert orders_from(original, after) == recorded  # it was not disturbed
     assert orders_from(snapshot.copy(), after) == recorded  # nor was what is kept
@@ -83,7 +83,7 @@ class Holder:
 
 def test_a_function_is_copied_with_what_it_holds_on_to_and_frozen_values_are_shared() -> None:
     original = Holder()
-    copied = Snapshot(original).copy()
+    copied = Fork(original).copy()
     copied.amounts.append(41)
     assert (copied.total(), original.total()) == (42, 1)
     assert copied.job is original.job
@@ -91,14 +91,14 @@ def test_a_function_is_copied_with_what_it_holds_on_to_and_frozen_values_are_sha
 
 def test_a_large_array_is_copied_whole() -> None:
     amounts = np.arange(200_000)
-    copied = Snapshot({"amounts": amounts}).copy()["amounts"]
+    copied = Fork({"amounts": amounts}).copy()["amounts"]
     copied[0] = 7
     assert (copied[1:].tolist(), amounts[0]) == (amounts[1:].tolist(), 0)
 
 
 def test_what_has_begun_cannot_be_copied() -> None:
     with pytest.raises(CannotCopy):
-        Snapshot(iter(number for number in range(3)))
+        Fork(iter(number for number in range(3)))
 
 
 # How things stand.
@@ -107,7 +107,7 @@ def test_what_has_begun_cannot_be_copied() -> None:
 @pytest.mark.parametrize("name", ["fifo-skip", "las", "srtf", "refold", "tiresias"])
 def test_a_journal_is_followed_to_the_state_that_its_policy_left(name: str) -> None:
     entries = journal_of(make_policy(name), some_jobs(40))
-    scheduler, present = Scheduler(TWO_NODES, make_policy(name)), Present(TWO_NODES)
+    scheduler, present = Scheduler(TWO_NODES, make_policy(name)), StateAt(TWO_NODES)
     for entry in entries:
         scheduler.step(entry.now, entry.events)
         present.follow(entry)
@@ -130,14 +130,14 @@ def test_who_waits_waits_since_it_came_or_since_its_run_ended() -> None:
         Entry(0.0, (JobSubmitted(make_job("a")), JobSubmitted(make_job("b"))), (started("a", 0),)),
         Entry(7.0, (RunStopped("a", 1, 5.0),)),
     ]
-    present = Present.of(make_cluster(2), entries, 9.0)
+    present = StateAt.of(make_cluster(2), entries, 9.0)
     assert present.waiting_since == {"a": 7.0, "b": 0.0}
     assert (present.elapsed("a"), present.elapsed("b")) == (7.0, 0.0)
 
 
 def test_a_moment_between_two_entries_is_later_than_the_first_of_them() -> None:
     entries = [Entry(0.0, (JobSubmitted(make_job("a")),), (started("a", 0),)), Entry(100.0, (RunFinished("a", 1),))]
-    present = Present.of(make_cluster(2), entries, 60.0)
+    present = StateAt.of(make_cluster(2), entries, 60.0)
     assert (present.now, present.elapsed("a"), list(present.view.runs)) == (60.0, 60.0, ["a"])
     end = present.end(present.view.runs["a"])
     assert end.soonest is not None and end.latest is not None
@@ -147,7 +147,7 @@ def test_a_moment_between_two_entries_is_later_than_the_first_of_them() -> None:
 def test_a_journal_that_uses_a_gpu_twice_is_none() -> None:
     twice = Entry(0.0, (JobSubmitted(make_job("a")), JobSubmitted(make_job("b"))), (started("a", 0), started("b", 0)))
     with pytest.raises(BadDecision, match="the journal"):
-        Present.of(make_cluster(2), [twice])
+        StateAt.of(make_cluster(2), [twice])
 
 
 # Futures.
@@ -164,7 +164,7 @@ def ahead(
     futures: int = 20,
     arrivals: bool = False,
 ) -> Futures:
-    present = Present.of(cluster, entries, at)
+    present = StateAt.of(cluster, entries, at)
     if successor is None:
         go_on = going_on(present, cluster, lambda: entries, policy)
     else:
@@ -218,7 +218,7 @@ def test_the_same_seed_draws_the_same_lives_and_who_comes_last_under_fifo_delays
 
 def test_looking_ahead_leaves_the_present_as_it_is() -> None:
     entries = simulated(Fifo(), hundred_each(5))
-    present = Present.of(ONE_GPU, entries, 550.0)
+    present = StateAt.of(ONE_GPU, entries, 550.0)
     go_on = going_on(present, ONE_GPU, lambda: entries, Fifo)
     first = look_ahead(present, go_on, futures=5).starts("now-3").tolist()
     assert look_ahead(present, go_on, futures=5).starts("now-3").tolist() == first
@@ -250,7 +250,7 @@ def test_runs_that_are_stopping_have_stopped_and_others_go_on_from_where_they_ar
     cluster, journal = make_cluster(8), ListJournal()
     make = partial(Las, threshold_gpu_seconds=800.0)
     simulate(jobs, cluster, make(), journal=journal, costs=Costs(stop=30.0))
-    present = Present.of(cluster, journal.entries, 1_010.0)
+    present = StateAt.of(cluster, journal.entries, 1_010.0)
     assert [run.stopping for run in present.view.runs.values()] == [True]
     futures = ahead(make, journal.entries, at=1_010.0, cluster=cluster)
     assert set(futures.starts("short").tolist()) == {1_010.0}
@@ -303,7 +303,7 @@ def test_a_policy_that_decides_otherwise_than_is_written_is_told() -> None:
 def test_any_policy_can_take_over(name: str) -> None:
     entries = journal_of(FifoSkip(), some_jobs(30))
     middle = entries[len(entries) // 2].now
-    present = Present.of(TWO_NODES, entries, middle)
+    present = StateAt.of(TWO_NODES, entries, middle)
     futures = ahead(FifoSkip, entries, at=middle, cluster=TWO_NODES, successor=partial(make_policy, name), futures=2)
     assert len(present.view.waiting) > 1
     assert all(futures.start(job_id) is not None for job_id in present.view.waiting)
@@ -323,7 +323,7 @@ def test_who_takes_over_may_start_at_once_whom_the_other_kept_waiting() -> None:
 def test_who_was_cancelled_is_in_no_future() -> None:
     jobs = (JobSubmitted(make_job("a")), JobSubmitted(make_job("b")))
     entries = [Entry(0.0, jobs, (started("a", 0),)), Entry(1.0, (JobCancelled("b"),))]
-    present = Present.of(ONE_GPU, entries)
+    present = StateAt.of(ONE_GPU, entries)
     assert (list(present.view.waiting), list(present.view.runs), present.waiting_since) == ([], ["a"], {})
 
 
@@ -331,7 +331,7 @@ def test_who_was_cancelled_is_in_no_future() -> None:
 
 
 def test_jobs_come_again_as_they_came_from_some_moment_on() -> None:
-    past = Past([make_job("a", at=10.0, gpus=2), make_job("b", at=40.0)], [5.0, 7.0], 110.0)
+    past = PastArrivals([make_job("a", at=10.0, gpus=2), make_job("b", at=40.0)], [5.0, 7.0], 110.0)
     coming = past.again(np.random.default_rng(3), {"coming-1"})
     assert [job.id for job in coming[:3]] == ["coming-0", "coming-1'", "coming-2"]
     assert len({job.id for job in coming}) == len(coming) == MOST_ARRIVALS
@@ -344,7 +344,9 @@ def test_jobs_come_again_as_they_came_from_some_moment_on() -> None:
 def test_where_nobody_has_come_nobody_comes_again() -> None:
     chance = np.random.default_rng(0)
     assert (
-        Past([], [], 5.0).again(chance, set()) == Past([make_job("a", at=5.0)], [1.0], 5.0).again(chance, set()) == []
+        PastArrivals([], [], 5.0).again(chance, set())
+        == PastArrivals([make_job("a", at=5.0)], [1.0], 5.0).again(chance, set())
+        == []
     )
 
 

@@ -5,8 +5,8 @@ import pytest
 from refold.model import Allocation, Job, Plan, Share
 from refold.perf.measurement import Measurement
 from refold.plans.speeds import Speeds
-from refold.simulator import AsRecorded
-from refold.simulator.measured_speeds import Measured
+from refold.simulator import RecordedSpeeds
+from refold.simulator.measured_speeds import MeasuredSpeeds
 from refold.testing import make_cluster, make_job
 
 GPU = "A800-80GB"
@@ -28,7 +28,7 @@ TABLE = (
     row(Plan(8, zero=2, offload=True), 2.0, cpus=64.0),
     row(Plan(2, 4), None),
 )
-CHARGE = Measured(TABLE, SPEEDS, AsRecorded(CLUSTER))
+CHARGE = MeasuredSpeeds(TABLE, SPEEDS, RecordedSpeeds(CLUSTER))
 TRAINED = make_job("a", gpus=8, cpus=64, work=77.0, reshapable=True, workload="gpt2", plan=Plan(8), steps=600)
 
 
@@ -74,7 +74,7 @@ def test_between_measured_points_the_model_is_corrected_by_the_nearest(
 
 def test_a_measured_point_is_charged_as_it_was_measured_even_beside_a_faster_one() -> None:
     table = (row(Plan(4), 1.0), row(Plan(4, accumulation=2), 0.8))
-    charge = Measured(table, SPEEDS, AsRecorded(CLUSTER))
+    charge = MeasuredSpeeds(table, SPEEDS, RecordedSpeeds(CLUSTER))
     assert [charge.step_seconds(TRAINED, GPU, (4,), 0.0, one.plan) for one in table] == [1.0, 0.8]
 
 
@@ -96,6 +96,6 @@ def test_an_offloading_plan_is_charged_by_the_cpus_it_has() -> None:
     ],
 )
 def test_other_jobs_are_charged_as_before(other: Job) -> None:
-    recorded, half = AsRecorded(CLUSTER), Allocation((Share(0, (0, 1, 2, 3)),))
+    recorded, half = RecordedSpeeds(CLUSTER), Allocation((Share(0, (0, 1, 2, 3)),))
     assert CHARGE.work(other) == 70.0
     assert CHARGE.speed(other, half) == recorded.speed(other, half)

@@ -7,13 +7,13 @@ import pytest
 from refold.errors import BadInput
 from refold.model import Allocation, Plan, Share
 from refold.plans.speeds import Speeds
-from refold.simulator import AsRecorded
-from refold.simulator.modelled_speeds import Modelled
+from refold.simulator import RecordedSpeeds
+from refold.simulator.modelled_speeds import ModelledSpeeds
 from refold.testing import make_cluster, make_job
 
 CLUSTER = make_cluster(8, 8, types="A800-80GB")
 SPEEDS = Speeds(CLUSTER)
-CHARGE = Modelled(SPEEDS, AsRecorded(CLUSTER))
+CHARGE = ModelledSpeeds(SPEEDS, RecordedSpeeds(CLUSTER))
 TRAINED = make_job("a", gpus=8, work=100.0, reshapable=True, workload="gpt2", plan=Plan(8), steps=500)
 
 
@@ -44,6 +44,6 @@ def test_where_nobody_recorded_how_long_it_takes_its_steps_say() -> None:
 @pytest.mark.parametrize("more", [{"reshapable": False, "workload": "gpt2"}, {"reshapable": True, "workload": "own"}])
 def test_other_jobs_are_charged_as_before(more: dict[str, object]) -> None:
     job = make_job("a", gpus=8, work=70.0, **more)  # type: ignore[arg-type]
-    recorded = AsRecorded(CLUSTER)
+    recorded = RecordedSpeeds(CLUSTER)
     assert CHARGE.work(job) == 70.0
     assert CHARGE.speed(job, on(4)) == recorded.speed(job, on(4))

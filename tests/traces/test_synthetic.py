@@ -15,11 +15,11 @@ from refold.traces.demo import LOAD, demo_cluster, demo_trace
 from refold.traces.formats import read_cluster, read_trace
 from refold.traces.synthetic import (
     OFFICE_HOURS,
-    Arrivals,
     Empirical,
     Lognormal,
-    Shape,
+    PoissonArrivals,
     SizeClass,
+    WorkloadShape,
     calibrated,
     enlarge,
     everyday,
@@ -53,7 +53,7 @@ def test_where_the_drawn_jobs_cannot_have_a_load_it_is_said() -> None:
         SizeClass(Demand(gpus=0), 1.0, Empirical((60.0,))),
         SizeClass(Demand(), 1e-9, Empirical((60.0,))),
     )
-    cpu_only = generate(Shape(20, Arrivals(10.0), seldom).for_load(CLUSTER, 0.9), seed=1)
+    cpu_only = generate(WorkloadShape(20, PoissonArrivals(10.0), seldom).for_load(CLUSTER, 0.9), seed=1)
     assert cpu_only.notes[1:] == ("the 20 jobs drawn ask for no GPU time: no load can be said of them",)
     alone = generate(everyday(1).for_load(CLUSTER, 0.9), seed=1)
     assert alone.notes[1:] == ("the 1 job drawn came at one moment: no load can be said of them",)
@@ -74,7 +74,7 @@ def test_a_learned_workload_has_the_sizes_durations_and_load_of_its_source() -> 
 
 
 def test_arrivals_follow_the_rhythm_and_the_learned_rhythm_too() -> None:
-    shape = replace(everyday(20000), arrivals=Arrivals(100.0, OFFICE_HOURS))
+    shape = replace(everyday(20000), arrivals=PoissonArrivals(100.0, OFFICE_HOURS))
     made = generate(shape, seed=5)
     again = generate(calibrated(made), seed=6)
     for trace in (made, again):
@@ -84,15 +84,15 @@ def test_arrivals_follow_the_rhythm_and_the_learned_rhythm_too() -> None:
 
 
 def test_bursts_bring_jobs_together() -> None:
-    shape = replace(everyday(2000), arrivals=Arrivals(60.0, burst=4.0, burst_seconds=0.5))
+    shape = replace(everyday(2000), arrivals=PoissonArrivals(60.0, burst=4.0, burst_seconds=0.5))
     learned = calibrated(generate(shape, seed=2)).arrivals
     assert learned.burst == pytest.approx(4.0, rel=0.1)
 
 
 def test_habit_makes_a_users_jobs_alike_and_changes_no_duration() -> None:
-    shape = Shape(
+    shape = WorkloadShape(
         1000,
-        Arrivals(10.0),
+        PoissonArrivals(10.0),
         (SizeClass(Demand(), 1.0, Lognormal(600, 1.5)),),
         users_per_tenant=20,
     )
@@ -152,8 +152,8 @@ def test_the_shipped_workload_is_the_generators() -> None:
         lambda: everyday(1).for_load(CLUSTER, float("nan")),
         lambda: enlarge(read_trace("demo"), -1, 0),
         lambda: calibrated(Trace("none", (Job("a"),))),
-        lambda: Arrivals(0.0),
-        lambda: Arrivals(1.0, rhythm=(0.0, 0.0)),
+        lambda: PoissonArrivals(0.0),
+        lambda: PoissonArrivals(1.0, rhythm=(0.0, 0.0)),
         lambda: Lognormal(10.0, 1.0, longest=5.0),
         lambda: Empirical((2.0, 1.0)),
         lambda: SizeClass(Demand(), -1.0, Empirical((1.0,))),

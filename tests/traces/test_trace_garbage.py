@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from refold.errors import BadFile, BadInput, BadRow, BadValue
 from refold.traces.formats import FORMATS, read_cluster, read_trace
-from refold.traces.text_source import Source
+from refold.traces.text_source import TextSource
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
@@ -134,7 +134,7 @@ def test_no_text_makes_any_reader_fail_in_another_way(format: str, text: str) ->
         "rubick": "name,submission_time,duration,application,num_gpus,num_cpus,exec_plan,steps,is_sla\n",
         "sacct": "JobID|Start|End|AllocTRES\n",
     }
-    source = Source(Path("jobs"), heads[format] + text)
+    source = TextSource(Path("jobs"), heads[format] + text)
     try:
         trace = formats._reader(format).read(source, skip_bad=True, gpus_per_instance=8)
     except BadInput:

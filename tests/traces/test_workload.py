@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from refold.cli.inputs.workload import Reading, Workload
+from refold.cli.inputs.workload import TraceReadOptions, Workload
 from refold.cli.inputs.workload_reader import read_workload
 from refold.errors import BadInput
 from refold.simulator import Costs
@@ -14,9 +14,9 @@ from refold.simulator import Costs
 HEAD = "job_id,submit_s,num_gpu,duration_s,gpu_type\n"
 
 
-def workload(path: Path, text: str, cluster: str, reading: Reading | None = None) -> Workload:
+def workload(path: Path, text: str, cluster: str, reading: TraceReadOptions | None = None) -> Workload:
     (path / "jobs.csv").write_text(HEAD + text)
-    return read_workload(str(path / "jobs.csv"), cluster, reading or Reading(), Costs())
+    return read_workload(str(path / "jobs.csv"), cluster, reading or TraceReadOptions(), Costs())
 
 
 def test_types_are_those_of_the_cluster(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_types_are_those_of_the_cluster(tmp_path: Path) -> None:
 
 def test_gpus_are_parted_by_the_largest_node_unless_it_is_said(tmp_path: Path) -> None:
     parted = {
-        each: workload(tmp_path, "a,0,16,10,\n", "4x4+1x2", Reading(gpus_per_instance=each)).jobs[0].demand
+        each: workload(tmp_path, "a,0,16,10,\n", "4x4+1x2", TraceReadOptions(gpus_per_instance=each)).jobs[0].demand
         for each in (None, 2)
     }
     assert {each: (demand.instances, demand.gpus) for each, demand in parted.items()} == {None: (4, 4), 2: (8, 2)}
@@ -35,16 +35,16 @@ def test_gpus_are_parted_by_the_largest_node_unless_it_is_said(tmp_path: Path) -
 
 def test_notes_are_about_the_jobs_that_are_used(tmp_path: Path) -> None:
     text = "a,0,1,10,A100\nb,1,1,,\nc,2,1,10,V100\nd,3,1,,\n"
-    first = workload(tmp_path, text, "1x8:A100", Reading(skip_bad=True, limit=2))
+    first = workload(tmp_path, text, "1x8:A100", TraceReadOptions(skip_bad=True, limit=2))
     assert [job.id for job in first.jobs] == ["a"]
     assert first.notes == ("in the whole file: 2 jobs without a duration", "left out 1 job without a duration")
-    assert len(workload(tmp_path, text, "1x8:A100", Reading(limit=1)).jobs) == 1
+    assert len(workload(tmp_path, text, "1x8:A100", TraceReadOptions(limit=1)).jobs) == 1
 
 
 def test_steps_without_durations_say_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "gavel.csv").write_text("job_id,submit_s,num_gpu,extra\na,0,1,ResNet|steps=100\n")
     with pytest.raises(BadInput) as refused:
-        read_workload(str(tmp_path / "gavel.csv"), "1x8", Reading(), Costs())
+        read_workload(str(tmp_path / "gavel.csv"), "1x8", TraceReadOptions(), Costs())
     assert str(refused.value) == (
         "no job of gavel has a duration; it says how many steps 1 job took, but not how long a step is: to simulate it,"
         " give each job its work in seconds, in the column duration_s of the common columns"

@@ -16,7 +16,7 @@ from refold.perf.shapes import ModelShape
 from refold.train import profiling
 from refold.train.profiling import (
     Effort,
-    Trial,
+    ProfileConfig,
     check_device,
     name_of_device,
     needs_no_less,
@@ -75,13 +75,13 @@ def test_threads_to_try_are_those_of_this_machine() -> None:
     ],
 )
 def test_what_follows_from_a_trial_that_did_not_fit(text: str, batch: int, more: bool) -> None:
-    failed = Trial(Plan(accumulation=2), 8, 16)
-    assert needs_no_less(Trial(plan_from_text(text), batch, 16), failed) is more
+    failed = ProfileConfig(Plan(accumulation=2), 8, 16)
+    assert needs_no_less(ProfileConfig(plan_from_text(text), batch, 16), failed) is more
 
 
 def test_a_trial_cannot_be_built_wrong() -> None:
     with pytest.raises(BadValue, match="a batch of 8 cannot be run with DP1 accumulate 3"):
-        Trial(Plan(accumulation=3), 8, 16)
+        ProfileConfig(Plan(accumulation=3), 8, 16)
 
 
 def test_a_shallow_model_says_that_it_is_one() -> None:
@@ -113,7 +113,7 @@ class TestRunning:
         pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
 
     def test_a_measurement_has_all_parts(self) -> None:
-        (one,) = profile(GPT, [Trial(Plan(accumulation=2), 8, 16, 2)], effort=Effort(steps=3, warm_up=1))
+        (one,) = profile(GPT, [ProfileConfig(Plan(accumulation=2), 8, 16, 2)], effort=Effort(steps=3, warm_up=1))
         assert (one.model, one.gpu, one.gpus_on_node, one.batch, one.sequence) == ("gpt", "cpu", (1,), 8, 16)
         assert (one.status, one.cpus, one.micro_batch) == ("ok", 2, 4)
         parts = (one.forward_seconds, one.backward_seconds, one.optimizer_seconds)
@@ -124,7 +124,7 @@ class TestRunning:
 
     def test_steps_to_warm_up_are_taken_and_long_ones_are_not_repeated(self) -> None:
         told: list[int] = []
-        trial = Trial(Plan(), 2, 8)
+        trial = ProfileConfig(Plan(), 2, 8)
         [*profile(GPT, [trial], effort=Effort(steps=4, warm_up=2), on_step=lambda: told.append(1))]
         assert len(told) == 6
         told.clear()
@@ -156,7 +156,7 @@ class TestRunning:
 
         monkeypatch.setattr(steps.Trainer, "step", broken)
         with pytest.raises(RuntimeError, match="shapes do not match"):
-            next(profile(GPT, [Trial(Plan(), 8, 16)]))
+            next(profile(GPT, [ProfileConfig(Plan(), 8, 16)]))
 
     @pytest.mark.parametrize(
         ("said", "meant"),
@@ -190,7 +190,7 @@ class TestRunning:
         assert name_of_device("cuda") == "Abacus 9000"
 
 
-def tried_in_turn() -> Iterator[Trial]:
+def tried_in_turn() -> Iterator[ProfileConfig]:
     for plan in (
         Plan(),
         Plan(recompute="full"),
@@ -200,7 +200,7 @@ def tried_in_turn() -> Iterator[Trial]:
         Plan(accumulation=8),
         Plan(accumulation=8, offload=True),
     ):
-        yield Trial(plan, 8, 16)
+        yield ProfileConfig(plan, 8, 16)
 
 
 def small_memory(trainer: type, most: int) -> type:

@@ -12,14 +12,14 @@ import msgspec
 
 from refold.api import asgi
 from refold.api.asgi import HttpError, Receive, Reply, Scope, Send, header
-from refold.api.calls import CALLS, LINES, STREAM, Call, Desk
-from refold.api.event_stream import Interest
-from refold.api.hosts import Names
+from refold.api.calls import CALLS, LINES, STREAM, Call, Service
+from refold.api.event_stream import EventFilter
+from refold.api.hosts import AllowedHosts
 from refold.api.openapi import described, page_of_calls
 from refold.api.requests import Parameters, read_json
 from refold.api.roles import Caller
-from refold.api.tokens import Tokens
-from refold.errors import BadField, Forbidden, NotFound, RefoldError, TooMuch
+from refold.api.tokens import TokenAuthenticator
+from refold.errors import BadField, Forbidden, NotFound, RefoldError, TooManyRequests
 
 LONGEST_PART = 128
 """Characters of a part of a path that names something."""
@@ -60,12 +60,12 @@ class Routes:
 
 
 class Api:
-    """An ASGI application over a desk. `names` are those that it goes by; else those of the loopback."""
+    """An ASGI application over a service. `names` are those that it goes by; else those of the loopback."""
 
-    def __init__(self, desk: Desk, tokens: Tokens, *, names: Names | None = None) -> None:
-        self._desk = desk
+    def __init__(self, service: Service, tokens: TokenAuthenticator, *, names: AllowedHosts | None = None) -> None:
+        self._service = service
         self._tokens = tokens
-        self._names = Names() if names is None else names
+        self._names = AllowedHosts() if names is None else names
         self._routes = Routes(CALLS)
         self._pages = pages()
 
@@ -113,7 +113,7 @@ class Api:
         if call.media == STREAM:
             pieces = await self._listen(caller, asked, scope)
             return await _streamed(scope, receive, send, call.media, pieces)
-        answer = getattr(self._desk, call.name)(caller, *parts, **asked)
+        answer = getattr(self._service, call.name)(caller, *parts, **asked)
         if isinstance(answer, Awaitable):
             answer = await answer
         if isinstance(answer, AsyncGenerator):
@@ -128,11 +128,11 @@ class Api:
             if not (last_seen.isascii() and last_seen.isdecimal() and len(last_seen) < 17):
                 raise BadField("Last-Event-ID is not the number of an event", "Last-Event-ID")
             since = int(last_seen)
-        job = (await self._desk.job(caller, asked["job"])).id if asked["job"] else ""
-        if self._desk.feed.is_full:
-            raise TooMuch(f"{self._desk.feed.listeners} listen to events already: try again later")
-        interest = Interest(caller, job, asked["tenant"])
-        return self._desk.feed.subscribe(since, interest, asked["follow"], lambda: self._tokens.knows(token))
+        job = (await self._service.job(caller, asked["job"])).id if asked["job"] else ""
+        if self._service.feed.is_full:
+            raise TooManyRequests(f"{self._service.feed.listeners} listen to events already: try again later")
+        interest = EventFilter(caller, job, asked["tenant"])
+        return self._service.feed.subscribe(since, interest, asked["follow"], lambda: self._tokens.knows(token))
 
     def _check_host_and_origin(self, scope: Scope) -> None:
         """A page of somebody else's, in the browser of somebody who may ask, is not to ask in their name.

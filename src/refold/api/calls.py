@@ -11,10 +11,11 @@ from msgspec import Meta
 from refold.api.queries import DrainQuery, EventsQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery
 from refold.api.roles import Caller
 from refold.api.wire import (
-    About,
+    DaemonInfo,
     Event,
     GpuStatus,
     Jobs,
+    JobState,
     JobStatus,
     Logs,
     MadeToken,
@@ -22,7 +23,6 @@ from refold.api.wire import (
     NodeStatus,
     Preview,
     Role,
-    Standing,
     Submission,
     TenantStatus,
     TokenStatus,
@@ -36,13 +36,13 @@ from refold.errors import (
     NotFound,
     RefoldError,
     TooLarge,
-    TooMuch,
+    TooManyRequests,
+    Unauthenticated,
     Unavailable,
-    Unknown,
 )
 
 if TYPE_CHECKING:
-    from refold.api.event_stream import Feed  # it imports asyncio, which a client does not need
+    from refold.api.event_stream import EventStream  # it imports asyncio, which a client does not need
 
 LARGEST_BODY = 1024 * 1024
 """Bytes of what may be sent with one call."""
@@ -53,25 +53,25 @@ MOST_SUBMISSIONS = 1000
 STATUSES: dict[type[RefoldError], int] = {
     BadInput: 422,
     BadValue: 422,
-    Unknown: 401,
+    Unauthenticated: 401,
     Forbidden: 403,
     NotFound: 404,
     Conflict: 409,
     TooLarge: 413,
-    TooMuch: 429,
+    TooManyRequests: 429,
     Unavailable: 503,
 }
 """How an error goes over the wire. The client takes the first that has the status."""
 
-OVER: frozenset[Standing] = frozenset({"finished", "failed", "cancelled"})
+OVER: frozenset[JobState] = frozenset({"finished", "failed", "cancelled"})
 """Where jobs stand for ever."""
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One thing that a daemon can be asked.
+    """One call of the API.
 
-    `name` is the method of `Desk` that answers; `{…}` in its path and the fields of `query` are its arguments. `takes`
-    and `gives` are what goes with it and what comes back. `repeatable`: to ask twice does no more than to ask once.
+    `name` is the method of `Service` that answers it; the `{…}` of its path and the fields of `query` are arguments.
+    `takes` and `gives` are the types of request body and answer. `repeatable`: the call is idempotent.
     """
 
     name: str
@@ -93,7 +93,7 @@ LINES = "application/jsonl"
 STREAM = "text/event-stream"
 
 CALLS: tuple[Call, ...] = (
-    Call("about", "GET", f"{V1}/about", "reader", About, "The daemon, and who you are to it"),
+    Call("about", "GET", f"{V1}/about", "reader", DaemonInfo, "The daemon, and who you are to it"),
     Call("submit", "POST", f"{V1}/jobs", "member", JobStatus, "Submit a job", takes=Submission, status=201),
     Call(
         "submit_all",
@@ -162,19 +162,19 @@ CALLS: tuple[Call, ...] = (
 )
 
 
-class Desk(Protocol):
+class Service(Protocol):
     """The daemon as the API knows it. Every method may raise what `STATUSES` lists.
 
     A job is asked for by its id ('train-17'), its number ('17'), or its name if only one job has it. The API has
-    checked the caller's role; whether the job is of the caller's tenant is for the desk to check.
+    checked the caller's role; whether the job is of the caller's tenant is for the service to check.
     """
 
     @property
-    def feed(self) -> Feed:
+    def feed(self) -> EventStream:
         """What happens, for those who listen."""
         ...
 
-    def about(self, caller: Caller) -> About:
+    def about(self, caller: Caller) -> DaemonInfo:
         """The daemon, and what the caller is to it."""
         ...
 
@@ -194,7 +194,7 @@ class Desk(Protocol):
         self,
         caller: Caller,
         *,
-        standing: Sequence[Standing] | None,
+        state: Sequence[JobState] | None,
         tenant: str,
         user: str,
         name: str,

@@ -22,7 +22,7 @@ PIECE = 256
 """Events that are handed to a listener at once."""
 
 
-class Interest(msgspec.Struct, frozen=True):
+class EventFilter(msgspec.Struct, frozen=True):
     """Which events a listener wants to have, and what it may know of them. Empty texts ask for nothing."""
 
     caller: Caller
@@ -40,7 +40,7 @@ class Interest(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(event, text="")
 
 
-class Feed:
+class EventStream:
     """The last events, by number. All that a listener costs is its place in the ring. Used within one event loop."""
 
     def __init__(self, last: int = 0, most: int = MOST_EVENTS, heartbeat: float = HEARTBEAT) -> None:
@@ -80,7 +80,11 @@ class Feed:
         self._news = asyncio.Event()
 
     async def subscribe(
-        self, since: int | None, interest: Interest, follow: bool = True, may_listen: Callable[[], bool] = lambda: True
+        self,
+        since: int | None,
+        interest: EventFilter,
+        follow: bool = True,
+        may_listen: Callable[[], bool] = lambda: True,
     ) -> AsyncGenerator[bytes, None]:
         """Server-sent events after the number `since` (None: from now on); the first piece tells where that is.
 
@@ -108,7 +112,7 @@ class Feed:
         finally:
             self.listeners -= 1
 
-    def _piece_after(self, reached: int, interest: Interest) -> tuple[bytes, int]:
+    def _piece_after(self, reached: int, interest: EventFilter) -> tuple[bytes, int]:
         """The next few events as text, and the number that this goes to."""
         lines: list[bytes] = []
         before = self.last - len(self._events)

@@ -11,7 +11,7 @@ ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Wildcard addresses, and the loopback address that reaches a daemon bound to them."""
 
 
-class Names:
+class AllowedHosts:
     """By which names a daemon may be asked: a page of somebody else's cannot have it called by one of these.
 
     `host` is where it was told to listen, `bound` the address that this is; where that is every address of the machine,

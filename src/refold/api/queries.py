@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from refold.api.wire import LONGEST_NAME, Standing, Text
+from refold.api.wire import LONGEST_NAME, JobState, Text
 
 LARGEST_LOGS = 1024 * 1024
 """Bytes of output in one answer."""
@@ -26,7 +26,7 @@ class JobsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `after` is the `next` of a page before; 0: from the beginning.
     """
 
-    standing: Annotated[list[Standing], Meta(max_length=8)] | None = None
+    state: Annotated[list[JobState], Meta(max_length=8)] | None = None
     tenant: Name = ""
     user: Name = ""
     name: Name = ""

@@ -52,7 +52,7 @@ Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 Count = Annotated[int, Meta(ge=0, le=MOST_GPUS)]
 Duration = Annotated[float, Meta(ge=0, le=LONGEST_TIME)]
 Pattern = Annotated[str, Meta(max_length=512)]
-Standing = Literal["held", "waiting", "never", "running", "stopping", "finished", "failed", "cancelled"]
+JobState = Literal["held", "waiting", "infeasible", "running", "stopping", "finished", "failed", "cancelled"]
 """Where a job stands. `never`: the whole cluster, empty, has no room for it."""
 
 Role = Literal["owner", "member", "reader"]
@@ -204,7 +204,7 @@ class JobStatus(msgspec.Struct, frozen=True):
 
     id: str
     name: str
-    standing: Standing
+    state: JobState
     tenant: str
     user: str
     job_class: str
@@ -219,7 +219,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     plan: str = ""
     reason: str = ""
     why: str = ""
-    expected: Interval | None = None
+    start_estimate: Interval | None = None
     steps_done: int = 0
     steps: int | None = None
     time_limit: float | None = None
@@ -246,7 +246,7 @@ class Preview(msgspec.Struct, frozen=True):
     plan: str
     starts_now: bool
     waiting_before: int
-    expected: Interval | None
+    start_estimate: Interval | None
     notes: list[str]
 
 
@@ -332,7 +332,7 @@ class MadeToken(msgspec.Struct, frozen=True):
     name: str
 
 
-class About(msgspec.Struct, frozen=True):
+class DaemonInfo(msgspec.Struct, frozen=True):
     """The daemon itself."""
 
     version: str

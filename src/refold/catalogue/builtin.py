@@ -14,7 +14,7 @@ import yaml
 
 from refold.documents import as_struct
 from refold.errors import UnknownName
-from refold.perf import Gpu, ModelShape
+from refold.perf import GpuSpec, ModelShape
 
 VENDORS = {"nvidia", "tesla", "geforce", "amd", "instinct"}
 """Words that drivers put before the name of a GPU, and that tell nothing more."""
@@ -24,7 +24,7 @@ class _GpuTable(msgspec.Struct, forbid_unknown_fields=True):
     """The file of GPUs; `efficiencies` holds only what its entries refer to."""
 
     efficiencies: dict[str, Any]
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuSpec, ...]
 
 
 class _ModelTable(msgspec.Struct, forbid_unknown_fields=True):
@@ -36,7 +36,7 @@ class _ModelTable(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @cache
-def gpus() -> tuple[Gpu, ...]:
+def gpus() -> tuple[GpuSpec, ...]:
     """Every type of GPU of the catalogue."""
     return as_struct("gpus.yaml", document("gpus.yaml"), _GpuTable).gpus
 
@@ -72,7 +72,7 @@ def model_names() -> tuple[str, ...]:
     return tuple(model.name for model in models())
 
 
-def find_gpu(name: str) -> Gpu:
+def find_gpu(name: str) -> GpuSpec:
     """The GPU of that name: 'A100-80GB', 'a100 80gb', or as a driver prints it, 'NVIDIA A100-SXM4-80GB'."""
     found = _gpu_by_key().get(gpu_key(name))
     if found is None:
@@ -104,7 +104,7 @@ def model_key(name: str) -> str:
 
 
 @cache
-def _gpu_by_key() -> Mapping[str, Gpu]:
+def _gpu_by_key() -> Mapping[str, GpuSpec]:
     return {gpu_key(name): gpu for gpu in gpus() for name in (gpu.name, *gpu.aliases)}
 
 

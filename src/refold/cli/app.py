@@ -10,14 +10,14 @@ from typing import Annotated, cast
 import typer
 
 from refold import __version__
-from refold.cli.lazy_group import InSections
+from refold.cli.lazy_group import CommandGroup
 from refold.cli.views import ERROR, say
 from refold.errors import RefoldError
 
 # Plain help, since drawing boxes costs a tenth of a second; no pretty tracebacks, since users see none.
 app = typer.Typer(
     name="refold",
-    cls=InSections,
+    cls=CommandGroup,
     help="A scheduler for shared GPU clusters: simulate it on your job history, then run it.",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -20,7 +20,7 @@ MOST_COMPLETED = 200
 PAGE = 1000
 """Jobs that are asked for at once, at most."""
 
-STATES = {"running": "runs", "stopping": "stops", "waiting": "waits", "held": "held", "never": "never"}
+STATES = {"running": "runs", "stopping": "stops", "waiting": "waits", "held": "held", "infeasible": "infeasible"}
 """Where jobs stand that are not over, and what people read for it."""
 
 

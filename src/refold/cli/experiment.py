@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from refold.core import Header, Journal, Policy
     from refold.journal import History
-    from refold.research import Watched
+    from refold.research import GapMeter
     from refold.results import ReportRun
 
 JOURNAL = "journal.jsonl"
@@ -68,11 +68,11 @@ def _simulated(workload: Workload, choice: Choice, path: Path | None, advance: A
     return ReportRun(choice.name, history, measure(history))
 
 
-def _watched(policy: Policy, choice: Choice) -> Watched:
+def _watched(policy: Policy, choice: Choice) -> GapMeter:
     """The policy, with somebody beside it who knows the best for each moment, by what the policy knows of jobs."""
-    from refold.research import Watched
+    from refold.research import GapMeter
 
-    return Watched(policy, choice.settings.get("knowledge", {}))
+    return GapMeter(policy, choice.settings.get("knowledge", {}))
 
 
 @contextmanager

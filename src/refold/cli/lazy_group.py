@@ -11,61 +11,61 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 
-class Listed(NamedTuple):
+class CommandEntry(NamedTuple):
     """A command: a line for people, and `module:function` (or the sub-commands, which are one too)."""
 
     summary: str
     where: str
 
 
-SECTIONS: dict[str, dict[str, Listed]] = {
+SECTIONS: dict[str, dict[str, CommandEntry]] = {
     "The scheduler of this machine": {
-        "serve": Listed("Run it: a daemon that the commands below ask.", "serve:serve"),
-        "init": Listed("Write a commented refold.yaml for it.", "init:init"),
-        "run": Listed("Without it: run a list of commands, and end.", "run:run"),
+        "serve": CommandEntry("Run it: a daemon that the commands below ask.", "serve:serve"),
+        "init": CommandEntry("Write a commented refold.yaml for it.", "init:init"),
+        "run": CommandEntry("Without it: run a list of commands, and end.", "run:run"),
     },
     "Jobs": {
-        "submit": Listed("Submit a job: a file, a script, or a command.", "submit:submit"),
-        "queue": Listed("Who runs, who waits, why, and when they may start.", "queue:queue"),
-        "why": Listed("What became of a job, and why.", "why:why"),
-        "whatif": Listed("When would a job start and end, if it were submitted?", "whatif:whatif"),
-        "logs": Listed("What a job prints.", "logs:logs"),
-        "cancel": Listed("Cancel jobs.", "cancel:cancel"),
-        "hold": Listed("Hold jobs: they are not started.", "hold:hold"),
-        "release": Listed("Release jobs that were held.", "release:release"),
-        "history": Listed("Jobs that are over, and how they ended.", "history:history"),
+        "submit": CommandEntry("Submit a job: a file, a script, or a command.", "submit:submit"),
+        "queue": CommandEntry("Who runs, who waits, why, and when they may start.", "queue:queue"),
+        "why": CommandEntry("What became of a job, and why.", "why:why"),
+        "whatif": CommandEntry("When would a job start and end, if it were submitted?", "whatif:whatif"),
+        "logs": CommandEntry("What a job prints.", "logs:logs"),
+        "cancel": CommandEntry("Cancel jobs.", "cancel:cancel"),
+        "hold": CommandEntry("Hold jobs: they are not started.", "hold:hold"),
+        "release": CommandEntry("Release jobs that were held.", "release:release"),
+        "history": CommandEntry("Jobs that are over, and how they ended.", "history:history"),
     },
     "The cluster": {
-        "top": Listed("Every GPU: memory, load, heat, power, whose job.", "top:top"),
-        "nodes": Listed("The nodes, and what of them is free.", "nodes:nodes"),
-        "drain": Listed("Give a node, or one GPU, no more work.", "drain:drain"),
-        "resume": Listed("Give it work again.", "resume:resume"),
-        "tenants": Listed("The tenants: quota, use, what they wait for.", "tenants:tenants"),
-        "token": Listed("Who may ask the daemon, and for what.", "token:app"),
-        "events": Listed("What happens, a line each.", "events:events"),
-        "snapshot": Listed("The present as a file, to compare policies on.", "snapshot:snapshot"),
-        "report": Listed("Measures and pictures of what has happened.", "report:report"),
+        "top": CommandEntry("Every GPU: memory, load, heat, power, whose job.", "top:top"),
+        "nodes": CommandEntry("The nodes, and what of them is free.", "nodes:nodes"),
+        "drain": CommandEntry("Give a node, or one GPU, no more work.", "drain:drain"),
+        "resume": CommandEntry("Give it work again.", "resume:resume"),
+        "tenants": CommandEntry("The tenants: quota, use, what they wait for.", "tenants:tenants"),
+        "token": CommandEntry("Who may ask the daemon, and for what.", "token:app"),
+        "events": CommandEntry("What happens, a line each.", "events:events"),
+        "snapshot": CommandEntry("The present as a file, to compare policies on.", "snapshot:snapshot"),
+        "report": CommandEntry("Measures and pictures of what has happened.", "report:report"),
     },
     "What policies would do": {
-        "compare": Listed("Compare policies on a trace: a table, a report.", "compare:compare"),
-        "simulate": Listed("Simulate one policy on a trace, and measure it.", "simulate:simulate"),
-        "replay": Listed("Replay a journal, or ask another policy.", "replay:replay"),
-        "predict": Listed("How well the durations of a trace are foreseen.", "predict:predict"),
-        "policies": Listed("List policies, their settings, and placement rules.", "policies:policies"),
-        "trace": Listed("Look into job histories, convert them, make new ones.", "trace:app"),
+        "compare": CommandEntry("Compare policies on a trace: a table, a report.", "compare:compare"),
+        "simulate": CommandEntry("Simulate one policy on a trace, and measure it.", "simulate:simulate"),
+        "replay": CommandEntry("Replay a journal, or ask another policy.", "replay:replay"),
+        "predict": CommandEntry("How well the durations of a trace are foreseen.", "predict:predict"),
+        "policies": CommandEntry("List policies, their settings, and placement rules.", "policies:policies"),
+        "trace": CommandEntry("Look into job histories, convert them, make new ones.", "trace:app"),
     },
     "Plans and speeds": {
-        "plan": Listed("Find the best plans for a model on given GPUs.", "plan:plan"),
-        "curve": Listed("Show how much faster a model trains on more GPUs.", "curve:curve"),
-        "profile": Listed("Measure training steps of a model on this machine.", "profile:profile"),
-        "fit": Listed("Fit the model of a job to steps that were measured.", "fit:fit"),
-        "models": Listed("List the models of the catalogue.", "models:models"),
-        "gpus": Listed("List the GPUs of the catalogue.", "gpus:gpus"),
-        "engines": Listed("List the training frameworks of the catalogue.", "engines:engines"),
+        "plan": CommandEntry("Find the best plans for a model on given GPUs.", "plan:plan"),
+        "curve": CommandEntry("Show how much faster a model trains on more GPUs.", "curve:curve"),
+        "profile": CommandEntry("Measure training steps of a model on this machine.", "profile:profile"),
+        "fit": CommandEntry("Fit the model of a job to steps that were measured.", "fit:fit"),
+        "models": CommandEntry("List the models of the catalogue.", "models:models"),
+        "gpus": CommandEntry("List the GPUs of the catalogue.", "gpus:gpus"),
+        "engines": CommandEntry("List the training frameworks of the catalogue.", "engines:engines"),
     },
 }
 
-COMMANDS: dict[str, Listed] = {name: listed for section in SECTIONS.values() for name, listed in section.items()}
+COMMANDS: dict[str, CommandEntry] = {name: listed for section in SECTIONS.values() for name, listed in section.items()}
 
 
 class _Commands(MutableMapping[str, Any]):
@@ -92,7 +92,7 @@ class _Commands(MutableMapping[str, Any]):
         return len(COMMANDS)
 
 
-def _made(name: str, listed: Listed) -> Any:
+def _made(name: str, listed: CommandEntry) -> Any:
     """The command as typer makes it: as the only one of a group."""
     module, _, attribute = listed.where.partition(":")
     imported = import_module(f"refold.cli.commands.{module}")
@@ -111,7 +111,7 @@ def _nothing() -> None:
     """What a group does itself."""
 
 
-class InSections(TyperGroup):
+class CommandGroup(TyperGroup):
     """The group of all commands."""
 
     def __init__(self, **settings: Any) -> None:

@@ -266,13 +266,13 @@ def rules_from(text: str) -> dict[str, Any]:
     """Rules of a watch as a journal's header has them, all of them, from how people write them."""
     import msgspec
 
-    from refold.policies.common import Rules
+    from refold.policies.common import WatchRules
 
     rules: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, value = _rule(part)
         rules[name] = value
-    whole: dict[str, Any] = msgspec.to_builtins(Rules.of(rules))
+    whole: dict[str, Any] = msgspec.to_builtins(WatchRules.of(rules))
     return whole
 
 
@@ -305,9 +305,9 @@ def _number_of_times(part: str, value: str) -> float:
 def check_watch(rules: Mapping[str, Any] | None, report_every: Seconds | None) -> None:
     """That no progress is made can be told only of runs that report it, and more often than they are asked."""
     from refold.errors import BadInput
-    from refold.policies.common import Rules
+    from refold.policies.common import WatchRules
 
-    if rules is None or (wanted := Rules.of(rules).no_progress) is None:
+    if rules is None or (wanted := WatchRules.of(rules).no_progress) is None:
         return
     if report_every is None:
         raise BadInput("--watch no-progress needs --report-every: how often runs say how far they are, such as 1m")

@@ -13,10 +13,11 @@ from refold.api import (
     LARGEST_LOGS,
     MOST_JOBS,
     OVER,
-    About,
+    DaemonInfo,
     Event,
     GpuStatus,
     Jobs,
+    JobState,
     JobStatus,
     Logs,
     MadeToken,
@@ -24,7 +25,6 @@ from refold.api import (
     NodeStatus,
     Preview,
     Role,
-    Standing,
     Submission,
     TenantStatus,
     TokenStatus,
@@ -32,7 +32,7 @@ from refold.api import (
 )
 from refold.client.address import find_address
 from refold.client.connection import Connection
-from refold.errors import BadFile, NoDaemon, NotYet, Unavailable
+from refold.errors import BadFile, NoDaemon, Unavailable, WaitTimeout
 from refold.jobspec import Submittable, asked_once, one_submission
 
 PAUSE = 0.5
@@ -67,9 +67,9 @@ class Client:
         """Let the connection go. It comes back with the next question."""
         self._connection.close()
 
-    def about(self) -> About:
+    def about(self) -> DaemonInfo:
         """The daemon, and who you are to it."""
-        return self._ask(About, "about")
+        return self._ask(DaemonInfo, "about")
 
     def submit(self, what: Submittable | None = None, **fields: Any) -> JobStatus:
         """Submit a job: a Submission, its fields as a mapping or by name, or a file that has one.
@@ -93,7 +93,7 @@ class Client:
     def jobs(
         self,
         *,
-        standing: Sequence[Standing] | None = None,
+        state: Sequence[JobState] | None = None,
         tenant: str = "",
         user: str = "",
         name: str = "",
@@ -103,11 +103,11 @@ class Client:
     ) -> Jobs:
         """A page of jobs: those that are not over, as the queue has them; or with `ended` the others, latest first.
 
-        Without a word on `ended`, `standing` tells which are meant.
+        Without a word on `ended`, `state` tells which are meant.
         """
-        over = bool(standing) and OVER.issuperset(standing or ()) if ended is None else ended
+        over = bool(state) and OVER.issuperset(state or ()) if ended is None else ended
         return self._ask(
-            Jobs, "jobs", standing=standing, tenant=tenant, user=user, name=name, limit=limit, after=after, ended=over
+            Jobs, "jobs", state=state, tenant=tenant, user=user, name=name, limit=limit, after=after, ended=over
         )
 
     def queue(self, **which: Any) -> Iterator[JobStatus]:
@@ -135,19 +135,19 @@ class Client:
         return self._ask(JobStatus, "release", job)
 
     def wait(self, job: str | int, timeout: float | None = None) -> JobStatus:
-        """Until a job is over; `NotYet` after so many seconds.
+        """Until a job is over; `WaitTimeout` after so many seconds.
 
         A daemon that ends and comes back meanwhile is waited for as well, as long as for any answer.
         """
         until = None if timeout is None else time.monotonic() + timeout
         status = self.job(job)
         job_id = status.id
-        while status.standing not in OVER:
+        while status.state not in OVER:
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
-                raise NotYet(f"{status.id} is {status.standing} after {timeout:g} s")
+                raise WaitTimeout(f"{status.id} is {status.state} after {timeout:g} s")
             for status in self._at_each_sign(job_id, left):
-                if status.standing in OVER or (until is not None and time.monotonic() >= until):
+                if status.state in OVER or (until is not None and time.monotonic() >= until):
                     break
         return status
 
@@ -174,7 +174,7 @@ class Client:
                 if status.runs > piece.run:
                     run, offset = piece.run + 1, 0
                     continue
-                if status.standing in OVER:
+                if status.state in OVER:
                     return
             run, offset = piece.run or run, piece.next
             if not piece.text:

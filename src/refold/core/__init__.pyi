@@ -16,7 +16,7 @@ from .events import (
     JobSubmitted as JobSubmitted,
     NodeLost as NodeLost,
     NodeReturned as NodeReturned,
-    Remembered as Remembered,
+    PastJob as PastJob,
     RunAdopted as RunAdopted,
     RunFailed as RunFailed,
     RunFinished as RunFinished,

@@ -60,8 +60,10 @@ def _check(state: State, decision: Decision, known_to_be_free: set[int], policy:
         _check_limit(state, state.active[reshape.job], reshape.allocation, policy)
     for flag in decision.flags:
         if flag.job not in state.runs:
-            raise BadDecision(policy, "running", f"flagged job {flag.job!r}, which {_standing(state, flag.job, named)}")
-    for expected in decision.expected:
+            raise BadDecision(
+                policy, "running", f"flagged job {flag.job!r}, which {_state_text(state, flag.job, named)}"
+            )
+    for expected in decision.start_estimates:
         if expected.job not in state.waiting or expected.job in named:
             raise BadDecision(policy, "reason", f"says when {expected.job!r} may start, which does not wait")
     for wait in decision.waits:
@@ -84,7 +86,7 @@ def _check_wake(state: State, decision: Decision, policy: str) -> None:
 def _check_start(state: State, start: Start, named: set[str], policy: str) -> None:
     job = state.waiting.get(start.job)
     if job is None or start.job in named:
-        raise BadDecision(policy, "waiting", f"started job {start.job!r}, which {_standing(state, start.job, named)}")
+        raise BadDecision(policy, "waiting", f"started job {start.job!r}, which {_state_text(state, start.job, named)}")
     named.add(start.job)
     if not job.reshapable and not _is_what_was_asked(start.allocation, job.demand):
         raise BadDecision(policy, "gang", f"started job {job.id!r} on other than the {job.demand} it asked for")
@@ -140,13 +142,13 @@ def _check_shares(state: State, job_id: str, allocation: Allocation, policy: str
 def _check_running(state: State, job_id: str, named: set[str], policy: str, *, may_be_stopped: bool = False) -> None:
     run = state.runs.get(job_id)
     if run is None or run.stopping or job_id in named:
-        raise BadDecision(policy, "running", f"changed job {job_id!r}, which {_standing(state, job_id, named)}")
+        raise BadDecision(policy, "running", f"changed job {job_id!r}, which {_state_text(state, job_id, named)}")
     if not state.active[job_id].preemptible and not may_be_stopped:
         raise BadDecision(policy, "preemptible", f"changed job {job_id!r}, which is not preemptible")
     named.add(job_id)
 
 
-def _standing(state: State, job_id: str, named: set[str]) -> str:
+def _state_text(state: State, job_id: str, named: set[str]) -> str:
     if job_id in named:
         return "is named twice"
     if job_id in state.runs:
@@ -155,7 +157,7 @@ def _standing(state: State, job_id: str, named: set[str]) -> str:
         return "waits"
     if job_id in state.held:
         return "is held"
-    return "never fits this cluster" if job_id in state.never else "is not known"
+    return "never fits this cluster" if job_id in state.infeasible else "is not known"
 
 
 def _take_starts(

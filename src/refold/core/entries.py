@@ -8,7 +8,7 @@ import msgspec
 
 from refold.core.events import Event
 from refold.core.orders import Order
-from refold.model import Cluster, End, Expected, Flag, Seconds, Wait
+from refold.model import Cluster, End, Flag, Seconds, StartEstimate, Wait
 
 VERSION = 1
 
@@ -33,7 +33,7 @@ class Entry(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_un
     events: tuple[Event, ...] = ()
     orders: tuple[Order, ...] = ()
     waits: tuple[Wait, ...] = ()
-    expected: tuple[Expected, ...] = ()
+    start_estimates: tuple[StartEstimate, ...] = ()
     wake_at: Seconds | None = None
     refused: str = ""
     flags: tuple[Flag, ...] = ()

@@ -43,7 +43,7 @@ class JobContinued(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, ta
     gpu_seconds: float = 0.0
 
 
-class Remembered(msgspec.Struct, gc=False, frozen=True, tag=True):
+class PastJob(msgspec.Struct, gc=False, frozen=True, tag=True):
     """A job that was over before the journal began had lasted so long."""
 
     job: Job
@@ -141,7 +141,7 @@ Event = (
     | JobHeld
     | JobReleased
     | JobContinued
-    | Remembered
+    | PastJob
     | RunAdopted
     | RunRecalled
     | NodeLost

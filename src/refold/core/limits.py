@@ -17,12 +17,12 @@ _Turn = tuple[int, int]
 _Kept = tuple[_Turn, Job]
 
 
-class Limits:
+class TenantLimits:
     """The tenants that have a limit."""
 
     def __init__(self, cluster: Cluster) -> None:
         limited = {tenant.name: milli_from_number(tenant.limit_gpus) for tenant in cluster.tenants if tenant.limit_gpus}
-        self._of = {tenant: _Limit(most) for tenant, most in limited.items()}
+        self._of = {tenant: _TenantLimit(most) for tenant, most in limited.items()}
         self._arrivals = 0
 
     def lets_in(self, job: Job) -> bool:
@@ -70,7 +70,7 @@ class Limits:
         return (job for _, job in merge(*(limit.outside for limit in self._of.values()), key=_turn))
 
 
-class _Limit:
+class _TenantLimit:
     """Of one tenant: what has been let in, and who waits for that. What each costs does not grow with how many wait."""
 
     def __init__(self, most: Milli) -> None:

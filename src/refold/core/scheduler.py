@@ -7,9 +7,9 @@ from typing import Protocol
 
 from refold.core.check import admit
 from refold.core.entries import Entry, Journal, NoJournal
-from refold.core.events import Event, Remembered
+from refold.core.events import Event, PastJob
 from refold.core.orders import Order
-from refold.core.snapshot import opening
+from refold.core.snapshot import snapshot
 from refold.core.state import State
 from refold.core.view import View
 from refold.errors import BadDecision, BadValue
@@ -52,9 +52,9 @@ class Scheduler:
         """How many reports named a run that had ended or a job that was known: normal, and counted."""
         return self._state.late.total()
 
-    def opening(self, past: Iterable[Remembered] = ()) -> tuple[Event, ...]:
+    def snapshot(self, past: Iterable[PastJob] = ()) -> tuple[Event, ...]:
         """The present as facts, from which another scheduler can begin; `past` is what is known of earlier jobs."""
-        return opening(self._state, past)
+        return snapshot(self._state, past)
 
     def step(self, now: Seconds, events: Sequence[Event]) -> Entry:
         """One step. The entry it returns has been written to the journal; its orders can be carried out."""
@@ -97,7 +97,7 @@ class Scheduler:
             tuple(events),
             tuple(orders),
             decision.waits,
-            decision.expected,
+            decision.start_estimates,
             decision.wake_at,
             refusal,
             decision.flags,
@@ -120,6 +120,6 @@ class Scheduler:
             orders.append(state.start(start.job, start.allocation))
         for wait in decision.waits:
             state.reasons[wait.job] = wait
-        for expected in decision.expected:
-            state.expected[expected.job] = expected
+        for expected in decision.start_estimates:
+            state.start_estimates[expected.job] = expected
         return orders

@@ -16,7 +16,7 @@ from refold.core.events import (
     JobHeld,
     JobSubmitted,
     NodeLost,
-    Remembered,
+    PastJob,
     RunAdopted,
     RunRecalled,
 )
@@ -24,7 +24,7 @@ from refold.core.state import State
 from refold.model import Job, Reason
 
 
-def opening(state: State, past: Iterable[Remembered] = ()) -> tuple[Event, ...]:
+def snapshot(state: State, past: Iterable[PastJob] = ()) -> tuple[Event, ...]:
     """The facts after which another scheduler on the same cluster stands where this one does."""
     return (*past, *_jobs(state), *_runs(state), *_downs(state), *_holds(state))
 
@@ -38,7 +38,7 @@ def _jobs(state: State) -> Iterable[Event]:
     """Those that run go first, or a limit might count others instead; those beyond one go before all that are held."""
     beyond = {job.id: job for job in state.limits.outside()}
     others = [job for job in state.held.values() if job.id not in beyond]
-    everybody = (*state.active.values(), *state.waiting.values(), *beyond.values(), *others, *state.never.values())
+    everybody = (*state.active.values(), *state.waiting.values(), *beyond.values(), *others, *state.infeasible.values())
     for job in everybody:
         yield JobSubmitted(job)
         yield from _behind(state, job)

@@ -15,7 +15,7 @@ from refold.core.events import (
     JobSubmitted,
     NodeLost,
     NodeReturned,
-    Remembered,
+    PastJob,
     RunAdopted,
     RunFailed,
     RunFinished,
@@ -25,9 +25,9 @@ from refold.core.events import (
     RunStopped,
     Woke,
 )
-from refold.core.limits import Limits
+from refold.core.limits import TenantLimits
 from refold.core.orders import Order, StartRun, StopRun
-from refold.model import WHOLE, Allocation, Cluster, Decision, Expected, Job, Placement, Reason, Run, Seconds, Wait
+from refold.model import WHOLE, Allocation, Cluster, Decision, Job, Placement, Reason, Run, Seconds, StartEstimate, Wait
 from refold.packing import Free
 
 
@@ -40,20 +40,20 @@ class State:
         self.free = Free(cluster)
         self.waiting: dict[str, Job] = {}
         self.active: dict[str, Job] = {}
-        self.never: dict[str, Job] = {}
+        self.infeasible: dict[str, Job] = {}
         self.held: dict[str, Job] = {}
         self.held_for: dict[str, Reason] = {}
         self.runs: dict[str, Run] = {}
         self.progress: dict[str, Progress] = {}
         self.reasons: dict[str, Wait] = {}
-        self.expected: dict[str, Expected] = {}
+        self.start_estimates: dict[str, StartEstimate] = {}
         self.changes = Changes()
         self.late: Counter[str] = Counter()
         self._held: dict[str, Placement] = {}
         self._reshaping: dict[str, Allocation] = {}
         self._cancelled: set[str] = set()
         self.to_be_held: set[str] = set()
-        self.limits = Limits(cluster)
+        self.limits = TenantLimits(cluster)
 
     # Facts.
 
@@ -98,7 +98,7 @@ class State:
                 self._continue(event)
             case RunAdopted():
                 self._adopt(event)
-            case Remembered():
+            case PastJob():
                 self.changes.remembered.append((event.job, event.lasted))
             case NodeLost():
                 self._set_up(event.node, False)
@@ -124,7 +124,7 @@ class State:
             return
         self.progress[job.id] = Progress()
         if not self.free.fits_when_empty(job.demand):
-            self.never[job.id] = job
+            self.infeasible[job.id] = job
             return
         self._let_in(job)
 
@@ -172,7 +172,7 @@ class State:
 
     def _leave_queue(self, job: Job) -> None:
         self.reasons.pop(job.id, None)
-        self.expected.pop(job.id, None)
+        self.start_estimates.pop(job.id, None)
         self._never_mind(job)
 
     def _release(self, job_id: str) -> None:
@@ -289,7 +289,7 @@ class State:
         if job is not None:
             self._never_mind(job)
             self._forget(job)
-        elif (job := self.never.pop(job_id, None)) is not None:
+        elif (job := self.infeasible.pop(job_id, None)) is not None:
             self._forget(job)
         elif (job := self.held.pop(job_id, None)) is not None:
             del self.held_for[job_id]
@@ -319,7 +319,7 @@ class State:
         """A waiting job gets an allocation that was taken for it."""
         self.active[job_id] = self.waiting.pop(job_id)
         self.reasons.pop(job_id, None)
-        self.expected.pop(job_id, None)
+        self.start_estimates.pop(job_id, None)
         return self._begin(job_id, allocation)
 
     def stop(self, job_id: str, why: str) -> Order:
@@ -350,7 +350,7 @@ class State:
         """Whether a run that is stopping was cancelled, or ended by a rule: its job will not wait again."""
         return job_id in self._cancelled
 
-    def becoming(self, job_id: str) -> Allocation | None:
+    def next_allocation(self, job_id: str) -> Allocation | None:
         """What a job that is being reshaped will run on next."""
         return self._reshaping.get(job_id)
 
@@ -393,7 +393,7 @@ class State:
     def _forget(self, job: Job) -> None:
         self.active.pop(job.id, None)
         self.reasons.pop(job.id, None)
-        self.expected.pop(job.id, None)
+        self.start_estimates.pop(job.id, None)
         self._cancelled.discard(job.id)
         self.to_be_held.discard(job.id)
         del self.progress[job.id]

@@ -13,7 +13,6 @@ from refold.model import (
     Allocation,
     Cluster,
     Demand,
-    Expected,
     Job,
     Placement,
     Reason,
@@ -21,6 +20,7 @@ from refold.model import (
     Seconds,
     Shortage,
     Start,
+    StartEstimate,
     Wait,
 )
 from refold.packing import Free, Trial
@@ -39,7 +39,7 @@ class View:
         """Jobs with a run."""
         self.runs: Mapping[str, Run] = MappingProxyType(state.runs)
         """The run of each active job."""
-        self.never: Mapping[str, Job] = MappingProxyType(state.never)
+        self.infeasible: Mapping[str, Job] = MappingProxyType(state.infeasible)
         """Jobs that the whole cluster, empty, has no room for. No policy has to think of them."""
         self.held: Mapping[str, Job] = MappingProxyType(state.held)
         """Jobs that nobody is to look at now: held, waiting for others to finish, or beyond their tenant's limit."""
@@ -115,17 +115,17 @@ class View:
         """What a run holds now: of one that is being reshaped, its old shape and its new one."""
         return self._state.held_by(job_id)
 
-    def becoming(self, job_id: str) -> Allocation | None:
+    def next_allocation(self, job_id: str) -> Allocation | None:
         """What a run that is stopping to be reshaped will go on with; None: nothing, or it is not stopping."""
-        return self._state.becoming(job_id)
+        return self._state.next_allocation(job_id)
 
     def reason(self, job_id: str, ahead: int | None = None) -> Wait:
         """Why a waiting job waits: what the policy last said of it, with counts as they are now (of power: as said).
 
         `ahead`: how many wait before it, if somebody has counted them already.
         """
-        if job_id in self.never:
-            return Wait(job_id, Reason.NEVER, shortage=self._empty.shortage(self.never[job_id].demand))
+        if job_id in self.infeasible:
+            return Wait(job_id, Reason.INFEASIBLE, shortage=self._empty.shortage(self.infeasible[job_id].demand))
         if job_id in self.held:
             return Wait(job_id, self._state.held_for[job_id])
         demand = self.waiting[job_id].demand
@@ -146,9 +146,9 @@ class View:
         """Why a job is held; None: it is not."""
         return self._state.held_for.get(job_id)
 
-    def expected(self, job_id: str) -> Expected | None:
+    def start_estimate(self, job_id: str) -> StartEstimate | None:
         """When a waiting job may start, as the policy has last said; None: it has not."""
-        return self._state.expected.get(job_id)
+        return self._state.start_estimates.get(job_id)
 
     def jobs_before(self, job_id: str) -> int:
         """How many wait before a job; counted from the end, since it is mostly asked of who has just come."""

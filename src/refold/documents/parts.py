@@ -26,7 +26,7 @@ class BadLine(BadInput):
         self.problem = problem
 
 
-class _Shown(str):
+class _ValueText(str):
     """What an error says of a value, as it is."""
 
     __slots__ = ()
@@ -75,7 +75,7 @@ class Part:
 
     def wrong(self, expected: str) -> BadRow:
         """The error that says what stands here, and what would be right."""
-        return BadRow(self.where, self.line, self.path or "the file", _Shown(self.shown), expected)
+        return BadRow(self.where, self.line, self.path or "the file", _ValueText(self.shown), expected)
 
     def refused(self, problem: object) -> BadLine:
         """The error that says what is wrong here in other words."""
@@ -145,7 +145,7 @@ class Part:
             raise self.wrong(f"{expected}, and not beyond reason")
         return seconds
 
-    def lasting(self) -> Seconds:
+    def distribution(self) -> Seconds:
         """How long, and longer than not at all."""
         seconds = self.seconds()
         if seconds == 0:

@@ -22,7 +22,7 @@ LONGEST_PROBLEM = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SpecSource:
     """A file that is read: its name in errors, what its jobs are called that have no name, and where they run.
 
     `folder`: what relative folders are inside of, and where a job runs that names none; empty: nobody knows.
@@ -44,10 +44,10 @@ class Source:
 
 
 @dataclass(slots=True)
-class Draft:
+class SpecBuilder:
     """Fields of a submission, each with the part of the file that says it, and notes on what is left out."""
 
-    source: Source
+    source: SpecSource
     root: Part
     fields: dict[str, Any] = field(default_factory=dict)
     said: dict[str, Part] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from typing import Any
 
 from refold.api import LONGEST_COMMAND, LONGEST_TEXT
 from refold.documents import Part
-from refold.jobspec.builder import Draft
+from refold.jobspec.builder import SpecBuilder
 from refold.jobspec.quantities import QUANTITY, quantity
 
 GPU = ("nvidia.com/gpu", "amd.com/gpu")
@@ -33,7 +33,7 @@ class Container:
         self.said[name] = part
 
 
-def container_at(draft: Draft, part: Part, resources: str, read_elsewhere: Iterable[str]) -> Container:
+def container_at(draft: SpecBuilder, part: Part, resources: str, read_elsewhere: Iterable[str]) -> Container:
     """The container that a part describes, its resources under the key `resources`."""
     container = Container(part)
     said = part.fields()
@@ -51,7 +51,7 @@ def container_at(draft: Draft, part: Part, resources: str, read_elsewhere: Itera
     return container
 
 
-def _variables(draft: Draft, part: Part) -> dict[str, str]:
+def _variables(draft: SpecBuilder, part: Part) -> dict[str, str]:
     variables: dict[str, str] = {}
     for entry in part.entries("a list of names and values"):
         fields = entry.fields()
@@ -93,7 +93,7 @@ def _word(part: Part) -> str:
     return "" if part.value == "" else part.text("a word", LONGEST_COMMAND)
 
 
-def _put_resources(draft: Draft, container: Container, part: Part | None) -> None:
+def _put_resources(draft: SpecBuilder, container: Container, part: Part | None) -> None:
     """GPUs by their limit; CPUs and memory by their request, as Kubernetes places pods, or else by their limit."""
     container.put("gpus", 0, part or container.part)
     if part is None:

@@ -19,7 +19,7 @@ _KIND = re.compile(r"[A-Za-z][\w .+-]{0,63}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class GpuRequest:
     """GPUs that somebody wants: kinds that will do (none: any), the fewest and the most (0: not said), the part of one.
 
     `counted`: it was said how many.
@@ -32,10 +32,10 @@ class Wanted:
     share: float = 1.0
 
 
-UNSAID = Wanted()
+UNSAID = GpuRequest()
 
 
-def wanted_from_text(text: str) -> Wanted:
+def wanted_from_text(text: str) -> GpuRequest:
     """'8', '0.5', '2..8', 'H100', 'H100:8' and so on."""
     kind, colon, count = text.strip().rpartition(":")
     if not colon and not _COUNT.fullmatch(count):
@@ -45,20 +45,20 @@ def wanted_from_text(text: str) -> Wanted:
         raise BadValue(f"gpus is {text[:64]!r}, expected {GPUS}")
     kinds = (kind,) if kind else ()
     if found is None:
-        return Wanted(kinds)
+        return GpuRequest(kinds)
     if found["share"]:
         share = float(found["share"])
         if share < 0.001:
             raise BadValue(f"gpus is {text!r}, expected a thousandth of a GPU or more")
-        return Wanted(kinds, True, 1, 1, share)
+        return GpuRequest(kinds, True, 1, 1, share)
     least = int(found["least"] or found["from"])
     most = int(found["to"] or least)
     if not least <= most <= MOST_GPUS or (found["to"] and not least):
         raise BadValue(f"gpus is {text!r}, expected at most {MOST_GPUS:,}, the fewest first")
-    return Wanted(kinds, True, least, most)
+    return GpuRequest(kinds, True, least, most)
 
 
-def wanted_at(part: Part) -> Wanted:
+def wanted_at(part: Part) -> GpuRequest:
     """The GPUs that a part says: text, a number, [fewest, most], a list of kinds, or kinds and their numbers."""
     match part.value:
         case dict():
@@ -75,14 +75,14 @@ def wanted_at(part: Part) -> Wanted:
     return _read(part, part.written)
 
 
-def _read(part: Part, text: str) -> Wanted:
+def _read(part: Part, text: str) -> GpuRequest:
     try:
         return wanted_from_text(text)
     except BadValue:
         raise part.wrong(GPUS) from None
 
 
-def _any_of(part: Part, said: list[tuple[Part, str]]) -> Wanted:
+def _any_of(part: Part, said: list[tuple[Part, str]]) -> GpuRequest:
     """Kinds of which any will do. How many GPUs a job asks for does not depend on the kind that it gets."""
     each = [(inner, _read(inner, text)) for inner, text in said]
     if not each or not all(wanted.kinds for _, wanted in each):
@@ -95,7 +95,7 @@ def _any_of(part: Part, said: list[tuple[Part, str]]) -> Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class RequestedSize:
     """So many nodes, so many GPUs of each (or a part of one), and how few and how many in all it could do with."""
 
     nodes: int = 1
@@ -109,7 +109,7 @@ class Size:
         return self.nodes * self.gpus
 
 
-def size_of(said: Mapping[str, Part], unsaid: tuple[Part, int] | None = None) -> tuple[Size, tuple[str, ...]]:
+def size_of(said: Mapping[str, Part], unsaid: tuple[Part, int] | None = None) -> tuple[RequestedSize, tuple[str, ...]]:
     """What the parts of a job say together of its size, and the kinds of GPUs that will do.
 
     `gpus` counts GPUs in all, `gpus_per_node` and `resources.accelerators` those of a node. Whoever asks for a range
@@ -124,15 +124,15 @@ def size_of(said: Mapping[str, Part], unsaid: tuple[Part, int] | None = None) ->
     elif gpus.counted:
         size = _in_all(said["gpus"], gpus, nodes, each)
     elif each is not None or unsaid is None:
-        size = Size(max(nodes, 1), 1 if each is None else each)
+        size = RequestedSize(max(nodes, 1), 1 if each is None else each)
     else:
-        size = _in_all(unsaid[0], Wanted((), True, unsaid[1], unsaid[1]), nodes, None)
+        size = _in_all(unsaid[0], GpuRequest((), True, unsaid[1], unsaid[1]), nodes, None)
     if "elastic" in said:
         size = _elastic(said["elastic"], size, size.range is not None)
     return size, accelerators.kinds + gpus.kinds
 
 
-def _refuse_both(said: Mapping[str, Part], accelerators: Wanted, gpus: Wanted) -> None:
+def _refuse_both(said: Mapping[str, Part], accelerators: GpuRequest, gpus: GpuRequest) -> None:
     if accelerators.counted and gpus.counted:
         raise said["gpus"].refused("resources.accelerators says how many GPUs as well, expected one of the two")
     if accelerators.counted and "gpus_per_node" in said:
@@ -141,26 +141,26 @@ def _refuse_both(said: Mapping[str, Part], accelerators: Wanted, gpus: Wanted) -
         raise said["gpus"].refused("resources.accelerators says the kind of GPU as well, expected one of the two")
 
 
-def _of_nodes(nodes: int, wanted: Wanted) -> Size:
+def _of_nodes(nodes: int, wanted: GpuRequest) -> RequestedSize:
     open_range = (nodes * wanted.least, nodes * wanted.most) if wanted.least < wanted.most else None
-    return Size(nodes, wanted.least, wanted.share, open_range)
+    return RequestedSize(nodes, wanted.least, wanted.share, open_range)
 
 
-def _in_all(part: Part, wanted: Wanted, nodes: int, each: int | None) -> Size:
+def _in_all(part: Part, wanted: GpuRequest, nodes: int, each: int | None) -> RequestedSize:
     if wanted.share < 1:
         if each is not None:
             raise part.refused("gpus_per_node is for whole GPUs")
-        return Size(max(nodes, 1), 1, wanted.share)
+        return RequestedSize(max(nodes, 1), 1, wanted.share)
     if not nodes:
         nodes = wanted.least // each if each else 1
     gpus = wanted.least // max(nodes, 1)
     if gpus * nodes != wanted.least or each not in (None, gpus):
         on = f" with {each} each" if each is not None else ""
         raise part.wrong(f"GPUs in all that {max(nodes, 1)} nodes{on} have equally many of")
-    return Size(nodes, gpus, 1.0, (wanted.least, wanted.most) if wanted.least < wanted.most else None)
+    return RequestedSize(nodes, gpus, 1.0, (wanted.least, wanted.most) if wanted.least < wanted.most else None)
 
 
-def _elastic(part: Part, size: Size, ranged: bool) -> Size:
+def _elastic(part: Part, size: RequestedSize, ranged: bool) -> RequestedSize:
     ends = part.fields(("min", "max"), "min and max, such as {min: 2, max: 8}")
     if ranged:
         raise part.refused("gpus is a range already, expected one of the two")

@@ -8,7 +8,7 @@ from typing import Any
 from refold.api import LONGEST_NAME, LONGEST_TIME, MOST_GPUS, Submission
 from refold.documents import Part
 from refold.errors import UnknownName
-from refold.jobspec.builder import Draft, Source, name_from
+from refold.jobspec.builder import SpecBuilder, SpecSource, name_from
 from refold.jobspec.containers import Container, container_at
 from refold.model import MOST_RETRIES
 
@@ -19,7 +19,7 @@ GROUPS = {"Job": "batch/v1", "TrainJob": "trainer.kubeflow.org/", "PyTorchJob": 
 Said = dict[str, Part]
 
 
-def read_manifest(document: Part, source: Source) -> tuple[Submission, list[str]]:
+def read_manifest(document: Part, source: SpecSource) -> tuple[Submission, list[str]]:
     """The job that a manifest asks for, and what of it is not honoured."""
     fields = document.fields()
     kind = _required(document, "kind")
@@ -29,7 +29,7 @@ def read_manifest(document: Part, source: Source) -> tuple[Submission, list[str]
     version = _required(document, "apiVersion")
     if not version.text("a version").startswith(GROUPS[name]):
         raise version.wrong(f"{GROUPS[name]}{'v1alpha1' if GROUPS[name].endswith('/') else ''} for a {name}")
-    draft = Draft(source, document)
+    draft = SpecBuilder(source, document)
     labels = _put_metadata(draft, fields.get("metadata"))
     spec = _required(document, "spec")
     READERS[name](draft, spec)
@@ -44,7 +44,7 @@ def _required(part: Part, key: str) -> Part:
     return fields[key]
 
 
-def _put_metadata(draft: Draft, metadata: Part | None) -> Said:
+def _put_metadata(draft: SpecBuilder, metadata: Part | None) -> Said:
     """The name, the tenant from the label of Kueue; the labels."""
     said = metadata.fields() if metadata is not None else {}
     if name := said.get("name", said.get("generateName")):
@@ -55,7 +55,7 @@ def _put_metadata(draft: Draft, metadata: Part | None) -> Said:
     return labels
 
 
-def _release_for_kueue(draft: Draft, labels: Said) -> None:
+def _release_for_kueue(draft: SpecBuilder, labels: Said) -> None:
     """Jobs for Kueue are written suspended, and Kueue lets them go: here the scheduler does."""
     if draft.fields.get("hold") and QUEUE in labels:
         draft.note(
@@ -64,7 +64,7 @@ def _release_for_kueue(draft: Draft, labels: Said) -> None:
         draft.fields["hold"] = False
 
 
-def _job(draft: Draft, spec: Part) -> None:
+def _job(draft: SpecBuilder, spec: Part) -> None:
     said = _said(
         draft, spec, ("parallelism", "completions", "template"), ("manualSelector", "completionMode", "selector")
     )
@@ -81,7 +81,7 @@ def _job(draft: Draft, spec: Part) -> None:
     _put_container(draft, container)
 
 
-def _train_job(draft: Draft, spec: Part) -> None:
+def _train_job(draft: SpecBuilder, spec: Part) -> None:
     said = _said(draft, spec, ("trainer",), ("managedBy",))
     _put_limits(draft, said)
     trainer = _required(spec, "trainer")
@@ -91,7 +91,7 @@ def _train_job(draft: Draft, spec: Part) -> None:
     _put_container(draft, container_at(draft, trainer, "resourcesPerNode", ("numNodes",)))
 
 
-def _pytorch_job(draft: Draft, spec: Part) -> None:
+def _pytorch_job(draft: SpecBuilder, spec: Part) -> None:
     said = _said(draft, spec, ("pytorchReplicaSpecs", "runPolicy"), ())
     if "runPolicy" in said:
         policy = _said(draft, said["runPolicy"], (), ("cleanPodPolicy",))
@@ -115,13 +115,17 @@ def _replicas(group: Part) -> int:
     return fields["replicas"].whole("a whole number ≥ 1", 1, MOST_GPUS) if "replicas" in fields else 1
 
 
-READERS: dict[str, Callable[[Draft, Part], None]] = {"Job": _job, "TrainJob": _train_job, "PyTorchJob": _pytorch_job}
+READERS: dict[str, Callable[[SpecBuilder, Part], None]] = {
+    "Job": _job,
+    "TrainJob": _train_job,
+    "PyTorchJob": _pytorch_job,
+}
 
 _LIMITS = ("suspend", "activeDeadlineSeconds", "backoffLimit")
 _IN_TEMPLATE = ("containers", "restartPolicy", "activeDeadlineSeconds")
 
 
-def _said(draft: Draft, part: Part, read: Iterable[str], without_meaning: Iterable[str]) -> Said:
+def _said(draft: SpecBuilder, part: Part, read: Iterable[str], without_meaning: Iterable[str]) -> Said:
     """The fields of a part; those that are neither read nor without any meaning are noted."""
     said = part.fields()
     known = {*read, *without_meaning, *_LIMITS}
@@ -131,7 +135,7 @@ def _said(draft: Draft, part: Part, read: Iterable[str], without_meaning: Iterab
     return said
 
 
-def _put_limits(draft: Draft, said: Said) -> None:
+def _put_limits(draft: SpecBuilder, said: Said) -> None:
     """How long it may take, how often it is tried again, whether it waits to be released."""
     if "suspend" in said:
         draft.put("hold", said["suspend"].truth(), said["suspend"])
@@ -141,7 +145,7 @@ def _put_limits(draft: Draft, said: Said) -> None:
         draft.put("retries", limit.whole(f"a whole number from 0 to {MOST_RETRIES}", 0, MOST_RETRIES), limit)
 
 
-def _container_of(draft: Draft, template: Part) -> Container:
+def _container_of(draft: SpecBuilder, template: Part) -> Container:
     """The first container of a template of pods."""
     pod = _required(template, "spec")
     said = pod.fields()
@@ -159,7 +163,7 @@ def _container_of(draft: Draft, template: Part) -> Container:
     return container_at(draft, several[0], "resources", ())
 
 
-def _put_container(draft: Draft, container: Container) -> None:
+def _put_container(draft: SpecBuilder, container: Container) -> None:
     fields: dict[str, Any] = container.asked
     for name, value in fields.items():
         draft.put(name, value, container.said.get(name, container.part))

@@ -9,7 +9,7 @@ import msgspec
 
 from refold.api import Submission
 from refold.documents import BadLine, Part, load_all, read_text
-from refold.jobspec.builder import Source
+from refold.jobspec.builder import SpecSource
 from refold.jobspec.manifests import read_manifest
 from refold.jobspec.refold_yaml import JOB, read_own
 from refold.jobspec.sbatch import read_script
@@ -23,28 +23,28 @@ _DIRECTIVE = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)*?#SBATCH\s")
 _SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
 
 
-class Read(msgspec.Struct, frozen=True):
+class SpecFile(msgspec.Struct, frozen=True):
     """What a file asks for, and notes on what of it is not honoured."""
 
     submissions: list[Submission]
     notes: list[str] = []
 
 
-def read_spec(path: Path, folder: Path | None = None) -> Read:
+def read_spec(path: Path, folder: Path | None = None) -> SpecFile:
     """The jobs of a file. Relative folders in it are inside of `folder`, which is the current one unless said."""
     return parse_spec(read_text(path), path.stem, str(path), str((folder or Path.cwd()).absolute()))
 
 
-def parse_spec(text: str, name: str, where: str, folder: str = "") -> Read:
+def parse_spec(text: str, name: str, where: str, folder: str = "") -> SpecFile:
     """The jobs that a text asks for. `name`: what they are called that have none; `where`: the file's name in errors.
 
     `folder`: where jobs run that say nothing else, and what relative folders are inside of.
     """
     text = text.removeprefix("\ufeff")
     _refuse_half_characters(text, where)
-    source = Source(where, name, folder)
+    source = SpecSource(where, name, folder)
     if is_script(text, where):
-        return Read(*read_script(text, source))
+        return SpecFile(*read_script(text, source))
     documents = [document for document in load_all(text, where) if document.value is not None]
     if not documents:
         raise BadLine(where, 1, f"is empty, expected {JOB}")
@@ -56,7 +56,7 @@ def parse_spec(text: str, name: str, where: str, folder: str = "") -> Read:
         submission, more = (read_manifest if _is_manifest(document) else read_own)(document, source)
         submissions.append(submission)
         notes += more
-    return Read(submissions, _some(notes))
+    return SpecFile(submissions, _some(notes))
 
 
 def _some(notes: list[str]) -> list[str]:

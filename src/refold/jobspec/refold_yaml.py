@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 from refold.api import LONGEST_COMMAND, LONGEST_NAME, LONGEST_TEXT, LONGEST_TIME, Submission
 from refold.documents import Part
-from refold.jobspec.builder import Draft, Source, job_name
-from refold.jobspec.gpu_requests import Size, size_of
+from refold.jobspec.builder import SpecBuilder, SpecSource, job_name
+from refold.jobspec.gpu_requests import RequestedSize, size_of
 from refold.jobspec.plans import plan_on, plan_wish
 from refold.jobspec.quantities import at_least, gib_or_more
 from refold.model import MOST_RETRIES, JobClass, Plan, StopSignal
@@ -18,12 +18,12 @@ JOB = "the fields of a job, such as 'name: …' and 'run: …'; '---' stands bet
 COMMAND = "a command: text for the shell, or a list of words"
 SETUP_FIRST = "set -e\n{setup}\nset +e\n{then}"
 
-Reader = Callable[[Draft, Part], None]
+Reader = Callable[[SpecBuilder, Part], None]
 
 
-def read_own(document: Part, source: Source) -> tuple[Submission, list[str]]:
+def read_own(document: Part, source: SpecSource) -> tuple[Submission, list[str]]:
     """The job that a document asks for, and what of it is not honoured."""
-    draft = Draft(source, document)
+    draft = SpecBuilder(source, document)
     said = dict(document.fields((*KEYS, *NOT_HONOURED), JOB))
     for key, part in said.items():
         if key in NOT_HONOURED:
@@ -37,7 +37,7 @@ def read_own(document: Part, source: Source) -> tuple[Submission, list[str]]:
     return draft.submission(), draft.notes
 
 
-def _put_command(draft: Draft, said: dict[str, Part]) -> None:
+def _put_command(draft: SpecBuilder, said: dict[str, Part]) -> None:
     """`setup` runs in the shell that runs the rest, and the rest does not run if it fails."""
     if "run" not in said:
         raise draft.root.refused(f"run is absent, expected {COMMAND}")
@@ -56,11 +56,11 @@ def _put_command(draft: Draft, said: dict[str, Part]) -> None:
     draft.put("command", words, run)
 
 
-def _put_size_and_plan(draft: Draft, said: dict[str, Part]) -> None:
+def _put_size_and_plan(draft: SpecBuilder, said: dict[str, Part]) -> None:
     wish = plan_wish(said["plan"]) if "plan" in said else "off"
     size, kinds = size_of(said, _unsaid(said, wish))
     if wish == "off" and _asks_for_no_gpu(said):
-        size = Size(size.nodes, 0)
+        size = RequestedSize(size.nodes, 0)
         draft.note(said["resources"], "resources names no accelerators, so the job gets no GPU; gpus: 1 asks for one")
     counting = next((said[key] for key in _COUNTING if key in said), draft.root)
     draft.put("instances", size.nodes, said.get("num_nodes", counting))
@@ -98,7 +98,7 @@ _COUNTING = ("gpus", "gpus_per_node", "resources.accelerators", "elastic")
 # Readers of one key each.
 
 
-def _resources(draft: Draft, part: Part) -> None:
+def _resources(draft: SpecBuilder, part: Part) -> None:
     for key, inner in part.fields((*RESOURCES, *RESOURCES_NOT_HONOURED)).items():
         if key in RESOURCES_NOT_HONOURED:
             draft.note(inner, f"resources.{key} is not honoured: {RESOURCES_NOT_HONOURED[key]}")
@@ -106,40 +106,40 @@ def _resources(draft: Draft, part: Part) -> None:
             reader(draft, inner)
 
 
-def _amount(draft: Draft, part: Part, field: str, read: Callable[[str], float], expected: str) -> None:
+def _amount(draft: SpecBuilder, part: Part, field: str, read: Callable[[str], float], expected: str) -> None:
     try:
         draft.put(field, read(part.text(expected)), part)
     except ValueError:
         raise part.wrong(expected) from None
 
 
-def _text(draft: Draft, part: Part, field: str, most: int) -> None:
+def _text(draft: SpecBuilder, part: Part, field: str, most: int) -> None:
     draft.put(field, part.text(most=most), part)
 
 
-def _name(draft: Draft, part: Part) -> None:
+def _name(draft: SpecBuilder, part: Part) -> None:
     draft.put("name", job_name(part), part)
 
 
-def _texts(draft: Draft, part: Part, field: str, most: int) -> None:
+def _texts(draft: SpecBuilder, part: Part, field: str, most: int) -> None:
     """One text, or a list of them."""
     entries = part.value if isinstance(part.value, list) else [part]
     draft.put(field, [entry.text(most=most) for entry in entries], part)
 
 
-def _whole(draft: Draft, part: Part, field: str) -> None:
+def _whole(draft: SpecBuilder, part: Part, field: str) -> None:
     draft.put(field, part.whole(), part)
 
 
-def _truth(draft: Draft, part: Part, field: str) -> None:
+def _truth(draft: SpecBuilder, part: Part, field: str) -> None:
     draft.put(field, part.truth(), part)
 
 
-def _seconds(draft: Draft, part: Part, field: str) -> None:
+def _seconds(draft: SpecBuilder, part: Part, field: str) -> None:
     draft.put(field, part.seconds(most=LONGEST_TIME), part)
 
 
-def _longer_than_none(draft: Draft, part: Part, field: str) -> None:
+def _longer_than_none(draft: SpecBuilder, part: Part, field: str) -> None:
     if field in draft.said:
         raise part.refused(f"{draft.said[field].path} says it as well, expected one of the two")
     _seconds(draft, part, field)
@@ -147,7 +147,7 @@ def _longer_than_none(draft: Draft, part: Part, field: str) -> None:
         raise part.wrong("longer than no time, such as 90s, 15m or 1h30m")
 
 
-def _time(draft: Draft, part: Part) -> None:
+def _time(draft: SpecBuilder, part: Part) -> None:
     """`time: 2h` is a limit; else it says both."""
     if not isinstance(part.value, dict):
         return _longer_than_none(draft, part, "time_limit")
@@ -156,7 +156,7 @@ def _time(draft: Draft, part: Part) -> None:
     return None
 
 
-def _checkpoint(draft: Draft, part: Part) -> None:
+def _checkpoint(draft: SpecBuilder, part: Part) -> None:
     for key, inner in part.fields(("path", "signal", "grace")).items():
         if key == "grace":
             _seconds(draft, inner, "grace")
@@ -174,12 +174,12 @@ def signal_at(part: Part, name: str) -> str:
     return short
 
 
-def _hang(draft: Draft, part: Part) -> None:
+def _hang(draft: SpecBuilder, part: Part) -> None:
     for inner in part.fields(("no_progress_for",)).values():
         _longer_than_none(draft, inner, "no_progress")
 
 
-def _variables(draft: Draft, part: Part, field: str) -> None:
+def _variables(draft: SpecBuilder, part: Part, field: str) -> None:
     for key, inner in part.fields(expected="names and their values").items():
         if inner.value is None or isinstance(inner.value, dict | list):
             raise inner.wrong("text; a value that is empty is written ''")
@@ -187,19 +187,19 @@ def _variables(draft: Draft, part: Part, field: str) -> None:
     draft.said[field] = part
 
 
-def _class(draft: Draft, part: Part) -> None:
+def _class(draft: SpecBuilder, part: Part) -> None:
     draft.put("job_class", part.one_of(get_args(JobClass)), part)
 
 
-def _priority(draft: Draft, part: Part) -> None:
+def _priority(draft: SpecBuilder, part: Part) -> None:
     draft.put("priority", part.whole("a whole number", -(2**31), 2**31), part)
 
 
-def _retries(draft: Draft, part: Part) -> None:
+def _retries(draft: SpecBuilder, part: Part) -> None:
     draft.put("retries", part.whole(f"a whole number from 0 to {MOST_RETRIES}", 0, MOST_RETRIES), part)
 
 
-def _workdir(draft: Draft, part: Part) -> None:
+def _workdir(draft: SpecBuilder, part: Part) -> None:
     draft.put("folder", draft.source.folder_at(part), part)
 
 

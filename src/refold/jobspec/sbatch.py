@@ -13,14 +13,14 @@ import msgspec
 from refold.api import LONGEST_COMMAND, LONGEST_NAME, Submission
 from refold.documents import Part
 from refold.jobspec.arrays import array_variables
-from refold.jobspec.builder import Draft, Source, name_from
+from refold.jobspec.builder import SpecBuilder, SpecSource, name_from
 from refold.jobspec.quantities import SLURM_TIME, slurm_seconds
 from refold.jobspec.refold_yaml import signal_at
 from refold.jobspec.sbatch_directives import Head, read_head
 from refold.jobspec.sbatch_tasks import SIZES, put_tasks
 from refold.jobspec.slurm_options import LEFT_OUT
 
-Reader = Callable[[Draft, Part], None]
+Reader = Callable[[SpecBuilder, Part], None]
 
 SHELLS = frozenset(("sh", "bash", "dash", "ksh", "zsh"))
 _PYTHON = re.compile(r"python[\d.]*")
@@ -40,13 +40,13 @@ It stands before the first line of the script, so that line numbers stay as they
 """
 
 
-def read_script(text: str, source: Source) -> tuple[list[Submission], list[str]]:
+def read_script(text: str, source: SpecSource) -> tuple[list[Submission], list[str]]:
     """The job that a script asks for, or those of its array; and what of it is not honoured."""
     text = text.replace("\r\n", "\n")
     root = Part(source.where, 1, None)
     if len(text) > LONGEST_COMMAND:
         raise root.refused(f"the script has {len(text):,} characters, expected at most {LONGEST_COMMAND:,}")
-    draft = Draft(source, root)
+    draft = SpecBuilder(source, root)
     head = read_head(text, root, frozenset((*READERS, *SIZES, *LEFT_OUT)))
     for name, part in head.options.items():
         if reader := READERS.get(name):
@@ -77,7 +77,7 @@ def _interpreter(text: str, root: Part) -> list[str]:
     return [program, *words[1:]]
 
 
-def _put_variables(draft: Draft, head: Head) -> None:
+def _put_variables(draft: SpecBuilder, head: Head) -> None:
     """What Slurm would tell the script and is known already."""
     variables = {"SLURM_JOB_NAME": draft.fields["name"]}
     for option, variable in _VARIABLES.items():
@@ -96,7 +96,7 @@ _VARIABLES = {
 }
 
 
-def _each_of_array(draft: Draft, array: Part | None) -> list[Submission]:
+def _each_of_array(draft: SpecBuilder, array: Part | None) -> list[Submission]:
     one = draft.submission()
     if array is None:
         return [one]
@@ -109,29 +109,29 @@ def _each_of_array(draft: Draft, array: Part | None) -> list[Submission]:
 # Readers of one option each.
 
 
-def _name(draft: Draft, part: Part) -> None:
+def _name(draft: SpecBuilder, part: Part) -> None:
     said = part.text("a name", 1024)
     draft.put("name", name_from(said), part)
     if name_from(said) != said:
         draft.note(part, f"the job is called {name_from(said)!r}: letters, digits, '.', '_' and '-' only")
 
 
-def _time(draft: Draft, part: Part) -> None:
+def _time(draft: SpecBuilder, part: Part) -> None:
     try:
         draft.put("time_limit", slurm_seconds(part.written), part)
     except ValueError:
         raise part.wrong(SLURM_TIME) from None
 
 
-def _tenant(draft: Draft, part: Part) -> None:
+def _tenant(draft: SpecBuilder, part: Part) -> None:
     draft.put("tenant", part.text("an account", LONGEST_NAME), part)
 
 
-def _folder(draft: Draft, part: Part) -> None:
+def _folder(draft: SpecBuilder, part: Part) -> None:
     draft.put("folder", draft.source.folder_at(part), part)
 
 
-def _signal(draft: Draft, part: Part) -> None:
+def _signal(draft: SpecBuilder, part: Part) -> None:
     found = _SIGNAL.fullmatch(part.written)
     if found is None:
         raise part.wrong("a signal such as USR1@60")
@@ -139,7 +139,7 @@ def _signal(draft: Draft, part: Part) -> None:
     draft.put("grace", float(found["seconds"] or 60), part)
 
 
-def _dependency(draft: Draft, part: Part) -> None:
+def _dependency(draft: SpecBuilder, part: Part) -> None:
     after: list[str] = []
     for one in part.written.split(","):
         found = _DEPENDENCY.fullmatch(one)
@@ -151,12 +151,12 @@ def _dependency(draft: Draft, part: Part) -> None:
     draft.put("after", after, part)
 
 
-def _priority(draft: Draft, part: Part, sign: int, usual: int) -> None:
+def _priority(draft: SpecBuilder, part: Part, sign: int, usual: int) -> None:
     value = usual if part.value is None else part.whole("a whole number", -(2**31), 2**31)
     draft.put("priority", sign * value, part)
 
 
-def _export(draft: Draft, part: Part) -> None:
+def _export(draft: SpecBuilder, part: Part) -> None:
     variables: dict[str, str] = {}
     for word in part.text("variables", 2**16).split(","):
         name, given, value = word.partition("=")
@@ -167,11 +167,11 @@ def _export(draft: Draft, part: Part) -> None:
     draft.add_variables(variables, part)
 
 
-def _put(draft: Draft, part: Part, field: str, value: Any) -> None:
+def _put(draft: SpecBuilder, part: Part, field: str, value: Any) -> None:
     draft.put(field, value, part)
 
 
-def _quietly(draft: Draft, part: Part) -> None:
+def _quietly(draft: SpecBuilder, part: Part) -> None:
     """Nothing follows from it, in Slurm neither."""
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from refold.api import MOST_GPUS
 from refold.documents import Part
-from refold.jobspec.builder import Draft
-from refold.jobspec.gpu_requests import Wanted, wanted_from_text
+from refold.jobspec.builder import SpecBuilder
+from refold.jobspec.gpu_requests import GpuRequest, wanted_from_text
 from refold.jobspec.quantities import SLURM_MEMORY, slurm_gib
 
 SIZES = (
@@ -28,7 +28,7 @@ Options = Mapping[str, Part]
 
 
 @dataclass(frozen=True, slots=True)
-class Tasks:
+class SlurmTasks:
     """So many nodes with so many tasks each; `apart`: each task is an instance of its own."""
 
     nodes: int
@@ -46,7 +46,7 @@ class Tasks:
         return 1 if self.apart else self.per_node
 
 
-def put_tasks(draft: Draft, options: Options, apart: bool) -> None:
+def put_tasks(draft: SpecBuilder, options: Options, apart: bool) -> None:
     """What the options say together of the size of a job."""
     tasks = _tasks(draft, options, apart)
     draft.put("instances", tasks.instances, options.get("nodes", options.get("ntasks", draft.root)))
@@ -61,7 +61,7 @@ def put_tasks(draft: Draft, options: Options, apart: bool) -> None:
         draft.note(draft.root, "the script does not call srun: it runs once on each node, and not on the first alone")
 
 
-def _tasks(draft: Draft, options: Options, apart: bool) -> Tasks:
+def _tasks(draft: SpecBuilder, options: Options, apart: bool) -> SlurmTasks:
     nodes = _nodes(draft, options["nodes"]) if "nodes" in options else 0
     per_node = _count(options, "ntasks-per-node")
     tasks = _count(options, "ntasks")
@@ -70,13 +70,13 @@ def _tasks(draft: Draft, options: Options, apart: bool) -> Tasks:
         per_node = -(-tasks // nodes)
     elif tasks and not nodes:
         nodes = -(-tasks // per_node)
-    found = Tasks(nodes or 1, per_node or 1, apart)
+    found = SlurmTasks(nodes or 1, per_node or 1, apart)
     if tasks and tasks != found.nodes * found.per_node:
         raise options["ntasks"].wrong(f"as many tasks on each of {found.nodes} nodes")
     return found
 
 
-def _nodes(draft: Draft, part: Part) -> int:
+def _nodes(draft: SpecBuilder, part: Part) -> int:
     found = _NODES.fullmatch(part.written)
     if found is None or not 1 <= int(found[1]) <= MOST_GPUS or int(found[2] or found[1]) < int(found[1]):
         raise part.wrong("a number of nodes, 1 or more")
@@ -89,7 +89,7 @@ def _count(options: Options, name: str) -> int:
     return options[name].whole("a whole number ≥ 1", 1, MOST_GPUS) if name in options else 0
 
 
-def _put_gpus(draft: Draft, options: Options, tasks: Tasks) -> int:
+def _put_gpus(draft: SpecBuilder, options: Options, tasks: SlurmTasks) -> int:
     """GPUs of an instance, from the first of the options that says it."""
     for name, share in _GPUS_OF.items():
         if name in options and (wanted := _wanted(draft, name, options[name])):
@@ -103,7 +103,7 @@ def _put_gpus(draft: Draft, options: Options, tasks: Tasks) -> int:
     return 0
 
 
-_GPUS_OF: dict[str, Callable[[int, Tasks], tuple[int, int]]] = {
+_GPUS_OF: dict[str, Callable[[int, SlurmTasks], tuple[int, int]]] = {
     "gpus-per-node": lambda gpus, tasks: divmod(gpus, tasks.per_node if tasks.apart else 1),
     "gres": lambda gpus, tasks: divmod(gpus, tasks.per_node if tasks.apart else 1),
     "gpus-per-task": lambda gpus, tasks: (gpus * tasks.in_instance, 0),
@@ -111,7 +111,7 @@ _GPUS_OF: dict[str, Callable[[int, Tasks], tuple[int, int]]] = {
 }
 
 
-def _wanted(draft: Draft, name: str, part: Part) -> Wanted | None:
+def _wanted(draft: SpecBuilder, name: str, part: Part) -> GpuRequest | None:
     """None: it is about something else than GPUs."""
     expected = GRES if name == "gres" else GPUS
     text = part.written
@@ -129,10 +129,10 @@ def _wanted(draft: Draft, name: str, part: Part) -> Wanted | None:
         raise part.wrong(expected) from None
     if wanted.share < 1 or wanted.least != wanted.most:
         raise part.wrong(expected)
-    return wanted if wanted.counted else Wanted(wanted.kinds, True, 1, 1)
+    return wanted if wanted.counted else GpuRequest(wanted.kinds, True, 1, 1)
 
 
-def _put_cpus(draft: Draft, options: Options, tasks: Tasks, gpus: int) -> int:
+def _put_cpus(draft: SpecBuilder, options: Options, tasks: SlurmTasks, gpus: int) -> int:
     """CPUs of an instance. Slurm gives a task one; that is asked for only where there is nothing else to ask for."""
     if "cpus-per-task" in options:
         cpus, part = _count(options, "cpus-per-task") * tasks.in_instance, options["cpus-per-task"]
@@ -144,7 +144,7 @@ def _put_cpus(draft: Draft, options: Options, tasks: Tasks, gpus: int) -> int:
     return cpus or tasks.in_instance
 
 
-def _put_memory(draft: Draft, options: Options, tasks: Tasks, gpus: int, cpus: int) -> None:
+def _put_memory(draft: SpecBuilder, options: Options, tasks: SlurmTasks, gpus: int, cpus: int) -> None:
     times = {
         "mem": 1.0 / (tasks.per_node if tasks.apart else 1),
         "mem-per-gpu": float(gpus),

@@ -25,7 +25,7 @@ from refold.core import (
     JobSubmitted,
     NodeLost,
     NodeReturned,
-    Remembered,
+    PastJob,
     RunAdopted,
     RunFailed,
     RunFinished,
@@ -37,7 +37,7 @@ from refold.core import (
     Woke,
 )
 from refold.errors import BadJournal
-from refold.model import WHOLE, Allocation, Cluster, Demand, Expected, Job, Seconds
+from refold.model import WHOLE, Allocation, Cluster, Demand, Job, Seconds, StartEstimate
 from refold.packing import Floats, Free, Ints
 
 
@@ -49,7 +49,7 @@ class Outcome(IntEnum):
     FINISHED = 2
     FAILED = 3
     CANCELLED = 4
-    NEVER = 5  # the whole cluster, empty, has no room for it
+    INFEASIBLE = 5  # the whole cluster, empty, has no room for it
 
 
 class Ending(IntEnum):
@@ -107,7 +107,7 @@ class RunColumns:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PromiseColumns:
+class StartEstimateColumns:
     """One entry per time that a waiting job was told when it may start, in the order of saying.
 
     `made` is when it was said; `soonest` and `latest` are nan where they were not.
@@ -141,7 +141,7 @@ class History:
     tenants: tuple[str, ...]
     node_changes: Sequence[NodeChange]
     until: Seconds
-    promises: PromiseColumns
+    promises: StartEstimateColumns
 
     @staticmethod
     def from_entries(cluster: Cluster, entries: Iterable[Entry]) -> History:
@@ -218,7 +218,7 @@ class HistoryJournal:
         self._jobs: dict[str, _JobSoFar] = {}
         self._runs: list[_RunSoFar] = []
         self._node_changes: list[NodeChange] = []
-        self._promises: list[tuple[int, Seconds, Expected]] = []
+        self._promises: list[tuple[int, Seconds, StartEstimate]] = []
         self._step = 0
         self._now: Seconds = 0.0
 
@@ -246,7 +246,7 @@ class HistoryJournal:
                 run.told_to_stop = self._now
         for end in entry.ends:
             jobs[end.job].cancelled = True  # by a rule, and not by somebody
-        if entry.expected:
+        if entry.start_estimates:
             self._promised(entry)
 
     def _note_event(self, event: Event) -> None:
@@ -275,11 +275,11 @@ class HistoryJournal:
                 pass
             case JobContinued(job_id, _, done) if job_id in self._jobs:
                 self._jobs[job_id].kept = done
-            case JobHeld() | JobReleased() | JobContinued() | Remembered() | RunRecalled():
+            case JobHeld() | JobReleased() | JobContinued() | PastJob() | RunRecalled():
                 pass  # what comes of these is ordered, and noted as such
 
     def _promised(self, entry: Entry) -> None:
-        for expected in entry.expected:
+        for expected in entry.start_estimates:
             job = self._jobs.get(expected.job)
             if job is None:
                 raise BadJournal(f"job {expected.job!r} was told when it may start, which was never submitted")
@@ -399,7 +399,7 @@ def _outcomes(entries: list[_JobSoFar], cluster: Cluster) -> list[int]:
         if outcome is Outcome.WAITING:
             if demand not in fits:
                 fits[demand] = room.fits_when_empty(demand)
-            outcome = outcome if fits[demand] else Outcome.NEVER
+            outcome = outcome if fits[demand] else Outcome.INFEASIBLE
         outcomes.append(int(outcome))
     return outcomes
 
@@ -422,8 +422,8 @@ def _run_columns(runs: list[_RunSoFar]) -> RunColumns:
     )
 
 
-def _promise_columns(said: list[tuple[int, Seconds, Expected]]) -> PromiseColumns:
-    return PromiseColumns(
+def _promise_columns(said: list[tuple[int, Seconds, StartEstimate]]) -> StartEstimateColumns:
+    return StartEstimateColumns(
         job=_ints([job for job, _, _ in said]),
         made=_floats([made for _, made, _ in said]),
         at=_floats([expected.at for _, _, expected in said]),

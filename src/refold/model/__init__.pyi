@@ -15,10 +15,10 @@ from .decision import (
     KEEP as KEEP,
     Decision as Decision,
     End as End,
-    Expected as Expected,
     Flag as Flag,
     Reshape as Reshape,
     Start as Start,
+    StartEstimate as StartEstimate,
     Stop as Stop,
 )
 from .job import LARGEST as LARGEST, MOST_GPUS as MOST_GPUS, Demand as Demand, Job as Job, JobClass as JobClass

@@ -49,7 +49,7 @@ class Flag(msgspec.Struct, gc=False, frozen=True):
     why: str
 
 
-class Expected(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
+class StartEstimate(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
     """When a waiting job may start: probably `at`; hardly ever before `soonest`, or after `latest`, which is a promise.
 
     `latest` holds for 95 of 100 jobs.
@@ -75,7 +75,7 @@ class Decision(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
     stops: tuple[Stop, ...] = ()
     reshapes: tuple[Reshape, ...] = ()
     waits: tuple[Wait, ...] = ()
-    expected: tuple[Expected, ...] = ()
+    start_estimates: tuple[StartEstimate, ...] = ()
     wake_at: Seconds | None = None
     flags: tuple[Flag, ...] = ()
     ends: tuple[End, ...] = ()

@@ -12,7 +12,7 @@ class Reason(StrEnum):
 
     AHEAD = "Ahead"  # others are before it in the queue
     RESOURCES = "Resources"  # no place for it now
-    NEVER = "Never"  # no place for it even in an empty cluster
+    INFEASIBLE = "Infeasible"  # no place for it even in an empty cluster
     RESERVED = "Reserved"  # there is room now, but others before it are promised it
     RELEASING = "Releasing"  # its place is being given back by runs that are stopping
     HELD = "Held"  # somebody has said that it is to wait until it is released

@@ -1,6 +1,6 @@
 from .demand_history import (
-    Expected as Expected,
-    Known as Known,
+    DemandHistory as DemandHistory,
+    ScoreCache as ScoreCache,
     nothing_expected as nothing_expected,
     nothing_known as nothing_known,
     renew as renew,
@@ -43,7 +43,7 @@ from .layout import (
     Need as Need,
     Words as Words,
 )
-from .lookahead import Racks as Racks, no_racks as no_racks
+from .lookahead import RackPowerNow as RackPowerNow, no_racks as no_racks
 from .placer import GENETIC as GENETIC, LOOK_AHEAD as LOOK_AHEAD, RULES as RULES, Placer as Placer
 from .pooled_queue import starts_in_turn as starts_in_turn
 from .power import NO_RACK as NO_RACK, SLACK as SLACK, Power as Power

@@ -16,7 +16,7 @@ MOST_ROWS = 512
 """For so many demands scores are kept; others share their rows."""
 
 
-class Expected(NamedTuple):
+class DemandHistory(NamedTuple):
     """The demands seen so far, as FGD (`typical`, `weights`) and worth (the rest) read them."""
 
     typical: Ints
@@ -26,7 +26,7 @@ class Expected(NamedTuple):
     scarcity: Floats
 
 
-class Known(NamedTuple):
+class ScoreCache(NamedTuple):
     """Scores that hold as long as a node is as it was: a row per demand, a column per node.
 
     `owner` says whose row it is; a score counts while `signatures` has the node's signature.
@@ -38,9 +38,9 @@ class Known(NamedTuple):
     masks: Ints
 
 
-def nothing_expected() -> Expected:
+def nothing_expected() -> DemandHistory:
     """Before anything was seen: a part of a GPU is worth what it is."""
-    return Expected(
+    return DemandHistory(
         np.zeros((TYPICAL, DEMAND_ENTRIES), dtype=np.int64),
         np.zeros(TYPICAL),
         np.arange(WHOLE + 1) / WHOLE,
@@ -49,10 +49,10 @@ def nothing_expected() -> Expected:
     )
 
 
-def nothing_known(rows: int, nodes: int) -> Known:
+def nothing_known(rows: int, nodes: int) -> ScoreCache:
     """Room for the scores of so many demands."""
     rows = min(rows, MOST_ROWS)
-    return Known(
+    return ScoreCache(
         np.full(rows, -1, dtype=np.int64),
         np.zeros((rows, nodes), dtype=np.int64),
         np.zeros((rows, nodes)),
@@ -61,7 +61,9 @@ def nothing_known(rows: int, nodes: int) -> Known:
 
 
 @compiled
-def renew(fgd: bool, shapes: Ints, seen: Ints, count: int, nodes: Ints, expected: Expected, known: Known) -> None:
+def renew(
+    fgd: bool, shapes: Ints, seen: Ints, count: int, nodes: Ints, expected: DemandHistory, known: ScoreCache
+) -> None:
     """Expect more of what the first `count` shapes were: `seen` says how often each was."""
     if fgd:
         renew_typical(shapes, seen, count, expected.typical, expected.weights)
@@ -77,7 +79,7 @@ def time_to_renew(seen_in_all: int) -> bool:
 
 
 @inlined
-def row_of(known: Known, kind: int) -> int:
+def row_of(known: ScoreCache, kind: int) -> int:
     """The row with the scores of a demand; emptied, if it was another's."""
     row = kind % known.owner.shape[0]
     if known.owner[row] != kind:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from refold.model import WHOLE
-from refold.packing.demand_history import Expected, Known, row_of
+from refold.packing.demand_history import DemandHistory, ScoreCache, row_of
 from refold.packing.jit import compiled, inlined
 from refold.packing.kernels import fits, move, need_of
 from refold.packing.layout import (
@@ -38,7 +38,7 @@ from refold.packing.layout import (
     Need,
     Words,
 )
-from refold.packing.lookahead import Racks, least_loss, loss, power_cost, watts_of
+from refold.packing.lookahead import RackPowerNow, least_loss, loss, power_cost, watts_of
 
 POPULATION = 24
 CPU_WEIGHTS = (0.0, 0.0, 0.06, 0.12, 0.25, 0.5)
@@ -66,7 +66,7 @@ ANY_NODE = -1
 class Window(NamedTuple):
     """The waiting jobs, in their order: of each its row in `demands`, and where its instances begin in `places`.
 
-    `kinds` numbers the demands for `Known`. The first `urgent` jobs are placed before all others, in their order;
+    `kinds` numbers the demands for `ScoreCache`. The first `urgent` jobs are placed before all others, in their order;
     with `in_order` all are, and nobody after the first that has no place.
     """
 
@@ -78,15 +78,15 @@ class Window(NamedTuple):
     in_order: bool
 
 
-class Books(NamedTuple):
+class PlacementState(NamedTuple):
     """What is free, what is expected, what racks draw."""
 
     nodes: Ints
     gpus: Ints
     bits: Words
-    expected: Expected
-    known: Known
-    racks: Racks
+    expected: DemandHistory
+    known: ScoreCache
+    racks: RackPowerNow
 
 
 @inlined
@@ -117,7 +117,7 @@ def hosts(nodes: Ints, gpus: Ints, node: int, need: Need) -> bool:
 
 
 @compiled
-def take(books: Books, node: int, mask: int, need: Need, sign: int) -> None:
+def take(books: PlacementState, node: int, mask: int, need: Need, sign: int) -> None:
     """Take (1) or give back (-1) a place, and the power that goes with it."""
     move(books.nodes, books.gpus, books.bits, node, mask, -sign * need.milli, -sign * need.cpu, -sign * need.memory)
     if books.racks.rack_of.shape[0] > 0:
@@ -125,7 +125,7 @@ def take(books: Books, node: int, mask: int, need: Need, sign: int) -> None:
 
 
 @compiled
-def _cost(books: Books, node: int, need: Need) -> tuple[float, int]:
+def _cost(books: PlacementState, node: int, need: Need) -> tuple[float, int]:
     """Worth and power lost by an instance on a node that has room, and its GPUs there."""
     cost, mask = loss(False, books.nodes, books.gpus, books.bits, node, need, books.expected)
     if books.racks.rack_of.shape[0] > 0:
@@ -134,7 +134,7 @@ def _cost(books: Books, node: int, need: Need) -> tuple[float, int]:
 
 
 @compiled
-def _place_job(books: Books, window: Window, job: int, genes: Ints, places: Ints) -> float:
+def _place_job(books: PlacementState, window: Window, job: int, genes: Ints, places: Ints) -> float:
     """Place all instances of a job; returns what they cost, or -inf, having placed none of them.
 
     A gang for which racks lack the power is tried again where it draws least.
@@ -146,7 +146,9 @@ def _place_job(books: Books, window: Window, job: int, genes: Ints, places: Ints
 
 
 @compiled
-def _place_instances(books: Books, window: Window, job: int, genes: Ints, places: Ints, thrifty: bool) -> float:
+def _place_instances(
+    books: PlacementState, window: Window, job: int, genes: Ints, places: Ints, thrifty: bool
+) -> float:
     kind = window.jobs[job]
     need, number = need_of(window.demands, kind), window.kinds[kind]
     first, cost = window.first[job], 0.0
@@ -172,7 +174,7 @@ def _place_instances(books: Books, window: Window, job: int, genes: Ints, places
 
 
 @compiled
-def _least_watts(books: Books, need: Need) -> int:
+def _least_watts(books: PlacementState, need: Need) -> int:
     """Of the nodes that have room and power for an instance, the one where it draws least; or -1."""
     best, least = ANY_NODE, np.inf
     for node in range(books.nodes.shape[0] - 1):
@@ -189,7 +191,9 @@ def _gain(need: Need) -> float:
 
 
 @compiled
-def read(books: Books, window: Window, keys: Floats, genes: Ints, places: Ints, placed: Bools, never: Bools) -> float:
+def read(
+    books: PlacementState, window: Window, keys: Floats, genes: Ints, places: Ints, placed: Bools, never: Bools
+) -> float:
     """Place the jobs of a window as a solution says, and return its fitness. Genes become the nodes that were found.
 
     What is taken only grows, so that once a demand has found no place it is hopeless for the rest; and those that
@@ -222,7 +226,7 @@ def read(books: Books, window: Window, keys: Floats, genes: Ints, places: Ints, 
 
 
 @compiled
-def undo(books: Books, window: Window, places: Ints, placed: Bools) -> None:
+def undo(books: PlacementState, window: Window, places: Ints, placed: Bools) -> None:
     """Give back what a solution has taken."""
     for job in range(window.jobs.shape[0]):
         if placed[job]:
@@ -230,14 +234,14 @@ def undo(books: Books, window: Window, places: Ints, placed: Bools) -> None:
 
 
 @compiled
-def _give_back(books: Books, window: Window, job: int, places: Ints) -> None:
+def _give_back(books: PlacementState, window: Window, job: int, places: Ints) -> None:
     need = need_of(window.demands, window.jobs[job])
     for instance in range(window.first[job], window.first[job] + need.instances):
         take(books, places[instance, NODE], places[instance, GPU_MASK], need, -1)
 
 
 @compiled
-def _seed_keys(books: Books, window: Window, keys: Floats) -> None:
+def _seed_keys(books: PlacementState, window: Window, keys: Floats) -> None:
     """The greedy orders: as they came; largest first; and some by what a job makes of what it takes.
 
     Of these, the first goes by that alone; the others begin with those jobs for which there is room in sum, as they
@@ -267,7 +271,7 @@ def _seed_keys(books: Books, window: Window, keys: Floats) -> None:
 
 
 @compiled
-def _costs(books: Books, window: Window) -> tuple[Floats, Floats]:
+def _costs(books: PlacementState, window: Window) -> tuple[Floats, Floats]:
     """What each job would cost where it costs least, if it were alone; and its CPUs."""
     count, kinds = window.jobs.shape[0], window.demands.shape[0]
     nodes, gpus, bits, expected, known, racks = books
@@ -285,7 +289,7 @@ def _costs(books: Books, window: Window) -> tuple[Floats, Floats]:
 
 
 @compiled
-def _capacity(books: Books) -> tuple[float, float]:
+def _capacity(books: PlacementState) -> tuple[float, float]:
     """What all free GPUs are worth, and the free CPUs beside them for each of that."""
     worth = cpu = 0.0
     for node in range(books.nodes.shape[0] - 1):
@@ -339,7 +343,7 @@ def _disturb(window: Window, machines: int, keys: Floats, genes: Ints, memory: I
 
 
 @compiled
-def evolve(books: Books, window: Window, memory: Ints, places: Ints, placed: Bools) -> None:
+def evolve(books: PlacementState, window: Window, memory: Ints, places: Ints, placed: Bools) -> None:
     """Search, and place the jobs of a window as the fittest solution says."""
     count, instances = window.jobs.shape[0], places.shape[0]
     never = np.zeros(window.demands.shape[0], dtype=np.bool_)
@@ -355,7 +359,7 @@ def evolve(books: Books, window: Window, memory: Ints, places: Ints, placed: Boo
 
 
 @compiled
-def mark_hopeless(books: Books, window: Window, places: Ints, never: Bools) -> None:
+def mark_hopeless(books: PlacementState, window: Window, places: Ints, never: Bools) -> None:
     """Which demands have no place even alone."""
     nowhere = np.full(places.shape[0], ANY_NODE)
     seen = np.zeros(never.shape[0], dtype=np.bool_)
@@ -371,7 +375,7 @@ def mark_hopeless(books: Books, window: Window, places: Ints, never: Bools) -> N
 
 @compiled
 def _fittest(
-    books: Books, window: Window, freedom: int, memory: Ints, places: Ints, placed: Bools, never: Bools
+    books: PlacementState, window: Window, freedom: int, memory: Ints, places: Ints, placed: Bools, never: Bools
 ) -> tuple[Floats, Ints]:
     """The search itself: the keys and genes of the fittest solution found.
 

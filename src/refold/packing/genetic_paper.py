@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from refold.model import WHOLE
-from refold.packing.genetic import Books, Window, chance, fittest_of, hosts, lot, mark_hopeless, take
+from refold.packing.genetic import PlacementState, Window, chance, fittest_of, hosts, lot, mark_hopeless, take
 from refold.packing.jit import compiled, inlined
 from refold.packing.kernels import LOOSEST, TIGHTEST, need_of, pick_gpus
 from refold.packing.layout import GPU_MASK, GPUS, NODE, Bools, Ints, Need
@@ -74,7 +74,7 @@ def best_pair(
 
 
 @compiled
-def evolve_paper(books: Books, window: Window, memory: Ints, places: Ints, placed: Bools) -> None:
+def evolve_paper(books: PlacementState, window: Window, memory: Ints, places: Ints, placed: Bools) -> None:
     """Place pair after pair; then give back the jobs of which some instances found no place.
 
     Those for whom there is no place even if they were alone are left out from the start: to search for them would

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from refold.model import WHOLE
-from refold.packing.demand_history import Expected, Known, row_of
+from refold.packing.demand_history import DemandHistory, ScoreCache, row_of
 from refold.packing.fragmentation import fragments_after, node_fragments
 from refold.packing.jit import compiled, inlined, trailing_zeros
 from refold.packing.kernels import LOOSEST, fits, lowest_row, most_gpus, pick_gpus, words_in
@@ -21,7 +21,7 @@ EVENNESS = 10.0
 """What it costs, in GPUs, to draw all of a rack's limit; half of it costs a quarter, so that racks are evened out."""
 
 
-class Racks(NamedTuple):
+class RackPowerNow(NamedTuple):
     """Power as it is now, for the kernels; no nodes in `rack_of`: power does not matter. See `power.Power`."""
 
     rack_of: Ints
@@ -32,20 +32,20 @@ class Racks(NamedTuple):
     scale: Floats
 
 
-def no_racks() -> Racks:
+def no_racks() -> RackPowerNow:
     """Power does not matter."""
     nothing = np.zeros(0)
-    return Racks(np.zeros(0, dtype=np.int64), nothing, nothing, nothing, nothing, nothing)
+    return RackPowerNow(np.zeros(0, dtype=np.int64), nothing, nothing, nothing, nothing, nothing)
 
 
 @inlined
-def watts_of(racks: Racks, node: int, need: Need) -> float:
+def watts_of(racks: RackPowerNow, node: int, need: Need) -> float:
     """What an instance adds to the draw of a node's rack."""
     return need.gpus * need.milli * racks.watts_per_gpu_milli[node] + need.cpu * racks.watts_per_cpu_milli[node]
 
 
 @compiled
-def power_cost(racks: Racks, node: int, need: Need) -> float:
+def power_cost(racks: RackPowerNow, node: int, need: Need) -> float:
     """What the power of an instance on a node costs, in GPUs: endlessly much above the limit of its rack."""
     rack, watts = racks.rack_of[node], watts_of(racks, node, need)
     before, after = racks.draw[rack], racks.draw[rack] + watts
@@ -62,9 +62,9 @@ def least_loss(
     bits: Words,
     need: Need,
     kind: int,
-    expected: Expected,
-    known: Known,
-    racks: Racks,
+    expected: DemandHistory,
+    known: ScoreCache,
+    racks: RackPowerNow,
 ) -> int:
     """The node where an instance costs least; of equals the first; -1 if it fits nowhere.
 
@@ -97,7 +97,7 @@ def least_loss(
 
 @compiled
 def loss(
-    fgd: bool, nodes: Ints, gpus: Ints, bits: Words, node: int, need: Need, expected: Expected
+    fgd: bool, nodes: Ints, gpus: Ints, bits: Words, node: int, need: Need, expected: DemandHistory
 ) -> tuple[float, int]:
     """What an instance costs on a node that is up, and on which of its GPUs; endlessly much where it does not fit."""
     if not fits(nodes, gpus, node, need):

@@ -14,7 +14,7 @@ from refold.packing.demand_history import MOST_ROWS, nothing_expected, nothing_k
 from refold.packing.free import Free, indices_of, vector_of
 from refold.packing.genetic_paper import evolve_paper
 from refold.packing.layout import DEMAND_ENTRIES, Ints
-from refold.packing.lookahead import Racks, no_racks
+from refold.packing.lookahead import RackPowerNow, no_racks
 from refold.packing.power import Power
 
 RULES: dict[str, tuple[int, str]] = {
@@ -33,21 +33,21 @@ RULES: dict[str, tuple[int, str]] = {
 """Every placement rule, with what it does."""
 
 
-class Submissions(Protocol):
+class PlacementChanges(Protocol):
     """The part of a View's changes that a rule may learn from."""
 
     @property
     def submitted(self) -> Sequence[Job]: ...
 
 
-class Arrivals(Protocol):
+class PlacementView(Protocol):
     """The part of a View that a rule may learn from."""
 
     @property
     def cluster(self) -> Cluster: ...
 
     @property
-    def changes(self) -> Submissions: ...
+    def changes(self) -> PlacementChanges: ...
 
 
 WINDOW = 100
@@ -82,11 +82,11 @@ class Placer:
         self._known = nothing_known(1, 0)
         self._known_of: Cluster | None = None
         self._kinds: dict[Demand, int] = {}
-        self._census = _Census() if self.rule in LOOK_AHEAD else None
+        self._census = _DemandCounts() if self.rule in LOOK_AHEAD else None
         self._racks = no_racks()
         self._power: Power | None = None
 
-    def observe(self, view: Arrivals) -> None:
+    def observe(self, view: PlacementView) -> None:
         """Note what was submitted: rules that expect more of the same count it."""
         census = self._census
         if census is None:
@@ -149,7 +149,9 @@ class Placer:
             urgent,
             in_order,
         )
-        books = genetic.Books(free.nodes, free.gpus, free.bits, self._expected, self._known, self._racks_of(free))
+        books = genetic.PlacementState(
+            free.nodes, free.gpus, free.bits, self._expected, self._known, self._racks_of(free)
+        )
         if first[-1] > len(self._found):
             self._found = np.zeros((int(first[-1]), 2), dtype=np.int64)
         placed = np.zeros(len(demands), dtype=np.bool_)
@@ -178,12 +180,12 @@ class Placer:
             self._power = Power(free.cluster)
         return self._power
 
-    def _racks_of(self, free: Free) -> Racks:
+    def _racks_of(self, free: Free) -> RackPowerNow:
         """Power as it is now, if it matters."""
         power = self._power_of(free)
         if power is None:
             return self._racks
-        return Racks(
+        return RackPowerNow(
             power.rack_of,
             power.watts_per_gpu_milli,
             power.watts_per_cpu_milli,
@@ -226,7 +228,7 @@ class Placer:
         )
 
 
-class _Census:
+class _DemandCounts:
     """How often each demand was seen, in the order of first sight."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from refold.packing.layout import Floats
 
 
 @compiled
-def starts_in_turn(now: float, free: float, ends: Floats, held: Floats, wanted: Floats, lasting: Floats) -> Floats:
+def starts_in_turn(now: float, free: float, ends: Floats, held: Floats, wanted: Floats, distribution: Floats) -> Floats:
     """When each of a queue starts, if everybody starts in order as soon as enough GPUs are free; inf: never.
 
     Runs hold GPUs until they end; those in the queue want some for so long.
@@ -28,5 +28,5 @@ def starts_in_turn(now: float, free: float, ends: Floats, held: Floats, wanted: 
             free += gpus
         free -= wanted[place]
         starts[place] = now
-        heappush(running, (now + lasting[place], wanted[place]))
+        heappush(running, (now + distribution[place], wanted[place]))
     return starts

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from refold.model import WHOLE
-from refold.packing.demand_history import Expected, Known, row_of
+from refold.packing.demand_history import DemandHistory, ScoreCache, row_of
 from refold.packing.jit import compiled, inlined, trailing_zeros
 from refold.packing.kernels import (
     FIRST,
@@ -43,7 +43,7 @@ from refold.packing.layout import (
     Need,
     Words,
 )
-from refold.packing.lookahead import Racks, least_loss
+from refold.packing.lookahead import RackPowerNow, least_loss
 
 FIRST_FIT, BEST_FIT, WORST_FIT, ROUND_ROBIN, TETRIS, FGD, WORTH, RANDOM = range(8)
 
@@ -218,9 +218,9 @@ def _choose_node(
     last: int,
     memory: Ints,
     kind: int,
-    expected: Expected,
-    known: Known,
-    racks: Racks,
+    expected: DemandHistory,
+    known: ScoreCache,
+    racks: RackPowerNow,
 ) -> int:
     """The node for the next instance of a gang, whose last instance was put on node `last` (-1: the first one)."""
     shared = need.gpus == 0 or need.milli < WHOLE  # else the last node was filled
@@ -242,7 +242,7 @@ def _choose_node(
 
 
 @inlined
-def _choose_gpus(rule: int, nodes: Ints, gpus: Ints, node: int, need: Need, kind: int, known: Known) -> int:
+def _choose_gpus(rule: int, nodes: Ints, gpus: Ints, node: int, need: Need, kind: int, known: ScoreCache) -> int:
     if rule in (FGD, WORTH):
         return known.masks[row_of(known, kind), node]
     which = FIRST
@@ -263,9 +263,9 @@ def place(
     row: int,
     kind: int,
     memory: Ints,
-    expected: Expected,
-    known: Known,
-    racks: Racks,
+    expected: DemandHistory,
+    known: ScoreCache,
+    racks: RackPowerNow,
     places: Ints,
     first: int,
 ) -> bool:

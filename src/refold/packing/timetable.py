@@ -54,7 +54,7 @@ class Waiting(NamedTuple):
 
     demands: Ints
     kind: Ints
-    lasting: Floats
+    distribution: Floats
     start: Floats
     node: Ints
     mask: Ints
@@ -102,10 +102,10 @@ class Timetable:
         """What was free in the past is nobody's business."""
         forget(self._spans, now)
 
-    def earliest(self, demand: Demand, lasting: Seconds, after: Seconds, before: Seconds = inf) -> Seconds:
+    def earliest(self, demand: Demand, distribution: Seconds, after: Seconds, before: Seconds = inf) -> Seconds:
         """The first moment in [after, before) from which all instances have room at once for so long; inf: none."""
         vector = self._empty.vector(demand)
-        return earliest(self._spans, self._empty.nodes, self._up, vector, lasting, after, before, self._scratch)
+        return earliest(self._spans, self._empty.nodes, self._up, vector, distribution, after, before, self._scratch)
 
     def longest(self, demand: Demand, now: Seconds) -> Seconds:
         """For how long all instances have room, from now on."""
@@ -347,11 +347,11 @@ def first_to_gain(
                 looks[0] -= 1
                 own = waiting.node[row] == node
                 if own:  # what it is booked on itself is not in its way
-                    mask, end = waiting.mask[row], start + waiting.lasting[row]
+                    mask, end = waiting.mask[row], start + waiting.distribution[row]
                     if not change(spans, node, start, end, mask, need.milli, need.cpu, need.memory):
                         return position  # there is no room to try: it is looked at wholly
                 before = start
-                found = _first_on_node(spans, nodes, up, node, one, waiting.lasting[row], now, before, least)
+                found = _first_on_node(spans, nodes, up, node, one, waiting.distribution[row], now, before, least)
                 if own:
                     change(spans, node, start, end, mask, -need.milli, -need.cpu, -need.memory)
                 if found < start:
@@ -362,14 +362,22 @@ def first_to_gain(
 
 @inlined
 def _first_on_node(
-    spans: Spans, nodes: Ints, up: Ints, node: int, need: Need, lasting: float, after: float, before: float, least: Ints
+    spans: Spans,
+    nodes: Ints,
+    up: Ints,
+    node: int,
+    need: Need,
+    distribution: float,
+    after: float,
+    before: float,
+    least: Ints,
 ) -> float:
     """The first moment in [after, before) from which one instance has room on a node for so long."""
     if not _has_right_gpus(nodes, up, node, need):
         return np.inf
     span, moment = _span_at(spans, node, after), after
     while moment < before:
-        if _room_in(spans, nodes, node, span, moment + lasting, need, least) > 0:
+        if _room_in(spans, nodes, node, span, moment + distribution, need, least) > 0:
             return moment
         span += 1
         if span >= spans.number[node]:
@@ -380,17 +388,17 @@ def _first_on_node(
 
 @compiled
 def earliest(
-    spans: Spans, nodes: Ints, up: Ints, demands: Ints, lasting: float, after: float, before: float, least: Ints
+    spans: Spans, nodes: Ints, up: Ints, demands: Ints, distribution: float, after: float, before: float, least: Ints
 ) -> float:
     """The first moment in [after, before) from which all instances have room at once for so long; inf: none."""
     need = need_of(demands, 0)
     if not after < before:
         return np.inf
     if need.instances > 1:
-        return _earliest_gang(spans, nodes, up, need, lasting, after, before, least)
+        return _earliest_gang(spans, nodes, up, need, distribution, after, before, least)
     best = before
     for node in range(nodes.shape[0] - 1):
-        best = min(best, _first_on_node(spans, nodes, up, node, need, lasting, after, best, least))
+        best = min(best, _first_on_node(spans, nodes, up, node, need, distribution, after, best, least))
         if best <= after:
             return best
     return best if best < before else np.inf
@@ -398,7 +406,7 @@ def earliest(
 
 @compiled
 def _earliest_gang(
-    spans: Spans, nodes: Ints, up: Ints, need: Need, lasting: float, after: float, before: float, least: Ints
+    spans: Spans, nodes: Ints, up: Ints, need: Need, distribution: float, after: float, before: float, least: Ints
 ) -> float:
     """Room of all nodes together, as the beginning of the window moves on.
 
@@ -414,20 +422,20 @@ def _earliest_gang(
         if not _has_right_gpus(nodes, up, node, need):
             continue
         span, count = _span_at(spans, node, after), spans.number[node]
-        here = _room_in(spans, nodes, node, span, after + lasting, need, least)
+        here = _room_in(spans, nodes, node, span, after + distribution, need, least)
         room += here
         ending = span + 1
-        while ending < count and spans.begins[node, ending] < after + lasting:
+        while ending < count and spans.begins[node, ending] < after + distribution:
             ending += 1
         while span + 1 < count or ending < count:
             begins = spans.begins[node, span + 1] if span + 1 < count else np.inf
-            touches = spans.begins[node, ending] - lasting if ending < count else np.inf
+            touches = spans.begins[node, ending] - distribution if ending < count else np.inf
             moment = min(begins, touches)
             if moment >= before:
                 break
             if begins <= touches:
                 span += 1
-                there = _room_in(spans, nodes, node, span, moment + lasting, need, least)
+                there = _room_in(spans, nodes, node, span, moment + distribution, need, least)
             else:
                 until = np.nextafter(spans.begins[node, ending], np.inf)
                 there = _room_in(spans, nodes, node, span, until, need, least)

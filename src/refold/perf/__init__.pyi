@@ -15,7 +15,7 @@ from .estimation import (
     row_of as row_of,
     step_parts as step_parts,
 )
-from .explanation import Line as Line, Section as Section, explain as explain
+from .explanation import FormulaLine as FormulaLine, Section as Section, explain as explain
 from .fitting import (
     Fitted as Fitted,
     Form as Form,
@@ -30,8 +30,8 @@ from .fitting import (
     predict as predict,
     samples_in_turn as samples_in_turn,
 )
-from .forms import Corrected as Corrected, Rubick as Rubick, corrected as corrected
-from .hardware import Efficiency as Efficiency, Gpu as Gpu, Machines as Machines, machines_of as machines_of
+from .forms import CorrectedForm as CorrectedForm, RubickForm as RubickForm, corrected as corrected
+from .hardware import Efficiency as Efficiency, GpuSpec as GpuSpec, Machines as Machines, machines_of as machines_of
 from .measurement import Measurement as Measurement, Status as Status
 from .memory_model import MEANINGS as MEANINGS, USABLE as USABLE, memory as memory
 from .setting import Setting as Setting

@@ -20,7 +20,7 @@ _FUNCTIONS = {"max": max, "min": min, "ceil": ceil, "log2": log2}
 _NAME = re.compile(r"[a-z_][a-z_0-9]*")
 
 
-class Line(msgspec.Struct, frozen=True):
+class FormulaLine(msgspec.Struct, frozen=True):
     """`name` = `formula` = `numbers` = `value`, and what it means."""
 
     name: str
@@ -35,7 +35,7 @@ class Section(msgspec.Struct, frozen=True):
     """Lines that belong together."""
 
     title: str
-    lines: tuple[Line, ...]
+    lines: tuple[FormulaLine, ...]
 
 
 class _Working:
@@ -43,7 +43,7 @@ class _Working:
 
     def __init__(self) -> None:
         self.known: dict[str, float] = {}
-        self.sections: list[tuple[str, list[Line]]] = []
+        self.sections: list[tuple[str, list[FormulaLine]]] = []
 
     def section(self, title: str) -> None:
         self.sections.append((title, []))
@@ -52,13 +52,13 @@ class _Working:
         """A number that comes from outside."""
         for name, value in values.items():
             self.known[name] = float(value)
-            self.sections[-1][1].append(Line(name, "", "", float(value), unit, meaning))
+            self.sections[-1][1].append(FormulaLine(name, "", "", float(value), unit, meaning))
 
     def line(self, name: str, formula: str, unit: str, meaning: str) -> None:
         """A number that follows from those before."""
         value = float(eval(formula, {"__builtins__": {}}, {**self.known, **_FUNCTIONS}))
         self.known[name] = value
-        self.sections[-1][1].append(Line(name, formula, self._with_numbers(formula), value, unit, meaning))
+        self.sections[-1][1].append(FormulaLine(name, formula, self._with_numbers(formula), value, unit, meaning))
 
     def _with_numbers(self, formula: str) -> str:
         def number(word: re.Match[str]) -> str:

@@ -13,7 +13,7 @@ from refold.errors import BadInput
 from refold.perf.columns import columns_of
 from refold.perf.estimation import estimate_all
 from refold.perf.fitting import Parameter, Times, Vector
-from refold.perf.hardware import Gpu
+from refold.perf.hardware import GpuSpec
 from refold.perf.measurement import Measurement
 from refold.perf.setting import Setting
 from refold.perf.shapes import ModelShape
@@ -21,7 +21,7 @@ from refold.perf.shapes import ModelShape
 MIB = 2.0**20
 
 
-class Corrected:
+class CorrectedForm:
     """The analytical model with seven corrections: 1 is as modelled, 1.2 takes a fifth longer.
 
     Everything that the model knows of plans stays in it, so that what was never measured (other degrees, other
@@ -62,7 +62,7 @@ class Corrected:
 
 def corrected(setting: Setting, corrections: Mapping[str, float]) -> Setting:
     """A setting in which everything takes as many times as long as the corrections say, by name."""
-    compute, small, launch, link, network, update, host = (corrections[one.name] for one in Corrected.usual)
+    compute, small, launch, link, network, update, host = (corrections[one.name] for one in CorrectedForm.usual)
     machines, engine = setting.machines, setting.engine
     gpu = machines.gpu
     reached = msgspec.structs.replace(gpu.efficiency, half_tokens=gpu.efficiency.half_tokens * small)
@@ -103,7 +103,7 @@ _POWERS = (
 )
 
 
-class Rubick:
+class RubickForm:
     """The seven parameters of Rubick (MLSys 2025), as its authors' code has them; times in ms, weights in 2²⁰.
 
     With d replicas, T_fwd the forward time of one micro-batch, a micro-batches and c CPU threads per GPU:
@@ -116,7 +116,7 @@ class Rubick:
     def __init__(
         self,
         shape: ModelShape,
-        gpu: Gpu,
+        gpu: GpuSpec,
         samples: Sequence[Measurement],
         overlap: Literal["additive", "power"] = "additive",
         pcie: float = 0.0,

@@ -34,7 +34,7 @@ class Efficiency(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
             raise BadValue(f"efficiencies are shares of 0 to 1, and halves are ≥ 0, not {self}")
 
 
-class Gpu(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class GpuSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A type of GPU as its data sheet has it, and the nodes it usually stands in.
 
     Rates are dense (no sparsity); links count one direction. `network_cards` are those of a node: GPUs use the
@@ -77,7 +77,7 @@ class Machines(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     job, evenly spread; 0 cpus: as many as are usual, 0 memory: not limited.
     """
 
-    gpu: Gpu
+    gpu: GpuSpec
     gpus_on_node: tuple[int, ...]
     inside: Link
     network: Link
@@ -101,7 +101,7 @@ class Machines(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
         return len(self.gpus_on_node)
 
 
-def machines_of(gpu: Gpu, gpus: int, *, nodes: int = 0, cpus: float = 0.0, memory_gib: float = 0.0) -> Machines:
+def machines_of(gpu: GpuSpec, gpus: int, *, nodes: int = 0, cpus: float = 0.0, memory_gib: float = 0.0) -> Machines:
     """`gpus` GPUs with the links usual for their type, on `nodes` nodes evenly; 0 nodes: on as few as hold them."""
     if gpus < 1:
         raise BadValue(f"a job needs at least one GPU, not {gpus}")

@@ -17,15 +17,15 @@ import numpy as np
 
 from refold.errors import BadValue
 from refold.model import Link, Plan
-from refold.perf import Column, Engine, Gpu, Machines, ModelShape, PlanColumns, Setting, joined
+from refold.perf import Column, Engine, GpuSpec, Machines, ModelShape, PlanColumns, Setting, joined
 from refold.plans.ranking import NEARLY, fastest, room_left, seconds_of_the_best, step_seconds
-from refold.plans.space import USUAL, Limits, all_plans, plans_on
+from refold.plans.space import USUAL, PlanLimits, all_plans, plans_on
 
 WORTH_MORE = NEARLY
 """More is worth having if it is so many times as fast (as in Rubick's curves)."""
 
 
-class Point(msgspec.Struct, frozen=True):
+class CurvePoint(msgspec.Struct, frozen=True):
     """One step of a curve: with so many GPUs, or CPUs, this plan is the best."""
 
     amount: float
@@ -37,14 +37,14 @@ class Point(msgspec.Struct, frozen=True):
 class Curve:
     """Best throughput by amount: the steps of a stair, each higher than the one before."""
 
-    points: tuple[Point, ...]
+    points: tuple[CurvePoint, ...]
 
     def __post_init__(self) -> None:
         for lower, higher in zip(self.points, self.points[1:], strict=False):
             if not (lower.amount < higher.amount and lower.samples_per_second < higher.samples_per_second):
                 raise BadValue(f"a curve rises from step to step, not from {lower} to {higher}")
 
-    def at(self, amount: float) -> Point | None:
+    def at(self, amount: float) -> CurvePoint | None:
         """How a job runs with so much; None: not at all. The point's own amount is what it uses."""
         step = self._steps_up_to(amount)
         return self.points[step - 1] if step else None
@@ -71,7 +71,7 @@ class Curve:
         lost = self.points[step - 1].samples_per_second - (below.samples_per_second if below else 0.0)
         return lost / (amount - (below.amount if below else 0.0))
 
-    def fewest(self, samples_per_second: float) -> Point | None:
+    def fewest(self, samples_per_second: float) -> CurvePoint | None:
         """The least that reaches a throughput, to within what curves leave out; None: it is out of reach."""
         wanted = samples_per_second / WORTH_MORE
         step = bisect_left(self.points, wanted, key=lambda point: point.samples_per_second)
@@ -87,7 +87,7 @@ class Packed(msgspec.Struct, frozen=True, omit_defaults=True):
     Links and the size of nodes are those usual for the type, where nothing is said; CPUs and memory as in Machines.
     """
 
-    gpu: Gpu
+    gpu: GpuSpec
     inside: Link | None = None
     network: Link | None = None
     gpus_per_node: int = 0
@@ -114,7 +114,7 @@ def gpu_curve(
     batch: int,
     sequence: int,
     engine: Engine,
-    limits: Limits = USUAL,
+    limits: PlanLimits = USUAL,
 ) -> Curve:
     """Best throughput against the number of GPUs, on the machines that there are for each number."""
     settings = [Setting(model, machines_for(count), engine, batch, sequence) for count in sorted(set(counts))]
@@ -132,7 +132,7 @@ def gpu_curve(
     return Curve(_steps(points))
 
 
-def cpu_curve(setting: Setting, cpus: Iterable[float], limits: Limits = USUAL) -> Curve:
+def cpu_curve(setting: Setting, cpus: Iterable[float], limits: PlanLimits = USUAL) -> Curve:
     """Best throughput against the number of CPUs, on the same GPUs. Only plans that offload can tell a difference."""
     amounts = sorted(set(cpus))
     if amounts and amounts[0] <= 0:
@@ -153,14 +153,14 @@ def cpu_curve(setting: Setting, cpus: Iterable[float], limits: Limits = USUAL) -
     return Curve(_steps(points))
 
 
-def _best_point(amount: float, setting: Setting, plans: PlanColumns, seconds: Column) -> Point:
+def _best_point(amount: float, setting: Setting, plans: PlanColumns, seconds: Column) -> CurvePoint:
     best = int(fastest(plans, seconds, 1)[0])
-    return Point(amount, setting.batch / float(seconds[best]), plans.plan(best))
+    return CurvePoint(amount, setting.batch / float(seconds[best]), plans.plan(best))
 
 
-def _steps(points: Iterable[Point]) -> tuple[Point, ...]:
+def _steps(points: Iterable[CurvePoint]) -> tuple[CurvePoint, ...]:
     """Those of the points, from the least on, that are worth having beside the last that was."""
-    steps: list[Point] = []
+    steps: list[CurvePoint] = []
     for point in points:
         if not steps or point.samples_per_second > WORTH_MORE * steps[-1].samples_per_second:
             steps.append(point)
@@ -181,7 +181,7 @@ class Curves:
         batch: int,
         sequence: int,
         engine: Engine,
-        limits: Limits = USUAL,
+        limits: PlanLimits = USUAL,
     ) -> Curve:
         """As `gpu_curve`."""
         asked = (model, machines_for, tuple(counts), batch, sequence, engine, limits)
@@ -189,7 +189,7 @@ class Curves:
             self._known[asked] = gpu_curve(*asked)
         return self._known[asked]
 
-    def by_cpus(self, setting: Setting, cpus: Sequence[float], limits: Limits = USUAL) -> Curve:
+    def by_cpus(self, setting: Setting, cpus: Sequence[float], limits: PlanLimits = USUAL) -> Curve:
         """As `cpu_curve`."""
         asked = (setting, tuple(cpus), limits)
         if asked not in self._known:

@@ -39,7 +39,7 @@ SLACK = 1e-6
 """A bound rules out only what is longer by this share: sums of the same numbers differ in their last digits."""
 
 
-class Room(NamedTuple):
+class MemoryHeadroom(NamedTuple):
     """GiB left on the fullest GPU, and on all hosts together; below 0: so much is missing."""
 
     gpu: Column
@@ -56,13 +56,13 @@ class Room(NamedTuple):
         return np.maximum(0.0, -np.minimum(self.gpu, self.host))
 
 
-def room_left(settings: Sequence[Setting], plans: PlanColumns, which: Ints | int = 0) -> Room:
+def room_left(settings: Sequence[Setting], plans: PlanColumns, which: Ints | int = 0) -> MemoryHeadroom:
     """What plans leave of the memory of GPUs and hosts, each in one of several settings with different machines."""
     needs = memory(settings[0], plans)
     machines = [setting.machines for setting in settings]
     gpu = np.array([each.gpu.memory_gib * USABLE for each in machines])
     host = np.array([each.memory_gib or np.inf for each in machines])
-    return Room(gpu[which] - needs.total, host[which] - needs.host)
+    return MemoryHeadroom(gpu[which] - needs.total, host[which] - needs.host)
 
 
 def step_seconds(setting: Setting, plans: PlanColumns) -> Column:

@@ -10,9 +10,9 @@ import numpy as np
 
 from refold.model import Plan
 from refold.perf import Column, PlanColumns, Setting, columns_of
-from refold.plans.ranking import NEARLY, Room, Rows, fastest, nearest
-from refold.plans.rules import RULES, One, gib
-from refold.plans.space import Limits, Mask, divisors
+from refold.plans.ranking import NEARLY, MemoryHeadroom, Rows, fastest, nearest
+from refold.plans.rules import RULES, SinglePlan, gib
+from refold.plans.space import Mask, PlanLimits, divisors
 
 Reason = Literal["slower", "memory", "host memory", "rule"]
 
@@ -29,7 +29,7 @@ FAMILIES = (
 and with ZeRO-2 where there is no pipeline."""
 
 
-class Lost(msgspec.Struct, frozen=True):
+class RejectedPlans(msgspec.Struct, frozen=True):
     """Why some plans were not chosen.
 
     `name` is that of a family, a memory or a rule; under a rule, `plans` counts ways to divide the GPUs, since what
@@ -56,7 +56,7 @@ def family_of(plans: PlanColumns) -> Rows:
     ).astype(np.intp)
 
 
-def slower(plans: PlanColumns, seconds: Column, family: Rows) -> tuple[Lost, ...]:
+def slower(plans: PlanColumns, seconds: Column, family: Rows) -> tuple[RejectedPlans, ...]:
     """The best of each family but the winner's, and how much longer it takes; quickest family first."""
     if not len(plans):
         return ()
@@ -68,11 +68,11 @@ def slower(plans: PlanColumns, seconds: Column, family: Rows) -> tuple[Lost, ...
         times = float(seconds[best] / seconds[winner])
         how = f"{times:.2f} times as long at best" if times > NEARLY else "as fast to within 1 %, but not as simple"
         because = f"{FAMILIES[known]}, {how}"
-        lost.append(Lost("slower", FAMILIES[known], len(of_family), because, plans.plan(best), times))
+        lost.append(RejectedPlans("slower", FAMILIES[known], len(of_family), because, plans.plan(best), times))
     return tuple(sorted(lost, key=lambda each: each.by))
 
 
-def out_of_memory(plans: PlanColumns, room: Room) -> tuple[Lost, ...]:
+def out_of_memory(plans: PlanColumns, room: MemoryHeadroom) -> tuple[RejectedPlans, ...]:
     """What does not fit on GPUs, and what fits there but not on hosts."""
     on_gpu = room.gpu < 0
     on_host = ~on_gpu & (room.host < 0)
@@ -84,11 +84,11 @@ def out_of_memory(plans: PlanColumns, room: Room) -> tuple[Lost, ...]:
             least = rows[nearest(plans.rows(rows), -spare[rows], 1)[0]]
             by = float(-spare[least])
             because = f"out of {name}, by {gib(by)} GiB at least"
-            lost.append(Lost(name, name, len(rows), because, plans.plan(least), by))
+            lost.append(RejectedPlans(name, name, len(rows), because, plans.plan(least), by))
     return tuple(lost)
 
 
-def impossible(setting: Setting, limits: Limits) -> tuple[Lost, ...]:
+def impossible(setting: Setting, limits: PlanLimits) -> tuple[RejectedPlans, ...]:
     """Ways to divide the GPUs that one would think of, and that break a rule: counted under the first they break."""
     plans = _natural_candidates(setting, limits)
     unbroken = np.ones(len(plans), bool)
@@ -97,12 +97,16 @@ def impossible(setting: Setting, limits: Limits) -> tuple[Lost, ...]:
         rows = np.flatnonzero(unbroken & rule.broken(setting, plans, limits))
         if len(rows):
             example = plans.plan(int(rows[np.argmin((plans.tensor * plans.pipeline)[rows])]))
-            lost.append(Lost("rule", rule.name, len(rows), rule.sentence(One(setting, example, limits)), example))
+            lost.append(
+                RejectedPlans(
+                    "rule", rule.name, len(rows), rule.sentence(SinglePlan(setting, example, limits)), example
+                )
+            )
             unbroken[rows] = False
     return tuple(lost)
 
 
-def _natural_candidates(setting: Setting, limits: Limits) -> PlanColumns:
+def _natural_candidates(setting: Setting, limits: PlanLimits) -> PlanColumns:
     """Every way to write the GPUs as data × tensor × pipeline, and the simplest of everything else.
 
     Where pins leave no such way, as many GPUs as they leave room for.

@@ -17,7 +17,7 @@ DUST = 1e-9
 """Two ways to the same speed may differ by so much."""
 
 
-class Pace(Protocol):
+class SpeedSource(Protocol):
     """Whoever says how fast jobs are: a model, or a table of measurements."""
 
     def speed(self, job: Job, allocation: Allocation) -> float:
@@ -25,7 +25,7 @@ class Pace(Protocol):
         ...
 
 
-class ModelledPace:
+class ModelledSpeedSource:
     """As the performance model says; a job that it does not know is as fast as the share of what it asked for."""
 
     def __init__(self, speeds: Speeds) -> None:
@@ -49,7 +49,7 @@ class Minimums:
     Which plan is best on so many GPUs is the model's to say; whether it is fast enough, the pace's.
     """
 
-    def __init__(self, speeds: Speeds, pace: Pace) -> None:
+    def __init__(self, speeds: Speeds, pace: SpeedSource) -> None:
         self._speeds, self._pace = speeds, pace
         self._kept: dict[tuple[Kind, Demand, Plan | None], Demand] = {}
 

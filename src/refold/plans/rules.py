@@ -11,23 +11,23 @@ import numpy as np
 
 from refold.model import Plan
 from refold.perf import SELECTIVE, Estimate, PlanColumns, Setting, columns_of, estimate
-from refold.plans.space import BOUNDED, CHOSEN, USUAL, Limits, Mask, code, value_of
+from refold.plans.space import BOUNDED, CHOSEN, USUAL, Mask, PlanLimits, code, value_of
 
 
-class Many(NamedTuple):
+class PlanBatch(NamedTuple):
     """Many plans, to be tested."""
 
     setting: Setting
     plans: PlanColumns
-    limits: Limits
+    limits: PlanLimits
 
 
-class One(NamedTuple):
+class SinglePlan(NamedTuple):
     """One plan, to be told why not."""
 
     setting: Setting
     plan: Plan
-    limits: Limits
+    limits: PlanLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +35,20 @@ class Rule:
     """A rule: which of many plans break it (one answer for each, or one for all), and what to say to one that does."""
 
     name: str
-    test: Callable[[Many], Any]
-    sentence: Callable[[One], str]
+    test: Callable[[PlanBatch], Any]
+    sentence: Callable[[SinglePlan], str]
 
-    def broken(self, setting: Setting, plans: PlanColumns, limits: Limits) -> Mask:
+    def broken(self, setting: Setting, plans: PlanColumns, limits: PlanLimits) -> Mask:
         """Which of the plans break it."""
-        return np.broadcast_to(np.asarray(self.test(Many(setting, plans, limits)), bool), len(plans))
+        return np.broadcast_to(np.asarray(self.test(PlanBatch(setting, plans, limits)), bool), len(plans))
 
 
-def why_not(setting: Setting, plan: Plan, limits: Limits = USUAL) -> list[str]:
+def why_not(setting: Setting, plan: Plan, limits: PlanLimits = USUAL) -> list[str]:
     """Why a plan cannot be used; nothing where it can.
 
     What a plan that breaks a rule would need is of no use to anyone, so memory is looked at last.
     """
-    plans, asked = columns_of([plan]), One(setting, plan, limits)
+    plans, asked = columns_of([plan]), SinglePlan(setting, plan, limits)
     broken = [rule.sentence(asked) for rule in RULES if rule.broken(setting, plans, limits)[0]]
     return broken or memory_shortages(estimate(setting, plan))
 
@@ -71,12 +71,12 @@ def gib(amount: float) -> str:
     return f"{amount:,.1f}" if amount >= 0.05 else f"{amount:.1g}"
 
 
-def _leaves_over(many: Many, width: int) -> Any:
+def _leaves_over(many: PlanBatch, width: int) -> Any:
     """Which plans cannot split a width, or a number of heads, evenly."""
     return np.mod(width, many.plans.tensor) != 0
 
 
-def _cannot_copy_key_heads(many: Many) -> Any:
+def _cannot_copy_key_heads(many: PlanBatch) -> Any:
     """More GPUs than key heads hold copies of them (Megatron): one number must be a multiple of the other."""
     key_heads, whole = _key_heads(many.setting), ~_leaves_over(many, many.setting.model.heads)
     return whole & _leaves_over(many, key_heads) & (np.mod(many.plans.tensor, key_heads) != 0)
@@ -86,7 +86,7 @@ def _key_heads(setting: Setting) -> int:
     return setting.model.kv_heads or setting.model.heads
 
 
-def _leaves_layers_over(many: Many) -> Any:
+def _leaves_layers_over(many: PlanBatch) -> Any:
     """Stages may be uneven where the limits say so, but not in turns: chunks of layers come in whole rounds."""
     blocks, plans = many.setting.model.blocks, many.plans
     odd = np.mod(blocks, plans.pipeline * plans.interleave) != 0
@@ -94,31 +94,31 @@ def _leaves_layers_over(many: Many) -> Any:
     return (plans.pipeline > 1) & np.where(in_turns, odd, plans.pipeline > blocks)
 
 
-def _layers_left_over(one: One) -> str:
+def _layers_left_over(one: SinglePlan) -> str:
     blocks, plan = one.setting.model.blocks, one.plan
     if plan.interleave > 1:
         return f"{blocks} layers do not divide by pipeline {plan.pipeline} × interleave {plan.interleave}"
     return f"{blocks} layers {'are too few for' if one.limits.uneven else 'do not divide by'} pipeline {plan.pipeline}"
 
 
-def _batch_left_over(one: One) -> str:
+def _batch_left_over(one: SinglePlan) -> str:
     data, accumulation = one.plan.data, one.plan.accumulation
     factors = f" (data {data} × accumulation {accumulation})" if accumulation > 1 else ""
     return f"batch {one.setting.batch} does not divide by {data * accumulation}{factors}"
 
 
-def _nodes_too_small(one: One) -> str:
+def _nodes_too_small(one: SinglePlan) -> str:
     sizes = sorted(set(one.setting.machines.gpus_on_node), reverse=True)
     return f"groups of tensor {one.plan.tensor} do not stay within nodes of {' and '.join(map(str, sizes))} GPUs"
 
 
-def _width_left_over(one: One) -> str:
+def _width_left_over(one: SinglePlan) -> str:
     model, tensor = one.setting.model, one.plan.tensor
     name, width = ("hidden", model.hidden) if model.hidden % tensor else ("feed-forward", model.ffn_width)
     return f"{name} width {width} does not divide by tensor {tensor}"
 
 
-def _no_rounds(one: One) -> str:
+def _no_rounds(one: SinglePlan) -> str:
     if one.plan.pipeline == 1:
         return f"interleave {one.plan.interleave} needs a pipeline"
     return (
@@ -127,30 +127,30 @@ def _no_rounds(one: One) -> str:
     )
 
 
-def _sequence_not_split(one: One) -> str:
+def _sequence_not_split(one: SinglePlan) -> str:
     if one.plan.tensor == 1:
         return "sequence parallelism splits what tensor parallelism leaves whole, and tensor is 1"
     return f"sequence {one.setting.sequence} does not divide by tensor {one.plan.tensor}"
 
 
-def _differs_from_pins(many: Many) -> Any:
+def _differs_from_pins(many: PlanBatch) -> Any:
     differs = [getattr(many.plans, name) != code(value) for name, value in many.limits.pinned.given().items()]
     return np.logical_or.reduce([np.zeros(len(many.plans), bool), *differs])
 
 
-def _pins(one: One) -> str:
+def _pins(one: SinglePlan) -> str:
     fixed = one.limits.pinned.given().items()
     differs = [(name, value, getattr(one.plan, name)) for name, value in fixed if getattr(one.plan, name) != value]
     return ", ".join(f"{name} is pinned to {value}, not {ours}" for name, value, ours in differs)
 
 
-def _outside_limits(many: Many) -> Any:
+def _outside_limits(many: PlanBatch) -> Any:
     limits, plans = many.limits, many.plans
     large = [getattr(plans, name) > limits.largest(name) for name in BOUNDED]
     return np.logical_or.reduce([*large, *(~np.isin(getattr(plans, name), limits.choices(name)) for name in CHOSEN)])
 
 
-def _limits(one: One) -> str:
+def _limits(one: SinglePlan) -> str:
     limits, plan = one.limits, one.plan
     allowed = {name: [value_of(name, number) for number in limits.choices(name)] for name in CHOSEN}
     said = [

@@ -15,9 +15,9 @@ import numpy as np
 
 from refold.errors import BadValue
 from refold.perf import Estimate, Machines, PlanColumns, Setting, estimate_all, row_of
-from refold.plans.ranking import Room, Rows, fastest, nearest, room_left, seconds_of_the_best
-from refold.plans.rejections import Lost, family_of, impossible, out_of_memory, slower
-from refold.plans.space import USUAL, Limits, all_plans
+from refold.plans.ranking import MemoryHeadroom, Rows, fastest, nearest, room_left, seconds_of_the_best
+from refold.plans.rejections import RejectedPlans, family_of, impossible, out_of_memory, slower
+from refold.plans.space import USUAL, PlanLimits, all_plans
 
 MOST_GPUS = 16384
 """Up to where the number of GPUs is doubled in search of one that is enough."""
@@ -38,13 +38,13 @@ class Search(msgspec.Struct, frozen=True):
     considered: int
     out_of_memory: int
     pruned: int
-    lost: tuple[Lost, ...]
+    lost: tuple[RejectedPlans, ...]
     misses: tuple[Estimate, ...] = ()
     advice: tuple[str, ...] = ()
     enough_gpus: int | None = None
 
 
-def best_plans(setting: Setting, limits: Limits = USUAL, count: int = 10) -> Search:
+def best_plans(setting: Setting, limits: PlanLimits = USUAL, count: int = 10) -> Search:
     """The `count` fastest plans that fit, and why the others lost."""
     if count < 1:
         raise BadValue(f"at least one best plan, not {count}")
@@ -63,7 +63,7 @@ def best_plans(setting: Setting, limits: Limits = USUAL, count: int = 10) -> Sea
     return search if search.best else _with_help(search, setting, limits, plans, room, count)
 
 
-def best_plan(setting: Setting, limits: Limits = USUAL) -> Estimate | None:
+def best_plan(setting: Setting, limits: PlanLimits = USUAL) -> Estimate | None:
     """The fastest plan that fits, if any: `best_plans` without the reasons."""
     plans = all_plans(setting, limits)
     fitting = plans.rows(room_left([setting], plans).fits) if len(plans) else plans
@@ -79,7 +79,9 @@ def _estimates(setting: Setting, plans: PlanColumns, rows: Rows) -> tuple[Estima
     return tuple(row_of(setting, chosen.plan(row), found, row) for row in range(len(chosen)))
 
 
-def _with_help(search: Search, setting: Setting, limits: Limits, plans: PlanColumns, room: Room, count: int) -> Search:
+def _with_help(
+    search: Search, setting: Setting, limits: PlanLimits, plans: PlanColumns, room: MemoryHeadroom, count: int
+) -> Search:
     """The nearest misses, and what would help."""
     enough = next(_fitting_on(setting, limits, _doubled(setting.machines)), None)
     fewer = None if len(plans) else next(_fitting_on(setting, limits, _smaller(setting.machines)), None)
@@ -96,7 +98,7 @@ def _with_help(search: Search, setting: Setting, limits: Limits, plans: PlanColu
     )
 
 
-def _fitting_on(setting: Setting, limits: Limits, others: Iterator[Machines]) -> Iterator[Estimate]:
+def _fitting_on(setting: Setting, limits: PlanLimits, others: Iterator[Machines]) -> Iterator[Estimate]:
     """The best plans on other machines, where something fits there."""
     found = (best_plan(msgspec.structs.replace(setting, machines=machines), limits) for machines in others)
     return (best for best in found if best)

@@ -46,7 +46,7 @@ class Pins(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
 
-class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class PlanLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Which plans may be chosen. A pin replaces the choices for what it fixes; the rules hold for it all the same.
 
     `tensor_across_nodes`: a tensor-parallel group may lie on several nodes. `uneven`: pipeline stages may differ by
@@ -101,7 +101,7 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         return Plan(**{**chosen, **self.pinned.given()})
 
 
-USUAL = Limits()
+USUAL = PlanLimits()
 """What is tried where nothing was said."""
 
 
@@ -117,7 +117,7 @@ def value_of(name: str, number: int) -> int | bool | Recompute:
     return bool(number) if name in ("offload", "sequence_parallel") else number
 
 
-def all_plans(setting: Setting, limits: Limits = USUAL) -> PlanColumns:
+def all_plans(setting: Setting, limits: PlanLimits = USUAL) -> PlanColumns:
     """Every plan that breaks no rule, each once.
 
     Left out is what would say the same twice: on one replica with offloading every stage of ZeRO is the same, so
@@ -126,7 +126,7 @@ def all_plans(setting: Setting, limits: Limits = USUAL) -> PlanColumns:
     return plans_on([setting], limits)[0]
 
 
-def plans_on(settings: Iterable[Setting], limits: Limits) -> tuple[PlanColumns, Ints]:
+def plans_on(settings: Iterable[Setting], limits: PlanLimits) -> tuple[PlanColumns, Ints]:
     """Every plan of several settings that differ in their machines only, and the index of the setting of each."""
     settings = tuple(settings)
     degrees = [(index, *found) for index, setting in enumerate(settings) for found in degrees_of(setting, limits)]
@@ -140,7 +140,7 @@ def plans_on(settings: Iterable[Setting], limits: Limits) -> tuple[PlanColumns, 
     return PlanColumns(**{name: column.astype(np.float64) for name, column in table.items()}), which
 
 
-def degrees_of(setting: Setting, limits: Limits) -> list[tuple[int, int, int]]:
+def degrees_of(setting: Setting, limits: PlanLimits) -> list[tuple[int, int, int]]:
     """Every (data, tensor, pipeline) that uses all GPUs and cuts heads, widths, layers and batch evenly."""
     gpus, pins = setting.machines.gpus, limits.pinned
     ways = divisors(gpus)
@@ -156,7 +156,7 @@ def degrees_of(setting: Setting, limits: Limits) -> list[tuple[int, int, int]]:
     ]
 
 
-def splits_tensors(setting: Setting, limits: Limits, tensor: int) -> bool:
+def splits_tensors(setting: Setting, limits: PlanLimits, tensor: int) -> bool:
     """Whether heads and widths can be split so many ways, within the nodes there are and the limits."""
     model = setting.model
     if tensor == 1 or model.opaque:
@@ -172,7 +172,7 @@ def splits_tensors(setting: Setting, limits: Limits, tensor: int) -> bool:
     )
 
 
-def cuts_layers(setting: Setting, limits: Limits, pipeline: int) -> bool:
+def cuts_layers(setting: Setting, limits: PlanLimits, pipeline: int) -> bool:
     """Whether layers can be cut into so many stages."""
     blocks = setting.model.blocks
     if pipeline == 1 or setting.model.opaque:
@@ -195,7 +195,7 @@ def _crossed(table: Table, name: str, choices: Ints, allowed: Mask) -> Table:
     return {**{known: column[rows] for known, column in table.items()}, name: choices[chosen]}
 
 
-def _sharding(table: Table, limits: Limits) -> Table:
+def _sharding(table: Table, limits: PlanLimits) -> Table:
     """ZeRO and offloading, as 2 × stage + offload."""
     stages = limits.choices("zero")
     pairs = np.array([2 * stage + offload for offload in limits.choices("offload") for stage in stages], np.int64)
@@ -206,26 +206,26 @@ def _sharding(table: Table, limits: Limits) -> Table:
     return _crossed(table, "sharding", pairs, np.where(offload > 0, on_host, on_gpu))
 
 
-def _sequence_parallel(table: Table, setting: Setting, limits: Limits) -> Table:
+def _sequence_parallel(table: Table, setting: Setting, limits: PlanLimits) -> Table:
     choices = np.array(limits.choices("sequence_parallel"), np.int64)
     tensor = table["tensor"][:, None]
     split = (tensor > 1) & (setting.sequence % tensor == 0)
     return _crossed(table, "sequence_parallel", choices, (choices == 0) | split)
 
 
-def _recompute(table: Table, setting: Setting, limits: Limits) -> Table:
+def _recompute(table: Table, setting: Setting, limits: PlanLimits) -> Table:
     choices = np.array(limits.choices("recompute"), np.int64)
     useful = (choices != SELECTIVE) | setting.engine.selects_activations
     return _crossed(table, "recompute", choices, (choices == 0) | (useful & (not setting.model.opaque)))
 
 
-def _accumulation(table: Table, setting: Setting, limits: Limits) -> Table:
+def _accumulation(table: Table, setting: Setting, limits: PlanLimits) -> Table:
     fixed = limits.pinned.accumulation
     choices = np.array(divisors(setting.batch) if fixed is None else [fixed], np.int64)
     return _crossed(table, "accumulation", choices, setting.batch % (table["data"][:, None] * choices) == 0)
 
 
-def _interleave(table: Table, setting: Setting, limits: Limits) -> Table:
+def _interleave(table: Table, setting: Setting, limits: PlanLimits) -> Table:
     fixed, most = limits.pinned.interleave, limits.max_interleave
     ways = [way for way in divisors(setting.model.blocks) if way <= most] if fixed is None else [fixed]
     choices = np.array(ways, np.int64)

@@ -19,10 +19,10 @@ import numpy as np
 from refold.catalogue import USUAL as USUAL_ENGINE, find_engine, find_gpu, known_model
 from refold.errors import UnknownName
 from refold.model import ETHERNET, PCIE, WHOLE, Cluster, Demand, Job, Link, Plan
-from refold.perf import Fitted, Gpu, Machines, ModelShape, Setting, columns_of, corrected, estimate_all
+from refold.perf import Fitted, GpuSpec, Machines, ModelShape, Setting, columns_of, corrected, estimate_all
 from refold.plans.ranking import fastest
 from refold.plans.search import best_plan
-from refold.plans.space import USUAL, Limits
+from refold.plans.space import USUAL, PlanLimits
 
 Layout = tuple[int, ...]
 """GPUs on each node, the most first."""
@@ -38,7 +38,7 @@ class Knowledge(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
 
     fits: tuple[Fitted, ...] = ()
     menu: dict[str, tuple[Plan, ...]] = {}
-    limits: Limits = USUAL
+    limits: PlanLimits = USUAL
 
     @staticmethod
     def of(settings: Knowledge | Mapping[str, Any]) -> Knowledge:
@@ -145,7 +145,7 @@ class Speeds:
         return job.batch or (model.batch if model else 0) or 1
 
     @cached_property
-    def _gpus(self) -> dict[str, Gpu]:
+    def _gpus(self) -> dict[str, GpuSpec]:
         found = {}
         for name in self.cluster.type_names:
             try:
@@ -171,7 +171,7 @@ class Speeds:
                 most[node.gpu_type] = max(most[node.gpu_type], node.memory_mib / MIB_PER_GIB)
         return most
 
-    def _network(self, gpu: Gpu) -> Link:
+    def _network(self, gpu: GpuSpec) -> Link:
         said = self.cluster.network
         return said if said != ETHERNET else Link("network", gpu.node_network_gigabytes_per_second)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Known(NamedTuple):
+class PolicyEntry(NamedTuple):
     """Where a policy is, and what it does in one line. `usual`: it is compared where nobody says with what."""
 
     module: str
@@ -20,31 +20,37 @@ class Known(NamedTuple):
     usual: bool = True
 
 
-def _backfill(class_name: str, summary: str) -> Known:
-    return Known("refold.policies.backfill.backfill", class_name, summary, preempts=True)
+def _backfill(class_name: str, summary: str) -> PolicyEntry:
+    return PolicyEntry("refold.policies.backfill.backfill", class_name, summary, preempts=True)
 
 
-def _rubick(class_name: str, summary: str) -> Known:
-    return Known("refold.policies.reshaping.rubick", class_name, summary, preempts=True, usual=class_name == "Rubick")
+def _rubick(class_name: str, summary: str) -> PolicyEntry:
+    return PolicyEntry(
+        "refold.policies.reshaping.rubick", class_name, summary, preempts=True, usual=class_name == "Rubick"
+    )
 
 
-def _beside(module: str, class_name: str, summary: str) -> Known:
+def _beside(module: str, class_name: str, summary: str) -> PolicyEntry:
     """A published scheduler to compare with: asked for by name."""
-    return Known(f"refold.policies.published.{module}", class_name, summary, preempts=True, usual=False)
+    return PolicyEntry(f"refold.policies.published.{module}", class_name, summary, preempts=True, usual=False)
 
 
-POLICIES: dict[str, Known] = {
-    "fifo": Known("refold.policies.queueing.fifo", "Fifo", "strict order of arrival"),
-    "fifo-skip": Known(
+POLICIES: dict[str, PolicyEntry] = {
+    "fifo": PolicyEntry("refold.policies.queueing.fifo", "Fifo", "strict order of arrival"),
+    "fifo-skip": PolicyEntry(
         "refold.policies.queueing.fifo", "FifoSkip", "order of arrival; what has no place is passed over"
     ),
-    "sjf": Known("refold.policies.queueing.sjf", "Sjf", "shortest job first, durations known", oracle=True),
-    "srtf": Known("refold.policies.queueing.srtf", "Srtf", "shortest remaining time first", oracle=True, preempts=True),
-    "las": Known("refold.policies.queueing.las", "Las", "least attained service, two queues (Tiresias)", preempts=True),
-    "drf": Known("refold.policies.queueing.drf", "Drf", "the tenant with the smallest dominant share first"),
+    "sjf": PolicyEntry("refold.policies.queueing.sjf", "Sjf", "shortest job first, durations known", oracle=True),
+    "srtf": PolicyEntry(
+        "refold.policies.queueing.srtf", "Srtf", "shortest remaining time first", oracle=True, preempts=True
+    ),
+    "las": PolicyEntry(
+        "refold.policies.queueing.las", "Las", "least attained service, two queues (Tiresias)", preempts=True
+    ),
+    "drf": PolicyEntry("refold.policies.queueing.drf", "Drf", "the tenant with the smallest dominant share first"),
     "easy": _backfill("Easy", "backfill: the first in the queue has a reservation"),
     "conservative": _backfill("Conservative", "backfill: everybody has a reservation"),
-    "refold": Known(
+    "refold": PolicyEntry(
         "refold.policies.reshaping.refold", "Refold", "least work left first, at the size that pays", preempts=True
     ),
     "rubick": _rubick("Rubick", "plans and amounts to whoever gains most (MLSys'25)"),
@@ -58,7 +64,7 @@ POLICIES: dict[str, Known] = {
     "antman": _beside("antman", "AntMan", "guaranteed by amount, best-effort on what is left (OSDI'20)"),
     "tiresias": _beside("tiresias", "Tiresias", "least attained service, K queues or Gittins (NSDI'19)"),
     "optimus": _beside("optimus", "Optimus", "each GPU to whoever saves the most time by it (EuroSys'18)"),
-    "optimal": Known(
+    "optimal": PolicyEntry(
         "refold.research.optimal",
         "Optimal",
         "the most throughput that there can be; small clusters only",

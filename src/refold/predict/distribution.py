@@ -11,7 +11,7 @@ from refold.predict.kernels import BINS, Floats, mean_between, survival_at, time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lasting:
+class DurationDistribution:
     """A distribution over seconds: `survival` is the chance to last beyond each edge of the bins of `kernels`.
 
     Inside a bin the logarithm of the time is spread evenly. It is known to last longer than `floor`; where it would
@@ -46,7 +46,7 @@ class Lasting:
             return 0.0
         return 1.0 - survival_at(self.survival, seconds) / survival_at(self.survival, self.floor)
 
-    def beyond(self, elapsed: Seconds) -> Lasting:
+    def beyond(self, elapsed: Seconds) -> DurationDistribution:
         """The same, knowing that it lasts longer than `elapsed`; of the whole life, not of what is left.
 
         What has outlived its ceiling was not bound by it.
@@ -54,7 +54,7 @@ class Lasting:
         if not 0.0 <= elapsed < math.inf:
             raise BadValue(f"what runs has run for 0 or more seconds, not {elapsed}")
         floor = max(self.floor, elapsed)
-        return Lasting(self.survival, floor, self.ceiling if floor < self.ceiling else math.inf)
+        return DurationDistribution(self.survival, floor, self.ceiling if floor < self.ceiling else math.inf)
 
     @property
     def mean(self) -> Seconds:

@@ -114,7 +114,7 @@ LAST_BIN, BEFORE_BIN, AVERAGE_BIN, LAST_ARRIVAL, LAST_END, UNFINISHED, RECENT = 
 """What a row remembers beside: the bins of its last two jobs and their running average, when and how many."""
 
 # The contexts. The first are what a job says of itself, from coarse to fine; then what has happened lately to its
-# like; then those that see how long jobs last beside what was foretold of them: two contexts, coarse and fine, for
+# like; then those that see how long jobs last beside what was hints of them: two contexts, coarse and fine, for
 # each of the last two jobs like it, its limit, and a model of it.
 ALL, GPUS, DEMAND, OWNER, OWNER_DEMAND, KIND, FULL, STATIC = 0, 1, 2, 3, 4, 5, 6, 7
 HOUR, OWNER_LATELY, RATIOS, CONTEXTS = 10, 11, 17, 23
@@ -122,7 +122,7 @@ COARSER = (ALL, ALL, GPUS, ALL, DEMAND, OWNER, OWNER_DEMAND, *(FULL,) * 3, GPUS,
 """What a context that has seen little falls back on."""
 
 LATELY, LIMIT, MODEL, WAYS = 0, 1, 2, 3
-"""The ways in which a duration is foretold; 0 seconds where it is not."""
+"""The ways in which a duration is hints; 0 seconds where it is not."""
 
 INPUTS = 1 + (RATIOS + WAYS) * SPEEDS
 """What is mixed, at each speed: what is believed before anything was seen, what contexts say, and finer ratios."""
@@ -135,7 +135,7 @@ FEW = 1.0
 """After so many examples a context is believed as much as the coarser one."""
 
 AS_FORETOLD = 112
-"""The bin of ratios, in place of times, that begins where something lasts exactly as long as was foretold."""
+"""The bin of ratios, in place of times, that begins where something lasts exactly as long as was hints."""
 
 STEEPEST = 12.0
 MIXING_RATE = 0.0002
@@ -146,7 +146,7 @@ SHARES_SEEN, SHARES_KEPT = 1000.0, 20_000.0
 """Calibration: in how many parts, how many examples its start is worth, and of how many it remembers."""
 
 
-class Memory(NamedTuple):
+class ContextTables(NamedTuple):
     """The rows. Nobody writes in the last one, which stands for contexts that were never seen."""
 
     names: Names
@@ -194,7 +194,7 @@ def row_of(names: Names, name: np.uint64) -> int:
 
 
 @inlined
-def row_for(memory: Memory, tick: int, name: np.uint64) -> int:
+def row_for(memory: ContextTables, tick: int, name: np.uint64) -> int:
     """The row of a name; if it has none, the row near by that was not used for longest is taken over."""
     start = int(name >> np.uint64(40))
     oldest = start % ROWS
@@ -217,8 +217,8 @@ def scale(number: float) -> int:
 
 
 @compiled
-def contexts_of(static: Names, now: float, foretold: Floats, memory: Memory) -> Names:
-    """The names of all contexts of a job that arrives now; what lately happened is added to what is `foretold`."""
+def contexts_of(static: Names, now: float, hints: Floats, memory: ContextTables) -> Names:
+    """The names of all contexts of a job that arrives now; what lately happened is added to what is `hints`."""
     keys = np.zeros(CONTEXTS, np.uint64)
     for at in range(STATIC):
         keys[at] = mixed(static[at], at)
@@ -238,17 +238,17 @@ def contexts_of(static: Names, now: float, foretold: Floats, memory: Memory) -> 
     keys[15] = mixed(mixed(mixed(full, 15), scale(now - own[LAST_ARRIVAL])), scale(own[UNFINISHED]))
     keys[16] = mixed(mixed(full, 16), unfinished)
     if last >= 0:
-        foretold[LATELY] = edge(0.5 + (0.5 * (last + before) if before >= 0 else last))
+        hints[LATELY] = edge(0.5 + (0.5 * (last + before) if before >= 0 else last))
     finer = (full, owner, keys[KIND])
     for way in range(WAYS):
-        if foretold[way] > 0.0:
+        if hints[way] > 0.0:
             at = RATIOS + 2 * way
             keys[at], keys[at + 1] = mixed(everyone, at), mixed(finer[way], at + 1)
     return keys
 
 
 @compiled
-def arrive(keys: Names, now: float, memory: Memory, tick: int) -> None:
+def arrive(keys: Names, now: float, memory: ContextTables, tick: int) -> None:
     """One more job of these contexts is there."""
     for at in range(STATIC):
         row = row_for(memory, tick, keys[at])
@@ -257,7 +257,7 @@ def arrive(keys: Names, now: float, memory: Memory, tick: int) -> None:
 
 
 @compiled
-def leave(keys: Names, memory: Memory) -> None:
+def leave(keys: Names, memory: ContextTables) -> None:
     """One job of these contexts is there no more."""
     for at in range(STATIC):
         row = row_of(memory.names, keys[at])
@@ -288,7 +288,7 @@ def bell(seconds: float, width: float, even: float) -> Floats:
 
 
 @inlined
-def say(row: int, speed: int, coarser: Singles, memory: Memory, said: Singles) -> None:
+def say(row: int, speed: int, coarser: Singles, memory: ContextTables, said: Singles) -> None:
     """What a row says about each node; where it has seen little, what the coarser one says."""
     for node in range(BINS):
         count = memory.seen[row, node]
@@ -297,15 +297,15 @@ def say(row: int, speed: int, coarser: Singles, memory: Memory, said: Singles) -
 
 
 @inlined
-def shifted(ratios: Singles, foretold: float) -> Singles:
-    """What is said about times, where something is said about their ratios to what was foretold."""
+def shifted(ratios: Singles, hints: float) -> Singles:
+    """What is said about times, where something is said about their ratios to what was hints."""
     masses, moved = np.empty(2 * BINS), np.empty(BINS)
     masses[1] = 1.0
     for node in range(1, BINS):
         longer = squash(ratios[node])
         masses[2 * node] = masses[node] * (1.0 - longer)
         masses[2 * node + 1] = masses[node] * longer
-    shift = AS_FORETOLD - place_of(foretold)
+    shift = AS_FORETOLD - place_of(hints)
     whole = math.floor(shift)
     for at in range(BINS):
         ratio = at + whole
@@ -316,12 +316,14 @@ def shifted(ratios: Singles, foretold: float) -> Singles:
 
 
 @compiled
-def inputs_of(keys: Names, foretold: Floats, memory: Memory, prior: Singles, ratios: Singles) -> tuple[Singles, int]:
+def inputs_of(
+    keys: Names, hints: Floats, memory: ContextTables, prior: Singles, ratios: Singles
+) -> tuple[Singles, int]:
     """What each context says about each node of the tree, and how well jobs like this one are known.
 
-    `prior` and `ratios` are believed before anything was seen: of times, and of times beside what was foretold.
+    `prior` and `ratios` are believed before anything was seen: of times, and of times beside what was hints.
     """
-    ways = WAYS if foretold[MODEL] > 0.0 else 2 if foretold[LIMIT] > 0.0 else 1
+    ways = WAYS if hints[MODEL] > 0.0 else 2 if hints[LIMIT] > 0.0 else 1
     inputs = np.zeros((1 + (RATIOS + ways) * SPEEDS, BINS), np.float32)
     inputs[0] = prior
     for at in range(RATIOS):
@@ -334,10 +336,10 @@ def inputs_of(keys: Names, foretold: Floats, memory: Memory, prior: Singles, rat
         at = RATIOS + 2 * way
         for speed in range(SPEEDS):
             said = inputs[1 + (RATIOS + way) * SPEEDS + speed]
-            if foretold[way] > 0.0:
+            if hints[way] > 0.0:
                 say(row_of(memory.names, keys[at]), speed, ratios[way], memory, coarse)
                 say(row_of(memory.names, keys[at + 1]), speed, coarse, memory, fine)
-                said[:] = shifted(fine, foretold[way])
+                said[:] = shifted(fine, hints[way])
             elif way == LATELY:  # nothing like it has been seen
                 said[:] = inputs[1 + FULL * SPEEDS + speed]
     return inputs, min(scale(memory.seen[row_of(memory.names, keys[FULL]), 1]), BUCKETS - 1)
@@ -392,10 +394,10 @@ def calibrated(survival: Floats, shares: Floats) -> Floats:
 
 @compiled
 def foreseen(
-    keys: Names, foretold: Floats, variant: int, memory: Memory, prior: Singles, ratios: Singles, trust: Trust
+    keys: Names, hints: Floats, variant: int, memory: ContextTables, prior: Singles, ratios: Singles, trust: Trust
 ) -> Floats:
     """The chances to outlast each edge of the bins, calibrated: all of the above in one call."""
-    inputs, known = inputs_of(keys, foretold, memory, prior, ratios)
+    inputs, known = inputs_of(keys, hints, memory, prior, ratios)
     return calibrated(survival_of(inputs, variant, known, trust), trust.shares)
 
 
@@ -421,7 +423,7 @@ def learn_trust(inputs: Singles, variant: int, known: int, said: float, seconds:
 
 
 @compiled
-def learn(keys: Names, seconds: float, foretold: Floats, now: float, memory: Memory, tick: int) -> None:
+def learn(keys: Names, seconds: float, hints: Floats, now: float, memory: ContextTables, tick: int) -> None:
     """One more job of these contexts has lasted so long."""
     leaf = bin_of(seconds)
     for at in range(CONTEXTS):
@@ -429,7 +431,7 @@ def learn(keys: Names, seconds: float, foretold: Floats, now: float, memory: Mem
             continue
         row = row_for(memory, tick, keys[at])
         if at >= RATIOS:
-            ratio = math.floor(place_of(seconds) - place_of(foretold[(at - RATIOS) >> 1])) + AS_FORETOLD
+            ratio = math.floor(place_of(seconds) - place_of(hints[(at - RATIOS) >> 1])) + AS_FORETOLD
             learn_row(row, min(max(ratio, 0), BINS - 1), memory)
             continue
         learn_row(row, leaf, memory)
@@ -441,7 +443,7 @@ def learn(keys: Names, seconds: float, foretold: Floats, now: float, memory: Mem
 
 
 @inlined
-def learn_row(row: int, leaf: int, memory: Memory) -> None:
+def learn_row(row: int, leaf: int, memory: ContextTables) -> None:
     """One more example for a row: down the tree to the bin in which it ended."""
     node = 1
     for level in range(LEVELS):

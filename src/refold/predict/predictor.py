@@ -19,7 +19,7 @@ import numpy.typing as npt
 from refold.errors import BadValue
 from refold.model import Job, Seconds
 from refold.predict import kernels
-from refold.predict.distribution import Lasting
+from refold.predict.distribution import DurationDistribution
 from refold.predict.kernels import (
     BINS,
     BUCKETS,
@@ -35,8 +35,8 @@ from refold.predict.kernels import (
     SHARES_SEEN,
     SPEEDS,
     VARIANTS,
+    ContextTables,
     Floats,
-    Memory,
     Names,
     Singles,
     Trust,
@@ -61,10 +61,10 @@ class _Submitted(NamedTuple):
     """What was known of a job when it was submitted: its contexts, what they said, and what was made of it."""
 
     keys: Names
-    foretold: Floats
+    hints: Floats
     inputs: npt.NDArray[np.float16]
     known: int
-    said: Lasting
+    said: DurationDistribution
 
 
 class Predictor:
@@ -93,26 +93,26 @@ class Predictor:
         self._tick += 1
         kernels.arrive(seen.keys, now, self._memory, self._tick)
 
-    def expect(self, job: Job, now: Seconds) -> Lasting:
+    def expect(self, job: Job, now: Seconds) -> DurationDistribution:
         """How long a job will last that has not run yet."""
-        keys, foretold = self._contexts(job, now)
-        survival = kernels.foreseen(
-            keys, foretold, _variant(foretold), self._memory, self._prior, self._ratios, self._trust
-        )
-        return Lasting(survival, 0.0, math.inf if job.time_limit is None else job.time_limit)
+        keys, hints = self._contexts(job, now)
+        survival = kernels.foreseen(keys, hints, _variant(hints), self._memory, self._prior, self._ratios, self._trust)
+        return DurationDistribution(survival, 0.0, math.inf if job.time_limit is None else job.time_limit)
 
-    def expect_running(self, job: Job, now: Seconds, elapsed: Seconds, share_done: float | None = None) -> Lasting:
+    def expect_running(
+        self, job: Job, now: Seconds, elapsed: Seconds, share_done: float | None = None
+    ) -> DurationDistribution:
         """How long a job lasts in all that has run for `elapsed` and reports to have done such a share of its work."""
         _check_time("elapsed", job, elapsed)
         if share_done is not None and not 0.0 <= share_done <= 1.0:
             raise BadValue(f"job {job.id!r}: has done {share_done} of its work, expected 0 to 1")
-        lasting = self.expect(job, now)
+        distribution = self.expect(job, now)
         if share_done and elapsed > 0.0:
             # What is reported becomes the surer, the more of it is behind.
             width = max(0.05, 0.3 * (1.0 - share_done))
-            survival = kernels.with_progress(lasting.survival, elapsed / share_done, width)
-            lasting = Lasting(survival, 0.0, lasting.ceiling)
-        return lasting.beyond(elapsed)
+            survival = kernels.with_progress(distribution.survival, elapsed / share_done, width)
+            distribution = DurationDistribution(survival, 0.0, distribution.ceiling)
+        return distribution.beyond(elapsed)
 
     def finished(self, job: Job, seconds: Seconds, now: Seconds) -> None:
         """A job has lasted so long: one more example."""
@@ -123,10 +123,10 @@ class Predictor:
         else:
             kernels.leave(seen.keys, self._memory)
         left = min(max(1.0 - seen.said.probability(seconds), 0.0), 1.0)
-        variant = _variant(seen.foretold)
+        variant = _variant(seen.hints)
         kernels.learn_trust(seen.inputs.astype(np.float32), variant, seen.known, left, seconds, self._trust)
         self._tick += 1
-        kernels.learn(seen.keys, seconds, seen.foretold, now, self._memory, self._tick)
+        kernels.learn(seen.keys, seconds, seen.hints, now, self._memory, self._tick)
 
     def forget(self, job_id: str) -> None:
         """A job is gone without an end."""
@@ -140,21 +140,21 @@ class Predictor:
         return len(self._unfinished)
 
     def _seen(self, job: Job, now: Seconds) -> _Submitted:
-        keys, foretold = self._contexts(job, now)
-        inputs, known = kernels.inputs_of(keys, foretold, self._memory, self._prior, self._ratios)
-        said = Lasting(kernels.survival_of(inputs, _variant(foretold), known, self._trust))
-        return _Submitted(keys, foretold, inputs.astype(np.float16), known, said)
+        keys, hints = self._contexts(job, now)
+        inputs, known = kernels.inputs_of(keys, hints, self._memory, self._prior, self._ratios)
+        said = DurationDistribution(kernels.survival_of(inputs, _variant(hints), known, self._trust))
+        return _Submitted(keys, hints, inputs.astype(np.float16), known, said)
 
     def _contexts(self, job: Job, now: Seconds) -> tuple[Names, Floats]:
-        """The names of a job's contexts, as they were when it was submitted, and how long it was foretold to last."""
+        """The names of a job's contexts, as they were when it was submitted, and how long it was hints to last."""
         if not math.isfinite(now):
             raise BadValue(f"job {job.id!r}: asked about at {now}, expected a finite time")
         seen = self._unfinished.get(job.id)
         if seen is not None:
-            return seen.keys, seen.foretold
+            return seen.keys, seen.hints
         modelled = self._modelled(job) if self._modelled else None
-        foretold = np.array([0.0, _bounded(job.time_limit), _bounded(modelled)])
-        return kernels.contexts_of(self._static_of(job), now, foretold, self._memory), foretold
+        hints = np.array([0.0, _bounded(job.time_limit), _bounded(modelled)])
+        return kernels.contexts_of(self._static_of(job), now, hints, self._memory), hints
 
     def _static_of(self, job: Job) -> Names:
         """What a job says of itself; kept, since jobs are of few kinds."""
@@ -176,10 +176,10 @@ def _names_of(job: Job) -> Names:
     return np.array([crc32(text.encode()) for text in texts], np.uint64)
 
 
-def _empty_memory() -> Memory:
+def _empty_memory() -> ContextTables:
     recent = np.empty((ROWS + 1, kernels.RECENT))
     recent[ROWS] = (-1.0, -1.0, -1.0, -math.inf, -math.inf, 0.0)
-    return Memory(
+    return ContextTables(
         np.zeros(ROWS, np.uint64),
         np.zeros(ROWS, np.int64),
         np.zeros((ROWS + 1, SPEEDS, BINS), np.float32),
@@ -189,7 +189,7 @@ def _empty_memory() -> Memory:
 
 
 def _first_ratios() -> Singles:
-    """For each way of foretelling: a bell around a share of what was foretold."""
+    """For each way of foretelling: a bell around a share of what was hints."""
     whole = kernels.FIRST * 2.0 ** (kernels.AS_FORETOLD / kernels.PER_DOUBLING)
     bells = [kernels.bell(share * whole, width, even) for share, width, even in FIRST_RATIOS]
     return np.array([kernels.leans_of(masses) for masses in bells])
@@ -211,13 +211,13 @@ def _first_trust() -> Trust:
     )
 
 
-def _variant(foretold: Floats) -> int:
+def _variant(hints: Floats) -> int:
     """Which of the mixtures serves a job."""
-    return LIMITED * bool(foretold[LIMIT]) + MODELLED * bool(foretold[MODEL])
+    return LIMITED * bool(hints[LIMIT]) + MODELLED * bool(hints[MODEL])
 
 
 def _bounded(seconds: Seconds | None) -> Seconds:
-    """What was foretold; 0 if nothing was, or nothing that says anything."""
+    """What was hints; 0 if nothing was, or nothing that says anything."""
     return seconds if seconds is not None and 0.0 < seconds < math.inf else 0.0
 
 

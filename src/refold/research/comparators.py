@@ -25,7 +25,7 @@ UNKNOWN: Seconds = 600.0
 """What is said where nothing is known."""
 
 
-class Foreseer(Protocol):
+class QuantilePredictor(Protocol):
     """Whoever says how long jobs last: quantiles at `CHANCES`, in seconds."""
 
     def quantiles(self, job: Job, now: Seconds) -> Floats:
@@ -37,7 +37,7 @@ class Foreseer(Protocol):
         ...
 
 
-class Foreseen:
+class PredictorQuantiles:
     """The Predictor as one who is asked for quantiles."""
 
     def __init__(self, predictor: Predictor | None = None) -> None:
@@ -46,8 +46,8 @@ class Foreseen:
     def quantiles(self, job: Job, now: Seconds) -> Floats:
         """For a job that is submitted now."""
         self.predictor.submitted(job, now)
-        lasting = self.predictor.expect(job, now)
-        return np.minimum(times_at(lasting.survival, _CHANCES), lasting.ceiling)
+        distribution = self.predictor.expect(job, now)
+        return np.minimum(times_at(distribution.survival, _CHANCES), distribution.ceiling)
 
     def finished(self, job: Job, seconds: Seconds, now: Seconds) -> None:
         """A job has lasted so long."""
@@ -109,7 +109,7 @@ class Limit:
         """Nothing is learned."""
 
 
-class Point(Protocol):
+class PointPredictor(Protocol):
     """Whoever says one number."""
 
     def point(self, job: Job) -> Seconds:
@@ -124,7 +124,7 @@ class Point(Protocol):
 class AsPoint:
     """One number, for every quantile the same."""
 
-    def __init__(self, says: Point) -> None:
+    def __init__(self, says: PointPredictor) -> None:
         self._says = says
 
     def quantiles(self, job: Job, now: Seconds) -> Floats:  # noqa: ARG002
@@ -159,7 +159,7 @@ class _Latest:
 class WithErrors:
     """One number, times the errors that such numbers have had: the fair chance of a point."""
 
-    def __init__(self, says: Point) -> None:
+    def __init__(self, says: PointPredictor) -> None:
         self._says = says
         self._said: dict[str, Seconds] = {}
         self._errors = _Latest()
@@ -193,7 +193,7 @@ class GroupHistory:
         self._all.add(seconds)
 
 
-COMPARATORS: dict[str, Callable[[], Foreseer]] = {
+COMPARATORS: dict[str, Callable[[], QuantilePredictor]] = {
     "limit": lambda: AsPoint(Limit()),
     "limit + its past errors": lambda: WithErrors(Limit()),
     "last two": lambda: AsPoint(LastTwo()),

@@ -12,7 +12,7 @@ import numpy as np
 
 from refold.model import HOUR, MINUTE, Job, Seconds
 from refold.predict import Floats
-from refold.research.comparators import CHANCES, Foreseen, Foreseer
+from refold.research.comparators import CHANCES, PredictorQuantiles, QuantilePredictor
 
 Clock = Callable[[], Seconds]
 """Whatever tells the time that computing takes."""
@@ -38,7 +38,7 @@ class Score(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class Evaluation:
     """What was said of each job, in order of submission, and what became of them; how long it took to compute."""
 
     lasted: Floats
@@ -47,7 +47,7 @@ class Played:
     microseconds_per_update: float
 
 
-def play(jobs: Sequence[Job], foreseer: Foreseer, clock: Clock) -> Played:
+def play(jobs: Sequence[Job], foreseer: QuantilePredictor, clock: Clock) -> Evaluation:
     """Ask about each job when it is submitted, and tell its duration when it ends."""
     said = np.empty((len(jobs), len(CHANCES)))
     asking = telling = 0.0
@@ -61,12 +61,12 @@ def play(jobs: Sequence[Job], foreseer: Foreseer, clock: Clock) -> Played:
             said[index] = foreseer.quantiles(job, now)
             asking += clock() - begun
     each = 1e6 / max(len(jobs), 1)
-    return Played(np.array([_work(job) for job in jobs]), said, asking * each, telling * each)
+    return Evaluation(np.array([_work(job) for job in jobs]), said, asking * each, telling * each)
 
 
-def play_running(jobs: Sequence[Job], elapsed: Seconds) -> Played:
+def play_running(jobs: Sequence[Job], elapsed: Seconds) -> Evaluation:
     """Ask the Predictor again about each job that has run for `elapsed`; in order of asking."""
-    foreseen, chances = Foreseen(), np.array(CHANCES)
+    foreseen, chances = PredictorQuantiles(), np.array(CHANCES)
     said, lasted = [], []
     for now, index, what in _moments(jobs, elapsed):
         job = jobs[index]
@@ -78,7 +78,7 @@ def play_running(jobs: Sequence[Job], elapsed: Seconds) -> Played:
             foreseen.finished(job, _work(job), now)
         else:
             foreseen.predictor.submitted(job, now)
-    return Played(np.array(lasted), np.array(said).reshape(len(lasted), len(CHANCES)), 0.0, 0.0)
+    return Evaluation(np.array(lasted), np.array(said).reshape(len(lasted), len(CHANCES)), 0.0, 0.0)
 
 
 def _moments(jobs: Sequence[Job], look_after: Seconds = math.inf) -> Iterator[tuple[Seconds, int, int]]:

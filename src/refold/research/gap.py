@@ -16,8 +16,8 @@ from refold.errors import BadInput
 from refold.journal import History
 from refold.model import Allocation, Decision, Seconds
 from refold.plans import NOTHING_MORE, Knowledge, Speeds
-from refold.policies.common import Board
-from refold.research.optimal import Finder, throughput_of
+from refold.policies.common import Draft
+from refold.research.optimal import OptimumSearch, throughput_of
 from refold.results import Measures, ReportRun
 
 
@@ -33,7 +33,7 @@ def running_after(view: View, decision: Decision) -> dict[str, Allocation]:
     """What runs once a decision has been carried out, runs that stop having stopped."""
     after: dict[str, Allocation] = {}
     for run in view.runs.values():
-        held = view.becoming(run.job) if run.stopping else run.allocation
+        held = view.next_allocation(run.job) if run.stopping else run.allocation
         if held is not None:
             after[run.job] = held
     for stop in decision.stops:
@@ -48,7 +48,7 @@ def gap_between(reached: float, best: float) -> float:
     return (best - reached) / best if best > 0 else 0.0
 
 
-class Watched:
+class GapMeter:
     """A policy with somebody beside it who knows the best. What it decides is not touched.
 
     Of several decisions at one moment the last counts, since the others only lead there. Moments at which there is
@@ -60,7 +60,7 @@ class Watched:
         self.refused = ""
         self._policy = policy
         self._knowledge = Knowledge.of(knowledge)
-        self._finder: Finder | None = None
+        self._finder: OptimumSearch | None = None
         self._best: dict[object, float] = {}
         self._gaps: dict[Seconds, float] = {}
 
@@ -88,11 +88,11 @@ class Watched:
         if self.refused:
             return None
         if self._finder is None:
-            self._finder = Finder(Speeds(view.cluster, self._knowledge))
+            self._finder = OptimumSearch(Speeds(view.cluster, self._knowledge))
         asked = _what_the_best_depends_on(view)
         if asked not in self._best:
             try:
-                self._best[asked] = self._finder.best(view, Board(view)).at_most
+                self._best[asked] = self._finder.best(view, Draft(view)).at_most
             except BadInput as too_large:
                 self.refused = str(too_large)
                 return None

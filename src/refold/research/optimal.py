@@ -24,7 +24,7 @@ from refold.errors import BadInput
 from refold.model import KEEP, WHOLE, Allocation, Cluster, Decision, Demand, Job, Node, Plan, Share, Wait
 from refold.packing import CPU_FREE, MEMORY_FREE, UNLIMITED, Free
 from refold.plans import NOTHING_MORE, Knowledge, Layout, Speeds, asked_cpus
-from refold.policies.common import Board, Reasons, Steering, range_of, something_happened
+from refold.policies.common import Draft, Reasons, Transition, range_of, something_happened
 
 MOST_LAYOUTS = 2000
 """Ways to lay out one job on the nodes of one GPU type: 4 nodes of 8 GPUs have 494, 5 have 1,286, 6 have 3,002."""
@@ -39,7 +39,7 @@ RELATIVE_GAP = 1e-6
 """What is so near to the best is the best."""
 
 
-class Shape(NamedTuple):
+class RunShape(NamedTuple):
     """One way to run a job: a part for each node (or, `stackable`, instances that may share one), and its worth."""
 
     parts: tuple[Demand, ...]
@@ -74,7 +74,7 @@ def throughput_of(view: View, speeds: Speeds, target: Mapping[str, Allocation]) 
 
 def best_throughput(view: View, speeds: Speeds, *, promises: bool = True) -> Optimum:
     """The best target for the jobs of a view. Without `promises`, guaranteed jobs may be slower than they asked for."""
-    return Finder(speeds, promises=promises).best(view, Board(view))
+    return OptimumSearch(speeds, promises=promises).best(view, Draft(view))
 
 
 def promised(view: View) -> set[str]:
@@ -101,8 +101,8 @@ class Optimal:
 
     def __init__(self, knowledge: Knowledge | Mapping[str, Any] = NOTHING_MORE) -> None:
         self._knowledge = Knowledge.of(knowledge)
-        self._finder: Finder | None = None
-        self._steering = Steering()
+        self._finder: OptimumSearch | None = None
+        self._steering = Transition()
         self._reasons = Reasons()
         self._goal: Goal = {}
 
@@ -119,10 +119,10 @@ class Optimal:
     def _better(self, view: View) -> Goal:
         """The best target; but if nobody need be moved for as much, nobody is."""
         if self._finder is None:
-            self._finder = Finder(Speeds(view.cluster, self._knowledge))
-        board = Board(view)
-        held = dict(board.holders())
-        best, target = self._finder.best(view, board), self._finder.best(view, board, all_stay=True)
+            self._finder = OptimumSearch(Speeds(view.cluster, self._knowledge))
+        draft = Draft(view)
+        held = dict(draft.holders())
+        best, target = self._finder.best(view, draft), self._finder.best(view, draft, all_stay=True)
         as_good = best.throughput - target.throughput <= 2 * RELATIVE_GAP * max(1.0, best.throughput)
         if not as_good or not self._finder.keeps_promises(view, held):
             target = best
@@ -143,13 +143,13 @@ class Optimal:
         return self._reasons.of_everybody(view, decision.starts, self._steering.awaited)
 
 
-class Finder:
+class OptimumSearch:
     """Finds the best target of views of one cluster; the shapes of jobs are kept, since jobs are of few kinds."""
 
     def __init__(self, speeds: Speeds, *, promises: bool = True) -> None:
         self.speeds = speeds
         self._promises = promises
-        self._shapes: dict[Job, tuple[Shape, ...]] = {}
+        self._shapes: dict[Job, tuple[RunShape, ...]] = {}
         self._limited = {tenant.name for tenant in speeds.cluster.tenants if tenant.limit_gpus}
 
     def keeps_promises(self, view: View, target: Mapping[str, Allocation]) -> bool:
@@ -158,12 +158,12 @@ class Finder:
         mine = promised(view) & target.keys() if self._promises else ()
         return all(worth_of(self.speeds, jobs[job_id], target[job_id]) >= 1 - RELATIVE_GAP for job_id in mine)
 
-    def best(self, view: View, board: Board, *, all_stay: bool = False) -> Optimum:
+    def best(self, view: View, draft: Draft, *, all_stay: bool = False) -> Optimum:
         """The best target, and what it is worth; or the best without moving anybody who holds something."""
         jobs = {**view.waiting, **view.active}
-        held = dict(board.holders())
+        held = dict(draft.holders())
         staying = {job_id: held[job_id] for job_id in held if all_stay or not _may_move(view, jobs[job_id])}
-        free = board.free.copy()
+        free = draft.free.copy()
         for job_id in held.keys() - staying.keys():
             free.give_back(held[job_id].placement)
         promises = promised(view) if self._promises else set()
@@ -175,14 +175,14 @@ class Finder:
         program = _Program(groups, _rooms(view.cluster, free))
         solved = program.solve()
         fixed = throughput_of(view, self.speeds, staying)
-        moved = _Seating(program, solved.amounts, held).target() if groups else {}
+        moved = _GpuAssignment(program, solved.amounts, held).target() if groups else {}
         return Optimum(solved.value + fixed, solved.at_most + fixed, staying | moved)
 
-    def _allowed(self, job: Job, is_promised: bool) -> tuple[Shape, ...]:
+    def _allowed(self, job: Job, is_promised: bool) -> tuple[RunShape, ...]:
         shapes = self._of(job)
         return tuple(shape for shape in shapes if shape.worth >= 1 - RELATIVE_GAP) if is_promised else shapes
 
-    def _of(self, job: Job) -> tuple[Shape, ...]:
+    def _of(self, job: Job) -> tuple[RunShape, ...]:
         kind = msgspec.structs.replace(
             job,
             id="any",
@@ -208,7 +208,7 @@ def _may_move(view: View, job: Job) -> bool:
     return job.preemptible and all(view.is_up(share.node) for share in run.allocation.placement)
 
 
-def _check_size(shapes: Mapping[str, Sequence[Shape]], cluster: Cluster) -> None:
+def _check_size(shapes: Mapping[str, Sequence[RunShape]], cluster: Cluster) -> None:
     choices = sum(map(len, shapes.values())) * len(cluster.nodes)
     if choices > MOST_CHOICES:
         raise BadInput(
@@ -220,11 +220,11 @@ def _check_size(shapes: Mapping[str, Sequence[Shape]], cluster: Cluster) -> None
 # The shapes of a job.
 
 
-def shapes_of(speeds: Speeds, job: Job) -> tuple[Shape, ...]:
+def shapes_of(speeds: Speeds, job: Job) -> tuple[RunShape, ...]:
     """Every shape that could be the best for somebody: none that needs as much as another and is no faster."""
     if not speeds.knows(job):
         one = msgspec.structs.replace(job.demand, instances=1)
-        return (Shape((one,) * job.demand.instances, job.plan, 1.0, stackable=True),)
+        return (RunShape((one,) * job.demand.instances, job.plan, 1.0, stackable=True),)
     least, most = range_of(job, speeds.cluster)
     found = [
         shape
@@ -255,19 +255,19 @@ def _descending(sizes: Sequence[int], most: int) -> Iterator[Layout]:
             yield (first, *rest)
 
 
-def _shapes_there(speeds: Speeds, job: Job, gpu_type: str, layout: Layout) -> Iterator[Shape]:
+def _shapes_there(speeds: Speeds, job: Job, gpu_type: str, layout: Layout) -> Iterator[RunShape]:
     """With the fastest plan there, and with the job's own, which is believed to fit where it was asked for."""
     each_cpus = round(asked_cpus(job) * WHOLE / (job.demand.instances * job.demand.gpus))
     total, cpus = sum(layout), sum(layout) * each_cpus / WHOLE
     asked = speeds.asked(job).steps_per_second
     own = speeds.own_plan(job)
 
-    def shape(plan: Plan, steps_per_second: float, host_mib: int) -> Shape:
+    def shape(plan: Plan, steps_per_second: float, host_mib: int) -> RunShape:
         parts = [
             Demand(1, gpus, WHOLE, gpus * each_cpus, _memory(job, gpus, total, host_mib), (gpu_type,))
             for gpus in layout
         ]
-        return Shape(tuple(parts), plan, steps_per_second / asked)
+        return RunShape(tuple(parts), plan, steps_per_second / asked)
 
     fastest = speeds.fastest(job, gpu_type, layout, cpus)
     if fastest is not None:
@@ -281,15 +281,15 @@ def _memory(job: Job, gpus: int, total: int, host_mib: int) -> int:
     return max(job.demand.memory_mib * gpus // job.demand.gpus, -(-host_mib * gpus // total))
 
 
-def _undominated(shapes: Sequence[Shape]) -> tuple[Shape, ...]:
-    kept: list[Shape] = []
+def _undominated(shapes: Sequence[RunShape]) -> tuple[RunShape, ...]:
+    kept: list[RunShape] = []
     for shape in sorted(shapes, key=lambda one: (sum(part.gpus for part in one.parts), len(one.parts), -one.worth)):
         if not any(_needs_no_more(other, shape) and other.worth >= shape.worth for other in kept):
             kept.append(shape)
     return tuple(kept)
 
 
-def _needs_no_more(one: Shape, other: Shape) -> bool:
+def _needs_no_more(one: RunShape, other: RunShape) -> bool:
     """Wherever the other fits, this one does: part by part, the largest first."""
     return len(one.parts) <= len(other.parts) and all(
         mine.gpu_types == theirs.gpu_types
@@ -303,11 +303,11 @@ def _needs_no_more(one: Shape, other: Shape) -> bool:
 # The program.
 
 
-class Group(NamedTuple):
+class JobGroup(NamedTuple):
     """Jobs that have the same shapes: one that is known, or all that ask for the same and of which nothing is known."""
 
     jobs: tuple[str, ...]
-    shapes: tuple[Shape, ...]
+    shapes: tuple[RunShape, ...]
 
     @property
     def stackable(self) -> bool:
@@ -319,7 +319,7 @@ class Group(NamedTuple):
         return list(dict.fromkeys(part for shape in self.shapes for part in shape.parts))
 
 
-class Room(NamedTuple):
+class NodeCapacity(NamedTuple):
     """What of a node can be given to whoever is moved; the node's number tells it from others alike."""
 
     number: int
@@ -345,21 +345,21 @@ class Room(NamedTuple):
         return enough and self.cpu_milli >= part.cpu_milli and self.memory_mib >= part.memory_mib
 
 
-def _grouped(jobs: Mapping[str, Job], shapes: Mapping[str, tuple[Shape, ...]]) -> list[Group]:
-    alike: dict[tuple[Shape, ...], list[str]] = defaultdict(list)
-    alone: list[Group] = []
+def _grouped(jobs: Mapping[str, Job], shapes: Mapping[str, tuple[RunShape, ...]]) -> list[JobGroup]:
+    alike: dict[tuple[RunShape, ...], list[str]] = defaultdict(list)
+    alone: list[JobGroup] = []
     for job_id in jobs:
         mine = shapes[job_id]
         if mine and mine[0].stackable:
             alike[mine].append(job_id)
         elif mine:
-            alone.append(Group((job_id,), mine))
-    return alone + [Group(tuple(members), mine) for mine, members in alike.items()]
+            alone.append(JobGroup((job_id,), mine))
+    return alone + [JobGroup(tuple(members), mine) for mine, members in alike.items()]
 
 
-def _rooms(cluster: Cluster, free: Free) -> list[Room]:
+def _rooms(cluster: Cluster, free: Free) -> list[NodeCapacity]:
     return [
-        Room(
+        NodeCapacity(
             index, node, free.gpu_milli_of(index), int(free.nodes[index, CPU_FREE]), int(free.nodes[index, MEMORY_FREE])
         )
         for index, node in enumerate(cluster.nodes)
@@ -389,7 +389,7 @@ class _Program:
     ("shared", g, r, p, i): so many of these use a fraction of GPU i. ("whole", r, i): GPU i is given to one job.
     """
 
-    def __init__(self, groups: Sequence[Group], rooms: Sequence[Room]) -> None:
+    def __init__(self, groups: Sequence[JobGroup], rooms: Sequence[NodeCapacity]) -> None:
         self.groups, self.rooms = groups, rooms
         self._most: dict[Name, int] = {}
         self._worth: Terms = {}
@@ -410,7 +410,7 @@ class _Program:
         if terms:
             self._rows.append((terms, least, most))
 
-    def _add_group(self, number: int, group: Group) -> None:
+    def _add_group(self, number: int, group: JobGroup) -> None:
         """At most one shape a job; as many parts in rooms as the shapes have; apart, unless they may be stacked."""
         count = len(group.jobs)
         chosen = [
@@ -433,7 +433,7 @@ class _Program:
             for there in self._in_room.values():
                 self._row({name: 1.0 for name in there if name[1] == number}, 0, 1)
 
-    def _add_room(self, place: int, room: Room) -> None:
+    def _add_room(self, place: int, room: NodeCapacity) -> None:
         there = self._in_room[place]
         for has, amount in ((room.cpu_milli, "cpu_milli"), (room.memory_mib, "memory_mib")):
             terms = {name: float(getattr(part, amount)) for name, part in there.items() if getattr(part, amount)}
@@ -446,7 +446,7 @@ class _Program:
         else:
             self._row(whole, 0, room.whole_gpus)
 
-    def _share_gpus(self, place: int, room: Room, whole: Terms, shared: dict[Name, Demand]) -> None:
+    def _share_gpus(self, place: int, room: NodeCapacity, whole: Terms, shared: dict[Name, Demand]) -> None:
         """Each GPU by itself, since 0.5 and 0.5 free are not 0.8 free."""
         on_gpu: dict[int, Terms] = {gpu: {} for gpu in range(len(room.gpus))}
         for name, part in shared.items():
@@ -507,7 +507,7 @@ class _Program:
 # From amounts to GPUs.
 
 
-class Seat(NamedTuple):
+class AssignedShare(NamedTuple):
     """A part on a node; `gpus` are said by the program where GPUs are shared, and found later where they are not."""
 
     node: int
@@ -515,7 +515,7 @@ class Seat(NamedTuple):
     gpus: tuple[int, ...] = ()
 
 
-class _Seating:
+class _GpuAssignment:
     """Who gets which GPUs: what the program says, as near to what is held as equal nodes and GPUs allow."""
 
     def __init__(self, program: _Program, amounts: Mapping[Name, int], held: Mapping[str, Allocation]) -> None:
@@ -525,7 +525,7 @@ class _Seating:
 
     def target(self) -> dict[str, Allocation]:
         """Every job that should run, and where. First everybody keeps GPUs, then whoever lacks some gets others."""
-        seated: dict[str, tuple[Plan | None, list[Seat]]] = {}
+        seated: dict[str, tuple[Plan | None, list[AssignedShare]]] = {}
         for number, group in enumerate(self._program.groups):
             seated |= self._stacked(group, number) if group.stackable else self._alone(group, number)
         kept = {job_id: [self._keep(job_id, seat) for seat in seats] for job_id, (_, seats) in seated.items()}
@@ -574,15 +574,15 @@ class _Seating:
                 free[self._node_of_room[name[2]]].discard(name[4])
         return free
 
-    def _alone(self, group: Group, number: int) -> dict[str, tuple[Plan | None, list[Seat]]]:
+    def _alone(self, group: JobGroup, number: int) -> dict[str, tuple[Plan | None, list[AssignedShare]]]:
         chosen = [shape for place, shape in enumerate(group.shapes) if ("shape", number, place) in self._amounts]
         return {group.jobs[0]: (chosen[0].plan, self._seats(group, number))} if chosen else {}
 
-    def _stacked(self, group: Group, number: int) -> dict[str, tuple[Plan | None, list[Seat]]]:
+    def _stacked(self, group: JobGroup, number: int) -> dict[str, tuple[Plan | None, list[AssignedShare]]]:
         """Of jobs that are alike, first those that can stay where they are, then others that run, then the rest."""
         plan, each = group.shapes[0].plan, len(group.shapes[0].parts)
         seats = self._seats(group, number)
-        found: dict[str, list[Seat]] = {}
+        found: dict[str, list[AssignedShare]] = {}
         for job_id in group.jobs:
             mine = _same_seats(self._held.get(job_id), seats)
             if mine:
@@ -594,13 +594,13 @@ class _Seating:
                 found[job_id], seats = seats[:each], seats[each:]
         return {job_id: (plan, mine) for job_id, mine in found.items()}
 
-    def _seats(self, group: Group, number: int) -> list[Seat]:
+    def _seats(self, group: JobGroup, number: int) -> list[AssignedShare]:
         """Every seat of a group, by node."""
-        seats: list[Seat] = []
+        seats: list[AssignedShare] = []
         for name, amount in self._amounts.items():
             if name[0] == "part" and name[1] == number:
                 part, node = group.parts[name[3]], self._node_of_room[name[2]]
-                seats += [Seat(node, part, gpus) for gpus in self._shared_gpus(name, part, amount)]
+                seats += [AssignedShare(node, part, gpus) for gpus in self._shared_gpus(name, part, amount)]
         return sorted(seats, key=lambda seat: (seat.node, seat.gpus))
 
     def _shared_gpus(self, name: Name, part: Demand, amount: int) -> list[tuple[int, ...]]:
@@ -615,14 +615,14 @@ class _Seating:
             found.append(tuple(sorted(gpus)))
         return found
 
-    def _keep(self, job_id: str, seat: Seat) -> list[int]:
+    def _keep(self, job_id: str, seat: AssignedShare) -> list[int]:
         if seat.gpus:
             return list(seat.gpus)
         kept = [gpu for gpu in self._gpus_held(job_id, seat.node) if gpu in self._free[seat.node]][: seat.part.gpus]
         self._free[seat.node].difference_update(kept)
         return kept
 
-    def _share(self, seat: Seat, gpus: list[int]) -> Share:
+    def _share(self, seat: AssignedShare, gpus: list[int]) -> Share:
         """With the lowest of the GPUs that nobody kept, where some are lacking."""
         more = sorted(self._free[seat.node])[: seat.part.gpus - len(gpus)]
         self._free[seat.node].difference_update(more)
@@ -630,7 +630,7 @@ class _Seating:
         return Share(seat.node, tuple(sorted([*gpus, *more])), part.gpu_milli, part.cpu_milli, part.memory_mib)
 
 
-def _same_seats(held: Allocation | None, seats: Sequence[Seat]) -> list[Seat]:
+def _same_seats(held: Allocation | None, seats: Sequence[AssignedShare]) -> list[AssignedShare]:
     """The seats that are where a job is now; none, if not all of them are."""
     left, found = list(seats), []
     for share in held.placement if held else ():

@@ -1,17 +1,23 @@
 from .charts import Frame as Frame, cut as cut, nice_top as nice_top, series_class as series_class
 from .guarantees import Guarantees as Guarantees, broken_guarantees as broken_guarantees
-from .measures import Group as Group, Measures as Measures, Spread as Spread, measure as measure, spread_of as spread_of
+from .measures import (
+    MeasureGroup as MeasureGroup,
+    Measures as Measures,
+    Spread as Spread,
+    measure as measure,
+    spread_of as spread_of,
+)
 from .plan_curve_chart import (
     COLOURS as COLOURS,
     STYLE as STYLE,
-    CurvePicture as CurvePicture,
+    CurveChart as CurveChart,
+    CurveStep as CurveStep,
     Stair as Stair,
-    Step as Step,
     page as page,
 )
 from .power import PowerUse as PowerUse, nearest_to_limit_first as nearest_to_limit_first, rack_text as rack_text
 from .report import ReportRun as ReportRun, write_report as write_report
-from .start_estimates import PromiseGroup as PromiseGroup
+from .start_estimates import StartEstimateGroup as StartEstimateGroup
 from .tables import (
     MAIN as MAIN,
     MORE as MORE,

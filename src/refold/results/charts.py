@@ -40,7 +40,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Line:
+class ChartLine:
     """A line: its series (which gives the colour), its name and its points; `marked` is a point to show."""
 
     series: int
@@ -69,7 +69,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class Chart:
     """An SVG drawing, safe to put into a page as it is, and the numbers behind it."""
 
     svg: str
@@ -109,7 +109,7 @@ class Frame:
 
 
 def line_picture(
-    lines: Sequence[Line],
+    lines: Sequence[ChartLine],
     x: Axis,
     y: Axis,
     *,
@@ -118,7 +118,7 @@ def line_picture(
     rule: tuple[float, str] | None = None,
     levels: Sequence[Level] = (),
     band: Band | None = None,
-) -> Picture:
+) -> Chart:
     """Lines over axes. `rule` is a vertical line with a name; `label` says what is seen, for those who do not see."""
     frame = Frame(WIDE if wide else HALF, 290)
     parts = _grid(frame, x, y)
@@ -131,12 +131,12 @@ def line_picture(
     for line in lines:
         parts += _line(frame, x, y, line, alone=len(lines) == 1 and band is None)
     parts.append(svg.tag("line", class_="crosshair", y1=frame.top, y2=frame.bottom_edge, visibility="hidden"))
-    return Picture(
+    return Chart(
         svg.drawing(frame.width, frame.height, label, parts, "wide" if wide else "plot"), _numbers(frame, lines, x, y)
     )
 
 
-def _line(frame: Frame, x: Axis, y: Axis, line: Line, *, alone: bool) -> list[str]:
+def _line(frame: Frame, x: Axis, y: Axis, line: ChartLine, *, alone: bool) -> list[str]:
     along, up = _along(frame, x, line.x), _upwards(frame, y, line.y)
     path, parts = _path(along, up), []
     if alone:
@@ -162,7 +162,7 @@ def _level(frame: Frame, y: Axis, level: Level) -> list[str]:
     return [svg.across(frame.left, frame.right_edge, top, "rule"), name]
 
 
-def _numbers(frame: Frame, lines: Sequence[Line], x: Axis, y: Axis) -> dict[str, Any]:
+def _numbers(frame: Frame, lines: Sequence[ChartLine], x: Axis, y: Axis) -> dict[str, Any]:
     return {
         "frame": [frame.left, frame.right_edge, frame.width],
         "x": [x.kind, x.low, x.high],
@@ -190,7 +190,7 @@ class Bars:
 BAR, BAR_GAP, GROUP_GAP = 13.0, 2.0, 14.0
 
 
-def bar_picture(groups: Sequence[Bars], *, label: str) -> Picture:
+def bar_picture(groups: Sequence[Bars], *, label: str) -> Chart:
     """Bars to the right, in groups, longest value to the edge, each with its value written at its end."""
     together = max((len(group.values) for group in groups), default=0) * (BAR + BAR_GAP)
     frame = Frame(WIDE, (together + GROUP_GAP) * len(groups) + 8, left=150, right=100, top=4, bottom=4)
@@ -204,7 +204,7 @@ def bar_picture(groups: Sequence[Bars], *, label: str) -> Picture:
             if value is not None:
                 long, at = max(1.0, value / most * frame.across), top + series * (BAR + BAR_GAP)
                 parts.append(_bar(frame.left, at, long, text, series))
-    return Picture(svg.drawing(frame.width, frame.height, label, parts, "wide"), {})
+    return Chart(svg.drawing(frame.width, frame.height, label, parts, "wide"), {})
 
 
 def _bar(left: float, top: float, long: float, text: str, series: int) -> str:

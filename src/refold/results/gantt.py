@@ -17,7 +17,7 @@ from refold.journal import History
 from refold.model import WHOLE, Cluster, Share, text_from_seconds
 from refold.packing import Ints
 from refold.results import svg
-from refold.results.charts import WIDE, Axis, Frame, Picture, bottom_axis, cut
+from refold.results.charts import WIDE, Axis, Chart, Frame, bottom_axis, cut
 from refold.results.measures import SIZES, middles, size_of
 
 FILLS = ("#77aadd", "#ee8866", "#44bb99", "#eedd88", "#99ddff", "#ffaabb", "#bbcc33", "#aaaa00", "#b5b8bd")
@@ -57,7 +57,7 @@ def blocks_of(history: History) -> int:
     return sum(sum(1 for _ in _stretches(share)) for one in history.runs.allocations for share in one.placement)
 
 
-def gantt_picture(history: History, colours: Colouring, axis: Axis, *, as_image: bool, label: str) -> Picture:
+def gantt_picture(history: History, colours: Colouring, axis: Axis, *, as_image: bool, label: str) -> Chart:
     """The picture of one history."""
     gpus = history.cluster.gpus
     row = min(16.0, (400 if gpus <= 400 else 520) / max(gpus, 1))
@@ -77,7 +77,7 @@ def gantt_picture(history: History, colours: Colouring, axis: Axis, *, as_image:
         drawn = [path for path, _ in blocks]
         numbers["blocks"] = [block for _, block in blocks]
     parts = [ground, *drawn, *_node_names(history.cluster, frame, row), *bottom_axis(frame, axis)]
-    return Picture(svg.drawing(frame.width, frame.height, label, parts, "gantt"), numbers)
+    return Chart(svg.drawing(frame.width, frame.height, label, parts, "gantt"), numbers)
 
 
 def _node_names(cluster: Cluster, frame: Frame, row: float) -> list[str]:
@@ -144,14 +144,14 @@ class _Shelves:
         self._standing: dict[int, list[tuple[int, int, float]]] = {}
 
     def place(self, row: int, milli: int, start: float, end: float) -> int:
-        standing = sorted(one for one in self._standing.get(row, []) if one[2] > start)
+        state = sorted(one for one in self._standing.get(row, []) if one[2] > start)
         at = 0
-        for low, high, _ in standing:
+        for low, high, _ in state:
             if low - at >= milli:
                 break
             at = max(at, high)
         at = min(at, WHOLE - milli)
-        self._standing[row] = [*standing, (at, at + milli, end)]
+        self._standing[row] = [*state, (at, at + milli, end)]
         return at
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from refold.journal import History, Outcome
 from refold.model import WHOLE, Allocation, Cluster, Demand, Job, Milli, Seconds
 from refold.packing import Ints, compiled
-from refold.plans import Minimums, ModelledPace, Pace, Speeds
+from refold.plans import Minimums, ModelledSpeedSource, Speeds, SpeedSource
 
 TOLERANCE = 0.01
 """Nobody notices to be slower by so much."""
@@ -39,7 +39,7 @@ DUST = 1e-6
 Kind = Literal["slow", "kept waiting"]
 
 
-class Broken(msgspec.Struct, frozen=True):
+class Violation(msgspec.Struct, frozen=True):
     """For how long a promise was broken, the time of grace not counted; how, and what was there at its beginning."""
 
     job: str
@@ -55,15 +55,15 @@ class Guarantees(msgspec.Struct, frozen=True):
     promised: int
     jobs: int
     seconds: Seconds
-    broken: tuple[Broken, ...]
+    broken: tuple[Violation, ...]
 
 
 def broken_guarantees(
     history: History,
     speeds: Speeds,
-    pace: Pace | None = None,
+    pace: SpeedSource | None = None,
     *,
-    measured: Pace | None = None,
+    measured: SpeedSource | None = None,
     grace: Seconds,
     tolerance: float = TOLERANCE,
 ) -> Guarantees:
@@ -72,7 +72,7 @@ def broken_guarantees(
     Minima, and so quotas, are always what is believed, since that is what a scheduler promises by; who is slow can be
     told by what was `measured`.
     """
-    pace = pace or ModelledPace(speeds)
+    pace = pace or ModelledSpeedSource(speeds)
     minimums = Minimums(speeds, pace)
     wanted = [minimums.of(job) for job in history.jobs.jobs]
     admitted = admissions(history, wanted)
@@ -122,7 +122,7 @@ def _comings_and_goings(history: History) -> Iterator[tuple[Seconds, int, bool]]
     jobs = history.jobs
     moments: list[tuple[Seconds, bool, int]] = []
     for index, job in enumerate(jobs.jobs):
-        if job.job_class == "guaranteed" and jobs.outcome[index] != Outcome.NEVER:
+        if job.job_class == "guaranteed" and jobs.outcome[index] != Outcome.INFEASIBLE:
             moments.append((float(jobs.submitted[index]), True, index))
             if not isnan(jobs.ended[index]):
                 moments.append((float(jobs.ended[index]), bool(jobs.ended[index] <= jobs.submitted[index]), index))
@@ -137,18 +137,18 @@ def _comings_and_goings(history: History) -> Iterator[tuple[Seconds, int, bool]]
 
 
 def _slow(
-    history: History, pace: Pace, admitted: dict[int, Seconds], grace: Seconds, tolerance: float
-) -> Iterator[Broken]:
+    history: History, pace: SpeedSource, admitted: dict[int, Seconds], grace: Seconds, tolerance: float
+) -> Iterator[Violation]:
     """Runs below the promised speed; of a job that goes from one slow shape to the next, as if it were one run."""
     runs, ends = history.runs, history.run_end
     since: dict[int, Seconds] = {}
     told: dict[int, str] = {}
     until: dict[int, Seconds] = {}
 
-    def ended(job: int) -> Iterator[Broken]:
+    def ended(job: int) -> Iterator[Violation]:
         begun = since.pop(job, None)
         if begun is not None and until[job] > begun + grace:
-            yield Broken(history.jobs.jobs[job].id, begun + grace, until[job], "slow", told[job])
+            yield Violation(history.jobs.jobs[job].id, begun + grace, until[job], "slow", told[job])
 
     for run in range(len(runs)):
         job = int(runs.job[run])
@@ -176,16 +176,16 @@ def _gpus(count: float) -> str:
 
 def _kept_waiting(
     history: History, minimums: Sequence[Demand], admitted: dict[int, Seconds], grace: Seconds
-) -> Iterator[Broken]:
+) -> Iterator[Violation]:
     """From each moment at which something changed to the next: who waits, and would find room."""
-    room = _Room(history, minimums)
+    room = _SpareGpus(history, minimums)
     waiting = _Waiting(minimums)
     since: dict[int, tuple[Seconds, str]] = {}
 
-    def ended(job: int, now: Seconds) -> Iterator[Broken]:
+    def ended(job: int, now: Seconds) -> Iterator[Violation]:
         begun, why = since.pop(job)
         if now > begun + grace:
-            yield Broken(history.jobs.jobs[job].id, begun + grace, now, "kept waiting", why)
+            yield Violation(history.jobs.jobs[job].id, begun + grace, now, "kept waiting", why)
 
     for now, changes in _moments(history, admitted):
         for change in changes:
@@ -270,7 +270,7 @@ class _Waiting:
             del self.jobs[place]
 
 
-class _Room:
+class _SpareGpus:
     """What is kept by those who may keep it, GPU by GPU; all else on nodes that are up is room."""
 
     def __init__(self, history: History, minimums: Sequence[Demand]) -> None:

@@ -16,7 +16,7 @@ from refold.journal import Ending, History, Outcome, sums
 from refold.model import HOUR, WHOLE, Job, JobClass, Seconds
 from refold.packing import Floats, Ints
 from refold.results.power import PowerUse, power_use
-from refold.results.start_estimates import PromiseMeasures, passed_over, promise_measures
+from refold.results.start_estimates import StartEstimateMeasures, passed_over, promise_measures
 from refold.results.time_series import fragmentation, in_system, overlap
 
 SHORT: Seconds = 10.0
@@ -37,7 +37,7 @@ class Spread(msgspec.Struct, frozen=True):
     most: float | None = None
 
 
-class Outcomes(msgspec.Struct, frozen=True):
+class OutcomeCounts(msgspec.Struct, frozen=True):
     """How many jobs ended in which way, or did not."""
 
     finished: int = 0
@@ -45,15 +45,15 @@ class Outcomes(msgspec.Struct, frozen=True):
     cancelled: int = 0
     running: int = 0
     waiting: int = 0
-    never: int = 0
+    infeasible: int = 0
 
 
-class Group(msgspec.Struct, frozen=True):
+class MeasureGroup(msgspec.Struct, frozen=True):
     """The main numbers of some of the jobs: a tenant's, those of one size, or of one class."""
 
     name: str
     jobs: int
-    outcomes: Outcomes
+    outcomes: OutcomeCounts
     completion: Spread
     waiting: Spread
     slowdown: Spread
@@ -72,7 +72,7 @@ class Measures(msgspec.Struct, frozen=True):
     """All of them. Times are seconds; allocation and fragmentation are parts of all GPUs, 0 to 1."""
 
     jobs: int
-    outcomes: Outcomes
+    outcomes: OutcomeCounts
     completion: Spread
     waiting: Spread
     to_first_start: Spread
@@ -97,12 +97,12 @@ class Measures(msgspec.Struct, frozen=True):
     overhead_share: float | None
     jain_tenants: float | None
     jain_jobs: float | None
-    tenants: tuple[Group, ...]
-    sizes: tuple[Group, ...]
-    classes: tuple[Group, ...]
+    tenants: tuple[MeasureGroup, ...]
+    sizes: tuple[MeasureGroup, ...]
+    classes: tuple[MeasureGroup, ...]
     power: PowerUse | None = None
     passed_over: Spread = Spread()
-    promises: PromiseMeasures | None = None
+    promises: StartEstimateMeasures | None = None
 
 
 def measure(history: History) -> Measures:
@@ -248,7 +248,7 @@ def _finish_time_fairness(history: History, completion: Floats, work: Floats) ->
     jobs, gpus = history.jobs, history.cluster.gpus
     finished = ~np.isnan(completion)
     rivals = np.ones(len(jobs))
-    present = in_system(history, np.flatnonzero((jobs.gpus > 0) & (jobs.outcome != Outcome.NEVER)))
+    present = in_system(history, np.flatnonzero((jobs.gpus > 0) & (jobs.outcome != Outcome.INFEASIBLE)))
     stays = finished & (completion > 0)
     area = present.integral(jobs.ended[stays]) - present.integral(jobs.submitted[stays])
     rivals[stays] = area / completion[stays]
@@ -262,7 +262,7 @@ def _jain_tenants(history: History, work: Floats, busy: tuple[Seconds, Seconds] 
     if busy is None:
         return None
     jobs, runs = history.jobs, history.runs
-    chance = np.where(jobs.outcome == Outcome.NEVER, 0.0, jobs.gpus)
+    chance = np.where(jobs.outcome == Outcome.INFEASIBLE, 0.0, jobs.gpus)
     asked = sums(jobs.tenant, overlap(jobs.submitted, jobs.submitted + work, *busy) * chance, len(history.tenants))
     held = overlap(runs.start, history.run_end, *busy) * runs.gpus
     received = sums(jobs.tenant[runs.job], held, len(history.tenants))
@@ -341,15 +341,15 @@ def _class_numbers(jobs: Sequence[Job]) -> Ints:
     return np.array([CLASSES.index(job.job_class) for job in jobs], dtype=np.int64)
 
 
-def _groups(per_job: _PerJob, names: tuple[str, ...], group: Ints, everyone: Ints) -> tuple[Group, ...]:
+def _groups(per_job: _PerJob, names: tuple[str, ...], group: Ints, everyone: Ints) -> tuple[MeasureGroup, ...]:
     order = np.argsort(group, kind="stable")
     edges = np.searchsorted(group[order], np.arange(len(names) + 1))
     members = (everyone[order[edges[index] : edges[index + 1]]] for index in range(len(names)))
     return tuple(_group(per_job, name, of) for name, of in zip(names, members, strict=True) if len(of))
 
 
-def _group(per_job: _PerJob, name: str, of: Ints) -> Group:
-    return Group(
+def _group(per_job: _PerJob, name: str, of: Ints) -> MeasureGroup:
+    return MeasureGroup(
         name,
         len(of),
         _outcomes(per_job.outcome[of]),
@@ -361,13 +361,13 @@ def _group(per_job: _PerJob, name: str, of: Ints) -> Group:
     )
 
 
-def _outcomes(outcome: Ints) -> Outcomes:
+def _outcomes(outcome: Ints) -> OutcomeCounts:
     counts = np.bincount(outcome, minlength=len(Outcome)).tolist() if len(outcome) else [0] * len(Outcome)
-    return Outcomes(
+    return OutcomeCounts(
         finished=counts[Outcome.FINISHED],
         failed=counts[Outcome.FAILED],
         cancelled=counts[Outcome.CANCELLED],
         running=counts[Outcome.RUNNING],
         waiting=counts[Outcome.WAITING],
-        never=counts[Outcome.NEVER],
+        infeasible=counts[Outcome.INFEASIBLE],
     )

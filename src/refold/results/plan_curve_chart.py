@@ -53,7 +53,7 @@ COLOURS = "".join(f".s{number} {{ color: var(--s{number}); }}\n" for number in r
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CurveStep:
     """From this amount on: so many samples a second, with this plan."""
 
     amount: float
@@ -66,12 +66,12 @@ class Stair:
     """One curve: its name, its steps, and up to which amount it was looked at."""
 
     name: str
-    steps: Sequence[Step]
+    steps: Sequence[CurveStep]
     end: float
 
 
 @dataclass(frozen=True, slots=True)
-class CurvePicture:
+class CurveChart:
     """What is drawn, and what stands around it. `of` is what the amounts are of, such as GPUs."""
 
     title: str
@@ -124,7 +124,7 @@ class CurvePicture:
         return parts
 
 
-def page(pictures: Sequence[CurvePicture]) -> str:
+def page(pictures: Sequence[CurveChart]) -> str:
     """The pictures on an HTML page, each with its steps as a table below it."""
     inside = "".join(f"{picture.svg()}{_table(picture)}" for picture in pictures)
     style = (
@@ -139,7 +139,7 @@ def page(pictures: Sequence[CurvePicture]) -> str:
     )
 
 
-def _table(picture: CurvePicture) -> str:
+def _table(picture: CurveChart) -> str:
     rows = "".join(
         f"<tr><td>{escape(stair.name)}</td><td>{step.amount:,.6g}</td><td>{step.samples_per_second:,.4g}</td>"
         f"<td>{escape(step.plan)}</td></tr>\n"
@@ -199,7 +199,7 @@ def _stair(stair: Stair, x: Axis, y: Axis, of: str) -> list[str]:
     return parts
 
 
-def _place(x: Axis, y: Axis, step: Step) -> str:
+def _place(x: Axis, y: Axis, step: CurveStep) -> str:
     return f"{svg.number(_along(x, step.amount))} {svg.number(_up(y, step.samples_per_second))}"
 
 
@@ -233,7 +233,7 @@ def _labels(stairs: Sequence[tuple[str, Stair]], x: Axis, y: Axis) -> list[str]:
     return parts
 
 
-def _told(stairs: Sequence[tuple[str, Stair]]) -> list[tuple[str, Step]]:
+def _told(stairs: Sequence[tuple[str, Stair]]) -> list[tuple[str, CurveStep]]:
     """The steps at which the plan changes, highest first."""
     return [
         (colour, step)

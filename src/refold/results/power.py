@@ -109,39 +109,39 @@ def power_use(history: History) -> PowerUse | None:
     drawn = draws(history)
     if drawn is None or drawn.times[-1] <= drawn.times[0]:
         return None
-    lasting = np.diff(drawn.times)
+    distribution = np.diff(drawn.times)
     racks: list[RackPower] = []
-    total, above = np.zeros(len(lasting)), np.zeros(len(lasting), dtype=np.bool_)
-    hottest, coolest, compared = np.full(len(lasting), -inf), np.full(len(lasting), inf), 0
+    total, above = np.zeros(len(distribution)), np.zeros(len(distribution), dtype=np.bool_)
+    hottest, coolest, compared = np.full(len(distribution), -inf), np.full(len(distribution), inf), 0
     for rack, level in enumerate(drawn.levels()):
         here, limit, scale = level[:-1], float(drawn.power.limit[rack]), float(drawn.power.scale[rack])
-        racks.append(_rack_power(drawn.power.names[rack], here, lasting, limit))
+        racks.append(_rack_power(drawn.power.names[rack], here, distribution, limit))
         total += here
         above |= here > limit + SLACK
         if isfinite(scale):
             compared += 1
             hottest, coolest = np.maximum(hottest, here / scale), np.minimum(coolest, here / scale)
-    whole = _rack_power("", total, lasting, inf)
+    whole = _rack_power("", total, distribution, inf)
     held = float(history.gpu_seconds[history.jobs.outcome == Outcome.FINISHED].sum()) / HOUR
     return PowerUse(
         mean_watts=whole.mean_watts,
         peak_watts=whole.peak_watts,
-        above_limit_seconds=float(lasting[above].sum()),
+        above_limit_seconds=float(distribution[above].sum()),
         energy_kwh=whole.energy_kwh,
         kwh_per_finished_gpu_hour=whole.energy_kwh / held if held else None,
-        unevenness=float((hottest - coolest) @ lasting / lasting.sum()) if compared > 1 else None,
+        unevenness=float((hottest - coolest) @ distribution / distribution.sum()) if compared > 1 else None,
         racks=tuple(racks),
     )
 
 
-def _rack_power(name: str, level: Floats, lasting: Floats, limit: float) -> RackPower:
-    watt_seconds = float(level @ lasting)
+def _rack_power(name: str, level: Floats, distribution: Floats, limit: float) -> RackPower:
+    watt_seconds = float(level @ distribution)
     return RackPower(
         name,
-        mean_watts=watt_seconds / float(lasting.sum()),
+        mean_watts=watt_seconds / float(distribution.sum()),
         peak_watts=float(level.max()),
         limit_watts=limit if isfinite(limit) else None,
-        above_limit_seconds=float(lasting[level > limit + SLACK].sum()),
+        above_limit_seconds=float(distribution[level > limit + SLACK].sum()),
         energy_kwh=watt_seconds / HOUR / WATTS_PER_KILOWATT,
     )
 

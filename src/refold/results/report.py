@@ -22,9 +22,9 @@ from refold.results.charts import (
     Axis,
     Band,
     Bars,
+    Chart,
+    ChartLine,
     Level,
-    Line,
-    Picture,
     bar_picture,
     line_picture,
     nice_top,
@@ -73,7 +73,7 @@ class Figure:
 
     title: str
     note: str
-    picture: Picture
+    picture: Chart
     keys: Sequence[Key] = ()
 
 
@@ -239,7 +239,7 @@ def _no_better(cells: Sequence[tables.Cell]) -> str:
     return f"best of {len(cells)}" if cells[0].best else "the same under every policy"
 
 
-def _against(column: tables.Column, best: tables.Cell, first: tables.Cell, name: str) -> str:
+def _against(column: tables.MeasureColumn, best: tables.Cell, first: tables.Cell, name: str) -> str:
     """How much better than the first policy the best one is."""
     if best.value is None or first.value is None:
         return ""
@@ -276,9 +276,9 @@ def _last_submission(runs: Sequence[ReportRun], span: tuple[float, float]) -> tu
 
 def _curve(
     runs: Sequence[ReportRun], span: tuple[float, float], values: Sequence[Floats], y: Axis, label: str
-) -> Picture:
+) -> Chart:
     x = middles(*span, SLOTS)
-    lines = [Line(series, run.name, x, values[series]) for series, run in enumerate(runs)]
+    lines = [ChartLine(series, run.name, x, values[series]) for series, run in enumerate(runs)]
     return line_picture(lines, _time_axis(span), y, label=label, wide=True, rule=_last_submission(runs, span))
 
 
@@ -341,7 +341,7 @@ def _power_figure(
     name: str, use: power.PowerUse, drawn: power.RackCurves, span: tuple[float, float], y: Axis
 ) -> Figure:
     x, kilo = middles(*span, SLOTS), power.WATTS_PER_KILOWATT
-    lines = [Line(APART + place, rack, x, watts / kilo) for place, (rack, watts) in enumerate(drawn.lines)]
+    lines = [ChartLine(APART + place, rack, x, watts / kilo) for place, (rack, watts) in enumerate(drawn.lines)]
     keys = [Key(series_class(line.series), line.name, line.series) for line in lines]
     band = None
     if drawn.band is not None:
@@ -404,12 +404,12 @@ def _distribution(
     return Figure(title, note, picture, _keys(runs, remarks))
 
 
-def _distribution_line(series: int, name: str, durations: Floats, levels: Floats) -> Line:
+def _distribution_line(series: int, name: str, durations: Floats, levels: Floats) -> ChartLine:
     """The line begins where the axis does, with all jobs that took less already behind it."""
     shown = max(0, int(np.searchsorted(durations, 1.0, side="right")) - 1)
     median = float(durations[len(levels) // 2])
     marked = (median, 0.5) if median >= 1.0 else None
-    return Line(series, name, np.maximum(durations[shown:], 1.0), levels[shown:], marked)
+    return ChartLine(series, name, np.maximum(durations[shown:], 1.0), levels[shown:], marked)
 
 
 # GPUs × time.

@@ -33,7 +33,7 @@ class StartError(msgspec.Struct, frozen=True):
     relative: float | None = None
 
 
-class PromiseGroup(msgspec.Struct, frozen=True):
+class StartEstimateGroup(msgspec.Struct, frozen=True):
     """Promises to some of the jobs. `undecided`: the history, or the job, ended before its promise did.
 
     `error` is that of the first thing said of each job, `last_error` that of the last before it started; `width` is the
@@ -55,25 +55,25 @@ class PromiseGroup(msgspec.Struct, frozen=True):
     last_error: StartError
 
 
-class PromiseMeasures(msgspec.Struct, frozen=True):
+class StartEstimateMeasures(msgspec.Struct, frozen=True):
     """Promises to all jobs, and by size."""
 
-    all: PromiseGroup
-    sizes: tuple[PromiseGroup, ...]
+    all: StartEstimateGroup
+    sizes: tuple[StartEstimateGroup, ...]
 
 
-def promise_measures(history: History, names: Sequence[str], group: Ints) -> PromiseMeasures | None:
+def promise_measures(history: History, names: Sequence[str], group: Ints) -> StartEstimateMeasures | None:
     """How well promises were kept, also of each group of jobs; None where nobody was told when it may start."""
     told = _told(history)
     if told is None:
         return None
     of = group[told.job]
     groups = [_measured(name, told, of == number) for number, name in enumerate(names) if (of == number).any()]
-    return PromiseMeasures(_measured("all", told, np.ones(len(told.job), dtype=np.bool_)), tuple(groups))
+    return StartEstimateMeasures(_measured("all", told, np.ones(len(told.job), dtype=np.bool_)), tuple(groups))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Told:
+class _ToldStart:
     """One entry per job that was told when it may start. `left` is when it first started, or else ceased to wait."""
 
     job: Ints
@@ -87,7 +87,7 @@ class _Told:
     left: Floats
 
 
-def _told(history: History) -> _Told | None:
+def _told(history: History) -> _ToldStart | None:
     jobs, said = history.jobs, history.promises
     counts = ~(said.made > jobs.first_start[said.job])  # also where it never started
     order = np.flatnonzero(counts)[np.argsort(said.job[counts], kind="stable")]
@@ -100,7 +100,7 @@ def _told(history: History) -> _Told | None:
     renewed[1:] = (said.job[before] == said.job[after]) & (said.latest[after] > said.latest[before] + SLACK)
     ended = np.where(np.isnan(jobs.ended[job]), history.until, jobs.ended[job])
     started = jobs.first_start[job]
-    return _Told(
+    return _ToldStart(
         job,
         made=said.made[order[first]],
         at=said.at[order[first]],
@@ -113,13 +113,13 @@ def _told(history: History) -> _Told | None:
     )
 
 
-def _measured(name: str, told: _Told, chosen: NDArray[np.bool_]) -> PromiseGroup:
+def _measured(name: str, told: _ToldStart, chosen: NDArray[np.bool_]) -> StartEstimateGroup:
     promised = chosen & ~np.isnan(told.latest)
     late = told.left - told.latest
     broken = promised & (late > SLACK)
     kept = promised & ~broken & ~np.isnan(told.started)
     decided = int(kept.sum() + broken.sum())
-    return PromiseGroup(
+    return StartEstimateGroup(
         name,
         jobs=int(chosen.sum()),
         promised=int(promised.sum()),
@@ -136,7 +136,7 @@ def _measured(name: str, told: _Told, chosen: NDArray[np.bool_]) -> PromiseGroup
     )
 
 
-def _error(told: _Told, expected: Floats, chosen: NDArray[np.bool_]) -> StartError:
+def _error(told: _ToldStart, expected: Floats, chosen: NDArray[np.bool_]) -> StartError:
     started = chosen & ~np.isnan(told.started)
     if not started.any():
         return StartError()
@@ -161,7 +161,7 @@ def passed_over(history: History) -> Floats:
     A job that has not started is passed over until it is cancelled, or for as long as the history lasts.
     """
     jobs = history.jobs
-    never = jobs.outcome == Outcome.NEVER
+    never = jobs.outcome == Outcome.INFEASIBLE
     waited_until = np.where(np.isnan(jobs.first_start), jobs.ended, jobs.first_start)
     left = np.where(np.isnan(waited_until), np.inf, waited_until)
     moments, rank = np.unique(np.concatenate([left, np.nan_to_num(jobs.first_start, nan=np.inf)]), return_inverse=True)

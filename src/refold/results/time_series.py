@@ -66,7 +66,7 @@ def in_system(history: History, chosen: Ints) -> Steps:
 def waiting(history: History) -> Steps:
     """How many jobs wait: in the system, with a chance, and without a run."""
     jobs, runs = history.jobs, history.runs
-    chosen = jobs.outcome != Outcome.NEVER
+    chosen = jobs.outcome != Outcome.INFEASIBLE
     ends = np.where(np.isnan(jobs.ended), np.maximum(history.until, jobs.submitted), jobs.ended)
     return steps_of(
         np.concatenate([jobs.submitted[chosen], runs.start]),

@@ -32,7 +32,7 @@ def unfinished_text(history: History) -> str:
 
 def _reasons(history: History) -> list[str]:
     outcome = history.jobs.outcome
-    never = [history.jobs.jobs[index] for index in np.flatnonzero(outcome == Outcome.NEVER).tolist()]
+    never = [history.jobs.jobs[index] for index in np.flatnonzero(outcome == Outcome.INFEASIBLE).tolist()]
     absent = sum(asks_for_absent_types(job, history.cluster) for job in never)
     reasons = []
     if absent:

@@ -11,7 +11,7 @@ import msgspec
 from refold.api import Caller, JobStatus, Submission
 from refold.catalogue import gpu_key
 from refold.core import Entry, Event, JobHeld, JobSubmitted
-from refold.errors import BadInput, Conflict, Forbidden, TooMuch, UnknownName
+from refold.errors import BadInput, Conflict, Forbidden, TooManyRequests, UnknownName
 from refold.jobspec import check_patterns
 from refold.model import Job, Reason
 from refold.server.drained_gpus import TENANT
@@ -23,7 +23,7 @@ MOST_JOBS = 200_000
 """Jobs that may be there at once and are not over."""
 
 
-class Accepting:
+class Admission:
     """Gives jobs their numbers, and sees to it that a request is accepted once."""
 
     def __init__(self, loop: Loop, store: Store, find: Callable[[str], str]) -> None:
@@ -36,8 +36,10 @@ class Accepting:
 
     async def accept(self, caller: Caller, submissions: Sequence[Submission]) -> list[str]:
         """Their ids, once they are on disk. A request that was accepted before gives the job that it gave then."""
-        if len(self._loop.roster.of) + len(submissions) > MOST_JOBS:
-            raise TooMuch(f"{len(self._loop.roster.of):,} jobs are there already, expected at most {MOST_JOBS:,}")
+        if len(self._loop.job_table.of) + len(submissions) > MOST_JOBS:
+            raise TooManyRequests(
+                f"{len(self._loop.job_table.of):,} jobs are there already, expected at most {MOST_JOBS:,}"
+            )
         requests = [_key(caller, one.request) for one in submissions]
         named = [request for request in requests if request]
         if len(named) != len(set(named)):
@@ -94,7 +96,7 @@ class Accepting:
         job = submission.to_job(f"{submission.name}-{number}", tenant, caller.user, self._loop.now())
         self._refuse_beyond_limit(job)
         after = [self._after(one) for one in submission.after]
-        waits_for = [job_id for job_id in after if job_id in self._loop.roster.of]
+        waits_for = [job_id for job_id in after if job_id in self._loop.job_table.of]
         job = msgspec.structs.replace(job, launch=msgspec.structs.replace(job.launch, after=tuple(waits_for)))
         if submission.hold:
             return job, [JobHeld(job.id)]
@@ -131,8 +133,8 @@ class Accepting:
         """A job that has to have finished: one that has is no matter any more, one that never will is an error."""
         job_id = self._find(asked)
         ended = self.ended_job(job_id)
-        if ended is not None and ended.standing != "finished":
-            raise Conflict(f"after: {job_id!r} is over and has not finished ({ended.standing})")
+        if ended is not None and ended.state != "finished":
+            raise Conflict(f"after: {job_id!r} is over and has not finished ({ended.state})")
         return job_id
 
     def ended_job(self, job_id: str) -> JobStatus | None:

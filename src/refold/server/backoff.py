@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 
 from refold.core import Event, JobHeld, JobReleased, View, Woke
 from refold.model import Reason, Seconds
-from refold.server.loop import Loop, Step
+from refold.server.loop import Loop, LoopStep
 
 
 class Backoff:
@@ -34,7 +34,7 @@ class Backoff:
             self._add(job_id)
         self._wake_for_the_first()
 
-    def _watch(self, step: Step) -> None:
+    def _watch(self, step: LoopStep) -> None:
         """Take note of who begins to pause."""
         for event in step.entry.events:
             if isinstance(event, JobHeld) and event.reason is Reason.BACKOFF:
@@ -58,7 +58,7 @@ class Backoff:
         return view.held_for(job_id) is Reason.BACKOFF and self._until(job_id) <= now
 
     def _until(self, job_id: str) -> Seconds:
-        record = self._loop.roster.of[job_id]
+        record = self._loop.job_table.of[job_id]
         return (record.last_ended or 0.0) + record.pause
 
     def _wake_for_the_first(self) -> None:

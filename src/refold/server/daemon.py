@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import uvicorn
 
-from refold.api import MOST_EVENTS, Api, Feed, Known, Names, Tokens
+from refold.api import MOST_EVENTS, AllowedHosts, Api, EventStream, StoredToken, TokenAuthenticator
 from refold.backends.local import LocalBackend
 from refold.client import left_address, write_address
 from refold.core import Header, JobSubmitted, Policy, RunFinished, Scheduler, StartRun
@@ -25,18 +25,18 @@ from refold.server.backoff import Backoff
 from refold.server.clock import Anchor, WallClock
 from refold.server.config import Config
 from refold.server.dependencies import Dependencies
-from refold.server.drain import Servicing
-from refold.server.fallback import Steady, refused
-from refold.server.job_table import News
-from refold.server.log_retention import SWEEP_EVERY, Sweeping
-from refold.server.loop import Loop, Step
+from refold.server.drain import DrainManager
+from refold.server.fallback import FallbackPolicy, refused
+from refold.server.job_table import Notice
+from refold.server.log_retention import SWEEP_EVERY, LogRetention
+from refold.server.loop import Loop, LoopStep
 from refold.server.memory_use import hand_back_the_compiler
-from refold.server.monitor import LOOK_EVERY, GpuRounds, Layout, Machine, OutputWatch
-from refold.server.notify import Notifier, Telling
+from refold.server.monitor import LOOK_EVERY, GpuPoller, Layout, Machine, OutputWatch
+from refold.server.notify import JobMessages, Notifier
 from refold.server.periodic import again_and_again, say_if_it_failed
 from refold.server.recovery import recover
-from refold.server.retries import Verdicts
-from refold.server.service import LiveDesk
+from refold.server.retries import Retries
+from refold.server.service import SchedulerService
 from refold.server.store import Store
 from refold.server.tokens import make_owner
 
@@ -94,33 +94,33 @@ class Daemon:
         hand_back_the_compiler()
 
     def _policy(self) -> Policy:
-        return Steady(partial(make_policy, self._header.policy, self._header.settings))
+        return FallbackPolicy(partial(make_policy, self._header.policy, self._header.settings))
 
     async def _serve(self, store: Store, listener: socket.socket, ready: Callable[[Ready], None]) -> None:
         stand = recover(store.reading, self._header, self._policy, refused)
-        feed = Feed()
+        feed = EventStream()
         feed.publish(store.reading.latest_events(MOST_EVENTS))
         loop = Loop(store, stand, self._header, _clock(store, stand.now), feed)
         output = OutputWatch(self._folder / LOGS, loop.report, self._config.watch.output, _noting(loop))
-        verdicts = Verdicts(loop, output)
+        verdicts = Retries(loop, output)
         backend = self._backend(verdicts, store)
         notifier = Notifier(self._config.notify)
-        telling = Telling(loop, notifier, self._config.notify.waiting_long_after, store)
-        rounds = GpuRounds(loop, self._machine, self._layout, self._config.watch, telling)
-        sweeping = Sweeping(store.reading, self._folder / LOGS, self._config.serve.keep_logs_for)
+        telling = JobMessages(loop, notifier, self._config.notify.waiting_long_after, store)
+        rounds = GpuPoller(loop, self._machine, self._layout, self._config.watch, telling)
+        sweeping = LogRetention(store.reading, self._folder / LOGS, self._config.serve.keep_logs_for)
         tokens, token = _tokens(store, self._new_token)
-        servicing = Servicing(loop, store)
-        desk = LiveDesk(loop, store, feed, servicing, tokens, self._folder / LOGS, time())
-        desk.gpu_readings = rounds.statuses
-        desk.resumed = rounds.is_well
+        servicing = DrainManager(loop, store)
+        service = SchedulerService(loop, store, feed, servicing, tokens, self._folder / LOGS, time())
+        service.gpu_readings = rounds.statuses
+        service.resumed = rounds.is_well
         verdicts.drained = servicing.explain_later
         loop.gathers.append(drained_gpus.take_what_is_free)
         loop.beginnings.append(lambda: _follow_all(output, loop))
         Backoff(loop).attend()
         loop.watches += [_following(output, loop), Dependencies(loop, store.reading).watch, telling.watch]
 
-        names = Names(self._config.serve.host, listener.getsockname()[0], self._config.serve.names)
-        server = uvicorn.Server(_uvicorn(Api(desk, Tokens(tokens), names=names)))
+        names = AllowedHosts(self._config.serve.host, listener.getsockname()[0], self._config.serve.names)
+        server = uvicorn.Server(_uvicorn(Api(service, TokenAuthenticator(tokens), names=names)))
         address = _address(listener)
         write_address(self._folder, address, token or _kept_token(self._folder))
         try:
@@ -145,7 +145,7 @@ class Daemon:
             self._machine.close()
 
     async def _until_ended(
-        self, *work: Coroutine[Any, Any, None], loop: Loop, server: uvicorn.Server, feed: Feed
+        self, *work: Coroutine[Any, Any, None], loop: Loop, server: uvicorn.Server, feed: EventStream
     ) -> None:
         """All of it, until somebody ends it or one of the first two ends. The others see to it that they go on."""
         tasks = [asyncio.create_task(one) for one in work]
@@ -169,7 +169,7 @@ class Daemon:
     async def _told_to_end(self) -> None:
         await self._ended.wait()
 
-    def _backend(self, verdicts: Verdicts, store: Store) -> LocalBackend:
+    def _backend(self, verdicts: Retries, store: Store) -> LocalBackend:
         return LocalBackend(
             verdicts.report,
             self._folder / LOGS,
@@ -183,7 +183,7 @@ class Daemon:
         )
 
     def _ready(self, address: str, token: str, loop: Loop, backend: LocalBackend, note: str) -> Ready:
-        running = sum(not drained_gpus.is_stand_in(job) for job in loop.view.active.values())
+        running = sum(not drained_gpus.is_drain_placeholder(job) for job in loop.view.active.values())
         return Ready(address, token, running, len(loop.view.waiting), [*filter(None, [note, backend.enforcement()])])
 
 
@@ -226,7 +226,7 @@ def _clock(store: Store, last: Seconds) -> WallClock:
     return WallClock(now)
 
 
-def _tokens(store: Store, anew: bool) -> tuple[dict[str, Known], str]:
+def _tokens(store: Store, anew: bool) -> tuple[dict[str, StoredToken], str]:
     """Those that are known; of a new store, or if that is wanted, with a new one for its owner, which is told."""
     token = make_owner(store) if anew or not store.reading.tokens() else ""
     return {known.hash: known for known in store.reading.tokens()}, token
@@ -244,10 +244,10 @@ def _follow_all(output: OutputWatch, loop: Loop) -> None:
         output.follow(loop.view.active[run.job], run.number, len(run.allocation.placement))
 
 
-def _following(output: OutputWatch, loop: Loop) -> Callable[[Step], None]:
+def _following(output: OutputWatch, loop: Loop) -> Callable[[LoopStep], None]:
     """The output of runs is followed from their start to their end."""
 
-    def watch(step: Step) -> None:
+    def watch(step: LoopStep) -> None:
         for order in step.entry.orders:
             if isinstance(order, StartRun) and order.job in loop.view.active:
                 output.follow(loop.view.active[order.job], order.run, len(order.allocation.placement))
@@ -263,9 +263,9 @@ def _noting(loop: Loop) -> Callable[[str, str], None]:
     event_loop = asyncio.get_running_loop()
 
     def note(job_id: str, sentence: str) -> None:
-        record = loop.roster.of.get(job_id)
+        record = loop.job_table.of.get(job_id)
         if record is not None:
-            event_loop.call_soon_threadsafe(loop.tell, News("noted", record.job, record.run, sentence))
+            event_loop.call_soon_threadsafe(loop.tell, Notice("noted", record.job, record.run, sentence))
 
     return note
 

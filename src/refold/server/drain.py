@@ -14,7 +14,7 @@ DRAINED = "drained"
 """Under which name it is kept why nodes take no work."""
 
 
-class Servicing:
+class DrainManager:
     """Which nodes take no work, with the reason that somebody gave."""
 
     def __init__(self, loop: Loop, store: Store) -> None:

@@ -22,14 +22,14 @@ Gpu = tuple[str, int]
 """A GPU by the name of its node and its number there."""
 
 
-def is_stand_in(job: Job) -> bool:
+def is_drain_placeholder(job: Job) -> bool:
     """Whether a job is none of anybody's, but stands for a drained GPU."""
     return job.tenant == TENANT
 
 
 def drained_gpus(view: View) -> dict[Gpu, str]:
     """Every GPU that gets no more work, and why."""
-    return {_gpu_of(job): job.group for job in _stand_ins(view)}
+    return {_gpu_of(job): job.group for job in _placeholders(view)}
 
 
 def drain(view: View, gpu: Gpu, why: str) -> list[Event]:
@@ -44,19 +44,21 @@ def recalls(view: View, node: int, why: str, gpu: int | None = None) -> list[Eve
     return [
         RunRecalled(run.job, run.number, why)
         for run in view.runs.values()
-        if not run.stopping and not is_stand_in(view.active[run.job]) and _touches(run.allocation.placement, node, gpu)
+        if not run.stopping
+        and not is_drain_placeholder(view.active[run.job])
+        and _touches(run.allocation.placement, node, gpu)
     ]
 
 
 def resume(view: View, gpu: Gpu) -> list[Event]:
     """The facts after which a GPU gets work again, whether stand-ins have it by then or still wait for it."""
-    mine = [job.id for job in _stand_ins(view) if _gpu_of(job) == gpu]
+    mine = [job.id for job in _placeholders(view) if _gpu_of(job) == gpu]
     return [event for job_id in mine for event in (JobCancelled(job_id), RunStopped(job_id, RUN))]
 
 
 def take_what_is_free(view: View) -> Sequence[Event]:
     """What each step adds, until stand-ins have all of every drained GPU."""
-    if not any(map(is_stand_in, (*view.held.values(), *view.active.values()))):
+    if not any(map(is_drain_placeholder, (*view.held.values(), *view.active.values()))):
         return ()
     return [event for gpu, why in drained_gpus(view).items() for event in _taken_of(view, gpu, why)]
 
@@ -72,19 +74,19 @@ def drained_again(before: View, cluster: Cluster) -> list[Event]:
     return [event for gpu, why in there for event in _stood_for(cluster, gpu, why, before.now, parts)]
 
 
-def of_stand_in(event: Event) -> bool:
+def is_about_placeholder(event: Event) -> bool:
     """Whether a fact is about a stand-in."""
     job = getattr(event, "job", None)
-    return is_stand_in(job) if isinstance(job, Job) else isinstance(job, str) and job.startswith("drained:")
+    return is_drain_placeholder(job) if isinstance(job, Job) else isinstance(job, str) and job.startswith("drained:")
 
 
-def _stand_ins(view: View) -> Iterator[Job]:
-    return (job for jobs in (view.held, view.active) for job in jobs.values() if is_stand_in(job))
+def _placeholders(view: View) -> Iterator[Job]:
+    return (job for jobs in (view.held, view.active) for job in jobs.values() if is_drain_placeholder(job))
 
 
 def _taken_of(view: View, gpu: Gpu, why: str) -> Sequence[Event]:
     """Nothing, if stand-ins have all of it; else whoever has a part is told to stop, and what is free is taken."""
-    mine = [job for job in _stand_ins(view) if _gpu_of(job) == gpu]
+    mine = [job for job in _placeholders(view) if _gpu_of(job) == gpu]
     if sum(view.runs[job.id].allocation.gpu_milli for job in mine if job.id in view.runs) >= WHOLE:
         return ()
     node = view.cluster.index_of_node[gpu[0]]

@@ -20,7 +20,7 @@ def nobody_watches(entry: Entry, view: View) -> None:
     """For those who want the journal only."""
 
 
-class Driver:
+class LiveDriver:
     """Brings together a scheduler, a clock and jobs that come by and by. Made inside a running event loop."""
 
     def __init__(self, scheduler: Scheduler, jobs: Iterable[Job], clock: Clock, watch: Watch = nobody_watches) -> None:
@@ -42,7 +42,7 @@ class Driver:
         """Nobody wants any of the jobs any more: runs are told to stop, and nothing else is started."""
         view = self._scheduler.view
         self._coming.clear()
-        for job_id in (*view.never, *view.waiting, *view.runs):
+        for job_id in (*view.infeasible, *view.waiting, *view.runs):
             self.report(JobCancelled(job_id))
 
     async def drive(self, backend: Backend) -> View:

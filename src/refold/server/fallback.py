@@ -12,7 +12,7 @@ from refold.model import KEEP, Decision
 log = logging.getLogger("refold")
 
 
-class Steady:
+class FallbackPolicy:
     """Asks a policy; where that fails, everything stays as it is, and at the next look another one begins anew.
 
     To that one everybody who waits has just come, and everybody who runs has just begun: what the policy that failed

@@ -12,11 +12,11 @@ import msgspec
 from refold.core import Entry, Event, Woke
 from refold.errors import Unavailable
 from refold.model import Seconds
-from refold.server.job_table import News
+from refold.server.job_table import Notice
 from refold.server.store import NewJob
 
 
-class Asked(msgspec.Struct, gc=False):
+class Request(msgspec.Struct, gc=False):
     """What somebody wants to be written down, and who waits for it."""
 
     events: Sequence[Event]
@@ -30,10 +30,10 @@ class Inbox:
     def __init__(self, wakes: Iterable[Seconds] = ()) -> None:
         self.something = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._asked: list[Asked] = []
-        self._in_hand: list[Asked] = []
+        self._asked: list[Request] = []
+        self._in_hand: list[Request] = []
         self._reports: deque[Event] = deque()
-        self._news: list[News] = []
+        self._news: list[Notice] = []
         self._wakes: list[Seconds] = []
         self._known_wakes: set[Seconds] = set()
         for moment in wakes:
@@ -42,7 +42,7 @@ class Inbox:
     def put(self, events: Sequence[Event], jobs: Sequence[NewJob]) -> asyncio.Future[Entry]:
         """Have facts written down; the future is done when they are on disk."""
         done: asyncio.Future[Entry] = self._loop.create_future()
-        self._asked.append(Asked(events, jobs, done))
+        self._asked.append(Request(events, jobs, done))
         self.something.set()
         return done
 
@@ -51,7 +51,7 @@ class Inbox:
         self._reports.append(event)
         self._loop.call_soon_threadsafe(self.something.set)
 
-    def tell(self, news: News) -> None:
+    def tell(self, news: Notice) -> None:
         """Something happened that does not concern the scheduler."""
         self._news.append(news)
         self.something.set()
@@ -77,12 +77,12 @@ class Inbox:
             self._known_wakes.discard(heappop(self._wakes))
         return events
 
-    def take_asked(self) -> list[Asked]:
+    def take_asked(self) -> list[Request]:
         """What was asked for; it is in hand until it has been answered."""
         self._in_hand, self._asked = self._asked, []
         return self._in_hand
 
-    def take_news(self) -> list[News]:
+    def take_news(self) -> list[Notice]:
         """What people are to know."""
         news, self._news = self._news, []
         return news

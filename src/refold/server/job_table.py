@@ -30,7 +30,7 @@ from refold.model import MINUTE, Allocation, Cluster, Job, Reason, Seconds, text
 End = Literal["finished", "failed", "cancelled"]
 Kind = Literal[
     "submitted",
-    "never",
+    "infeasible",
     "held",
     "released",
     "placed",
@@ -58,7 +58,7 @@ A run is suspected to hang by the rules of a watch, and by nothing else; what is
 LONGEST_PAUSE: Seconds = 5 * MINUTE
 
 
-class Record(msgspec.Struct, omit_defaults=True):
+class JobRecord(msgspec.Struct, omit_defaults=True):
     """A job that is not over. Times are those of the journal.
 
     `started` is when its present run, or its last one, began to compute; `run` is the present one, 0 between two.
@@ -87,7 +87,7 @@ class Record(msgspec.Struct, omit_defaults=True):
         return min(2.0 ** min(self.failures, 30), LONGEST_PAUSE)
 
 
-class News(msgspec.Struct, frozen=True):
+class Notice(msgspec.Struct, frozen=True):
     """Something that happened in a step, in words for people."""
 
     kind: Kind
@@ -96,24 +96,24 @@ class News(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-class Over(msgspec.Struct, frozen=True):
+class EndedJobNotice(msgspec.Struct, frozen=True):
     """A job is over, with what was known of it; `lasted` is how long its runs took, if it ended by itself."""
 
-    record: Record
-    standing: End
+    record: JobRecord
+    state: End
     why: str
     lasted: Seconds | None
     exit_code: int | None = None
 
 
-class Roster:
+class JobTable:
     """One record per job that is not over, kept up to date by the entries of the journal alone."""
 
-    def __init__(self, cluster: Cluster, records: Iterable[Record] = ()) -> None:
+    def __init__(self, cluster: Cluster, records: Iterable[JobRecord] = ()) -> None:
         self._cluster = cluster
-        self.of: dict[str, Record] = {record.job.id: record for record in records}
+        self.of: dict[str, JobRecord] = {record.job.id: record for record in records}
 
-    def note(self, entry: Entry, view: View) -> tuple[list[News], list[Over]]:
+    def note(self, entry: Entry, view: View) -> tuple[list[Notice], list[EndedJobNotice]]:
         """Take note of a step, after it. Reports that came late or twice are no news."""
         step = _Step(self, entry, view)
         for event in entry.events:
@@ -142,14 +142,14 @@ _HELD_TEXTS: Mapping[Reason, str] = {Reason.DEPENDENCY: "until the jobs that it 
 class _Step:
     """One step of the journal, as news."""
 
-    def __init__(self, roster: Roster, entry: Entry, view: View) -> None:
-        self._roster, self._now, self._view = roster, entry.now, view
+    def __init__(self, job_table: JobTable, entry: Entry, view: View) -> None:
+        self._job_table, self._now, self._view = job_table, entry.now, view
         self._stopped: set[str] = set()
-        self.news: list[News] = []
-        self.over: list[Over] = []
+        self.news: list[Notice] = []
+        self.over: list[EndedJobNotice] = []
 
-    def say(self, kind: Kind, record: Record, text: str = "", run: int = 0) -> None:
-        self.news.append(News(kind, record.job, run or record.run, text))
+    def say(self, kind: Kind, record: JobRecord, text: str = "", run: int = 0) -> None:
+        self.news.append(Notice(kind, record.job, run or record.run, text))
 
     def fact(self, event: Event) -> None:
         match event:
@@ -157,12 +157,12 @@ class _Step:
                 self._submitted(job)
             case JobCancelled(job_id):
                 self._cancelled(job_id, event.why)
-            case JobHeld(job_id) if job_id in self._roster.of:
-                self._held(self._roster.of[job_id], event.reason)
-            case JobReleased(job_id) if job_id in self._roster.of:
-                self.say("released", self._roster.of[job_id])
-            case RunAdopted(job_id, number, _, since) if job_id in self._roster.of:
-                self._adopted(self._roster.of[job_id], number, since)
+            case JobHeld(job_id) if job_id in self._job_table.of:
+                self._held(self._job_table.of[job_id], event.reason)
+            case JobReleased(job_id) if job_id in self._job_table.of:
+                self.say("released", self._job_table.of[job_id])
+            case RunAdopted(job_id, number, _, since) if job_id in self._job_table.of:
+                self._adopted(self._job_table.of[job_id], number, since)
             case RunStarted(job_id, number):
                 self._started(self._current(job_id, number))
             case RunFinished(job_id, number):
@@ -172,26 +172,26 @@ class _Step:
             case RunStopped(job_id, number):
                 self._has_stopped(self._current(job_id, number))
             case NodeLost(node):
-                self.news.append(News("node lost", text=self._view.cluster.nodes[node].name))
+                self.news.append(Notice("node lost", text=self._view.cluster.nodes[node].name))
             case NodeReturned(node):
-                self.news.append(News("node returned", text=self._view.cluster.nodes[node].name))
+                self.news.append(Notice("node returned", text=self._view.cluster.nodes[node].name))
             case _:
                 pass
 
-    def _current(self, job_id: str, number: int) -> Record | None:
-        record = self._roster.of.get(job_id)
+    def _current(self, job_id: str, number: int) -> JobRecord | None:
+        record = self._job_table.of.get(job_id)
         return record if record is not None and record.run == number else None
 
     def _submitted(self, job: Job) -> None:
-        if job.id in self._roster.of:
+        if job.id in self._job_table.of:
             return
-        record = self._roster.of[job.id] = Record(job)
+        record = self._job_table.of[job.id] = JobRecord(job)
         self.say("submitted", record, str(job.demand))
-        if job.id in self._view.never:
-            self.say("never", record, "the whole cluster, empty, has no room for it")
+        if job.id in self._view.infeasible:
+            self.say("infeasible", record, "the whole cluster, empty, has no room for it")
 
     def _cancelled(self, job_id: str, why: str) -> None:
-        record = self._roster.of.get(job_id)
+        record = self._job_table.of.get(job_id)
         if record is None:
             return
         if record.run:
@@ -200,26 +200,26 @@ class _Step:
         else:
             self._leave(record, "cancelled", why, None)
 
-    def _held(self, record: Record, reason: Reason) -> None:
+    def _held(self, record: JobRecord, reason: Reason) -> None:
         if reason is not Reason.BACKOFF:
             self.say("held", record, _HELD_TEXTS.get(reason, "until it is released"))
         elif self._view.held_for(record.job.id) is reason:  # else the pause came too late to mean anything
             failures = f"{record.failures} failure{'s' * (record.failures != 1)}"
             self.say("held", record, f"for {text_from_seconds(record.pause)}, after {failures}", record.runs)
 
-    def _adopted(self, record: Record, number: int, since: Seconds) -> None:
+    def _adopted(self, record: JobRecord, number: int, since: Seconds) -> None:
         if not record.run:  # else it is known from before the journal was begun anew
             record.runs = record.run = number
             record.placed = record.first_placed = since
 
-    def _started(self, record: Record | None) -> None:
+    def _started(self, record: JobRecord | None) -> None:
         if record is None or (record.started is not None and record.started >= (record.placed or 0.0)):
             return
         record.started = self._now
         record.first_started = self._now if record.first_started is None else record.first_started
         self.say("started", record)
 
-    def _failed(self, record: Record | None, event: RunFailed) -> None:
+    def _failed(self, record: JobRecord | None, event: RunFailed) -> None:
         if record is None:
             return
         record.failures += 1
@@ -232,7 +232,7 @@ class _Step:
         else:
             self._ended(record, "failed", event.why, event.exit_code)
 
-    def _has_stopped(self, record: Record | None) -> None:
+    def _has_stopped(self, record: JobRecord | None) -> None:
         if record is None:
             return
         if record.cancelled or record.ended_by:
@@ -244,32 +244,32 @@ class _Step:
         record.why = ""
         self.say("stopped", record, run=record.runs)
 
-    def _ended(self, record: Record | None, standing: End, why: str = "", exit_code: int | None = None) -> None:
+    def _ended(self, record: JobRecord | None, state: End, why: str = "", exit_code: int | None = None) -> None:
         if record is not None:
             self._run_is_over(record)
-            self._leave(record, standing, why, record.ran, exit_code)
+            self._leave(record, state, why, record.ran, exit_code)
 
-    def _run_is_over(self, record: Record) -> None:
+    def _run_is_over(self, record: JobRecord) -> None:
         record.ran += self._now - (record.placed or self._now)
         record.run, record.warning, record.last_ended = 0, "", self._now
 
     def _leave(
-        self, record: Record, standing: End, why: str, lasted: Seconds | None, exit_code: int | None = None
+        self, record: JobRecord, state: End, why: str, lasted: Seconds | None, exit_code: int | None = None
     ) -> None:
-        del self._roster.of[record.job.id]
-        self.over.append(Over(record, standing, why, lasted, exit_code))
-        kind: Kind = "ended" if standing == "cancelled" and why else standing
+        del self._job_table.of[record.job.id]
+        self.over.append(EndedJobNotice(record, state, why, lasted, exit_code))
+        kind: Kind = "ended" if state == "cancelled" and why else state
         self.say(kind, record, why, record.runs)
 
     def placed(self, order: StartRun) -> None:
-        record = self._roster.of[order.job]
+        record = self._job_table.of[order.job]
         record.run = record.runs = order.run
         record.placed, record.started = self._now, None
         record.first_placed = self._now if record.first_placed is None else record.first_placed
         kind: Kind = "reshaped" if order.job in self._stopped else "placed"
-        self.say(kind, record, self._roster.where_text(order.allocation))
+        self.say(kind, record, self._job_table.where_text(order.allocation))
 
     def told_to_stop(self, order: StopRun) -> None:
-        record = self._roster.of.get(order.job)
+        record = self._job_table.of.get(order.job)
         if record is not None:
             self.say("stopping", record, order.why)

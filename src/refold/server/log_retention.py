@@ -14,7 +14,7 @@ from time import time
 
 from refold.backends.local import RunFiles
 from refold.model import HOUR, Seconds
-from refold.server.store import EndedRow, Reading
+from refold.server.store import EndedRow, StoreReader
 
 SWEEP_EVERY: Seconds = HOUR
 
@@ -24,10 +24,12 @@ PIECE = 500
 log = logging.getLogger("refold")
 
 
-class Sweeping:
+class LogRetention:
     """Goes through the jobs that are over in the order of their ends, each once, when its time has come."""
 
-    def __init__(self, reading: Reading, logs: Path, keep_for: Seconds, wall_clock: Callable[[], float] = time) -> None:
+    def __init__(
+        self, reading: StoreReader, logs: Path, keep_for: Seconds, wall_clock: Callable[[], float] = time
+    ) -> None:
         self._reading = reading
         self._logs = logs
         self._keep_for = keep_for

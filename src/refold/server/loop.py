@@ -13,20 +13,20 @@ from time import time
 
 import msgspec
 
-from refold.api import Feed, wire
+from refold.api import EventStream, wire
 from refold.backends import Backend
-from refold.core import Entry, Event, Header, Order, Remembered, RunFailed, Scheduler, StartRun, StopRun, View
+from refold.core import Entry, Event, Header, Order, PastJob, RunFailed, Scheduler, StartRun, StopRun, View
 from refold.errors import Unavailable
 from refold.model import Run, Seconds
 from refold.server.clock import Clock
-from refold.server.drained_gpus import is_stand_in
+from refold.server.drained_gpus import is_drain_placeholder
 from refold.server.inbox import Inbox
-from refold.server.job_table import News, Over
-from refold.server.recovery import Recovered
+from refold.server.job_table import EndedJobNotice, Notice
+from refold.server.recovery import RecoveredState
 from refold.server.status import ended_status
 from refold.server.store import Checkpoint, Commit, EndedJob, NewJob, Store
-from refold.server.writer import Ink
-from refold.simulator import Snapshot
+from refold.server.writer import Writer
+from refold.simulator import Fork
 
 CHECKPOINT_EVERY = 5_000
 """Entries after which it is written down how things stand: no more have to be read after a crash."""
@@ -40,15 +40,15 @@ PATIENCE: Seconds = 5.0
 log = logging.getLogger("refold")
 
 
-class Step(msgspec.Struct, frozen=True):
+class LoopStep(msgspec.Struct, frozen=True):
     """What has been written down and carried out."""
 
     entry: Entry
-    news: list[News]
-    over: list[Over]
+    news: list[Notice]
+    over: list[EndedJobNotice]
 
 
-Watch = Callable[[Step], None]
+Watch = Callable[[LoopStep], None]
 """Somebody who is told of every step, after it has been carried out."""
 
 Gather = Callable[[View], Sequence[Event]]
@@ -58,9 +58,9 @@ Gather = Callable[[View], Sequence[Event]]
 class Loop:
     """One scheduler, one store, one back end. Made and used within one event loop; reports may come from any thread."""
 
-    def __init__(self, store: Store, stand: Recovered, header: Header, clock: Clock, feed: Feed) -> None:
+    def __init__(self, store: Store, stand: RecoveredState, header: Header, clock: Clock, feed: EventStream) -> None:
         self.header = header
-        self.roster = stand.roster
+        self.job_table = stand.job_table
         self.view = stand.scheduler.view
         self.leaving: dict[str, wire.JobStatus] = {}
         """Jobs that are over by the step that is being written down: neither here any more, nor in the store yet."""
@@ -72,8 +72,8 @@ class Loop:
         self._clock = clock
         self._feed = feed
         self._inbox = Inbox(stand.wakes)
-        self._ink = Ink(store)
-        self._opening = stand.opening
+        self._writer = Writer(store)
+        self._snapshot = stand.snapshot
         self._entry = stand.entry
         self._event_number = store.reading.last_numbers()[1]
         self._ending = False
@@ -89,24 +89,24 @@ class Loop:
         """A moment of the journal in Unix seconds."""
         return time() - self._clock.now() + moment
 
-    def opening(self, past: Iterable[Remembered] = ()) -> tuple[Event, ...]:
+    def snapshot(self, past: Iterable[PastJob] = ()) -> tuple[Event, ...]:
         """The present as facts."""
-        return self._scheduler.opening(past)
+        return self._scheduler.snapshot(past)
 
     def copied(self) -> Scheduler:
         """A second scheduler that stands where this one does: what it decides has no consequences."""
-        return Snapshot(self._scheduler).copy()
+        return Fork(self._scheduler).copy()
 
     @property
     def problem(self) -> str:
         """Why nothing can be written at present; empty: it can."""
-        return self._ink.problem
+        return self._writer.problem
 
     def report(self, event: Event) -> None:
         """Something has happened. Any thread may say so."""
         self._inbox.report(event)
 
-    def tell(self, news: News) -> None:
+    def tell(self, news: Notice) -> None:
         """Something happened that does not concern the scheduler, and people want to know."""
         self._inbox.tell(news)
 
@@ -131,12 +131,12 @@ class Loop:
 
     async def written(self, work: Callable[[], None]) -> None:
         """Have something else written to the store, in turn with the journal."""
-        await self._ink.write(work)
+        await self._writer.write(work)
 
     def end(self) -> None:
         """Finish the step that is being carried out, and no more."""
         self._ending = True
-        self._ink.end()
+        self._writer.end()
         self._inbox.something.set()
 
     # The loop.
@@ -144,8 +144,8 @@ class Loop:
     async def run(self, backend: Backend) -> None:
         """Take up what was going on; then step whenever something happens, until the end."""
         try:
-            if self._opening is not None:
-                await self._step(backend, self._opening, self.header)
+            if self._snapshot is not None:
+                await self._step(backend, self._snapshot, self.header)
             for begin in self.beginnings:
                 begin()
             await backend.keep_only({(run.job, run.number) for run in self.real_runs()})
@@ -160,7 +160,7 @@ class Loop:
             log.error("ended with a step that could not be written; nobody was told of it, and nothing was done")
         finally:
             self._inbox.close()
-            self._ink.close()
+            self._writer.close()
 
     async def _take_up(self, backend: Backend) -> None:
         """Order again what has been ordered: to a back end that has done it, it means nothing.
@@ -175,28 +175,28 @@ class Loop:
 
     def real_runs(self) -> list[Run]:
         """The runs that a back end knows of."""
-        return [run for run in self.view.runs.values() if not is_stand_in(self.view.active[run.job])]
+        return [run for run in self.view.runs.values() if not is_drain_placeholder(self.view.active[run.job])]
 
     def _next_moment(self) -> Seconds:
         wake = self._inbox.next_wake()
         return self._take_up_at if wake is None else min(self._take_up_at, wake)
 
-    async def _step(self, backend: Backend, opening: Sequence[Event] = (), chapter: Header | None = None) -> None:
+    async def _step(self, backend: Backend, snapshot: Sequence[Event] = (), epoch: Header | None = None) -> None:
         # 1. What has happened.
         now = self._clock.now()
         asked, news = self._inbox.take_asked(), self._inbox.take_news()
-        events = [*opening, *self._inbox.take_facts(now)]
+        events = [*snapshot, *self._inbox.take_facts(now)]
         for gather in self.gathers:
             events += gather(self.view)
         for one in asked:
             events += one.events
-        if not (asked or events or news or chapter):
+        if not (asked or events or news or epoch):
             return
 
         # 2. What is to be done about it.
         entry = self._scheduler.step(now, events)
-        noted, over = self.roster.note(entry, self.view)
-        if opening:
+        noted, over = self.job_table.note(entry, self.view)
+        if snapshot:
             self._forget_runs_that_are_not()
             noted = []  # all of it was news before
         if entry.wake_at is not None:
@@ -204,11 +204,11 @@ class Loop:
 
         # 3. Write it down.
         self._entry += 1
-        step = Step(entry, [*news, *noted], over)
+        step = LoopStep(entry, [*news, *noted], over)
         told = self._told(step)
-        commit = self._commit_of(step, [job for one in asked for job in one.jobs], told, chapter)
+        commit = self._commit_of(step, [job for one in asked for job in one.jobs], told, epoch)
         self.leaving = {one.status.id: one.status for one in commit.ended}
-        await self._ink.commit(commit)
+        await self._writer.commit(commit)
         self.leaving = {}
 
         # 4. Whoever asked may know; then act.
@@ -218,7 +218,7 @@ class Loop:
         for watch in self.watches:
             self._tell_of(step, watch)
 
-    def _tell_of(self, step: Step, watch: Watch) -> None:
+    def _tell_of(self, step: LoopStep, watch: Watch) -> None:
         try:
             watch(step)
         except Exception:  # the step is on disk and has been carried out: nobody who looks on can undo that
@@ -226,14 +226,14 @@ class Loop:
 
     def _forget_runs_that_are_not(self) -> None:
         """After a beginning anew on another cluster, some runs may have no place any more."""
-        for job_id, record in self.roster.of.items():
+        for job_id, record in self.job_table.of.items():
             if record.run and job_id not in self.view.runs:
                 record.run = 0
 
-    def _told(self, step: Step) -> list[wire.Event]:
+    def _told(self, step: LoopStep) -> list[wire.Event]:
         told: list[wire.Event] = []
         for news in step.news:
-            if news.job is not None and is_stand_in(news.job):
+            if news.job is not None and is_drain_placeholder(news.job):
                 continue
             self._event_number += 1
             job, tenant = (news.job.id, news.job.tenant) if news.job is not None else ("", "")
@@ -241,12 +241,12 @@ class Loop:
             told.append(wire.Event(self._event_number, at, news.kind, job, news.run, news.text, tenant))
         return told
 
-    def _commit_of(self, step: Step, jobs: list[NewJob], told: list[wire.Event], chapter: Header | None) -> Commit:
+    def _commit_of(self, step: LoopStep, jobs: list[NewJob], told: list[wire.Event], epoch: Header | None) -> Commit:
         ended = [EndedJob(ended_status(over, self.wall, step.entry.now), over.lasted) for over in step.over]
         checkpoint = None
-        if chapter is not None or self._entry % CHECKPOINT_EVERY == 0:
-            checkpoint = Checkpoint(self._entry, self._scheduler.opening(), tuple(self.roster.of.values()))
-        return Commit(self._entry, step.entry, jobs, ended, told, chapter, checkpoint)
+        if epoch is not None or self._entry % CHECKPOINT_EVERY == 0:
+            checkpoint = Checkpoint(self._entry, self._scheduler.snapshot(), tuple(self.job_table.of.values()))
+        return Commit(self._entry, step.entry, jobs, ended, told, epoch, checkpoint)
 
     async def _carry_out(self, backend: Backend, orders: Sequence[Order]) -> None:
         for order in orders:

@@ -21,17 +21,17 @@ from refold.core import (
 )
 from refold.model import Allocation, Job, Seconds
 
-Standing = Literal["to come", "waiting", "running", "finished", "failed", "cancelled", "never fits"]
+OutcomeState = Literal["to come", "waiting", "running", "finished", "failed", "cancelled", "infeasible"]
 
 
-class Outcome(msgspec.Struct):
+class JobOutcome(msgspec.Struct):
     """Where one job stands. Times are seconds since the start of the journal.
 
     `started`, `ended`, `why` and `allocation` are those of its last run.
     """
 
     job: str
-    standing: Standing = "to come"
+    state: OutcomeState = "to come"
     submitted: Seconds | None = None
     first_started: Seconds | None = None
     started: Seconds | None = None
@@ -41,11 +41,11 @@ class Outcome(msgspec.Struct):
     allocation: Allocation | None = None
 
 
-class Outcomes:
+class JobOutcomes:
     """One outcome per job, in the order in which they were given."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
-        self.of: dict[str, Outcome] = {job.id: Outcome(job.id) for job in jobs}
+        self.of: dict[str, JobOutcome] = {job.id: JobOutcome(job.id) for job in jobs}
         self._cancelled: dict[str, str] = {}
         """Whose jobs nobody wants any more, with the reason where a rule has ended them."""
 
@@ -56,13 +56,13 @@ class Outcomes:
         for order in entry.orders:
             if isinstance(order, StartRun):
                 outcome = self.of[order.job]
-                outcome.standing, outcome.runs = "running", order.run
+                outcome.state, outcome.runs = "running", order.run
                 outcome.allocation, outcome.started, outcome.ended = order.allocation, None, None
         return news
 
     def all_finished(self) -> bool:
         """Whether every job has done its work."""
-        return all(outcome.standing == "finished" for outcome in self.of.values())
+        return all(outcome.state == "finished" for outcome in self.of.values())
 
     def _is_news(self, now: Seconds, event: Event, view: View) -> bool:
         match event:
@@ -91,25 +91,25 @@ class Outcomes:
         if outcome.submitted is not None:
             return False
         outcome.submitted = now
-        outcome.standing = "never fits" if job_id in view.never else "waiting"
+        outcome.state = "infeasible" if job_id in view.infeasible else "waiting"
         return True
 
-    def _cancel(self, outcome: Outcome) -> bool:
+    def _cancel(self, outcome: JobOutcome) -> bool:
         self._cancelled.setdefault(outcome.job, "")
-        if outcome.standing != "waiting":
+        if outcome.state != "waiting":
             return False
-        outcome.standing = "cancelled"
+        outcome.state = "cancelled"
         return True
 
-    def _end(self, now: Seconds, job_id: str, number: int, standing: Standing, why: str = "") -> bool:
+    def _end(self, now: Seconds, job_id: str, number: int, state: OutcomeState, why: str = "") -> bool:
         outcome = self.of[job_id]
         if not _is_of_current(outcome, number):
             return False
-        if standing == "waiting" and job_id in self._cancelled:
-            standing, why = "cancelled", self._cancelled[job_id] or why
-        outcome.standing, outcome.ended, outcome.why = standing, now, why
+        if state == "waiting" and job_id in self._cancelled:
+            state, why = "cancelled", self._cancelled[job_id] or why
+        outcome.state, outcome.ended, outcome.why = state, now, why
         return True
 
 
-def _is_of_current(outcome: Outcome, number: int) -> bool:
-    return outcome.standing == "running" and outcome.runs == number
+def _is_of_current(outcome: JobOutcome, number: int) -> bool:
+    return outcome.state == "running" and outcome.runs == number

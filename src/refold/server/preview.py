@@ -8,7 +8,7 @@ from refold.api import LARGEST_ID, Caller, Interval, Preview, Submission
 from refold.core import JobSubmitted, Scheduler, StartRun
 from refold.model import Job
 from refold.packing import Free
-from refold.server.admission import Accepting
+from refold.server.admission import Admission
 from refold.server.loop import Loop
 from refold.server.status import interval
 from refold.simulator import CannotCopy
@@ -17,10 +17,10 @@ MOST_TO_TRY = 300
 """Jobs that are not over, up to which the policy itself is asked what it would do with one more: a copy takes time."""
 
 
-class Previewing:
+class Previews:
     """Tries submissions out, one at a time."""
 
-    def __init__(self, loop: Loop, accepting: Accepting) -> None:
+    def __init__(self, loop: Loop, accepting: Admission) -> None:
         self._loop = loop
         self._accepting = accepting
         self._one_at_a_time = asyncio.Semaphore(1)
@@ -45,14 +45,14 @@ class Previewing:
             plan=plan,
             starts_now=expected is not None and expected.at <= loop.wall(loop.now()) + 1.0,
             waiting_before=len(view.waiting),
-            expected=expected,
+            start_estimate=expected,
             notes=notes,
         )
 
     async def _tried(self, job: Job) -> tuple[str, Interval | None]:
         """What the policy would do with the job at this moment: its plan, and when it would start."""
         async with self._one_at_a_time:
-            if len(self._loop.roster.of) > MOST_TO_TRY:
+            if len(self._loop.job_table.of) > MOST_TO_TRY:
                 return "", None
             try:
                 copied = self._loop.copied()
@@ -67,7 +67,7 @@ class Previewing:
             if isinstance(order, StartRun) and order.job == job.id:
                 plan = order.allocation.plan
                 return "" if plan is None else str(plan), Interval(loop.wall(entry.now))
-        expected = scheduler.view.expected(job.id) if job.id in scheduler.view.waiting else None
+        expected = scheduler.view.start_estimate(job.id) if job.id in scheduler.view.waiting else None
         return "", None if expected is None else interval(expected, loop.wall)
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from refold.core import Event, JobHeld, NodeLost, RunFailed
 from refold.model import Reason
-from refold.server.job_table import News, Record
+from refold.server.job_table import JobRecord, Notice
 from refold.server.loop import Loop
 from refold.server.monitor import OutputWatch
 
@@ -20,7 +20,7 @@ MOST_LOST = 10
 """How often a job is tried again that was lost through no fault of its own, whatever it says of retries."""
 
 
-class Verdicts:
+class Retries:
     """Stands between a back end, which only knows how a run ended, and the loop."""
 
     def __init__(self, loop: Loop, output: OutputWatch) -> None:
@@ -56,29 +56,29 @@ class Verdicts:
     async def _judged(self, event: RunFailed) -> RunFailed:
         if not self._is_current(event):
             return event
-        record = self._loop.roster.of[event.job]
+        record = self._loop.job_table.of[event.job]
         never, drains = await asyncio.to_thread(self._read_output, event)
         if drains:
             self._drain(record, drains)
         return msgspec.structs.replace(event, retry=not never and _may_be_tried_again(event, record))
 
     def _is_current(self, event: RunFailed) -> bool:
-        record = self._loop.roster.of.get(event.job)
+        record = self._loop.job_table.of.get(event.job)
         return record is not None and record.run == event.run
 
     def _read_output(self, event: RunFailed) -> tuple[bool, str]:
         return self._output.never_retry(event.job, event.run), self._output.drains(event.job, event.run)
 
-    def _drain(self, record: Record, pattern: str) -> None:
+    def _drain(self, record: JobRecord, pattern: str) -> None:
         run = self._loop.view.runs.get(record.job.id)
         why = f"{record.job.id} failed there with {pattern!r} in its output"
         for node in sorted(run.allocation.nodes) if run is not None else ():
             self.drained(node, why)
             self._loop.report(NodeLost(node))
-            self._loop.tell(News("noted", record.job, record.run, f"its node is drained: {why}"))
+            self._loop.tell(Notice("noted", record.job, record.run, f"its node is drained: {why}"))
 
 
-def _may_be_tried_again(event: RunFailed, record: Record) -> bool:
+def _may_be_tried_again(event: RunFailed, record: JobRecord) -> bool:
     """A run that was lost (the back end says so) was no fault of its job; otherwise the job says how often."""
     allowed = max(record.job.launch.retries, MOST_LOST if event.retry else 0)
     return record.failures < allowed

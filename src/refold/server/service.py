@@ -12,49 +12,49 @@ import msgspec
 from refold import __version__
 from refold.api import (
     OVER,
-    About,
     Caller,
-    Feed,
+    DaemonInfo,
+    EventStream,
     GpuStatus,
     Jobs,
+    JobState,
     JobStatus,
-    Known,
     Logs,
     MadeToken,
     NewToken,
     NodeStatus,
     Preview,
-    Standing,
+    StoredToken,
     Submission,
     TenantStatus,
     TokenStatus,
     Why,
 )
-from refold.backends.local import Piece, log_path, read_piece
+from refold.backends.local import LogChunk, log_path, read_piece
 from refold.core import Event, JobCancelled, JobHeld, JobReleased
 from refold.errors import Conflict, Forbidden, NotFound
 from refold.model import Reason
 from refold.server import drained_gpus
-from refold.server.admission import Accepting
-from refold.server.drain import Servicing
+from refold.server.admission import Admission
+from refold.server.drain import DrainManager
 from refold.server.loop import Loop
-from refold.server.preview import Previewing
+from refold.server.preview import Previews
 from refold.server.snapshot import journal_lines, snapshot_lines
-from refold.server.status import Standings, Wanted, node_statuses, tenant_statuses
+from refold.server.status import JobFilter, JobStates, node_statuses, tenant_statuses
 from refold.server.store import Store
-from refold.server.tokens import Keys
+from refold.server.tokens import TokenStore
 
 
-class LiveDesk:
+class SchedulerService:
     """The daemon, as the API asks it. What is not over is answered from memory, the rest from the store."""
 
     def __init__(
         self,
         loop: Loop,
         store: Store,
-        feed: Feed,
-        servicing: Servicing,
-        tokens: dict[str, Known],
+        feed: EventStream,
+        servicing: DrainManager,
+        tokens: dict[str, StoredToken],
         logs: Path,
         began: float,
     ) -> None:
@@ -66,23 +66,23 @@ class LiveDesk:
         self._logs = logs
         self._began = began
         self._view = loop.view
-        self._standings = Standings(loop.view, loop.roster.of, loop.wall)
-        self._accepting = Accepting(loop, store, self.find)
-        self._previewing = Previewing(loop, self._accepting)
+        self._states = JobStates(loop.view, loop.job_table.of, loop.wall)
+        self._accepting = Admission(loop, store, self.find)
+        self._previewing = Previews(loop, self._accepting)
         self._servicing = servicing
-        self._keys = Keys(loop, store, tokens)
+        self._keys = TokenStore(loop, store, tokens)
 
-    def about(self, caller: Caller) -> About:
+    def about(self, caller: Caller) -> DaemonInfo:
         """The daemon, and what the caller is to it."""
         view, header = self._view, self._loop.header
-        return About(
+        return DaemonInfo(
             version=__version__,
             cluster=header.cluster.name,
             policy=header.policy,
             nodes=len(header.cluster.nodes),
             gpus=header.cluster.gpus,
             free_gpus=view.free_gpus,
-            running=sum(not drained_gpus.is_stand_in(job) for job in view.active.values()),
+            running=sum(not drained_gpus.is_drain_placeholder(job) for job in view.active.values()),
             waiting=len(view.waiting),
             now=time(),
             began=self._began,
@@ -112,7 +112,7 @@ class LiveDesk:
         self,
         caller: Caller,
         *,
-        standing: Sequence[Standing] | None,
+        state: Sequence[JobState] | None,
         tenant: str,
         user: str,
         name: str,
@@ -122,14 +122,14 @@ class LiveDesk:
     ) -> Jobs:
         """Those that are not over, as the queue has them; or the others, the latest first."""
         if ended:
-            wanted = [one for one in standing or () if one in OVER]
-            if standing and not wanted:
+            wanted = [one for one in state or () if one in OVER]
+            if state and not wanted:
                 return Jobs([], 0)
             if self._loop.leaving:
                 await self._loop.written(lambda: None)  # which is in turn with the journal
             page = await asyncio.to_thread(
                 self._store.reading.ended,
-                standings=wanted,
+                states=wanted,
                 tenant=tenant,
                 user=user,
                 name=name,
@@ -137,7 +137,7 @@ class LiveDesk:
                 after=after,
             )
         else:
-            page = self._standings.page(Wanted(tuple(standing or ()), tenant, user, name), limit, after)
+            page = self._states.page(JobFilter(tuple(state or ()), tenant, user, name), limit, after)
         return msgspec.structs.replace(page, jobs=[_as_seen_by(caller, row) for row in page.jobs])
 
     async def job(self, caller: Caller, job: str) -> JobStatus:
@@ -163,12 +163,14 @@ class LiveDesk:
         if run is not None and run > status.runs:
             raise NotFound(f"{status.id!r} has had {status.runs} runs, and no run {run}")
         path = log_path(self._logs, status.id, number, instance)
-        record = self._loop.roster.of.get(status.id)  # before its output is read: if it is over now, that is all of it
+        record = self._loop.job_table.of.get(
+            status.id
+        )  # before its output is read: if it is over now, that is all of it
         over = number > 0 and (record is None or record.run != number)
         read = await asyncio.to_thread(read_piece, path, offset, limit)
         if number and read is None and instance:
             raise NotFound(f"run {number} of {status.id!r} has no instance {instance}")
-        piece, at_the_end = read or (Piece(b"", max(0, offset), max(0, offset)), True)
+        piece, at_the_end = read or (LogChunk(b"", max(0, offset), max(0, offset)), True)
         return Logs(piece.text, number, instance, piece.next, over and at_the_end)
 
     async def cancel(self, caller: Caller, job: str) -> JobStatus:
@@ -179,25 +181,25 @@ class LiveDesk:
     async def hold(self, caller: Caller, job: str) -> JobStatus:
         """Nobody is to look at it until it is released."""
         status = await self._changeable(caller, job)
-        if status.standing in ("running", "stopping"):
+        if status.state in ("running", "stopping"):
             raise Conflict(f"{status.id!r} runs already: cancel it, or let it run")
-        if status.standing == "never":
+        if status.state == "infeasible":
             raise Conflict(f"{status.id!r} never fits this cluster: cancel it, and submit a smaller one")
         return await self._changed(caller, status, [JobHeld(status.id)])
 
     async def release(self, caller: Caller, job: str) -> JobStatus:
         """A held job waits like others again."""
         status = await self._changeable(caller, job)
-        if status.standing != "held":
+        if status.state != "held":
             return status
         after = self._view.held[status.id].launch.after
-        if any(before in self._loop.roster.of for before in after):
+        if any(before in self._loop.job_table.of for before in after):
             return await self._changed(caller, status, [JobHeld(status.id, Reason.DEPENDENCY)])
         return await self._changed(caller, status, [JobReleased(status.id)])
 
     def find(self, asked: str) -> str:
         """The id of the job that somebody means by an id, a number or a name."""
-        if asked in self._loop.roster.of:
+        if asked in self._loop.job_table.of:
             return asked
         found = self._store.reading.job_ids(asked)
         if len(found) > 1:
@@ -207,8 +209,8 @@ class LiveDesk:
         return found[0]
 
     async def _status(self, caller: Caller, job_id: str) -> JobStatus:
-        found = self._standings.standing(job_id)
-        status = self._standings.status(*found) if found else self._loop.leaving.get(job_id)
+        found = self._states.state(job_id)
+        status = self._states.status(*found) if found else self._loop.leaving.get(job_id)
         status = status or self._store.reading.ended_job(job_id)
         if status is None:
             raise NotFound(f"no job {job_id!r}")
@@ -218,8 +220,8 @@ class LiveDesk:
         status = await self.job(caller, job)
         if not caller.sees(status.tenant):
             raise Forbidden(f"{status.id!r} is of tenant {status.tenant!r}, and you are of {caller.tenant!r}")
-        if status.standing in OVER:
-            raise Conflict(f"{status.id!r} is over: it has {_past(status.standing)}")
+        if status.state in OVER:
+            raise Conflict(f"{status.id!r} is over: it has {_past(status.state)}")
         return status
 
     async def _changed(self, caller: Caller, status: JobStatus, events: Sequence[Event]) -> JobStatus:
@@ -274,7 +276,7 @@ class LiveDesk:
         return await snapshot_lines(self._loop, self._store.reading, whole)
 
     def journal(self, caller: Caller) -> AsyncIterator[bytes]:
-        """The journal so far: the chapter that is being written."""
+        """The journal so far: the epoch that is being written."""
         return journal_lines(self._store.reading)
 
 
@@ -286,9 +288,9 @@ def _as_seen_by(caller: Caller, status: JobStatus) -> JobStatus:
     """What others' jobs say, and why they failed, is theirs; that they are there, and why they wait, is everybody's."""
     if caller.sees(status.tenant):
         return status
-    why = "" if status.standing in OVER else status.why
+    why = "" if status.state in OVER else status.why
     return msgspec.structs.replace(status, user="", why=why, warning="", steps_done=0, steps=None)
 
 
-def _past(standing: Standing) -> str:
-    return "been cancelled" if standing == "cancelled" else standing
+def _past(state: JobState) -> str:
+    return "been cancelled" if state == "cancelled" else state

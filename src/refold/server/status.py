@@ -8,44 +8,44 @@ from itertools import islice
 import msgspec
 from msgspec.structs import replace
 
-from refold.api import Interval, Jobs, JobStatus, NodeStatus, Place, Standing, TenantStatus
+from refold.api import Interval, Jobs, JobState, JobStatus, NodeStatus, Place, TenantStatus
 from refold.core import View
-from refold.model import WHOLE, Allocation, Cluster, Expected, Job, Seconds, Wait
-from refold.server.drained_gpus import TENANT, drained_gpus, is_stand_in
-from refold.server.job_table import Over, Record
+from refold.model import WHOLE, Allocation, Cluster, Job, Seconds, StartEstimate, Wait
+from refold.server.drained_gpus import TENANT, drained_gpus, is_drain_placeholder
+from refold.server.job_table import EndedJobNotice, JobRecord
 
 Wall = Callable[[Seconds], float]
 """A moment of the journal in Unix seconds."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class JobFilter(msgspec.Struct, frozen=True):
     """Which jobs somebody asks for. What is empty asks for nothing."""
 
-    standings: tuple[Standing, ...] = ()
+    states: tuple[JobState, ...] = ()
     tenant: str = ""
     user: str = ""
     name: str = ""
 
-    def includes(self, standing: Standing, job: Job) -> bool:
+    def includes(self, state: JobState, job: Job) -> bool:
         """Whether a job is one of them."""
         return (
-            (not self.standings or standing in self.standings)
+            (not self.states or state in self.states)
             and self.tenant in ("", job.tenant)
             and self.user in ("", job.user)
             and self.name in ("", job.group)
         )
 
 
-EVERYBODY = Wanted()
+EVERYBODY = JobFilter()
 
 
-class Standings:
-    """Jobs that are not over, from what the scheduler and the roster know."""
+class JobStates:
+    """Jobs that are not over, from what the scheduler and the job_table know."""
 
-    def __init__(self, view: View, roster: dict[str, Record], wall: Wall) -> None:
-        self._view, self._roster, self._wall = view, roster, wall
+    def __init__(self, view: View, job_table: dict[str, JobRecord], wall: Wall) -> None:
+        self._view, self._job_table, self._wall = view, job_table, wall
 
-    def page(self, wanted: Wanted, limit: int, after: int) -> Jobs:
+    def page(self, wanted: JobFilter, limit: int, after: int) -> Jobs:
         """Some of those that are wanted, after so many others, and how many there are of them."""
         if wanted == EVERYBODY:  # they need not all be looked at to be counted
             shown, total = list(islice(self.everybody(), after, after + limit)), self._count()
@@ -55,30 +55,30 @@ class Standings:
         more = after + len(shown)
         return Jobs([self.status(*one) for one in shown], total, more if shown and more < total else None)
 
-    def everybody(self) -> Iterator[tuple[Standing, Job, int]]:
+    def everybody(self) -> Iterator[tuple[JobState, Job, int]]:
         """Those that run, then those that wait in their order with their places, then the others."""
         view = self._view
         for run in view.runs.values():
             job = view.active[run.job]
-            if not is_stand_in(job):
+            if not is_drain_placeholder(job):
                 yield ("stopping" if run.stopping else "running"), job, 0
         for place, job in enumerate(view.waiting.values(), start=1):
-            if not is_stand_in(job):
+            if not is_drain_placeholder(job):
                 yield "waiting", job, place
         for job in view.held.values():
-            if not is_stand_in(job):
+            if not is_drain_placeholder(job):
                 yield "held", job, 0
-        for job in view.never.values():
-            if not is_stand_in(job):
-                yield "never", job, 0
+        for job in view.infeasible.values():
+            if not is_drain_placeholder(job):
+                yield "infeasible", job, 0
 
     def _count(self) -> int:
         """How many `everybody` goes through. Stand-ins are held or run: those that wait need not be looked at."""
         view = self._view
-        stand_ins = sum([job.tenant for job in jobs.values()].count(TENANT) for jobs in (view.active, view.held))
-        return len(view.active) + len(view.waiting) + len(view.held) + len(view.never) - stand_ins
+        placeholders = sum([job.tenant for job in jobs.values()].count(TENANT) for jobs in (view.active, view.held))
+        return len(view.active) + len(view.waiting) + len(view.held) + len(view.infeasible) - placeholders
 
-    def standing(self, job_id: str) -> tuple[Standing, Job, int] | None:
+    def state(self, job_id: str) -> tuple[JobState, Job, int] | None:
         """Where one stands; None: it is over, or never was."""
         view = self._view
         if job_id in view.runs:
@@ -87,23 +87,23 @@ class Standings:
             return "waiting", view.waiting[job_id], view.jobs_before(job_id) + 1
         if job_id in view.held:
             return "held", view.held[job_id], 0
-        return ("never", view.never[job_id], 0) if job_id in view.never else None
+        return ("infeasible", view.infeasible[job_id], 0) if job_id in view.infeasible else None
 
-    def status(self, standing: Standing, job: Job, place: int) -> JobStatus:
+    def status(self, state: JobState, job: Job, place: int) -> JobStatus:
         """All that is told of a job."""
-        view, record = self._view, self._roster[job.id]
+        view, record = self._view, self._job_table[job.id]
         run = view.runs.get(job.id)
         wait = None if run is not None else self._reason(job.id, place)
-        expected = view.expected(job.id)
+        expected = view.start_estimate(job.id)
         return replace(
-            _asked(job, standing, self._wall),
+            _asked(job, state, self._wall),
             started=_moment(record.first_started, self._wall),
             runs=record.runs,
             where=[] if run is None else places(run.allocation, view.cluster),
             plan="" if run is None or run.allocation.plan is None else str(run.allocation.plan),
             reason="" if wait is None else wait.reason.value,
             why=record.why if wait is None else wait_text(wait, job),
-            expected=None if expected is None else interval(expected, self._wall),
+            start_estimate=None if expected is None else interval(expected, self._wall),
             steps_done=view.steps_done(job.id)[0],
             place=place,
             warning=record.warning,
@@ -115,11 +115,11 @@ class Standings:
         return self._view.reason(job_id, max(0, place - 1))
 
 
-def ended_status(over: Over, wall: Wall, now: Seconds) -> JobStatus:
+def ended_status(over: EndedJobNotice, wall: Wall, now: Seconds) -> JobStatus:
     """All that is told of a job for ever, once it is over."""
     record = over.record
     return replace(
-        _asked(record.job, over.standing, wall),
+        _asked(record.job, over.state, wall),
         started=_moment(record.first_started, wall),
         ended=wall(now),
         runs=record.runs,
@@ -128,11 +128,11 @@ def ended_status(over: Over, wall: Wall, now: Seconds) -> JobStatus:
     )
 
 
-def _asked(job: Job, standing: Standing, wall: Wall) -> JobStatus:
+def _asked(job: Job, state: JobState, wall: Wall) -> JobStatus:
     return JobStatus(
         id=job.id,
         name=job.group,
-        standing=standing,
+        state=state,
         tenant=job.tenant,
         user=job.user,
         job_class=job.job_class,
@@ -150,7 +150,7 @@ def _moment(moment: Seconds | None, wall: Wall) -> float | None:
     return None if moment is None else wall(moment)
 
 
-def interval(expected: Expected, wall: Wall) -> Interval:
+def interval(expected: StartEstimate, wall: Wall) -> Interval:
     """When a job may start, in Unix seconds."""
     return Interval(wall(expected.at), _moment(expected.soonest, wall), _moment(expected.latest, wall))
 
@@ -178,7 +178,7 @@ def node_statuses(view: View, drained_for: dict[str, str]) -> list[NodeStatus]:
     for run in view.runs.values():
         for share in run.allocation.placement:
             taken[share.node] = taken.get(share.node, 0) + len(share.gpus) * share.gpu_milli
-            if not is_stand_in(view.active[run.job]) and run.job not in jobs.setdefault(share.node, []):
+            if not is_drain_placeholder(view.active[run.job]) and run.job not in jobs.setdefault(share.node, []):
                 jobs[share.node].append(run.job)
     why = {name: f"GPU {gpu} is drained: {reason}" for (name, gpu), reason in drained_gpus(view).items()}
     return [

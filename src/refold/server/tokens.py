@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import time
 
-from refold.api import Known, MadeToken, NewToken, TokenStatus, make_token
+from refold.api import MadeToken, NewToken, StoredToken, TokenStatus, make_token
 from refold.errors import BadInput, Conflict, NotFound
 from refold.server import drained_gpus
 from refold.server.loop import Loop
@@ -24,10 +24,10 @@ def make_owner(store: Store) -> str:
     return token
 
 
-class Keys:
+class TokenStore:
     """Who is known, by the hash of the token: the mapping that the API looks callers up in."""
 
-    def __init__(self, loop: Loop, store: Store, known: dict[str, Known]) -> None:
+    def __init__(self, loop: Loop, store: Store, known: dict[str, StoredToken]) -> None:
         self._loop = loop
         self._store = store
         self._known = known

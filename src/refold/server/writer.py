@@ -17,7 +17,7 @@ TRY_AGAIN_AFTER: Seconds = 1.0
 log = logging.getLogger("refold")
 
 
-class Ink:
+class Writer:
     """Commits to a store from a thread of its own."""
 
     def __init__(self, store: Store) -> None:

@@ -1,6 +1,11 @@
 from .agenda import Agenda as Agenda
-from .backend import PretendBackend as PretendBackend
-from .costs import FREE_OF_CHARGE as FREE_OF_CHARGE, AsRecorded as AsRecorded, Charge as Charge, Costs as Costs
+from .backend import SimulatedBackend as SimulatedBackend
+from .costs import (
+    FREE_OF_CHARGE as FREE_OF_CHARGE,
+    Costs as Costs,
+    RecordedSpeeds as RecordedSpeeds,
+    SpeedModel as SpeedModel,
+)
 from .easy_replay import replay_easy as replay_easy
 from .faults import (
     Endless as Endless,
@@ -11,10 +16,15 @@ from .faults import (
     seeded_faults as seeded_faults,
     seeded_never_ending as seeded_never_ending,
 )
-from .fork import CannotCopy as CannotCopy, Snapshot as Snapshot
+from .fork import CannotCopy as CannotCopy, Fork as Fork
 from .futures import Futures as Futures, going_on as going_on, look_ahead as look_ahead, taking_over as taking_over
-from .measured_speeds import Measured as Measured
-from .modelled_speeds import Modelled as Modelled
-from .replay import Replayed as Replayed, Tasks as Tasks, replay_compiled as replay_compiled, tasks_of as tasks_of
+from .measured_speeds import MeasuredSpeeds as MeasuredSpeeds
+from .modelled_speeds import ModelledSpeeds as ModelledSpeeds
+from .replay import (
+    Replayed as Replayed,
+    TaskColumns as TaskColumns,
+    replay_compiled as replay_compiled,
+    tasks_of as tasks_of,
+)
 from .simulation import simulate as simulate
-from .state_at import AsWritten as AsWritten, Present as Present
+from .state_at import RecordedDecisions as RecordedDecisions, StateAt as StateAt

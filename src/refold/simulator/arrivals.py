@@ -13,7 +13,7 @@ MOST_ARRIVALS = 1_000
 """In no future do more jobs come: the further ahead, the less it can be known."""
 
 
-class Past:
+class PastArrivals:
     """All jobs that have come so far, in order, with how long each lasted or will."""
 
     def __init__(self, jobs: Sequence[Job], lives: Sequence[Seconds], now: Seconds) -> None:

@@ -20,11 +20,11 @@ from refold.core import (
 from refold.errors import BadValue
 from refold.model import Job, Placement, Seconds
 from refold.simulator.agenda import Agenda
-from refold.simulator.costs import FREE_OF_CHARGE, Charge, Costs
+from refold.simulator.costs import FREE_OF_CHARGE, Costs, SpeedModel
 from refold.simulator.faults import Endless, NeverEnds
 
 
-class _Pretended:
+class _SimulatedRun:
     """A run: since when it computes, how fast, and which entry of the agenda will end it."""
 
     __slots__ = ("ending", "number", "placement", "reporting", "since", "speed", "starting", "stopped")
@@ -47,7 +47,7 @@ class _Pretended:
         return any(share.node in nodes for share in self.placement)
 
 
-class PretendBackend:
+class SimulatedBackend:
     """Runs nothing, and knows to the second when it would end. Runs report their progress if costs say how often.
 
     Some jobs never end: their runs do so only when they are told to stop, or with a node.
@@ -57,7 +57,7 @@ class PretendBackend:
         self,
         jobs: Iterable[Job],
         agenda: Agenda,
-        charge: Charge,
+        charge: SpeedModel,
         costs: Costs = FREE_OF_CHARGE,
         never_end: Iterable[NeverEnds] = (),
     ) -> None:
@@ -67,7 +67,7 @@ class PretendBackend:
         self._costs = costs
         self._most = {one.job: self._most_of(one) for one in never_end}
         self._done: dict[str, Seconds] = {}
-        self._runs: dict[str, _Pretended] = {}
+        self._runs: dict[str, _SimulatedRun] = {}
         self.longest_limit = max((self._jobs[job].time_limit or 0.0 for job in self._most), default=0.0)
         """The longest that a user of a job that never ends gave it."""
         self.never_ending = 0
@@ -115,7 +115,7 @@ class PretendBackend:
         delay = costs.start if order.run == 1 else costs.restart
         left = max(0.0, self._charge.work(job) - self._done.get(job.id, 0.0))
         speed = self._charge.speed(job, order.allocation)
-        run = _Pretended(order.run, order.allocation.placement, now + delay, speed)
+        run = _SimulatedRun(order.run, order.allocation.placement, now + delay, speed)
         if delay:
             run.starting = self._agenda.add(now + delay, RunStarted(job.id, order.run))
         if job.id in self._most:
@@ -127,7 +127,7 @@ class PretendBackend:
         self._runs[job.id] = run
         self._plan_report(now + delay, job, run)
 
-    def _plan_report(self, now: Seconds, job: Job, run: _Pretended) -> None:
+    def _plan_report(self, now: Seconds, job: Job, run: _SimulatedRun) -> None:
         every = self._costs.report_every
         if every is None:
             return
@@ -144,7 +144,7 @@ class PretendBackend:
         if run is not None and run.number == event.run:
             self._plan_report(now, self._jobs[event.job], run)
 
-    def _worked(self, job_id: str, run: _Pretended, now: Seconds) -> Seconds:
+    def _worked(self, job_id: str, run: _SimulatedRun, now: Seconds) -> Seconds:
         """The work that a run has done by now; a job that gets stuck does only so much in all its runs."""
         done = run.done(now)
         return min(done, self._most[job_id] - self._done.get(job_id, 0.0)) if job_id in self._most else done
@@ -183,7 +183,7 @@ class PretendBackend:
         if self._runs.pop(job_id, None) is not None and job_id in self._most:
             self.never_ending -= 1
 
-    def _withdraw(self, now: Seconds, run: _Pretended) -> None:
+    def _withdraw(self, now: Seconds, run: _SimulatedRun) -> None:
         """What would have come of a run does not, now that it is told to stop, or is lost."""
         if run.ending:
             self._agenda.withdraw(run.ending)

@@ -38,7 +38,7 @@ class Costs(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 FREE_OF_CHARGE = Costs()
 
 
-class Charge(Protocol):
+class SpeedModel(Protocol):
     """How long a job's work takes where it runs."""
 
     def work(self, job: Job) -> Seconds:
@@ -50,7 +50,7 @@ class Charge(Protocol):
         ...
 
 
-class AsRecorded:
+class RecordedSpeeds:
     """The trace's own durations; a GPU type's `speed` and the share of the GPUs asked for scale them."""
 
     def __init__(self, cluster: Cluster) -> None:

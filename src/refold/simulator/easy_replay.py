@@ -18,11 +18,11 @@ from refold.packing import (
     MEMORY_ENTRIES,
     NODE,
     RULES,
-    Expected,
+    DemandHistory,
     Floats,
     Ints,
-    Known,
-    Racks,
+    RackPowerNow,
+    ScoreCache,
     Spans,
     Words,
     change,
@@ -39,8 +39,8 @@ from refold.packing import (
     one_span_each,
     place,
 )
-from refold.simulator.costs import AsRecorded
-from refold.simulator.replay import Replayed, Room, Tasks, pop, push
+from refold.simulator.costs import RecordedSpeeds
+from refold.simulator.replay import ReplayArrays, Replayed, TaskColumns, pop, push
 
 Filling = Literal["shortest", "order"]
 
@@ -54,15 +54,17 @@ FORGETS_EVERY = 64
 """After so many moments what is past is forgotten."""
 
 
-def replay_easy(tasks: Tasks, cluster: Cluster, placement: str = "best-fit", filling: Filling = "shortest") -> Replayed:
+def replay_easy(
+    tasks: TaskColumns, cluster: Cluster, placement: str = "best-fit", filling: Filling = "shortest"
+) -> Replayed:
     """Run all tasks to their end."""
     if placement not in PLACEMENTS:
         raise UnknownName("placement of the compiled replay of easy", placement, PLACEMENTS)
-    if set(AsRecorded(cluster).speed_of_node.tolist()) != {1.0}:
+    if set(RecordedSpeeds(cluster).speed_of_node.tolist()) != {1.0}:
         raise BadInput("the compiled replay of easy knows no GPUs of different speed: simulate it instead")
     if filling not in get_args(Filling):
         raise UnknownName("filling", filling, get_args(Filling))
-    room = Room.of(tasks, cluster)
+    room = ReplayArrays.of(tasks, cluster)
     free = room.free
     _replay(
         RULES[placement][0],
@@ -124,9 +126,9 @@ def _best_in_line(line: Ints, work: Floats, room: float, shortest_first: bool) -
 @compiled
 def _insert(line: Ints, size: int, task: int, work: Floats) -> None:
     """Put a task into a line of `size`: behind those that are as short."""
-    lasting = max(work[task], AT_LEAST)
+    distribution = max(work[task], AT_LEAST)
     position = size
-    while position > 0 and max(work[line[position - 1]], AT_LEAST) > lasting:
+    while position > 0 and max(work[line[position - 1]], AT_LEAST) > distribution:
         line[position] = line[position - 1]
         position -= 1
     line[position] = task
@@ -155,9 +157,9 @@ def _replay(
     work: Floats,
     demand_of: Ints,
     memory: Ints,
-    expected: Expected,
-    known: Known,
-    racks: Racks,
+    expected: DemandHistory,
+    known: ScoreCache,
+    racks: RackPowerNow,
     first_place: Ints,
     places: Ints,
     started: Floats,
@@ -214,28 +216,28 @@ def _replay(
         while waiting > 0:
             while not np.isnan(started[head]) or not fits[demand_of[head]]:
                 head += 1
-            kind, first, lasting = demand_of[head], first_place[head], max(work[head], AT_LEAST)
+            kind, first, distribution = demand_of[head], first_place[head], max(work[head], AT_LEAST)
             demands, need = shapes[kind : kind + 1], need_of(shapes, kind)
             if promised == head and promised_at > now:
                 if not gained:
                     break
                 gained = False
-                spans = _book(spans, shapes, kind, places, first, promised_at, promised_at + lasting, 1)
-                start = earliest(spans, nodes, up, demands, lasting, now, promised_at, least)
+                spans = _book(spans, shapes, kind, places, first, promised_at, promised_at + distribution, 1)
+                start = earliest(spans, nodes, up, demands, distribution, now, promised_at, least)
                 if start == np.inf:
-                    spans = _book(spans, shapes, kind, places, first, promised_at, promised_at + lasting, -1)
+                    spans = _book(spans, shapes, kind, places, first, promised_at, promised_at + distribution, -1)
                     break
                 opened_now = _open_places(places, first, need.instances, opened, opened_now)
             elif promised == head:
                 start = promised_at
-                spans = _book(spans, shapes, kind, places, first, start, start + lasting, 1)
+                spans = _book(spans, shapes, kind, places, first, start, start + distribution, 1)
             else:
-                start = earliest(spans, nodes, up, demands, lasting, now, np.inf, least)
+                start = earliest(spans, nodes, up, demands, distribution, now, np.inf, least)
                 gained = False
             if promised != head or start != promised_at:
-                fill_window(spans, nodes, gpus, bits, start, start + lasting, least)
+                fill_window(spans, nodes, gpus, bits, start, start + distribution, least)
                 place(rule, nodes, gpus, bits, shapes, kind, kind, memory, expected, known, racks, places, first)
-            spans = _book(spans, shapes, kind, places, first, start, start + lasting, -1)
+            spans = _book(spans, shapes, kind, places, first, start, start + distribution, -1)
             if promised != head:
                 _remove(lines[line_of[kind] : line_of[kind + 1]], in_line[kind], head)
                 in_line[kind] -= 1
@@ -268,10 +270,10 @@ def _replay(
                 task = _best_in_line(line, work, until[kind] - now, shortest_first)
                 if task < 0:
                     continue
-                lasting = max(work[task], AT_LEAST)
-                shorter = lasting < best_lasting or (lasting == best_lasting and task < best)
+                distribution = max(work[task], AT_LEAST)
+                shorter = distribution < best_lasting or (distribution == best_lasting and task < best)
                 if best < 0 or (shorter if shortest_first else task < best):
-                    best, best_lasting = task, lasting
+                    best, best_lasting = task, distribution
             if best < 0:
                 break
             kind, first = demand_of[best], first_place[best]

@@ -23,21 +23,21 @@ class CannotCopy(Exception):
     """Something in it cannot be copied, such as a generator that has begun."""
 
 
-class Snapshot(Generic[T]):
+class Fork(Generic[T]):
     """What a thing was when this was made."""
 
     def __init__(self, thing: T) -> None:
         self._shared: list[object] = []
         written = _InMemory()
         try:
-            _Writer(written, self._shared).dump(thing)
+            _ForkWriter(written, self._shared).dump(thing)
         except (pickle.PicklingError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise CannotCopy(str(error)) from error
         self._bytes = bytes(written.written)
 
     def copy(self) -> T:
         """One more of it, that can change on its own."""
-        copied: T = _Reader(_InMemory(self._bytes), self._shared).load()
+        copied: T = _ForkReader(_InMemory(self._bytes), self._shared).load()
         return copied
 
 
@@ -68,7 +68,7 @@ class _InMemory:
         return some
 
 
-class _Writer(pickle.Pickler):
+class _ForkWriter(pickle.Pickler):
     """Writes a thing, but for what is shared: that is kept aside and written as its number."""
 
     def __init__(self, file: _InMemory, shared: list[object]) -> None:
@@ -95,7 +95,7 @@ class _Writer(pickle.Pickler):
         return NotImplemented
 
 
-class _Reader(pickle.Unpickler):
+class _ForkReader(pickle.Unpickler):
     """Reads it again, as often as wanted."""
 
     def __init__(self, file: _InMemory, shared: list[object]) -> None:

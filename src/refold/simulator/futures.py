@@ -17,16 +17,16 @@ import numpy as np
 
 from refold.core import Entry, Event, JobSubmitted, Policy, RunFinished, RunStopped, Scheduler, StartRun, View
 from refold.errors import BadJournal
-from refold.model import Allocation, Cluster, Decision, Expected, Job, Seconds
+from refold.model import Allocation, Cluster, Decision, Job, Seconds, StartEstimate
 from refold.packing import Floats
-from refold.policies.common import Watch
-from refold.predict import Lasting
+from refold.policies.common import RunWatch
+from refold.predict import DurationDistribution
 from refold.simulator.agenda import Agenda
-from refold.simulator.arrivals import Past
-from refold.simulator.backend import PretendBackend
-from refold.simulator.costs import AsRecorded, Charge
-from refold.simulator.fork import CannotCopy, Snapshot
-from refold.simulator.state_at import AsWritten, Present
+from refold.simulator.arrivals import PastArrivals
+from refold.simulator.backend import SimulatedBackend
+from refold.simulator.costs import RecordedSpeeds, SpeedModel
+from refold.simulator.fork import CannotCopy, Fork
+from refold.simulator.state_at import RecordedDecisions, StateAt
 
 MOST_STEPS = 50_000
 """No future goes on for longer: a policy that is woken every minute sees a month of it."""
@@ -36,7 +36,7 @@ MOST_WAKES_IN_VAIN = 1_000
 
 
 def going_on(
-    present: Present, cluster: Cluster, entries: Callable[[], Iterable[Entry]], policy: Callable[[], Policy]
+    present: StateAt, cluster: Cluster, entries: Callable[[], Iterable[Entry]], policy: Callable[[], Policy]
 ) -> Callable[[], Scheduler]:
     """Schedulers that stand where the journal does, with its policy and all that it remembers: one per call.
 
@@ -49,7 +49,7 @@ def going_on(
         scheduler = Scheduler(cluster, decides, refused=lambda _: None)
         for entry in islice(entries(), present.entries):
             scheduler.step(entry.now, entry.events)
-        if isinstance(decides, Watch):
+        if isinstance(decides, RunWatch):
             decides.look_away()
         return scheduler
 
@@ -60,7 +60,7 @@ def going_on(
 
 
 def taking_over(
-    present: Present, cluster: Cluster, entries: Callable[[], Iterable[Entry]], policy: Callable[[], Policy]
+    present: StateAt, cluster: Cluster, entries: Callable[[], Iterable[Entry]], policy: Callable[[], Policy]
 ) -> Callable[[], Scheduler]:
     """The same with another policy from here on, to whom everybody who waits or runs is new."""
 
@@ -78,7 +78,7 @@ def taking_over(
 
 def _several(first: Scheduler, replayed: Callable[[], Scheduler]) -> Callable[[], Scheduler]:
     try:
-        return Snapshot(first).copy
+        return Fork(first).copy
     except CannotCopy:
         return replayed
 
@@ -88,7 +88,7 @@ class _Successor:
 
     def __init__(self, policy: Policy) -> None:
         self.name = policy.name
-        self.past = AsWritten(lambda _: None)
+        self.past = RecordedDecisions(lambda _: None)
         self.has_begun = False
         self._policy = policy
         self._has_looked = False
@@ -118,31 +118,31 @@ class Futures:
         """When a job started, future by future."""
         return self._starts[job_id]
 
-    def start(self, job_id: str) -> Expected | None:
+    def start(self, job_id: str) -> StartEstimate | None:
         """When a job may start; None: in half of the futures, or more, it does not."""
         return _expected(job_id, self._starts[job_id])
 
-    def end(self, job_id: str) -> Expected | None:
+    def end(self, job_id: str) -> StartEstimate | None:
         """When a job that was asked about may end."""
         return _expected(job_id, self._ends[job_id])
 
 
-def _expected(job_id: str, moments: Floats) -> Expected | None:
+def _expected(job_id: str, moments: Floats) -> StartEstimate | None:
     """The middle of some moments, and bounds within which nearly all are; one that is not finite is not there."""
     ordered = np.sort(moments)
     soonest, at, latest = (float(ordered[int(part * (len(ordered) - 1) + 0.5)]) for part in (0.05, 0.5, 0.95))
     if at == inf:
         return None
-    return Expected(job_id, at, soonest, latest if latest < inf else None)
+    return StartEstimate(job_id, at, soonest, latest if latest < inf else None)
 
 
 def look_ahead(
-    present: Present,
+    present: StateAt,
     go_on: Callable[[], Scheduler],
     *,
     futures: int,
     seed: int = 0,
-    charge: Charge | None = None,
+    charge: SpeedModel | None = None,
     about: Iterable[str] | None = None,
     asked: Sequence[Job] = (),
     arrivals: bool = False,
@@ -155,10 +155,10 @@ def look_ahead(
     long as that. With `arrivals` others come as they did in the past.
     """
     view = present.view
-    past = present.past() if arrivals else Past((), (), present.now)
+    past = present.past() if arrivals else PastArrivals((), (), present.now)
     names = present.names | {job.id for job in asked}
     known = {job.id: job for jobs in (view.active, view.waiting, view.held) for job in jobs.values()}
-    charge = charge or AsRecorded(view.cluster)
+    charge = charge or RecordedSpeeds(view.cluster)
     lives = {job.id: _drawn(job, present.life(job), futures, seed) for job in known.values()}
     lives |= {job.id: _drawn(job, _said_or_predicted(present, job), futures, seed) for job in asked}
     asked = [_as_known_to_oracles(present, job) for job in asked]
@@ -179,20 +179,20 @@ def look_ahead(
     return Futures(starts, ends)
 
 
-def _said_or_predicted(present: Present, job: Job) -> Lasting | Seconds:
+def _said_or_predicted(present: StateAt, job: Job) -> DurationDistribution | Seconds:
     return job.work if job.work is not None else present.predictor.expect(job, present.now)
 
 
-def _as_known_to_oracles(present: Present, job: Job) -> Job:
+def _as_known_to_oracles(present: StateAt, job: Job) -> Job:
     """Who knows everything has to know something of a job that says nothing: what is most likely."""
     if job.work is not None:
         return job
     return msgspec.structs.replace(job, work=present.predictor.expect(job, present.now).quantile(0.5))
 
 
-def _drawn(job: Job, life: Lasting | Seconds, count: int, seed: int) -> Floats:
+def _drawn(job: Job, life: DurationDistribution | Seconds, count: int, seed: int) -> Floats:
     """One life for each future: one out of each of as many equally likely parts, in an order drawn by lot."""
-    if not isinstance(life, Lasting):
+    if not isinstance(life, DurationDistribution):
         return np.full(count, life)
     chance = np.random.default_rng([seed, crc32(job.id.encode())])
     parts = (chance.permutation(count) + chance.random(count)) / count
@@ -202,7 +202,7 @@ def _drawn(job: Job, life: Lasting | Seconds, count: int, seed: int) -> Floats:
 class _Drawn:
     """Charges each job the work that was drawn for it."""
 
-    def __init__(self, works: Mapping[str, Seconds], otherwise: Charge) -> None:
+    def __init__(self, works: Mapping[str, Seconds], otherwise: SpeedModel) -> None:
         self._works, self._otherwise = works, otherwise
 
     def work(self, job: Job) -> Seconds:
@@ -212,10 +212,10 @@ class _Drawn:
         return self._otherwise.speed(job, allocation)
 
 
-class _Resumed(PretendBackend):
+class _Resumed(SimulatedBackend):
     """A back end whose jobs have something behind them."""
 
-    def __init__(self, jobs: Iterable[Job], agenda: Agenda, charge: Charge, done: Mapping[str, Seconds]) -> None:
+    def __init__(self, jobs: Iterable[Job], agenda: Agenda, charge: SpeedModel, done: Mapping[str, Seconds]) -> None:
         super().__init__(jobs, agenda, charge)
         self._done.update(done)
 
@@ -225,12 +225,12 @@ class _Future:
 
     def __init__(
         self,
-        present: Present,
+        present: StateAt,
         scheduler: Scheduler,
         jobs: Sequence[Job],
         coming: Sequence[Job],
         lives: Mapping[str, Seconds],
-        charge: Charge,
+        charge: SpeedModel,
     ) -> None:
         self._scheduler, self._now = scheduler, present.now
         self._agenda = Agenda(coming)
@@ -249,7 +249,7 @@ class _Future:
         computing = view.computing_since(job_id) is not None
         return view.done(job_id) + (self._now - view.now if computing else 0.0)
 
-    def _work(self, present: Present, job: Job, done: Seconds, life: Seconds, charge: Charge) -> Seconds:
+    def _work(self, present: StateAt, job: Job, done: Seconds, life: Seconds, charge: SpeedModel) -> Seconds:
         """All of a job's work, if it lives so long: of its life is left what it has not run, where it runs."""
         run = self._scheduler.view.runs.get(job.id)
         speed = charge.speed(job, run.allocation) if run is not None else 1.0

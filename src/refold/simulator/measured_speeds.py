@@ -16,7 +16,7 @@ from refold.catalogue import known_model
 from refold.model import WHOLE, Allocation, Job, Plan, Seconds
 from refold.perf import Measurement
 from refold.plans import Layout, Speeds, asked_cpus, asked_layout
-from refold.simulator.costs import Charge
+from refold.simulator.costs import SpeedModel
 
 ANOTHER_WAY = 100.0
 """How far apart two ways of computing are: farther than any two layouts."""
@@ -25,10 +25,10 @@ ANOTHER_DEGREE = 3.0
 """How far apart plans are for each doubling of one degree against another."""
 
 
-class Measured:
+class MeasuredSpeeds:
     """The truth of an experiment: a table of measured steps. Jobs of other models are charged by another charge."""
 
-    def __init__(self, table: Sequence[Measurement], speeds: Speeds, otherwise: Charge) -> None:
+    def __init__(self, table: Sequence[Measurement], speeds: Speeds, otherwise: SpeedModel) -> None:
         self._speeds = speeds
         self._otherwise = otherwise
         self._rows: dict[tuple[str, int], list[Measurement]] = defaultdict(list)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from refold.errors import BadInput
 from refold.model import Allocation, Job, Seconds
-from refold.plans import ModelledPace, Speeds
-from refold.simulator.costs import Charge
+from refold.plans import ModelledSpeedSource, Speeds
+from refold.simulator.costs import SpeedModel
 
 
-class Modelled:
+class ModelledSpeeds:
     """The truth of an experiment: a performance model. Jobs that it does not know are charged by another charge.
 
     How long a job takes on what it asked for is as recorded; only where nobody recorded it, the model says that too.
     """
 
-    def __init__(self, speeds: Speeds, otherwise: Charge) -> None:
+    def __init__(self, speeds: Speeds, otherwise: SpeedModel) -> None:
         self._speeds, self._otherwise = speeds, otherwise
-        self._pace = ModelledPace(speeds)
+        self._pace = ModelledSpeedSource(speeds)
 
     def work(self, job: Job) -> Seconds:
         """As recorded; else all steps, as the job asked to run them."""

@@ -25,13 +25,13 @@ from refold.packing import (
     RULES,
     SEED,
     Bools,
-    Expected,
+    DemandHistory,
     Floats,
     Free,
     Ints,
-    Known,
     Need,
-    Racks,
+    RackPowerNow,
+    ScoreCache,
     Words,
     compiled,
     indices_of,
@@ -45,12 +45,12 @@ from refold.packing import (
     renew,
     time_to_renew,
 )
-from refold.simulator.costs import AsRecorded
+from refold.simulator.costs import RecordedSpeeds
 
 Order = Literal["fifo", "fifo-skip"]
 
 
-class Tasks(NamedTuple):
+class TaskColumns(NamedTuple):
     """Jobs as columns, sorted by submission: when, how long, and which of `demands`."""
 
     submitted: Floats
@@ -62,7 +62,7 @@ class Tasks(NamedTuple):
 class Replayed(NamedTuple):
     """What happened to each task: when it started (never: NaN), when it ended, and where it ran."""
 
-    tasks: Tasks
+    tasks: TaskColumns
     started: Floats
     ended: Floats
     first_place: Ints
@@ -80,14 +80,14 @@ class Replayed(NamedTuple):
         )
 
 
-def tasks_of(jobs: Iterable[Job]) -> Tasks:
+def tasks_of(jobs: Iterable[Job]) -> TaskColumns:
     """Jobs as columns. Demands are numbered in the order in which they first appear."""
     ordered = sorted(jobs, key=lambda job: job.submitted)
     numbers: dict[Demand, int] = {}
     without = next((job for job in ordered if job.work is None), None)
     if without is not None:
         raise BadInput(f"job {without.id!r} has no duration, so it cannot be replayed")
-    return Tasks(
+    return TaskColumns(
         np.array([job.submitted for job in ordered], dtype=np.float64),
         np.array([job.work for job in ordered], dtype=np.float64),
         np.array([numbers.setdefault(job.demand, len(numbers)) for job in ordered], dtype=np.int64),
@@ -95,7 +95,7 @@ def tasks_of(jobs: Iterable[Job]) -> Tasks:
     )
 
 
-class Room(NamedTuple):
+class ReplayArrays(NamedTuple):
     """What a replay reads of tasks and cluster, and where it writes what became of each."""
 
     free: Free
@@ -107,7 +107,7 @@ class Room(NamedTuple):
     ended: Floats
 
     @staticmethod
-    def of(tasks: Tasks, cluster: Cluster) -> Room:
+    def of(tasks: TaskColumns, cluster: Cluster) -> ReplayArrays:
         """An empty cluster, and nothing written yet."""
         free = Free(cluster)
         shapes = np.zeros((len(tasks.demands), DEMAND_ENTRIES), dtype=np.int64)
@@ -119,11 +119,11 @@ class Room(NamedTuple):
         np.cumsum(instances, out=first_place[1:])
         places = np.zeros((int(first_place[-1]), 2), dtype=np.int64)
         started, ended = (np.full(len(instances), np.nan) for _ in range(2))
-        return Room(free, shapes, fits, first_place, places, started, ended)
+        return ReplayArrays(free, shapes, fits, first_place, places, started, ended)
 
 
 def replay_compiled(
-    tasks: Tasks, cluster: Cluster, placement: str = "best-fit", order: Order = "fifo", seed: int = 0
+    tasks: TaskColumns, cluster: Cluster, placement: str = "best-fit", order: Order = "fifo", seed: int = 0
 ) -> Replayed:
     """Run all tasks to their end."""
     if placement not in RULES:
@@ -134,7 +134,7 @@ def replay_compiled(
         raise UnknownName("order of the compiled replay", order, ("fifo", "fifo-skip"))
     if np.any(np.diff(tasks.submitted) < 0):
         raise BadValue("the tasks of a replay are sorted by submission")
-    room = Room.of(tasks, cluster)
+    room = ReplayArrays.of(tasks, cluster)
     free = room.free
     memory = np.zeros(MEMORY_ENTRIES, dtype=np.int64)
     memory[SEED] = seed
@@ -146,7 +146,7 @@ def replay_compiled(
         free.nodes,
         free.gpus,
         free.bits,
-        AsRecorded(cluster).speed_of_node,
+        RecordedSpeeds(cluster).speed_of_node,
         room.shapes,
         room.fits,
         tasks.submitted,
@@ -259,9 +259,9 @@ def _replay(
     demand_of: Ints,
     memory: Ints,
     looks_ahead: bool,
-    expected: Expected,
-    known: Known,
-    racks: Racks,
+    expected: DemandHistory,
+    known: ScoreCache,
+    racks: RackPowerNow,
     first_place: Ints,
     places: Ints,
     started: Floats,

@@ -10,8 +10,8 @@ from refold.core import Entry, Event, Journal, Policy, RunFinished, Scheduler, V
 from refold.errors import BadDecision, BadValue
 from refold.model import DAY, Cluster, Job, Seconds
 from refold.simulator.agenda import Agenda
-from refold.simulator.backend import PretendBackend
-from refold.simulator.costs import FREE_OF_CHARGE, AsRecorded, Charge, Costs
+from refold.simulator.backend import SimulatedBackend
+from refold.simulator.costs import FREE_OF_CHARGE, Costs, RecordedSpeeds, SpeedModel
 from refold.simulator.faults import Fault, NeverEnds, put_on
 
 MOST_WAKES_IN_VAIN = 10_000
@@ -33,7 +33,7 @@ def simulate(
     policy: Policy,
     *,
     journal: Journal | None = None,
-    charge: Charge | None = None,
+    charge: SpeedModel | None = None,
     costs: Costs = FREE_OF_CHARGE,
     faults: Iterable[Fault] = (),
     never_end: Iterable[NeverEnds] = (),
@@ -46,11 +46,11 @@ def simulate(
     """
     _check(jobs)
     agenda = Agenda(jobs)
-    backend = PretendBackend(jobs, agenda, charge or AsRecorded(cluster), costs, never_end)
+    backend = SimulatedBackend(jobs, agenda, charge or RecordedSpeeds(cluster), costs, never_end)
     scheduler = Scheduler(cluster, policy, journal)
     changes_of_nodes = tuple(faults)
     put_on(agenda, changes_of_nodes)
-    hope = _Hope(policy.name, agenda, backend, changes_of_nodes)
+    hope = _EndDetector(policy.name, agenda, backend, changes_of_nodes)
     steps = finished = 0
     while (moment := agenda.next()) is not None:
         now, events = moment
@@ -70,10 +70,10 @@ def simulate(
     return scheduler.view
 
 
-class _Hope:
+class _EndDetector:
     """Whether something can still come of a simulation."""
 
-    def __init__(self, policy: str, agenda: Agenda, backend: PretendBackend, faults: Sequence[Fault]) -> None:
+    def __init__(self, policy: str, agenda: Agenda, backend: SimulatedBackend, faults: Sequence[Fault]) -> None:
         self._policy, self._agenda, self._backend = policy, agenda, backend
         moments = [moment for fault in faults for moment in (fault.lost, fault.returned) if moment < inf]
         self._nodes_change_until = max(moments, default=-inf)

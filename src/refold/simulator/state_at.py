@@ -7,16 +7,16 @@ from math import inf
 from operator import methodcaller
 
 from refold.core import Entry, JobSubmitted, Scheduler, StartRun, StopRun, View
-from refold.model import KEEP, Cluster, Decision, Expected, Job, Run, Seconds, Start, Stop
-from refold.predict import Lasting, Predictor
-from refold.simulator.arrivals import Past
+from refold.model import KEEP, Cluster, Decision, Job, Run, Seconds, Start, StartEstimate, Stop
+from refold.predict import DurationDistribution, Predictor
+from refold.simulator.arrivals import PastArrivals
 
 
-class Present:
+class StateAt:
     """How things stand at a moment of a journal, as it is written: its policy is not asked again."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._written = AsWritten(self._learn)
+        self._written = RecordedDecisions(self._learn)
         self._scheduler = Scheduler(cluster, self._written)
         self._ran: dict[str, Seconds] = {}
         self._jobs: dict[str, Job] = {}
@@ -33,9 +33,9 @@ class Present:
         """Of every job that waits: since it was submitted, or since its last run ended."""
 
     @staticmethod
-    def of(cluster: Cluster, entries: Iterable[Entry], at: Seconds | None = None) -> Present:
+    def of(cluster: Cluster, entries: Iterable[Entry], at: Seconds | None = None) -> StateAt:
         """Follow a journal to its end; or to a moment, `at`, and all that happened up to it."""
-        present = Present(cluster)
+        present = StateAt(cluster)
         for entry in entries:
             if at is not None and entry.now > at:
                 break
@@ -114,30 +114,30 @@ class Present:
         run = self.view.runs.get(job_id)
         return self._ran.get(job_id, 0.0) + (self.now - run.since if run is not None else 0.0)
 
-    def life(self, job: Job) -> Lasting:
+    def life(self, job: Job) -> DurationDistribution:
         """How long a job that runs or waits will have run in all, as predicted."""
         elapsed = self.elapsed(job.id)
         if not elapsed > 0:
             return self.predictor.expect(job, self.now)
         return self.predictor.expect_running(job, self.now, elapsed, self.view.share_done(job))
 
-    def past(self) -> Past:
+    def past(self) -> PastArrivals:
         """All who have come and were not cancelled before they ran: each with how long it lasted, or probably will."""
         lasted, there = self._lasted, self._jobs
         jobs = [job for job in self._came if job.id in lasted or job.id in there]
         lives = [lasted[job.id] if job.id in lasted else self.life(job).quantile(0.5) for job in jobs]
         order = sorted(range(len(jobs)), key=lambda place: jobs[place].submitted)
-        return Past([jobs[place] for place in order], [lives[place] for place in order], self.now)
+        return PastArrivals([jobs[place] for place in order], [lives[place] for place in order], self.now)
 
-    def end(self, run: Run) -> Expected:
+    def end(self, run: Run) -> StartEstimate:
         """When a run will end, if it is left to run."""
         job = self.view.active[run.job]
         begin, life = self.now - self.elapsed(job.id), self.life(job)
         at, soonest, latest = (begin + life.quantile(part) for part in (0.5, 0.05, 0.95))
-        return Expected(job.id, max(at, self.now), max(soonest, self.now), max(latest, self.now))
+        return StartEstimate(job.id, max(at, self.now), max(soonest, self.now), max(latest, self.now))
 
 
-class AsWritten:
+class RecordedDecisions:
     """The policy that decides what the journal says was decided."""
 
     name = "the journal"
@@ -150,7 +150,7 @@ class AsWritten:
         """What the entry orders, but for what follows from its facts and has been ordered already."""
         self._observe(view)
         entry = self.entry
-        if not (entry.orders or entry.waits or entry.expected or entry.flags or entry.ends):
+        if not (entry.orders or entry.waits or entry.start_estimates or entry.flags or entry.ends):
             return KEEP
         ended = {end.job for end in entry.ends}
         starts = [Start(order.job, order.allocation) for order in entry.orders if isinstance(order, StartRun)]
@@ -159,7 +159,9 @@ class AsWritten:
             for order in entry.orders
             if isinstance(order, StopRun) and order.job not in ended and _could_be_stopped(view, order.job)
         ]
-        return Decision(tuple(starts), tuple(stops), (), entry.waits, entry.expected, None, entry.flags, entry.ends)
+        return Decision(
+            tuple(starts), tuple(stops), (), entry.waits, entry.start_estimates, None, entry.flags, entry.ends
+        )
 
 
 def _could_be_stopped(view: View, job_id: str) -> bool:

@@ -1,4 +1,4 @@
-from .audit import Audit as Audit, Broken as Broken
+from .audit import Audit as Audit, AuditFailed as AuditFailed
 from .backend_contract import BackendContract as BackendContract
 from .makers import make_cluster as make_cluster, make_job as make_job
 from .policy_contract import PolicyContract as PolicyContract

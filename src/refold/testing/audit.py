@@ -33,7 +33,7 @@ from refold.core import (
 from refold.model import WHOLE, Allocation, Cluster, Job, Share
 
 
-class Broken(AssertionError):
+class AuditFailed(AssertionError):
     """A promise was broken."""
 
 
@@ -231,4 +231,4 @@ class Audit:
 
     def _demand(self, kept: bool, broken: str) -> None:
         if not kept:
-            raise Broken(f"entry {self.entries} at {self._now}: {broken}")
+            raise AuditFailed(f"entry {self.entries} at {self._now}: {broken}")

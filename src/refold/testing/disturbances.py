@@ -1,7 +1,7 @@
 """A pretend cluster on which people and machines interfere while a policy schedules.
 
 Jobs are held, released and cancelled; runs are recalled whatever the policy thinks of it; nodes are lost; and the
-scheduler begins anew in the middle of things, from nothing but its opening.
+scheduler begins anew in the middle of things, from nothing but its snapshot.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from refold.core import (
     JobSubmitted,
     Journal,
     Order,
+    PastJob,
     Policy,
-    Remembered,
     RunAdopted,
     RunRecalled,
     Scheduler,
@@ -29,7 +29,7 @@ from refold.core import (
     View,
 )
 from refold.model import Allocation, Cluster, Job, Seconds, Share
-from refold.simulator import Agenda, AsRecorded, Charge, Costs, Fault, PretendBackend, put_on
+from refold.simulator import Agenda, Costs, Fault, RecordedSpeeds, SimulatedBackend, SpeedModel, put_on
 from refold.testing.makers import make_job
 
 MOST_STEPS = 20_000
@@ -41,8 +41,8 @@ Disturbance = Callable[[View], Iterable[Event]]
 """What somebody does to a cluster when he sees how it stands."""
 
 
-class Restless:
-    """A cluster, its jobs, and a scheduler that can be replaced by one that knows nothing but the opening."""
+class DisturbedCluster:
+    """A cluster, its jobs, and a scheduler that can be replaced by one that knows nothing but the snapshot."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class Restless:
         policy: Policy,
         journal: Journal,
         *,
-        charge: Charge | None = None,
+        charge: SpeedModel | None = None,
         costs: Costs = SOME_COSTS,
         faults: Iterable[Fault] = (),
     ) -> None:
         self._cluster, self._journal = cluster, journal
         self._agenda = Agenda(jobs)
         put_on(self._agenda, faults)
-        self._backend = PretendBackend(jobs, self._agenda, charge or AsRecorded(cluster), costs)
+        self._backend = SimulatedBackend(jobs, self._agenda, charge or RecordedSpeeds(cluster), costs)
         self.now: Seconds = 0.0
         self.scheduler = Scheduler(cluster, policy, journal)
 
@@ -89,12 +89,12 @@ class Restless:
         """Let something happen now that nobody has planned."""
         return self.step(list(disturbance(self.view)))
 
-    def begin_anew(self, policy: Policy, past: Sequence[Remembered] = (), journal: Journal | None = None) -> Entry:
-        """From now on another scheduler, which has only been told the opening, is in charge."""
-        opening = self.scheduler.opening(past)
+    def begin_anew(self, policy: Policy, past: Sequence[PastJob] = (), journal: Journal | None = None) -> Entry:
+        """From now on another scheduler, which has only been told the snapshot, is in charge."""
+        snapshot = self.scheduler.snapshot(past)
         stopping = {(run.job, run.number) for run in self.view.runs.values() if run.stopping}
         self.scheduler = Scheduler(self._cluster, policy, journal or self._journal)
-        entry = self.scheduler.step(self.now, opening)
+        entry = self.scheduler.step(self.now, snapshot)
         told_before = [
             order for order in entry.orders if isinstance(order, StopRun) and (order.job, order.run) in stopping
         ]
@@ -124,7 +124,7 @@ class Restless:
 
 def everybody(view: View) -> set[str]:
     """Whoever has come and is not over; each is in one place only."""
-    places: Sequence[Iterable[str]] = (view.waiting, view.active, view.held, view.never)
+    places: Sequence[Iterable[str]] = (view.waiting, view.active, view.held, view.infeasible)
     listed = [job_id for place in places for job_id in place]
     assert len(listed) == len(set(listed)), f"a job is in two places at once: {sorted(listed)}"
     return set(listed)

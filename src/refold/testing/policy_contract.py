@@ -20,17 +20,17 @@ from refold.core import (
     JobSubmitted,
     Journals,
     ListJournal,
+    PastJob,
     Policy,
-    Remembered,
     RunFailed,
     Scheduler,
     View,
 )
 from refold.model import Cluster, Decision, Job, Reason
 from refold.plans import Speeds
-from refold.simulator import AsRecorded, Costs, Fault, Modelled, simulate
+from refold.simulator import Costs, Fault, ModelledSpeeds, RecordedSpeeds, simulate
 from refold.testing.audit import Audit
-from refold.testing.disturbances import DRAINED, Disturbances, Restless, drained_gpu, release_all
+from refold.testing.disturbances import DRAINED, Disturbances, DisturbedCluster, drained_gpu, release_all
 from refold.testing.makers import make_cluster, make_job
 from refold.testing.workloads import reshapable_workload, seeded_workload
 
@@ -95,7 +95,7 @@ class PolicyContract:
     def test_every_waiting_job_has_a_reason(self) -> None:
         """Whoever waits after a look was looked at, or is told so."""
         jobs, cluster = seeded_workload(2)
-        watched = _Watched(self.make_policy())
+        watched = _ReasonChecker(self.make_policy())
         self._simulate(jobs, cluster, policy=watched)
         assert watched.unexplained == []
 
@@ -166,7 +166,7 @@ class PolicyContract:
         if not self.reshapes:
             return
         jobs, cluster = self._reshapable(2)
-        watched = _Watched(self.make_policy())
+        watched = _ReasonChecker(self.make_policy())
         self._simulate(jobs, cluster, policy=watched, charge=_modelled(cluster), costs=COSTS)
         assert watched.unexplained == []
 
@@ -190,17 +190,17 @@ class PolicyContract:
 
     def _disturb(self, jobs: Sequence[Job], cluster: Cluster, seed: int) -> None:
         audit = Audit(cluster)
-        world = Restless(jobs, cluster, self.make_policy(), audit, faults=[Fault(1, 150.0, 300.0)])
+        world = DisturbedCluster(jobs, cluster, self.make_policy(), audit, faults=[Fault(1, 150.0, 300.0)])
         _unrest(world, seed, jobs)
         world.run_to_the_end()
         assert set(audit.over) == {job.id for job in jobs}, f"seed {seed}"
 
     def _begin_anew(self, jobs: Sequence[Job], cluster: Cluster, seed: int, **options: Any) -> None:
         before, after = Audit(cluster), Audit(cluster)
-        world = Restless(jobs, cluster, self.make_policy(), before, **options)
+        world = DisturbedCluster(jobs, cluster, self.make_policy(), before, **options)
         world.disturb(drained_gpu)
         _unrest(world, seed, jobs[: len(jobs) // 2])
-        past = [Remembered(make_job(f"past{number}", tenant="x"), 10.0 * number) for number in range(20)]
+        past = [PastJob(make_job(f"past{number}", tenant="x"), 10.0 * number) for number in range(20)]
         world.begin_anew(self.make_policy(), past, after)
         _unrest(world, seed + 1, jobs[len(jobs) // 2 :])
         world.run_to_the_end({DRAINED.id})
@@ -219,15 +219,15 @@ class PolicyContract:
         return audit, journal
 
 
-def _modelled(cluster: Cluster) -> Modelled:
-    return Modelled(Speeds(cluster), AsRecorded(cluster))
+def _modelled(cluster: Cluster) -> ModelledSpeeds:
+    return ModelledSpeeds(Speeds(cluster), RecordedSpeeds(cluster))
 
 
 def _some_not_preemptible(jobs: Sequence[Job]) -> list[Job]:
     return [msgspec.structs.replace(job, preemptible=number % 4 > 0) for number, job in enumerate(jobs)]
 
 
-def _unrest(world: Restless, seed: int, arriving: Sequence[Job]) -> None:
+def _unrest(world: DisturbedCluster, seed: int, arriving: Sequence[Job]) -> None:
     """While these arrive, something is done to somebody again and again; in the end nobody is held any more."""
     until = max(job.submitted for job in arriving)
     pause = (until - world.now) / DISTURBANCES
@@ -237,7 +237,7 @@ def _unrest(world: Restless, seed: int, arriving: Sequence[Job]) -> None:
     world.disturb(release_all)
 
 
-class _Watched:
+class _ReasonChecker:
     """A policy with somebody looking over its shoulder: who waits without a reason?"""
 
     def __init__(self, policy: Policy) -> None:

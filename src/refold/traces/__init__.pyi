@@ -10,10 +10,10 @@ from .formats import (
 from .rubick import plan_from_code as plan_from_code
 from .summary import QUANTILES as QUANTILES, Portion as Portion, Summary as Summary, summarise as summarise
 from .synthetic import (
-    Arrivals as Arrivals,
     Lognormal as Lognormal,
-    Shape as Shape,
+    PoissonArrivals as PoissonArrivals,
     SizeClass as SizeClass,
+    WorkloadShape as WorkloadShape,
     calibrated as calibrated,
     enlarge as enlarge,
     everyday as everyday,

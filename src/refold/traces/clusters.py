@@ -30,7 +30,7 @@ from refold.model import (
     mib_from_gib,
     milli_from_number,
 )
-from refold.traces.text_source import Source, Table, Wrong, number, open_source, whole
+from refold.traces.text_source import BadCell, TextSource, TextTable, number, open_source, whole
 
 ANY_TYPE = "GPU"
 """What a GPU is called whose type nobody said."""
@@ -115,7 +115,7 @@ class _ClusterEntry(msgspec.Struct, forbid_unknown_fields=True):
     tenants: list[Tenant] = []
 
 
-def _from_yaml(source: Source) -> Cluster:
+def _from_yaml(source: TextSource) -> Cluster:
     try:
         entry = msgspec.convert(_document(source), _ClusterEntry)
     except msgspec.ValidationError as error:
@@ -139,7 +139,7 @@ def _from_yaml(source: Source) -> Cluster:
         raise BadFile(source.path, str(error)) from None
 
 
-def _document(source: Source) -> object:
+def _document(source: TextSource) -> object:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         _refuse_deep_nesting(source, loader)
@@ -152,7 +152,7 @@ def _document(source: Source) -> object:
     return document
 
 
-def _refuse_deep_nesting(source: Source, loader: Any) -> None:
+def _refuse_deep_nesting(source: TextSource, loader: Any) -> None:
     """Before it is loaded: what is nested some ten thousand times ends the process, not the loading."""
     depth = 0
     for event in yaml.parse(source.text, Loader=loader):
@@ -164,7 +164,7 @@ def _refuse_deep_nesting(source: Source, loader: Any) -> None:
             raise BadFile(source.path, f"is nested too deeply, expected at most {DEEPEST} levels")
 
 
-def _refuse_absurd_numbers(source: Source, value: object, key: str) -> None:
+def _refuse_absurd_numbers(source: TextSource, value: object, key: str) -> None:
     """NaN, infinities and numbers beyond reason, wherever they stand."""
     if isinstance(value, dict):
         for name, inner in value.items():
@@ -211,7 +211,7 @@ _STRUCT_OF_KEY: dict[str, type[msgspec.Struct]] = {
 """What may stand where in the file."""
 
 
-def _known(source: Source, said: bool | None, key: str, amounts: list[float | None]) -> bool:
+def _known(source: TextSource, said: bool | None, key: str, amounts: list[float | None]) -> bool:
     """Whether an amount is known: of all nodes or of none."""
     given = [amount is not None for amount in amounts]
     if any(given) and not all(given):
@@ -219,14 +219,14 @@ def _known(source: Source, said: bool | None, key: str, amounts: list[float | No
     return any(given) if said is None else said
 
 
-def _refuse_unknown_racks(source: Source, entry: _ClusterEntry) -> None:
+def _refuse_unknown_racks(source: TextSource, entry: _ClusterEntry) -> None:
     known = {rack.name for rack in entry.racks}
     for index, node in enumerate(entry.nodes):
         if known and node.rack and node.rack not in known:
             raise BadFile(source.path, f"nodes[{index}].rack is {node.rack!r}, expected one of {sorted(known)}")
 
 
-def _nodes(source: Source, index: int, entry: _NodeEntry) -> Iterator[Node]:
+def _nodes(source: TextSource, index: int, entry: _NodeEntry) -> Iterator[Node]:
     try:
         for name in _names(entry.name, entry.count):
             yield Node(
@@ -368,8 +368,8 @@ _COMMON = ("node_id", "gpu_type", "num_gpu", "cpu", "mem_gib")
 _OPENB = ("sn", "model", "gpu", "cpu_milli", "memory_mib")
 
 
-def _from_csv(source: Source) -> Cluster:
-    table = Table(source)
+def _from_csv(source: TextSource) -> Cluster:
+    table = TextTable(source)
     if set(_COMMON) <= set(table.columns):
         return _cluster_of_rows(source, table, _COMMON, milli_from_number, mib_from_gib)
     if set(_OPENB) <= set(table.columns):
@@ -381,8 +381,8 @@ def _from_csv(source: Source) -> Cluster:
 
 
 def _cluster_of_rows(
-    source: Source,
-    table: Table,
+    source: TextSource,
+    table: TextTable,
     columns: tuple[str, ...],
     cpu_milli: Callable[[float], int],
     memory_mib: Callable[[float], int],
@@ -396,13 +396,13 @@ def _cluster_of_rows(
     def amount(text: str, column: str) -> float:
         """All nodes have it, or none has."""
         if given.setdefault(column, bool(text)) != bool(text):
-            raise Wrong(column, text, "a number in every row, or in none")
+            raise BadCell(column, text, "a number in every row, or in none")
         return number(text, column) if text else 0.0
 
     for row in table.rows():
         try:
             if len(row) != len(table.columns):
-                raise Wrong("row", f"{len(row)} cells", f"{len(table.columns)} cells")
+                raise BadCell("row", f"{len(row)} cells", f"{len(table.columns)} cells")
             cell = dict(zip(columns, (row[index] for index in cells), strict=True))
             count = whole(cell[gpus], gpus)
             nodes.append(
@@ -414,10 +414,10 @@ def _cluster_of_rows(
                     memory_mib(amount(cell[memory], memory)),
                 )
             )
-        except Wrong as wrong:
+        except BadCell as wrong:
             raise table.bad(wrong) from None
         except BadValue as error:
-            raise table.bad(Wrong("row", str(error), "a node that can be built")) from None
+            raise table.bad(BadCell("row", str(error), "a node that can be built")) from None
     try:
         return Cluster(
             tuple(nodes),

@@ -19,10 +19,10 @@ import msgspec
 from refold.errors import BadFile
 from refold.model import WHOLE, Demand, Job, JobClass, mib_from_gib, milli_from_number
 from refold.traces.text_source import (
+    BadCell,
     JobOfRow,
-    Source,
-    Table,
-    Wrong,
+    TextSource,
+    TextTable,
     jobs_of_rows,
     number,
     number_or_none,
@@ -93,9 +93,9 @@ def recognises(first_line: str) -> bool:
     return set(NEEDED) <= set(first_line.split(","))
 
 
-def read(source: Source, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
+def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
     """Jobs from the common columns, in any order; only job_id, submit_s and num_gpu must be there."""
-    table = Table(source)
+    table = TextTable(source)
     for column in NEEDED:
         table.index(column)
     cut: list[str] = []
@@ -109,7 +109,7 @@ def _notes(jobs: list[Job], cut: list[str]) -> list[str]:
     return notes + ([in_whole_file(unknown, "job", "without a duration")] if unknown else [])
 
 
-def _job_reader(table: Table, gpus_per_instance: int, cut: list[str]) -> JobOfRow:
+def _job_reader(table: TextTable, gpus_per_instance: int, cut: list[str]) -> JobOfRow:
     """How to read a row; ids of jobs cut short go to `cut`. Few demands differ, so each is read once."""
     width = len(table.columns)
 
@@ -130,7 +130,7 @@ def _job_reader(table: Table, gpus_per_instance: int, cut: list[str]) -> JobOfRo
             demand = demands[key] = _demand(gpus_per_instance, *key)
         job_id, submitted, duration, user, group, truncated, extra = own_cells(row)
         if not job_id:
-            raise Wrong("job_id", job_id, "a name")
+            raise BadCell("job_id", job_id, "a name")
         seconds = number(submitted, "submit_s")
         work = number(duration, "duration_s") if duration else None
         if truncated == "True":
@@ -150,9 +150,9 @@ def _demand(gpus_per_instance: int, *cells: str) -> Demand:
         instances = whole(num_inst, "num_inst") if num_inst else 1
         gpus = whole(gpu_per_inst, "gpu_per_inst") if gpu_per_inst else (total or 0) // max(instances, 1)
         if instances < 1:
-            raise Wrong("num_inst", num_inst, "a whole number ≥ 1")
+            raise BadCell("num_inst", num_inst, "a whole number ≥ 1")
         if total is not None and total != instances * gpus:
-            raise Wrong("num_gpu", num_gpu, f"{instances} × {gpus}, as num_inst and gpu_per_inst say")
+            raise BadCell("num_gpu", num_gpu, f"{instances} × {gpus}, as num_inst and gpu_per_inst say")
     else:
         instances, gpus = equal_instances(total or 0, gpus_per_instance)
     return Demand(
@@ -170,7 +170,7 @@ def _share(gpu_milli: str, gpus: int) -> int:
     if milli == 0 and gpus == 0:
         return WHOLE
     if not 1 <= milli <= WHOLE:
-        raise Wrong("gpu_milli", gpu_milli, f"a whole number from 1 to {WHOLE}")
+        raise BadCell("gpu_milli", gpu_milli, f"a whole number from 1 to {WHOLE}")
     return milli
 
 
@@ -203,7 +203,7 @@ def _value(field: str, key: str, value: str) -> object:
             return msgspec.convert(value, JobClass)
         return msgspec.json.decode(value, type=_TYPE_OF_FIELD[field])
     except (msgspec.DecodeError, ValueError) as error:
-        raise Wrong("extra", f"{key}={value}", f"{key} as JSON ({error})") from None
+        raise BadCell("extra", f"{key}={value}", f"{key} as JSON ({error})") from None
 
 
 def write(jobs: Iterable[Job], path: Path) -> None:

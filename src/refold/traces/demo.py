@@ -8,7 +8,7 @@ import msgspec
 
 from refold.model import DAY, Cluster, Demand, GpuType, Link, Node, Rack
 from refold.traces.formats import write_cluster, write_trace
-from refold.traces.synthetic import OFFICE_HOURS, Arrivals, Lognormal, Shape, SizeClass, generate
+from refold.traces.synthetic import OFFICE_HOURS, Lognormal, PoissonArrivals, SizeClass, WorkloadShape, generate
 from refold.traces.trace import Trace
 
 A100, V100, T4 = "A100-80GB", "V100-32GB", "T4"
@@ -64,12 +64,12 @@ def _nodes(stem: str, numbers: range, like: Node, rack: str) -> list[Node]:
     return [msgspec.structs.replace(like, name=f"{stem}-{number}", rack=rack) for number in numbers]
 
 
-def demo_shape() -> Shape:
+def demo_shape() -> WorkloadShape:
     """Most jobs are small and short, many take part of a GPU; most GPU time goes to gangs and long runs."""
     any_type, large_types = (), (A100, V100)
-    return Shape(
+    return WorkloadShape(
         jobs=JOBS,
-        arrivals=Arrivals(12.0, OFFICE_HOURS, burst=1.4, burst_seconds=60.0),
+        arrivals=PoissonArrivals(12.0, OFFICE_HOURS, burst=1.4, burst_seconds=60.0),
         classes=(
             SizeClass(_demand(1, any_type, milli=200, cpus=2), 0.09, Lognormal(1200, 1.7, DAY), 0.6),
             SizeClass(_demand(1, any_type, milli=500, cpus=4), 0.14, Lognormal(2400, 1.7, DAY), 0.5),

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, cast
 
 from refold.errors import BadFile, BadInput, BadValue, UnknownName
 from refold.model import Cluster
-from refold.traces.text_source import Source, open_source
+from refold.traces.text_source import TextSource, open_source
 from refold.traces.trace import Trace
 
 
@@ -37,12 +37,12 @@ SHIPPED = ("demo",)
 """Traces, each with its cluster, that come with the package and are read by name."""
 
 
-class _Reader(Protocol):
+class _TraceReader(Protocol):
     """What a module of the table offers."""
 
     def recognises(self, first_line: str) -> bool: ...
 
-    def read(self, source: Source, *, skip_bad: bool, gpus_per_instance: int) -> Trace: ...
+    def read(self, source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace: ...
 
 
 def read_trace(
@@ -68,11 +68,11 @@ def read_trace(
     return reader.read(source, skip_bad=skip_bad, gpus_per_instance=gpus_per_instance)
 
 
-def _reader(format: str) -> _Reader:
-    return cast(_Reader, import_module(FORMATS[format].module))
+def _reader(format: str) -> _TraceReader:
+    return cast(_TraceReader, import_module(FORMATS[format].module))
 
 
-def _format_of(source: Source) -> str:
+def _format_of(source: TextSource) -> str:
     line = source.first_line
     for name in FORMATS:
         if _reader(name).recognises(line):

@@ -6,7 +6,7 @@ from functools import cache
 
 from refold.model import Demand, Job
 from refold.traces.common_format import equal_instances
-from refold.traces.text_source import JobOfRow, Source, Table, jobs_of_rows, number, whole
+from refold.traces.text_source import JobOfRow, TextSource, TextTable, jobs_of_rows, number, whole
 from refold.traces.timestamps import from_first_submission, moment
 from refold.traces.trace import Trace, in_order
 
@@ -18,15 +18,15 @@ def recognises(first_line: str) -> bool:
     return set(NEEDED) <= set(first_line.split(","))
 
 
-def read(source: Source, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
+def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
     """One job a row, one instance a node where the GPUs divide evenly; the tenant is the virtual cluster."""
-    table = Table(source)
+    table = TextTable(source)
     jobs, left_out = jobs_of_rows(table, _job_reader(table, gpus_per_instance), skip_bad=skip_bad)
     jobs, notes = from_first_submission(jobs)
     return in_order(source.name, jobs, left_out=left_out, notes=notes)
 
 
-def _job_reader(table: Table, gpus_per_instance: int) -> JobOfRow:
+def _job_reader(table: TextTable, gpus_per_instance: int) -> JobOfRow:
     name, gpus, cpus, nodes, submitted, duration = (table.index(column) for column in NEEDED)
     user, cluster, job_name = (table.index_or_none(column) for column in ("user", "vc", "jobname"))
 

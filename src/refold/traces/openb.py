@@ -8,7 +8,7 @@ from functools import cache
 from operator import itemgetter
 
 from refold.model import WHOLE, Demand, Job, JobClass
-from refold.traces.text_source import JobOfRow, Source, Table, Wrong, jobs_of_rows, number, type_list, whole
+from refold.traces.text_source import BadCell, JobOfRow, TextSource, TextTable, jobs_of_rows, number, type_list, whole
 from refold.traces.trace import Trace, in_order, in_whole_file
 
 NEEDED = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
@@ -20,9 +20,9 @@ def recognises(first_line: str) -> bool:
     return set(NEEDED) <= set(first_line.split(","))
 
 
-def read(source: Source, *, skip_bad: bool, gpus_per_instance: int) -> Trace:  # noqa: ARG001
+def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace:  # noqa: ARG001
     """One job per pod. BE pods are best-effort, all others guaranteed."""
-    table = Table(source)
+    table = TextTable(source)
     has_times = set(TIMES) <= set(table.columns)
     counts: Counter[str] = Counter()
     job_of_row = _timed_job_reader(table, counts) if has_times else _untimed_job_reader(table)
@@ -35,7 +35,7 @@ def read(source: Source, *, skip_bad: bool, gpus_per_instance: int) -> Trace:  #
     return in_order(source.name, jobs, left_out=left_out, notes=notes)
 
 
-def _timed_job_reader(table: Table, counts: Counter[str]) -> JobOfRow:
+def _timed_job_reader(table: TextTable, counts: Counter[str]) -> JobOfRow:
     demand_of_row = _demand_reader(table)
     name, created, scheduled, deleted = (table.index(column) for column in ("name", *TIMES))
     qos = table.index_or_none("qos")
@@ -49,14 +49,14 @@ def _timed_job_reader(table: Table, counts: Counter[str]) -> JobOfRow:
             counts["never scheduled"] += 1
         work = number(row[deleted], "deletion_time") - started
         if work < 0:
-            raise Wrong("deletion_time", row[deleted], f"a time that is not before {started:g}")
+            raise BadCell("deletion_time", row[deleted], f"a time that is not before {started:g}")
         job_class: JobClass = "best-effort" if qos is not None and row[qos] == "BE" else "guaranteed"
         return Job(row[name], submitted, demand_of_row(row), work, job_class=job_class)
 
     return job_of_row
 
 
-def _untimed_job_reader(table: Table) -> JobOfRow:
+def _untimed_job_reader(table: TextTable) -> JobOfRow:
     demand_of_row = _demand_reader(table)
     name = table.index("name")
     first_line = table.line + 1
@@ -67,7 +67,7 @@ def _untimed_job_reader(table: Table) -> JobOfRow:
     return job_of_row
 
 
-def _demand_reader(table: Table) -> Callable[[list[str]], Demand]:
+def _demand_reader(table: TextTable) -> Callable[[list[str]], Demand]:
     """The demand in a row; few of them differ, so each is read once."""
     cells = itemgetter(*(table.index(column) for column in NEEDED[1:]))
     spec = table.index_or_none("gpu_spec")
@@ -79,7 +79,7 @@ def _demand(cpu_milli: str, memory_mib: str, num_gpu: str, gpu_milli: str, gpu_s
     gpus = whole(num_gpu, "num_gpu")
     share = whole(gpu_milli, "gpu_milli")
     if gpus and not 1 <= share <= WHOLE:
-        raise Wrong("gpu_milli", gpu_milli, f"a whole number from 1 to {WHOLE}")
+        raise BadCell("gpu_milli", gpu_milli, f"a whole number from 1 to {WHOLE}")
     return Demand(
         gpus=gpus,
         gpu_milli=share if gpus else WHOLE,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from refold.model import WHOLE, Demand, Job, mib_from_gib
 from refold.traces.text_source import (
+    BadCell,
     JobOfRow,
-    Source,
-    Table,
-    Wrong,
+    TextSource,
+    TextTable,
     jobs_of_rows,
     number_or_none,
     open_source,
@@ -43,9 +43,9 @@ def recognises(first_line: str) -> bool:
     return len(cells) == len(TASK_COLUMNS) and (cells == list(TASK_COLUMNS) or cells[3] in STATES)
 
 
-def read(source: Source, *, skip_bad: bool, gpus_per_instance: int) -> Trace:  # noqa: ARG001
+def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace:  # noqa: ARG001
     """One job per task: `inst_num` instances, each with the CPUs, memory and GPUs it planned to use."""
-    table = Table(source, columns=None if _has_header(source) else TASK_COLUMNS)
+    table = TextTable(source, columns=None if _has_header(source) else TASK_COLUMNS)
     submissions = _submissions_beside(source.path)
     counts: Counter[str] = Counter()
     jobs, left_out = jobs_of_rows(table, _job_reader(table, submissions, counts), skip_bad=skip_bad)
@@ -58,7 +58,7 @@ def read(source: Source, *, skip_bad: bool, gpus_per_instance: int) -> Trace:  #
     return in_order(source.name, jobs, left_out=left_out, notes=notes)
 
 
-def _has_header(source: Source) -> bool:
+def _has_header(source: TextSource) -> bool:
     return source.first_line.startswith("job_name,")
 
 
@@ -68,13 +68,13 @@ def _submissions_beside(path: Path) -> dict[str, tuple[str, str]]:
         beside = path.with_name(name)
         if beside.exists() and beside != path:
             source = open_source(beside)
-            table = Table(source, columns=None if _has_header(source) else JOB_COLUMNS)
+            table = TextTable(source, columns=None if _has_header(source) else JOB_COLUMNS)
             job, user, start = (table.index(column) for column in ("job_name", "user", "start_time"))
             return {row[job]: (row[user], row[start]) for row in table.rows() if len(row) > max(job, user, start)}
     return {}
 
 
-def _job_reader(table: Table, submissions: dict[str, tuple[str, str]], counts: Counter[str]) -> JobOfRow:
+def _job_reader(table: TextTable, submissions: dict[str, tuple[str, str]], counts: Counter[str]) -> JobOfRow:
     job_name, task_name, inst_num, start, end, cpu, mem, gpu, gpu_type = (
         table.index(column) for column in TASK_COLUMNS if column != "status"
     )
@@ -87,7 +87,7 @@ def _job_reader(table: Table, submissions: dict[str, tuple[str, str]], counts: C
             counts["unfinished"] += 1
             return None
         if ended < started:
-            raise Wrong("end_time", row[end], f"a time that is not before {row[start]}")
+            raise BadCell("end_time", row[end], f"a time that is not before {row[start]}")
         user, submitted = submissions.get(row[job_name], ("", ""))
         return Job(
             row[job_name],
@@ -105,7 +105,7 @@ def _demand(inst_num: str, plan_cpu: str, plan_mem: str, plan_gpu: str, gpu_type
     """600 of plan_cpu is 6 CPUs; 50 of plan_gpu is half a GPU; 150 is three quarters of two."""
     instances = whole(inst_num, "inst_num") if inst_num else 1
     if instances < 1:
-        raise Wrong("inst_num", inst_num, "a whole number ≥ 1")
+        raise BadCell("inst_num", inst_num, "a whole number ≥ 1")
     percent = number_or_none(plan_gpu, "plan_gpu") or 0.0
     gpus = math.ceil(percent / 100)
     return Demand(

@@ -11,7 +11,7 @@ import msgspec
 from refold.errors import BadFile, BadRow, BadValue
 from refold.model import Demand, Job
 from refold.traces.common_format import equal_instances
-from refold.traces.text_source import Source, Wrong
+from refold.traces.text_source import BadCell, TextSource
 from refold.traces.timestamps import from_first_submission, moment, moment_or_none
 from refold.traces.trace import Trace, in_order, in_whole_file
 
@@ -41,7 +41,7 @@ def recognises(first_line: str) -> bool:
     return first_line.startswith("[")
 
 
-def read(source: Source, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
+def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
     """One job per entry: the GPUs of its last attempt, the run time of all; tenants are virtual clusters."""
     jobs: list[Job] = []
     left_out: list[BadRow] = []
@@ -52,7 +52,7 @@ def read(source: Source, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
             job = _job(decoder.decode(entry), gpus_per_instance)
         except msgspec.ValidationError as error:
             bad = _bad_entry(source, line, entry, error)
-        except Wrong as wrong:
+        except BadCell as wrong:
             bad = BadRow(source.path, line, wrong.column, wrong.found, wrong.expected)
         except BadValue as error:
             bad = BadRow(source.path, line, "entry", str(error), "a job that can be built")
@@ -77,7 +77,7 @@ def read(source: Source, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
     return in_order(source.name, jobs, left_out=left_out, notes=notes)
 
 
-def _entries(source: Source) -> Iterator[tuple[int, bytes]]:
+def _entries(source: TextSource) -> Iterator[tuple[int, bytes]]:
     """Each entry of the list, still as JSON, and the line it begins on."""
     content = source.text.encode()
     try:
@@ -95,7 +95,7 @@ def _entries(source: Source) -> Iterator[tuple[int, bytes]]:
         yield line, entry
 
 
-def _bad_entry(source: Source, line: int, entry: bytes, error: msgspec.ValidationError) -> BadRow:
+def _bad_entry(source: TextSource, line: int, entry: bytes, error: msgspec.ValidationError) -> BadRow:
     """'Expected `str`, got `int` - at `$.jobid`' says which key, and what was expected there."""
     expected, _, place = str(error).partition(" - at ")
     key = re.sub(r"^\$\.?", "", place.strip("`")) or "entry"
@@ -131,5 +131,5 @@ def _run_seconds(attempt: _Attempt) -> float | None:
     if start is None or end is None:
         return None
     if end < start:
-        raise Wrong("attempts.end_time", attempt.end_time, f"a time that is not before {attempt.start_time}")
+        raise BadCell("attempts.end_time", attempt.end_time, f"a time that is not before {attempt.start_time}")
     return end - start

@@ -8,7 +8,7 @@ import msgspec
 
 from refold.model import Demand, Job, Plan
 from refold.traces.common_format import equal_instances
-from refold.traces.text_source import JobOfRow, Source, Table, Wrong, jobs_of_rows, number, whole
+from refold.traces.text_source import BadCell, JobOfRow, TextSource, TextTable, jobs_of_rows, number, whole
 from refold.traces.trace import Trace, in_order
 
 NEEDED = (
@@ -37,9 +37,9 @@ def recognises(first_line: str) -> bool:
     return set(NEEDED) <= set(first_line.split(","))
 
 
-def read(source: Source, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
+def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
     """One reshapable job a row, with its plan and batch; `is_sla` says who is guaranteed."""
-    table = Table(source)
+    table = TextTable(source)
     jobs, left_out = jobs_of_rows(table, _job_reader(table, gpus_per_instance), skip_bad=skip_bad)
     notes = [f"plan 'ga' does not say how often it accumulates: read as {ACCUMULATION}"]
     if len({job.job_class for job in jobs}) > 1:
@@ -48,7 +48,7 @@ def read(source: Source, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
     return in_order(source.name, jobs, left_out=left_out, notes=notes if accumulating else ())
 
 
-def _job_reader(table: Table, gpus_per_instance: int) -> JobOfRow:
+def _job_reader(table: TextTable, gpus_per_instance: int) -> JobOfRow:
     name, submitted, duration, application, gpus, cpus, exec_plan, steps, is_sla = (
         table.index(column) for column in NEEDED
     )
@@ -78,7 +78,7 @@ def plan_from_code(code: str, gpus: int) -> Plan:
     if re.fullmatch(r"[1-9]{3}", code):
         pipeline, tensor, data = map(int, code)
         if pipeline * tensor * data != gpus:
-            raise Wrong("exec_plan", code, f"PP × TP × DP = {gpus}, the job's GPUs")
+            raise BadCell("exec_plan", code, f"PP × TP × DP = {gpus}, the job's GPUs")
         return Plan(data, tensor, pipeline)
     plans = {
         "dp": Plan(gpus),
@@ -88,5 +88,5 @@ def plan_from_code(code: str, gpus: int) -> Plan:
         "zero-offload": Plan(gpus, zero=2, offload=True),
     }
     if code not in plans:
-        raise Wrong("exec_plan", code, f"three digits or one of {', '.join(plans)}")
+        raise BadCell("exec_plan", code, f"three digits or one of {', '.join(plans)}")
     return plans[code]

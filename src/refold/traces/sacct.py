@@ -10,7 +10,7 @@ from functools import cache, partial
 from refold.errors import BadFile
 from refold.model import DAY, HOUR, LARGEST, MINUTE, Demand, Job
 from refold.traces.helios import demand_on_nodes
-from refold.traces.text_source import Source, Table, Wrong, jobs_of_rows, number, whole
+from refold.traces.text_source import BadCell, TextSource, TextTable, jobs_of_rows, number, whole
 from refold.traces.timestamps import from_first_submission, moment_or_none
 from refold.traces.trace import Trace, in_order, in_whole_file
 
@@ -26,13 +26,13 @@ def recognises(first_line: str) -> bool:
     return "|" in first_line and "JobID" in first_line.split("|")
 
 
-def read(source: Source, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
+def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
     """One job per allocation (steps are passed over), one instance a node; the tenant is the account."""
-    table = Table(source, delimiter="|", quoted=False)
+    table = TextTable(source, delimiter="|", quoted=False)
     table.index("JobID")
     if not {"Submit", "Start"} & set(table.columns):
         raise BadFile(source.path, "has neither Submit nor Start; ask sacct for --format=JobID,Submit,Start,End,…")
-    rows = _Rows(table.columns, gpus_per_instance)
+    rows = _SacctRows(table.columns, gpus_per_instance)
     jobs, left_out = jobs_of_rows(table, rows.job, skip_bad=skip_bad)
     jobs, notes = from_first_submission(jobs)
     if rows.counts["never started"]:
@@ -42,7 +42,7 @@ def read(source: Source, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
     return in_order(source.name, jobs, left_out=left_out, notes=notes)
 
 
-class _Rows:
+class _SacctRows:
     """Reads rows as dictionaries, since every site asks sacct for other columns."""
 
     def __init__(self, columns: list[str], gpus_per_instance: int) -> None:
@@ -104,7 +104,7 @@ def _work(cells: dict[str, str], started: float | None) -> float | None:
     if started is None or ended is None:
         return None
     if ended < started:
-        raise Wrong("End", cells["End"], f"a time that is not before {cells['Start']}")
+        raise BadCell("End", cells["End"], f"a time that is not before {cells['Start']}")
     return ended - started
 
 
@@ -112,11 +112,11 @@ def _clock(text: str, column: str) -> float:
     """'1-02:03:04', '02:03:04' or '03:04' in seconds."""
     parts = _CLOCK.fullmatch(text)
     if parts is None:
-        raise Wrong(column, text, "a duration such as 1-02:03:04")
+        raise BadCell(column, text, "a duration such as 1-02:03:04")
     days, hours, minutes, seconds = (float(part or 0) for part in parts.groups())
     total = days * DAY + hours * HOUR + minutes * MINUTE + seconds
     if total > LARGEST:
-        raise Wrong(column, text, "a shorter duration")
+        raise BadCell(column, text, "a shorter duration")
     return total
 
 
@@ -128,7 +128,7 @@ def _tres(text: str, column: str) -> dict[str, str]:
     """'cpu=8,gres/gpu:a100=4,mem=64G' by name."""
     items = [item.partition("=") for item in text.split(",") if item]
     if any(not equals for _, equals, _ in items):
-        raise Wrong(column, text, "a list such as cpu=8,gres/gpu=4,mem=64G")
+        raise BadCell(column, text, "a list such as cpu=8,gres/gpu=4,mem=64G")
     return {name: value for name, _, value in items}
 
 
@@ -149,9 +149,9 @@ def _memory_mib(text: str, nodes: int, cpus: float) -> int:
         return 0
     parts = _MEMORY.fullmatch(text)
     if parts is None:
-        raise Wrong("ReqMem", text, "memory such as 64G or 4000M")
+        raise BadCell("ReqMem", text, "memory such as 64G or 4000M")
     times = {"c": cpus, "n": float(nodes)}.get(parts[3].lower(), 1.0)
     mib = float(parts[1]) * _MIB_OF_UNIT[parts[2].upper()] * times
     if mib > LARGEST:
-        raise Wrong("ReqMem", text, "less memory")
+        raise BadCell("ReqMem", text, "less memory")
     return math.ceil(mib)

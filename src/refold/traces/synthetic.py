@@ -82,7 +82,7 @@ class SizeClass:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrivals:
+class PoissonArrivals:
     """When jobs come: a Poisson process of `per_hour` jobs.
 
     `rhythm` weighs the hours (24 of them make a day, 168 a week; empty: all alike). `burst` is how many jobs
@@ -106,7 +106,7 @@ OFFICE_HOURS = tuple(0.35 + 0.65 * math.exp(-(((hour - 14.5) / 4.5) ** 2)) for h
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class WorkloadShape:
     """What a workload looks like, apart from chance.
 
     Tenants have `users_per_tenant` users each; `habit` (0 to 1) is how much alike the jobs are that one user
@@ -114,7 +114,7 @@ class Shape:
     """
 
     jobs: int
-    arrivals: Arrivals
+    arrivals: PoissonArrivals
     classes: tuple[SizeClass, ...]
     tenants: tuple[tuple[str, float], ...] = (("default", 1.0),)
     users_per_tenant: int = 0
@@ -142,7 +142,7 @@ class Shape:
         """GPU time asked for over GPU time there is; slow GPUs count as the part of a GPU that they are."""
         return self.arrivals.per_hour * self.mean_gpu_seconds / (HOUR * _capacity(cluster))
 
-    def for_load(self, cluster: Cluster, load: float) -> Shape:
+    def for_load(self, cluster: Cluster, load: float) -> WorkloadShape:
         """The same jobs, arriving at the rate that asks for `load` of the cluster's GPUs."""
         if not 0 < load < math.inf:
             raise BadValue(f"a load is a number > 0 such as 0.9, not {load}")
@@ -160,7 +160,7 @@ def _capacity(cluster: Cluster) -> float:
     return capacity
 
 
-def generate(shape: Shape, seed: int) -> Trace:
+def generate(shape: WorkloadShape, seed: int) -> Trace:
     """Jobs of this shape. Sizes and durations are drawn in proportion (each part of a distribution gets its
     share), so that even a short workload has the mix that was asked for; and they arrive over as long as it takes
     for what was drawn to be the load that was asked for."""
@@ -206,7 +206,7 @@ def _shares(weights: list[float], count: int, chance: np.random.Generator) -> In
     return indices.astype(np.int64)
 
 
-def _submissions(shape: Shape, gpu_seconds: float, chance: np.random.Generator) -> Numbers:
+def _submissions(shape: WorkloadShape, gpu_seconds: float, chance: np.random.Generator) -> Numbers:
     """Seconds, rising. Given how many arrivals a Poisson process had, they are uniform in time.
 
     The span from the first to the last is such that `gpu_seconds`, which is what was drawn and not what was to be
@@ -239,7 +239,7 @@ def _in_rhythm(points: Numbers, rhythm: tuple[float, ...], span: float) -> Numbe
     return times
 
 
-def _durations(shape: Shape, sizes: Indices, users: Indices, chance: np.random.Generator) -> Numbers:
+def _durations(shape: WorkloadShape, sizes: Indices, users: Indices, chance: np.random.Generator) -> Numbers:
     """Seconds of work. The jobs of a class are ranked by chance and their user's habit; ranks are read off
     the class's distribution: habit decides who gets which duration, never which durations there are."""
     own = chance.standard_normal(shape.jobs)
@@ -274,7 +274,7 @@ _NORMAL_GRID: Numbers = np.linspace(-8.0, 8.0, 6401)
 _NORMAL_REACHED: Numbers = np.array([0.5 * math.erfc(-z / math.sqrt(2)) for z in _NORMAL_GRID])
 
 
-def calibrated(trace: Trace) -> Shape:
+def calibrated(trace: Trace) -> WorkloadShape:
     """The shape of a trace: its demands with the durations each had, its tenants, hours and bursts."""
     jobs = [job for job in trace.jobs if job.work is not None]
     if not jobs:
@@ -284,7 +284,7 @@ def calibrated(trace: Trace) -> Shape:
     for job in jobs:
         by_demand[job.demand].append(job)
         by_tenant[job.tenant] += 1
-    return Shape(
+    return WorkloadShape(
         jobs=len(jobs),
         arrivals=_learned_arrivals(jobs),
         classes=tuple(_learned_class(demand, members) for demand, members in by_demand.items()),
@@ -310,7 +310,7 @@ def _equal_parts(seconds: Numbers) -> tuple[float, ...]:
     return tuple(np.maximum.accumulate(np.maximum(np.round(means, 6), 0.0)).tolist())
 
 
-def _learned_arrivals(jobs: list[Job]) -> Arrivals:
+def _learned_arrivals(jobs: list[Job]) -> PoissonArrivals:
     submitted = np.array([job.submitted for job in jobs])
     submitted -= submitted[0]
     span = max(float(submitted[-1]), 1.0)
@@ -321,7 +321,7 @@ def _learned_arrivals(jobs: list[Job]) -> Arrivals:
     if span >= 2 * DAY:
         by_hour = np.bincount((submitted // HOUR).astype(np.int64) % hours_in_rhythm, minlength=hours_in_rhythm)
         rhythm = tuple(by_hour.astype(float).tolist())
-    return Arrivals(len(jobs) / span * HOUR, rhythm, len(jobs) / moments, together)
+    return PoissonArrivals(len(jobs) / span * HOUR, rhythm, len(jobs) / moments, together)
 
 
 def enlarge(trace: Trace, factor: float, seed: int, *, jitter: float = 30 * MINUTE) -> Trace:
@@ -351,12 +351,12 @@ def enlarge(trace: Trace, factor: float, seed: int, *, jitter: float = 30 * MINU
     return in_order(f"{trace.name}-x{factor:g}", jobs, left_out=trace.left_out, notes=notes)
 
 
-def everyday(jobs: int) -> Shape:
+def everyday(jobs: int) -> WorkloadShape:
     """A workload of the usual kind, as the public traces have it: most jobs are small and short, most GPU
     time goes to the few that are large and long. Any cluster of 8-GPU nodes can run it."""
-    return Shape(
+    return WorkloadShape(
         jobs=jobs,
-        arrivals=Arrivals(12.0, OFFICE_HOURS, burst=1.3, burst_seconds=30.0),
+        arrivals=PoissonArrivals(12.0, OFFICE_HOURS, burst=1.3, burst_seconds=30.0),
         classes=(
             SizeClass(Demand(gpus=1, gpu_milli=250), 0.10, Lognormal(600, 1.6, DAY), 0.5),
             SizeClass(Demand(gpus=1, gpu_milli=500), 0.12, Lognormal(900, 1.6, DAY), 0.4),

@@ -17,7 +17,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TextSource:
     """A file that was read: where it came from and its text."""
 
     path: Path
@@ -34,7 +34,7 @@ class Source:
         return next((line.strip() for line in self.text[:65536].splitlines() if line.strip()), "")
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path) -> TextSource:
     """The text of a file, unpacked when it is gzipped, whatever it is called."""
     try:
         content = path.read_bytes()
@@ -45,7 +45,7 @@ def open_source(path: Path) -> Source:
     text = _decoded(path, _unpacked(path, content))
     if not text.strip():
         raise BadFile(path, "is empty")
-    return Source(path, text)
+    return TextSource(path, text)
 
 
 def _unpacked(path: Path, content: bytes) -> bytes:
@@ -67,7 +67,7 @@ def _decoded(path: Path, content: bytes) -> str:
     return text
 
 
-class Wrong(Exception):
+class BadCell(Exception):
     """One cell is not what was expected. The loop over rows, which knows the line, makes a BadRow of it."""
 
     def __init__(self, column: str, found: object, expected: str) -> None:
@@ -80,9 +80,9 @@ def number(text: str, column: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise Wrong(column, text, "a number ≥ 0") from None
+        raise BadCell(column, text, "a number ≥ 0") from None
     if not 0.0 <= value <= LARGEST:
-        raise Wrong(column, text, f"a number from 0 to {LARGEST}")
+        raise BadCell(column, text, f"a number from 0 to {LARGEST}")
     return value
 
 
@@ -95,7 +95,7 @@ def whole(text: str, column: str) -> int:
     """A whole number ≥ 0; '8' and '8.0' are the same."""
     value = number(text, column)
     if value != int(value):
-        raise Wrong(column, text, "a whole number ≥ 0")
+        raise BadCell(column, text, "a whole number ≥ 0")
     return int(value)
 
 
@@ -104,12 +104,12 @@ def type_list(text: str) -> tuple[str, ...]:
     return tuple(sorted({name for name in text.split("|") if name})) if text else ()
 
 
-class Table:
+class TextTable:
     """Rows of cells under named columns."""
 
     def __init__(
         self,
-        source: Source,
+        source: TextSource,
         *,
         delimiter: str = ",",
         columns: Sequence[str] | None = None,
@@ -151,7 +151,7 @@ class Table:
         """The line that was read last, counted from 1."""
         return self._reader.line_num
 
-    def bad(self, wrong: Wrong) -> BadRow:
+    def bad(self, wrong: BadCell) -> BadRow:
         """A wrong cell of the row that was read last."""
         return BadRow(self.path, self.line, wrong.column, wrong.found, wrong.expected)
 
@@ -160,7 +160,7 @@ JobOfRow = Callable[[list[str]], Job | None]
 """What a reader knows: the job in a row, or None when the row holds none (a step of a job, say)."""
 
 
-def jobs_of_rows(table: Table, job_of_row: JobOfRow, *, skip_bad: bool) -> tuple[list[Job], list[BadRow]]:
+def jobs_of_rows(table: TextTable, job_of_row: JobOfRow, *, skip_bad: bool) -> tuple[list[Job], list[BadRow]]:
     """The jobs of a table. The first bad row is raised, or all of them are kept beside the jobs."""
     jobs: list[Job] = []
     left_out: list[BadRow] = []
@@ -170,17 +170,17 @@ def jobs_of_rows(table: Table, job_of_row: JobOfRow, *, skip_bad: bool) -> tuple
         try:
             for row in rows:
                 if len(row) != width:
-                    raise Wrong("row", f"{len(row)} cells", f"{width} cells")
+                    raise BadCell("row", f"{len(row)} cells", f"{width} cells")
                 job = job_of_row(row)
                 if job is not None:
                     jobs.append(job)
             return jobs, left_out
-        except Wrong as wrong:
+        except BadCell as wrong:
             bad = table.bad(wrong)
         except BadValue as error:
-            bad = table.bad(Wrong("row", str(error), "a job that can be built"))
+            bad = table.bad(BadCell("row", str(error), "a job that can be built"))
         except csv.Error as error:
-            bad = table.bad(Wrong("row", str(error), "a row of cells"))
+            bad = table.bad(BadCell("row", str(error), "a row of cells"))
             rows = table.rows()
         if not skip_bad:
             raise bad from None

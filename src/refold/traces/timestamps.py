@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from refold.model import Job
-from refold.traces.text_source import Wrong, number
+from refold.traces.text_source import BadCell, number
 
 NEVER = frozenset({"", "None", "none", "Unknown", "N/A", "NaN", "nan"})
 """How traces write that something did not happen."""
@@ -28,7 +28,7 @@ def moment(text: str, column: str) -> float:
     except ValueError:
         if text[:1].isdigit() and "-" not in text:
             return number(text, column)
-        raise Wrong(column, text, "a time such as 2017-10-07 01:12:09") from None
+        raise BadCell(column, text, "a time such as 2017-10-07 01:12:09") from None
     return (time - (_EPOCH if time.tzinfo is None else _EPOCH_UTC)) / _SECOND
 
 

@@ -1,6 +1,6 @@
 from .profiling import (
     Effort as Effort,
-    Trial as Trial,
+    ProfileConfig as ProfileConfig,
     check_device as check_device,
     measure as measure,
     name_of_device as name_of_device,

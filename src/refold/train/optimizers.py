@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from refold.train.timers import Clock, Mark
+from refold.train.timers import DeviceTimer, Mark
 
 BUCKET = 2**25
 """Parameters after which a bucket is full: large enough for whole-speed copies, small enough to overlap them."""
@@ -122,7 +122,7 @@ class OnHost:
     buffer per bucket, in the weights' precision.
     """
 
-    def __init__(self, buckets: list[Bucket], clock: Clock, threads: int = 1) -> None:
+    def __init__(self, buckets: list[Bucket], clock: DeviceTimer, threads: int = 1) -> None:
         self.threads = threads
         self._buckets, self._clock = buckets, clock
         device = buckets[0].weights.device

@@ -21,7 +21,7 @@ ENOUGH = 7
 """Samples that a fit needs at least: as many as it has parameters."""
 
 
-class Trial(msgspec.Struct, frozen=True):
+class ProfileConfig(msgspec.Struct, frozen=True):
     """A configuration to run: a plan, the global batch, tokens per sample, and threads of the CPU."""
 
     plan: Plan
@@ -56,7 +56,7 @@ USUAL_EFFORT = Effort()
 
 def samples_to_take(
     shape: ModelShape, *, batch: int = 0, sequence: int = 0, threads: Sequence[int] = (), count: int = ENOUGH
-) -> list[Trial]:
+) -> list[ProfileConfig]:
     """Configurations for one device, the most telling first: at least `count` of them.
 
     They have one global batch, as far as there are so many for it: micro-batches, what is recomputed, and offload
@@ -72,7 +72,7 @@ def samples_to_take(
     return [trial for number, part in enumerate(parts) for trial in _together(part, offload_last=number % 2 == 0)]
 
 
-def _trials_of(batch: int, sequence: int, threads: Sequence[int]) -> list[Trial]:
+def _trials_of(batch: int, sequence: int, threads: Sequence[int]) -> list[ProfileConfig]:
     """By rank: plans that differ most come first, and accumulating twice as much is a rank of two."""
     kinds = [
         (0.0, Plan(), threads[0]),
@@ -82,14 +82,17 @@ def _trials_of(batch: int, sequence: int, threads: Sequence[int]) -> list[Trial]
         *((0.5 + place, Plan(offload=True), number) for place, number in enumerate(threads)),
     ]
     ranked = [
-        (rank + 2 * level, Trial(msgspec.structs.replace(plan, accumulation=accumulation), batch, sequence, number))
+        (
+            rank + 2 * level,
+            ProfileConfig(msgspec.structs.replace(plan, accumulation=accumulation), batch, sequence, number),
+        )
         for level, accumulation in enumerate(_accumulations(batch))
         for rank, plan, number in kinds
     ]
     return [trial for _, trial in sorted(ranked, key=lambda one: one[0])]
 
 
-def _together(trials: list[Trial], *, offload_last: bool) -> list[Trial]:
+def _together(trials: list[ProfileConfig], *, offload_last: bool) -> list[ProfileConfig]:
     """Those that offload after, or before, those that do not."""
     return sorted(trials, key=lambda trial: trial.plan.offload == offload_last)
 
@@ -110,7 +113,7 @@ def usual_threads() -> list[int]:
 
 def profile(
     shape: ModelShape,
-    trials: Iterable[Trial],
+    trials: Iterable[ProfileConfig],
     *,
     device: str = "cpu",
     wanted: int | None = None,
@@ -131,7 +134,7 @@ def profile(
         if not is_out_of_memory(error):
             raise
         raise BadInput(f"the weights of {shape.name!r} alone do not fit into the memory of {gpu!r}") from None
-    failed: list[Trial] = []
+    failed: list[ProfileConfig] = []
     fitted = 0
     for trial in trials:
         if wanted is not None and fitted >= wanted:
@@ -148,7 +151,7 @@ def profile(
 
 def measure(
     trainer: Trainer,
-    trial: Trial,
+    trial: ProfileConfig,
     gpu: str,
     effort: Effort = USUAL_EFFORT,
     on_step: Callable[[], None] = lambda: None,
@@ -183,7 +186,7 @@ def measure(
     )
 
 
-def _steps(trainer: Trainer, trial: Trial, effort: Effort, on_step: Callable[[], None]) -> list[StepTimes]:
+def _steps(trainer: Trainer, trial: ProfileConfig, effort: Effort, on_step: Callable[[], None]) -> list[StepTimes]:
     from refold.train.models import random_batch
 
     batch = random_batch(trainer.shape, trial.batch, trial.sequence, trainer.device, trainer.dtype)
@@ -202,7 +205,7 @@ def _steps(trainer: Trainer, trial: Trial, effort: Effort, on_step: Callable[[],
     return times
 
 
-def needs_no_less(trial: Trial, other: Trial) -> bool:
+def needs_no_less(trial: ProfileConfig, other: ProfileConfig) -> bool:
     """Whether a trial takes at least the memory of another: what follows from their plans alone, without a model."""
     return (
         trial.sequence >= other.sequence

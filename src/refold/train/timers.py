@@ -21,7 +21,7 @@ class Mark(Protocol):
         """From here to there."""
 
 
-class Clock(Protocol):
+class DeviceTimer(Protocol):
     """What tells time and memory on one kind of device."""
 
     def mark(self) -> Mark:
@@ -37,12 +37,12 @@ class Clock(Protocol):
         """The most that tensors took, and the most that was held for them, where that is known."""
 
 
-def clock_of(device: str) -> Clock:
+def clock_of(device: str) -> DeviceTimer:
     """The one for this device."""
-    return CudaClock() if device.startswith("cuda") else HostClock()
+    return CudaTimer() if device.startswith("cuda") else HostTimer()
 
 
-class HostClock:
+class HostTimer:
     """The CPU, which has done its work when it says so. Its memory is that of the process, looked at in each mark."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class HostMark:
         return later.at - self.at
 
 
-class CudaClock:
+class CudaTimer:
     """A GPU of NVIDIA's (or AMD's, under the same name), which works while the program goes on."""
 
     def mark(self) -> CudaMark:

@@ -13,7 +13,7 @@ from refold.backends.local.environment import RunEnvironment
 from refold.backends.local.instance import Instance
 from refold.backends.local.process_tree import ProcessTree
 from refold.backends.local.run_files import Ending, RunFiles, StartNote
-from refold.backends.local.safe_files import OUT_OF_SOMETHING, NotNow, patiently
+from refold.backends.local.safe_files import OUT_OF_SOMETHING, OutOfFileHandles, patiently
 from refold.backends.local.shim import why_cannot_start
 from refold.core import RunFailed, RunFinished, RunStarted, RunStopped, StartRun
 from refold.model import Job, Seconds
@@ -80,7 +80,7 @@ class Gang:
                 self._processes.append(instance)
         except Exception as error:  # also of those who bring secrets: nothing is left running and unaccounted for
             why = f"cannot start {word!r}: {getattr(error, 'strerror', None) or error}"
-            lacks = isinstance(error, NotNow) or getattr(error, "errno", None) in OUT_OF_SOMETHING
+            lacks = isinstance(error, OutOfFileHandles) or getattr(error, "errno", None) in OUT_OF_SOMETHING
             return self._not_started(why, retry=lacks)
         return None
 

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from refold.backends.local.safe_files import NotNow, make_plain, open_plain, plain_size, read_plain
+from refold.backends.local.safe_files import OutOfFileHandles, make_plain, open_plain, plain_size, read_plain
 from refold.model import Seconds
 
 MOST_OUTPUT = 64 * 2**20
@@ -46,7 +46,7 @@ def _rotating(path: Path) -> threading.RLock:
         return lock
 
 
-class Piece(msgspec.Struct, frozen=True):
+class LogChunk(msgspec.Struct, frozen=True):
     """A part of an output: it begins at a place and goes to the next."""
 
     data: bytes
@@ -59,7 +59,7 @@ class Piece(msgspec.Struct, frozen=True):
         return self.data.decode(errors="replace")
 
 
-def read_from(path: Path, offset: int, most: int = MOST_AT_ONCE) -> Piece:
+def read_from(path: Path, offset: int, most: int = MOST_AT_ONCE) -> LogChunk:
     """What was written from a place on, or from the oldest on that is still there. It ends with a whole character."""
     with _rotating(path):
         base, older = _gone(path), _beside(path, "1")
@@ -68,10 +68,10 @@ def read_from(path: Path, offset: int, most: int = MOST_AT_ONCE) -> Piece:
         data = _bytes_of(older, begin - oldest, most) if begin < base else b""
         data += _bytes_of(path, begin + len(data) - base, most - len(data))
     whole = _whole_characters(data) if len(data) < most else _whole_characters(data) or data
-    return Piece(whole, begin, begin + len(whole))
+    return LogChunk(whole, begin, begin + len(whole))
 
 
-def read_piece(path: Path, offset: int, most: int) -> tuple[Piece, bool] | None:
+def read_piece(path: Path, offset: int, most: int) -> tuple[LogChunk, bool] | None:
     """What was written from a place on, or so many bytes from the end; whether that is all. None: there is no log."""
     if not path.exists():
         return None
@@ -80,12 +80,12 @@ def read_piece(path: Path, offset: int, most: int) -> tuple[Piece, bool] | None:
         return piece, piece.next >= size(path)
 
 
-def tail(path: Path, lines: int = 10, most: int = MOST_AT_ONCE) -> Piece:
+def tail(path: Path, lines: int = 10, most: int = MOST_AT_ONCE) -> LogChunk:
     """The last lines, or as many of them as there is room for."""
     end = size(path)
     piece = read_from(path, end - most, most)
     data = b"".join(piece.data.splitlines(keepends=True)[-lines:] if lines > 0 else [])
-    return Piece(data, piece.next - len(data), piece.next)
+    return LogChunk(data, piece.next - len(data), piece.next)
 
 
 def size(path: Path) -> int:
@@ -137,7 +137,7 @@ def _gone(path: Path) -> int:
     """How much was written before what the log has."""
     try:
         digits = read_plain(_beside(path, "gone"), LONGEST_PLACE + 2).strip()
-    except (OSError, NotNow):
+    except (OSError, OutOfFileHandles):
         return 0
     return int(digits) if digits.isdigit() and len(digits) <= LONGEST_PLACE else 0
 

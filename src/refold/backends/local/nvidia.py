@@ -25,7 +25,7 @@ _MOST_EVENTS = 100
 """As many are taken at one look: a GPU in trouble repeats itself."""
 
 
-class Gpu(msgspec.Struct, frozen=True):
+class DetectedGpu(msgspec.Struct, frozen=True):
     """A GPU that we may use; `name` is the driver's, `gpu_type` the catalogue's where that knows it."""
 
     index: int
@@ -35,7 +35,7 @@ class Gpu(msgspec.Struct, frozen=True):
     memory_mib: MiB | None = None
 
 
-class Reading(msgspec.Struct, frozen=True):
+class GpuReading(msgspec.Struct, frozen=True):
     """A GPU at a moment; `load` is a percentage, `processes` are ids. What cannot be measured is None."""
 
     index: int
@@ -47,7 +47,7 @@ class Reading(msgspec.Struct, frozen=True):
     processes: tuple[int, ...] | None = None
 
 
-class Problem(msgspec.Struct, frozen=True):
+class GpuProblem(msgspec.Struct, frozen=True):
     """Something that is wrong with a GPU; `bad`: nothing should run on it."""
 
     gpu_index: int
@@ -55,7 +55,7 @@ class Problem(msgspec.Struct, frozen=True):
     bad: bool
 
 
-def find_gpus(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
+def find_gpus(environment: Mapping[str, str] = os.environ) -> list[DetectedGpu]:
     """The GPUs that we may use; none, where there is no driver or library."""
     driver = open_driver(environment)
     if driver is None:
@@ -64,7 +64,7 @@ def find_gpus(environment: Mapping[str, str] = os.environ) -> list[Gpu]:
         return driver.gpus
 
 
-def open_driver(environment: Mapping[str, str] = os.environ) -> Driver | None:
+def open_driver(environment: Mapping[str, str] = os.environ) -> NvidiaDriver | None:
     """The driver, or None where there is none."""
     try:
         library: Any = import_module("pynvml")
@@ -72,18 +72,18 @@ def open_driver(environment: Mapping[str, str] = os.environ) -> Driver | None:
         return None
     try:
         library.nvmlInit()
-        return Driver(library, environment.get(VISIBLE))
+        return NvidiaDriver(library, environment.get(VISIBLE))
     except library.NVMLError:
         return None
 
 
-class Driver:
+class NvidiaDriver:
     """A connection to the driver, which knows what it has told before."""
 
     def __init__(self, library: Any, visible: str | None = None) -> None:
         self._library = library
         self._handles: list[Any] = []
-        self.gpus: list[Gpu] = []
+        self.gpus: list[DetectedGpu] = []
         for handle, gpu in chosen(list(self._whole_gpus()), visible):
             self._handles.append(handle)
             self.gpus.append(msgspec.structs.replace(gpu, index=len(self.gpus)))
@@ -91,7 +91,7 @@ class Driver:
         self._lost: set[int] = set()
         self._events = self._listen()
 
-    def __enter__(self) -> Driver:
+    def __enter__(self) -> NvidiaDriver:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -104,7 +104,7 @@ class Driver:
                 self._library.nvmlEventSetFree(self._events)
             self._library.nvmlShutdown()
 
-    def _whole_gpus(self) -> Iterator[tuple[Any, Gpu]]:
+    def _whole_gpus(self) -> Iterator[tuple[Any, DetectedGpu]]:
         """All but those that are cut into parts (MIG): work on these is placed by other means."""
         for index in range(self._library.nvmlDeviceGetCount()):
             handle = self._ask("nvmlDeviceGetHandleByIndex", index)
@@ -114,19 +114,19 @@ class Driver:
                 continue
             name = _text(self._ask("nvmlDeviceGetName", handle) or "GPU")
             memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
-            yield handle, Gpu(index, _text(uuid), name, type_of(name), memory and memory.total // _MIB)
+            yield handle, DetectedGpu(index, _text(uuid), name, type_of(name), memory and memory.total // _MIB)
 
-    def read(self) -> list[Reading]:
+    def read(self) -> list[GpuReading]:
         """How every GPU does now."""
         return [self._reading(index, handle) for index, handle in enumerate(self._handles)]
 
-    def _reading(self, index: int, handle: Any) -> Reading:
+    def _reading(self, index: int, handle: Any) -> GpuReading:
         memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
         rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
         celsius = self._ask("nvmlDeviceGetTemperature", handle, self._library.NVML_TEMPERATURE_GPU)
         milliwatts = self._ask("nvmlDeviceGetPowerUsage", handle)
         processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
-        return Reading(
+        return GpuReading(
             index,
             memory and memory.used // _MIB,
             memory and memory.total // _MIB,
@@ -136,7 +136,7 @@ class Driver:
             None if processes is None else tuple(sorted(process.pid for process in processes)),
         )
 
-    def problems(self) -> list[Problem]:
+    def problems(self) -> list[GpuProblem]:
         """What has gone wrong since the last call; applications' own faults are not told."""
         return [*self._new_xids(), *self._new_ecc_errors(), *self._newly_lost()]
 
@@ -152,7 +152,7 @@ class Driver:
                 library.nvmlDeviceRegisterEvents(handle, library.nvmlEventTypeXidCriticalError, events)
         return events
 
-    def _new_xids(self) -> Iterator[Problem]:
+    def _new_xids(self) -> Iterator[GpuProblem]:
         if self._events is None:
             return
         index_of = {gpu.uuid: gpu.index for gpu in self.gpus}
@@ -163,16 +163,16 @@ class Driver:
             index = index_of.get(_text(self._ask("nvmlDeviceGetUUID", event.device) or ""))
             xid = meaning(int(event.eventData))
             if index is not None and xid.verdict != "application":
-                yield Problem(index, f"XID {int(event.eventData)}: {xid.says}", xid.verdict == "bad")
+                yield GpuProblem(index, f"XID {int(event.eventData)}: {xid.says}", xid.verdict == "bad")
 
-    def _new_ecc_errors(self) -> Iterator[Problem]:
+    def _new_ecc_errors(self) -> Iterator[GpuProblem]:
         for index, handle in enumerate(self._handles):
             before, now = self._ecc_errors[index], self._uncorrected(handle)
             if now is None:
                 continue
             self._ecc_errors[index] = now  # fewer than before: the GPU was reset
             if before is not None and now > before:
-                yield Problem(index, f"new errors of memory that could not be corrected: {now - before:,}", True)
+                yield GpuProblem(index, f"new errors of memory that could not be corrected: {now - before:,}", True)
 
     def _uncorrected(self, handle: Any) -> int | None:
         library = self._library
@@ -181,7 +181,7 @@ class Driver:
         )
         return count
 
-    def _newly_lost(self) -> Iterator[Problem]:
+    def _newly_lost(self) -> Iterator[GpuProblem]:
         for index, handle in enumerate(self._handles):
             try:
                 self._library.nvmlDeviceGetTemperature(handle, self._library.NVML_TEMPERATURE_GPU)
@@ -190,7 +190,7 @@ class Driver:
                 lost = getattr(error, "value", None) == self._library.NVML_ERROR_GPU_IS_LOST
                 if lost and index not in self._lost:
                     self._lost.add(index)
-                    yield Problem(index, "the driver has lost it", True)
+                    yield GpuProblem(index, "the driver has lost it", True)
 
     def _ask(self, question: str, *about: Any) -> Any:
         """What the driver answers; None where it cannot, which differs from GPU to GPU."""
@@ -200,14 +200,14 @@ class Driver:
             return None
 
 
-def chosen(found: Sequence[tuple[Any, Gpu]], visible: str | None) -> list[tuple[Any, Gpu]]:
+def chosen(found: Sequence[tuple[Any, DetectedGpu]], visible: str | None) -> list[tuple[Any, DetectedGpu]]:
     """Those that CUDA_VISIBLE_DEVICES names, by index or the beginning of an id, up to the first that is wrong.
 
     Indices are taken in the driver's order, which is CUDA's too where all GPUs are alike.
     """
     if visible is None:
         return list(found)
-    taken: list[tuple[Any, Gpu]] = []
+    taken: list[tuple[Any, DetectedGpu]] = []
     for word in (part.strip() for part in visible.split(",")):
         fits = [one for one in found if _names(word, one[1])]
         if len(fits) != 1 or fits[0] in taken:
@@ -216,7 +216,7 @@ def chosen(found: Sequence[tuple[Any, Gpu]], visible: str | None) -> list[tuple[
     return taken
 
 
-def _names(word: str, gpu: Gpu) -> bool:
+def _names(word: str, gpu: DetectedGpu) -> bool:
     if word.isdecimal():
         return int(word) == gpu.index
     return word.startswith("GPU-") and gpu.uuid.startswith(word)

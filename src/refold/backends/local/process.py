@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from refold.backends.local.safe_files import NotNow, raise_if_not_now
+from refold.backends.local.safe_files import OutOfFileHandles, raise_if_not_now
 from refold.model import Seconds
 
 PROC = Path("/proc")
@@ -25,7 +25,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProcessInfo:
     """A process as /proc has it. A zombie is not alive. `mark` is what a variable of its environment says."""
 
     pid: int
@@ -36,7 +36,7 @@ class Seen:
     mark: str = ""
 
 
-def seen(pid: int) -> Seen | None:
+def seen(pid: int) -> ProcessInfo | None:
     """What /proc says of a process; None: it has none, or there is no /proc."""
     try:
         return seen_in((PROC / str(pid) / "stat").read_bytes())
@@ -47,16 +47,16 @@ def seen(pid: int) -> Seen | None:
         return None
 
 
-def seen_in(stat: bytes, mark: str = "") -> Seen:
+def seen_in(stat: bytes, mark: str = "") -> ProcessInfo:
     """A line of /proc: 'pid (name) state parent group session …', and the name may hold anything."""
     number, _, _ = stat.partition(b" ")
     state, _, group, session, *more = stat.rpartition(b")")[2].split()
-    return Seen(int(number), int(group), int(session), int(more[15]), state not in (b"Z", b"X"), mark)
+    return ProcessInfo(int(number), int(group), int(session), int(more[15]), state not in (b"Z", b"X"), mark)
 
 
-def everybody(variable: str) -> list[Seen]:
+def everybody(variable: str) -> list[ProcessInfo]:
     """Every process that /proc has, with what this variable was in its environment when it started."""
-    found: list[Seen] = []
+    found: list[ProcessInfo] = []
     try:
         names = [entry.name for entry in os.scandir(PROC) if entry.name.isdecimal()]
     except OSError as error:
@@ -112,7 +112,7 @@ def process_of(pid: int) -> Process:
     """A process that is known to be there: a child that was not collected."""
     try:
         found = seen(pid)
-    except NotNow:
+    except OutOfFileHandles:
         found = None
     return Process(pid, found.started if found else None)
 
@@ -122,7 +122,7 @@ def is_alive(process: Process) -> bool:
     if has_proc():
         try:
             found = seen(process.pid)
-        except NotNow:
+        except OutOfFileHandles:
             return True
         return found is not None and found.alive and process.started in (None, found.started)
     try:

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from refold.backends.local import process as processes
-from refold.backends.local.process import Process, Seen
-from refold.backends.local.safe_files import TRY_AGAIN_AFTER, NotNow
+from refold.backends.local.process import Process, ProcessInfo
+from refold.backends.local.safe_files import TRY_AGAIN_AFTER, OutOfFileHandles
 from refold.model import Seconds
 
 MARK = "REFOLD_MARK"
@@ -29,22 +29,22 @@ class Census:
     """Looks at all processes of the machine: in a thread, and once for all who ask at the same time."""
 
     def __init__(self) -> None:
-        self._coming: asyncio.Task[list[Seen]] | None = None
+        self._coming: asyncio.Task[list[ProcessInfo]] | None = None
         self._turn = asyncio.Lock()
 
-    async def everybody(self) -> list[Seen]:
+    async def everybody(self) -> list[ProcessInfo]:
         """Every process, at some moment after this was asked."""
         if self._coming is None:
             self._coming = asyncio.create_task(self._look())
         return await asyncio.shield(self._coming)
 
-    async def _look(self) -> list[Seen]:
+    async def _look(self) -> list[ProcessInfo]:
         async with self._turn:
             self._coming = None  # who asks from now on wants a later one
             while True:
                 try:
                     return await asyncio.to_thread(processes.everybody, MARK)
-                except NotNow:  # who is not found would be taken to have ended
+                except OutOfFileHandles:  # who is not found would be taken to have ended
                     await asyncio.sleep(TRY_AGAIN_AFTER)
 
 
@@ -85,7 +85,7 @@ class ProcessTree:
             return self.groups_among(await self._census.everybody())
         return {leader for leader in self._leaders if _answers(leader)}
 
-    def groups_among(self, everybody: Iterable[Seen]) -> set[int]:
+    def groups_among(self, everybody: Iterable[ProcessInfo]) -> set[int]:
         """The process groups in which something of the tree is alive.
 
         A session is ours if its leader is gone, or still the one that we know: as long as a session has a process,
@@ -101,7 +101,7 @@ class ProcessTree:
         return {each.group for each in everybody if each.alive and (each.session in sessions or each.mark == self.mark)}
 
 
-def strays(everybody: Iterable[Seen], prefix: str, known: set[str], census: Census) -> list[ProcessTree]:
+def strays(everybody: Iterable[ProcessInfo], prefix: str, known: set[str], census: Census) -> list[ProcessTree]:
     """The trees whose marks begin so and are not known."""
     trees: dict[str, ProcessTree] = {}
     for each in everybody:

@@ -31,7 +31,7 @@ MOST_READ = 64 * 2**10
 Found = TypeVar("Found")
 
 
-class NotNow(Exception):
+class OutOfFileHandles(Exception):
     """The machine can open no more files: what a file says is not known, which is not to say that it is not there."""
 
 
@@ -70,7 +70,7 @@ def read_plain(path: Path, most: int = MOST_READ) -> bytes:
 def raise_if_not_now(error: OSError) -> None:
     """Tell a machine that lacks something from a file that is not there."""
     if error.errno in OUT_OF_SOMETHING:
-        raise NotNow(error.strerror) from None
+        raise OutOfFileHandles(error.strerror) from None
 
 
 async def patiently(read: Callable[[], Found]) -> Found:
@@ -78,7 +78,7 @@ async def patiently(read: Callable[[], Found]) -> Found:
     while True:
         try:
             return read()
-        except NotNow:
+        except OutOfFileHandles:
             await asyncio.sleep(TRY_AGAIN_AFTER)
 
 

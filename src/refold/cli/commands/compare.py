@@ -96,7 +96,7 @@ def compare(
     """
     from refold.cli import all_simulated, conditions_of, notes_of, output_folder, reading_notes, try_report
     from refold.cli.inputs import (
-        Reading,
+        TraceReadOptions,
         charging_from,
         chosen_policies,
         knowledge_from,
@@ -119,7 +119,7 @@ def compare(
     chosen = told(chosen, known, charging)
     check_faults(faults, checkpoint_every, repair, fault_seed)
     check_never_ending(stuck, endless, stuck_seed, report_every)
-    workload = read_workload(trace, cluster, Reading(format, skip_bad, gpus_per_instance, limit), costs)
+    workload = read_workload(trace, cluster, TraceReadOptions(format, skip_bad, gpus_per_instance, limit), costs)
     workload = within_limits(workload, chosen, skip_bad)
     workload = with_charging(workload, charge, charging)
     workload = with_faults(workload, faults, repair, fault_seed or 0)

@@ -28,10 +28,10 @@ from refold.cli.views import (
 )
 
 if TYPE_CHECKING:
-    from refold.cli.inputs import Source
-    from refold.perf import Engine, Gpu, ModelShape
-    from refold.plans import Curve, Limits, Point
-    from refold.results import CurvePicture
+    from refold.cli.inputs import GpuPool
+    from refold.perf import Engine, GpuSpec, ModelShape
+    from refold.plans import Curve, CurvePoint, PlanLimits
+    from refold.results import CurveChart
 
 PICTURES = (".svg", ".html")
 
@@ -48,7 +48,7 @@ class _Question:
     engine: Engine
     batch: int
     sequence: int
-    limits: Limits
+    limits: PlanLimits
 
     def __str__(self) -> str:
         each = "" if self.shape.opaque else f" of {self.sequence:,} tokens"
@@ -59,7 +59,7 @@ class _Question:
 class _Series:
     """One curve, on GPUs of one type, up to so many of what it is against."""
 
-    gpu: Gpu
+    gpu: GpuSpec
     up_to: float
     curve: Curve
 
@@ -134,7 +134,7 @@ def curve(
 # Curves.
 
 
-def _assumed(sources: Sequence[Source], by_gpus: Sequence[_Series]) -> list[str]:
+def _assumed(sources: Sequence[GpuPool], by_gpus: Sequence[_Series]) -> list[str]:
     """What was taken for granted about hosts, where plans offload to them."""
     from refold.perf import USUAL_CPUS_PER_GPU
 
@@ -145,7 +145,7 @@ def _assumed(sources: Sequence[Source], by_gpus: Sequence[_Series]) -> list[str]
     return [f"{' and '.join(missing)} are assumed, for plans that offload"] if offloads and missing else []
 
 
-def _by_gpus(question: _Question, source: Source) -> _Series:
+def _by_gpus(question: _Question, source: GpuPool) -> _Series:
     from refold.plans import gpu_curve
 
     found = gpu_curve(
@@ -160,7 +160,7 @@ def _by_gpus(question: _Question, source: Source) -> _Series:
     return _Series(source.gpu, source.up_to, found)
 
 
-def _by_cpus(question: _Question, source: Source, gpus: int) -> _Series:
+def _by_cpus(question: _Question, source: GpuPool, gpus: int) -> _Series:
     from refold.perf import Setting
     from refold.plans import cpu_curve
 
@@ -203,7 +203,7 @@ def _about_gpus(question: _Question, series: _Series) -> str:
     return "numbers in between are no faster than the next below; per GPU: of the most that any step does"
 
 
-def _of_linear(points: Sequence[Point]) -> list[float]:
+def _of_linear(points: Sequence[CurvePoint]) -> list[float]:
     """Throughput per unit, as a share of the highest there is: where all are 1, the curve is a straight line."""
     each = [point.samples_per_second / point.amount for point in points]
     return [one / max(each) for one in each]
@@ -230,7 +230,7 @@ def _cpu_table(question: _Question, series: _Series, gpus: int | None) -> Table:
     return Table(title, columns, rows, after=[_about_cpus(points)])
 
 
-def _about_cpus(points: Sequence[Point]) -> str:
+def _about_cpus(points: Sequence[CurvePoint]) -> str:
     match points:
         case []:
             return "nothing fits"
@@ -290,28 +290,28 @@ def _check_picture(out: Path | None) -> None:
 
 def _pictures(
     question: _Question, by_gpus: Sequence[_Series], by_cpus: Sequence[_Series], cpus_at: int | None
-) -> list[CurvePicture]:
-    from refold.results import CurvePicture, Stair, Step
+) -> list[CurveChart]:
+    from refold.results import CurveChart, CurveStep, Stair
 
     def stairs(all_series: Iterable[_Series]) -> list[Stair]:
         return [
             Stair(
                 series.gpu.name,
-                [Step(point.amount, point.samples_per_second, str(point.plan)) for point in series.curve.points],
+                [CurveStep(point.amount, point.samples_per_second, str(point.plan)) for point in series.curve.points],
                 series.up_to,
             )
             for series in all_series
         ]
 
     about = f"{question}; best plan for each number"
-    pictures = [CurvePicture(f"{question.shape.name}: throughput by GPUs", about, "GPUs", stairs(by_gpus))]
+    pictures = [CurveChart(f"{question.shape.name}: throughput by GPUs", about, "GPUs", stairs(by_gpus))]
     if by_cpus:
         title = f"{question.shape.name}: throughput by CPUs, on {plural(cpus_at or 0, 'GPU')}"
-        pictures.append(CurvePicture(title, about, "CPUs", stairs(by_cpus), linear=False))
+        pictures.append(CurveChart(title, about, "CPUs", stairs(by_cpus), linear=False))
     return pictures
 
 
-def _drawn(out: Path, pictures: Sequence[CurvePicture]) -> list[str]:
+def _drawn(out: Path, pictures: Sequence[CurveChart]) -> list[str]:
     """The files that were written: a page has all pictures, a drawing one, so that the second has a file of its own."""
     from refold.errors import BadFile
     from refold.results import page

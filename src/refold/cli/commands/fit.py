@@ -12,7 +12,7 @@ from refold.cli.inputs import plan_request
 from refold.cli.views import AsJson, Column, Table, percent, print_json, print_tables, tell
 
 if TYPE_CHECKING:
-    from refold.perf import Fitted, Form, Gpu, Measurement, ModelShape, Setting
+    from refold.perf import Fitted, Form, GpuSpec, Measurement, ModelShape, Setting
 
 FORMS = ("corrected", "rubick-additive", "rubick-power")
 UNNAMED = "model"
@@ -68,7 +68,7 @@ def fit(
     print_tables(*_tables(chosen, fitted, more, errors, following, saved))
 
 
-def _read(path: Path, model: str | None) -> tuple[ModelShape, list[Measurement], Gpu, list[str]]:
+def _read(path: Path, model: str | None) -> tuple[ModelShape, list[Measurement], GpuSpec, list[str]]:
     from refold.catalogue import find_gpu, read_model
     from refold.errors import BadInput
 
@@ -113,32 +113,32 @@ def _of_model(found: Sequence[Measurement], shape: ModelShape, path: Path | None
     return ours
 
 
-def _unknown_machine() -> Gpu:
+def _unknown_machine() -> GpuSpec:
     """A CPU, roughly: what the fit starts from where there is no data sheet."""
     from refold.model import Link
-    from refold.perf import Gpu
+    from refold.perf import GpuSpec
 
     memory = Link("memory", 10.0)
-    return Gpu("cpu", 1e6, 0.2, 0.2, 30.0, memory, 10.0, 10.0, 100.0, gpus_per_node=1, network_cards=1)
+    return GpuSpec("cpu", 1e6, 0.2, 0.2, 30.0, memory, 10.0, 10.0, 100.0, gpus_per_node=1, network_cards=1)
 
 
-def _form(name: str, shape: ModelShape, gpu: Gpu, engine: str, ran: Sequence[Measurement]) -> Form:
+def _form(name: str, shape: ModelShape, gpu: GpuSpec, engine: str, ran: Sequence[Measurement]) -> Form:
     from refold.errors import UnknownName
-    from refold.perf import Corrected, Rubick
+    from refold.perf import CorrectedForm, RubickForm
 
     known = gpu.name != "cpu"
     match name:
         case "corrected":
-            return Corrected(_settings(shape, gpu, engine), 1.0 if known else WITHOUT_DATA_SHEET)
+            return CorrectedForm(_settings(shape, gpu, engine), 1.0 if known else WITHOUT_DATA_SHEET)
         case "rubick-additive":
-            return Rubick(shape, gpu, ran, "additive")
+            return RubickForm(shape, gpu, ran, "additive")
         case "rubick-power":
-            return Rubick(shape, gpu, ran, "power")
+            return RubickForm(shape, gpu, ran, "power")
         case _:
             raise UnknownName("form", name, FORMS)
 
 
-def _settings(shape: ModelShape, gpu: Gpu, engine: str) -> Callable[[Measurement], Setting]:
+def _settings(shape: ModelShape, gpu: GpuSpec, engine: str) -> Callable[[Measurement], Setting]:
     from refold.catalogue import find_engine
     from refold.model import Link
     from refold.perf import Machines, Setting

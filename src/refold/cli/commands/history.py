@@ -10,7 +10,7 @@ from refold.cli import OfTenant, OfUser, daemon, first_jobs
 from refold.cli.views import AsJson, Column, Table, clock_near, duration, plural, print_json, print_tables, say
 
 if TYPE_CHECKING:
-    from refold.api import JobStatus, Standing
+    from refold.api import JobState, JobStatus
     from refold.client import Client
 
 SHOWN = 50
@@ -47,8 +47,8 @@ def history(
     ago = None if since is None else seconds_from_text(since)
     client = daemon()
     now = client.about().now
-    standing = None if state is None else [cast("Standing", state)]
-    which: dict[str, Any] = {"tenant": tenant or "", "user": user or "", "standing": standing, "ended": True}
+    states = None if state is None else [cast("JobState", state)]
+    which: dict[str, Any] = {"tenant": tenant or "", "user": user or "", "state": states, "ended": True}
     found, total = _ended_since(client, None if ago is None else now - ago, None if everybody else limit, which)
     if as_json:
         print_json(found)
@@ -82,7 +82,7 @@ def _row(job: JobStatus, now: float) -> dict[str, str]:
         "demand": job.demand,
         "tenant": job.tenant,
         "user": job.user,
-        "state": job.standing,
+        "state": job.state,
         "ended": clock_near(ended, now) if ended is not None else "–",
         "waited": duration(max(0.0, started - job.submitted)) if started is not None else "–",
         "ran": duration(max(0.0, ended - started)) if ended is not None and started is not None else "–",

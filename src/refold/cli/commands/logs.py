@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from refold.cli import AnyJob, daemon, reason_text
-from refold.cli.views import AsJson, Harmless, print_json, say, screen
+from refold.cli.views import AsJson, Sanitizer, print_json, say, screen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,7 +77,7 @@ def logs(
 def _wait_for_start(client: Client, job: str) -> None:
     """Until it is known how many instances there are."""
     told = False
-    while not (status := client.job(job)).runs and status.standing not in OVER:
+    while not (status := client.job(job)).runs and status.state not in OVER:
         if not told:
             say(_not_yet_text(status), err=True)
             told = True
@@ -116,7 +116,7 @@ class _Stream:
         self, client: Client, job: str, run: int | None, instance: int, lines: int | None, before: str
     ) -> None:
         self._client, self._job, self._instance, self._before = client, job, instance, before
-        self._harmless = Harmless() if sys.stdout.isatty() else None
+        self._harmless = Sanitizer() if sys.stdout.isatty() else None
         self._begun = ""
         self._patience = MOST_LOOKS_IN_VAIN
         text, self.piece = _text_so_far(client, job, run, instance, lines)
@@ -168,7 +168,7 @@ def _follow(client: Client, job: str, streams: list[_Stream], of_one_run: bool) 
     for status in _until_over(client, job, streams, of_one_run):
         if not streams[0].piece.run:
             say(_not_yet_text(status), err=True)
-        elif of_one_run or status.standing in OVER:
+        elif of_one_run or status.state in OVER:
             say(f"{status.id} {_end_text(status)}", err=True)
         else:
             say(f"{status.id}: run {streams[0].piece.run} has ended {reason_text(status)}", err=True)
@@ -186,7 +186,7 @@ def _until_over(client: Client, job: str, streams: list[_Stream], of_one_run: bo
                 for stream in streams:
                     stream.go_on_with(piece.run + 1)
                 continue
-            over = status.standing in OVER or (of_one_run and piece.over)
+            over = status.state in OVER or (of_one_run and piece.over)
             if over or told != piece.run:
                 told = piece.run
                 yield status
@@ -197,5 +197,5 @@ def _until_over(client: Client, job: str, streams: list[_Stream], of_one_run: bo
 
 
 def _end_text(status: JobStatus) -> str:
-    told = "is stopped" if status.standing not in OVER else status.standing
+    told = "is stopped" if status.state not in OVER else status.state
     return f"{told}: {status.why}" if status.why else told

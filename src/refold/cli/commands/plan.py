@@ -13,8 +13,8 @@ from refold.cli.views import AsJson, output_width, print_json, print_tables, pri
 
 if TYPE_CHECKING:
     from refold.model import Plan
-    from refold.perf import Estimate, Fitted, Line, Section, Setting
-    from refold.plans import Limits, Search
+    from refold.perf import Estimate, Fitted, FormulaLine, Section, Setting
+    from refold.plans import PlanLimits, Search
 
 TRUST = "Estimated without measurements: docs/accuracy.md says how well; `refold fit` corrects it."
 """What stands under every estimate."""
@@ -90,11 +90,11 @@ def _read_fit(path: Path, gpu: str, engine: str) -> Fitted:
     """What was fitted, if it is for this GPU and this engine; an engine that was not asked for is that of the fit."""
     from refold.cli.commands.fit import read_fit
     from refold.errors import BadInput
-    from refold.perf import Corrected
+    from refold.perf import CorrectedForm
 
     fitted = read_fit(path)
-    if fitted.form != Corrected.name:
-        raise BadInput(f"{path} was fitted in the form {fitted.form!r}; plans need {Corrected.name!r}")
+    if fitted.form != CorrectedForm.name:
+        raise BadInput(f"{path} was fitted in the form {fitted.form!r}; plans need {CorrectedForm.name!r}")
     if fitted.gpu and fitted.gpu != gpu:
         raise BadInput(f"{path} was fitted on {fitted.gpu}, and the plan is for {gpu}")
     if engine not in (plan_request.USUAL_ENGINE, fitted.engine):
@@ -195,7 +195,7 @@ def _estimate_document(setting: Setting, found: Estimate) -> dict[str, Any]:
 # One plan.
 
 
-def _why(setting: Setting, limits: Limits, plan: Plan, search: Search, notes: Sequence[str], as_json: bool) -> None:
+def _why(setting: Setting, limits: PlanLimits, plan: Plan, search: Search, notes: Sequence[str], as_json: bool) -> None:
     from refold.cli.views import title_of
     from refold.perf import estimate
     from refold.plans import why_not
@@ -231,7 +231,7 @@ def _compared(found: Estimate | None, best: Estimate | None) -> str:
     return f"possible, and {much} ({here} a step, {best.plan} {there})"
 
 
-def _explain(setting: Setting, limits: Limits, plan: Plan, notes: Sequence[str], as_json: bool) -> None:
+def _explain(setting: Setting, limits: PlanLimits, plan: Plan, notes: Sequence[str], as_json: bool) -> None:
     from refold.cli.views import title_of
     from refold.perf import estimate, explain
     from refold.plans import why_not
@@ -280,5 +280,5 @@ def _say_bold(text: str) -> None:
     typer.secho(printable(text), bold=True)
 
 
-def _value(line: Line) -> str:
+def _value(line: FormulaLine) -> str:
     return f"{line.value:.6g} {line.unit}".strip()

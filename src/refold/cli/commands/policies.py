@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from refold.cli.views import AsJson, Column, Table, print_json, print_tables
 
 if TYPE_CHECKING:
-    from refold.registry import Listed
+    from refold.registry import PolicyInfo
 
 OF_THE_PACKAGE = "refold.policies."
 
@@ -30,7 +30,7 @@ def policies(as_json: AsJson = False) -> None:
     print_tables(_table(found), Table("Placements (--placement)", columns, rules))
 
 
-def _document(one: Listed) -> dict[str, object]:
+def _document(one: PolicyInfo) -> dict[str, object]:
     return one._asdict() | {
         "problem": one.problem or None,
         "settings": {name: _plain(default) for name, default in one.settings.items()},
@@ -50,7 +50,7 @@ def _plain(default: object) -> object:
     return default if isinstance(default, str | int | float | bool | None) else repr(default)
 
 
-def _table(found: list[Listed]) -> Table:
+def _table(found: list[PolicyInfo]) -> Table:
     columns = {
         "name": Column("name", whole=True),
         "summary": Column("who runs when"),

@@ -26,7 +26,7 @@ from refold.cli.views import (
 
 if TYPE_CHECKING:
     from refold.model import Job
-    from refold.research import Played, Score
+    from refold.research import Evaluation, Score
     from refold.traces import Trace
 
 OURS = "refold"
@@ -122,17 +122,17 @@ def _with_limits(trace: Trace, seed: int | None) -> Trace:
     return replace(trace, jobs=jobs, notes=(*trace.notes, f"limits of {plural(drawn, 'job')} are drawn, seed {seed}"))
 
 
-def _all_played(jobs: Sequence[Job]) -> tuple[list[_Method], Played]:
+def _all_played(jobs: Sequence[Job]) -> tuple[list[_Method], Evaluation]:
     """Every method on the same jobs, and what ours said; the limit only where jobs have one."""
     from time import process_time
 
-    from refold.research import COMPARATORS, Foreseen, play
+    from refold.research import COMPARATORS, PredictorQuantiles, play
 
     limited = any(job.time_limit is not None for job in jobs)
     others = {name: made for name, made in COMPARATORS.items() if limited or not name.startswith("limit")}
     _compile()
     with progress("foreseeing", len(others) + 2) as advance:
-        ours = play(jobs, Foreseen(), process_time)
+        ours = play(jobs, PredictorQuantiles(), process_time)
         advance(2)
         methods = [_method(OURS, ours)]
         for name, made in others.items():
@@ -144,14 +144,14 @@ def _all_played(jobs: Sequence[Job]) -> tuple[list[_Method], Played]:
 def _compile() -> None:
     """Have what is compiled ready, so that its compilation is not measured."""
     from refold.model import Job
-    from refold.research import Foreseen
+    from refold.research import PredictorQuantiles
 
-    foreseen, job = Foreseen(), Job("first")
+    foreseen, job = PredictorQuantiles(), Job("first")
     foreseen.quantiles(job, 0.0)
     foreseen.finished(job, 1.0, 1.0)
 
 
-def _method(name: str, played: Played) -> _Method:
+def _method(name: str, played: Evaluation) -> _Method:
     from refold.research import score
 
     half = len(played.lasted) // 2
@@ -233,7 +233,7 @@ def _later_tables(later: dict[str, Score]) -> list[Table]:
     return [Table(f"{OURS}, asked again of jobs that still run", columns, rows)]
 
 
-def _written(folder: Path, jobs: Sequence[Job], played: Played) -> Path:
+def _written(folder: Path, jobs: Sequence[Job], played: Evaluation) -> Path:
     """What was foreseen of each job, as a table."""
     import csv
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from refold.perf import Measurement, ModelShape
-    from refold.train import Trial
+    from refold.train import ProfileConfig
 
 SAMPLES = Path("samples.csv")
 
@@ -119,7 +119,7 @@ def _check_writable(path: Path) -> None:
 
 
 def _measured(
-    shape: ModelShape, trials: Sequence[Trial], device: str, wanted: int | None, steps: int
+    shape: ModelShape, trials: Sequence[ProfileConfig], device: str, wanted: int | None, steps: int
 ) -> Iterator[Measurement]:
     from refold.train import profiling
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from refold.cli import OfTenant, OfUser, daemon, refuse_without
-from refold.cli.inputs import NOW, Arrivals, AtMoment, FutureSeed, InFutures, LookingAhead
+from refold.cli.inputs import NOW, Arrivals, AtMoment, ForecastOptions, FutureSeed, InFutures
 from refold.cli.views import AsJson, journal_queue, live_queue, paint_again
 
 LOOK_AGAIN_AFTER = 2.0
@@ -60,16 +60,16 @@ def queue(
         raise BadInput("--watch looks again and again, for people: leave --json out")
     if everybody and limit is not None:
         raise BadInput(f"--all and --limit {limit} are two answers to one question: leave one of them out")
-    ahead = LookingAhead(start, futures, arrivals, seed)
+    ahead = ForecastOptions(start, futures, arrivals, seed)
     if journal is None:
         refuse_without("JOURNAL", {"--at": at, "--running": running or None}, "the daemon tells who runs now, always")
-        of_daemon = live_queue.Asked(ahead, tenant or "", user or "", None if everybody else limit or SHOWN)
+        of_daemon = live_queue.LiveQueueOptions(ahead, tenant or "", user or "", None if everybody else limit or SHOWN)
         paint = partial(live_queue.show_daemon, daemon(), of_daemon, as_json)
     else:
         if watch and at is not None:
             raise BadInput("--watch looks at the end of the journal, again and again: leave --at out")
         refuse_without("the daemon", {"--tenant": tenant, "--user": user}, "a journal is told whole")
-        of_journal = journal_queue.Asked(ahead, running, limit)
+        of_journal = journal_queue.JournalQueueOptions(ahead, running, limit)
         paint = partial(journal_queue.show_journal, journal, NOW if watch else at, of_journal, as_json)
     if watch:
         paint_again(paint, LOOK_AGAIN_AFTER)

@@ -199,11 +199,11 @@ def _beside_recorded(path: Path, choice: Choice, costs: Costs) -> tuple[list[Rep
 
 def _both_simulated(path: Path, choice: Choice, costs: Costs) -> tuple[list[ReportRun], Workload]:
     """Of a snapshot nobody knows yet what will happen: what its own policy would do, and what the other."""
-    from refold.cli.inputs import Choice, Reading, is_oracle, name_of, read_queued
+    from refold.cli.inputs import Choice, TraceReadOptions, is_oracle, name_of, read_queued
     from refold.journal import read_journal
 
     header, _ = read_journal(path)
-    workload = read_queued(str(path), None, Reading(), costs)
+    workload = read_queued(str(path), None, TraceReadOptions(), costs)
     name = name_of(header.policy, header.settings)
     own = Choice(header.policy, header.settings, name, is_oracle(header.policy))
     return [_simulated(workload, own), _simulated(workload, choice)], workload

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from refold.core import Entry, Event, Header, Policy, View
     from refold.errors import BadDecision
     from refold.model import Allocation, Job
-    from refold.server import Outcome, Outcomes
+    from refold.server import JobOutcome, JobOutcomes
 
 JOURNAL = "journal.jsonl"
 LOGS = "logs"
@@ -52,7 +52,7 @@ def run(
     from refold.core import Header
     from refold.jobspec import read_jobs
     from refold.model import seconds_from_text
-    from refold.server import Outcomes
+    from refold.server import JobOutcomes
 
     wanted, patience = read_jobs(jobs), seconds_from_text(grace)
     choice = chosen_policy(policy, settings_from(settings, placement, watch=watch))
@@ -61,8 +61,10 @@ def run(
     made = make_guarded(header.policy, header.settings)
     _rehearse(header, wanted)
     folder = _new_folder(out)
-    outcomes = Outcomes(wanted)
-    interrupted = asyncio.run(_drive(wanted, header, made, folder, patience, _Teller(outcomes, folder, as_json)))
+    outcomes = JobOutcomes(wanted)
+    interrupted = asyncio.run(
+        _drive(wanted, header, made, folder, patience, _ProgressPrinter(outcomes, folder, as_json))
+    )
     if as_json:
         print_json({"journal": str(folder / JOURNAL), "jobs": list(outcomes.of.values())})
     else:
@@ -74,9 +76,9 @@ def run(
 def _check_watch(settings: Mapping[str, Any]) -> None:
     """Processes do not report progress yet, so none of them can be said to make none."""
     from refold.errors import BadInput
-    from refold.policies.common import Rules
+    from refold.policies.common import WatchRules
 
-    rules = Rules.of(settings["watch"]) if "watch" in settings else None
+    rules = WatchRules.of(settings["watch"]) if "watch" in settings else None
     if rules is not None and rules.no_progress is not None and not rules.silent_too:
         raise BadInput(
             "--watch no-progress is about runs that report progress, which commands cannot do yet: "
@@ -93,18 +95,20 @@ def _rehearse(header: Header, jobs: list[Job]) -> None:
     scheduler.step(0.0, [JobSubmitted(job) for job in jobs])
 
 
-async def _drive(jobs: list[Job], header: Header, policy: Policy, folder: Path, grace: float, teller: _Teller) -> int:
+async def _drive(
+    jobs: list[Job], header: Header, policy: Policy, folder: Path, grace: float, teller: _ProgressPrinter
+) -> int:
     """Run them to their end; the exit status if that was brought about by a signal, else 0."""
     from asyncio import CancelledError
 
     from refold.backends.local import LocalBackend
     from refold.core import Scheduler
     from refold.journal import JournalFile
-    from refold.server import Driver, WallClock, interruptible
+    from refold.server import LiveDriver, WallClock, interruptible
 
     with JournalFile(folder / JOURNAL, header, safe=True) as journal:
         scheduler = Scheduler(header.cluster, policy, journal, teller.refused)
-        driver = Driver(scheduler, jobs, WallClock(), teller.step)
+        driver = LiveDriver(scheduler, jobs, WallClock(), teller.step)
 
         def stop() -> None:
             driver.cancel_all()
@@ -129,10 +133,10 @@ def _new_folder(out: Path | None) -> Path:
     return make_folder(folder)
 
 
-class _Teller:
+class _ProgressPrinter:
     """Tells a person what happens while it happens."""
 
-    def __init__(self, outcomes: Outcomes, folder: Path, on_stderr: bool) -> None:
+    def __init__(self, outcomes: JobOutcomes, folder: Path, on_stderr: bool) -> None:
         self._outcomes = outcomes
         self._folder = folder
         self._on_stderr = on_stderr
@@ -166,7 +170,7 @@ class _Teller:
         from refold.core import JobSubmitted, RunFailed, RunFinished, RunStarted, RunStopped
 
         match event:
-            case JobSubmitted(job) if job.id in view.never:
+            case JobSubmitted(job) if job.id in view.infeasible:
                 return [self._say(view.now, job.id, f"can never run here: it asks for {job.demand}")]
             case RunStarted(job_id, number):
                 again = f", run {number}" if number > 1 else ""
@@ -216,16 +220,16 @@ def _slots(allocation: Allocation | None) -> str:
     return f"{'' if part == WHOLE else f'{part / WHOLE:g} of '}slot{'s' if len(held) > 1 else ''} {text}"
 
 
-def _table(outcomes: Outcomes, folder: Path) -> Table:
+def _table(outcomes: JobOutcomes, folder: Path) -> Table:
     from refold.model import text_from_seconds
 
     def lasted(begin: float | None, end: float | None) -> str:
         return "–" if begin is None or end is None else text_from_seconds(end - begin)
 
-    def row(outcome: Outcome) -> dict[str, Any]:
+    def row(outcome: JobOutcome) -> dict[str, Any]:
         return {
             "job": outcome.job,
-            "standing": outcome.standing,
+            "state": outcome.state,
             "slots": _slots(outcome.allocation) if outcome.runs else "–",
             "waited": lasted(outcome.submitted, outcome.first_started),
             "ran": lasted(outcome.started, outcome.ended),
@@ -235,7 +239,7 @@ def _table(outcomes: Outcomes, folder: Path) -> Table:
 
     columns = {
         "job": Column("job", whole=True),
-        "standing": Column("outcome"),
+        "state": Column("outcome"),
         "slots": Column("last on"),
         "waited": Column("waited", number=True),
         "ran": Column("last run", number=True),

@@ -96,7 +96,7 @@ def simulate(
     )
     from refold.cli.inputs import (
         SPREAD,
-        Reading,
+        TraceReadOptions,
         charging_from,
         chosen_policy,
         knowledge_from,
@@ -122,7 +122,7 @@ def simulate(
     [choice] = told([choice], known, charging)
     check_faults(faults, checkpoint_every, repair, fault_seed)
     check_never_ending(stuck, endless, stuck_seed, report_every)
-    workload = read_workload(trace, cluster, Reading(format, skip_bad, gpus_per_instance, limit), costs)
+    workload = read_workload(trace, cluster, TraceReadOptions(format, skip_bad, gpus_per_instance, limit), costs)
     workload = within_limits(workload, [choice], skip_bad)
     workload = with_charging(workload, charge, charging)
     workload = with_faults(workload, faults, repair, fault_seed or 0)

@@ -105,7 +105,7 @@ def submit(
 
     Examples: refold submit job.yaml · refold submit train.sbatch --gpus 4 · refold submit --gpus 2 -- python train.py
     """
-    from refold.cli.inputs import Options, submissions_from
+    from refold.cli.inputs import SubmitOptions, submissions_from
 
     fields = {
         "name": name,
@@ -120,7 +120,7 @@ def submit(
         "notify": notify or None,
         "hold": hold or None,
     }
-    options = Options(fields, gpus, gpu_type, memory, time, estimate, plan, workdir, env or (), secret or ())
+    options = SubmitOptions(fields, gpus, gpu_type, memory, time, estimate, plan, workdir, env or (), secret or ())
     jobs, notes = submissions_from(file, context.meta.get(TYPED, ()), options)
     tell(notes)
     client = daemon()
@@ -184,7 +184,7 @@ def _start_text(job: Submission, preview: Preview, now: float) -> str:
         return "at once"
     before = f"after {plural(preview.waiting_before, 'job')} that wait before it" if preview.waiting_before else ""
     before = before.replace("1 job that wait", "1 job that waits")
-    expected = preview.expected
+    expected = preview.start_estimate
     if expected is None:
         return before or "when there is room"
     when = f"at about {clock_near(expected.at, now)}"
@@ -231,5 +231,5 @@ def _waited(client: Client, submitted: Sequence[JobStatus], as_json: bool) -> in
         print_json(ended)
     for job in ended:
         if not as_json:
-            say(f"{job.id} {job.standing}{f': {job.why}' if job.why else ''}", err=True)
-    return next((job.exit_code or 1 for job in ended if job.standing != "finished"), 0)
+            say(f"{job.id} {job.state}{f': {job.why}' if job.why else ''}", err=True)
+    return next((job.exit_code or 1 for job in ended if job.state != "finished"), 0)

@@ -24,7 +24,7 @@ from refold.cli.views import (
 )
 
 if TYPE_CHECKING:
-    from refold.api import About, GpuStatus, JobStatus
+    from refold.api import DaemonInfo, GpuStatus, JobStatus
     from refold.client import Client
 
 HOT = 85.0
@@ -62,12 +62,12 @@ def top(
 
 def _paint(client: Client) -> None:
     about, gpus = client.about(), client.gpus()
-    jobs, _ = first_jobs(client, len(gpus) + 1, standing=["running", "stopping"])
+    jobs, _ = first_jobs(client, len(gpus) + 1, state=["running", "stopping"])
     tell([about.storage] if about.storage else [])
     print_tables(_table(about, gpus, {job.id: job for job in jobs}))
 
 
-def _table(about: About, gpus: Sequence[GpuStatus], jobs: dict[str, JobStatus]) -> Table:
+def _table(about: DaemonInfo, gpus: Sequence[GpuStatus], jobs: dict[str, JobStatus]) -> Table:
     width = max(NARROWEST_BAR, min(WIDEST_BAR, output_width() - ROOM_BESIDE_BAR))
     columns = {
         "gpu": Column("GPU", whole=True),
@@ -92,7 +92,7 @@ def _table(about: About, gpus: Sequence[GpuStatus], jobs: dict[str, JobStatus]) 
     return Table(_title(about), shown, rows)
 
 
-def _title(about: About) -> str:
+def _title(about: DaemonInfo) -> str:
     used = f"{about.gpus - about.free_gpus:g} of {plural(about.gpus, 'GPU')} in use"
     return f"{about.cluster}: {used}, {about.running:,} running, {about.waiting:,} waiting, under {about.policy}"
 

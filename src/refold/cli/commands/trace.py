@@ -12,7 +12,7 @@ from refold.cli.views import AsJson, Column, Table, bar, count, percent, print_j
 
 if TYPE_CHECKING:
     from refold.model import Cluster
-    from refold.traces import Portion, Shape, Summary, Trace
+    from refold.traces import Portion, Summary, Trace, WorkloadShape
 
 app = typer.Typer(
     help="Look into job histories, convert them, make new ones.", no_args_is_help=True, rich_markup_mode=None
@@ -191,7 +191,7 @@ def most_gpus_of_a_node(cluster: Cluster) -> int:
     return max(node.gpus for node in cluster.nodes) or GPUS_PER_INSTANCE
 
 
-def _shape(jobs: int, like: str | None, gpus_per_instance: int) -> Shape:
+def _shape(jobs: int, like: str | None, gpus_per_instance: int) -> WorkloadShape:
     from dataclasses import replace
 
     from refold.traces import calibrated, everyday, read_trace

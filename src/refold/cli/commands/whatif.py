@@ -14,15 +14,15 @@ from refold.cli import OtherPolicy, daemon, refuse_without
 from refold.cli.inputs import (
     Arrivals,
     AtMoment,
+    ForecastOptions,
     FutureSeed,
     InFutures,
-    LookingAhead,
+    JournalState,
     OtherClass,
-    Standing,
     class_from,
+    journal_state_at,
     schedulers_from,
-    standing_at,
-    standing_of_daemon,
+    state_of_daemon,
 )
 from refold.cli.views import (
     AsJson,
@@ -41,7 +41,7 @@ from refold.cli.views import (
 
 if TYPE_CHECKING:
     from refold.core import Scheduler
-    from refold.model import Expected, Job
+    from refold.model import Job, StartEstimate
     from refold.simulator import Futures
 
 BEST = "*"
@@ -81,43 +81,45 @@ def whatif(
     """
     from refold.errors import BadInput
 
-    asked = _Asked(gpus, job_class, policy, LookingAhead(True, futures, arrivals, seed))
+    asked = _WhatIfRequest(gpus, job_class, policy, ForecastOptions(True, futures, arrivals, seed))
     match files:
         case [job]:
             refuse_without("JOURNAL", {"--at": at}, "the daemon is asked about now")
             wanted, notes = _submitted(job)
-            with standing_of_daemon(daemon()) as standing:
-                fits = _tell(standing, "the daemon", wanted, asked, notes, as_json)
+            with state_of_daemon(daemon()) as state:
+                fits = _tell(state, "the daemon", wanted, asked, notes, as_json)
         case [journal, job]:
-            fits = _tell(standing_at(journal, at), str(journal), _first_job(job), asked, [], as_json)
+            fits = _tell(journal_state_at(journal, at), str(journal), _first_job(job), asked, [], as_json)
         case _:
             raise BadInput("which job? Such as refold whatif job.yaml, or refold whatif journal.jsonl job.yaml")
     raise typer.Exit(int(not fits))
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _WhatIfRequest:
     gpus: str | None
     job_class: str | None
     policy: str | None
-    ahead: LookingAhead
+    ahead: ForecastOptions
 
 
-def _tell(standing: Standing, source: str, job: Job, asked: _Asked, notes: Sequence[str], as_json: bool) -> bool:
+def _tell(
+    state: JournalState, source: str, job: Job, asked: _WhatIfRequest, notes: Sequence[str], as_json: bool
+) -> bool:
     """Say what would become of the job, and whether anything would."""
-    ways = _ways(standing, job, asked.gpus, asked.job_class)
-    rows = _answers(standing, ways, schedulers_from(standing, asked.policy), asked.ahead)
+    ways = _ways(state, job, asked.gpus, asked.job_class)
+    rows = _answers(state, ways, schedulers_from(state, asked.policy), asked.ahead)
     notes = [asked.ahead.note, *_notes(ways), *notes]
     policy, count = asked.policy, asked.ahead.count
     if as_json:
-        about = {"journal": source, "policy": policy or standing.header.policy, "now": standing.shown_now}
+        about = {"journal": source, "policy": policy or state.header.policy, "now": state.shown_now}
         print_json({**about, "futures": count, "seed": asked.ahead.seed, "ways": rows, "notes": notes})
     else:
         tell(notes)
-        who = f"under {policy}, from then on" if policy else f"under {standing.header.policy}"
-        when = f"if it were submitted at {clock(standing.shown_now)}"
+        who = f"under {policy}, from then on" if policy else f"under {state.header.policy}"
+        when = f"if it were submitted at {clock(state.shown_now)}"
         title = f"{ways[0].job.id}, {when}, {who}; in {plural(count, 'future')}"
-        print_tables(_table(title, rows, standing.shown_now))
+        print_tables(_table(title, rows, state.shown_now))
     return any(row["start"] is not None for row in rows)
 
 
@@ -125,7 +127,7 @@ def _tell(standing: Standing, source: str, job: Job, asked: _Asked, notes: Seque
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class _Variant:
     """One way to submit the job; `scaled`: its work is taken to be in proportion to its GPUs."""
 
     name: str
@@ -148,16 +150,17 @@ def _submitted(path: Path) -> tuple[Job, tuple[str, ...]]:
     return first.to_job(first.name, first.tenant or "default", "", 0.0), tuple(read.notes)
 
 
-def _ways(standing: Standing, given: Job, gpus: str | None, job_class: str | None) -> list[_Way]:
+def _ways(state: JournalState, given: Job, gpus: str | None, job_class: str | None) -> list[_Variant]:
     """As given, with each other number of GPUs, and all that in another class."""
     import msgspec
 
-    job = msgspec.structs.replace(given, id=_free_id(standing, given.id), submitted=standing.now)
-    ways = [_Way(f"as given: {job.demand}", job), *(_with_gpus(job, text) for text in _parts(gpus))]
+    job = msgspec.structs.replace(given, id=_free_id(state, given.id), submitted=state.now)
+    ways = [_Variant(f"as given: {job.demand}", job), *(_with_gpus(job, text) for text in _parts(gpus))]
     if job_class is not None:
         kind = class_from(job_class)
         ways += [
-            _Way(f"{way.name}, {kind}", msgspec.structs.replace(way.job, job_class=kind), way.scaled) for way in ways
+            _Variant(f"{way.name}, {kind}", msgspec.structs.replace(way.job, job_class=kind), way.scaled)
+            for way in ways
         ]
     return ways
 
@@ -166,14 +169,14 @@ def _parts(text: str | None) -> list[str]:
     return [] if text is None else [part.strip() for part in text.split(",")]
 
 
-def _free_id(standing: Standing, name: str) -> str:
+def _free_id(state: JournalState, name: str) -> str:
     """The name, or the nearest that no job of the journal has."""
-    taken = standing.present.names
+    taken = state.present.names
     others = (f"{name} ({number})" for number in range(2, len(taken) + 3))
     return name if name not in taken else next(other for other in others if other not in taken)
 
 
-def _with_gpus(job: Job, text: str) -> _Way:
+def _with_gpus(job: Job, text: str) -> _Variant:
     import msgspec
 
     from refold.errors import BadInput
@@ -189,10 +192,10 @@ def _with_gpus(job: Job, text: str) -> _Way:
     scales = work is not None and bool(job.demand.total_gpu_milli and demand.total_gpu_milli)
     if work is not None and scales:
         work *= job.demand.total_gpu_milli / demand.total_gpu_milli
-    return _Way(str(demand), msgspec.structs.replace(job, demand=demand, work=work, gpu_range=None), scales)
+    return _Variant(str(demand), msgspec.structs.replace(job, demand=demand, work=work, gpu_range=None), scales)
 
 
-def _notes(ways: Sequence[_Way]) -> list[str]:
+def _notes(ways: Sequence[_Variant]) -> list[str]:
     scaled = any(way.scaled for way in ways)
     return ["on other GPUs its work is taken to be in proportion to them"] if scaled else []
 
@@ -201,17 +204,17 @@ def _notes(ways: Sequence[_Way]) -> list[str]:
 
 
 def _answers(
-    standing: Standing, ways: Sequence[_Way], go_on: Callable[[], Scheduler], looking: LookingAhead
+    state: JournalState, ways: Sequence[_Variant], go_on: Callable[[], Scheduler], looking: ForecastOptions
 ) -> list[dict[str, Any]]:
     from refold.cli.inputs import charging_from
     from refold.simulator import look_ahead
 
-    charge = charging_from(None, None).charge(standing.header.cluster)
+    charge = charging_from(None, None).charge(state.header.cluster)
     with progress("looking ahead", looking.count * (len(ways) + 1)) as advance:
 
         def ahead(*asked: Job) -> Futures:
             return look_ahead(
-                standing.present,
+                state.present,
                 go_on,
                 futures=looking.count,
                 seed=looking.seed,
@@ -222,29 +225,29 @@ def _answers(
             )
 
         without = ahead()
-        rows = [_row(standing, way, ahead(way.job), without) for way in ways]
+        rows = [_row(state, way, ahead(way.job), without) for way in ways]
     ends = [row["end"]["at"] if row["end"] else inf for row in rows]
     first = ends.index(min(ends))
     return [{**row, "best": len(rows) > 1 and place == first and ends[place] < inf} for place, row in enumerate(rows)]
 
 
-def _row(standing: Standing, way: _Way, with_it: Futures, without: Futures) -> dict[str, Any]:
+def _row(state: JournalState, way: _Variant, with_it: Futures, without: Futures) -> dict[str, Any]:
     start, end = with_it.start(way.job.id), with_it.end(way.job.id)
-    delays = {job_id: _delay(job_id, with_it, without) for job_id in standing.present.view.waiting}
+    delays = {job_id: _delay(job_id, with_it, without) for job_id in state.present.view.waiting}
     known = [delay for delay in delays.values() if delay is not None]
     return {
         "way": way.name,
-        "start": _told(start, standing.later),
-        "end": _told(end, standing.later),
-        "in": None if start is None else start.at - standing.now,
+        "start": _told(start, state.later),
+        "end": _told(end, state.later),
+        "in": None if start is None else start.at - state.now,
         "others_delayed": sum(known) / len(known) if known else 0.0,
         "delayed": sum(delay > NOTICED for delay in known),
-        "fits": _fits(standing, way.job),
-        "why": "" if start is not None else _why_not(standing, way.job),
+        "fits": _fits(state, way.job),
+        "why": "" if start is not None else _why_not(state, way.job),
     }
 
 
-def _told(expected: Expected | None, later: float) -> dict[str, float | None] | None:
+def _told(expected: StartEstimate | None, later: float) -> dict[str, float | None] | None:
     if expected is None:
         return None
     moments = {"at": expected.at, "soonest": expected.soonest, "latest": expected.latest}
@@ -260,17 +263,17 @@ def _delay(job_id: str, with_it: Futures, without: Futures) -> float | None:
     return float((later - before)[both].mean()) if both.any() else None
 
 
-def _fits(standing: Standing, job: Job) -> bool:
+def _fits(state: JournalState, job: Job) -> bool:
     from refold.packing import Free
 
-    return Free(standing.header.cluster).fits_when_empty(job.demand)
+    return Free(state.header.cluster).fits_when_empty(job.demand)
 
 
-def _why_not(standing: Standing, job: Job) -> str:
+def _why_not(state: JournalState, job: Job) -> str:
     from refold.packing import Free
 
-    if not _fits(standing, job):
-        return f"never fits: {Free(standing.header.cluster).shortage(job.demand).text(gpus_text(job.demand.gpus))}"
+    if not _fits(state, job):
+        return f"never fits: {Free(state.header.cluster).shortage(job.demand).text(gpus_text(job.demand.gpus))}"
     return "does not start in half of the futures"
 
 

@@ -67,7 +67,7 @@ def _tell_of_daemon(job: str, as_json: bool) -> None:
     rows = [{"at": clock(one.at), "event": one.kind, "text": one.text} for one in found.story]
     status = found.job
     now = f"on {where_text(status.where)}" if status.where else reason_text(status)
-    how = {"held": "is held", "never": "never fits"}.get(status.standing, STATES.get(status.standing))
+    how = {"held": "is held", "infeasible": "never fits"}.get(status.state, STATES.get(status.state))
     after = [f"it {how} {now}".rstrip()] if how else []
     print_tables(Table(f"{status.id}, {status.demand}, {status.job_class}, of {status.tenant}", COLUMNS, rows, after))
 

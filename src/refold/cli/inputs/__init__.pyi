@@ -5,20 +5,20 @@ from .charges import (
     knowledge_from as knowledge_from,
     told as told,
 )
-from .hardware import Source as Source, sources_from as sources_from, with_gpus as with_gpus
+from .hardware import GpuPool as GpuPool, sources_from as sources_from, with_gpus as with_gpus
 from .job_classes import ClassName as ClassName, OtherClass as OtherClass, class_from as class_from
 from .journal_state import (
     NOW as NOW,
     Arrivals as Arrivals,
     AtMoment as AtMoment,
+    ForecastOptions as ForecastOptions,
     FutureSeed as FutureSeed,
     InFutures as InFutures,
-    LookingAhead as LookingAhead,
-    Standing as Standing,
+    JournalState as JournalState,
     futures_of as futures_of,
+    journal_state_at as journal_state_at,
     schedulers_from as schedulers_from,
-    standing_at as standing_at,
-    standing_of_daemon as standing_of_daemon,
+    state_of_daemon as state_of_daemon,
 )
 from .journal_workload import recorded_in as recorded_in, workload_of as workload_of
 from .plan_request import layout_text as layout_text, rate_text as rate_text, seconds_text as seconds_text
@@ -33,9 +33,9 @@ from .policy_choice import (
     takes_placement as takes_placement,
 )
 from .power_limits import limit_notes as limit_notes, spreads_power as spreads_power, within_limits as within_limits
-from .submission import Options as Options, submissions_from as submissions_from
+from .submission import SubmitOptions as SubmitOptions, submissions_from as submissions_from
 from .workload import (
-    Reading as Reading,
+    TraceReadOptions as TraceReadOptions,
     Workload as Workload,
     with_charging as with_charging,
     with_faults as with_faults,

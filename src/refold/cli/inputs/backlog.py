@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from refold.cli.inputs.workload import Reading, Workload
+from refold.cli.inputs.workload import TraceReadOptions, Workload
 from refold.cli.views import plural, progress
 
 if TYPE_CHECKING:
     from refold.model import Cluster, Job
-    from refold.simulator import Costs, Present
+    from refold.simulator import Costs, StateAt
 
 LEAST = 1.0
 """Seconds that a job has left at least."""
@@ -28,31 +28,31 @@ def is_journal(trace: str) -> bool:
     return True
 
 
-def read_queued(journal: str, cluster: Cluster | None, reading: Reading, costs: Costs) -> Workload:
+def read_queued(journal: str, cluster: Cluster | None, reading: TraceReadOptions, costs: Costs) -> Workload:
     """Who runs or waits at the end of a journal, on its cluster or another, all of them submitted at once.
 
     Whoever runs goes first, and has left what is not done; who says nothing lasts as long as is most likely.
     """
     from refold.journal import read_journal
-    from refold.simulator import Present
+    from refold.simulator import StateAt
     from refold.traces import Trace, for_cluster
 
     path = Path(journal)
     header, entries = read_journal(path)
     with progress(f"reading {path.name}"):
-        present = Present.of(header.cluster, entries)
+        present = StateAt.of(header.cluster, entries)
         jobs, notes = _left_over(present, path)
     machines = cluster or header.cluster
     ready = for_cluster(Trace(path.name, tuple(jobs[: reading.limit]), (), tuple(notes)), machines)
     return Workload(ready.name, ready.jobs, machines, costs, (), 0, ready.notes)
 
 
-def _left_over(present: Present, path: Path) -> tuple[list[Job], list[str]]:
+def _left_over(present: StateAt, path: Path) -> tuple[list[Job], list[str]]:
     from refold.errors import BadInput
-    from refold.server import is_stand_in
+    from refold.server import is_drain_placeholder
 
     view = present.view
-    running = [job for job in view.active.values() if not is_stand_in(job)]
+    running = [job for job in view.active.values() if not is_drain_placeholder(job)]
     jobs = [*running, *view.waiting.values()]
     if not jobs:
         raise BadInput(
@@ -70,7 +70,7 @@ def _left_over(present: Present, path: Path) -> tuple[list[Job], list[str]]:
     return [_left_of(present, job) for job in jobs], notes
 
 
-def _left_of(present: Present, job: Job) -> Job:
+def _left_of(present: StateAt, job: Job) -> Job:
     """The rest of a job, as one that begins now."""
     import msgspec
 
@@ -79,14 +79,14 @@ def _left_of(present: Present, job: Job) -> Job:
     return msgspec.structs.replace(job, submitted=0.0, work=_work_left(present, job), steps=left)
 
 
-def _work_left(present: Present, job: Job) -> float:
+def _work_left(present: StateAt, job: Job) -> float:
     """Of what it says it takes, while that can be true; else of what is most likely."""
-    from refold.simulator import AsRecorded
+    from refold.simulator import RecordedSpeeds
 
     view = present.view
     done = view.done(job.id)
     if job.work is not None and job.work > done:
         return job.work - done
     run = view.runs.get(job.id)
-    speed = AsRecorded(view.cluster).speed(job, run.allocation) if run is not None else 1.0
+    speed = RecordedSpeeds(view.cluster).speed(job, run.allocation) if run is not None else 1.0
     return max(LEAST, (present.life(job).quantile(0.5) - present.elapsed(job.id)) * speed)

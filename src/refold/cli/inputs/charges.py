@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from refold.model import Cluster, Job
     from refold.perf import Fitted, Measurement
     from refold.plans import Knowledge, Speeds
-    from refold.simulator import Charge
+    from refold.simulator import SpeedModel
 
 RECORDED, MODEL = "recorded", "model"
 KNOWLEDGE = "knowledge"
@@ -27,16 +27,16 @@ class Charging:
     table: Sequence[Measurement] = ()
     knowledge: Knowledge | None = None
 
-    def charge(self, cluster: Cluster) -> Charge:
+    def charge(self, cluster: Cluster) -> SpeedModel:
         """The charge of a simulation. What a table has not is modelled, and what the model does not know, recorded."""
-        from refold.simulator import AsRecorded, Measured, Modelled
+        from refold.simulator import MeasuredSpeeds, ModelledSpeeds, RecordedSpeeds
 
-        recorded = AsRecorded(cluster)
+        recorded = RecordedSpeeds(cluster)
         if self.by == RECORDED:
             return recorded
         speeds = self._speeds(cluster)
-        modelled = Modelled(speeds, recorded)
-        return modelled if self.by == MODEL else Measured(self.table, speeds, modelled)
+        modelled = ModelledSpeeds(speeds, recorded)
+        return modelled if self.by == MODEL else MeasuredSpeeds(self.table, speeds, modelled)
 
     def charged(self, jobs: Iterable[Job], cluster: Cluster) -> int:
         """How many jobs are charged otherwise than as recorded: of a table, those of models that it has."""
@@ -133,12 +133,12 @@ def knowledge_from(file: Path | None, fits: Sequence[Path] | None) -> Knowledge 
 def _check_fit(fitted: Fitted) -> None:
     """Speeds are corrected: what was fitted in another form says nothing of other plans."""
     from refold.errors import BadInput
-    from refold.perf import Corrected
+    from refold.perf import CorrectedForm
 
-    missing = [one.name for one in Corrected.usual if one.name not in fitted.values]
+    missing = [one.name for one in CorrectedForm.usual if one.name not in fitted.values]
     if missing:
         what = f"the fit of {fitted.model} on {fitted.gpu or 'no GPU'} is of the form {fitted.form}"
-        raise BadInput(f"{what} and lacks {', '.join(missing)}; take what refold fit --form {Corrected.name} saves")
+        raise BadInput(f"{what} and lacks {', '.join(missing)}; take what refold fit --form {CorrectedForm.name} saves")
 
 
 def told(chosen: Sequence[Choice], knowledge: Knowledge | None, charging: Charging) -> list[Choice]:

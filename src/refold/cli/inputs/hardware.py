@@ -10,7 +10,7 @@ from refold.cli.inputs.plan_request import MOST_UP_TO, network_from_text, usual_
 
 if TYPE_CHECKING:
     from refold.model import Cluster, Link, Node
-    from refold.perf import Gpu, Machines
+    from refold.perf import GpuSpec, Machines
 
 UP_TO = 64
 """GPUs, where nothing was said."""
@@ -23,13 +23,13 @@ FAR_OFF = 1.15
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class GpuPool:
     """GPUs of one type: how many there are, and the machines for any number of them.
 
     `cpus_beside`: how many CPUs a job on so many GPUs could have at most.
     """
 
-    gpu: Gpu
+    gpu: GpuSpec
     up_to: int
     machines_for: Callable[[int], Machines]
     cpus_beside: Callable[[int], float]
@@ -37,7 +37,7 @@ class Source:
 
 def sources_from(
     cluster: str | None, gpu: str | None, up_to: int | None, network: str | None
-) -> tuple[list[Source], list[str]]:
+) -> tuple[list[GpuPool], list[str]]:
     """The GPUs that the options describe, and what to know about them."""
     from refold.catalogue import find_gpu
     from refold.errors import BadInput
@@ -51,7 +51,7 @@ def sources_from(
     return _of_cluster(read_cluster(cluster), None if gpu is None else find_gpu(gpu), up_to, link)
 
 
-def with_gpus(sources: Sequence[Source], gpus: int) -> list[Source]:
+def with_gpus(sources: Sequence[GpuPool], gpus: int) -> list[GpuPool]:
     """Those that have so many GPUs."""
     from refold.errors import BadInput
 
@@ -62,16 +62,16 @@ def with_gpus(sources: Sequence[Source], gpus: int) -> list[Source]:
     return enough
 
 
-def _as_usual(gpu: Gpu, up_to: int, network: Link | None) -> tuple[list[Source], list[str]]:
+def _as_usual(gpu: GpuSpec, up_to: int, network: Link | None) -> tuple[list[GpuPool], list[str]]:
     from refold.plans import Packed
 
     notes = usual_network(gpu) if network is None and up_to > gpu.gpus_per_node else []
-    return [Source(gpu, up_to, Packed(gpu, network=network), lambda gpus: float(CPUS_PER_GPU * gpus))], notes
+    return [GpuPool(gpu, up_to, Packed(gpu, network=network), lambda gpus: float(CPUS_PER_GPU * gpus))], notes
 
 
 def _of_cluster(
-    cluster: Cluster, only: Gpu | None, up_to: int | None, network: Link | None
-) -> tuple[list[Source], list[str]]:
+    cluster: Cluster, only: GpuSpec | None, up_to: int | None, network: Link | None
+) -> tuple[list[GpuPool], list[str]]:
     from refold.errors import BadInput
     from refold.model import ETHERNET, Link
 
@@ -80,7 +80,7 @@ def _of_cluster(
     for gpu, nodes in _nodes_by_gpu(cluster, only).items():
         usual = Link("network", gpu.node_network_gigabytes_per_second)
         found = ClusterGpus(gpu, nodes, said or usual, cluster.cpus_known, cluster.memory_known)
-        sources.append(Source(gpu, min(found.gpus, up_to or MOST_UP_TO), found, found.cpus_beside))
+        sources.append(GpuPool(gpu, min(found.gpus, up_to or MOST_UP_TO), found, found.cpus_beside))
         notes += usual_network(gpu) if said is None and len(nodes) > 1 else []
         notes += _memory_differs(cluster, nodes[0].gpu_type, gpu)
         if up_to is None and found.gpus > MOST_UP_TO:
@@ -90,7 +90,7 @@ def _of_cluster(
     return sources, notes
 
 
-def _nodes_by_gpu(cluster: Cluster, only: Gpu | None) -> dict[Gpu, tuple[Node, ...]]:
+def _nodes_by_gpu(cluster: Cluster, only: GpuSpec | None) -> dict[GpuSpec, tuple[Node, ...]]:
     """The nodes that have GPUs, those with most first, by what the catalogue says of these.
 
     `only` is a type to look at, and what GPUs are whose type nobody said.
@@ -104,7 +104,7 @@ def _nodes_by_gpu(cluster: Cluster, only: Gpu | None) -> dict[Gpu, tuple[Node, .
     if ANY_TYPE in cluster.type_names and only is None:
         raise BadInput(f"cluster {cluster.name!r} does not say of which type its GPUs are; say it with --gpu A100-80GB")
     gpu_of = {name: only if only and name == ANY_TYPE else find_gpu(name) for name in cluster.type_names}
-    by_gpu: dict[Gpu, list[Node]] = {}
+    by_gpu: dict[GpuSpec, list[Node]] = {}
     for node in sorted(cluster.nodes, key=lambda node: -node.gpus):
         if node.gpus and only in (None, gpu_of[node.gpu_type]):
             by_gpu.setdefault(gpu_of[node.gpu_type], []).append(node)
@@ -119,7 +119,7 @@ class ClusterGpus:
     differ in their links, the slowest counts.
     """
 
-    gpu: Gpu
+    gpu: GpuSpec
     nodes: tuple[Node, ...]
     network: Link
     cpus_known: bool
@@ -163,7 +163,7 @@ class ClusterGpus:
         return self.gpu.link if node.inside == PCIE else node.inside  # a file that says nothing has PCIE
 
 
-def _memory_differs(cluster: Cluster, name: str, gpu: Gpu) -> list[str]:
+def _memory_differs(cluster: Cluster, name: str, gpu: GpuSpec) -> list[str]:
     said = cluster.gpu_type(name).memory_gib
     if not said or 1 / FAR_OFF < said / gpu.memory_gib < FAR_OFF:
         return []

@@ -17,7 +17,7 @@ from refold.cli.views import clock, progress
 if TYPE_CHECKING:
     from refold.client import Client
     from refold.core import Entry, Header, Scheduler
-    from refold.simulator import Futures, Present
+    from refold.simulator import Futures, StateAt
 
 FUTURES = 40
 """In how many futures is looked, where nobody says."""
@@ -44,7 +44,7 @@ FutureSeed = Annotated[int, typer.Option("--seed", min=0, max=2**62, help="Chanc
 
 
 @dataclass(frozen=True, slots=True)
-class LookingAhead:
+class ForecastOptions:
     """Whether it is asked when jobs may start, and how that is seen; None of `futures`: where nobody has promised."""
 
     wanted: bool = False
@@ -64,12 +64,12 @@ class LookingAhead:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class JournalState:
     """How things stand at a moment of a journal. `later`: by so much the clock of people is ahead of the journal's."""
 
     path: Path
     header: Header
-    present: Present
+    present: StateAt
     later: float = 0.0
 
     @property
@@ -89,23 +89,23 @@ class Standing:
         return self.now + self.later
 
 
-def standing_at(path: Path, at: str | None) -> Standing:
+def journal_state_at(path: Path, at: str | None) -> JournalState:
     """Read a journal up to a moment of it, or to its end."""
     from refold.errors import BadInput
     from refold.journal import read_journal
-    from refold.simulator import Present
+    from refold.simulator import StateAt
 
     moment = None if at in (None, NOW) else moment_from_text(at or "")
     header, entries = read_journal(path)
     seen = _Seen(entries)
     with progress(f"reading {path.name}"):
-        present = Present.of(header.cluster, iter(seen), moment)
+        present = StateAt.of(header.cluster, iter(seen), moment)
     if moment is not None and not seen.first <= moment <= seen.last:
         there = f"goes from {clock(seen.first)} to {clock(seen.last)}" if seen.last > -inf else "has no entries yet"
         raise BadInput(f"--at {at}: {path} {there}")
     if at == NOW and present.entries:
         present.now += _seconds_since_written(path)
-    return Standing(path, header, present)
+    return JournalState(path, header, present)
 
 
 def _seconds_since_written(path: Path) -> float:
@@ -157,16 +157,16 @@ def _of_calendar(text: str) -> float | None:
         return None
 
 
-def futures_of(standing: Standing, about: list[str], ahead: LookingAhead) -> Futures:
+def futures_of(state: JournalState, about: list[str], ahead: ForecastOptions) -> Futures:
     """The policy of the journal goes on, until those that it is about have started."""
     from refold.cli.inputs.charges import charging_from
     from refold.simulator import look_ahead
 
-    go_on = schedulers_from(standing)
-    charge = charging_from(None, None).charge(standing.header.cluster)
+    go_on = schedulers_from(state)
+    charge = charging_from(None, None).charge(state.header.cluster)
     with progress("looking ahead", ahead.count) as advance:
         return look_ahead(
-            standing.present,
+            state.present,
             go_on,
             futures=ahead.count,
             seed=ahead.seed,
@@ -177,7 +177,7 @@ def futures_of(standing: Standing, about: list[str], ahead: LookingAhead) -> Fut
         )
 
 
-def schedulers_from(standing: Standing, policy: str | None = None) -> Callable[[], Scheduler]:
+def schedulers_from(state: JournalState, policy: str | None = None) -> Callable[[], Scheduler]:
     """Schedulers that go on from there, one per call: with the journal's policy, or another that takes over.
 
     A snapshot has no decisions to replay: its own policy takes over.
@@ -186,23 +186,21 @@ def schedulers_from(standing: Standing, policy: str | None = None) -> Callable[[
     from refold.cli.inputs.policy_choice import chosen_policy
     from refold.simulator import going_on, taking_over
 
-    header, present = standing.header, standing.present
-    with progress(f"replaying {standing.path.name}"):
+    header, present = state.header, state.present
+    with progress(f"replaying {state.path.name}"):
         if policy is None and not header.snapshot:
             return going_on(
-                present, header.cluster, standing.entries, lambda: make_guarded(header.policy, header.settings)
+                present, header.cluster, state.entries, lambda: make_guarded(header.policy, header.settings)
             )
         choice = chosen_policy(policy, {}) if policy is not None else header
-        return taking_over(
-            present, header.cluster, standing.entries, lambda: make_guarded(choice.policy, choice.settings)
-        )
+        return taking_over(present, header.cluster, state.entries, lambda: make_guarded(choice.policy, choice.settings))
 
 
 @contextmanager
-def standing_of_daemon(client: Client) -> Iterator[Standing]:
+def state_of_daemon(client: Client) -> Iterator[JournalState]:
     """How things stand with the daemon now, from a snapshot that is kept as long as this is in use."""
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory(prefix="refold-") as folder:
-        standing = standing_at(client.snapshot(Path(folder) / "snapshot.jsonl"), None)
-        yield replace(standing, later=client.about().now - standing.now)
+        state = journal_state_at(client.snapshot(Path(folder) / "snapshot.jsonl"), None)
+        yield replace(state, later=client.about().now - state.now)

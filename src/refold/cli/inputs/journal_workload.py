@@ -62,9 +62,9 @@ def _work_done(history: History) -> dict[int, float]:
     from math import isclose
 
     from refold.journal import Outcome
-    from refold.simulator import AsRecorded
+    from refold.simulator import RecordedSpeeds
 
-    charge, runs = AsRecorded(history.cluster), history.runs
+    charge, runs = RecordedSpeeds(history.cluster), history.runs
     ended = (Outcome.FINISHED, Outcome.FAILED, Outcome.CANCELLED)
     worked: dict[int, float] = {}
     for run in range(len(runs)):

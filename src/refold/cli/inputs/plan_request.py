@@ -12,8 +12,8 @@ import typer
 
 if TYPE_CHECKING:
     from refold.model import Link
-    from refold.perf import Gpu, Machines, ModelShape
-    from refold.plans import Limits, Pins
+    from refold.perf import GpuSpec, Machines, ModelShape
+    from refold.plans import Pins, PlanLimits
 
 MOST_GPUS = 2**17
 """More GPUs than any job has: beyond it, somebody mistyped."""
@@ -192,7 +192,7 @@ def _amount(option: str, text: str, factor_of: Callable[[str], float | None], ex
     return amount
 
 
-def usual_network(gpu: Gpu) -> list[str]:
+def usual_network(gpu: GpuSpec) -> list[str]:
     """What to know where nobody said how fast the network is."""
     return [f"--network {gpu.node_network_gigabytes_per_second:g}GB/s is what nodes of {gpu.name} usually have"]
 
@@ -219,10 +219,10 @@ def sizes_from(shape: ModelShape, batch: int | None, sequence: int | None) -> tu
 
 def limits_from(
     pin: str | None, no_offload: bool, tensor_across_nodes: bool, uneven: bool, for_offload: Mapping[str, object]
-) -> Limits:
+) -> PlanLimits:
     """Which plans may be chosen; `for_offload` are options that only plans that offload have a use for."""
     from refold.errors import BadInput
-    from refold.plans import Limits, Pins
+    from refold.plans import Pins, PlanLimits
 
     for option, value in for_offload.items():
         if no_offload and value is not None:
@@ -230,7 +230,7 @@ def limits_from(
     pinned = Pins() if pin is None else pins_from_text(pin)
     if no_offload and pinned.offload:
         raise BadInput(f"--pin {pin} wants offload, and --no-offload does not: leave one of them out")
-    return Limits(offload=not no_offload, tensor_across_nodes=tensor_across_nodes, uneven=uneven, pinned=pinned)
+    return PlanLimits(offload=not no_offload, tensor_across_nodes=tensor_across_nodes, uneven=uneven, pinned=pinned)
 
 
 def pins_from_text(text: str) -> Pins:

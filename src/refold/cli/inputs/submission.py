@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SubmitOptions:
     """What was typed beside the file. `fields` are those of a submission as they are; None: nothing was said."""
 
     fields: Mapping[str, Any]
@@ -30,7 +30,7 @@ class Options:
 
 
 def submissions_from(
-    file: str | None, command: Sequence[str], options: Options
+    file: str | None, command: Sequence[str], options: SubmitOptions
 ) -> tuple[list[Submission], tuple[str, ...]]:
     """The jobs of a file, or the command as one, each with what the options say; and what is not honoured."""
     from refold.errors import BadInput
@@ -50,7 +50,7 @@ def submissions_from(
     return [one_submission(one, _changes(one, options)) for one in found], notes
 
 
-def _changes(given: Submission, options: Options) -> dict[str, Any]:
+def _changes(given: Submission, options: SubmitOptions) -> dict[str, Any]:
     """Fields that the options say; some of them depend on others, and on what the file says."""
     from refold.jobspec import gib_or_more
 

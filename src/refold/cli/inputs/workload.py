@@ -37,7 +37,7 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TraceReadOptions:
     """How a trace is read; None of its format: found out from its first line. None of its limit: all of it.
 
     None of `gpus_per_instance`: as many as the cluster's largest node has.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from refold.cli.inputs.workload import Reading, Workload
+from refold.cli.inputs.workload import TraceReadOptions, Workload
 from refold.cli.views import progress
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ DEMO = "demo"
 """The trace that comes with its own cluster."""
 
 
-def read_workload(trace: str, cluster: str | None, reading: Reading, costs: Costs) -> Workload:
+def read_workload(trace: str, cluster: str | None, reading: TraceReadOptions, costs: Costs) -> Workload:
     """Jobs that can be simulated, and the cluster to do so on; of a journal or snapshot, what is left to do there."""
     from dataclasses import replace
 

@@ -31,7 +31,7 @@ from .plans import (
     times_text as times_text,
     title_of as title_of,
 )
-from .sanitize import Harmless as Harmless
+from .sanitize import Sanitizer as Sanitizer
 from .screen import paint_again as paint_again
 from .times import (
     between_text as between_text,

@@ -12,14 +12,14 @@ from refold.cli.views.times import clock, duration, gpus_text
 
 if TYPE_CHECKING:
     from refold.core import Entry, Event, Header, Order
-    from refold.model import Allocation, Cluster, Expected, Job, Plan, Wait
+    from refold.model import Allocation, Cluster, Job, Plan, StartEstimate, Wait
 
 DUST = 1e-3
 """Seconds by which a bound is not passed, but rounded."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RunResources:
     """What a run has."""
 
     run: int
@@ -32,7 +32,7 @@ class Shape:
 
 
 @dataclass(slots=True)
-class Told:
+class StoryLine:
     """One thing that happened to the job; `next` is what it got after a stop."""
 
     at: float
@@ -40,8 +40,8 @@ class Told:
     text: str = ""
     run: int | None = None
     why: str | None = None
-    shape: Shape | None = None
-    next: Shape | None = None
+    shape: RunResources | None = None
+    next: RunResources | None = None
 
 
 class Story:
@@ -50,16 +50,16 @@ class Story:
     def __init__(self, cluster: Cluster, job_id: str) -> None:
         self._cluster, self._id = cluster, job_id
         self.job: Job | None = None
-        self.told: list[Told] = []
+        self.told: list[StoryLine] = []
         self._waits: list[Wait] = []
         self._waiting_since = self._running_since = 0.0
         self._plan: Plan | None = None
-        self._stop: Told | None = None
+        self._stop: StoryLine | None = None
         self._state = ""
         self._run = 0
         self._cancelled = False
-        self._promised: Expected | None = None
-        self._last_promised: Expected | None = None
+        self._promised: StartEstimate | None = None
+        self._last_promised: StartEstimate | None = None
 
     def note(self, entry: Entry) -> None:
         """What of an entry is about the job."""
@@ -72,11 +72,11 @@ class Story:
             if order.job == self._id:
                 self._note_order(entry.now, order, any(end.job == self._id for end in entry.ends))
         self._waits += [wait for wait in entry.waits if wait.job == self._id]
-        for expected in entry.expected:
+        for expected in entry.start_estimates:
             if expected.job == self._id:
                 self._note_expected(entry.now, expected)
 
-    def _note_expected(self, now: float, expected: Expected) -> None:
+    def _note_expected(self, now: float, expected: StartEstimate) -> None:
         """What it is told first when it begins to wait, and every time that its bound becomes a later one."""
         last, self._last_promised = self._last_promised, expected
         if last is None:
@@ -148,12 +148,12 @@ class Story:
             self._stop = None
         self._running_since, self._state, self._run = now, "runs", order.run
 
-    def _shape(self, run: int, allocation: Allocation) -> Shape:
+    def _shape(self, run: int, allocation: Allocation) -> RunResources:
         from refold.model import WHOLE
 
         plan = allocation.plan or self._plan
         where = allocation.text(self._cluster)
-        return Shape(run, allocation.gpu_milli / WHOLE, str(plan) if plan else None, where)
+        return RunResources(run, allocation.gpu_milli / WHOLE, str(plan) if plan else None, where)
 
     def _say_waited(self, now: float) -> None:
         """Why it waited: what was said last, and how often what was."""
@@ -182,7 +182,7 @@ class Story:
         return f"{plural(wait.ahead, 'job')} before it" if wait.ahead else ""
 
     def _say(self, at: float, event: str, text: str = "", *, run: int | None = None, why: str | None = None) -> None:
-        self.told.append(Told(at, event, text, run, why))
+        self.told.append(StoryLine(at, event, text, run, why))
 
     def end(self, now: float) -> None:
         """The journal ends, and perhaps the job did not."""
@@ -213,7 +213,7 @@ def story_of(header: Header, entries: Iterable[Entry], job_id: str, listed_by: s
     return story
 
 
-def _expected_text(expected: Expected) -> str:
+def _expected_text(expected: StartEstimate) -> str:
     """'at 02:00:00, between 01:00:00 and 05:00:00'."""
     soonest, latest = expected.soonest, expected.latest
     if soonest is not None and latest is not None:

@@ -6,59 +6,59 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from refold.cli.inputs import LookingAhead, Standing, futures_of, standing_at
+from refold.cli.inputs import ForecastOptions, JournalState, futures_of, journal_state_at
 from refold.cli.views.output import Column, Table, plural, print_json, print_tables, tell
 from refold.cli.views.times import between_text, clock, duration, gpus_text, moment_text
 
 if TYPE_CHECKING:
-    from refold.model import Expected, Job, Wait
+    from refold.model import Job, StartEstimate, Wait
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class JournalQueueOptions:
     """What is to be told."""
 
-    ahead: LookingAhead
+    ahead: ForecastOptions
     running: bool = False
     limit: int | None = None
 
 
-def show_journal(journal: Path, at: str | None, asked: Asked, as_json: bool) -> None:
+def show_journal(journal: Path, at: str | None, asked: JournalQueueOptions, as_json: bool) -> None:
     """Tell how things stand at a moment of a journal."""
-    standing = standing_at(journal, at)
-    shown = _shown_at(standing, asked)
+    state = journal_state_at(journal, at)
+    shown = _shown_at(state, asked)
     if as_json:
-        print_json(shown.document(standing))
+        print_json(shown.document(state))
     else:
-        shown.tell(standing)
+        shown.tell(state)
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
+class _DisplayedQueue:
     waiting: list[dict[str, Any]]
     running: list[dict[str, Any]] | None
     starts: bool
     left_out: int
     notes: list[str]
 
-    def document(self, standing: Standing) -> dict[str, Any]:
-        view = standing.present.view
+    def document(self, state: JournalState) -> dict[str, Any]:
+        view = state.present.view
         return {
-            "journal": str(standing.path),
-            "policy": standing.header.policy,
-            "now": standing.now,
+            "journal": str(state.path),
+            "policy": state.header.policy,
+            "now": state.now,
             "free_gpus": view.free_gpus,
-            "gpus": standing.header.cluster.gpus,
+            "gpus": state.header.cluster.gpus,
             "waiting": self.waiting,
             **({} if self.running is None else {"running": self.running}),
             "notes": self.notes,
         }
 
-    def tell(self, standing: Standing) -> None:
-        view, header = standing.present.view, standing.header
-        waiting = _jobs_wait(len(view.waiting) + len(view.never))
+    def tell(self, state: JournalState) -> None:
+        view, header = state.present.view, state.header
+        waiting = _jobs_wait(len(view.waiting) + len(view.infeasible))
         free = f"{view.free_gpus:g} of {header.cluster.gpus:,} GPUs free"
-        title = f"{waiting} at {clock(standing.now)}, under {header.policy}; {plural(len(view.runs), 'run')}, {free}"
+        title = f"{waiting} at {clock(state.now)}, under {header.policy}; {plural(len(view.runs), 'run')}, {free}"
         after = [f"… and {plural(self.left_out, 'job')} more"] if self.left_out else []
         tell(self.notes)
         print_tables(Table(title, _waiting_columns(self.starts), self.waiting, after))
@@ -70,22 +70,22 @@ def _jobs_wait(count: int) -> str:
     return "nobody waits" if not count else f"{plural(count, 'job')} wait{'s' * (count == 1)}"
 
 
-def _shown_at(standing: Standing, asked: Asked) -> _Shown:
-    view = standing.present.view
-    jobs = [*view.waiting.values(), *view.never.values()]
-    rows = [_waiting_row(standing, job, place) for place, job in enumerate(jobs[: asked.limit], start=1)]
+def _shown_at(state: JournalState, asked: JournalQueueOptions) -> _DisplayedQueue:
+    view = state.present.view
+    jobs = [*view.waiting.values(), *view.infeasible.values()]
+    rows = [_waiting_row(state, job, place) for place, job in enumerate(jobs[: asked.limit], start=1)]
     notes: list[str] = []
     if asked.ahead.wanted:
-        notes = _add_starts(standing, asked, rows)
-    running = _running_rows(standing)[: asked.limit] if asked.running else None
-    return _Shown(rows, running, asked.ahead.wanted, len(jobs) - len(rows), notes)
+        notes = _add_starts(state, asked, rows)
+    running = _running_rows(state)[: asked.limit] if asked.running else None
+    return _DisplayedQueue(rows, running, asked.ahead.wanted, len(jobs) - len(rows), notes)
 
 
-def _waiting_row(standing: Standing, job: Job, place: int) -> dict[str, Any]:
-    present = standing.present
+def _waiting_row(state: JournalState, job: Job, place: int) -> dict[str, Any]:
+    present = state.present
     wait = present.view.reason(job.id)
     since = present.waiting_since.get(job.id, job.submitted)
-    if standing.header.snapshot:  # which begins where everybody has waited for a while
+    if state.header.snapshot:  # which begins where everybody has waited for a while
         since = job.submitted
     return {
         "place": place,
@@ -94,7 +94,7 @@ def _waiting_row(standing: Standing, job: Job, place: int) -> dict[str, Any]:
         "gpus": job.demand.total_gpus,
         "tenant": job.tenant,
         "since": since,
-        "waited": standing.now - since,
+        "waited": state.now - since,
         "reason": wait.reason.value,
         "why": _why_text(wait, job),
     }
@@ -107,24 +107,24 @@ def _why_text(wait: Wait, job: Job) -> str:
     return f"({wait.reason.value}: {plural(wait.ahead, 'job')} before it)" if wait.ahead else f"({wait.reason.value})"
 
 
-def _add_starts(standing: Standing, asked: Asked, rows: list[dict[str, Any]]) -> list[str]:
+def _add_starts(state: JournalState, asked: JournalQueueOptions, rows: list[dict[str, Any]]) -> list[str]:
     """When each may start, and who says so; and what to know of that."""
-    view = standing.present.view
-    promised = {row["job"]: view.expected(row["job"]) for row in rows}
+    view = state.present.view
+    promised = {row["job"]: view.start_estimate(row["job"]) for row in rows}
     ahead = asked.ahead
     without = [job for job in promised if job in view.waiting and (ahead.futures or not promised[job])]
-    futures = futures_of(standing, without, ahead) if without else None
+    futures = futures_of(state, without, ahead) if without else None
     told_ahead = set(without)
     for row in rows:
         if row["job"] in told_ahead and futures is not None:
             _add_start(row, futures.start(row["job"]), plural(ahead.count, "future"))
         else:
             expected = promised[row["job"]]
-            _add_start(row, expected, _promise_text(expected, standing.now))
+            _add_start(row, expected, _promise_text(expected, state.now))
     return [ahead.note] if without else []
 
 
-def _promise_text(promised: Expected | None, now: float) -> str:
+def _promise_text(promised: StartEstimate | None, now: float) -> str:
     """Who is not told anything, is not; else it is a promise, of which the expected time or the bound may be over."""
     if promised is None:
         return ""
@@ -133,7 +133,7 @@ def _promise_text(promised: Expected | None, now: float) -> str:
     return "promise, late" if promised.at < now else "promise"
 
 
-def _add_start(row: dict[str, Any], expected: Expected | None, by: str) -> None:
+def _add_start(row: dict[str, Any], expected: StartEstimate | None, by: str) -> None:
     row |= {
         "expected": expected and expected.at,
         "soonest": expected and expected.soonest,
@@ -143,9 +143,9 @@ def _add_start(row: dict[str, Any], expected: Expected | None, by: str) -> None:
     row["between"] = (row["soonest"], row["latest"])
 
 
-def _running_rows(standing: Standing) -> list[dict[str, Any]]:
+def _running_rows(state: JournalState) -> list[dict[str, Any]]:
 
-    present = standing.present
+    present = state.present
     rows: list[dict[str, Any]] = []
     for run in present.view.runs.values():
         job, end = present.view.active[run.job], present.end(run)
@@ -156,8 +156,8 @@ def _running_rows(standing: Standing) -> list[dict[str, Any]]:
                 "gpus": run.allocation.gpu_milli / 1000,
                 "tenant": job.tenant,
                 "since": run.since,
-                "ran": standing.now - run.since,
-                "where": run.allocation.text(standing.header.cluster),
+                "ran": state.now - run.since,
+                "where": run.allocation.text(state.header.cluster),
                 "stopping": run.stopping,
                 "expected": end.at,
                 "soonest": end.soonest,

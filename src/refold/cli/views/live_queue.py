@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from refold.cli import STATES, first_jobs, reason_text, where_text
-from refold.cli.inputs import LookingAhead, futures_of, standing_of_daemon
+from refold.cli.inputs import ForecastOptions, futures_of, state_of_daemon
 from refold.cli.views.output import Column, Table, output_width, plural, print_json, print_tables, say, tell
 from refold.cli.views.times import between_text, duration, moment_text
 
 if TYPE_CHECKING:
-    from refold.api import About, Interval, JobStatus
+    from refold.api import DaemonInfo, Interval, JobStatus
     from refold.client import Client
-    from refold.model import Expected
+    from refold.model import StartEstimate
 
 PROMISE = "promise"
 
@@ -23,16 +23,16 @@ WIDE = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LiveQueueOptions:
     """What is to be told, and of whom; no limit: of all."""
 
-    ahead: LookingAhead
+    ahead: ForecastOptions
     tenant: str = ""
     user: str = ""
     limit: int | None = None
 
 
-def show_daemon(client: Client, asked: Asked, as_json: bool) -> None:
+def show_daemon(client: Client, asked: LiveQueueOptions, as_json: bool) -> None:
     """Tell how things stand with the daemon."""
     found = _read_queue(client, asked)
     if as_json:
@@ -48,7 +48,7 @@ class _Queue:
     `starts`: by the job, when, and who says so.
     """
 
-    about: About
+    about: DaemonInfo
     jobs: Sequence[JobStatus]
     left_out: int
     starts: dict[str, tuple[Interval | None, str]] = field(default_factory=dict)
@@ -94,25 +94,25 @@ class _Queue:
         print_tables(Table(title, _columns(bool(self.starts), _left_out(self.jobs)), rows, after))
 
 
-def _read_queue(client: Client, asked: Asked) -> _Queue:
+def _read_queue(client: Client, asked: LiveQueueOptions) -> _Queue:
     """Ask the daemon."""
     about = client.about()
     jobs, total = first_jobs(client, asked.limit, tenant=asked.tenant, user=asked.user)
     left_out = total - len(jobs)
     if not asked.ahead.wanted:
         return _Queue(about, jobs, left_out)
-    starts, notes = _starts(client, about, [job for job in jobs if job.standing == "waiting"], asked.ahead)
+    starts, notes = _starts(client, about, [job for job in jobs if job.state == "waiting"], asked.ahead)
     return _Queue(about, jobs, left_out, starts, notes)
 
 
 def _starts(
-    client: Client, about: About, waiting: Sequence[JobStatus], ahead: LookingAhead
+    client: Client, about: DaemonInfo, waiting: Sequence[JobStatus], ahead: ForecastOptions
 ) -> tuple[dict[str, tuple[Interval | None, str]], list[str]]:
     """What the policy has promised; to whom it has promised nothing, or with --futures to all, what may come."""
     from refold.errors import Forbidden
 
-    told = {job.id: (job.expected, _promise_text(job.expected, about.now)) for job in waiting}
-    without = [job.id for job in waiting if ahead.futures or job.expected is None]
+    told = {job.id: (job.start_estimate, _promise_text(job.start_estimate, about.now)) for job in waiting}
+    without = [job.id for job in waiting if ahead.futures or job.start_estimate is None]
     if not without:
         return told, []
     try:
@@ -123,16 +123,16 @@ def _starts(
 
 
 def _looked_ahead(
-    client: Client, job_ids: Sequence[str], ahead: LookingAhead
+    client: Client, job_ids: Sequence[str], ahead: ForecastOptions
 ) -> tuple[dict[str, tuple[Interval | None, str]], list[str]]:
-    with standing_of_daemon(client) as standing:
-        there = [job_id for job_id in job_ids if job_id in standing.present.view.waiting]
-        futures = futures_of(standing, there, ahead)
+    with state_of_daemon(client) as state:
+        there = [job_id for job_id in job_ids if job_id in state.present.view.waiting]
+        futures = futures_of(state, there, ahead)
     by = plural(ahead.count, "future")
-    return {job_id: (_moved(futures.start(job_id), standing.later), by) for job_id in there}, [ahead.note]
+    return {job_id: (_moved(futures.start(job_id), state.later), by) for job_id in there}, [ahead.note]
 
 
-def _moved(expected: Expected | None, later: float) -> Interval | None:
+def _moved(expected: StartEstimate | None, later: float) -> Interval | None:
     """The same by the daemon's clock."""
     from refold.api import Interval
 
@@ -151,18 +151,18 @@ def _promise_text(promised: Interval | None, now: float) -> str:
 
 
 def _row(job: JobStatus, now: float) -> dict[str, Any]:
-    since = job.started if job.standing in ("running", "stopping") and job.started is not None else job.submitted
+    since = job.started if job.state in ("running", "stopping") and job.started is not None else job.submitted
     where = where_text(job.where)
     steps = f"{job.steps_done:,} of {plural(job.steps, 'step')}" if job.steps and job.steps_done else ""
     told = [where, job.plan, steps] if where else [reason_text(job)]
     warning = f"! {job.warning}" if job.warning else ""
     return {
-        "place": f"{job.place}" if job.place and job.standing == "waiting" else "",
+        "place": f"{job.place}" if job.place and job.state == "waiting" else "",
         "job": job.id,
         "demand": job.demand,
         "tenant": job.tenant,
         "user": job.user,
-        "state": STATES.get(job.standing, job.standing),
+        "state": STATES.get(job.state, job.state),
         "since": duration(max(0.0, now - since)),
         "where": " ".join(part for part in (", ".join(filter(None, told)), warning) if part),
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from refold.cli.views.output import Column, Table, count
 
 if TYPE_CHECKING:
-    from refold.results import Cell, Comparison, Group, Measures, PowerUse, PromiseGroup, ReportRun, Spread
+    from refold.results import Cell, Comparison, MeasureGroup, Measures, PowerUse, ReportRun, Spread, StartEstimateGroup
 
 MOST_TENANTS = 12
 MOST_RACKS = 12
@@ -45,7 +45,7 @@ def _facts(title: str, measures: Measures, faults: int) -> Table:
         "failed": count(outcomes.failed) if outcomes.failed else "",
         "cancelled": count(outcomes.cancelled) if outcomes.cancelled else "",
         "not finished": count(outcomes.running + outcomes.waiting) if outcomes.running + outcomes.waiting else "",
-        "never fit the cluster": count(outcomes.never) if outcomes.never else "",
+        "never fit the cluster": count(outcomes.infeasible) if outcomes.infeasible else "",
         "makespan": text_of(measures.makespan, "s"),
         "GPU allocation, while jobs arrive": text_of(measures.allocation, "%"),
         "GPU allocation, to the end": text_of(measures.allocation_overall, "%"),
@@ -79,7 +79,7 @@ def _power_facts(power: PowerUse) -> dict[str, str]:
     }
 
 
-def _promise_facts(promises: PromiseGroup) -> dict[str, str]:
+def _promise_facts(promises: StartEstimateGroup) -> dict[str, str]:
     from refold.results import text_of
 
     return {
@@ -149,7 +149,7 @@ def _times(measures: Measures) -> Table:
     return Table("Times", columns, rows)
 
 
-def _groups(title: str, what: str, groups: Sequence[Group], of_all: int) -> Table:
+def _groups(title: str, what: str, groups: Sequence[MeasureGroup], of_all: int) -> Table:
     from refold.results import text_of
 
     columns = {

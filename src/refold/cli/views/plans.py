@@ -11,7 +11,7 @@ from refold.cli.views.output import GAP, Column, Table, bar, output_width, perce
 if TYPE_CHECKING:
     from refold.model import Plan
     from refold.perf import Estimate, Setting
-    from refold.plans import Lost, Search
+    from refold.plans import RejectedPlans, Search
 
 NOTHING_MORE = {
     "tensor": 1,
@@ -197,7 +197,7 @@ def _shares(
 _LOST = {"because": Column(""), "plans": Column("", number=True), "example": Column("")}
 
 
-def _lost_row(lost: Lost) -> dict[str, str]:
+def _lost_row(lost: RejectedPlans) -> dict[str, str]:
     one, more = ("way", "ways") if lost.reason == "rule" else ("plan", "plans")
     return {
         "because": _because(lost),
@@ -206,7 +206,7 @@ def _lost_row(lost: Lost) -> dict[str, str]:
     }
 
 
-def _because(lost: Lost) -> str:
+def _because(lost: RejectedPlans) -> str:
     from refold.plans import NEARLY, gib
 
     match lost.reason:

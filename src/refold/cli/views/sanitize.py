@@ -18,7 +18,7 @@ _BEGUN = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}|[\]PX^_][^\x07\x1b]{0,4096}
 _PLAIN = "\x1b[0m"
 
 
-class Harmless:
+class Sanitizer:
     """Makes output harmless, piece by piece: what is begun in one piece and ends in the next is one thing."""
 
     def __init__(self) -> None:

@@ -25,24 +25,24 @@ from refold.model import (
     Allocation,
     Decision,
     Demand,
-    Expected,
     Job,
     Placement,
     Run,
     Seconds,
     Start,
+    StartEstimate,
     Stop,
     Wait,
 )
 from refold.packing import Placer, starts_in_turn
 from refold.plans import NOTHING_MORE, Knowledge
-from refold.policies.backfill.ordering import OrderName, Turns
+from refold.policies.backfill.ordering import Ordering, OrderName
 from refold.policies.backfill.preemption import free_without, is_given_back, runs_to_stop
-from refold.policies.backfill.queue import Gaps, Place, Waiter, Waiters
+from refold.policies.backfill.queue import BackfillQueue, Gaps, Place, QueuedJob
 from refold.policies.backfill.reservations import Reservation, Reservations
-from refold.policies.backfill.sizing import Size, Sizes
-from refold.policies.backfill.start_estimates import Promises
-from refold.policies.common import Foresight, Reasons, Source
+from refold.policies.backfill.sizing import JobSize, Sizes
+from refold.policies.backfill.start_estimates import StartEstimates
+from refold.policies.common import DurationSource, Reasons, Source
 
 Preempt = Literal["never", "whole-node", "always"]
 Filling = Literal["order", "shortest"]
@@ -102,13 +102,13 @@ class Backfill:
             raise BadValue(f"depth is {depth}, expected ≥ 0 (0: as is usual for {self.name})")
         self.depth = depth or self.depth
         self._placer = Placer(placement, seed)
-        self._foresight = Foresight(durations, knowledge)
-        self._turns = Turns(order)
+        self._foresight = DurationSource(durations, knowledge)
+        self._turns = Ordering(order)
         self._likely, self._confidence = likely, confidence
         self._preempt, self._two_lanes = preempt, lanes
-        self._waiters = Waiters(most_passed, most_waiting_seconds or inf)
+        self._queue = BackfillQueue(most_passed, most_waiting_seconds or inf)
         self._gaps = Gaps(filling == "shortest")
-        self._promises = Promises()
+        self._promises = StartEstimates()
         self._reasons = Reasons(self._placer)
         self._knowledge = Knowledge.of(knowledge)
         self._sizes: Sizes | None = None
@@ -152,7 +152,7 @@ class Backfill:
             starts=tuple(self._starts),
             stops=tuple(self._stops),
             waits=waits,
-            expected=self._expected(view, reservations),
+            start_estimates=self._start_estimates(view, reservations),
             wake_at=self._next_due(view),
         )
 
@@ -187,16 +187,16 @@ class Backfill:
                 life = self._foresight.left(view, run, self._likely)
                 reservations.run(run.job, run.allocation.placement, now, now + life)
         if self._turns.observe(view):
-            self._waiters.sort_again(lambda waiter: self._turns.key(view, waiter.job, waiter.likely))
+            self._queue.sort_again(lambda queued: self._turns.key(view, queued.job, queued.likely))
 
-    def _leaves(self, job_id: str, reservations: Reservations) -> Waiter | None:
+    def _leaves(self, job_id: str, reservations: Reservations) -> QueuedJob | None:
         """A job does not wait any more."""
-        waiter = self._waiters.remove(job_id)
-        if waiter is not None:
-            self._gaps.remove(waiter)
+        queued = self._queue.remove(job_id)
+        if queued is not None:
+            self._gaps.remove(queued)
             reservations.give_up(job_id)
             self._displaced.pop(job_id, None)
-        return waiter
+        return queued
 
     def _note_arrivals(self, view: View, reservations: Reservations) -> None:
         for job in (*view.changes.returned, *view.changes.submitted):
@@ -205,62 +205,62 @@ class Backfill:
             sure = max(life.quantile(self._confidence), likely)
             self._came += 1
             place = self._turns.key(view, job, likely), self._came
-            waiter = self._ends_first(view, reservations, job, place, likely, sure)
-            self._waiters.add(waiter)
-            self._gaps.add(waiter)
+            queued = self._ends_first(view, reservations, job, place, likely, sure)
+            self._queue.add(queued)
+            self._gaps.add(queued)
 
     def _ends_first(
         self, view: View, reservations: Reservations, job: Job, place: Place, likely: Seconds, sure: Seconds
-    ) -> Waiter:
+    ) -> QueuedJob:
         """A job with the size with which it would end first; `likely` and `sure` are of what it asked for."""
         made = [self._waiter(job, size, place, likely, sure) for size in self._sizes_on(view).of(job)]
         if len(made) == 1:
             return made[0]
-        return min(made, key=lambda waiter: self._would_end(view, reservations, waiter))
+        return min(made, key=lambda queued: self._would_end(view, reservations, queued))
 
-    def _sized_again(self, view: View, reservations: Reservations, waiter: Waiter) -> Waiter:
+    def _sized_again(self, view: View, reservations: Reservations, queued: QueuedJob) -> QueuedJob:
         """The same job, with another size if it would end sooner so by now."""
-        if waiter.job.gpu_range is None:
-            return waiter
-        likely, sure = waiter.likely * waiter.faster, waiter.sure * waiter.faster
-        other = self._ends_first(view, reservations, waiter.job, waiter.place, likely, sure)
-        if other.demand == waiter.demand:
-            return waiter
-        self._gaps.remove(waiter)
-        self._waiters.remove(waiter.job.id)
-        other.passed, other.promised = waiter.passed, waiter.promised
-        self._waiters.add(other)
+        if queued.job.gpu_range is None:
+            return queued
+        likely, sure = queued.likely * queued.faster, queued.sure * queued.faster
+        other = self._ends_first(view, reservations, queued.job, queued.place, likely, sure)
+        if other.demand == queued.demand:
+            return queued
+        self._gaps.remove(queued)
+        self._queue.remove(queued.job.id)
+        other.passed, other.promised = queued.passed, queued.promised
+        self._queue.add(other)
         self._gaps.add(other)
-        self._displaced.pop(waiter.job.id, None)
+        self._displaced.pop(queued.job.id, None)
         return other
 
-    def _waiter(self, job: Job, size: Size, place: Place, likely: Seconds, sure: Seconds) -> Waiter:
+    def _waiter(self, job: Job, size: JobSize, place: Place, likely: Seconds, sure: Seconds) -> QueuedJob:
         lane = int(self._two_lanes and size.demand.gpus >= self._whole_node)
         kind = _kind(size.demand, self._whole_node)
-        return Waiter(job, size, place, likely / size.faster, sure / size.faster, lane, kind)
+        return QueuedJob(job, size, place, likely / size.faster, sure / size.faster, lane, kind)
 
-    def _would_end(self, view: View, reservations: Reservations, waiter: Waiter) -> tuple[Seconds, int]:
+    def _would_end(self, view: View, reservations: Reservations, queued: QueuedJob) -> tuple[Seconds, int]:
         """When a job would end with one of its sizes, given the queue; of equals, the one with the fewest GPUs."""
-        found = reservations.find(waiter.demand, waiter.likely, view.now)
-        turn = self._turn(view, reservations, waiter)
+        found = reservations.find(queued.demand, queued.likely, view.now)
+        turn = self._turn(view, reservations, queued)
         start = inf if found is None else max(found.start, turn)
-        return start + waiter.likely, waiter.demand.total_gpu_milli
+        return start + queued.likely, queued.demand.total_gpu_milli
 
-    def _turn(self, view: View, reservations: Reservations, waiter: Waiter) -> Seconds:
+    def _turn(self, view: View, reservations: Reservations, queued: QueuedJob) -> Seconds:
         """When the turn will come, roughly, of one who is promised nothing."""
-        return self._turns_of(view, reservations, [waiter])[waiter.job.id]
+        return self._turns_of(view, reservations, [queued])[queued.job.id]
 
-    def _turns_of(self, view: View, reservations: Reservations, waiters: Sequence[Waiter]) -> dict[str, Seconds]:
+    def _turns_of(self, view: View, reservations: Reservations, queue: Sequence[QueuedJob]) -> dict[str, Seconds]:
         """The same for several: the queue is played forward once, up to the last of them."""
-        queue = self._waiters.until(max(waiters, key=lambda waiter: waiter.place))
-        wanted = np.fromiter((waiter.gpus for waiter in queue), np.float64, len(queue))
-        lasting = np.fromiter((waiter.likely for waiter in queue), np.float64, len(queue))
-        starts = starts_in_turn(view.now, view.free_gpus, *reservations.ends_and_gpus(), wanted, lasting)
-        asked = {waiter.job.id for waiter in waiters}
+        queue = self._queue.until(max(queue, key=lambda queued: queued.place))
+        wanted = np.fromiter((queued.gpus for queued in queue), np.float64, len(queue))
+        distribution = np.fromiter((queued.likely for queued in queue), np.float64, len(queue))
+        starts = starts_in_turn(view.now, view.free_gpus, *reservations.ends_and_gpus(), wanted, distribution)
+        asked = {queued.job.id for queued in queue}
         return {
-            waiter.job.id: min(float(start), view.now + AT_MOST)
-            for waiter, start in zip(queue, starts, strict=True)
-            if waiter.job.id in asked
+            queued.job.id: min(float(start), view.now + AT_MOST)
+            for queued, start in zip(queue, starts, strict=True)
+            if queued.job.id in asked
         }
 
     def _sizes_on(self, view: View) -> Sizes:
@@ -272,30 +272,30 @@ class Backfill:
 
     def _start_who_is_due(self, view: View, reservations: Reservations) -> None:
         """Start who was promised this moment, if its place is free."""
-        due: list[Waiter] = []
+        due: list[QueuedJob] = []
         while self._due and self._due[0][0] <= view.now:
             _, job_id = heappop(self._due)
             promised = reservations.of(job_id)
             if promised is not None and promised.start <= view.now:
-                due.append(self._waiters.of(job_id))
-        for waiter in sorted(due, key=lambda waiter: waiter.place):
-            promised = reservations.of(waiter.job.id)
+                due.append(self._queue.of(job_id))
+        for queued in sorted(due, key=lambda queued: queued.place):
+            promised = reservations.of(queued.job.id)
             if promised is None:
                 continue
-            if waiter.place <= self._waiters.bar(view.now) and view.trial().take(promised.placement):
-                self._start(view, reservations, waiter, promised.placement)
+            if queued.place <= self._queue.bar(view.now) and view.trial().take(promised.placement):
+                self._start(view, reservations, queued, promised.placement)
             else:
-                reservations.put_off(waiter.job.id, view.now)
-                heappush(self._due, (view.now, waiter.job.id))
-                self._displace_those_behind(view, reservations, waiter, promised.placement)
+                reservations.put_off(queued.job.id, view.now)
+                heappush(self._due, (view.now, queued.job.id))
+                self._displace_those_behind(view, reservations, queued, promised.placement)
 
     def _displace_those_behind(
-        self, view: View, reservations: Reservations, waiter: Waiter, placement: Placement
+        self, view: View, reservations: Reservations, queued: QueuedJob, placement: Placement
     ) -> None:
         """A place is kept for one from now on: who was promised something of it and is behind gets another."""
-        end = view.now + waiter.likely
+        end = view.now + queued.likely
         for other in reservations.in_the_way_of(placement, view.now, end):
-            if self._waiters.of(other).place > waiter.place:
+            if self._queue.of(other).place > queued.place:
                 self._displace(other, _later(reservations.give_up(other), end))
 
     def _stop_others_for_the_first(self, view: View, reservations: Reservations) -> None:
@@ -303,8 +303,8 @@ class Backfill:
 
         Without those it would have started as soon as now, so it has not been delayed by them in the end.
         """
-        for first in self._waiters.first(1):
-            if view.now < first.promised or first.place > self._waiters.bar(view.now) or not self._may_preempt(first):
+        for first in self._queue.first(1):
+            if view.now < first.promised or first.place > self._queue.bar(view.now) or not self._may_preempt(first):
                 continue
             promised = reservations.of(first.job.id)
             if promised is not None and promised.start <= view.now and is_given_back(view, promised.placement):
@@ -314,20 +314,20 @@ class Backfill:
                 self._claim(view, reservations, first, placement)
                 return  # another lane has its turn when these have stopped
 
-    def _place_without_others(self, view: View, reservations: Reservations, first: Waiter) -> Placement | None:
+    def _place_without_others(self, view: View, reservations: Reservations, first: QueuedJob) -> Placement | None:
         """A place for the first of a lane without those put before it, and not the one promised to another lane's."""
         free = free_without(view, self._put_before_it(view, first))
-        for other in self._waiters.first(1):
+        for other in self._queue.first(1):
             promised = reservations.of(other.job.id)
             if other is not first and promised is not None and promised.start <= view.now:
                 free.take_what_is_free(promised.placement)
         return self._placer.place(free, first.demand)
 
-    def _put_before_it(self, view: View, waiter: Waiter) -> list[Run]:
+    def _put_before_it(self, view: View, queued: QueuedJob) -> list[Run]:
         """The runs that were put before a waiting job, and may be stopped."""
-        return [run for run in view.runs.values() if not run.stopping and self._may_be_stopped(view, run, waiter)]
+        return [run for run in view.runs.values() if not run.stopping and self._may_be_stopped(view, run, queued)]
 
-    def _claim(self, view: View, reservations: Reservations, first: Waiter, placement: Placement) -> None:
+    def _claim(self, view: View, reservations: Reservations, first: QueuedJob, placement: Placement) -> None:
         """Start a job that was promised to by now; or have its place given back, and promise it from now on."""
         reservations.give_up(first.job.id)
         self._displaced.pop(first.job.id, None)
@@ -337,7 +337,7 @@ class Backfill:
             self._promise_now(view, reservations, first, placement)
         self._displace_those_behind(view, reservations, first, placement)
 
-    def _promise_now(self, view: View, reservations: Reservations, first: Waiter, placement: Placement) -> None:
+    def _promise_now(self, view: View, reservations: Reservations, first: QueuedJob, placement: Placement) -> None:
         """Have a place given back, and promise it from now on."""
         reservations.keep(first.job.id, first.demand, Reservation(placement, view.now, view.now + first.likely))
         self._gaps.remove(first)
@@ -346,15 +346,15 @@ class Backfill:
             self._stops.append(Stop(run.job, f"{self.name}: {first.job.id} was promised to start by now"))
         self._reasons.releasing(first.job)
 
-    def _may_preempt(self, waiter: Waiter) -> bool:
-        if self._preempt == "never" or (self._preempt == "whole-node" and waiter.demand.gpus < self._whole_node):
+    def _may_preempt(self, queued: QueuedJob) -> bool:
+        if self._preempt == "never" or (self._preempt == "whole-node" and queued.demand.gpus < self._whole_node):
             return False
-        return any(waiter is first for first in self._waiters.first(1))
+        return any(queued is first for first in self._queue.first(1))
 
-    def _may_be_stopped(self, view: View, run: Run, waiter: Waiter) -> bool:
-        place, came = self._put_before.get(run.job, (waiter.place, 0))
-        was_there = waiter.place[1] <= came
-        return was_there and place > waiter.place and view.active[run.job].preemptible
+    def _may_be_stopped(self, view: View, run: Run, queued: QueuedJob) -> bool:
+        place, came = self._put_before.get(run.job, (queued.place, 0))
+        was_there = queued.place[1] <= came
+        return was_there and place > queued.place and view.active[run.job].preemptible
 
     def _book_on_late_runs(self, view: View, reservations: Reservations) -> None:
         """Runs that have outlived what was believed of them go on; who was promised their places is promised others."""
@@ -367,15 +367,15 @@ class Backfill:
             end = view.now + self._foresight.left(view, run, self._likely)
             reservations.book_on(job_id, view.now, end)
             for other in reservations.in_the_way_of(run.allocation.placement, view.now, end):
-                waiter = self._waiters.of(other)
-                if not (self._may_preempt(waiter) and self._may_be_stopped(view, run, waiter)):
+                queued = self._queue.of(other)
+                if not (self._may_preempt(queued) and self._may_be_stopped(view, run, queued)):
                     self._displace(other, _later(reservations.give_up(other), end))
                 # else it may go on until then, and is stopped then
 
     def _displace(self, job_id: str, later: Reservation | None) -> None:
         """A promised place has been given up: another has to be promised, perhaps the same for later."""
         self._displaced[job_id] = later
-        self._gaps.add(self._waiters.of(job_id))
+        self._gaps.add(self._queue.of(job_id))
 
     # Promising places.
 
@@ -385,46 +385,46 @@ class Backfill:
         again = True
         while again:
             again = False
-            for wanting in sorted(self._wanting(reservations), key=lambda waiter: waiter.place):
-                waiter = self._sized_again(view, reservations, wanting)
-                found = self._find(view, reservations, waiter)
+            for wanting in sorted(self._wanting(reservations), key=lambda queued: queued.place):
+                queued = self._sized_again(view, reservations, wanting)
+                found = self._find(view, reservations, queued)
                 if found is None:
                     continue  # for now no node has room for it at any time: some are down
-                starts = found.start <= view.now and waiter.place <= self._waiters.bar(view.now)
+                starts = found.start <= view.now and queued.place <= self._queue.bar(view.now)
                 if starts and view.trial().take(found.placement):
-                    self._start(view, reservations, waiter, found.placement)
+                    self._start(view, reservations, queued, found.placement)
                     again = True
                 else:
-                    reservations.keep(waiter.job.id, waiter.demand, found)
-                    waiter.promised = min(waiter.promised, found.start)
-                    heappush(self._due, (found.start, waiter.job.id))
-                    self._gaps.remove(waiter)
-                    if view.shortage(waiter.demand).room >= waiter.demand.instances:
-                        self._reasons.promised_to_others(waiter.job)
+                    reservations.keep(queued.job.id, queued.demand, found)
+                    queued.promised = min(queued.promised, found.start)
+                    heappush(self._due, (found.start, queued.job.id))
+                    self._gaps.remove(queued)
+                    if view.shortage(queued.demand).room >= queued.demand.instances:
+                        self._reasons.promised_to_others(queued.job)
                     else:
-                        self._reasons.no_place(view, waiter.job)
+                        self._reasons.no_place(view, queued.job)
 
     def _let_go(self, view: View, reservations: Reservations) -> None:
         """Who is not among the first any more, since others came that go before it, is promised nothing any more."""
         if len(reservations.promised) <= self.depth:
             return
-        first = {waiter.job.id for waiter in self._waiters.first(self.depth)}
+        first = {queued.job.id for queued in self._queue.first(self.depth)}
         for job_id, promised in list(reservations.promised.items()):
             if job_id not in first and promised.start > view.now:
                 reservations.give_up(job_id)
-                self._gaps.add(self._waiters.of(job_id))
+                self._gaps.add(self._queue.of(job_id))
 
-    def _wanting(self, reservations: Reservations) -> set[Waiter]:
+    def _wanting(self, reservations: Reservations) -> set[QueuedJob]:
         """Who is to be promised a place, and is not."""
         if self.depth >= EVERYBODY:
             return set(self._gaps.everybody())
-        wanting = {waiter for waiter in self._waiters.first(self.depth) if reservations.of(waiter.job.id) is None}
-        return wanting | {self._waiters.of(job_id) for job_id in self._displaced}
+        wanting = {queued for queued in self._queue.first(self.depth) if reservations.of(queued.job.id) is None}
+        return wanting | {self._queue.of(job_id) for job_id in self._displaced}
 
-    def _find(self, view: View, reservations: Reservations, waiter: Waiter) -> Reservation | None:
+    def _find(self, view: View, reservations: Reservations, queued: QueuedJob) -> Reservation | None:
         """The earliest place; for one who has waited for another to become free, that, unless this is much earlier."""
-        found = reservations.find(waiter.demand, waiter.likely, view.now)
-        same = self._displaced.pop(waiter.job.id, None)
+        found = reservations.find(queued.demand, queued.likely, view.now)
+        same = self._displaced.pop(queued.job.id, None)
         if found is None or same is None or found.start < view.now + MUCH_EARLIER * (same.start - view.now):
             return found
         return same if reservations.is_free(same) else found
@@ -437,16 +437,16 @@ class Backfill:
         if not reservations.promised or not reservations.has_holes:
             return False
         starts = len(self._starts)
-        order = self._waiters.in_order(reservations.promised)
+        order = self._queue.in_order(reservations.promised)
         for job_id in reservations.begin_earlier(order, view.now, MOST_LOOKS):
-            waiter, promised = self._waiters.of(job_id), reservations.of(job_id)
+            queued, promised = self._queue.of(job_id), reservations.of(job_id)
             assert promised is not None
             if (
                 promised.start <= view.now
-                and waiter.place <= self._waiters.bar(view.now)
+                and queued.place <= self._queue.bar(view.now)
                 and view.trial().take(promised.placement)
             ):
-                self._start(view, reservations, waiter, promised.placement)
+                self._start(view, reservations, queued, promised.placement)
             else:
                 heappush(self._due, (promised.start, job_id))
         return len(self._starts) > starts
@@ -454,17 +454,17 @@ class Backfill:
     def _fill_gaps(self, view: View, reservations: Reservations) -> None:
         """Start others where there is room for as long as they will last."""
         self._gaps.open(view, reservations.opened(), reservations)
-        bar = self._waiters.bar(view.now)
-        while (waiter := self._gaps.next(view.now, bar, reservations)) is not None:
-            placement = reservations.place_now(waiter.demand, waiter.sure, view.now)
+        bar = self._queue.bar(view.now)
+        while (queued := self._gaps.next(view.now, bar, reservations)) is not None:
+            placement = reservations.place_now(queued.demand, queued.sure, view.now)
             if placement is None or not view.trial().take(placement):
-                self._gaps.close(waiter.demand)
+                self._gaps.close(queued.demand)
                 continue
-            self._start(view, reservations, waiter, placement)
-            bar = self._waiters.bar(view.now)
+            self._start(view, reservations, queued, placement)
+            bar = self._queue.bar(view.now)
 
-    def _start(self, view: View, reservations: Reservations, waiter: Waiter, placement: Placement) -> None:
-        job_id, end = waiter.job.id, view.now + waiter.likely
+    def _start(self, view: View, reservations: Reservations, queued: QueuedJob, placement: Placement) -> None:
+        job_id, end = queued.job.id, view.now + queued.likely
         promised = reservations.of(job_id)
         if promised is not None and promised.placement is placement:
             reservations.run_as_promised(job_id, view.now, end)
@@ -472,37 +472,37 @@ class Backfill:
         else:
             self._leaves(job_id, reservations)
             reservations.run(job_id, placement, view.now, end)
-        self._foresight.starts(job_id, waiter.faster)
-        self._starts.append(Start(waiter.job.id, Allocation(placement, waiter.plan)))
-        self._promises.started(waiter.job.id, view.now)
-        if len(self._waiters):
-            self._put_before[waiter.job.id] = waiter.place, self._came
-            self._waiters.pass_over(waiter.place)
+        self._foresight.starts(job_id, queued.faster)
+        self._starts.append(Start(queued.job.id, Allocation(placement, queued.plan)))
+        self._promises.started(queued.job.id, view.now)
+        if len(self._queue):
+            self._put_before[queued.job.id] = queued.place, self._came
+            self._queue.pass_over(queued.place)
 
     # What is said.
 
     def _reasons_of(self, view: View) -> tuple[Wait, ...]:
         for job in (*view.changes.returned, *view.changes.submitted):
-            if job.id in self._waiters and self._gaps.has_room(self._waiters.of(job.id).demand, view.now):
+            if job.id in self._queue and self._gaps.has_room(self._queue.of(job.id).demand, view.now):
                 self._reasons.promised_to_others(job)
         return self._reasons.collect(view, self._starts)
 
-    def _expected(self, view: View, reservations: Reservations) -> tuple[Expected, ...]:
+    def _start_estimates(self, view: View, reservations: Reservations) -> tuple[StartEstimate, ...]:
         """When those may start who have come, or whose promises were broken."""
         now = view.now
-        wanting = [job.id for job in (*view.changes.returned, *view.changes.submitted) if job.id in self._waiters]
+        wanting = [job.id for job in (*view.changes.returned, *view.changes.submitted) if job.id in self._queue]
         wanting += self._promises.overdue(now)
-        waiters = [self._waiters.of(job_id) for job_id in dict.fromkeys(wanting)]
-        without = [waiter for waiter in waiters if reservations.of(waiter.job.id) is None]
+        queue = [self._queue.of(job_id) for job_id in dict.fromkeys(wanting)]
+        without = [queued for queued in queue if reservations.of(queued.job.id) is None]
         turns = self._turns_of(view, reservations, without) if without else {}
-        return tuple(self._promise(waiter, reservations.of(waiter.job.id), turns, now) for waiter in waiters)
+        return tuple(self._promise(queued, reservations.of(queued.job.id), turns, now) for queued in queue)
 
     def _promise(
-        self, waiter: Waiter, planned: Reservation | None, turns: Mapping[str, Seconds], now: Seconds
-    ) -> Expected:
+        self, queued: QueuedJob, planned: Reservation | None, turns: Mapping[str, Seconds], now: Seconds
+    ) -> StartEstimate:
         if planned is not None:
-            return self._promises.make(waiter.job.id, f"{waiter.kind}, planned", now, planned.start)
-        return self._promises.make(waiter.job.id, waiter.kind, now, turns[waiter.job.id])
+            return self._promises.make(queued.job.id, f"{queued.kind}, planned", now, planned.start)
+        return self._promises.make(queued.job.id, queued.kind, now, turns[queued.job.id])
 
     def _next_due(self, view: View) -> Seconds | None:
         """When the next promised place is due."""

@@ -22,7 +22,7 @@ LITTLE = 1e-3
 """GPUs: the quota that a tenant without one is compared with."""
 
 
-class Turns:
+class Ordering:
     """Who goes first: whoever came first, is shortest, has attained least, or whose tenant has used least."""
 
     def __init__(self, order: OrderName = "arrival") -> None:

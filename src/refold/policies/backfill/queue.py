@@ -12,7 +12,7 @@ from refold.core import View
 from refold.model import Demand, Job, Seconds
 from refold.packing import Ints
 from refold.policies.backfill.reservations import Reservations
-from refold.policies.backfill.sizing import Size
+from refold.policies.backfill.sizing import JobSize
 
 Place = tuple[Any, int]
 """A place in the order: a key, and a number that breaks ties."""
@@ -24,7 +24,7 @@ FEW = 0.1
 """Such a part of all is sorted rather than picked from everybody in order."""
 
 
-class Waiter:
+class QueuedJob:
     """A waiting job: its place in the order, what it asks for, how long it will last, how often others went before."""
 
     __slots__ = (
@@ -43,7 +43,7 @@ class Waiter:
     )
 
     def __init__(
-        self, job: Job, size: Size, place: Place, likely: Seconds, sure: Seconds, lane: int, kind: str
+        self, job: Job, size: JobSize, place: Place, likely: Seconds, sure: Seconds, lane: int, kind: str
     ) -> None:
         self.job = job
         self.demand, self.plan = size.demand, size.plan
@@ -60,15 +60,15 @@ class Waiter:
         """When it was first promised to start, if it was promised a place."""
 
 
-class Waiters:
+class BackfillQueue:
     """Everybody who waits, in order; in one lane, or in two."""
 
     def __init__(self, most_passed: int, most_waiting: Seconds) -> None:
         self._most_passed, self._most_waiting = most_passed, most_waiting
-        self._of: dict[str, Waiter] = {}
+        self._of: dict[str, QueuedJob] = {}
         self._bar: tuple[Seconds, Place] | None = None
         """The bar, and of when it is; None: somebody has come, gone or been passed over since."""
-        self._lanes: tuple[list[tuple[Any, int, Waiter]], ...] = ([], [])
+        self._lanes: tuple[list[tuple[Any, int, QueuedJob]], ...] = ([], [])
 
     def __len__(self) -> int:
         return len(self._of)
@@ -76,28 +76,28 @@ class Waiters:
     def __contains__(self, job_id: str) -> bool:
         return job_id in self._of
 
-    def of(self, job_id: str) -> Waiter:
-        """A waiter by its job."""
+    def of(self, job_id: str) -> QueuedJob:
+        """A queued by its job."""
         return self._of[job_id]
 
-    def add(self, waiter: Waiter) -> None:
+    def add(self, queued: QueuedJob) -> None:
         """One more."""
         self._bar = None
-        self._of[waiter.job.id] = waiter
-        insort(self._lanes[waiter.lane], (*waiter.place, waiter))
+        self._of[queued.job.id] = queued
+        insort(self._lanes[queued.lane], (*queued.place, queued))
 
-    def remove(self, job_id: str) -> Waiter | None:
+    def remove(self, job_id: str) -> QueuedJob | None:
         """It does not wait any more."""
-        waiter = self._of.pop(job_id, None)
+        queued = self._of.pop(job_id, None)
         self._bar = None
-        if waiter is not None:
-            lane = self._lanes[waiter.lane]
-            del lane[bisect_left(lane, waiter.place)]
-        return waiter
+        if queued is not None:
+            lane = self._lanes[queued.lane]
+            del lane[bisect_left(lane, queued.place)]
+        return queued
 
-    def first(self, depth: int) -> list[Waiter]:
+    def first(self, depth: int) -> list[QueuedJob]:
         """The first so many of each lane."""
-        return [waiter for lane in self._lanes for _, _, waiter in lane[:depth]]
+        return [queued for lane in self._lanes for _, _, queued in lane[:depth]]
 
     def in_order(self, jobs: Collection[str]) -> list[str]:
         """These jobs, in order."""
@@ -105,42 +105,42 @@ class Waiters:
             return sorted(jobs, key=lambda job_id: self._of[job_id].place)
         one, other = self._lanes
         order = merge(one, other) if one and other else one or other
-        return [waiter.job.id for _, _, waiter in order if waiter.job.id in jobs]
+        return [queued.job.id for _, _, queued in order if queued.job.id in jobs]
 
     def sort_again(self, key: Any) -> None:
         """Everybody's place has to be looked at again."""
         self._bar = None
         for lane in self._lanes:
-            for _, _, waiter in lane:
-                waiter.place = (key(waiter), waiter.place[1])
-            lane[:] = sorted((*waiter.place, waiter) for _, _, waiter in lane)
+            for _, _, queued in lane:
+                queued.place = (key(queued), queued.place[1])
+            lane[:] = sorted((*queued.place, queued) for _, _, queued in lane)
 
-    def until(self, last: Waiter) -> list[Waiter]:
+    def until(self, last: QueuedJob) -> list[QueuedJob]:
         """Everybody up to one of them, in order."""
         one, other = (lane[: bisect_left(lane, last.place)] for lane in self._lanes)
         before = merge(one, other) if one and other else one or other
-        return [*(waiter for _, _, waiter in before), last]
+        return [*(queued for _, _, queued in before), last]
 
     def pass_over(self, place: Place) -> None:
         """Somebody with this place has started: those before it were passed over."""
         if self._most_passed:
             self._bar = None
             for lane in self._lanes:
-                for _, _, waiter in lane[: bisect_left(lane, place)]:
-                    waiter.passed += 1
+                for _, _, queued in lane[: bisect_left(lane, place)]:
+                    queued.passed += 1
 
     def bar(self, now: Seconds) -> Place:
         """The place of the first who is not to be passed over any more: nobody behind it may start."""
         if not self._most_passed and self._most_waiting == inf:
             return LAST
         if self._bar is None or self._bar[0] != now:
-            impatient = (waiter.place for waiter in self._of.values() if self._is_impatient(waiter, now))
+            impatient = (queued.place for queued in self._of.values() if self._is_impatient(queued, now))
             self._bar = now, min(impatient, default=LAST)
         return self._bar[1]
 
-    def _is_impatient(self, waiter: Waiter, now: Seconds) -> bool:
-        often = self._most_passed and waiter.passed >= self._most_passed
-        return bool(often) or now - waiter.job.submitted >= self._most_waiting
+    def _is_impatient(self, queued: QueuedJob, now: Seconds) -> bool:
+        often = self._most_passed and queued.passed >= self._most_passed
+        return bool(often) or now - queued.job.submitted >= self._most_waiting
 
 
 class Gaps:
@@ -151,31 +151,31 @@ class Gaps:
 
     def __init__(self, shortest_first: bool) -> None:
         self._shortest_first = shortest_first
-        self._lines: dict[Demand, list[tuple[Seconds, int, Waiter]]] = {}
+        self._lines: dict[Demand, list[tuple[Seconds, int, QueuedJob]]] = {}
         self._until: dict[Demand, Seconds] = {}
 
-    def add(self, waiter: Waiter) -> None:
+    def add(self, queued: QueuedJob) -> None:
         """One more who may start where there is room."""
-        line = self._lines.get(waiter.demand)
+        line = self._lines.get(queued.demand)
         if line is None:
-            line = self._lines[waiter.demand] = []
-            self._until[waiter.demand] = inf
-        insort(line, (waiter.sure, waiter.place[1], waiter))
+            line = self._lines[queued.demand] = []
+            self._until[queued.demand] = inf
+        insort(line, (queued.sure, queued.place[1], queued))
 
-    def everybody(self) -> Iterator[Waiter]:
+    def everybody(self) -> Iterator[QueuedJob]:
         """All of them."""
-        return (waiter for line in self._lines.values() for _, _, waiter in line)
+        return (queued for line in self._lines.values() for _, _, queued in line)
 
-    def remove(self, waiter: Waiter) -> None:
+    def remove(self, queued: QueuedJob) -> None:
         """It has started, or is promised something, or is gone."""
-        line = self._lines.get(waiter.demand)
+        line = self._lines.get(queued.demand)
         if line is None:
             return
-        at = bisect_left(line, (waiter.sure, waiter.place[1]))
-        if at < len(line) and line[at][2] is waiter:
+        at = bisect_left(line, (queued.sure, queued.place[1]))
+        if at < len(line) and line[at][2] is queued:
             del line[at]
             if not line:
-                del self._lines[waiter.demand], self._until[waiter.demand]
+                del self._lines[queued.demand], self._until[queued.demand]
 
     def open(self, view: View, nodes: Ints, reservations: Reservations) -> None:
         """Something is free on these nodes that was not before."""
@@ -198,7 +198,7 @@ class Gaps:
         """Whether there may be room now, though not for long enough."""
         return self._until.get(demand, 0.0) > now
 
-    def next(self, now: Seconds, bar: Place, reservations: Reservations) -> Waiter | None:
+    def next(self, now: Seconds, bar: Place, reservations: Reservations) -> QueuedJob | None:
         """Who starts next: it has room for as long as it will last."""
         while (found := self._candidate(now, bar)) is not None:
             lasts = reservations.lasts(found.demand, now)
@@ -207,21 +207,21 @@ class Gaps:
                 return found
         return None
 
-    def _candidate(self, now: Seconds, bar: Place) -> Waiter | None:
+    def _candidate(self, now: Seconds, bar: Place) -> QueuedJob | None:
         """The best of those who may have room."""
-        best: Waiter | None = None
+        best: QueuedJob | None = None
         for demand, line in self._lines.items():
             room = self._until[demand] - now
             if line[0][0] > room or room <= 0:
                 continue
-            for sure, _, waiter in line:
+            for sure, _, queued in line:
                 if sure > room:
                     break
-                if waiter.place <= bar and (best is None or self._rank(waiter) < self._rank(best)):
-                    best = waiter
+                if queued.place <= bar and (best is None or self._rank(queued) < self._rank(best)):
+                    best = queued
                     if self._shortest_first:
                         break
         return best
 
-    def _rank(self, waiter: Waiter) -> tuple[Any, int]:
-        return (waiter.sure, waiter.place[1]) if self._shortest_first else waiter.place
+    def _rank(self, queued: QueuedJob) -> tuple[Any, int]:
+        return (queued.sure, queued.place[1]) if self._shortest_first else queued.place

@@ -43,7 +43,7 @@ class Reservations:
         self._runs: dict[str, Reservation] = {}
         self._ends: list[tuple[Seconds, str]] = []
         self._promised: dict[str, Reservation] = {}
-        self._rows = _Rows(self._table)
+        self._rows = _ReservationRows(self._table)
         self._on_node: dict[int, set[str]] = defaultdict(set)
         self._holes: dict[int, None] = {}
         self._opened: dict[int, None] = {}
@@ -111,16 +111,16 @@ class Reservations:
 
     # Promised places.
 
-    def find(self, demand: Demand, lasting: Seconds, now: Seconds, before: Seconds = inf) -> Reservation | None:
+    def find(self, demand: Demand, distribution: Seconds, now: Seconds, before: Seconds = inf) -> Reservation | None:
         """The earliest place for so long, if there is one `before`."""
         after = now
         for _ in range(AGAIN):
-            start = self._table.earliest(demand, lasting, after, before)
+            start = self._table.earliest(demand, distribution, after, before)
             if start == inf:
                 return None
-            placement = self._placer.place(self._table.free_during(start, start + lasting), demand)
+            placement = self._placer.place(self._table.free_during(start, start + distribution), demand)
             if placement is not None:
-                return Reservation(placement, start, start + lasting)
+                return Reservation(placement, start, start + distribution)
             after = float(np.nextafter(start, inf))
         return None
 
@@ -214,9 +214,9 @@ class Reservations:
         """The same for one instance, on some of the nodes."""
         return self._table.longest_on(nodes, demand, now)
 
-    def place_now(self, demand: Demand, lasting: Seconds, now: Seconds) -> Placement | None:
+    def place_now(self, demand: Demand, distribution: Seconds, now: Seconds) -> Placement | None:
         """A place that is nobody's for so long, from now on."""
-        return self._placer.place(self._table.free_during(now, now + lasting), demand)
+        return self._placer.place(self._table.free_during(now, now + distribution), demand)
 
     def set_up(self, node: int, up: bool) -> list[str]:
         """A node was lost or has returned; returns whose reservations are void."""
@@ -248,7 +248,7 @@ class Reservations:
             self._opened[share.node] = None
 
 
-class _Rows:
+class _ReservationRows:
     """Whoever is promised a place, as columns for the kernels."""
 
     def __init__(self, table: Timetable) -> None:
@@ -281,7 +281,7 @@ class _Rows:
         kind, single = self._kind(demand), len(reservation.placement) == 1
         columns = self.columns
         columns.kind[row] = kind
-        columns.lasting[row] = reservation.end - reservation.start
+        columns.distribution[row] = reservation.end - reservation.start
         columns.start[row] = reservation.start
         columns.node[row] = reservation.placement[0].node if single else -1
         columns.mask[row] = mask_of(reservation.placement[0].gpus) if single else 0

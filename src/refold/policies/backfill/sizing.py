@@ -13,10 +13,10 @@ import msgspec
 from refold.model import WHOLE, Cluster, Demand, Job, Plan
 from refold.packing import Free
 from refold.plans import Knowledge, Speeds
-from refold.policies.common import Options, range_of
+from refold.policies.common import OptionCache, range_of
 
 
-class Size(NamedTuple):
+class JobSize(NamedTuple):
     """What to ask for, with which plan (None: its own), and how many times as fast that is as what it asked for."""
 
     demand: Demand
@@ -29,24 +29,24 @@ class Sizes:
 
     def __init__(self, cluster: Cluster, knowledge: Knowledge) -> None:
         self._speeds = Speeds(cluster, knowledge)
-        self._options = Options(self._speeds)
+        self._options = OptionCache(self._speeds)
         self._free = Free(cluster)
         self._whole_node = max(node.gpus for node in cluster.nodes)
 
-    def of(self, job: Job) -> list[Size]:
+    def of(self, job: Job) -> list[JobSize]:
         """The sizes that a job may have: as asked, or from the fewest GPUs to the most."""
         if job.gpu_range is None:
-            return [Size(job.demand, None, 1.0)]
+            return [JobSize(job.demand, None, 1.0)]
         if self._speeds.knows(job):
             as_asked = self._speeds.asked(job).steps_per_second
             options = self._options.of(job)
             self._options.forget(job.id)
-            return [Size(option.demand, option.plan, option.speed / as_asked) for option in options]
+            return [JobSize(option.demand, option.plan, option.speed / as_asked) for option in options]
         sizes = [self._size(job, gpus) for gpus in _doubled(*range_of(job, self._speeds.cluster))]
         fitting = [size for size in sizes if self._free.fits_when_empty(size.demand)]
-        return [*fitting, Size(job.demand, None, 1.0)]
+        return [*fitting, JobSize(job.demand, None, 1.0)]
 
-    def _size(self, job: Job, gpus: int) -> Size:
+    def _size(self, job: Job, gpus: int) -> JobSize:
         """So many GPUs as equal instances on as few nodes as can be, with CPUs and memory as they were per GPU."""
         asked = job.demand
         each = next(each for each in range(min(gpus, self._whole_node), 0, -1) if gpus % each == 0)
@@ -57,7 +57,7 @@ class Sizes:
             cpu_milli=asked.cpu_milli * each // asked.gpus,
             memory_mib=asked.memory_mib * each // asked.gpus,
         )
-        return Size(demand, None, gpus * WHOLE / asked.total_gpu_milli)
+        return JobSize(demand, None, gpus * WHOLE / asked.total_gpu_milli)
 
 
 def _doubled(least: int, most: int) -> list[int]:

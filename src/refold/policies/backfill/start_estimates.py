@@ -15,7 +15,7 @@ from collections import deque
 from heapq import heappop, heappush
 from math import exp, log
 
-from refold.model import HOUR, MINUTE, Expected, Seconds
+from refold.model import HOUR, MINUTE, Seconds, StartEstimate
 
 SHORT: Seconds = 10 * MINUTE
 """Waits are compared as if all were longer by so much: minutes more or less are nobody's concern."""
@@ -49,30 +49,30 @@ RENEWED_BY_AT_LEAST: Seconds = HOUR / 2
 """A promise that was broken is renewed for at least so long."""
 
 
-class Promises:
+class StartEstimates:
     """What waiting jobs were promised, and how good promises have been."""
 
     def __init__(self) -> None:
-        self._made: dict[str, _Made] = {}
+        self._made: dict[str, _FirstEstimate] = {}
         self._overdue: list[tuple[Seconds, str]] = []
         self._errors_of: dict[str, _Errors] = {}
         self._all = _Errors()
 
-    def make(self, job_id: str, kind: str, now: Seconds, planned: Seconds) -> Expected:
+    def make(self, job_id: str, kind: str, now: Seconds, planned: Seconds) -> StartEstimate:
         """Promise something to a job that is planned to start then, or something new if its promise was broken."""
         wait = max(planned - now, 0.0) + SHORT
         errors = self._errors(kind)
         latest = now + wait * exp(errors.upper()) - SHORT
         made = self._made.get(job_id)
         if made is None:
-            made = self._made[job_id] = _Made(kind, now, wait)
+            made = self._made[job_id] = _FirstEstimate(kind, now, wait)
         else:
             latest = max(latest, now + RENEWED_BY_AT_LEAST)
         made.latest = latest
         heappush(self._overdue, (latest, job_id))
         at = min(now + max(wait * exp(errors.quantile(0.5)) - SHORT, 0.0), latest)
         soonest = min(now + max(wait * exp(errors.quantile(SOONEST)) - SHORT, 0.0), at)
-        return Expected(job_id, at, soonest, latest)
+        return StartEstimate(job_id, at, soonest, latest)
 
     def overdue(self, now: Seconds) -> list[str]:
         """Whose promises have been broken by now; each has to be made again."""
@@ -99,7 +99,7 @@ class Promises:
         """A job does not wait any more, and has not started."""
         self._made.pop(job_id, None)
 
-    def _judge(self, made: _Made, kept: bool) -> None:
+    def _judge(self, made: _FirstEstimate, kept: bool) -> None:
         """The first promise of a job is judged, once."""
         if not made.judged:
             made.judged = True
@@ -114,7 +114,7 @@ class Promises:
         return self._errors_of.setdefault(kind, _Errors())
 
 
-class _Made:
+class _FirstEstimate:
     """When a job was first promised something, how long it was planned to wait then, and what it is promised now."""
 
     __slots__ = ("at", "judged", "kind", "latest", "planned_wait")

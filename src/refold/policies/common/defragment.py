@@ -30,7 +30,7 @@ SLACK: Seconds = 1e-3
 """For rounding: who is woken at the moment when moves pay must find that they do."""
 
 
-class _Promise(msgspec.Struct, frozen=True):
+class _PlannedStart(msgspec.Struct, frozen=True):
     """Where a job will start when these runs, by job and number, have stopped."""
 
     job: Job
@@ -38,7 +38,7 @@ class _Promise(msgspec.Struct, frozen=True):
     awaited: tuple[tuple[str, int], ...]
 
 
-class _Patience:
+class _WaitingSince:
     """Since when a job waits, what was spent for it, when to think of it again and when moves for it will pay."""
 
     __slots__ = ("again_at", "pays_at", "since", "spent")
@@ -63,8 +63,8 @@ class Defragment:
         self._restart_seconds = restart_seconds
         self._most_moves = most_moves
         self._patience_seconds = patience_seconds
-        self._promises: list[_Promise] = []
-        self._waits: dict[str, _Patience] = {}
+        self._promises: list[_PlannedStart] = []
+        self._waits: dict[str, _WaitingSince] = {}
         self._moved_at = -inf
         self._rests = False
         self.reshapes: list[Reshape] = []
@@ -83,7 +83,7 @@ class Defragment:
         for job_id in changes.gone:
             self._waits.pop(job_id, None)
         for job in changes.returned:
-            self._waits[job.id] = _Patience(view.now)
+            self._waits[job.id] = _WaitingSince(view.now)
         self.reshapes = []
         self._rests = self._moved_at == view.now  # own moves have just stopped: that is no reason for others
         return self._ripe(view)
@@ -119,7 +119,7 @@ class Defragment:
         """Promise a place to a job that has none, if runs can be moved out of it and that pays."""
         patience = self._waits.get(job.id)
         if patience is None:
-            patience = self._waits[job.id] = _Patience(job.submitted)
+            patience = self._waits[job.id] = _WaitingSince(job.submitted)
         room_for_moves = self._most_moves - sum(len(promise.awaited) for promise in self._promises)
         if view.now < patience.again_at or room_for_moves < 1 or not _enough_in_sum(view.trial().free, job.demand):
             return False
@@ -149,16 +149,16 @@ class Defragment:
         rested = (run.since + self._restart_seconds * REST for run in view.runs.values())
         return min((at for at in rested if at > view.now), default=inf)
 
-    def _look_again(self, patience: _Patience, now: Seconds, at: Seconds) -> None:
+    def _look_again(self, patience: _WaitingSince, now: Seconds, at: Seconds) -> None:
         patience.pays_at = at
         patience.again_at = min(at, now + self._patience_seconds)
 
-    def _pays_at(self, job: Job, patience: _Patience, moves: Moves) -> Seconds:
+    def _pays_at(self, job: Job, patience: _WaitingSince, moves: Moves) -> Seconds:
         """When the job will have waited for as many GPU-seconds as all moves for it cost."""
         spent = patience.spent + moves.gpu_milli * self._restart_seconds
         return patience.since + spent / job.demand.total_gpu_milli
 
-    def _promise(self, view: View, job: Job, patience: _Patience, moves: Moves) -> None:
+    def _promise(self, view: View, job: Job, patience: _WaitingSince, moves: Moves) -> None:
         trial, runs = view.trial(), view.runs
         patience.spent += moves.gpu_milli * self._restart_seconds
         patience.pays_at = inf
@@ -168,10 +168,10 @@ class Defragment:
         trial.take_what_is_free(moves.placement)
         self.reshapes += moves.reshapes
         awaited = tuple((reshape.job, runs[reshape.job].number) for reshape in moves.reshapes)
-        self._promises.append(_Promise(job, moves.placement, awaited))
+        self._promises.append(_PlannedStart(job, moves.placement, awaited))
 
 
-def _can_be_kept(view: View, promise: _Promise) -> bool:
+def _can_be_kept(view: View, promise: _PlannedStart) -> bool:
     """Whether somebody is still on the way out, and no node was lost."""
     if not all(view.is_up(share.node) for share in promise.placement):
         return False

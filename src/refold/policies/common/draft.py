@@ -14,7 +14,7 @@ from refold.model import WHOLE, Allocation, Decision, Demand, Plan, Reshape, Sta
 from refold.packing import Free, Placer
 
 
-class Board:
+class Draft:
     """A copy of what is held and free, to be changed at will."""
 
     def __init__(self, view: View) -> None:
@@ -27,13 +27,13 @@ class Board:
         for run in view.runs.values():
             if run.stopping:
                 self.free.give_back(view.held_by(run.job))
-                following = view.becoming(run.job)
+                following = view.next_allocation(run.job)
                 if following is not None and self.free.take(following.placement) is not None:
                     following = None
                 self._holds[run.job] = following
 
     def holds(self, job_id: str) -> Allocation | None:
-        """What a job holds on this board."""
+        """What a job holds on this draft."""
         if job_id in self._holds:
             return self._holds[job_id]
         run = self._view.runs.get(job_id)
@@ -130,7 +130,7 @@ def jobs_over(view: View) -> list[str]:
     return [*over, *changes.gone]
 
 
-class Steering:
+class Transition:
     """Leads to a target in as many steps as stopping takes."""
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class Steering:
                     starts.append(Start(job_id, wanted))
                     continue
             elif run.stopping:
-                if wanted == view.becoming(job_id):
+                if wanted == view.next_allocation(job_id):
                     continue
             elif wanted is None:
                 stops.append(Stop(job_id, why))

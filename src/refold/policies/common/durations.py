@@ -14,7 +14,7 @@ from refold.core import View
 from refold.errors import BadValue
 from refold.model import MINUTE, WHOLE, Job, Run, Seconds
 from refold.plans import NOTHING_MORE, Knowledge, Speeds
-from refold.predict import Lasting, Predictor
+from refold.predict import DurationDistribution, Predictor
 
 Source = Literal["predicted", "limit", "known"]
 
@@ -26,7 +26,7 @@ LATE_BY_PART = 0.05
 """A run that has outlived what was believed is believed to go on for at least so long, and such a part of its age."""
 
 
-class Foresight:
+class DurationSource:
     """Beliefs about how long jobs last. What it remembers comes from the views it has seen."""
 
     def __init__(self, source: Source = "predicted", knowledge: Knowledge | Mapping[str, Any] = NOTHING_MORE) -> None:
@@ -101,16 +101,16 @@ class Foresight:
         else:
             self._faster.pop(job_id, None)
 
-    def life(self, view: View, job: Job) -> Life:
+    def life(self, view: View, job: Job) -> RemainingTime:
         """How long a job that waits will still run, when it is started on what it asked for."""
         certain = self._certain(job)
         if certain is not None:
-            return Life(exactly=max(certain - view.done(job.id), AT_LEAST))
+            return RemainingTime(exactly=max(certain - view.done(job.id), AT_LEAST))
         elapsed = self._ran.get(job.id, 0.0)
         if elapsed == 0.0:
-            return Life(self._predictor.expect(job, view.now))
+            return RemainingTime(self._predictor.expect(job, view.now))
         share = view.share_done(job)
-        return Life(self._predictor.expect_running(job, view.now, elapsed, share), elapsed)
+        return RemainingTime(self._predictor.expect_running(job, view.now, elapsed, share), elapsed)
 
     def left(self, view: View, run: Run, quantile: float) -> Seconds:
         """How long a run will go on that has outlived what was believed of it."""
@@ -132,11 +132,11 @@ class Foresight:
         return job.time_limit if self._source == "limit" else None
 
 
-class Life(NamedTuple):
+class RemainingTime(NamedTuple):
     """How long a job will run from now on: the distribution of its whole life, of which `elapsed` is over; or exactly
     so long."""
 
-    whole: Lasting | None = None
+    whole: DurationDistribution | None = None
     elapsed: Seconds = 0.0
     exactly: Seconds = 0.0
 

@@ -13,7 +13,7 @@ from refold.core import View
 from refold.errors import BadValue
 from refold.model import WHOLE, Allocation, Job, Plan, Run, Seconds
 from refold.plans import Layout, asked_layout
-from refold.policies.common.options import Option, Options, as_asked, as_asked_on
+from refold.policies.common.options import Option, OptionCache, as_asked, as_asked_on
 from refold.policies.common.outlook import Outlook
 
 Shape = tuple[Layout, Plan | None]
@@ -26,10 +26,10 @@ TOLERANCE = 0.01
 """Nobody notices to be slower by so much."""
 
 
-class Promises:
+class GuaranteeRules:
     """Floors, minima and quotas."""
 
-    def __init__(self, outlook: Outlook, options: Options, safety: float = 1.0) -> None:
+    def __init__(self, outlook: Outlook, options: OptionCache, safety: float = 1.0) -> None:
         """`safety`: how many times as fast another shape must be believed to be than the one asked for, to be safe."""
         if not safety >= 1:
             raise BadValue(f"safety is a factor ≥ 1, not {safety}")

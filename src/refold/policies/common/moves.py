@@ -71,14 +71,14 @@ def _movable(view: View, rest_seconds: Seconds) -> list[Run]:
     return sorted(runs, key=lambda run: run.since)
 
 
-class _Room(msgspec.Struct):
+class _NodeSpace(msgspec.Struct):
     """What is free on one node: of each GPU, CPUs, memory."""
 
     gpus: list[Milli]
     cpu_milli: Milli
     memory_mib: MiB
 
-    def without(self, shares: Sequence[Share]) -> _Room:
+    def without(self, shares: Sequence[Share]) -> _NodeSpace:
         """What would be free if these were gone."""
         gpus, cpu, memory = self.gpus.copy(), self.cpu_milli, self.memory_mib
         for share in shares:
@@ -86,7 +86,7 @@ class _Room(msgspec.Struct):
                 gpus[gpu] += share.gpu_milli
             cpu += share.cpu_milli
             memory += share.memory_mib
-        return _Room(gpus, cpu, memory)
+        return _NodeSpace(gpus, cpu, memory)
 
     def fits(self, demand: Demand) -> bool:
         """Whether one instance has room."""
@@ -239,7 +239,7 @@ class _Search:
         runs = [index for index in self._on_node[node] if self._staying(index, node)]
         runs.sort(key=lambda index: (self._cost((index,)), index))
         row = self._later.nodes[node]
-        room = _Room(list(self._later.gpu_milli_of(node)), int(row[CPU_FREE]), int(row[MEMORY_FREE]))
+        room = _NodeSpace(list(self._later.gpu_milli_of(node)), int(row[CPU_FREE]), int(row[MEMORY_FREE]))
         subsets = (subset for size in range(1, len(runs) + 1) for subset in combinations(runs, size))
         found: list[tuple[int, ...]] = []
         for subset in islice(subsets, MOST_SUBSETS):
@@ -249,7 +249,7 @@ class _Search:
             found += [subset for subset in [self._greedy_way(room, node, runs)] if subset and subset not in found]
         return [subset for subset in found if self._are_few_enough(subset)]
 
-    def _greedy_way(self, room: _Room, node: int, runs: list[int]) -> tuple[int, ...]:
+    def _greedy_way(self, room: _NodeSpace, node: int, runs: list[int]) -> tuple[int, ...]:
         """The cheapest runs until there is room, without those, the dearest first, that need not go."""
         if not self._suffice(room, node, runs):
             return ()
@@ -261,7 +261,7 @@ class _Search:
                 going = fewer
         return tuple(going)
 
-    def _suffice(self, room: _Room, node: int, runs: Sequence[int]) -> bool:
+    def _suffice(self, room: _NodeSpace, node: int, runs: Sequence[int]) -> bool:
         return room.without([share for _, _, share in self._going(node, runs)]).fits(self._one)
 
     def _are_few_enough(self, runs: tuple[int, ...]) -> bool:

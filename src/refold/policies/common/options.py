@@ -29,7 +29,7 @@ class Option(NamedTuple):
     speed: float
 
 
-class Options:
+class OptionCache:
     """The options of jobs, kept by kind of job."""
 
     def __init__(self, speeds: Speeds, plans: bool = True, resources: bool = True) -> None:

@@ -19,7 +19,7 @@ RETURNED = -(2**60)
 """Added to the numbers of jobs that return, so that of equals they go first, in the order of returning."""
 
 
-class Lines:
+class QueueByDemand:
     """All waiting jobs. `key` says who is first; of equals, who was submitted first (those that return, before)."""
 
     def __init__(self, key: Callable[[Job], Any]) -> None:

@@ -17,7 +17,7 @@ from refold.core import View
 from refold.errors import BadValue
 from refold.model import KEEP, WHOLE, Allocation, Decision, Demand, Job, Milli, Run, Seconds
 from refold.packing import WHOLE_FREE, Placer
-from refold.policies.common.draft import Board, Steering
+from refold.policies.common.draft import Draft, Transition
 from refold.policies.common.options import Option, as_asked
 from refold.policies.common.outlook import Outlook
 from refold.policies.common.reasons import Reasons
@@ -37,7 +37,7 @@ class Budget(NamedTuple):
         return sum(self.by_type.values())
 
 
-def budget_beside(view: View, board: Board, fixed: Collection[str]) -> Budget:
+def budget_beside(view: View, draft: Draft, fixed: Collection[str]) -> Budget:
     """All GPUs of nodes that are up, but for what is held by those who keep it."""
     nodes = view.cluster.nodes
     by_type = dict.fromkeys(view.cluster.type_names, 0)
@@ -45,14 +45,14 @@ def budget_beside(view: View, board: Board, fixed: Collection[str]) -> Budget:
         if node.gpus and view.is_up(index):
             by_type[node.gpu_type] += node.gpus * WHOLE
     for job_id in fixed:
-        held = board.holds(job_id)
+        held = draft.holds(job_id)
         for share in held.placement if held is not None else ():
             if share.gpus and view.is_up(share.node):
                 by_type[nodes[share.node].gpu_type] -= len(share.gpus) * share.gpu_milli
     return Budget(by_type)
 
 
-class Sharer(Protocol):
+class RoundPolicy(Protocol):
     """Who says how much everybody gets."""
 
     def options(self, job: Job) -> Sequence[Option]:
@@ -73,50 +73,50 @@ class Rounds:
         self._seconds = round_seconds
         self._next: Seconds = -inf
         self._placer = placer
-        self._steering = Steering()
+        self._steering = Transition()
         self._reasons = Reasons()
 
-    def decide(self, view: View, sharer: Sharer, outlook: Outlook) -> Decision:
+    def decide(self, view: View, sharer: RoundPolicy, outlook: Outlook) -> Decision:
         """Share out anew if it is time; else see to those who came."""
         changes = view.changes
         self._placer.observe(view)
         if view.now >= self._next and _matters(view, sharer):
             self._next = view.now + self._seconds
-            board = self._shared_out(view, sharer, outlook)
+            draft = self._shared_out(view, sharer, outlook)
         elif changes.submitted or changes.returned or changes.freed or changes.gone:
-            board = self._as_promised(view)
+            draft = self._as_promised(view)
         else:
             return KEEP
-        self._let_begin(view, board, sharer)
-        decision = self._steering.towards(view, board.target())
+        self._let_begin(view, draft, sharer)
+        decision = self._steering.towards(view, draft.target())
         return self._explained(view, decision, sharer)
 
-    def _shared_out(self, view: View, sharer: Sharer, outlook: Outlook) -> Board:
-        board = Board(view)
+    def _shared_out(self, view: View, sharer: RoundPolicy, outlook: Outlook) -> Draft:
+        draft = Draft(view)
         fixed = {run.job for run in view.runs.values() if is_fixed(view, run, outlook)}
         jobs = {job.id: job for job in view.waiting.values() if job.demand.gpus}
         jobs |= {job_id: job for job_id, job in view.active.items() if job_id not in fixed and job.demand.gpus}
-        wishes = sharer.share_out(view, jobs, budget_beside(view, board, fixed))
-        Seating(view, board, self._placer, frozenset(jobs)).seat(wishes)
-        return board
+        wishes = sharer.share_out(view, jobs, budget_beside(view, draft, fixed))
+        RoundPlacement(view, draft, self._placer, frozenset(jobs)).seat(wishes)
+        return draft
 
-    def _as_promised(self, view: View) -> Board:
+    def _as_promised(self, view: View) -> Draft:
         """What is held, with what is awaited, where that can still be had."""
-        board = Board(view)
+        draft = Draft(view)
         for job_id, (wanted, why) in self._steering.awaited.items():
             if wanted is None or not (job_id in view.waiting or job_id in view.runs):
                 continue
-            held = board.holds(job_id)
-            board.release(job_id, why)
-            if not board.put(job_id, wanted, why) and held is not None:
-                board.put(job_id, held, why)
-        return board
+            held = draft.holds(job_id)
+            draft.release(job_id, why)
+            if not draft.put(job_id, wanted, why) and held is not None:
+                draft.put(job_id, held, why)
+        return draft
 
-    def _let_begin(self, view: View, board: Board, sharer: Sharer) -> None:
+    def _let_begin(self, view: View, draft: Draft, sharer: RoundPolicy) -> None:
         """Who waits and fits as small as can be begins, in the order of waiting."""
         without_place: set[Demand] = set()
         for job in view.waiting.values():
-            if board.holds(job.id) is not None:
+            if draft.holds(job.id) is not None:
                 continue
             options = sharer.options(job)
             for option in options:
@@ -124,22 +124,22 @@ class Rounds:
                     break
                 if option.demand in without_place:
                     continue
-                if board.place(job.id, self._placer, option.demand, option.plan):
+                if draft.place(job.id, self._placer, option.demand, option.plan):
                     break
                 without_place.add(option.demand)
 
-    def _explained(self, view: View, decision: Decision, sharer: Sharer) -> Decision:
+    def _explained(self, view: View, decision: Decision, sharer: RoundPolicy) -> Decision:
         waits = self._reasons.of_everybody(view, decision.starts, self._steering.awaited)
         wake_at = self._next if self._next > view.now and _could_change(view, decision, sharer) else None
         return msgspec.structs.replace(decision, waits=waits, wake_at=wake_at)
 
 
-def _matters(view: View, sharer: Sharer) -> bool:
+def _matters(view: View, sharer: RoundPolicy) -> bool:
     """Whether sharing out could change anything now: somebody waits, or could have another share."""
     return bool(view.waiting) or any(len(sharer.options(job)) > 1 for job in view.active.values())
 
 
-def _could_change(view: View, decision: Decision, sharer: Sharer) -> bool:
+def _could_change(view: View, decision: Decision, sharer: RoundPolicy) -> bool:
     """Whether sharing out could change anything later, without anything having happened; where nothing runs, no."""
     if any(view.waiting[start.job].reshapable for start in decision.starts):
         return True
@@ -173,19 +173,19 @@ def possible(view: View, job: Job, options: Sequence[Option]) -> Sequence[Option
     return (as_asked(job)._replace(demand=demand, plan=run.allocation.plan),)
 
 
-class Seating:
-    """Finds places for what was wished, on a board."""
+class RoundPlacement:
+    """Finds places for what was wished, on a draft."""
 
-    def __init__(self, view: View, board: Board, placer: Placer, jobs: frozenset[str]) -> None:
+    def __init__(self, view: View, draft: Draft, placer: Placer, jobs: frozenset[str]) -> None:
         """`jobs` may be moved, the others not."""
-        self._view, self._board, self._placer, self._jobs = view, board, placer, jobs
+        self._view, self._draft, self._placer, self._jobs = view, draft, placer, jobs
         self._seated: dict[str, Option] = {}
         self._before: dict[str, Allocation] = {}
         self._without_room: set[Demand] = set()
 
     def seat(self, wishes: Wishes) -> None:
         """Who keeps a share stays; who has none goes; the others are placed, the largest first."""
-        for job_id, held in list(self._board.holders()):
+        for job_id, held in list(self._draft.holders()):
             if job_id not in self._jobs:
                 continue
             wish = wishes.get(job_id, ())
@@ -194,13 +194,13 @@ class Seating:
                 continue
             self._before[job_id] = held
             gpus = f"{held.gpu_milli / WHOLE:g}"
-            self._board.release(job_id, f"from {gpus} to {wish[0].gpus} GPUs" if wish else f"gives up {gpus} GPUs")
+            self._draft.release(job_id, f"from {gpus} to {wish[0].gpus} GPUs" if wish else f"gives up {gpus} GPUs")
         for job_id in sorted(wishes, key=lambda job_id: -wishes[job_id][0].gpus):
             if job_id not in self._seated:
                 self._seat_one(job_id, wishes[job_id])
 
     def _seat_one(self, job_id: str, wish: Sequence[Option]) -> None:
-        why = self._board.changed.get(job_id, "")
+        why = self._draft.changed.get(job_id, "")
         wanted = wish[0]
         if self._place(job_id, wanted, why) or self._make_room(job_id, wanted, why):
             return
@@ -208,10 +208,10 @@ class Seating:
             return
         before = self._before.get(job_id)
         if before is not None:
-            self._board.put(job_id, before, why)
+            self._draft.put(job_id, before, why)
 
     def _place(self, job_id: str, option: Option, why: str) -> bool:
-        if not self._board.place(job_id, self._placer, option.demand, option.plan, why):
+        if not self._draft.place(job_id, self._placer, option.demand, option.plan, why):
             return False
         self._seated[job_id] = option
         return True
@@ -220,13 +220,13 @@ class Seating:
         """Move runs together until there is a place; if somebody is left without one, nothing is moved."""
         if option.demand in self._without_room or option.demand.gpu_milli < WHOLE:
             return False
-        snapshot = self._board.snapshot()
+        snapshot = self._draft.snapshot()
         moved = self._cleared(option.demand)
         if moved and self._place(job_id, option, why):
             moved.sort(key=lambda other: -self._seated[other].gpus)
             if all(self._place(other, self._seated[other], "moved to make room") for other in moved):
                 return True
-        self._board.restore(snapshot)
+        self._draft.restore(snapshot)
         self._seated.pop(job_id, None)
         self._without_room.add(option.demand)
         return False
@@ -234,7 +234,7 @@ class Seating:
     def _cleared(self, demand: Demand) -> list[str]:
         """Take those off their nodes who stand in the way; nodes that lack least first. Returns who they are."""
         moved: list[str] = []
-        free = self._board.free
+        free = self._draft.free
         on_node = self._movable()
         lacking = sorted(self._candidates(demand), key=lambda node: (-int(free.nodes[node, WHOLE_FREE]), node))
         wanted = demand.instances - sum(int(free.nodes[node, WHOLE_FREE]) >= demand.gpus for node in lacking)
@@ -244,7 +244,7 @@ class Seating:
             missing = demand.gpus - int(free.nodes[node, WHOLE_FREE])
             others = _enough(on_node.get(node, ()), missing) if missing > 0 else []
             for job_id in others:
-                self._board.release(job_id, "moved to make room")
+                self._draft.release(job_id, "moved to make room")
             moved += others
             wanted -= bool(others)
         return moved
@@ -258,7 +258,7 @@ class Seating:
     def _movable(self) -> dict[int, list[tuple[int, str]]]:
         """Who could be moved off each node, the smallest first: jobs on a part of one node."""
         found: dict[int, list[tuple[int, str]]] = {}
-        for job_id, held in self._board.holders():
+        for job_id, held in self._draft.holders():
             job = self._view.active.get(job_id)
             if job is not None and not job.reshapable:
                 continue

@@ -28,7 +28,7 @@ SOON: Seconds = 1.0
 """A run that begins beyond its limit, since earlier ones have used it up, is looked at when it is there."""
 
 
-class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WatchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is watched for; nothing is that was not asked for."""
 
     no_progress: Seconds | None = None
@@ -63,22 +63,22 @@ class Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise BadValue("end_beyond_tail of a watch is about beyond_tail: say how far")
 
     @staticmethod
-    def of(given: Rules | Mapping[str, Any]) -> Rules:
+    def of(given: WatchRules | Mapping[str, Any]) -> WatchRules:
         """Rules as they are in a journal's header; seconds are numbers there."""
-        if isinstance(given, Rules):
+        if isinstance(given, WatchRules):
             return given
         if not isinstance(given, Mapping):
-            raise BadInput(f"watch is {given!r}, expected rules: {', '.join(Rules.__struct_fields__)}")
+            raise BadInput(f"watch is {given!r}, expected rules: {', '.join(WatchRules.__struct_fields__)}")
         for name in given:
-            if name not in Rules.__struct_fields__:
-                raise UnknownName("rule of a watch", str(name), Rules.__struct_fields__)
+            if name not in WatchRules.__struct_fields__:
+                raise UnknownName("rule of a watch", str(name), WatchRules.__struct_fields__)
         try:
-            return msgspec.convert(dict(given), Rules)
+            return msgspec.convert(dict(given), WatchRules)
         except msgspec.ValidationError as error:
             raise BadInput(f"watch is {dict(given)}: {error}") from None
 
 
-class _Watched:
+class _WatchedRun:
     """A run: since when it computes or has last made progress, with how much done then, and what it is flagged for."""
 
     __slots__ = ("done", "flagged", "has_what_it_asked_for", "job", "number", "reports", "since", "steps", "tail")
@@ -109,9 +109,9 @@ class _Rule(Protocol):
     name: str
     ends: bool
 
-    def broken_at(self, run: _Watched) -> Seconds: ...
+    def broken_at(self, run: _WatchedRun) -> Seconds: ...
 
-    def says(self, run: _Watched, now: Seconds) -> str: ...
+    def says(self, run: _WatchedRun, now: Seconds) -> str: ...
 
 
 class _NoProgress:
@@ -121,23 +121,23 @@ class _NoProgress:
         self._seconds = inf if seconds is None else seconds
         self._silent_too, self._per_job = silent_too, per_job
 
-    def broken_at(self, run: _Watched) -> Seconds:
+    def broken_at(self, run: _WatchedRun) -> Seconds:
         own = run.job.launch.no_progress if self._per_job else None
         if own is not None:
             return run.since + own
         return run.since + self._seconds if run.reports or self._silent_too else inf
 
-    def says(self, run: _Watched, now: Seconds) -> str:
+    def says(self, run: _WatchedRun, now: Seconds) -> str:
         return f"no progress for {text_from_seconds(now - run.since)}"
 
 
 class _BeyondLimit:
     name, ends = "beyond limit", True
 
-    def broken_at(self, run: _Watched) -> Seconds:
+    def broken_at(self, run: _WatchedRun) -> Seconds:
         return run.will_have_done(run.job.time_limit or inf)
 
-    def says(self, run: _Watched, now: Seconds) -> str:
+    def says(self, run: _WatchedRun, now: Seconds) -> str:
         return (
             f"has run for {run.has_run(now)}, beyond its time limit of {text_from_seconds(run.job.time_limit or inf)}"
         )
@@ -149,15 +149,15 @@ class _BeyondTail:
     def __init__(self, factor: float, at_least: Seconds, ends: bool) -> None:
         self._factor, self._at_least, self.ends = factor, at_least, ends
 
-    def broken_at(self, run: _Watched) -> Seconds:
+    def broken_at(self, run: _WatchedRun) -> Seconds:
         return run.will_have_done(max(self._at_least, self._factor * run.tail))
 
-    def says(self, run: _Watched, now: Seconds) -> str:
+    def says(self, run: _WatchedRun, now: Seconds) -> str:
         tail = text_from_seconds(run.tail)
         return f"has run for {run.has_run(now)}, and of 100 such jobs 99 were expected to end within {tail}"
 
 
-def _listed(rules: Rules) -> list[_Rule]:
+def _listed(rules: WatchRules) -> list[_Rule]:
     listed: list[_Rule] = []
     if rules.no_progress is not None or rules.per_job:
         listed.append(_NoProgress(rules.no_progress, rules.silent_too, rules.per_job))
@@ -168,19 +168,19 @@ def _listed(rules: Rules) -> list[_Rule]:
     return listed
 
 
-class Watch:
+class RunWatch:
     """A policy, and the runs that it has started with what is known of their progress."""
 
-    def __init__(self, policy: Policy, rules: Rules) -> None:
+    def __init__(self, policy: Policy, rules: WatchRules) -> None:
         self.name = policy.name
         self.oracle = bool(getattr(policy, "oracle", False))
         self._policy = policy
         self._grace = rules.grace
         self._rules = _listed(rules)
-        self._runs: dict[str, _Watched] = {}
+        self._runs: dict[str, _WatchedRun] = {}
         self._reporting: set[str] = set()
         self._tails = _Tails() if rules.beyond_tail is not None else None
-        self._looks = _Looks()
+        self._looks = _CheckTimes()
         self._wakes: list[Seconds] = []
         self._asked: Seconds | None = None
         self._unseen: list[Run] = []
@@ -257,7 +257,7 @@ class Watch:
     def _begin(self, view: View, job: Job, number: int, allocation: Allocation) -> None:
         """A run begins now, or did so since the last look."""
         since = view.computing_since(job.id)
-        run = self._runs[job.id] = _Watched(job, number, allocation, view.now if since is None else since)
+        run = self._runs[job.id] = _WatchedRun(job, number, allocation, view.now if since is None else since)
         run.done = view.done(job.id) - (view.now - run.since)
         run.steps = view.steps_done(job.id)[0]
         run.reports = job.id in self._reporting
@@ -282,7 +282,7 @@ class Watch:
         elif sooner:  # else the look that is to come is soon enough
             self._look_again(run)
 
-    def _withdraw_flags(self, run: _Watched, now: Seconds) -> None:
+    def _withdraw_flags(self, run: _WatchedRun, now: Seconds) -> None:
         for rule in self._rules:
             if rule.name in run.flagged and rule.broken_at(run) > now:
                 del run.flagged[rule.name]
@@ -299,7 +299,7 @@ class Watch:
             lasted = None if run is None or ended.stopping else run.done + view.now - run.since
             self._tails.over(ended.job, lasted, view.now)
 
-    def _present(self, view: View, job_id: str) -> _Watched | None:
+    def _present(self, view: View, job_id: str) -> _WatchedRun | None:
         """A run that goes on; of one that was ordered and did not come to be, nothing is known any more."""
         run, present = self._runs.get(job_id), view.runs.get(job_id)
         if run is None or present is None or present.number != run.number or present.stopping:
@@ -308,13 +308,13 @@ class Watch:
 
     # Judging them.
 
-    def _due(self, view: View) -> Iterator[_Watched]:
+    def _due(self, view: View) -> Iterator[_WatchedRun]:
         for job_id in self._looks.due(view.now):
             run = self._present(view, job_id)
             if run is not None:
                 yield run
 
-    def _judge(self, run: _Watched, now: Seconds, flags: list[Flag], ends: list[End]) -> None:
+    def _judge(self, run: _WatchedRun, now: Seconds, flags: list[Flag], ends: list[End]) -> None:
         for rule in self._rules:
             if rule.broken_at(run) > now:
                 continue
@@ -332,16 +332,16 @@ class Watch:
             return ""
         return f"; ended in {text_from_seconds(self._grace)} if that stays so" if self._grace else "; ended now"
 
-    def _look_again(self, run: _Watched, not_before: Seconds = -inf) -> None:
+    def _look_again(self, run: _WatchedRun, not_before: Seconds = -inf) -> None:
         self._looks.at(max(not_before, min(self._next(rule, run) for rule in self._rules)), run.job.id)
 
-    def _next(self, rule: _Rule, run: _Watched) -> Seconds:
+    def _next(self, rule: _Rule, run: _WatchedRun) -> Seconds:
         if rule.name not in run.flagged:
             return rule.broken_at(run)
         return run.flagged[rule.name] + self._grace if rule.ends else inf
 
 
-class _Looks:
+class _CheckTimes:
     """When which job is looked at next. A look that has become needless is still taken: it was asked for."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 
 from refold.packing import Placer
-from refold.policies.common.draft import Board
+from refold.policies.common.draft import Draft
 from refold.policies.common.options import Option
 
 PASSES = 8
@@ -24,18 +24,18 @@ WORTH = 1e-6
 
 
 class Throughput:
-    """Jobs that may be moved, on a board on which they hold nothing."""
+    """Jobs that may be moved, on a draft on which they hold nothing."""
 
     def __init__(
         self,
-        board: Board,
+        draft: Draft,
         placer: Placer,
         options: Mapping[str, Sequence[Option]],
         asked: Mapping[str, float],
         first: frozenset[str] = frozenset(),
     ) -> None:
         """`asked`: the speed that each is measured by. `first`: who gets something before others do."""
-        self._board, self._placer, self._options, self._first = board, placer, options, first
+        self._draft, self._placer, self._options, self._first = draft, placer, options, first
         self._worth = {
             job_id: {option: option.speed / asked[job_id] for option in shapes} for job_id, shapes in options.items()
         }
@@ -57,14 +57,14 @@ class Throughput:
 
     def _place(self, job_id: str, options: Sequence[Option]) -> bool:
         for option in options:
-            if self._board.place(job_id, self._placer, option.demand, option.plan):
+            if self._draft.place(job_id, self._placer, option.demand, option.plan):
                 self._has[job_id] = option
                 return True
         return False
 
     def _knapsack(self) -> dict[str, Option]:
         """One shape or none for each job, worth the most for as many GPUs as there are."""
-        gpus = self._board.free.whole_gpus
+        gpus = self._draft.free.whole_gpus
         best = np.zeros(gpus + 1)
         taken: list[tuple[str, list[Option], np.ndarray]] = []
         for job_id, worth in self._worth.items():
@@ -100,7 +100,7 @@ class Throughput:
 
     def _try(self, job_id: str, option: Option) -> bool:
         """Give a job this shape, let those who lose their places find others, and keep it if the sum has grown."""
-        before, had = self._board.snapshot(), dict(self._has)
+        before, had = self._draft.snapshot(), dict(self._has)
         total = self._sum()
         self._give_up(job_id)
         out: list[str] = []
@@ -115,7 +115,7 @@ class Throughput:
             self._place(victim, self._best_first(victim))
         if self._sum() > total + WORTH and self._first & set(had) <= set(self._has):
             return True
-        self._board.restore(before)
+        self._draft.restore(before)
         self._has = had
         return False
 
@@ -132,4 +132,4 @@ class Throughput:
 
     def _give_up(self, job_id: str) -> None:
         if self._has.pop(job_id, None) is not None:
-            self._board.release(job_id)
+            self._draft.release(job_id)

@@ -17,7 +17,7 @@ from refold.errors import BadValue
 from refold.model import KEEP, WHOLE, Allocation, Decision, Demand, Job, Share
 from refold.packing import Placer
 from refold.plans import NOTHING_MORE, Knowledge, Speed, Speeds
-from refold.policies.common import Board, Reasons, Steering
+from refold.policies.common import Draft, Reasons, Transition
 
 SIZES = (1, 2, 4, 8)
 """By how many GPUs a best-effort job is cut, and how many it has on a node."""
@@ -45,7 +45,7 @@ class AntMan:
         self._most_restarts = most_restarts
         self._knowledge = Knowledge.of(knowledge)
         self._speeds: Speeds | None = None
-        self._steering = Steering()
+        self._steering = Transition()
         self._reasons = Reasons()
 
     def decide(self, view: View) -> Decision:
@@ -56,12 +56,12 @@ class AntMan:
         changes = view.changes
         if not (changes.submitted or changes.returned or changes.gone or changes.freed):
             return KEEP
-        look = _Look(view, self._placer, self._speeds, self._most_restarts)
+        look = _AntManRound(view, self._placer, self._speeds, self._most_restarts)
         queue = sorted(view.waiting.values(), key=lambda job: (job.submitted, job.id))
         look.start_guaranteed([job for job in queue if job.job_class == "guaranteed"])
         look.start_best_effort([job for job in queue if job.job_class == "best-effort"])
         look.grow_on_what_is_left()
-        decision = self._steering.towards(view, look.board.target())
+        decision = self._steering.towards(view, look.draft.target())
         return self._with_reasons(view, decision, look.over_quota)
 
     def _with_reasons(self, view: View, decision: Decision, over_quota: set[str]) -> Decision:
@@ -70,11 +70,11 @@ class AntMan:
         return msgspec.structs.replace(decision, waits=waits)
 
 
-class _Look:
-    """One look: who gets what, on a board."""
+class _AntManRound:
+    """One look: who gets what, on a draft."""
 
     def __init__(self, view: View, placer: Placer, speeds: Speeds, most_restarts: int) -> None:
-        self.board = Board(view)
+        self.draft = Draft(view)
         self.over_quota: set[str] = set()
         self._view = view
         self._placer = placer
@@ -95,14 +95,14 @@ class _Look:
                 continue
             if job.demand in without_place:
                 continue
-            if self.board.place(job.id, self._placer, job.demand, None) or self._place_instead_of_others(job):
+            if self.draft.place(job.id, self._placer, job.demand, None) or self._place_instead_of_others(job):
                 used[job.tenant] += asked
             else:
                 without_place.add(job.demand)
 
     def _quota_used(self) -> dict[str, float]:
         used: dict[str, float] = defaultdict(float)
-        for job_id, _ in self.board.holders():
+        for job_id, _ in self.draft.holders():
             job = self._jobs[job_id]
             if job.job_class == "guaranteed":
                 used[job.tenant] += job.demand.total_gpus
@@ -110,17 +110,17 @@ class _Look:
 
     def _place_instead_of_others(self, job: Job) -> bool:
         """Instance by instance on the node where the fewest GPUs are missing; all of them, or nobody is cut."""
-        before = self.board.snapshot()
+        before = self.draft.snapshot()
         shares: list[Share] = []
         for _ in range(job.demand.instances):
             share = self._share_for(job)
             if share is None:
-                self.board.restore(before)
+                self.draft.restore(before)
                 return False
-            self.board.free.take((share,))
+            self.draft.free.take((share,))
             shares.append(share)
-        self.board.free.give_back(shares)
-        return self.board.put(job.id, Allocation(tuple(shares)))
+        self.draft.free.give_back(shares)
+        return self.draft.put(job.id, Allocation(tuple(shares)))
 
     def _share_for(self, job: Job) -> Share | None:
         for node in self._nodes_by_what_is_missing(job.demand):
@@ -134,21 +134,21 @@ class _Look:
         for index, node in enumerate(self._view.cluster.nodes):
             fits = node.gpus >= demand.gpus and (not demand.gpu_types or node.gpu_type in demand.gpu_types)
             if self._view.is_up(index) and (fits or not demand.gpus):
-                free = self.board.free.gpu_milli_of(index).count(WHOLE)
+                free = self.draft.free.gpu_milli_of(index).count(WHOLE)
                 ranked.append((max(0, demand.gpus - free), free, index))
         return [index for _, _, index in sorted(ranked)]
 
     def _room_on(self, node: int, demand: Demand) -> Share | None:
         """One instance's share of a node, if it is free: of the GPUs with enough, those with the least."""
-        milli = self.board.free.gpu_milli_of(node)
+        milli = self.draft.free.gpu_milli_of(node)
         enough = sorted((free, gpu) for gpu, free in enumerate(milli) if free >= demand.gpu_milli)
         gpus = tuple(sorted(gpu for _, gpu in enough[: demand.gpus]))
         share = Share(node, gpus, demand.gpu_milli, demand.cpu_milli, demand.memory_mib)
-        return share if len(gpus) == demand.gpus and self.board.free.has((share,)) else None
+        return share if len(gpus) == demand.gpus and self.draft.free.has((share,)) else None
 
     def _cut_on(self, node: int, job: Job) -> Share | None:
         """The smallest cut of one victim that is enough; where none is, victims leave the node one after another."""
-        before, why = self.board.snapshot(), f"for {job.id}, which is guaranteed"
+        before, why = self.draft.snapshot(), f"for {job.id}, which is guaranteed"
         victims = self._victims_on(node)
         for size in SIZES:
             for victim in victims:
@@ -157,36 +157,36 @@ class _Look:
                 share = self._room_on(node, job.demand)
                 if share is not None:
                     return share
-                self.board.restore(before)
+                self.draft.restore(before)
         for victim in victims:
-            self._cut(victim, node, _gpus_on(self.board.holds(victim), node), why)
+            self._cut(victim, node, _gpus_on(self.draft.holds(victim), node), why)
             share = self._room_on(node, job.demand)
             if share is not None:
                 return share
-        self.board.restore(before)
+        self.draft.restore(before)
         return None
 
     def _victims_on(self, node: int) -> list[str]:
         """Best-effort jobs there that may be changed, the last to come first."""
         there = [
             self._jobs[job_id]
-            for job_id, held in self.board.holders()
+            for job_id, held in self.draft.holders()
             if node in held.nodes and self._may_change(self._jobs[job_id])
         ]
         return [job.id for job in sorted(there, key=lambda job: (job.submitted, job.id), reverse=True)]
 
     def _cut(self, job_id: str, node: int, gpus: int, why: str) -> bool:
         """Take so many GPUs of a node away from a job; of one that cannot go on with the rest, take everything."""
-        held = self.board.holds(job_id)
+        held = self.draft.holds(job_id)
         there = _gpus_on(held, node)
         if held is None or gpus > there:
             return False
         less = self._scaled(self._jobs[job_id], _without(held, node, gpus))
         if less is None and gpus < there:
             return False
-        self.board.release(job_id, why)
+        self.draft.release(job_id, why)
         if less is not None:
-            self.board.put(job_id, less, why)  # unless another of its nodes is down: then it stops
+            self.draft.put(job_id, less, why)  # unless another of its nodes is down: then it stops
         return True
 
     # Best-effort jobs.
@@ -201,21 +201,21 @@ class _Look:
                 without_place.add(job.demand)
 
     def _place_as_asked_or_smaller(self, job: Job) -> bool:
-        if self.board.place(job.id, self._placer, job.demand, None):
+        if self.draft.place(job.id, self._placer, job.demand, None):
             return True
         if not self._speeds.knows(job):
             return False
-        before = self.board.snapshot()
+        before = self.draft.snapshot()
         for demand in _smaller(job.demand):
-            if demand.total_gpu_milli > self.board.free.gpu_milli:
+            if demand.total_gpu_milli > self.draft.free.gpu_milli:
                 continue
-            if self.board.place(job.id, self._placer, demand, None):
-                held = self.board.holds(job.id)
+            if self.draft.place(job.id, self._placer, demand, None):
+                held = self.draft.holds(job.id)
                 scaled = self._scaled(job, held.placement) if held else None
-                self.board.release(job.id)
-                if scaled is not None and self.board.put(job.id, scaled):
+                self.draft.release(job.id)
+                if scaled is not None and self.draft.put(job.id, scaled):
                     return True
-                self.board.restore(before)
+                self.draft.restore(before)
         return False
 
     # Growth.
@@ -223,14 +223,14 @@ class _Look:
     def grow_on_what_is_left(self) -> None:
         """On each node, one best-effort job that lives there alone takes the free GPUs: the first to come that can."""
         for node in range(len(self._view.cluster.nodes)):
-            if not self._view.is_up(node) or WHOLE not in self.board.free.gpu_milli_of(node):
+            if not self._view.is_up(node) or WHOLE not in self.draft.free.gpu_milli_of(node):
                 continue
             for job_id in reversed(self._victims_on(node)):
                 if self._grow(self._jobs[job_id], node):
                     break
 
     def _grow(self, job: Job, node: int) -> bool:
-        held = self.board.holds(job.id)
+        held = self.draft.holds(job.id)
         if held is None or held.nodes != {node} or not self._may_be_scaled(job):
             return False
         now = self._speed(job, held)
@@ -238,17 +238,17 @@ class _Look:
             speed = self._speed_of(job, wanted.placement)
             if speed is None or speed.steps_per_second < now * WORTH_MORE:
                 continue
-            before = self.board.snapshot()
-            self.board.release(job.id, "on what is left over")
-            if self.board.put(job.id, Allocation(wanted.placement, speed.plan), "on what is left over"):
+            before = self.draft.snapshot()
+            self.draft.release(job.id, "on what is left over")
+            if self.draft.put(job.id, Allocation(wanted.placement, speed.plan), "on what is left over"):
                 return True
-            self.board.restore(before)
+            self.draft.restore(before)
         return False
 
     def _larger(self, job: Job, held: Allocation, node: int) -> Iterator[Allocation]:
         """The sizes that a job could grow to on its node, the largest first."""
         own = [gpu for share in held.placement for gpu in share.gpus]
-        free = [gpu for gpu, milli in enumerate(self.board.free.gpu_milli_of(node)) if milli == WHOLE]
+        free = [gpu for gpu, milli in enumerate(self.draft.free.gpu_milli_of(node)) if milli == WHOLE]
         for size in reversed(SIZES):
             if len(own) < size <= len(own) + len(free):
                 gpus = tuple(sorted(own + free[: size - len(own)]))

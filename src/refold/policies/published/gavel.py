@@ -24,7 +24,7 @@ from refold.errors import BadValue, RefoldError, UnknownName
 from refold.model import KEEP, WHOLE, Allocation, Decision, Demand, Job, Seconds, Start
 from refold.packing import MILLI_FREE, UP, Floats, Placer
 from refold.plans import NOTHING_MORE, Knowledge, asked_cpus, asked_layout
-from refold.policies.common import Board, Outlook, Reasons, Steering
+from refold.policies.common import Draft, Outlook, Reasons, Transition
 
 OBJECTIVES: dict[str, str] = {
     "max-min": "the least progress for its GPUs, against an equal share of every type, is as large as can be (LAS)",
@@ -70,8 +70,8 @@ class Gavel:
         self._round, self._restart = round_seconds, restart_seconds
         self._knowledge = Knowledge.of(knowledge)
         self._placer = Placer(placement, seed)
-        self._steering, self._reasons = Steering(), Reasons()
-        self._ledger = Ledger(reset_seconds)
+        self._steering, self._reasons = Transition(), Reasons()
+        self._ledger = TimeShares(reset_seconds)
         self._outlook: Outlook | None = None
         self._next_round: Seconds = -inf
         self._order: dict[str, int] = {}
@@ -125,18 +125,18 @@ class Gavel:
 
     def _begin_round(self, view: View, outlook: Outlook) -> Decision:
         """Divide the time, choose by what was received of it, and find places."""
-        board = Board(view)
+        draft = Draft(view)
         jobs = sorted([*view.waiting.values(), *view.active.values()], key=_arrival)
         sharers = {job.id: sharer for job in jobs if (sharer := _sharer(view, outlook, job)) is not None}
         others = [job for job in jobs if job.id in view.waiting and job.id not in sharers]
-        held = {job_id: allocation for job_id, allocation in board.holders() if job_id in sharers}
+        held = {job_id: allocation for job_id, allocation in draft.holders() if job_id in sharers}
         staying = {job_id: _type_of(view, held.pop(job_id)) for job_id in list(held) if not _may_move(view, job_id)}
-        others = self._place_others(board, others)
+        others = self._place_others(draft, others)
         for job_id in held:
-            board.release(job_id, "its turn is over")
-        self._place_others(board, others)
+            draft.release(job_id, "its turn is over")
+        self._place_others(draft, others)
 
-        free = _free_gpus(board)
+        free = _free_gpus(draft)
         workers = dict(free)
         for job_id, gpu_type in staying.items():
             workers[gpu_type] += sharers[job_id].scale
@@ -145,17 +145,17 @@ class Gavel:
         turns = sorted(shares, key=lambda pair: (self._ledger.rank(pair), sharers[pair[0]].arrival, pair))
         chosen = _choose(turns, shares, sharers, free, staying)
         self._order = {job_id: place for place, job_id in enumerate(dict.fromkeys(job_id for job_id, _ in turns))}
-        _Round(view, board, self._placer, sharers, held, self._order).find_places(chosen)
-        decision = self._steering.towards(view, _without_moves(view, board))
+        _GavelRound(view, draft, self._placer, sharers, held, self._order).find_places(chosen)
+        decision = self._steering.towards(view, _without_moves(view, draft))
         self._reasons.note_everybody(view, decision.starts, self._steering.awaited)
         return decision
 
-    def _place_others(self, board: Board, jobs: Sequence[Job]) -> list[Job]:
+    def _place_others(self, draft: Draft, jobs: Sequence[Job]) -> list[Job]:
         """Give jobs that have no X a place, in order of arrival; returns those that found none."""
-        return [job for job in jobs if not board.place(job.id, self._placer, job.demand, None)]
+        return [job for job in jobs if not draft.place(job.id, self._placer, job.demand, None)]
 
 
-class Sharer(NamedTuple):
+class LpJob(NamedTuple):
     """A job as the linear program sees it."""
 
     job: Job
@@ -168,7 +168,7 @@ class Sharer(NamedTuple):
     """Work, in what its throughput counts by the second."""
 
 
-def fractions(objective: str, sharers: Sequence[Sharer], workers: Mapping[str, float]) -> dict[Pair, float]:
+def fractions(objective: str, sharers: Sequence[LpJob], workers: Mapping[str, float]) -> dict[Pair, float]:
     """X: the part of the time that each job should spend on each GPU type.
 
     X ≥ 0, no job has more than all the time, and no type is used by more GPUs than there are. `max-min` and
@@ -207,7 +207,7 @@ def _matrix(rows: Floats, factors: Floats, height: int) -> Any:
     return coo_matrix((factors, (rows, np.arange(len(rows)))), shape=(height, len(rows)))
 
 
-def _weights_by_arrival(sharers: Sequence[Sharer]) -> Floats:
+def _weights_by_arrival(sharers: Sequence[LpJob]) -> Floats:
     """The first to come counts as many times as there are jobs, the last once."""
     weights = np.empty(len(sharers))
     weights[sorted(range(len(sharers)), key=lambda row: sharers[row].arrival)] = np.arange(len(sharers), 0, -1)
@@ -233,7 +233,7 @@ def _most(worth: Floats, limits: Any, bounds: Floats) -> Floats:
     return found
 
 
-class Ledger:
+class TimeShares:
     """What each job has received of each GPU type, against what it should have.
 
     Time is counted from the last reset. A reset is made when jobs have come or gone, but not too often; what somebody
@@ -260,7 +260,7 @@ class Ledger:
                 self._of_type[gpu_type] += seconds
         self._looked = view.now
 
-    def begin_round(self, now: Seconds, shares: Mapping[Pair, float], sharers: Mapping[str, Sharer]) -> None:
+    def begin_round(self, now: Seconds, shares: Mapping[Pair, float], sharers: Mapping[str, LpJob]) -> None:
         """From now on these are the shares to be had."""
         members = frozenset(sharers)
         if members != self._members and now - self._since >= self._reset:
@@ -268,7 +268,7 @@ class Ledger:
             self._members, self._since = members, now
         self._shares = shares
 
-    def _settle(self, now: Seconds, sharers: Mapping[str, Sharer]) -> None:
+    def _settle(self, now: Seconds, sharers: Mapping[str, LpJob]) -> None:
         for pair, share in self._shares.items():
             if pair[0] in sharers:
                 should = share * (now - max(self._since, sharers[pair[0]].arrival[0]))
@@ -315,11 +315,11 @@ def _demands(job: Job, throughputs: Mapping[str, float]) -> list[Demand]:
     return [_on_type(job, name) for name in names] or [job.demand]
 
 
-def _sharer(view: View, outlook: Outlook, job: Job) -> Sharer | None:
+def _sharer(view: View, outlook: Outlook, job: Job) -> LpJob | None:
     throughputs = _throughputs(view, outlook, job)
     if not throughputs:
         return None
-    return Sharer(job, _arrival(job), job.demand.total_gpus, throughputs, outlook.left(view, job))
+    return LpJob(job, _arrival(job), job.demand.total_gpus, throughputs, outlook.left(view, job))
 
 
 def _type_of(view: View, allocation: Allocation) -> str:
@@ -331,11 +331,11 @@ def _may_move(view: View, job_id: str) -> bool:
     return view.active[job_id].preemptible and not view.runs[job_id].stopping
 
 
-def _free_gpus(board: Board) -> dict[str, float]:
+def _free_gpus(draft: Draft) -> dict[str, float]:
     """Free GPUs of each type, fractions counted as such, on nodes that are up."""
-    cluster = board.free.cluster
+    cluster = draft.free.cluster
     free = dict.fromkeys(cluster.type_names, 0.0)
-    for node, row in zip(cluster.nodes, board.free.nodes.tolist(), strict=False):  # the last row is a sum
+    for node, row in zip(cluster.nodes, draft.free.nodes.tolist(), strict=False):  # the last row is a sum
         if node.gpus and row[UP]:
             free[node.gpu_type] += row[MILLI_FREE] / WHOLE
     return free
@@ -344,7 +344,7 @@ def _free_gpus(board: Board) -> dict[str, float]:
 def _choose(
     turns: Iterable[Pair],
     shares: Mapping[Pair, float],
-    sharers: Mapping[str, Sharer],
+    sharers: Mapping[str, LpJob],
     free: Mapping[str, float],
     staying: Mapping[str, str],
 ) -> dict[str, str]:
@@ -360,19 +360,19 @@ def _choose(
     return chosen
 
 
-class _Round:
-    """Finding places for those who were chosen, on a board that they have all left."""
+class _GavelRound:
+    """Finding places for those who were chosen, on a draft that they have all left."""
 
     def __init__(
         self,
         view: View,
-        board: Board,
+        draft: Draft,
         placer: Placer,
-        sharers: Mapping[str, Sharer],
+        sharers: Mapping[str, LpJob],
         held: Mapping[str, Allocation],
         order: Mapping[str, int],
     ) -> None:
-        self._view, self._board, self._placer = view, board, placer
+        self._view, self._draft, self._placer = view, draft, placer
         self._sharers, self._held, self._order = sharers, held, order
 
     def find_places(self, chosen: Mapping[str, str]) -> None:
@@ -380,13 +380,13 @@ class _Round:
         largest_first = sorted(chosen, key=lambda job_id: (-self._sharers[job_id].scale, self._order[job_id]))
         keeping = [job_id for job_id in largest_first if self._keeps(job_id, chosen[job_id])]
         coming = [job_id for job_id in largest_first if job_id not in keeping]
-        before = self._board.snapshot()
+        before = self._draft.snapshot()
         missing = self._put(keeping + coming, chosen)
         if missing:
-            kept = self._board.snapshot()
-            self._board.restore(before)
+            kept = self._draft.snapshot()
+            self._draft.restore(before)
             if self._put(largest_first, chosen) >= missing:
-                self._board.restore(kept)
+                self._draft.restore(kept)
         self._let_others_in()
 
     def _keeps(self, job_id: str, gpu_type: str) -> bool:
@@ -397,10 +397,10 @@ class _Round:
         missing = 0.0
         for job_id in job_ids:
             sharer, gpu_type = self._sharers[job_id], chosen[job_id]
-            if self._keeps(job_id, gpu_type) and self._board.put(job_id, self._held[job_id]):
+            if self._keeps(job_id, gpu_type) and self._draft.put(job_id, self._held[job_id]):
                 continue
             demand = _on_type(sharer.job, gpu_type)
-            if not self._board.place(job_id, self._placer, demand, None, f"its turn on {gpu_type}"):
+            if not self._draft.place(job_id, self._placer, demand, None, f"its turn on {gpu_type}"):
                 missing += sharer.scale
         return missing
 
@@ -408,18 +408,18 @@ class _Round:
         """What nobody chosen needs goes to the others, as their turns come; who is there may stay."""
         for job_id in sorted(self._sharers, key=lambda job_id: (self._order.get(job_id, inf), job_id)):
             sharer = self._sharers[job_id]
-            if self._board.holds(job_id) is not None:
+            if self._draft.holds(job_id) is not None:
                 continue
-            if job_id in self._held and self._board.put(job_id, self._held[job_id]):
+            if job_id in self._held and self._draft.put(job_id, self._held[job_id]):
                 continue
             for demand in _demands(sharer.job, sharer.throughput):
-                if self._board.place(job_id, self._placer, demand, None):
+                if self._draft.place(job_id, self._placer, demand, None):
                     break
 
 
-def _without_moves(view: View, board: Board) -> dict[str, tuple[Allocation | None, str]]:
+def _without_moves(view: View, draft: Draft) -> dict[str, tuple[Allocation | None, str]]:
     """A job that may not be reshaped cannot move in one go: it is stopped, and starts where there is room."""
-    target = board.target()
+    target = draft.target()
     for job_id, (wanted, why) in target.items():
         run = view.runs.get(job_id)
         if run is not None and not view.active[job_id].reshapable and wanted != run.allocation:

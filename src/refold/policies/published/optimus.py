@@ -58,7 +58,7 @@ class Optimus:
     def share_out(self, view: View, jobs: Mapping[str, Job], budget: Budget) -> Wishes:
         """First shares in the order of arrival, then what saves most; whoever gains too little stays as it is."""
         assert self._outlook is not None
-        purse = Purse(budget)
+        purse = UnallocatedGpus(budget)
         options = {job.id: possible(view, job, self.options(job)) for job in jobs.values()}
         first = {}
         for job in sorted(jobs.values(), key=lambda job: (job.submitted, job.id)):
@@ -80,7 +80,7 @@ class Optimus:
         return [given, *(option for option in reversed(options) if option.gpus < given.gpus)]
 
 
-class Purse:
+class UnallocatedGpus:
     """GPUs that have not been given yet."""
 
     def __init__(self, budget: Budget) -> None:
@@ -109,7 +109,10 @@ class Purse:
 
 
 def grown(
-    first: Mapping[str, Option], options: Mapping[str, Sequence[Option]], left: Mapping[str, float], purse: Purse
+    first: Mapping[str, Option],
+    options: Mapping[str, Sequence[Option]],
+    left: Mapping[str, float],
+    purse: UnallocatedGpus,
 ) -> dict[str, Option]:
     """Give the next size to whom it saves the most time per GPU, until nobody gains or nothing is left.
 

@@ -21,8 +21,8 @@ from refold.errors import BadValue
 from refold.model import KEEP, WHOLE, Allocation, Cluster, Decision, Job, Plan, Seconds, Share, Start
 from refold.packing import CPU_FREE, MEMORY_FREE, UP, WHOLE_FREE, Bools, Floats, Free, Ints, Placer
 from refold.plans import NOTHING_MORE, Kind, Knowledge, Speeds, kind_of
-from refold.policies.common import Board, Reasons, Steering, range_of
-from refold.policies.published.pollux_kernels import Puzzle, evolve
+from refold.policies.common import Draft, Reasons, Transition, range_of
+from refold.policies.published.pollux_kernels import DivisionProblem, evolve
 
 MOST_NODES = 64
 """No job is spread over more nodes than this: what would be known of it is a guess, and the tables stay small."""
@@ -57,7 +57,7 @@ class Pollux:
         self._power, self._growth, self._least = power, growth, least_speedup
         self._knowledge = Knowledge.of(knowledge)
         self._placer = Placer(placement, seed)
-        self._steering, self._reasons = Steering(), Reasons()
+        self._steering, self._reasons = Transition(), Reasons()
         self._profiles: Profiles | None = None
         self._largest: dict[str, int] = {}
         self._next_round: Seconds = -inf
@@ -98,7 +98,7 @@ class Pollux:
         found = [job for job in view.waiting.values() if profiles.of(job) is not None]
         for run in view.runs.values():
             job = view.active[run.job]
-            on_its_way = run.stopping and view.becoming(run.job) is not None
+            on_its_way = run.stopping and view.next_allocation(run.job) is not None
             if job.preemptible and not on_its_way and profiles.of(job) is not None:
                 found.append(job)
         return sorted(found, key=_arrival)
@@ -124,36 +124,36 @@ class Pollux:
     # A round.
 
     def _divide(self, view: View, scaled: Sequence[Job], profiles: Profiles) -> Decision:
-        board = Board(view)
-        unplaced = self._place_others(board, [job for job in view.waiting.values() if profiles.of(job) is None])
-        held = {job.id: allocation for job in scaled if (allocation := board.holds(job.id)) is not None}
+        draft = Draft(view)
+        unplaced = self._place_others(draft, [job for job in view.waiting.values() if profiles.of(job) is None])
+        held = {job.id: allocation for job in scaled if (allocation := draft.holds(job.id)) is not None}
         for job_id in held:
-            board.release(job_id, "gives way")
-        self._place_others(board, unplaced)
-        puzzle = self._puzzle(view, board, scaled, held, profiles)
+            draft.release(job_id, "gives way")
+        self._place_others(draft, unplaced)
+        puzzle = self._puzzle(view, draft, scaled, held, profiles)
         chance = np.random.default_rng((self._seed, abs(round(view.now * WHOLE))))
         division = evolve(puzzle, self._population, self._generations, chance)
-        self._carry_over(view, board, scaled, held, division, profiles)
-        decision = self._steering.towards(view, board.target())
+        self._carry_over(view, draft, scaled, held, division, profiles)
+        decision = self._steering.towards(view, draft.target())
         self._reasons.note_everybody(view, decision.starts, self._steering.awaited)
         self._settled = not self._steering.awaited and _nothing_to_gain(view, decision, puzzle, division)
         return decision
 
-    def _place_others(self, board: Board, jobs: Sequence[Job]) -> list[Job]:
+    def _place_others(self, draft: Draft, jobs: Sequence[Job]) -> list[Job]:
         """Give jobs that are not scaled a place, in order of arrival; returns those that found none."""
         return [
             job
             for job in sorted(jobs, key=_arrival)
-            if board.holds(job.id) is None and not board.place(job.id, self._placer, job.demand, None)
+            if draft.holds(job.id) is None and not draft.place(job.id, self._placer, job.demand, None)
         ]
 
     def _puzzle(
-        self, view: View, board: Board, jobs: Sequence[Job], held: Mapping[str, Allocation], profiles: Profiles
-    ) -> Puzzle:
+        self, view: View, draft: Draft, jobs: Sequence[Job], held: Mapping[str, Allocation], profiles: Profiles
+    ) -> DivisionProblem:
         rows = [profiles.row(job) for job in jobs]
         profile_of = [profiles.of_row(row) for row in rows]
         kinds = sorted(set(rows))
-        limit = _limits(board.free)
+        limit = _limits(draft.free)
         need = np.array([profile.need for profile in profile_of], dtype=np.int64)
         most = np.array([self._most(view.cluster, job, profile) for job, profile in zip(jobs, profile_of, strict=True)])
         present = np.zeros((len(jobs), len(limit)), dtype=np.int64)
@@ -163,7 +163,7 @@ class Pollux:
         kind = np.array([kinds.index(row) for row in rows], dtype=np.int64)
         choices = [sum(0 < size <= cap for size in sizes[row]) for row, cap in zip(kind, most, strict=True)]
         fair = limit[:, 0].sum() / len(jobs)
-        return Puzzle(
+        return DivisionProblem(
             kind=kind,
             most=most,
             choices=np.array(choices, dtype=np.int64),
@@ -171,7 +171,7 @@ class Pollux:
             need=need,
             limit=limit,
             type_of=profiles.type_of_node,
-            crowded=_crowded(board, len(limit)),
+            crowded=_crowded(draft, len(limit)),
             sizes=sizes,
             size_below=size_below,
             speed=np.stack([profiles.of_row(row).speed for row in kinds]),
@@ -193,7 +193,7 @@ class Pollux:
     def _carry_over(
         self,
         view: View,
-        board: Board,
+        draft: Draft,
         jobs: Sequence[Job],
         held: Mapping[str, Allocation],
         division: Ints,
@@ -203,16 +203,16 @@ class Pollux:
         changed: list[tuple[Job, list[int]]] = []
         for job, row in zip(jobs, division.tolist(), strict=True):
             old = held.get(job.id)
-            if old is not None and row == _on_nodes(old, len(row)) and board.put(job.id, old):
+            if old is not None and row == _on_nodes(old, len(row)) and draft.put(job.id, old):
                 continue
             if any(row):
                 changed.append((job, row))
         for job, row in sorted(changed, key=lambda change: change[0].id not in held):
             old = held.get(job.id)
-            wanted = _allocation(view, board.free, job, row, old, profiles)
+            wanted = _allocation(view, draft.free, job, row, old, profiles)
             before = old.gpu_milli // WHOLE if old else 0
-            if wanted is None or not board.put(job.id, wanted, f"from {before} to {sum(row)} GPUs"):
-                _ = old is not None and board.put(job.id, old)
+            if wanted is None or not draft.put(job.id, wanted, f"from {before} to {sum(row)} GPUs"):
+                _ = old is not None and draft.put(job.id, old)
 
 
 def restart_factor(age: Seconds, restarts: int, restart_seconds: Seconds) -> float:
@@ -346,10 +346,10 @@ def _room(limit: Ints, need: Ints, type_of_node: Ints, profiles: Sequence[Profil
     return np.ascontiguousarray(np.where(accepted[:, type_of_node], room, 0))
 
 
-def _crowded(board: Board, nodes: int) -> Bools:
+def _crowded(draft: Draft, nodes: int) -> Bools:
     """Nodes where a distributed job runs that is not part of the search."""
     crowded = np.zeros(nodes, dtype=np.bool_)
-    for _, allocation in board.holders():
+    for _, allocation in draft.holders():
         if len(allocation.gpus_on_node) > 1:
             crowded[list(allocation.nodes)] = True
     return crowded
@@ -398,7 +398,7 @@ def _allocation(
     return Allocation(tuple(shares), speed.plan)
 
 
-def _nothing_to_gain(view: View, decision: Decision, puzzle: Puzzle, division: Ints) -> bool:
+def _nothing_to_gain(view: View, decision: Decision, puzzle: DivisionProblem, division: Ints) -> bool:
     """Nobody waits, and every job has the fastest shape that it could have at all."""
     if len(view.waiting) > len(decision.starts):
         return False

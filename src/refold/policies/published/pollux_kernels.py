@@ -1,7 +1,7 @@
 """Pollux's search, compiled: divisions of the cluster are bred, made to fit, and judged.
 
 A division is a matrix with a row per job and a column per node: how many GPUs of the node the job has. What a search
-has to respect is a `Puzzle`. All chance comes from the generator that is handed in.
+has to respect is a `DivisionProblem`. All chance comes from the generator that is handed in.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RESIZED_ROWS = 2.0
 """How many jobs of a child get another size, on average (ours)."""
 
 
-class Puzzle(NamedTuple):
+class DivisionProblem(NamedTuple):
     """What a division has to respect, and what it is worth.
 
     Jobs of one `kind` are equally fast. A kind's sizes are the numbers of GPUs it can have.
@@ -65,7 +65,7 @@ class Puzzle(NamedTuple):
 
 
 @compiled
-def evolve(puzzle: Puzzle, size: int, generations: int, chance: np.random.Generator) -> Ints:
+def evolve(puzzle: DivisionProblem, size: int, generations: int, chance: np.random.Generator) -> Ints:
     """The best division found: of a population that begins with what is, and of its descendants."""
     jobs, nodes = puzzle.present.shape
     people = np.empty((2 * size, jobs, nodes), dtype=np.int64)
@@ -137,7 +137,7 @@ def cross(people: Ints, mother: int, father: int, child: int, chance: np.random.
 
 
 @compiled
-def mutate(puzzle: Puzzle, state: Ints, favoured: Bools, chance: np.random.Generator) -> None:
+def mutate(puzzle: DivisionProblem, state: Ints, favoured: Bools, chance: np.random.Generator) -> None:
     """Some jobs go back to what they have, some lose all, some get another size in another place."""
     jobs = state.shape[0]
     resized = RESIZED_ROWS / jobs
@@ -153,7 +153,7 @@ def mutate(puzzle: Puzzle, state: Ints, favoured: Bools, chance: np.random.Gener
 
 
 @compiled
-def _resize(puzzle: Puzzle, state: Ints, job: int, chance: np.random.Generator) -> None:
+def _resize(puzzle: DivisionProblem, state: Ints, job: int, chance: np.random.Generator) -> None:
     """A random size, where most is free or from a random node on; whoever is there has to make room."""
     jobs, nodes = state.shape
     left = puzzle.sizes[puzzle.kind[job], chance.integers(0, puzzle.choices[job])]
@@ -182,7 +182,7 @@ def _resize(puzzle: Puzzle, state: Ints, job: int, chance: np.random.Generator) 
 
 
 @compiled
-def repair(puzzle: Puzzle, state: Ints, favoured: Bools, chance: np.random.Generator) -> None:
+def repair(puzzle: DivisionProblem, state: Ints, favoured: Bools, chance: np.random.Generator) -> None:
     """Make a division possible, by taking GPUs away only; favoured jobs keep theirs before others do."""
     _keep_to_one_type(puzzle, state)
     _part_distributed_jobs(puzzle, state, favoured, chance)
@@ -191,7 +191,7 @@ def repair(puzzle: Puzzle, state: Ints, favoured: Bools, chance: np.random.Gener
 
 
 @compiled
-def _keep_to_one_type(puzzle: Puzzle, state: Ints) -> None:
+def _keep_to_one_type(puzzle: DivisionProblem, state: Ints) -> None:
     """A job runs on GPUs of one type: that of which it has most on a node."""
     jobs, nodes = state.shape
     for job in range(jobs):
@@ -206,7 +206,7 @@ def _keep_to_one_type(puzzle: Puzzle, state: Ints) -> None:
 
 
 @compiled
-def _part_distributed_jobs(puzzle: Puzzle, state: Ints, favoured: Bools, chance: np.random.Generator) -> None:
+def _part_distributed_jobs(puzzle: DivisionProblem, state: Ints, favoured: Bools, chance: np.random.Generator) -> None:
     """At most one job that spans nodes on each node: two would slow each other's network."""
     jobs, nodes = state.shape
     spans = np.zeros(jobs, dtype=np.int64)
@@ -231,7 +231,7 @@ def _part_distributed_jobs(puzzle: Puzzle, state: Ints, favoured: Bools, chance:
 
 
 @compiled
-def _keep_to_limits(puzzle: Puzzle, state: Ints, favoured: Bools, chance: np.random.Generator) -> None:
+def _keep_to_limits(puzzle: DivisionProblem, state: Ints, favoured: Bools, chance: np.random.Generator) -> None:
     """While a node has not enough, some job there has to give."""
     for node in range(state.shape[1]):
         missing = _missing(puzzle.need, puzzle.limit, state, node)
@@ -270,7 +270,7 @@ def _victim(state: Ints, node: int, favoured: Bools, chance: np.random.Generator
 
 
 @compiled
-def _round_down(puzzle: Puzzle, state: Ints) -> None:
+def _round_down(puzzle: DivisionProblem, state: Ints) -> None:
     """To the next size that a job can have; it leaves the node where it has least first."""
     jobs, nodes = state.shape
     for job in range(jobs):
@@ -289,7 +289,7 @@ def _round_down(puzzle: Puzzle, state: Ints) -> None:
 
 
 @compiled
-def fitness(puzzle: Puzzle, state: Ints) -> float:
+def fitness(puzzle: DivisionProblem, state: Ints) -> float:
     """The power mean of all speedups against a fair share; a change of a running job costs it part."""
     jobs, nodes = state.shape
     sum_of_powers = 0.0

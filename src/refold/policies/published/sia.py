@@ -40,7 +40,7 @@ What is held goes before what is not, who runs before who waits, and who came fi
 """
 
 
-class Row(NamedTuple):
+class JobRow(NamedTuple):
     """One job of the programme: its options, which of them it has now (-1: none), and r."""
 
     options: Sequence[Option]
@@ -107,12 +107,12 @@ class Sia:
             if choice >= 0
         }
 
-    def _row(self, view: View, job: Job) -> Row:
+    def _row(self, view: View, job: Job) -> JobRow:
         options, run = possible(view, job, self.options(job)), view.runs.get(job.id)
         if run is None:
-            return Row(options, -1, 1.0)
+            return JobRow(options, -1, 1.0)
         current = next((i for i, option in enumerate(options) if is_held(view, option, run.allocation)), -1)
-        return Row(options, current, self._restart_factor(view.now - job.submitted, run.number - 1))
+        return JobRow(options, current, self._restart_factor(view.now - job.submitted, run.number - 1))
 
     def _restart_factor(self, age: Seconds, restarts: int) -> float:
         """What is left of a job's goodput if it restarts as often as it has, once more; young jobs may."""
@@ -130,7 +130,7 @@ class Sia:
 
 
 def solved(
-    rows: Sequence[Row], budget: Budget, power: float, penalty: float, limits: Mapping[str, float]
+    rows: Sequence[JobRow], budget: Budget, power: float, penalty: float, limits: Mapping[str, float]
 ) -> Sequence[int]:
     """For each job which option it gets; -1: none.
 
@@ -158,12 +158,12 @@ def solved(
     return [int(choice) for choice in chosen]
 
 
-def costs(rows: Sequence[Row], power: float) -> Floats:
+def costs(rows: Sequence[JobRow], power: float) -> Floats:
     """G^p of every option of every job, in hundredths. The least goodput of a job counts as the GPUs it takes."""
     return np.concatenate([_row_costs(row, power) for row in rows])
 
 
-def _row_costs(row: Row, power: float) -> Floats:
+def _row_costs(row: JobRow, power: float) -> Floats:
     speeds = np.array([option.speed for option in row.options])
     least = int(np.argmin(speeds))
     goodput = speeds / speeds[least] * max(1.0, row.options[least].demand.total_gpus)
@@ -173,7 +173,7 @@ def _row_costs(row: Row, power: float) -> Floats:
         return np.asarray(np.minimum(np.round(goodput**power, 2), MOST_COST))
 
 
-def constraints(rows: Sequence[Row], job_of: NDArray[np.intp], budget: Budget) -> LinearConstraint:
+def constraints(rows: Sequence[JobRow], job_of: NDArray[np.intp], budget: Budget) -> LinearConstraint:
     """One option at most for each job; no more GPUs than there are, of each type and in all."""
     options = [option for row in rows for option in row.options]
     columns = np.arange(len(options))

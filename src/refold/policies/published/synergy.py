@@ -18,7 +18,7 @@ from refold.errors import BadValue
 from refold.model import KEEP, WHOLE, Allocation, Decision, Demand, Job, Milli, Node, Plan, Seconds, Share
 from refold.packing import Placer
 from refold.plans import NOTHING_MORE, Kind, Knowledge, Speeds, asked_layout, kind_of
-from refold.policies.common import Board, Reasons, Steering
+from refold.policies.common import Draft, Reasons, Transition
 
 OrderName = Literal["fifo", "las"]
 
@@ -53,7 +53,7 @@ class Synergy:
         self._knowledge = Knowledge.of(knowledge)
         self._tuning: Tuning | None = None
         self._rounds = _Rounds(round_seconds)
-        self._steering = Steering()
+        self._steering = Transition()
         self._reasons = Reasons()
         self._short_of_cpus = False
 
@@ -72,18 +72,18 @@ class Synergy:
         return self._with_reasons(view, decision, looked=is_round or self._start_at_once)
 
     def _round(self, view: View, tuning: Tuning) -> Decision:
-        table = _Table(view, self._placer, tuning)
+        table = _Placements(view, self._placer, tuning)
         queue = self._in_order(view, [*view.active.values(), *view.waiting.values()])
         table.seat_all(queue)
         self._short_of_cpus = table.raise_cpus(queue, self._worth)
-        return self._steering.towards(view, table.board.target())
+        return self._steering.towards(view, table.draft.target())
 
     def _between_rounds(self, view: View, tuning: Tuning) -> Decision:
-        table = _Table(view, self._placer, tuning)
+        table = _Placements(view, self._placer, tuning)
         table.seat_again(self._steering.awaited)
         if self._start_at_once:
             table.seat_on_free(self._in_order(view, [*view.waiting.values()]))
-        return self._steering.towards(view, table.board.target())
+        return self._steering.towards(view, table.draft.target())
 
     def _in_order(self, view: View, jobs: Sequence[Job]) -> list[Job]:
         """Who may not be stopped goes first; then by arrival, or by what they have had."""
@@ -131,11 +131,11 @@ class _Rounds:
         return self._awaited
 
 
-class _Table:
+class _Placements:
     """Who sits where, in one look."""
 
     def __init__(self, view: View, placer: Placer, tuning: Tuning) -> None:
-        self.board = Board(view)
+        self.draft = Draft(view)
         self._view = view
         self._placer = placer
         self._tuning = tuning
@@ -146,7 +146,7 @@ class _Table:
         without_place: set[Demand] = set()
         for position, job in enumerate(queue):
             wanted = self._tuning.of(job).fair
-            if self.board.holds(job.id) is not None or self._is_leaving(job) or wanted in without_place:
+            if self.draft.holds(job.id) is not None or self._is_leaving(job) or wanted in without_place:
                 continue
             if self._seat(job):
                 continue
@@ -160,7 +160,7 @@ class _Table:
         without_place: set[Demand] = set()
         for job in queue:
             wanted = self._tuning.of(job).fair
-            if self.board.holds(job.id) is None and wanted not in without_place and not self._place(job):
+            if self.draft.holds(job.id) is None and wanted not in without_place and not self._place(job):
                 without_place.add(wanted)
 
     def seat_again(self, awaited: Mapping[str, tuple[Allocation | None, str]]) -> None:
@@ -168,16 +168,16 @@ class _Table:
         for job_id, (wanted, why) in awaited.items():
             if job_id not in self._jobs:
                 continue
-            held = self.board.holds(job_id)
-            self.board.release(job_id, why)
-            if wanted is not None and not self.board.put(job_id, wanted, why) and held is not None:
-                self.board.put(job_id, held, why)
+            held = self.draft.holds(job_id)
+            self.draft.release(job_id, why)
+            if wanted is not None and not self.draft.put(job_id, wanted, why) and held is not None:
+                self.draft.put(job_id, held, why)
 
     def raise_cpus(self, queue: Sequence[Job], worth: float) -> bool:
         """Give what is left to jobs that would gain from it; whether some would gain and there is not enough."""
         lacking = False
         for job in queue:
-            held = self.board.holds(job.id)
+            held = self.draft.holds(job.id)
             if held is None or not self._tuning.knows(job) or self._is_fixed(job):
                 continue
             wanted = _with_cpus(held, self._tuning.of(job).best.cpu_milli, max)
@@ -191,12 +191,12 @@ class _Table:
         """The last resort, what it asked for, is less than its share where jobs that cannot be tuned hold more."""
         if self._place(job) or self._take_peers_down(job):
             return True
-        return self.board.place(job.id, self._placer, job.demand, None)
+        return self.draft.place(job.id, self._placer, job.demand, None)
 
     def _place(self, job: Job) -> bool:
         tuned = self._tuning.of(job)
         for demand in dict.fromkeys((tuned.best, tuned.fair)):
-            if self.board.place(job.id, self._placer, demand, None):
+            if self.draft.place(job.id, self._placer, demand, None):
                 return True
         return False
 
@@ -204,22 +204,22 @@ class _Table:
         """On nodes that have the GPUs: runs that hold more than their proportional share give the rest up."""
         fair = self._tuning.of(job).fair
         gpus_alone = msgspec.structs.replace(fair, cpu_milli=0)
-        found = self._placer.place(self.board.free.copy(), gpus_alone)
+        found = self._placer.place(self.draft.free.copy(), gpus_alone)
         if found is None or not fair.gpus:
             return False
-        before = self.board.snapshot()
+        before = self.draft.snapshot()
         for peer, held in self._peers_on({share.node for share in found}):
             less = _with_cpus(held, self._tuning.of(self._jobs[peer]).fair.cpu_milli, min)
             self._exchange(peer, less, f"down to its share of CPUs for {job.id}")
-            if self.board.place(job.id, self._placer, fair, None):
+            if self.draft.place(job.id, self._placer, fair, None):
                 return True
-        self.board.restore(before)
+        self.draft.restore(before)
         return False
 
     def _peers_on(self, nodes: set[int]) -> list[tuple[str, Allocation]]:
         """Who holds more than its share there: those on the fewest nodes first, then those with the most CPUs a GPU."""
         peers = []
-        for job_id, held in self.board.holders():
+        for job_id, held in self.draft.holders():
             job = self._jobs[job_id]
             if held.nodes.isdisjoint(nodes) or not self._tuning.knows(job) or self._is_fixed(job):
                 continue
@@ -230,34 +230,34 @@ class _Table:
     def _seat_instead_of(self, job: Job, later: Sequence[Job]) -> bool:
         """Stop the last in the order, as many as it takes; those whose place was not needed stay."""
         holding = [(other.id, held) for other in later if (held := self._may_give_way(other)) is not None]
-        missing = job.demand.total_gpu_milli - self.board.free.gpu_milli
+        missing = job.demand.total_gpu_milli - self.draft.free.gpu_milli
         if missing > sum(held.gpu_milli for _, held in holding):
             return False
-        before, left = self.board.snapshot(), []
+        before, left = self.draft.snapshot(), []
         for other, held in reversed(holding):
-            self.board.release(other, f"for {job.id}, which is before it")
+            self.draft.release(other, f"for {job.id}, which is before it")
             left.append((other, held))
             missing -= held.gpu_milli
             if missing <= 0 and self._place(job):
                 for stopped, allocation in reversed(left):
-                    self.board.put(stopped, allocation)
+                    self.draft.put(stopped, allocation)
                 return True
-        self.board.restore(before)
+        self.draft.restore(before)
         return False
 
     def _may_give_way(self, job: Job) -> Allocation | None:
-        held = self.board.holds(job.id)
+        held = self.draft.holds(job.id)
         if held is None or self._is_fixed(job) or not all(self._view.is_up(node) for node in held.nodes):
             return None
         return held
 
     def _exchange(self, job_id: str, wanted: Allocation, why: str) -> bool:
         """Let a job hold something else, if that is free."""
-        before = self.board.snapshot()
-        self.board.release(job_id, why)
-        if self.board.put(job_id, wanted, why):
+        before = self.draft.snapshot()
+        self.draft.release(job_id, why)
+        if self.draft.put(job_id, wanted, why):
             return True
-        self.board.restore(before)
+        self.draft.restore(before)
         return False
 
     def _is_fixed(self, job: Job) -> bool:

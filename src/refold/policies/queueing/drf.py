@@ -5,7 +5,7 @@ from __future__ import annotations
 from refold.core import View
 from refold.model import KEEP, WHOLE, Allocation, Cluster, Decision, Job, Run, Start
 from refold.packing import Placer
-from refold.policies.common import Lines, Reasons
+from refold.policies.common import QueueByDemand, Reasons
 
 
 class Drf:
@@ -71,7 +71,7 @@ class _Tenant:
     """A tenant's waiting jobs, and what its runs hold."""
 
     def __init__(self) -> None:
-        self.lines = Lines(lambda job: job.submitted)
+        self.lines = QueueByDemand(lambda job: job.submitted)
         self._running: set[str] = set()
         self._gpu_milli = 0
         self._cpu_milli = 0

@@ -15,7 +15,7 @@ from typing import Any
 from refold.core import View
 from refold.model import KEEP, Allocation, Decision, Job, Placement, Run, Start, Stop
 from refold.packing import Free, Placer
-from refold.policies.common import Lines, Reasons
+from refold.policies.common import QueueByDemand, Reasons
 
 Order = Callable[[View, Job], Any]
 """How urgent a job is now; lower is more urgent. For a job that waits, it does not change while it waits."""
@@ -32,7 +32,7 @@ class PreemptingQueue:
         self._placer = placer
         self._order = order
         self._view: View | None = None
-        self._lines = Lines(self._key)
+        self._lines = QueueByDemand(self._key)
         self._ranking = _Ranking(rank)
         self._claimers: list[Job] = []
         self._reasons = Reasons(self._placer)
@@ -43,7 +43,7 @@ class PreemptingQueue:
         self._placer.observe(view)
         self._ranking.update(view)
         self._line_up(view)
-        look = _Look(view, self._placer, self._order, self._ranking)
+        look = _PreemptionRound(view, self._placer, self._order, self._ranking)
         while (job := self._lines.first(view)) is not None:
             if look.start(job):
                 self._lines.remove_first(job)
@@ -129,7 +129,7 @@ class _Ranking:
         return (job_id for _, _, job_id in reversed(self._sorted))
 
 
-class _Look:
+class _PreemptionRound:
     """One look at the queue: what is started, what is stopped, what is claimed.
 
     Three things are kept apart: what is free now, what is free now and not claimed, and what will be free and not

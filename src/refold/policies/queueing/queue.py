@@ -9,7 +9,7 @@ from typing import Any
 from refold.core import View
 from refold.model import HOUR, KEEP, Allocation, Decision, Demand, Job, Seconds, Start
 from refold.packing import Placer
-from refold.policies.common import Defragment, Lines, Place, Reasons
+from refold.policies.common import Defragment, Place, QueueByDemand, Reasons
 
 PATIENCE: Seconds = HOUR
 """Who has waited for longer is not left out of a window for those that fit better."""
@@ -25,7 +25,7 @@ class Queue:
         self, placer: Placer, key: Callable[[Job], Any], strict: bool, defragment: Defragment | None = None
     ) -> None:
         self._placer = placer
-        self._lines = Lines(key)
+        self._lines = QueueByDemand(key)
         self._strict = strict
         self._defragment = defragment
         self._stuck: str | None = None

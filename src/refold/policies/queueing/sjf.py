@@ -5,7 +5,7 @@ from __future__ import annotations
 from refold.core import View
 from refold.model import Decision, Job
 from refold.packing import Placer
-from refold.policies.common import Defragment, Foresight, Source
+from refold.policies.common import Defragment, DurationSource, Source
 from refold.policies.queueing.queue import Queue
 
 
@@ -32,7 +32,7 @@ class Sjf:
         durations: Source = "known",
     ) -> None:
         moving = Defragment(restart_seconds, most_moves)
-        self._foresight = Foresight(durations)
+        self._foresight = DurationSource(durations)
         self._view: View | None = None
         self._queue = Queue(
             Placer(placement, seed),

@@ -1,6 +1,6 @@
 """Units on paper: how many GPUs, CPUs and how much memory each job has on each node, moved one by one, with a way back.
 
-A board knows places; a ledger only counts. When everything is counted out, `settle` finds the places: whoever keeps
+A draft knows places; a ledger only counts. When everything is counted out, `settle` finds the places: whoever keeps
 GPUs on a node keeps the very same ones.
 """
 
@@ -12,10 +12,10 @@ from typing import NamedTuple
 from refold.core import View
 from refold.model import WHOLE, Allocation, MiB, Milli, Plan, Share
 from refold.packing import CPU_FREE, MEMORY_FREE, UP, WHOLE_FREE
-from refold.policies.common import Board
+from refold.policies.common import Draft
 
 
-class Part(NamedTuple):
+class NodeShare(NamedTuple):
     """What a job has on one node."""
 
     gpus: int = 0
@@ -23,29 +23,29 @@ class Part(NamedTuple):
     memory_mib: MiB = 0
 
 
-NOTHING = Part()
+NOTHING = NodeShare()
 
 
 class Ledger:
     """Who has how much where, and what is free."""
 
-    def __init__(self, view: View, board: Board, movable: Iterable[str]) -> None:
+    def __init__(self, view: View, draft: Draft, movable: Iterable[str]) -> None:
         """`movable`: the holders whose parts may be changed; all others just hold what they hold."""
-        columns = board.free.nodes[: len(view.cluster.nodes)]
+        columns = draft.free.nodes[: len(view.cluster.nodes)]
         up = columns[:, UP] > 0
-        self.free: list[Part] = [
-            Part(*row) if here else NOTHING
+        self.free: list[NodeShare] = [
+            NodeShare(*row) if here else NOTHING
             for row, here in zip(columns[:, [WHOLE_FREE, CPU_FREE, MEMORY_FREE]].tolist(), up.tolist(), strict=True)
         ]
         self.with_free: set[int] = {node for node, part in enumerate(self.free) if part.gpus}
         """The nodes that have a free GPU."""
-        self.parts: dict[str, dict[int, Part]] = {}
+        self.parts: dict[str, dict[int, NodeShare]] = {}
         self._gpus: dict[str, int] = {}
         self.residents: dict[int, set[str]] = {}
-        self._log: list[tuple[str, int, Part]] = []
-        self._board = board
+        self._log: list[tuple[str, int, NodeShare]] = []
+        self._draft = draft
         for job_id in movable:
-            held = board.holds(job_id)
+            held = draft.holds(job_id)
             assert held is not None
             self.parts[job_id] = _parts_of(held)
             self._gpus[job_id] = sum(part.gpus for part in self.parts[job_id].values())
@@ -64,7 +64,7 @@ class Ledger:
         """CPUs that a job has in all."""
         return sum(part.cpu_milli for part in self.parts.get(job_id, {}).values()) / WHOLE
 
-    def give(self, job_id: str, node: int, part: Part) -> None:
+    def give(self, job_id: str, node: int, part: NodeShare) -> None:
         """A job has so much on a node from now on; the difference is free, or no longer."""
         parts = self.parts.setdefault(job_id, {})
         before = parts.get(node, NOTHING)
@@ -85,9 +85,9 @@ class Ledger:
         """Who was given or taken something, in that order."""
         return dict.fromkeys(job_id for job_id, _, _ in self._log[mark:])
 
-    def _put(self, job_id: str, node: int, before: Part, after: Part) -> None:
+    def _put(self, job_id: str, node: int, before: NodeShare, after: NodeShare) -> None:
         free = self.free[node]
-        now = self.free[node] = Part(
+        now = self.free[node] = NodeShare(
             free.gpus + before.gpus - after.gpus,
             free.cpu_milli + before.cpu_milli - after.cpu_milli,
             free.memory_mib + before.memory_mib - after.memory_mib,
@@ -102,11 +102,11 @@ class Ledger:
             self.residents.setdefault(node, set()).add(job_id)
 
     def settle(self, plans: Mapping[str, Plan | None], whys: Mapping[str, str]) -> None:
-        """Find places on the board for everybody whose parts have changed, or whose plan has."""
+        """Find places on the draft for everybody whose parts have changed, or whose plan has."""
         changed = [job_id for job_id in self.touched_since(0) if self._differs(job_id, plans.get(job_id))]
-        held = {job_id: _gpus_of(self._board.holds(job_id)) for job_id in changed}
+        held = {job_id: _gpus_of(self._draft.holds(job_id)) for job_id in changed}
         for job_id in changed:
-            self._board.release(job_id, whys.get(job_id, ""))
+            self._draft.release(job_id, whys.get(job_id, ""))
         kept = {
             (job_id, node): held[job_id].get(node, ())[: part.gpus]
             for job_id in changed
@@ -121,11 +121,11 @@ class Ledger:
                 for node, part in sorted(self.parts[job_id].items())
             )
             if shares:
-                placed = self._board.put(job_id, Allocation(shares, plans.get(job_id)), whys.get(job_id, ""))
+                placed = self._draft.put(job_id, Allocation(shares, plans.get(job_id)), whys.get(job_id, ""))
                 assert placed, f"the ledger gave {job_id!r} what is not free"
 
     def _differs(self, job_id: str, plan: Plan | None) -> bool:
-        held = self._board.holds(job_id)
+        held = self._draft.holds(job_id)
         before = _parts_of(held) if held is not None else {}
         return before != self.parts.get(job_id, {}) or (held is not None and held.plan != plan)
 
@@ -133,7 +133,7 @@ class Ledger:
         """The GPUs that are kept, and as many of the first free ones as are wanted."""
         used = taken.setdefault(node, set())
         free = (
-            gpu for gpu, milli in enumerate(self._board.free.gpu_milli_of(node)) if milli == WHOLE and gpu not in used
+            gpu for gpu, milli in enumerate(self._draft.free.gpu_milli_of(node)) if milli == WHOLE and gpu not in used
         )
         chosen = list(kept)
         while len(chosen) < wanted:
@@ -142,11 +142,11 @@ class Ledger:
         return tuple(sorted(chosen))
 
 
-def _parts_of(held: Allocation) -> dict[int, Part]:
-    parts: dict[int, Part] = {}
+def _parts_of(held: Allocation) -> dict[int, NodeShare]:
+    parts: dict[int, NodeShare] = {}
     for share in held.placement:
         have = parts.get(share.node, NOTHING)
-        parts[share.node] = Part(
+        parts[share.node] = NodeShare(
             have.gpus + len(share.gpus), have.cpu_milli + share.cpu_milli, have.memory_mib + share.memory_mib
         )
     return parts

@@ -1,6 +1,6 @@
 """Refold's own policy: what is nearly done goes first, at the size that pays, and changes are charged what they cost.
 
-One look is four steps, on paper (`board`):
+One look is four steps, on paper (`draft`):
 
 1. Jobs that wait are looked at in the order of their work left, in GPU-seconds at their most efficient size, the less
    the earlier; a job that has been in the system for long counts for more (`patience_seconds`).
@@ -33,14 +33,14 @@ from refold.packing import Placer
 from refold.plans import NOTHING_MORE, Knowledge
 from refold.policies.common import (
     WORTH_MORE,
-    Board,
+    Draft,
+    GuaranteeRules,
     Option,
-    Options,
+    OptionCache,
     Outlook,
-    Promises,
     Reasons,
-    Steering,
     Throughput,
+    Transition,
     jobs_over,
     something_happened,
 )
@@ -101,7 +101,7 @@ class Refold:
         """Since when each waiting job has been waiting."""
         self._safety, self._trust_steps = safety, trust_steps
         self._knowledge = Knowledge.of(knowledge)
-        self._steering = Steering()
+        self._steering = Transition()
         self._reasons = Reasons()
         self._arrivals = _Arrivals()
         self._wake: Seconds = inf
@@ -119,20 +119,20 @@ class Refold:
             return self._said(view, KEEP) if view.changes.returned else KEEP
         self._looked_at = view.now
         assert self._outlook is not None
-        look = _Look(self, view, self._outlook, self._options, self._promises, self._arrivals.quiet(view.now))
+        look = _RefoldRound(self, view, self._outlook, self._options, self._promises, self._arrivals.quiet(view.now))
         if self._goal == "time":
             look.place_waiting()
             look.grow()
         else:
             look.fill()
         self._wake = min(look.wake_at, look.first_to_starve())
-        return self._said(view, self._steering.towards(view, look.board.target()))
+        return self._said(view, self._steering.towards(view, look.draft.target()))
 
     def _observe(self, view: View) -> None:
         if self._outlook is None:
             self._outlook = Outlook(view, self._knowledge, self.restart_seconds, trust_steps=self._trust_steps)
-            self._options = Options(self._outlook.speeds)
-            self._promises = Promises(self._outlook, self._options, self._safety)
+            self._options = OptionCache(self._outlook.speeds)
+            self._promises = GuaranteeRules(self._outlook, self._options, self._safety)
         changes = view.changes
         if changes.submitted:
             self._arrivals.note(view.now)
@@ -176,7 +176,7 @@ class _Claim(NamedTuple):
     """A way to make place for a job: what it costs everybody, in seconds of the claimer's weight."""
 
     cost: Seconds
-    board: Any
+    draft: Any
 
 
 class _Growth(NamedTuple):
@@ -189,7 +189,7 @@ class _Growth(NamedTuple):
     why: str
 
 
-class _Look:
+class _RefoldRound:
     """One look at everybody."""
 
     def __init__(
@@ -197,11 +197,11 @@ class _Look:
         policy: Refold,
         view: View,
         outlook: Outlook,
-        options: Options,
-        promises: Promises,
+        options: OptionCache,
+        promises: GuaranteeRules,
         quiet: tuple[Seconds, Seconds],
     ) -> None:
-        self.board = Board(view)
+        self.draft = Draft(view)
         self.wake_at: Seconds = inf
         self._policy, self._view, self._outlook, self._promises = policy, view, outlook, promises
         self._quiet, self._quiet_since = quiet
@@ -234,8 +234,8 @@ class _Look:
         return self._left[job_id] / option.speed
 
     def _seconds_as_held(self, job_id: str) -> Seconds:
-        """Until a job ends where it is on the board."""
-        held = self.board.holds(job_id)
+        """Until a job ends where it is on the draft."""
+        held = self.draft.holds(job_id)
         assert held is not None
         seconds = self._left[job_id] / self._outlook.speed(self._jobs[job_id], held)
         run = self._view.runs.get(job_id)
@@ -248,7 +248,7 @@ class _Look:
 
     def _may_move(self, job_id: str) -> bool:
         """Whether a job can have another shape at all; one that cannot be reshaped could only be stopped."""
-        return self.board.may_change(job_id) and len(self._at_least.get(job_id) or self._options[job_id]) > 1
+        return self.draft.may_change(job_id) and len(self._at_least.get(job_id) or self._options[job_id]) > 1
 
     # 1 to 3: those who wait.
 
@@ -256,7 +256,7 @@ class _Look:
         """Start whoever can be, in order."""
         self._lift_promised()
         waiting = sorted(
-            (job_id for job_id in self._view.waiting if self.board.holds(job_id) is None),
+            (job_id for job_id in self._view.waiting if self.draft.holds(job_id) is None),
             key=lambda job_id: (
                 job_id not in self._promised,
                 not self._is_starving(job_id),
@@ -272,15 +272,15 @@ class _Look:
         """A run that is slower than promised gets another shape: it was promised nothing when it began, or is seen to
         be slower than was believed."""
         for job_id in sorted(self._promised):
-            held = self.board.holds(job_id)
-            if held is None or not self.board.may_change(job_id) or self._is_kept(job_id, held):
+            held = self.draft.holds(job_id)
+            if held is None or not self.draft.may_change(job_id) or self._is_kept(job_id, held):
                 continue
-            before = self.board.snapshot()
-            self.board.release(job_id)
+            before = self.draft.snapshot()
+            self.draft.release(job_id)
             if not self._start(job_id, 0.0):
-                self.board.restore(before)
+                self.draft.restore(before)
             else:
-                self.board.changed[job_id] = "was slower than promised: gets a shape that keeps the promise"
+                self.draft.changed[job_id] = "was slower than promised: gets a shape that keeps the promise"
 
     def _is_kept(self, job_id: str, held: Allocation) -> bool:
         job = self._jobs[job_id]
@@ -290,7 +290,7 @@ class _Look:
 
     def first_to_starve(self) -> Seconds:
         """When the next of those who still wait will have waited for too long."""
-        left = (job_id for job_id in self._view.waiting if self.board.holds(job_id) is None)
+        left = (job_id for job_id in self._view.waiting if self.draft.holds(job_id) is None)
         ends = (self._policy.since.get(job_id, inf) + self._policy.starving_seconds for job_id in left)
         return min((end for end in ends if end > self._view.now), default=inf)
 
@@ -321,32 +321,32 @@ class _Look:
 
     def _place_first(self, job_id: str, ranked: list[Option]) -> Option | None:
         placer = self._policy.placer
-        return next((one for one in ranked if self.board.place(job_id, placer, one.demand, one.plan)), None)
+        return next((one for one in ranked if self.draft.place(job_id, placer, one.demand, one.plan)), None)
 
     def _claim(self, job_id: str, ranked: list[Option], costs: Mapping[Option, Seconds], found: Option | None) -> bool:
         """Have others make place, if that delays everybody together less than it speeds this job up."""
         victims = self._victims_of(job_id)
         if not victims:
             return found is not None
-        as_it_was = self.board.snapshot()
+        as_it_was = self.draft.snapshot()
         if found is not None:
-            self.board.release(job_id)
-        without = self.board.snapshot()
+            self.draft.release(job_id)
+        without = self.draft.snapshot()
         patience = costs[found] if found is not None else self._cost_of_waiting(job_id, ranked, costs)
         best = _Claim(patience, None)
         promised = job_id in self._promised
         one_by_one = [[other] for other in victims]
         for groups in (one_by_one, *self._by_node(victims)) if promised else (one_by_one,):
             for option in ranked if promised else ranked[:BEST_SHAPES]:
-                self.board.restore(without)
+                self.draft.restore(without)
                 harm = self._make_place(job_id, option, groups)
                 cost = costs[option] + harm / self._weight[job_id]
                 if cost < best.cost:
-                    best = _Claim(cost, self.board.snapshot())
-            if best.board is not None:
+                    best = _Claim(cost, self.draft.snapshot())
+            if best.draft is not None:
                 break
-        self.board.restore(best.board or as_it_was)
-        if best.board is None:
+        self.draft.restore(best.draft or as_it_was)
+        if best.draft is None:
             return found is not None
         self._hopeless.clear()
         self._ends = None
@@ -357,7 +357,7 @@ class _Look:
         on_node: dict[int, list[str]] = {}
         spare: dict[int, int] = {}
         for other in victims:
-            held = self.board.holds(other)
+            held = self.draft.holds(other)
             least = self._at_least[other][0].gpus if other in self._promised else 0
             for share in held.placement if held is not None else ():
                 on_node.setdefault(share.node, []).append(other)
@@ -369,70 +369,70 @@ class _Look:
         """Who may be moved for a job, the one with the most work left first."""
         claimer_is_promised, work = job_id in self._promised, self._work[job_id]
         if self._most_work_first is None:
-            runs = [other for other in self._view.runs if self.board.holds(other) is not None]
-            movable = [o for o in runs if self.board.may_change(o) and (o not in self._promised or self._may_move(o))]
+            runs = [other for other in self._view.runs if self.draft.holds(other) is not None]
+            movable = [o for o in runs if self.draft.may_change(o) and (o not in self._promised or self._may_move(o))]
             self._most_work_first = sorted(movable, key=lambda other: (-self._work[other], other))
         if not claimer_is_promised:
             starving = self._is_starving(job_id)
             longer = takewhile(lambda other: starving or self._work[other] > work, self._most_work_first)
-            return [other for other in longer if self.board.holds(other) is not None]
-        held = [other for other in self._most_work_first if other != job_id and self.board.holds(other) is not None]
+            return [other for other in longer if self.draft.holds(other) is not None]
+        held = [other for other in self._most_work_first if other != job_id and self.draft.holds(other) is not None]
         return sorted(held, key=lambda other: other in self._promised)  # what is promised to others is touched last
 
     def _cost_of_waiting(self, job_id: str, ranked: list[Option], costs: Mapping[Option, Seconds]) -> Seconds:
         """Until so many others have ended that there is a place; a promise does not wait for that."""
         if job_id in self._promised or self._is_starving(job_id):
             return inf
-        before = self.board.snapshot()
+        before = self.draft.snapshot()
         if self._ends is None:
-            self._ends = sorted((self._seconds_as_held(other), other) for other, _ in self.board.holders())
+            self._ends = sorted((self._seconds_as_held(other), other) for other, _ in self.draft.holders())
         try:
             for seconds, other in self._ends:
-                self.board.release(other)
+                self.draft.release(other)
                 found = self._place_first(job_id, ranked)
                 if found is not None:
                     return seconds + costs[found]
             return inf
         finally:
-            self.board.restore(before)
+            self.draft.restore(before)
 
     def _make_place(self, job_id: str, option: Option, groups: list[list[str]]) -> Seconds:
         """Place a job where others were, and these where they still can be; the delay that this causes, weighted."""
         placer = self._policy.placer
         moved: dict[str, tuple[Allocation, Seconds]] = {}
         left = iter(groups)
-        while not self.board.place(job_id, placer, option.demand, option.plan):
+        while not self.draft.place(job_id, placer, option.demand, option.plan):
             group = next(left, None)
             if group is None:
                 return inf
             for other in group:
-                held = self.board.holds(other)
+                held = self.draft.holds(other)
                 if held is not None:
                     moved[other] = held, self._seconds_as_held(other)
-                    self.board.release(other)
+                    self.draft.release(other)
         promised_first = sorted(moved, key=lambda other: other not in self._promised)
         return sum(self._put_back(other, *moved[other], job_id, option) for other in promised_first)
 
     def _put_back(self, job_id: str, held: Allocation, before: Seconds, claimer: str, taken: Option) -> Seconds:
         """Where it was; or as fast as can be on what is left, as if for good; or else, after the claimer."""
-        if self.board.put(job_id, held):
+        if self.draft.put(job_id, held):
             return 0.0
         gpus, promised = held.gpu_milli // WHOLE, job_id in self._promised
         pause = self._seconds(claimer, taken)
         for option in self._shapes_to_move_to(job_id):
-            if not self.board.place(job_id, self._policy.placer, option.demand, option.plan):
+            if not self.draft.place(job_id, self._policy.placer, option.demand, option.plan):
                 continue
             later = max(0.0, self._seconds(job_id, option) - before) + self._restart(job_id)
             slower = max(0.0, 1 - option.speed / self._outlook.speed(self._jobs[job_id], held))
             given = f"gave {gpus - option.gpus} GPUs to {claimer}" if option.gpus < gpus else f"moved for {claimer}"
-            self.board.changed[job_id] = f"{given}: −{slower:.0%} here, ends {text_from_seconds(later)} later"
+            self.draft.changed[job_id] = f"{given}: −{slower:.0%} here, ends {text_from_seconds(later)} later"
             return later * self._weight[job_id] + self._idle_cost(job_id, option.gpus)
         if promised:
             return inf
         wait = pause + self._restart(job_id)
         back = text_from_seconds(wait)
         reason = "is promised them" if claimer in self._promised else "has less left"
-        self.board.changed[job_id] = f"gave all {gpus} GPUs to {claimer}, which {reason}: back in about {back}"
+        self.draft.changed[job_id] = f"gave all {gpus} GPUs to {claimer}, which {reason}: back in about {back}"
         return wait * self._weight[job_id] + self._idle_cost(job_id, gpus)
 
     def _shapes_to_move_to(self, job_id: str) -> Sequence[Option]:
@@ -451,9 +451,9 @@ class _Look:
 
     def fill(self) -> None:
         """The shapes with which the sum of all speeds is largest; or what is, if a change would not pay."""
-        before = self.board.snapshot()
-        held = dict(self.board.holders())
-        movable = [job_id for job_id in self._jobs if self.board.may_change(job_id) and self._knows(job_id)]
+        before = self.draft.snapshot()
+        held = dict(self.draft.holders())
+        movable = [job_id for job_id in self._jobs if self.draft.may_change(job_id) and self._knows(job_id)]
         asked = {job_id: self._outlook.speeds.asked(self._jobs[job_id]).steps_per_second for job_id in movable}
         now = sum(
             self._outlook.speed(self._jobs[job_id], held[job_id]) / asked[job_id]
@@ -461,20 +461,20 @@ class _Look:
             if job_id in held
         )
         for job_id in movable:
-            self.board.release(job_id)
+            self.draft.release(job_id)
         options = {job_id: self._options[job_id] for job_id in movable}
         first = frozenset(self._promised & set(movable))
-        then = Throughput(self.board, self._policy.placer, options, asked, first).fill()
+        then = Throughput(self.draft, self._policy.placer, options, asked, first).fill()
         self._keep_places(held)
         lost = sum(
             self._outlook.speed(self._jobs[job_id], held[job_id]) / asked[job_id] * self._policy.restart_seconds
-            for job_id in self.board.changed
+            for job_id in self.draft.changed
             if job_id in held and job_id in asked
         )
-        for job_id in self.board.changed:
-            self.board.changed[job_id] = f"the sum of all speeds grows from {now:.2f} to {then:.2f}"
+        for job_id in self.draft.changed:
+            self.draft.changed[job_id] = f"the sum of all speeds grows from {now:.2f} to {then:.2f}"
         if now and (then - now) * self._quiet <= lost:
-            self.board.restore(before)
+            self.draft.restore(before)
             if then > now:
                 self.wake_at = self._quiet_since + lost / (then - now)
         self._claims_left = 0  # what is filled is not undone; who could not be moved gets what is free
@@ -486,32 +486,32 @@ class _Look:
     def _keep_places(self, held: Mapping[str, Allocation]) -> None:
         """Who gets the same shape again stays where it was, if that is still possible."""
         for job_id, before in held.items():
-            after = self.board.holds(job_id)
+            after = self.draft.holds(job_id)
             if after is None or (after.gpus_on_node, after.plan) != (before.gpus_on_node, before.plan):
                 continue
-            self.board.release(job_id)
-            if not self.board.put(job_id, before):
-                self.board.put(job_id, after)
+            self.draft.release(job_id)
+            if not self.draft.put(job_id, before):
+                self.draft.put(job_id, after)
 
     # 4: what is left.
 
     def grow(self) -> None:
         """Give what is free to whoever saves the most time for each GPU."""
-        waiting = sum(self.board.holds(job_id) is None for job_id in self._view.waiting)
+        waiting = sum(self.draft.holds(job_id) is None for job_id in self._view.waiting)
         rate = self._policy.price * waiting / max(self._view.cluster.gpus, 1)
         refused: set[tuple[str, Option]] = set()
         heap = [
             growth
-            for job_id, held in self.board.holders()
+            for job_id, held in self.draft.holders()
             if self._may_move(job_id) and (growth := self._best_growth(job_id, held, rate, refused))
         ]
         heapify(heap)
-        while heap and self.board.free.whole_gpus:
+        while heap and self.draft.free.whole_gpus:
             growth = heappop(heap)
             job_id, option = growth.job_id, growth.option
-            if not self.board.move(job_id, self._policy.placer, option.demand, option.plan, growth.why):
+            if not self.draft.move(job_id, self._policy.placer, option.demand, option.plan, growth.why):
                 refused.add((job_id, option))
-            held = self.board.holds(job_id)
+            held = self.draft.holds(job_id)
             assert held is not None
             following = self._best_growth(job_id, held, rate, refused)
             if following is not None:
@@ -520,7 +520,7 @@ class _Look:
     def _best_growth(
         self, job_id: str, held: Allocation, rate: float, refused: set[tuple[str, Option]]
     ) -> _Growth | None:
-        gpus, free = held.gpu_milli // WHOLE, self.board.free.whole_gpus
+        gpus, free = held.gpu_milli // WHOLE, self.draft.free.whole_gpus
         now, best = self._seconds_as_held(job_id), None
         for option in self._options[job_id]:
             if not gpus < option.gpus <= gpus + free or (job_id, option) in refused:

@@ -31,20 +31,20 @@ from refold.core import View
 from refold.errors import BadValue
 from refold.model import KEEP, WHOLE, Decision, Job, Milli, Plan, Run, Seconds, text_from_seconds
 from refold.packing import Placer
-from refold.plans import NOTHING_MORE, Curve, Knowledge, Point, Speed, asked_layout
+from refold.plans import NOTHING_MORE, Curve, CurvePoint, Knowledge, Speed, asked_layout
 from refold.policies.common import (
     WORTH_MORE,
-    Board,
+    Draft,
+    GuaranteeRules,
     Option,
-    Options,
+    OptionCache,
     Outlook,
-    Promises,
     Reasons,
-    Steering,
+    Transition,
     jobs_over,
     something_happened,
 )
-from refold.policies.reshaping.ledger import NOTHING, Ledger, Part
+from refold.policies.reshaping.ledger import NOTHING, Ledger, NodeShare
 
 Choice = tuple[Plan | None, str]
 """A plan, and why a job gets it."""
@@ -72,7 +72,7 @@ class Rubick:
         self.flat, self.gate, self.ageing_seconds = flat, gate, ageing_seconds
         self.placer = Placer("best-fit")
         self._knowledge = Knowledge.of(knowledge)
-        self._steering = Steering()
+        self._steering = Transition()
         self._reasons = Reasons()
         self._outlook: Outlook | None = None
         self._looked_at: Seconds = -inf
@@ -82,7 +82,9 @@ class Rubick:
         """A round, if anything has happened that matters; else go on with what was begun."""
         if self._outlook is None:
             self._outlook = Outlook(view, self._knowledge, self.restart_seconds)
-            self._curves = _Curves(self._outlook, Options(self._outlook.speeds, self.plans, self.resources), self.flat)
+            self._curves = _Curves(
+                self._outlook, OptionCache(self._outlook.speeds, self.plans, self.resources), self.flat
+            )
         for job_id in jobs_over(view):
             self._curves.forget(job_id)
         if self._steering.goes_on(view):
@@ -91,9 +93,9 @@ class Rubick:
         if not (something_happened(view) or back) and view.now < self._wake:
             return self._said(view, KEEP) if view.changes.returned else KEEP
         self._looked_at, self._wake = view.now, self._next_to_age(view)
-        this_round = _Round(self, view, self._outlook, self._curves)
+        this_round = _RubickRound(self, view, self._outlook, self._curves)
         this_round.schedule_all()
-        return self._said(view, self._steering.towards(view, this_round.board.target()))
+        return self._said(view, self._steering.towards(view, this_round.draft.target()))
 
     def _said(self, view: View, decision: Decision) -> Decision:
         """The decision, with the reasons of those who wait."""
@@ -137,13 +139,13 @@ class _Curve(NamedTuple):
     Between two steps of the stair a GPU is worth its part of the next step, however near that is.
     """
 
-    points: tuple[Point, ...]
+    points: tuple[CurvePoint, ...]
     gpu_type: str
     gains: list[float]
     losses: list[float]
 
     @staticmethod
-    def of(points: Sequence[Point], gpu_type: str) -> _Curve:
+    def of(points: Sequence[CurvePoint], gpu_type: str) -> _Curve:
         curve = Curve(tuple(points))
         reached = [0, *(int(point.amount) for point in points)]
         gains = [curve.slope(lower) for lower, upper in pairwise(reached) for _ in range(lower, upper)]
@@ -165,9 +167,9 @@ class _Curve(NamedTuple):
 class _Curves:
     """Resource sensitivity: speeds by GPUs, against the speed of what was asked for."""
 
-    def __init__(self, outlook: Outlook, options: Options, flat: float) -> None:
+    def __init__(self, outlook: Outlook, options: OptionCache, flat: float) -> None:
         self._outlook, self.options, self._flat = outlook, options, flat
-        self.promises = Promises(outlook, options)
+        self.promises = GuaranteeRules(outlook, options)
         self._kept: dict[tuple[object, ...], _Curve] = {}
         self._of_job: dict[str, _Curve] = {}
 
@@ -192,13 +194,13 @@ class _Curves:
             asked = speeds.asked(job).steps_per_second
             best = max(options, key=lambda option: option.speed)
             gpu_type = best.demand.gpu_types[0] if len(best.demand.gpu_types) == 1 else speeds.types_for(job)[0]
-            points: list[Point] = []
+            points: list[CurvePoint] = []
             for option in options:
                 speed = option.speed / asked
                 worth = speed - points[-1].samples_per_second if points else inf
                 more = option.gpus - points[-1].amount if points else 1
                 if option.demand.gpu_types == best.demand.gpu_types and worth > 0 and worth >= self._flat * more:
-                    points.append(Point(option.gpus, speed, option.plan or speeds.own_plan(job)))
+                    points.append(CurvePoint(option.gpus, speed, option.plan or speeds.own_plan(job)))
             self._kept[key] = _Curve.of(points, gpu_type)
         return self._kept[key]
 
@@ -212,24 +214,24 @@ class _Curves:
         return found
 
 
-class _Round:
+class _RubickRound:
     """One round, on paper."""
 
     def __init__(self, policy: Rubick, view: View, outlook: Outlook, curves: _Curves) -> None:
-        self.board = Board(view)
+        self.draft = Draft(view)
         self._policy, self._view, self._outlook, self._curves = policy, view, outlook, curves
         self._jobs: dict[str, Job] = {**view.waiting, **view.active}
         self._promised = curves.promises.promised(view)
         self._aged = {job.id for job in view.waiting.values() if view.now - job.submitted >= policy.ageing_seconds}
-        self._waiting = [job_id for job_id in view.waiting if self.board.holds(job_id) is None]
+        self._waiting = [job_id for job_id in view.waiting if self.draft.holds(job_id) is None]
         self._place_unknown()
         self._waiting += [run.job for run in view.runs.values() if self._lost_its_place(run)]
         known = [
             job_id
-            for job_id, _ in self.board.holders()
-            if outlook.speeds.knows(self._jobs[job_id]) and self.board.may_change(job_id)
+            for job_id, _ in self.draft.holders()
+            if outlook.speeds.knows(self._jobs[job_id]) and self.draft.may_change(job_id)
         ]
-        self._ledger = Ledger(view, self.board, known)
+        self._ledger = Ledger(view, self.draft, known)
         self._plans: dict[str, Plan | None] = {job_id: self._plan_held(job_id) for job_id in known}
         self._whys: dict[str, str] = {}
         self._losers = _Losers()
@@ -237,10 +239,10 @@ class _Round:
             self._rank_loser(job_id)
 
     def _lost_its_place(self, run: Run) -> bool:
-        return not run.stopping and self.board.holds(run.job) is None
+        return not run.stopping and self.draft.holds(run.job) is None
 
     def _plan_held(self, job_id: str) -> Plan | None:
-        held = self.board.holds(job_id)
+        held = self.draft.holds(job_id)
         return held.plan if held is not None else None
 
     # The round.
@@ -257,7 +259,7 @@ class _Round:
             self._schedule(job_id)
         self._ledger.settle(self._plans, self._whys)
         for job_id in (*first, *others):
-            if self.board.holds(job_id) is None:  # units do not do: too few CPUs with each, or a promise
+            if self.draft.holds(job_id) is None:  # units do not do: too few CPUs with each, or a promise
                 self._place_whole(self._jobs[job_id])
 
     def _place_unknown(self) -> None:
@@ -267,8 +269,8 @@ class _Round:
             self._place_whole(self._jobs[job_id])
 
     def _slope_held(self, job_id: str) -> tuple[float, str]:
-        """By descending slope, as jobs stand on the board."""
-        held, job = self.board.holds(job_id), self._jobs[job_id]
+        """By descending slope, as jobs stand on the draft."""
+        held, job = self.draft.holds(job_id), self._jobs[job_id]
         if held is None or not self._outlook.speeds.knows(job):
             return -inf, job_id
         return -self._curve(job_id).gain(held.gpu_milli // WHOLE), job_id
@@ -281,7 +283,7 @@ class _Round:
         """A job that units do not help: where it fits whole, or, if it is promised, where others are stopped."""
         promised = job.id in self._promised
         for option in self._curves.promises.keeping(job):
-            if self.board.place(job.id, self._policy.placer, option.demand, option.plan):
+            if self.draft.place(job.id, self._policy.placer, option.demand, option.plan):
                 return
         for option in self._curves.promises.keeping(job) if promised else ():
             if self._place_by_stopping(job, option):
@@ -289,15 +291,15 @@ class _Round:
 
     def _place_by_stopping(self, job: Job, option: Option) -> bool:
         """Runs that are promised nothing are stopped for one that is, those that gain most from more GPUs last."""
-        before = self.board.snapshot()
+        before = self.draft.snapshot()
         held = [
-            other for other, _ in self.board.holders() if other not in self._promised and self.board.may_change(other)
+            other for other, _ in self.draft.holders() if other not in self._promised and self.draft.may_change(other)
         ]
         for other in sorted(held, key=self._slope_held, reverse=True):
-            self.board.release(other, f"its place is promised to {job.id}")
-            if self.board.place(job.id, self._policy.placer, option.demand, option.plan):
+            self.draft.release(other, f"its place is promised to {job.id}")
+            if self.draft.place(job.id, self._policy.placer, option.demand, option.plan):
                 return True
-        self.board.restore(before)
+        self.draft.restore(before)
         return False
 
     # One job.
@@ -395,7 +397,7 @@ class _Round:
         if more < 1:
             return False
         have = self._ledger.parts.get(job_id, {}).get(node, NOTHING)
-        with_more = Part(
+        with_more = NodeShare(
             have.gpus + more, have.cpu_milli + more * unit.cpu_milli, have.memory_mib + more * unit.memory_mib
         )
         self._ledger.give(job_id, node, with_more)
@@ -423,7 +425,7 @@ class _Round:
         if self._is_below_minimum(job_id):
             return None
         gpu_type = self._curve(job_id).gpu_type
-        best: tuple[float, Speed, list[tuple[int, Part]]] | None = None
+        best: tuple[float, Speed, list[tuple[int, NodeShare]]] | None = None
         parts = sorted(ledger.parts.get(job_id, {}).items(), key=lambda item: (-item[1].gpus, item[0]))
         for wanted in self._amounts_up_to(job_id):
             chosen = _fewest_nodes(parts, wanted)
@@ -441,7 +443,7 @@ class _Round:
         steps = {int(point.amount) for point in self._curve(job_id).points} | {self._minimum(job_id)}
         return sorted(amount for amount in steps if 0 < amount <= most)
 
-    def _give_memory(self, job_id: str, speed: Speed, chosen: list[tuple[int, Part]]) -> bool:
+    def _give_memory(self, job_id: str, speed: Speed, chosen: list[tuple[int, NodeShare]]) -> bool:
         """Host memory for a plan, last of all: more of it makes nothing faster."""
         ledger, gpus = self._ledger, sum(part.gpus for _, part in chosen)
         wanted = dict(chosen)
@@ -476,7 +478,7 @@ class _Round:
                 ledger.give(victim, node, NOTHING)
             stopped = f"gave all its GPUs to {winner}, which gains more from them"
             return None if victim in self._promised else (None, stopped)
-        held = self.board.holds(victim)
+        held = self.draft.holds(victim)
         lost = (held.gpu_milli // WHOLE if held is not None else 0) - ledger.gpus(victim)
         change = found.steps_per_second / had - 1 if had else 0.0
         given = f"{lost} GPUs" if lost > 0 else "CPUs"
@@ -576,13 +578,13 @@ class _Round:
 
     def _speed_held(self, job_id: str) -> float:
         """How fast a job is where it is now; 0 if it does not run."""
-        held = self.board.holds(job_id)
+        held = self.draft.holds(job_id)
         return self._outlook.speed(self._jobs[job_id], held) if held is not None else 0.0
 
-    def _unit(self, job_id: str) -> Part:
+    def _unit(self, job_id: str) -> NodeShare:
         """A GPU, with the CPUs and the memory that its job asked for with each."""
         demand = self._jobs[job_id].demand
-        return Part(1, demand.cpu_milli // demand.gpus, demand.memory_mib // demand.gpus)
+        return NodeShare(1, demand.cpu_milli // demand.gpus, demand.memory_mib // demand.gpus)
 
     def _type_of(self, node: int) -> str:
         return self._view.cluster.nodes[node].gpu_type
@@ -616,14 +618,14 @@ class _Losers:
         return (job_id for _, job_id in self._sorted)
 
 
-def _in_proportion(part: Part, gpus: int) -> Part:
+def _in_proportion(part: NodeShare, gpus: int) -> NodeShare:
     """So many of its GPUs, with their CPUs and memory."""
-    return Part(gpus, part.cpu_milli * gpus // part.gpus, part.memory_mib * gpus // part.gpus) if gpus else NOTHING
+    return NodeShare(gpus, part.cpu_milli * gpus // part.gpus, part.memory_mib * gpus // part.gpus) if gpus else NOTHING
 
 
-def _fewest_nodes(parts: list[tuple[int, Part]], wanted: int) -> list[tuple[int, Part]]:
+def _fewest_nodes(parts: list[tuple[int, NodeShare]], wanted: int) -> list[tuple[int, NodeShare]]:
     """So many GPUs of what there is, on the fewest nodes: CPUs and memory in proportion."""
-    chosen: list[tuple[int, Part]] = []
+    chosen: list[tuple[int, NodeShare]] = []
     alone = [item for item in parts if item[1].gpus >= wanted]
     for node, part in alone[-1:] or parts:
         take = min(part.gpus, wanted)

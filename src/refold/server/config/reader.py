@@ -170,7 +170,7 @@ NOTIFY: dict[str, Reader] = {
     "urls": lambda part: part.read(dict.fromkeys(get_args(Kind), _addresses)),
     "users": _users,
     "tell": _kinds,
-    "waiting_long_after": Part.lasting,
+    "waiting_long_after": Part.distribution,
 }
 SERVE: dict[str, Reader] = {
     "host": lambda part: part.text("an address to listen on", most=255),
@@ -178,7 +178,7 @@ SERVE: dict[str, Reader] = {
     "names": _names,
     "grace": lambda part: part.seconds(most=DAY),
     "most_output": _bytes,
-    "keep_logs_for": Part.lasting,
+    "keep_logs_for": Part.distribution,
 }
 SECTIONS: dict[str, Reader] = {
     "cluster": _cluster,

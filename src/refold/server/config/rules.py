@@ -93,10 +93,10 @@ def _checked_rules(part: Part, rules: dict[str, Any]) -> dict[str, Any]:
             if key in ("silent_too", "tail_at_least", "end_beyond_tail"):
                 raise part.fields()[key].refused("there is no rule that this is about")
         return {}
-    from refold.policies.common import Rules  # predictions take a while to load
+    from refold.policies.common import WatchRules  # predictions take a while to load
 
     try:
-        Rules(**rules)
+        WatchRules(**rules)
     except BadValue as error:
         raise part.refused(error) from None
     return rules
@@ -107,7 +107,7 @@ def _idle(part: Part) -> IdleRule | None:
         return None
     if not isinstance(part.value, dict):
         raise part.wrong("off, or such as {load_below: 5, for: 30m}")
-    given = part.read({"load_below": _percent, "for": Part.lasting})
+    given = part.read({"load_below": _percent, "for": Part.distribution})
     return IdleRule(**{"seconds" if key == "for" else key: value for key, value in given.items()})
 
 
@@ -142,7 +142,7 @@ PREDICTION: dict[str, Reader] = {
     "confidence": lambda part: part.number("a share of 0 to 1", most=1),
 }
 RULES: dict[str, Reader] = {
-    "no_progress": Part.lasting,
+    "no_progress": Part.distribution,
     "silent_too": Part.truth,
     "beyond_limit": Part.truth,
     "beyond_tail": lambda part: part.number("how many times the tail, such as 3", least=1e-9, most=1e6),

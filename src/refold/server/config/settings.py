@@ -41,7 +41,7 @@ class ClusterChoice(msgspec.Struct, frozen=True):
     memory_gib: float = 0.0
 
     @property
-    def stand_ins(self) -> dict[str, int]:
+    def placeholders(self) -> dict[str, int]:
         """The slots of each node, if there are no real GPUs to be shared out."""
         return self.nodes or ({"localhost": self.slots} if self.slots else {})
 

@@ -1,4 +1,4 @@
-from .gpu_poller import GpuRounds as GpuRounds
+from .gpu_poller import GpuPoller as GpuPoller
 from .machine import (
     Layout as Layout,
     Machine as Machine,

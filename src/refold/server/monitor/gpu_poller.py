@@ -8,13 +8,13 @@ from contextlib import suppress
 from time import monotonic
 
 from refold.api import GpuStatus
-from refold.backends.local import Reading
+from refold.backends.local import GpuReading
 from refold.model import WHOLE, Seconds
-from refold.server import Loop, News, drained_gpus
+from refold.server import Loop, Notice, drained_gpus
 from refold.server.config import WatchChoice
 from refold.server.monitor.gpu_rules import BadGpu, BadGpuWatch, IdleWatch, Occupied
 from refold.server.monitor.machine import Layout, Machine, Place
-from refold.server.notify import Telling
+from refold.server.notify import JobMessages
 
 ROUND_EVERY: Seconds = 10.0
 PATIENCE: Seconds = 2.0
@@ -26,14 +26,14 @@ FRESH_FOR: Seconds = 0.5
 log = logging.getLogger("refold")
 
 
-class GpuRounds:
+class GpuPoller:
     """What is read from a machine's GPUs, and what is done about it."""
 
-    def __init__(self, loop: Loop, machine: Machine, layout: Layout, choice: WatchChoice, telling: Telling) -> None:
+    def __init__(self, loop: Loop, machine: Machine, layout: Layout, choice: WatchChoice, telling: JobMessages) -> None:
         self._loop, self._machine, self._layout, self._telling = loop, machine, layout, telling
         self._idle = IdleWatch(choice.idle) if choice.idle is not None else None
         self._bad = BadGpuWatch(choice.bad_gpus)
-        self._readings: dict[int, Reading] = {}
+        self._readings: dict[int, GpuReading] = {}
         self._read_at = float("-inf")
         self._under_way: asyncio.Task[None] | None = None
 
@@ -54,7 +54,7 @@ class GpuRounds:
             self._deal_with(bad)
         if self._idle is not None:
             for idle in self._idle.look(self._loop.now(), self._occupied(), self._loads()):
-                self._loop.tell(News("idle", self._loop.view.active[idle.job], idle.run, idle.text))
+                self._loop.tell(Notice("idle", self._loop.view.active[idle.job], idle.run, idle.text))
 
     def is_well(self, node: int, gpu: int | None) -> None:
         """Work is given again to a GPU, or to a node: what goes wrong with it from now on is news."""
@@ -96,7 +96,7 @@ class GpuRounds:
                 tuple((share.node, gpu) for share in run.allocation.placement for gpu in share.gpus),
             )
             for run in view.runs.values()
-            if not drained_gpus.is_stand_in(view.active[run.job])
+            if not drained_gpus.is_drain_placeholder(view.active[run.job])
         ]
 
     def _deal_with(self, bad: BadGpu) -> None:
@@ -105,7 +105,7 @@ class GpuRounds:
             return
         node, gpu = place
         name = self._layout.cluster.nodes[node].name
-        self._loop.tell(News("gpu drained" if bad.drain else "gpu warned", text=f"GPU {gpu} of {name}: {bad.why}"))
+        self._loop.tell(Notice("gpu drained" if bad.drain else "gpu warned", text=f"GPU {gpu} of {name}: {bad.why}"))
         for run in self._occupied():
             if (node, gpu) in run.places:
                 self._telling.tell("gpu_bad", self._loop.view.active[run.job], f"a GPU of {run.job} is bad", bad.why)
@@ -127,7 +127,7 @@ class GpuRounds:
             for share in run.allocation.placement:
                 for gpu in share.gpus:
                     taken[share.node, gpu] = taken.get((share.node, gpu), 0) + share.gpu_milli
-                    if not drained_gpus.is_stand_in(view.active[run.job]):
+                    if not drained_gpus.is_drain_placeholder(view.active[run.job]):
                         jobs.setdefault((share.node, gpu), []).append(run.job)
         drained = drained_gpus.drained_gpus(view)
         index_of = {place: index for index, place in enumerate(self._layout.places) if place is not None}
@@ -143,10 +143,10 @@ class GpuRounds:
         jobs: dict[Place, list[str]],
         taken: dict[Place, int],
         drained: dict[drained_gpus.Gpu, str],
-        reading: Reading | None,
+        reading: GpuReading | None,
     ) -> GpuStatus:
         node = self._layout.cluster.nodes[place[0]]
-        seen = reading or Reading(-1)
+        seen = reading or GpuReading(-1)
         return GpuStatus(
             node.name,
             place[1],

@@ -7,7 +7,7 @@ from math import inf
 
 import msgspec
 
-from refold.backends.local import Problem
+from refold.backends.local import GpuProblem
 from refold.model import Seconds, text_from_seconds
 from refold.server.config import BadGpuRule, IdleRule
 from refold.server.monitor.machine import Place
@@ -83,7 +83,7 @@ class BadGpuWatch:
         self._rule = rule
         self._bad: set[int] = set()
 
-    def look(self, problems: Sequence[Problem]) -> list[BadGpu]:
+    def look(self, problems: Sequence[GpuProblem]) -> list[BadGpu]:
         """What is to be done about new problems: a bad GPU is drained, of others people are told."""
         if self._rule == "off":
             return []

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from refold.backends.local import SLOT, Driver, Gpu, Problem, Reading, open_driver
+from refold.backends.local import SLOT, DetectedGpu, GpuProblem, GpuReading, NvidiaDriver, open_driver
 from refold.catalogue import find_gpu
 from refold.errors import BadInput, UnknownName
 from refold.model import PCIE, Cluster, GpuType, MiB, Node, mib_from_gib, milli_from_number
@@ -25,15 +25,15 @@ Place = tuple[int, int]
 class Machine(Protocol):
     """What has GPUs and can tell how they do."""
 
-    def gpus(self) -> Sequence[Gpu]:
+    def gpus(self) -> Sequence[DetectedGpu]:
         """Those that may be used; their `index` is where they stand here."""
         ...
 
-    def read(self) -> Sequence[Reading]:
+    def read(self) -> Sequence[GpuReading]:
         """How each of them does now."""
         ...
 
-    def problems(self) -> Sequence[Problem]:
+    def problems(self) -> Sequence[GpuProblem]:
         """What has gone wrong with them since this was last asked."""
         ...
 
@@ -45,18 +45,18 @@ class Machine(Protocol):
 class NvidiaMachine:
     """The GPUs of NVIDIA's driver."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: NvidiaDriver) -> None:
         self._driver = driver
 
-    def gpus(self) -> Sequence[Gpu]:
+    def gpus(self) -> Sequence[DetectedGpu]:
         """Those that CUDA_VISIBLE_DEVICES leaves us."""
         return self._driver.gpus
 
-    def read(self) -> Sequence[Reading]:
+    def read(self) -> Sequence[GpuReading]:
         """As the driver measures it."""
         return self._driver.read()
 
-    def problems(self) -> Sequence[Problem]:
+    def problems(self) -> Sequence[GpuProblem]:
         """Errors that the driver has reported or counted."""
         return self._driver.problems()
 
@@ -71,15 +71,15 @@ class SlotsMachine:
     def __init__(self, slots: int) -> None:
         self._slots = slots
 
-    def gpus(self) -> Sequence[Gpu]:
+    def gpus(self) -> Sequence[DetectedGpu]:
         """One for each slot, which no driver knows."""
-        return [Gpu(index, "", SLOT, SLOT) for index in range(self._slots)]
+        return [DetectedGpu(index, "", SLOT, SLOT) for index in range(self._slots)]
 
-    def read(self) -> Sequence[Reading]:
+    def read(self) -> Sequence[GpuReading]:
         """What is not known."""
-        return [Reading(index) for index in range(self._slots)]
+        return [GpuReading(index) for index in range(self._slots)]
 
-    def problems(self) -> Sequence[Problem]:
+    def problems(self) -> Sequence[GpuProblem]:
         """None."""
         return []
 
@@ -94,8 +94,8 @@ def usual_slots() -> int:
 
 def machine_of(choice: ClusterChoice) -> Machine:
     """This machine as the owner wants it used; one without GPUs and without a word of slots has neither."""
-    if choice.stand_ins:
-        return SlotsMachine(sum(choice.stand_ins.values()))
+    if choice.placeholders:
+        return SlotsMachine(sum(choice.placeholders.values()))
     driver = open_driver()
     return SlotsMachine(0) if driver is None else NvidiaMachine(driver)
 
@@ -122,36 +122,36 @@ def cluster_of(machine: Machine, config: Config) -> Cluster:
 def layout_of(machine: Machine, config: Config) -> Layout:
     """A node for each type of GPU, of which there is mostly one; or the nodes that slots stand in for."""
     choice = config.cluster
-    groups = _stand_ins(machine.gpus(), choice) if choice.stand_ins else _by_type(_chosen(machine.gpus(), choice))
+    groups = _placeholders(machine.gpus(), choice) if choice.placeholders else _by_type(_chosen(machine.gpus(), choice))
     place_of = {
         gpu.index: (node, position) for node, (_, gpus) in enumerate(groups) for position, gpu in enumerate(gpus)
     }
     cluster = Cluster(
         tuple(_node(choice, name, gpus) for name, gpus in groups),
-        () if choice.stand_ins else tuple(_gpu_type(gpus[0]) for _, gpus in groups),
+        () if choice.placeholders else tuple(_gpu_type(gpus[0]) for _, gpus in groups),
         name=choice.name,
         cpus_known=choice.cpus > 0,
         memory_known=choice.memory_gib > 0,
         tenants=config.tenants,
     )
     places = tuple(place_of.get(gpu.index) for gpu in machine.gpus())
-    if choice.stand_ins:
+    if choice.placeholders:
         return Layout(cluster, places)
     devices = tuple(tuple(gpu.uuid for gpu in gpus) for _, gpus in groups)
     memory = tuple(min(gpu.memory_mib or 0 for gpu in gpus) for _, gpus in groups)
     return Layout(cluster, places, devices, memory)
 
 
-def _stand_ins(slots: Sequence[Gpu], choice: ClusterChoice) -> list[tuple[str, Sequence[Gpu]]]:
-    groups: list[tuple[str, Sequence[Gpu]]] = []
+def _placeholders(slots: Sequence[DetectedGpu], choice: ClusterChoice) -> list[tuple[str, Sequence[DetectedGpu]]]:
+    groups: list[tuple[str, Sequence[DetectedGpu]]] = []
     taken = 0
-    for name, count in choice.stand_ins.items():
+    for name, count in choice.placeholders.items():
         groups.append((name, slots[taken : taken + count]))
         taken += count
     return groups
 
 
-def _chosen(found: Sequence[Gpu], choice: ClusterChoice) -> Sequence[Gpu]:
+def _chosen(found: Sequence[DetectedGpu], choice: ClusterChoice) -> Sequence[DetectedGpu]:
     if not found:
         raise BadInput(
             "no GPUs were found here (by NVIDIA's driver); say how many slots stand in for them: "
@@ -165,7 +165,7 @@ def _chosen(found: Sequence[Gpu], choice: ClusterChoice) -> Sequence[Gpu]:
     return [found[number] for number in choice.gpus]
 
 
-def _by_type(gpus: Sequence[Gpu]) -> list[tuple[str, Sequence[Gpu]]]:
+def _by_type(gpus: Sequence[DetectedGpu]) -> list[tuple[str, Sequence[DetectedGpu]]]:
     """A node has GPUs of one type: a machine with several is as many nodes."""
     types = list(dict.fromkeys(gpu.gpu_type for gpu in gpus))
     return [
@@ -173,7 +173,7 @@ def _by_type(gpus: Sequence[Gpu]) -> list[tuple[str, Sequence[Gpu]]]:
     ]
 
 
-def _node(choice: ClusterChoice, name: str, gpus: Sequence[Gpu]) -> Node:
+def _node(choice: ClusterChoice, name: str, gpus: Sequence[DetectedGpu]) -> Node:
     gpu_type = gpus[0].gpu_type
     try:
         inside = find_gpu(gpu_type).link
@@ -183,5 +183,5 @@ def _node(choice: ClusterChoice, name: str, gpus: Sequence[Gpu]) -> Node:
     return Node(name, len(gpus), gpu_type, cpus, memory, inside=inside)
 
 
-def _gpu_type(gpu: Gpu) -> GpuType:
+def _gpu_type(gpu: DetectedGpu) -> GpuType:
     return GpuType(gpu.gpu_type, memory_gib=round((gpu.memory_mib or 0) / 1024, 1))

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from refold.backends import Report
-from refold.backends.local import NotNow, RunFiles, read_from, read_plain, size
+from refold.backends.local import OutOfFileHandles, RunFiles, read_from, read_plain, size
 from refold.core import RunProgressed
 from refold.jobspec import Matcher, TooSlow
 from refold.model import LARGEST, Job, Seconds
@@ -191,7 +191,7 @@ class _Followed:
 def _beginning_of(path: Path) -> str:
     try:
         return read_plain(path, LONGEST_NUMBER).decode("ascii", "replace")
-    except (OSError, NotNow):
+    except (OSError, OutOfFileHandles):
         return ""
 
 

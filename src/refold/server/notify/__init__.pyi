@@ -1,3 +1,3 @@
 from .addresses import check_address as check_address
-from .messages import Telling as Telling
+from .messages import JobMessages as JobMessages
 from .notifier import Notifier as Notifier

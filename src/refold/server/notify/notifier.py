@@ -16,7 +16,7 @@ import msgspec
 from refold.model import MINUTE, Seconds
 from refold.server.config import Kind, NotifyChoice
 from refold.server.notify.addresses import redacted, safe_ones
-from refold.server.notify.rate_limit import Message, Pace
+from refold.server.notify.rate_limit import Message, RateLimiter
 
 __all__ = ["Counts", "Message", "Notifier"]
 
@@ -59,9 +59,9 @@ class Counts(msgspec.Struct, frozen=True):
 class Notifier:
     """Takes messages at any time and sends them from a thread of its own."""
 
-    def __init__(self, choice: NotifyChoice, send: Send | None = None, pace: Pace | None = None) -> None:
+    def __init__(self, choice: NotifyChoice, send: Send | None = None, pace: RateLimiter | None = None) -> None:
         self._choice = choice
-        self._post = _Post(send or send_by_apprise, pace or Pace())
+        self._post = _Post(send or send_by_apprise, pace or RateLimiter())
         self._queue: queue.Queue[tuple[str, Message] | None] = queue.Queue(MOST_QUEUED)
         self._thread: threading.Thread | None = None
         self._dropped = 0
@@ -122,7 +122,7 @@ class Notifier:
 class _Post:
     """What is under way: messages that are tried again, and those that are held back."""
 
-    def __init__(self, send: Send, pace: Pace) -> None:
+    def __init__(self, send: Send, pace: RateLimiter) -> None:
         self._send, self._pace = send, pace
         self._again: list[tuple[Seconds, int, int, str, Message]] = []
         self._numbers = count()

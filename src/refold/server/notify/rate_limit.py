@@ -36,7 +36,7 @@ class _Address:
         self.last: Message | None = None
 
 
-class Pace:
+class RateLimiter:
     """What may be sent to whom, and when."""
 
     def __init__(self, limit: int = LIMIT, window: Seconds = WINDOW) -> None:

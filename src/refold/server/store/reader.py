@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from refold.api import Event, Jobs, JobStatus, Known
-from refold.core import Entry, Event as Fact, Header, Remembered
+from refold.api import Event, Jobs, JobStatus, StoredToken
+from refold.core import Entry, Event as Fact, Header, PastJob
 from refold.model import Job
-from refold.server import Record
+from refold.server import JobRecord
 
 _ENTRY = msgspec.json.Decoder(Entry)
 _JOB = msgspec.json.Decoder(Job)
@@ -28,11 +28,11 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """How things stood after an entry: the present as facts, and what is known of each job besides."""
 
     entry: int
-    opening: tuple[Fact, ...]
-    records: tuple[Record, ...]
+    snapshot: tuple[Fact, ...]
+    records: tuple[JobRecord, ...]
 
 
-class Chapter(msgspec.Struct, frozen=True):
+class Epoch(msgspec.Struct, frozen=True):
     """A part of the journal that replays by itself, from its `first` entry on."""
 
     number: int
@@ -48,7 +48,7 @@ class EndedRow(msgspec.Struct, frozen=True):
     number: int
 
 
-class Reading:
+class StoreReader:
     """Questions to the file, from any thread. Each answer is of one moment, whatever is being written meanwhile.
 
     What may take long (`ended`, `past`, `lines`) is for threads, and has a connection of its own: nobody else waits.
@@ -71,14 +71,14 @@ class Reading:
         row = self._reader.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
         return None if row is None else msgspec.json.decode(row[0], type=kind)
 
-    def last_chapter(self) -> Chapter | None:
+    def last_epoch(self) -> Epoch | None:
         """The part of the journal that is being written."""
-        row = self._reader.execute("SELECT number, header, first FROM chapters ORDER BY number DESC LIMIT 1").fetchone()
-        return None if row is None else Chapter(row[0], msgspec.json.decode(row[1], type=Header), row[2])
+        row = self._reader.execute("SELECT number, header, first FROM epochs ORDER BY number DESC LIMIT 1").fetchone()
+        return None if row is None else Epoch(row[0], msgspec.json.decode(row[1], type=Header), row[2])
 
     def header_at(self, entry: int) -> Header:
         """By whom and on what an entry was decided."""
-        query = "SELECT header FROM chapters WHERE first <= ? ORDER BY first DESC LIMIT 1"
+        query = "SELECT header FROM epochs WHERE first <= ? ORDER BY first DESC LIMIT 1"
         return msgspec.json.decode(self._reader.execute(query, (entry,)).fetchone()[0], type=Header)
 
     def last_entry(self) -> int:
@@ -101,13 +101,13 @@ class Reading:
     def checkpoint(self, *, at_most: int | None = None) -> Checkpoint | None:
         """The last one, or the last up to an entry."""
         row = self._reader.execute(
-            "SELECT entry, opening, records FROM checkpoints WHERE entry <= ? ORDER BY entry DESC LIMIT 1",
+            "SELECT entry, snapshot, records FROM checkpoints WHERE entry <= ? ORDER BY entry DESC LIMIT 1",
             (2**62 if at_most is None else at_most,),
         ).fetchone()
         if row is None:
             return None
-        opening = msgspec.json.decode(row[1], type=tuple[Fact, ...])
-        return Checkpoint(row[0], opening, msgspec.json.decode(row[2], type=tuple[Record, ...]))
+        snapshot = msgspec.json.decode(row[1], type=tuple[Fact, ...])
+        return Checkpoint(row[0], snapshot, msgspec.json.decode(row[2], type=tuple[JobRecord, ...]))
 
     def last_numbers(self) -> tuple[int, int]:
         """Those of the last job and of the last event."""
@@ -144,14 +144,14 @@ class Reading:
         """A job as it was asked for."""
         return _JOB.decode(self._reader.execute("SELECT job FROM jobs WHERE id=?", (job_id,)).fetchone()[0])
 
-    def ended(self, *, standings: Sequence[str], tenant: str, user: str, name: str, limit: int, after: int) -> Jobs:
+    def ended(self, *, states: Sequence[str], tenant: str, user: str, name: str, limit: int, after: int) -> Jobs:
         """A page of jobs that are over, the latest first, after the one of a number (0: from the latest on).
 
         A job that is over stays where it is in this order, so pages neither repeat nor leave out any, whatever ends
         meanwhile.
         """
         wanted = [("tenant=?", [tenant]), ("user=?", [user]), ("name=?", [name])]
-        wanted.append((f"standing IN ({','.join('?' * len(standings))})", [*standings]))
+        wanted.append((f"state IN ({','.join('?' * len(states))})", [*states]))
         asked = [(text, values) for text, values in wanted if any(values)]
         where, values = [text for text, _ in asked], [value for _, some in asked for value in some]
         count = f"SELECT coalesce(sum(jobs), 0) FROM ended_counts WHERE {' AND '.join([*where, 'jobs > 0'])}"
@@ -184,14 +184,14 @@ class Reading:
             finally:
                 self._slow_reader.execute("COMMIT")
 
-    def past(self, most: int) -> list[Remembered]:
+    def past(self, most: int) -> list[PastJob]:
         """The latest jobs that came to an end of their own, in the order in which they did."""
         query = (
             "SELECT job, lasted FROM (SELECT job, lasted, ended FROM jobs WHERE ended IS NOT NULL"
             " AND lasted IS NOT NULL ORDER BY ended DESC LIMIT ?) ORDER BY ended"
         )
         (rows,) = self._slowly((query, (most,)))
-        return [Remembered(_JOB.decode(job), lasted) for job, lasted in rows]
+        return [PastJob(_JOB.decode(job), lasted) for job, lasted in rows]
 
     def story(self, job_id: str, most: int = 1000) -> list[Event]:
         """What happened to a job; of a very long story the latest part."""
@@ -211,7 +211,7 @@ class Reading:
         row = self._reader.execute("SELECT variables FROM secrets WHERE job=?", (job_id,)).fetchone()
         return {} if row is None else msgspec.json.decode(row[0], type=dict[str, str])
 
-    def tokens(self) -> list[Known]:
+    def tokens(self) -> list[StoredToken]:
         """All tokens, as they are kept."""
         rows = self._reader.execute("SELECT name, role, tenant, user, created, hash FROM tokens ORDER BY created, name")
-        return [Known(*row) for row in rows.fetchall()]
+        return [StoredToken(*row) for row in rows.fetchall()]

@@ -7,11 +7,11 @@ VERSION = 2
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 
--- A journal begins anew with each chapter: another policy, another cluster, or too long a past to be replayed.
-CREATE TABLE chapters (number INTEGER PRIMARY KEY, header BLOB NOT NULL, first INTEGER NOT NULL);
+-- A journal begins anew with each epoch: another policy, another cluster, or too long a past to be replayed.
+CREATE TABLE epochs (number INTEGER PRIMARY KEY, header BLOB NOT NULL, first INTEGER NOT NULL);
 CREATE TABLE journal (number INTEGER PRIMARY KEY, entry BLOB NOT NULL);
 -- How things stood after an entry, so that not all of them have to be read after a crash.
-CREATE TABLE checkpoints (entry INTEGER PRIMARY KEY, opening BLOB NOT NULL, records BLOB NOT NULL);
+CREATE TABLE checkpoints (entry INTEGER PRIMARY KEY, snapshot BLOB NOT NULL, records BLOB NOT NULL);
 
 CREATE TABLE jobs (
     number INTEGER PRIMARY KEY,
@@ -19,7 +19,7 @@ CREATE TABLE jobs (
     name TEXT NOT NULL,
     tenant TEXT NOT NULL,
     user TEXT NOT NULL,
-    standing TEXT NOT NULL,  -- '' until it has ended
+    state TEXT NOT NULL,  -- '' until it has ended
     ended REAL,
     lasted REAL,  -- seconds, of one that came to an end of its own
     status BLOB,  -- as it is told, once it has ended
@@ -31,24 +31,24 @@ CREATE INDEX jobs_by_name_and_end ON jobs (name, ended) WHERE ended IS NOT NULL;
 CREATE INDEX jobs_by_end ON jobs (ended) WHERE ended IS NOT NULL;
 CREATE INDEX jobs_by_tenant ON jobs (tenant, ended) WHERE ended IS NOT NULL;
 CREATE INDEX jobs_by_user ON jobs (user, ended) WHERE ended IS NOT NULL;
-CREATE INDEX jobs_by_standing ON jobs (standing, ended) WHERE ended IS NOT NULL;
+CREATE INDEX jobs_by_state ON jobs (state, ended) WHERE ended IS NOT NULL;
 
 -- How many jobs are over, so that nobody has to count them.
 CREATE TABLE ended_counts (
-    name TEXT NOT NULL, tenant TEXT NOT NULL, user TEXT NOT NULL, standing TEXT NOT NULL, jobs INTEGER NOT NULL,
-    PRIMARY KEY (name, tenant, user, standing)
+    name TEXT NOT NULL, tenant TEXT NOT NULL, user TEXT NOT NULL, state TEXT NOT NULL, jobs INTEGER NOT NULL,
+    PRIMARY KEY (name, tenant, user, state)
 ) WITHOUT ROWID;
 CREATE TRIGGER job_came_ended AFTER INSERT ON jobs WHEN NEW.ended IS NOT NULL BEGIN
-    INSERT INTO ended_counts VALUES (NEW.name, NEW.tenant, NEW.user, NEW.standing, 1)
+    INSERT INTO ended_counts VALUES (NEW.name, NEW.tenant, NEW.user, NEW.state, 1)
     ON CONFLICT DO UPDATE SET jobs = jobs + 1;
 END;
 CREATE TRIGGER job_ended AFTER UPDATE OF ended ON jobs WHEN OLD.ended IS NULL AND NEW.ended IS NOT NULL BEGIN
-    INSERT INTO ended_counts VALUES (NEW.name, NEW.tenant, NEW.user, NEW.standing, 1)
+    INSERT INTO ended_counts VALUES (NEW.name, NEW.tenant, NEW.user, NEW.state, 1)
     ON CONFLICT DO UPDATE SET jobs = jobs + 1;
 END;
 CREATE TRIGGER job_was_forgotten AFTER DELETE ON jobs WHEN OLD.ended IS NOT NULL BEGIN
     UPDATE ended_counts SET jobs = jobs - 1
-    WHERE name = OLD.name AND tenant = OLD.tenant AND user = OLD.user AND standing = OLD.standing;
+    WHERE name = OLD.name AND tenant = OLD.tenant AND user = OLD.user AND state = OLD.state;
 END;
 
 CREATE TABLE events (

@@ -16,12 +16,12 @@ from typing import IO, Any, Self
 
 import msgspec
 
-from refold.api import Event, JobStatus, Known
+from refold.api import Event, JobStatus, StoredToken
 from refold.core import Entry, Header
 from refold.errors import BadFile, Unavailable
 from refold.model import Job
 from refold.server.store import schema
-from refold.server.store.reader import Checkpoint, Reading
+from refold.server.store.reader import Checkpoint, StoreReader
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -53,7 +53,7 @@ class Commit(msgspec.Struct):
     jobs: list[NewJob] = []
     ended: list[EndedJob] = []
     events: list[Event] = []
-    chapter: Header | None = None
+    epoch: Header | None = None
     checkpoint: Checkpoint | None = None
 
 
@@ -67,7 +67,7 @@ class Store:
         try:
             self._writer = self._connect()
             self._prepare()
-            self.reading = Reading(self._connect)
+            self.reading = StoreReader(self._connect)
         except sqlite3.Error as error:
             self._lock.close()
             raise BadFile(self._path, f"cannot be used: {error}") from None
@@ -119,13 +119,13 @@ class Store:
         self._all_or_nothing(lambda: self._write(commit, write))
 
     def _write(self, commit: Commit, write: Any) -> None:
-        if commit.chapter is not None:
-            header = _ENCODER.encode(commit.chapter)
-            write("INSERT INTO chapters (header, first) VALUES (?, ?)", (header, commit.entry))
+        if commit.epoch is not None:
+            header = _ENCODER.encode(commit.epoch)
+            write("INSERT INTO epochs (header, first) VALUES (?, ?)", (header, commit.entry))
         write("INSERT INTO journal VALUES (?, ?)", (commit.entry, _ENCODER.encode(commit.written)))
         if commit.jobs:
             self._writer.executemany(
-                "INSERT INTO jobs (number, id, name, tenant, user, standing, job, request) VALUES (?,?,?,?,?,'',?,?)",
+                "INSERT INTO jobs (number, id, name, tenant, user, state, job, request) VALUES (?,?,?,?,?,'',?,?)",
                 [_row_of(new) for new in commit.jobs],
             )
             hidden = [(new.job.id, _ENCODER.encode(new.secrets)) for new in commit.jobs if new.secrets]
@@ -133,8 +133,8 @@ class Store:
         for ended in commit.ended:
             status = ended.status
             write(
-                "UPDATE jobs SET standing=?, ended=?, lasted=?, status=? WHERE id=?",
-                (status.standing, status.ended, ended.lasted, _ENCODER.encode(status), status.id),
+                "UPDATE jobs SET state=?, ended=?, lasted=?, status=? WHERE id=?",
+                (status.state, status.ended, ended.lasted, _ENCODER.encode(status), status.id),
             )
             write("DELETE FROM secrets WHERE job=?", (status.id,))
         if commit.events:
@@ -144,14 +144,14 @@ class Store:
             self._write_checkpoint(commit.checkpoint)
 
     def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        opening, records = _ENCODER.encode(checkpoint.opening), _ENCODER.encode(checkpoint.records)
-        self._writer.execute("INSERT OR REPLACE INTO checkpoints VALUES (?,?,?)", (checkpoint.entry, opening, records))
-        # The first of a chapter is where its replay begins; of the others only the last is of use.
+        snapshot, records = _ENCODER.encode(checkpoint.snapshot), _ENCODER.encode(checkpoint.records)
+        self._writer.execute("INSERT OR REPLACE INTO checkpoints VALUES (?,?,?)", (checkpoint.entry, snapshot, records))
+        # The first of a epoch is where its replay begins; of the others only the last is of use.
         self._writer.execute(
-            "DELETE FROM checkpoints WHERE entry < ? AND entry NOT IN (SELECT first FROM chapters)", (checkpoint.entry,)
+            "DELETE FROM checkpoints WHERE entry < ? AND entry NOT IN (SELECT first FROM epochs)", (checkpoint.entry,)
         )
 
-    def add_token(self, known: Known) -> None:
+    def add_token(self, known: StoredToken) -> None:
         """Keep a token's hash."""
         row = (known.hash, known.name, known.role, known.tenant, known.user, known.created)
         self._all_or_nothing(lambda: self._writer.execute("INSERT INTO tokens VALUES (?,?,?,?,?,?)", row))
