@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run compare test lint measures bench clean
+.PHONY: run compare test lint measures docs bench clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed.run  ## start the scheduler daemon of this machine; Ctrl-C stops it
@@ -37,6 +37,10 @@ lint: $(VENV)/installed.test  ## fix what can be fixed automatically, and report
 measures:  ## vocabulary, façades, repeated names, import cycles, sizes, tests per line of code
 	@$(PYTHON) tools/code_measures.py
 
+docs: $(VENV)/installed.docs  ## build the documentation site in build/site; its pages open without a server
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "build/site/index.html"
+
 bench: $(VENV)/installed.bench  ## measure speed, against other simulators in the same run; takes a while
 	@$(BIN)/python -m benchmarks.speed
 
@@ -55,6 +59,11 @@ $(VENV)/installed.test: pyproject.toml tools/install_torch.py | $(BIN)/python
 	@$(PIP) --editable '.[test]'
 	@$(BIN)/python tools/install_torch.py
 	@touch $@ $(VENV)/installed.run
+
+$(VENV)/installed.docs: pyproject.toml | $(BIN)/python
+	@echo "installing the documentation generator into $(VENV)"
+	@$(PIP) --editable '.[docs]'
+	@touch $@
 
 $(VENV)/installed.bench: pyproject.toml | $(BIN)/python
 	@echo "installing Refold and its benchmark dependencies into $(VENV)"

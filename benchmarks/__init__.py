@@ -1,1 +1,1 @@
-"""How fast Refold is beside its peers, as ratios measured in one run: `python -m benchmarks.speed`."""
+"""Benchmarks of Refold. Speed is compared with peers as ratios measured in one run: `python -m benchmarks.speed`."""

@@ -1,7 +1,7 @@
-"""Measuring: CPU time, since other people's work shares the machine, in fresh processes, since caches remember.
+"""Measurement of CPU time, which other load on the machine affects less than wall-clock time, in fresh processes.
 
-`python -m benchmarks.measure MODULE FUNCTION ARGUMENTS` is the fresh process: it calls a function with JSON
-arguments and prints its JSON answer as the last line.
+A fresh process has empty in-memory caches. It runs `python -m benchmarks.measure MODULE FUNCTION ARGUMENTS`, which
+calls a function with JSON arguments and prints its result as JSON on the last line.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """CPU time of this process for one call."""
+    """Return the CPU time of one call in this process."""
     before = time.process_time()
     work()
     return time.process_time() - before
 
 
 def median_cpu_seconds(work: Callable[[], object], times: int = 3) -> float:
-    """The median of several calls."""
+    """Return the median CPU time of several calls."""
     return statistics.median(cpu_seconds(work) for _ in range(times))
 
 
 def in_fresh_process(
     function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None
 ) -> Any:
-    """Call a function of a module, with arguments and an answer that JSON can carry, in a process of its own."""
+    """Call a module-level function in a new process. Arguments and result must be JSON values."""
     command = [sys.executable, "-m", "benchmarks.measure", function.__module__, function.__name__]
     done = subprocess.run(
         [*command, json.dumps(arguments)],
@@ -50,7 +50,7 @@ def in_fresh_process(
 
 
 def cpu_seconds_of_command(command: Sequence[str], environment: Mapping[str, str] | None = None) -> float:
-    """User and system time of a command from its start to its end."""
+    """Return the user and system CPU time of a command."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
         command, env={**os.environ, **(environment or {})}, stdout=subprocess.DEVNULL, check=True, cwd=REPOSITORY
@@ -60,15 +60,15 @@ def cpu_seconds_of_command(command: Sequence[str], environment: Mapping[str, str
 
 
 def peak_memory_bytes() -> int:
-    """The most memory this process has held."""
+    """Return the peak resident memory of this process."""
     kilobytes_or_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kilobytes_or_bytes if sys.platform == "darwin" else kilobytes_or_bytes * 1024
 
 
 def _main() -> None:
     module, function, arguments = sys.argv[1:]
-    answer = getattr(importlib.import_module(module), function)(*json.loads(arguments))
-    print(json.dumps(answer))
+    result = getattr(importlib.import_module(module), function)(*json.loads(arguments))
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

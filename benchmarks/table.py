@@ -1,4 +1,4 @@
-"""The table of what was measured: for the terminal, for README.md and for programs."""
+"""Tables of measurements and goals, as text, Markdown or JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Verdict = Literal["met", "missed", "", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line: what, how much of it (`value`, in words `measured`), the goal and whether it was met."""
+    """One measurement: its name, the value (`measured` is the formatted text), the goal, and whether it was met."""
 
     what: str
     measured: str
@@ -21,22 +21,22 @@ class Row:
 
 
 def at_least(what: str, value: float, goal: float, measured: str, unit: str = "×") -> Row:
-    """A row whose value should not be below the goal."""
+    """Return a row whose goal is a minimum."""
     return Row(what, measured, value, f"≥ {goal:g} {unit}", "met" if value >= goal else "missed")
 
 
 def at_most(what: str, value: float, goal: float, measured: str, unit: str = "×") -> Row:
-    """A row whose value should not be above the goal."""
+    """Return a row whose goal is a maximum."""
     return Row(what, measured, value, f"≤ {goal:g} {unit}", "met" if value <= goal else "missed")
 
 
 def skipped(what: str, why: str) -> Row:
-    """A row that could not be measured here."""
+    """Return a row for a measurement that could not be made, with the reason."""
     return Row(what, why, verdict="skipped")
 
 
 def as_text(rows: Sequence[Row]) -> str:
-    """Aligned columns."""
+    """Format rows as aligned text columns."""
     cells = [("what", "measured", "goal", ""), *((row.what, row.measured, row.goal, row.verdict) for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(4)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
@@ -44,14 +44,14 @@ def as_text(rows: Sequence[Row]) -> str:
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """A table for README.md."""
+    """Format rows as a Markdown table."""
     return markdown(
         ("what", "measured", "goal", ""), [(row.what, row.measured, row.goal, _bold(row.verdict)) for row in rows]
     )
 
 
 def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Any table, in markdown."""
+    """Format any table in Markdown."""
     lines = [titles, ["---"] * len(titles), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines).replace("| --- ", "|---").replace("--- |", "---|")
 
@@ -61,5 +61,5 @@ def _bold(verdict: Verdict) -> str:
 
 
 def as_plain(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """For `--json`."""
+    """Return rows as dictionaries for JSON output."""
     return [asdict(row) for row in rows]

@@ -1,4 +1,4 @@
-"""The traces that are measured on, and Refold's two simulators as the cases call them."""
+"""The published traces used as workloads, and timed runs of the general simulator."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ PHILLY_NODES = "nodes_philly_552.csv.gz"
 PAI = "jobs_pai2020_sub60k.csv.gz"
 PAI_NODES = "nodes_pai2020.csv.gz"
 PAI_SAMPLE = 0.082
-"""The part of all tasks that the PAI file holds."""
+"""Share of all tasks that the PAI file contains."""
 
 
 def missing(*files: str) -> str:
-    """Why a case cannot be measured here; empty if it can."""
+    """Return which of the trace files are not available, as a message; empty if all are."""
     absent = [file for file in files if not (TRACES / file).exists()]
     return f"no {', '.join(absent)} in ../shared/data/traces" if absent else ""
 
 
 def philly(count: int) -> tuple[tuple[Job, ...], Cluster]:
-    """The first jobs of Microsoft Philly, and its 552 nodes."""
+    """Return the first `count` jobs of Microsoft Philly and its cluster of 552 nodes."""
     return read_trace(TRACES / PHILLY).jobs[:count], read_cluster(TRACES / PHILLY_NODES)
 
 
 def helios(count: int) -> tuple[tuple[Job, ...], Cluster]:
-    """The first jobs of Helios Venus, and its 135 nodes of 8 GPUs."""
+    """Return the first `count` jobs of Helios Venus and its cluster of 135 nodes with 8 GPUs."""
     return read_trace(TRACES / HELIOS).jobs[:count], read_cluster("135x8:V100")
 
 
 def pai() -> tuple[tuple[Job, ...], Cluster]:
-    """The PAI sample enlarged to its full load; tasks are many instances of one GPU."""
+    """Return the PAI sample enlarged to the full load, and its cluster. Instances of tasks have one GPU each."""
     sample = read_trace(TRACES / PAI, gpus_per_instance=1)
     return enlarge(sample, 1 / PAI_SAMPLE, seed=1).jobs, read_cluster(TRACES / PAI_NODES)
 
 
 def simulate_with_journal(jobs: Sequence[Job], cluster: Cluster, policy: str, placement: str, journal: Path) -> float:
-    """The general simulator, writing its journal to a file: CPU seconds, the closing of the file included."""
+    """Run the general simulator with a journal file; return the CPU seconds, including closing the file."""
     settings = {"placement": placement}
-    maker = make_policy(policy, settings)
+    scheduling_policy = make_policy(policy, settings)
 
     def run() -> None:
         with JournalFile(journal, Header(cluster, policy, settings)) as file:
-            simulate(jobs, cluster, maker, journal=file)
+            simulate(jobs, cluster, scheduling_policy, journal=file)
 
     return cpu_seconds(run)
 
 
 def general_seconds(jobs: Sequence[Job], cluster: Cluster, policy: str = "fifo", placement: str = "best-fit") -> float:
-    """The same, with a journal that nobody reads; the kernels are loaded before."""
+    """Return the CPU seconds of a run with a temporary journal, after a short run that loads the kernels."""
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal.jsonl"
         simulate_with_journal(jobs[:100], cluster, policy, placement, journal)
@@ -68,7 +68,7 @@ def general_seconds(jobs: Sequence[Job], cluster: Cluster, policy: str = "fifo",
 
 
 def starts_in(journal: Path) -> Iterator[tuple[str, float]]:
-    """Every start of a run that a journal has: which job, when."""
+    """Yield the job ID and the time of every run start in a journal."""
     _, entries = read_journal(journal)
     for entry in entries:
         for order in entry.orders:

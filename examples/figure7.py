@@ -1,14 +1,14 @@
-"""One job on less and less: which plan keeps Llama-2-7B training. Figure 7 of Rubick (MLSys'25), decided anew.
+"""The best plan of Llama-2-7B as its resources shrink: Figure 7 of Rubick (MLSys'25), with Refold's plan search.
 
-Llama-2-7B with a batch of 16 on four nodes of eight A800-80GB, then on half of each, on four GPUs, on one, and on one
-with twice the CPUs. The best plan changes each time: on many GPUs the layers are sliced and staged, on one GPU the job
-only runs if its optimizer is offloaded to the host, and then it gains by CPUs. A scheduler that keeps the plan of the
-beginning has to stop the job instead.
+Llama-2-7B with a global batch of 16 runs on four nodes of eight A800-80GB, then on half of each node, on four GPUs, on
+one, and on one with twice the CPUs. The best plan changes each time: on many GPUs it combines tensor and pipeline
+parallelism; on one GPU the job fits only with its optimizer offloaded to the host, and then gains from more CPUs. A
+scheduler that keeps the initial plan has to stop the job instead.
 
-Printed for each: the fastest plan of all that fit, by the performance model alone, and beside it the plan and the
-measured seconds of the paper. Where Rubick's measured steps are at hand (`$REFOLD_DATA`, or `../shared/data` beside the
-repository), the model is also fitted to seven of them, and chooses again. The search knows some ways to compute that
-the paper's training code does not have (several chunks of layers on each stage, sharding beside slicing).
+For each case, print the fastest plan that fits according to the performance model, and the paper's plan and measured
+step time. If Rubick's measurements are available (`$REFOLD_DATA`, or `../shared/data` beside the repository), the model
+is also fitted to seven of them, and the search is repeated. The search includes features that the paper's training code
+lacks (interleaved pipeline stages, ZeRO combined with tensor parallelism).
 
 python examples/figure7.py [--json]
 """
@@ -32,11 +32,11 @@ from refold.perf import (
     Fitted,
     Machines,
     Measurement,
-    Setting,
-    corrected,
+    TrainingSetup,
+    apply_corrections,
+    choose_samples_adaptively,
     estimate,
     fit,
-    samples_in_turn,
 )
 from refold.plans import best_plan
 
@@ -46,7 +46,7 @@ BATCH, SAMPLES = 16, 7
 
 
 class Resources(NamedTuple):
-    """What the job has, and what the paper does with it: its plan, and the seconds of a step as measured."""
+    """Resources of the job, and the paper's plan and measured step time on them."""
 
     title: str
     gpus_on_node: tuple[int, ...]
@@ -56,7 +56,7 @@ class Resources(NamedTuple):
 
 
 OFFLOADED = Plan(zero=2, offload=True, recompute="full")
-SHRINKING = (
+CASES = (
     Resources("4 nodes × 8 GPUs", (8, 8, 8, 8), 2, Plan(data=4, tensor=4, pipeline=2, accumulation=4), 1.165),
     Resources("4 nodes × 4 GPUs", (4, 4, 4, 4), 2, Plan(tensor=4, pipeline=4, accumulation=16), 1.803),
     Resources("4 GPUs", (4,), 2, Plan(tensor=2, pipeline=2, accumulation=16), 5.107),
@@ -66,15 +66,15 @@ SHRINKING = (
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The fastest plan that fits, and the seconds of a step with it."""
+    """The fastest plan that fits, and its step time."""
 
     plan: str
     offloads: bool
     seconds: float
 
 
-class Line(msgspec.Struct, frozen=True):
-    """One line of the figure."""
+class CaseResult(msgspec.Struct, frozen=True):
+    """One case of the figure."""
 
     resources: str
     gpus: int
@@ -86,44 +86,44 @@ class Line(msgspec.Struct, frozen=True):
     paper_fitted_seconds: float | None
 
 
-def setting_on(gpus_on_node: tuple[int, ...], cpus: float) -> Setting:
-    """The job on these machines, in the single precision of the paper."""
-    return Setting(MODEL, Machines(GPU, gpus_on_node, NVLINK, RDMA, cpus), ENGINE, BATCH, MODEL.sequence)
+def make_setup(gpus_on_node: tuple[int, ...], cpus: float) -> TrainingSetup:
+    """Return the job on these machines, in single precision as in the paper."""
+    return TrainingSetup(MODEL, Machines(GPU, gpus_on_node, NVLINK, RDMA, cpus), ENGINE, BATCH, MODEL.sequence)
 
 
-def line(resources: Resources, fitted: Fitted | None) -> Line:
-    """What is best on these resources."""
+def evaluate_case(resources: Resources, fitted: Fitted | None) -> CaseResult:
+    """Find the best plan on these resources."""
     gpus = sum(resources.gpus_on_node)
-    setting = setting_on(resources.gpus_on_node, resources.cpus_per_gpu * gpus)
-    after_fit = corrected(setting, fitted.values) if fitted else None
-    return Line(
+    setup = make_setup(resources.gpus_on_node, resources.cpus_per_gpu * gpus)
+    fitted_setup = apply_corrections(setup, fitted.values) if fitted else None
+    return CaseResult(
         resources.title,
         gpus,
-        _choice(best_plan(setting)),
-        _choice(best_plan(after_fit)) if after_fit else None,
+        _choice(best_plan(setup)),
+        _choice(best_plan(fitted_setup)) if fitted_setup else None,
         str(resources.paper_plan),
         resources.paper_seconds,
-        estimate(setting, resources.paper_plan).step_seconds,
-        estimate(after_fit, resources.paper_plan).step_seconds if after_fit else None,
+        estimate(setup, resources.paper_plan).step_seconds,
+        estimate(fitted_setup, resources.paper_plan).step_seconds if fitted_setup else None,
     )
 
 
 def _choice(best: Estimate | None) -> Choice:
-    assert best is not None, "there is a plan for every line of the figure"
+    assert best is not None, "every case of the figure has a plan"
     return Choice(str(best.plan), best.plan.offload, best.step_seconds)
 
 
 def fitted_model() -> Fitted | None:
-    """The model corrected by seven of the measured steps of this job; None if they are not at hand."""
+    """Fit the model to seven measured steps of this job; None if there are no measurements."""
     measured = measurements()
     if not measured:
         return None
-    form = CorrectedForm(lambda one: setting_on(one.gpus_on_node, one.cpus))
-    return fit(form, [measured[index] for index in samples_in_turn(form, measured, SAMPLES)], least=1)
+    form = CorrectedForm(lambda step: make_setup(step.gpus_on_node, step.cpus))
+    return fit(form, [measured[index] for index in choose_samples_adaptively(form, measured, SAMPLES)], min_samples=1)
 
 
 def measurements() -> list[Measurement]:
-    """Rubick's steps of this job: three degrees with micro-batches of one sample, or offloading with recomputation."""
+    """Read Rubick's measurements of this job: 3D parallelism with micro-batches of one sample, or offloading."""
     folder = Path(os.environ.get("REFOLD_DATA") or Path(__file__).parents[2] / "shared" / "data")
     file = folder / "rubick" / "measured_iter_times.csv"
     if not file.exists():
@@ -143,46 +143,48 @@ def _measurement(row: dict[str, str]) -> Measurement:
     return Measurement(MODEL.name, GPU.name, on_node, plan, BATCH, MODEL.sequence, cpus, seconds)
 
 
-def as_text(lines: list[Line]) -> str:
-    """A page to read."""
-    told = [f"Llama-2-7B, batch {BATCH}, on A800-80GB: seconds of a step with the best plan", ""]
-    for one in lines:
-        told.append(one.resources)
-        told.append(f"  modelled   {one.modelled.seconds:7.2f} s   {one.modelled.plan}")
-        if one.fitted:
-            told.append(f"  fitted     {one.fitted.seconds:7.2f} s   {one.fitted.plan}")
-        told.append(f"  the paper  {one.paper_measured_seconds:7.2f} s   {one.paper_plan}{_by_us(one)}")
-    told += ["", _by_cpus(*lines[-2:])]
-    return "\n".join(told)
+def as_text(results: list[CaseResult]) -> str:
+    """Format the results as text."""
+    text = [f"Llama-2-7B, batch {BATCH}, on A800-80GB: step time with the best plan", ""]
+    for result in results:
+        text.append(result.resources)
+        text.append(f"  modelled   {result.modelled.seconds:7.2f} s   {result.modelled.plan}")
+        if result.fitted:
+            text.append(f"  fitted     {result.fitted.seconds:7.2f} s   {result.fitted.plan}")
+        text.append(
+            f"  the paper  {result.paper_measured_seconds:7.2f} s   {result.paper_plan}{_format_estimates(result)}"
+        )
+    text += ["", _format_cpu_speedup(*results[-2:])]
+    return "\n".join(text)
 
 
-def _by_cpus(fewer: Line, more: Line) -> str:
-    """What twice the CPUs are worth."""
+def _format_cpu_speedup(fewer: CaseResult, more: CaseResult) -> str:
+    """Format the speedup from twice the CPUs."""
     fitted = ""
     if fewer.fitted and more.fitted:
-        fitted = f", {fewer.fitted.seconds / more.fitted.seconds:.2f} times fitted"
+        fitted = f", {fewer.fitted.seconds / more.fitted.seconds:.2f} × fitted"
     modelled = fewer.modelled.seconds / more.modelled.seconds
     measured = fewer.paper_measured_seconds / more.paper_measured_seconds
     return (
-        f"Twice the CPUs make one GPU {modelled:.2f} times as fast by the model{fitted}; "
-        f"measured {measured:.2f} times (the paper's text says 1.7)."
+        f"Speedup from twice the CPUs on one GPU: {modelled:.2f} × modelled{fitted}, "
+        f"{measured:.2f} × measured (the paper's text says 1.7 ×)."
     )
 
 
-def _by_us(one: Line) -> str:
-    """What our model makes of the paper's plan."""
-    fitted = f", fitted {one.paper_fitted_seconds:.2f} s" if one.paper_fitted_seconds else ""
-    return f"   (modelled {one.paper_modelled_seconds:.2f} s{fitted})"
+def _format_estimates(result: CaseResult) -> str:
+    """Format our estimates for the paper's plan."""
+    fitted = f", fitted {result.paper_fitted_seconds:.2f} s" if result.paper_fitted_seconds else ""
+    return f"   (modelled {result.paper_modelled_seconds:.2f} s{fitted})"
 
 
 def main() -> None:
-    """Print what is chosen."""
+    """Print the best plan of every case."""
     fitted = fitted_model()
-    lines = [line(resources, fitted) for resources in SHRINKING]
+    results = [evaluate_case(resources, fitted) for resources in CASES]
     if "--json" in sys.argv[1:]:
-        print(json.dumps(msgspec.to_builtins(lines), indent=2))
+        print(json.dumps(msgspec.to_builtins(results), indent=2))
     else:
-        print(as_text(lines))
+        print(as_text(results))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""Two jobs, four GPUs: what reshaping gains. Figure 8 of Rubick (MLSys'25), decided anew.
+"""Two jobs on four GPUs, the gain from reshaping: Figure 8 of Rubick (MLSys'25), with Refold's policies.
 
-RoBERTa and a T5 of 3 billion weights share one node of four A800-80GB. Split equally, T5 has too little: on two GPUs
-its training code has to offload its optimizer to the host. With one GPU more it can slice its layers instead, and gains
-much more by that than RoBERTa loses by having one GPU less.
+RoBERTa and a T5 with 3 billion parameters share one node of four A800-80GB. With an equal split, T5 has too few GPUs:
+on two GPUs its training code must offload the optimizer to the host. With three it can use tensor parallelism instead,
+and gains far more than RoBERTa loses with one GPU fewer.
 
-Printed: an equal split, what `rubick` and `refold` decide, with each job's throughput against its best on all four
-GPUs, and what follows until both have ended, as the journal has it. The policies know what the catalogue says of the
-two models, and which plans the paper's training code can run. Where Rubick's measured steps are at hand
-(`$REFOLD_DATA`, or `../shared/data` beside the repository), they stand beside the model's figures: those of RoBERTa are
-no slower on one GPU than on two, which no model of a step would say.
+Print the decisions of an equal split, `rubick` and `refold`, with each job's throughput relative to its best on all
+four GPUs, and the journal until both jobs have ended. The policies use the catalogue's data of the two models, and the
+plans that the paper's training code can run. If Rubick's measurements are available (`$REFOLD_DATA`, or
+`../shared/data` beside the repository), measured throughput is printed beside the modelled one. RoBERTa was measured to
+be as fast on one GPU as on two, which a performance model does not predict.
 
-Two things are given here, and matter. The plans: with all that the catalogue's model would allow, T5 needs no
-offloading on two GPUs, and an equal split is best. And the work, which the paper does not state: each has an hour to do
-on its half. `rubick` does not ask for that; `refold` does, and with as many steps for both (20,000) it runs RoBERTa on
-all four GPUs first.
+Two inputs determine the result. Plans: with all plans that the performance model allows, T5 needs no offloading on two
+GPUs, and an equal split is best. Work, which the paper does not state: here each job has one hour of work on its half.
+`rubick` ignores remaining work; `refold` uses it, and with equal steps for both jobs (20,000) it runs RoBERTa on all
+four GPUs first.
 
 python examples/figure8.py [--json]
 """
@@ -43,12 +43,12 @@ ROBERTA = tuple(Plan(data=gpus) for gpus in (1, 2, 4)) + tuple(Plan(data=gpus, z
 T5_OFFLOADED = tuple(Plan(data=gpus, zero=2, offload=True) for gpus in (1, 2, 4))
 T5_SLICED = tuple(Plan(tensor=gpus, accumulation=2) for gpus in (3, 4))
 KNOWLEDGE = Knowledge(menu={"roberta": ROBERTA, "t5-3b": T5_OFFLOADED + T5_SLICED})
-"""The plans that were measured for the figure. One more, T5 sliced in two, was slower than offloading on two GPUs."""
+"""The plans measured for the figure. T5 with tensor parallelism 2, slower than offloading on two GPUs, is left out."""
 
 SPEEDS = Speeds(CLUSTER, KNOWLEDGE)
 HOUR = 3600.0
 EQUAL_SPLIT = "fifo"
-"""Runs everybody as asked, and each asks for half."""
+"""Runs jobs as requested, and each job requests half of the GPUs."""
 
 POLICIES = {EQUAL_SPLIT: "equal split", "rubick": "rubick", "refold": "refold"}
 PAPER = {EQUAL_SPLIT: "2 + 2 GPUs: 0.53 + 0.25 = 0.78", "rubick": "1 + 3 GPUs (T5: TP+GA): 0.55 + 0.89 = 1.44"}
@@ -57,7 +57,7 @@ TITLES = {"roberta": "RoBERTa", "t5-3b": "T5"}
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What one job has of the node, and its throughput against its best on the whole of it."""
+    """One job's GPUs and plan, and its throughput relative to its best on the whole node."""
 
     gpus: int
     plan: str
@@ -66,19 +66,19 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a policy first does, what follows until both jobs have ended, and when that is on average."""
+    """A policy's first decision, its journal until both jobs have ended, and their mean completion time."""
 
     policy: str
     parts: dict[str, Part]
     modelled_sum: float
     measured_sum: float | None
     paper: str
-    story: list[str]
+    timeline: list[str]
     mean_hours: float
 
 
 def jobs() -> list[Job]:
-    """An hour of work for each on half of the GPUs."""
+    """Return the two jobs, each with one hour of work on half of the GPUs."""
     roberta = _job("roberta", 64, Plan(data=2))
     return [roberta, _job("t5-3b", 4, Plan(data=2, zero=2, offload=True))]
 
@@ -86,44 +86,44 @@ def jobs() -> list[Job]:
 def _job(workload: str, batch: int, plan: Plan) -> Job:
     demand = Demand(gpus=2, cpu_milli=milli_from_number(2 * CPUS_PER_GPU))
     job = Job(workload, 0.0, demand, None, "default", reshapable=True, workload=workload, batch=batch, plan=plan)
-    steps = round(HOUR * SPEEDS.asked(job).steps_per_second)
+    steps = round(HOUR * SPEEDS.requested_speed(job).steps_per_second)
     return msgspec.structs.replace(job, job_class="best-effort", steps=steps)
 
 
-def outcome(policy: str, measured: dict[tuple[str, int], float]) -> Outcome:
-    """Simulate the two jobs under a policy, and read its journal."""
+def run_policy(policy: str, measured: dict[tuple[str, int], float]) -> Outcome:
+    """Simulate the two jobs with a policy and evaluate its journal."""
     journal, both = ListJournal(), jobs()
     settings = {} if policy == EQUAL_SPLIT else {"knowledge": KNOWLEDGE}
     charge = ModelledSpeeds(SPEEDS, RecordedSpeeds(CLUSTER))
     simulate(both, CLUSTER, make_policy(policy, settings), journal=journal, charge=charge, costs=Costs(restart=78.0))
-    first = {order.job: order for order in journal.entries[0].orders if isinstance(order, StartRun)}
-    parts = {job.id: part(job, first.get(job.id), measured) for job in both}
+    first_starts = {order.job: order for order in journal.entries[0].orders if isinstance(order, StartRun)}
+    parts = {job.id: make_part(job, first_starts.get(job.id), measured) for job in both}
     ends = [entry.now for entry in journal.entries for event in entry.events if isinstance(event, RunFinished)]
     return Outcome(
         POLICIES[policy],
         parts,
-        sum(each.modelled for each in parts.values()),
-        sum(each.measured or 0.0 for each in parts.values()) if measured else None,
+        sum(item.modelled for item in parts.values()),
+        sum(item.measured or 0.0 for item in parts.values()) if measured else None,
         PAPER.get(policy, ""),
-        [line for entry in journal.entries for line in told(entry)],
+        [line for entry in journal.entries for line in format_entry(entry)],
         sum(ends) / len(ends) / HOUR,
     )
 
 
-def part(job: Job, order: StartRun | None, measured: dict[tuple[str, int], float]) -> Part:
-    """A job that was not started has nothing."""
+def make_part(job: Job, order: StartRun | None, measured: dict[tuple[str, int], float]) -> Part:
+    """Return a job's part of the node; 0 GPUs if it was not started."""
     if order is None:
         return Part(0, "waits", 0.0, 0.0 if measured else None)
     gpus, plan = order.allocation.gpus_on_node[0], order.allocation.plan or SPEEDS.own_plan(job)
     here = SPEEDS.with_plan(job, GPU, (gpus,), CPUS_PER_GPU * gpus, plan)
     best = SPEEDS.fastest(job, GPU, (GPUS,), CPUS_PER_GPU * GPUS)
     assert best is not None
-    against = measured[job.id, GPUS] / measured[job.id, gpus] if measured else None
-    return Part(gpus, str(plan), here.steps_per_second / best.steps_per_second, against)
+    relative = measured[job.id, GPUS] / measured[job.id, gpus] if measured else None
+    return Part(gpus, str(plan), here.steps_per_second / best.steps_per_second, relative)
 
 
-def told(entry: Entry) -> Iterator[str]:
-    """What an entry of the journal says, for people."""
+def format_entry(entry: Entry) -> Iterator[str]:
+    """Yield the events, orders and wait reasons of a journal entry as text."""
     when = f"{entry.now / HOUR:5.2f} h  "
     for event in entry.events:
         if isinstance(event, RunFinished):
@@ -131,16 +131,18 @@ def told(entry: Entry) -> Iterator[str]:
     for order in entry.orders:
         if isinstance(order, StartRun):
             plan = order.allocation.plan or next(job.plan for job in jobs() if job.id == order.job)
-            yield f"{when}{TITLES[order.job]} starts on {_gpus(order.allocation.gpus_on_node[0])}, {plan}"
+            yield f"{when}{TITLES[order.job]} starts on {_format_gpus(order.allocation.gpus_on_node[0])}, {plan}"
         else:
             yield f"{when}{TITLES[order.job]} is stopped{f': {order.why}' if order.why else ''}"
     for wait in entry.waits:
-        why = wait.shortage.text(_gpus(2)) if wait.reason is Reason.RESOURCES and wait.shortage else wait.reason.value
+        shortage = wait.shortage if wait.reason is Reason.RESOURCES else None
+        demand = next(job.demand for job in jobs() if job.id == wait.job)
+        why = shortage.text(demand) if shortage else wait.reason.value
         yield f"{when}{TITLES[wait.job]} waits: {why}"
 
 
 def measured_steps() -> dict[tuple[str, int], float]:
-    """Seconds of the fastest measured step for each model and number of GPUs of one node; nothing if not at hand."""
+    """Return the fastest measured step time by model and number of GPUs on one node; empty without measurements."""
     folder = Path(os.environ.get("REFOLD_DATA") or Path(__file__).parents[2] / "shared" / "data")
     file = folder / "rubick" / "measured_iter_times.csv"
     fastest: dict[tuple[str, int], float] = {}
@@ -155,32 +157,32 @@ def measured_steps() -> dict[tuple[str, int], float]:
     return fastest
 
 
-def _gpus(number: int) -> str:
+def _format_gpus(number: int) -> str:
     return f"{number} GPU{'s' if number != 1 else ''}"
 
 
 def as_text(outcomes: list[Outcome]) -> str:
-    """A page to read."""
-    lines = ["RoBERTa and T5 (3B) on one node of four A800-80GB; throughput against each one's best on all four", ""]
-    for one in outcomes:
-        lines.append(f"{one.policy}")
-        for job_id, each in one.parts.items():
-            beside = "" if each.measured is None else f"   measured {each.measured:.2f}"
-            what = f"{_gpus(each.gpus)}, {each.plan}" if each.gpus else each.plan
-            lines.append(f"  {TITLES[job_id]:<8} {what:<34} {each.modelled:.2f}{beside}")
-        beside = "" if one.measured_sum is None else f"   measured {one.measured_sum:.2f}"
-        lines.append(f"  {'sum':<43} {one.modelled_sum:.2f}{beside}")
-        lines += [f"  the paper: {one.paper}"] if one.paper else []
-        lines += [f"    {line}" for line in one.story]
-        lines += [f"    mean time to the end: {one.mean_hours:.2f} h", ""]
-    lines.append("rubick wants the largest sum, refold wants jobs to end soon.")
+    """Format the outcomes as text."""
+    lines = ["RoBERTa and T5 (3B) on one node of four A800-80GB; throughput relative to the best on all four GPUs", ""]
+    for outcome in outcomes:
+        lines.append(f"{outcome.policy}")
+        for job_id, item in outcome.parts.items():
+            measured_text = "" if item.measured is None else f"   measured {item.measured:.2f}"
+            what = f"{_format_gpus(item.gpus)}, {item.plan}" if item.gpus else item.plan
+            lines.append(f"  {TITLES[job_id]:<8} {what:<34} {item.modelled:.2f}{measured_text}")
+        measured_text = "" if outcome.measured_sum is None else f"   measured {outcome.measured_sum:.2f}"
+        lines.append(f"  {'sum':<43} {outcome.modelled_sum:.2f}{measured_text}")
+        lines += [f"  the paper: {outcome.paper}"] if outcome.paper else []
+        lines += [f"    {line}" for line in outcome.timeline]
+        lines += [f"    mean completion time: {outcome.mean_hours:.2f} h", ""]
+    lines.append("rubick maximises total throughput; refold minimises completion times.")
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Print what is decided."""
+    """Print the outcome of every policy."""
     measured = measured_steps()
-    outcomes = [outcome(policy, measured) for policy in POLICIES]
+    outcomes = [run_policy(policy, measured) for policy in POLICIES]
     if "--json" in sys.argv[1:]:
         print(json.dumps(msgspec.to_builtins(outcomes), indent=2))
     else:

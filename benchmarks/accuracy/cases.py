@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.accuracy.tables import Case
-from refold.perf import Engine, GpuSpec, Machines, PlanColumns, Setting, columns_of, estimate_all
+from refold.perf import Engine, GpuSpec, Machines, PlanColumns, TrainingSetup, estimate_all, plans_to_columns
 
 Vector = NDArray[np.float64]
 
@@ -34,7 +34,8 @@ class Batch:
             key = (case.model, case.gpu, case.gpus_on_node, case.network, case.inside, case.engine, case.batch)
             together[(*key, case.sequence, case.cpus)].append(index)
         self._groups: list[tuple[NDArray[np.intp], PlanColumns]] = [
-            (np.array(indices), columns_of([cases[index].plan for index in indices])) for indices in together.values()
+            (np.array(indices), plans_to_columns([cases[index].plan for index in indices]))
+            for indices in together.values()
         ]
 
     def predict(self, gpu: Callable[[str], GpuSpec], engine: Callable[[str], Engine]) -> Predicted:
@@ -46,11 +47,11 @@ class Batch:
         return Predicted(seconds, gib, fits.astype(bool))
 
 
-def setting_of(case: Case, gpu: Callable[[str], GpuSpec], engine: Callable[[str], Engine]) -> Setting:
+def setting_of(case: Case, gpu: Callable[[str], GpuSpec], engine: Callable[[str], Engine]) -> TrainingSetup:
     """Everything of a case but its plan."""
     kind = gpu(case.gpu)
     machines = Machines(kind, case.gpus_on_node, case.inside or kind.link, case.network, case.cpus)
-    return Setting(case.model, machines, engine(case.engine), case.batch, case.sequence)
+    return TrainingSetup(case.model, machines, engine(case.engine), case.batch, case.sequence)
 
 
 def timed(cases: Iterable[Case]) -> list[Case]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.accuracy.device import measurements
-from benchmarks.accuracy.keeping import print_and_keep
+from benchmarks.accuracy.reports import print_and_keep
 from benchmarks.table import markdown
 from refold.catalogue import find_engine, find_gpu, find_model, read_samples
 from refold.perf import (
@@ -22,11 +22,11 @@ from refold.perf import (
     Machines,
     Measurement,
     RubickForm,
-    Setting,
+    TrainingSetup,
     Vector,
-    errors_of as unseen_errors,
-    first_samples,
+    choose_initial_samples,
     fit,
+    relative_errors as unseen_errors,
 )
 
 HERE = Path(__file__).parent
@@ -34,26 +34,26 @@ REPEATED = HERE / "h200_repeated.csv"
 SAMPLES = 7
 
 
-def setting_for(one: Measurement) -> Setting:
+def setting_for(one: Measurement) -> TrainingSetup:
     """Where a step was measured."""
     gpu = find_gpu(one.gpu)
     machines = Machines(gpu, one.gpus_on_node, gpu.link, gpu.link, one.cpus)
-    return Setting(find_model(one.model), machines, find_engine("pytorch"), one.batch, one.sequence)
+    return TrainingSetup(find_model(one.model), machines, find_engine("pytorch"), one.batch, one.sequence)
 
 
-def errors_of(form: Form, chosen: Sequence[Measurement], others: Sequence[Measurement]) -> Vector:
+def relative_errors(form: Form, chosen: Sequence[Measurement], others: Sequence[Measurement]) -> Vector:
     """Of samples that the fit has not seen."""
     return np.abs(unseen_errors(form, fit(form, chosen), others))
 
 
 def _row(name: str, rows: Sequence[Measurement]) -> tuple[str, ...]:
     corrected = CorrectedForm(setting_for)
-    order = first_samples(corrected, rows, SAMPLES)
+    order = choose_initial_samples(corrected, rows, SAMPLES)
     chosen, others = [rows[index] for index in order], [rows[index] for index in range(len(rows)) if index not in order]
     rubick = RubickForm(find_model(name), find_gpu(rows[0].gpu), chosen)
     measured = np.array([one.step_seconds for one in others])
     before = np.abs(corrected.predict(np.ones(len(corrected.parameters)), others).step / measured - 1)
-    columns = (before, errors_of(corrected, chosen, others), errors_of(rubick, chosen, others))
+    columns = (before, relative_errors(corrected, chosen, others), relative_errors(rubick, chosen, others))
     figures = [f"{100 * float(statistic(each)):.1f} %" for each in columns for statistic in (np.mean, np.max)]
     return (name, f"{len(rows)}", *figures)
 

@@ -23,7 +23,7 @@ import msgspec
 from refold.catalogue import read_model, read_samples, write_samples
 from refold.model import Plan
 from refold.perf import Measurement, ModelShape
-from refold.train import Effort, ProfileConfig, measure, name_of_device, needs_no_less, usual_device
+from refold.train import ProfileConfig, StepBudget, default_device, device_name, measure, needs_at_least_memory_of
 
 SHARE_OF_TIME = {
     "vit-base-16": 6,
@@ -133,7 +133,7 @@ def machine() -> dict[str, object]:
 def measure_model(asked: argparse.Namespace) -> None:
     """Its trials, as far as the time goes. Ends badly if a trial fails for another reason than memory."""
     until = monotonic() + 60 * asked.minutes
-    device = asked.device or usual_device()
+    device = asked.device or default_device()
     (asked.out / "machine.json").write_text(json.dumps(machine(), indent=2) + "\n")
     shape = read_model(asked.models)
     shape = toy_of(shape) if asked.tiny else shape
@@ -150,17 +150,17 @@ def _measured(shape: ModelShape, device: str, seconds: float, skip: int, until: 
 
     trials = [*dict.fromkeys(trials_of(shape, os.cpu_count() or 1))]
     print(f"{shape.name}: {len(trials) - skip} trials on {device}", flush=True)
-    gpu = name_of_device(device)
+    gpu = device_name(device)
     trainer = Trainer(shape, device)
     failed: list[ProfileConfig] = []
     warm_up = 3  # what is compiled or loaded when it is first used is so before the second trial
     for number, trial in enumerate(trials[skip:], start=skip + 1):
         if monotonic() > until:
             return
-        if any(needs_no_less(trial, other) for other in failed):
+        if any(needs_at_least_memory_of(trial, other) for other in failed):
             continue
         print(f"{STARTS}{number}: {trial}", flush=True)
-        measured = measure(trainer, trial, gpu, Effort(7, warm_up, seconds))
+        measured = measure(trainer, trial, gpu, StepBudget(7, warm_up, seconds))
         if measured.status == "oom":
             failed.append(trial)
         else:

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.accuracy.calibrate import is_fitted_on
 from benchmarks.accuracy.cases import Batch, Predicted, by_group, measured_gib, measured_seconds, timed, weighed
 from benchmarks.accuracy.device import read_cases
-from benchmarks.accuracy.keeping import print_and_keep
+from benchmarks.accuracy.reports import print_and_keep
 from benchmarks.accuracy.tables import Case
 from benchmarks.table import Row, as_markdown, at_least, at_most, markdown
 from refold.catalogue import find_engine, find_gpu

@@ -18,12 +18,12 @@ import numpy as np
 
 from benchmarks.accuracy.cases import setting_of, timed
 from benchmarks.accuracy.device import read_cases
-from benchmarks.accuracy.keeping import as_measurement, print_and_keep
+from benchmarks.accuracy.reports import as_measurement, print_and_keep
 from benchmarks.accuracy.tables import Case, data_folder
 from benchmarks.table import markdown
 from refold.catalogue import find_engine, find_gpu
 from refold.model import Plan
-from refold.perf import CorrectedForm, Form, Measurement, RubickForm, Setting, errors_of, fit
+from refold.perf import CorrectedForm, Form, Measurement, RubickForm, TrainingSetup, fit, relative_errors
 
 HERE = Path(__file__).parent
 FOLDERS = {"ViT-base": "vit", "RoBERTa-large": "roberta", "BERT-336M": "bert", "T5-1.2B": "t5", "GPT-2 1.5B": "gpt2"}
@@ -93,20 +93,20 @@ def _rows() -> Iterator[tuple[str, ...]]:
         cases = by_model[name]
         samples = list(profile_samples(folder / "rubick" / "profile" / where, cases[0]))
         forms = _forms(cases[0], samples)
-        fits = [fit(form, samples, least=3) for form in forms]
+        fits = [fit(form, samples, min_samples=3) for form in forms]
         families = defaultdict(list)
         for case in cases:
             families[family_of(case.plan)].append(as_measurement(case))
         for family, steps in sorted(families.items()):
             paper = PAPER.get((name, family))
-            errors = [np.abs(errors_of(form, found, steps)) for form, found in zip(forms, fits, strict=True)]
+            errors = [np.abs(relative_errors(form, found, steps)) for form, found in zip(forms, fits, strict=True)]
             figures = [f"{100 * each.mean():.1f} / {100 * each.max():.1f} %" for each in errors]
             said = f"{paper[0]} / {paper[1]} %" if paper else ""
             yield (name, family, f"{len(samples)}", f"{len(steps)}", said, *figures)
 
 
 def _forms(case: Case, samples: Sequence[Measurement]) -> list[Form]:
-    def setting_for(one: Measurement) -> Setting:
+    def setting_for(one: Measurement) -> TrainingSetup:
         setting = setting_of(case, find_gpu, find_engine)
         machines = msgspec.structs.replace(setting.machines, gpus_on_node=one.gpus_on_node, cpus=one.cpus)
         return msgspec.structs.replace(setting, machines=machines, batch=one.batch, sequence=one.sequence)

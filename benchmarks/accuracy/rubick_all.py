@@ -20,9 +20,18 @@ import numpy as np
 
 from benchmarks.accuracy.cases import timed
 from benchmarks.accuracy.device import read_cases
-from benchmarks.accuracy.keeping import as_measurement, print_and_keep
+from benchmarks.accuracy.reports import as_measurement, print_and_keep
 from benchmarks.table import Row, as_markdown, at_most, markdown
-from refold.perf import Measurement, ModelShape, Parameter, Times, Vector, errors_of, fit, samples_in_turn
+from refold.perf import (
+    Measurement,
+    ModelShape,
+    Parameter,
+    PhaseTimes,
+    Vector,
+    choose_samples_adaptively,
+    fit,
+    relative_errors,
+)
 
 HERE = Path(__file__).parent
 SAMPLES = 7
@@ -59,7 +68,7 @@ class Testbed:
         self._weights = shape.parameters / 1e9
         self._shape = shape
 
-    def predict(self, values: Vector, samples: Sequence[Measurement]) -> Times:
+    def predict(self, values: Vector, samples: Sequence[Measurement]) -> PhaseTimes:
         """Computing and stalls, gradients and how they hide, the optimiser and offloading."""
         q = dict(zip((one.name for one in self.parameters), values.tolist(), strict=True))
         a = {
@@ -91,7 +100,7 @@ class Testbed:
         down = offload * self._weights * q["down"]
         host = down * q["down_each"] * a["micro"] + down * (q["cpu"] / a["data"] / a["threads"] + q["down_once"])
         stall = q["stall"] * a["odd"] * ~offload * ~sliced * np.sqrt(a["most"] * a["data"])
-        return Times(np.asarray(forward + stall + exchange + update + gather + host))
+        return PhaseTimes(np.asarray(forward + stall + exchange + update + gather + host))
 
 
 _COLUMNS = (
@@ -173,9 +182,9 @@ def report() -> str:
     rows, everything, unseen = [], [], []
     for name, steps in kinds.items():
         form = Testbed(shapes[name])
-        chosen = samples_in_turn(form, steps, SAMPLES)
-        found = fit(form, [steps[index] for index in chosen], least=1)
-        errors = 100 * np.abs(errors_of(form, found, steps))
+        chosen = choose_samples_adaptively(form, steps, SAMPLES)
+        found = fit(form, [steps[index] for index in chosen], min_samples=1)
+        errors = 100 * np.abs(relative_errors(form, found, steps))
         others = np.delete(errors, chosen)
         single = [index for index, one in enumerate(steps) if len(one.gpus_on_node) == 1]
         everything += errors.tolist()

@@ -1,1 +1,1 @@
-"""Backfill with predicted durations on real traces, beside what users say, what an oracle knows, and simpler queues."""
+"""Backfill with predicted durations on real traces, compared with user limits, known durations and simpler policies."""

@@ -1,41 +1,41 @@
-"""Backfill on real traces: `python -m benchmarks.backfill [--quick] [--again] [--write]`.
+"""Simulate backfill on real traces: `python -m benchmarks.backfill [--quick] [--again] [--write]`.
 
-Thirteen policies on ten workloads, half an hour of CPU time. Every run is kept under build/ when it is done, so
-that it can be stopped and gone on with. `--quick`: 2,000 jobs of each trace, a minute or two. `--write` keeps
-docs/results/backfill.md and its pictures.
+Thirteen policy configurations on ten workloads take half an hour of CPU time. The result of every run is stored under
+build/, so an interrupted benchmark can be resumed. `--quick`: 2,000 jobs of each trace, a minute or two. `--write`
+writes docs/results/backfill.md and its charts.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from benchmarks.backfill import world
-from benchmarks.backfill.page import page, pictures
-from benchmarks.backfill.runs import kept, outcomes
+from benchmarks.backfill import experiment
+from benchmarks.backfill.page import charts, page
+from benchmarks.backfill.runs import run_all, stored_results
 from benchmarks.measure import REPOSITORY
 
 PAGES = REPOSITORY / "docs" / "results"
 
 
 def main() -> None:
-    """Run what has not been run, print the page; keep it with --write."""
-    words = argparse.ArgumentParser(prog="python -m benchmarks.backfill", description=__doc__)
-    words.add_argument("--quick", action="store_true", help="2,000 jobs of each trace; nothing is written")
-    words.add_argument("--again", action="store_true", help="run also what has been kept")
-    words.add_argument("--kept", action="store_true", help="run nothing: a page of what has been kept so far")
-    words.add_argument("--write", action="store_true", help="keep the page and its pictures in docs/results")
-    asked = words.parse_args()
-    if world.why_not():
-        print(world.why_not())
+    """Run what has no stored result, and print the page; write it with --write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.backfill", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="run 2,000 jobs of each trace; write nothing")
+    parser.add_argument("--again", action="store_true", help="repeat runs that have stored results")
+    parser.add_argument("--stored", action="store_true", help="run nothing; print a page of the stored results")
+    parser.add_argument("--write", action="store_true", help="write the page and its charts to docs/results")
+    options = parser.parse_args()
+    if message := experiment.missing_files():
+        print(message)
         return
-    workloads = world.QUICK if asked.quick else world.WORKLOADS
-    found = kept(workloads) if asked.kept else outcomes(workloads, again=asked.again)
-    text = page(found, workloads)
+    workloads = experiment.QUICK if options.quick else experiment.WORKLOADS
+    results = stored_results(workloads) if options.stored else run_all(workloads, again=options.again)
+    text = page(results, workloads)
     print(text)
-    if asked.write and not asked.quick:
+    if options.write and not options.quick:
         (PAGES / "backfill.md").write_text(text, encoding="utf-8")
-        for name, picture in pictures(found, workloads).items():
-            (PAGES / name).write_text(picture, encoding="utf-8")
+        for name, chart in charts(results, workloads).items():
+            (PAGES / name).write_text(chart, encoding="utf-8")
 
 
 if __name__ == "__main__":

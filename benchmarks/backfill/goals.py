@@ -1,101 +1,103 @@
-"""What was aimed at, and whether it was reached, policy by policy and workload by workload."""
+"""The goals, and whether they were met, by policy and workload."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.backfill.runs import WHOLE_NODES, Outcome, Outcomes, Run
-from benchmarks.backfill.world import CONSERVATIVE, EASY, FIFO, PREDICTED_AND_KNOWN, Contender, Workload
+from benchmarks.backfill.experiment import CONSERVATIVE, EASY, FIFO, PREDICTED_AND_KNOWN, PolicyConfig, Workload
+from benchmarks.backfill.runs import WHOLE_NODES, Result, Results, Run
 from benchmarks.table import Row, Verdict
-from refold.model import MINUTE, Seconds, text_from_seconds
+from refold.model import MINUTE, Seconds, format_duration
 
-HARDLY: Seconds = MINUTE
-"""Where fifo's jobs wait for less in the mean, there is nothing to be gained."""
+MIN_FIFO_WAIT: Seconds = MINUTE
+"""Workloads with a shorter mean waiting under fifo leave nothing to improve."""
 
-SHARE, KEPT = 0.80, 0.95
-JUDGED = {"easy": EASY, "conservative": CONSERVATIVE}
-"""Those that goals are about, as everybody would run them: with predictions."""
+SHARE_GOAL, COVERAGE_GOAL = 0.80, 0.95
+GOAL_CONFIGS = {"easy": EASY, "conservative": CONSERVATIVE}
+"""The configurations with goals: the default, predicted durations."""
 
 
-class Reached(NamedTuple):
-    """What was measured on one workload, in words; `above` is how far it is on the right side of the goal."""
+class GoalResult(NamedTuple):
+    """A measurement on one workload as text, and its distance from the goal; `margin` ≥ 0 if the goal is met."""
 
     workload: Workload
     text: str
-    above: float
+    margin: float
 
 
-def fifo_mean(found: Outcomes, workload: Workload) -> float:
-    """The mean waiting under fifo; 0 if it was not run."""
-    outcome = found.get(Run(workload, FIFO))
-    return 0.0 if outcome is None else outcome.waiting.mean or 0.0
+def fifo_mean(results: Results, workload: Workload) -> float:
+    """Return the mean waiting under fifo; 0 if it was not run."""
+    result = results.get(Run(workload, FIFO))
+    return 0.0 if result is None else result.waiting.mean or 0.0
 
 
-def share(found: Outcomes, workload: Workload, name: str) -> float | None:
-    """Prediction's part of the oracle's improvement over fifo in mean waiting; None where fifo hardly waits."""
+def oracle_share(results: Results, workload: Workload, name: str) -> float | None:
+    """Return the share of the improvement with known durations that predictions reach; see `improvement_share`."""
     predicted, known = PREDICTED_AND_KNOWN[name]
-    return part_of_improvement(found, workload, predicted, known)
+    return improvement_share(results, workload, predicted, known)
 
 
-def part_of_improvement(found: Outcomes, workload: Workload, who: Contender, best: Contender) -> float | None:
-    """One's part of another's improvement over fifo in mean waiting; None where fifo hardly waits."""
-    theirs, best_there_is = (found.get(Run(workload, contender)) for contender in (who, best))
-    fifo = fifo_mean(found, workload)
-    if theirs is None or best_there_is is None or fifo <= HARDLY:
+def improvement_share(
+    results: Results, workload: Workload, config: PolicyConfig, reference: PolicyConfig
+) -> float | None:
+    """Return the improvement of mean waiting over fifo as a share of that of `reference`; None below MIN_FIFO_WAIT."""
+    result, best = (results.get(Run(workload, one)) for one in (config, reference))
+    fifo = fifo_mean(results, workload)
+    if result is None or best is None or fifo <= MIN_FIFO_WAIT:
         return None
-    assert theirs.waiting.mean is not None and best_there_is.waiting.mean is not None
-    gained = fifo - best_there_is.waiting.mean
-    return (fifo - theirs.waiting.mean) / gained if gained > 0 else None
+    assert result.waiting.mean is not None and best.waiting.mean is not None
+    improvement = fifo - best.waiting.mean
+    return (fifo - result.waiting.mean) / improvement if improvement > 0 else None
 
 
-def rows(found: Outcomes, workloads: Sequence[Workload]) -> list[Row]:
-    """Every goal for every policy that it is about: on how many workloads it is met, and the worst of them."""
-    made = []
-    for name in JUDGED:
-        shares = [_share_reached(found, workload, name) for workload in workloads]
-        made.append(_row(f"{name}: part of the oracle's improvement", f"≥ {SHARE:.0%}", shares))
-    for name, contender in JUDGED.items():
-        kept = [_kept_reached(found, workload, contender) for workload in workloads]
-        made.append(_row(f"{name}: promises kept", f"≥ {KEPT:.0%}", kept))
-    for name, contender in JUDGED.items():
-        whole = [_whole_nodes_reached(found, workload, contender) for workload in workloads]
-        made.append(_row(f"{name}: p99 waiting of whole-node jobs", "≤ fifo's", whole))
-    return made
+def rows(results: Results, workloads: Sequence[Workload]) -> list[Row]:
+    """Return a row for each goal and policy: the number of workloads on which it is met, and the worst."""
+    found = []
+    for name in GOAL_CONFIGS:
+        shares = [_share_result(results, workload, name) for workload in workloads]
+        found.append(_row(f"{name}: share of the oracle's improvement", f"≥ {SHARE_GOAL:.0%}", shares))
+    for name, config in GOAL_CONFIGS.items():
+        coverage = [_coverage_result(results, workload, config) for workload in workloads]
+        found.append(_row(f"{name}: start bounds met", f"≥ {COVERAGE_GOAL:.0%}", coverage))
+    for name, config in GOAL_CONFIGS.items():
+        whole = [_whole_nodes_result(results, workload, config) for workload in workloads]
+        found.append(_row(f"{name}: p99 waiting of whole-node jobs", "≤ fifo", whole))
+    return found
 
 
-def _row(what: str, goal: str, everywhere: Sequence[Reached | None]) -> Row:
-    judged = [one for one in everywhere if one is not None]
-    if not judged:
-        return Row(what, "not measured", goal=goal, verdict="skipped")
-    worst = min(judged, key=lambda one: one.above)
-    met = sum(one.above >= 0 for one in judged)
-    verdict: Verdict = "met" if met == len(judged) else "missed"
-    text = f"on {met} of {len(judged)} workloads; worst: {worst.text} ({worst.workload.title})"
-    return Row(what, text, worst.above, goal, verdict)
+def _row(name: str, goal: str, by_workload: Sequence[GoalResult | None]) -> Row:
+    measured = [one for one in by_workload if one is not None]
+    if not measured:
+        return Row(name, "not measured", goal=goal, verdict="skipped")
+    worst = min(measured, key=lambda one: one.margin)
+    met = sum(one.margin >= 0 for one in measured)
+    verdict: Verdict = "met" if met == len(measured) else "missed"
+    text = f"on {met} of {len(measured)} workloads; worst: {worst.text} ({worst.workload.title})"
+    return Row(name, text, worst.margin, goal, verdict)
 
 
-def _share_reached(found: Outcomes, workload: Workload, name: str) -> Reached | None:
-    part = share(found, workload, name)
-    return None if part is None else Reached(workload, f"{part:.1%}", part - SHARE)
+def _share_result(results: Results, workload: Workload, name: str) -> GoalResult | None:
+    share = oracle_share(results, workload, name)
+    return None if share is None else GoalResult(workload, f"{share:.1%}", share - SHARE_GOAL)
 
 
-def _kept_reached(found: Outcomes, workload: Workload, contender: Contender) -> Reached | None:
-    outcome = found.get(Run(workload, contender))
-    if outcome is None or outcome.promises is None or outcome.promises.share_kept is None:
+def _coverage_result(results: Results, workload: Workload, config: PolicyConfig) -> GoalResult | None:
+    result = results.get(Run(workload, config))
+    if result is None or result.start_estimates is None or result.start_estimates.coverage is None:
         return None
-    kept = outcome.promises.share_kept
-    return Reached(workload, f"{kept:.1%} of {outcome.promises.promised:,}", kept - KEPT)
+    coverage = result.start_estimates.coverage
+    return GoalResult(workload, f"{coverage:.1%} of {result.start_estimates.bounded:,}", coverage - COVERAGE_GOAL)
 
 
-def _whole_nodes_reached(found: Outcomes, workload: Workload, contender: Contender) -> Reached | None:
-    ours, fifo = whole_nodes_p99(found.get(Run(workload, contender))), whole_nodes_p99(found.get(Run(workload, FIFO)))
-    if ours is None or fifo is None or ours == fifo == 0.0:
+def _whole_nodes_result(results: Results, workload: Workload, config: PolicyConfig) -> GoalResult | None:
+    p99, fifo = whole_nodes_p99(results.get(Run(workload, config))), whole_nodes_p99(results.get(Run(workload, FIFO)))
+    if p99 is None or fifo is None or p99 == fifo == 0.0:
         return None
-    text = f"{text_from_seconds(ours)}, fifo {text_from_seconds(fifo)}"
-    return Reached(workload, text, (fifo - ours) / max(fifo, HARDLY))
+    text = f"{format_duration(p99)}, fifo {format_duration(fifo)}"
+    return GoalResult(workload, text, (fifo - p99) / max(fifo, MIN_FIFO_WAIT))
 
 
-def whole_nodes_p99(outcome: Outcome | None) -> float | None:
-    """The p99 waiting of jobs that take whole nodes."""
-    return None if outcome is None else outcome.sizes[WHOLE_NODES].p99
+def whole_nodes_p99(result: Result | None) -> float | None:
+    """Return the p99 waiting of jobs that take whole nodes."""
+    return None if result is None else result.sizes[WHOLE_NODES].p99

@@ -1,4 +1,4 @@
-"""The page of results, and its pictures."""
+"""The page of results and its charts."""
 
 from __future__ import annotations
 
@@ -6,23 +6,11 @@ from collections.abc import Sequence
 from textwrap import fill
 
 from benchmarks.backfill import goals
-from benchmarks.backfill.goals import (
-    HARDLY,
-    JUDGED,
-    KEPT,
-    SHARE,
-    fifo_mean,
-    part_of_improvement,
-    share,
-    whole_nodes_p99,
-)
-from benchmarks.backfill.pictures import Panel, PanelsPicture
-from benchmarks.backfill.reading import reading
-from benchmarks.backfill.runs import COSTS, SIZES, WHOLE_NODES, Outcome, Outcomes, Run, size_of
-from benchmarks.backfill.world import (
+from benchmarks.backfill.charts import Panel, PanelChart
+from benchmarks.backfill.experiment import (
+    CONFIGS,
     CONSERVATIVE,
     CONSERVATIVE_KNOWN,
-    CONTENDERS,
     EASY,
     EASY_KNOWN,
     FIFO,
@@ -31,33 +19,45 @@ from benchmarks.backfill.world import (
     SJF_KNOWN,
     SKIP,
     SLICES,
-    Contender,
+    PolicyConfig,
     Workload,
 )
+from benchmarks.backfill.findings import findings
+from benchmarks.backfill.goals import (
+    COVERAGE_GOAL,
+    GOAL_CONFIGS,
+    MIN_FIFO_WAIT,
+    SHARE_GOAL,
+    fifo_mean,
+    improvement_share,
+    oracle_share,
+    whole_nodes_p99,
+)
+from benchmarks.backfill.runs import COSTS, SIZES, WHOLE_NODES, Result, Results, Run, size_of
 from benchmarks.table import as_markdown, markdown
-from refold.model import DAY, text_from_seconds
+from refold.model import DAY, format_duration
 
-NOTHING = "–"
+NOT_MEASURED = "–"
 
 
-def page(found: Outcomes, workloads: Sequence[Workload]) -> str:
-    """What is kept in docs/results."""
+def page(found: Results, workloads: Sequence[Workload]) -> str:
+    """Return the Markdown page for docs/results."""
     parts = [
         INTRODUCTION.format(restart=COSTS.restart, slices=_slices()),
         "## Goals\n",
         as_markdown(goals.rows(found, workloads)),
-        GOALS.format(share=SHARE, kept=KEPT, hardly=text_from_seconds(HARDLY)),
-        _matrix(found, workloads),
-        "\n## What is to be seen\n",
-        reading(found, workloads),
+        GOALS.format(share=SHARE_GOAL, coverage=COVERAGE_GOAL, min_wait=format_duration(MIN_FIFO_WAIT)),
+        _goals_by_workload(found, workloads),
+        "\n## Findings\n",
+        findings(found, workloads),
         "\n## Workloads\n",
         _workloads(found, workloads),
         "\n## Mean waiting\n",
         "![Mean waiting by policy and workload](backfill.svg)\n",
-        "![Part of the oracle's improvement that predictions reach](backfill_share.svg)\n",
-        "![Mean waiting by size](backfill_sizes.svg)\n",
-        "## Every run\n",
-        EVERY_RUN,
+        "![Share of the oracle's improvement that predictions reach](backfill_share.svg)\n",
+        "![Mean waiting by job size](backfill_sizes.svg)\n",
+        "## All runs\n",
+        ALL_RUNS,
     ]
     parts += [_table(found, workload) for workload in workloads]
     return "\n".join(parts)
@@ -65,25 +65,25 @@ def page(found: Outcomes, workloads: Sequence[Workload]) -> str:
 
 INTRODUCTION = """# Backfill with predicted durations, on real traces
 
-Jobs of three published traces, played under queues that know nothing (`fifo`, `fifo-skip`) and under policies that go
-by how long jobs last: backfill (`easy`, `conservative`) and `sjf`. Durations are
+Simulations of jobs from three published traces, with policies that do not use durations (`fifo`, `fifo-skip`) and with
+policies that do: backfill (`easy`, `conservative`) and `sjf`. Durations are
 
-- *limits*: what users say, overstated 1 to 10 times (log-uniformly, seeded) and rounded up to five minutes. They are
-  drawn from the truth, since the traces have none: no limit is too short, and long jobs are told from short ones;
-- *predicted*: by the Predictor, from the jobs that have ended before ([how well](prediction.md)); no limits are given;
-- *known*: the truth, which only an oracle has.
+- *limits*: user time limits, 1 to 10 times the true duration (log-uniform, seeded), rounded up to five minutes. The
+  traces have no limits, so they are drawn from the true durations: no limit is too short, and limits distinguish long
+  jobs from short ones;
+- *predicted*: by the predictor, from the jobs that have ended before ([accuracy](prediction.md)), without limits;
+- *known*: the true durations, which only an oracle has.
 
-Policies have their default settings but for what their names say. *Shortest* is `easy` with the queue in the order of
-what is believed of durations; *no stops* is `preempt=never`. Whoever is stopped does no work for {restart:g} s
-when it starts again.
+Policies have their default settings except as named. *Shortest* is `easy` with the queue ordered by estimated duration;
+*no preempt* is `preempt=never`. A preempted job does no work for {restart:g} s after its restart.
 
-Slices of the traces begin with {slices}, with as many jobs
-as the table of workloads says: fewer where thousands wait at once, so that conservative backfill takes minutes. None
-of them was used to choose settings. Each begins with an empty cluster.
+The trace slices begin with {slices}. The table of workloads
+gives the number of jobs, which is smaller where thousands of jobs queue and conservative backfill takes minutes. None
+of the slices was used to tune settings. Each simulation begins with an empty cluster.
 
-Waiting is the time from submission to end in which a job did not run, also after it was stopped.
+Waiting is the time from submission to end in which a job did not run, including time after a preemption.
 
-Made by
+Generated by
 
 <!-- not run: reads the published traces, which are not part of this repository -->
 ```sh
@@ -92,18 +92,18 @@ python -m benchmarks.backfill --write
 """
 
 GOALS = """
-The oracle's improvement is how much shorter the mean waiting is with known durations than under fifo; predictions, with
-the same policy, should have {share:.0%} of it wherever fifo's jobs wait for more than {hardly} in the mean. It can be
-more than 100 %: to know all durations does not make a greedy policy the best one. A promise is kept if the job first
-starts by the bound that it was told when it came ({kept:.0%} of them should be). *Whole nodes*: p99 waiting of jobs of
-8 GPUs per instance. Goals that are missed are bold. `fifo-skip`, which knows no durations and promises nothing, is
-shown by its part of the improvement of `easy` with known durations.
+The oracle's improvement is the reduction of mean waiting with known durations, compared with fifo. Predictions with the
+same policy should reach {share:.0%} of it wherever the mean waiting under fifo is more than {min_wait}. The share can
+exceed 100 %, because known durations do not make a greedy policy optimal. A start bound is met if the first start of
+the job is not later than the bound of its first start estimate ({coverage:.0%} should be met). *Whole nodes*: p99
+waiting of jobs with 8 GPUs per instance. Missed goals are bold. `fifo-skip`, which does not use durations and gives no
+start estimates, is compared with the improvement of `easy` with known durations.
 """
 
-EVERY_RUN = """Waiting as mean / p99. *Kept*: the part of promises that were kept, of how many; *bound*: the median time
-from a job's arrival to the bound that it was promised; *renewed*: jobs that were promised a later one. *Passed over*:
-by how many that came later and started earlier, mean / p99. *Stopped*: how often runs were. *Jobs/s*: by CPU time of
-one core, while others worked on the same machine.
+ALL_RUNS = """Waiting is mean / p99. *Bounds met*: the share of start bounds that were met, and their number; *time to
+bound*: the median time from submission to the bound; *postponed*: jobs whose bound was moved to a later time.
+*Overtaken*: the number of jobs that were submitted later and started earlier, mean / p99. *Preempted*: number of
+preemptions. *Jobs/s*: per CPU second of one core, under other load on the same machine.
 """
 
 
@@ -111,7 +111,7 @@ def _slices() -> str:
     return ", ".join(f"job {part.first:,} of {part.name}" for part in SLICES.values())
 
 
-def _workloads(found: Outcomes, workloads: Sequence[Workload]) -> str:
+def _workloads(found: Results, workloads: Sequence[Workload]) -> str:
     rows = [_workload_row(found, workload) for workload in workloads]
     titles = (
         "workload",
@@ -120,34 +120,34 @@ def _workloads(found: Outcomes, workloads: Sequence[Workload]) -> str:
         "days",
         "GPUs",
         "offered load",
-        "fifo waits, mean / p99",
-        "easy, predicted, waits",
+        "waiting under fifo, mean / p99",
+        "under easy, predicted",
     )
-    played = [workload for workload in workloads if Run(workload, FIFO) in found]
-    hardly = [workload.title for workload in played if fifo_mean(found, workload) <= HARDLY]
+    simulated = [workload for workload in workloads if Run(workload, FIFO) in found]
+    idle = [workload.title for workload in simulated if fifo_mean(found, workload) <= MIN_FIFO_WAIT]
     text = (
-        "\n\nThe load is how many times as fast jobs arrive as they did; the offered load is the GPU time that they\n"
-        "ask for, as a part of what the cluster has from the first arrival to the last. Helios and Philly do not fill\n"
-        "the clusters that they were recorded on, so they are also played on fewer nodes, as many as make the offered\n"
-        "load about 0.9. PAI's file is a sample of 8.2 % of the tasks; its cluster has 8.2 % of the GPUs.\n"
+        "\n\nThe load (last number of the name) is the arrival rate relative to the trace. The offered load is the\n"
+        "requested GPU time as a share of the cluster's GPU time from the first to the last submission. Helios and\n"
+        "Philly do not fill their original clusters, so they are also simulated on fewer nodes, such that the offered\n"
+        "load is about 0.9. The PAI file is a sample of 8.2 % of the tasks; its cluster has 8.2 % of the GPUs.\n"
     )
-    if hardly:
-        text += "\n" + fill(f"Fifo's jobs hardly wait on: {'; '.join(hardly)}.", 120) + "\n"
+    if idle:
+        text += "\n" + fill(f"Workloads with hardly any waiting under fifo: {'; '.join(idle)}.", 120) + "\n"
     return markdown(titles, rows) + text
 
 
-def _workload_row(found: Outcomes, workload: Workload) -> list[str]:
+def _workload_row(found: Results, workload: Workload) -> list[str]:
     jobs, gpus = workload.jobs(), workload.cluster.gpus
     span = jobs[-1].submitted
     offered = sum((job.work or 0.0) * job.demand.total_gpus for job in jobs) / span / gpus
-    waits = [_waits(found.get(Run(workload, contender))) for contender in (FIFO, EASY)]
+    waits = [_waits(found.get(Run(workload, config))) for config in (FIFO, EASY)]
     whole = sum(SIZES[size_of(job)] == WHOLE_NODES for job in jobs)
     numbers = [f"{len(jobs):,}", f"{whole:,}", f"{span / DAY:.1f}", f"{gpus:,}", f"{offered:.2f}"]
     return [workload.title, *numbers, *waits]
 
 
-def _waits(outcome: Outcome | None) -> str:
-    return NOTHING if outcome is None else _pair(outcome.waiting.mean, outcome.waiting.p99)
+def _waits(result: Result | None) -> str:
+    return NOT_MEASURED if result is None else _pair(result.waiting.mean, result.waiting.p99)
 
 
 def _pair(mean: float | None, p99: float | None) -> str:
@@ -155,80 +155,78 @@ def _pair(mean: float | None, p99: float | None) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    return NOTHING if seconds is None else text_from_seconds(seconds)
+    return NOT_MEASURED if seconds is None else format_duration(seconds)
 
 
-def _matrix(found: Outcomes, workloads: Sequence[Workload]) -> str:
-    """The goals, workload by workload."""
+def _goals_by_workload(found: Results, workloads: Sequence[Workload]) -> str:
     titles = ["workload"]
-    titles += [f"{name}: part of oracle's" for name in PREDICTED_AND_KNOWN]
-    titles.append("fifo-skip: part of easy's oracle's")
-    titles += [f"{name}: kept" for name in JUDGED]
-    titles += ["whole nodes p99: fifo", *JUDGED]
-    return markdown(titles, [_matrix_row(found, workload) for workload in workloads])
+    titles += [f"{name}: share of oracle" for name in PREDICTED_AND_KNOWN]
+    titles.append("fifo-skip: share of easy, known")
+    titles += [f"{name}: bounds met" for name in GOAL_CONFIGS]
+    titles += ["whole nodes p99: fifo", *GOAL_CONFIGS]
+    return markdown(titles, [_goals_row(found, workload) for workload in workloads])
 
 
-def _matrix_row(found: Outcomes, workload: Workload) -> list[str]:
+def _goals_row(found: Results, workload: Workload) -> list[str]:
     cells = [workload.title]
     for name in PREDICTED_AND_KNOWN:
-        part = share(found, workload, name)
-        cells.append(_judged(f"{part:.1%}", name not in JUDGED or part >= SHARE) if part is not None else NOTHING)
-    skipping = part_of_improvement(found, workload, SKIP, EASY_KNOWN)
-    cells.append(NOTHING if skipping is None else f"{skipping:.1%}")
-    outcomes = [found.get(Run(workload, contender)) for contender in JUDGED.values()]
-    for outcome in outcomes:
-        kept = outcome.promises.share_kept if outcome and outcome.promises else None
-        cells.append(_judged(f"{kept:.1%}", kept >= KEPT) if kept is not None else NOTHING)
+        share = oracle_share(found, workload, name)
+        met = name not in GOAL_CONFIGS or share is None or share >= SHARE_GOAL
+        cells.append(NOT_MEASURED if share is None else _bold_if_missed(f"{share:.1%}", met))
+    skip_share = improvement_share(found, workload, SKIP, EASY_KNOWN)
+    cells.append(NOT_MEASURED if skip_share is None else f"{skip_share:.1%}")
+    results = [found.get(Run(workload, config)) for config in GOAL_CONFIGS.values()]
+    for result in results:
+        coverage = result.start_estimates.coverage if result and result.start_estimates else None
+        met = coverage is None or coverage >= COVERAGE_GOAL
+        cells.append(NOT_MEASURED if coverage is None else _bold_if_missed(f"{coverage:.1%}", met))
     fifo = whole_nodes_p99(found.get(Run(workload, FIFO)))
     cells.append(_time(fifo))
-    for outcome in outcomes:
-        p99 = whole_nodes_p99(outcome)
-        cells.append(_judged(_time(p99), fifo is None or p99 is None or p99 <= fifo))
+    for result in results:
+        p99 = whole_nodes_p99(result)
+        cells.append(_bold_if_missed(_time(p99), fifo is None or p99 is None or p99 <= fifo))
     return cells
 
 
-def _judged(text: str, good: bool) -> str:
-    return text if good else f"**{text}**"
+def _bold_if_missed(text: str, met: bool) -> str:
+    return text if met else f"**{text}**"
 
 
-def _table(found: Outcomes, workload: Workload) -> str:
-    titles = ["policy", "waiting", "slowdown", *SIZES, "kept", "bound", "renewed", "passed over", "stopped", "jobs/s"]
-    rows = [
-        _policy_row(contender, found[Run(workload, contender)])
-        for contender in CONTENDERS
-        if Run(workload, contender) in found
-    ]
-    absent = [contender.name for contender in CONTENDERS if Run(workload, contender) not in found]
+def _table(found: Results, workload: Workload) -> str:
+    estimate_titles = ["bounds met", "time to bound", "postponed"]
+    titles = ["policy", "waiting", "slowdown", *SIZES, *estimate_titles, "overtaken", "preempted", "jobs/s"]
+    rows = [_policy_row(config, found[Run(workload, config)]) for config in CONFIGS if Run(workload, config) in found]
+    absent = [config.name for config in CONFIGS if Run(workload, config) not in found]
     note = f"\nNot run: {'; '.join(absent)}.\n" if absent else ""
     return f"### {workload.title}\n\n{markdown(titles, rows)}\n{note}"
 
 
-def _policy_row(contender: Contender, outcome: Outcome) -> list[str]:
-    promises, passed = outcome.promises, outcome.passed_over
-    kept = promises.share_kept if promises else None
+def _policy_row(config: PolicyConfig, result: Result) -> list[str]:
+    estimates, overtaken = result.start_estimates, result.overtaken
+    coverage = estimates.coverage if estimates else None
     return [
-        contender.name,
-        _waits(outcome),
-        NOTHING if outcome.slowdown.mean is None else f"{outcome.slowdown.mean:,.1f}",
-        *(_pair(outcome.sizes[size].mean, outcome.sizes[size].p99) for size in SIZES),
-        NOTHING if promises is None or kept is None else f"{kept:.1%} of {promises.promised:,}",
-        NOTHING if promises is None else _time(promises.width),
-        NOTHING if promises is None else f"{promises.renewed:,}",
-        f"{passed.mean or 0:,.1f} / {passed.p99 or 0:,.0f}",
-        f"{outcome.preemptions:,}",
-        f"{outcome.jobs / outcome.cpu_seconds:,.0f}",
+        config.name,
+        _waits(result),
+        NOT_MEASURED if result.slowdown.mean is None else f"{result.slowdown.mean:,.1f}",
+        *(_pair(result.sizes[size].mean, result.sizes[size].p99) for size in SIZES),
+        NOT_MEASURED if estimates is None or coverage is None else f"{coverage:.1%} of {estimates.bounded:,}",
+        NOT_MEASURED if estimates is None else _time(estimates.width),
+        NOT_MEASURED if estimates is None else f"{estimates.postponed:,}",
+        f"{overtaken.mean or 0:,.1f} / {overtaken.p99 or 0:,.0f}",
+        f"{result.preemptions:,}",
+        f"{result.jobs / result.cpu_seconds:,.0f}",
     ]
 
 
-# --- pictures -------------------------------------------------------------------------------------------------
+# --- charts ---------------------------------------------------------------------------------------------------
 
-SIZED = (FIFO, EASY, EASY_KNOWN, CONSERVATIVE, CONSERVATIVE_KNOWN, SJF, SJF_KNOWN)
-"""Those whose waiting is shown by size."""
+CONFIGS_BY_SIZE = (FIFO, EASY, EASY_KNOWN, CONSERVATIVE, CONSERVATIVE_KNOWN, SJF, SJF_KNOWN)
+"""Configurations in the chart of waiting by job size."""
 
 
-def pictures(found: Outcomes, workloads: Sequence[Workload]) -> dict[str, str]:
-    """The SVG files by their names."""
-    waited = [workload for workload in workloads if fifo_mean(found, workload) > HARDLY]
+def charts(found: Results, workloads: Sequence[Workload]) -> dict[str, str]:
+    """Return the SVG documents by file name."""
+    waited = [workload for workload in workloads if fifo_mean(found, workload) > MIN_FIFO_WAIT]
     if not waited:
         return {}
     return {
@@ -238,63 +236,63 @@ def pictures(found: Outcomes, workloads: Sequence[Workload]) -> dict[str, str]:
     }
 
 
-def _colour(contender: Contender) -> int:
-    """What is predicted, known or said has the same colour everywhere."""
-    durations = dict(contender.settings).get("durations", "")
+def _colour(config: PolicyConfig) -> int:
+    """Return the colour index of the durations: predicted, known, limits or none."""
+    durations = dict(config.settings).get("durations", "")
     return {"predicted": 0, "known": 2, "limit": 4}.get(durations, 7)
 
 
-def _mean(outcome: Outcome | None) -> float | None:
-    return None if outcome is None else outcome.waiting.mean
+def _mean(result: Result | None) -> float | None:
+    return None if result is None else result.waiting.mean
 
 
-def _by_policy(found: Outcomes, workloads: Sequence[Workload]) -> PanelsPicture:
-    return PanelsPicture(
+def _by_policy(found: Results, workloads: Sequence[Workload]) -> PanelChart:
+    return PanelChart(
         "Mean waiting",
-        "Logarithmic, each panel on its own scale. Blue: predicted durations; green: known; yellow: users' limits.",
-        [contender.name for contender in CONTENDERS],
-        [_colour(contender) for contender in CONTENDERS],
+        "Logarithmic, each panel on its own scale. Blue: predicted durations; green: known; yellow: user time limits.",
+        [config.name for config in CONFIGS],
+        [_colour(config) for config in CONFIGS],
         [
-            Panel(workload.title, [_mean(found.get(Run(workload, contender))) for contender in CONTENDERS])
+            Panel(workload.title, [_mean(found.get(Run(workload, config))) for config in CONFIGS])
             for workload in workloads
         ],
         3,
-        text_from_seconds,
+        format_duration,
         logarithmic=True,
     )
 
 
-def _shares(found: Outcomes, workloads: Sequence[Workload]) -> PanelsPicture:
-    return PanelsPicture(
-        "How much of the oracle's improvement over fifo predictions reach, in mean waiting",
-        f"The same policy with predicted and with known durations. Dashed: the goal, {SHARE:.0%}.",
+def _shares(found: Results, workloads: Sequence[Workload]) -> PanelChart:
+    return PanelChart(
+        "Share of the oracle's improvement of mean waiting over fifo that predictions reach",
+        f"The same policy with predicted and with known durations. Dashed: the goal, {SHARE_GOAL:.0%}.",
         list(PREDICTED_AND_KNOWN),
         [0] * len(PREDICTED_AND_KNOWN),
         [
-            Panel(workload.title, [share(found, workload, name) for name in PREDICTED_AND_KNOWN])
+            Panel(workload.title, [oracle_share(found, workload, name) for name in PREDICTED_AND_KNOWN])
             for workload in workloads
         ],
         3,
-        lambda part: f"{part:.0%}",
-        level=SHARE,
+        lambda share: f"{share:.0%}",
+        level=SHARE_GOAL,
     )
 
 
-def _by_size(found: Outcomes, workloads: Sequence[Workload]) -> PanelsPicture:
+def _by_size(found: Results, workloads: Sequence[Workload]) -> PanelChart:
     panels = []
     for workload in workloads:
-        outcomes = [found.get(Run(workload, contender)) for contender in SIZED]
+        results = [found.get(Run(workload, config)) for config in CONFIGS_BY_SIZE]
         panels += [
-            Panel(f"{workload.title}: {size}", [one.sizes[size].mean if one else None for one in outcomes])
+            Panel(f"{workload.title}: {size}", [one.sizes[size].mean if one else None for one in results])
             for size in SIZES
         ]
-    return PanelsPicture(
-        "Mean waiting by size",
+    return PanelChart(
+        "Mean waiting by job size",
         "Logarithmic, each panel on its own scale. Whole nodes: 8 GPUs per instance.",
-        [contender.name for contender in SIZED],
-        [_colour(contender) for contender in SIZED],
+        [config.name for config in CONFIGS_BY_SIZE],
+        [_colour(config) for config in CONFIGS_BY_SIZE],
         panels,
         len(SIZES),
-        text_from_seconds,
+        format_duration,
         logarithmic=True,
     )

@@ -1,4 +1,4 @@
-"""One simulation, what came out of it, and many of them: in two processes, each kept under build/ once it is done."""
+"""Simulations in two processes; the result of each is stored under build/ when it is done."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from benchmarks.backfill.world import CONTENDERS, Contender, Workload
+from benchmarks.backfill.experiment import CONFIGS, PolicyConfig, Workload
 from benchmarks.measure import REPOSITORY
-from benchmarks.placement.kept import say
+from benchmarks.placement.result_cache import print_progress
 from refold.journal import History, HistoryJournal
 from refold.model import Job
 from refold.packing import Ints
-from refold.results import Spread, StartEstimateGroup, measure, spread_of
+from refold.results import Spread, StartEstimateGroup, compute_spread, measure
 from refold.simulator import Costs, simulate
 
-KEPT = REPOSITORY / "build" / "backfill"
+RESULTS = REPOSITORY / "build" / "backfill"
 PROCESSES = 2
 COSTS = Costs(restart=60.0)
-"""Whoever is stopped does no work for so long when it starts again."""
+"""A preempted job does no work for this many seconds after its restart."""
 
-WARMED_BY = 200
-"""So many jobs are played before time is measured: kernels are loaded then."""
+WARM_UP_JOBS = 200
+"""Number of jobs simulated before the measurement, to load the kernels."""
 
-OWN_LATER = 1.5
-"""Where hardly anybody waits there is less to be learned: those runs come later, by so many ranks."""
+IDLE_RANK_PENALTY = 1.5
+"""Added to the rank of runs on workloads with little waiting, which are less informative, so that they run later."""
 
 ONE, SEVERAL, WHOLE_NODES = "one GPU", "several GPUs", "whole nodes"
 SIZES = (ONE, SEVERAL, WHOLE_NODES)
@@ -39,58 +39,58 @@ WHOLE_NODE = 8
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A policy on a workload."""
+    """A policy configuration on a workload."""
 
     workload: Workload
-    contender: Contender
+    config: PolicyConfig
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """What came out. Times are seconds; `stamp` is of the sources that it came out of."""
+class Result(msgspec.Struct, frozen=True):
+    """Result of a run. Times are seconds; `source_hash` identifies the source files that produced it."""
 
     jobs: int
     waiting: Spread
     slowdown: Spread
     sizes: dict[str, Spread]
-    passed_over: Spread
-    promises: StartEstimateGroup | None
+    overtaken: Spread
+    start_estimates: StartEstimateGroup | None
     preemptions: int
     overhead_gpu_hours: float
     gpu_hours: float
     cpu_seconds: float
-    stamp: str
+    source_hash: str
 
 
-Outcomes = Mapping[Run, Outcome]
+Results = Mapping[Run, Result]
 
 
-def run(asked: Run) -> Outcome:
-    """Play it from the first arrival to the last end."""
-    jobs, cluster = asked.workload.jobs(asked.contender.wants_limits), asked.workload.cluster
-    simulate(jobs[:WARMED_BY], cluster, asked.contender.make(), journal=HistoryJournal(), costs=COSTS)
+def simulate_run(run: Run) -> Result:
+    """Simulate from the first submission until all jobs have ended."""
+    jobs, cluster = run.workload.jobs(run.config.uses_limits), run.workload.cluster
+    simulate(jobs[:WARM_UP_JOBS], cluster, run.config.make(), journal=HistoryJournal(), costs=COSTS)
     journal = HistoryJournal()
-    began = time.process_time()
-    simulate(jobs, cluster, asked.contender.make(), journal=journal, costs=COSTS)
-    seconds = time.process_time() - began
+    start = time.process_time()
+    simulate(jobs, cluster, run.config.make(), journal=journal, costs=COSTS)
+    seconds = time.process_time() - start
     history = journal.history(cluster)
-    found = measure(history)
-    return Outcome(
-        found.jobs,
-        found.waiting,
-        found.slowdown,
+    measures = measure(history)
+    return Result(
+        measures.jobs,
+        measures.waiting,
+        measures.slowdown,
         _waiting_by_size(history),
-        found.passed_over,
-        found.promises.all if found.promises else None,
-        found.preemptions,
-        found.overhead_gpu_hours,
-        found.gpu_hours,
+        measures.overtaken,
+        measures.start_estimates.all if measures.start_estimates else None,
+        measures.preemptions,
+        measures.overhead_gpu_hours,
+        measures.gpu_hours,
         seconds,
-        stamp(),
+        source_hash(),
     )
 
 
 def size_of(job: Job) -> int:
-    """Which of SIZES a job has; a gang of parts of nodes has several GPUs, however many they are."""
+    """Return the index of the job's size in SIZES. A gang whose instances need less than a node has several GPUs."""
     if job.demand.gpus >= WHOLE_NODE:
         return 2
     return int(job.demand.total_gpus > 1)
@@ -99,49 +99,47 @@ def size_of(job: Job) -> int:
 def _waiting_by_size(history: History) -> dict[str, Spread]:
     sizes: Ints = np.array([size_of(job) for job in history.jobs.jobs], dtype=np.int64)
     waiting = np.maximum(history.jobs.ended - history.jobs.submitted - history.time_running, 0.0)
-    return {name: spread_of(waiting[sizes == number]) for number, name in enumerate(SIZES)}
+    return {name: compute_spread(waiting[sizes == number]) for number, name in enumerate(SIZES)}
 
 
-def outcomes(
-    workloads: Sequence[Workload], contenders: Sequence[Contender] = CONTENDERS, again: bool = False
-) -> Outcomes:
-    """Of every policy on every workload; what is kept is not run again, unless asked. Progress is told on stderr."""
-    asked = [Run(workload, contender) for workload in workloads for contender in contenders]
-    missing = [one for one in asked if again or not _path(one).exists()]
-    missing.sort(key=lambda one: one.contender.rank + (0 if one.workload.busy else OWN_LATER))
-    KEPT.mkdir(parents=True, exist_ok=True)
-    for done, (one, outcome) in enumerate(_computed(missing), start=1):
-        _path(one).write_bytes(msgspec.json.encode(outcome))
-        say(f"{done}/{len(missing)}  {one.workload.title}  {one.contender.name}  {outcome.cpu_seconds:.0f} s")
-    return kept(workloads, contenders)
+def run_all(workloads: Sequence[Workload], configs: Sequence[PolicyConfig] = CONFIGS, again: bool = False) -> Results:
+    """Run every policy on every workload. Stored results are reused unless `again`; progress is printed on stderr."""
+    runs = [Run(workload, config) for workload in workloads for config in configs]
+    missing = [run for run in runs if again or not _path(run).exists()]
+    missing.sort(key=lambda run: run.config.rank + (0 if run.workload.busy else IDLE_RANK_PENALTY))
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for done, (run, result) in enumerate(_simulate_runs(missing), start=1):
+        _path(run).write_bytes(msgspec.json.encode(result))
+        print_progress(f"{done}/{len(missing)}  {run.workload.title}  {run.config.name}  {result.cpu_seconds:.0f} s")
+    return stored_results(workloads, configs)
 
 
-def kept(workloads: Sequence[Workload], contenders: Sequence[Contender] = CONTENDERS) -> Outcomes:
-    """What has been kept so far; says so where it came out of other sources than those of today."""
-    asked = [Run(workload, contender) for workload in workloads for contender in contenders]
-    found = {one: msgspec.json.decode(_path(one).read_bytes(), type=Outcome) for one in asked if _path(one).exists()}
-    old = sum(outcome.stamp != stamp() for outcome in found.values())
-    if old:
-        say(f"{old} of {len(found)} kept runs came out of other sources than those of today; --again runs all again")
+def stored_results(workloads: Sequence[Workload], configs: Sequence[PolicyConfig] = CONFIGS) -> Results:
+    """Return the stored results; warn if the source files have changed since."""
+    runs = [Run(workload, config) for workload in workloads for config in configs]
+    found = {run: msgspec.json.decode(_path(run).read_bytes(), type=Result) for run in runs if _path(run).exists()}
+    outdated = sum(result.source_hash != source_hash() for result in found.values())
+    if outdated:
+        print_progress(f"{outdated} of {len(found)} stored results are from other sources; --again repeats all runs")
     return found
 
 
-def _computed(asked: Sequence[Run]) -> Iterable[tuple[Run, Outcome]]:
+def _simulate_runs(runs: Sequence[Run]) -> Iterable[tuple[Run, Result]]:
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(PROCESSES, mp_context=spawn) as pool:
-        begun = {pool.submit(run, one): one for one in asked}
-        for answer in as_completed(begun):
-            yield begun[answer], answer.result()
+        futures = {pool.submit(simulate_run, run): run for run in runs}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
 
 
-def _path(asked: Run) -> Path:
-    contender = asked.contender.name.replace(", ", "_").replace(" ", "-")
-    return KEPT / f"{asked.workload.key}-{contender}.json"
+def _path(run: Run) -> Path:
+    config = run.config.name.replace(", ", "_").replace(" ", "-")
+    return RESULTS / f"{run.workload.key}-{config}.json"
 
 
 @cache
-def stamp() -> str:
-    """A hash of the sources that a run depends on."""
-    rooms = ("model", "predict", "packing", "core", "policies", "simulator", "results", "plans")
-    files = sorted(path for room in rooms for path in (REPOSITORY / "src" / "refold" / room).rglob("*.py"))
+def source_hash() -> str:
+    """Return a hash of the source files on which a run depends."""
+    folders = ("model", "predict", "packing", "core", "policies", "simulator", "results", "plans")
+    files = sorted(path for folder in folders for path in (REPOSITORY / "src" / "refold" / folder).rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]

@@ -1,1 +1,1 @@
-"""The cases of `benchmarks.speed`, one file each: `rows(quick)` measures and gives lines of the table."""
+"""The cases of `benchmarks.speed`, one module each; `rows(quick)` runs a case and returns its table rows."""

@@ -1,4 +1,4 @@
-"""What ten times the jobs, and ten times the nodes, cost: the same load each time, made by the generator."""
+"""Cost of ten times the jobs and of ten times the nodes, at the same generated load."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import NamedTuple
 from benchmarks.measure import in_fresh_process, median_cpu_seconds
 from benchmarks.table import Row, at_most
 from benchmarks.workloads import general_seconds
-from refold.simulator import replay_compiled, tasks_of
-from refold.traces import everyday, generate, read_cluster
+from refold.simulator import replay_compiled, task_columns
+from refold.traces import everyday_workload, generate, read_cluster
 
 GOAL = 12
 LOAD = 0.7
-"""Of the cluster's GPUs: strict order wastes some, and the queue must not grow with the length of the trace."""
+"""Share of the GPUs. Below 1 because strict FIFO wastes GPUs and the queue must not grow with the trace length."""
 
 
 class Size(NamedTuple):
-    """A workload: so many jobs on so many nodes of 8 GPUs, arriving at the rate that gives LOAD."""
+    """Size of a workload: jobs, and nodes with 8 GPUs. The arrival rate follows from LOAD."""
 
     jobs: int
     nodes: int
 
 
 def rows(quick: bool) -> list[Row]:
-    """Ratios of CPU time, for both simulators."""
+    """Measure ratios of CPU time for both simulators."""
     small = Size(2_000, 32) if quick else Size(5_000, 64)
     small_compiled = Size(20_000, 32) if quick else Size(50_000, 64)
     return [*_growth("general", general, small), *_growth("compiled", compiled, small_compiled)]
@@ -42,15 +42,15 @@ def _growth(name: str, seconds: Callable[[int, int], float], small: Size) -> lis
 
 
 def general(jobs: int, nodes: int) -> float:
-    """CPU seconds of the general simulator, journal on."""
+    """Return the median CPU seconds of the general simulator, journal on."""
     cluster = read_cluster(f"{nodes}x8:A100")
-    made = generate(everyday(jobs).for_load(cluster, LOAD), seed=1).jobs
-    return sorted(general_seconds(made, cluster) for _ in range(3))[1]
+    generated = generate(everyday_workload(jobs).for_load(cluster, LOAD), seed=1).jobs
+    return sorted(general_seconds(generated, cluster) for _ in range(3))[1]
 
 
 def compiled(jobs: int, nodes: int) -> float:
-    """CPU seconds of the compiled replay."""
+    """Return the median CPU seconds of the compiled replay."""
     cluster = read_cluster(f"{nodes}x8:A100")
-    tasks = tasks_of(generate(everyday(jobs).for_load(cluster, LOAD), seed=1).jobs)
+    tasks = task_columns(generate(everyday_workload(jobs).for_load(cluster, LOAD), seed=1).jobs)
     replay_compiled(tasks, cluster)
     return median_cpu_seconds(lambda: replay_compiled(tasks, cluster))

@@ -1,4 +1,4 @@
-"""The general simulator beside event loops that decide nothing, on all of Helios Venus."""
+"""The general simulator compared with event loops without scheduling decisions, on all of Helios Venus."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ LOOPS: dict[str, tuple[str, Callable[[Sequence[float], Sequence[float]], int]]] 
 
 
 def rows(quick: bool) -> list[Row]:
-    """Jobs per second of each, and the ratios: medians of three turns. Quick: the first 20,000 jobs."""
-    why_not = missing(HELIOS)
-    if why_not:
-        return [skipped("Helios Venus, fifo + best-fit", why_not)]
+    """Measure jobs per second and ratios: medians of three alternating runs. Quick: the first 20,000 jobs."""
+    unavailable = missing(HELIOS)
+    if unavailable:
+        return [skipped("Helios Venus, fifo + best-fit", unavailable)]
     count = 20_000 if quick else HELIOS_JOBS
-    turns = [_turn(count) for _ in range(3)]
-    seconds = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
-    ratio = {name: statistics.median(turn["refold"] / turn[name] for turn in turns) for name in LOOPS}
+    rounds = [_run_all(count) for _ in range(3)]
+    seconds = {name: statistics.median(times[name] for times in rounds) for name in rounds[0]}
+    ratio = {name: statistics.median(times["refold"] / times[name] for times in rounds) for name in LOOPS}
     found = [Row(f"Refold fifo + best-fit, journal on, {count:,} Helios jobs", _per_second(count, seconds["refold"]))]
-    found += [Row(f"{words}, same jobs", _per_second(count, seconds[name])) for name, (words, _) in LOOPS.items()]
+    found += [Row(f"{title}, same jobs", _per_second(count, seconds[name])) for name, (title, _) in LOOPS.items()]
     return [
         *found,
         at_most("bare heapq (merged) / Refold", ratio["merged"], GOAL, f"{ratio['merged']:.1f} ×"),
@@ -37,8 +37,8 @@ def rows(quick: bool) -> list[Row]:
     ]
 
 
-def _turn(count: int) -> dict[str, float]:
-    """CPU seconds of Refold and of each loop, one right after the other."""
+def _run_all(count: int) -> dict[str, float]:
+    """Return the CPU seconds of Refold and of each loop, run one after the other."""
     refold_seconds: float = in_fresh_process(refold, count)
     return {"refold": refold_seconds, **{name: in_fresh_process(loop, name, count) for name in LOOPS}}
 
@@ -48,12 +48,12 @@ def _per_second(count: int, seconds: float) -> str:
 
 
 def refold(count: int) -> float:
-    """CPU seconds of the general simulator."""
+    """Return the CPU seconds of the general simulator."""
     return general_seconds(*helios(count))
 
 
 def loop(name: str, count: int) -> float:
-    """CPU seconds of a bare loop."""
+    """Return the median CPU seconds of a bare event loop."""
     jobs, _ = helios(count)
     submitted, work = [job.submitted for job in jobs], [job.work or 0.0 for job in jobs]
     run = LOOPS[name][1]

@@ -1,4 +1,4 @@
-"""The general simulator beside AccaSim, both with fifo, on the first Philly jobs."""
+"""The general simulator compared with AccaSim, both with FIFO, on the first Philly jobs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from benchmarks.peers import accasim_simulator as peer
 from benchmarks.table import Row, at_least, skipped
 from benchmarks.workloads import PHILLY, PHILLY_NODES, missing, philly, simulate_with_journal, starts_in
 
-WHAT = "Philly, fifo"
-QUICK = 2_000
+CASE = "Philly, fifo"
+QUICK_COUNT = 2_000
 
 
-class Ours(NamedTuple):
-    """What came of Refold's run; the last two as its journal has them."""
+class RefoldResult(NamedTuple):
+    """Result of a run of Refold; started jobs and mean waiting (seconds) are read from the journal."""
 
     cpu_seconds: float
     started: int
@@ -25,16 +25,16 @@ class Ours(NamedTuple):
 
 
 def rows(quick: bool) -> list[Row]:
-    """Jobs per second of both, and how many times faster Refold is: the median of three pairs, run in turns."""
-    why_not = missing(PHILLY, PHILLY_NODES)
-    if why_not:
-        return [skipped(WHAT, why_not)]
-    count = QUICK if quick else 20_000
-    allocator = min(peer.ALLOCATORS, key=lambda name: in_fresh_process(accasim, QUICK, name)[0])
+    """Measure jobs per second of both, and the speed-up: medians of three alternating pairs of runs."""
+    unavailable = missing(PHILLY, PHILLY_NODES)
+    if unavailable:
+        return [skipped(CASE, unavailable)]
+    count = QUICK_COUNT if quick else 20_000
+    allocator = min(peer.ALLOCATORS, key=lambda name: in_fresh_process(accasim, QUICK_COUNT, name)[0])
     pairs = [
         (
-            peer.Outcome(*in_fresh_process(accasim, count, allocator)),
-            Ours(*in_fresh_process(refold, count)),
+            peer.Result(*in_fresh_process(accasim, count, allocator)),
+            RefoldResult(*in_fresh_process(refold, count)),
         )
         for _ in range(3)
     ]
@@ -48,21 +48,21 @@ def rows(quick: bool) -> list[Row]:
     return [
         Row(f"AccaSim fifo + {allocator}, {count:,} Philly jobs", f"{count / their_seconds:,.0f} jobs/s"),
         Row(f"Refold fifo + best-fit, journal on, {count:,} Philly jobs", f"{count / our_seconds:,.0f} jobs/s"),
-        at_least("Refold / AccaSim, with its faster allocator", ratio, 20, f"{ratio:.1f} × ({waiting})"),
+        at_least("Refold / AccaSim with its faster allocator", ratio, 20, f"{ratio:.1f} × ({waiting})"),
     ]
 
 
-def accasim(count: int, allocator: peer.Allocator) -> peer.Outcome:
-    """AccaSim's run, in a process of its own."""
+def accasim(count: int, allocator: peer.Allocator) -> peer.Result:
+    """Run AccaSim; called in a fresh process."""
     return peer.run(*philly(count), allocator)
 
 
-def refold(count: int) -> Ours:
-    """Refold's run, in a process of its own."""
+def refold(count: int) -> RefoldResult:
+    """Run Refold; called in a fresh process."""
     jobs, cluster = philly(count)
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal.jsonl"
         simulate_with_journal(jobs[:100], cluster, "fifo", "best-fit", journal)
         seconds = simulate_with_journal(jobs, cluster, "fifo", "best-fit", journal)
         started = dict(starts_in(journal))
-    return Ours(seconds, len(started), statistics.fmean(started[job.id] - job.submitted for job in jobs))
+    return RefoldResult(seconds, len(started), statistics.fmean(started[job.id] - job.submitted for job in jobs))

@@ -1,4 +1,4 @@
-"""For information: every policy with best-fit, and fifo with every placement, on Philly and Helios jobs."""
+"""For information: every policy with best-fit, and fifo with every placement rule, on Philly and Helios jobs."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ FILES = {"Philly": (PHILLY, PHILLY_NODES), "Helios": (HELIOS,)}
 
 
 def rows(quick: bool) -> list[Row]:
-    """Jobs per second of the general simulator, journal on."""
+    """Measure jobs per second of the general simulator, journal on."""
     count = 2_000 if quick else 20_000
     pairs = [(policy, "best-fit") for policy in POLICIES]
     pairs += [("fifo", placement) for placement in RULES if placement != "best-fit"]
     found: list[Row] = []
     for trace, files in FILES.items():
-        why_not = missing(*files)
-        if why_not:
-            found.append(skipped(f"policies on {trace}", why_not))
+        unavailable = missing(*files)
+        if unavailable:
+            found.append(skipped(f"policies on {trace}", unavailable))
             continue
         for policy, placement in pairs:
             seconds = in_fresh_process(general, trace, count, policy, placement)
-            what = f"{policy} + {placement}, first {count:,} {trace} jobs"
-            found.append(Row(what, f"{count / seconds:,.0f} jobs/s", count / seconds))
+            name = f"{policy} + {placement}, first {count:,} {trace} jobs"
+            found.append(Row(name, f"{count / seconds:,.0f} jobs/s", count / seconds))
     return found
 
 
 def general(trace: str, count: int, policy: str, placement: str) -> float:
-    """CPU seconds of one run."""
+    """Return the CPU seconds of one run."""
     jobs, cluster = philly(count) if trace == "Philly" else helios(count)
     return general_seconds(jobs, cluster, policy, placement)

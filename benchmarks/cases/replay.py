@@ -1,4 +1,4 @@
-"""The compiled replay on PAI at its full load: beside the general simulator, beside a bare scan, and its memory."""
+"""The compiled replay on PAI at full load, compared with the general simulator and a bare scan; its memory use."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from benchmarks.workloads import (
     starts_in,
 )
 from refold.model import Cluster, Demand, Job
-from refold.simulator import Replayed, TaskColumns, replay_compiled, tasks_of
+from refold.simulator import ReplayResult, TaskColumns, replay_compiled, task_columns
 from refold.traces import read_cluster
 
 PLACEMENTS = ("first-fit", "best-fit", "tetris")
@@ -32,38 +32,38 @@ GIB = 2**30
 
 
 def rows(quick: bool) -> list[Row]:
-    """Per placement: the replay's speed and three ratios. Quick: the general simulator runs a slice only."""
-    why_not = missing(PAI, PAI_NODES)
-    if why_not:
-        return [skipped("PAI, compiled replay", why_not)]
+    """Measure the speed of the replay and three ratios for each placement rule. Quick: simulate only a slice."""
+    unavailable = missing(PAI, PAI_NODES)
+    if unavailable:
+        return [skipped("PAI, compiled replay", unavailable)]
     with tempfile.TemporaryDirectory() as folder:
         trace = str(Path(folder) / "tasks")
         count, seconds = in_fresh_process(save, trace)
-        found = [Row(f"PAI × 1/0.082 as columns, {count:,} tasks (tasks_of)", f"{seconds:.2f} s")]
+        found = [Row(f"PAI × 1/0.082 as columns, {count:,} tasks (task_columns)", f"{seconds:.2f} s")]
         for placement in PLACEMENTS:
-            found += _rows_of(placement, trace, count, QUICK_SLICE if quick else 0)
+            found += _placement_rows(placement, trace, count, QUICK_SLICE if quick else 0)
     return found
 
 
-def _rows_of(placement: str, trace: str, count: int, slice_of: int) -> list[Row]:
+def _placement_rows(placement: str, trace: str, count: int, slice_length: int) -> list[Row]:
     replay, scan = in_fresh_process(replay_and_scan, trace, placement)
-    general, compiled, tasks = in_fresh_process(general_and_replay, placement, slice_of)
+    general, compiled, tasks = in_fresh_process(general_and_replay, placement, slice_length)
     memory = in_fresh_process(memory_above_trace, trace, placement)
-    which = "all tasks" if tasks == count else f"a slice of {tasks:,} tasks"
+    part = "all tasks" if tasks == count else f"a slice of {tasks:,} tasks"
     return [
         Row(f"compiled replay, {placement}", f"{count / replay:,.0f} tasks/s ({replay:.2f} s)", count / replay),
-        Row(f"general simulator, {placement}, {which}", f"{tasks / general:,.0f} tasks/s", tasks / general),
-        at_least(f"compiled / general, {placement}, {which}", general / compiled, 30, f"{general / compiled:.0f} ×"),
+        Row(f"general simulator, {placement}, {part}", f"{tasks / general:,.0f} tasks/s", tasks / general),
+        at_least(f"compiled / general, {placement}, {part}", general / compiled, 30, f"{general / compiled:.0f} ×"),
         at_most(f"compiled / bare scan, {placement}", replay / scan, 3, f"{replay / scan:.2f} × (scan {scan:.2f} s)"),
         at_most(f"peak memory above the trace, {placement}", memory / GIB, 1, f"{memory / 2**20:,.0f} MiB", "GiB"),
     ]
 
 
 def save(path: str) -> tuple[int, float]:
-    """Write the enlarged trace as columns, so that others need not make it; how many tasks, seconds of tasks_of."""
+    """Save the enlarged trace as columns for the other processes; return its length and the time of task_columns."""
     jobs, _ = pai()
-    seconds = median_cpu_seconds(lambda: tasks_of(jobs))
-    tasks = tasks_of(jobs)
+    seconds = median_cpu_seconds(lambda: task_columns(jobs))
+    tasks = task_columns(jobs)
     np.savez(f"{path}.npz", submitted=tasks.submitted, work=tasks.work, demand_of=tasks.demand_of)
     Path(f"{path}.json").write_bytes(msgspec.json.encode(tasks.demands))
     return len(jobs), seconds
@@ -81,12 +81,12 @@ def _first(tasks: TaskColumns, count: int) -> TaskColumns:
 
 
 def replay_and_scan(path: str, placement: str) -> tuple[float, float]:
-    """CPU seconds of the compiled replay and of the bare scan, which must start every task at the same moment."""
+    """Return the CPU seconds of the compiled replay and of the bare scan; check that all start times are equal."""
     tasks, cluster = _load(path)
     replay_compiled(_first(tasks, 10), cluster, placement)
-    ours = replay_compiled(tasks, cluster, placement)
-    assert np.array_equal(_scan(_first(tasks, 10), cluster, placement), ours.started[:10])
-    assert np.array_equal(_scan(tasks, cluster, placement), ours.started), "the bare scan starts tasks at other times"
+    replayed = replay_compiled(tasks, cluster, placement)
+    assert np.array_equal(_scan(_first(tasks, 10), cluster, placement), replayed.started[:10])
+    assert np.array_equal(_scan(tasks, cluster, placement), replayed.started), "start times of the bare scan differ"
     return (
         median_cpu_seconds(lambda: replay_compiled(tasks, cluster, placement)),
         median_cpu_seconds(lambda: _scan(tasks, cluster, placement)),
@@ -100,34 +100,34 @@ def _scan(tasks: TaskColumns, cluster: Cluster, placement: str) -> bare_scan.Flo
     return bare_scan.replay(placement, capacity, tasks.submitted, tasks.work, instances, gpus)
 
 
-def general_and_replay(placement: str, slice_of: int) -> tuple[float, float, int]:
-    """CPU seconds of both simulators on the same tasks, which they must start at the same moments; how many."""
+def general_and_replay(placement: str, slice_length: int) -> tuple[float, float, int]:
+    """Return the CPU seconds of both simulators and the number of tasks; check that all start times are equal."""
     jobs, cluster = pai()
-    if slice_of:
+    if slice_length:
         middle = len(jobs) // 2
-        jobs = jobs[middle : middle + slice_of]
-    tasks = tasks_of(jobs)
+        jobs = jobs[middle : middle + slice_length]
+    tasks = task_columns(jobs)
     replay_compiled(_first(tasks, 10), cluster, placement)
-    replayed: list[Replayed] = []
+    replayed: list[ReplayResult] = []
     compiled = median_cpu_seconds(lambda: replayed.append(replay_compiled(tasks, cluster, placement)))
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal.jsonl"
         simulate_with_journal(jobs[:100], cluster, "fifo", placement, journal)
         general = statistics.median(
-            simulate_with_journal(jobs, cluster, "fifo", placement, journal) for _ in range(3 if slice_of else 1)
+            simulate_with_journal(jobs, cluster, "fifo", placement, journal) for _ in range(3 if slice_length else 1)
         )
         _assert_same_starts(jobs, journal, replayed[-1])
     return general, compiled, len(jobs)
 
 
-def _assert_same_starts(jobs: Sequence[Job], journal: Path, replayed: Replayed) -> None:
+def _assert_same_starts(jobs: Sequence[Job], journal: Path, replayed: ReplayResult) -> None:
     started = dict(starts_in(journal))
     in_general = np.array([started.get(job.id, np.nan) for job in jobs])
-    assert np.array_equal(in_general, replayed.started, equal_nan=True), "the two simulators start jobs at other times"
+    assert np.array_equal(in_general, replayed.started, equal_nan=True), "start times of the two simulators differ"
 
 
 def memory_above_trace(path: str, placement: str) -> int:
-    """The most memory of a process that loads the trace and replays it, all libraries included, less the trace."""
+    """Return the peak memory of a process that replays the trace, including libraries, minus the trace's columns."""
     tasks, cluster = _load(path)
     cpu_seconds(lambda: replay_compiled(tasks, cluster, placement))
     return peak_memory_bytes() - tasks.submitted.nbytes - tasks.work.nbytes - tasks.demand_of.nbytes

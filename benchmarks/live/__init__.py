@@ -1,1 +1,1 @@
-"""How fast the live scheduler is: from a submission to its process, on disk, at rest, and with a long past."""
+"""Benchmarks of the daemon: start latency, durable submissions, idle use, long history, and cost of an API call."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.live`: how fast the live scheduler is, as a table."""
+"""Measure the daemon and print a table: `python -m benchmarks.live`."""
 
 from __future__ import annotations
 
@@ -6,31 +6,34 @@ import argparse
 import json
 import sys
 
-from benchmarks.live import answering, long_past, resting, starting, submitting
+from benchmarks.live import api_call, history, idle, start_latency, submissions
 from benchmarks.table import Row, as_markdown, as_plain, as_text
 
 CASES = {
-    "starting": starting.rows,
-    "submitting": submitting.rows,
-    "resting": resting.rows,
-    "long-past": long_past.rows,
-    "answering": answering.rows,
+    "start-latency": start_latency.rows,
+    "submissions": submissions.rows,
+    "idle": idle.rows,
+    "history": history.rows,
+    "api-call": api_call.rows,
 }
 
 
 def main() -> None:
-    """Measure the cases that were asked for."""
+    """Measure the selected cases and print the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.live", description=__doc__)
-    parser.add_argument("--only", choices=CASES, action="append", help="one case; may be repeated")
-    parser.add_argument("--quick", action="store_true", help="less of everything: does it still run?")
-    parser.add_argument("--json", action="store_true", help="the numbers, for programs")
-    parser.add_argument("--markdown", action="store_true", help="the table of benchmarks/README.md")
-    asked = parser.parse_args()
+    parser.add_argument("--only", choices=CASES, action="append", help="run one case; can be repeated")
+    parser.add_argument("--quick", action="store_true", help="run smaller cases, to check that everything works")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--markdown", action="store_true", help="print the Markdown table of benchmarks/README.md")
+    options = parser.parse_args()
     rows: list[Row] = []
-    for name in asked.only or CASES:
+    for name in options.only or CASES:
         print(f"measuring {name} …", file=sys.stderr)
-        rows += CASES[name](asked.quick)
-    print(json.dumps(as_plain(rows), indent=2) if asked.json else (as_markdown if asked.markdown else as_text)(rows))
+        rows += CASES[name](options.quick)
+    if options.json:
+        print(json.dumps(as_plain(rows), indent=2))
+    else:
+        print(as_markdown(rows) if options.markdown else as_text(rows))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""AccaSim's own simulator (PyPI `accasim`), driven with the jobs and nodes that Refold gets.
+"""AccaSim's simulator (PyPI `accasim`), run on the same jobs and nodes as Refold.
 
-To be fair to it: GPUs are its only resource, jobs come from memory instead of a parsed file, all its output is
-off, and it does not check requests that are known to fit. Its `FirstInFirstOut` is strict, like our `fifo`; its
-`EASYBackfilling` is told how long jobs last exactly, like our `easy` with known durations. One
-thing of its own that newer Pythons lack is put back before it is imported (`collections.Mapping`), in this process.
+For a fair comparison, GPUs are its only resource, jobs come from memory instead of a parsed file, all output is off,
+and requests, which are known to fit, are not checked. Its `FirstInFirstOut` is strict, like our `fifo`; its
+`EASYBackfilling` is given exact durations, like our `easy` with known durations. AccaSim imports `collections.Mapping`,
+which newer Python versions removed; it is restored in this process before the import.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ Order = Literal["fifo", "easy"]
 ALLOCATORS: tuple[Allocator, ...] = ("first-fit", "best-fit")
 
 GPU = "core"
-"""The resource that AccaSim knows by heart: nodes without any of it left are skipped without being looked at."""
+"""Name of the GPU resource. AccaSim has a fast path for `core`: it skips nodes without free cores."""
 
-START = 1_000_000
-"""AccaSim takes a time of 0 for "not yet begun"; all times are moved by this."""
+TIME_OFFSET = 1_000_000
+"""Added to all times, because AccaSim treats a time of 0 as "not started"."""
 
 
-class Outcome(NamedTuple):
-    """What came of it."""
+class Result(NamedTuple):
+    """Result of a run. Times are seconds."""
 
     cpu_seconds: float
     finished: int
     mean_waiting: float
 
 
-def run(jobs: Sequence[Job], cluster: Cluster, allocator: Allocator, order: Order = "fifo") -> Outcome:
-    """Simulate with AccaSim; the CPU time is that of its event loop alone."""
+def run(jobs: Sequence[Job], cluster: Cluster, allocator: Allocator, order: Order = "fifo") -> Result:
+    """Simulate with AccaSim. The CPU time is that of its event loop alone."""
     with tempfile.TemporaryDirectory() as folder, _quiet():
         simulator = _simulator(jobs, cluster, allocator, order, Path(folder))
         before = time.process_time()
         simulator.start_simulation()
-        spent = time.process_time() - before
+        elapsed = time.process_time() - before
     waiting = simulator.mapper.wtimes
-    return Outcome(spent, simulator.mapper.finished, sum(waiting) / max(1, len(waiting)))
+    return Result(elapsed, simulator.mapper.finished, sum(waiting) / max(1, len(waiting)))
 
 
 def _simulator(jobs: Sequence[Job], cluster: Cluster, allocator: Allocator, order: Order, folder: Path) -> Any:
@@ -62,7 +62,7 @@ def _simulator(jobs: Sequence[Job], cluster: Cluster, allocator: Allocator, orde
     from accasim.utils.reader_class import Reader
 
     class FromMemory(Reader):  # type: ignore[misc]
-        """Hands over one job after the other."""
+        """A reader that yields jobs from memory."""
 
         def __init__(self, factory: Any) -> None:
             Reader.__init__(self, factory)
@@ -80,11 +80,11 @@ def _simulator(jobs: Sequence[Job], cluster: Cluster, allocator: Allocator, orde
     manager = Resources(system["groups"], system["resources"]).resource_manager()
     factory = JobFactory(manager, job_attrs=[AttributeType("expected_duration", int)])
     scheduler = FirstInFirstOut if order == "fifo" else EASYBackfilling
-    place = FirstFit() if allocator == "first-fit" else BestFit()
+    allocation = FirstFit() if allocator == "first-fit" else BestFit()
     return Simulator(
         str(folder / "jobs"),
         str(config),
-        scheduler(place, job_check=JobVerification.NO_CHECK),
+        scheduler(allocation, job_check=JobVerification.NO_CHECK),
         resource_manager=manager,
         reader=FromMemory(factory),
         job_factory=factory,
@@ -97,7 +97,7 @@ def _simulator(jobs: Sequence[Job], cluster: Cluster, allocator: Allocator, orde
 
 
 def _system(cluster: Cluster) -> dict[str, Any]:
-    """The cluster in AccaSim's words: a group of nodes for each number of GPUs."""
+    """Return AccaSim's description of the cluster: a node group for each number of GPUs."""
     sizes = collections.Counter(node.gpus for node in cluster.nodes)
     return {
         "groups": {f"gpus{size}": {GPU: size} for size in sizes},
@@ -107,11 +107,11 @@ def _system(cluster: Cluster) -> dict[str, Any]:
 
 
 def _request(job: Job) -> dict[str, Any]:
-    """A job in AccaSim's words. It counts whole seconds, as the traces do."""
+    """Return AccaSim's description of a job. Times are whole seconds, as in the traces."""
     duration = int(job.work or 0)
     return {
         "job_id": job.id,
-        "queued_time": START + int(job.submitted),
+        "queued_time": TIME_OFFSET + int(job.submitted),
         "duration": duration,
         "expected_duration": duration,
         "requested_nodes": job.demand.instances,
@@ -121,7 +121,7 @@ def _request(job: Job) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Old escapes in its strings make newer Pythons warn; it also prints."""
+    """Suppress AccaSim's output and the warnings about invalid escape sequences in its source."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield

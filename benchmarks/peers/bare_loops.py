@@ -1,6 +1,6 @@
-"""Event loops over arrivals and departures that decide nothing: what the mere passing of time costs.
+"""Event loops over arrivals and departures without scheduling decisions: the minimum cost of event handling.
 
-Jobs are two columns, submission and duration; a job departs its duration after it arrived.
+Jobs are two columns, submission time and duration. A job departs as soon as its duration has passed after submission.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import simpy
 
 
 def merged(submitted: Sequence[float], work: Sequence[float]) -> int:
-    """Arrivals, which are sorted, are read off; only departures go through the heap. The leanest `heapq` loop."""
+    """Merge the sorted arrivals with a heap of departures: the fastest `heapq` loop. Return the number of events."""
     departures: list[tuple[float, int]] = []
     arrived = events = 0
     count = len(submitted)
@@ -28,7 +28,7 @@ def merged(submitted: Sequence[float], work: Sequence[float]) -> int:
 
 
 def all_in_heap(submitted: Sequence[float], work: Sequence[float]) -> int:
-    """Every event goes through one heap, as in a general event loop."""
+    """Push every event through one heap, as a general event loop does. Return the number of events."""
     count = len(submitted)
     heap = [(at, job) for job, at in enumerate(submitted)]
     heapify(heap)
@@ -42,7 +42,7 @@ def all_in_heap(submitted: Sequence[float], work: Sequence[float]) -> int:
 
 
 def in_simpy(submitted: Sequence[float], work: Sequence[float]) -> int:
-    """SimPy: a process that waits for arrivals, and one process for each job."""
+    """Run SimPy with one process for arrivals and one for each job. Return the number of events."""
     environment = simpy.Environment(submitted[0] if submitted else 0.0)
     events = 0
 

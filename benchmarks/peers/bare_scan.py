@@ -1,8 +1,8 @@
-"""A replay whose only index is the array of free GPUs: one compiled scan of it per decision.
+"""A replay whose only index is the array of free GPUs, scanned once for every placed instance.
 
-A decision is an instance that is placed. No masks of GPUs, no types, CPUs or memory: what is left of the compiled
-replay when everything but the scan is taken away, in strict order of arrival. It knows how many GPUs are free in all
-and does not try a task that is waiting for more, so that it decides as often as the compiled replay does.
+It has no GPU masks, GPU types, CPUs or memory: only the scan of the compiled replay, in strict order of arrival. It
+tracks the total number of free GPUs and does not try a task that needs more, so it makes as many placement attempts as
+the compiled replay.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ RULES = {"first-fit": 0, "best-fit": 1, "tetris": 2}
 
 
 def _scan(rule: int, free: Ints, capacity: Ints, gpus: int) -> int:
-    """The first node with room, the tightest, or the one best aligned (the largest free / capacity²)."""
+    """Return the first fitting node, the one with the fewest free GPUs, or the best aligned (max. free / capacity²)."""
     best = -1
-    tightest, aligned = 1 << 62, -1.0
+    min_free, max_alignment = 1 << 62, -1.0
     for node in range(free.shape[0]):
-        room = free[node]
-        if room < gpus:
+        node_free = free[node]
+        if node_free < gpus:
             continue
         if rule == 0:
             return node
         if rule == 1:
-            if room < tightest:
-                best, tightest = node, room
+            if node_free < min_free:
+                best, min_free = node, node_free
         else:
-            alignment = room / (capacity[node] * capacity[node])
-            if alignment > aligned:
-                best, aligned = node, alignment
+            alignment = node_free / (capacity[node] * capacity[node])
+            if alignment > max_alignment:
+                best, max_alignment = node, alignment
     return best
 
 
@@ -78,14 +78,14 @@ def _replay(
     submitted: Floats,
     work: Floats,
     gpus_of: Ints,
-    first_place: Ints,
-    places: Ints,
+    first_instance: Ints,
+    nodes_of: Ints,
     started: Floats,
 ) -> None:
     count, free = submitted.shape[0], capacity.copy()
     times, running = np.empty(count), np.empty(count, dtype=np.int64)
     arrived = head = size = 0
-    in_all, stuck = free.sum(), False
+    total_free, blocked = free.sum(), False
     while arrived < count or size > 0:
         now = submitted[arrived] if arrived < count else np.inf
         if size > 0 and times[0] < now:
@@ -93,28 +93,28 @@ def _replay(
         while size > 0 and times[0] == now:
             task = _pop_compiled(times, running, size)
             size -= 1
-            for row in range(first_place[task], first_place[task + 1]):
-                free[places[row]] += gpus_of[task]
-                in_all += gpus_of[task]
-            stuck = False
+            for row in range(first_instance[task], first_instance[task + 1]):
+                free[nodes_of[row]] += gpus_of[task]
+                total_free += gpus_of[task]
+            blocked = False
         while arrived < count and submitted[arrived] == now:
             arrived += 1
-        while head < arrived and not stuck:
-            gpus, taken, last = gpus_of[head], first_place[head], first_place[head + 1]
-            stuck = in_all < gpus * (last - taken)
-            while taken < last and not stuck:
+        while head < arrived and not blocked:
+            gpus, taken, last = gpus_of[head], first_instance[head], first_instance[head + 1]
+            blocked = total_free < gpus * (last - taken)
+            while taken < last and not blocked:
                 node = _scan_compiled(rule, free, capacity, gpus)
                 if node < 0:
-                    stuck = True
+                    blocked = True
                     break
                 free[node] -= gpus
-                places[taken] = node
+                nodes_of[taken] = node
                 taken += 1
-            if stuck:  # all or nothing
-                for row in range(first_place[head], taken):
-                    free[places[row]] += gpus
+            if blocked:  # gang: undo the partial placement
+                for row in range(first_instance[head], taken):
+                    free[nodes_of[row]] += gpus
                 break
-            in_all -= gpus * (last - first_place[head])
+            total_free -= gpus * (last - first_instance[head])
             started[head] = now
             _push_compiled(times, running, size, now + work[head], head)
             size += 1
@@ -122,10 +122,10 @@ def _replay(
 
 
 def replay(placement: str, capacity: Ints, submitted: Floats, work: Floats, instances: Ints, gpus_of: Ints) -> Floats:
-    """When each task starts. Every task must fit the empty cluster."""
-    first_place = np.zeros(len(instances) + 1, dtype=np.int64)
-    np.cumsum(instances, out=first_place[1:])
-    places = np.zeros(int(first_place[-1]), dtype=np.int64)
+    """Return the start time of each task. Every task must fit the empty cluster."""
+    first_instance = np.zeros(len(instances) + 1, dtype=np.int64)
+    np.cumsum(instances, out=first_instance[1:])
+    nodes_of = np.zeros(int(first_instance[-1]), dtype=np.int64)
     started = np.full(len(instances), np.nan)
-    _replay(RULES[placement], capacity, submitted, work, gpus_of, first_place, places, started)
+    _replay(RULES[placement], capacity, submitted, work, gpus_of, first_instance, nodes_of, started)
     return started

@@ -1,11 +1,11 @@
-"""The exact pairwise greedy: of all pairs of a waiting task and a machine the best, again and again. Compiled.
+"""Exact pairwise greedy placement: repeatedly place the best of all pairs of waiting task and machine. Compiled.
 
-What the paper's genetic search looks for by chance, looked for in every pair: the largest gain in GPU utilisation.
-It is the same for every machine that has room, so ties go to the machine that is left with the least free GPU, then
-to the first. Gangs are tasks of one instance here.
+It maximises over all pairs what the paper's genetic search samples at random: the gain in GPU utilisation. The gain is
+the same on every machine with enough free resources, so ties go to the machine with the least free GPU capacity
+afterwards, then to the first. Gangs are not supported.
 
-All compiled functions of the peers that look at pairs are in this file: Numba keeps a compiled function until the
-file that holds it changes, whatever else it calls.
+All compiled functions of the peers that work on pairs are in this file, because Numba's cache invalidates a compiled
+function only when the file that defines it changes, not when a function that it calls does.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from refold.jit import compiled, inlined
 from refold.model import WHOLE, Demand, Placement, Share
 from refold.packing import (
     FIRST_GPU,
@@ -22,28 +23,26 @@ from refold.packing import (
     UP,
     WHOLE_FREE,
     Bools,
-    Free,
+    FreeResources,
     Ints,
     Need,
     Words,
-    compiled,
+    adjust_free,
     fits,
-    indices_of,
-    inlined,
-    move,
-    need_of,
+    indices_from_mask,
+    need_at,
 )
 
 
-def feasible(free: Free, demands: Sequence[Demand]) -> Bools:
-    """Which machine (row) has room for one instance of which task (column)."""
+def feasible(free: FreeResources, demands: Sequence[Demand]) -> Bools:
+    """Return on which machines (rows) one instance of each task (columns) fits."""
     vectors = np.concatenate([free.vector(demand) for demand in demands])
     return _feasible(free.nodes, free.gpus, vectors)
 
 
 @inlined
-def has_room(nodes: Ints, gpus: Ints, node: int, need: Need) -> bool:
-    """Whether one instance fits on a node, if it is up."""
+def instance_fits(nodes: Ints, gpus: Ints, node: int, need: Need) -> bool:
+    """Return whether a node is up and one instance fits."""
     if need.milli == WHOLE and nodes[node, WHOLE_FREE] < need.gpus:
         return False
     return nodes[node, UP] == 1 and fits(nodes, gpus, node, need)
@@ -52,18 +51,18 @@ def has_room(nodes: Ints, gpus: Ints, node: int, need: Need) -> bool:
 @compiled
 def _feasible(nodes: Ints, gpus: Ints, demands: Ints) -> Bools:
     count = nodes.shape[0] - 1
-    answer = np.zeros((count, demands.shape[0]), dtype=np.bool_)
+    result = np.zeros((count, demands.shape[0]), dtype=np.bool_)
     for task in range(demands.shape[0]):
-        need = need_of(demands, task)
+        need = need_at(demands, task)
         for node in range(count):
-            answer[node, task] = has_room(nodes, gpus, node, need)
-    return answer
+            result[node, task] = instance_fits(nodes, gpus, node, need)
+    return result
 
 
 @compiled
-def take_on(nodes: Ints, gpus: Ints, bits: Words, node: int, demand: Ints) -> int:
-    """Take room for one instance on a node that has it, on the fullest GPUs with room; returns which."""
-    need, first, mask = need_of(demand, 0), nodes[node, FIRST_GPU], 0
+def allocate_on(nodes: Ints, gpus: Ints, bits: Words, node: int, demand: Ints) -> int:
+    """Allocate one instance on a node where it fits, on the fullest GPUs that fit; return their mask."""
+    need, first, mask = need_at(demand, 0), nodes[node, FIRST_GPU], 0
     for _ in range(need.gpus):
         best = -1
         for gpu in range(nodes[node, GPUS]):
@@ -72,79 +71,81 @@ def take_on(nodes: Ints, gpus: Ints, bits: Words, node: int, demand: Ints) -> in
             if best < 0 or gpus[first + gpu] < gpus[first + best]:
                 best = gpu
         mask |= 1 << best
-    move(nodes, gpus, bits, node, mask, -need.milli, -need.cpu, -need.memory)
+    adjust_free(nodes, gpus, bits, node, mask, -need.milli, -need.cpu, -need.memory)
     return mask
 
 
-def placed_on(free: Free, node: int, demand: Demand) -> Share:
-    """One instance on a node that has room for it."""
-    mask = take_on(free.nodes, free.gpus, free.bits, node, free.vector(demand))
-    return Share(node, indices_of(mask), demand.gpu_milli, demand.cpu_milli, demand.memory_mib)
+def place_on(free: FreeResources, node: int, demand: Demand) -> Share:
+    """Allocate one instance on a node where it fits."""
+    mask = allocate_on(free.nodes, free.gpus, free.bits, node, free.vector(demand))
+    return Share(node, indices_from_mask(mask), demand.gpu_milli, demand.cpu_milli, demand.memory_mib)
 
 
 @compiled
 def all_fit(nodes: Ints, gpus: Ints, bits: Words, demands: Ints, genes: Ints) -> bool:
-    """Whether each task fits on the machine in its gene, one after the other; takes the room of those that do."""
+    """Return whether all tasks fit on the machines in their genes, allocating one after the other."""
     for task in range(demands.shape[0]):
-        if not has_room(nodes, gpus, genes[task], need_of(demands, task)):
+        if not instance_fits(nodes, gpus, genes[task], need_at(demands, task)):
             return False
-        take_on(nodes, gpus, bits, genes[task], demands[task : task + 1])
+        allocate_on(nodes, gpus, bits, genes[task], demands[task : task + 1])
     return True
 
 
 @compiled
 def best_pair(nodes: Ints, gpus: Ints, demands: Ints, placed: Bools) -> tuple[int, int]:
-    """A machine and a task that is not placed yet; (-1, -1) if none fits."""
-    best_node, best_task, most, least = -1, -1, -1, 0
+    """Return the best pair of a machine and an unplaced task; (-1, -1) if none fits. Skips tasks with a lower gain."""
+    best_node, best_task, max_gain, min_left = -1, -1, -1, 0
     for task in range(demands.shape[0]):
-        need = need_of(demands, task)
+        need = need_at(demands, task)
         gain = need.gpus * need.milli
-        if placed[task] or gain < most:
+        if placed[task] or gain < max_gain:
             continue
         for node in range(nodes.shape[0] - 1):
-            if not has_room(nodes, gpus, node, need):
+            if not instance_fits(nodes, gpus, node, need):
                 continue
             left = nodes[node, MILLI_FREE] - gain
-            if gain > most or (gain == most and left < least):
-                best_node, best_task, most, least = node, task, gain, left
+            if gain > max_gain or (gain == max_gain and left < min_left):
+                best_node, best_task, max_gain, min_left = node, task, gain, left
     return best_node, best_task
 
 
 @compiled
 def every_pair(nodes: Ints, gpus: Ints, demands: Ints, placed: Bools) -> tuple[int, int]:
-    """The same, but looking at every pair: what an arg-max over all of them costs."""
-    best_node, best_task, most, least = -1, -1, -1, 0
+    """Return the same pair as `best_pair`, but evaluate every pair: the cost of an arg-max over all of them."""
+    best_node, best_task, max_gain, min_left = -1, -1, -1, 0
     for task in range(demands.shape[0]):
-        need = need_of(demands, task)
+        need = need_at(demands, task)
         gain = need.gpus * need.milli
         for node in range(nodes.shape[0] - 1):
-            if placed[task] or not has_room(nodes, gpus, node, need):
+            if placed[task] or not instance_fits(nodes, gpus, node, need):
                 continue
             left = nodes[node, MILLI_FREE] - gain
-            if gain > most or (gain == most and left < least):
-                best_node, best_task, most, least = node, task, gain, left
+            if gain > max_gain or (gain == max_gain and left < min_left):
+                best_node, best_task, max_gain, min_left = node, task, gain, left
     return best_node, best_task
 
 
 @compiled
-def _place_all(nodes: Ints, gpus: Ints, bits: Words, demands: Ints, places: Ints) -> None:
+def _place_all(nodes: Ints, gpus: Ints, bits: Words, demands: Ints, placements: Ints) -> None:
     placed = np.zeros(demands.shape[0], dtype=np.bool_)
     while True:
         node, task = best_pair(nodes, gpus, demands, placed)
         if node < 0:
             return
         placed[task] = True
-        places[task, 0] = node
-        places[task, 1] = take_on(nodes, gpus, bits, node, demands[task : task + 1])
+        placements[task, 0] = node
+        placements[task, 1] = allocate_on(nodes, gpus, bits, node, demands[task : task + 1])
 
 
-def place_all(free: Free, demands: Sequence[Demand]) -> list[Placement | None]:
-    """A whole window."""
-    assert all(demand.instances == 1 for demand in demands), "the pairwise greedy knows no gangs"
+def place_all(free: FreeResources, demands: Sequence[Demand]) -> list[Placement | None]:
+    """Place a window of tasks."""
+    assert all(demand.instances == 1 for demand in demands), "the pairwise greedy placement does not support gangs"
     vectors = np.concatenate([free.vector(demand) for demand in demands])
-    places = np.full((len(demands), 2), -1, dtype=np.int64)
-    _place_all(free.nodes, free.gpus, free.bits, vectors, places)
+    placements = np.full((len(demands), 2), -1, dtype=np.int64)
+    _place_all(free.nodes, free.gpus, free.bits, vectors, placements)
     return [
-        (Share(node, indices_of(mask), demand.gpu_milli, demand.cpu_milli, demand.memory_mib),) if node >= 0 else None
-        for demand, (node, mask) in zip(demands, places.tolist(), strict=True)
+        (Share(node, indices_from_mask(mask), demand.gpu_milli, demand.cpu_milli, demand.memory_mib),)
+        if node >= 0
+        else None
+        for demand, (node, mask) in zip(demands, placements.tolist(), strict=True)
     ]

@@ -1,12 +1,13 @@
-"""The genetic placement of the paper on PyGAD, the library that its authors name.
+"""The paper's genetic placement with PyGAD, the library that its authors used.
 
-An individual is a pair of genes, a machine and a task of the window; the fittest pair is placed, and the next search
-begins. Fitness is the gain in GPU utilisation of the machine if the task fits there, else −1. Population 100,
-tournaments of 20, one-point crossover, 60 elders kept so that 40 children replace the others, adaptive mutation with
-PyGAD's reading of 0.25 and 0.1 (the first for children below the mean). To be fair to PyGAD, who fits where is worked
-out beforehand (compiled), so that a fitness costs one look-up.
+An individual is a pair of genes: a machine and a task of the window. The fittest pair is placed, then the next search
+starts. Fitness is the gain in GPU utilisation of the machine if the task fits, else −1. Population 100, tournaments of
+20, one-point crossover, elitism of 60 so that 40 children replace the rest, adaptive mutation with probabilities 0.25
+and 0.1 as PyGAD interprets them (the first for children below the mean). For a fair comparison with PyGAD, feasibility
+is computed beforehand by compiled code, so that evaluating the fitness is one table lookup.
 
-`Whole` is the other reading of the paper: one gene for each task, the sum of gains, −1 if any task does not fit.
+`WindowSearch` implements the other interpretation of the paper: one gene per task, fitness is the sum of gains, −1 if
+any task does not fit.
 """
 
 from __future__ import annotations
@@ -18,66 +19,67 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.peers.pairwise import all_fit, feasible, placed_on
+from benchmarks.peers.pairwise import all_fit, feasible, place_on
 from refold.model import WHOLE, Demand, Placement, Share
-from refold.packing import Floats, Free
+from refold.packing import Floats, FreeResources
 
 POPULATION = 100
 GENERATIONS = 50
 TOURNAMENT = 0.2
 REPLACED = 0.4
 MUTATION = (0.25, 0.1)
-"""Below the mean of the generation, and above it."""
+"""Mutation probabilities of individuals below and above the mean fitness of the generation."""
 
 MISFIT = -1.0
 
 
-class Found(NamedTuple):
-    """The fittest pair of a search."""
+class PairResult(NamedTuple):
+    """The fittest pair found by a search."""
 
     machine: int
     task: int
     fitness: float
 
 
-def gains(free: Free, demands: Sequence[Demand]) -> Floats:
-    """By how much one instance of each task (column) raises the GPU utilisation of each machine (row) if it fits there.
+def gains(free: FreeResources, demands: Sequence[Demand]) -> Floats:
+    """Return the gain in GPU utilisation of each machine (row) from one instance of each task (column) that fits.
 
-    The paper does not say whose utilisation; the cluster's would be the same wherever a task goes.
+    The paper does not define which utilisation. That of the cluster would be the same on every machine, so this uses
+    the utilisation of the machine.
     """
-    asked = np.array([demand.gpus * demand.gpu_milli for demand in demands], dtype=np.float64)
-    owned = np.array([node.gpus * WHOLE for node in free.cluster.nodes], dtype=np.float64)
-    return np.where(feasible(free, demands), asked[None, :] / np.maximum(owned, 1.0)[:, None], MISFIT)
+    requested = np.array([demand.gpus * demand.gpu_milli for demand in demands], dtype=np.float64)
+    capacity = np.array([node.gpus * WHOLE for node in free.cluster.nodes], dtype=np.float64)
+    return np.where(feasible(free, demands), requested[None, :] / np.maximum(capacity, 1.0)[:, None], MISFIT)
 
 
-class Pairs:
-    """Searches for the fittest pair of a machine and a task."""
+class PairSearch:
+    """Search for the fittest pair of a machine and a task."""
 
     def __init__(self, generations: int = GENERATIONS, population: int = POPULATION) -> None:
         self.generations = generations
         self.population = population
 
-    def search(self, gain: Floats, seed: int) -> Found:
-        """One decision, from the table of `gains`."""
-        table = gain.tolist()  # lists answer faster than arrays to one index at a time
+    def search(self, gain: Floats, seed: int) -> PairResult:
+        """Find one pair, given the table of `gains`."""
+        table = gain.tolist()  # element access is faster for lists than for arrays
 
         def fitness(_: Any, genes: NDArray[np.int64], __: Any) -> float:
             machine, task = genes.tolist()
             return float(table[machine][task])
 
-        genes, best = _evolved(fitness, [range(size) for size in gain.shape], self.generations, self.population, seed)
-        return Found(int(genes[0]), int(genes[1]), best)
+        genes, best = _evolve(fitness, [range(size) for size in gain.shape], self.generations, self.population, seed)
+        return PairResult(int(genes[0]), int(genes[1]), best)
 
 
-class Whole:
-    """Searches for machines for all tasks at once: one gene for each."""
+class WindowSearch:
+    """Search for machines for all tasks of the window at once: one gene per task."""
 
     def __init__(self, generations: int = GENERATIONS, population: int = POPULATION) -> None:
         self.generations = generations
         self.population = population
 
-    def search(self, free: Free, demands: Sequence[Demand], seed: int) -> float:
-        """The best fitness: the gain of all tasks in the cluster's utilisation; −1 if all individuals had a misfit."""
+    def search(self, free: FreeResources, demands: Sequence[Demand], seed: int) -> float:
+        """Return the best fitness: the total gain in cluster utilisation, or −1 if no individual was feasible."""
         vectors = np.concatenate([free.vector(demand) for demand in demands])
         gain = sum(demand.gpus * demand.gpu_milli for demand in demands) / (free.cluster.gpus * WHOLE)
 
@@ -86,13 +88,13 @@ class Whole:
             return gain if all_fit(trial.nodes, trial.gpus, trial.bits, vectors, genes.astype(np.int64)) else MISFIT
 
         spaces = [range(len(free.cluster.nodes))] * len(demands)
-        return _evolved(fitness, spaces, self.generations, self.population, seed)[1]
+        return _evolve(fitness, spaces, self.generations, self.population, seed)[1]
 
 
-def _evolved(
+def _evolve(
     fitness: Any, spaces: Sequence[range], generations: int, population: int, seed: int
 ) -> tuple[NDArray[np.int64], float]:
-    import pygad  # only who measures it needs it
+    import pygad  # optional dependency
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -119,27 +121,29 @@ def _evolved(
     return genes, float(best)
 
 
-def place_all(free: Free, demands: Sequence[Demand], seed: int, search: Pairs | None = None) -> list[Placement | None]:
-    """A whole window, pair by pair, until a search finds nobody who fits. A gang keeps its places only if it is whole.
+def place_all(
+    free: FreeResources, demands: Sequence[Demand], seed: int, search: PairSearch | None = None
+) -> list[Placement | None]:
+    """Place a window, pair by pair, until a search finds no task that fits.
 
-    The instances of a gang are tasks of their own in the search; its places are given back if it does not get all.
+    The instances of a gang are separate tasks in the search. A gang that could not be placed completely is released.
     """
-    pairs = search or Pairs()
-    left = [index for index, demand in enumerate(demands) for _ in range(demand.instances)]
+    pairs = search or PairSearch()
+    unplaced = [index for index, demand in enumerate(demands) for _ in range(demand.instances)]
     shares: list[list[Share]] = [[] for _ in demands]
-    turn = 0
-    while left:
-        waiting = [demands[index] for index in left]
-        found = pairs.search(gains(free, waiting), seed * 100_003 + turn)
-        turn += 1
+    searches = 0
+    while unplaced:
+        waiting = [demands[index] for index in unplaced]
+        found = pairs.search(gains(free, waiting), seed * 100_003 + searches)
+        searches += 1
         if found.fitness == MISFIT:
             break
-        index = left.pop(found.task)
-        shares[index].append(placed_on(free, found.machine, demands[index]))
-    answers: list[Placement | None] = []
+        index = unplaced.pop(found.task)
+        shares[index].append(place_on(free, found.machine, demands[index]))
+    placements: list[Placement | None] = []
     for demand, held in zip(demands, shares, strict=True):
-        whole = len(held) == demand.instances
-        if not whole:
-            free.give_back(held)
-        answers.append(tuple(held) if whole else None)
-    return answers
+        complete = len(held) == demand.instances
+        if not complete:
+            free.release(held)
+        placements.append(tuple(held) if complete else None)
+    return placements

@@ -1,6 +1,6 @@
-"""The paper's simulator: SimPy's processes bring tasks and end them, PyGAD's search decides who goes where.
+"""The paper's simulator: SimPy processes submit and end tasks, a PyGAD search places them.
 
-Whenever a task arrives or ends, pairs of a waiting task and a machine are looked for until a search finds none.
+Whenever a task arrives or ends, searches place one pair of waiting task and machine at a time until none is found.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import time
 from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.peers.pairwise import placed_on
-from benchmarks.peers.pygad_placement import MISFIT, Pairs, gains
+from benchmarks.peers.pairwise import place_on
+from benchmarks.peers.pygad_placement import MISFIT, PairSearch, gains
 from refold.model import Cluster, Job, Share
-from refold.packing import Free
+from refold.packing import FreeResources
 
 
-class Outcome(NamedTuple):
-    """What came of it."""
+class Result(NamedTuple):
+    """Result of a simulation."""
 
     cpu_seconds: float
     started: int
@@ -24,26 +24,26 @@ class Outcome(NamedTuple):
     decisions: int
 
 
-class _World:
-    """What all processes share."""
+class _Simulation:
+    """State shared by all SimPy processes."""
 
-    def __init__(self, environment: Any, cluster: Cluster, pairs: Pairs, seed: int) -> None:
+    def __init__(self, environment: Any, cluster: Cluster, pairs: PairSearch, seed: int) -> None:
         self.environment = environment
-        self.free = Free(cluster)
+        self.free = FreeResources(cluster)
         self.waiting: list[Job] = []
         self.pairs = pairs
         self.seed = seed
         self.started = self.finished = self.decisions = 0
 
     def arrivals(self, jobs: Sequence[Job]) -> Generator[Any, None, None]:
-        """Tasks come at their times."""
+        """Submit tasks at their submission times."""
         for job in jobs:
             yield self.environment.timeout(max(0.0, job.submitted - self.environment.now))
             self.waiting.append(job)
             self.decide()
 
     def decide(self) -> None:
-        """Place pair by pair until nobody who fits is found."""
+        """Place one pair of task and machine after another until a search finds no task that fits."""
         while self.waiting:
             demands = [job.demand for job in self.waiting]
             found = self.pairs.search(gains(self.free, demands), self.seed + self.decisions)
@@ -51,25 +51,25 @@ class _World:
             if found.fitness == MISFIT:
                 return
             job = self.waiting.pop(found.task)
-            share = placed_on(self.free, found.machine, job.demand)
+            share = place_on(self.free, found.machine, job.demand)
             self.started += 1
             self.environment.process(self.running(job, share))
 
     def running(self, job: Job, share: Share) -> Generator[Any, None, None]:
-        """A task runs, and leaves."""
+        """Run a task and release its resources."""
         yield self.environment.timeout(job.work or 0.0)
-        self.free.give_back((share,))
+        self.free.release((share,))
         self.finished += 1
         self.decide()
 
 
-def run(jobs: Sequence[Job], cluster: Cluster, seed: int = 0, pairs: Pairs | None = None) -> Outcome:
-    """Simulate tasks of one instance each to their end."""
-    import simpy  # only who measures it needs it
+def run(jobs: Sequence[Job], cluster: Cluster, seed: int = 0, pairs: PairSearch | None = None) -> Result:
+    """Simulate single-instance tasks until all have ended."""
+    import simpy  # optional dependency
 
-    assert all(job.demand.instances == 1 for job in jobs), "this simulator knows no gangs"
-    world = _World(simpy.Environment(), cluster, pairs or Pairs(), seed)
+    assert all(job.demand.instances == 1 for job in jobs), "this simulator does not support gangs"
+    state = _Simulation(simpy.Environment(), cluster, pairs or PairSearch(), seed)
     before = time.process_time()
-    world.environment.process(world.arrivals(jobs))
-    world.environment.run()
-    return Outcome(time.process_time() - before, world.started, world.finished, world.decisions)
+    state.environment.process(state.arrivals(jobs))
+    state.environment.run()
+    return Result(time.process_time() - before, state.started, state.finished, state.decisions)

@@ -1,1 +1,1 @@
-"""Placement on shared, unlike GPUs: openb at saturation, PAI over a day, windows, and who is how fast."""
+"""Placement on shared, heterogeneous GPUs: openb at saturation, PAI over a day, windows of tasks, and speed."""

@@ -1,21 +1,22 @@
-"""What moving runs is worth: `python -m benchmarks.placement.defragment [--write]`.
+"""Effect of defragmentation: `python -m benchmarks.placement.defragment [--write]`.
 
-The same jobs with and without `defragment`, under each policy that has it: how long wide jobs and all jobs wait, how
-many runs were moved, and the GPU-hours that this cost. `--write` keeps the tables in docs/policies/defragment.md.
+The same jobs with and without `defragment`, with each policy that supports it: waiting of wide jobs and of all jobs,
+number of moved runs, and the GPU-hours lost by moves. `--write` updates the table in docs/policies/defragment.md.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import mean, stdev
+from textwrap import fill
 from typing import NamedTuple
 
 from benchmarks.measure import REPOSITORY
 from benchmarks.table import markdown
 from refold.core import Entry, Journals, RunFinished, StartRun
-from refold.model import DAY, HOUR, MINUTE, WHOLE, Cluster, Demand, Job, Node, mib_from_gib, text_from_seconds
+from refold.model import DAY, HOUR, MINUTE, WHOLE, Cluster, Demand, Job, Node, format_duration, mib_from_gib
 from refold.registry import make_policy
 from refold.simulator import Costs, simulate
 from refold.testing import Audit
@@ -24,16 +25,16 @@ from refold.traces import Lognormal, PoissonArrivals, SizeClass, WorkloadShape, 
 POLICIES = ("fifo", "fifo-skip", "sjf")
 LOADS = (0.7, 0.8, 0.9)
 SEEDS = 10
-STUDENT = 2.262
-"""The 97.5 % quantile of Student's distribution with SEEDS - 1 degrees of freedom."""
+T_QUANTILE = 2.262
+"""The 97.5 % quantile of Student's t-distribution with SEEDS - 1 degrees of freedom."""
 
 WIDE_GPUS = 4
-"""Jobs of so many GPUs or more are called wide here."""
+"""Jobs with at least this many GPUs are wide."""
 
 COSTS = Costs(stop=8.0, restart=70.0)
-"""Together the 78 seconds that policies believe a restart to take."""
+"""Together the 78 seconds that policies assume for a restart."""
 
-KEPT = REPOSITORY / "docs" / "policies" / "defragment.md"
+PAGE = REPOSITORY / "docs" / "policies" / "defragment.md"
 HEADING = "## Measured"
 
 CLUSTER = Cluster(tuple(Node(f"n{n}", 8, "A100", 96_000, mib_from_gib(768)) for n in range(16)), name="16x8")
@@ -42,7 +43,7 @@ Workload = Callable[[], tuple[Sequence[Job], Cluster]]
 
 
 def _size(weight: float, hours: float, gpus: int = 1, share: int = WHOLE, instances: int = 1) -> SizeClass:
-    """Jobs with 8 CPUs and 64 GiB for each GPU, or for a part of one as much as that, and durations that vary much."""
+    """Return a class of jobs with 8 CPUs and 64 GiB per GPU (or a share of that), and widely varying durations."""
     cpu, memory = gpus * share * 8, gpus * share * mib_from_gib(64) // WHOLE
     durations = Lognormal(hours * HOUR, 1.5, 3 * DAY, MINUTE)
     return SizeClass(Demand(instances, gpus, share, cpu, memory), weight, durations)
@@ -66,17 +67,17 @@ SHAPE = WorkloadShape(
 
 
 def synthetic(load: float, seed: int) -> tuple[Sequence[Job], Cluster]:
-    """Seven in ten jobs have a GPU or less, one in five is wide."""
+    """Return generated jobs and a cluster; 70 % of the jobs have one GPU or less, 20 % are wide."""
     return generate(SHAPE.for_load(CLUSTER, load), seed).jobs, CLUSTER
 
 
 def shipped() -> tuple[Sequence[Job], Cluster]:
-    """The workload that ships with the package."""
+    """Return the workload and cluster that ship with the package."""
     return read_trace("demo").jobs, read_cluster("demo")
 
 
-class Outcome(NamedTuple):
-    """Of one run: mean seconds of waiting and from submission to the end, moves, GPU-hours lost by them and worked."""
+class Result(NamedTuple):
+    """Result of a run: mean waiting and completion times in seconds, moves, GPU-hours lost by moves and worked."""
 
     wide_waiting: float
     waiting: float
@@ -86,8 +87,8 @@ class Outcome(NamedTuple):
     gpu_hours: float
 
 
-class Ledger:
-    """A journal that keeps first starts, ends, and what restarts have cost."""
+class MoveRecorder:
+    """A journal that records first starts, ends, and the cost of restarts."""
 
     def __init__(self) -> None:
         self.started: dict[str, float] = {}
@@ -96,7 +97,7 @@ class Ledger:
         self.lost_gpu_hours = 0.0
 
     def write(self, entry: Entry) -> None:
-        """Note one entry."""
+        """Record one entry."""
         self.ended |= {event.job: entry.now for event in entry.events if isinstance(event, RunFinished)}
         for order in entry.orders:
             if not isinstance(order, StartRun):
@@ -108,39 +109,39 @@ class Ledger:
                 self.lost_gpu_hours += order.allocation.gpu_milli / WHOLE * (COSTS.stop + COSTS.restart) / HOUR
 
 
-def outcome(workload: Workload, policy: str, defragment: bool) -> Outcome:
-    """Simulate one policy; an audit watches."""
+def simulate_policy(workload: Workload, policy: str, defragment: bool) -> Result:
+    """Simulate one policy, with an audit of the journal."""
     jobs, cluster = workload()
-    ledger = Ledger()
-    made = make_policy(policy, {"defragment": defragment})
-    simulate(jobs, cluster, made, journal=Journals(ledger, Audit(cluster)), costs=COSTS)
-    waited = {job: ledger.started[job.id] - job.submitted for job in jobs}
-    return Outcome(
+    recorder = MoveRecorder()
+    scheduling_policy = make_policy(policy, {"defragment": defragment})
+    simulate(jobs, cluster, scheduling_policy, journal=Journals(recorder, Audit(cluster)), costs=COSTS)
+    waited = {job: recorder.started[job.id] - job.submitted for job in jobs}
+    return Result(
         mean(seconds for job, seconds in waited.items() if job.demand.total_gpus >= WIDE_GPUS),
         mean(waited.values()),
-        mean(ledger.ended[job.id] - job.submitted for job in jobs),
-        ledger.moves,
-        ledger.lost_gpu_hours,
+        mean(recorder.ended[job.id] - job.submitted for job in jobs),
+        recorder.moves,
+        recorder.lost_gpu_hours,
         sum(job.demand.total_gpus * (job.work or 0.0) for job in jobs) / HOUR,
     )
 
 
-def _less(before: Sequence[float], after: Sequence[float]) -> str:
-    """By how much shorter, in percent of the mean; from several seeds with a 95 % interval of the paired difference."""
+def _reduction(before: Sequence[float], after: Sequence[float]) -> str:
+    """Format the reduction in percent of the mean; for several seeds with the 95 % interval of paired differences."""
     percent = 100 / mean(before)
     differences = [(one - other) * percent for one, other in zip(before, after, strict=True)]
-    interval = f" ± {STUDENT * stdev(differences) / len(differences) ** 0.5:.0f}" if len(differences) > 1 else ""
+    interval = f" ± {T_QUANTILE * stdev(differences) / len(differences) ** 0.5:.0f}" if len(differences) > 1 else ""
     return f"{mean(differences):.0f}{interval} %"
 
 
 def row(name: str, policy: str, workloads: Sequence[Workload]) -> list[str]:
-    """One line of the table."""
-    before, after = ([outcome(one, policy, defragment) for one in workloads] for defragment in (False, True))
+    """Return one row of the table."""
+    before, after = ([simulate_policy(one, policy, defragment) for one in workloads] for defragment in (False, True))
     cells = [name, f"`{policy}`"]
     for field in ("wide_waiting", "waiting"):
-        old, new = ([float(getattr(one, field)) for one in outcomes] for outcomes in (before, after))
-        cells += [text_from_seconds(mean(old)), text_from_seconds(mean(new)), _less(old, new)]
-    cells.append(_less([one.completion for one in before], [one.completion for one in after]))
+        old, new = ([float(getattr(one, field)) for one in results] for results in (before, after))
+        cells += [format_duration(mean(old)), format_duration(mean(new)), _reduction(old, new)]
+    cells.append(_reduction([one.completion for one in before], [one.completion for one in after]))
     lost, worked = sum(one.lost_gpu_hours for one in after), sum(one.gpu_hours for one in after)
     moves = mean(one.moves for one in after)
     return [*cells, f"{moves:.0f}", f"{lost / len(after):.1f} ({100 * lost / worked:.2f} %)"]
@@ -162,33 +163,37 @@ TITLES = (
 
 
 def table() -> str:
-    """Every workload under every policy."""
+    """Return the table of all workloads and policies."""
     rows = []
     for load in LOADS:
-        drawn = [partial(synthetic, load, seed) for seed in range(SEEDS)]
-        rows += [row(f"load {load:g}", policy, drawn) for policy in POLICIES]
+        generated = [partial(synthetic, load, seed) for seed in range(SEEDS)]
+        rows += [row(f"load {load:g}", policy, generated) for policy in POLICIES]
     rows += [row("demo", policy, [shipped]) for policy in POLICIES]
     return markdown(TITLES, rows)
 
 
-def write_down(found: str) -> None:
-    """Put the table below its heading, to the end of the page."""
-    before = KEPT.read_text().partition(HEADING)[0]
-    words = f"""`python -m benchmarks.placement.defragment --write`. Synthetic: {SHAPE.jobs:,} jobs on
-{len(CLUSTER.nodes)} nodes of 8 GPUs, seven in ten of one GPU or less (a quarter, a half), one in five wide ({WIDE_GPUS}
-GPUs or more, up to two instances of 8), durations lognormal; means over {SEEDS} seeds, with 95 % intervals of paired
-differences. `demo` is the workload of {len(shipped()[0]):,} jobs that ships with the package, once. Best-fit placement.
-Stopping is charged {COSTS.stop:.0f} s and a later start {COSTS.restart:.0f} s; GPU-hours lost are that time of all GPUs
-of the runs moved, and the part of all work that they are. A run that was moved twice counts as two moves."""
-    KEPT.write_text(f"{before}{HEADING}\n\n{words}\n\n{found}\n")
+def write_page(results: str) -> None:
+    """Replace the last section of the page, from its heading to the end."""
+    before = PAGE.read_text().partition(HEADING)[0]
+    text = f"""`python -m benchmarks.placement.defragment --write`. Synthetic workload: {SHAPE.jobs:,} jobs on \
+{len(CLUSTER.nodes)} nodes with 8 GPUs each; 70 % of the jobs have one GPU or less (a quarter, a half), 20 % are wide \
+({WIDE_GPUS} GPUs or more, up to two instances of 8); durations are log-normal. Means over {SEEDS} seeds, with 95 % \
+intervals of paired differences. `demo` is the workload of {len(shipped()[0]):,} jobs that ships with the package, \
+simulated once. Placement is best-fit. A stop costs {COSTS.stop:.0f} s and a later start {COSTS.restart:.0f} s; \
+GPU-hours lost are these times × the GPUs of the moved runs, also as a share of all work. A run that is moved twice \
+counts as two moves."""
+    PAGE.write_text(f"{before}{HEADING}\n\n{fill(text, 120, break_on_hyphens=False)}\n\n{results}\n")
 
 
 def main() -> None:
-    """Print the table; keep it if asked to."""
-    found = table()
-    print(found)
-    if "--write" in sys.argv[1:]:
-        write_down(found)
+    """Print the table; update the page with --write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.placement.defragment", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="update docs/policies/defragment.md")
+    options = parser.parse_args()
+    results = table()
+    print(results)
+    if options.write:
+        write_page(results)
 
 
 if __name__ == "__main__":

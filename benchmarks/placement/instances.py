@@ -1,4 +1,4 @@
-"""Single decisions: a part of openb's machines, filled to some level, and a window of tasks that wait for it."""
+"""Instances of single placement decisions: some machines of openb, filled to a level, and a window of waiting tasks."""
 
 from __future__ import annotations
 
@@ -8,75 +8,77 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from benchmarks.placement import world
+from benchmarks.placement import workloads
 from refold.model import WHOLE, Demand, Share
-from refold.packing import Free, Placer
+from refold.packing import FreeResources, Placer
 
-PATIENCE = 200
-"""So many pods in a row that find no place, and the machines are full."""
+MAX_FAILURES = 200
+"""The machines count as full after this many pods in a row that do not fit."""
 
 
-FEWEST = 4
-"""No window is smaller, however little is free."""
+MIN_WINDOW = 4
+"""Minimum window size, however little is free."""
 
 
 class Instance(NamedTuple):
-    """What is free, and who waits."""
+    """The free resources and the requests of the waiting tasks."""
 
-    free: Free
+    free: FreeResources
     demands: tuple[Demand, ...]
 
     @property
-    def asked(self) -> int:
-        """Thousandths of a GPU that the window asks for."""
+    def requested(self) -> int:
+        """Total request of the window, in thousandths of a GPU."""
         return sum(demand.total_gpu_milli for demand in self.demands)
 
 
-def drawn(machines: int, tasks: int, level: float, seed: int, gangs: float = 0.0, pressing: float = 0.0) -> Instance:
-    """Machines of openb that have GPUs, filled to `level` of their GPU, and a window of random GPU pods.
+def draw_instance(
+    machines: int, tasks: int, level: float, seed: int, gangs: float = 0.0, pressure: float = 0.0
+) -> Instance:
+    """Draw machines of openb with GPUs, filled to `level` of their GPU capacity, and a window of random GPU pods.
 
-    `gangs`: which part of the tasks is a gang of two to four such pods. `pressing`: the window ends as soon as it asks
-    for so many times what is free, if that is before `tasks`; 0: never.
+    `gangs`: the share of tasks that are gangs of two to four such pods. `pressure`: the window ends when its requests
+    reach this many times the free GPU capacity, if that is before `tasks`; 0: no such limit.
     """
-    chance = np.random.default_rng([seed, machines, tasks, round(1000 * level)])
-    everything = world.openb(only_gpu_nodes=True)
-    chosen = np.sort(chance.choice(len(everything.nodes), machines, replace=machines > len(everything.nodes)))
+    rng = np.random.default_rng([seed, machines, tasks, round(1000 * level)])
+    cluster = workloads.openb(only_gpu_nodes=True)
+    chosen = np.sort(rng.choice(len(cluster.nodes), machines, replace=machines > len(cluster.nodes)))
     nodes = [
-        msgspec.structs.replace(everything.nodes[index], name=f"m{place}")
-        for place, index in enumerate(chosen.tolist())
+        msgspec.structs.replace(cluster.nodes[index], name=f"m{number}") for number, index in enumerate(chosen.tolist())
     ]
-    free = Free(msgspec.structs.replace(everything, nodes=tuple(nodes)))
-    demands = [job.demand for job in world.pods() if job.demand.gpus]
-    fill(free, demands, level, chance)
-    window = [demands[index] for index in chance.integers(len(demands), size=tasks).tolist()]
+    free = FreeResources(msgspec.structs.replace(cluster, nodes=tuple(nodes)))
+    demands = [job.demand for job in workloads.pods() if job.demand.gpus]
+    fill(free, demands, level, rng)
+    window = [demands[index] for index in rng.integers(len(demands), size=tasks).tolist()]
     if gangs:
-        sizes = np.where(chance.random(tasks) < gangs, chance.integers(2, 5, size=tasks), 1).tolist()
+        sizes = np.where(rng.random(tasks) < gangs, rng.integers(2, 5, size=tasks), 1).tolist()
         window = [msgspec.structs.replace(demand, instances=size) for demand, size in zip(window, sizes, strict=True)]
-    return Instance(free, tuple(window[: _enough(window, pressing * free.gpu_milli) if pressing else tasks]))
+    return Instance(free, tuple(window[: _count_requesting(window, pressure * free.gpu_milli) if pressure else tasks]))
 
 
-def _enough(window: Sequence[Demand], gpu_milli: float) -> int:
-    """How many of a window ask for so much GPU."""
-    asked = np.cumsum([demand.total_gpu_milli for demand in window])
-    return max(FEWEST, int(np.searchsorted(asked, gpu_milli)) + 1)
+def _count_requesting(window: Sequence[Demand], gpu_milli: float) -> int:
+    """Return how many tasks of the window together request `gpu_milli`, but at least MIN_WINDOW."""
+    requested = np.cumsum([demand.total_gpu_milli for demand in window])
+    return max(MIN_WINDOW, int(np.searchsorted(requested, gpu_milli)) + 1)
 
 
-def fill(free: Free, demands: Sequence[Demand], level: float, chance: np.random.Generator) -> None:
-    """Pods by best fit until hardly any has a place, all other GPU as shares without CPUs; then random pods leave.
+def fill(free: FreeResources, demands: Sequence[Demand], level: float, rng: np.random.Generator) -> None:
+    """Fill the machines to `level`: place pods by best fit until none fits, allocate the rest, remove random pods.
 
-    So holes are those that pods leave behind, of GPU and of CPUs and memory, at every level.
+    The rest is allocated as GPU shares without CPUs. So at every level, the free GPUs, CPUs and memory are gaps left
+    by pods.
     """
-    placer, held, in_vain = Placer("best-fit"), [], 0
-    while in_vain < PATIENCE:
-        placement = placer.place(free, demands[int(chance.integers(len(demands)))])
-        in_vain = 0 if placement is not None else in_vain + 1
+    placer, held, failures = Placer("best-fit"), [], 0
+    while failures < MAX_FAILURES:
+        placement = placer.place(free, demands[int(rng.integers(len(demands)))])
+        failures = 0 if placement is not None else failures + 1
         if placement is not None:
             held.append(placement)
     for node in range(len(free.cluster.nodes)):
         for gpu, left in enumerate(free.gpu_milli_of(node)):
             if left:
                 free.take((Share(node, (gpu,), left),))
-    for index in chance.permutation(len(held)).tolist():
+    for index in rng.permutation(len(held)).tolist():
         if free.gpu_milli >= (1 - level) * free.cluster.gpus * WHOLE:
             return
-        free.give_back(held[index])
+        free.release(held[index])

@@ -1,9 +1,8 @@
-"""GPU allocated at saturation: `python -m benchmarks.placement.saturation [--quick] [--seeds N] [--write] [--json F]`.
+"""GPU allocation at saturation: `python -m benchmarks.placement.saturation [--quick] [--seeds N] [--write] [--json F]`.
 
-FGD's published experiment on openb: pods arrive in a drawn order until they ask for 130 % of the GPUs, none leaves,
-one that has no place is turned away. *One by one*: each is placed as it arrives. *Windows*: they come in batches of
-100, or all at once, and a rule sees a whole batch before it places it. `--write` keeps the page
-docs/results/placement.md.
+FGD's published experiment on openb: pods arrive in random order until they request 130 % of the GPUs; no pod leaves; a
+pod that does not fit is rejected. *One by one*: each pod is placed on arrival. *Windows*: pods arrive in batches of
+100, or all at once, and a rule sees the whole batch before placing it. `--write` writes docs/results/placement.md.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ import msgspec
 
 from benchmarks.measure import REPOSITORY
 from benchmarks.peers.fgd_published import FgdAsPublished
-from benchmarks.placement import ceilings, world
-from benchmarks.placement.kept import answers
-from benchmarks.placement.spread import Spread, paired, spread
+from benchmarks.placement import upper_bounds, workloads
+from benchmarks.placement.confidence import Interval, interval, paired
+from benchmarks.placement.result_cache import cached_results
 from benchmarks.table import markdown
 from refold.model import WHOLE, Cluster, Demand, Job, Placement
-from refold.packing import RULES, Free, Placer
+from refold.packing import RULES, FreeResources, Placer
 
 PAGE = REPOSITORY / "docs" / "results" / "placement.md"
 SEEDS = 10
@@ -32,26 +31,26 @@ WHOLE_STREAM = 0
 WINDOWS = (100, WHOLE_STREAM)
 WINDOW_SEEDS = 5
 LARGEST_FIRST = ", largest first"
-"""A greedy rule that sees a window can at least sort it."""
+"""Suffix of greedy rules that sort a window before placing it."""
 
 AS_PUBLISHED = "fgd, as published"
-"""The authors' own scoring (`peers/fgd_published.py`)."""
+"""FGD with its authors' scoring (`peers/fgd_published.py`)."""
 
-NO_ROOM = 5e-4
-"""Where a ceiling is no further from the best greedy rule than this, parts of the way say nothing."""
+MIN_GAP = 5e-4
+"""If the gap between the best greedy rule and an upper bound is smaller, shares of it are not meaningful."""
 
-ONE_BY_ONE = (*world.GREEDY, AS_PUBLISHED, *world.OURS)
+ONE_BY_ONE = (*workloads.GREEDY, AS_PUBLISHED, *workloads.OURS)
 IN_WINDOWS = (
     "first-fit",
     "fgd",
     AS_PUBLISHED,
     *(f"{rule}{LARGEST_FIRST}" for rule in ("best-fit", "fgd", AS_PUBLISHED)),
-    *world.OURS,
+    *workloads.OURS,
 )
 
 
-class Game(msgspec.Struct, frozen=True):
-    """One stream under one rule. `window`: how many pods are seen at once; 0: all."""
+class Run(msgspec.Struct, frozen=True):
+    """One stream with one placement rule. `window`: number of pods placed together; 0: all."""
 
     variant: str
     rule: str
@@ -60,68 +59,68 @@ class Game(msgspec.Struct, frozen=True):
     only_gpu_nodes: bool = False
 
 
-class Held(msgspec.Struct, frozen=True):
-    """The part of all GPU that was allocated when pods for 100 % and for 130 % had come."""
+class Allocated(msgspec.Struct, frozen=True):
+    """Allocated share of the GPU capacity after requests for 100 % and for 130 % of it."""
 
     at_100: float
     at_130: float
 
 
-class Ceiling(msgspec.Struct, frozen=True):
-    """What one stream could hold at most, see `ceilings`."""
+class UpperBounds(msgspec.Struct, frozen=True):
+    """Upper bounds of the allocation for one stream, see `upper_bounds`."""
 
     machine_100: float
     machine_130: float
     bins_100: float
     bins_130: float
-    first_refusal: float
+    first_rejection: float
 
 
-# --- playing ------------------------------------------------------------------------------------------------
+# --- simulation ---------------------------------------------------------------------------------------------
 
 
 def arrivals(variant: str, seed: int, only_gpu_nodes: bool = False) -> tuple[list[Job], int]:
-    """A stream, and how many of its pods ask for 100 %."""
-    gpu_milli = world.openb(only_gpu_nodes).gpus * WHOLE
-    drawn = world.stream(world.pods(variant), round(world.SATURATED * gpu_milli), seed)
-    return drawn, world.first_asking_for(drawn, gpu_milli)
+    """Return a stream, and how many of its first pods together request 100 %."""
+    gpu_milli = workloads.openb(only_gpu_nodes).gpus * WHOLE
+    drawn = workloads.stream(workloads.pods(variant), round(workloads.SATURATION_LOAD * gpu_milli), seed)
+    return drawn, workloads.count_requesting(drawn, gpu_milli)
 
 
-def played(game: Game) -> Held:
-    """Let all pods of a stream come."""
-    cluster = world.openb(game.only_gpu_nodes)
-    placer = _placer(game, cluster)
-    free, total = Free(cluster), cluster.gpus * WHOLE
-    stream, full = arrivals(game.variant, game.seed, game.only_gpu_nodes)
-    if game.window == WHOLE_STREAM:
-        place_batch(placer, free, stream, game.rule)
-        return Held(1 - free.gpu_milli / total, 1 - free.gpu_milli / total)
-    held = []
+def simulate_run(run: Run) -> Allocated:
+    """Place all pods of a stream."""
+    cluster = workloads.openb(run.only_gpu_nodes)
+    placer = _placer(run, cluster)
+    free, total = FreeResources(cluster), cluster.gpus * WHOLE
+    stream, full = arrivals(run.variant, run.seed, run.only_gpu_nodes)
+    if run.window == WHOLE_STREAM:
+        place_batch(placer, free, stream, run.rule)
+        return Allocated(1 - free.gpu_milli / total, 1 - free.gpu_milli / total)
+    allocated = []
     for part in (stream[:full], stream[full:]):
-        for begin in range(0, len(part), game.window):
-            place_batch(placer, free, part[begin : begin + game.window], game.rule)
-        held.append(1 - free.gpu_milli / total)
-    return Held(*held)
+        for begin in range(0, len(part), run.window):
+            place_batch(placer, free, part[begin : begin + run.window], run.rule)
+        allocated.append(1 - free.gpu_milli / total)
+    return Allocated(*allocated)
 
 
-class Places(Protocol):
-    """What a rule does."""
+class PlacementRule(Protocol):
+    """The common interface of all placement rules."""
 
-    def place(self, free: Free, demand: Demand) -> Placement | None: ...
+    def place(self, free: FreeResources, demand: Demand) -> Placement | None: ...
 
-    def place_all(self, free: Free, demands: Sequence[Demand]) -> list[Placement | None]: ...
+    def place_all(self, free: FreeResources, demands: Sequence[Demand]) -> list[Placement | None]: ...
 
 
-def _placer(game: Game, cluster: Cluster) -> Places:
-    """A rule that knows what is typical of its variant."""
-    name, jobs = game.rule.removesuffix(LARGEST_FIRST), world.pods(game.variant)
+def _placer(run: Run, cluster: Cluster) -> PlacementRule:
+    """Return a rule that knows the typical pods of the variant."""
+    name, jobs = run.rule.removesuffix(LARGEST_FIRST), workloads.pods(run.variant)
     if name == AS_PUBLISHED:
         return FgdAsPublished(cluster, jobs)
-    return world.told(Placer(name, game.seed), cluster, jobs)
+    return workloads.observed(Placer(name, run.seed), cluster, jobs)
 
 
-def place_batch(placer: Places, free: Free, batch: Sequence[Job], rule: str) -> None:
-    """Place what has a place. Since nobody leaves, who has none now never will, and need not wait."""
+def place_batch(placer: PlacementRule, free: FreeResources, batch: Sequence[Job], rule: str) -> None:
+    """Place the pods that fit. The others are dropped: no pod leaves, so they would never fit."""
     demands = [job.demand for job in batch]
     if rule.endswith(LARGEST_FIRST):
         demands.sort(key=_size, reverse=True)
@@ -136,60 +135,63 @@ def _size(demand: Demand) -> tuple[int, int, int]:
 
 
 class Stream(msgspec.Struct, frozen=True):
-    """A stream, to ask for its ceiling."""
+    """A stream of pods."""
 
     variant: str
     seed: int
     only_gpu_nodes: bool = False
 
 
-def ceiling(asked: Stream) -> Ceiling:
-    """What this stream could hold at most."""
-    cluster = world.openb(asked.only_gpu_nodes)
-    stream, full = arrivals(asked.variant, asked.seed, asked.only_gpu_nodes)
-    return Ceiling(
-        ceilings.one_machine(stream[:full], cluster),
-        ceilings.one_machine(stream, cluster),
-        ceilings.most_in_bins(stream[:full], cluster.gpus),
-        ceilings.most_in_bins(stream, cluster.gpus),
-        ceilings.held_at_first_refusal(stream, cluster.gpus),
+def stream_bounds(stream: Stream) -> UpperBounds:
+    """Compute the upper bounds for a stream."""
+    cluster = workloads.openb(stream.only_gpu_nodes)
+    pods, full = arrivals(stream.variant, stream.seed, stream.only_gpu_nodes)
+    return UpperBounds(
+        upper_bounds.one_machine(pods[:full], cluster),
+        upper_bounds.one_machine(pods, cluster),
+        upper_bounds.max_in_bins(pods[:full], cluster.gpus),
+        upper_bounds.max_in_bins(pods, cluster.gpus),
+        upper_bounds.allocated_at_first_rejection(pods, cluster.gpus),
     )
 
 
-# --- telling ------------------------------------------------------------------------------------------------
+# --- tables -------------------------------------------------------------------------------------------------
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column of a table: one variant, with what every rule held for every seed at the end."""
+    """A table column: the results of one variant by rule and seed, and the upper bounds by seed."""
 
-    held: dict[str, list[Held]]
-    ceilings: list[Ceiling]
+    allocated: dict[str, list[Allocated]]
+    bounds: list[UpperBounds]
 
     def values(self, rule: str) -> list[float]:
-        """At 130 %, seed by seed."""
-        return [held.at_130 for held in self.held[rule]]
+        """Return the allocated shares at 130 % by seed."""
+        return [one.at_130 for one in self.allocated[rule]]
 
     def best_greedy(self) -> str:
-        """The rule with the largest mean that is not ours."""
-        return max((rule for rule in self.held if rule not in world.OURS), key=lambda rule: fmean(self.values(rule)))
+        """Return the rule with the largest mean among those that are not ours."""
+        others = (rule for rule in self.allocated if rule not in workloads.OURS)
+        return max(others, key=lambda rule: fmean(self.values(rule)))
 
 
 def columns(
     variants: Sequence[str], rules: Sequence[str], window: int, seeds: int, only_gpu_nodes: bool = False
 ) -> dict[str, Column]:
-    """Play all games of a table."""
+    """Run all simulations of a table."""
     known = [rule for rule in rules if rule.removesuffix(LARGEST_FIRST) in (*RULES, AS_PUBLISHED)]
-    games = {
-        (variant, rule): [Game(variant, rule, window, seed, only_gpu_nodes) for seed in range(seeds)]
+    runs = {
+        (variant, rule): [Run(variant, rule, window, seed, only_gpu_nodes) for seed in range(seeds)]
         for variant in variants
         for rule in known
     }
     streams = {variant: [Stream(variant, seed, only_gpu_nodes) for seed in range(seeds)] for variant in variants}
-    held = answers(played, _flat(games.values()), Held, ["benchmarks/peers/fgd_published.py"])
-    bounds = answers(ceiling, _flat(streams.values()), Ceiling, ["benchmarks/placement/ceilings.py"])
+    allocated = cached_results(simulate_run, _flat(runs.values()), Allocated, ["benchmarks/peers/fgd_published.py"])
+    bounds = cached_results(
+        stream_bounds, _flat(streams.values()), UpperBounds, ["benchmarks/placement/upper_bounds.py"]
+    )
     return {
         variant: Column(
-            {rule: [held[game] for game in games[variant, rule]] for rule in known},
+            {rule: [allocated[run] for run in runs[variant, rule]] for rule in known},
             [bounds[stream] for stream in streams[variant]],
         )
         for variant in variants
@@ -201,98 +203,97 @@ def _flat(groups: Iterable[Sequence[Any]]) -> list[Any]:
 
 
 def table(found: Mapping[str, Column]) -> str:
-    """Percent of all GPU allocated at 130 %, a row for each rule, then what is above and what could be."""
-    rules = list(next(iter(found.values())).held)
-    rows = [[rule, *(spread(column.values(rule)).text() for column in found.values())] for rule in rules]
-    for rule in (rule for rule in world.GENETIC if rule in rules):
+    """Format the allocation at 130 % of each rule, the gain over greedy rules, and the upper bounds."""
+    rules = list(next(iter(found.values())).allocated)
+    rows = [[rule, *(interval(column.values(rule)).text() for column in found.values())] for rule in rules]
+    for rule in (rule for rule in workloads.GENETIC if rule in rules):
         rows.append([f"{rule} − best greedy", *(_above_greedy(column, rule).text() for column in found.values())])
     rows.append(["best greedy", *(column.best_greedy() for column in found.values())])
-    for title, field in CEILINGS.items():
-        rows.append([title, *(_ceiling(column, field).text() for column in found.values())])
-    rows += _ways(found, CEILINGS, "at_130")
+    for title, field in BOUNDS.items():
+        rows.append([title, *(_bound(column, field).text() for column in found.values())])
+    rows += _gap_rows(found, BOUNDS, "at_130")
     return markdown(["", *found], rows)
 
 
-CEILINGS = {
+BOUNDS = {
     "one machine": "machine_130",
-    "every GPU a bin": "bins_130",
-    "the first refusal": "first_refusal",
+    "GPUs as bins": "bins_130",
+    "first rejection": "first_rejection",
 }
-CEILINGS_AT_100 = {"one machine": "machine_100", "every GPU a bin": "bins_100"}
+BOUNDS_AT_100 = {"one machine": "machine_100", "GPUs as bins": "bins_100"}
 
 
-def _ceiling(column: Column, field: str) -> Spread:
-    return spread([getattr(one, field) for one in column.ceilings])
+def _bound(column: Column, field: str) -> Interval:
+    return interval([getattr(one, field) for one in column.bounds])
 
 
-def _above_greedy(column: Column, rule: str) -> Spread:
+def _above_greedy(column: Column, rule: str) -> Interval:
     return paired(column.values(rule), column.values(column.best_greedy()))
 
 
-def _ways(found: Mapping[str, Column], bounds: Mapping[str, str], when: str) -> list[list[str]]:
-    """For each genetic rule and each ceiling: which part of the way from the best greedy rule it goes."""
-    rules = [rule for rule in world.GENETIC if rule in next(iter(found.values())).held]
+def _gap_rows(found: Mapping[str, Column], bounds: Mapping[str, str], when: str) -> list[list[str]]:
+    """Return for each genetic rule and upper bound how much of the gap from the best greedy rule it closes."""
+    rules = [rule for rule in workloads.GENETIC if rule in next(iter(found.values())).allocated]
     return [
-        [f"{rule}: part of the way to {title}", *(_way(column, rule, field, when) for column in found.values())]
+        [f"{rule}: share of the gap to {title}", *(_gap_share(column, rule, field, when) for column in found.values())]
         for rule in rules
         for title, field in bounds.items()
     ]
 
 
-def _way(column: Column, rule: str, field: str, when: str) -> str:
-    """From the best greedy rule to a ceiling; where there is no room between them, nothing."""
-    means = {name: fmean(getattr(one, when) for one in held) for name, held in column.held.items()}
-    greedy = max(mean for name, mean in means.items() if name not in world.OURS)
-    room = _ceiling(column, field).mean - greedy
-    return f"{(means[rule] - greedy) / room:.0%}" if room > NO_ROOM else "no room"
+def _gap_share(column: Column, rule: str, field: str, when: str) -> str:
+    means = {name: fmean(getattr(one, when) for one in results) for name, results in column.allocated.items()}
+    greedy = max(mean for name, mean in means.items() if name not in workloads.OURS)
+    gap = _bound(column, field).mean - greedy
+    return f"{(means[rule] - greedy) / gap:.0%}" if gap > MIN_GAP else "no gap"
 
 
 def table_at_100(found: Mapping[str, Column]) -> str:
-    """The same when pods for 100 % have come."""
-    rules = list(next(iter(found.values())).held)
+    """Format the allocation at 100 % of each rule, and the upper bounds."""
+    rules = list(next(iter(found.values())).allocated)
     rows = [
-        [rule, *(spread([held.at_100 for held in column.held[rule]]).text() for column in found.values())]
+        [rule, *(interval([one.at_100 for one in column.allocated[rule]]).text() for column in found.values())]
         for rule in rules
     ]
-    for title, field in CEILINGS_AT_100.items():
-        rows.append([title, *(_ceiling(column, field).text() for column in found.values())])
-    return markdown(["", *found], [*rows, *_ways(found, CEILINGS_AT_100, "at_100")])
+    for title, field in BOUNDS_AT_100.items():
+        rows.append([title, *(_bound(column, field).text() for column in found.values())])
+    return markdown(["", *found], [*rows, *_gap_rows(found, BOUNDS_AT_100, "at_100")])
 
 
-HEADING = """# Placement: GPU allocated at saturation
+HEADING = """# Placement: GPU allocation at saturation
 
-openb ({nodes:,} nodes, {gpus:,} GPUs), as FGD's authors play it: pods come in an order drawn by a seed until
-they ask for 130 % of all GPU; none leaves; one that has no place is turned away. Percent of GPU (in thousandths of a
-GPU) that is then allocated: mean of {seeds} seeds ± half of its 95 % confidence interval (Student's t). Differences are
-between results for the same seeds. `fgd` and `genetic` are told all pods of the variant before the first one comes,
-as the authors do.
+openb ({nodes:,} nodes, {gpus:,} GPUs), as in the experiment of FGD's authors: pods arrive in random order until they
+request 130 % of the GPU capacity; no pod leaves; a pod that does not fit is rejected. The tables show the share of the
+GPU capacity that is then allocated, in percent: mean of {seeds} seeds ± half of the 95 % confidence interval (Student's
+t). Differences are between results for the same seeds. `fgd` and `genetic` observe all pods of the variant before the
+first arrives, as in the authors' experiment.
 
-Ceilings ([benchmarks/placement/ceilings.py](../../benchmarks/placement/ceilings.py)): *one machine* takes all nodes as
-one; *every GPU a bin* lets the best choice of pods fill the GPUs, with no regard to CPUs, memory, types and nodes;
-*the first refusal*: how full the cluster can be, with every GPU a bin, when the first pod has to be turned away. The
-first two may leave out any pod; a rule that takes every pod for which it has room cannot choose so, and the third is
-what a perfect one could hope for until it is full. Smaller pods that still find a place later can lift it above that.
+Upper bounds ([benchmarks/placement/upper_bounds.py](../../benchmarks/placement/upper_bounds.py)): *one machine* treats
+all nodes as one; *GPUs as bins* is the best selection of pods for the GPUs, ignoring CPUs, memory, types and nodes;
+*first rejection* is the maximum allocation, with GPUs as bins, at the time when a pod must be rejected for the first
+time. The first two may reject any pod; the rules accept every pod that fits, so for them the third is the best possible
+allocation until the first rejection. Smaller pods that fit later can raise the allocation above it.
 
-Published for FGD: 95.39 on default, the mean of its authors' ten seeds (95.3 in their README). `fgd` descends exactly;
-*fgd, as published* rounds its scores to whole numbers from 0 to 100 and takes the first of the nodes that tie, as the
-authors' code does, which packs better where few pods are typical.
+Published for FGD: 95.39 on default, the mean of its authors' ten seeds (95.3 in their README). `fgd` is an exact
+descent; *fgd, as published* rounds its scores to integers from 0 to 100 and takes the first of the tied nodes, as the
+authors' code does, which packs better if few pods are typical.
 
-Made by
+Generated by
 
 <!-- not run: reads the published traces, which are not part of this repository -->
 ```sh
 python -m benchmarks.placement.saturation --write
 ```
 
-Further pages: [small windows against PyGAD](placement_window.md), [against the optimum](placement_optimum.md),
+See also: [small windows compared with PyGAD](placement_window.md), [compared with the optimum](placement_optimum.md),
 [speed](placement_speed.md), [over a day](placement_day.md).
 """
 
 
 def report(variants: Sequence[str], windows: Sequence[int], seeds: int) -> tuple[str, dict[str, Any]]:
-    """The page, and its numbers."""
+    """Return the page and its numbers."""
     one_by_one = columns(variants, ONE_BY_ONE, 1, seeds)
-    parts = [HEADING.format(nodes=len(world.openb().nodes), gpus=world.openb().gpus, seeds=seeds)]
+    parts = [HEADING.format(nodes=len(workloads.openb().nodes), gpus=workloads.openb().gpus, seeds=seeds)]
     parts += ["## One by one, at 130 %\n", table(one_by_one), "", "## One by one, at 100 %\n", table_at_100(one_by_one)]
     plain = {"one by one": msgspec.to_builtins(one_by_one)}
     for window in windows:
@@ -303,30 +304,30 @@ def report(variants: Sequence[str], windows: Sequence[int], seeds: int) -> tuple
         parts += ["", f"## {title}\n", table(found)]
         plain[title] = msgspec.to_builtins(found)
     fewer = columns(["default"], ONE_BY_ONE, 1, seeds, only_gpu_nodes=True)
-    count = len(world.openb(only_gpu_nodes=True).nodes)
-    parts += ["", f"## One by one on the {count:,} nodes that have GPUs, at 130 %\n", table(fewer), ""]
+    count = len(workloads.openb(only_gpu_nodes=True).nodes)
+    parts += ["", f"## One by one on the {count:,} nodes with GPUs, at 130 %\n", table(fewer), ""]
     return "\n".join(parts), plain | {"only nodes with GPUs": msgspec.to_builtins(fewer)}
 
 
 def main() -> None:
-    """Print the page; keep it with --write."""
-    words = argparse.ArgumentParser(prog="python -m benchmarks.placement.saturation", description=__doc__)
-    words.add_argument("--write", action="store_true", help="keep the page in docs/results")
-    words.add_argument("--quick", action="store_true", help="two seeds, two variants, one window")
-    words.add_argument("--seeds", type=int, default=SEEDS)
-    words.add_argument("--json", type=Path, help="keep the numbers here")
-    asked = words.parse_args()
-    if world.why_not():
-        print(world.why_not())
+    """Print the page; write it with --write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.placement.saturation", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write the page to docs/results")
+    parser.add_argument("--quick", action="store_true", help="use two seeds, two variants and one window")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"number of random seeds [{SEEDS}]")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    options = parser.parse_args()
+    if message := workloads.missing_data():
+        print(message)
         return
     variants, windows, seeds = (
-        (("default", "gpushare100"), (1000,), 2) if asked.quick else (world.VARIANTS, WINDOWS, asked.seeds)
+        (("default", "gpushare100"), (1000,), 2) if options.quick else (workloads.VARIANTS, WINDOWS, options.seeds)
     )
     text, plain = report(variants, windows, seeds)
     print(text)
-    if asked.json:
-        asked.json.write_text(json.dumps(plain), encoding="utf-8")
-    if asked.write:
+    if options.json:
+        options.json.write_text(json.dumps(plain), encoding="utf-8")
+    if options.write:
         PAGE.write_text(text, encoding="utf-8")
 
 

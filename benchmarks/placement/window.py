@@ -1,8 +1,8 @@
-"""Our `genetic-paper` beside PyGAD's: `python -m benchmarks.placement.window [--quick] [--write] [--json F]`.
+"""Our `genetic-paper` compared with PyGAD: `python -m benchmarks.placement.window [--quick] [--write] [--json F]`.
 
-The same instances, the same operators; what both reach should be the same within noise. Three contests at 70, 85, 95
-and 99 % full: one task for 1,000 machines, ten tasks for 100 machines, and the first decision for 100 tasks and 1,000
-machines. Each is measured by the part of what the exact pairwise greedy places.
+Instances and genetic operators are the same, so the results should be equal within noise. Three experiments at 70, 85,
+95 and 99 % full: one task on 1,000 machines, ten tasks on 100 machines, and the first decision for 100 tasks on 1,000
+machines. Results are shares of what the exact pairwise greedy placement achieves.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from scipy.stats import mannwhitneyu
 
 from benchmarks.measure import REPOSITORY
 from benchmarks.peers import pairwise, pygad_placement
-from benchmarks.peers.pygad_placement import GENERATIONS, MISFIT, Pairs, Whole
-from benchmarks.placement import world
-from benchmarks.placement.instances import Instance, drawn
-from benchmarks.placement.kept import answers
-from benchmarks.placement.spread import paired, spread
+from benchmarks.peers.pygad_placement import GENERATIONS, MISFIT, PairSearch, WindowSearch
+from benchmarks.placement import workloads
+from benchmarks.placement.confidence import interval, paired
+from benchmarks.placement.instances import Instance, draw_instance
+from benchmarks.placement.result_cache import cached_results
 from benchmarks.table import markdown
 from refold.model import Demand, Placement
 from refold.packing import RULES, Placer, best_pair
@@ -32,7 +32,7 @@ from refold.packing import RULES, Placer, best_pair
 PAGE = REPOSITORY / "docs" / "results" / "placement_window.md"
 LEVELS = (0.70, 0.85, 0.95, 0.99)
 OURS = "genetic-paper"
-WHOLE_TASKS = (2, 5, 10, 20)
+WINDOW_SIZES = (2, 5, 10, 20)
 SOURCES = (
     "benchmarks/placement/instances.py",
     "benchmarks/peers/pygad_placement.py",
@@ -40,8 +40,8 @@ SOURCES = (
 )
 
 
-class Contest(msgspec.Struct, frozen=True):
-    """How many machines and tasks, and how many instances of them."""
+class Experiment(msgspec.Struct, frozen=True):
+    """Numbers of machines, tasks and instances. `first_only`: only the first decision is compared."""
 
     machines: int
     tasks: int
@@ -50,46 +50,46 @@ class Contest(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """For people."""
-        what = "the first decision for " if self.first_only else ""
+        """Heading of the section."""
+        prefix = "first decision for " if self.first_only else ""
         tasks = "1 task" if self.tasks == 1 else f"{self.tasks} tasks"
-        return f"{what}{tasks} on {self.machines:,} machines"
+        return f"{prefix}{tasks} on {self.machines:,} machines"
 
 
-CONTESTS = (Contest(1000, 1, 60), Contest(100, 10, 20), Contest(1000, 100, 60, first_only=True))
+EXPERIMENTS = (Experiment(1000, 1, 60), Experiment(100, 10, 20), Experiment(1000, 100, 60, first_only=True))
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One instance of a contest."""
+    """One instance of an experiment."""
 
-    contest: Contest
+    experiment: Experiment
     level: float
     seed: int
 
 
-class Reached(msgspec.Struct, frozen=True):
-    """The part of the optimum, by who was asked; None where there is nothing to reach."""
+class Comparison(msgspec.Struct, frozen=True):
+    """Share of the pairwise greedy result by algorithm; None if no task fits."""
 
-    parts: dict[str, float | None]
+    shares: dict[str, float | None]
 
 
-def reached(case: Case) -> Reached:
-    """Everybody on one instance."""
-    contest = case.contest
-    instance = drawn(contest.machines, contest.tasks, case.level, case.seed)
-    if contest.first_only:
-        return Reached(_first_decision(instance, case.seed))
+def compare_algorithms(case: Case) -> Comparison:
+    """Run both algorithms on one instance."""
+    experiment = case.experiment
+    instance = draw_instance(experiment.machines, experiment.tasks, case.level, case.seed)
+    if experiment.first_only:
+        return Comparison(_first_decision(instance, case.seed))
     best = _placed(instance.demands, pairwise.place_all(instance.free.copy(), instance.demands))
     if best == 0:
-        return Reached({"PyGAD": None, OURS: None})
+        return Comparison({"PyGAD": None, OURS: None})
     found = {"PyGAD": pygad_placement.place_all(instance.free.copy(), instance.demands, case.seed)}
     if OURS in RULES:
         found[OURS] = Placer(OURS, case.seed).place_all(instance.free.copy(), list(instance.demands))
-    return Reached({who: _placed(instance.demands, placements) / best for who, placements in found.items()})
+    return Comparison({name: _placed(instance.demands, placements) / best for name, placements in found.items()})
 
 
-class WholeCase(msgspec.Struct, frozen=True):
-    """One instance for the other reading of the paper: a gene for each task."""
+class WindowCase(msgspec.Struct, frozen=True):
+    """One instance for the other interpretation of the paper: one gene per task."""
 
     tasks: int
     level: float
@@ -97,29 +97,29 @@ class WholeCase(msgspec.Struct, frozen=True):
 
 
 class Feasible(msgspec.Struct, frozen=True):
-    """Whether any individual of a search had a place for every task."""
+    """Whether a search found an individual in which all tasks fit."""
 
     found: bool
 
 
-def whole(case: WholeCase) -> Feasible:
-    """PyGAD with one gene for each task, on 100 machines."""
-    instance = drawn(100, case.tasks, case.level, case.seed)
-    return Feasible(Whole().search(instance.free, instance.demands, case.seed) != MISFIT)
+def search_window(case: WindowCase) -> Feasible:
+    """Run PyGAD with one gene per task on 100 machines."""
+    instance = draw_instance(100, case.tasks, case.level, case.seed)
+    return Feasible(WindowSearch().search(instance.free, instance.demands, case.seed) != MISFIT)
 
 
-def whole_section(count: int) -> tuple[str, dict[str, Any]]:
-    """How often a search with one gene for each task finds places for all of them."""
+def window_section(count: int) -> tuple[str, dict[str, Any]]:
+    """Measure how often a search with one gene per task finds a feasible individual."""
     cases = {
-        (tasks, level): [WholeCase(tasks, level, seed) for seed in range(count)]
-        for tasks in WHOLE_TASKS
+        (tasks, level): [WindowCase(tasks, level, seed) for seed in range(count)]
+        for tasks in WINDOW_SIZES
         for level in LEVELS
     }
-    answered = answers(whole, [case for of in cases.values() for case in of], Feasible, SOURCES)
-    parts = {key: fmean(answered[case].found for case in of) for key, of in cases.items()}
-    rows = [[f"{tasks}", *(f"{parts[tasks, level]:.0%}" for level in LEVELS)] for tasks in WHOLE_TASKS]
+    results = cached_results(search_window, [case for of in cases.values() for case in of], Feasible, SOURCES)
+    shares = {key: fmean(results[case].found for case in of) for key, of in cases.items()}
+    rows = [[f"{tasks}", *(f"{shares[tasks, level]:.0%}" for level in LEVELS)] for tasks in WINDOW_SIZES]
     table = markdown(["tasks", *(f"{level:.0%} full" for level in LEVELS)], rows)
-    return WHOLE_HEADING.format(count=count, table=table), {f"{key}": part for key, part in parts.items()}
+    return WINDOW_HEADING.format(count=count, table=table), {f"{key}": share for key, share in shares.items()}
 
 
 def _placed(demands: Sequence[Demand], placements: Sequence[Placement | None]) -> int:
@@ -129,53 +129,54 @@ def _placed(demands: Sequence[Demand], placements: Sequence[Placement | None]) -
 
 
 def _first_decision(instance: Instance, seed: int) -> dict[str, float | None]:
-    """The fitness of the first pair that each finds, as a part of the best pair's; 0 for a misfit."""
+    """Return the fitness of the first pair found by each algorithm, relative to the best pair; 0 if it does not fit."""
     gain = pygad_placement.gains(instance.free, instance.demands)
     best = float(gain.max())
     if best <= 0.0:
         return {"PyGAD": None, OURS: None}
     vectors = np.concatenate([instance.free.vector(demand) for demand in instance.demands])
-    tasks, memory = np.arange(len(vectors)), np.array([seed], dtype=np.int64)
-    ours, _, _ = best_pair(instance.free.nodes, instance.free.gpus, vectors, tasks, GENERATIONS, memory)
-    theirs = Pairs().search(gain, seed).fitness
-    return {"PyGAD": max(0.0, theirs) / best, OURS: max(0.0, ours) / best}
+    tasks, random_state = np.arange(len(vectors)), np.array([seed], dtype=np.int64)
+    ours, _, _ = best_pair(instance.free.nodes, instance.free.gpus, vectors, tasks, GENERATIONS, random_state)
+    pygad = PairSearch().search(gain, seed).fitness
+    return {"PyGAD": max(0.0, pygad) / best, OURS: max(0.0, ours) / best}
 
 
-def section(contest: Contest, found: dict[float, list[Reached]]) -> str:
-    """One contest: the part reached at each level, and whether both are the same."""
+def section(experiment: Experiment, found: dict[float, list[Comparison]]) -> str:
+    """Format the results of one experiment by level, with a test for equal distributions."""
     rows = []
-    for level, answered in found.items():
-        values = {who: [one.parts.get(who) for one in answered] for who in ("PyGAD", OURS)}
+    for level, results in found.items():
+        values = {name: [one.shares.get(name) for one in results] for name in ("PyGAD", OURS)}
         rows.append([f"{level:.0%}", *_cells(values["PyGAD"], values[OURS])])
     titles = ["full", "instances", "PyGAD", OURS, "difference", "Mann–Whitney p"]
-    return f"## {contest.title.capitalize()}\n\n{markdown(titles, rows)}\n"
+    return f"## {experiment.title.capitalize()}\n\n{markdown(titles, rows)}\n"
 
 
-def _cells(theirs: Sequence[float | None], ours: Sequence[float | None]) -> list[str]:
-    some = [value for value in theirs if value is not None]
-    if not some:
+def _cells(pygad: Sequence[float | None], ours: Sequence[float | None]) -> list[str]:
+    measured = [value for value in pygad if value is not None]
+    if not measured:
         return ["0", "", "", "", ""]
-    pairs = [(one, other) for one, other in zip(theirs, ours, strict=True) if one is not None and other is not None]
+    pairs = [(one, other) for one, other in zip(pygad, ours, strict=True) if one is not None and other is not None]
     if not pairs:
-        return [str(len(some)), spread(some).text(1), "", "", ""]
+        return [str(len(measured)), interval(measured).text(1), "", "", ""]
     first, second = (list(values) for values in zip(*pairs, strict=True))
-    same = float(mannwhitneyu(first, second).pvalue) if np.ptp([*first, *second]) else 1.0
+    p_value = float(mannwhitneyu(first, second).pvalue) if np.ptp([*first, *second]) else 1.0
     difference = paired(second, first).text(1)
-    return [str(len(some)), spread(first).text(1), spread(second).text(1), difference, f"{same:.2f}"]
+    return [str(len(measured)), interval(first).text(1), interval(second).text(1), difference, f"{p_value:.2f}"]
 
 
-HEADING = """# The paper's search, ours and PyGAD's
+HEADING = """# The paper's genetic search: ours and PyGAD
 
-Both look for the fittest pair of a task and a machine: population 100, tournaments of 20, one-point crossover,
-adaptive mutation (0.25 below the mean, 0.1 above it), 40 children a generation, 50 generations a decision; fitness is
-the gain in GPU utilisation of the machine, −1 for a misfit. Pairs are placed one after the other until a search finds
-none. Machines are drawn from openb's nodes with GPUs, filled and then emptied to a level; tasks are GPU pods.
+Both search for the fittest pair of a task and a machine: population 100, tournaments of 20, one-point crossover,
+adaptive mutation (0.25 below the mean, 0.1 above it), 40 children per generation, 50 generations per decision. Fitness
+is the gain in GPU utilisation of the machine, −1 if the task does not fit. Pairs are placed one after the other until a
+search finds none. Machines are drawn from the openb nodes with GPUs, filled and then emptied to a level; tasks are GPU
+pods.
 
-Percent of what the exact pairwise greedy (of all pairs the best, again and again) places or gains: mean ± half of its
-95 % confidence interval; the difference instance by instance; and the p-value of a two-sided Mann–Whitney test that
-both come from the same distribution. PyGAD {version}.
+Results are in percent of the exact pairwise greedy placement, which repeatedly places the best of all pairs: mean ±
+half of the 95 % confidence interval; the mean of paired differences; and the p-value of a two-sided Mann–Whitney test
+of equal distributions. PyGAD {version}.
 
-Made by
+Generated by
 
 <!-- not run: reads the published traces, which are not part of this repository -->
 ```sh
@@ -184,49 +185,51 @@ python -m benchmarks.placement.window --write
 """
 
 
-WHOLE_HEADING = """## One gene for each task
+WINDOW_HEADING = """## One gene per task
 
-The other reading of the paper: an individual has a machine for every task of the window, and is worth −1 if any of them
-does not fit. The part of {count} searches of PyGAD that found any individual that fits, on 100 machines:
+The other interpretation of the paper: an individual assigns a machine to every task of the window, and its fitness is
+−1 if any task does not fit. Share of {count} PyGAD searches that found a feasible individual, on 100 machines:
 
 {table}
 """
 
 
 def report(quick: bool) -> tuple[str, dict[str, Any]]:
-    """The page, and its numbers."""
+    """Return the page and its numbers."""
     import pygad
 
     parts, plain = [HEADING.format(version=pygad.__version__)], {}
-    for contest in CONTESTS:
-        count = 5 if quick else contest.instances
-        cases = {level: [Case(contest, level, seed) for seed in range(count)] for level in LEVELS}
+    for experiment in EXPERIMENTS:
+        count = 5 if quick else experiment.instances
+        cases = {level: [Case(experiment, level, seed) for seed in range(count)] for level in LEVELS}
         sources = [
             f"benchmarks/{name}.py" for name in ("placement/instances", "peers/pygad_placement", "peers/pairwise")
         ]
-        answered = answers(reached, [case for of in cases.values() for case in of], Reached, sources)
-        found = {level: [answered[case] for case in of] for level, of in cases.items()}
-        parts.append(section(contest, found))
-        plain[contest.title] = {str(level): msgspec.to_builtins(of) for level, of in found.items()}
-    text, plain["one gene for each task"] = whole_section(3 if quick else 20)
+        results = cached_results(
+            compare_algorithms, [case for of in cases.values() for case in of], Comparison, sources
+        )
+        found = {level: [results[case] for case in of] for level, of in cases.items()}
+        parts.append(section(experiment, found))
+        plain[experiment.title] = {str(level): msgspec.to_builtins(of) for level, of in found.items()}
+    text, plain["one gene per task"] = window_section(3 if quick else 20)
     return "\n".join([*parts, text]), plain
 
 
 def main() -> None:
-    """Print the page; keep it with --write."""
-    words = argparse.ArgumentParser(prog="python -m benchmarks.placement.window", description=__doc__)
-    words.add_argument("--write", action="store_true", help="keep the page in docs/results")
-    words.add_argument("--quick", action="store_true", help="five instances each")
-    words.add_argument("--json", type=Path, help="keep the numbers here")
-    asked = words.parse_args()
-    if world.why_not():
-        print(world.why_not())
+    """Print the page; write it with --write."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.placement.window", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write the page to docs/results")
+    parser.add_argument("--quick", action="store_true", help="use five instances each")
+    parser.add_argument("--json", type=Path, help="write the numbers to this file")
+    options = parser.parse_args()
+    if message := workloads.missing_data():
+        print(message)
         return
-    text, plain = report(asked.quick)
+    text, plain = report(options.quick)
     print(text)
-    if asked.json:
-        asked.json.write_text(json.dumps(plain), encoding="utf-8")
-    if asked.write:
+    if options.json:
+        options.json.write_text(json.dumps(plain), encoding="utf-8")
+    if options.write:
         PAGE.write_text(text, encoding="utf-8")
 
 

@@ -22,15 +22,15 @@ from benchmarks.workloads import TRACES
 from refold.model import HOUR, Job
 from refold.predict import Floats
 from refold.research import (
-    CHANCES,
     COMPARATORS,
-    LATER,
+    QUANTILE_LEVELS,
+    RECHECK_SECONDS,
     Evaluation,
     PredictorQuantiles,
     Score,
-    pinball,
-    play,
-    play_running,
+    evaluate_at_submission,
+    evaluate_while_running,
+    pinball_loss,
     score,
 )
 from refold.traces import read_trace
@@ -45,7 +45,7 @@ FILES = {
 OURS, TREES = "refold", "boosted trees"
 LIMIT_SEED = 1
 OVERSTATED = 10.0
-SAME = [CHANCES.index(chance) for chance in boosted.CHANCES]
+SAME = [QUANTILE_LEVELS.index(chance) for chance in boosted.CHANCES]
 """Where the quantiles of the trees stand among ours."""
 
 
@@ -76,23 +76,25 @@ def measured(name: str) -> Result:
     jobs = read_trace(str(TRACES / FILES[name])).jobs
     say(f"{name}: {len(jobs):,} jobs")
     began = time.process_time()
-    ours = play(jobs, PredictorQuantiles(), time.process_time)
+    ours = evaluate_at_submission(jobs, PredictorQuantiles(), time.process_time)
     seconds = time.process_time() - began
-    said = {OURS: ours.said[:, SAME]}
-    scores = {OURS: score(ours.lasted, ours.said)}
+    said = {OURS: ours.quantiles[:, SAME]}
+    scores = {OURS: score(ours.durations, ours.quantiles)}
     for who, made in COMPARATORS.items():
-        played = play(_with_limits(jobs) if who.startswith("limit") else jobs, made(), time.process_time)
-        said[who], scores[who] = played.said[:, SAME], score(played.lasted, played.said)
-    later = {elapsed: _score_later(jobs, elapsed) for elapsed in LATER}
+        played = evaluate_at_submission(
+            _with_limits(jobs) if who.startswith("limit") else jobs, made(), time.process_time
+        )
+        said[who], scores[who] = played.quantiles[:, SAME], score(played.durations, played.quantiles)
+    later = {elapsed: _score_later(jobs, elapsed) for elapsed in RECHECK_SECONDS}
     say(f"{name}: boosted trees")
     said[TREES] = boosted.quantiles(name, jobs)
-    lines = [line for who in said for line in _lines(who, ours.lasted, said[who])]
+    lines = [line for who in said for line in _lines(who, ours.durations, said[who])]
     return Result(name, len(jobs), lines, scores, later, ours, seconds)
 
 
 def _score_later(jobs: Sequence[Job], elapsed: float) -> Score:
-    played = play_running(jobs, elapsed)
-    return score(played.lasted, played.said)
+    played = evaluate_while_running(jobs, elapsed)
+    return score(played.durations, played.quantiles)
 
 
 def _with_limits(jobs: Sequence[Job]) -> list[Job]:
@@ -116,8 +118,8 @@ def _line(who: str, part: str, lasted: Floats, said: Floats) -> Line:
     return Line(
         who,
         part,
-        pinball(np.log10(lasted), np.log10(said), chances),
-        pinball(lasted, said, chances) / HOUR,
+        pinball_loss(np.log10(lasted), np.log10(said), chances),
+        pinball_loss(lasted, said, chances) / HOUR,
         float(((low <= lasted) & (lasted <= high)).mean()),
     )
 
@@ -196,7 +198,7 @@ def _ours(result: Result) -> str:
         _score_row("when submitted", whole),
         *(_score_row(f"after {elapsed / 60:.0f} min", one) for elapsed, one in result.later.items()),
     ]
-    mean = float(result.ours.lasted.mean())
+    mean = float(result.ours.durations.mean())
     asked, told = result.ours.microseconds_per_query, result.ours.microseconds_per_update
     cost = (
         "Losses here are means over every twentieth quantile. A query with the news of the submission took "

@@ -1,1 +1,1 @@
-"""How reliable the daemon is: killed hundreds of times, and asked by many at once."""
+"""Reliability of the daemon: hundreds of injected crashes, and load from many clients."""

@@ -1,8 +1,8 @@
-"""How reliable the daemon is: `python -m benchmarks.reliability [--crashes 300] [--load] [--write]`.
+"""Test the reliability of the daemon: `python -m benchmarks.reliability [--crashes 300] [--load] [--write]`.
 
-`--crashes N` kills daemons in N worlds, some two seconds each. `--load`: fifty clients submit 1,000 jobs per second
-for a minute, and a queue of 10,000 jobs is asked for; four minutes. What was found is kept under build/; `--write`
-puts it into docs/reliability.md.
+`--crashes N` runs N crash scenarios, in which daemons are killed; each takes about two seconds. `--load`: fifty clients
+submit 1,000 jobs per second for a minute, then a queue of 10,000 jobs is queried; four minutes. Results are stored
+under build/; `--write` updates docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -16,55 +16,55 @@ import msgspec
 from benchmarks.measure import REPOSITORY
 from benchmarks.reliability import crashes, load
 
-KEPT = REPOSITORY / "build" / "reliability"
+RESULTS = REPOSITORY / "build" / "reliability"
 PAGE = REPOSITORY / "docs" / "reliability.md"
 
 PARTS: dict[str, tuple[type[Any], Callable[[Any], str]]] = {
-    "crashes": (crashes.Crashed, crashes.table),
-    "load": (load.Loaded, load.table),
+    "crashes": (crashes.CrashResults, crashes.table),
+    "load": (load.LoadResults, load.table),
 }
 
 
 def main() -> None:
-    """Measure what is asked for; print what has been found so far."""
-    words = argparse.ArgumentParser(prog="python -m benchmarks.reliability", description=__doc__)
-    words.add_argument("--crashes", type=int, default=0, metavar="N", help="kill daemons in N worlds")
-    words.add_argument("--at-once", type=int, default=1, help="worlds at the same time [1]")
-    words.add_argument("--load", action="store_true", help="many clients at once, and a long queue")
-    words.add_argument("--seconds", type=float, default=60.0, help="how long clients submit [60]")
-    words.add_argument("--per-second", type=float, default=1000.0, help="what they submit together [1000]")
-    words.add_argument("--write", action="store_true", help="put what was found into docs/reliability.md")
-    asked = words.parse_args()
-    if asked.crashes:
-        _keep("crashes", crashes.crash(asked.crashes, asked.at_once))
-    if asked.load:
-        _keep("load", load.load(asked.seconds, asked.per_second))
-    found = {name: _text(name) for name in PARTS if (KEPT / f"{name}.json").exists()}
-    print("\n\n".join(found.values()))
-    if asked.write:
+    """Run the selected parts, and print all stored results."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reliability", description=__doc__)
+    parser.add_argument("--crashes", type=int, default=0, metavar="N", help="run N crash scenarios")
+    parser.add_argument("--at-once", type=int, default=1, help="number of concurrent scenarios [1]")
+    parser.add_argument("--load", action="store_true", help="run many clients at once, and query a long queue")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of the load [60]")
+    parser.add_argument("--per-second", type=float, default=1000.0, help="target submissions per second [1000]")
+    parser.add_argument("--write", action="store_true", help="update docs/reliability.md")
+    options = parser.parse_args()
+    if options.crashes:
+        _save("crashes", crashes.run_scenarios(options.crashes, options.at_once))
+    if options.load:
+        _save("load", load.run_load(options.seconds, options.per_second))
+    sections = {name: _format_section(name) for name in PARTS if (RESULTS / f"{name}.json").exists()}
+    print("\n\n".join(sections.values()))
+    if options.write:
         page = PAGE.read_text(encoding="utf-8")
-        for name, text in found.items():
-            page = between_marks(page, name, text)
+        for name, text in sections.items():
+            page = replace_section(page, name, text)
         PAGE.write_text(page, encoding="utf-8")
 
 
-def _keep(name: str, found: object) -> None:
-    KEPT.mkdir(parents=True, exist_ok=True)
-    (KEPT / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+def _save(name: str, results: object) -> None:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(results)))
 
 
-def _text(name: str) -> str:
+def _format_section(name: str) -> str:
     kind, table = PARTS[name]
-    return table(msgspec.json.decode((KEPT / f"{name}.json").read_bytes(), type=kind))
+    return table(msgspec.json.decode((RESULTS / f"{name}.json").read_bytes(), type=kind))
 
 
-def between_marks(page: str, name: str, text: str) -> str:
-    """The page with another text between two comments that carry a name."""
+def replace_section(page: str, name: str, text: str) -> str:
+    """Return the page with the text between the comments `<!-- name -->` and `<!-- /name -->` replaced."""
     begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
     before, _, rest = page.partition(begin)
-    _, found, after = rest.partition(end)
-    if not found:
-        raise SystemExit(f"{PAGE.name} has no {begin.strip()} … {end}")
+    _, separator, after = rest.partition(end)
+    if not separator:
+        raise SystemExit(f"{PAGE.name} has no section {begin.strip()} … {end}")
     return f"{before}{begin}{text}\n{end}{after}"
 
 

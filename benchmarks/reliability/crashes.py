@@ -1,4 +1,4 @@
-"""Daemons that are killed at named points, hundreds of times: the tests' own worlds, with other seeds."""
+"""Crash scenarios of the tests with other random seeds: daemons are killed at named points."""
 
 from __future__ import annotations
 
@@ -16,57 +16,58 @@ from benchmarks.measure import REPOSITORY
 sys.path.insert(0, str(REPOSITORY / "tests" / "helpers"))
 
 from crash_points import POINTS
-from crashing import survived
+from crash_setups import survive_crashes
 
 FIRST_SEED = 1_000
-"""The seeds before are the tests'."""
+"""Smaller seeds are used by the tests."""
 
 
-class Crashed(msgspec.Struct, frozen=True):
-    """What came of it: worlds, and how often a daemon died at each point; promises that were broken, in words."""
+class CrashResults(msgspec.Struct, frozen=True):
+    """Number of scenarios, how often a daemon was killed at each point, and the violated guarantees as messages."""
 
-    worlds: int
-    deaths: dict[str, int]
-    broken: list[str]
+    scenarios: int
+    kills: dict[str, int]
+    violations: list[str]
     minutes: float
 
 
-def crash(worlds: int, at_once: int = 1) -> Crashed:
-    """Live through so many worlds."""
+def run_scenarios(scenarios: int, at_once: int = 1) -> CrashResults:
+    """Run crash scenarios, `at_once` of them concurrently."""
     points = list(POINTS)
-    deaths: Counter[str] = Counter()
-    broken: list[str] = []
-    began = time.monotonic()
+    kills: Counter[str] = Counter()
+    violations: list[str] = []
+    start = time.monotonic()
 
-    def one(number: int) -> None:
+    def run_scenario(number: int) -> None:
         point = points[number % len(points)]
         with tempfile.TemporaryDirectory(prefix="refold-crash-") as folder:
             try:
-                deaths.update(survived(Path(folder), FIRST_SEED + number, point))
+                kills.update(survive_crashes(Path(folder), FIRST_SEED + number, point))
             except AssertionError as error:
-                broken.append(f"seed {FIRST_SEED + number}, {point}: {error}")
-                print(broken[-1], file=sys.stderr)
+                violations.append(f"seed {FIRST_SEED + number}, {point}: {error}")
+                print(violations[-1], file=sys.stderr)
         if number % 10 == 9:
-            print(f"{number + 1} worlds, {deaths.total()} deaths, {len(broken)} broken", file=sys.stderr)
+            progress = f"{number + 1} scenarios, {kills.total()} kills, {len(violations)} violated guarantees"
+            print(progress, file=sys.stderr)
 
     with ThreadPoolExecutor(at_once) as pool:
-        list(pool.map(one, range(worlds)))
-    counted = {point: deaths[point] for point in points}
-    return Crashed(worlds, counted, broken, (time.monotonic() - began) / 60)
+        list(pool.map(run_scenario, range(scenarios)))
+    counts = {point: kills[point] for point in points}
+    return CrashResults(scenarios, counts, violations, (time.monotonic() - start) / 60)
 
 
-def table(found: Crashed) -> str:
-    """By kind of point."""
-    rows = [f"| {point} | {count} |" for point, count in found.deaths.items()]
-    total = sum(found.deaths.values())
+def table(results: CrashResults) -> str:
+    """Format the results as Markdown, with a row for each crash point."""
+    rows = [f"| {point} | {count} |" for point, count in results.kills.items()]
+    total = sum(results.kills.values())
     return "\n".join(
         [
-            f"{found.worlds} worlds of 12 jobs each; daemons were killed {total} times; "
-            f"promises broken: {len(found.broken)}. It took {found.minutes:.0f} minutes.",
+            f"{results.scenarios} scenarios of 12 jobs each; daemons were killed {total} times; "
+            f"guarantees violated: {len(results.violations)}. It took {results.minutes:.0f} minutes.",
             "",
             "| killed | times |",
             "|---|---:|",
             *rows,
-            f"| all | {total} |",
+            f"| total | {total} |",
         ]
     )

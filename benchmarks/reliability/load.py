@@ -1,4 +1,4 @@
-"""Fifty clients that submit together, a long queue that is asked for, listeners that do not listen."""
+"""Load tests of the daemon: fifty clients submit jobs, a long queue is queried, and event-stream clients misbehave."""
 
 from __future__ import annotations
 
@@ -22,157 +22,160 @@ from benchmarks.table import Row, as_markdown, at_least, at_most
 sys.path.insert(0, str(REPOSITORY / "tests" / "helpers"))
 
 import real_daemon
-from loading import Heard, Load, submit_much
+from load_generator import Load, LoadResult, submit_load
 from real_daemon import RealDaemon
 
 from refold.api import V1, Submission
 
 CLIENTS = 50
 PROCESSES = 2
-WAITING = 10_000
+QUEUE_LENGTH = 10_000
 POLICIES = ("fifo", "easy")
-real_daemon.PATIENCE = 600.0  # a restart is measured here, however long it takes
-HARDLY_LESS = 0.99
-"""Of what is asked for per second some is still on its way when the time is over."""
+real_daemon.TIMEOUT_SECONDS = 600.0  # the restart time is a result here, so it must not time out
+GOAL_SHARE = 0.99
+"""Share of the target rate that must be acknowledged; some requests are still in flight at the end."""
 
 
-class Times(msgspec.Struct, frozen=True):
-    """How long something took, in milliseconds."""
+class Latency(msgspec.Struct, frozen=True):
+    """Latencies in milliseconds."""
 
     median: float
     p99: float
     count: int
 
 
-class Submitted(msgspec.Struct, frozen=True):
-    """What came of submitting: what was asked per second and acknowledged per second, and what else was seen."""
+class SubmissionResult(msgspec.Struct, frozen=True):
+    """Result of the submission load; `target` and `acknowledged` are jobs per second, `queue` is meanwhile."""
 
     policy: str
-    asked: float
+    target: float
     acknowledged: float
     seconds: float
     accepted: int
     errors: int
     lost: int
-    took: Times
-    queue: Times
+    submit: Latency
+    queue: Latency
     daemon_cores: float
     client_cores: float
-    restarted_in: float
+    restart_seconds: float
 
 
-class Queue(msgspec.Struct, frozen=True):
-    """How long it takes to ask for a queue of so many jobs."""
+class QueueResult(msgspec.Struct, frozen=True):
+    """Latencies of queries of a queue of `queued` jobs."""
 
     policy: str
-    waiting: int
-    page: Times
-    largest_page: Times
-    command: Times
-    bare_python: Times
+    queued: int
+    page: Latency
+    largest_page: Latency
+    command: Latency
+    bare_python: Latency
 
 
-class Loaded(msgspec.Struct, frozen=True):
-    """All of it."""
+class LoadResults(msgspec.Struct, frozen=True):
+    """Results of all load tests."""
 
-    submitted: list[Submitted]
-    queues: list[Queue]
-
-
-def times_of(seconds: list[float]) -> Times:
-    """Median and 99th percentile."""
-    found = np.array(seconds) * 1000
-    return Times(float(np.median(found)), float(np.percentile(found, 99)), len(seconds))
+    submissions: list[SubmissionResult]
+    queues: list[QueueResult]
 
 
-def timed(work: Callable[[], object], times: int, pause: float = 0.0) -> Times:
-    """Of one call, done again and again."""
+def latency_of(seconds: list[float]) -> Latency:
+    """Return the median and 99th percentile of durations in seconds."""
+    milliseconds = np.array(seconds) * 1000
+    return Latency(float(np.median(milliseconds)), float(np.percentile(milliseconds, 99)), len(seconds))
+
+
+def measure_latency(work: Callable[[], object], repeats: int, pause: float = 0.0) -> Latency:
+    """Measure the latency of a call over several repeats."""
     seconds = []
-    for _ in range(times):
-        began = time.perf_counter()
+    for _ in range(repeats):
+        start = time.perf_counter()
         work()
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - start)
         time.sleep(pause)
-    return times_of(seconds)
+    return latency_of(seconds)
 
 
-def load(seconds: float, per_second: float) -> Loaded:
-    """Both parts, with each policy."""
-    return Loaded([submit(policy, seconds, per_second) for policy in POLICIES], [queue(one) for one in POLICIES])
+def run_load(seconds: float, per_second: float) -> LoadResults:
+    """Run both load tests with each policy."""
+    return LoadResults(
+        [measure_submissions(policy, seconds, per_second) for policy in POLICIES],
+        [measure_queue(policy) for policy in POLICIES],
+    )
 
 
-def submit(policy: str, seconds: float, per_second: float) -> Submitted:
-    """Fifty clients submit behind one long job; then the daemon is killed, and started again."""
+def measure_submissions(policy: str, seconds: float, per_second: float) -> SubmissionResult:
+    """Submit jobs from fifty clients behind one long job; then kill the daemon and start it again."""
     with tempfile.TemporaryDirectory(prefix="refold-load-") as folder:
         state = Path(folder) / "state"
         daemon = RealDaemon(state, slots=1, policy=policy)
         client = daemon.client()
         client.submit(name="long", command=["sleep", "3600"])
         queue_times: list[float] = []
-        over = threading.Event()
+        done = threading.Event()
         others = [
-            threading.Thread(target=_ask_for_queue, args=(daemon, queue_times, over)),
-            threading.Thread(target=_listen_slowly, args=(daemon, over)),
-            threading.Thread(target=_listen_and_vanish, args=(daemon, over)),
+            threading.Thread(target=_poll_queue, args=(daemon, queue_times, done)),
+            threading.Thread(target=_read_slowly, args=(daemon, done)),
+            threading.Thread(target=_reset_connections, args=(daemon, done)),
         ]
         for thread in others:
             thread.start()
         cpu, children = _cpu_seconds(daemon.pid), os.times()
         part = Load(
-            daemon.told.address, daemon.told.token, CLIENTS // PROCESSES, per_second / PROCESSES, seconds, "load"
+            daemon.startup.address, daemon.startup.token, CLIENTS // PROCESSES, per_second / PROCESSES, seconds, "load"
         )
-        heard = submit_much([msgspec.structs.replace(part, name=f"p{number}") for number in range(PROCESSES)])
+        results = submit_load([msgspec.structs.replace(part, name=f"p{number}") for number in range(PROCESSES)])
         cpu, after = _cpu_seconds(daemon.pid) - cpu, os.times()
-        over.set()
+        done.set()
         for thread in others:
             thread.join()
         client_cpu = after.children_user + after.children_system - children.children_user - children.children_system
         daemon.kill()
-        began = time.monotonic()
-        with RealDaemon(state, slots=1, policy=policy) as again:
-            restarted_in = time.monotonic() - began
-            kept = {job.id for job in again.client(timeout=60).queue()}
-    return _submitted(policy, per_second, heard, kept, queue_times, cpu, client_cpu, restarted_in)
+        start = time.monotonic()
+        with RealDaemon(state, slots=1, policy=policy) as restarted:
+            restart_seconds = time.monotonic() - start
+            recovered = {job.id for job in restarted.client(timeout=60).queue()}
+    return _summarise(policy, per_second, results, recovered, queue_times, cpu, client_cpu, restart_seconds)
 
 
-def _submitted(
+def _summarise(
     policy: str,
-    asked: float,
-    heard: list[Heard],
-    kept: set[str],
+    target: float,
+    results: list[LoadResult],
+    recovered: set[str],
     queue_times: list[float],
     cpu: float,
     client_cpu: float,
-    restarted_in: float,
-) -> Submitted:
-    ids = [job for one in heard for job in one.ids]
+    restart_seconds: float,
+) -> SubmissionResult:
+    ids = [job for result in results for job in result.ids]
     if not ids:
-        raise SystemExit(f"nothing was accepted: {heard[0].errors[:1]}")
-    lasted = max(one.lasted for one in heard)
-    return Submitted(
+        raise SystemExit(f"no submission was accepted: {results[0].errors[:1]}")
+    elapsed = max(result.elapsed for result in results)
+    return SubmissionResult(
         policy=policy,
-        asked=asked,
-        acknowledged=len(ids) / lasted,
-        seconds=lasted,
+        target=target,
+        acknowledged=len(ids) / elapsed,
+        seconds=elapsed,
         accepted=len(ids),
-        errors=sum(len(one.errors) for one in heard),
-        lost=len(set(ids) - kept) + len(ids) - len(set(ids)),
-        took=times_of([second for one in heard for second in one.seconds]),
-        queue=times_of(queue_times),
-        daemon_cores=cpu / lasted,
-        client_cores=client_cpu / lasted,
-        restarted_in=restarted_in,
+        errors=sum(len(result.errors) for result in results),
+        lost=len(set(ids) - recovered) + len(ids) - len(set(ids)),
+        submit=latency_of([second for result in results for second in result.seconds]),
+        queue=latency_of(queue_times),
+        daemon_cores=cpu / elapsed,
+        client_cores=client_cpu / elapsed,
+        restart_seconds=restart_seconds,
     )
 
 
-def queue(policy: str) -> Queue:
-    """The API's answer and the command's, with ten thousand jobs waiting."""
+def measure_queue(policy: str) -> QueueResult:
+    """Measure the latency of the API and of `refold queue` with ten thousand queued jobs."""
     with tempfile.TemporaryDirectory(prefix="refold-queue-") as folder:
         state = Path(folder) / "state"
         with RealDaemon(state, slots=1, policy=policy) as daemon:
             client = daemon.client(timeout=60)
             client.submit(name="long", command=["sleep", "3600"])
-            for _ in range(WAITING // 1000):
+            for _ in range(QUEUE_LENGTH // 1000):
                 client.submit_all([Submission(name="waits", command=["true"]) for _ in range(1000)])
             environment = {**os.environ, "REFOLD_HOME": str(state)}
             refold = [str(Path(sys.executable).with_name("refold")), "queue"]
@@ -183,44 +186,47 @@ def queue(policy: str) -> Queue:
             def python() -> None:
                 subprocess.run([sys.executable, "-c", "pass"], check=True)
 
-            return Queue(
+            return QueueResult(
                 policy,
                 client.jobs(limit=1, state=["waiting"]).total,
-                timed(lambda: client.jobs(limit=100), 200, 0.01),
-                timed(lambda: client.jobs(limit=1000), 50, 0.01),
-                timed(command, 20),
-                timed(python, 20),
+                measure_latency(lambda: client.jobs(limit=100), 200, 0.01),
+                measure_latency(lambda: client.jobs(limit=1000), 50, 0.01),
+                measure_latency(command, 20),
+                measure_latency(python, 20),
             )
 
 
-def _ask_for_queue(daemon: RealDaemon, seconds: list[float], over: threading.Event) -> None:
+def _poll_queue(daemon: RealDaemon, seconds: list[float], done: threading.Event) -> None:
     client = daemon.client(timeout=60)
-    while not over.wait(0.2):
-        began = time.perf_counter()
+    while not done.wait(0.2):
+        start = time.perf_counter()
         client.jobs(limit=100)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - start)
 
 
-def _stream(daemon: RealDaemon) -> socket.socket:
-    parts = urlsplit(daemon.told.address)
-    listener = socket.create_connection((parts.hostname, parts.port))
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    asked = f"GET {V1}/events?since=0 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {daemon.told.token}\r\n\r\n"
-    listener.sendall(asked.encode())
-    return listener
+def _open_event_stream(daemon: RealDaemon) -> socket.socket:
+    parts = urlsplit(daemon.startup.address)
+    stream = socket.create_connection((parts.hostname, parts.port))
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    request = (
+        f"GET {V1}/events?since=0 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {daemon.startup.token}\r\n\r\n"
+    )
+    stream.sendall(request.encode())
+    return stream
 
 
-def _listen_slowly(daemon: RealDaemon, over: threading.Event) -> None:
-    with _stream(daemon) as listener:
-        while not over.wait(1.0):
-            listener.recv(1)
+def _read_slowly(daemon: RealDaemon, done: threading.Event) -> None:
+    """Read one byte of the event stream per second."""
+    with _open_event_stream(daemon) as stream:
+        while not done.wait(1.0):
+            stream.recv(1)
 
 
-def _listen_and_vanish(daemon: RealDaemon, over: threading.Event) -> None:
-    while not over.wait(0.5):
-        with _stream(daemon) as listener:
-            listener.recv(1)
-            # Without a word of farewell: what is not read yet makes the system reset the connection.
+def _reset_connections(daemon: RealDaemon, done: threading.Event) -> None:
+    """Open the event stream twice a second; closing it with unread data resets the connection."""
+    while not done.wait(0.5):
+        with _open_event_stream(daemon) as stream:
+            stream.recv(1)
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -228,37 +234,37 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def goals(found: Loaded) -> list[Row]:
-    """What was wanted, and whether it was reached."""
+def goals(results: LoadResults) -> list[Row]:
+    """Return the goals and whether they were met."""
     rows = []
-    for one in found.submitted:
-        what, measured = f"{one.policy}: submissions acknowledged", f"{one.acknowledged:,.0f} /s"
-        rows.append(at_least(what, one.acknowledged, HARDLY_LESS * one.asked, measured, "/s"))
-        rows.append(at_most(f"{one.policy}: of these lost after kill -9", one.lost, 0, f"{one.lost}", ""))
-    for asked in found.queues:
-        for what, times in (("100 jobs by the API, p99", asked.page), ("`refold queue`, median", asked.command)):
-            value = times.p99 if "p99" in what else times.median
-            rows.append(at_most(f"{asked.policy}, 10,000 waiting: {what}", value, 100, f"{value:.0f} ms", "ms"))
+    for one in results.submissions:
+        name, measured = f"{one.policy}: submissions acknowledged", f"{one.acknowledged:,.0f} /s"
+        rows.append(at_least(name, one.acknowledged, GOAL_SHARE * one.target, measured, "/s"))
+        rows.append(at_most(f"{one.policy}: acknowledged jobs lost after kill -9", one.lost, 0, f"{one.lost}", ""))
+    for queue in results.queues:
+        latencies = {"`GET /jobs`, 100 jobs, p99": queue.page.p99, "`refold queue`, median": queue.command.median}
+        for name, value in latencies.items():
+            rows.append(at_most(f"{queue.policy}, 10,000 waiting: {name}", value, 100, f"{value:.0f} ms", "ms"))
     return rows
 
 
-def table(found: Loaded) -> str:
-    """Both parts, and the goals."""
-    return f"{as_markdown(goals(found))}\n\n{_details(found)}"
+def table(results: LoadResults) -> str:
+    """Format the goals and all results as Markdown."""
+    return f"{as_markdown(goals(results))}\n\n{_details(results)}"
 
 
-def _details(found: Loaded) -> str:
+def _details(results: LoadResults) -> str:
     lines = [
-        "| policy | asked for | acknowledged | time | accepted | errors | lost after kill -9 | median | p99 | "
-        "queue meanwhile: median | p99 | daemon, cores | clients, cores | started again in |",
+        "| policy | offered | acknowledged | time | accepted | errors | lost after kill -9 | median | p99 | "
+        "`GET /jobs` meanwhile: median | p99 | daemon, cores | clients, cores | restart |",
         "|---|" + "---:|" * 13,
     ]
-    for one in found.submitted:
+    for one in results.submissions:
         lines.append(
-            f"| {one.policy} | {one.asked:,.0f} /s | {one.acknowledged:,.0f} /s | {one.seconds:.1f} s "
-            f"| {one.accepted:,} | {one.errors} | {one.lost} | {one.took.median:.1f} ms | {one.took.p99:.1f} ms "
+            f"| {one.policy} | {one.target:,.0f} /s | {one.acknowledged:,.0f} /s | {one.seconds:.1f} s "
+            f"| {one.accepted:,} | {one.errors} | {one.lost} | {one.submit.median:.1f} ms | {one.submit.p99:.1f} ms "
             f"| {one.queue.median:.1f} ms | {one.queue.p99:.1f} ms | {one.daemon_cores:.2f} | {one.client_cores:.2f} "
-            f"| {one.restarted_in:.1f} s |"
+            f"| {one.restart_seconds:.1f} s |"
         )
     lines += [
         "",
@@ -266,10 +272,10 @@ def _details(found: Loaded) -> str:
         "bare `python -c pass`: median |",
         "|---|" + "---:|" * 8,
     ]
-    for asked in found.queues:
+    for queue in results.queues:
         lines.append(
-            f"| {asked.policy} | {asked.waiting:,} | {asked.page.median:.1f} ms | {asked.page.p99:.1f} ms "
-            f"| {asked.largest_page.median:.1f} ms | {asked.largest_page.p99:.1f} ms | {asked.command.median:.0f} ms "
-            f"| {asked.command.p99:.0f} ms | {asked.bare_python.median:.0f} ms |"
+            f"| {queue.policy} | {queue.queued:,} | {queue.page.median:.1f} ms | {queue.page.p99:.1f} ms "
+            f"| {queue.largest_page.median:.1f} ms | {queue.largest_page.p99:.1f} ms | {queue.command.median:.0f} ms "
+            f"| {queue.command.p99:.0f} ms | {queue.bare_python.median:.0f} ms |"
         )
     return "\n".join(lines)

@@ -1,8 +1,8 @@
-"""Simulations of Rubick's traces: what is simulated, what comes out, and keeping it.
+"""Simulations of Rubick's traces, with a cache of the results.
 
-A simulation is asked for as a Point and answered with Figures. The answer is kept under build/ by a hash of
-everything it depends on: the point, the jobs, what is known and measured, and every source file that the policy, the
-simulator and the measures import. So a second run takes no time, and after a change only what it touches runs again.
+The summary of a scenario is cached under build/ by a hash of everything it depends on: the scenario, the jobs, the
+knowledge of policies, the measurements, and every source file that the policy, the simulator and the measures import.
+A second run takes no time; after a change, only the affected scenarios are simulated again.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from typing import Any
 import msgspec
 
 from benchmarks.measure import REPOSITORY
-from benchmarks.scheduling import variants, world
+from benchmarks.scheduling import testbed, variants
 from refold.journal import History, HistoryJournal
 from refold.model import HOUR, Cluster, Job, Tenant
 from refold.plans import Speeds
 from refold.policies import POLICIES
-from refold.registry import make_policy, settings_of
-from refold.results import broken_guarantees, measure
+from refold.registry import default_settings, make_policy
+from refold.results import find_violations, measure
 from refold.simulator import Costs, MeasuredSpeeds, simulate
 
-KEPT = REPOSITORY / "build" / "scheduling"
+CACHE = REPOSITORY / "build" / "scheduling"
 PROCESSES = 2
-REPORT_EVERY = 60.0
+REPORT_SECONDS = 60.0
 QUOTA = (Tenant("A", 64.0),)
-"""Of the multi-tenant trace: all GPUs for tenant A, none for B (Rubick, section 7)."""
+"""Quotas of the multi-tenant trace: all GPUs for tenant A, none for B (Rubick, section 7)."""
 
-LAST = "pollux"
-"""Takes as long as all others together: what the others say need not wait for it."""
+SLOWEST_POLICY = "pollux"
+"""Takes as long as all others together, so it is simulated last."""
 
-ALWAYS = (
+COMMON_DEPENDENCIES = (
     "refold.simulator.simulation",
     "refold.simulator.measured_speeds",
     "refold.results.measures",
     "refold.results.guarantees",
     "benchmarks.scheduling.runs",
-    "benchmarks.scheduling.world",
+    "benchmarks.scheduling.testbed",
     "benchmarks.scheduling.variants",
 )
-"""What every figure depends on, whatever the policy."""
+"""Modules on which the results of every policy depend."""
 
-NOT_FOLLOWED = ("refold.policies", "refold.registry")
-"""Tables of names: a new line there changes no figure."""
+IGNORED_MODULES = ("refold.policies", "refold.registry")
+"""Tables of names, in which a new line does not change any result."""
 
 
-class Point(msgspec.Struct, frozen=True):
-    """One simulation.
+class Scenario(msgspec.Struct, frozen=True):
+    """The parameters of one simulation.
 
-    `load`: how many times as fast jobs arrive. `large`: the share of large models; None: as in the trace. `error`: how
-    far off believed speeds are (`variants.MistakenSpeeds`).
+    `load`: arrival rate relative to the trace. `large`: share of large models; None: as in the trace. `error`: spread
+    of the errors of predicted speeds (`variants.ErroneousSpeeds`).
     """
 
     policy: str
@@ -72,11 +72,12 @@ class Point(msgspec.Struct, frozen=True):
     seed: int = 0
 
 
-class Figures(msgspec.Struct, frozen=True):
-    """What came out. Times are hours.
+class Summary(msgspec.Struct, frozen=True):
+    """Results of a simulation. Times are hours.
 
-    `changes` counts how often runs were stopped before their end, for each job, and `reshapes` those of them after
-    which the job went on at once in another shape. `broken_believed` and `broken_measured` are jobs.
+    `preemptions` and `reshapes` are per job; a reshape is a preemption after which the job continues immediately with
+    another shape. `guaranteed_jobs` have a guarantee; `predicted_violations` and `measured_violations` count jobs whose
+    guarantee is violated by predicted and by measured speeds. `overhead` is the share of GPU time lost to restarts.
     """
 
     jobs: int
@@ -86,88 +87,90 @@ class Figures(msgspec.Struct, frozen=True):
     makespan: float
     guaranteed: float | None
     best_effort: float | None
-    changes: float
+    preemptions: float
     reshapes: float
-    lost: float
+    overhead: float
     gpu_hours: float
-    promised: int
-    broken_believed: int
-    broken_measured: int
+    guaranteed_jobs: int
+    predicted_violations: int
+    measured_violations: int
     cpu_seconds: float
 
 
-def figures_of(points: Iterable[Point]) -> dict[Point, Figures]:
-    """The answers: those that are kept, and the others simulated in two processes."""
-    wanted = list(dict.fromkeys(points))
-    found = {point: kept for point in wanted if (kept := _kept(point)) is not None}
-    missing = [point for point in wanted if point not in found]
-    missing.sort(key=lambda point: point.policy == LAST)
+def summarise_all(scenarios: Iterable[Scenario]) -> dict[Scenario, Summary]:
+    """Return the summaries of all scenarios, from the cache or simulated in two processes."""
+    unique = list(dict.fromkeys(scenarios))
+    found = {scenario: cached for scenario in unique if (cached := _cached(scenario)) is not None}
+    missing = [scenario for scenario in unique if scenario not in found]
+    missing.sort(key=lambda scenario: scenario.policy == SLOWEST_POLICY)
     if missing:
         found |= _simulate_all(missing)
-    return {point: found[point] for point in wanted}
+    return {scenario: found[scenario] for scenario in unique}
 
 
-def _simulate_all(points: Sequence[Point]) -> dict[Point, Figures]:
-    world.knowledge()  # is kept in files: made before two processes make it
+def _simulate_all(scenarios: Sequence[Scenario]) -> dict[Scenario, Summary]:
+    testbed.knowledge()  # is cached in files; compute it before both processes do
     found = {}
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(PROCESSES, mp_context=spawn) as pool:
-        begun = {pool.submit(simulated, point, str(_path(point))): point for point in points}
-        for done, answer in enumerate(as_completed(begun), start=1):
-            point = begun[answer]
-            found[point] = figures = answer.result()
-            _say(f"{done}/{len(points)}  {_told(point)}: mean {figures.mean:.3f} h, {figures.cpu_seconds:.1f} s of CPU")
+        futures = {pool.submit(simulate_and_cache, scenario, str(_path(scenario))): scenario for scenario in scenarios}
+        for done, future in enumerate(as_completed(futures), start=1):
+            scenario = futures[future]
+            found[scenario] = summary = future.result()
+            times = f"mean {summary.mean:.3f} h, {summary.cpu_seconds:.1f} s of CPU"
+            _print_progress(f"{done}/{len(scenarios)}  {_describe(scenario)}: {times}")
     return found
 
 
-def _told(point: Point) -> str:
-    changed = [f"{name}={value}" for name, value in msgspec.structs.asdict(point).items() if name != "policy" and value]
-    return f"{point.policy} ({', '.join(changed)})"
+def _describe(scenario: Scenario) -> str:
+    parameters = msgspec.structs.asdict(scenario)
+    changed = [f"{name}={value}" for name, value in parameters.items() if name != "policy" and value]
+    return f"{scenario.policy} ({', '.join(changed)})"
 
 
-def _say(text: str) -> None:
+def _print_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def simulated(point: Point, path: str) -> Figures:
-    """Simulate, measure, and keep what came out, unless a source file has changed since somebody asked."""
+def simulate_and_cache(scenario: Scenario, path: str) -> Summary:
+    """Simulate a scenario and cache its summary, unless a source file has changed in the meantime."""
     try:
-        figures = fresh(point)
+        summary = simulate_scenario(scenario)
     except Exception as error:
-        error.add_note(f"in the simulation of {_told(point)}")
+        error.add_note(f"in the simulation of {_describe(scenario)}")
         raise
-    for kept in (_content, _imports, _imported_by):
-        kept.cache_clear()
-    if _path(point) != Path(path):
-        _say(f"sources have changed meanwhile, so this is not kept: {_told(point)}")
-        return figures
-    KEPT.mkdir(parents=True, exist_ok=True)
-    Path(path).write_bytes(msgspec.json.encode(figures))
-    return figures
+    for function in (_content, _imports, _imported_by):
+        function.cache_clear()
+    if _path(scenario) != Path(path):
+        _print_progress(f"source files have changed, not cached: {_describe(scenario)}")
+        return summary
+    CACHE.mkdir(parents=True, exist_ok=True)
+    Path(path).write_bytes(msgspec.json.encode(summary))
+    return summary
 
 
-def fresh(point: Point) -> Figures:
-    """Simulate and measure, whatever is kept."""
-    cluster = cluster_for(point.trace)
+def simulate_scenario(scenario: Scenario) -> Summary:
+    """Simulate a scenario without using the cache."""
+    cluster = cluster_for(scenario.trace)
     charge, journal = _charge(cluster), HistoryJournal()
-    policy = make_policy(point.policy, _settings(point))
-    costs = Costs(restart=point.restart, report_every=REPORT_EVERY)
-    believing = variants.mistaken(point.error, point.seed) if point.error else nullcontext()
+    policy = make_policy(scenario.policy, _settings(scenario))
+    costs = Costs(restart=scenario.restart, report_every=REPORT_SECONDS)
+    errors = variants.with_model_errors(scenario.error, scenario.seed) if scenario.error else nullcontext()
     before = time.process_time()
-    with believing:
-        simulate(jobs_of(point), cluster, policy, journal=journal, charge=charge, costs=costs)
-    return _figures(journal.history(cluster), charge, _grace(point), time.process_time() - before)
+    with errors:
+        simulate(jobs_of(scenario), cluster, policy, journal=journal, charge=charge, costs=costs)
+    return _summarise(journal.history(cluster), charge, _grace(scenario), time.process_time() - before)
 
 
-def _figures(history: History, charge: MeasuredSpeeds, grace: float, cpu_seconds: float) -> Figures:
+def _summarise(history: History, charge: MeasuredSpeeds, grace: float, cpu_seconds: float) -> Summary:
     found = measure(history)
-    speeds = Speeds(history.cluster, world.knowledge())
-    believed = broken_guarantees(history, speeds, grace=grace)
-    truly = broken_guarantees(history, speeds, measured=charge, grace=grace)
+    speeds = Speeds(history.cluster, testbed.knowledge())
+    predicted = find_violations(history, speeds, grace=grace)
+    measured = find_violations(history, speeds, measured=charge, grace=grace)
     by_class = {group.name: group.completion.mean for group in found.classes}
     mean, p99, makespan = found.completion.mean, found.completion.p99, found.makespan
     assert mean is not None and p99 is not None and makespan is not None
-    return Figures(
+    return Summary(
         jobs=found.jobs,
         finished=found.outcomes.finished,
         mean=mean / HOUR,
@@ -175,13 +178,13 @@ def _figures(history: History, charge: MeasuredSpeeds, grace: float, cpu_seconds
         makespan=makespan / HOUR,
         guaranteed=_hours(by_class.get("guaranteed")),
         best_effort=_hours(by_class.get("best-effort")),
-        changes=found.preemptions / found.jobs,
+        preemptions=found.preemptions / found.jobs,
         reshapes=found.reshapes / found.jobs,
-        lost=found.overhead_share or 0.0,
+        overhead=found.overhead_share or 0.0,
         gpu_hours=found.gpu_hours,
-        promised=believed.promised,
-        broken_believed=believed.jobs,
-        broken_measured=truly.jobs,
+        guaranteed_jobs=predicted.guaranteed_jobs,
+        predicted_violations=predicted.violated_jobs,
+        measured_violations=measured.violated_jobs,
         cpu_seconds=cpu_seconds,
     )
 
@@ -190,60 +193,60 @@ def _hours(seconds: float | None) -> float | None:
     return None if seconds is None else seconds / HOUR
 
 
-def _settings(point: Point) -> dict[str, Any]:
-    """What the policy is told: what is known of models, and what a restart costs, if it wants to know."""
-    told = {"knowledge": world.knowledge(), "restart_seconds": point.restart}
-    taken = settings_of(point.policy)
-    return {name: value for name, value in told.items() if name in taken} | dict(point.settings)
+def _settings(scenario: Scenario) -> dict[str, Any]:
+    """Return the settings of the policy, with the knowledge of models and the restart cost if it has such settings."""
+    available = {"knowledge": testbed.knowledge(), "restart_seconds": scenario.restart}
+    accepted = default_settings(scenario.policy)
+    return {name: value for name, value in available.items() if name in accepted} | dict(scenario.settings)
 
 
-def _grace(point: Point) -> float:
-    """How long it takes to get GPUs back: a restart, and a round of a policy that has rounds."""
-    return point.restart + float(settings_of(point.policy).get("round_seconds", 0.0))
+def _grace(scenario: Scenario) -> float:
+    """Return the time in which a guarantee may be violated: a restart, and a round if the policy has rounds."""
+    return scenario.restart + float(default_settings(scenario.policy).get("round_seconds", 0.0))
 
 
 def cluster_for(trace: str) -> Cluster:
-    """The testbed, with the quota if the trace has tenants."""
-    return world.cluster(tenants=QUOTA if trace == "multi-tenant" else ())
+    """Return the testbed, with quotas if the trace has tenants."""
+    return testbed.cluster(tenants=QUOTA if trace == "multi-tenant" else ())
 
 
 @cache
 def _charge(cluster: Cluster) -> MeasuredSpeeds:
-    return world.charge(cluster)
+    return testbed.charged_speeds(cluster)
 
 
-def jobs_of(point: Point) -> tuple[Job, ...]:
-    """The jobs of the trace, changed as the point says."""
-    jobs = world.jobs(point.trace)
-    if point.large is not None:
-        jobs = variants.with_large_share(jobs, point.large, _charge(cluster_for(point.trace)), point.seed)
-    return jobs if point.load == 1 else variants.at_load(jobs, point.load)
+def jobs_of(scenario: Scenario) -> tuple[Job, ...]:
+    """Return the jobs of the trace, modified as the scenario specifies."""
+    jobs = testbed.jobs(scenario.trace)
+    if scenario.large is not None:
+        jobs = variants.with_large_share(jobs, scenario.large, _charge(cluster_for(scenario.trace)), scenario.seed)
+    return jobs if scenario.load == 1 else variants.at_load(jobs, scenario.load)
 
 
-# --- keeping ------------------------------------------------------------------------------------------------
+# --- cache --------------------------------------------------------------------------------------------------
 
 
-def _kept(point: Point) -> Figures | None:
-    path = _path(point)
-    return msgspec.json.decode(path.read_bytes(), type=Figures) if path.exists() else None
+def _cached(scenario: Scenario) -> Summary | None:
+    path = _path(scenario)
+    return msgspec.json.decode(path.read_bytes(), type=Summary) if path.exists() else None
 
 
-def _path(point: Point) -> Path:
-    depends = hashlib.sha256(msgspec.json.encode(point))
-    depends.update(_known())
-    depends.update(msgspec.json.encode(jobs_of(point)))
-    modules = _imported_by((POLICIES[point.policy].module, *ALWAYS))
+def _path(scenario: Scenario) -> Path:
+    key = hashlib.sha256(msgspec.json.encode(scenario))
+    key.update(_common_data())
+    key.update(msgspec.json.encode(jobs_of(scenario)))
+    modules = _imported_by((POLICIES[scenario.policy].module, *COMMON_DEPENDENCIES))
     for path in sorted({_file(module) for module in modules}):
-        depends.update(_content(path))
-    return KEPT / f"{point.policy}-{depends.hexdigest()[:20]}.json"
+        key.update(_content(path))
+    return CACHE / f"{scenario.policy}-{key.hexdigest()[:20]}.json"
 
 
 @cache
-def _known() -> bytes:
-    """What is known and measured, and the catalogue."""
+def _common_data() -> bytes:
+    """Return the knowledge of policies, the measurements and the catalogue."""
     catalogue = sorted((REPOSITORY / "src" / "refold" / "catalogue").glob("*.yaml"))
-    known = msgspec.json.encode((world.knowledge(), world.table()))
-    return b"".join([known, *(path.read_bytes() for path in catalogue)])
+    data = msgspec.json.encode((testbed.knowledge(), testbed.measurements()))
+    return b"".join([data, *(path.read_bytes() for path in catalogue)])
 
 
 @cache
@@ -253,25 +256,25 @@ def _content(path: Path) -> bytes:
 
 @cache
 def _imported_by(modules: tuple[str, ...]) -> frozenset[str]:
-    """Every module of ours that these import, and those that these import, and so on."""
+    """Return all modules of this repository that these modules import, directly or indirectly, and themselves."""
     seen: set[str] = set()
-    left = list(modules)
-    while left:
-        module = left.pop()
-        if module not in seen and module not in NOT_FOLLOWED:
+    remaining = list(modules)
+    while remaining:
+        module = remaining.pop()
+        if module not in seen and module not in IGNORED_MODULES:
             seen.add(module)
-            left += _imports(module)
+            remaining += _imports(module)
     return frozenset(seen)
 
 
 @cache
 def _imports(module: str) -> tuple[str, ...]:
     found: list[str] = []
-    for part in ast.walk(ast.parse(_content(_file(module)))):
-        if isinstance(part, ast.Import):
-            found += [name.name for name in part.names]
-        elif isinstance(part, ast.ImportFrom) and part.module and not part.level:
-            found += [part.module, *(f"{part.module}.{name.name}" for name in part.names)]
+    for node in ast.walk(ast.parse(_content(_file(module)))):
+        if isinstance(node, ast.Import):
+            found += [name.name for name in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found += [node.module, *(f"{node.module}.{name.name}" for name in node.names)]
     return tuple(name for name in found if name.startswith(("refold.", "benchmarks.")) and _file(name).exists())
 
 

@@ -1,4 +1,4 @@
-"""A policy of one's own, in one file. docs/policies.md walks through it.
+"""A custom policy in one file, explained in docs/policies.md.
 
 refold compare --policies fifo,fifo-skip,examples/policies/widest_first.py
 """
@@ -9,7 +9,7 @@ from refold.packing import Placer
 
 
 class WidestFirst:
-    """Whoever asks for the most GPUs goes first; who has no place is passed over."""
+    """Largest jobs first; jobs that do not fit are skipped."""
 
     name = "widest-first"
 
@@ -17,7 +17,7 @@ class WidestFirst:
         self._placer = Placer(placement, seed)
 
     def decide(self, view: View) -> Decision:
-        """Start the widest job that has a place, then the next."""
+        """Start waiting jobs in descending order of GPUs, as far as they fit."""
         self._placer.observe(view)
         trial = view.trial()
         starts: list[Start] = []

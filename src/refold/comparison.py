@@ -1,4 +1,4 @@
-"""Simulate several policies on the same jobs and measure each: `refold.compare`."""
+"""`refold.compare`: simulate several policies on the same jobs, and measure each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from refold.journal import HistoryJournal
 from refold.model import Cluster, Job
 from refold.registry import make_policy
 from refold.results import Measures, measure
-from refold.simulator import FREE_OF_CHARGE, Costs, SpeedModel, simulate
+from refold.simulator import NO_COSTS, Costs, SpeedModel, simulate
 
 
 def compare(
@@ -18,13 +18,13 @@ def compare(
     policies: Iterable[str | Policy],
     *,
     charge: SpeedModel | None = None,
-    costs: Costs = FREE_OF_CHARGE,
+    costs: Costs = NO_COSTS,
 ) -> dict[str, Measures]:
     """Simulate each policy on the same jobs and cluster; return the measures by policy name.
 
     A policy is a name (`refold policies` lists them), the path of a Python file, or an object with a `name` and a
-    `decide`. `costs` are those of starting, stopping and restarting runs; `charge` is how fast jobs really are
-    (default: as recorded in the trace).
+    `decide` method. `costs` are the times to start, stop and restart runs. `charge` is the model of the actual speed
+    of jobs (default: as recorded in the trace).
     """
     measures: dict[str, Measures] = {}
     for chosen in policies:

@@ -1,25 +1,25 @@
-"""Everything that Refold raises on purpose.
+"""The exceptions that Refold raises deliberately.
 
 RefoldError
-├── BadValue       a noun that cannot be built: a job of -1 GPUs
-├── BadInput       something a person gave us
-│   ├── BadFile    a file that cannot be read as what it should be
-│   ├── BadRow     one row of a file: line, column, what was there, what was expected
-│   ├── BadField   one field of what was asked of a daemon
-│   └── UnknownName  no policy 'rubik'; did you mean 'rubick'?
-├── BadDecision    a policy broke a rule: which policy, which rule
-├── BadJournal     a journal that does not replay to its own orders
-├── MissingExtra   a feature whose optional dependency is not installed
-├── NoDaemon       nobody serves where a daemon was looked for
-├── NotYet         what was waited for has not come in the time that was given
-└── Refused        the daemon was asked, and does not do it
-    ├── Unknown       it does not know who asks
-    ├── Forbidden     who asks may not have that
-    ├── NotFound      no such job, node, token
-    ├── Conflict      not as things stand: a job that has ended cannot be cancelled
-    ├── TooMuch       too many, or too often: later, or less, may work
-    │   └── TooLarge  more bytes than it takes at once
-    └── Unavailable   it cannot at present: its disk is full, it is ending
+├── BadValue            an object that cannot be constructed: a job with -1 GPUs
+├── BadInput            invalid input from a user
+│   ├── BadFile         a file that is missing, unreadable or of the wrong kind
+│   ├── BadRow          one value in a file: line, column, value found, value expected
+│   ├── BadField        one field of a request to the daemon
+│   └── UnknownName     unknown policy 'rubik'; did you mean 'rubick'?
+├── BadDecision         a policy broke a rule: which policy, which rule
+├── BadJournal          a journal whose replay does not give the recorded orders
+├── MissingExtra        a feature whose optional dependency is not installed
+├── NoDaemon            no daemon answers at the address
+├── WaitTimeout         the awaited state was not reached in time
+└── Refused             the daemon rejected a request
+    ├── Unauthenticated   no token, or an unknown one
+    ├── Forbidden         the token's role does not permit the request
+    ├── NotFound          no such job, node or token
+    ├── Conflict          not possible in the current state: a job that has ended cannot be cancelled
+    ├── TooManyRequests   too many objects, or too many requests per unit of time
+    │   └── TooLarge      the request has too many bytes
+    └── Unavailable       temporarily impossible: the disk is full, the daemon is shutting down
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 
-FEW = 8
-"""As many names of a long table are told at once."""
+MAX_SUGGESTIONS = 8
+"""How many names an error lists if there is a command that prints all of them."""
 
 
 class RefoldError(Exception):
-    """The base of all of them: catch this, print it, and nobody sees a traceback."""
+    """Base class: programs catch it and print its message instead of a traceback."""
 
 
 class BadValue(RefoldError, ValueError):
-    """A noun was asked to be something it cannot be."""
+    """An object was constructed from values that are invalid for it."""
 
 
 class BadInput(RefoldError):
-    """What a person gave cannot be used."""
+    """Input from a user is invalid."""
 
 
 class BadFile(BadInput):
-    """A file is absent, unreadable, or not what it should be."""
+    """A file is missing, unreadable or of the wrong kind."""
 
     def __init__(self, path: object, problem: str) -> None:
         super().__init__(f"{path}: {problem}")
@@ -53,7 +53,7 @@ class BadFile(BadInput):
 
 
 class BadRow(BadInput):
-    """One value in one row of a file is not what was expected."""
+    """One value in one line of a file is invalid."""
 
     def __init__(self, path: object, line: int, column: str, found: object, expected: str) -> None:
         super().__init__(f"{path} line {line}: {column} is {found!r}, expected {expected}")
@@ -65,7 +65,7 @@ class BadRow(BadInput):
 
 
 class BadField(BadInput):
-    """One field of what was asked of a daemon is not what was expected; or all of it, if none is named."""
+    """One field of a request to the daemon is invalid; if `field` is empty, the request as a whole."""
 
     def __init__(self, problem: str, field: str = "") -> None:
         super().__init__(problem)
@@ -73,91 +73,91 @@ class BadField(BadInput):
 
 
 class UnknownName(BadInput):
-    """A name that is in none of our tables, with the nearest that is.
+    """A name is not in a table; the message suggests the most similar known name.
 
-    `key` is what names are compared by, as in `sorted`. Of a long table that the command `listed_by` prints, only
-    the nearest names are told.
+    `key` normalises names before they are compared, as in `sorted`. If the command `listed_by` prints the whole
+    table and the table is long, the message lists only the most similar names and refers to that command.
     """
 
     def __init__(
         self, kind: str, name: str, known: Iterable[str], *, key: Callable[[str], str] = str, listed_by: str = ""
     ) -> None:
-        told = sorted(known)
-        by_key = {key(word): word for word in told}
+        listed = sorted(known)
+        by_key = {key(word): word for word in listed}
         near = [by_key[match] for match in get_close_matches(key(name), by_key, n=1)]
-        hint = f"; did you mean {near[0]!r}?" if near else "."
-        if listed_by and len(told) > FEW:
-            told = [by_key[match] for match in get_close_matches(key(name), by_key, n=FEW, cutoff=0.0)]
-            told.append(f"…; `{listed_by}` lists all")
-        super().__init__(f"no {kind} {name!r}{hint} ({', '.join(told)})")
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        if listed_by and len(listed) > MAX_SUGGESTIONS:
+            listed = [by_key[match] for match in get_close_matches(key(name), by_key, n=MAX_SUGGESTIONS, cutoff=0.0)]
+            listed.append(f"…; `{listed_by}` lists all")
+        super().__init__(f"unknown {kind} {name!r}{hint} (known: {', '.join(listed) or 'none'})")
         self.kind = kind
         self.name = name
         self.nearest = near[0] if near else None
 
 
 class BadDecision(RefoldError):
-    """A policy decided something that the cluster or the rules do not allow."""
+    """A policy made a decision that the cluster or the scheduling rules do not allow."""
 
-    def __init__(self, policy: str, rule: str, what: str) -> None:
-        super().__init__(f"{policy} {what} (rule: {rule})")
+    def __init__(self, policy: str, rule: str, problem: str) -> None:
+        super().__init__(f"{policy} {problem} (rule: {rule})")
         self.policy = policy
         self.rule = rule
-        self.what = what
+        self.problem = problem
 
 
 class BadJournal(RefoldError):
-    """A journal did not replay to the orders it recorded."""
+    """A journal is inconsistent, or its replay does not give the recorded orders."""
 
 
 class MissingExtra(RefoldError):
-    """An optional dependency is needed and absent."""
+    """A feature needs an optional dependency that is not installed."""
 
     def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(f"{feature} needs an extra: pip install 'refold[{extra}]'")
+        super().__init__(f"{feature} needs an optional dependency: pip install 'refold[{extra}]'")
         self.feature = feature
         self.extra = extra
 
 
 class NoDaemon(RefoldError):
-    """Nobody serves where a daemon was looked for."""
+    """No daemon answers at the address."""
 
 
 class WaitTimeout(RefoldError, TimeoutError):
-    """What was waited for has not come in the time that was given."""
+    """The awaited state was not reached within the timeout."""
 
 
 class Refused(RefoldError):
-    """The daemon was asked for something and does not do it."""
+    """The daemon rejected a request."""
 
 
 class Unauthenticated(Refused):
-    """Who asks has no token, or one that the daemon does not know."""
+    """The request carries no token, or one that the daemon does not know."""
 
 
 class Forbidden(Refused):
-    """Who asks is known, and may not have what was asked for."""
+    """The token is valid, but its role does not permit the request."""
 
 
 class NotFound(Refused):
-    """There is no such thing."""
+    """The named object does not exist."""
 
     @classmethod
     def near(cls, kind: str, name: str, known: Iterable[str], *, listed_by: str = "") -> NotFound:
-        """The same with the nearest name of those that there are; of many, `listed_by` lists the others."""
+        """Return the error with a suggestion from the `known` names, worded as `UnknownName`."""
         return cls(str(UnknownName(kind, name, known, listed_by=listed_by)))
 
 
 class Conflict(Refused):
-    """It cannot be done as things stand."""
+    """The request is not possible in the current state of the object."""
 
 
 class TooManyRequests(Refused):
-    """Too many things at once, or too often."""
+    """A limit on the number of objects or on the request rate is reached."""
 
 
 class TooLarge(TooManyRequests):
-    """More bytes than are taken at once."""
+    """The request has more bytes than the daemon accepts."""
 
 
 class Unavailable(Refused):
-    """The daemon cannot do it at present."""
+    """The daemon cannot process the request at present."""

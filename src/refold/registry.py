@@ -1,7 +1,8 @@
-"""Finding policies by name: those of the package, and those that people bring as files.
+"""Find policies by name: the built-in ones, and policies in the user's own Python files.
 
-A file of one's own is named by its path, or lies in a folder that REFOLD_POLICIES names. It holds one class with
-a `name` and a `decide`; the class's docstring is its summary.
+A user's policy is referred to by the path of its file, or by its name if the file is in the folder that the environment
+variable REFOLD_POLICIES names. The file has one class with a `name` and a `decide` method; the first line of the class
+docstring is its summary.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from refold.policies import POLICIES
 
 FOLDER_VARIABLE = "REFOLD_POLICIES"
 WATCH = "watch"
-"""The setting that every policy takes: rules by which its runs are watched."""
+"""The setting that every policy accepts: the rules of the run-time watch."""
 
 
 class PolicyInfo(NamedTuple):
-    """One line of `refold policies`."""
+    """The description of a policy, as `refold policies` lists it.
+
+    `where` is its module or file; `problem` says why it cannot be used, and is empty if it can.
+    """
 
     name: str
     summary: str
@@ -39,135 +43,140 @@ class PolicyInfo(NamedTuple):
 
 
 def policy_names() -> list[str]:
-    """Every name that can be asked for."""
-    return [listed.name for listed in list_policies() if not listed.problem]
+    """Return the names of all usable policies."""
+    return [entry.name for entry in list_policies() if not entry.problem]
 
 
-def usual_policies() -> list[str]:
-    """Those that are compared where nobody says with what: no search that takes minutes, and one's own."""
-    return [name for name in policy_names() if name not in POLICIES or POLICIES[name].usual]
+def default_policies() -> list[str]:
+    """Return the policies that `refold compare` runs by default: the built-in ones marked so, and the user's."""
+    return [name for name in policy_names() if name not in POLICIES or POLICIES[name].compared_by_default]
 
 
 def list_policies() -> list[PolicyInfo]:
-    """Every policy that can be asked for by name; and files in one's own folder that cannot, with the problem."""
-    listed = [
-        PolicyInfo(name, known.summary, known.oracle, known.preempts, settings_of(name), known.module)
-        for name, known in POLICIES.items()
+    """Return all built-in policies and all files in the user's folder, including files that cannot be loaded."""
+    builtin_policies = [
+        PolicyInfo(name, builtin.summary, builtin.oracle, builtin.preempts, default_settings(name), builtin.module)
+        for name, builtin in POLICIES.items()
     ]
-    return listed + [_listed(path) for path in _own_files()]
+    return builtin_policies + [_describe_file(path) for path in _user_files()]
 
 
-def _listed(path: Path) -> PolicyInfo:
+def _describe_file(path: Path) -> PolicyInfo:
     try:
-        found = _class_in(path)
+        policy_class = _load_class(path)
     except BadFile as error:
         return PolicyInfo(path.stem, "", False, False, {}, str(path), error.problem)
     return PolicyInfo(
-        found.name,
-        (inspect.getdoc(found) or "").split("\n")[0],
-        getattr(found, "oracle", False),
-        getattr(found, "preempts", False),
-        _settings(found),
+        policy_class.name,
+        (inspect.getdoc(policy_class) or "").split("\n")[0],
+        getattr(policy_class, "oracle", False),
+        getattr(policy_class, "preempts", False),
+        _settings(policy_class),
         str(path),
-        f"the name {found.name!r} is taken" if found.name in POLICIES else "",
+        f"the name {policy_class.name!r} is a built-in policy" if policy_class.name in POLICIES else "",
     )
 
 
-def settings_of(name: str) -> Mapping[str, Any]:
-    """The settings of a policy, with their defaults."""
-    return _settings(_class_of(name))
+def default_settings(name: str) -> Mapping[str, Any]:
+    """Return the settings of a policy with their default values."""
+    return _settings(_find_class(name))
 
 
 def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
-    """A policy by its name, or by the path of a file, with its settings. Any may be watched, which is one of them."""
-    own, rules = parted(name, settings or {})
-    return watched(_made(name, own), rules)
+    """Construct a policy by name or by file path. `settings` may include the rules of a run-time watch."""
+    own, rules = split_settings(name, settings or {})
+    return with_run_watch(_construct(name, own), rules)
 
 
-def watched(policy: Policy, rules: Mapping[str, Any] | None) -> Policy:
-    """The policy with somebody beside it who watches its runs by these rules; None: nobody does."""
+def with_run_watch(policy: Policy, rules: Mapping[str, Any] | None) -> Policy:
+    """Wrap a policy with a run-time watch; without rules, return the policy itself."""
     if rules is None:
         return policy
-    from refold.policies.common import RunWatch, WatchRules  # few are watched, and predictions take a while to load
+    from refold.policies.common import RunWatch, WatchRules  # imported late: prediction is slow to load
 
-    return RunWatch(policy, WatchRules.of(rules))
+    return RunWatch(policy, WatchRules.from_settings(rules))
 
 
-def parted(name: str, settings: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
-    """The settings of the policy itself; and the rules by which its runs are watched, unless it has its own such."""
+def split_settings(name: str, settings: Mapping[str, Any]) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+    """Separate the settings of the policy itself from the watch rules (None: no watch).
+
+    A policy that has its own setting of that name keeps it.
+    """
     own = dict(settings)
-    if WATCH not in own or WATCH in settings_of(name):
+    if WATCH not in own or WATCH in default_settings(name):
         return own, None
     return own, own.pop(WATCH)
 
 
-def _made(name: str, settings: Mapping[str, Any]) -> Policy:
-    kind = _class_of(name)
-    known = _settings(kind)
+def _construct(name: str, settings: Mapping[str, Any]) -> Policy:
+    policy_class = _find_class(name)
+    known = _settings(policy_class)
     for setting in settings:
         if setting not in known:
-            raise UnknownName(f"setting of {name}", setting, known)
+            raise UnknownName(f"{name} setting", setting, known)
     try:
-        policy: Policy = kind(**settings)
+        policy: Policy = policy_class(**settings)
     except RefoldError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
-        raise BadInput(f"{name} cannot be made with {dict(settings)}: {error}") from error
+        raise BadInput(f"policy {name} does not accept the settings {dict(settings)}: {error}") from error
     return policy
 
 
-def _class_of(name: str) -> Any:
+def _find_class(name: str) -> Any:
     if name in POLICIES:
-        known = POLICIES[name]
-        return getattr(importlib.import_module(known.module), known.class_name)
+        builtin = POLICIES[name]
+        return getattr(importlib.import_module(builtin.module), builtin.class_name)
     if name.endswith(".py"):
-        return _class_in(Path(name))
-    files = _own_files()
+        return _load_class(Path(name))
+    files = _user_files()
     for path in files:
         if path.stem == name:
-            return _class_in(path)
+            return _load_class(path)
     for path in files:
-        with suppress(BadFile):  # a broken file is no reason not to find another
-            found = _class_in(path)
-            if found.name == name:
-                return found
+        with suppress(BadFile):  # a broken file must not hide the others
+            policy_class = _load_class(path)
+            if policy_class.name == name:
+                return policy_class
     raise UnknownName("policy", name, policy_names())
 
 
-def _settings(kind: Any) -> dict[str, Any]:
-    parameters = inspect.signature(kind).parameters.values()
+def _settings(policy_class: Any) -> dict[str, Any]:
+    parameters = inspect.signature(policy_class).parameters.values()
     return {parameter.name: parameter.default for parameter in parameters}
 
 
-def _own_files() -> list[Path]:
+def _user_files() -> list[Path]:
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         return []
     if not Path(folder).is_dir():
-        raise BadInput(f"{FOLDER_VARIABLE} names {folder!r}, which is not a folder")
+        raise BadInput(f"{FOLDER_VARIABLE} is {folder!r}, expected a folder")
     return sorted(path for path in Path(folder).glob("*.py") if not path.name.startswith(("_", "test_", "conftest.")))
 
 
-def _class_in(path: Path) -> Any:
-    module = _load(path)
-    found = [
-        kind
-        for _, kind in inspect.getmembers(module, inspect.isclass)
-        if kind.__module__ == module.__name__ and hasattr(kind, "decide") and isinstance(kind.__dict__.get("name"), str)
+def _load_class(path: Path) -> Any:
+    module = _load_module(path)
+    classes = [
+        policy_class
+        for _, policy_class in inspect.getmembers(module, inspect.isclass)
+        if policy_class.__module__ == module.__name__
+        and hasattr(policy_class, "decide")
+        and isinstance(policy_class.__dict__.get("name"), str)
     ]
-    if len(found) != 1:
-        raise BadFile(path, f"has {len(found)} classes with a name and a decide(view), expected one")
-    return found[0]
+    if len(classes) != 1:
+        raise BadFile(path, f"has {len(classes)} classes with a name and decide(view), expected one")
+    return classes[0]
 
 
-def _load(path: Path) -> ModuleType:
+def _load_module(path: Path) -> ModuleType:
     if not path.is_file():
         raise BadFile(path, "no such file")
     name = f"refold_policy_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look up their module there
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

@@ -1,4 +1,4 @@
-"""The API: who may ask what, what is refused and how, and that nothing but a Problem comes of it."""
+"""The API over ASGI: authorisation, request validation, and errors as Problem documents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fake_service import MEMBER, OTHER, OWNER, READER, FakeService, make_app, se
 from hypothesis import given, settings, strategies as st
 
 from refold.api.app import Api
-from refold.api.calls import CALLS, LARGEST_BODY, Call
+from refold.api.calls import CALLS, MAX_BODY_BYTES, Call
 from refold.api.roles import Caller
 from refold.api.wire import DaemonInfo, Problem, Submission
 from refold.errors import BadInput, BadValue, RefoldError, TooManyRequests, Unavailable
@@ -34,7 +34,7 @@ class Answer(NamedTuple):
         return msgspec.json.decode(self.body, type=Problem)
 
 
-def ask(
+def request(
     app: Api,
     method: str,
     path: str,
@@ -45,7 +45,7 @@ def ask(
     host: str = "127.0.0.1:7170",
     stalls: bool = False,
 ) -> Answer:
-    """One request, as a server would hand it over; a body of several pieces comes piece by piece, and may stall."""
+    """Make one ASGI request. A list of bytes arrives in chunks; `stalls`: the body never ends."""
     path, _, query = path.partition("?")
     given = {"host": host, "content-type": "application/json"} | (
         {} if token is None else {"authorization": f"Bearer {token}"}
@@ -58,33 +58,33 @@ def ask(
         "query_string": query.encode(),
         "headers": [(name.encode(), text.encode("latin-1")) for name, text in lines if text is not None],
     }
-    pieces = [body] if isinstance(body, bytes) else list(body)
+    chunks = [body] if isinstance(body, bytes) else list(body)
     sent: list[Any] = []
 
     async def receive() -> dict[str, Any]:
-        if not pieces:
+        if not chunks:
             await asyncio.sleep(3600)
-        return {"type": "http.request", "body": pieces.pop(0), "more_body": stalls or bool(pieces)}
+        return {"type": "http.request", "body": chunks.pop(0), "more_body": stalls or bool(chunks)}
 
     async def send(message: Any) -> None:
         sent.append(message)
 
     asyncio.run(app(scope, receive, send))
-    told = {name.decode(): text.decode() for name, text in sent[0]["headers"]}
-    return Answer(sent[0]["status"], told, b"".join(message["body"] for message in sent[1:]))
+    received = {name.decode(): text.decode() for name, text in sent[0]["headers"]}
+    return Answer(sent[0]["status"], received, b"".join(message["body"] for message in sent[1:]))
 
 
-def desk_with_a_job() -> FakeService:
+def service_with_a_job() -> FakeService:
     service = FakeService()
     service.start(service.add(Submission("train", ["python", "train.py"])).id)
-    service.feed.end()
+    service.event_stream.close()
     return service
 
 
-# Who may ask
+# Authorisation
 
-MAY_ASK = {
-    "about": "reader member owner",
+ROLES_OF_CALL = {
+    "info": "reader member owner",
     "submit": "member owner",
     "submit_all": "member owner",
     "preview": "reader member owner",
@@ -101,88 +101,91 @@ MAY_ASK = {
     "gpus": "reader member owner",
     "tenants": "reader member owner",
     "tokens": "owner",
-    "new_token": "owner",
+    "create_token": "owner",
     "revoke_token": "owner",
     "snapshot": "owner",
     "journal": "owner",
     "events": "reader member owner",
 }
-BODIES = {"submit": JOB, "preview": JOB, "submit_all": b"[" + JOB + b"]", "new_token": b'{"name": "new"}'}
-NAMES = {"{job}": "train-1", "{node}": "here", "{name}": "other"}
+BODIES = {"submit": JOB, "preview": JOB, "submit_all": b"[" + JOB + b"]", "create_token": b'{"name": "new"}'}
+PATH_VALUES = {"{job}": "train-1", "{node}": "here", "{name}": "other"}
 
 
-def ask_for(app: Api, call: Call, token: str | None, query: str = "") -> Answer:
-    path = re.sub(r"\{\w+\}", lambda place: NAMES[place[0]], call.path)
-    return ask(app, call.method, path + query, BODIES.get(call.name, b""), token=token)
+def request_call(app: Api, call: Call, token: str | None, query: str = "") -> Answer:
+    path = re.sub(r"\{\w+\}", lambda match: PATH_VALUES[match[0]], call.path)
+    return request(app, call.method, path + query, BODIES.get(call.name, b""), token=token)
 
 
-def test_the_table_of_rights_is_about_all_calls() -> None:
-    assert list(MAY_ASK) == [call.name for call in CALLS]
+def test_the_table_of_roles_covers_every_call() -> None:
+    assert list(ROLES_OF_CALL) == [call.name for call in CALLS]
 
 
 @pytest.mark.parametrize("token", [READER, MEMBER, OWNER])
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
-def test_a_call_is_for_those_roles_only(call: Call, token: str) -> None:
-    answer = ask_for(make_app(desk_with_a_job()), call, token)
-    if token.removeprefix("rf_") in MAY_ASK[call.name].split():
+def test_a_call_requires_one_of_its_roles(call: Call, token: str) -> None:
+    answer = request_call(make_app(service_with_a_job()), call, token)
+    if token.removeprefix("rf_") in ROLES_OF_CALL[call.name].split():
         assert answer.status in (200, 201, 409), answer
     else:
         assert (answer.status, answer.problem.field) == (403, "")
-        assert answer.problem.error.startswith(f"{call.name} takes the role ")
+        assert answer.problem.error.startswith(f"{call.name} requires the role ")
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
-def test_nobody_asks_without_a_token_in_the_header(call: Call) -> None:
-    app = make_app(desk_with_a_job())
+def test_a_call_without_a_valid_token_in_the_header_is_unauthenticated(call: Call) -> None:
+    app = make_app(service_with_a_job())
     for answer in (
-        ask_for(app, call, None),
-        ask_for(app, call, "rf_guessed"),
-        ask_for(app, call, None, f"?token={OWNER}"),
-        ask_for(app, call, None, f"?access_token={OWNER}"),
+        request_call(app, call, None),
+        request_call(app, call, "rf_guessed"),
+        request_call(app, call, None, f"?token={OWNER}"),
+        request_call(app, call, None, f"?access_token={OWNER}"),
     ):
         assert (answer.status, answer.headers["www-authenticate"]) == (401, 'Bearer realm="refold"')
 
 
-def test_a_token_that_is_revoked_opens_nothing_from_then_on() -> None:
+def test_a_revoked_token_is_rejected_at_once() -> None:
     app = make_app()
-    assert ask(app, "GET", "/api/v1/about", token=OTHER).status == 200
-    assert ask(app, "DELETE", "/api/v1/tokens/other").status == 200
-    assert ask(app, "GET", "/api/v1/about", token=OTHER).status == 401
+    assert request(app, "GET", "/api/v1/info", token=OTHER).status == 200
+    assert request(app, "DELETE", "/api/v1/tokens/other").status == 200
+    assert request(app, "GET", "/api/v1/info", token=OTHER).status == 401
 
 
-def test_a_token_that_was_made_opens_what_its_role_may() -> None:
+def test_a_created_token_has_the_permissions_of_its_role() -> None:
     app = make_app()
-    made = msgspec.json.decode(ask(app, "POST", "/api/v1/tokens", b'{"name": "new", "role": "reader"}').body)
-    assert ask(app, "GET", "/api/v1/about", token=made["token"]).status == 200
-    assert ask(app, "POST", "/api/v1/jobs", JOB, token=made["token"]).status == 403
+    made = msgspec.json.decode(request(app, "POST", "/api/v1/tokens", b'{"name": "new", "role": "reader"}').body)
+    assert request(app, "GET", "/api/v1/info", token=made["token"]).status == 200
+    assert request(app, "POST", "/api/v1/jobs", JOB, token=made["token"]).status == 403
 
 
-def test_what_the_desk_refuses_to_another_tenant_is_forbidden() -> None:
-    app = make_app(desk_with_a_job())
-    answer = ask(app, "POST", "/api/v1/jobs/train-1/cancel", token=OTHER)
+def test_a_job_of_another_tenant_is_forbidden() -> None:
+    app = make_app(service_with_a_job())
+    answer = request(app, "POST", "/api/v1/jobs/train-1/cancel", token=OTHER)
     assert (answer.status, answer.problem) == (
         403,
-        Problem("train-1 is of the tenant 'vision', and you are of 'speech'"),
+        Problem("train-1 belongs to tenant 'vision'; your token is for 'speech'"),
     )
 
 
-# From where
+# Host and origin
 
 
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "127.0.0.1:7170", "localhost:7170", "LOCALHOST", "[::1]:7170", "testserver:80"]
 )
-def test_the_daemon_goes_by_these_names(host: str) -> None:
-    assert ask(make_app(), "GET", "/api/v1/about", host=host).status == 200
+def test_names_of_the_daemon_are_accepted_as_host(host: str) -> None:
+    assert request(make_app(), "GET", "/api/v1/info", host=host).status == 200
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "127.0.0.1.evil.example", "evil@localhost.evil", "", "[::1", "0.0.0.0"]
 )
-@pytest.mark.parametrize("path", ["/api/v1/about", "/healthz", "/docs", "/nothing"])
-def test_a_name_that_somebody_else_gave_it_is_refused(host: str, path: str) -> None:
-    answer = ask(make_app(), "GET", path, host=host)
-    assert (answer.status, answer.problem.error) == (403, f"this daemon does not go by the name {host!r}")
+@pytest.mark.parametrize("path", ["/api/v1/info", "/healthz", "/docs", "/nothing"])
+def test_a_foreign_host_name_is_rejected(host: str, path: str) -> None:
+    answer = request(make_app(), "GET", path, host=host)
+    assert (answer.status, answer.problem.error) == (
+        403,
+        f"the host name {host!r} is not allowed; the daemon's operator can add it to serve.allowed_hosts",
+    )
 
 
 @pytest.mark.parametrize(
@@ -196,17 +199,17 @@ def test_a_name_that_somebody_else_gave_it_is_refused(host: str, path: str) -> N
         ("", 403),
     ],
 )
-def test_only_pages_of_its_own_may_ask(origin: str, status: int) -> None:
-    assert ask(make_app(), "POST", "/api/v1/jobs", JOB, headers=[("origin", origin)]).status == status
+def test_only_requests_of_the_same_origin_are_accepted(origin: str, status: int) -> None:
+    assert request(make_app(), "POST", "/api/v1/jobs", JOB, headers=[("origin", origin)]).status == status
 
 
-def test_two_headers_that_contradict_each_other_are_refused() -> None:
+def test_a_duplicate_header_is_rejected() -> None:
     headers = [("authorization", "Bearer rf_guessed"), ("authorization", f"Bearer {OWNER}")]
-    answer = ask(make_app(), "GET", "/api/v1/about", headers=headers)
-    assert (answer.status, answer.problem.error) == (400, "the header authorization is there 2 times, expected it once")
+    answer = request(make_app(), "GET", "/api/v1/info", headers=headers)
+    assert (answer.status, answer.problem.error) == (400, "the header authorization occurs 2 times, expected once")
 
 
-# What is asked
+# Bodies and query parameters
 
 WRONG_BODIES = {
     b"": ("the body is not JSON: Input data was truncated", ""),
@@ -217,8 +220,8 @@ WRONG_BODIES = {
         "the body is not JSON: 'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
         "",
     ),
-    b'{"name": "a"}': ("command is absent", "command"),
-    b'{"name": "a", "command": ["x"], "gpu": 1}': ("gpu is no field that there is", "gpu"),
+    b'{"name": "a"}': ("command is missing", "command"),
+    b'{"name": "a", "command": ["x"], "gpu": 1}': ("unknown field 'gpu'", "gpu"),
     b'{"name": "a", "command": ["x"], "gpus": "two"}': ("gpus: expected int, got str", "gpus"),
     b'{"name": "a", "command": ["x"], "gpus": -1}': ("gpus: expected int >= 0", "gpus"),
     b'{"name": "a", "command": ["x"], "cpus": 1e999}': ("cpus: number out of range", "cpus"),
@@ -228,21 +231,21 @@ WRONG_BODIES = {
 
 
 @pytest.mark.parametrize("body", WRONG_BODIES, ids=lambda body: body[:40].decode("latin-1"))
-def test_a_body_that_is_wrong_is_told_with_its_field(body: bytes) -> None:
-    answer = ask(make_app(), "POST", "/api/v1/jobs", body)
+def test_an_invalid_body_is_rejected_with_its_field(body: bytes) -> None:
+    answer = request(make_app(), "POST", "/api/v1/jobs", body)
     assert (answer.status, answer.problem) == (422, Problem(*WRONG_BODIES[body]))
 
 
-def test_a_field_of_one_of_many_is_told_with_its_place() -> None:
-    answer = ask(make_app(), "POST", "/api/v1/submissions", b"[" + JOB + b', {"name": "b"}]')
-    assert answer.problem == Problem("[1].command is absent", "[1].command")
+def test_an_invalid_field_of_one_of_several_submissions_is_located() -> None:
+    answer = request(make_app(), "POST", "/api/v1/submissions", b"[" + JOB + b', {"name": "b"}]')
+    assert answer.problem == Problem("[1].command is missing", "[1].command")
 
 
-def test_of_many_submissions_that_are_refused_none_is_made() -> None:
+def test_if_one_of_several_submissions_is_rejected_none_is_submitted() -> None:
     service = FakeService()
     body = b"[" + JOB + b', {"name": "b", "command": ["x"], "tenant": "speech"}]'
-    assert ask(make_app(service), "POST", "/api/v1/submissions", body, token=MEMBER).status == 403
-    assert service.all == {}
+    assert request(make_app(service), "POST", "/api/v1/submissions", body, token=MEMBER).status == 403
+    assert service.jobs_by_id == {}
 
 
 WRONG_QUERIES = {
@@ -250,39 +253,39 @@ WRONG_QUERIES = {
     "limit=1001": ("limit: expected int <= 1000", "limit"),
     "limit=ten": ("limit: expected int, got str", "limit"),
     "limit=": ("limit: expected int, got str", "limit"),
-    "limit=1&limit=2": ("limit is there twice, expected it once", "limit"),
+    "limit=1&limit=2": ("limit is given twice, expected once", "limit"),
     "ended=1": ("ended: expected bool, got int", "ended"),
     "after=null": ("after: expected int, got str", "after"),
     "state=lost": ("state[0]: invalid enum value 'lost'", "state[0]"),
-    "limits=5": ("limits is no field that there is", "limits"),
-    "tenant=%ff": ("the parameters cannot be read: they are too many, or not in UTF-8", ""),
+    "limits=5": ("unknown field 'limits'", "limits"),
+    "tenant=%ff": ("the query string has more than 64 parameters or is not UTF-8", ""),
     "&".join(f"a{number}=" for number in range(65)): (
-        "the parameters cannot be read: they are too many, or not in UTF-8",
+        "the query string has more than 64 parameters or is not UTF-8",
         "",
     ),
 }
 
 
 @pytest.mark.parametrize("query", WRONG_QUERIES, ids=lambda query: query[:20])
-def test_a_parameter_that_is_wrong_is_told_by_name(query: str) -> None:
-    answer = ask(make_app(), "GET", f"/api/v1/jobs?{query}")
+def test_an_invalid_query_parameter_is_rejected_by_name(query: str) -> None:
+    answer = request(make_app(), "GET", f"/api/v1/jobs?{query}")
     assert (answer.status, answer.problem) == (422, Problem(*WRONG_QUERIES[query]))
 
 
-def test_a_call_without_parameters_takes_none() -> None:
-    answer = ask(make_app(), "GET", "/api/v1/about?pretty=1")
+def test_a_call_without_parameters_rejects_any() -> None:
+    answer = request(make_app(), "GET", "/api/v1/info?pretty=1")
     assert (answer.status, answer.problem.field) == (422, "pretty")
 
 
 def test_parameters_arrive_with_their_types() -> None:
     seen: list[dict[str, Any]] = []
 
-    class Noting(FakeService):
-        async def jobs(self, caller: Caller, **asked: Any) -> Any:
-            seen.append(asked)
+    class RecordingService(FakeService):
+        async def jobs(self, caller: Caller, **query: Any) -> Any:
+            seen.append(query)
             return []
 
-    ask(make_app(Noting()), "GET", "/api/v1/jobs?state=running&state=held&limit=5&ended=true&user=%C3%A9")
+    request(make_app(RecordingService()), "GET", "/api/v1/jobs?state=running&state=held&limit=5&ended=true&user=%C3%A9")
     assert seen == [
         {
             "state": ["running", "held"],
@@ -297,40 +300,40 @@ def test_parameters_arrive_with_their_types() -> None:
 
 
 @pytest.mark.parametrize("media", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
-def test_only_json_is_taken(media: str) -> None:
-    answer = ask(make_app(), "POST", "/api/v1/jobs", JOB, headers=[("content-type", media)])
+def test_only_json_bodies_are_accepted(media: str) -> None:
+    answer = request(make_app(), "POST", "/api/v1/jobs", JOB, headers=[("content-type", media)])
     assert (answer.status, answer.problem.error) == (
         415,
-        f"the body is {media or 'of no type'!r}, expected application/json",
+        f"Content-Type is {media or 'absent'!r}, expected application/json",
     )
 
 
-def test_json_may_name_its_character_set() -> None:
+def test_the_content_type_may_name_a_character_set() -> None:
     headers = [("content-type", "Application/JSON; charset=utf-8")]
-    assert ask(make_app(), "POST", "/api/v1/jobs", JOB, headers=headers).status == 201
+    assert request(make_app(), "POST", "/api/v1/jobs", JOB, headers=headers).status == 201
 
 
 def padded(length: int) -> bytes:
     return JOB + b" " * (length - len(JOB))
 
 
-def test_a_body_of_exactly_the_largest_size_is_taken() -> None:
-    assert ask(make_app(), "POST", "/api/v1/jobs", padded(LARGEST_BODY)).status == 201
+def test_a_body_of_exactly_the_maximum_size_is_accepted() -> None:
+    assert request(make_app(), "POST", "/api/v1/jobs", padded(MAX_BODY_BYTES)).status == 201
 
 
-@pytest.mark.parametrize("pieces", [1, 2, 17])
-@pytest.mark.parametrize("length", [LARGEST_BODY + 1, 40 * LARGEST_BODY])
-def test_a_body_that_is_larger_is_refused_however_it_comes(length: int, pieces: int) -> None:
+@pytest.mark.parametrize("chunks", [1, 2, 17])
+@pytest.mark.parametrize("length", [MAX_BODY_BYTES + 1, 40 * MAX_BODY_BYTES])
+def test_a_larger_body_is_rejected_whether_chunked_or_not(length: int, chunks: int) -> None:
     body = padded(length)
-    step = -(-length // pieces)
+    step = -(-length // chunks)
     service = FakeService()
-    answer = ask(make_app(service), "POST", "/api/v1/jobs", [body[at : at + step] for at in range(0, length, step)])
+    answer = request(make_app(service), "POST", "/api/v1/jobs", [body[at : at + step] for at in range(0, length, step)])
     assert (answer.status, answer.problem.error) == (413, "the body has more than 1,048,576 bytes")
-    assert service.all == {}
+    assert service.jobs_by_id == {}
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
-def test_who_sends_too_much_over_a_socket_hears_why(is_chunked: bool) -> None:
+def test_a_client_that_sends_too_much_receives_the_error(is_chunked: bool) -> None:
     with serve() as served:
         connection = http.client.HTTPConnection(served.address.removeprefix("http://"))
         headers = {"Authorization": f"Bearer {MEMBER}", "Content-Type": "application/json"}
@@ -344,37 +347,40 @@ def test_who_sends_too_much_over_a_socket_hears_why(is_chunked: bool) -> None:
         connection.close()
 
 
-def test_a_body_comes_in_pieces_as_well() -> None:
-    assert ask(make_app(), "POST", "/api/v1/jobs", [JOB[:5], JOB[5:6], JOB[6:]]).status == 201
+def test_a_body_may_arrive_in_chunks() -> None:
+    assert request(make_app(), "POST", "/api/v1/jobs", [JOB[:5], JOB[5:6], JOB[6:]]).status == 201
 
 
-def test_a_body_that_does_not_come_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refold.api.asgi.SLOWEST_BODY", 0.01)
-    answer = ask(make_app(), "POST", "/api/v1/jobs", JOB[:5], stalls=True)
-    assert (answer.status, answer.problem.error) == (408, "the body has not come in 0.01 s")
+def test_a_body_that_stalls_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refold.api.asgi.BODY_TIMEOUT", 0.01)
+    answer = request(make_app(), "POST", "/api/v1/jobs", JOB[:5], stalls=True)
+    assert (answer.status, answer.problem.error) == (408, "the body did not arrive within 0.01 s")
 
 
-# Where
+# Paths and methods
 
 
 def test_an_unknown_path_is_not_found() -> None:
-    answer = ask(make_app(), "GET", "/api/v2/jobs")
+    answer = request(make_app(), "GET", "/api/v2/jobs")
     assert (answer.status, answer.problem.error) == (
         404,
-        "there is nothing at '/api/v2/jobs': /docs lists what there is",
+        "no such path: '/api/v2/jobs'; /docs lists all calls",
     )
 
 
 @pytest.mark.parametrize(
     "path", ["/api/v1/jobs/", "/api/v1/jobs//why", "/api/v1/jobs/a/b/why", "/api/v1/jobs/" + "a" * 129]
 )
-def test_a_path_names_one_thing_of_bounded_length(path: str) -> None:
-    assert ask(make_app(), "GET", path).status == 404
+def test_path_parameters_are_single_segments_of_bounded_length(path: str) -> None:
+    assert request(make_app(), "GET", path).status == 404
 
 
-def test_a_job_that_is_not_there_is_told_with_the_nearest() -> None:
-    answer = ask(make_app(desk_with_a_job()), "GET", "/api/v1/jobs/tran-1")
-    assert (answer.status, answer.problem) == (404, Problem("no job 'tran-1'; did you mean 'train-1'? (train-1)"))
+def test_an_unknown_job_is_not_found_and_the_nearest_name_is_suggested() -> None:
+    answer = request(make_app(service_with_a_job()), "GET", "/api/v1/jobs/tran-1")
+    assert (answer.status, answer.problem) == (
+        404,
+        Problem("unknown job 'tran-1'; did you mean 'train-1'? (known: train-1)"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -386,41 +392,41 @@ def test_a_job_that_is_not_there_is_told_with_the_nearest() -> None:
         ("POST", "/healthz", "GET, HEAD, OPTIONS"),
     ],
 )
-def test_another_method_is_refused_with_those_that_there_are(method: str, path: str, allowed: str) -> None:
-    answer = ask(make_app(), method, path)
+def test_an_unsupported_method_is_rejected_with_the_allowed_ones(method: str, path: str, allowed: str) -> None:
+    answer = request(make_app(), method, path)
     assert (answer.status, answer.headers["allow"]) == (405, allowed)
-    assert answer.problem.error == f"this cannot be asked with {method}, expected {allowed}"
+    assert answer.problem.error == f"method {method} is not allowed here, expected {allowed}"
 
 
-def test_options_tell_the_methods_and_open_nothing_to_other_origins() -> None:
-    answer = ask(make_app(), "OPTIONS", "/api/v1/jobs", token=None)
+def test_options_returns_the_methods_and_no_cors_headers() -> None:
+    answer = request(make_app(), "OPTIONS", "/api/v1/jobs", token=None)
     assert (answer.status, answer.headers["allow"], answer.body) == (204, "POST, GET, HEAD, OPTIONS", b"")
     assert answer.headers.keys() == {"allow", "cache-control", "x-content-type-options"}
 
 
-@pytest.mark.parametrize("path", ["/api/v1/about", "/api/v1/journal", "/api/v1/events", "/healthz"])
-def test_head_is_get_without_the_body(path: str) -> None:
-    app = make_app(desk_with_a_job())
-    head, whole = ask(app, "HEAD", path), ask(app, "GET", path)
+@pytest.mark.parametrize("path", ["/api/v1/info", "/api/v1/journal", "/api/v1/events", "/healthz"])
+def test_head_returns_the_headers_of_get_without_a_body(path: str) -> None:
+    app = make_app(service_with_a_job())
+    head, whole = request(app, "HEAD", path), request(app, "GET", path)
     assert (head.status, head.headers["content-type"], head.body) == (200, whole.headers["content-type"], b"")
-    assert ask(app, "HEAD", "/api/v1/about", token=None).status == 401
+    assert request(app, "HEAD", "/api/v1/info", token=None).status == 401
 
 
 @pytest.mark.parametrize(
     ("path", "media"),
     [("/healthz", "application/json"), ("/openapi.json", "application/json"), ("/docs", "text/html; charset=utf-8")],
 )
-def test_anybody_may_see_that_it_is_there_and_what_it_can_be_asked(path: str, media: str) -> None:
-    answer = ask(make_app(), "GET", path, token=None)
+def test_health_check_and_documentation_need_no_token(path: str, media: str) -> None:
+    answer = request(make_app(), "GET", path, token=None)
     assert (answer.status, answer.headers["content-type"], bool(answer.body)) == (200, media, True)
 
 
-def test_the_server_may_begin_and_end_and_there_are_no_web_sockets() -> None:
+def test_lifespan_events_are_acknowledged_and_websockets_rejected() -> None:
     sent: list[Any] = []
-    coming = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+    incoming = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
 
     async def receive() -> dict[str, Any]:
-        return coming.pop(0)
+        return incoming.pop(0)
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -434,39 +440,39 @@ def test_the_server_may_begin_and_end_and_there_are_no_web_sockets() -> None:
     ]
 
 
-# What becomes of errors
+# Errors
 
 
-class Failing(FakeService):
+class FailingService(FakeService):
     def __init__(self, error: Exception) -> None:
         super().__init__()
         self.error = error
 
-    def about(self, caller: Caller) -> DaemonInfo:
+    def info(self, caller: Caller) -> DaemonInfo:
         raise self.error
 
 
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (BadInput("this does not do"), 422),
-        (BadValue("this does not do"), 422),
-        (TooManyRequests("this does not do"), 429),
-        (Unavailable("this does not do"), 503),
+        (BadInput("this is invalid"), 422),
+        (BadValue("this is invalid"), 422),
+        (TooManyRequests("this is invalid"), 429),
+        (Unavailable("this is invalid"), 503),
     ],
 )
-def test_what_a_desk_raises_is_told_with_its_status(error: RefoldError, status: int) -> None:
-    answer = ask(make_app(Failing(error)), "GET", "/api/v1/about")
-    assert (answer.status, answer.problem) == (status, Problem("this does not do"))
+def test_an_error_of_the_service_is_returned_with_its_status(error: RefoldError, status: int) -> None:
+    answer = request(make_app(FailingService(error)), "GET", "/api/v1/info")
+    assert (answer.status, answer.problem) == (status, Problem("this is invalid"))
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("secret"), RefoldError("secret"), KeyError("secret")])
-def test_what_it_should_not_have_raised_is_in_the_log_and_not_in_the_answer(
+def test_an_unexpected_exception_is_logged_and_not_disclosed(
     error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR):
-        answer = ask(make_app(Failing(error)), "GET", "/api/v1/about")
-    assert (answer.status, answer.problem) == (500, Problem("the daemon failed at this; its log tells more"))
+        answer = request(make_app(FailingService(error)), "GET", "/api/v1/info")
+    assert (answer.status, answer.problem) == (500, Problem("internal error; see the daemon's log"))
     assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [error]
 
 
@@ -484,10 +490,12 @@ def test_what_it_should_not_have_raised_is_in_the_log_and_not_in_the_answer(
         max_size=3,
     ),
 )
-def test_garbage_is_answered_by_a_problem_or_not_at_fault(
+def test_random_requests_never_cause_an_internal_error(
     method: str, path: str, query: str, body: bytes, headers: Headers
 ) -> None:
-    answer = ask(make_app(desk_with_a_job()), method, f"{path}?{query}".replace("{job}", "1"), body, headers=headers)
+    answer = request(
+        make_app(service_with_a_job()), method, f"{path}?{query}".replace("{job}", "1"), body, headers=headers
+    )
     assert answer.status < 500
     assert b"Traceback" not in answer.body
     if answer.status >= 400 and method != "HEAD":

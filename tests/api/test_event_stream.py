@@ -1,4 +1,4 @@
-"""The stream of events: in order, resumable, and no more than a ring however slow its listeners are."""
+"""The event stream: ordered, resumable, and bounded in memory however slow its listeners are."""
 
 from __future__ import annotations
 
@@ -13,122 +13,130 @@ import pytest
 from fake_service import OTHER, OWNER, READER, FakeService, make_app, serve
 from hypothesis import given, strategies as st
 
-from refold.api.event_stream import MOST_LISTENERS, EventFilter, EventStream, alive, told
+from refold.api.event_stream import MAX_LISTENERS, EventFilter, EventStream, format_event, format_heartbeat
 from refold.api.roles import Caller
 from refold.api.wire import Event, Submission
 
-EVERYTHING = EventFilter(Caller("owner", "owner", "default", "ada"))
+ALL_EVENTS = EventFilter(Caller("owner", "owner", "default", "ada"))
 
 
 def events(first: int, last: int, **fields: Any) -> list[Event]:
     return [Event(number, float(number), "started", **fields) for number in range(first, last + 1)]
 
 
-def numbers(pieces: list[bytes]) -> list[int]:
-    """Of the events among them, in their order."""
-    return [int(line[4:]) for piece in pieces for part in piece.split(b"\n\n") if b"data:" in part
+def numbers(chunks: list[bytes]) -> list[int]:
+    """Return the numbers of the events in the chunks, in order."""
+    return [int(line[4:]) for chunk in chunks for part in chunk.split(b"\n\n") if b"data:" in part
             for line in part.split(b"\n") if line.startswith(b"id: ")]  # fmt: skip
 
 
-def data(pieces: list[bytes]) -> list[Event]:
-    """The events, as they came."""
-    lines = [line for piece in pieces for line in piece.split(b"\n") if line.startswith(b"data: ")]
+def data(chunks: list[bytes]) -> list[Event]:
+    """Decode the events in the chunks."""
+    lines = [line for chunk in chunks for line in chunk.split(b"\n") if line.startswith(b"data: ")]
     return [msgspec.json.decode(line[6:], type=Event) for line in lines]
 
 
-async def all_there_is(feed: EventStream, since: int | None = 0, interest: EventFilter = EVERYTHING) -> list[bytes]:
-    return [piece async for piece in feed.subscribe(since, interest, follow=False)]
+async def read_buffered(
+    ring: EventStream, since: int | None = 0, event_filter: EventFilter = ALL_EVENTS
+) -> list[bytes]:
+    return [chunk async for chunk in ring.subscribe(since, event_filter, follow=False)]
 
 
-def test_an_event_is_written_as_server_sent_events_are() -> None:
-    assert told(Event(7, 1.5, "started", "a-1", 2, "on\nhere", "vision")) == (
+def test_an_event_is_formatted_as_a_server_sent_event() -> None:
+    assert format_event(Event(7, 1.5, "started", "a-1", 2, "on\nhere", "vision")) == (
         b"id: 7\nevent: started\n"
         b'data: {"number":7,"at":1.5,"kind":"started","job":"a-1","run":2,"text":"on\\nhere","tenant":"vision"}\n\n'
     )
 
 
-def test_a_stream_begins_with_where_it_begins() -> None:
-    feed = EventStream()
-    feed.publish(events(1, 3))
-    assert asyncio.run(all_there_is(feed, None)) == [alive(3)]
-    assert asyncio.run(all_there_is(feed, 2)) == [alive(2), told(events(3, 3)[0])]
+def test_a_stream_starts_with_its_position() -> None:
+    ring = EventStream()
+    ring.publish(events(1, 3))
+    assert asyncio.run(read_buffered(ring, None)) == [format_heartbeat(3)]
+    assert asyncio.run(read_buffered(ring, 2)) == [format_heartbeat(2), format_event(events(3, 3)[0])]
 
 
-def test_who_comes_back_gets_what_it_missed() -> None:
-    feed = EventStream()
-    feed.publish(events(1, 600))
-    assert numbers(asyncio.run(all_there_is(feed, 250))) == list(range(251, 601))
+def test_a_listener_that_reconnects_receives_the_events_it_missed() -> None:
+    ring = EventStream()
+    ring.publish(events(1, 600))
+    assert numbers(asyncio.run(read_buffered(ring, 250))) == list(range(251, 601))
 
 
-def test_a_feed_goes_on_where_the_one_before_a_restart_ended() -> None:
-    feed = EventStream(last=500)
-    feed.publish(events(501, 502))
-    assert numbers(asyncio.run(all_there_is(feed, 500))) == [501, 502]
+def test_event_numbers_continue_after_a_restart() -> None:
+    ring = EventStream(last=500)
+    ring.publish(events(501, 502))
+    assert numbers(asyncio.run(read_buffered(ring, 500))) == [501, 502]
 
 
-def test_what_fell_out_of_the_ring_is_told_as_lost_with_its_count() -> None:
-    feed = EventStream(most=10)
-    feed.publish(events(1, 25))
-    came = data(asyncio.run(all_there_is(feed, 3)))
-    assert [(event.number, event.kind, event.text) for event in came[:2]] == [
+def test_dropped_events_are_reported_as_lost_with_their_count() -> None:
+    ring = EventStream(capacity=10)
+    ring.publish(events(1, 25))
+    received = data(asyncio.run(read_buffered(ring, 3)))
+    assert [(event.number, event.kind, event.text) for event in received[:2]] == [
         (15, "lost", "12 events were dropped"),
         (16, "started", ""),
     ]
-    assert [event.number for event in came[1:]] == list(range(16, 26))
+    assert [event.number for event in received[1:]] == list(range(16, 26))
 
 
-def test_a_number_that_never_was_is_taken_for_the_last() -> None:
-    feed = EventStream()
-    feed.publish(events(1, 3))
-    assert asyncio.run(all_there_is(feed, 900)) == [alive(3)]
+def test_a_position_beyond_the_last_event_means_from_now_on() -> None:
+    ring = EventStream()
+    ring.publish(events(1, 3))
+    assert asyncio.run(read_buffered(ring, 900)) == [format_heartbeat(3)]
 
 
 @given(
     published=st.lists(st.integers(0, 40), max_size=12),
-    taken=st.lists(st.integers(0, 4), max_size=12),
-    most=st.integers(1, 30),
+    read_counts=st.lists(st.integers(0, 4), max_size=12),
+    capacity=st.integers(1, 30),
 )
-def test_what_comes_and_what_is_lost_are_all_that_was(published: list[int], taken: list[int], most: int) -> None:
+def test_received_and_lost_events_add_up_to_the_published_ones(
+    published: list[int], read_counts: list[int], capacity: int
+) -> None:
     async def listen() -> tuple[list[bytes], int]:
-        feed, pieces = EventStream(most=most, heartbeat=0.0), []
-        stream = feed.subscribe(0, EVERYTHING)
-        for more, takes in zip(published, taken, strict=False):
-            feed.publish(events(feed.last + 1, feed.last + more))
-            pieces += [await anext(stream) for _ in range(takes)]
-        feed.end()
-        return [*pieces, *[piece async for piece in stream]], feed.last
+        ring, chunks = EventStream(capacity=capacity, heartbeat=0.0), []
+        stream = ring.subscribe(0, ALL_EVENTS)
+        for more, reads in zip(published, read_counts, strict=False):
+            ring.publish(events(ring.last + 1, ring.last + more))
+            chunks += [await anext(stream) for _ in range(reads)]
+        ring.close()
+        return [*chunks, *[chunk async for chunk in stream]], ring.last
 
-    pieces, last = asyncio.run(listen())
-    came = data(pieces)
-    lost = sum(int(event.text.split()[0]) for event in came if event.kind == "lost")
-    assert [event.number for event in came] == sorted(event.number for event in came)
-    assert lost + sum(event.kind != "lost" for event in came) == last
+    chunks, last = asyncio.run(listen())
+    received = data(chunks)
+    lost = sum(int(event.text.split()[0]) for event in received if event.kind == "lost")
+    assert [event.number for event in received] == sorted(event.number for event in received)
+    assert lost + sum(event.kind != "lost" for event in received) == last
 
 
-def test_a_listener_is_told_of_what_happens_while_it_waits_and_that_the_daemon_lives() -> None:
+def test_a_waiting_listener_receives_heartbeats_and_new_events() -> None:
     async def listen() -> list[bytes]:
-        feed = EventStream(heartbeat=0.02)
-        stream = feed.subscribe(None, EVERYTHING)
-        pieces = [await anext(stream), await anext(stream)]
+        ring = EventStream(heartbeat=0.02)
+        stream = ring.subscribe(None, ALL_EVENTS)
+        chunks = [await anext(stream), await anext(stream)]
         waiting = asyncio.ensure_future(anext(stream))
-        feed.publish(events(1, 2))
-        pieces.append(await waiting)
-        feed.end()
-        ended = [piece async for piece in stream]
-        assert set(ended) <= {alive(2)}
-        return pieces
+        ring.publish(events(1, 2))
+        chunks.append(await waiting)
+        ring.close()
+        ended = [chunk async for chunk in stream]
+        assert set(ended) <= {format_heartbeat(2)}
+        return chunks
 
-    assert asyncio.run(listen()) == [alive(0), alive(0), b"".join(map(told, events(1, 2)))]
+    assert asyncio.run(listen()) == [
+        format_heartbeat(0),
+        format_heartbeat(0),
+        b"".join(map(format_event, events(1, 2))),
+    ]
 
 
-def test_a_listener_hears_that_the_daemon_lives_also_while_others_are_told_much() -> None:
+def test_heartbeats_are_sent_while_all_new_events_are_filtered_out() -> None:
     async def listen() -> bytes:
-        feed = EventStream(heartbeat=0.02)
-        stream = feed.subscribe(None, msgspec.structs.replace(EVERYTHING, job="a-1"))
+        ring = EventStream(heartbeat=0.02)
+        stream = ring.subscribe(None, msgspec.structs.replace(ALL_EVENTS, job="a-1"))
         await anext(stream)
         waiting = asyncio.ensure_future(anext(stream))
         while not waiting.done():
-            feed.publish(events(feed.last + 1, feed.last + 1, job="b-2"))
+            ring.publish(events(ring.last + 1, ring.last + 1, job="b-2"))
             await asyncio.sleep(0.001)
         await stream.aclose()
         return waiting.result()
@@ -136,60 +144,60 @@ def test_a_listener_hears_that_the_daemon_lives_also_while_others_are_told_much(
     assert asyncio.run(asyncio.wait_for(listen(), 10)).endswith(b"\n: here\n\n")
 
 
-def test_events_of_other_tenants_come_without_their_text() -> None:
-    feed = EventStream()
+def test_events_of_other_tenants_are_sent_without_their_text() -> None:
+    ring = EventStream()
     happened = [
         Event(1, 1.0, "failed", "a-1", 1, "exit status 1", "vision"),
         Event(2, 2.0, "failed", "b-2", 1, "exit status 2", "speech"),
         Event(3, 3.0, "drained", text="node here"),
     ]
-    feed.publish(happened)
+    ring.publish(happened)
     reader = EventFilter(Caller("reader", "reader", "vision", "ada"))
-    assert data(asyncio.run(all_there_is(feed, 0, reader))) == [
+    assert data(asyncio.run(read_buffered(ring, 0, reader))) == [
         happened[0],
         Event(2, 2.0, "failed", "b-2", 1, "", "speech"),
         happened[2],
     ]
-    assert data(asyncio.run(all_there_is(feed, 0))) == happened
+    assert data(asyncio.run(read_buffered(ring, 0))) == happened
 
 
 @pytest.mark.parametrize(
-    ("interest", "expected"),
+    ("event_filter", "expected"),
     [
-        (msgspec.structs.replace(EVERYTHING, job="a-1"), [1, 3]),
-        (msgspec.structs.replace(EVERYTHING, tenant="speech"), [2]),
-        (msgspec.structs.replace(EVERYTHING, job="a-1", tenant="speech"), []),
+        (msgspec.structs.replace(ALL_EVENTS, job="a-1"), [1, 3]),
+        (msgspec.structs.replace(ALL_EVENTS, tenant="speech"), [2]),
+        (msgspec.structs.replace(ALL_EVENTS, job="a-1", tenant="speech"), []),
     ],
 )
-def test_a_listener_gets_what_it_asked_for(interest: EventFilter, expected: list[int]) -> None:
-    feed = EventStream()
-    feed.publish(
+def test_events_are_filtered_by_job_and_tenant(event_filter: EventFilter, expected: list[int]) -> None:
+    ring = EventStream()
+    ring.publish(
         [
             Event(1, 1.0, "started", "a-1", tenant="vision"),
             Event(2, 2.0, "started", "b-2", tenant="speech"),
             Event(3, 3.0, "finished", "a-1", tenant="vision"),
         ]
     )
-    assert numbers(asyncio.run(all_there_is(feed, 0, interest))) == expected
+    assert numbers(asyncio.run(read_buffered(ring, 0, event_filter))) == expected
 
 
-def test_listeners_that_take_nothing_do_not_make_the_feed_grow() -> None:
+def test_listeners_that_do_not_read_do_not_increase_memory_use() -> None:
     async def flood() -> tuple[int, list[Event]]:
-        feed = EventStream(most=100)
-        streams = [feed.subscribe(None, EVERYTHING) for _ in range(20)]
+        ring = EventStream(capacity=100)
+        streams = [ring.subscribe(None, ALL_EVENTS) for _ in range(20)]
         for stream in streams:
             await anext(stream)
 
         def publish(batches: int) -> int:
             for _ in range(batches):
-                feed.publish(events(feed.last + 1, feed.last + 50))
+                ring.publish(events(ring.last + 1, ring.last + 50))
             return tracemalloc.get_traced_memory()[0]
 
         grown = -publish(20) + publish(400)
         first = [data([await anext(stream)])[0] for stream in streams]
         for stream in streams:
             await stream.aclose()
-        assert feed.listeners == 0
+        assert ring.listeners == 0
         return grown, first
 
     tracemalloc.start()
@@ -197,7 +205,7 @@ def test_listeners_that_take_nothing_do_not_make_the_feed_grow() -> None:
         grown, first = asyncio.run(flood())
     finally:
         tracemalloc.stop()
-    assert grown < 100_000  # 20,000 events have come and gone; each is some 100 bytes, for each of 20 listeners
+    assert grown < 100_000  # 20,000 events of about 100 bytes passed through, for each of 20 listeners
     assert {(event.number, event.kind, event.text) for event in first} == {
         (20_900, "lost", "20900 events were dropped")
     }
@@ -208,7 +216,7 @@ def test_listeners_that_take_nothing_do_not_make_the_feed_grow() -> None:
 Message = dict[str, Any]
 
 
-def scope_of(path: str, token: str, query: bytes = b"", **headers: str) -> Message:
+def make_scope(path: str, token: str, query: bytes = b"", **headers: str) -> Message:
     lines = {"host": "localhost", "authorization": f"Bearer {token}", **headers}
     return {
         "type": "http",
@@ -229,11 +237,11 @@ async def get(service: FakeService, path: str, token: str, query: bytes = b"", *
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await make_app(service)(scope_of(path, token, query, **headers), receive, send)
+    await make_app(service)(make_scope(path, token, query, **headers), receive, send)
     return sent[0]["status"], b"".join(message["body"] for message in sent[1:])
 
 
-def desk_of_two_tenants() -> FakeService:
+def service_with_two_tenants() -> FakeService:
     service = FakeService()
     service.add(Submission("a", ["x"]), "vision")
     service.add(Submission("b", ["x"]), "speech")
@@ -241,30 +249,30 @@ def desk_of_two_tenants() -> FakeService:
     return service
 
 
-def test_a_stream_over_http_is_of_the_job_that_was_named_in_any_way() -> None:
+def test_the_job_of_a_stream_may_be_named_by_id_name_or_number() -> None:
     for name in ("a-1", "a", "1"):
         status, body = asyncio.run(
-            get(desk_of_two_tenants(), "/api/v1/events", READER, b"since=0&follow=false&job=" + name.encode())
+            get(service_with_two_tenants(), "/api/v1/events", READER, b"since=0&follow=false&job=" + name.encode())
         )
         assert (status, numbers([body])) == (200, [1, 3])
 
 
-def test_a_job_that_is_not_there_has_no_stream() -> None:
-    status, _ = asyncio.run(get(desk_of_two_tenants(), "/api/v1/events", READER, b"job=zzz"))
+def test_a_stream_of_an_unknown_job_is_not_found() -> None:
+    status, _ = asyncio.run(get(service_with_two_tenants(), "/api/v1/events", READER, b"job=zzz"))
     assert status == 404
 
 
-def test_last_event_id_resumes() -> None:
-    service = desk_of_two_tenants()
+def test_the_last_event_id_header_resumes_a_stream() -> None:
+    service = service_with_two_tenants()
     status, body = asyncio.run(get(service, "/api/v1/events", OTHER, b"since=0&follow=false", last_event_id="1"))
     assert status == 200
     assert [(event.number, event.text) for event in data([body])] == [(2, "b-2 submitted"), (3, "")]
     assert asyncio.run(get(service, "/api/v1/events", OTHER, last_event_id="x"))[0] == 422
 
 
-def test_a_token_that_is_revoked_ends_the_stream_that_it_opened() -> None:
+def test_revoking_a_token_ends_its_streams() -> None:
     async def listen() -> list[bytes]:
-        service = FakeService(feed=EventStream(heartbeat=3600.0))
+        service = FakeService(event_stream=EventStream(heartbeat=3600.0))
         sent: list[Message] = []
 
         async def receive() -> Message:
@@ -274,41 +282,41 @@ def test_a_token_that_is_revoked_ends_the_stream_that_it_opened() -> None:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        serving = asyncio.ensure_future(make_app(service)(scope_of("/api/v1/events", READER), receive, send))
-        while not service.feed.listeners:
+        serving = asyncio.ensure_future(make_app(service)(make_scope("/api/v1/events", READER), receive, send))
+        while not service.event_stream.listeners:
             await asyncio.sleep(0)
-        service.feed.publish(events(1, 1))
+        service.event_stream.publish(events(1, 1))
         while len(sent) < 3:
             await asyncio.sleep(0)
-        await service.revoke_token(EVERYTHING.caller, "reader")
-        service.feed.publish(events(2, 2))
+        await service.revoke_token(ALL_EVENTS.caller, "reader")
+        service.event_stream.publish(events(2, 2))
         await serving
         return [message["body"] for message in sent[1:]]
 
     assert numbers(asyncio.run(asyncio.wait_for(listen(), 10))) == [1]
 
 
-def test_who_may_not_listen_any_more_is_not_kept_until_something_happens() -> None:
+def test_waking_a_listener_that_may_no_longer_listen_ends_its_stream() -> None:
     async def listen() -> list[bytes]:
-        feed, known = EventStream(heartbeat=3600.0), ["token"]
-        stream = feed.subscribe(None, EVERYTHING, may_listen=lambda: bool(known))
-        pieces = [await anext(stream)]
-        waiting = asyncio.ensure_future(anext(stream, b"over"))
+        ring, known = EventStream(heartbeat=3600.0), ["token"]
+        stream = ring.subscribe(None, ALL_EVENTS, may_listen=lambda: bool(known))
+        chunks = [await anext(stream)]
+        waiting = asyncio.ensure_future(anext(stream, b"end"))
         await asyncio.sleep(0)
         known.clear()
-        feed.wake()
-        return [*pieces, await waiting]
+        ring.wake()
+        return [*chunks, await waiting]
 
-    assert asyncio.run(asyncio.wait_for(listen(), 10)) == [alive(0), b"over"]
+    assert asyncio.run(asyncio.wait_for(listen(), 10)) == [format_heartbeat(0), b"end"]
 
 
-def test_there_are_only_so_many_listeners() -> None:
-    service = desk_of_two_tenants()
-    service.feed.listeners = MOST_LISTENERS
+def test_the_number_of_listeners_is_limited() -> None:
+    service = service_with_two_tenants()
+    service.event_stream.listeners = MAX_LISTENERS
     assert asyncio.run(get(service, "/api/v1/events", READER, b"follow=false"))[0] == 429
 
 
-def test_a_listener_that_vanishes_is_forgotten() -> None:
+def test_a_listener_that_disconnects_is_removed() -> None:
     async def vanish() -> tuple[int, int]:
         service, gone = FakeService(), asyncio.Event()
 
@@ -319,19 +327,19 @@ def test_a_listener_that_vanishes_is_forgotten() -> None:
         async def send(message: Any) -> None:
             pass
 
-        serving = asyncio.ensure_future(make_app(service)(scope_of("/api/v1/events", READER), receive, send))
-        while not service.feed.listeners:
+        serving = asyncio.ensure_future(make_app(service)(make_scope("/api/v1/events", READER), receive, send))
+        while not service.event_stream.listeners:
             await asyncio.sleep(0)
-        listened = service.feed.listeners
+        listened = service.event_stream.listeners
         gone.set()
         await serving
-        return listened, service.feed.listeners
+        return listened, service.event_stream.listeners
 
     assert asyncio.run(vanish()) == (1, 0)
 
 
-def test_a_listener_that_takes_nothing_for_long_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refold.api.asgi.SLOWEST_LISTENER", 0.01)
+def test_a_listener_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refold.api.asgi.LISTENER_TIMEOUT", 0.01)
 
     async def stall() -> int:
         service = FakeService()
@@ -344,13 +352,13 @@ def test_a_listener_that_takes_nothing_for_long_is_let_go(monkeypatch: pytest.Mo
             if message["type"] == "http.response.body":
                 await asyncio.sleep(3600)
 
-        await make_app(service)(scope_of("/api/v1/events", READER), receive, send)
-        return service.feed.listeners
+        await make_app(service)(make_scope("/api/v1/events", READER), receive, send)
+        return service.event_stream.listeners
 
     assert asyncio.run(stall()) == 0
 
 
-def test_a_server_outlives_listeners_that_stall_and_vanish() -> None:
+def test_the_server_survives_listeners_that_stall_and_disconnect() -> None:
     request = (
         b"GET /api/v1/events?since=0 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n\r\n" % OWNER.encode()
     )
@@ -360,15 +368,15 @@ def test_a_server_outlives_listeners_that_stall_and_vanish() -> None:
         for listener in listeners:
             listener.sendall(request)
             assert listener.recv(12) == b"HTTP/1.1 200"
-        for _ in range(40):  # far more than the ring and every buffer hold
-            served.do(
-                lambda: served.service.feed.publish(
-                    events(served.service.feed.last + 1, served.service.feed.last + 500)
+        for _ in range(40):  # far more than the ring and the socket buffers hold
+            served.call(
+                lambda: served.service.event_stream.publish(
+                    events(served.service.event_stream.last + 1, served.service.event_stream.last + 500)
                 )
             )
         for listener in listeners:
             listener.close()
-        until = time.monotonic() + 10
-        while served.service.feed.listeners and time.monotonic() < until:
+        deadline = time.monotonic() + 10
+        while served.service.event_stream.listeners and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert served.service.feed.listeners == 0
+        assert served.service.event_stream.listeners == 0

@@ -1,4 +1,4 @@
-"""The description of the API is true: what is generated from it is answered as it says."""
+"""The OpenAPI description matches the implementation: generated requests are answered as described."""
 
 from __future__ import annotations
 
@@ -14,50 +14,50 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from refold.api.app import Api
 from refold.api.calls import CALLS
-from refold.api.openapi import PROBLEMS, described, page_of_calls
+from refold.api.openapi import ERROR_DESCRIPTIONS, build_openapi, render_docs_page
 from refold.api.wire import Submission
 
-STRICTER_THAN_A_SCHEMA = {"submit", "submit_all", "preview"}
-"""A submission has rules that no schema tells: its patterns have to compile, a part of a GPU is a part of one."""
+STRICTER_THAN_SCHEMA = {"submit", "submit_all", "preview"}
+"""Calls that check rules beyond their schema: patterns must compile, a fractional share needs exactly one GPU."""
 
 
 def make_api() -> Api:
-    """The app under test, over a service with some jobs. Subclass to test another daemon."""
+    """Return the application under test, over a service with some jobs."""
     service = FakeService()
     for _ in range(3):
         service.add(Submission("train", ["python", "train.py"]))
     service.start("train-2")
-    service.say("train-2", "step 1\n")
+    service.write_output("train-2", "step 1\n")
     service.end("train-3", "failed", "exit status 1")
-    service.feed.end()  # streams that would go on for ever end with what there is
+    service.event_stream.close()  # event streams end after the buffered events
     return make_app(service)
 
 
 schema = schemathesis.openapi.from_asgi("/openapi.json", make_api())
 
 
-AS_SUBMIT = ["submit_all", "preview"]
-"""These take what `submit` takes: of their parts, not every one is gone through again."""
+LIKE_SUBMIT = ["submit_all", "preview"]
+"""Calls with the request body of `submit`, which are tested with fewer examples."""
 
 bounded = partial(
     settings, max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
 )
 
 
-@schema.exclude(operation_id=AS_SUBMIT).parametrize()
+@schema.exclude(operation_id=LIKE_SUBMIT).parametrize()
 @bounded(phases=[Phase.explicit, Phase.generate])
-def test_every_call_answers_as_its_description_says(case: schemathesis.Case[Any]) -> None:
-    ask(case)
+def test_every_call_answers_as_described(case: schemathesis.Case[Any]) -> None:
+    call_and_check(case)
 
 
-@schema.include(operation_id=AS_SUBMIT).parametrize()
+@schema.include(operation_id=LIKE_SUBMIT).parametrize()
 @bounded(phases=[Phase.generate])
-def test_so_does_what_takes_the_same(case: schemathesis.Case[Any]) -> None:
-    ask(case)
+def test_calls_like_submit_answer_as_described(case: schemathesis.Case[Any]) -> None:
+    call_and_check(case)
 
 
-def ask(case: schemathesis.Case[Any]) -> None:
-    stricter = case.operation.definition.raw["operationId"] in STRICTER_THAN_A_SCHEMA
+def call_and_check(case: schemathesis.Case[Any]) -> None:
+    stricter = case.operation.definition.raw["operationId"] in STRICTER_THAN_SCHEMA
     case.call_and_validate(
         headers={"Authorization": f"Bearer {OWNER}"}, excluded_checks=[positive_data_acceptance] if stricter else []
     )
@@ -66,21 +66,21 @@ def ask(case: schemathesis.Case[Any]) -> None:
 def test_every_call_is_described_once_with_its_role() -> None:
     operations = [
         (operation["operationId"], method.upper(), path, operation["description"])
-        for path, methods in described()["paths"].items()
+        for path, methods in build_openapi()["paths"].items()
         for method, operation in methods.items()
     ]
     expected = [(call.name, call.method, call.path, f"Role: {call.role}.") for call in CALLS]
     assert sorted(operations) == sorted(expected)
 
 
-def test_every_reference_leads_somewhere() -> None:
-    document = described()
+def test_every_schema_reference_resolves() -> None:
+    document = build_openapi()
 
     def follow(part: object) -> None:
         match part:
-            case {"$ref": str(place)}:
+            case {"$ref": str(reference)}:
                 found = document
-                for step in place.removeprefix("#/").split("/"):
+                for step in reference.removeprefix("#/").split("/"):
                     found = found[step]
             case dict():
                 for inner in part.values():
@@ -92,8 +92,8 @@ def test_every_reference_leads_somewhere() -> None:
     follow(document)
 
 
-def test_a_parameter_that_may_be_left_out_is_not_null() -> None:
-    operation = described()["paths"]["/api/v1/nodes/{node}/drain"]["post"]
+def test_optional_query_parameters_are_not_nullable() -> None:
+    operation = build_openapi()["paths"]["/api/v1/nodes/{node}/drain"]["post"]
     assert operation["parameters"] == [
         {
             "name": "node",
@@ -107,16 +107,16 @@ def test_a_parameter_that_may_be_left_out_is_not_null() -> None:
     ]
 
 
-def test_the_page_lists_every_call_and_loads_nothing() -> None:
-    page = unescape(page_of_calls())
+def test_the_docs_page_lists_every_call_and_loads_no_external_resources() -> None:
+    page = unescape(render_docs_page())
     assert [
         call for call in CALLS if f"<code>{call.path}</code></td><td>{call.role}</td><td>{call.summary}" not in page
     ] == []
     assert "src=" not in page and "://" not in page
 
 
-def test_the_documentation_names_every_call_and_every_status() -> None:
+def test_the_api_documentation_lists_every_call_and_status() -> None:
     page = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
     table = page.partition("## Calls")[2].partition("## Errors")[0]
     assert [call.path for call in CALLS if call.path.rpartition("/")[2] not in table] == []
-    assert [status for status in PROBLEMS if status != 500 and f"| {status} |" not in page] == []
+    assert [status for status in ERROR_DESCRIPTIONS if status != 500 and f"| {status} |" not in page] == []

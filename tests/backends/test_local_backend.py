@@ -1,4 +1,4 @@
-"""The local back end keeps the contract, and what is its own: slots, environment, logs, trees of processes."""
+"""The local back end: the back end contract, and its own slots, environment, logs and process trees."""
 
 from __future__ import annotations
 
@@ -10,103 +10,107 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scarcity import no_more_files
+from file_limits import no_free_file_descriptors
 
 from refold.backends.backend import Backend, Report
 from refold.backends.local import instance, process
 from refold.backends.local.backend import LocalBackend, local_cluster
-from refold.backends.local.log_files import LogChunk, read_from, tail
+from refold.backends.local.log_files import LogChunk, read_log, tail_log
 from refold.backends.local.process import Process
 from refold.backends.local.run_files import RunFiles, log_path
 from refold.core.events import RunFailed, RunFinished, RunStopped
 from refold.core.orders import StartRun
 from refold.model import Allocation, Job, Launch, Share
-from refold.testing.backend_contract import LONG_GRACE, SHORT_GRACE, BackendContract, Ending, World
+from refold.testing.backend_contract import LONG_GRACE, SHORT_GRACE, BackendContract, BackendHarness, Ending
 
 
 class TestLocalBackend(BackendContract):
     def make_backend(self, report: Report, folder: Path, grace: float) -> Backend:
         return LocalBackend(report, folder / "logs", grace)
 
-    def test_a_process_killed_from_outside_is_a_run_that_failed(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start("job", "echo $$ >pid; exec sleep 1000")
-            os.kill(int(await world.content("pid")), signal.SIGKILL)
-            assert await world.ending("job") == RunFailed("job", 1, "killed by SIGKILL", exit_code=137)
+    def test_a_run_whose_process_is_killed_has_failed(self, tmp_path: Path) -> None:
+        async def test(harness: BackendHarness) -> None:
+            await harness.start("job", "echo $$ >pid; exec sleep 1000")
+            os.kill(int(await harness.content("pid")), signal.SIGKILL)
+            assert await harness.ending("job") == RunFailed("job", 1, "killed by SIGKILL", exit_code=137)
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, test)
 
-    def test_a_failure_says_which_instance_it_was(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start("job", "[ $REFOLD_INSTANCE = 0 ] && exec sleep 1000; exit 4", instances=2)
-            assert await world.ending("job") == RunFailed("job", 1, "instance 1: exit 4", exit_code=4)
+    def test_a_failure_names_the_instance(self, tmp_path: Path) -> None:
+        async def test(harness: BackendHarness) -> None:
+            await harness.start("job", "[ $REFOLD_INSTANCE = 0 ] && exec sleep 1000; exit 4", instances=2)
+            assert await harness.ending("job") == RunFailed("job", 1, "instance 1: exit 4", exit_code=4)
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, test)
 
     @pytest.mark.parametrize(
         ("command", "why"),
         [
-            ((), "it has no command"),
+            ((), "the job has no command"),
             (("/no/such",), "cannot start '/no/such': No such file or directory"),
             (("/etc/passwd",), "cannot start '/etc/passwd': Permission denied"),
             (("echo", "\0"), "cannot start 'echo': embedded null byte"),
         ],
     )
-    def test_why_a_command_cannot_be_started_is_said(self, tmp_path: Path, command: tuple[str, ...], why: str) -> None:
-        async def test(world: World) -> None:
-            await world.start_words("job", command)
-            assert await world.ending("job") == RunFailed("job", 1, why)
+    def test_a_command_that_cannot_be_started_is_reported(
+        self, tmp_path: Path, command: tuple[str, ...], why: str
+    ) -> None:
+        async def test(harness: BackendHarness) -> None:
+            await harness.start_command("job", command)
+            assert await harness.ending("job") == RunFailed("job", 1, why)
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, test)
 
     @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
     @pytest.mark.parametrize("escape", ["setsid", "env -i"])
-    def test_who_leaves_the_session_or_clears_its_environment_is_found(self, tmp_path: Path, escape: str) -> None:
-        async def test(world: World) -> None:
-            await world.start(
+    def test_a_descendant_that_leaves_the_session_or_clears_its_environment_is_killed(
+        self, tmp_path: Path, escape: str
+    ) -> None:
+        async def test(harness: BackendHarness) -> None:
+            await harness.start(
                 "job", f"{escape} sh -c 'echo $$ >pid; exec sleep 1000' & while [ ! -s pid ]; do sleep 0.02; done"
             )
-            pid = int(await world.content("pid"))
-            assert await world.ending("job") == RunFinished("job", 1)
+            pid = int(await harness.content("pid"))
+            assert await harness.ending("job") == RunFinished("job", 1)
             assert not self.is_alive(pid)
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, test)
 
-    def test_runs_of_others_are_left_alone(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start("other", "echo $$ >pid; exec sleep 1000")
-            pid = int(await world.content("pid"))
-            await world.start("job", "exec sleep 1000")
-            await world.started("job")
-            await world.stop("job")
-            assert await world.ending("job") == RunStopped("job", 1)
+    def test_stopping_a_run_does_not_affect_other_runs(self, tmp_path: Path) -> None:
+        async def test(harness: BackendHarness) -> None:
+            await harness.start("other", "echo $$ >pid; exec sleep 1000")
+            pid = int(await harness.content("pid"))
+            await harness.start("job", "exec sleep 1000")
+            await harness.started("job")
+            await harness.stop("job")
+            assert await harness.ending("job") == RunStopped("job", 1)
             assert self.is_alive(pid)
-            assert world.endings("other") == []
+            assert harness.endings("other") == []
 
-        self.within(tmp_path, test, grace=SHORT_GRACE)
+        self.run_test(tmp_path, test, grace=SHORT_GRACE)
 
-    def test_output_goes_to_a_log_per_run_and_instance(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start("job", "echo out $REFOLD_INSTANCE; echo err >&2", run=2, instances=2)
-            await world.ending("job", 2)
+    def test_output_is_written_to_one_log_per_run_and_instance(self, tmp_path: Path) -> None:
+        async def test(harness: BackendHarness) -> None:
+            await harness.start("job", "echo out $REFOLD_INSTANCE; echo err >&2", run=2, instances=2)
+            await harness.ending("job", 2)
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, test)
         logs = {path.name: path.read_text() for path in (tmp_path / "logs" / "job").glob("*.log")}
         assert logs == {"run-2.0.log": "out 0\nerr\n", "run-2.1.log": "out 1\nerr\n"}
 
-    def test_a_job_that_puts_pipes_in_the_place_of_our_files_keeps_nobody_waiting(self, tmp_path: Path) -> None:
+    def test_a_job_that_replaces_our_files_by_fifos_does_not_block_the_daemon(self, tmp_path: Path) -> None:
         ours = "run-1.start run-1.end run-1.end.new run-1.0.log run-1.0.log.1 run-1.0.log.gone run-2.0.log"
         shell = f"cd logs/job; rm -f run-1.start run-1.0.log; mkfifo {ours} run-1.0.progress"
 
-        async def test(world: World) -> None:
-            await world.start("job", shell)
-            assert await world.ending("job") == RunFinished("job", 1)
-            assert read_from(RunFiles(tmp_path / "logs", "job", 1).log(0), 0) == LogChunk(b"", 0, 0)
-            await world.start("job", "true", run=2)
+        async def test(harness: BackendHarness) -> None:
+            await harness.start("job", shell)
+            assert await harness.ending("job") == RunFinished("job", 1)
+            assert read_log(RunFiles(tmp_path / "logs", "job", 1).log(0), 0) == LogChunk(b"", 0, 0)
+            await harness.start("job", "true", run=2)
             why = f"cannot start 'sh': {os.strerror(errno.ENXIO)}"
-            assert await world.ending("job", 2) == RunFailed("job", 2, why)
+            assert await harness.ending("job", 2) == RunFailed("job", 2, why)
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, test)
 
     @pytest.mark.parametrize(
         ("number", "retry"),
@@ -120,111 +124,111 @@ class TestLocalBackend(BackendContract):
         ],
         ids=["files", "processes", "memory", "disk", "too long", "not allowed"],
     )
-    def test_a_run_that_the_machine_has_no_room_for_may_be_tried_again(
+    def test_a_start_that_fails_for_lack_of_resources_may_be_retried(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, retry: bool
     ) -> None:
-        def cannot(*_: object) -> Process:
+        def fail(*_: object) -> Process:
             raise OSError(number, os.strerror(number))
 
-        monkeypatch.setattr(instance, "start_shim", cannot)
+        monkeypatch.setattr(instance, "start_shim", fail)
 
-        async def test(world: World) -> None:
-            await world.start("job", "true")
+        async def test(harness: BackendHarness) -> None:
+            await harness.start("job", "true")
             why = f"cannot start 'sh': {os.strerror(number)}"
-            assert await world.ending("job") == RunFailed("job", 1, why, retry=retry)
+            assert await harness.ending("job") == RunFailed("job", 1, why, retry=retry)
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, test)
 
-    def test_while_no_file_can_be_opened_runs_are_neither_started_nor_taken_to_have_ended(self, tmp_path: Path) -> None:
+    def test_without_file_descriptors_runs_are_neither_started_nor_declared_ended(self, tmp_path: Path) -> None:
         shell = "echo $$ >pid-$REFOLD_JOB; exec sleep 1000"
 
-        async def test(world: World) -> None:
-            await world.start("old", shell)
-            pid = int(await world.content("pid-old"))
-            await world.another_backend()
-            with no_more_files():
-                await world.start("old", shell)
-                await world.start("new", "true")
+        async def test(harness: BackendHarness) -> None:
+            await harness.start("old", shell)
+            pid = int(await harness.content("pid-old"))
+            await harness.replace_backend()
+            with no_free_file_descriptors():
+                await harness.start("old", shell)
+                await harness.start("new", "true")
                 await asyncio.sleep(0.3)
-                assert (world.reports, process.is_alive(Process(pid, started=1))) == ([], True)
-            await world.stop("old")
-            assert await world.ending("old") == RunStopped("old", 1)
-            assert await world.ending("new") == RunFinished("new", 1)
+                assert (harness.reports, process.is_alive(Process(pid, started=1))) == ([], True)
+            await harness.stop("old")
+            assert await harness.ending("old") == RunStopped("old", 1)
+            assert await harness.ending("new") == RunFinished("new", 1)
             assert not self.is_alive(pid)
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, test)
 
-    def test_what_nobody_knows_of_gets_no_grace(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start("job", "trap '' TERM; echo $$ >pid; while :; do sleep 0.02; done")
-            pid = int(await world.content("pid"))
-            await world.another_backend()
-            await world.backend.keep_only([])  # with the grace of this test, nobody would wait for it
+    def test_unknown_runs_get_no_grace_period(self, tmp_path: Path) -> None:
+        async def test(harness: BackendHarness) -> None:
+            await harness.start("job", "trap '' TERM; echo $$ >pid; while :; do sleep 0.02; done")
+            pid = int(await harness.content("pid"))
+            await harness.replace_backend()
+            await harness.backend.stop_all_except([])  # with the grace period of this test it would not return in time
             assert not self.is_alive(pid)
 
-        self.within(tmp_path, test, grace=LONG_GRACE)
+        self.run_test(tmp_path, test, grace=LONG_GRACE)
 
-    def test_output_is_for_the_owner_of_the_daemon_alone(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start("job", "echo secret")
-            await world.ending("job")
+    def test_output_is_readable_only_by_the_owner_of_the_daemon(self, tmp_path: Path) -> None:
+        async def test(harness: BackendHarness) -> None:
+            await harness.start("job", "echo secret")
+            await harness.ending("job")
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, test)
         log = RunFiles(tmp_path / "logs", "job", 1).log(0)
         assert [path.stat().st_mode & 0o777 for path in (log, log.parent, log.parent.parent)] == [0o600, 0o700, 0o700]
 
 
-def ending_of(folder: Path, job: Job, stop_when: str = "", **more: Any) -> Ending:
-    """How a job ends on one slot; it is told to stop when it has written a file of that name."""
+def run_to_end(folder: Path, job: Job, stop_when: str = "", **more: Any) -> Ending:
+    """Run a job on one slot and return its end; stop it once it has written the file `stop_when`."""
 
     class Local(BackendContract):
         def make_backend(self, report: Report, folder: Path, grace: float) -> Backend:
             return LocalBackend(report, folder / "logs", grace, **more)
 
-    async def test(world: World) -> Ending:
-        await world.backend.carry_out([StartRun(job.id, 1, Allocation((Share(0, (0,)),)))], {job.id: job})
+    async def test(harness: BackendHarness) -> Ending:
+        await harness.backend.carry_out([StartRun(job.id, 1, Allocation((Share(0, (0,)),)))], {job.id: job})
         if stop_when:
-            await world.until(stop_when)
-            await world.stop(job.id)
-        return await world.ending(job.id)
+            await harness.wait_for_file(stop_when)
+            await harness.stop(job.id)
+        return await harness.ending(job.id)
 
-    return Local().within(folder, test)
+    return Local().run_test(folder, test)
 
 
 def shell_job(folder: Path, shell: str, **launch: Any) -> Job:
     return Job("job", command=("sh", "-c", shell), launch=Launch(folder=str(folder), **launch))
 
 
-def log_of(folder: Path) -> str:
+def read_output(folder: Path) -> str:
     return log_path(folder / "logs", "job", 1, 0).read_text()
 
 
 def test_a_job_runs_in_its_folder(tmp_path: Path) -> None:
-    assert ending_of(tmp_path, shell_job(tmp_path, "pwd")) == RunFinished("job", 1)
-    assert log_of(tmp_path) == f"{tmp_path}\n"
+    assert run_to_end(tmp_path, shell_job(tmp_path, "pwd")) == RunFinished("job", 1)
+    assert read_output(tmp_path) == f"{tmp_path}\n"
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     job = shell_job(tmp_path / "none", "true")
-    assert ending_of(tmp_path, job) == RunFailed("job", 1, f"its folder '{tmp_path / 'none'}' is not there")
+    assert run_to_end(tmp_path, job) == RunFailed("job", 1, f"folder '{tmp_path / 'none'}' does not exist")
 
 
-def test_a_job_without_a_folder_may_have_one_of_its_own(tmp_path: Path) -> None:
+def test_a_job_without_a_folder_may_get_a_private_one(tmp_path: Path) -> None:
     job = Job("job", command=("sh", "-c", "pwd; echo $REFOLD_CHECKPOINT"))
-    assert ending_of(tmp_path, job, in_own_folder=True) == RunFinished("job", 1)
-    assert log_of(tmp_path) == f"{tmp_path / 'logs' / 'job' / 'kept'}\n" * 2
+    assert run_to_end(tmp_path, job, private_folders=True) == RunFinished("job", 1)
+    assert read_output(tmp_path) == f"{tmp_path / 'logs' / 'job' / 'kept'}\n" * 2
 
 
-def test_a_job_is_stopped_by_the_signal_that_it_wants(tmp_path: Path) -> None:
-    shell = "trap 'echo told; exit 0' USR1; trap 'echo no' TERM; echo >up; while :; do sleep 0.02; done"
-    assert ending_of(tmp_path, shell_job(tmp_path, shell, stop_signal="USR1"), "up") == RunStopped("job", 1)
-    assert log_of(tmp_path).splitlines()[-1] == "told"
-    assert "no" not in log_of(tmp_path).splitlines()
+def test_a_job_is_stopped_with_its_own_stop_signal(tmp_path: Path) -> None:
+    shell = "trap 'echo USR1; exit 0' USR1; trap 'echo TERM' TERM; echo >up; while :; do sleep 0.02; done"
+    assert run_to_end(tmp_path, shell_job(tmp_path, shell, stop_signal="USR1"), "up") == RunStopped("job", 1)
+    assert read_output(tmp_path).splitlines()[-1] == "USR1"
+    assert "TERM" not in read_output(tmp_path).splitlines()
 
 
-def test_a_job_has_the_grace_that_it_wants(tmp_path: Path) -> None:
+def test_a_job_has_its_own_grace_period(tmp_path: Path) -> None:
     shell = "trap '' TERM; echo >up; while :; do sleep 0.02; done"
-    assert ending_of(tmp_path, shell_job(tmp_path, shell, grace=0.1), "up") == RunStopped("job", 1)
+    assert run_to_end(tmp_path, shell_job(tmp_path, shell, grace=0.1), "up") == RunStopped("job", 1)
 
 
 @pytest.mark.parametrize(
@@ -233,69 +237,69 @@ def test_a_job_has_the_grace_that_it_wants(tmp_path: Path) -> None:
         ("/no/such/command", "exit 127 (command not found)", 127),
         ("exit 255", "exit 255", 255),
         ("kill -SEGV $$", "killed by SIGSEGV", 139),
-        ("kill -9 0", "it was lost: its shim was killed", None),
+        ("kill -9 0", "lost: its supervising shell (shim) was killed", None),
         ("kill -TERM 0; sleep 1000", "killed by SIGTERM", 143),
     ],
 )
-def test_how_a_command_ended_is_said(tmp_path: Path, shell: str, why: str, exit_code: int | None) -> None:
-    assert ending_of(tmp_path, shell_job(tmp_path, shell)) == RunFailed("job", 1, why, exit_code=exit_code)
+def test_the_cause_of_a_failure_is_reported(tmp_path: Path, shell: str, why: str, exit_code: int | None) -> None:
+    assert run_to_end(tmp_path, shell_job(tmp_path, shell)) == RunFailed("job", 1, why, exit_code=exit_code)
 
 
-@pytest.mark.parametrize("word", ["exit", "exec", "set", ":", "a=b", "-c", "$(touch here)", "'"])
-def test_the_words_of_a_command_mean_nothing_to_the_shim(tmp_path: Path, word: str) -> None:
-    job = Job("job", command=(word, "0"), launch=Launch(folder=str(tmp_path)))
-    assert ending_of(tmp_path, job) == RunFailed("job", 1, f"cannot start {word!r}: No such file or directory")
+@pytest.mark.parametrize("argument", ["exit", "exec", "set", ":", "a=b", "-c", "$(touch here)", "'"])
+def test_the_program_name_is_not_interpreted_by_the_shim(tmp_path: Path, argument: str) -> None:
+    job = Job("job", command=(argument, "0"), launch=Launch(folder=str(tmp_path)))
+    assert run_to_end(tmp_path, job) == RunFailed("job", 1, f"cannot start {argument!r}: No such file or directory")
     assert not (tmp_path / "here").exists()
 
 
-@pytest.mark.parametrize("word", ["$(touch here)", "`touch here`", "; touch here", "'\"\n\\", "", "*", "--", "é\t"])
-def test_words_are_passed_on_as_they_are(tmp_path: Path, word: str) -> None:
-    job = Job("job", command=("printf", "%s", word), launch=Launch(folder=str(tmp_path)))
-    assert ending_of(tmp_path, job) == RunFinished("job", 1)
-    assert log_of(tmp_path) == word
+@pytest.mark.parametrize("argument", ["$(touch here)", "`touch here`", "; touch here", "'\"\n\\", "", "*", "--", "é\t"])
+def test_arguments_are_passed_unchanged(tmp_path: Path, argument: str) -> None:
+    job = Job("job", command=("printf", "%s", argument), launch=Launch(folder=str(tmp_path)))
+    assert run_to_end(tmp_path, job) == RunFinished("job", 1)
+    assert read_output(tmp_path) == argument
     assert not (tmp_path / "here").exists()
 
 
-def test_a_script_of_100_kb_may_be_a_word(tmp_path: Path) -> None:
+def test_an_argument_may_be_a_script_of_100_kb(tmp_path: Path) -> None:
     script = "# " + "x" * 100_000 + "\necho done"
-    assert ending_of(tmp_path, shell_job(tmp_path, script)) == RunFinished("job", 1)
-    assert log_of(tmp_path) == "done\n"
+    assert run_to_end(tmp_path, shell_job(tmp_path, script)) == RunFinished("job", 1)
+    assert read_output(tmp_path) == "done\n"
 
 
-def test_a_command_that_is_too_long_for_the_system_is_a_run_that_failed(tmp_path: Path) -> None:
-    ending = ending_of(tmp_path, shell_job(tmp_path, "#" * 5_000_000))
+def test_a_command_that_exceeds_the_system_limit_fails(tmp_path: Path) -> None:
+    ending = run_to_end(tmp_path, shell_job(tmp_path, "#" * 5_000_000))
     assert ending == RunFailed("job", 1, "cannot start 'sh': Argument list too long")
 
 
-def test_a_flood_of_output_is_kept_within_bounds(tmp_path: Path) -> None:
+def test_stored_output_is_bounded(tmp_path: Path) -> None:
     shell = "yes | head -c 30000000; sleep 0.5; echo; echo the end"
-    assert ending_of(tmp_path, shell_job(tmp_path, shell), most_output=2**20) == RunFinished("job", 1)
+    assert run_to_end(tmp_path, shell_job(tmp_path, shell), max_output_bytes=2**20) == RunFinished("job", 1)
     path = log_path(tmp_path / "logs", "job", 1, 0)
-    kept = [file.stat().st_size for file in path.parent.glob("run-1.0.log*")]
-    assert sum(kept) <= 2**20 + 100
-    assert tail(path, 1).data == b"the end\n"
+    sizes = [file.stat().st_size for file in path.parent.glob("run-1.0.log*")]
+    assert sum(sizes) <= 2**20 + 100
+    assert tail_log(path, 1).data == b"the end\n"
 
 
-def test_a_command_does_not_hold_files_that_are_ours(tmp_path: Path) -> None:
+def test_a_command_does_not_inherit_our_file_descriptors(tmp_path: Path) -> None:
     with (tmp_path / "secret").open("w") as secret:
         os.set_inheritable(secret.fileno(), True)
-        assert ending_of(tmp_path, shell_job(tmp_path, "ls -l /proc/self/fd")) == RunFinished("job", 1)
-    assert "secret" not in log_of(tmp_path)
-    assert " 9 -> " not in log_of(tmp_path)
+        assert run_to_end(tmp_path, shell_job(tmp_path, "ls -l /proc/self/fd")) == RunFinished("job", 1)
+    assert "secret" not in read_output(tmp_path)
+    assert " 9 -> " not in read_output(tmp_path)
 
 
-def test_secrets_that_cannot_be_had_are_a_run_that_failed(tmp_path: Path) -> None:
+def test_a_run_whose_secrets_cannot_be_read_fails(tmp_path: Path) -> None:
     def locked(job: str) -> dict[str, str]:
         raise RuntimeError("the store is locked")
 
-    ending = ending_of(tmp_path, shell_job(tmp_path, "true"), more_environment=locked)
+    ending = run_to_end(tmp_path, shell_job(tmp_path, "true"), secrets=locked)
     assert ending == RunFailed("job", 1, "cannot start 'sh': the store is locked")
 
 
 @pytest.mark.parametrize(
     "job", ["..", ".", "../../etc/x", "/etc/passwd", "a/b", "a\0b", "é" * 400, "\ud800", "~", "a\\b"]
 )
-def test_no_job_id_leads_out_of_the_folder(tmp_path: Path, job: str) -> None:
+def test_no_job_id_escapes_the_log_folder(tmp_path: Path, job: str) -> None:
     path = log_path(tmp_path, job, 1, 0)
     path.parent.mkdir()
     assert path.parent.resolve().parent == tmp_path.resolve()
@@ -311,9 +315,9 @@ def test_this_machine_is_a_cluster_of_one_node() -> None:
     assert (cluster.gpus, cluster.cpus_known, cluster.memory_known) == (4, False, False)
 
 
-def test_where_there_is_no_proc_process_groups_have_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_proc_process_groups_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "PROC", tmp_path / "no-proc")
     contract = TestLocalBackend()
     contract.test_a_run_starts_and_finishes(tmp_path)
     (tmp_path / "other").mkdir()
-    contract.test_grandchildren_end_with_a_run_that_is_stopped(tmp_path / "other")
+    contract.test_descendants_end_when_a_run_is_stopped(tmp_path / "other")

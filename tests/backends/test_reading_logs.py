@@ -1,4 +1,4 @@
-"""Whoever reads output waits for the disk alone: the daemon goes on meanwhile."""
+"""Reading logs through the service does not block the daemon."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 import threading
 from pathlib import Path
 
-from hand_daemon import OWNER, HandDaemon
-from loop_setups import UnreliableMachine
+from loop_setups import UnreliableBackend
+from manual_daemon import OWNER, ManualDaemon
 
 from refold.api.wire import Logs
 from refold.backends.local import log_files
@@ -15,18 +15,18 @@ from refold.backends.local.run_files import RunFiles
 from refold.core.events import RunFinished
 
 
-def test_a_log_that_cannot_be_read_now_keeps_only_its_readers_waiting(tmp_path: Path) -> None:
+def test_a_locked_log_blocks_only_its_readers(tmp_path: Path) -> None:
     state = tmp_path / "state"
 
     async def main() -> None:
-        async with HandDaemon(state, UnreliableMachine()) as daemon:
+        async with ManualDaemon(state, UnreliableBackend()) as daemon:
             job = await daemon.submit("job")
             files = RunFiles(state / "logs", job, 1)
             files.folder.mkdir(parents=True)
             files.log(0).write_text("step 1\n")
             held, release = threading.Event(), threading.Event()
-            rotating = threading.Thread(target=_rotate_until, args=(files.log(0), held, release))
-            rotating.start()
+            holder = threading.Thread(target=_hold_lock_until, args=(files.log(0), held, release))
+            holder.start()
             try:
                 held.wait()
                 reading = asyncio.create_task(
@@ -37,8 +37,8 @@ def test_a_log_that_cannot_be_read_now_keeps_only_its_readers_waiting(tmp_path: 
                 assert not reading.done()
             finally:
                 release.set()
-                rotating.join()
-            assert await reading == Logs(" 1\n", 1, 0, 7, False)  # it ran when that was asked
+                holder.join()
+            assert await reading == Logs(" 1\n", 1, 0, 7, False)  # the run had not ended at the time of the call
             assert await daemon.service.logs(OWNER, job, run=1, instance=0, offset=5, limit=100) == Logs(
                 "1\n", 1, 0, 7, True
             )
@@ -46,7 +46,7 @@ def test_a_log_that_cannot_be_read_now_keeps_only_its_readers_waiting(tmp_path: 
     asyncio.run(main())
 
 
-def _rotate_until(path: Path, held: threading.Event, release: threading.Event) -> None:
-    with log_files._rotating(path):
+def _hold_lock_until(path: Path, held: threading.Event, release: threading.Event) -> None:
+    with log_files._lock_of(path):
         held.set()
         release.wait(30.0)

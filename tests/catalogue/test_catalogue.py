@@ -1,4 +1,4 @@
-"""The shipped GPUs and models: found under the names people give them, and true to what was published."""
+"""The built-in GPUs and models: lookup by name, and agreement with published numbers."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ PUBLISHED_ROUNDED = {
     "nanotron-8b": 8.86e9,
     "nanotron-80b": 80.0e9,
 }
-"""Counts as papers print them; exact ones are in the catalogue, as `parameters_stated`."""
+"""Rounded counts from papers; exact ones are in the catalogue, as `parameters_stated`."""
 
-SHARE_OFF = 0.02
-INFERRED = {"t5-1.2b": "Rubick does not say its shapes: they were chosen so that they give its count"}
-"""Models whose agreement shows nothing, and why."""
+MAX_RELATIVE_ERROR = 0.02
+INFERRED = {"t5-1.2b": "Rubick does not state its shapes: they were chosen to match its count"}
+"""Models whose agreement proves nothing, and why."""
 
 
-def counted(model: ModelShape) -> int:
+def computed_parameters(model: ModelShape) -> int:
     return model.stack_parameters + model.embedding_parameters + model.head_parameters
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "expected"),
     [
         ("A100-80GB", "A100-80GB"),
         ("a100 80gb", "A100-80GB"),
@@ -74,12 +74,12 @@ def counted(model: ModelShape) -> int:
         ("AMD Instinct MI300X", "MI300X"),
     ],
 )
-def test_a_gpu_is_found_as_people_and_drivers_write_it(name: str, found: str) -> None:
-    assert find_gpu(name).name == found
+def test_a_gpu_is_found_in_various_spellings(name: str, expected: str) -> None:
+    assert find_gpu(name).name == expected
 
 
 @pytest.mark.parametrize(
-    ("name", "found"),
+    ("name", "expected"),
     [
         ("llama-2-7b", "llama-2-7b"),
         ("Llama 2 7B", "llama-2-7b"),
@@ -93,11 +93,11 @@ def test_a_gpu_is_found_as_people_and_drivers_write_it(name: str, found: str) ->
         ("t5_3B", "t5-3b"),
     ],
 )
-def test_a_model_is_found_as_people_and_papers_write_it(name: str, found: str) -> None:
-    assert find_model(name).name == found
+def test_a_model_is_found_in_various_spellings(name: str, expected: str) -> None:
+    assert find_model(name).name == expected
 
 
-def test_the_seven_of_rubick_go_by_the_names_of_its_workloads_and_keep_its_batches() -> None:
+def test_the_models_of_rubick_have_its_names_batches_and_counts() -> None:
     names = ["vit", "roberta", "bert", "t5", "gpt2", "llama7", "llama30"]
     assert [(find_model(name).name, find_model(name).batch, find_model(name).parameters) for name in names] == [
         ("vit-base-16", 64, 85_952_456),
@@ -110,40 +110,42 @@ def test_the_seven_of_rubick_go_by_the_names_of_its_workloads_and_keep_its_batch
     ]
 
 
-def test_every_application_of_the_workloads_of_rubick_is_known(shared_data: Path) -> None:
+def test_every_application_of_rubicks_workloads_is_a_known_model(shared_data: Path) -> None:
     with (shared_data / "rubick" / "workload-base.csv").open() as file:
         applications = {row["application"] for row in csv.DictReader(file)}
     assert {find_model(name).kind for name in applications} == {"vit", "encoder", "encoder-decoder", "decoder"}
 
 
-def test_an_unknown_gpu_is_answered_with_the_nearest() -> None:
-    with pytest.raises(UnknownName, match=r"no GPU 'h100 81gb'; did you mean 'H100-80GB'\? \(H100-80GB, .*lists all\)"):
+def test_an_unknown_gpu_is_rejected_with_a_suggestion() -> None:
+    with pytest.raises(
+        UnknownName, match=r"unknown GPU 'h100 81gb'; did you mean 'H100-80GB'\? \(known: H100-80GB, .*lists all\)"
+    ):
         find_gpu("h100 81gb")
 
 
-def test_an_unknown_model_is_answered_with_a_few_near_ones_not_with_all() -> None:
+def test_an_unknown_model_is_rejected_with_a_few_suggestions() -> None:
     with pytest.raises(UnknownName) as caught:
         find_model("Lama-2-7b")
-    assert str(caught.value).startswith("no model 'Lama-2-7b'; did you mean 'llama-2-7b'? (llama-2-7b, ")
+    assert str(caught.value).startswith("unknown model 'Lama-2-7b'; did you mean 'llama-2-7b'? (known: llama-2-7b, ")
     assert str(caught.value).endswith("…; `refold models` lists all)")
     assert (caught.value.nearest, str(caught.value).count(", ")) == ("llama-2-7b", 8)
 
 
 @pytest.mark.parametrize("name", ["", " ", "nvidia", "x" * 5000, "\0", "ß", "A 1 0 0 0"])
-def test_what_is_no_name_at_all_is_unknown_too(name: str) -> None:
+def test_malformed_names_are_unknown(name: str) -> None:
     with pytest.raises(UnknownName):
         find_gpu(name)
     with pytest.raises(UnknownName):
         find_model(name)
 
 
-def test_no_two_names_are_alike() -> None:
+def test_names_are_unique() -> None:
     of_gpus = Counter(gpu_key(name) for gpu in gpus() for name in (gpu.name, *gpu.aliases))
     of_models = Counter(map(model_key, (*model_names(), *model_aliases())))
     assert [key for key, times in (of_gpus + of_models).items() if times > 1] == []
 
 
-def test_everything_listed_is_found_and_says_where_it_is_from() -> None:
+def test_every_entry_is_found_and_has_a_source() -> None:
     assert [find_gpu(name) for name in gpu_names()] == list(gpus())
     assert [find_model(name) for name in model_names()] == list(models())
     assert {find_model(alias).name for alias in model_aliases()} <= set(model_names())
@@ -152,15 +154,15 @@ def test_everything_listed_is_found_and_says_where_it_is_from() -> None:
 
 
 @pytest.mark.parametrize("model", [model for model in models() if not model.opaque], ids=lambda model: model.name)
-def test_shapes_give_the_published_count(model: ModelShape) -> None:
+def test_shapes_match_the_published_count(model: ModelShape) -> None:
     published = model.parameters_stated or PUBLISHED_ROUNDED[model.name]
-    assert abs(counted(model) / published - 1) < SHARE_OFF
+    assert abs(computed_parameters(model) / published - 1) < MAX_RELATIVE_ERROR
 
 
-def test_shapes_give_most_counts_nearly_exactly() -> None:
+def test_most_counts_match_nearly_exactly() -> None:
     exact = [model for model in models() if model.parameters_stated and not model.opaque]
-    off = {model.name: abs(counted(model) / model.parameters_stated - 1) for model in exact}
-    assert {name for name, share in off.items() if share > 1e-3} == {
+    errors = {model.name: abs(computed_parameters(model) / model.parameters_stated - 1) for model in exact}
+    assert {name for name, share in errors.items() if share > 1e-3} == {
         "llama-30b",  # counted 2 % higher by Rubick
         *("bert-base", "bert-large", "roberta-base", "roberta-large"),  # poolers and heads
         *("vit-base-16", "vit-large-16", "vit-huge-14"),  # patches and classes
@@ -168,11 +170,11 @@ def test_shapes_give_most_counts_nearly_exactly() -> None:
 
 
 @pytest.mark.parametrize("name", INFERRED)
-def test_shapes_that_were_inferred_say_so(name: str) -> None:
+def test_inferred_shapes_say_so_in_their_source(name: str) -> None:
     assert "inferred" in find_model(name).source
 
 
-def test_mpt_has_the_counts_of_the_table_it_was_measured_in(shared_data: Path) -> None:
+def test_mpt_matches_the_counts_of_its_table(shared_data: Path) -> None:
     with (shared_data / "perf" / "llm_foundry_a100.csv").open() as file:
         rows = {(row["Model"], int(row["SeqLen (T)"]), int(row["NumParams"])) for row in csv.DictReader(file)}
     for size, sequence, count in rows:
@@ -180,7 +182,7 @@ def test_mpt_has_the_counts_of_the_table_it_was_measured_in(shared_data: Path) -
         assert model.parameters == pytest.approx(count, rel=2e-5), (size, sequence)
 
 
-def test_models_measured_by_others_have_their_shapes(shared_data: Path) -> None:
+def test_models_match_the_shapes_of_korthikanti(shared_data: Path) -> None:
     with (shared_data / "perf" / "korthikanti2022_table5_a100.csv").open() as file:
         for row in csv.DictReader(file):
             model = find_model(row["model"])
@@ -190,7 +192,7 @@ def test_models_measured_by_others_have_their_shapes(shared_data: Path) -> None:
 
 
 @pytest.mark.parametrize("gpu", gpus(), ids=lambda gpu: gpu.name)
-def test_the_numbers_of_a_gpu_are_of_a_believable_size(gpu: GpuSpec) -> None:
+def test_the_numbers_of_a_gpu_are_plausible(gpu: GpuSpec) -> None:
     assert 14 < gpu.memory_gib < 200
     assert gpu.single_tflops < gpu.half_tflops < 40 * gpu.single_tflops
     assert 0.05 < gpu.memory_gigabytes_per_second / gpu.watts < 20
@@ -199,7 +201,7 @@ def test_the_numbers_of_a_gpu_are_of_a_believable_size(gpu: GpuSpec) -> None:
     assert gpu.node_network_gigabytes_per_second <= gpu.gpus_per_node * gpu.pcie_gigabytes_per_second
 
 
-def test_what_the_data_sheets_say_of_the_most_used() -> None:
+def test_common_gpus_match_their_data_sheets() -> None:
     half = {name: find_gpu(name).half_tflops for name in ("V100", "T4", "A10", "A100", "L4", "L40S", "H100", "H200")}
     assert half == {"V100": 125, "T4": 65, "A10": 125, "A100": 312, "L4": 121, "L40S": 362, "H100": 989, "H200": 989}
     links = {
@@ -208,7 +210,7 @@ def test_what_the_data_sheets_say_of_the_most_used() -> None:
     assert links == {"V100": 150, "A100": 300, "A800": 200, "H100": 450, "H800": 200, "B200": 900}
 
 
-class Shelf(msgspec.Struct, forbid_unknown_fields=True):
+class GpuTable(msgspec.Struct, forbid_unknown_fields=True):
     gpus: tuple[GpuSpec, ...]
 
 
@@ -216,19 +218,19 @@ class Shelf(msgspec.Struct, forbid_unknown_fields=True):
     ("change", "words"),
     [
         ({"watts": "much"}, r"gpus\[0\]\.watts is 'much', expected a number"),
-        ({"link": {"kind": "nvlink"}}, r"gpus\[0\]\.link\.gigabytes_per_second is absent"),
+        ({"link": {"kind": "nvlink"}}, r"gpus\[0\]\.link\.gigabytes_per_second is missing"),
         ({"efficiency": {"matmull": 0.5}}, r"gpus\[0\]\.efficiency: .*unknown field matmull"),
         ({"watts": -1}, r"gpus\[0\]: GPU 'T4': .* must be > 0"),
     ],
 )
-def test_a_mistake_in_the_table_is_named_with_its_place(change: dict[str, object], words: str) -> None:
+def test_an_error_in_the_table_is_reported_with_its_location(change: dict[str, object], words: str) -> None:
     entry = msgspec.to_builtins(find_gpu("T4")) | change
     with pytest.raises(BadFile, match="gpus.yaml: " + words):
-        as_struct("gpus.yaml", {"gpus": [entry]}, Shelf)
+        as_struct("gpus.yaml", {"gpus": [entry]}, GpuTable)
 
 
 def test_a_convolution_counts_multiplications_and_additions() -> None:
-    """He et al. count pairs of them: 3.8 thousand million for 50 layers, without the shortcuts."""
+    """He et al. count pairs: 3.8 billion for 50 layers, without the shortcuts."""
     pairs = {"resnet50": 4.089, "resnet101": 7.801, "resnet152": 11.514}
     assert {name: find_model(name).sample_gflop for name in pairs} == pytest.approx(
         {name: 2 * count for name, count in pairs.items()}, rel=0.002

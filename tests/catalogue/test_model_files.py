@@ -1,4 +1,4 @@
-"""Models from files: shapes in YAML, configurations in JSON, folders; and every way in which they can be wrong."""
+"""Models from files: shapes in YAML, configurations in JSON, folders; and error messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from refold.catalogue import find_model, read_model
 from refold.catalogue.hugging_face import FAMILIES
-from refold.documents.files import MOST_BYTES, as_struct, from_json, from_yaml
+from refold.documents.files import MAX_DESCRIPTION_BYTES, as_struct, parse_json, parse_yaml
 from refold.errors import BadFile, RefoldError, UnknownName
 from refold.perf.shapes import ModelShape
 
@@ -28,7 +28,7 @@ CONFIG = {
 }
 
 
-def test_a_name_of_the_catalogue_is_read_as_it_is() -> None:
+def test_a_name_of_the_catalogue() -> None:
     assert read_model("GPT3-13B") == find_model("gpt3-13b")
 
 
@@ -54,14 +54,14 @@ def test_a_configuration_by_its_file_and_by_its_folder(tmp_path: Path) -> None:
     assert (read_model(folder).name, read_model(tmp_path / "other.json").name) == ("mine", "other")
 
 
-def test_a_model_in_the_cache_of_hugging_face_has_its_name(tmp_path: Path) -> None:
+def test_a_model_in_the_hugging_face_cache_has_its_name(tmp_path: Path) -> None:
     folder = tmp_path / "models--someone--tiny-llama" / "snapshots" / "0123abcd"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     assert read_model(folder).name == "tiny-llama"
 
 
-def test_a_name_wins_over_a_file_that_is_called_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_takes_precedence_over_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bert-base").write_text("{hidden: 64, heads: 4}")
     monkeypatch.chdir(tmp_path)
     assert read_model("bert-base") == find_model("bert-base")
@@ -69,23 +69,23 @@ def test_a_name_wins_over_a_file_that_is_called_the_same(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("given", ["nowhere.yaml", "nowhere.json", "some/where", "./x", "/no/such/folder/"])
-def test_what_looks_like_a_path_and_is_not_there(given: str) -> None:
-    with pytest.raises(BadFile, match="is not there; expected a file of shapes"):
+def test_a_missing_path_is_rejected(given: str) -> None:
+    with pytest.raises(BadFile, match="does not exist; expected a file of shapes"):
         read_model(given)
 
 
-def test_a_name_of_hugging_face_is_answered_with_that_of_the_catalogue() -> None:
-    with pytest.raises(BadFile, match="meta-llama/Llama-2-7b-hf: is not there; the catalogue has 'llama-2-7b'"):
+def test_a_hugging_face_id_is_rejected_with_a_suggestion() -> None:
+    with pytest.raises(BadFile, match="meta-llama/Llama-2-7b-hf: does not exist; the catalogue has 'llama-2-7b'"):
         read_model("meta-llama/Llama-2-7b-hf")
 
 
 @pytest.mark.parametrize("given", ["", " ", "lama-2-7b", "no such model", "x" * 5000, "\0"])
-def test_what_is_neither_a_path_nor_a_name(given: str) -> None:
+def test_an_unknown_name_is_rejected(given: str) -> None:
     with pytest.raises(UnknownName):
         read_model(given)
 
 
-def test_a_folder_without_a_configuration(tmp_path: Path) -> None:
+def test_a_folder_without_a_configuration_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match=r"is a folder without a config\.json"):
         read_model(tmp_path)
 
@@ -96,8 +96,8 @@ SHAPES = [
     ("tiny", "is 'tiny', expected fields"),
     ("{a: [}", "is not YAML: "),
     ("[" * 5000, "is nested too deeply"),
-    ("{hiden: 64}", "no field 'hiden'; did you mean 'hidden'?"),
-    ("{1: 64}", "no field '1'"),
+    ("{hiden: 64}", "unknown field 'hiden'; did you mean 'hidden'?"),
+    ("{1: 64}", "unknown field '1'"),
     ("{hidden: 0}", "hidden is 0, expected a number ≥ 1"),
     ("{hidden: -64}", "hidden is -64, expected a number ≥ 1"),
     ("{hidden: .nan}", r"hidden is nan, expected a number up to 1e\+15"),
@@ -117,19 +117,19 @@ SHAPES = [
     ("{name: 7}", "name is 7, expected text"),
     (
         "{kind: decodr}",
-        r"no kind 'decodr'; did you mean 'decoder'\? \(decoder, encoder, encoder-decoder, opaque, vit\)",
+        r"unknown kind 'decodr'; did you mean 'decoder'\? \(known: decoder, encoder, encoder-decoder, opaque, vit\)",
     ),
-    ("{hidden: 64, heads: 5}", "hidden 64 does not divide by 5 heads"),
-    ("{hidden: 64, heads: 4, kv_heads: 3}", "4 heads do not divide by 3 kv_heads"),
-    ("{experts: 2, experts_per_token: 3}", "cannot use 3 of 2 experts"),
-    ("{encoder_layers: 2}", "encoder_layers go with the kind 'encoder-decoder'"),
+    ("{hidden: 64, heads: 5}", "hidden 64 is not divisible by 5 heads"),
+    ("{hidden: 64, heads: 4, kv_heads: 3}", "4 heads are not divisible by 3 kv_heads"),
+    ("{experts: 2, experts_per_token: 3}", "experts_per_token is 3, expected ≤ 2"),
+    ("{encoder_layers: 2}", "encoder_layers is required for kind 'encoder-decoder'"),
     ("{kind: opaque}", "needs parameters_stated and sample_gflop"),
     ("hidden: &a [*a, *a]", r"hidden is \[\[.*\], \[.*\]\], expected a whole number"),
 ]
 
 
 @pytest.mark.parametrize(("text", "words"), SHAPES, ids=lambda value: value[:30])
-def test_shapes_that_are_wrong_are_refused_with_file_and_field(text: str, words: str, tmp_path: Path) -> None:
+def test_invalid_shapes_are_rejected_with_file_and_field(text: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(BadFile, match=words) as caught:
@@ -143,16 +143,16 @@ CONFIGS = [
     ("[" * 100_000, "is nested too deeply"),
     ("null", "is None, expected the configuration of a model"),
     ("[1, 2]", r"is \[1, 2\], expected the configuration"),
-    ("{}", r"num_attention_heads \(or n_head, n_heads, num_heads\) is absent, expected a whole number ≥ 1"),
-    ('{"model_type": "mamba", "d_model": 64}', "num_attention_heads .* is absent"),
+    ("{}", r"num_attention_heads \(or n_head, n_heads, num_heads\) is missing, expected a whole number ≥ 1"),
+    ('{"model_type": "mamba", "d_model": 64}', "num_attention_heads .* is missing"),
     (json.dumps(CONFIG | {"hidden_size": "64"}), "hidden_size is '64', expected a whole number"),
     (json.dumps(CONFIG | {"hidden_size": float("nan")}), "hidden_size is nan, expected a whole number"),
-    (json.dumps(CONFIG | {"num_attention_heads": 5}), "hidden 64 does not divide by 5 heads"),
+    (json.dumps(CONFIG | {"num_attention_heads": 5}), "hidden 64 is not divisible by 5 heads"),
 ]
 
 
 @pytest.mark.parametrize(("text", "words"), CONFIGS, ids=lambda value: value[:30])
-def test_configurations_that_are_wrong_are_refused_with_file_and_key(text: str, words: str, tmp_path: Path) -> None:
+def test_invalid_configurations_are_rejected_with_file_and_key(text: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
     with pytest.raises(BadFile, match=words) as caught:
@@ -160,9 +160,9 @@ def test_configurations_that_are_wrong_are_refused_with_file_and_key(text: str, 
     assert caught.value.path == str(path)
 
 
-def test_a_file_that_is_no_description(tmp_path: Path) -> None:
+def test_files_that_are_not_descriptions_are_rejected(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
-    weights.write_bytes(b"\0" * (MOST_BYTES[".yaml"] + 1))
+    weights.write_bytes(b"\0" * (MAX_DESCRIPTION_BYTES[".yaml"] + 1))
     with pytest.raises(BadFile, match="has 65,537 bytes, expected a description of at most 65,536"):
         read_model(weights)
     weights.write_bytes(b"\xff\xfe\x00")
@@ -173,21 +173,21 @@ def test_a_file_that_is_no_description(tmp_path: Path) -> None:
 
 
 @given(st.text(max_size=200))
-def test_whatever_a_file_says_it_is_read_or_refused(text: str) -> None:
-    for read in (from_yaml, from_json):
+def test_any_text_is_read_or_rejected(text: str) -> None:
+    for read in (parse_yaml, parse_json):
         try:
             as_struct("mine", read("mine", text), ModelShape)
-        except RefoldError as refused:
-            assert str(refused).startswith("mine: ")
+        except RefoldError as raised:
+            assert str(raised).startswith("mine: ")
 
 
-def test_the_page_names_every_field_and_every_type() -> None:
+def test_the_page_documents_every_field_and_type() -> None:
     page = PAGE.read_text(encoding="utf-8")
     words = {*ModelShape.__struct_fields__, *FAMILIES}
     assert {word for word in words if f"`{word}`" not in page} == set()
 
 
-def test_the_examples_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = PAGE.read_text(encoding="utf-8")
     shapes = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)

@@ -1,4 +1,4 @@
-"""What the tests of commands share."""
+"""Fixtures shared by the tests of commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from refold.cli import app as command_line
 
 if TYPE_CHECKING:
-    from fake_service import FakeService, Served
+    from fake_service import FakeServer, FakeService
 
 OWN = '''
 from refold.core import View
@@ -39,7 +39,7 @@ class Mine:
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Path:
-    """Six jobs for two nodes of four GPUs, two of them wide and one of them longer than all others."""
+    """Six jobs for two nodes of four GPUs: two need a node or more, one is longer than all others."""
     rows = ["a,0,4,100,x", "b,0,8,50,x", "c,1,1,10,y", "d,2,1,10,y", "e,3,2,400,x", "f,4,1,5,y"]
     path = tmp_path / "jobs.csv"
     path.write_text("\n".join(["job_id,submit_s,num_gpu,duration_s,group", *rows, ""]))
@@ -47,8 +47,8 @@ def jobs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
-    """A policy of one's own."""
+def own_policy(tmp_path: Path) -> Path:
+    """A user's policy in a file."""
     path = tmp_path / "own" / "mine.py"
     path.parent.mkdir()
     path.write_text(OWN)
@@ -56,109 +56,109 @@ def mine(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def typed() -> Callable[..., Result]:
-    """What comes of `refold WORDS`, without a process for it."""
+def invoke() -> Callable[..., Result]:
+    """Run `refold WORDS` in this process and return the result."""
     return lambda *words: CliRunner().invoke(command_line.app, words)
 
 
 @pytest.fixture
-def said(typed: Callable[..., Result]) -> Callable[..., str]:
-    """What the command prints, when all goes well."""
+def stdout_of(invoke: Callable[..., Result]) -> Callable[..., str]:
+    """Run a command that must succeed and return its stdout."""
 
-    def said(*words: str) -> str:
-        result = typed(*words)
+    def stdout_of(*words: str) -> str:
+        result = invoke(*words)
         assert result.exit_code == 0, (result.output, result.exception)
         return result.stdout
 
-    return said
+    return stdout_of
 
 
 @pytest.fixture
-def told(said: Callable[..., str]) -> Callable[..., Any]:
-    """The same with --json, read."""
-    return lambda *words: json.loads(said(*words, "--json"))
+def json_of(stdout_of: Callable[..., str]) -> Callable[..., Any]:
+    """Run a command with --json and return the decoded document."""
+    return lambda *words: json.loads(stdout_of(*words, "--json"))
 
 
 @pytest.fixture
-def fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """All that is on stderr; exit status 2 and nothing on stdout go with it."""
+def stderr_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must fail with exit status 2 and an empty stdout, and return its stderr."""
 
-    def fails(*words: str) -> str:
+    def stderr_of(*words: str) -> str:
         monkeypatch.setattr(sys, "argv", ["refold", *words])
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exited:
             command_line.main()
         out, err = capsys.readouterr()
-        assert (left.value.code, out) == (2, ""), err
+        assert (exited.value.code, out) == (2, ""), err
         return err
 
-    return fails
+    return stderr_of
 
 
 @pytest.fixture
-def refuses(fails: Callable[..., str]) -> Callable[..., str]:
-    """The one line on stderr that says what is wrong; exit status 2 and nothing on stdout go with it."""
+def error_of(stderr_of: Callable[..., str]) -> Callable[..., str]:
+    """Run a command that must fail with a one-line error message, and return the line."""
 
-    def refuses(*words: str) -> str:
-        err = fails(*words)
+    def error_of(*words: str) -> str:
+        err = stderr_of(*words)
         assert err.startswith("error: ")
         assert err.count("\n") == 1
         return err
 
-    return refuses
+    return error_of
 
 
 @pytest.fixture
 def no_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody serves here, whatever there is on this machine."""
+    """No daemon is configured, even if one runs on this machine."""
     for name in ("REFOLD_ADDRESS", "REFOLD_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("REFOLD_HOME", str(tmp_path / "nothing"))
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[Callable[[type[FakeService]], Served]]:
-    """One server for each kind of service, since starting it is most of what a test would take."""
+def servers() -> Iterator[Callable[[type[FakeService]], FakeServer]]:
+    """Return one server per class of service, shared by all tests: starting a server takes longer than a test."""
     from fake_service import serve
 
-    kept: dict[type[FakeService], Served] = {}
+    running: dict[type[FakeService], FakeServer] = {}
     with ExitStack() as stack:
 
-        def server_of(kind: type[FakeService]) -> Served:
-            if kind not in kept:
-                kept[kind] = stack.enter_context(serve(kind()))
-            return kept[kind]
+        def server_for(kind: type[FakeService]) -> FakeServer:
+            if kind not in running:
+                running[kind] = stack.enter_context(serve(kind()))
+            return running[kind]
 
-        yield server_of
+        yield server_for
 
 
 @pytest.fixture
-def serving(
-    no_daemon: None, servers: Callable[[type[FakeService]], Served], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[type[FakeService]], Served]:
-    """A daemon with a service of that kind at which nothing has happened yet, and which commands ask as its owner."""
+def start_server(
+    no_daemon: None, servers: Callable[[type[FakeService]], FakeServer], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[type[FakeService]], FakeServer]:
+    """Return a server with a fresh service of the given class, which commands access with the owner's token."""
     from fake_service import OWNER
 
-    def serving(kind: type[FakeService]) -> Served:
+    def start_server(kind: type[FakeService]) -> FakeServer:
         served = servers(kind)
-        served.do(_as_new, served.service)
+        served.call(_reset, served.service)
         monkeypatch.setenv("REFOLD_ADDRESS", served.address)
         monkeypatch.setenv("REFOLD_TOKEN", OWNER)
         return served
 
-    return serving
+    return start_server
 
 
-def _as_new(service: FakeService) -> None:
-    """The server holds on to the service and to its tokens, so these stay the same objects."""
-    known, new = service.known, type(service)()
+def _reset(service: FakeService) -> None:
+    """Reset a service in place: the server holds references to the service and to its tokens."""
+    known, new = service.stored_tokens, type(service)()
     known.clear()
-    known.update(new.known)
-    vars(service).update({**vars(new), "known": known})
+    known.update(new.stored_tokens)
+    vars(service).update({**vars(new), "stored_tokens": known})
 
 
 @pytest.fixture
-def served(serving: Callable[[type[FakeService]], Served]) -> Served:
-    """A daemon whose jobs do what a test says."""
+def served(start_server: Callable[[type[FakeService]], FakeServer]) -> FakeServer:
+    """A server whose jobs are controlled by the test."""
     from fake_service import FakeService
 
-    return serving(FakeService)
+    return start_server(FakeService)

@@ -1,4 +1,4 @@
-"""`refold compare`, as it is typed."""
+"""`refold compare`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pytest
 from typer.testing import Result
 
 from refold.cli import experiment
-from refold.cli.inputs.policy_choice import chosen_policy
+from refold.cli.inputs.policy_choice import parse_policy
 from refold.cli.inputs.workload import Workload
 from refold.policies.table import POLICIES
-from refold.registry import usual_policies
+from refold.registry import default_policies
 from refold.simulator import Costs
 from refold.testing import make_cluster
 from refold.traces.formats import read_trace
 
-Said = Callable[..., str]
-Told = Callable[..., Any]
-Typed = Callable[..., Result]
+TextOf = Callable[..., str]
+JsonOf = Callable[..., Any]
+Invoke = Callable[..., Result]
 
 
 @pytest.fixture
@@ -33,39 +33,45 @@ def names(document: Any) -> list[str]:
     return [run["name"] for run in document["runs"]]
 
 
-def test_every_policy_is_compared_and_the_report_is_named(tiny: tuple[str, ...], tmp_path: Path, said: Said) -> None:
-    lines = said(*tiny).splitlines()
-    usual = usual_policies()
-    assert [line.split()[0] for line in lines[2 : 2 + len(usual)]] == usual
-    assert "* the best of its column" in [line.strip() for line in lines]
+def test_every_policy_is_compared_and_the_report_is_named(
+    tiny: tuple[str, ...], tmp_path: Path, stdout_of: TextOf
+) -> None:
+    lines = stdout_of(*tiny).splitlines()
+    expected = default_policies()
+    assert [line.split()[0] for line in lines[2 : 2 + len(expected)]] == expected
+    assert "* best of the column" in [line.strip() for line in lines]
     assert lines[-1] == f"report: {tmp_path / 'out' / 'report.html'}"
     assert "<svg" in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_without_arguments_it_is_the_shipped_workload(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
+def test_without_arguments_the_demo_trace_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, json_of: JsonOf
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    document = told("compare", "--limit", "40")
-    assert names(document) == usual_policies()
+    document = json_of("compare", "--limit", "40")
+    assert names(document) == default_policies()
     assert (document["trace"], document["report"]) == ("demo", "refold-report/report.html")
     assert (tmp_path / "refold-report" / "report.html").exists()
 
 
-def test_policies_can_be_names_names_with_a_placement_and_files(tiny: tuple[str, ...], mine: Path, told: Told) -> None:
-    document = told(*tiny, "--policies", f"fifo, las/fgd,{mine},{mine}/random")
+def test_policies_are_names_names_with_a_placement_or_files(
+    tiny: tuple[str, ...], own_policy: Path, json_of: JsonOf
+) -> None:
+    document = json_of(*tiny, "--policies", f"fifo, las/fgd,{own_policy},{own_policy}/random")
     assert names(document) == ["fifo", "las/fgd", "mine", "mine/random"]
     assert document["runs"][1]["settings"] == {"placement": "fgd"}
 
 
-def test_every_policy_is_tried_with_every_placement(tiny: tuple[str, ...], mine: Path, told: Told) -> None:
-    document = told(*tiny, "--policies", f"fifo,{mine}", "--placements", "first-fit,random")
+def test_every_policy_is_combined_with_every_placement(
+    tiny: tuple[str, ...], own_policy: Path, json_of: JsonOf
+) -> None:
+    document = json_of(*tiny, "--policies", f"fifo,{own_policy}", "--placements", "first-fit,random")
     assert names(document) == ["fifo/first-fit", "fifo/random", "mine/first-fit", "mine/random"]
 
 
-def test_settings_go_to_all_or_to_one(tiny: tuple[str, ...], mine: Path, told: Told) -> None:
+def test_settings_apply_to_all_policies_or_to_one(tiny: tuple[str, ...], own_policy: Path, json_of: JsonOf) -> None:
     options = ("--set", "placement=tetris", "--set", "las.threshold_gpu_seconds=20", "--set", "mine.patience=1")
-    document = told(*tiny, "--policies", f"fifo,las,{mine}", *options)
+    document = json_of(*tiny, "--policies", f"fifo,las,{own_policy}", *options)
     assert [run["settings"] for run in document["runs"]] == [
         {"placement": "tetris"},
         {"placement": "tetris", "threshold_gpu_seconds": 20},
@@ -73,29 +79,29 @@ def test_settings_go_to_all_or_to_one(tiny: tuple[str, ...], mine: Path, told: T
     ]
 
 
-def test_two_policies_of_one_name_are_told_apart_by_their_files(
-    tiny: tuple[str, ...], mine: Path, tmp_path: Path, told: Told
+def test_policies_of_the_same_name_are_labelled_by_their_files(
+    tiny: tuple[str, ...], own_policy: Path, tmp_path: Path, json_of: JsonOf
 ) -> None:
     other = tmp_path / "better.py"
-    other.write_text(mine.read_text())
-    assert names(told(*tiny, "--policies", f"fifo,{mine},{other}")) == ["fifo", str(mine), str(other)]
+    other.write_text(own_policy.read_text())
+    assert names(json_of(*tiny, "--policies", f"fifo,{own_policy},{other}")) == ["fifo", str(own_policy), str(other)]
 
 
-def test_the_same_twice_is_compared_once(tiny: tuple[str, ...], told: Told) -> None:
-    assert names(told(*tiny, "--policies", "fifo,fifo,fifo")) == ["fifo"]
+def test_duplicate_policies_are_compared_once(tiny: tuple[str, ...], json_of: JsonOf) -> None:
+    assert names(json_of(*tiny, "--policies", "fifo,fifo,fifo")) == ["fifo"]
 
 
-def test_several_processes_give_the_same(tiny: tuple[str, ...], told: Told) -> None:
+def test_several_processes_give_the_same_results(tiny: tuple[str, ...], json_of: JsonOf) -> None:
     options = ("--policies", "fifo,las", "--stop-cost", "3s")
-    assert told(*tiny, *options, "--processes", "2") == told(*tiny, *options)
+    assert json_of(*tiny, *options, "--processes", "2") == json_of(*tiny, *options)
 
 
 @pytest.mark.parametrize("columns", [80, 120, 160])
-def test_names_and_numbers_are_never_cut_or_broken(
-    tiny: tuple[str, ...], columns: int, monkeypatch: pytest.MonkeyPatch, said: Said
+def test_names_and_numbers_are_never_wrapped(
+    tiny: tuple[str, ...], columns: int, monkeypatch: pytest.MonkeyPatch, stdout_of: TextOf
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    printed = said(*tiny, "--policies", "fifo/round-robin,srtf", "--faults", "5m", "--repair", "1m")
+    printed = stdout_of(*tiny, "--policies", "fifo/round-robin,srtf", "--faults", "5m", "--repair", "1m")
     lines = [line.rstrip() for line in printed.splitlines()[:-1]]
     assert max(map(len, lines)) <= columns
     assert "…" not in printed
@@ -104,68 +110,68 @@ def test_names_and_numbers_are_never_cut_or_broken(
     assert sum(line.startswith("fifo/round-robin ") for line in lines) <= blocks
 
 
-def test_oracles_are_marked(tiny: tuple[str, ...], said: Said) -> None:
-    printed = said(*tiny)
+def test_oracles_are_marked(tiny: tuple[str, ...], stdout_of: TextOf) -> None:
+    printed = stdout_of(*tiny)
     marked = [line.split()[0] for line in printed.splitlines() if line.split()[1:2] == ["†"]]
     assert marked == [name for name, known in POLICIES.items() if known.oracle]
-    assert "† knows how long jobs will take" in printed
-    assert "†" not in said(*tiny, "--policies", "fifo,las")
+    assert "† knows run times in advance" in printed
+    assert "†" not in stdout_of(*tiny, "--policies", "fifo,las")
 
 
-def test_policies_that_are_alike_are_said_to_be(tmp_path: Path, said: Said) -> None:
+def test_a_footnote_says_that_all_policies_give_the_same_result(tmp_path: Path, stdout_of: TextOf) -> None:
     quiet = tmp_path / "quiet.csv"
     quiet.write_text("job_id,submit_s,num_gpu,duration_s\na,0,1,10\nb,20,1,10\n")
-    printed = said("compare", str(quiet), "--cluster", "1x4", "--out", str(tmp_path / "out"))
-    assert "nobody waited: all policies are alike here" in printed
+    printed = stdout_of("compare", str(quiet), "--cluster", "1x4", "--out", str(tmp_path / "out"))
+    assert "all policies give the same result: no job waited" in printed
 
 
-def test_where_nodes_are_lost_it_is_told_what_that_cost(tiny: tuple[str, ...], said: Said, told: Told) -> None:
+def test_with_node_faults_their_cost_is_shown(tiny: tuple[str, ...], stdout_of: TextOf, json_of: JsonOf) -> None:
     faults = ("--policies", "fifo,las", "--faults", "5m", "--repair", "1m", "--fault-seed", "1")
-    printed = said(*tiny, *faults)
+    printed = stdout_of(*tiny, *faults)
     for words in ("failed runs", "GPU-hours lost", "node fault"):
         assert words in printed
-        assert words not in said(*tiny, "--policies", "fifo,las")
-    seen = [run["node_faults"] for run in told(*tiny, *faults)["runs"]]
-    assert all(0 < number < 20 for number in seen)
+        assert words not in stdout_of(*tiny, "--policies", "fifo,las")
+    counts = [run["node_faults"] for run in json_of(*tiny, *faults)["runs"]]
+    assert all(0 < number < 20 for number in counts)
 
 
-def test_what_never_ran_is_noted_before_the_table_and_in_json(jobs: Path, tmp_path: Path, typed: Typed) -> None:
+def test_jobs_that_never_ran_are_noted_before_the_table_and_in_json(jobs: Path, tmp_path: Path, invoke: Invoke) -> None:
     words = ("compare", str(jobs), "--cluster", "1x4", "--policies", "fifo,las", "--out", str(tmp_path / "out"))
-    note = "did not finish (1 never started): 1 never fit"
-    assert note in typed(*words, "--gpus-per-instance", "4").stderr
-    assert note in typed(*words, "--gpus-per-instance", "4", "--json").stdout
+    note = "did not finish (1 never started): 1 can never fit"
+    assert note in invoke(*words, "--gpus-per-instance", "4").stderr
+    assert note in invoke(*words, "--gpus-per-instance", "4", "--json").stdout
 
 
 def test_progress_in_several_processes_counts_jobs(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[float] = []
+    amounts: list[float] = []
 
     @contextmanager
-    def noted(_: str, total: float | None = None) -> Iterator[Callable[[float], None]]:
+    def record_progress(_: str, total: float | None = None) -> Iterator[Callable[[float], None]]:
         assert total == 12
-        yield told.append
+        yield amounts.append
 
-    monkeypatch.setattr(experiment, "progress", noted)
+    monkeypatch.setattr(experiment, "progress", record_progress)
     workload = Workload("tiny", list(read_trace(jobs, gpus_per_instance=4).jobs), make_cluster(2, 4), Costs())
-    experiment.all_simulated(workload, [chosen_policy("fifo", {}), chosen_policy("las", {})], 2)
-    assert sum(told) == 12
+    experiment.run_policies(workload, [parse_policy("fifo", {}), parse_policy("las", {})], 2)
+    assert sum(amounts) == 12
 
 
-def test_narrow_terminals_get_all_columns_below_each_other(
-    tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, said: Said
+def test_on_narrow_terminals_columns_are_split_into_blocks(
+    tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, stdout_of: TextOf
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    printed = said(*tiny, "--policies", "fifo,srtf")
+    printed = stdout_of(*tiny, "--policies", "fifo,srtf")
     assert max(len(line.rstrip()) for line in printed.splitlines()[:-1]) <= 60
     assert "…" not in printed
     for title in ("makespan", "fragmentation", "preemptions"):
         assert title in printed
 
 
-def test_without_the_library_for_reports_the_table_is_still_printed(
-    tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, said: Said
+def test_without_the_plotting_library_the_table_is_still_printed(
+    tiny: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, stdout_of: TextOf
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
-    printed = said(*tiny, "--policies", "fifo")
+    printed = stdout_of(*tiny, "--policies", "fifo")
     assert "mean completion" in printed
     assert "report:" not in printed
     assert not Path(tiny[-1]).exists()
@@ -180,19 +186,21 @@ def test_without_the_library_for_reports_the_table_is_still_printed(
         (["--placements", ""], "--placements is empty"),
         (["--placements", "best"], "best-fit"),
         (["--set", "lass.seed=1"], "did you mean 'las'?"),
-        (["--policies", "fifo", "--set", "threshold_gpu_seconds=1"], "no setting of fifo"),
-        (["--policies", "las/fgd", "--placements", "best-fit"], "las/fgd has its placement, and --placements"),
+        (["--policies", "fifo", "--set", "threshold_gpu_seconds=1"], "unknown fifo setting 'threshold_gpu_seconds'"),
+        (["--policies", "las/fgd", "--placements", "best-fit"], "las/fgd and --placements both select a placement"),
         (["--placements", "fgd", "--set", "las.placement=tetris"], "--set las.placement and --placements"),
-        (["--policies", "las/fgd", "--set", "placement=tetris"], "placement=tetris does too: say it once"),
+        (["--policies", "las/fgd", "--set", "placement=tetris"], "placement=tetris both select a placement"),
         (["--checkpoint-every", "10m"], "--checkpoint-every needs --faults"),
     ],
 )
-def test_bad_input_is_one_line(tiny: tuple[str, ...], options: list[str], text: str, refuses: Said) -> None:
-    assert text in refuses(*tiny, *options)
+def test_bad_input_gives_a_one_line_error(
+    tiny: tuple[str, ...], options: list[str], text: str, error_of: TextOf
+) -> None:
+    assert text in error_of(*tiny, *options)
 
 
-def test_what_a_policy_does_wrong_in_another_process_is_one_line_too(
-    tiny: tuple[str, ...], tmp_path: Path, refuses: Said
+def test_an_error_of_a_policy_in_another_process_is_one_line(
+    tiny: tuple[str, ...], tmp_path: Path, error_of: TextOf
 ) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text(
@@ -200,18 +208,18 @@ def test_what_a_policy_does_wrong_in_another_process_is_one_line_too(
         "class Bad:\n"
         "    name = 'bad'\n"
         "    def decide(self, view):\n"
-        "        return Decision(stops=(Stop('nobody'),))\n"
+        "        return Decision(stops=(Stop('no-such-job'),))\n"
     )
-    assert "bad" in refuses(*tiny, "--policies", f"fifo,{bad}", "--processes", "2")
+    assert "bad" in error_of(*tiny, "--policies", f"fifo,{bad}", "--processes", "2")
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_what_a_policy_raises_is_told_once_with_its_own_lines(
-    tiny: tuple[str, ...], tmp_path: Path, processes: str, fails: Said
+def test_an_exception_of_a_policy_is_printed_once_with_its_own_frames(
+    tiny: tuple[str, ...], tmp_path: Path, processes: str, stderr_of: TextOf
 ) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text("class Bad:\n    name = 'bad'\n    def decide(self, view):\n        return 1 + 'x'\n")
-    text = fails(*tiny, "--policies", f"fifo,{bad}", "--processes", processes)
+    text = stderr_of(*tiny, "--policies", f"fifo,{bad}", "--processes", processes)
     lines = text.splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert [line for line in lines if line.startswith("  File")] == [f'  File "{bad}", line 4, in decide']

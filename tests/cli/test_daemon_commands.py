@@ -1,4 +1,4 @@
-"""The commands that ask the daemon, as they are typed."""
+"""Commands that use the daemon."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_service import MEMBER, NOW, OTHER, READER, FakeService, Served
+from fake_service import MEMBER, NOW, OTHER, READER, FakeServer, FakeService
 from typer.testing import Result
 
 from refold.api.wire import GpuStatus, NodeStatus, Submission, TenantStatus
-from refold.cli.daemon_client import first_jobs, jobs_beginning, tenants_beginning, tokens_beginning
-from refold.cli.views.times import clock_near
+from refold.cli.daemon_client import complete_jobs, complete_tenants, complete_tokens, list_jobs
+from refold.cli.views.times import format_clock_near
 from refold.client.client import Client
 
-Said = Callable[..., str]
-Told = Callable[..., Any]
-Typed = Callable[..., Result]
+TextOf = Callable[..., str]
+JsonOf = Callable[..., Any]
+Invoke = Callable[..., Result]
 
 
 def lines(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
 
 
-def asked(name: str, **fields: Any) -> Submission:
+def make_submission(name: str, **fields: Any) -> Submission:
     return Submission(name, ["true"], **fields)
 
 
 @pytest.fixture
-def service(served: Served) -> FakeService:
-    """Two jobs of vision, of which the first runs, and one of speech."""
+def service(served: FakeServer) -> FakeService:
+    """A running and a waiting job of tenant vision, and a waiting one of tenant speech."""
     for submission, tenant, user in (
-        (asked("train", gpus=2, steps=100), "vision", "ann"),
-        (asked("wide", gpus=4), "vision", "bob"),
-        (asked("small"), "speech", "cleo"),
+        (make_submission("train", gpus=2, steps=100), "vision", "ann"),
+        (make_submission("wide", gpus=4), "vision", "bob"),
+        (make_submission("small"), "speech", "cleo"),
     ):
-        served.do(served.service.add, submission, tenant, user)
-    served.do(served.service.start, "train-1")
+        served.call(served.service.add, submission, tenant, user)
+    served.call(served.service.start, "train-1")
     return served.service
 
 
-# Without a daemon
+# Without a daemon.
 
 
 @pytest.mark.parametrize(
@@ -57,53 +57,53 @@ def service(served: Served) -> FakeService:
         ("submit", "--", "true"),
     ],
 )
-def test_where_nobody_serves_that_is_said_with_what_to_do(
-    words: tuple[str, ...], no_daemon: None, refuses: Said
-) -> None:
-    assert refuses(*words) == (
-        "error: no Refold daemon is known here: start one with `refold serve`, or set REFOLD_ADDRESS and REFOLD_TOKEN\n"
+def test_without_a_daemon_the_error_says_what_to_do(words: tuple[str, ...], no_daemon: None, error_of: TextOf) -> None:
+    assert error_of(*words) == (
+        "error: no Refold daemon found: start one with `refold serve`, or set REFOLD_ADDRESS and REFOLD_TOKEN\n"
     )
 
 
-def test_completion_where_nobody_serves_offers_nothing_and_says_nothing(
+def test_completion_without_a_daemon_is_empty_and_silent(
     no_daemon: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert jobs_beginning("t") == []
+    assert complete_jobs("t") == []
     monkeypatch.setenv("REFOLD_ADDRESS", "http://127.0.0.1:9")
     monkeypatch.setenv("REFOLD_TOKEN", "rf_x")
-    assert tenants_beginning("") == []
+    assert complete_tenants("") == []
     assert capsys.readouterr() == ("", "")
 
 
-def test_completion_asks_the_daemon(served: Served, service: FakeService) -> None:
-    served.do(service.end, "train-1")
-    assert jobs_beginning("") == ["wide-2", "small-3", "train-1"]
-    assert jobs_beginning("tr") == ["train-1"]
-    assert tenants_beginning("v") == ["vision"]
-    assert tokens_beginning("o") == ["owner", "other"]
+def test_completion_asks_the_daemon(served: FakeServer, service: FakeService) -> None:
+    served.call(service.end, "train-1")
+    assert complete_jobs("") == ["wide-2", "small-3", "train-1"]
+    assert complete_jobs("tr") == ["train-1"]
+    assert complete_tenants("v") == ["vision"]
+    assert complete_tokens("o") == ["owner", "other"]
 
 
-# The queue
+# The queue.
 
 
-def test_who_runs_is_listed_first_then_who_waits_with_the_reason_in_brackets(service: FakeService, said: Said) -> None:
-    assert lines(said("queue")) == [
-        "1 job runs, 2 wait, under backfill; 4 of 4 GPUs free",
-        "job GPUs tenant user for on (reason)",
-        "train-1 1 x 2 GPUs vision ann runs 0 s here (GPU 0)",
-        "2 wide-2 1 x 4 GPUs vision bob waits 0 s (resources: 0 of 1 nodes fit: 1 has fewer free GPUs)",
-        "3 small-3 1 x 1 GPUs speech cleo waits 0 s (resources: 0 of 1 nodes fit: 1 has fewer free GPUs)",
+def test_running_jobs_are_listed_before_waiting_jobs_with_the_reason_in_parentheses(
+    service: FakeService, stdout_of: TextOf
+) -> None:
+    assert lines(stdout_of("queue")) == [
+        "1 running, 2 waiting, 4 of 4 GPUs free, policy backfill",
+        "job GPUs tenant user state time nodes (reason)",
+        "train-1 1 x 2 GPUs vision ann running 0 s here (GPU 0)",
+        "2 wide-2 1 x 4 GPUs vision bob waiting 0 s (resources: 0 of 1 nodes fit: 1 has fewer free GPUs)",
+        "3 small-3 1 x 1 GPUs speech cleo waiting 0 s (resources: 0 of 1 nodes fit: 1 has fewer free GPUs)",
     ]
 
 
-def test_where_nobody_is_that_is_said_in_a_line(served: Served, said: Said) -> None:
-    assert said("queue") == "0 jobs run, 0 wait, under backfill; 4 of 4 GPUs free\n"
-    assert said("queue", "--start") == "0 jobs run, 0 wait, under backfill; 4 of 4 GPUs free\n"
-    assert said("history") == "no such job is over\n"
+def test_an_empty_queue_is_one_line(served: FakeServer, stdout_of: TextOf) -> None:
+    assert stdout_of("queue") == "0 running, 0 waiting, 4 of 4 GPUs free, policy backfill\n"
+    assert stdout_of("queue", "--start") == "0 running, 0 waiting, 4 of 4 GPUs free, policy backfill\n"
+    assert stdout_of("history") == "no matching jobs have ended\n"
 
 
-def test_the_queue_for_programs(service: FakeService, told: Told) -> None:
-    document = told("queue", "--user", "ann")
+def test_the_queue_as_json(service: FakeService, json_of: JsonOf) -> None:
+    document = json_of("queue", "--user", "ann")
     assert document == {
         "cluster": "here",
         "policy": "backfill",
@@ -112,226 +112,232 @@ def test_the_queue_for_programs(service: FakeService, told: Told) -> None:
         "free_gpus": 4.0,
         "running": 1,
         "waiting": 2,
-        "jobs": [msgspec.to_builtins(service.all["train-1"])],
-        "left_out": 0,
+        "jobs": [msgspec.to_builtins(service.jobs_by_id["train-1"])],
+        "omitted": 0,
         "notes": [],
     }
 
 
-def test_of_a_long_queue_the_first_are_listed(served: Served, service: FakeService, said: Said, told: Told) -> None:
+def test_a_long_queue_is_truncated(
+    served: FakeServer, service: FakeService, stdout_of: TextOf, json_of: JsonOf
+) -> None:
     for number in range(60):
-        served.do(service.add, asked(f"more{number}"))
-    assert lines(said("queue"))[-1] == "… and 13 jobs more (--all)"
-    assert len(told("queue", "--limit", "7")["jobs"]) == 7
-    assert len(told("queue", "--all")["jobs"]) == 63
-    assert [job["id"] for job in told("queue", "--tenant", "speech")["jobs"]] == ["small-3"]
+        served.call(service.add, make_submission(f"more{number}"))
+    assert lines(stdout_of("queue"))[-1] == "… and 13 more jobs (--all)"
+    assert len(json_of("queue", "--limit", "7")["jobs"]) == 7
+    assert len(json_of("queue", "--all")["jobs"]) == 63
+    assert [job["id"] for job in json_of("queue", "--tenant", "speech")["jobs"]] == ["small-3"]
 
 
-def test_jobs_are_read_in_pages(served: Served, service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refold.cli.daemon_client.PAGE", 2)
-    jobs, total = first_jobs(Client(), None)
+def test_jobs_are_read_in_pages(served: FakeServer, service: FakeService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refold.cli.daemon_client.PAGE_SIZE", 2)
+    jobs, total = list_jobs(Client(), None)
     assert ([job.id for job in jobs], total) == (["train-1", "wide-2", "small-3"], 3)
-    assert [job.id for job in first_jobs(Client(), 1)[0]] == ["train-1"]
+    assert [job.id for job in list_jobs(Client(), 1)[0]] == ["train-1"]
 
 
-def test_promised_starts_are_told_with_their_bounds(service: FakeService, said: Said, told: Told) -> None:
-    at, soonest, latest = (clock_near(NOW + later, NOW) for later in (60, 30, 300))
-    [_, _, _, wide, _] = lines(said("queue", "--start"))
-    assert wide.startswith(f"2 wide-2 1 x 4 GPUs vision bob waits 0 s {at} {soonest} – {latest} promise (resources:")
-    assert [job.get("by") for job in told("queue", "--start")["jobs"]] == [None, "promise", "promise"]
+def test_start_estimates_are_shown_with_their_range(service: FakeService, stdout_of: TextOf, json_of: JsonOf) -> None:
+    at, soonest, latest = (format_clock_near(NOW + later, NOW) for later in (60, 30, 300))
+    [_, _, _, wide, _] = lines(stdout_of("queue", "--start"))
+    assert wide.startswith(f"2 wide-2 1 x 4 GPUs vision bob waiting 0 s {at} {soonest} – {latest} policy (resources:")
+    assert [job.get("source") for job in json_of("queue", "--start")["jobs"]] == [None, "policy", "policy"]
 
 
-def test_a_narrow_screen_has_no_column_that_says_the_same_of_everybody(
-    service: FakeService, said: Said, monkeypatch: pytest.MonkeyPatch
+def test_a_narrow_screen_hides_columns_with_the_same_value_in_all_rows(
+    service: FakeService, stdout_of: TextOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    printed = said("queue", "--tenant", "vision").splitlines()
-    assert printed[1].split() == ["job", "GPUs", "user", "for", "on", "(reason)"]
+    printed = stdout_of("queue", "--tenant", "vision").splitlines()
+    assert printed[1].split() == ["job", "GPUs", "user", "state", "time", "nodes", "(reason)"]
     assert all(len(line) <= 80 for line in printed)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("queue", "--at", "1h"), "--at needs JOURNAL"),
         (("queue", "--running"), "--running needs JOURNAL"),
         (("queue", "--all", "--limit", "3"), "--all and --limit 3"),
-        (("queue", "--watch", "--json"), "leave --json out"),
+        (("queue", "--watch", "--json"), "--watch cannot be combined with --json"),
         (("queue", "j.jsonl", "--tenant", "a"), "--tenant needs the daemon"),
-        (("why",), "of which job?"),
-        (("why", "trane-1"), "no job 'trane-1'; did you mean 'train-1'?"),
+        (("why",), "expected a job"),
+        (("why", "trane-1"), "unknown job 'trane-1'; did you mean 'train-1'?"),
         (("why", "absent.jsonl"), "absent.jsonl: cannot be read"),
-        (("cancel",), "cancel which jobs?"),
-        (("cancel", "train-1", "--all"), "cancel which jobs?"),
-        (("cancel", "--all"), "3 jobs would be cancelled, and there is nobody to ask: add --yes"),
-        (("cancel", "--user", "nobody", "--yes"), "there is nothing to cancel"),
-        (("drain", "there"), "no node 'there'"),
-        (("history", "--state", "faild"), "no state 'faild'; did you mean 'failed'?"),
+        (("cancel",), "expected either job ids, or --tenant"),
+        (("cancel", "train-1", "--all"), "expected either job ids, or --tenant"),
+        (("cancel", "--all"), "cancelling 3 jobs needs confirmation, and stdin is not a terminal: add --yes"),
+        (("cancel", "--user", "eve", "--yes"), "nothing to cancel"),
+        (("drain", "there"), "unknown node 'there'"),
+        (("history", "--state", "faild"), "unknown state 'faild'; did you mean 'failed'?"),
         (("history", "--since", "soon"), "'soon' is not a duration"),
-        (("token", "new", "x", "--role", "onwer"), "no role 'onwer'; did you mean 'owner'?"),
-        (("token", "new", "owner"), "there is a token 'owner' already"),
-        (("events", "--job", "trane-1"), "no job 'trane-1'"),
+        (("token", "new", "x", "--role", "onwer"), "unknown role 'onwer'; did you mean 'owner'?"),
+        (("token", "new", "owner"), "token 'owner' already exists"),
+        (("events", "--job", "trane-1"), "unknown job 'trane-1'"),
         (("whatif",), "Missing argument"),
-        (("whatif", "a", "b", "c"), "which job?"),
+        (("whatif", "a", "b", "c"), "expected a job file"),
         (("whatif", "job.yaml", "--at", "1h"), "--at needs JOURNAL"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(
-    words: tuple[str, ...], told: str, service: FakeService, refuses: Said
+def test_bad_input_gives_a_one_line_error(
+    words: tuple[str, ...], message: str, service: FakeService, error_of: TextOf
 ) -> None:
-    assert told in refuses(*words)
+    assert message in error_of(*words)
 
 
-# One job
+# One job.
 
 
-def test_the_story_of_a_job_ends_with_how_it_stands(service: FakeService, said: Said, told: Told) -> None:
-    assert [line.partition(" 2")[0] for line in lines(said("why", "wide"))[::2]] == [
-        "wide-2, 1 x 4 GPUs, guaranteed, of vision",
+def test_the_history_of_a_job_ends_with_its_state(service: FakeService, stdout_of: TextOf, json_of: JsonOf) -> None:
+    assert [line.partition(" 2")[0] for line in lines(stdout_of("why", "wide"))[::2]] == [
+        "wide-2, 1 x 4 GPUs, guaranteed, tenant vision",
         f"{clock(NOW)} submitted wide-2 submitted",
     ]
-    assert lines(said("why", "wide"))[-1] == "it waits (resources: 0 of 1 nodes fit: 1 has fewer free GPUs)"
-    assert lines(said("why", "1"))[-1] == "it runs on here (GPU 0)"
-    assert [event["kind"] for event in told("why", "train")["story"]] == ["submitted", "started"]
+    assert lines(stdout_of("why", "wide"))[-1] == "waiting (resources: 0 of 1 nodes fit: 1 has fewer free GPUs)"
+    assert lines(stdout_of("why", "1"))[-1] == "running on here (GPU 0)"
+    assert [event["kind"] for event in json_of("why", "train")["events"]] == ["submitted", "started"]
 
 
-def clock(moment: float) -> str:
+def clock(seconds: float) -> str:
     from datetime import datetime
 
-    return datetime.fromtimestamp(moment).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def test_a_job_is_cancelled_held_and_released(service: FakeService, said: Said) -> None:
-    assert said("cancel", "train-1") == "train-1 is cancelled\n"
-    assert said("hold", "wide", "small") == "wide-2 is held\nsmall-3 is held\n"
-    assert said("release", "wide") == "wide-2 is released\n"
-    assert [job.state for job in service.all.values()] == ["cancelled", "waiting", "held"]
+def test_a_job_is_cancelled_held_and_released(service: FakeService, stdout_of: TextOf) -> None:
+    assert stdout_of("cancel", "train-1") == "train-1 cancelled\n"
+    assert stdout_of("hold", "wide", "small") == "wide-2 held\nsmall-3 held\n"
+    assert stdout_of("release", "wide") == "wide-2 released\n"
+    assert [job.state for job in service.jobs_by_id.values()] == ["cancelled", "waiting", "held"]
 
 
-def test_of_several_jobs_those_are_done_that_can_be_and_the_status_tells(
-    service: FakeService, typed: Typed, refuses: Said
+def test_rejected_jobs_set_the_status_and_do_not_stop_the_others(
+    service: FakeService, invoke: Invoke, error_of: TextOf
 ) -> None:
-    typed("cancel", "1")
-    assert refuses("cancel", "1") == "error: train-1 has cancelled already, and cannot be cancelled\n"
-    result = typed("cancel", "1", "nobody", "2")
-    assert (result.exit_code, result.stdout) == (1, "wide-2 is cancelled\n")
+    invoke("cancel", "1")
+    assert error_of("cancel", "1") == "error: train-1 cannot be cancelled: it is cancelled\n"
+    result = invoke("cancel", "1", "no-such-job", "2")
+    assert (result.exit_code, result.stdout) == (1, "wide-2 cancelled\n")
     first, second = result.stderr.splitlines()
-    assert first == "1: train-1 has cancelled already, and cannot be cancelled"
-    assert second.startswith("nobody: no job 'nobody'")
+    assert first == "1: train-1 cannot be cancelled: it is cancelled"
+    assert second.startswith("no-such-job: unknown job 'no-such-job'")
 
 
-def test_all_of_a_user_are_cancelled(service: FakeService, told: Told) -> None:
-    document = told("cancel", "--user", "bob", "--yes")
+def test_all_jobs_of_a_user_are_cancelled(service: FakeService, json_of: JsonOf) -> None:
+    document = json_of("cancel", "--user", "bob", "--yes")
     assert [job["id"] for job in document["jobs"]] == ["wide-2"]
-    assert document["refused"] == []
+    assert document["rejected"] == []
 
 
-def test_what_is_not_yours_is_refused(service: FakeService, refuses: Said, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REFOLD_TOKEN", OTHER)
-    assert refuses("cancel", "wide-2") == "error: wide-2 is of the tenant 'vision', and you are of 'speech'\n"
-    monkeypatch.setenv("REFOLD_TOKEN", READER)
-    assert refuses("hold", "wide-2").startswith("error: ")
-    monkeypatch.setenv("REFOLD_TOKEN", MEMBER)
-    assert refuses("drain", "here").startswith("error: ")
-
-
-def test_what_is_over_is_listed_the_latest_first(served: Served, service: FakeService, said: Said, told: Told) -> None:
-    served.do(service.end, "train-1")
-    served.do(service.end, "wide-2", "failed", "exit status 3")
-    assert lines(said("history")) == [
-        "job GPUs tenant user ended waited ran runs why",
-        f"wide-2 1 x 4 GPUs vision bob failed {clock_near(NOW, NOW)} – – 0 exit status 3",
-        f"train-1 1 x 2 GPUs vision ann finished {clock_near(NOW, NOW)} 0 s 0 s 1 exit status 0",
-    ]
-    assert lines(said("history", "--limit", "1"))[-1] == "… and 1 job more (--all)"
-    assert [job["id"] for job in told("history", "--state", "finished")] == ["train-1"]
-    assert [job["id"] for job in told("history", "--since", "1h")] == ["wide-2", "train-1"]
-    assert [job["id"] for job in told("history", "--since", "1h", "--limit", "1")] == ["wide-2"]
-
-
-def test_history_since_a_moment_leaves_out_what_ended_before(
-    served: Served, service: FakeService, told: Told, monkeypatch: pytest.MonkeyPatch
+def test_changes_without_permission_are_rejected(
+    service: FakeService, error_of: TextOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served.do(service.end, "train-1")
-    service.all["train-1"] = msgspec.structs.replace(service.all["train-1"], ended=NOW - 7200)
-    assert told("history", "--since", "1h") == []
-    assert len(told("history", "--since", "3h")) == 1
+    monkeypatch.setenv("REFOLD_TOKEN", OTHER)
+    assert error_of("cancel", "wide-2") == "error: wide-2 belongs to tenant 'vision'; your token is for 'speech'\n"
+    monkeypatch.setenv("REFOLD_TOKEN", READER)
+    assert error_of("hold", "wide-2").startswith("error: ")
+    monkeypatch.setenv("REFOLD_TOKEN", MEMBER)
+    assert error_of("drain", "here").startswith("error: ")
 
 
-def test_events_are_a_line_each(service: FakeService, said: Said) -> None:
-    assert [line.partition("  ")[2] for line in said("events").splitlines()] == [
+def test_ended_jobs_are_listed_latest_first(
+    served: FakeServer, service: FakeService, stdout_of: TextOf, json_of: JsonOf
+) -> None:
+    served.call(service.end, "train-1")
+    served.call(service.end, "wide-2", "failed", "exit status 3")
+    assert lines(stdout_of("history")) == [
+        "job GPUs tenant user state ended waiting time run time runs reason",
+        f"wide-2 1 x 4 GPUs vision bob failed {format_clock_near(NOW, NOW)} – – 0 exit status 3",
+        f"train-1 1 x 2 GPUs vision ann finished {format_clock_near(NOW, NOW)} 0 s 0 s 1 exit status 0",
+    ]
+    assert lines(stdout_of("history", "--limit", "1"))[-1] == "… and 1 more job (--all)"
+    assert [job["id"] for job in json_of("history", "--state", "finished")] == ["train-1"]
+    assert [job["id"] for job in json_of("history", "--since", "1h")] == ["wide-2", "train-1"]
+    assert [job["id"] for job in json_of("history", "--since", "1h", "--limit", "1")] == ["wide-2"]
+
+
+def test_history_since_a_time_excludes_jobs_that_ended_before(
+    served: FakeServer, service: FakeService, json_of: JsonOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.call(service.end, "train-1")
+    service.jobs_by_id["train-1"] = msgspec.structs.replace(service.jobs_by_id["train-1"], ended=NOW - 7200)
+    assert json_of("history", "--since", "1h") == []
+    assert len(json_of("history", "--since", "3h")) == 1
+
+
+def test_each_event_is_one_line(service: FakeService, stdout_of: TextOf) -> None:
+    assert [line.partition("  ")[2] for line in stdout_of("events").splitlines()] == [
         "train-1 submitted train-1 submitted",
         "wide-2 submitted wide-2 submitted",
         "small-3 submitted small-3 submitted",
         "train-1 started (run 1) train-1 started",
     ]
-    assert len(said("events", "--job", "train").splitlines()) == 2
-    [last] = said("events", "--limit", "1", "--json").splitlines()
+    assert len(stdout_of("events", "--job", "train").splitlines()) == 2
+    [last] = stdout_of("events", "--limit", "1", "--json").splitlines()
     assert msgspec.json.decode(last)["kind"] == "started"
 
 
-# The cluster
+# The cluster.
 
 
-def test_a_node_is_drained_and_resumed(service: FakeService, said: Said, told: Told) -> None:
-    assert said("drain", "here", "--why", "too hot") == "here takes no more work\n"
-    assert lines(said("nodes"))[1:] == ["here drained: too hot 4 of 4 H100"]
-    assert said("resume", "here", "--gpu", "1") == "GPU 1 of here takes work again\n"
-    assert told("nodes") == [msgspec.to_builtins(NodeStatus("here", True, 4, "H100", 4.0))]
+def test_a_node_is_drained_and_resumed(service: FakeService, stdout_of: TextOf, json_of: JsonOf) -> None:
+    assert stdout_of("drain", "here", "--reason", "too hot") == "node here drained\n"
+    assert lines(stdout_of("nodes"))[1:] == ["here drained: too hot 4 of 4 H100"]
+    assert stdout_of("resume", "here", "--gpu", "1") == "GPU 1 of node here resumed\n"
+    assert json_of("nodes") == [msgspec.to_builtins(NodeStatus("here", True, 4, "H100", 4.0))]
 
 
-def test_tenants_are_told_with_quota_and_use(
-    service: FakeService, said: Said, told: Told, monkeypatch: pytest.MonkeyPatch
+def test_tenants_are_listed_with_quota_and_usage(
+    service: FakeService, stdout_of: TextOf, json_of: JsonOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [TenantStatus("speech", 2.0, 0.0, 1, 3.0, 0, 0.0), TenantStatus("vision", 4.0, 4.0, 1, 1.0, 2, 5.0)]
     monkeypatch.setattr(service, "tenants", lambda _: found)
-    assert lines(said("tenants")) == [
-        "tenant quota limit uses GPUs of its quota jobs run wait for GPUs",
+    assert lines(stdout_of("tenants")) == [
+        "tenant quota limit GPUs used share of quota running waiting GPUs requested",
         "speech 2 – 3 ████████████████ + 1 0 0",
         "vision 4 4 1 ████ 1 2 5",
     ]
-    assert [tenant["name"] for tenant in told("tenants")] == ["speech", "vision"]
+    assert [tenant["name"] for tenant in json_of("tenants")] == ["speech", "vision"]
 
 
-def test_a_token_is_made_listed_and_revoked(service: FakeService, said: Said, told: Told) -> None:
-    made = said("token", "new", "dan", "--tenant", "vision").splitlines()
-    assert made[0] == "the token dan, which is told this once:"
-    assert made[1].startswith("rf_")
-    assert "dan" in [token["name"] for token in told("token", "list")]
-    assert lines(said("token", "list"))[-1].startswith("dan member vision dan 20")
-    assert said("token", "revoke", "dan") == "the token dan (member) opens nothing more\n"
-    assert "dan" not in [token["name"] for token in told("token", "list")]
+def test_a_token_is_created_listed_and_revoked(service: FakeService, stdout_of: TextOf, json_of: JsonOf) -> None:
+    printed = stdout_of("token", "new", "dan", "--tenant", "vision").splitlines()
+    assert printed[0] == "token dan (shown only once):"
+    assert printed[1].startswith("rf_")
+    assert "dan" in [token["name"] for token in json_of("token", "list")]
+    assert lines(stdout_of("token", "list"))[-1].startswith("dan member vision dan 20")
+    assert stdout_of("token", "revoke", "dan") == "token dan (member) revoked\n"
+    assert "dan" not in [token["name"] for token in json_of("token", "list")]
 
 
-MEASURED = [
-    GpuStatus("n0", 0, "H100-80GB", ["train-1"], 0.0, "", 61_000, 81_559, 0.97, 88.0, 612.0),
-    GpuStatus("n0", 1, "H100-80GB", ["train-1", "b-2"], 0.25, "", 40_780, 81_559, 0.5, 61.0, 300.0),
+GPUS = [
+    GpuStatus("n0", 0, "H100-80GB", ["train-1"], 0.0, "", 61_000, 81_559, 97.0, 88.0, 612.0),
+    GpuStatus("n0", 1, "H100-80GB", ["train-1", "b-2"], 0.25, "", 40_780, 81_559, 50.0, 61.0, 300.0),
     GpuStatus("n1", 0, "H100-80GB", [], 1.0, "", 0, 81_559, 0.0, 30.0, 70.0),
     GpuStatus("n1", 1, "H100-80GB", [], 0.0, "ECC errors"),
 ]
 
 
 def test_top_has_a_line_for_each_gpu(
-    service: FakeService, said: Said, told: Told, monkeypatch: pytest.MonkeyPatch
+    service: FakeService, stdout_of: TextOf, json_of: JsonOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "gpus", lambda _: MEASURED)
+    monkeypatch.setattr(service, "gpus", lambda _: GPUS)
     monkeypatch.setenv("COLUMNS", "80")
-    printed = said("top")
+    printed = stdout_of("top")
     assert "\x1b" not in printed
     assert all(len(line) <= 80 for line in printed.splitlines())
     assert lines(printed) == [
-        "here: 0 of 4 GPUs in use, 1 running, 2 waiting, under backfill",
-        "GPU memory GiB load °C W job",
+        "here: 0 of 4 GPUs in use, 1 running, 2 waiting, policy backfill",
+        "GPU memory GiB util °C W job",
         "n0:0 H100-80GB ███████▌·· 60/80 97 % 88 612 train-1 (ann)",
         "n0:1 H100-80GB █████····· 40/80 50 % 61 300 train-1 (ann), b-2, 0.25 free",
         "n1:0 H100-80GB ·········· 0/80 0 % 30 70 free",
         "n1:1 H100-80GB – – – – drained: ECC errors",
     ]
-    assert [gpu["index"] for gpu in told("top", "--once")["gpus"]] == [0, 1, 0, 1]
+    assert [gpu["index"] for gpu in json_of("top", "--once")["gpus"]] == [0, 1, 0, 1]
 
 
-def test_top_without_measurements_tells_whose_slots_are(
-    service: FakeService, said: Said, monkeypatch: pytest.MonkeyPatch
+def test_top_without_measurements_shows_the_jobs_on_slots(
+    service: FakeService, stdout_of: TextOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "gpus", lambda _: [GpuStatus("here", 0, "slot", ["train-1"], 0.0)])
-    assert lines(said("top", "--once"))[1:] == ["GPU job", "0 slot train-1 (ann)"]
+    assert lines(stdout_of("top", "--once"))[1:] == ["GPU job", "0 slot train-1 (ann)"]

@@ -1,4 +1,4 @@
-"""`refold logs`, as it is typed, and what of a program's output a terminal gets."""
+"""`refold logs`, and the sanitisation of job output for terminals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_service import FakeService, Served
+from fake_service import FakeServer, FakeService
 from hypothesis import given, strategies as st
 from typer.testing import Result
 
@@ -18,15 +18,15 @@ from refold.cli.views import screen
 from refold.cli.views.sanitize import Sanitizer
 from refold.errors import NotFound
 
-Said = Callable[..., str]
-Told = Callable[..., Any]
-Typed = Callable[..., Result]
+TextOf = Callable[..., str]
+JsonOf = Callable[..., Any]
+Invoke = Callable[..., Result]
 
-MANY = "".join(f"line {number}\n" for number in range(30_000))
+MANY_LINES = "".join(f"line {number}\n" for number in range(30_000))
 
 
 class TwoInstances(FakeService):
-    """Its jobs have two instances, which print the same."""
+    """A service whose jobs have two instances that print the same output."""
 
     async def logs(self, caller: Caller, job: str, *, run: int | None, instance: int, offset: int, limit: int) -> Logs:
         if instance > 1:
@@ -35,94 +35,98 @@ class TwoInstances(FakeService):
 
 
 @pytest.fixture
-def served(serving: Callable[[type[FakeService]], Served]) -> Served:
-    """A job that waits."""
-    served = serving(TwoInstances)
-    served.do(served.service.add, Submission("train", ["true"], instances=2))
+def served(start_server: Callable[[type[FakeService]], FakeServer]) -> FakeServer:
+    """A server with a waiting job."""
+    served = start_server(TwoInstances)
+    served.call(served.service.add, Submission("train", ["true"], instances=2))
     return served
 
 
 @pytest.fixture
-def service(served: Served) -> FakeService:
-    """It runs, and has printed two lines."""
-    served.do(served.service.start, "train-1")
-    served.do(served.service.say, "train-1", "one\ntwo \x1b[2J\n")
+def service(served: FakeServer) -> FakeService:
+    """A service whose job is running and has printed two lines."""
+    served.call(served.service.start, "train-1")
+    served.call(served.service.write_output, "train-1", "one\ntwo \x1b[2J\n")
     return served.service
 
 
-def test_in_a_pipe_the_output_is_as_it_was_printed(service: FakeService, said: Said) -> None:
-    assert said("logs", "train") == "one\ntwo \x1b[2J\n"
+def test_output_to_a_pipe_is_unchanged(service: FakeService, stdout_of: TextOf) -> None:
+    assert stdout_of("logs", "train") == "one\ntwo \x1b[2J\n"
 
 
-def test_only_the_last_lines_where_that_was_asked_for(served: Served, service: FakeService, said: Said) -> None:
-    assert said("logs", "train", "--lines", "1") == "two \x1b[2J\n"
-    assert said("logs", "train", "-n", "0") == ""
-    assert said("logs", "train", "-n", "7") == "one\ntwo \x1b[2J\n"
-    served.do(service.say, "train-1", MANY)
-    assert said("logs", "train", "-n", "20000") == "".join(MANY.splitlines(keepends=True)[-20_000:])
+def test_lines_limits_the_output_to_the_last_lines(served: FakeServer, service: FakeService, stdout_of: TextOf) -> None:
+    assert stdout_of("logs", "train", "--lines", "1") == "two \x1b[2J\n"
+    assert stdout_of("logs", "train", "-n", "0") == ""
+    assert stdout_of("logs", "train", "-n", "7") == "one\ntwo \x1b[2J\n"
+    served.call(service.write_output, "train-1", MANY_LINES)
+    assert stdout_of("logs", "train", "-n", "20000") == "".join(MANY_LINES.splitlines(keepends=True)[-20_000:])
 
 
-def test_output_of_any_length_is_printed_wholly(served: Served, service: FakeService, said: Said) -> None:
-    served.do(service.say, "train-1", MANY * 4)
-    assert said("logs", "train") == "one\ntwo \x1b[2J\n" + MANY * 4
+def test_long_output_is_printed_completely(served: FakeServer, service: FakeService, stdout_of: TextOf) -> None:
+    served.call(service.write_output, "train-1", MANY_LINES * 4)
+    assert stdout_of("logs", "train") == "one\ntwo \x1b[2J\n" + MANY_LINES * 4
 
 
-def test_every_instance_is_told_apart(served: Served, service: FakeService, said: Said) -> None:
-    served.do(service.say, "train-1", "begun")
-    assert said("logs", "train", "--all-instances") == (
-        "0: one\n0: two \x1b[2J\n1: one\n1: two \x1b[2J\n0: begun\n1: begun\n"
+def test_lines_of_all_instances_start_with_the_instance_number(
+    served: FakeServer, service: FakeService, stdout_of: TextOf
+) -> None:
+    served.call(service.write_output, "train-1", "incomplete")
+    assert stdout_of("logs", "train", "--all-instances") == (
+        "0: one\n0: two \x1b[2J\n1: one\n1: two \x1b[2J\n0: incomplete\n1: incomplete\n"
     )
 
 
-def test_the_output_for_programs(service: FakeService, told: Told) -> None:
-    assert told("logs", "1", "-n", "1") == {
+def test_the_output_as_json(service: FakeService, json_of: JsonOf) -> None:
+    assert json_of("logs", "1", "-n", "1") == {
         "job": "1",
         "run": 1,
         "instance": 0,
-        "over": False,
+        "ended": False,
         "text": "two \x1b[2J\n",
     }
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
-        (("nobody",), "no job 'nobody'"),
-        (("train", "--run", "7"), "train-1 has had 1 runs, and no run 7"),
+        (("no-such-job",), "unknown job 'no-such-job'"),
+        (("train", "--run", "7"), "train-1 has no run 7; it has had 1 runs"),
         (("train", "--instance", "7"), "train has no instance 7"),
-        (("train", "--instance", "0", "--all-instances"), "leave one out"),
-        (("train", "-f", "--json"), "leave --follow"),
+        (("train", "--instance", "0", "--all-instances"), "leave one of them out"),
+        (("train", "-f", "--json"), "--json cannot be combined with --follow"),
     ],
 )
-def test_what_there_is_not_is_refused(words: tuple[str, ...], told: str, service: FakeService, refuses: Said) -> None:
-    assert told in refuses("logs", *words)
+def test_bad_input_gives_a_one_line_error(
+    words: tuple[str, ...], message: str, service: FakeService, error_of: TextOf
+) -> None:
+    assert message in error_of("logs", *words)
 
 
 class Script:
-    """What happens at each look, instead of time passing."""
+    """Replaces `sleep`: each call does the next step on the server."""
 
-    def __init__(self, served: Served, *steps: Callable[[], object]) -> None:
+    def __init__(self, served: FakeServer, *steps: Callable[[], object]) -> None:
         self._served, self._steps = served, list(steps)
 
     def __call__(self, seconds: float) -> None:
         if not self._steps:
-            raise AssertionError("it is over, and somebody looks again")
-        self._served.do(self._steps.pop(0))
+            raise AssertionError("polled again after the end of the job")
+        self._served.call(self._steps.pop(0))
 
 
-def test_following_goes_from_before_the_start_to_the_end(
-    served: Served, typed: Typed, monkeypatch: pytest.MonkeyPatch
+def test_a_job_is_followed_from_before_its_start_to_its_end(
+    served: FakeServer, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = served.service
     steps = Script(
         served,
         lambda: service.start("train-1"),
-        lambda: service.say("train-1", "one\n"),
-        lambda: service.say("train-1", "two\n"),
+        lambda: service.write_output("train-1", "one\n"),
+        lambda: service.write_output("train-1", "two\n"),
         lambda: service.end("train-1", "failed", "exit status 3"),
     )
     monkeypatch.setattr(screen, "sleep", steps)
-    result = typed("logs", "-f", "train")
+    result = invoke("logs", "-f", "train")
     assert (result.exit_code, result.stdout) == (0, "one\ntwo\n")
     assert result.stderr.splitlines() == [
         "train-1 has not started yet (resources: 0 of 1 nodes fit: 1 has fewer free GPUs)",
@@ -131,17 +135,17 @@ def test_following_goes_from_before_the_start_to_the_end(
 
 
 def test_all_instances_are_followed_from_before_the_start(
-    served: Served, typed: Typed, monkeypatch: pytest.MonkeyPatch
+    served: FakeServer, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = served.service
     steps = Script(
         served,
-        lambda: service.say("train-1", "one\n"),
+        lambda: service.write_output("train-1", "one\n"),
         lambda: service.start("train-1"),
         lambda: service.end("train-1"),
     )
     monkeypatch.setattr(screen, "sleep", steps)
-    result = typed("logs", "-f", "train", "--all-instances")
+    result = invoke("logs", "-f", "train", "--all-instances")
     assert (result.exit_code, result.stdout) == (0, "0: one\n1: one\n")
     assert [line.partition(" (")[0] for line in result.stderr.splitlines()] == [
         "train-1 has not started yet",
@@ -149,49 +153,49 @@ def test_all_instances_are_followed_from_before_the_start(
     ]
 
 
-def test_of_a_job_that_has_not_started_there_is_nothing_yet(served: Served, said: Said) -> None:
-    assert said("logs", "train", "--all-instances") == ""
+def test_a_job_that_has_not_started_has_no_output(served: FakeServer, stdout_of: TextOf) -> None:
+    assert stdout_of("logs", "train", "--all-instances") == ""
 
 
-def test_a_daemon_that_comes_back_is_gone_on_with(
-    served: Served, service: FakeService, typed: Typed, monkeypatch: pytest.MonkeyPatch
+def test_following_continues_when_the_daemon_is_back(
+    served: FakeServer, service: FakeService, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from refold.client.client import Client
     from refold.errors import NoDaemon
 
-    asks, real = iter(range(100)), Client.piece_of_logs
+    calls, real = iter(range(100)), Client.read_logs
 
-    def piece(self: Client, *words: Any, **asked: Any) -> Logs:
-        if next(asks) in (2, 3):
+    def read_logs(self: Client, *arguments: Any, **options: Any) -> Logs:
+        if next(calls) in (2, 3):
             raise NoDaemon("no daemon answers")
-        return real(self, *words, **asked)
+        return real(self, *arguments, **options)
 
-    monkeypatch.setattr(Client, "piece_of_logs", piece)
+    monkeypatch.setattr(Client, "read_logs", read_logs)
     monkeypatch.setattr(screen, "sleep", Script(served, *[lambda: None] * 2, lambda: service.end("train-1")))
-    result = typed("logs", "-f", "train")
+    result = invoke("logs", "-f", "train")
     assert (result.exit_code, result.stderr) == (0, "train-1 finished: exit status 0\n")
 
 
-def test_a_daemon_that_does_not_come_back_is_given_up(
-    service: FakeService, refuses: Said, served: Served, monkeypatch: pytest.MonkeyPatch
+def test_following_ends_if_the_daemon_stays_away(
+    service: FakeService, error_of: TextOf, served: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from refold.client.client import Client
     from refold.errors import NoDaemon
 
-    asks, real = iter(range(1000)), Client.piece_of_logs
+    calls, real = iter(range(1000)), Client.read_logs
 
-    def piece(self: Client, *words: Any, **asked: Any) -> Logs:
-        if next(asks) > 2:
+    def read_logs(self: Client, *arguments: Any, **options: Any) -> Logs:
+        if next(calls) > 2:
             raise NoDaemon("no daemon answers")
-        return real(self, *words, **asked)
+        return real(self, *arguments, **options)
 
-    monkeypatch.setattr(Client, "piece_of_logs", piece)
+    monkeypatch.setattr(Client, "read_logs", read_logs)
     monkeypatch.setattr(screen, "sleep", lambda _: None)
-    monkeypatch.setattr(logs, "MOST_LOOKS_IN_VAIN", 5)
-    assert refuses("logs", "-f", "train", "-n", "0") == "error: no daemon answers\n"
+    monkeypatch.setattr(logs, "MAX_FAILED_POLLS", 5)
+    assert error_of("logs", "-f", "train", "-n", "0") == "error: no daemon answers\n"
 
 
-# On a terminal
+# On a terminal.
 
 
 @pytest.mark.parametrize(
@@ -207,21 +211,21 @@ def test_a_daemon_that_does_not_come_back_is_given_up(
         ("grüße ✓ 漢字", "grüße ✓ 漢字"),
     ],
 )
-def test_colours_are_kept_and_what_would_do_more_is_left_out(text: str, shown: str) -> None:
-    assert Sanitizer().of(text) == shown
+def test_colours_are_kept_and_other_control_sequences_removed(text: str, shown: str) -> None:
+    assert Sanitizer().clean(text) == shown
 
 
-def test_what_is_begun_in_one_piece_and_ends_in_the_next_is_one_thing() -> None:
-    harmless = Sanitizer()
-    assert [harmless.of(piece) for piece in ("a\x1b", "[3", "1mb\x1b[", "2Jc")] == ["a", "", "\x1b[31mb", "c"]
-    assert harmless.end == "\x1b[0m"
+def test_a_control_sequence_may_be_split_between_chunks() -> None:
+    sanitizer = Sanitizer()
+    assert [sanitizer.clean(chunk) for chunk in ("a\x1b", "[3", "1mb\x1b[", "2Jc")] == ["a", "", "\x1b[31mb", "c"]
+    assert sanitizer.end == "\x1b[0m"
 
 
-ODD = st.text(st.sampled_from("\x1b[]0123;mHJPq\\\x07\x9b\x00 ab\n\r\t?"), max_size=40)
+CONTROL_TEXT = st.text(st.sampled_from("\x1b[]0123;mHJPq\\\x07\x9b\x00 ab\n\r\t?"), max_size=40)
 
 
-@given(st.lists(ODD, max_size=6))
-def test_nothing_harmful_is_left_however_it_is_cut(pieces: list[str]) -> None:
-    harmless = Sanitizer()
-    shown = "".join(harmless.of(piece) for piece in pieces)
+@given(st.lists(CONTROL_TEXT, max_size=6))
+def test_no_other_control_sequence_remains_for_any_chunks(chunks: list[str]) -> None:
+    sanitizer = Sanitizer()
+    shown = "".join(sanitizer.clean(chunk) for chunk in chunks)
     assert re.fullmatch(r"(?:[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]|\x1b\[[0-9;:]*m)*", shown)

@@ -1,4 +1,4 @@
-"""`refold policies`, and what the shell completes."""
+"""`refold policies`, and shell completion."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import pytest
 from refold.packing import RULES
 from refold.policies.table import POLICIES
 
-Said = Callable[..., str]
-Told = Callable[..., Any]
+TextOf = Callable[..., str]
+JsonOf = Callable[..., Any]
 
 
-def test_every_policy_and_placement_is_listed(said: Said) -> None:
-    printed = said("policies")
+def test_every_policy_and_placement_is_listed(stdout_of: TextOf) -> None:
+    printed = stdout_of("policies")
     for name in (*POLICIES, *RULES):
         assert name in printed
     assert "threshold_gpu_seconds=57600" in printed
 
 
-def test_as_json(told: Told) -> None:
-    document = told("policies")
+def test_policies_as_json(json_of: JsonOf) -> None:
+    document = json_of("policies")
     assert [one["name"] for one in document["policies"]] == list(POLICIES)
     assert [one["name"] for one in document["placements"]] == list(RULES)
     las = next(one for one in document["policies"] if one["name"] == "las")
@@ -35,27 +35,27 @@ def test_as_json(told: Told) -> None:
     assert las["settings"]["placement"] == "best-fit"
 
 
-def test_a_file_in_the_folder_shows_up_and_can_be_called_by_name(
-    mine: Path, jobs: Path, monkeypatch: pytest.MonkeyPatch, said: Said, told: Told
+def test_a_file_in_the_policies_folder_is_listed_and_can_be_used_by_name(
+    own_policy: Path, jobs: Path, monkeypatch: pytest.MonkeyPatch, stdout_of: TextOf, json_of: JsonOf
 ) -> None:
-    monkeypatch.setenv("REFOLD_POLICIES", str(mine.parent))
-    own = told("policies")["policies"][-1]
-    assert (own["name"], own["summary"], own["where"]) == ("mine", "Narrow jobs first.", str(mine))
+    monkeypatch.setenv("REFOLD_POLICIES", str(own_policy.parent))
+    own = json_of("policies")["policies"][-1]
+    assert (own["name"], own["summary"], own["where"]) == ("mine", "Narrow jobs first.", str(own_policy))
     assert own["settings"] == {"placement": "best-fit", "patience": 2.5}
-    assert "mine" in said("policies")
-    assert told("simulate", str(jobs), "--cluster", "2x4", "--policy", "mine")["policy"] == "mine"
+    assert "mine" in stdout_of("policies")
+    assert json_of("simulate", str(jobs), "--cluster", "2x4", "--policy", "mine")["policy"] == "mine"
 
 
-def test_a_folder_that_is_none_and_a_file_that_cannot_be_loaded_are_named(
-    mine: Path, monkeypatch: pytest.MonkeyPatch, refuses: Said, said: Said, told: Told
+def test_a_missing_folder_and_a_file_that_cannot_be_loaded_are_reported(
+    own_policy: Path, monkeypatch: pytest.MonkeyPatch, error_of: TextOf, stdout_of: TextOf, json_of: JsonOf
 ) -> None:
-    monkeypatch.setenv("REFOLD_POLICIES", str(mine))
-    assert "is not a folder" in refuses("policies")
-    monkeypatch.setenv("REFOLD_POLICIES", str(mine.parent))
-    mine.write_text("class is not Python")
-    assert f"cannot be used: {mine}: cannot be loaded: SyntaxError" in said("policies")
-    assert "SyntaxError" in told("policies")["policies"][-1]["problem"]
-    assert told("policies")["policies"][0]["problem"] is None
+    monkeypatch.setenv("REFOLD_POLICIES", str(own_policy))
+    assert "expected a folder" in error_of("policies")
+    monkeypatch.setenv("REFOLD_POLICIES", str(own_policy.parent))
+    own_policy.write_text("class is not Python")
+    assert f"cannot load {own_policy}: cannot be loaded: SyntaxError" in stdout_of("policies")
+    assert "SyntaxError" in json_of("policies")["policies"][-1]["problem"]
+    assert json_of("policies")["policies"][0]["problem"] is None
 
 
 @pytest.mark.parametrize(
@@ -76,18 +76,18 @@ def test_a_folder_that_is_none_and_a_file_that_cannot_be_loaded_are_named(
         ("refold simulate demo --policy mine --set p", {"placement=best-fit", "patience=2.5"}),
     ],
 )
-def test_the_shell_completes_names(line: str, completed: set[str], mine: Path, tmp_path: Path) -> None:
+def test_the_shell_completes_names(line: str, completed: set[str], own_policy: Path, tmp_path: Path) -> None:
     words = line.split(" ")
-    asked = {"_REFOLD_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    # The name of the variable follows from the program's, which is `refold` where it is installed.
+    request = {"_REFOLD_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    # The name of the variable is derived from the program name, which is `refold` when installed.
     script = "import sys; sys.argv = ['refold']; from refold.cli.app import main; main()"
-    mine.rename(mine.with_name("a_file.py"))  # the name is the policy's, not the file's
-    found = subprocess.run(
+    own_policy.rename(own_policy.with_name("a_file.py"))  # completion uses the policy's name, not the file's
+    ended = subprocess.run(
         [sys.executable, "-c", script],
-        env=os.environ | asked | {"REFOLD_POLICIES": str(mine.parent)},
+        env=os.environ | request | {"REFOLD_POLICIES": str(own_policy.parent)},
         cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert set(found.stdout.split()) == completed, found.stderr
+    assert set(ended.stdout.split()) == completed, ended.stderr

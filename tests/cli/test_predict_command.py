@@ -1,4 +1,4 @@
-"""`refold predict`: how well the durations of a trace are foreseen."""
+"""`refold predict`: evaluation of run-time predictions on a trace."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typer.testing import Result
 
 from refold.errors import BadFile, BadInput
 
-Said = Callable[..., str]
-Told = Callable[..., Any]
-Typed = Callable[..., Result]
+TextOf = Callable[..., str]
+JsonOf = Callable[..., Any]
+Invoke = Callable[..., Result]
 
 SMALL = ("predict", "demo", "--limit", "200")
 METHODS = [
@@ -32,52 +32,54 @@ METHODS = [
 
 @pytest.fixture
 def trace(tmp_path: Path) -> str:
-    """Ten jobs, none with a limit, one without a duration."""
+    """Ten jobs without time limits, and one without a duration."""
     rows = [f"j{index},{100 * index},{60 + index},1" for index in range(10)]
     path = tmp_path / "jobs.csv"
     path.write_text("\n".join(["job_id,submit_s,duration_s,num_gpu", *rows, "unknown,2000,,1"]) + "\n")
     return str(path)
 
 
-def test_every_method_has_a_line_for_all_jobs_and_for_the_second_half(said: Said) -> None:
-    text = said(*SMALL)
+def test_every_method_is_scored_on_all_jobs_and_on_the_second_half(stdout_of: TextOf) -> None:
+    text = stdout_of(*SMALL)
     titles = re.findall(r"^demo: .*$", text, re.MULTILINE)
     assert titles == ["demo: all jobs, 200 jobs", "demo: the second half, 100 jobs"]
     for method in METHODS:
         assert len(re.findall(rf"^{re.escape(method)}  ", text, re.MULTILINE)) == 2
-    assert "asked again of jobs that still run" in text
+    assert "refold: predictions for running jobs" in text
 
 
-def test_json_has_the_same_for_programs(told: Told) -> None:
-    document = told(*SMALL, "--json")
+def test_scores_as_json(json_of: JsonOf) -> None:
+    document = json_of(*SMALL, "--json")
     assert [method["name"] for method in document["methods"]] == METHODS
     ours, limit = document["methods"][:2]
     assert ours["whole"]["jobs"] == 200
     assert ours["second_half"]["jobs"] == 100
     assert 0.0 < ours["whole"]["pinball_log10"] < limit["whole"]["pinball_log10"]
-    assert list(document["after"]) == ["10 min", "1 h"]
+    assert list(document["while_running"]) == ["10 min", "1 h"]
     assert document["predictions"] is None
 
 
-def test_a_trace_without_limits_is_not_compared_with_limits_unless_they_are_drawn(told: Told, trace: str) -> None:
-    bare = told("predict", trace, "--json")
-    drawn = told("predict", trace, "--draw-limits", "1", "--json")
-    assert [method["name"] for method in bare["methods"]] == [name for name in METHODS if not name.startswith("limit")]
-    assert [method["name"] for method in drawn["methods"]] == METHODS
-    assert drawn["notes"][-1] == "limits of 10 jobs are drawn, seed 1"
-    assert told("predict", trace, "--draw-limits", "1", "--json")["methods"][0]["whole"] == drawn["methods"][0]["whole"]
-    assert told("predict", trace, "--draw-limits", "2", "--json")["methods"][1]["whole"] != drawn["methods"][1]["whole"]
+def test_limits_are_compared_only_if_the_trace_has_them_or_they_are_drawn(json_of: JsonOf, trace: str) -> None:
+    def with_limits(seed: int) -> Any:
+        return json_of("predict", trace, "--draw-limits", str(seed), "--json")
+
+    without, drawn = json_of("predict", trace, "--json"), with_limits(1)
+    assert [one["name"] for one in without["methods"]] == [name for name in METHODS if not name.startswith("limit")]
+    assert [one["name"] for one in drawn["methods"]] == METHODS
+    assert drawn["notes"][-1] == "random time limits for 10 jobs, random seed 1"
+    assert with_limits(1)["methods"][0]["whole"] == drawn["methods"][0]["whole"]
+    assert with_limits(2)["methods"][1]["whole"] != drawn["methods"][1]["whole"]
 
 
-def test_jobs_without_a_duration_are_left_out_and_told(told: Told, trace: str) -> None:
-    document = told("predict", trace, "--json")
+def test_jobs_without_a_duration_are_skipped_with_a_note(json_of: JsonOf, trace: str) -> None:
+    document = json_of("predict", trace, "--json")
     assert document["jobs"] == 10
-    assert document["notes"][-1] == "left out 1 job without a duration"
+    assert document["notes"][-1] == "skipped 1 job without a duration"
 
 
-def test_what_was_foreseen_can_be_kept(said: Said, trace: str, tmp_path: Path) -> None:
-    text = said("predict", trace, "--out", str(tmp_path / "kept"))
-    path = tmp_path / "kept" / "predictions.csv"
+def test_predictions_are_written_to_a_file(stdout_of: TextOf, trace: str, tmp_path: Path) -> None:
+    text = stdout_of("predict", trace, "--out", str(tmp_path / "out"))
+    path = tmp_path / "out" / "predictions.csv"
     assert f"predictions: {path}" in text
     header, *rows = csv.reader(path.read_text().splitlines())
     assert header[:5] == ["job_id", "submit_s", "duration_s", "q2.5", "q5"]
@@ -87,14 +89,14 @@ def test_what_was_foreseen_can_be_kept(said: Said, trace: str, tmp_path: Path) -
         assert quantiles == sorted(quantiles)
 
 
-def test_a_trace_without_durations_has_nothing_to_compare_with(typed: Typed, tmp_path: Path) -> None:
+def test_a_trace_without_durations_is_rejected(invoke: Invoke, tmp_path: Path) -> None:
     path = tmp_path / "jobs.csv"
     path.write_text("job_id,submit_s,num_gpu\na,0,1\n")
     with pytest.raises(BadInput, match=r"no job of jobs has a duration"):
-        raise typed("predict", str(path)).exception or AssertionError
+        raise invoke("predict", str(path)).exception or AssertionError
 
 
-def test_a_folder_that_cannot_be_made_is_named(typed: Typed, trace: str, tmp_path: Path) -> None:
+def test_an_error_names_a_folder_that_cannot_be_created(invoke: Invoke, trace: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadFile, match=r"predictions.csv: cannot be written"):
-        raise typed("predict", trace, "--out", str(tmp_path / "file")).exception or AssertionError
+        raise invoke("predict", trace, "--out", str(tmp_path / "file")).exception or AssertionError

@@ -1,4 +1,4 @@
-"""`refold run` as a person meets it."""
+"""`refold run`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from refold.errors import BadFile, BadInput, BadValue, UnknownName
 from refold.journal.files import check_replay, read_journal
 from refold.registry import make_policy
 
-PATIENCE = 30.0
+TIMEOUT_SECONDS = 30.0
 
 
 def refold_run(folder: Path, jobs: str, *options: str) -> Result:
-    """`refold run` on a list of jobs with one slot, in a folder."""
+    """Run `refold run` on a list of jobs with one slot, in a folder."""
     app = typer.Typer()
     app.command()(run)
     (folder / "jobs.yaml").write_text(jobs)
@@ -35,7 +35,7 @@ def without_times(text: str) -> list[str]:
     return [re.sub(r"^ *[\d.]+ s", "T", line.rstrip()) for line in text.splitlines()]
 
 
-def test_it_tells_what_happens_and_how_it_ended(tmp_path: Path) -> None:
+def test_events_and_final_states_are_printed(tmp_path: Path) -> None:
     jobs = """
     - {name: good, run: 'true'}
     - {name: bad, run: 'echo one; printf "5%%\\r\\033[31m9%%\\033[0m\\n"; echo oops >&2; exit 3'}
@@ -45,7 +45,7 @@ def test_it_tells_what_happens_and_how_it_ended(tmp_path: Path) -> None:
     result = refold_run(tmp_path, jobs)
     assert result.exit_code == 1
     assert without_times(result.stdout)[:10] == [
-        "T  wide  can never run here: it asks for 2 GPU",
+        "T  wide  infeasible: requests 2 GPU",
         "T  good  started on slot 0",
         "T  good  finished",
         "T  bad   started on slot 0",
@@ -57,10 +57,10 @@ def test_it_tells_what_happens_and_how_it_ended(tmp_path: Path) -> None:
         "T  half  finished",
     ]
     table = [line.split()[:2] for line in result.stdout.splitlines()[13:17]]
-    assert table == [["good", "finished"], ["bad", "failed"], ["wide", "never"], ["half", "finished"]]
+    assert table == [["good", "finished"], ["bad", "failed"], ["wide", "infeasible"], ["half", "finished"]]
 
 
-def test_json_is_all_that_is_on_stdout(tmp_path: Path) -> None:
+def test_with_json_stdout_has_only_the_document(tmp_path: Path) -> None:
     result = refold_run(tmp_path, "- {name: a, run: 'true'}", "--json")
     document = json.loads(result.stdout)
     assert result.exit_code == 0
@@ -68,7 +68,7 @@ def test_json_is_all_that_is_on_stdout(tmp_path: Path) -> None:
     assert Path(document["journal"]).exists()
 
 
-def test_the_journal_it_leaves_replays_with_its_own_settings(tmp_path: Path) -> None:
+def test_the_journal_replays_with_its_own_settings(tmp_path: Path) -> None:
     options = ("--policy", "las", "--set", "threshold_gpu_seconds=0.5", "--placement", "first-fit")
     assert refold_run(tmp_path, "- {name: a, run: 'true'}\n- {name: b, run: 'true'}", *options).exit_code == 0
     header, entries = read_journal(tmp_path / "out" / "journal.jsonl")
@@ -83,10 +83,10 @@ def test_the_journal_it_leaves_replays_with_its_own_settings(tmp_path: Path) -> 
         (("--set", "seed"), BadInput, "expected KEY=VALUE"),
         (("--set", "sead=1"), UnknownName, "did you mean 'seed'"),
         (("--grace", "soon"), BadValue, "not a duration"),
-        (("--out", "/dev/null"), BadFile, "cannot be made a folder"),
+        (("--out", "/dev/null"), BadFile, "cannot create the folder"),
     ],
 )
-def test_bad_options_are_named_and_nothing_is_left_behind(
+def test_bad_options_are_rejected_and_no_folder_is_created(
     tmp_path: Path, options: tuple[str, ...], error: type[Exception], text: str
 ) -> None:
     result = refold_run(tmp_path, "- {name: a, run: 'true'}", *options)
@@ -95,7 +95,7 @@ def test_bad_options_are_named_and_nothing_is_left_behind(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_earlier_journal_is_not_written_over(tmp_path: Path) -> None:
+def test_an_earlier_journal_is_not_overwritten(tmp_path: Path) -> None:
     refold_run(tmp_path, "- {name: a, run: 'true'}")
     before = (tmp_path / "out" / "journal.jsonl").read_bytes()
     assert isinstance(refold_run(tmp_path, "- {name: a, run: 'true'}").exception, BadFile)
@@ -103,7 +103,7 @@ def test_an_earlier_journal_is_not_written_over(tmp_path: Path) -> None:
 
 
 def refold_run_process(folder: Path, jobs: str, grace: str) -> subprocess.Popen[str]:
-    """The same as a process of its own, which has said its first line when it has started a job."""
+    """Start `refold run` as a process; it prints its first line when it has started a job."""
     (folder / "jobs.yaml").write_text(jobs)
     program = "import typer; from refold.cli.commands.run import run; typer.run(run)"
     arguments = ["jobs.yaml", "--slots", "1", "--out", "out", "--json", "--grace", grace]
@@ -117,14 +117,14 @@ def refold_run_process(folder: Path, jobs: str, grace: str) -> subprocess.Popen[
 
 
 def interrupt(folder: Path, jobs: str, signals: list[signal.Signals], grace: str) -> tuple[int, dict[str, str]]:
-    """Send signals to `refold run`, one each time it has said something new; its exit status, and who ended how."""
+    """Send `refold run` a signal after each line that it prints; return its exit status and the states of the jobs."""
     process = refold_run_process(folder, jobs, grace)
     try:
         assert process.stderr is not None
         for number in signals:
             process.stderr.readline()
             process.send_signal(number)
-        output, _ = process.communicate(timeout=PATIENCE)
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
     finally:
         process.kill()
         process.wait()
@@ -136,27 +136,27 @@ def replays(folder: Path) -> bool:
     return check_replay(header, entries, make_policy(header.policy, header.settings)) > 0
 
 
-THREE = """
-- {name: runs, run: 'exec sleep 1000'}
-- {name: waits, run: 'exec sleep 1000'}
+THREE_JOBS = """
+- {name: running, run: 'exec sleep 1000'}
+- {name: waiting, run: 'exec sleep 1000'}
 - {name: later, run: 'exec sleep 1000', after: 1h}
 """
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_when_it_is_interrupted_every_run_stops_first(tmp_path: Path, number: signal.Signals, status: int) -> None:
-    ended = {"runs": "cancelled", "waits": "cancelled", "later": "to come"}
-    assert interrupt(tmp_path, THREE, [number], "60s") == (status, ended)
+def test_on_a_signal_all_runs_are_stopped_before_the_end(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    ended = {"running": "cancelled", "waiting": "cancelled", "later": "not submitted"}
+    assert interrupt(tmp_path, THREE_JOBS, [number], "60s") == (status, ended)
     assert replays(tmp_path)
 
 
-def test_interrupted_twice_it_kills_what_will_not_stop(tmp_path: Path) -> None:
+def test_a_second_interrupt_kills_runs_that_do_not_stop(tmp_path: Path) -> None:
     jobs = "- {name: stubborn, run: \"trap '' TERM; while :; do sleep 0.05; done\"}"
     assert interrupt(tmp_path, jobs, [signal.SIGINT, signal.SIGINT], "1h") == (130, {"stubborn": "cancelled"})
     assert replays(tmp_path)
 
 
-def test_when_the_terminal_is_closed_runs_have_their_grace_all_the_same(tmp_path: Path) -> None:
+def test_runs_have_their_grace_period_when_the_terminal_is_closed(tmp_path: Path) -> None:
     jobs = (
         "- {name: polite, run: \"trap 'sleep 0.2; echo >saved; exit 0' TERM; echo >up; while :; do sleep 0.05; done\"}"
     )
@@ -167,6 +167,6 @@ def test_when_the_terminal_is_closed_runs_have_their_grace_all_the_same(tmp_path
             time.sleep(0.02)
         process.stderr.close()
         process.send_signal(signal.SIGHUP)
-        assert process.wait(PATIENCE) == 129
+        assert process.wait(TIMEOUT_SECONDS) == 129
     assert (tmp_path / "saved").exists()
     assert replays(tmp_path)

@@ -1,4 +1,4 @@
-"""`refold simulate`, as it is typed."""
+"""`refold simulate`."""
 
 from __future__ import annotations
 
@@ -9,58 +9,62 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-Said = Callable[..., str]
-Told = Callable[..., Any]
-Typed = Callable[..., Result]
+TextOf = Callable[..., str]
+JsonOf = Callable[..., Any]
+Invoke = Callable[..., Result]
 
 
 TINY = ("--cluster", "2x4", "--gpus-per-instance", "4")
 
 
-def test_it_prints_measures_of_all_jobs_per_tenant_and_per_size(jobs: Path, said: Said) -> None:
-    printed = said("simulate", str(jobs), *TINY)
+def test_measures_are_printed_for_all_jobs_per_tenant_and_per_size(jobs: Path, stdout_of: TextOf) -> None:
+    printed = stdout_of("simulate", str(jobs), *TINY)
     assert printed.startswith("fifo on jobs: 6 jobs on 2 nodes with 8 GPUs\n")
     for words in ("finished", "makespan", "Times", "p99", "Tenants", "Sizes", "5–8 GPUs"):
         assert words in printed
 
 
-def test_json_has_what_it_takes_to_make_it_again(jobs: Path, told: Told) -> None:
-    document = told("simulate", str(jobs), *TINY, "--policy", "las", "--placement", "fgd", "--seed", "3")
+def test_json_contains_the_policy_and_its_settings(jobs: Path, json_of: JsonOf) -> None:
+    document = json_of("simulate", str(jobs), *TINY, "--policy", "las", "--placement", "fgd", "--seed", "3")
     assert document["policy"] == "las"
     assert document["settings"] == {"placement": "fgd", "seed": 3}
     assert document["measures"]["outcomes"]["finished"] == 6
     assert (document["journal"], document["report"]) == (None, None)
 
 
-def test_out_has_the_journal_and_the_report(jobs: Path, tmp_path: Path, said: Said) -> None:
+def test_out_contains_the_journal_and_the_report(jobs: Path, tmp_path: Path, stdout_of: TextOf) -> None:
     out = tmp_path / "deep" / "out"
-    printed = said("simulate", str(jobs), *TINY, "--out", str(out))
+    printed = stdout_of("simulate", str(jobs), *TINY, "--out", str(out))
     assert f"journal: {out / 'journal.jsonl'}" in printed
     assert f"report: {out / 'report.html'}" in printed
     assert (out / "report.html").read_text().startswith("<!doctype html>")
-    assert "identical" in said("replay", str(out / "journal.jsonl"))
+    assert "identical" in stdout_of("replay", str(out / "journal.jsonl"))
 
 
-def test_the_journal_can_go_elsewhere(jobs: Path, tmp_path: Path, said: Said, told: Told) -> None:
+def test_the_journal_can_be_written_to_another_file(
+    jobs: Path, tmp_path: Path, stdout_of: TextOf, json_of: JsonOf
+) -> None:
     path = tmp_path / "j.jsonl.gz"
-    assert told("simulate", str(jobs), *TINY, "--journal", str(path))["journal"] == str(path)
+    assert json_of("simulate", str(jobs), *TINY, "--journal", str(path))["journal"] == str(path)
     assert path.read_bytes()[:2] == b"\x1f\x8b"
-    assert "identical" in said("replay", str(path))
+    assert "identical" in stdout_of("replay", str(path))
 
 
-def test_costs_and_settings_reach_the_simulator(jobs: Path, told: Told) -> None:
-    free = told("simulate", str(jobs), *TINY)["measures"]
-    dear = told("simulate", str(jobs), *TINY, "--start-cost", "1m", "--stop-cost", "10s")["measures"]
-    assert free["overhead_gpu_hours"] == 0
-    assert dear["overhead_gpu_hours"] == pytest.approx(17 / 60)  # 17 GPUs, a minute each
-    often = told("simulate", str(jobs), *TINY, "--policy", "las", "--set", "threshold_gpu_seconds=20")["measures"]
-    assert often["preemptions"] > 0
+def test_overheads_and_settings_are_simulated(jobs: Path, json_of: JsonOf) -> None:
+    without = json_of("simulate", str(jobs), *TINY)["measures"]
+    with_overhead = json_of("simulate", str(jobs), *TINY, "--start-cost", "1m", "--stop-cost", "10s")["measures"]
+    assert without["overhead_gpu_hours"] == 0
+    assert with_overhead["overhead_gpu_hours"] == pytest.approx(17 / 60)  # 17 GPUs, a minute each
+    preempting = json_of("simulate", str(jobs), *TINY, "--policy", "las", "--set", "threshold_gpu_seconds=20")[
+        "measures"
+    ]
+    assert preempting["preemptions"] > 0
 
 
-def test_faults_are_drawn_by_their_seed(jobs: Path, told: Told) -> None:
+def test_faults_depend_on_their_random_seed(jobs: Path, json_of: JsonOf) -> None:
     def failures(seed: str) -> tuple[int, float]:
         options = ("--faults", "5m", "--repair", "1m", "--fault-seed", seed, "--checkpoint-every", "10s")
-        measures = told("simulate", str(jobs), *TINY, *options)["measures"]
+        measures = json_of("simulate", str(jobs), *TINY, *options)["measures"]
         assert measures["outcomes"]["finished"] == 6
         return measures["failures"], measures["makespan"]
 
@@ -69,27 +73,27 @@ def test_faults_are_drawn_by_their_seed(jobs: Path, told: Told) -> None:
     assert failures("1")[0] > 0
 
 
-def test_limit_takes_the_first_jobs(told: Told) -> None:
-    assert told("simulate", "demo", "--limit", "20")["measures"]["jobs"] == 20
+def test_limit_uses_the_first_jobs(json_of: JsonOf) -> None:
+    assert json_of("simulate", "demo", "--limit", "20")["measures"]["jobs"] == 20
 
 
-def test_jobs_without_a_duration_are_told_and_can_be_left_out(tmp_path: Path, told: Told, refuses: Said) -> None:
+def test_jobs_without_a_duration_are_rejected_or_skipped(tmp_path: Path, json_of: JsonOf, error_of: TextOf) -> None:
     path = tmp_path / "some.csv"
     path.write_text("job_id,submit_s,num_gpu,duration_s\na,0,1,10\nb,1,1,\n")
-    text = refuses("simulate", str(path), "--cluster", "1x1")
+    text = error_of("simulate", str(path), "--cluster", "1x1")
     assert "1 of 2 jobs" in text
     assert "the first is 'b'" in text
     assert "--skip-bad" in text
-    document = told("simulate", str(path), "--cluster", "1x1", "--skip-bad")
+    document = json_of("simulate", str(path), "--cluster", "1x1", "--skip-bad")
     assert document["measures"]["jobs"] == 1
-    assert document["notes"][-1] == "left out 1 job without a duration"
+    assert document["notes"][-1] == "skipped 1 job without a duration"
 
 
-def test_jobs_too_large_for_the_cluster_are_counted(jobs: Path, said: Said) -> None:
-    assert "never fit the cluster" in said("simulate", str(jobs), "--cluster", "1x4", "--gpus-per-instance", "4")
+def test_jobs_too_large_for_the_cluster_are_counted(jobs: Path, stdout_of: TextOf) -> None:
+    assert "infeasible" in stdout_of("simulate", str(jobs), "--cluster", "1x4", "--gpus-per-instance", "4")
 
 
-def test_a_policy_that_breaks_a_rule_is_named_without_a_traceback(jobs: Path, tmp_path: Path, refuses: Said) -> None:
+def test_a_policy_that_breaks_a_rule_is_named_without_a_traceback(jobs: Path, tmp_path: Path, error_of: TextOf) -> None:
     greedy = tmp_path / "greedy.py"
     greedy.write_text(
         "from refold.model import Allocation, Decision, Share, Start\n"
@@ -99,7 +103,7 @@ def test_a_policy_that_breaks_a_rule_is_named_without_a_traceback(jobs: Path, tm
         "        everything = Allocation((Share(0, (0, 1, 2, 3)),))\n"
         "        return Decision(starts=tuple(Start(job, everything) for job in view.waiting))\n"
     )
-    text = refuses("simulate", str(jobs), *TINY, "--policy", str(greedy))
+    text = error_of("simulate", str(jobs), *TINY, "--policy", str(greedy))
     assert "greedy" in text
     assert "rule:" in text
 
@@ -108,7 +112,7 @@ def test_a_policy_that_breaks_a_rule_is_named_without_a_traceback(jobs: Path, tm
     ("words", "text"),
     [
         (["nothing.csv", "--cluster", "2x4"], "nothing.csv: no such file"),
-        (["JOBS"], "--cluster 135x8"),
+        (["JOBS"], "no cluster given for"),
         (["JOBS", "--cluster", "nowhere.yaml"], "nowhere.yaml"),
         (["JOBS", "--cluster", "2x4", "--policy", "fiffo"], "did you mean 'fifo'?"),
         (["JOBS", "--cluster", "2x4", "--policy", "nothing.py"], "nothing.py: no such file"),
@@ -121,18 +125,21 @@ def test_a_policy_that_breaks_a_rule_is_named_without_a_traceback(jobs: Path, tm
         (["JOBS", "--cluster", "2x4", "--repair", "1h"], "--repair needs --faults"),
         (["JOBS", "--cluster", "2x4", "--checkpoint-every", "1h"], "--checkpoint-every needs --faults"),
         (["JOBS", "--cluster", "2x4", "--fault-seed", "1"], "--fault-seed needs --faults"),
-        (["JOBS", "--cluster", "2x4", "--placement", "fgd", "--set", "placement=tetris"], "placement is fgd already"),
-        (["JOBS", "--cluster", "2x4", "--policy", "las/fgd", "--placement", "tetris"], "say it once"),
+        (
+            ["JOBS", "--cluster", "2x4", "--placement", "fgd", "--set", "placement=tetris"],
+            "placement is already set to fgd",
+        ),
+        (["JOBS", "--cluster", "2x4", "--policy", "las/fgd", "--placement", "tetris"], "both select a placement"),
         (["JOBS", "--cluster", "2x4", "--limt", "3"], "--limit); see refold simulate --help"),
         (["JOBS", "--cluster", "2x4", "--limit", "none"], "'--limit'"),
         (["JOBS", "--cluster", "2x4", "--faults", "0"], "seconds > 0"),
         (["JOBS", "--cluster", "2x4", "--faults", "1ms", "--repair", "0.1ms"], "expected at most 1,000,000"),
-        (["JOBS", "--cluster", "2x4", "--out", "/dev/null/x"], "cannot be made a folder"),
+        (["JOBS", "--cluster", "2x4", "--out", "/dev/null/x"], "cannot create the folder"),
         (["JOBS", "--cluster", "2x4", "--journal", "/dev/null/x"], "/dev/null/x: cannot be written"),
     ],
 )
-def test_bad_input_is_one_line(jobs: Path, words: list[str], text: str, refuses: Said) -> None:
-    assert text in refuses("simulate", *(str(jobs) if word == "JOBS" else word for word in words))
+def test_bad_input_gives_a_one_line_error(jobs: Path, words: list[str], text: str, error_of: TextOf) -> None:
+    assert text in error_of("simulate", *(str(jobs) if word == "JOBS" else word for word in words))
 
 
 @pytest.mark.parametrize(
@@ -142,31 +149,31 @@ def test_bad_input_is_one_line(jobs: Path, words: list[str], text: str, refuses:
         ("threshold_gpu_seconds=NaN", "las: threshold_gpu_seconds is nan, expected a number"),
         ("threshold_gpu_seconds=true", "las: threshold_gpu_seconds is True, expected a number"),
         ("seed=1.5", "las: seed is 1.5, expected a whole number"),
-        ("placement=7", "las: placement is 7, expected a word"),
+        ("placement=7", "las: placement is 7, expected a name"),
     ],
 )
-def test_a_setting_of_the_wrong_kind_is_told_in_words(jobs: Path, setting: str, text: str, refuses: Said) -> None:
-    assert text in refuses("simulate", str(jobs), *TINY, "--policy", "las", "--set", setting)
+def test_a_setting_of_the_wrong_type_is_rejected(jobs: Path, setting: str, text: str, error_of: TextOf) -> None:
+    assert text in error_of("simulate", str(jobs), *TINY, "--policy", "las", "--set", setting)
 
 
-def test_seconds_can_be_set_as_a_duration(jobs: Path, told: Told) -> None:
-    document = told("simulate", str(jobs), *TINY, "--policy", "las", "--set", "threshold_gpu_seconds=1h30m")
+def test_settings_in_seconds_accept_durations(jobs: Path, json_of: JsonOf) -> None:
+    document = json_of("simulate", str(jobs), *TINY, "--policy", "las", "--set", "threshold_gpu_seconds=1h30m")
     assert document["settings"] == {"threshold_gpu_seconds": 5400}
 
 
-def test_a_policy_can_be_named_with_its_placement(jobs: Path, told: Told) -> None:
-    document = told("simulate", str(jobs), *TINY, "--policy", "las/fgd")
+def test_a_policy_can_be_given_with_its_placement(jobs: Path, json_of: JsonOf) -> None:
+    document = json_of("simulate", str(jobs), *TINY, "--policy", "las/fgd")
     assert (document["policy"], document["settings"]) == ("las", {"placement": "fgd"})
 
 
-def test_faults_are_those_that_happened(jobs: Path, tmp_path: Path, said: Said, told: Told) -> None:
+def test_only_faults_that_occurred_are_counted(jobs: Path, tmp_path: Path, stdout_of: TextOf, json_of: JsonOf) -> None:
     faults = ("--faults", "5m", "--repair", "1m", "--fault-seed", "1")
     journal = tmp_path / "out" / "journal.jsonl"
-    happened = told("simulate", str(jobs), *TINY, *faults, "--out", str(tmp_path / "out"))["node_faults"]
-    assert happened == journal.read_text().count('"NodeLost"') > 0
-    assert f"{happened} node fault" in (tmp_path / "out" / "report.html").read_text()
-    assert ["node", "faults", str(happened)] in [
-        line.split() for line in said("simulate", str(jobs), *TINY, *faults).splitlines()
+    count = json_of("simulate", str(jobs), *TINY, *faults, "--out", str(tmp_path / "out"))["node_faults"]
+    assert count == journal.read_text().count('"NodeLost"') > 0
+    assert f"{count} node fault" in (tmp_path / "out" / "report.html").read_text()
+    assert ["node", "faults", str(count)] in [
+        line.split() for line in stdout_of("simulate", str(jobs), *TINY, *faults).splitlines()
     ]
 
 
@@ -177,38 +184,40 @@ def test_faults_are_those_that_happened(jobs: Path, tmp_path: Path, said: Said, 
         ("return []", "error: policy own returned a list, expected a Decision\n"),
     ],
 )
-def test_what_is_no_decision_is_told(jobs: Path, tmp_path: Path, body: str, text: str, refuses: Said) -> None:
+def test_a_policy_that_returns_no_decision_is_an_error(
+    jobs: Path, tmp_path: Path, body: str, text: str, error_of: TextOf
+) -> None:
     own = tmp_path / "own.py"
     own.write_text(f"class Own:\n    name = 'own'\n    def decide(self, view):\n        {body}\n")
-    assert refuses("simulate", str(jobs), *TINY, "--policy", str(own)) == text
+    assert error_of("simulate", str(jobs), *TINY, "--policy", str(own)) == text
 
 
-def test_a_policy_that_exits_is_an_error(jobs: Path, tmp_path: Path, fails: Said, refuses: Said) -> None:
+def test_a_policy_that_exits_is_an_error(jobs: Path, tmp_path: Path, stderr_of: TextOf, error_of: TextOf) -> None:
     own = tmp_path / "own.py"
     own.write_text("import sys\nclass Own:\n    name = 'own'\n    def decide(self, view):\n        sys.exit(0)\n")
-    assert fails("simulate", str(jobs), *TINY, "--policy", str(own)).endswith(
+    assert stderr_of("simulate", str(jobs), *TINY, "--policy", str(own)).endswith(
         "error: policy own failed: SystemExit: 0\n"
     )
     own.write_text("import sys\nsys.exit(0)\n")
-    assert "own.py: cannot be loaded: SystemExit" in refuses("simulate", str(jobs), *TINY, "--policy", str(own))
+    assert "own.py: cannot be loaded: SystemExit" in error_of("simulate", str(jobs), *TINY, "--policy", str(own))
 
 
-def test_nothing_of_a_trace_reaches_the_terminal_as_a_command_to_it(tmp_path: Path, said: Said) -> None:
+def test_control_characters_of_a_trace_are_not_printed(tmp_path: Path, stdout_of: TextOf) -> None:
     path = tmp_path / "evil.csv"
     path.write_text("job_id,submit_s,num_gpu,duration_s,group\na,0,1,10,\x1b]0;owned\x07\x9b31m\n")
     for words in (("simulate", str(path), "--cluster", "1x1"), ("simulate", str(path), "--cluster", "1x1", "--json")):
-        assert not {"\x1b", "\x07", "\x9b"} & set(said(*words))
+        assert not {"\x1b", "\x07", "\x9b"} & set(stdout_of(*words))
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\n", b"\x00\xff\xfe" * 50, b"{}", b"job_id,submit_s,num_gpu\n"])
-def test_garbage_is_one_line(tmp_path: Path, garbage: bytes, refuses: Said) -> None:
+def test_garbage_gives_a_one_line_error(tmp_path: Path, garbage: bytes, error_of: TextOf) -> None:
     path = tmp_path / "garbage.csv"
     path.write_bytes(garbage)
-    assert "garbage" in refuses("simulate", str(path), "--cluster", "2x4")
-    assert "garbage" in refuses("simulate", "demo", "--cluster", str(path))
+    assert "garbage" in error_of("simulate", str(path), "--cluster", "2x4")
+    assert "garbage" in error_of("simulate", "demo", "--cluster", str(path))
 
 
-def test_options_of_the_wrong_kind_are_usage_errors(typed: Typed) -> None:
-    result = typed("simulate", "demo", "--limit", "none")
+def test_options_of_the_wrong_type_are_usage_errors(invoke: Invoke) -> None:
+    result = invoke("simulate", "demo", "--limit", "none")
     assert result.exit_code == 2
     assert "--limit" in result.output

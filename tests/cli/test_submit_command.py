@@ -1,4 +1,4 @@
-"""`refold submit`, as it is typed."""
+"""`refold submit`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_service import FakeService, Served
+from fake_service import FakeServer, FakeService
 from typer.testing import Result
 
 from refold.api.roles import Caller
 from refold.api.wire import JobStatus, Submission
 from refold.model import Plan
 
-Said = Callable[..., str]
-Told = Callable[..., Any]
-Typed = Callable[..., Result]
+TextOf = Callable[..., str]
+JsonOf = Callable[..., Any]
+Invoke = Callable[..., Result]
 
 
-class Kept(FakeService):
-    """Keeps what was submitted, as it came."""
+class RecordingService(FakeService):
+    """Records the submissions that it receives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,29 +39,29 @@ class Kept(FakeService):
 
 
 @pytest.fixture
-def served(serving: Callable[[type[FakeService]], Served]) -> Served:
-    return serving(Kept)
+def served(start_server: Callable[[type[FakeService]], FakeServer]) -> FakeServer:
+    return start_server(RecordingService)
 
 
 @pytest.fixture
-def submitted(served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Submission]:
-    """What the daemon was asked for, from a folder with a job in it."""
+def submitted(served: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Submission]:
+    """The submissions received by the daemon; the current folder contains a job file."""
     (tmp_path / "job.yaml").write_text("name: train\ngpus: 4\nnum_nodes: 2\nenvs: {SEED: 3}\nrun: python train.py\n")
     monkeypatch.chdir(tmp_path)
-    assert isinstance(served.service, Kept)
+    assert isinstance(served.service, RecordingService)
     return served.service.submitted
 
 
-def test_a_command_after_two_dashes_is_a_job_and_its_id_is_printed(
-    submitted: list[Submission], tmp_path: Path, said: Said
+def test_a_command_after_two_dashes_is_submitted_and_its_id_printed(
+    submitted: list[Submission], tmp_path: Path, stdout_of: TextOf
 ) -> None:
-    assert said("submit", "--gpus", "2", "--", "python", "train.py", "--gpus", "8", "--", "-x") == "train-1\n"
+    assert stdout_of("submit", "--gpus", "2", "--", "python", "train.py", "--gpus", "8", "--", "-x") == "train-1\n"
     command = ["python", "train.py", "--gpus", "8", "--", "-x"]
     assert submitted == [Submission("train", command, gpus=2, folder=str(tmp_path))]
 
 
-def test_a_file_is_submitted_as_it_says(submitted: list[Submission], tmp_path: Path, said: Said) -> None:
-    assert said("submit", "job.yaml") == "train-1\n"
+def test_a_job_file_is_submitted(submitted: list[Submission], tmp_path: Path, stdout_of: TextOf) -> None:
+    assert stdout_of("submit", "job.yaml") == "train-1\n"
     [job] = submitted
     assert (job.name, job.instances, job.gpus, job.environment) == ("train", 2, 2, {"SEED": "3"})
     assert job.folder == str(tmp_path)
@@ -93,124 +93,124 @@ CHANGES: list[tuple[tuple[str, ...], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("options", "fields"), CHANGES, ids=[" ".join(options) for options, _ in CHANGES])
-def test_options_come_before_what_the_file_says(
+def test_options_override_the_file(
     options: tuple[str, ...],
     fields: dict[str, Any],
     submitted: list[Submission],
-    said: Said,
+    stdout_of: TextOf,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("A_TOKEN", "hush")
-    said("submit", "job.yaml")
-    said("submit", "job.yaml", *options)
+    stdout_of("submit", "job.yaml")
+    stdout_of("submit", "job.yaml", *options)
     plain, changed = submitted
     assert changed == msgspec.structs.replace(plain, **fields)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
-        ((), "what is to be submitted?"),
-        (("job.yaml", "--", "true"), "what is to be submitted?"),
-        (("--",), "what is to be submitted?"),
+        ((), "expected a file"),
+        (("job.yaml", "--", "true"), "expected a file"),
+        (("--",), "expected a file"),
         (("absent.yaml",), "absent.yaml"),
         (("job.yaml", "--gpus", "many"), "--gpus many: expected a number such as 8"),
         (("job.yaml", "--gpus", ""), "--gpus : expected a number"),
-        (("job.yaml", "--gpus", "3"), "--gpus 3: expected GPUs in all that 2 instances have equally many of"),
+        (("job.yaml", "--gpus", "3"), "--gpus 3: expected a total that is divisible by 2 instances"),
         (("job.yaml", "--gpus", "nan"), "nan"),
         (("job.yaml", "--gpus", "-1"), "--gpus -1: expected"),
         (("job.yaml", "--memory", "lots"), "--memory lots: expected memory"),
-        (("job.yaml", "--time", "soon"), "--time soon: expected how long"),
-        (("job.yaml", "--estimate", "inf"), "--estimate inf: expected how long"),
-        (("job.yaml", "--class", "best"), "no class 'best'"),
+        (("job.yaml", "--time", "soon"), "--time soon: expected a duration"),
+        (("job.yaml", "--estimate", "inf"), "--estimate inf: expected a duration"),
+        (("job.yaml", "--class", "best"), "unknown job class 'best'"),
         (("job.yaml", "--plan", "xp3"), "'xp3' is not a plan"),
         (("job.yaml", "--env", "A"), "--env A: expected NAME=VALUE"),
-        (("job.yaml", "--env", "1A=2"), "'1A' is not a name for a variable"),
-        (("job.yaml", "--secret", "NOT_THERE"), "the environment has no such variable"),
+        (("job.yaml", "--env", "1A=2"), "'1A' is not a valid variable name"),
+        (("job.yaml", "--secret", "NOT_THERE"), "--secret NOT_THERE: environment variable not set"),
         (("job.yaml", "--name", "a b"), "name is 'a b'"),
         (("job.yaml", "--priority", "99999999999"), "priority"),
         (("job.yaml", "--retries", "5000"), "--retries"),
     ],
 )
-def test_what_cannot_be_submitted_is_told_in_one_line(
-    words: tuple[str, ...], told: str, submitted: list[Submission], refuses: Said
+def test_bad_input_gives_a_one_line_error(
+    words: tuple[str, ...], message: str, submitted: list[Submission], error_of: TextOf
 ) -> None:
-    assert told in refuses("submit", *words)
+    assert message in error_of("submit", *words)
     assert submitted == []
 
 
-def test_notes_on_what_is_not_honoured_go_to_stderr(submitted: list[Submission], tmp_path: Path, typed: Typed) -> None:
+def test_notes_on_ignored_directives_go_to_stderr(submitted: list[Submission], tmp_path: Path, invoke: Invoke) -> None:
     (tmp_path / "a.sbatch").write_text("#!/bin/bash\n#SBATCH --partition=long\n#SBATCH --array=0-2\nhostname\n")
-    result = typed("submit", "a.sbatch")
+    result = invoke("submit", "a.sbatch")
     assert result.exit_code == 0
     assert result.stdout.split() == ["a-1", "a-2", "a-3"]
     assert "note: a.sbatch line 2" in result.stderr
     assert [job.environment["SLURM_ARRAY_TASK_ID"] for job in submitted] == ["0", "1", "2"]
 
 
-def test_a_dry_run_tells_what_would_become_of_it(
-    submitted: list[Submission], served: Served, said: Said, told: Told
+def test_a_dry_run_shows_the_expected_outcome(
+    submitted: list[Submission], served: FakeServer, stdout_of: TextOf, json_of: JsonOf
 ) -> None:
     assert [
-        line.rstrip().split(maxsplit=1) for line in said("submit", "job.yaml", "--dry-run").rstrip().splitlines()
+        line.rstrip().split(maxsplit=1) for line in stdout_of("submit", "job.yaml", "--dry-run").rstrip().splitlines()
     ] == [
         ["job", "train"],
         ["command", "python train.py"],
-        ["in", str(Path.cwd())],
-        ["size", "4 GPUs, guaranteed"],
-        ["starts", "at once"],
+        ["directory", str(Path.cwd())],
+        ["demand", "4 GPUs, guaranteed"],
+        ["start", "immediately"],
     ]
-    assert told("submit", "job.yaml", "--dry-run")["preview"]["starts_now"] is True
-    assert "never: the whole cluster, empty, has no room" in said("submit", "job.yaml", "--gpus", "64", "--dry-run")
-    served.do(served.service.add, Submission("other", ["true"]))
-    assert ", after 1 job that waits before it" in said("submit", "job.yaml", "--dry-run")
+    assert json_of("submit", "job.yaml", "--dry-run")["preview"]["starts_now"] is True
+    assert "as requested do not fit the empty cluster" in stdout_of("submit", "job.yaml", "--gpus", "64", "--dry-run")
+    served.call(served.service.add, Submission("other", ["true"]))
+    assert ", 1 job ahead" in stdout_of("submit", "job.yaml", "--dry-run")
     assert submitted == []
 
 
-def test_a_submission_for_programs(submitted: list[Submission], told: Told) -> None:
-    [status] = told("submit", "job.yaml", "--hold")
+def test_a_submission_as_json(submitted: list[Submission], json_of: JsonOf) -> None:
+    [status] = json_of("submit", "job.yaml", "--hold")
     assert (status["id"], status["state"]) == ("train-1", "held")
 
 
 @pytest.mark.parametrize(("state", "status"), [("finished", 0), ("failed", 1), ("cancelled", 1)])
-def test_waiting_ends_with_the_job_and_the_status_tells_how(
-    state: str, status: int, submitted: list[Submission], served: Served, typed: Typed
+def test_wait_returns_when_the_job_ends_with_its_exit_status(
+    state: str, status: int, submitted: list[Submission], served: FakeServer, invoke: Invoke
 ) -> None:
-    ends = threading.Timer(0.2, lambda: served.do(served.service.end, "train-1", state, "so it was"))
-    ends.start()
-    result = typed("submit", "job.yaml", "--wait")
+    timer = threading.Timer(0.2, lambda: served.call(served.service.end, "train-1", state, "the reason"))
+    timer.start()
+    result = invoke("submit", "job.yaml", "--wait")
     assert (result.exit_code, result.stdout) == (status, "train-1\n")
-    assert result.stderr == f"train-1 {state}: so it was\n"
+    assert result.stderr == f"train-1 {state}: the reason\n"
 
 
-def on_terminal(words: list[str], answer: bytes) -> tuple[str, int]:
-    """What somebody sees who types this and answers the question; and the exit status."""
+def run_on_terminal(words: list[str], answer: bytes) -> tuple[str, int]:
+    """Run a command on a terminal, answer its question, and return the output and the exit status."""
     keyboard, screen = pty.openpty()
     command = [sys.executable, "-m", "refold.cli.app", *words]
     process = subprocess.Popen(command, stdin=screen, stdout=screen, stderr=screen, start_new_session=True)
     os.close(screen)
-    seen = b""
+    output = b""
     while select.select([keyboard], [], [], 30)[0]:
         try:
-            piece = os.read(keyboard, 4096)
+            chunk = os.read(keyboard, 4096)
         except OSError:
             break
-        if b"submit? [Y/n]" in seen + piece and b"submit? [Y/n]" not in seen:
+        if b"submit? [Y/n]" in output + chunk and b"submit? [Y/n]" not in output:
             os.write(keyboard, answer)
-        seen += piece
+        output += chunk
     os.close(keyboard)
-    return seen.decode().replace("\r\n", "\n"), process.wait(30)
+    return output.decode().replace("\r\n", "\n"), process.wait(30)
 
 
-def test_on_a_terminal_it_is_shown_and_asked_and_told_what_to_do_next(submitted: list[Submission]) -> None:
-    seen, status = on_terminal(["submit", "job.yaml"], b"\n")
+def test_on_a_terminal_a_preview_a_confirmation_and_next_commands_are_shown(submitted: list[Submission]) -> None:
+    output, status = run_on_terminal(["submit", "job.yaml"], b"\n")
     assert status == 0
-    assert seen.index("size") < seen.index("submit? [Y/n]") < seen.index("train-1 is submitted")
-    assert "refold logs -f train-1" in seen
+    assert output.index("demand") < output.index("submit? [Y/n]") < output.index("train-1 submitted")
+    assert "refold logs -f train-1" in output
     assert len(submitted) == 1
 
 
 @pytest.mark.parametrize(("answer", "expected"), [(b"n\n", 1), (b"\x04", 130)])
-def test_who_says_no_has_submitted_nothing(answer: bytes, expected: int, submitted: list[Submission]) -> None:
-    seen, status = on_terminal(["submit", "job.yaml"], answer)
-    assert (status, "Traceback" in seen, submitted) == (expected, False, [])
+def test_without_confirmation_nothing_is_submitted(answer: bytes, expected: int, submitted: list[Submission]) -> None:
+    output, status = run_on_terminal(["submit", "job.yaml"], answer)
+    assert (status, "Traceback" in output, submitted) == (expected, False, [])

@@ -1,8 +1,8 @@
-"""A job that is held is nobody's until it is released; a run that is held stops first."""
+"""Held jobs are not scheduled until they are released; if they run, their runs are stopped first."""
 
 from hypothesis import given, settings
 from random_histories import History, Move, moves
-from scripted_policy import Told, on
+from scripted_policy import ScriptedPolicy, on
 
 from refold.core.events import (
     Event,
@@ -19,10 +19,10 @@ from refold.model import Decision, Reason, Reshape, Start, Wait
 from refold.policies.queueing.fifo import Fifo, FifoSkip
 from refold.policies.queueing.las import Las
 from refold.testing import make_cluster, make_job
-from refold.testing.disturbances import everybody
+from refold.testing.disturbances import unfinished_jobs
 
 
-def world(*sizes: int) -> History:
+def make_history(*sizes: int) -> History:
     return History(make_cluster(*sizes), Fifo())
 
 
@@ -32,116 +32,119 @@ def orders(history: History, *events: Event) -> tuple[StartRun | StopRun, ...]:
 
 
 def test_a_held_job_is_not_started_before_it_is_released() -> None:
-    one = world(1)
-    one.step(JobSubmitted(make_job("a")), JobSubmitted(make_job("b")))
-    one.step(JobHeld("b"))
-    assert orders(one, RunFinished("a", 1)) == ()
-    assert (list(one.view.held), one.view.reason("b")) == (["b"], Wait("b", Reason.HELD))
-    assert orders(one, JobReleased("b")) == (StartRun("b", 1, on(0)),)
+    history = make_history(1)
+    history.step(JobSubmitted(make_job("a")), JobSubmitted(make_job("b")))
+    history.step(JobHeld("b"))
+    assert orders(history, RunFinished("a", 1)) == ()
+    assert (list(history.view.held), history.view.reason("b")) == (["b"], Wait("b", Reason.HELD))
+    assert orders(history, JobReleased("b")) == (StartRun("b", 1, on(0)),)
 
 
-def test_a_job_that_comes_held_is_never_seen_by_the_policy() -> None:
-    one = world(1)
-    assert orders(one, JobSubmitted(make_job("a")), JobHeld("a", Reason.DEPENDENCY)) == ()
-    assert one.view.reason("a") == Wait("a", Reason.DEPENDENCY)
-    assert orders(one, JobReleased("a")) == (StartRun("a", 1, on(0)),)
+def test_a_job_submitted_as_held_is_hidden_from_the_policy() -> None:
+    history = make_history(1)
+    assert orders(history, JobSubmitted(make_job("a")), JobHeld("a", Reason.DEPENDENCY)) == ()
+    assert history.view.reason("a") == Wait("a", Reason.DEPENDENCY)
+    assert orders(history, JobReleased("a")) == (StartRun("a", 1, on(0)),)
 
 
-def test_who_is_released_waits_as_the_last() -> None:
-    one = world(1)
-    one.step(*(JobSubmitted(make_job(name)) for name in "abcd"))
-    one.step(JobHeld("b"))
-    one.step(JobReleased("b"))
-    assert list(one.view.waiting) == ["c", "d", "b"]
+def test_a_released_job_is_queued_last() -> None:
+    history = make_history(1)
+    history.step(*(JobSubmitted(make_job(name)) for name in "abcd"))
+    history.step(JobHeld("b"))
+    history.step(JobReleased("b"))
+    assert list(history.view.waiting) == ["c", "d", "b"]
 
 
-def test_a_run_that_is_held_stops_and_its_job_is_held_afterwards() -> None:
-    one = world(1)
-    one.step(JobSubmitted(make_job("a")), JobSubmitted(make_job("b")))
-    assert orders(one, JobHeld("a")) == (StopRun("a", 1, "held"),)
-    assert orders(one, JobHeld("a")) == ()
-    assert (one.view.runs["a"].stopping, list(one.view.held)) == (True, [])
-    assert orders(one, RunStopped("a", 1, 7.0)) == (StartRun("b", 1, on(0)),)
-    assert (list(one.view.held), one.view.done("a")) == (["a"], 7.0)
-    assert orders(one, RunFinished("b", 1)) == ()
-    assert orders(one, JobReleased("a")) == (StartRun("a", 2, on(0)),)
+def test_holding_a_running_job_stops_its_run_first() -> None:
+    history = make_history(1)
+    history.step(JobSubmitted(make_job("a")), JobSubmitted(make_job("b")))
+    assert orders(history, JobHeld("a")) == (StopRun("a", 1, "held"),)
+    assert orders(history, JobHeld("a")) == ()
+    assert (history.view.runs["a"].stopping, list(history.view.held)) == (True, [])
+    assert orders(history, RunStopped("a", 1, 7.0)) == (StartRun("b", 1, on(0)),)
+    assert (list(history.view.held), history.view.done("a")) == (["a"], 7.0)
+    assert orders(history, RunFinished("b", 1)) == ()
+    assert orders(history, JobReleased("a")) == (StartRun("a", 2, on(0)),)
 
 
-def test_a_job_that_failed_may_pause_before_it_is_tried_again() -> None:
-    one = world(1)
-    one.step(JobSubmitted(make_job("a")))
-    assert orders(one, RunFailed("a", 1, "exit 1", retry=True), JobHeld("a", Reason.BACKOFF)) == ()
-    assert one.view.reason("a") == Wait("a", Reason.BACKOFF)
-    assert orders(one, JobReleased("a")) == (StartRun("a", 2, on(0)),)
+def test_a_failed_job_may_back_off_before_its_retry() -> None:
+    history = make_history(1)
+    history.step(JobSubmitted(make_job("a")))
+    assert orders(history, RunFailed("a", 1, "exit 1", retry=True), JobHeld("a", Reason.BACKOFF)) == ()
+    assert history.view.reason("a") == Wait("a", Reason.BACKOFF)
+    assert orders(history, JobReleased("a")) == (StartRun("a", 2, on(0)),)
 
 
-def test_a_pause_that_comes_late_stops_no_run_and_replaces_nobodys_hold() -> None:
-    one = world(1)
-    one.step(JobSubmitted(make_job("a")), JobSubmitted(make_job("b")), JobHeld("b"))
-    assert orders(one, JobHeld("a", Reason.BACKOFF), JobHeld("b", Reason.BACKOFF)) == ()
-    assert ([run.stopping for run in one.view.runs.values()], one.view.held_for("b")) == ([False], Reason.HELD)
+def test_a_late_back_off_neither_stops_a_run_nor_replaces_a_users_hold() -> None:
+    history = make_history(1)
+    history.step(JobSubmitted(make_job("a")), JobSubmitted(make_job("b")), JobHeld("b"))
+    assert orders(history, JobHeld("a", Reason.BACKOFF), JobHeld("b", Reason.BACKOFF)) == ()
+    assert ([run.stopping for run in history.view.runs.values()], history.view.hold_reason("b")) == (
+        [False],
+        Reason.HELD,
+    )
 
 
-def test_a_job_that_may_not_be_preempted_may_be_held() -> None:
-    one = world(1)
-    one.step(JobSubmitted(make_job("a", preemptible=False)))
-    assert orders(one, JobHeld("a")) == (StopRun("a", 1, "held"),)
+def test_a_job_that_is_not_preemptible_can_be_held() -> None:
+    history = make_history(1)
+    history.step(JobSubmitted(make_job("a", preemptible=False)))
+    assert orders(history, JobHeld("a")) == (StopRun("a", 1, "held"),)
 
 
-def test_who_is_released_before_it_has_stopped_waits_like_anybody_who_was_stopped() -> None:
-    one = world(1)
-    one.step(JobSubmitted(make_job("a")))
-    one.step(JobHeld("a"))
-    one.step(JobReleased("a"))
-    assert orders(one, RunStopped("a", 1)) == (StartRun("a", 2, on(0)),)
-    assert not one.view.held
+def test_a_job_released_before_its_run_has_stopped_is_queued_again() -> None:
+    history = make_history(1)
+    history.step(JobSubmitted(make_job("a")))
+    history.step(JobHeld("a"))
+    history.step(JobReleased("a"))
+    assert orders(history, RunStopped("a", 1)) == (StartRun("a", 2, on(0)),)
+    assert not history.view.held
 
 
-def test_a_run_that_was_to_be_held_may_still_finish_or_fail() -> None:
-    one = world(3)
-    one.step(*(JobSubmitted(make_job(name)) for name in "abc"))
-    one.step(*(JobHeld(name) for name in "abc"))
-    one.step(RunFinished("a", 1), RunFailed("b", 1, "exit 1"), RunFailed("c", 1, "node lost", 5.0, retry=True))
-    assert (everybody(one.view), list(one.view.held)) == ({"c"}, ["c"])
+def test_a_run_may_finish_or_fail_before_its_job_is_held() -> None:
+    history = make_history(3)
+    history.step(*(JobSubmitted(make_job(name)) for name in "abc"))
+    history.step(*(JobHeld(name) for name in "abc"))
+    history.step(RunFinished("a", 1), RunFailed("b", 1, "exit 1"), RunFailed("c", 1, "node lost", 5.0, retry=True))
+    assert (unfinished_jobs(history.view), list(history.view.held)) == ({"c"}, ["c"])
 
 
-def test_a_held_job_can_be_cancelled_and_is_then_over() -> None:
-    one = world(1)
-    one.step(JobSubmitted(make_job("a")))
-    one.step(JobHeld("a"))
-    one.step(JobCancelled("a"))
-    one.step(RunStopped("a", 1))
-    one.step(JobSubmitted(make_job("b")), JobHeld("b"))
-    one.step(JobCancelled("b"))
-    assert (everybody(one.view), one.audit.over) == (set(), {"a": "cancelled", "b": "cancelled"})
+def test_a_held_job_can_be_cancelled() -> None:
+    history = make_history(1)
+    history.step(JobSubmitted(make_job("a")))
+    history.step(JobHeld("a"))
+    history.step(JobCancelled("a"))
+    history.step(RunStopped("a", 1))
+    history.step(JobSubmitted(make_job("b")), JobHeld("b"))
+    history.step(JobCancelled("b"))
+    assert (unfinished_jobs(history.view), history.audit.ended) == (set(), {"a": "cancelled", "b": "cancelled"})
 
 
-def test_a_run_that_is_held_while_it_is_reshaped_does_not_go_on_in_its_new_shape() -> None:
-    told = Told()
-    one = History(make_cluster(4), told)
-    told.next = Decision((Start("a", on(0, 1)),))
-    one.step(JobSubmitted(make_job("a", gpus=2, reshapable=True)))
-    told.next = Decision(reshapes=(Reshape("a", on(0, 1, 2, 3), "grow"),))
-    one.step()
-    assert orders(one, JobHeld("a")) == ()
-    assert orders(one, RunStopped("a", 1)) == ()
-    assert (list(one.view.held), one.view.free_gpus) == (["a"], 4)
+def test_a_job_held_during_a_reshape_does_not_restart() -> None:
+    policy = ScriptedPolicy()
+    history = History(make_cluster(4), policy)
+    policy.next = Decision((Start("a", on(0, 1)),))
+    history.step(JobSubmitted(make_job("a", gpus=2, reshapable=True)))
+    policy.next = Decision(reshapes=(Reshape("a", on(0, 1, 2, 3), "grow"),))
+    history.step()
+    assert orders(history, JobHeld("a")) == ()
+    assert orders(history, RunStopped("a", 1)) == ()
+    assert (list(history.view.held), history.view.free_gpus) == (["a"], 4)
 
 
-def test_holding_or_releasing_nobody_is_late() -> None:
-    one = world(1)
-    one.step(JobHeld("nobody"), JobReleased("nobody"))
-    one.step(JobSubmitted(make_job("a")))
-    one.step(JobReleased("a"))
-    assert (one.scheduler.late_reports, list(one.view.runs)) == (3, ["a"])
+def test_holding_or_releasing_an_unknown_job_has_no_effect() -> None:
+    history = make_history(1)
+    history.step(JobHeld("unknown"), JobReleased("unknown"))
+    history.step(JobSubmitted(make_job("a")))
+    history.step(JobReleased("a"))
+    assert (history.scheduler.late_reports, list(history.view.runs)) == (3, ["a"])
 
 
 @settings(max_examples=60, deadline=None)
 @given(moves)
-def test_whatever_happens_nobody_is_forgotten_and_nobody_who_is_held_is_started(some: list[Move]) -> None:
+def test_no_job_is_lost_and_no_held_job_is_started_under_random_events(moves_to_play: list[Move]) -> None:
     for policy in (FifoSkip(), Las(threshold_gpu_seconds=10.0)):
-        one = History(make_cluster(4, 4, 2), policy)
-        for _ in one.play(some):
-            assert everybody(one.view) == one.audit.jobs.keys() - one.audit.over.keys()
-            assert set(one.view.active) == set(one.view.runs)
-            assert all(one.view.reason(job).reason in (Reason.HELD, Reason.DEPENDENCY) for job in one.view.held)
+        history = History(make_cluster(4, 4, 2), policy)
+        for _ in history.play(moves_to_play):
+            assert unfinished_jobs(history.view) == history.audit.jobs.keys() - history.audit.ended.keys()
+            assert set(history.view.active) == set(history.view.runs)
+            assert all(history.view.reason(job).reason in (Reason.HELD, Reason.DEPENDENCY) for job in history.view.held)

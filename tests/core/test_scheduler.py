@@ -1,9 +1,9 @@
-"""Facts in, orders out: a few facts, and the whole list of orders."""
+"""The scheduler: a few events in, and the complete list of orders out."""
 
 from collections.abc import Sized
 
 import pytest
-from scripted_policy import Told, on
+from scripted_policy import ScriptedPolicy, on
 
 from refold.core import Scheduler, View
 from refold.core.events import (
@@ -20,27 +20,39 @@ from refold.core.events import (
 )
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadDecision, BadValue
-from refold.model import KEEP, Allocation, Decision, Reason, Reshape, Share, Start, StartEstimate, Stop, Wait
+from refold.model import (
+    NO_CHANGE,
+    Allocation,
+    Decision,
+    Demand,
+    Reason,
+    Reshape,
+    Share,
+    Start,
+    StartEstimate,
+    Stop,
+    Wait,
+)
 from refold.packing import Placer
 from refold.policies.queueing.fifo import Fifo
 from refold.testing import Audit, make_cluster, make_job
 
 
-class World:
-    """A scheduler under audit."""
+class AuditedScheduler:
+    """A scheduler with an audit of its journal; with a scripted policy, `then` is the next decision."""
 
-    def __init__(self, *sizes: int, told: Told | None = None) -> None:
+    def __init__(self, *sizes: int, policy: ScriptedPolicy | None = None) -> None:
         self.cluster = make_cluster(*sizes)
-        self.told = told
-        self.scheduler = Scheduler(self.cluster, told or Fifo())
+        self.policy = policy
+        self.scheduler = Scheduler(self.cluster, policy or Fifo())
         self.audit = Audit(self.cluster)
         self.now = 0.0
 
     def step(self, *events: Event, then: Decision | None = None) -> tuple[StartRun | StopRun, ...]:
-        if self.told is not None and then is not None:
-            self.told.next = then
+        if self.policy is not None and then is not None:
+            self.policy.next = then
         entry = self.scheduler.step(self.now, events)
-        if self.told is None:
+        if self.policy is None:
             self.audit.write(entry)
         self.now += 1.0
         return entry.orders
@@ -50,33 +62,33 @@ class World:
         return self.scheduler.view
 
 
-def test_a_job_is_started_and_its_place_refilled_when_it_ends() -> None:
-    world = World(1)
-    assert world.step(JobSubmitted(make_job("a"))) == (StartRun("a", 1, on(0)),)
-    assert world.step(JobSubmitted(make_job("b"))) == ()
-    assert world.step(RunFinished("a", 1)) == (StartRun("b", 1, on(0)),)
+def test_a_waiting_job_starts_when_another_ends() -> None:
+    audited = AuditedScheduler(1)
+    assert audited.step(JobSubmitted(make_job("a"))) == (StartRun("a", 1, on(0)),)
+    assert audited.step(JobSubmitted(make_job("b"))) == ()
+    assert audited.step(RunFinished("a", 1)) == (StartRun("b", 1, on(0)),)
 
 
-def test_of_jobs_that_are_over_nothing_is_left() -> None:
-    world = World(1)
+def test_jobs_that_have_ended_leave_no_state_behind() -> None:
+    audited = AuditedScheduler(1)
 
     def sizes() -> dict[str, int]:
-        return {name: len(part) for name, part in vars(world.view._state).items() if isinstance(part, Sized)}
+        return {name: len(part) for name, part in vars(audited.view._state).items() if isinstance(part, Sized)}
 
     before = sizes()
     for number in range(5):
-        world.step(JobSubmitted(make_job(f"job-{number}")))
-        world.step(RunFinished(f"job-{number}", 1))
+        audited.step(JobSubmitted(make_job(f"job-{number}")))
+        audited.step(RunFinished(f"job-{number}", 1))
     assert sizes() == before
     assert {"progress", "active", "held"} <= before.keys()
 
 
-def test_late_and_repeated_reports_change_nothing() -> None:
-    world = World(1)
-    world.step(JobSubmitted(make_job("a")))
-    world.step(JobSubmitted(make_job("a")))
-    world.step(RunFailed("a", 1, "crashed", retry=True))
-    assert world.view.runs["a"].number == 2
+def test_late_and_duplicate_reports_have_no_effect() -> None:
+    audited = AuditedScheduler(1)
+    audited.step(JobSubmitted(make_job("a")))
+    audited.step(JobSubmitted(make_job("a")))
+    audited.step(RunFailed("a", 1, "crashed", retry=True))
+    assert audited.view.runs["a"].number == 2
     for late in (
         RunFinished("a", 1),
         RunStopped("a", 1),
@@ -84,217 +96,219 @@ def test_late_and_repeated_reports_change_nothing() -> None:
         RunFailed("a", 1),
         RunProgressed("a", 1, 5),
     ):
-        assert world.step(late) == ()
-    assert world.view.runs["a"].number == 2
-    assert world.scheduler.late_reports == 6
-    world.step(RunFinished("a", 2))
-    assert world.step(RunFinished("a", 2)) == ()
-    assert world.view.runs == {}
+        assert audited.step(late) == ()
+    assert audited.view.runs["a"].number == 2
+    assert audited.scheduler.late_reports == 6
+    audited.step(RunFinished("a", 2))
+    assert audited.step(RunFinished("a", 2)) == ()
+    assert audited.view.runs == {}
 
 
-def test_a_second_report_of_a_start_does_not_move_it() -> None:
-    world = World(1)
-    world.step(JobSubmitted(make_job("a")))
-    world.step(RunStarted("a", 1))
-    world.now = 50.0
-    world.step(RunStarted("a", 1))
-    assert world.view.done("a") == 49.0
+def test_a_duplicate_start_report_does_not_change_the_start_time() -> None:
+    audited = AuditedScheduler(1)
+    audited.step(JobSubmitted(make_job("a")))
+    audited.step(RunStarted("a", 1))
+    audited.now = 50.0
+    audited.step(RunStarted("a", 1))
+    assert audited.view.done("a") == 49.0
 
 
-def test_progress_only_goes_forward() -> None:
-    world = World(1)
-    world.step(JobSubmitted(make_job("a")))
-    world.now = 10.0
-    world.step(RunProgressed("a", 1, 7.0))
-    world.now = 20.0
-    world.step(RunProgressed("a", 1, 3.0))
-    assert world.view.done("a") == 17.0
+def test_progress_never_decreases() -> None:
+    audited = AuditedScheduler(1)
+    audited.step(JobSubmitted(make_job("a")))
+    audited.now = 10.0
+    audited.step(RunProgressed("a", 1, 7.0))
+    audited.now = 20.0
+    audited.step(RunProgressed("a", 1, 3.0))
+    assert audited.view.done("a") == 17.0
 
 
-def test_a_failed_run_is_tried_again_only_if_it_may() -> None:
-    world = World(1)
-    world.step(JobSubmitted(make_job("a")))
-    assert world.step(RunFailed("a", 1, "node lost", retry=True)) == (StartRun("a", 2, on(0)),)
-    assert world.step(RunFailed("a", 2, "exit 1")) == ()
-    assert not world.view.waiting
+def test_a_failed_run_is_retried_only_if_the_event_allows_it() -> None:
+    audited = AuditedScheduler(1)
+    audited.step(JobSubmitted(make_job("a")))
+    assert audited.step(RunFailed("a", 1, "node lost", retry=True)) == (StartRun("a", 2, on(0)),)
+    assert audited.step(RunFailed("a", 2, "exit 1")) == ()
+    assert not audited.view.waiting
 
 
-def test_cancelling_a_run_stops_it_and_ends_its_job() -> None:
-    world = World(1)
-    world.step(JobSubmitted(make_job("a")), JobSubmitted(make_job("b")))
-    assert world.step(JobCancelled("a")) == (StopRun("a", 1, "cancelled"),)
-    assert world.step(JobCancelled("a")) == ()
-    assert world.step(RunStopped("a", 1)) == (StartRun("b", 1, on(0)),)
-    assert "a" not in world.view.waiting
+def test_cancelling_a_running_job_stops_its_run_first() -> None:
+    audited = AuditedScheduler(1)
+    audited.step(JobSubmitted(make_job("a")), JobSubmitted(make_job("b")))
+    assert audited.step(JobCancelled("a")) == (StopRun("a", 1, "cancelled"),)
+    assert audited.step(JobCancelled("a")) == ()
+    assert audited.step(RunStopped("a", 1)) == (StartRun("b", 1, on(0)),)
+    assert "a" not in audited.view.waiting
 
 
-def test_cancelling_a_job_that_waits_ends_it_at_once() -> None:
-    world = World(1)
-    world.step(JobSubmitted(make_job("a")), JobSubmitted(make_job("b")), JobSubmitted(make_job("c")))
-    assert world.step(JobCancelled("b")) == ()
-    assert world.step(RunFinished("a", 1)) == (StartRun("c", 1, on(0)),)
+def test_cancelling_a_waiting_job_ends_it_at_once() -> None:
+    audited = AuditedScheduler(1)
+    audited.step(JobSubmitted(make_job("a")), JobSubmitted(make_job("b")), JobSubmitted(make_job("c")))
+    assert audited.step(JobCancelled("b")) == ()
+    assert audited.step(RunFinished("a", 1)) == (StartRun("c", 1, on(0)),)
 
 
-def test_a_lost_node_takes_no_work_until_it_returns() -> None:
-    world = World(1, 1)
-    assert world.step(NodeLost(0), JobSubmitted(make_job("a"))) == (StartRun("a", 1, on(0, node=1)),)
-    assert world.step(JobSubmitted(make_job("b"))) == ()
-    assert world.step(NodeReturned(0)) == (StartRun("b", 1, on(0)),)
-    assert world.step(NodeReturned(0), NodeLost(1), NodeLost(1), RunFinished("a", 1)) == ()
-    assert world.scheduler.late_reports == 2
+def test_no_run_starts_on_a_node_that_is_down() -> None:
+    audited = AuditedScheduler(1, 1)
+    assert audited.step(NodeLost(0), JobSubmitted(make_job("a"))) == (StartRun("a", 1, on(0, node=1)),)
+    assert audited.step(JobSubmitted(make_job("b"))) == ()
+    assert audited.step(NodeReturned(0)) == (StartRun("b", 1, on(0)),)
+    assert audited.step(NodeReturned(0), NodeLost(1), NodeLost(1), RunFinished("a", 1)) == ()
+    assert audited.scheduler.late_reports == 2
 
 
-def test_a_job_that_never_fits_says_so() -> None:
-    world = World(2)
-    world.step(JobSubmitted(make_job("huge", gpus=4)))
-    reason = world.view.reason("huge")
+def test_a_job_that_never_fits_is_infeasible() -> None:
+    audited = AuditedScheduler(2)
+    audited.step(JobSubmitted(make_job("huge", gpus=4)))
+    reason = audited.view.reason("huge")
     assert (reason.reason, reason.shortage and reason.shortage.too_small) == (Reason.INFEASIBLE, 1)
-    world.step(JobCancelled("huge"))
-    assert not world.view.infeasible
+    audited.step(JobCancelled("huge"))
+    assert not audited.view.infeasible
 
 
-def test_waiting_jobs_know_why_with_counts() -> None:
-    world = World(2, 1)
-    world.step(JobSubmitted(make_job("a", gpus=2)))
-    world.step(JobSubmitted(make_job("b", gpus=2)), JobSubmitted(make_job("c")), JobSubmitted(make_job("d")))
-    first = world.view.reason("b")
+def test_waiting_jobs_have_a_reason_with_counts() -> None:
+    audited = AuditedScheduler(2, 1)
+    audited.step(JobSubmitted(make_job("a", gpus=2)))
+    audited.step(JobSubmitted(make_job("b", gpus=2)), JobSubmitted(make_job("c")), JobSubmitted(make_job("d")))
+    first = audited.view.reason("b")
     assert first.reason is Reason.RESOURCES
     assert first.shortage is not None
-    assert first.shortage.text("2 GPUs") == "0 of 2 nodes fit: 1 × less than 2 GPUs free, 1 × too few GPUs at all"
-    assert world.view.reason("c") == Wait("c", Reason.AHEAD, ahead=1)
-    assert world.view.reason("d") == Wait("d", Reason.AHEAD, ahead=2)
+    assert first.shortage.text(Demand(gpus=2)) == (
+        "0 of 2 nodes fit: 1 has fewer than 2 free GPUs, 1 has fewer than 2 GPUs in total"
+    )
+    assert audited.view.reason("c") == Wait("c", Reason.PRIORITY, ahead=1)
+    assert audited.view.reason("d") == Wait("d", Reason.PRIORITY, ahead=2)
 
 
-def test_the_room_for_a_gang_is_counted() -> None:
-    world = World(4, 4)
-    world.step(JobSubmitted(make_job("a", gpus=3)))
-    world.step(JobSubmitted(make_job("gang", gpus=2, instances=3)))
-    shortage = world.view.reason("gang").shortage
+def test_the_shortage_of_a_gang_counts_the_instances_that_fit() -> None:
+    audited = AuditedScheduler(4, 4)
+    audited.step(JobSubmitted(make_job("a", gpus=3)))
+    audited.step(JobSubmitted(make_job("gang", gpus=2, instances=3)))
+    shortage = audited.view.reason("gang").shortage
     assert shortage is not None
-    assert shortage.text("2 GPUs") == "room for 2 of 3 instances, 1 of 2 nodes fit: 1 × less than 2 GPUs free"
+    assert shortage.text(Demand(gpus=2)) == "2 of 3 instances fit on 1 of 2 nodes: 1 has fewer than 2 free GPUs"
 
 
-def test_a_stopped_run_holds_its_place_until_it_has_stopped() -> None:
-    world = World(1, told=Told())
-    world.step(JobSubmitted(make_job("a")), JobSubmitted(make_job("b")), then=Decision((Start("a", on(0)),)))
-    assert world.step(then=Decision(stops=(Stop("a", "for b"),))) == (StopRun("a", 1, "for b"),)
-    with pytest.raises(BadDecision, match="a GPU has less free"):
-        world.step(then=Decision((Start("b", on(0)),)))
-    assert world.step(RunStopped("a", 1, 30.0), then=Decision((Start("b", on(0)),))) == (StartRun("b", 1, on(0)),)
-    assert world.view.done("a") == 30.0
-    assert list(world.view.waiting) == ["a"]
+def test_a_stopping_run_holds_its_gpus_until_it_has_stopped() -> None:
+    audited = AuditedScheduler(1, policy=ScriptedPolicy())
+    audited.step(JobSubmitted(make_job("a")), JobSubmitted(make_job("b")), then=Decision((Start("a", on(0)),)))
+    assert audited.step(then=Decision(stops=(Stop("a", "for b"),))) == (StopRun("a", 1, "for b"),)
+    with pytest.raises(BadDecision, match="a GPU has too little free capacity"):
+        audited.step(then=Decision((Start("b", on(0)),)))
+    assert audited.step(RunStopped("a", 1, 30.0), then=Decision((Start("b", on(0)),))) == (StartRun("b", 1, on(0)),)
+    assert audited.view.done("a") == 30.0
+    assert list(audited.view.waiting) == ["a"]
 
 
-def test_a_reshaped_job_holds_both_places_until_its_old_run_has_stopped() -> None:
-    world = World(4, told=Told())
+def test_a_reshaped_job_holds_both_allocations_until_its_old_run_has_stopped() -> None:
+    audited = AuditedScheduler(4, policy=ScriptedPolicy())
     job = make_job("a", gpus=2, reshapable=True)
-    world.step(JobSubmitted(job), JobSubmitted(make_job("b")), then=Decision((Start("a", on(0, 1)),)))
+    audited.step(JobSubmitted(job), JobSubmitted(make_job("b")), then=Decision((Start("a", on(0, 1)),)))
     wider = on(1, 2, 3)
-    assert world.step(then=Decision(reshapes=(Reshape("a", wider, "grow"),))) == (StopRun("a", 1, "grow"),)
+    assert audited.step(then=Decision(reshapes=(Reshape("a", wider, "grow"),))) == (StopRun("a", 1, "grow"),)
     for gpu in range(4):
-        with pytest.raises(BadDecision, match="a GPU has less free"):
-            world.step(then=Decision((Start("b", on(gpu)),)))
-    assert world.step(RunStopped("a", 1, 5.0)) == (StartRun("a", 2, wider),)
-    assert world.step(then=Decision((Start("b", on(0)),))) == (StartRun("b", 1, on(0)),)
+        with pytest.raises(BadDecision, match="a GPU has too little free capacity"):
+            audited.step(then=Decision((Start("b", on(gpu)),)))
+    assert audited.step(RunStopped("a", 1, 5.0)) == (StartRun("a", 2, wider),)
+    assert audited.step(then=Decision((Start("b", on(0)),))) == (StartRun("b", 1, on(0)),)
 
 
-def test_a_job_that_finishes_before_its_reshape_gives_everything_back() -> None:
-    world = World(4, told=Told())
-    world.step(JobSubmitted(make_job("a", gpus=2, reshapable=True)), then=Decision((Start("a", on(0, 1)),)))
-    world.step(then=Decision(reshapes=(Reshape("a", on(1, 2, 3)),)))
-    assert world.step(RunFinished("a", 1)) == ()
-    assert world.view.free_gpus == 4
+def test_a_job_that_finishes_before_its_reshape_releases_both_allocations() -> None:
+    audited = AuditedScheduler(4, policy=ScriptedPolicy())
+    audited.step(JobSubmitted(make_job("a", gpus=2, reshapable=True)), then=Decision((Start("a", on(0, 1)),)))
+    audited.step(then=Decision(reshapes=(Reshape("a", on(1, 2, 3)),)))
+    assert audited.step(RunFinished("a", 1)) == ()
+    assert audited.view.free_gpus == 4
 
 
-def test_a_target_is_turned_into_the_changes_that_lead_to_it() -> None:
-    world = World(4, told=Told())
+def test_towards_returns_the_changes_to_a_target() -> None:
+    audited = AuditedScheduler(4, policy=ScriptedPolicy())
     start = Decision((Start("a", on(0)), Start("b", on(1))))
-    world.step(JobSubmitted(make_job("a")), JobSubmitted(make_job("b")), JobSubmitted(make_job("c")), then=start)
-    towards = Decision.towards(world.view, {"b": on(1), "c": on(2)}, "why not")
-    assert towards == Decision(starts=(Start("c", on(2)),), stops=(Stop("a", "why not"),))
+    audited.step(JobSubmitted(make_job("a")), JobSubmitted(make_job("b")), JobSubmitted(make_job("c")), then=start)
+    towards = Decision.towards(audited.view, {"b": on(1), "c": on(2)}, "smaller")
+    assert towards == Decision(starts=(Start("c", on(2)),), stops=(Stop("a", "smaller"),))
 
 
 RUNNING, WAITS = make_job("runs", gpus=2), make_job("waits", gpus=2)
 
 
 @pytest.mark.parametrize(
-    ("decision", "rule", "words"),
+    ("decision", "rule", "message"),
     [
         (Decision((Start("runs", on(2, 3)),)), "waiting", "is running"),
-        (Decision((Start("ghost", on(2, 3)),)), "waiting", "is not known"),
-        (Decision((Start("waits", on(2, 3)), Start("waits", on(2, 3)))), "waiting", "named twice"),
-        (Decision((Start("waits", on(2)),)), "gang", "other than the 2 GPU"),
-        (Decision((Start("waits", on(0, 1)),)), "free", "'n0': a GPU has less free"),
+        (Decision((Start("ghost", on(2, 3)),)), "waiting", "is unknown"),
+        (Decision((Start("waits", on(2, 3)), Start("waits", on(2, 3)))), "waiting", "appears twice"),
+        (Decision((Start("waits", on(2)),)), "gang", "other than the requested 2 GPU"),
+        (Decision((Start("waits", on(0, 1)),)), "free", "'n0': a GPU has too little free capacity"),
         (Decision((Start("waits", on(3, 3)),)), "free", "the same GPU twice"),
         (Decision((Start("waits", on(3, 9)),)), "free", "no such GPU"),
         (Decision((Start("waits", on(3, 70)),)), "free", "no such GPU"),
         (Decision((Start("waits", on(3, -1)),)), "free", "no such GPU"),
-        (Decision((Start("bends", Allocation(())),)), "gang", "nothing at all"),
-        (Decision((Start("bends", Allocation((Share(0, (2,), -500),))),)), "free", "impossible amounts"),
-        (Decision((Start("bends", Allocation((Share(0, (2,), cpu_milli=-1),))),)), "free", "impossible amounts"),
+        (Decision((Start("bends", Allocation(())),)), "gang", "an empty allocation"),
+        (Decision((Start("bends", Allocation((Share(0, (2,), -500),))),)), "free", "invalid amounts"),
+        (Decision((Start("bends", Allocation((Share(0, (2,), cpu_milli=-1),))),)), "free", "invalid amounts"),
         (Decision((Start("waits", on(2, 3, node=9)),)), "free", "node 9, which does not exist"),
         (Decision((Start("waits", on(0, 1, node=1)),)), "free", "the node is down"),
         (Decision((Start("picky", on(2, 3)),)), "type", "it accepts H100"),
-        (Decision(stops=(Stop("waits"),)), "running", "'waits', which waits"),
-        (Decision(stops=(Stop("runs"), Stop("runs"))), "running", "named twice"),
+        (Decision(stops=(Stop("waits"),)), "running", "'waits', which is waiting"),
+        (Decision(stops=(Stop("runs"), Stop("runs"))), "running", "appears twice"),
         (Decision(stops=(Stop("stays"),)), "preemptible", "'stays', which is not preemptible"),
         (Decision(reshapes=(Reshape("runs", on(2)),)), "gang", "not reshapable"),
-        (Decision(waits=(Wait("runs", Reason.AHEAD),)), "reason", "which does not"),
-        (Decision(wake_at=1.0), "wake", "to be woken at 1.0"),
-        (Decision(wake_at=float("inf")), "wake", "to be woken at inf"),
+        (Decision(waits=(Wait("runs", Reason.PRIORITY),)), "reason", "which is not waiting"),
+        (Decision(wake_at=1.0), "wake", "set wake_at to 1.0"),
+        (Decision(wake_at=float("inf")), "wake", "set wake_at to inf"),
     ],
 )
-def test_a_bad_decision_is_refused_whole_and_by_name(decision: Decision, rule: str, words: str) -> None:
-    world = World(4, 2, 1, told=Told())
+def test_a_bad_decision_is_rejected_with_policy_and_rule(decision: Decision, rule: str, message: str) -> None:
+    audited = AuditedScheduler(4, 2, 1, policy=ScriptedPolicy())
     stays = make_job("stays", preemptible=False)
     jobs = (RUNNING, WAITS, stays, make_job("bends", reshapable=True), make_job("picky", gpus=2, types=["H100"]))
-    world.scheduler = Scheduler(world.cluster, world.told or Told())
-    world.step(*(JobSubmitted(job) for job in jobs[:4]))
-    world.step(then=Decision((Start("runs", on(0, 1)), Start("stays", on(0, node=2)))))
-    world.scheduler._state.waiting["picky"] = jobs[4]
-    world.step(NodeLost(1))
-    free = world.view.free_gpus
-    with pytest.raises(BadDecision, match=words) as refusal:
-        world.step(then=decision)
-    assert (refusal.value.rule, refusal.value.policy) == (rule, "told")
-    assert world.view.free_gpus == free
-    assert set(world.view.runs) == {"runs", "stays"}
+    audited.scheduler = Scheduler(audited.cluster, audited.policy or ScriptedPolicy())
+    audited.step(*(JobSubmitted(job) for job in jobs[:4]))
+    audited.step(then=Decision((Start("runs", on(0, 1)), Start("stays", on(0, node=2)))))
+    audited.scheduler._state.waiting["picky"] = jobs[4]
+    audited.step(NodeLost(1))
+    free = audited.view.free_gpus
+    with pytest.raises(BadDecision, match=message) as rejected:
+        audited.step(then=decision)
+    assert (rejected.value.rule, rejected.value.policy) == (rule, "scripted")
+    assert audited.view.free_gpus == free
+    assert set(audited.view.runs) == {"runs", "stays"}
 
 
-def test_where_nobody_watches_a_bad_decision_is_written_down_and_nothing_is_done() -> None:
-    told = Told()
-    heard: list[BadDecision] = []
-    scheduler = Scheduler(make_cluster(1), told, refused=heard.append)
-    told.next = Decision((Start("ghost", on(0)),))
+def test_a_rejected_decision_is_recorded_and_not_carried_out() -> None:
+    policy = ScriptedPolicy()
+    rejections: list[BadDecision] = []
+    scheduler = Scheduler(make_cluster(1), policy, on_rejection=rejections.append)
+    policy.next = Decision((Start("ghost", on(0)),))
     entry = scheduler.step(0.0, [JobSubmitted(make_job("a"))])
-    assert (entry.orders, len(heard)) == ((), 1)
-    assert entry.refused.startswith("told started job 'ghost'")
+    assert (entry.orders, len(rejections)) == ((), 1)
+    assert entry.rejection.startswith("scripted started job 'ghost'")
 
 
-def test_what_a_policy_expects_is_written_down() -> None:
-    world = World(1, told=Told())
-    world.told = world.told or Told()
-    world.told.next = Decision(start_estimates=(StartEstimate("a", 9.0),), wake_at=7.0)
-    entry = world.scheduler.step(0.0, [JobSubmitted(make_job("a"))])
+def test_start_estimates_and_wake_ups_are_recorded() -> None:
+    audited = AuditedScheduler(1, policy=ScriptedPolicy())
+    audited.policy = audited.policy or ScriptedPolicy()
+    audited.policy.next = Decision(start_estimates=(StartEstimate("a", 9.0),), wake_at=7.0)
+    entry = audited.scheduler.step(0.0, [JobSubmitted(make_job("a"))])
     assert (entry.start_estimates, entry.wake_at) == ((StartEstimate("a", 9.0),), 7.0)
 
 
-def test_whoever_was_refused_is_started_by_the_next_look() -> None:
+def test_jobs_of_a_rejected_decision_start_in_the_next_round() -> None:
     class Spoiled(Fifo):
-        """Adds nonsense to one decision."""
+        """Adds an invalid stop to one decision."""
 
         def decide(self, view: View) -> Decision:
             decision = super().decide(view)
-            nonsense = (Stop("ghost"),) if view.now == 5.0 else ()
-            return Decision(decision.starts, nonsense, waits=decision.waits)
+            invalid = (Stop("ghost"),) if view.now == 5.0 else ()
+            return Decision(decision.starts, invalid, waits=decision.waits)
 
-    scheduler = Scheduler(make_cluster(1), Spoiled(), refused=lambda _: None)
+    scheduler = Scheduler(make_cluster(1), Spoiled(), on_rejection=lambda _: None)
     scheduler.step(0.0, [JobSubmitted(make_job("a")), JobSubmitted(make_job("b"))])
     assert scheduler.step(5.0, [RunFinished("a", 1)]).orders == ()
     assert scheduler.step(6.0, []).orders == (StartRun("b", 1, on(0)),)
 
 
-def test_a_policy_that_fails_leaves_nothing_taken() -> None:
+def test_a_policy_that_raises_leaves_nothing_allocated() -> None:
     class Fails:
         name = "fails"
 
@@ -308,56 +322,56 @@ def test_a_policy_that_fails_leaves_nothing_taken() -> None:
     assert scheduler.view.free_gpus == 1
 
 
-def test_a_job_can_be_reshaped_away_from_a_lost_node() -> None:
-    world = World(2, 2, told=Told())
-    world.step(JobSubmitted(make_job("a", gpus=2, reshapable=True)), then=Decision((Start("a", on(0, 1)),)))
+def test_a_job_can_be_reshaped_away_from_a_node_that_is_down() -> None:
+    audited = AuditedScheduler(2, 2, policy=ScriptedPolicy())
+    audited.step(JobSubmitted(make_job("a", gpus=2, reshapable=True)), then=Decision((Start("a", on(0, 1)),)))
     elsewhere = on(0, 1, node=1)
-    assert world.step(NodeLost(0), then=Decision(reshapes=(Reshape("a", elsewhere),))) == (StopRun("a", 1),)
-    assert world.step(RunStopped("a", 1)) == (StartRun("a", 2, elsewhere),)
-    assert world.view.free_gpus == 0
+    assert audited.step(NodeLost(0), then=Decision(reshapes=(Reshape("a", elsewhere),))) == (StopRun("a", 1),)
+    assert audited.step(RunStopped("a", 1)) == (StartRun("a", 2, elsewhere),)
+    assert audited.view.free_gpus == 0
 
 
-def test_a_target_can_be_said_again_while_a_run_is_stopping() -> None:
-    world = World(2, told=Told())
-    world.step(JobSubmitted(make_job("a", reshapable=True)), then=Decision((Start("a", on(0)),)))
+def test_towards_ignores_runs_that_are_stopping() -> None:
+    audited = AuditedScheduler(2, policy=ScriptedPolicy())
+    audited.step(JobSubmitted(make_job("a", reshapable=True)), then=Decision((Start("a", on(0)),)))
     target = {"a": on(1)}
-    world.step(then=Decision.towards(world.view, target))
-    assert Decision.towards(world.view, target) == KEEP
-    assert world.step(RunStopped("a", 1)) == (StartRun("a", 2, on(1)),)
+    audited.step(then=Decision.towards(audited.view, target))
+    assert Decision.towards(audited.view, target) == NO_CHANGE
+    assert audited.step(RunStopped("a", 1)) == (StartRun("a", 2, on(1)),)
 
 
 def test_no_work_is_done_while_a_run_is_stopping() -> None:
-    world = World(1, told=Told())
-    world.step(JobSubmitted(make_job("a")), then=Decision((Start("a", on(0)),)))
-    world.now = 10.0
-    world.step(then=Decision(stops=(Stop("a"),)))
-    world.now = 500.0
-    world.step(RunStarted("a", 1))
-    assert (world.view.done("a"), world.scheduler.late_reports) == (10.0, 0)
-    world.step(RunProgressed("a", 1, 12.0))
-    world.now = 900.0
-    world.step()
-    assert world.view.done("a") == 12.0
+    audited = AuditedScheduler(1, policy=ScriptedPolicy())
+    audited.step(JobSubmitted(make_job("a")), then=Decision((Start("a", on(0)),)))
+    audited.now = 10.0
+    audited.step(then=Decision(stops=(Stop("a"),)))
+    audited.now = 500.0
+    audited.step(RunStarted("a", 1))
+    assert (audited.view.done("a"), audited.scheduler.late_reports) == (10.0, 0)
+    audited.step(RunProgressed("a", 1, 12.0))
+    audited.now = 900.0
+    audited.step()
+    assert audited.view.done("a") == 12.0
 
 
-def test_reasons_count_the_present() -> None:
-    world = World(1)
-    world.step(*(JobSubmitted(make_job(f"j{n}")) for n in range(5)))
-    assert world.view.reason("j4") == Wait("j4", Reason.AHEAD, ahead=3)
-    world.step(RunFinished("j0", 1))
-    assert world.view.reason("j4") == Wait("j4", Reason.AHEAD, ahead=2)
+def test_reasons_have_current_counts() -> None:
+    audited = AuditedScheduler(1)
+    audited.step(*(JobSubmitted(make_job(f"j{n}")) for n in range(5)))
+    assert audited.view.reason("j4") == Wait("j4", Reason.PRIORITY, ahead=3)
+    audited.step(RunFinished("j0", 1))
+    assert audited.view.reason("j4") == Wait("j4", Reason.PRIORITY, ahead=2)
 
 
-def test_what_never_fits_is_counted_on_the_empty_cluster() -> None:
-    world = World(8)
-    world.step(JobSubmitted(make_job("busy", gpus=8)), JobSubmitted(make_job("two", gpus=8, instances=2)))
-    shortage = world.view.reason("two").shortage
+def test_the_shortage_of_an_infeasible_job_refers_to_the_empty_cluster() -> None:
+    audited = AuditedScheduler(8)
+    audited.step(JobSubmitted(make_job("busy", gpus=8)), JobSubmitted(make_job("two", gpus=8, instances=2)))
+    shortage = audited.view.reason("two").shortage
     assert shortage is not None
-    assert shortage.text("8 GPUs") == "room for 1 of 2 instances, 1 of 1 nodes fit"
+    assert shortage.text(Demand(gpus=8)) == "1 of 2 instances fit on 1 of 1 nodes"
 
 
-def test_time_does_not_go_back() -> None:
-    world = World(1)
-    world.scheduler.step(5.0, [])
-    with pytest.raises(BadValue, match="time does not go back"):
-        world.scheduler.step(4.0, [])
+def test_steps_must_be_in_order_of_time() -> None:
+    audited = AuditedScheduler(1)
+    audited.scheduler.step(5.0, [])
+    with pytest.raises(BadValue, match="expected times in ascending order"):
+        audited.scheduler.step(4.0, [])

@@ -1,12 +1,12 @@
-"""A scheduler that is told nothing but an snapshot stands where the other stood, and goes on."""
+"""A scheduler that starts from a snapshot has the same state as the old one, and continues."""
 
 from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given, settings
-from random_histories import Grower, History, Move, finish_everybody, moves
-from scripted_policy import Told, on
+from random_histories import Grower, History, Move, finish_all_jobs, moves
+from scripted_policy import ScriptedPolicy, on
 
 from refold.core import Header, Journals, ListJournal, Policy, Scheduler, View
 from refold.core.events import (
@@ -26,55 +26,62 @@ from refold.core.events import (
 )
 from refold.core.orders import StartRun, StopRun
 from refold.journal.files import JournalFile, check_replay, read_journal
-from refold.journal.history import History as Measured
+from refold.journal.history import History as JobHistory
 from refold.model import Cluster, Decision, Reason, Reshape, Start, Tenant
 from refold.policies.queueing.fifo import FifoSkip
 from refold.policies.queueing.las import Las
 from refold.policies.table import POLICIES
 from refold.registry import make_policy
 from refold.results.measures import measure
-from refold.simulator.futures import going_on, look_ahead, taking_over
+from refold.simulator.futures import continue_with_new_policy, continue_with_own_policy, simulate_futures
 from refold.simulator.state_at import StateAt
 from refold.testing import Audit, make_cluster, make_job, seeded_workload
-from refold.testing.disturbances import DRAINED, Disturbances, DisturbedCluster, drained_gpu, everybody, release_all
+from refold.testing.disturbances import (
+    DRAIN_PLACEHOLDER,
+    Disturbances,
+    DisturbedCluster,
+    drain_one_gpu,
+    release_all,
+    unfinished_jobs,
+)
 
 LIMITS = (Tenant("a", limit_gpus=3.0), Tenant("b", limit_gpus=2.5))
 
 
 def state(view: View) -> dict[str, object]:
-    """Where a scheduler stands, as far as an snapshot tells."""
-    jobs = sorted(everybody(view))
+    """Return the state of a scheduler, as far as a snapshot contains it."""
+    jobs = sorted(unfinished_jobs(view))
     return {
         "waiting": list(view.waiting.items()),
         "runs": sorted((run.job, run.number, run.allocation, run.since, run.stopping) for run in view.runs.values()),
         "held": {name: (job, view.reason(name).reason) for name, job in view.held.items()},
-        "never": dict(view.infeasible),
+        "infeasible": dict(view.infeasible),
         "down": [node for node in range(len(view.cluster.nodes)) if not view.is_up(node)],
         "free": view.free_gpus,
         "done": [(name, round(view.done(name), 6)) for name in jobs],
         "steps": [(name, view.steps_done(name)[0]) for name in jobs],
         "gpu_seconds": [(name, round(view.gpu_seconds(name), 6)) for name in jobs],
-        "runs_so_far": [(name, view.runs_so_far(name)) for name in jobs],
+        "run_count": [(name, view.run_count(name)) for name in jobs],
     }
 
 
-def begun_anew(cluster: Cluster, old: Scheduler, now: float) -> Scheduler:
-    """A scheduler that knows the snapshot, under a policy that leaves everything as it is, so that it can be seen."""
-    new = Scheduler(cluster, Told())
+def restart_from_snapshot(cluster: Cluster, old: Scheduler, now: float) -> Scheduler:
+    """Return a scheduler with the state of a snapshot, under a policy that changes nothing."""
+    new = Scheduler(cluster, ScriptedPolicy())
     new.step(now, old.snapshot())
     return new
 
 
-def without_shapes_to_come(known: dict[str, object]) -> dict[str, object]:
-    """A run that was being reshaped holds its new place no longer: an snapshot does not tell of it."""
-    return {name: value for name, value in known.items() if name != "free"}
+def without_free(state_fields: dict[str, object]) -> dict[str, object]:
+    """Drop the free GPUs: the next allocation of a job that is being reshaped is not part of a snapshot."""
+    return {name: value for name, value in state_fields.items() if name != "free"}
 
 
-def test_an_opening_tells_who_runs_who_waits_and_what_is_behind_them() -> None:
-    told = Told()
-    scheduler = Scheduler(make_cluster(2, 1), told)
+def test_a_snapshot_has_jobs_runs_progress_nodes_and_holds() -> None:
+    policy = ScriptedPolicy()
+    scheduler = Scheduler(make_cluster(2, 1), policy)
     jobs = {name: make_job(name) for name in "abcd"} | {"huge": make_job("huge", gpus=9)}
-    told.next = Decision((Start("a", on(0)), Start("b", on(1))))
+    policy.next = Decision((Start("a", on(0)), Start("b", on(1))))
     scheduler.step(0.0, [*map(JobSubmitted, jobs.values()), NodeLost(1)])
     scheduler.step(10.0, [RunProgressed("a", 1, 4.0, 3), JobHeld("d", Reason.DEPENDENCY), RunStopped("b", 1)])
     scheduler.step(12.0, [JobCancelled("a")])
@@ -95,15 +102,15 @@ def test_an_opening_tells_who_runs_who_waits_and_what_is_behind_them() -> None:
     )
 
 
-def test_a_run_on_a_node_that_takes_no_more_work_goes_on() -> None:
+def test_a_run_on_a_node_that_is_down_is_adopted() -> None:
     scheduler = Scheduler(make_cluster(1), FifoSkip())
     scheduler.step(0.0, [JobSubmitted(make_job("a"))])
     scheduler.step(1.0, [NodeLost(0)])
-    new = begun_anew(make_cluster(1), scheduler, 2.0)
+    new = restart_from_snapshot(make_cluster(1), scheduler, 2.0)
     assert state(new.view) == state(scheduler.view) | {"done": [("a", 1.0)], "gpu_seconds": [("a", 2.0)]}
 
 
-def test_a_run_that_was_stopping_is_told_so_again_and_its_job_waits_or_is_held_or_over() -> None:
+def test_a_stopping_run_is_stopped_again_and_its_job_is_queued_held_or_ended() -> None:
     scheduler = Scheduler(make_cluster(3), FifoSkip())
     scheduler.step(0.0, [JobSubmitted(make_job(name)) for name in "abc"])
     scheduler.step(1.0, [RunRecalled("a", 1), JobHeld("b"), JobCancelled("c")])
@@ -113,38 +120,38 @@ def test_a_run_that_was_stopping_is_told_so_again_and_its_job_waits_or_is_held_o
     assert len(orders) == 3
     entry = new.step(3.0, [RunStopped(name, 1) for name in "abc"])
     assert entry.orders == (StartRun("a", 2, on(0)),)
-    assert (list(new.view.held), everybody(new.view)) == (["b"], {"a", "b"})
+    assert (list(new.view.held), unfinished_jobs(new.view)) == (["b"], {"a", "b"})
 
 
-def test_a_job_that_pauses_after_a_failure_does_so_again_though_its_tenant_has_reached_its_limit() -> None:
+def test_a_job_in_back_off_stays_so_although_its_tenant_is_at_its_limit() -> None:
     cluster = msgspec.structs.replace(make_cluster(3), tenants=LIMITS)
     scheduler = Scheduler(cluster, FifoSkip())
     scheduler.step(0.0, [JobSubmitted(make_job(name, gpus=3, tenant="a")) for name in ("fails", "follows")])
     scheduler.step(1.0, [RunFailed("fails", 1, "exit 1", retry=True), JobHeld("fails", Reason.BACKOFF)])
-    assert (list(scheduler.view.runs), scheduler.view.held_for("fails")) == (["follows"], Reason.BACKOFF)
-    new = begun_anew(cluster, scheduler, 1.0)
+    assert (list(scheduler.view.runs), scheduler.view.hold_reason("fails")) == (["follows"], Reason.BACKOFF)
+    new = restart_from_snapshot(cluster, scheduler, 1.0)
     assert state(new.view) == state(scheduler.view)
 
 
-def test_a_run_that_was_being_reshaped_stops_and_its_job_waits() -> None:
-    told = Told()
-    scheduler = Scheduler(make_cluster(4), told)
-    told.next = Decision((Start("a", on(0, 1)),))
+def test_a_run_that_was_being_reshaped_stops_and_its_job_is_queued() -> None:
+    policy = ScriptedPolicy()
+    scheduler = Scheduler(make_cluster(4), policy)
+    policy.next = Decision((Start("a", on(0, 1)),))
     scheduler.step(0.0, [JobSubmitted(make_job("a", gpus=2, reshapable=True))])
-    told.next = Decision(reshapes=(Reshape("a", on(0, 1, 2), "grow"),))
+    policy.next = Decision(reshapes=(Reshape("a", on(0, 1, 2), "grow"),))
     scheduler.step(1.0, ())
-    new = begun_anew(make_cluster(4), scheduler, 2.0)
+    new = restart_from_snapshot(make_cluster(4), scheduler, 2.0)
     assert new.step(3.0, [RunStopped("a", 1, 1.0)]).orders == ()
     assert (list(new.view.waiting), new.view.done("a")) == (["a"], 1.0)
 
 
-def test_who_waits_behind_a_limit_by_priority_does_so_again() -> None:
+def test_jobs_over_a_limit_keep_their_order_of_priority() -> None:
     cluster = msgspec.structs.replace(make_cluster(8), tenants=(Tenant("a", limit_gpus=4.0),))
     scheduler = Scheduler(cluster, FifoSkip())
     sizes = [("two", 2, 0), ("one", 1, 0), ("low", 2, 0), ("high", 4, 1)]
-    made = [make_job(name, gpus=gpus, priority=priority, tenant="a") for name, gpus, priority in sizes]
-    scheduler.step(0.0, [JobSubmitted(job) for job in made])
-    scheduler.step(1.0, [RunFinished("one", 1)])  # there would be room for 'low', which waits behind 'high'
+    jobs = [make_job(name, gpus=gpus, priority=priority, tenant="a") for name, gpus, priority in sizes]
+    scheduler.step(0.0, [JobSubmitted(job) for job in jobs])
+    scheduler.step(1.0, [RunFinished("one", 1)])  # 'low' would fit, but waits behind 'high'
     assert list(scheduler.view.held) == ["low", "high"]
     new = Scheduler(cluster, FifoSkip())
     new.step(1.0, scheduler.snapshot())
@@ -154,35 +161,35 @@ def test_who_waits_behind_a_limit_by_priority_does_so_again() -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(moves)
-def test_after_any_history_another_scheduler_stands_where_the_old_one_does_and_goes_on(some: list[Move]) -> None:
+def test_a_snapshot_restores_the_state_after_random_events(moves_to_play: list[Move]) -> None:
     cluster = msgspec.structs.replace(make_cluster(4, 4, 2), tenants=LIMITS)
     policies: list[Policy] = [FifoSkip(), Las(threshold_gpu_seconds=10.0), Grower()]
     for policy in policies:
-        one = History(cluster, policy, refused=lambda _: None)
-        for _ in one.play(some):
+        history = History(cluster, policy, on_rejection=lambda _: None)
+        for _ in history.play(moves_to_play):
             pass
-        new = begun_anew(cluster, one.scheduler, one.now)
-        assert without_shapes_to_come(state(new.view)) == without_shapes_to_come(state(one.view))
+        new = restart_from_snapshot(cluster, history.scheduler, history.now)
+        assert without_free(state(new.view)) == without_free(state(history.view))
         audit = Audit(cluster)
-        going_on = Scheduler(cluster, type(policy)(), audit, refused=lambda _: None)
-        going_on.step(one.now, one.scheduler.snapshot())
-        finish_everybody(going_on, one.now, nodes=3)
-        finish_everybody(one.scheduler, one.now, nodes=3)
-        assert everybody(going_on.view) == everybody(one.view)
+        restored = Scheduler(cluster, type(policy)(), audit, on_rejection=lambda _: None)
+        restored.step(history.now, history.scheduler.snapshot())
+        finish_all_jobs(restored, history.now, nodes=3)
+        finish_all_jobs(history.scheduler, history.now, nodes=3)
+        assert unfinished_jobs(restored.view) == unfinished_jobs(history.view)
 
 
-def opened(policy: str, past: int = 5) -> tuple[DisturbedCluster, ListJournal, Cluster]:
-    """A cluster in the middle of things, whose journal begins with an snapshot."""
+def begin_with_snapshot(policy: str, past: int = 5) -> tuple[DisturbedCluster, ListJournal, Cluster]:
+    """Return a running cluster whose journal begins with a snapshot."""
     jobs, cluster = seeded_workload(3, 40)
     journal = ListJournal()
     world = DisturbedCluster(jobs, cluster, make_policy(policy), Audit(cluster))
-    world.disturb(drained_gpu)
+    world.disturb(drain_one_gpu)
     disturbances = iter(Disturbances(3))
     for _ in range(6):
         world.run_until(world.now + 40.0)
         world.disturb(next(disturbances))
-    remembered = [PastJob(make_job(f"past{number}"), 30.0) for number in range(past)]
-    world.begin_anew(make_policy(policy), remembered, Journals(Audit(cluster), journal))
+    past_jobs = [PastJob(make_job(f"past{number}"), 30.0) for number in range(past)]
+    world.restart_scheduler(make_policy(policy), past_jobs, Journals(Audit(cluster), journal))
     for _ in range(6):
         world.run_until(world.now + 10.0)
         world.disturb(next(disturbances))
@@ -190,8 +197,8 @@ def opened(policy: str, past: int = 5) -> tuple[DisturbedCluster, ListJournal, C
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_journal_that_begins_with_an_opening_is_read_and_replayed(tmp_path: Path, policy: str) -> None:
-    _, journal, cluster = opened(policy)
+def test_a_journal_that_begins_with_a_snapshot_is_read_and_replayed(tmp_path: Path, policy: str) -> None:
+    _, journal, cluster = begin_with_snapshot(policy)
     path = tmp_path / "journal.jsonl"
     with JournalFile(path, Header(cluster, policy)) as file:
         for entry in journal.entries:
@@ -201,11 +208,11 @@ def test_a_journal_that_begins_with_an_opening_is_read_and_replayed(tmp_path: Pa
     assert check_replay(header, iter(journal.entries), make_policy(policy)) == len(journal.entries)
 
 
-def test_a_history_that_begins_with_an_opening_counts_runs_that_went_on() -> None:
-    world, journal, cluster = opened("easy")
+def test_a_history_that_begins_with_a_snapshot_includes_adopted_runs() -> None:
+    world, journal, cluster = begin_with_snapshot("easy")
     world.disturb(release_all)
-    world.run_to_the_end({DRAINED.id})
-    history = Measured.from_entries(cluster, journal.entries)
+    world.run_to_end({DRAIN_PLACEHOLDER.id})
+    history = JobHistory.from_entries(cluster, journal.entries)
     adopted = [event for event in journal.entries[0].events if isinstance(event, RunAdopted)]
     by_id = {job.id: index for index, job in enumerate(history.jobs.jobs)}
     assert adopted
@@ -218,45 +225,45 @@ def test_a_history_that_begins_with_an_opening_counts_runs_that_went_on() -> Non
     assert measures.outcomes.running == 1
 
 
-def test_the_present_of_a_journal_that_begins_with_an_opening_is_where_its_policy_left_it() -> None:
-    world, journal, cluster = opened("easy")
-    present = StateAt.of(cluster, journal.entries)
-    assert state(present.view) == state(world.view)
+def test_the_state_of_a_journal_that_begins_with_a_snapshot_is_that_of_its_scheduler() -> None:
+    world, journal, cluster = begin_with_snapshot("easy")
+    journal_state = StateAt.from_entries(cluster, journal.entries)
+    assert state(journal_state.view) == state(world.view)
 
 
 @pytest.mark.parametrize("policy", ["fifo", "easy", "refold"])
-def test_a_policy_goes_on_into_futures_from_a_journal_that_begins_with_an_opening(policy: str) -> None:
-    _, journal, cluster = opened(policy)
-    present = StateAt.of(cluster, journal.entries)
-    for go_on in (going_on, taking_over):
-        from_here = go_on(present, cluster, lambda: journal.entries, lambda: make_policy(policy))
-        futures = look_ahead(present, from_here, futures=3)
-        expected = [futures.start(job) for job in present.view.waiting]
-        assert all(start is not None and start.at >= present.now for start in expected)
+def test_futures_can_continue_a_journal_that_begins_with_a_snapshot(policy: str) -> None:
+    _, journal, cluster = begin_with_snapshot(policy)
+    journal_state = StateAt.from_entries(cluster, journal.entries)
+    for continue_policy in (continue_with_own_policy, continue_with_new_policy):
+        make_scheduler = continue_policy(journal_state, cluster, lambda: journal.entries, lambda: make_policy(policy))
+        futures = simulate_futures(journal_state, make_scheduler, futures=3)
+        estimates = [futures.start(job) for job in journal_state.view.waiting]
+        assert all(start is not None and start.at >= journal_state.now for start in estimates)
 
 
-def test_who_waits_behind_a_limit_may_start_in_the_future() -> None:
+def test_a_job_over_a_limit_may_start_in_a_future() -> None:
     cluster = msgspec.structs.replace(make_cluster(2), tenants=(Tenant("a", limit_gpus=1.0),))
     journal = ListJournal()
     scheduler = Scheduler(cluster, FifoSkip(), journal)
     scheduler.step(0.0, [JobSubmitted(make_job(name, tenant="a")) for name in ("first", "second")])
-    present = StateAt.of(cluster, journal.entries)
-    go_on = going_on(present, cluster, lambda: journal.entries, FifoSkip)
-    start = look_ahead(present, go_on, futures=5, about=["second"]).start("second")
+    journal_state = StateAt.from_entries(cluster, journal.entries)
+    continue_policy = continue_with_own_policy(journal_state, cluster, lambda: journal.entries, FifoSkip)
+    start = simulate_futures(journal_state, continue_policy, futures=5, job_ids=["second"]).start("second")
     assert start is not None
     assert start.at > 0.0
 
 
-def test_an_opening_may_be_told_again_and_again() -> None:
-    world, _, cluster = opened("fifo")
+def test_a_snapshot_of_a_restored_scheduler_is_equal() -> None:
+    world, _, cluster = begin_with_snapshot("fifo")
     first = world.scheduler.snapshot()
-    again = begun_anew(cluster, world.scheduler, world.now)
+    again = restart_from_snapshot(cluster, world.scheduler, world.now)
     assert again.snapshot() == first
 
 
-def test_only_what_a_run_has_computed_is_behind_its_job() -> None:
+def test_start_up_time_does_not_count_as_work() -> None:
     scheduler = Scheduler(make_cluster(1), FifoSkip())
     scheduler.step(0.0, [JobSubmitted(make_job("a"))])
     scheduler.step(5.0, [RunStarted("a", 1)])
     scheduler.step(20.0, ())
-    assert begun_anew(make_cluster(1), scheduler, 20.0).view.done("a") == 15.0
+    assert restart_from_snapshot(make_cluster(1), scheduler, 20.0).view.done("a") == 15.0

@@ -1,4 +1,4 @@
-"""Every example of the documentation, run: shell lines on tiny inputs, Python as it stands."""
+"""Run every example in the documentation: shell commands on small inputs, Python code as it is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ PAGES = [
     "docs/curve.md",
     "docs/policies.md",
     "docs/journal.md",
+    "docs/results/demo.md",
+    "docs/results/index.md",
     "docs/jobs.md",
     "docs/config.md",
     "docs/api.md",
@@ -41,7 +44,15 @@ PAGES = [
     "docs/policies/optimus.md",
     "docs/policies/tiresias.md",
 ]
+"""Pages whose shell examples are run."""
+
 NOT_RUN = "<!-- not run:"
+"""Start of a comment before a code block that cannot be run; the rest of the comment says why."""
+
+REFRESH = "REFOLD_REFRESH_DOCS"
+"""Environment variable: if set, outputs and images in the documentation are updated instead of compared."""
+
+OUTDATED = f"run {REFRESH}=1 pytest tests/docs to update it"
 
 JOBS = "job_id,submit_s,num_gpu,duration_s,group\na,0,8,100,x\nb,1,4,50,y\nc,2,1,10,x\nd,3,16,30,y\n"
 MODEL = "{layers: 4, hidden: 256, heads: 4, vocabulary: 1000, sequence: 128, batch: 8}\n"
@@ -49,16 +60,20 @@ CLUSTER = "nodes:\n  - {name: n, count: 2, gpus: 8, gpu_type: A100}\n"
 COMMANDS = "- {name: a, run: 'true'}\n- {name: b, run: 'true', gpus: 2}\n"
 
 
-def blocks(page: str, language: str) -> list[str]:
-    """The fenced blocks of a page in a language, but for those that are marked as not to be run."""
-    text = (ROOT / page).read_text(encoding="utf-8")
+def code_blocks(page: str, language: str) -> list[str]:
+    """Return the code blocks of a page in a language, except those marked as not run."""
+    text = read_page(page)
     found = re.findall(rf"((?:{re.escape(NOT_RUN)}[^\n]*\n)?)^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    return [block for mark, of, block in found if of == language and not mark]
+    return [block for mark, block_language, block in found if block_language == language and not mark]
+
+
+def read_page(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a reader might be: examples beside files of their own."""
+    """Return the current folder of a reader: with the examples, and small files of their own."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "examples" / "policies" / "widest_first.py", tmp_path / "mine.py")
     (tmp_path / "jobs.csv").write_text(JOBS)
@@ -70,7 +85,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_line(line: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What a line of shell prints. Only `refold` and `export` are known."""
+    """Run a shell line, which is a `refold` or `export` command, and return its output."""
     words = shlex.split(line, comments=True)
     if not words:
         return ""
@@ -78,7 +93,7 @@ def run_line(line: str, monkeypatch: pytest.MonkeyPatch) -> str:
         name, _, value = words[1].partition("=")
         monkeypatch.setenv(name, value)
         return ""
-    assert words[0] == "refold", f"{line!r} cannot be run here: mark its block with '{NOT_RUN} why -->'"
+    assert words[0] == "refold", f"{line!r} cannot be run; mark its block with '{NOT_RUN} reason -->'"
     result = CliRunner().invoke(app, words[1:])
     assert result.exit_code == 0, (line, result.output, result.exception)
     return result.stdout
@@ -87,7 +102,7 @@ def run_line(line: str, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize("page", PAGES)
 def test_shell_examples_run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REFOLD_POLICIES", raising=False)
-    printed = "".join(run_line(line, monkeypatch) for text in blocks(page, "sh") for line in text.splitlines())
+    printed = "".join(run_line(line, monkeypatch) for text in code_blocks(page, "sh") for line in text.splitlines())
     if page == "docs/journal.md":
         assert "identical" in printed
         assert "srtf (simulated)" in printed
@@ -95,86 +110,109 @@ def test_shell_examples_run(page: str, folder: Path, monkeypatch: pytest.MonkeyP
         assert "examples/policies/widest_first.py" in printed
 
 
-def test_the_table_in_the_readme_is_what_compare_prints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    shown = next(block for block in blocks("README.md", "") if block.startswith("demo:"))
-    printed = run_line("refold compare --stop-cost 18s --restart-cost 1m", monkeypatch)
-    new = "".join(f"{line.rstrip()}\n" for line in printed.splitlines())
-    path = ROOT / "README.md"
-    if REFRESH in os.environ:
-        path.write_text(path.read_text(encoding="utf-8").replace(shown, new), encoding="utf-8")
-    else:
-        assert shown == new, f"{REFRESH}=1 pytest tests/docs writes it anew"
-
-
-REFRESH = "REFOLD_REFRESH_DOCS"
-"""Set it, and what pages show is written anew: for when estimates have changed, and should have."""
-
-
-@pytest.mark.parametrize("page", ["docs/plan.md", "docs/curve.md", "docs/policies/backfill.md"])
-def test_output_on_a_page_is_what_the_command_prints(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", ["docs/plan.md", "docs/curve.md", "docs/policies/backfill.md", "docs/results/demo.md"])
+def test_outputs_on_a_page_are_current(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
 
-    def now(shown: re.Match[str]) -> str:
+    def rerun(shown: re.Match[str]) -> str:
         *before, last = shown[1].split(" && ")
         for line in before:
             run_line(line, monkeypatch)
         printed = "\n".join(line.rstrip() for line in run_line(last, monkeypatch).rstrip().splitlines())
         return f"<!-- output of: {shown[1]} -->\n```text\n{printed}\n```"
 
+    compare_or_refresh(page, r"<!-- output of: (.*?) -->\n```text\n.*?```", rerun)
+
+
+def compare_or_refresh(page: str, pattern: str, current: Callable[[re.Match[str]], str]) -> None:
+    """Check that every match of the pattern on a page is the current text; or update the page."""
     path = ROOT / page
-    text = path.read_text(encoding="utf-8")
-    new = re.sub(r"<!-- output of: (.*?) -->\n```text\n.*?```", now, text, flags=re.DOTALL)
+    shown = read_page(page)
+    expected, matches = re.subn(pattern, current, shown, flags=re.DOTALL)
+    assert matches, f"{page} shows no output"
     if REFRESH in os.environ:
-        path.write_text(new, encoding="utf-8")
+        path.write_text(expected, encoding="utf-8")
     else:
-        assert text == new, f"{page} shows what is no longer printed: {REFRESH}=1 pytest tests/docs writes it anew"
+        assert shown == expected, f"{page} shows outdated output: {OUTDATED}"
 
 
-def test_the_cluster_on_the_page_about_power_is_the_example() -> None:
+def test_the_demo_figures_in_the_readme_are_those_of_the_demo_page() -> None:
+    (table,) = re.findall(r"-->\n```text\ndemo: .*?\n(policy .*?)\n\n", read_page("docs/results/demo.md"), re.DOTALL)
+    header, *lines = [re.split(r"  +", line.replace(" *", "")) for line in table.splitlines() if line[0] not in "*†"]
+    shown = {cells[0].removesuffix(" †"): dict(zip(header, cells, strict=True)) for cells in lines}
+    rows = re.findall(r"^\| \W*([a-z-]+)\W* \|.*\| ([^|]+) \| ([^|]+) \|$", read_page("README.md"), re.MULTILINE)
+    figures = {policy: (mean.strip("* "), p99.strip("* ")) for policy, mean, p99 in rows if "h" in mean}
+    assert "refold" in figures and "srtf" in figures
+    assert figures == {
+        policy: (shown[policy]["mean completion"], shown[policy]["p99 completion"]) for policy in figures
+    }
+
+
+def test_the_figures_in_the_readme_are_those_of_table_4() -> None:
+    section = read_page("docs/results/table4.md").partition("\n### random-plan")[2].partition("\n### ")[0]
+    cells = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    recorded = {policy: (mean, p99, makespan) for policy, mean, _, p99, makespan, *_ in cells[1:-1]}
+    rows = re.findall(
+        r"^\| \W*([a-z-]+)\W* \| \W*([\d.]+) h\W* \| \W*([\d.]+) h\W* \| \W*([\d.]+) h", read_page("README.md"), re.M
+    )
+    assert {"refold", "rubick", "las", "fifo-skip"} <= {policy for policy, *_ in rows}
+    for policy, *shown in rows:
+        assert [float(value) for value in shown] == pytest.approx(list(map(float, recorded[policy])), rel=0.03)
+
+
+def test_the_cluster_in_power_md_is_the_example() -> None:
     example = (ROOT / "examples" / "racks.yaml").read_text(encoding="utf-8")
-    assert blocks("docs/power.md", "yaml") == [example]
+    assert code_blocks("docs/power.md", "yaml") == [example]
 
 
-def test_the_racks_on_the_page_about_power_are_what_is_printed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    generate, simulate, _ = blocks("docs/power.md", "sh")[0].splitlines()
+def test_the_racks_table_in_power_md_is_current(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate, simulate, _ = code_blocks("docs/power.md", "sh")[0].splitlines()
     run_line(generate, monkeypatch)
     table = run_line(simulate, monkeypatch).partition("\nRacks\n")[2].partition("\n\n")[0]
-    shown = "\n".join(line.rstrip() for line in table.splitlines())
-    path = ROOT / "docs" / "power.md"
-    text = path.read_text(encoding="utf-8")
-    new = re.sub(r"(beside its other measures:\n\n```text\n).*?```", rf"\g<1>{shown}\n```", text, flags=re.DOTALL)
-    if REFRESH in os.environ:
-        path.write_text(new, encoding="utf-8")
-    else:
-        assert text == new, f"{REFRESH}=1 pytest tests/docs writes it anew"
+    printed = "\n".join(line.rstrip() for line in table.splitlines())
+    compare_or_refresh(
+        "docs/power.md",
+        r"(beside its other measures:\n\n```text\n).*?```",
+        lambda shown: f"{shown[1]}{printed}\n```",
+    )
 
 
-def test_the_picture_of_a_curve_is_what_the_page_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = blocks("docs/curve.md", "sh")[0].strip()
+def test_the_image_in_curve_md_is_current(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = code_blocks("docs/curve.md", "sh")[0].strip()
     run_line(command, monkeypatch)
     drawn, shown = folder / "curve.svg", ROOT / "docs" / "images" / "curve.svg"
     if REFRESH in os.environ:
         shutil.copy(drawn, shown)
-    assert drawn.read_text() == shown.read_text(), f"{REFRESH}=1 pytest tests/docs draws it anew"
+    assert drawn.read_text() == shown.read_text(), f"{shown.name} is outdated: {OUTDATED}"
 
 
-@pytest.mark.parametrize("page", ["docs/journal.md", "docs/traces.md", "docs/predict.md"])
+@pytest.mark.parametrize(
+    "page", ["docs/journal.md", "docs/jobs.md", "docs/predict.md", "docs/python.md", "docs/traces.md", "README.md"]
+)
 def test_python_examples_run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if page == "docs/journal.md":
         run_line("refold simulate demo --limit 100 --policy las --journal las.jsonl", monkeypatch)
-    for text in blocks(page, "python"):
+    for text in code_blocks(page, "python"):
         exec(compile(text, page, "exec"), {})
 
 
-def test_the_policy_on_the_page_is_the_example() -> None:
+def test_the_output_in_python_md_is_current(capsys: pytest.CaptureFixture[str]) -> None:
+    def rerun(shown: re.Match[str]) -> str:
+        capsys.readouterr()
+        exec(compile(shown[1], "docs/python.md", "exec"), {})
+        return f"```python\n{shown[1]}```\n\n```text\n{capsys.readouterr().out}```"
+
+    compare_or_refresh("docs/python.md", r"```python\n((?:(?!```).)*?)```\n\n```text\n.*?```", rerun)
+
+
+def test_the_policy_in_policies_md_is_the_example() -> None:
     example = (ROOT / "examples" / "policies" / "widest_first.py").read_text(encoding="utf-8")
-    assert example.endswith(blocks("docs/policies.md", "python")[0])
+    assert example.endswith(code_blocks("docs/policies.md", "python")[0])
 
 
-@pytest.mark.parametrize("number", [0, 2], ids=["the whole one", "the quick one"])
-def test_the_policies_on_the_page_keep_the_contract_as_it_says(tmp_path: Path, number: int) -> None:
-    python = blocks("docs/policies.md", "python")
+@pytest.mark.parametrize("number", [0, 2], ids=["complete", "short"])
+def test_the_policies_in_policies_md_pass_the_contract_suite(tmp_path: Path, number: int) -> None:
+    python = code_blocks("docs/policies.md", "python")
     (tmp_path / "widest_first.py").write_text(python[number])
     (tmp_path / "test_widest_first.py").write_text(python[1])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
@@ -183,8 +221,9 @@ def test_the_policies_on_the_page_keep_the_contract_as_it_says(tmp_path: Path, n
     assert " passed" in ended.stdout
 
 
-def test_links_between_pages_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+def test_links_between_pages_resolve() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
+    for page in sorted(pages):
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if "://" not in link:
                 assert (page.parent / link).exists(), f"{page.name} links to {link}"

@@ -1,4 +1,4 @@
-"""The page about running real jobs, run."""
+"""docs/live.md: its job list is valid and complete, and its Python example runs."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from pathlib import Path
 import pytest
 from live_setups import drive, shell_job
 
-from refold.jobspec.jobs_file import KEYS, read_jobs
+from refold.jobspec.jobs_file import JOB_FIELDS, read_jobs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "live.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
+def code_blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_the_list_of_jobs_can_be_read_and_names_every_key(tmp_path: Path) -> None:
-    (text,) = blocks("yaml")
+def test_the_job_list_is_valid_and_has_every_field(tmp_path: Path) -> None:
+    (text,) = code_blocks("yaml")
     (tmp_path / "jobs.yaml").write_text(text, encoding="utf-8")
     assert [job.id for job in read_jobs(tmp_path / "jobs.yaml")] == ["train"]
-    assert all(f"{key}: " in text for key in KEYS)
+    assert all(f"{field}: " in text for field in JOB_FIELDS)
 
 
-def test_a_journal_is_replayed_as_the_page_says(
+def test_the_replay_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "out").mkdir()
     drive([shell_job("job", "true")], tmp_path / "out")
     monkeypatch.chdir(tmp_path)
-    (text,) = blocks("python")
+    (text,) = code_blocks("python")
     exec(compile(text, "live.md", "exec"), {})
     assert capsys.readouterr().out.endswith("entries agree\n")

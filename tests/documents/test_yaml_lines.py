@@ -1,4 +1,4 @@
-"""YAML with lines: every part knows where it stands, and no text, however odd, takes long or ends in a traceback."""
+"""The YAML parser reports lines and paths, and rejects any invalid text quickly and with a line number."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import yaml
 from hypothesis import given, settings, strategies as st
 
 from refold.documents.parts import BadLine, Part
-from refold.documents.yaml_lines import load, load_all, read_text
+from refold.documents.yaml_lines import load_yaml, load_yaml_documents, read_text
 from refold.errors import BadFile, BadRow, RefoldError
 
 
-def told(part: Part) -> list[tuple[int, str, object]]:
-    """Line, name and value of every scalar, in the order of the text."""
+def scalars(part: Part) -> list[tuple[int, str, object]]:
+    """Return line, path and value of every scalar, in document order."""
     if isinstance(part.value, dict):
-        return [line for inner in part.value.values() for line in told(inner)]
+        return [line for inner in part.value.values() for line in scalars(inner)]
     if isinstance(part.value, list):
-        return [line for inner in part.value for line in told(inner)]
+        return [line for inner in part.value for line in scalars(inner)]
     return [(part.line, part.path, part.value)]
 
 
-def test_every_part_knows_its_line_and_its_name() -> None:
+def test_every_part_has_its_line_and_path() -> None:
     text = "name: a\nresources:\n  gpus: 2\n  types:\n    - H100\n    - {memory: 80}\nrun: |\n  one\n  two\n"
-    assert told(load(text, "job.yaml")) == [
+    assert scalars(load_yaml(text, "job.yaml")) == [
         (1, "name", "a"),
         (3, "resources.gpus", 2),
         (5, "resources.types[0]", "H100"),
@@ -58,109 +58,109 @@ def test_every_part_knows_its_line_and_its_name() -> None:
         ("a:b", "a:b"),
     ],
 )
-def test_plain_text_is_what_people_mean_by_it(written: str, value: object) -> None:
-    found = load(f"key: {written}\n", "f").fields()["key"].value
+def test_unquoted_scalars_are_resolved(written: str, value: object) -> None:
+    found = load_yaml(f"key: {written}\n", "f").fields()["key"].value
     assert (found, type(found)) == (value, type(value))
 
 
-def test_a_scalar_is_also_there_as_it_was_written() -> None:
-    parts = load("{a: 010, b: yes, on: 'x y'}", "f").fields()
+def test_a_scalar_keeps_its_original_text() -> None:
+    parts = load_yaml("{a: 010, b: yes, on: 'x y'}", "f").fields()
     assert {key: part.written for key, part in parts.items()} == {"a": "010", "b": "yes", "on": "x y"}
 
 
-def test_what_an_alias_repeats_has_its_own_name_and_the_line_where_it_was_written() -> None:
-    part = load("usual: &usual\n  gpus: 2\njob:\n  <<: *usual\n  name: a\nother: *usual\n", "f")
-    assert told(part) == [(2, "usual.gpus", 2), (5, "job.name", "a"), (2, "job.gpus", 2), (2, "other.gpus", 2)]
+def test_an_alias_has_its_own_path_and_the_line_of_its_anchor() -> None:
+    part = load_yaml("base: &base\n  gpus: 2\njob:\n  <<: *base\n  name: a\nother: *base\n", "f")
+    assert scalars(part) == [(2, "base.gpus", 2), (5, "job.name", "a"), (2, "job.gpus", 2), (2, "other.gpus", 2)]
 
 
-def test_ones_own_keys_win_over_merged_ones() -> None:
-    part = load("a: &a {x: 1, y: 1}\nb: {<<: [*a, {z: 3}], x: 2}\n", "f")
-    assert part.fields()["b"].plain() == {"x": 2, "y": 1, "z": 3}
+def test_own_keys_override_merged_keys() -> None:
+    part = load_yaml("a: &a {x: 1, y: 1}\nb: {<<: [*a, {z: 3}], x: 2}\n", "f")
+    assert part.fields()["b"].to_plain() == {"x": 2, "y": 1, "z": 3}
 
 
-def test_documents_are_told_apart() -> None:
-    assert [part.plain() for part in load_all("a: 1\n---\nb: 2\n", "f")] == [{"a": 1}, {"b": 2}]
-    assert load("", "f").value is None
+def test_documents_are_separated() -> None:
+    assert [part.to_plain() for part in load_yaml_documents("a: 1\n---\nb: 2\n", "f")] == [{"a": 1}, {"b": 2}]
+    assert load_yaml("", "f").value is None
 
 
-def test_an_anchor_ends_with_its_document() -> None:
-    with pytest.raises(BadLine, match="f line 3: the alias 'x' names nothing before it"):
-        load_all("a: &x 1\n---\nb: *x\n", "f")
+def test_an_anchor_is_local_to_its_document() -> None:
+    with pytest.raises(BadLine, match="f line 3: the alias 'x' has no anchor before it"):
+        load_yaml_documents("a: &x 1\n---\nb: *x\n", "f")
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        ("a: 1\nb: 2\na: 3\n", "f line 3: the key 'a' is there twice, expected each once"),
+        ("a: 1\nb: 2\na: 3\n", "f line 3: duplicate key 'a'"),
         ("a:\n  - [1\n", "f line 3: is not YAML: did not find expected ',' or ']'"),
-        ("a: &a [*a]\n", "f line 1: the alias 'a' holds itself"),
-        ("a: 1\nb: *c\n", "f line 2: the alias 'c' names nothing before it"),
+        ("a: &a [*a]\n", "f line 1: the alias 'a' contains itself"),
+        ("a: 1\nb: *c\n", "f line 2: the alias 'c' has no anchor before it"),
         ("? [a]\n: 1\n", "f line 1: a key is a list, a mapping or an alias, expected text"),
-        ("a: !!python/name:os.system x\n", "f line 1: the tag 'python/name:os.system' is not understood"),
-        ("a: !mine {}\n", "f line 1: the tag '!mine' is not understood"),
+        ("a: !!python/name:os.system x\n", "f line 1: the tag 'python/name:os.system' is not supported"),
+        ("a: !mine {}\n", "f line 1: the tag '!mine' is not supported"),
         ("[" * 40, "f line 1: is nested too deeply, expected at most 32 levels"),
         ("a: " + "9" * 200, "f line 1: a number has 200 digits, expected at most 100"),
-        ("- 1\n" * 20_001, "f line 20000: has more than 20,000 parts, aliases counted where they are used"),
+        ("- 1\n" * 20_001, "f line 20000: has more than 20,000 parts, counting each alias as a copy"),
         ("a: 1\n---\nb: 2\n", "f line 3: a second document begins, expected one"),
-        ("a: 1\n<<: 3\n", "f line 2: << is 3, expected a mapping to merge, or a list of such"),
+        ("a: 1\n<<: 3\n", "f line 2: << is 3, expected a mapping to merge, or a list of mappings"),
     ],
 )
-def test_what_is_wrong_with_a_text_is_told_with_its_line(text: str, said: str) -> None:
+def test_an_invalid_text_is_rejected_with_its_line(text: str, message: str) -> None:
     with pytest.raises((BadLine, BadRow)) as error:
-        load(text, "f")
-    assert str(error.value) == said
+        load_yaml(text, "f")
+    assert str(error.value) == message
 
 
-def test_aliases_of_aliases_are_counted_where_they_are_used() -> None:
+def test_an_alias_counts_as_a_full_copy() -> None:
     text = "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
     text += "".join(f"a{i + 1}: &a{i + 1} [{', '.join([f'*a{i}'] * 10)}]\n" for i in range(9))
     with pytest.raises(BadLine, match=r"f line 5: has more than 20,000 parts"):
-        load(text, "f")
+        load_yaml(text, "f")
 
 
-def test_aliases_cannot_make_a_text_deeper_than_it_may_be() -> None:
+def test_aliases_cannot_exceed_the_depth_limit() -> None:
     text = "a0: &a0 [1]\n" + "".join(f"a{i + 1}: &a{i + 1} [*a{i}]\n" for i in range(40))
     with pytest.raises(BadLine, match="line 32: is nested too deeply"):
-        load(text, "f")
+        load_yaml(text, "f")
 
 
 @pytest.mark.parametrize(
-    ("reader", "said"),
+    ("reader", "message"),
     [
-        (Part.truth, "f line 2: b.c is 'x', expected true or false"),
-        (Part.whole, "f line 2: b.c is 'x', expected a whole number ≥ 0"),
+        (Part.boolean, "f line 2: b.c is 'x', expected true or false"),
+        (Part.integer, "f line 2: b.c is 'x', expected a whole number ≥ 0"),
         (Part.number, "f line 2: b.c is 'x', expected a number ≥ 0"),
-        (Part.seconds, "f line 2: b.c is 'x', expected how long, such as 90s, 15m or 1h30m"),
+        (Part.duration, "f line 2: b.c is 'x', expected a duration such as 90s, 15m or 1h30m"),
         (Part.entries, "f line 2: b.c is 'x', expected a list"),
         (Part.fields, "f line 2: b.c is 'x', expected keys and their values"),
     ],
 )
-def test_a_value_of_another_kind_is_refused_by_line_name_and_what_would_do(reader: object, said: str) -> None:
-    part = load("a: 1\nb: {c: x}\n", "f").fields()["b"].fields()["c"]
+def test_a_value_of_another_type_is_rejected_with_line_path_and_expected_type(reader: object, message: str) -> None:
+    part = load_yaml("a: 1\nb: {c: x}\n", "f").fields()["b"].fields()["c"]
     with pytest.raises(BadRow) as error:
         reader(part)  # type: ignore[operator]
-    assert str(error.value) == said
+    assert str(error.value) == message
 
 
 @pytest.mark.parametrize("number", [".nan", ".inf", "-.inf", "1e999", "-1", "true", "'1'", "", "[1]"])
-def test_a_number_is_finite_and_not_negative(number: str) -> None:
+def test_a_number_must_be_finite_and_not_negative(number: str) -> None:
     with pytest.raises(BadRow, match=r"f line 1: a is .+, expected a number ≥ 0"):
-        load(f"a: {number}\n", "f").fields()["a"].number()
+        load_yaml(f"a: {number}\n", "f").fields()["a"].number()
 
 
-def test_an_unknown_key_is_told_with_the_nearest_that_there_is() -> None:
+def test_the_error_for_an_unknown_key_suggests_a_known_one() -> None:
     with pytest.raises(BadLine) as error:
-        load("a:\n  gpu: 1\n", "f").fields()["a"].fields({"gpus": 1, "cpus": 1})
-    assert str(error.value) == "f line 2: no key of a 'gpu'; did you mean 'gpus'? (cpus, gpus)"
+        load_yaml("a:\n  gpu: 1\n", "f").fields()["a"].fields({"gpus": 1, "cpus": 1})
+    assert str(error.value) == "f line 2: a: unknown key 'gpu'; did you mean 'gpus'? (known: cpus, gpus)"
 
 
-def test_a_long_value_is_not_repeated_whole() -> None:
+def test_a_long_value_is_shortened_in_the_error() -> None:
     with pytest.raises(BadRow) as error:
-        load("a: " + "x" * 10_000, "f").fields()["a"].truth()
+        load_yaml("a: " + "x" * 10_000, "f").fields()["a"].boolean()
     assert len(str(error.value)) < 150
 
 
-def test_files_that_cannot_be_read_are_told_as_such(tmp_path: Path) -> None:
+def test_unreadable_files_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(b"#" * (2**20 + 1))
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "bom").write_bytes(b"\xef\xbb\xbfa: 1")
@@ -186,17 +186,17 @@ TREES = st.recursive(
 
 @settings(deadline=None, max_examples=100)
 @given(TREES)
-def test_what_is_written_as_yaml_is_read_as_it_was(tree: object) -> None:
-    assert load(yaml.safe_dump(tree), "f").plain() == tree
+def test_dumped_yaml_loads_unchanged(tree: object) -> None:
+    assert load_yaml(yaml.safe_dump(tree), "f").to_plain() == tree
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.text(alphabet=st.sampled_from("ab01: -?[]{}&*!|>'\"#%@,~<\\\n\t\u00e9\ud800\x00\u2028"), max_size=80))
-def test_any_text_is_a_tree_or_an_error_with_a_line(text: str) -> None:
+def test_any_text_gives_a_tree_or_an_error_with_a_line(text: str) -> None:
     try:
-        documents = load_all(text, "f")
+        documents = load_yaml_documents(text, "f")
     except RefoldError as error:
         assert str(error).startswith("f line ")
     else:
         lines = text.count("\n") + text.count("\u2028") + 1
-        assert all(1 <= line <= lines for document in documents for line, _, _ in told(document))
+        assert all(1 <= line <= lines for document in documents for line, _, _ in scalars(document))

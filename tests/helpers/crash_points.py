@@ -1,6 +1,6 @@
-"""Points at which a daemon kills itself, put into its own process from here: the product knows nothing of them.
+"""Named points at which a daemon kills itself, patched into its process from here.
 
-It also writes down where it stands at each step, for those who compare that with what the next daemon recovers.
+The daemon also records its queue state at each step, to be compared with what the next daemon recovers.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from refold.server.store import store
 
 Die = Callable[[], None]
 
-CHECKPOINT_EVERY = 7
-"""So that there are some in a short life."""
+CHECKPOINT_INTERVAL = 7
+"""Small, so that a short test has several checkpoints."""
 
 
-def arm(point: str, nth: int, witness: str, epochs: bool) -> None:
-    """Let the daemon write down where it stands at each step; kill it when it comes to a point for the n-th time."""
-    loop.CHECKPOINT_EVERY = CHECKPOINT_EVERY
-    if epochs:
-        recovery.MOST_REPLAYED = 0
-    _bear_witness(Path(witness))
+def arm(point: str, nth: int, states_file: str, new_epochs: bool) -> None:
+    """Record the queue state at each step; kill the process when it reaches a point for the n-th time."""
+    loop.CHECKPOINT_INTERVAL_ENTRIES = CHECKPOINT_INTERVAL
+    if new_epochs:
+        recovery.MAX_REPLAYED_ENTRIES = 0
+    _record_states(Path(states_file))
     if point:
         POINTS[point](_Countdown(nth))
 
 
 class _Countdown:
-    """Kills the process the n-th time that it is called."""
+    """Kills the process at the n-th call."""
 
     def __init__(self, left: int) -> None:
         self._left = left
@@ -50,8 +50,8 @@ class _Countdown:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Stand(msgspec.Struct, frozen=True):
-    """Where a daemon stands after an entry; `after`: it was written, read again, or both in one (a new epoch)."""
+class QueueState(msgspec.Struct, frozen=True):
+    """State of a daemon after an entry. `after`: the entry was `written`, `read` again, or begins an `epoch`."""
 
     after: str
     entry: int
@@ -61,78 +61,78 @@ class Stand(msgspec.Struct, frozen=True):
     started: list[str]
     records: str
 
-    def same_as(self, other: Stand) -> bool:
-        """Whether both say the same of who waits, in which order, who is held, who runs, and all that is known."""
-        return _told(self) == _told(other)
+    def same_as(self, other: QueueState) -> bool:
+        """Whether both have the same queue order, held jobs, runs and records."""
+        return _compared_fields(self) == _compared_fields(other)
 
 
-def _told(stand: Stand) -> tuple[object, ...]:
-    return stand.entry, stand.waiting, stand.held, stand.running, stand.records
+def _compared_fields(state: QueueState) -> tuple[object, ...]:
+    return state.entry, state.waiting, state.held, state.running, state.records
 
 
-def _stand(after: str, entry: int, of: Any, started: Sequence[str] = ()) -> Stand:
-    view = of.scheduler.view if after == "read" else of.view
-    records = msgspec.json.encode(sorted(of.job_table.of.values(), key=lambda record: record.job.id))
+def _queue_state(after: str, entry: int, source: Any, started: Sequence[str] = ()) -> QueueState:
+    view = source.scheduler.view if after == "read" else source.view
+    records = msgspec.json.encode(sorted(source.job_table.records.values(), key=lambda record: record.job.id))
     runs = sorted((run.job, run.number) for run in view.runs.values())
     digest = hashlib.sha256(records).hexdigest()
-    return Stand(after, entry, list(view.waiting), sorted(view.held), runs, list(started), digest)
+    return QueueState(after, entry, list(view.waiting), sorted(view.held), runs, list(started), digest)
 
 
-def _bear_witness(path: Path) -> None:
-    def write(stand: Stand) -> None:
+def _record_states(path: Path) -> None:
+    def write(state: QueueState) -> None:
         with path.open("ab") as file:
-            file.write(msgspec.json.encode(stand) + b"\n")
+            file.write(msgspec.json.encode(state) + b"\n")
 
-    commit_of, recover = loop.Loop._commit_of, recovery.recover
+    build_commit, recover = loop.Loop._build_commit, recovery.recover
 
-    def witnessed(self: loop.Loop, step: loop.LoopStep, *more: Any) -> store.Commit:
-        commit = commit_of(self, step, *more)
+    def recording_build_commit(self: loop.Loop, step: loop.LoopStep, *more: Any) -> store.Commit:
+        commit = build_commit(self, step, *more)
         started = [order.job for order in step.entry.orders if isinstance(order, StartRun)]
-        write(_stand("epoch" if commit.epoch else "written", commit.entry, self, started))
+        write(_queue_state("epoch" if commit.epoch else "written", commit.number, self, started))
         return commit
 
-    def recovered(*arguments: Any) -> recovery.RecoveredState:
-        stand = recover(*arguments)
-        if stand.snapshot is None:
-            write(_stand("read", stand.entry, stand))
-        return stand
+    def recording_recover(*arguments: Any) -> recovery.RecoveredState:
+        state = recover(*arguments)
+        if state.snapshot is None:
+            write(_queue_state("read", state.entry, state))
+        return state
 
-    _put(loop.Loop, "_commit_of", witnessed)
-    _put(daemon, "recover", recovered)
-
-
-def _put(owner: Any, name: str, instead: object) -> None:
-    setattr(owner, name, instead)
+    _patch(loop.Loop, "_build_commit", recording_build_commit)
+    _patch(daemon, "recover", recording_recover)
 
 
-def _before(owner: Any, name: str, wanted: Callable[..., bool] = lambda *_: True) -> Callable[[Die], None]:
-    return lambda die: _wrap(owner, name, die, wanted, before=True)
+def _patch(owner: Any, name: str, replacement: object) -> None:
+    setattr(owner, name, replacement)
 
 
-def _after(owner: Any, name: str, wanted: Callable[..., bool] = lambda *_: True) -> Callable[[Die], None]:
-    return lambda die: _wrap(owner, name, die, wanted, before=False)
+def _before(owner: Any, name: str, condition: Callable[..., bool] = lambda *_: True) -> Callable[[Die], None]:
+    return lambda die: _wrap(owner, name, die, condition, before=True)
 
 
-def _wrap(owner: Any, name: str, die: Die, wanted: Callable[..., bool], before: bool) -> None:
+def _after(owner: Any, name: str, condition: Callable[..., bool] = lambda *_: True) -> Callable[[Die], None]:
+    return lambda die: _wrap(owner, name, die, condition, before=False)
+
+
+def _wrap(owner: Any, name: str, die: Die, condition: Callable[..., bool], before: bool) -> None:
     work = getattr(owner, name)
 
-    def around(*arguments: Any, **named: Any) -> Any:
-        if before and wanted(*arguments):
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        if before and condition(*arguments):
             die()
-        answer = work(*arguments, **named)
-        if not before and wanted(*arguments):
+        result = work(*arguments, **named)
+        if not before and condition(*arguments):
             die()
-        return answer
+        return result
 
-    async def around_coroutine(*arguments: Any, **named: Any) -> Any:
-        if before and wanted(*arguments):
+    async def wrapped_coroutine(*arguments: Any, **named: Any) -> Any:
+        if before and condition(*arguments):
             die()
-        answer = await work(*arguments, **named)
-        if not before and wanted(*arguments):
+        result = await work(*arguments, **named)
+        if not before and condition(*arguments):
             die()
-        return answer
+        return result
 
-    setattr(owner, name, around_coroutine if asyncio.iscoroutinefunction(work) else around)
+    setattr(owner, name, wrapped_coroutine if asyncio.iscoroutinefunction(work) else wrapped)
 
 
 def _between_statements(die: Die) -> None:
@@ -140,9 +140,9 @@ def _between_statements(die: Die) -> None:
 
     def prepared(self: store.Store) -> None:
         prepare(self)
-        self._writer.set_trace_callback(lambda statement: die() if not statement.startswith("BEGIN") else None)
+        self._connection.set_trace_callback(lambda statement: die() if not statement.startswith("BEGIN") else None)
 
-    _put(store.Store, "_prepare", prepared)
+    _patch(store.Store, "_prepare", prepared)
 
 
 def _after_acknowledging(die: Die) -> None:
@@ -150,30 +150,30 @@ def _after_acknowledging(die: Die) -> None:
 
     async def acknowledged(self: loop.Loop, backend: Any, orders: Any) -> None:
         if orders:
-            await asyncio.sleep(0.01)  # the answers go out
+            await asyncio.sleep(0.01)  # let the answers be sent
             die()
         await carry_out(self, backend, orders)
 
-    _put(loop.Loop, "_carry_out", acknowledged)
+    _patch(loop.Loop, "_carry_out", acknowledged)
 
 
-def _a_moment_after_spawning(die: Die) -> None:
+def _after_spawning(die: Die) -> None:
     start = shim.start_shim
 
     def spawned(*arguments: Any) -> Any:
         started = start(*arguments)
-        time.sleep(0.01)  # it claims its instance and runs the command
+        time.sleep(0.01)  # let it claim its instance and run the command
         die()
         return started
 
-    _put(instance, "start_shim", spawned)
+    _patch(instance, "start_shim", spawned)
 
 
 def _is_end(_: object, event: object) -> bool:
     return isinstance(event, RunFinished | RunFailed | RunStopped)
 
 
-def _begins_a_epoch(_: object, commit: store.Commit) -> bool:
+def _begins_epoch(_: object, commit: store.Commit) -> bool:
     return commit.epoch is not None
 
 
@@ -182,35 +182,35 @@ POINTS: dict[str, Callable[[Die], None]] = {
     "between two statements of a commit": _between_statements,
     "after a commit": _after(store.Store, "commit"),
     "after a commit that ends a job": _after(store.Store, "commit", lambda _, commit: bool(commit.ended)),
-    "acknowledged, before acting": _after_acknowledging,
+    "after acknowledging, before acting": _after_acknowledging,
     "before an order": _before(local_backend.LocalBackend, "carry_out"),
     "after an order": _after(local_backend.LocalBackend, "carry_out"),
-    "noted, before a spawn": _before(instance, "start_shim"),
-    "right after a spawn": _after(instance, "start_shim"),
-    "a moment after a spawn": _a_moment_after_spawning,
-    "before an end is decided": _before(run_files.RunFiles, "decide"),
-    "after an end is decided": _after(run_files.RunFiles, "decide"),
+    "before a process is spawned": _before(instance, "start_shim"),
+    "right after a process is spawned": _after(instance, "start_shim"),
+    "10 ms after a process is spawned": _after_spawning,
+    "before the end of a run is recorded": _before(run_files.RunFiles, "record_end"),
+    "after the end of a run is recorded": _after(run_files.RunFiles, "record_end"),
     "while stopping": _after(process_tree, "_signal", lambda groups, _: bool(groups)),
-    "an end was seen, not reported": _after(gang.Gang, "see_through"),
-    "an end was reported, not written": _after(loop.Loop, "report", _is_end),
+    "after a run ends, before it is reported": _after(gang.Gang, "supervise"),
+    "after the end of a run is reported, before it is committed": _after(loop.Loop, "report", _is_end),
     "before a checkpoint": _before(store.Store, "_write_checkpoint"),
     "after a checkpoint": _after(store.Store, "_write_checkpoint"),
-    "before a epoch": _before(store.Store, "commit", _begins_a_epoch),
-    "after a epoch": _after(store.Store, "commit", _begins_a_epoch),
+    "before a new epoch": _before(store.Store, "commit", _begins_epoch),
+    "after a new epoch": _after(store.Store, "commit", _begins_epoch),
     "before recovery": _before(daemon, "recover"),
     "after recovery": _after(daemon, "recover"),
-    "before strays are ended": _before(local_backend.LocalBackend, "keep_only"),
-    "after strays are ended": _after(local_backend.LocalBackend, "keep_only"),
-    "after runs are taken up": _after(loop.Loop, "_take_up"),
+    "before stray runs are killed": _before(local_backend.LocalBackend, "stop_all_except"),
+    "after stray runs are killed": _after(local_backend.LocalBackend, "stop_all_except"),
+    "after orders are reissued": _after(loop.Loop, "_reissue_orders"),
 }
 
-AT_THE_START = {
-    "before a epoch",
-    "after a epoch",
+START_POINTS = {
+    "before a new epoch",
+    "after a new epoch",
     "before recovery",
     "after recovery",
-    "before strays are ended",
-    "after strays are ended",
-    "after runs are taken up",
+    "before stray runs are killed",
+    "after stray runs are killed",
+    "after orders are reissued",
 }
-"""Points that a daemon comes to once, when it starts."""
+"""Points that a daemon reaches once, at its start."""

@@ -1,4 +1,4 @@
-"""Journals written by hand: a few words per step."""
+"""Short forms for journals in tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def start(job: str, run: int = 1, *, node: int = 0, gpus: tuple[int, ...] = (0,)
     return StartRun(job, run, Allocation((Share(node, gpus, milli),)))
 
 
-def step(now: float, *what: Event | Order) -> Entry:
-    orders = tuple(one for one in what if isinstance(one, StartRun | StopRun))
-    events = tuple(one for one in what if not isinstance(one, StartRun | StopRun))
+def step(now: float, *items: Event | Order) -> Entry:
+    orders = tuple(one for one in items if isinstance(one, StartRun | StopRun))
+    events = tuple(one for one in items if not isinstance(one, StartRun | StopRun))
     return Entry(now, events, orders)

@@ -1,4 +1,4 @@
-"""Driving lists of commands in tests: on real processes, or on a back end and a clock that only pretend."""
+"""Drive jobs in tests: as real processes, or on a scripted backend without delays."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from refold.journal.files import JournalFile, read_journal
 from refold.model import Demand, Job
 from refold.registry import make_policy
 from refold.server.clock import WallClock
-from refold.server.driver import LiveDriver, nobody_watches
+from refold.server.driver import LiveDriver, ignore_step
 from refold.server.outcomes import JobOutcomes
 
-PATIENCE = 30.0
+TIMEOUT_SECONDS = 30.0
 SHORT_GRACE = 0.5
 
 Wrap = Callable[[Callable[[Report], Backend], Report], Backend]
 
 
 def shell_job(name: str, command: str, *, at: float = 0.0, gpus: int = 1, instances: int = 1, **more: Any) -> Job:
-    """A job that runs a shell command."""
+    """Return a job that runs a shell command."""
     return Job(name, at, Demand(instances, gpus), command=("sh", "-c", command), **more)
 
 
 def unwrapped(make: Callable[[Report], Backend], report: Report) -> Backend:
-    """The back end as it is."""
+    """Return the backend unchanged."""
     return make(report)
 
 
@@ -44,69 +44,69 @@ def drive(
     settings: dict[str, Any] | None = None,
     wrap: Wrap = unwrapped,
 ) -> JobOutcomes:
-    """Run jobs as real processes, with a journal in the folder; what became of them."""
+    """Run jobs as real processes with a journal in the folder; return their outcomes."""
     outcomes = JobOutcomes(jobs)
     header = Header(local_cluster(slots), policy, settings or {})
 
     async def bounded(journal: Journal) -> None:
         scheduler = Scheduler(header.cluster, make_policy(header.policy, header.settings), journal)
-        driver = LiveDriver(scheduler, jobs, WallClock(), lambda entry, view: _ignore(outcomes.note(entry, view)))
-        async with asyncio.timeout(PATIENCE):
+        driver = LiveDriver(scheduler, jobs, WallClock(), lambda entry, view: _ignore(outcomes.apply(entry, view)))
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             await driver.drive(wrap(lambda report: LocalBackend(report, folder / "logs", SHORT_GRACE), driver.report))
 
-    with JournalFile(folder / "journal.jsonl", header, safe=True) as journal:
+    with JournalFile(folder / "journal.jsonl", header, durable=True) as journal:
         asyncio.run(bounded(journal))
     return outcomes
 
 
-def _ignore(news: list[Event]) -> None:
-    """Tests look at the outcomes."""
+def _ignore(events: list[Event]) -> None:
+    """Discard the events; tests check the outcomes."""
 
 
 def entries_of(folder: Path) -> list[Entry]:
-    """What the journal has."""
+    """Return the entries of the journal."""
     return list(read_journal(folder / "journal.jsonl")[1])
 
 
 def starts(entries: Sequence[Entry]) -> list[tuple[str, int]]:
-    """Which runs were ordered to start, in order."""
+    """Return the runs that were ordered to start, in order."""
     return [(order.job, order.run) for entry in entries for order in entry.orders if isinstance(order, StartRun)]
 
 
 def stops(entries: Sequence[Entry]) -> list[tuple[str, int]]:
-    """Which runs were ordered to stop, in order."""
+    """Return the runs that were ordered to stop, in order."""
     return [(order.job, order.run) for entry in entries for order in entry.orders if isinstance(order, StopRun)]
 
 
 class JumpingClock:
-    """Time that passes when it is waited for, and only if nothing else has come."""
+    """A clock that jumps to the requested time unless an event is set."""
 
     def __init__(self) -> None:
         self._now = 0.0
-        self.asked_for: list[float | None] = []
+        self.deadlines: list[float | None] = []
 
     def now(self) -> float:
         return self._now
 
-    async def wait(self, something: asyncio.Event, until: float | None) -> None:
+    async def wait(self, event: asyncio.Event, until: float | None) -> None:
         await asyncio.sleep(0)
-        self.asked_for.append(until)
+        self.deadlines.append(until)
         if until is None:
-            await something.wait()
-        elif not something.is_set():
+            await event.wait()
+        elif not event.is_set():
             self._now = max(self._now, until)
 
 
 class ScriptedBackend:
-    """Runs nothing. Runs finish at once, but for those of jobs that `go_on`: these end when they are told to."""
+    """Runs nothing. Runs finish at once, except those of jobs in `keep_running`, which end when ordered to stop."""
 
-    def __init__(self, report: Report, go_on: Sequence[str] = ()) -> None:
+    def __init__(self, report: Report, keep_running: Sequence[str] = ()) -> None:
         self._report = report
-        self._go_on = go_on
+        self._keep_running = keep_running
         self.carried_out: list[Order] = []
         self.closed = False
         self.left = False
-        self.kept: set[tuple[str, int]] | None = None
+        self.kept_runs: set[tuple[str, int]] | None = None
 
     async def carry_out(self, orders: Sequence[Order], jobs: Mapping[str, Job]) -> None:
         for order in orders:
@@ -115,7 +115,7 @@ class ScriptedBackend:
                 case StartRun(job_id, number):
                     assert job_id in jobs
                     self._report(RunStarted(job_id, number))
-                    if job_id not in self._go_on:
+                    if job_id not in self._keep_running:
                         self._report(RunFinished(job_id, number))
                 case StopRun(job_id, number):
                     self._report(RunStopped(job_id, number))
@@ -123,29 +123,29 @@ class ScriptedBackend:
     async def close(self) -> None:
         self.closed = True
 
-    async def leave(self) -> None:
+    async def detach(self) -> None:
         self.left = True
 
-    async def keep_only(self, runs: Collection[tuple[str, int]]) -> None:
-        self.kept = set(runs)
+    async def stop_all_except(self, runs: Collection[tuple[str, int]]) -> None:
+        self.kept_runs = set(runs)
 
 
-async def pretend(
+async def drive_instantly(
     scheduler: Scheduler,
     jobs: Sequence[Job],
     *,
-    go_on: Sequence[str] = (),
+    keep_running: Sequence[str] = (),
     after_step: Callable[[LiveDriver, Entry], None] = lambda _, __: None,
 ) -> tuple[ScriptedBackend, JumpingClock]:
-    """Drive jobs where nothing takes time."""
+    """Drive jobs without real delays."""
     clock = JumpingClock()
 
-    def watch(entry: Entry, view: View) -> None:
-        nobody_watches(entry, view)
+    def on_step(entry: Entry, view: View) -> None:
+        ignore_step(entry, view)
         after_step(driver, entry)
 
-    driver = LiveDriver(scheduler, jobs, clock, watch)
-    backend = ScriptedBackend(driver.report, go_on)
-    async with asyncio.timeout(PATIENCE):
+    driver = LiveDriver(scheduler, jobs, clock, on_step)
+    backend = ScriptedBackend(driver.report, keep_running)
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         await driver.drive(backend)
     return backend, clock

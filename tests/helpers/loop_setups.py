@@ -1,4 +1,4 @@
-"""What surrounds a loop in tests: a clock that is moved by hand, a machine that is unreliable, a disk that fails."""
+"""Surroundings of a loop in tests: a manual clock, an unreliable backend, a failing store."""
 
 from __future__ import annotations
 
@@ -16,80 +16,80 @@ from refold.server.loop import Loop
 from refold.server.store.store import Commit, Store
 
 
-class HandClock:
-    """A clock that the test moves, and that moves by a little whenever it is looked at."""
+class ManualClock:
+    """A clock that the test advances; every call of `now` advances it by a millisecond."""
 
     def __init__(self) -> None:
         self.time = 0.0
-        self.waits = False
+        self.is_waiting = False
         self._moved = asyncio.Event()
 
     def now(self) -> float:
         self.time += 0.001
         return self.time
 
-    def move(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         self.time += seconds
         self._moved.set()
 
-    async def wait(self, something: asyncio.Event, until: float | None) -> None:
-        while not something.is_set() and (until is None or self.time < until):
+    async def wait(self, event: asyncio.Event, until: float | None) -> None:
+        while not event.is_set() and (until is None or self.time < until):
             self._moved.clear()
-            both = [asyncio.ensure_future(something.wait()), asyncio.ensure_future(self._moved.wait())]
-            self.waits = True
+            both = [asyncio.ensure_future(event.wait()), asyncio.ensure_future(self._moved.wait())]
+            self.is_waiting = True
             try:
                 await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                self.waits = False
+                self.is_waiting = False
                 for one in both:
                     one.cancel()
 
 
-class UnreliableMachine:
-    """The world in which runs run. It outlives daemons, forgets orders if it is told to, and posts reports late."""
+class UnreliableBackend:
+    """A backend that outlives daemons, can drop an order, and leaves its reports to the test to deliver."""
 
     def __init__(self) -> None:
         self.alive: dict[tuple[str, int], Allocation] = {}
         self.stopping: set[tuple[str, int]] = set()
         self.ended: dict[tuple[str, int], Event] = {}
-        self.begun: Counter[tuple[str, int]] = Counter()
-        self.post: list[Event] = []
-        self.forgets = False
+        self.starts: Counter[tuple[str, int]] = Counter()
+        self.undelivered: list[Event] = []
+        self.drops_next_order = False
 
-    def end(self, run: tuple[str, int], how: Event) -> None:
+    def end(self, run: tuple[str, int], report: Event) -> None:
         del self.alive[run]
         self.stopping.discard(run)
-        self.ended[run] = how
-        self.post.append(how)
+        self.ended[run] = report
+        self.undelivered.append(report)
 
     async def carry_out(self, orders: Sequence[Order], jobs: Mapping[str, Job]) -> None:
         for order in orders:
-            if self.forgets:
-                self.forgets = False
+            if self.drops_next_order:
+                self.drops_next_order = False
                 continue
             run = (order.job, order.run)
             match order:
                 case StartRun():
                     assert order.job in jobs
                     if run in self.ended:
-                        self.post.append(self.ended[run])
+                        self.undelivered.append(self.ended[run])
                     elif run not in self.alive:
                         self.alive[run] = order.allocation
-                        self.begun[run] += 1
-                        self.post.append(RunStarted(*run))
+                        self.starts[run] += 1
+                        self.undelivered.append(RunStarted(*run))
                 case StopRun() if run in self.alive:
                     self.stopping.add(run)
 
-    async def keep_only(self, runs: Collection[tuple[str, int]]) -> None:
+    async def stop_all_except(self, runs: Collection[tuple[str, int]]) -> None:
         for run in [run for run in self.alive if run not in runs]:
             del self.alive[run]
             self.stopping.discard(run)
 
     async def close(self) -> None: ...
 
-    async def leave(self) -> None: ...
+    async def detach(self) -> None: ...
 
-    def demand_no_gpu_used_twice(self) -> None:
+    def assert_no_gpu_used_twice(self) -> None:
         used: Counter[tuple[int, int]] = Counter()
         for allocation in self.alive.values():
             for share in allocation.placement:
@@ -99,24 +99,24 @@ class UnreliableMachine:
         assert set(jobs.values()) <= {1}, f"two runs of one job: {jobs}"
 
 
-Stand = tuple[list[str], list[str], list[tuple[str, int]]]
+QueueState = tuple[list[str], list[str], list[tuple[str, int]]]
 
 
 class FailingStore(Store):
-    """A store on a disk that fails when it is told to; knows how things stood at the last commit."""
+    """A store that fails on demand and records the queue state at the last commit."""
 
     fails = False
-    watched: Loop | None = None
-    last: Stand | None = None
+    loop: Loop | None = None
+    last: QueueState | None = None
 
     def commit(self, commit: Commit) -> None:
         if self.fails:
             raise Unavailable("the disk is full")
         super().commit(commit)
-        assert self.watched is not None
-        self.last = stand_of(self.watched)
+        assert self.loop is not None
+        self.last = queue_state(self.loop)
 
 
-def stand_of(state: Any) -> Stand:
+def queue_state(state: Any) -> QueueState:
     view = state.view
     return list(view.waiting), sorted(view.held), [(run.job, run.number) for run in view.runs.values()]

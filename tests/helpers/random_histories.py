@@ -1,4 +1,4 @@
-"""Made-up histories of a scheduler: what people ask for, what back ends report, in any order that can be."""
+"""Random histories of a scheduler: user actions and backend reports in any possible order."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -21,15 +21,15 @@ from refold.core.events import (
     RunStarted,
     RunStopped,
 )
-from refold.model import KEEP, Allocation, Cluster, Decision, Job, Reason, Reshape, Share, Start
+from refold.model import NO_CHANGE, Allocation, Cluster, Decision, Job, Reason, Reshape, Share, Start
 from refold.packing import Placer
 from refold.testing import Audit, make_job
-from refold.testing.disturbances import everybody
+from refold.testing.disturbances import unfinished_jobs
 
 Move = tuple[str, int]
 T = TypeVar("T")
 
-KINDS: list[dict[str, Any]] = [
+JOB_KINDS: list[dict[str, Any]] = [
     {},
     {"gpus": 2, "priority": 1},
     {"gpus": 4, "priority": 2},
@@ -41,29 +41,31 @@ KINDS: list[dict[str, Any]] = [
     {"gpus": 9},
 ]
 
-WHAT_HAPPENS = (
+ACTIONS = (
     *("submit", "submit", "submit", "hold", "hold run", "release", "depend", "recall", "cancel", "cancel run"),
     *("finish", "fail", "retry", "stop", "stop", "stop", "start", "progress", "lose", "return"),
 )
 
 moves = st.lists(
     st.tuples(
-        st.sampled_from(WHAT_HAPPENS),
+        st.sampled_from(ACTIONS),
         st.integers(0, 8),
     ),
     max_size=50,
 )
-"""What happens, one thing after the other; the number says to whom."""
+"""Actions in order; the number selects the job, run or node."""
 
 
 class History:
-    """A scheduler under audit to which things happen."""
+    """A scheduler under audit to which events are applied."""
 
-    def __init__(self, cluster: Cluster, policy: Policy, refused: Callable[[Exception], None] | None = None) -> None:
+    def __init__(
+        self, cluster: Cluster, policy: Policy, on_rejection: Callable[[Exception], None] | None = None
+    ) -> None:
         self.cluster = cluster
         self.audit, self.entries = Audit(cluster), ListJournal()
         journal: Journal = Journals(self.audit, self.entries)
-        refusing = {} if refused is None else {"refused": refused}
+        refusing = {} if on_rejection is None else {"on_rejection": on_rejection}
         self.scheduler = Scheduler(cluster, policy, journal, **refusing)
         self.now = 0.0
         self.submitted = 0
@@ -73,25 +75,25 @@ class History:
         return self.scheduler.view
 
     def play(self, some: Sequence[Move]) -> Iterator[None]:
-        """One after the other; after each it can be seen what came of it."""
+        """Apply actions one by one; yields after each so that the caller can check the state."""
         for kind, number in some:
-            self.step(*self._facts(kind, number))
+            self.step(*self._events(kind, number))
             yield
 
     def step(self, *events: Event) -> None:
         self.now += 5.0
         self.scheduler.step(self.now, events)
 
-    def _facts(self, kind: str, number: int) -> list[Event]:
+    def _events(self, kind: str, number: int) -> list[Event]:
         view = self.view
-        run = _one_of(list(view.runs.values()), number)
-        waiting, held = _one_of(list(view.waiting), number), _one_of(list(view.held), number)
-        stopping = _one_of([run for run in view.runs.values() if run.stopping], number)
+        run = _pick(list(view.runs.values()), number)
+        waiting, held = _pick(list(view.waiting), number), _pick(list(view.held), number)
+        stopping = _pick([run for run in view.runs.values() if run.stopping], number)
         match kind:
             case "submit":
                 self.submitted += 1
                 tenant = "abc"[number % 3]
-                job = make_job(f"j{self.submitted}", at=self.now, work=None, tenant=tenant, **KINDS[number])
+                job = make_job(f"j{self.submitted}", at=self.now, work=None, tenant=tenant, **JOB_KINDS[number])
                 return [JobSubmitted(job)]
             case "hold":
                 return [JobHeld(waiting)] if waiting else []
@@ -109,11 +111,11 @@ class History:
                 return [NodeReturned(number % len(self.cluster.nodes))]
             case "stop":
                 return [RunStopped(stopping.job, stopping.number, view.done(stopping.job))] if stopping else []
-        return _of_run(kind, run.job, run.number, view.done(run.job)) if run else []
+        return _run_events(kind, run.job, run.number, view.done(run.job)) if run else []
 
 
-def _of_run(kind: str, job: str, run: int, done: float) -> list[Event]:
-    facts: dict[str, Event] = {
+def _run_events(kind: str, job: str, run: int, done: float) -> list[Event]:
+    events: dict[str, Event] = {
         "recall": RunRecalled(job, run, "drained"),
         "cancel run": JobCancelled(job),
         "finish": RunFinished(job, run),
@@ -122,30 +124,30 @@ def _of_run(kind: str, job: str, run: int, done: float) -> list[Event]:
         "start": RunStarted(job, run),
         "progress": RunProgressed(job, run, done + 1.0, steps=run + 7),
     }
-    return [facts[kind]]
+    return [events[kind]]
 
 
-def _one_of(some: list[T], number: int) -> T | None:
+def _pick(some: list[T], number: int) -> T | None:
     return some[number % len(some)] if some else None
 
 
-def finish_everybody(scheduler: Scheduler, now: float, nodes: int) -> None:
-    """Let nodes return, nobody be held, and every run end, until nobody is left who can ever run."""
+def finish_all_jobs(scheduler: Scheduler, now: float, nodes: int) -> None:
+    """Bring nodes up, release held jobs and end runs until no job is left that can run."""
     view = scheduler.view
     scheduler.step(now, [NodeReturned(node) for node in range(nodes) if not view.is_up(node)])
     for _ in range(500):
         now += 5.0
-        facts: list[Event] = [JobReleased(job) for job in view.held if view.reason(job).reason is not Reason.LIMIT]
+        events: list[Event] = [JobReleased(job) for job in view.held if view.reason(job).reason is not Reason.LIMIT]
         for run in view.runs.values():
-            facts.append(RunStopped(run.job, run.number, 1.0) if run.stopping else RunFinished(run.job, run.number))
-        if not facts and not view.waiting:
+            events.append(RunStopped(run.job, run.number, 1.0) if run.stopping else RunFinished(run.job, run.number))
+        if not events and not view.waiting:
             return
-        scheduler.step(now, facts)
-    raise AssertionError(f"these are not over: {sorted(everybody(view))}")
+        scheduler.step(now, events)
+    raise AssertionError(f"jobs that have not ended: {sorted(unfinished_jobs(view))}")
 
 
 class Grower:
-    """Starts whoever fits, and gives every reshapable run all that is free on its node: more than it may have."""
+    """Starts jobs that fit and grows every reshapable run to all free GPUs of its node, beyond its allowed range."""
 
     name = "grower"
 
@@ -160,7 +162,7 @@ class Grower:
         ]
         if starts:
             return Decision(tuple(starts))
-        return next(self._growths(view), KEEP)
+        return next(self._growths(view), NO_CHANGE)
 
     def _growths(self, view: View) -> Iterator[Decision]:
         for run in view.runs.values():

@@ -1,8 +1,8 @@
-"""Real daemons for tests, each a process of its own: real store, real processes, real sockets.
+"""Real daemons for tests, each in its own process: real store, real runs, real sockets.
 
-All are forked from one process that has imported everything and has compiled what is compiled on first use, so that to
-start one takes a tenth of a second. Run as a script this file is that process: a line in asks for a daemon, or for how
-one has ended; a line out answers.
+All are forked from one process that has imported everything and compiled the kernels, so that starting one takes about
+0.1 s. Run as a script, this file is that process: each line of input requests a daemon, or the exit status of one; each
+line of output is the answer.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from msgspec.structs import replace
 from refold.client.client import Client
 from refold.errors import RefoldError
 
-PATIENCE = 60.0
+TIMEOUT_SECONDS = 60.0
 """Seconds after which a daemon that neither serves nor ends is a failure."""
 
 SHORT_GRACE = 0.2
 
 
-class Serving(msgspec.Struct, frozen=True):
-    """How a daemon is to serve. `prepare` is called in its process first: 'module:function', with `arguments`."""
+class DaemonOptions(msgspec.Struct, frozen=True):
+    """Options of a daemon. `prepare`: 'module:function', called first in its process with `arguments`."""
 
     folder: str
     slots: int = 4
     nodes: dict[str, int] = {}
     policy: str = "fifo"
     grace: float = SHORT_GRACE
-    most_output: int = 2**20
+    max_output: int = 2**20
     keep_logs_for: float = 30 * 86400.0
     prepare: str = ""
     arguments: dict[str, Any] = {}
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """What the process that forks is asked: to serve, or, with a pid, how that child of its has ended."""
+class ForkRequest(msgspec.Struct, frozen=True):
+    """A request to fork a daemon or, with a pid, to return the exit status of that child."""
 
-    serving: Serving | None = None
+    options: DaemonOptions | None = None
     pid: int = 0
 
 
-class Told(msgspec.Struct, frozen=True):
-    """What a daemon says of itself once: that it serves, or why it does not."""
+class StartupReport(msgspec.Struct, frozen=True):
+    """What a daemon reports once: its address, or why it failed to start."""
 
     address: str = ""
     token: str = ""
@@ -66,39 +66,39 @@ class Told(msgspec.Struct, frozen=True):
     notes: list[str] = []
 
 
-class Forge:
+class ForkServer:
     """The process that daemons are forked from."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
-    def ask(self, asked: Asked) -> int:
-        """A pid, or how it ended (as `subprocess` has it)."""
+    def call(self, request: ForkRequest) -> int:
+        """Return a pid, or an exit status as `subprocess` has it."""
         assert self._process.stdin and self._process.stdout
-        with self._turn:
-            self._process.stdin.write(msgspec.json.encode(asked) + b"\n")
+        with self._lock:
+            self._process.stdin.write(msgspec.json.encode(request) + b"\n")
             self._process.stdin.flush()
             return int(self._process.stdout.readline())
 
 
 @cache
-def forge() -> Forge:
-    """One for all tests; it ends with the process that has it."""
-    return Forge()
+def fork_server() -> ForkServer:
+    """Return the fork server shared by all tests; it ends with this process."""
+    return ForkServer()
 
 
 class RealDaemon:
-    """A daemon that serves a folder, from its start to its end."""
+    """A daemon that serves a state folder."""
 
     def __init__(self, folder: Path, **more: Any) -> None:
         self.folder = folder
         self.ended: int | None = None
-        self._told = folder.with_name(f"{folder.name}.told")
-        self._told.unlink(missing_ok=True)
-        self.pid = forge().ask(Asked(Serving(str(folder), **more)))
+        self._report_file = folder.with_name(f"{folder.name}.startup")
+        self._report_file.unlink(missing_ok=True)
+        self.pid = fork_server().call(ForkRequest(DaemonOptions(str(folder), **more)))
         self._descriptor = os.pidfd_open(self.pid)
-        self.told = self._wait_for_word()
+        self.startup = self._wait_for_report()
 
     def __enter__(self) -> Self:
         return self
@@ -107,62 +107,62 @@ class RealDaemon:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
-        end_runs(self.folder)
+        kill_runs(self.folder)
 
     def client(self, timeout: float = 10.0) -> Client:
-        """Somebody who asks it, as its owner."""
-        return Client(self.told.address, self.told.token, timeout)
+        """Return a client with the owner's token."""
+        return Client(self.startup.address, self.startup.token, timeout)
 
-    def lives(self) -> bool:
-        """Whether its process is there."""
+    def is_alive(self) -> bool:
+        """Whether its process is running."""
         return self.ended is None and not select.select([self._descriptor], [], [], 0)[0]
 
     def end(self) -> int:
-        """Ask it to end, and wait until it has; its exit status."""
-        return self._ended_by(signal.SIGTERM)
+        """Ask it to end and wait; return its exit status."""
+        return self._signal_and_wait(signal.SIGTERM)
 
     def kill(self) -> int:
-        """Give it no time for anything."""
-        return self._ended_by(signal.SIGKILL)
+        """Kill it; return its exit status."""
+        return self._signal_and_wait(signal.SIGKILL)
 
-    def wait(self, patience: float = PATIENCE) -> int:
-        """Until it has ended by itself."""
+    def wait(self, timeout: float = TIMEOUT_SECONDS) -> int:
+        """Wait until it has ended; return its exit status."""
         if self.ended is None:
-            if not select.select([self._descriptor], [], [], patience)[0]:
-                raise AssertionError(f"the daemon has not ended in {patience:g} s:\n{self.log()}")
+            if not select.select([self._descriptor], [], [], timeout)[0]:
+                raise AssertionError(f"the daemon has not ended in {timeout:g} s:\n{self.log()}")
             os.close(self._descriptor)
-            self.ended = forge().ask(Asked(pid=self.pid))
+            self.ended = fork_server().call(ForkRequest(pid=self.pid))
         return self.ended
 
     def log(self) -> str:
-        """What it has said."""
+        """Return its log."""
         return log_of(self.folder).read_text(errors="replace")
 
-    def _ended_by(self, number: signal.Signals) -> int:
-        if self.lives():
+    def _signal_and_wait(self, number: signal.Signals) -> int:
+        if self.is_alive():
             os.kill(self.pid, number)
         return self.wait()
 
-    def _wait_for_word(self) -> Told:
-        until = time.monotonic() + PATIENCE
+    def _wait_for_report(self) -> StartupReport:
+        until = time.monotonic() + TIMEOUT_SECONDS
         while time.monotonic() < until:
             with suppress(FileNotFoundError):
-                return msgspec.json.decode(self._told.read_bytes(), type=Told)
-            if not self.lives():
+                return msgspec.json.decode(self._report_file.read_bytes(), type=StartupReport)
+            if not self.is_alive():
                 self.wait()
-                return Told()
+                return StartupReport()
             time.sleep(0.005)
         self.kill()
-        raise AssertionError(f"the daemon does not serve after {PATIENCE:g} s:\n{self.log()}")
+        raise AssertionError(f"the daemon does not serve after {TIMEOUT_SECONDS:g} s:\n{self.log()}")
 
 
 def log_of(folder: Path) -> Path:
-    """Where a daemon's standard error goes."""
+    """Return the file that receives a daemon's standard error."""
     return folder.with_name(f"{folder.name}.log")
 
 
-def runs_alive(folder: Path) -> list[int]:
-    """The processes of runs of a daemon over this folder: the environment of each names it."""
+def live_processes(folder: Path) -> list[int]:
+    """Return the processes of runs under this folder, found by their environment."""
     wanted = os.fsencode(folder.absolute() / "logs") + b"/"
     found = []
     for process in Path("/proc").iterdir():
@@ -172,40 +172,40 @@ def runs_alive(folder: Path) -> list[int]:
     return found
 
 
-def end_runs(folder: Path) -> None:
-    """Leave nothing behind."""
-    while alive := runs_alive(folder):
+def kill_runs(folder: Path) -> None:
+    """Kill all processes of runs under this folder."""
+    while alive := live_processes(folder):
         for pid in alive:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
 
 
-def until(true: Callable[[], object], patience: float = PATIENCE, what: str = "") -> None:
-    """Wait until something is so."""
-    end = time.monotonic() + patience
-    while not true():
+def wait_until(condition: Callable[[], object], timeout: float = TIMEOUT_SECONDS, what: str = "") -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + timeout
+    while not condition():
         if time.monotonic() > end:
-            raise AssertionError(f"not so after {patience:g} s: {what or true}")
+            raise AssertionError(f"condition not met after {timeout:g} s: {what or condition}")
         time.sleep(0.01)
 
 
-# The other side.
+# The fork server's side.
 
 
-def _forge() -> None:
-    """Fork whenever a line asks for it."""
+def _run_fork_server() -> None:
+    """Answer requests from standard input."""
     _warm_up()
     for line in sys.stdin.buffer:
-        asked = msgspec.json.decode(line, type=Asked)
-        if asked.serving is None:
-            _, status = os.waitpid(asked.pid, 0)
-            answer = os.waitstatus_to_exitcode(status)
+        request = msgspec.json.decode(line, type=ForkRequest)
+        if request.options is None:
+            _, status = os.waitpid(request.pid, 0)
+            result = os.waitstatus_to_exitcode(status)
         else:
-            answer = os.fork()
-            if answer == 0:
-                _be_a_daemon(asked.serving)
-        sys.stdout.write(f"{answer}\n")
+            result = os.fork()
+            if result == 0:
+                _run_daemon(request.options)
+        sys.stdout.write(f"{result}\n")
         sys.stdout.flush()
 
 
@@ -219,16 +219,16 @@ def _warm_up() -> None:
         simulate([make_job("long", gpus=2), make_job("short", at=1.0, gpus=2)], local_cluster(2), make_policy(policy))
 
 
-def _be_a_daemon(serving: Serving) -> NoReturn:
-    folder = Path(serving.folder)
-    nothing, said = os.open(os.devnull, os.O_RDWR), os.open(log_of(folder), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-    for ours, theirs in ((nothing, 0), (said, 1), (said, 2)):
+def _run_daemon(options: DaemonOptions) -> NoReturn:
+    folder = Path(options.folder)
+    null, log = os.open(os.devnull, os.O_RDWR), os.open(log_of(folder), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    for ours, theirs in ((null, 0), (log, 1), (log, 2)):
         os.dup2(ours, theirs)
     try:
-        _prepared(serving.prepare, serving.arguments)
-        _serve(serving, folder)
+        _prepare(options.prepare, options.arguments)
+        _serve(options, folder)
     except RefoldError as error:
-        _tell(folder, Told(error=str(error)))
+        _write_report(folder, StartupReport(error=str(error)))
         os._exit(1)
     except BaseException:
         traceback.print_exc()
@@ -236,52 +236,50 @@ def _be_a_daemon(serving: Serving) -> NoReturn:
     os._exit(0)
 
 
-def _prepared(name: str, arguments: Mapping[str, Any]) -> None:
+def _prepare(name: str, arguments: Mapping[str, Any]) -> None:
     if name:
         module, _, function = name.partition(":")
         getattr(importlib.import_module(module), function)(**arguments)
 
 
-def _serve(serving: Serving, folder: Path) -> None:
+def _serve(options: DaemonOptions, folder: Path) -> None:
     import logging
 
     import uvloop
 
-    from refold.server.config.settings import ClusterChoice, Config, PolicyChoice, ServeChoice
+    from refold.server.config.settings import ClusterConfig, Config, PolicyConfig, ServeConfig
     from refold.server.daemon import Daemon, Ready
-    from refold.server.monitor.machine import layout_of, machine_of
-    from refold.server.signals import ASKS_TO_END
+    from refold.server.monitor.machine import build_layout, open_machine
+    from refold.server.signals import TERMINATION_SIGNALS
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    cluster = ClusterChoice(slots=0 if serving.nodes else serving.slots, nodes=serving.nodes)
-    serve = ServeChoice(
-        port=0, grace=serving.grace, most_output=serving.most_output, keep_logs_for=serving.keep_logs_for
-    )
-    config = replace(Config(), cluster=cluster, policy=PolicyChoice(serving.policy), serve=serve)
-    machine = machine_of(config.cluster)
+    cluster = ClusterConfig(slots=0 if options.nodes else options.slots, nodes=options.nodes)
+    serve = ServeConfig(port=0, grace=options.grace, max_output=options.max_output, keep_logs_for=options.keep_logs_for)
+    config = replace(Config(), cluster=cluster, policy=PolicyConfig(options.policy), serve=serve)
+    machine = open_machine(config.cluster)
 
     def ready(ready: Ready) -> None:
-        from refold.client.address import left_address
+        from refold.client.address import read_address
 
-        left = left_address(folder)
-        _tell(folder, Told(ready.address, left.token if left else "", notes=ready.notes))
+        left = read_address(folder)
+        _write_report(folder, StartupReport(ready.address, left.token if left else "", notes=ready.notes))
 
     async def main() -> None:
-        daemon = Daemon(config, folder, machine, layout_of(machine, config))
-        for number in ASKS_TO_END:
+        daemon = Daemon(config, folder, machine, build_layout(machine, config))
+        for number in TERMINATION_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, daemon.end)
         await daemon.serve(ready)
 
     uvloop.run(main())
 
 
-def _tell(folder: Path, told: Told) -> None:
-    path = folder.with_name(f"{folder.name}.told")
+def _write_report(folder: Path, report: StartupReport) -> None:
+    path = folder.with_name(f"{folder.name}.startup")
     beside = path.with_name(f"{path.name}.new")
-    beside.write_bytes(msgspec.json.encode(told))
+    beside.write_bytes(msgspec.json.encode(report))
     beside.replace(path)
 
 
 if __name__ == "__main__":
     sys.modules["real_daemon"] = sys.modules["__main__"]
-    _forge()
+    _run_fork_server()

@@ -1,21 +1,22 @@
-"""A policy and a placement in a few words, for tests of the core."""
+"""A scripted policy and a short form of an allocation, for tests of the core."""
 
 from refold.core import View
-from refold.model import KEEP, Allocation, Decision, Share
+from refold.model import NO_CHANGE, Allocation, Decision, Share
 
 
-class Told:
-    """A policy that does what the test tells it, once."""
+class ScriptedPolicy:
+    """A policy that returns `next` once and then no change."""
 
-    name = "told"
+    name = "scripted"
 
     def __init__(self) -> None:
-        self.next = KEEP
+        self.next = NO_CHANGE
 
     def decide(self, view: View) -> Decision:
-        decision, self.next = self.next, KEEP
+        decision, self.next = self.next, NO_CHANGE
         return decision
 
 
 def on(*gpus: int, node: int = 0) -> Allocation:
+    """Return an allocation of whole GPUs on one node."""
     return Allocation((Share(node, gpus),))

@@ -1,4 +1,4 @@
-"""Whatever a file of jobs says: it is understood as jobs that can be sent, or refused with its line."""
+"""Fuzzing of job files: any text gives valid submissions, or an error with file and line."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hypothesis import example, given, settings, strategies as st
 from refold.api.wire import Submission
 from refold.errors import RefoldError
 from refold.jobspec.reader import SpecFile, parse_spec
-from refold.jobspec.refold_yaml import KEYS, NOT_HONOURED, RESOURCES
+from refold.jobspec.refold_yaml import FIELDS, RESOURCE_FIELDS, UNSUPPORTED
 from refold.jobspec.sbatch import READERS
-from refold.jobspec.sbatch_tasks import SIZES
-from refold.jobspec.slurm_options import LEFT_OUT, SHORT
+from refold.jobspec.sbatch_tasks import SIZE_OPTIONS
+from refold.jobspec.slurm_options import LONG_NAMES, UNSUPPORTED_OPTIONS
 
-LONGEST_ERROR = 3000
+MAX_ERROR_BYTES = 3000
 
-OWN = r"""name: big
+OUR_YAML = r"""name: big
 num_nodes: 2
 gpus: 2..8
 resources: {accelerators: [H100, A100], cpus: 4+, memory: 32, cloud: aws}
@@ -77,7 +77,9 @@ words = st.sampled_from(
     ]
 )
 scalars = st.none() | st.booleans() | numbers | words | st.text(max_size=20)
-keys = st.sampled_from([*KEYS, *RESOURCES, *NOT_HONOURED, "min", "max", "limit", "dp", "path"]) | st.text(max_size=6)
+keys = st.sampled_from([*FIELDS, *RESOURCE_FIELDS, *UNSUPPORTED, "min", "max", "limit", "dp", "path"]) | st.text(
+    max_size=6
+)
 trees = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=6), max_leaves=12
 )
@@ -108,19 +110,19 @@ manifest_trees = st.recursive(
 
 
 def check(text: str, where: str = "job.yaml") -> SpecFile | None:
-    """What the text asks for can go over the wire as it is; or it is refused with file and line, and not at length."""
+    """Check that the text gives submissions that survive JSON, or a short error with file and line."""
     try:
-        read = parse_spec(text, "job", where)
+        spec = parse_spec(text, "job", where)
     except RefoldError as error:
-        said = str(error)
-        assert re.match(rf"{re.escape(where)} line [1-9]\d*: \S", said), said
-        assert len(said.encode()) <= LONGEST_ERROR
+        message = str(error)
+        assert re.match(rf"{re.escape(where)} line [1-9]\d*: \S", message), message
+        assert len(message.encode()) <= MAX_ERROR_BYTES
         return None
-    for one in read.submissions[:3]:
-        assert msgspec.json.decode(msgspec.json.encode(one), type=Submission) == one
-    for note in read.notes:
+    for submission in spec.submissions[:3]:
+        assert msgspec.json.decode(msgspec.json.encode(submission), type=Submission) == submission
+    for note in spec.notes:
         assert re.match(rf"{re.escape(where)} line [1-9]\d*: \S", note)
-    return read
+    return spec
 
 
 def as_yaml(tree: Any) -> str:
@@ -132,31 +134,34 @@ def as_yaml(tree: Any) -> str:
 @example("\ud800", "")
 @example("\x00", "#!/bin/sh\n")
 @example("\x85#SBATCH --time=x", "#!/bin/sh\n")
-def test_any_text(text: str, begin: str) -> None:
+def test_any_text_is_parsed_or_rejected(text: str, begin: str) -> None:
     check(begin + text)
 
 
 @given(st.dictionaries(keys, trees, max_size=8))
 @settings(max_examples=60)
-def test_any_tree_of_our_own_keys(tree: dict[str, Any]) -> None:
+def test_any_mapping_of_our_fields_is_parsed_or_rejected(tree: dict[str, Any]) -> None:
     check(as_yaml({"run": "x"} | tree))
 
 
-@given(st.sampled_from([key for key in KEYS if key != "run"]), trees)
+@given(st.sampled_from([key for key in FIELDS if key != "run"]), trees)
 @settings(max_examples=120)
-def test_anything_as_the_value_of_a_key(key: str, tree: Any) -> None:
+def test_any_value_of_a_field_is_parsed_or_rejected(key: str, tree: Any) -> None:
     check(f"run: x\n{key}: {as_yaml(tree)}")
 
 
 @given(st.sampled_from(["Job", "TrainJob", "PyTorchJob"]), manifest_trees, manifest_trees)
 @settings(max_examples=100)
-def test_any_manifest(kind: str, spec: Any, metadata: Any) -> None:
+def test_any_manifest_is_parsed_or_rejected(kind: str, spec: Any, metadata: Any) -> None:
     group = {"Job": "batch/v1", "TrainJob": "trainer.kubeflow.org/v1alpha1", "PyTorchJob": "kubeflow.org/v1"}[kind]
     check(as_yaml({"apiVersion": group, "kind": kind, "metadata": metadata, "spec": spec}))
 
 
 options = st.sampled_from(
-    [*(f"--{name}" for name in (*READERS, *SIZES, *LEFT_OUT)), *(f"-{letter}" for letter in SHORT)]
+    [
+        *(f"--{name}" for name in (*READERS, *SIZE_OPTIONS, *UNSUPPORTED_OPTIONS)),
+        *(f"-{letter}" for letter in LONG_NAMES),
+    ]
 )
 values = words | numbers.map(str) | st.text(max_size=12) | st.from_regex(r"[0-9a-z:@%,-]{1,12}", fullmatch=True)
 directives = st.builds(
@@ -166,24 +171,24 @@ directives = st.builds(
 
 @given(st.lists(directives, max_size=4), st.sampled_from(["true", "srun x"]))
 @settings(max_examples=120)
-def test_any_directives(lines: list[str], command: str) -> None:
+def test_any_directives_are_parsed_or_rejected(lines: list[str], command: str) -> None:
     check("\n".join(["#!/bin/sh", *(f"#SBATCH {line}" for line in lines), command]), "job.sh")
 
 
 @given(
-    st.sampled_from([OWN, SCRIPT, MANIFEST, PYTORCH]),
+    st.sampled_from([OUR_YAML, SCRIPT, MANIFEST, PYTORCH]),
     st.lists(st.tuples(st.floats(0, 1), st.integers(0, 12), words | st.text(max_size=5)), min_size=1, max_size=4),
 )
 @settings(max_examples=120)
-def test_jobs_that_were_damaged(text: str, changes: list[tuple[float, int, str]]) -> None:
-    for where, dropped, put_in in changes:
-        at = int(where * len(text))
-        text = text[:at] + put_in + text[at + dropped :]
+def test_damaged_job_files_are_parsed_or_rejected(text: str, changes: list[tuple[float, int, str]]) -> None:
+    for position, removed, inserted in changes:
+        at = int(position * len(text))
+        text = text[:at] + inserted + text[at + removed :]
     check(text)
 
 
-@pytest.mark.parametrize("text", [OWN, SCRIPT, MANIFEST, PYTORCH])
-def test_what_is_damaged_here_was_whole(text: str) -> None:
+@pytest.mark.parametrize("text", [OUR_YAML, SCRIPT, MANIFEST, PYTORCH])
+def test_the_job_files_to_damage_are_valid(text: str) -> None:
     assert check(text) is not None
 
 
@@ -208,18 +213,18 @@ def test_what_is_damaged_here_was_whole(text: str) -> None:
     ],
     ids=lambda text: text[:40],
 )
-def test_what_would_be_too_much_is_refused(text: str) -> None:
+def test_excessive_input_is_rejected(text: str) -> None:
     assert check(text) is None
 
 
-def test_notes_are_not_without_end() -> None:
+def test_the_number_of_notes_is_limited() -> None:
     pod = "{containers: [{command: [a], resources: {limits: {" + ", ".join(f"r{i}: 1" for i in range(1000)) + "}}}]}"
     notes = parse_spec(f"{{apiVersion: batch/v1, kind: Job, spec: {{template: {{spec: {pod}}}}}}}", "job", "job").notes
     assert (len(notes), notes[-1]) == (51, "and 950 more notes")
 
 
-def test_what_is_long_and_harmless_is_read_at_once() -> None:
+def test_long_whitespace_is_read_quickly() -> None:
     padding = " " * 50_000
-    read = check(f"#!/bin/sh\n#SBATCH -J a{padding[:5000]}\n{';' + padding}true")
-    assert read is not None
-    assert read.submissions[0].name == "a"
+    spec = check(f"#!/bin/sh\n#SBATCH -J a{padding[:5000]}\n{';' + padding}true")
+    assert spec is not None
+    assert spec.submissions[0].name == "a"

@@ -1,4 +1,4 @@
-"""Manifests of Kubernetes and Kubeflow: what they mean here, and what is said of the rest."""
+"""Kubernetes and Kubeflow manifests: conversion to submissions, notes and errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ spec:
         - name: main
           image: pytorch/pytorch
           command: [python, train.py]
-          args: [--lr, "0.1", $(MODE), $$(MODE), $(NOBODY)]
+          args: [--lr, "0.1", $(MODE), $$(MODE), $(UNKNOWN)]
           workingDir: /work
           env:
             - {name: MODE, value: fast}
@@ -80,24 +80,24 @@ spec:
 """
 
 CONTAINER = "spec.template.spec.containers[0]"
-IMAGE = "images are not honoured: the command runs on the machine itself"
+IMAGE = "image is ignored: the command runs directly on the node"
 
 
 def read(text: str) -> SpecFile:
     return parse_spec(text, "job", "job.yaml")
 
 
-def changed(text: str, old: str, new: str) -> str:
+def replace_in(text: str, old: str, new: str) -> str:
     assert old in text
     return text.replace(old, new)
 
 
-def test_a_job() -> None:
+def test_a_job_becomes_a_submission() -> None:
     assert read(JOB) == SpecFile(
         [
             Submission(
                 name="train",
-                command=["python", "train.py", "--lr", "0.1", "fast", "$(MODE)", "$(NOBODY)"],
+                command=["python", "train.py", "--lr", "0.1", "fast", "$(MODE)", "$(UNKNOWN)"],
                 instances=2,
                 gpus=4,
                 cpus=0.5,
@@ -113,7 +113,7 @@ def test_a_job() -> None:
     )
 
 
-def test_a_train_job() -> None:
+def test_a_train_job_becomes_a_submission() -> None:
     assert read(TRAIN_JOB) == SpecFile(
         [
             Submission(
@@ -128,18 +128,18 @@ def test_a_train_job() -> None:
                 hold=True,
             )
         ],
-        ["job.yaml line 5: spec.runtimeRef is not honoured", f"job.yaml line 10: {IMAGE}"],
+        ["job.yaml line 5: spec.runtimeRef is ignored", f"job.yaml line 10: {IMAGE}"],
     )
 
 
-def test_a_pytorch_job() -> None:
+def test_a_pytorch_job_becomes_a_submission() -> None:
     assert read(PYTORCH_JOB) == SpecFile(
         [Submission(name="ddp", command=["python", "ddp.py"], instances=4, gpus=2, retries=2, hold=True)], []
     )
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "but"),
+    ("old", "new", "overrides"),
     [
         ("nvidia.com/gpu: 4, ", "", {"gpus": 0}),
         ("nvidia.com/gpu: 4", 'nvidia.com/gpu: "4"', {"gpus": 4}),
@@ -156,21 +156,26 @@ def test_a_pytorch_job() -> None:
         ("metadata:\n", "x-metadata:\n", {"name": "job", "tenant": ""}),
     ],
 )
-def test_a_job_can_say_it_in_other_ways(old: str, new: str, but: dict[str, Any]) -> None:
-    usual = {"name": "train", "gpus": 4, "cpus": 0.5, "memory_gib": 16.0, "tenant": "vision", "retries": 4} | but
-    (one,) = read(changed(JOB, old, new)).submissions
-    assert {name: getattr(one, name) for name in usual} == usual
+def test_equivalent_notations_give_the_same_fields(old: str, new: str, overrides: dict[str, Any]) -> None:
+    expected = {
+        "name": "train",
+        "gpus": 4,
+        "cpus": 0.5,
+        "memory_gib": 16.0,
+        "tenant": "vision",
+        "retries": 4,
+    } | overrides
+    (submission,) = read(replace_in(JOB, old, new)).submissions
+    assert {name: getattr(submission, name) for name in expected} == expected
 
 
-def test_a_job_that_waits_for_kueue_is_not_held() -> None:
-    held = changed(JOB, "  parallelism: 2", "  suspend: true\n  parallelism: 2")
+def test_a_suspended_job_with_a_queue_label_is_not_held() -> None:
+    held = replace_in(JOB, "  parallelism: 2", "  suspend: true\n  parallelism: 2")
     found = read(held)
-    assert [one.hold for one in found.submissions] == [False]
-    assert found.notes[-1] == (
-        "job.yaml line 7: suspend is not taken as a hold: a job with the name of a queue starts in its turn"
-    )
-    alone = changed(held, "kueue.x-k8s.io/queue-name", "other")
-    assert [one.hold for one in read(alone).submissions] == [True]
+    assert [submission.hold for submission in found.submissions] == [False]
+    assert found.notes[-1] == ("job.yaml line 7: suspend is ignored: a job with a queue label is not held")
+    alone = replace_in(held, "kueue.x-k8s.io/queue-name", "other")
+    assert [submission.hold for submission in read(alone).submissions] == [True]
 
 
 @pytest.mark.parametrize(
@@ -179,29 +184,29 @@ def test_a_job_that_waits_for_kueue_is_not_held() -> None:
         (
             "  completions: 2",
             "  completions: 9",
-            "line 8: spec.completions is not honoured: each of `parallelism` instances runs once",
+            "line 8: spec.completions is ignored: each of `parallelism` instances runs once",
         ),
-        ("      restartPolicy: Never", "      volumes: []", "line 14: spec.template.spec.volumes is not honoured"),
-        ("  backoffLimit: 4", "  ttlSecondsAfterFinished: 4", "line 10: spec.ttlSecondsAfterFinished is not honoured"),
+        ("      restartPolicy: Never", "      volumes: []", "line 14: spec.template.spec.volumes is ignored"),
+        ("  backoffLimit: 4", "  ttlSecondsAfterFinished: 4", "line 10: spec.ttlSecondsAfterFinished is ignored"),
         (
             "name: MODE, value: fast",
             "name: MODE, valueFrom: {}",
-            f"line 22: {CONTAINER}.env[0]: the value of MODE comes from the cluster, and is not set",
+            f"line 22: {CONTAINER}.env[0]: MODE is not set: valueFrom is not supported",
         ),
         (
             "nvidia.com/gpu",
             "nvidia.com/mig-1g.5gb",
-            f"line 26: {CONTAINER}.resources.limits.nvidia.com/mig-1g.5gb is not honoured",
+            f"line 26: {CONTAINER}.resources.limits.nvidia.com/mig-1g.5gb is ignored",
         ),
         (
             "          workingDir: /work",
             "          volumeMounts: []",
-            f"line 20: {CONTAINER}.volumeMounts is not honoured",
+            f"line 20: {CONTAINER}.volumeMounts is ignored",
         ),
     ],
 )
-def test_what_cannot_be_honoured_is_noted(old: str, new: str, note: str) -> None:
-    found = read(changed(JOB, old, new))
+def test_ignored_fields_are_noted(old: str, new: str, note: str) -> None:
+    found = read(replace_in(JOB, old, new))
     assert sorted(found.notes) == sorted([f"job.yaml {note}", f"job.yaml line 17: {IMAGE}"])
 
 
@@ -211,16 +216,16 @@ def test_what_cannot_be_honoured_is_noted(old: str, new: str, note: str) -> None
         (
             "kind: Job",
             "kind: Pod",
-            "line 2: kind: no kind of manifest that is a job 'Pod'. (Job, PyTorchJob, TrainJob)",
+            "line 2: kind: unknown manifest kind 'Pod' (known: Job, PyTorchJob, TrainJob)",
         ),
-        ("kind: Job", "kinds: Job", "line 1: kind is absent, expected one"),
+        ("kind: Job", "kinds: Job", "line 1: kind is missing"),
         (
             "kind: Job",
             "kind: TrainJob",
             "line 1: apiVersion is 'batch/v1', expected trainer.kubeflow.org/v1alpha1 for a TrainJob",
         ),
         ("batch/v1", "batch/v2", "line 1: apiVersion is 'batch/v2', expected batch/v1 for a Job"),
-        ("  template:", "  templates:", "line 6: spec: template is absent, expected one"),
+        ("  template:", "  templates:", "line 6: spec: template is missing"),
         ("parallelism: 2", "parallelism: 0", "line 7: spec.parallelism is 0, expected a whole number ≥ 1"),
         ("parallelism: 2", "parallelism: two", "line 7: spec.parallelism is 'two', expected a whole number ≥ 1"),
         (
@@ -232,15 +237,16 @@ def test_what_cannot_be_honoured_is_noted(old: str, new: str, note: str) -> None
         (
             "command:",
             "commands:",
-            f"line 16: {CONTAINER}: command is absent, expected a list of words: that of the image is not known here",
+            f"line 16: {CONTAINER}: command is missing, expected a list of arguments;"
+            " the command of the image is unknown",
         ),
-        ("[python, train.py]", "python", f"line 18: {CONTAINER}.command is 'python', expected a list of words"),
+        ("[python, train.py]", "python", f"line 18: {CONTAINER}.command is 'python', expected a list of arguments"),
         (
             "value: fast",
             "value: 3",
-            f"line 22: {CONTAINER}.env[0].value is 3, expected text, in quotes where it looks like something else",
+            f"line 22: {CONTAINER}.env[0].value is 3, expected text; quote numbers and booleans",
         ),
-        ("name: MODE", "nam: MODE", f"line 22: {CONTAINER}.env[0]: name is absent, expected the name of a variable"),
+        ("name: MODE", "nam: MODE", f"line 22: {CONTAINER}.env[0]: name is missing, expected a variable name"),
         (
             "cpu: 500m",
             "cpu: -1",
@@ -269,18 +275,18 @@ def test_what_cannot_be_honoured_is_noted(old: str, new: str, note: str) -> None
         ),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(old: str, new: str, problem: str) -> None:
+def test_errors_name_the_line(old: str, new: str, problem: str) -> None:
     with pytest.raises(RefoldError) as raised:
-        read(changed(JOB, old, new))
+        read(replace_in(JOB, old, new))
     assert str(raised.value) == f"job.yaml {problem}"
 
 
-def test_the_least_that_a_manifest_can_say() -> None:
+def test_a_minimal_manifest_is_valid() -> None:
     pod = "{activeDeadlineSeconds: 60, containers: [{command: [a], env: [{name: EMPTY}]}, {command: [b]}]}"
     found = read(f"{{apiVersion: batch/v1, kind: Job, spec: {{template: {{spec: {pod}}}}}}}")
     assert found == SpecFile(
         [Submission(name="job", command=["a"], gpus=0, time_limit=60.0, environment={"EMPTY": ""})],
-        ["job.yaml line 1: spec.template.spec.containers[1] is not honoured: the command of the first container runs"],
+        ["job.yaml line 1: spec.template.spec.containers[1] is ignored: only the first container runs"],
     )
 
 
@@ -289,38 +295,38 @@ def test_the_least_that_a_manifest_can_say() -> None:
     [
         (
             "{template: {spec: {containers: []}}}",
-            "spec.template.spec.containers: is an empty list, expected a container",
+            "spec.template.spec.containers: is an empty list, expected one container",
         ),
-        ("{template: {spec: {}}}", "spec.template.spec: containers is absent, expected one"),
+        ("{template: {spec: {}}}", "spec.template.spec: containers is missing"),
         ("{template: {spec: []}}", "spec.template.spec is a list, expected keys and their values"),
         ("[]", "spec is a list, expected keys and their values"),
     ],
 )
-def test_a_manifest_without_a_container_is_refused(spec: str, problem: str) -> None:
+def test_a_manifest_without_a_container_is_rejected(spec: str, problem: str) -> None:
     with pytest.raises(RefoldError) as raised:
         read(f"apiVersion: batch/v1\nkind: Job\nspec: {spec}")
     assert str(raised.value) == f"job.yaml line 3: {problem}"
 
 
-def test_a_pytorch_job_of_nobody_is_refused() -> None:
+def test_a_pytorch_job_without_replicas_is_rejected() -> None:
     with pytest.raises(
         RefoldError, match=r"line 3: spec\.pytorchReplicaSpecs is keys and their values, expected a Master"
     ):
         read("apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nspec: {pytorchReplicaSpecs: {}}")
 
 
-def test_masters_and_workers_that_differ_are_refused() -> None:
+def test_different_masters_and_workers_are_rejected() -> None:
     pod = "          containers:\n            - {command: [python, ddp.py], resources: {limits: {nvidia.com/gpu: 1}}}"
     with pytest.raises(RefoldError) as raised:
-        read(changed(PYTORCH_JOB, "        spec: *pod", f"        spec:\n{pod}"))
+        read(replace_in(PYTORCH_JOB, "        spec: *pod", f"        spec:\n{pod}"))
     assert str(raised.value) == (
-        "job.yaml line 16: spec.pytorchReplicaSpecs.Worker: differs from the others in command, env or resources, "
-        "expected instances that are equal"
+        "job.yaml line 16: spec.pytorchReplicaSpecs.Worker: differs in command, env or resources, "
+        "expected identical replicas"
     )
 
 
-def test_manifests_and_jobs_of_our_own_stand_in_one_file() -> None:
-    assert [one.name for one in read(f"{JOB}---\n{TRAIN_JOB}---\nrun: x\n").submissions] == [
+def test_one_file_may_mix_manifests_and_our_yaml() -> None:
+    assert [submission.name for submission in read(f"{JOB}---\n{TRAIN_JOB}---\nrun: x\n").submissions] == [
         "train",
         "fine-tune",
         "job",

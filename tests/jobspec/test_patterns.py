@@ -1,4 +1,4 @@
-"""Patterns are looked for in a process that may take as long as it likes, for it is not waited for."""
+"""Regular expressions of users are matched in a separate process with a time limit."""
 
 from __future__ import annotations
 
@@ -9,53 +9,53 @@ import pytest
 from refold.api.wire import Submission
 from refold.errors import BadValue
 from refold.jobspec import patterns
-from refold.jobspec.patterns import Matcher, TooSlow, check_patterns, check_patterns_here
+from refold.jobspec.patterns import Matcher, PatternTimeout, check_patterns, check_patterns_in_process
 
 
 @pytest.fixture
 def matcher() -> Iterator[Matcher]:
-    made = Matcher(patience=0.2)
-    yield made
-    made.close()
+    matcher = Matcher(timeout=0.2)
+    yield matcher
+    matcher.close()
 
 
-def test_the_last_place_counts_and_the_first_group_is_told(matcher: Matcher) -> None:
-    text = "step 1 of 9\nstep 2 of 9\nover\n"
-    patterns = [r"^step (\d+) of (\d+)$", "over", "nowhere", "step (x)?"]
-    assert matcher.last_found(text, patterns) == ["2", "over", None, ""]
+def test_the_first_group_of_the_last_match_is_returned(matcher: Matcher) -> None:
+    text = "step 1 of 9\nstep 2 of 9\ndone\n"
+    patterns = [r"^step (\d+) of (\d+)$", "done", "absent", "step (x)?"]
+    assert matcher.find_last_matches(text, patterns) == ["2", "done", None, ""]
 
 
-def test_an_answer_is_no_longer_than_anybody_needs(matcher: Matcher) -> None:
-    assert matcher.last_found("x" * 100_000, [".*x"]) == ["x" * 200]
+def test_long_matches_are_truncated(matcher: Matcher) -> None:
+    assert matcher.find_last_matches("x" * 100_000, [".*x"]) == ["x" * 200]
 
 
-def test_a_pattern_that_takes_for_ever_is_named_and_the_next_are_looked_for(matcher: Matcher) -> None:
+def test_a_slow_pattern_is_identified_and_later_patterns_still_work(matcher: Matcher) -> None:
     text = "a" * 60 + "!"
-    with pytest.raises(TooSlow) as slow:
-        matcher.last_found(text, ["a", "(a+)+$", "!"])
-    assert slow.value.at == 1
-    assert matcher.last_found(text, ["!"]) == ["!"]
+    with pytest.raises(PatternTimeout) as raised:
+        matcher.find_last_matches(text, ["a", "(a+)+$", "!"])
+    assert raised.value.index == 1
+    assert matcher.find_last_matches(text, ["!"]) == ["!"]
 
 
-def test_a_pattern_that_is_none_is_found_nowhere(matcher: Matcher) -> None:
-    assert matcher.last_found("(", ["(", "x{1,999999999999999999999}", r"\("]) == [None, None, "("]
+def test_an_invalid_pattern_matches_nothing(matcher: Matcher) -> None:
+    assert matcher.find_last_matches("(", ["(", "x{1,999999999999999999999}", r"\("]) == [None, None, "("]
 
 
 @pytest.mark.parametrize("pattern", ["((a{1000}){1000}){1000}", "(" * 90 + "a" + ")" * 90])
-def test_patterns_that_look_huge_do_no_harm(matcher: Matcher, pattern: str) -> None:
-    matcher.last_found("a" * 5000, [pattern])
-    assert matcher.last_found("a", ["a"]) == ["a"]
+def test_huge_patterns_do_no_harm(matcher: Matcher, pattern: str) -> None:
+    matcher.find_last_matches("a" * 5000, [pattern])
+    assert matcher.find_last_matches("a", ["a"]) == ["a"]
 
 
-def test_any_text_can_be_looked_at(matcher: Matcher) -> None:
-    assert matcher.last_found("\0\ud800\n€" + "\N{GRINNING FACE}", ["€(.)"]) == ["\N{GRINNING FACE}"]
+def test_any_text_can_be_searched(matcher: Matcher) -> None:
+    assert matcher.find_last_matches("\0\ud800\n€" + "\N{GRINNING FACE}", ["€(.)"]) == ["\N{GRINNING FACE}"]
 
 
-SLOW_TO_READ = "(?i)" + r"[\x01-\uffff]" * 38
-"""As long as a pattern may be."""
+SLOW_TO_COMPILE = "(?i)" + r"[\x01-\uffff]" * 38
+"""A pattern of the maximum length."""
 
 
-@pytest.mark.parametrize("check", [check_patterns, check_patterns_here])
+@pytest.mark.parametrize("check", [check_patterns, check_patterns_in_process])
 @pytest.mark.parametrize(
     ("field", "pattern", "problem"),
     [
@@ -64,39 +64,41 @@ SLOW_TO_READ = "(?i)" + r"[\x01-\uffff]" * 38
             "(",
             "never_retry is '(', which is not a regular expression: missing ), unterminated subpattern at position 0",
         ),
-        ("progress", "step", r"progress is 'step', expected a group, such as in 'step (\d+)'"),
+        ("progress", "step", r"progress is 'step', expected a pattern with a group such as 'step (\d+)'"),
     ],
 )
-def test_a_pattern_that_is_wrong_is_refused_with_its_field(
+def test_an_invalid_pattern_is_rejected_with_its_field(
     check: Callable[[list[tuple[str, str]]], None], field: str, pattern: str, problem: str
 ) -> None:
-    with pytest.raises(BadValue) as refused:
+    with pytest.raises(BadValue) as raised:
         check([("never_retry", "fine"), (field, pattern)])
-    assert str(refused.value) == problem
+    assert str(raised.value) == problem
 
 
-def test_a_pattern_that_takes_long_to_read_is_refused_and_not_waited_for() -> None:
+def test_a_pattern_that_is_slow_to_compile_is_rejected() -> None:
     with pytest.raises(
-        BadValue, match=r"^never_retry is '\(\?i\).*', which takes too long to read, expected a simpler one$"
+        BadValue, match=r"^never_retry is '\(\?i\).*', which takes too long to compile, expected a simpler pattern$"
     ):
-        check_patterns([("progress", "step (.)"), ("never_retry", SLOW_TO_READ + SLOW_TO_READ[4:] * 20)], patience=0.2)
+        check_patterns(
+            [("progress", "step (.)"), ("never_retry", SLOW_TO_COMPILE + SLOW_TO_COMPILE[4:] * 20)], timeout=0.2
+        )
 
 
-def test_what_is_known_to_be_good_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = [("never_retry", "known by now"), ("progress", "also known (.)")]
-    check_patterns(asked)
+def test_valid_patterns_are_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    valid = [("never_retry", "cached"), ("progress", "also cached (.)")]
+    check_patterns(valid)
     monkeypatch.setattr(patterns, "_PROGRAM", "/nowhere")
-    check_patterns(asked)
-    with pytest.raises(BadValue, match="expected a group"):
-        check_patterns([("progress", "known by now")])
+    check_patterns(valid)
+    with pytest.raises(BadValue, match="expected a pattern with a group"):
+        check_patterns([("progress", "cached")])
     with pytest.raises(BadValue, match="takes too long"):
-        check_patterns([("never_retry", "not known yet")])
+        check_patterns([("never_retry", "not cached")])
 
 
-def test_more_patterns_than_a_pipe_holds_are_read() -> None:
+def test_more_patterns_than_fit_into_a_pipe_are_checked() -> None:
     check_patterns([("never_retry", f"{number:0500}") for number in range(300)])
 
 
-def test_nothing_compiles_the_patterns_of_a_submission() -> None:
-    asked = Submission("a", ["x"], progress="(", never_retry=["[", SLOW_TO_READ])
-    assert asked.patterns == [("progress", "("), ("never_retry", "["), ("never_retry", SLOW_TO_READ)]
+def test_a_submission_does_not_compile_its_patterns() -> None:
+    submission = Submission("a", ["x"], progress="(", never_retry=["[", SLOW_TO_COMPILE])
+    assert submission.patterns == [("progress", "("), ("never_retry", "["), ("never_retry", SLOW_TO_COMPILE)]

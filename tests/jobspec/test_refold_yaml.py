@@ -1,4 +1,4 @@
-"""Our own YAML for jobs: what it means, and what is said of what means nothing."""
+"""Our YAML job format: fields, notes and errors."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from refold.api.wire import Submission
 from refold.documents.parts import BadLine
 from refold.errors import BadFile, BadInput, BadRow, RefoldError
 from refold.jobspec.reader import SpecFile, parse_spec, read_spec
-from refold.jobspec.refold_yaml import KEYS, NOT_HONOURED, RESOURCES, RESOURCES_NOT_HONOURED
-from refold.jobspec.submission import from_command
+from refold.jobspec.refold_yaml import FIELDS, RESOURCE_FIELDS, UNSUPPORTED, UNSUPPORTED_RESOURCES
+from refold.jobspec.submission import submission_from_command
 from refold.model import Plan
 
 ROOT = Path(__file__).parents[2]
@@ -24,28 +24,28 @@ def read(text: str) -> SpecFile:
     return parse_spec(text, "job", "job.yaml", "/home/ann")
 
 
-def problem_with(text: str) -> str:
+def error_of(text: str) -> str:
     with pytest.raises(RefoldError) as raised:
         read(text)
     return str(raised.value)
 
 
-def asked(text: str, **but: Any) -> bool:
-    """Whether a job that says `run: x` and this asks for no more and no less than that."""
-    return read(f"run: x\n{text}").submissions == [job(**but)]
+def gives(text: str, **overrides: Any) -> bool:
+    """Whether `run: x` and the text give the default job with these overrides."""
+    return read(f"run: x\n{text}").submissions == [job(**overrides)]
 
 
-def job(**but: Any) -> Submission:
-    return Submission(**{"name": "job", "command": ["sh", "-c", "x"], "folder": "/home/ann"} | but)
+def job(**overrides: Any) -> Submission:
+    return Submission(**{"name": "job", "command": ["sh", "-c", "x"], "folder": "/home/ann"} | overrides)
 
 
-def test_a_command_is_enough() -> None:
+def test_a_command_is_the_only_required_field() -> None:
     assert read("run: python train.py") == SpecFile(
         [Submission("job", ["sh", "-c", "python train.py"], folder="/home/ann")], []
     )
 
 
-def test_everything_can_be_said() -> None:
+def test_every_field_is_read() -> None:
     text = r"""
     name: big-one
     num_nodes: 2
@@ -128,7 +128,7 @@ def test_everything_can_be_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "but"),
+    ("text", "overrides"),
     [
         ("gpus: 0", {"gpus": 0}),
         ("gpus: 4", {"gpus": 4}),
@@ -165,8 +165,8 @@ def test_everything_can_be_said() -> None:
         ("plan: dp2 tp4\nnum_nodes: 2", {"gpus": 4, "instances": 2, "plan": Plan(2, 4)}),
     ],
 )
-def test_the_size_of_a_job_can_be_said_in_many_ways(text: str, but: dict[str, Any]) -> None:
-    assert asked(text, **but)
+def test_the_size_of_a_job_has_many_notations(text: str, overrides: dict[str, Any]) -> None:
+    assert gives(text, **overrides)
 
 
 @pytest.mark.parametrize(
@@ -182,12 +182,12 @@ def test_the_size_of_a_job_can_be_said_in_many_ways(text: str, but: dict[str, An
         ("plan: {data: 8, recompute: false}", Plan(8)),
     ],
 )
-def test_a_plan_is_left_alone_chosen_or_pinned(text: str, plan: Any) -> None:
-    assert [one.plan for one in read(f"run: x\ngpus: 8\n{text}").submissions] == [plan]
+def test_a_plan_is_off_auto_or_pinned(text: str, plan: Any) -> None:
+    assert [submission.plan for submission in read(f"run: x\ngpus: 8\n{text}").submissions] == [plan]
 
 
 @pytest.mark.parametrize(
-    ("text", "but"),
+    ("text", "overrides"),
     [
         ("run: [python, train.py, 3]", {"command": ["python", "train.py", "3"]}),
         (
@@ -206,8 +206,8 @@ def test_a_plan_is_left_alone_chosen_or_pinned(text: str, plan: Any) -> None:
         ("run: x\nnever_retry: boom", {"never_retry": ["boom"]}),
     ],
 )
-def test_other_ways_to_say_it(text: str, but: dict[str, Any]) -> None:
-    assert read(text) == SpecFile([job(**but)], [])
+def test_fields_have_alternative_notations(text: str, overrides: dict[str, Any]) -> None:
+    assert read(text) == SpecFile([job(**overrides)], [])
 
 
 @pytest.mark.parametrize(
@@ -220,12 +220,12 @@ def test_other_ways_to_say_it(text: str, but: dict[str, Any]) -> None:
         ("setup: echo setup\nrun: [echo, 'a  b']", "setup\na  b\n", 0),
     ],
 )
-def test_setup_runs_first_and_what_fails_there_ends_it(text: str, printed: str, status: int) -> None:
+def test_setup_runs_first_and_its_failure_ends_the_job(text: str, printed: str, status: int) -> None:
     ended = subprocess.run(read(text).submissions[0].command, capture_output=True, text=True, check=False)
     assert (ended.stdout, ended.returncode) == (printed, status)
 
 
-def test_several_jobs_stand_in_one_file() -> None:
+def test_a_file_may_have_several_jobs() -> None:
     found = read("name: a\nrun: x\n---\nname: b\nrun: x\n")
     assert found == SpecFile([job(name="a"), job(name="b")], [])
 
@@ -236,41 +236,41 @@ def test_several_jobs_stand_in_one_file() -> None:
         (
             "resources:\n  cloud: aws\n  use_spot: true\n  image_id: x\n  accelerators: 1",
             [
-                "job.yaml line 3: resources.cloud is not honoured: jobs run on the machines of this cluster",
-                "job.yaml line 4: resources.use_spot is not honoured: say class: best-effort",
-                "job.yaml line 5: resources.image_id is not honoured: the command runs on the machine itself",
+                "job.yaml line 3: resources.cloud is ignored: jobs run on the nodes of this cluster",
+                "job.yaml line 4: resources.use_spot is ignored: use class: best-effort",
+                "job.yaml line 5: resources.image_id is ignored: the command runs directly on the node",
             ],
         ),
         (
             "file_mounts: {/data: s3://bucket}",
-            ["job.yaml line 2: file_mounts is not honoured: jobs run where the files are; say workdir"],
+            ["job.yaml line 2: file_mounts is ignored: jobs run where the files are; use workdir"],
         ),
         (
             "plan: auto",
-            ["job.yaml line 2: plan is auto, which needs a workload that names the model: the command chooses itself"],
+            ["job.yaml line 2: plan: auto has no effect without a workload that names the model"],
         ),
         (
             "resources: {cpus: 4}",
-            ["job.yaml line 2: resources names no accelerators, so the job gets no GPU; gpus: 1 asks for one"],
+            ["job.yaml line 2: resources has no accelerators, so the job gets no GPU; add gpus: 1 to request one"],
         ),
     ],
 )
-def test_what_cannot_be_honoured_is_noted(text: str, notes: list[str]) -> None:
+def test_ignored_fields_are_noted(text: str, notes: list[str]) -> None:
     assert read(f"run: x\n{text}").notes == notes
 
 
-def test_who_needs_cpus_and_mentions_no_gpu_gets_none() -> None:
-    assert asked("resources: {cpus: 4}", gpus=0, cpus=4.0)
-    assert asked("resources: {cpus: 4}\ngpus: 1", cpus=4.0)
+def test_a_job_that_requests_only_cpus_gets_no_gpu() -> None:
+    assert gives("resources: {cpus: 4}", gpus=0, cpus=4.0)
+    assert gives("resources: {cpus: 4}\ngpus: 1", cpus=4.0)
 
 
-GPUS = "a number such as 8, a part of one GPU such as 0.5, a range such as 2..8, or one of these after a kind: H100:8"
+GPUS = "a number such as 8, a fraction of one GPU such as 0.5, a range such as 2..8, or with a type: H100:8"
 PLAN = "auto, off, a plan such as 'dp8 tp2 zero1', or its degrees: {dp: 8, tp: 2, zero: 1}"
 PLAN_KEYS = (
     "accumulate, accumulation, data, dp, fixed, ga, gc, interleave, offload, pipeline, pp, recompute, "
     "sequence_parallel, sp, tensor, tp, vpp, zero"
 )
-LONG = "how long, such as 90s, 15m or 1h30m"
+DURATION = "a duration such as 90s, 15m or 1h30m"
 
 
 @pytest.mark.parametrize(
@@ -292,71 +292,70 @@ LONG = "how long, such as 90s, 15m or 1h30m"
         ("gpus: 0..2", f"gpus is '0..2', expected {GPUS}"),
         ("gpus: 0.0001", f"gpus is 0.0001, expected {GPUS}"),
         ("gpus: 'H100:'", f"gpus is 'H100:', expected {GPUS}"),
-        ("gpus: 3\nnum_nodes: 2", "gpus is 3, expected GPUs in all that 2 nodes have equally many of"),
+        ("gpus: 3\nnum_nodes: 2", "gpus is 3, expected a total number of GPUs that is divisible among 2 nodes"),
         (
             "gpus: 8\nnum_nodes: 2\ngpus_per_node: 2",
-            "gpus is 8, expected GPUs in all that 2 nodes with 2 each have equally many of",
+            "gpus is 8, expected a total number of GPUs that is divisible among 2 nodes with 2 each",
         ),
         (
             "gpus: 4\nresources: {accelerators: 'H100:8'}",
-            "gpus: resources.accelerators says how many GPUs as well, expected one of the two",
+            "gpus: conflicts with resources.accelerators, expected the number of GPUs only once",
         ),
         ("resources: {accelerators: x y/z}", f"resources.accelerators is 'x y/z', expected {GPUS}"),
         (
             "resources: {accelerators: {H100: 8, A100: 4}}",
-            "resources.accelerators.A100 is 4, expected as many GPUs of each kind: "
-            "a job asks for the same number of any of them",
+            "resources.accelerators.A100 is 4, expected the same number of GPUs for every type",
         ),
         (
             "resources: {accelerators: []}",
-            "resources.accelerators is a list, expected kinds of GPUs, such as {H100: 8, A100: 8}",
+            "resources.accelerators is a list, expected GPU types such as {H100: 8, A100: 8}",
         ),
-        ("resources: {cpus: many}", "resources.cpus is 'many', expected CPUs of a node, such as 4 or 4+"),
-        ("resources: {cpus: .nan}", "resources.cpus is .nan, expected CPUs of a node, such as 4 or 4+"),
+        ("resources: {cpus: many}", "resources.cpus is 'many', expected CPUs per node, such as 4 or 4+"),
+        ("resources: {cpus: .nan}", "resources.cpus is .nan, expected CPUs per node, such as 4 or 4+"),
         ("resources: {cpus: 9999999999}", "resources.cpus is 9999999999, expected a number ≤ 1,048,576"),
-        ("resources: {memory: -1}", "resources.memory is -1, expected GiB of a node, such as 32 or 32+"),
+        ("resources: {memory: -1}", "resources.memory is -1, expected memory per node in GiB, such as 32 or 32+"),
         (
             "gpus_per_node: 8\nresources: {accelerators: 'H100:8'}",
-            "gpus_per_node: resources.accelerators says it as well, expected one of the two",
+            "gpus_per_node: conflicts with resources.accelerators, expected only one of them",
         ),
         (
             "gpus: H100:8\nresources: {accelerators: A100}",
-            "gpus: resources.accelerators says the kind of GPU as well, expected one of the two",
+            "gpus: conflicts with resources.accelerators, expected the GPU type only once",
         ),
-        ("gpus: 0.5\ngpus_per_node: 1", "gpus: gpus_per_node is for whole GPUs"),
-        ("time: 2h\ntime_limit: 2h", "time_limit: time says it as well, expected one of the two"),
+        ("gpus: 0.5\ngpus_per_node: 1", "gpus: gpus_per_node requires whole GPUs"),
+        ("time: 2h\ntime_limit: 2h", "time_limit: conflicts with time, expected only one of them"),
         ("num_nodes: 0", "num_nodes is 0, expected a whole number ≥ 1"),
         ("num_nodes: 1.5", "num_nodes is 1.5, expected a whole number ≥ 1"),
-        ("elastic: {min: 8, max: 2}", "elastic: 8 to 2 GPUs, expected a range that holds the 8 asked for, whole ones"),
-        ("gpus: 2..8\nelastic: {max: 4}", "elastic: gpus is a range already, expected one of the two"),
+        ("elastic: {min: 8, max: 2}", "elastic: is 8 to 2, expected whole GPUs and a range that includes 8"),
+        ("gpus: 2..8\nelastic: {max: 4}", "elastic: conflicts with the range in gpus, expected only one of them"),
         (
             "gpus: 0.5\nelastic: {max: 4}",
-            "elastic: 1 to 4 GPUs, expected a range that holds the 0.5 asked for, whole ones",
+            "elastic: is 1 to 4, expected whole GPUs and a range that includes 0.5",
         ),
         ("plan: {dp: 0}", "plan.dp is 0, expected a whole number ≥ 1"),
-        ("plan: {dp: 2, data: 2}", "plan.data: says data twice"),
-        ("plan: {dq: 2}", f"no key of plan 'dq'. ({PLAN_KEYS})"),
+        ("plan: {dp: 2, data: 2}", "plan.data: data is given twice, expected once"),
+        ("plan: {dq: 2}", f"plan: unknown key 'dq' (known: {PLAN_KEYS})"),
         ("plan: []", f"plan is a list, expected {PLAN}"),
         ("plan: {}", f"plan is keys and their values, expected {PLAN}"),
-        ("plan: dp3\ngpus: 4", "plan: DP3 runs on 3 GPUs, expected a plan for the 4 that are asked for"),
-        ("plan: tp3\ngpus: 4", "plan: DP1 TP3 runs on 3 GPUs, expected a plan for the 4 that are asked for"),
+        ("plan: dp3\ngpus: 4", "plan: DP3 needs 3 GPUs, expected a plan for the requested 4"),
+        ("plan: tp3\ngpus: 4", "plan: DP1 TP3 needs 3 GPUs, expected a plan for the requested 4"),
         ("priority: high", "priority is 'high', expected a whole number"),
         ("priority: 9999999999", "priority is 9999999999, expected a whole number"),
         ("class: gold", "class is 'gold', expected one of guaranteed, best-effort"),
         ("steps: -1", "steps is -1, expected a whole number ≥ 0"),
         ("steps: 99999999999999", "steps is 99999999999999, expected a whole number ≤ 1,099,511,627,776"),
-        ("time_limit: soon", f"time_limit is 'soon', expected {LONG}"),
-        ("time_limit: 0", "time_limit is 0, expected longer than no time, such as 90s, 15m or 1h30m"),
-        ("time: {limit: -3}", f"time.limit is -3, expected {LONG}"),
-        ("time: {limit: 99999d}", f"time.limit is '99999d', expected {LONG}, and not beyond reason"),
-        ("time: {limits: 3}", "no key of time 'limits'; did you mean 'limit'? (estimate, limit)"),
+        ("time_limit: soon", f"time_limit is 'soon', expected {DURATION}"),
+        ("time_limit: 0", "time_limit is 0, expected a duration > 0 such as 90s, 15m or 1h30m"),
+        ("time: {limit: -3}", f"time.limit is -3, expected {DURATION}"),
+        ("time: {limit: 99999d}", f"time.limit is '99999d', expected {DURATION}, at most 3650 d"),
+        ("time: {limits: 3}", "time: unknown key 'limits'; did you mean 'limit'? (known: estimate, limit)"),
         ("checkpoint: {signal: KILL}", "checkpoint.signal is 'KILL', expected one of TERM, INT, USR1, USR2, HUP"),
         ("name: a b", "name is 'a b', expected letters, digits, '.', '_' and '-'"),
         ("name: ''", "name is '', expected a name"),
-        ("envs: {A: }", "envs.A is empty, expected text; a value that is empty is written ''"),
-        ("envs: {'A B': x}", "envs: 'A B' is not a name for a variable"),
+        ("envs: {A: }", "envs.A is empty, expected text; write '' for an empty value"),
+        ("envs: {'A B': x}", "envs: 'A B' is not a valid variable name"),
         ("envs: [A]", "envs is a list, expected names and their values"),
-        ("progress: step", r"progress is 'step', expected a group, such as in 'step (\d+)'"),
+        ("progress: step", r"progress is 'step', expected a pattern with a group such as 'step (\d+)'"),
         (
             "progress: (",
             "progress is '(', which is not a regular expression: missing ), unterminated subpattern at position 0",
@@ -365,12 +364,12 @@ LONG = "how long, such as 90s, 15m or 1h30m"
         ("retries: 1001", "retries is 1001, expected a whole number from 0 to 1000"),
         ("after: [[a]]", "after[0] is a list, expected text"),
         ("workdir: {url: x}", "workdir is keys and their values, expected a folder"),
-        ("workdir: ~nobody-of-this-name", "workdir is '~nobody-of-this-name', expected a folder"),
-        ("run: y", "the key 'run' is there twice, expected each once"),
+        ("workdir: ~unknown-user", "workdir is '~unknown-user', expected a folder"),
+        ("run: y", "duplicate key 'run'"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(text: str, problem: str) -> None:
-    where, _, found = problem_with(f"run: x\n{text}").partition(": ")
+def test_errors_name_the_line(text: str, problem: str) -> None:
+    where, _, found = error_of(f"run: x\n{text}").partition(": ")
     assert re.fullmatch(r"job\.yaml line [23]", where)
     assert found == problem
 
@@ -380,27 +379,30 @@ def test_what_is_wrong_is_named_with_its_line(text: str, problem: str) -> None:
     [
         ("", "job.yaml line 1: is empty, expected the fields of a job, such as 'name: …' and 'run: …'"),
         ("# nothing", "job.yaml line 1: is empty, expected"),
-        ("name: a", "job.yaml line 1: run is absent, expected a command: text for the shell, or a list of words"),
-        ("run: ''", "job.yaml line 1: run is '', expected a command: text for the shell, or a list of words"),
-        ("run: []", "job.yaml line 1: run is a list, expected a command: text for the shell, or a list of words"),
+        (
+            "name: a",
+            "job.yaml line 1: run is missing, expected a command: a shell command line, or a list of arguments",
+        ),
+        ("run: ''", "job.yaml line 1: run is '', expected a command: a shell command line, or a list of arguments"),
+        ("run: []", "job.yaml line 1: run is a list, expected a command: a shell command line, or a list of arguments"),
         ("- run: x", "job.yaml line 1: the file is a list, expected the fields of a job"),
         ("just text", "job.yaml line 1: the file is 'just text', expected the fields of a job"),
-        ("run: x\n\nresource: {}", "job.yaml line 3: no key 'resource'; did you mean 'resources'? ("),
+        ("run: x\n\nresource: {}", "job.yaml line 3: unknown key 'resource'; did you mean 'resources'? (known: "),
         (
             "run: x\nresources:\n  acelerators: 1",
-            "job.yaml line 3: no key of resources 'acelerators'; did you mean 'accele",
+            "job.yaml line 3: resources: unknown key 'acelerators'; did you mean 'accele",
         ),
         ("run: [", "job.yaml line 2: is not YAML: did not find expected node content"),
-        ("run: \ud800", "job.yaml line 1: has half of a surrogate pair, which is no character"),
+        ("run: \ud800", "job.yaml line 1: contains half of a surrogate pair, which is not a character"),
         ("run: " + "x" * 2**17 + "x", "job.yaml line 1: run is 'xxx"),
         ("run: x\nsetup: " + "x" * 2**17, "job.yaml line 1: run has more than 131,072 characters"),
     ],
 )
-def test_a_file_that_is_no_job_says_so(text: str, problem: str) -> None:
-    assert problem_with(text).startswith(problem)
+def test_a_file_that_is_not_a_job_is_rejected(text: str, problem: str) -> None:
+    assert error_of(text).startswith(problem)
 
 
-def test_errors_have_their_parts() -> None:
+def test_errors_carry_path_line_and_field() -> None:
     with pytest.raises(BadRow) as row:
         read("run: x\nresources:\n  cpus: x")
     assert (row.value.path, row.value.line, row.value.column) == ("job.yaml", 3, "resources.cpus")
@@ -409,12 +411,12 @@ def test_errors_have_their_parts() -> None:
     assert (line.value.path, line.value.line) == ("job.yaml", 2)
 
 
-def test_a_relative_folder_is_refused_where_nobody_knows_what_it_is_inside_of() -> None:
+def test_a_relative_folder_is_rejected_without_a_base_folder() -> None:
     with pytest.raises(BadRow, match="workdir is 'x', expected an absolute path to a folder"):
         parse_spec("run: x\nworkdir: x", "job", "job.yaml")
 
 
-def test_a_file_is_read_from_where_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_read_relative_to_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my job.yaml").write_text("run: x")
     assert read_spec(Path("my job.yaml")) == SpecFile([job(name="my-job", folder=str(tmp_path))], [])
@@ -422,49 +424,54 @@ def test_a_file_is_read_from_where_one_is(tmp_path: Path, monkeypatch: pytest.Mo
         read_spec(Path("none.yaml"))
 
 
-def test_a_command_is_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_becomes_a_job_named_after_its_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["python", "-u", "src/train.py", "--fast"]
-    assert from_command(words) == Submission("train", words, folder=str(tmp_path))
-    assert from_command(["nvidia-smi"], gpus=2, name="look", folder="/") == Submission(
-        "look", ["nvidia-smi"], gpus=2, folder="/"
+    command = ["python", "-u", "src/train.py", "--fast"]
+    assert submission_from_command(command) == Submission("train", command, folder=str(tmp_path))
+    assert submission_from_command(["nvidia-smi"], gpus=2, name="check", folder="/") == Submission(
+        "check", ["nvidia-smi"], gpus=2, folder="/"
     )
 
 
 @pytest.mark.parametrize(
-    ("words", "fields", "problem"),
+    ("command", "fields", "problem"),
     [
         ([], {}, "a job needs a command, such as `python train.py`"),
         (["x"], {"gpus": -1}, "gpus: expected int >= 0"),
         (["x"], {"name": "a b"}, "name is 'a b', expected letters, digits, '.', '_' and '-'"),
     ],
 )
-def test_a_command_that_is_no_job_says_why(words: list[str], fields: dict[str, Any], problem: str) -> None:
+def test_an_invalid_command_is_rejected(command: list[str], fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(BadInput) as raised:
-        from_command(words, **fields)
+        submission_from_command(command, **fields)
     assert str(raised.value) == problem
 
 
-def test_the_example_is_read_and_runs() -> None:
+def test_the_example_is_valid_and_runs() -> None:
     found = read_spec(ROOT / "examples" / "train.yaml", Path("/"))
-    (one,) = found.submissions
+    (submission,) = found.submissions
     assert found.notes == []
-    assert (one.name, one.gpu_range, one.steps, one.stop_signal) == ("train", (1, 2), 20, "USR1")
+    assert (submission.name, submission.gpu_range, submission.steps, submission.stop_signal) == (
+        "train",
+        (1, 2),
+        20,
+        "USR1",
+    )
     ended = subprocess.run(
-        one.command, env=one.environment | {"STEPS": "2"}, capture_output=True, text=True, check=True
+        submission.command, env=submission.environment | {"STEPS": "2"}, capture_output=True, text=True, check=True
     )
     assert ended.stdout == "before the first step\nstep 1\nstep 2\n"
-    assert [found[1] for found in re.finditer(one.progress, ended.stdout)] == ["1", "2"]
+    assert [found[1] for found in re.finditer(submission.progress, ended.stdout)] == ["1", "2"]
 
 
-def test_the_page_on_jobs_names_every_key() -> None:
+def test_the_job_documentation_lists_every_field() -> None:
     page = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
-    inside = (f"resources.{key}" for key in (*RESOURCES, *RESOURCES_NOT_HONOURED))
-    missing = [key for key in (*KEYS, *NOT_HONOURED, *inside) if f"`{key}" not in page]
+    inside = (f"resources.{key}" for key in (*RESOURCE_FIELDS, *UNSUPPORTED_RESOURCES))
+    missing = [key for key in (*FIELDS, *UNSUPPORTED, *inside) if f"`{key}" not in page]
     assert missing == []
 
 
-def test_the_jobs_on_the_page_can_be_read() -> None:
+def test_the_jobs_in_the_documentation_are_valid() -> None:
     page = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```(yaml|bash)\n(.*?)```", page, re.DOTALL)
     assert [language for language, _ in blocks] == ["yaml", "bash"]

@@ -1,4 +1,4 @@
-"""Batch scripts for Slurm: what their `#SBATCH` lines mean here, and what is said of the others."""
+"""Slurm batch scripts: `#SBATCH` directives, notes and errors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import pytest
 from refold.api.wire import Submission
 from refold.errors import RefoldError
 from refold.jobspec.reader import SpecFile, parse_spec, read_spec
-from refold.jobspec.sbatch import SRUN
+from refold.jobspec.sbatch import SRUN_FUNCTION
 
 ROOT = Path(__file__).parents[2]
-ONCE = "job.sh line 1: the script does not call srun: it runs once on each node, and not on the first alone"
-EACH = "job.sh line 1: srun starts nothing here: the whole script runs once for each task, with its variables"
+ONCE_PER_NODE = "job.sh line 1: the script does not call srun: it runs once on every node, not only on the first"
+ONCE_PER_TASK = (
+    "job.sh line 1: srun starts no tasks here: the whole script runs once per task, with the task's variables"
+)
 
 
 def script(*directives: str, command: str = "echo hello") -> str:
@@ -26,36 +28,38 @@ def read(*directives: str, command: str = "echo hello") -> SpecFile:
     return parse_spec(script(*directives, command=command), "job", "job.sh")
 
 
-def job(*directives: str, command: str = "echo hello", **but: Any) -> Submission:
-    """A script of which nothing is known but this."""
+def job(*directives: str, command: str = "echo hello", **overrides: Any) -> Submission:
+    """Return the expected one of a script, with defaults except for `overrides`."""
     text = script(*directives, command=command)
-    usual: dict[str, Any] = {"name": "job", "gpus": 0, "cpus": 1.0 if not but.get("gpus") else 0.0}
-    known = usual | but
-    known["command"] = ["bash", "-c", SRUN + text if "srun" in command else text, known["name"]]
-    known["environment"] = {"SLURM_JOB_NAME": known["name"], "SLURM_JOB_NUM_NODES": "1", "SLURM_NNODES": "1"} | but.get(
-        "environment", {}
-    )
-    return Submission(**known)
+    defaults: dict[str, Any] = {"name": "job", "gpus": 0, "cpus": 1.0 if not overrides.get("gpus") else 0.0}
+    fields = defaults | overrides
+    fields["command"] = ["bash", "-c", SRUN_FUNCTION + text if "srun" in command else text, fields["name"]]
+    fields["environment"] = {
+        "SLURM_JOB_NAME": fields["name"],
+        "SLURM_JOB_NUM_NODES": "1",
+        "SLURM_NNODES": "1",
+    } | overrides.get("environment", {})
+    return Submission(**fields)
 
 
 def nodes(count: int, **more: str) -> dict[str, str]:
     return {"SLURM_JOB_NUM_NODES": str(count), "SLURM_NNODES": str(count)} | more
 
 
-def problem_with(*directives: str) -> str:
+def error_of(*directives: str) -> str:
     with pytest.raises(RefoldError) as raised:
         read(*directives)
     return str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("directive", "but"),
+    ("directive", "overrides"),
     [
         ("--job-name=train", {"name": "train"}),
         ("-J train", {"name": "train"}),
         ("-Jtrain", {"name": "train"}),
         ('--job-name="train"', {"name": "train"}),
-        ("--job-name train # the usual one", {"name": "train"}),
+        ("--job-name train # a comment", {"name": "train"}),
         ("--gpus=4", {"gpus": 4}),
         ("-G 4", {"gpus": 4}),
         ("--gpus=a100:4", {"gpus": 4, "gpu_types": ["a100"]}),
@@ -102,29 +106,35 @@ def problem_with(*directives: str) -> str:
         ("--time=10 --time=20", {"time_limit": 1200.0}),
     ],
 )
-def test_a_directive_means_the_same_here(directive: str, but: dict[str, Any]) -> None:
-    assert read(directive) == SpecFile([job(directive, **but)], [])
+def test_a_directive_has_its_meaning_in_slurm(directive: str, overrides: dict[str, Any]) -> None:
+    assert read(directive) == SpecFile([job(directive, **overrides)], [])
 
 
 @pytest.mark.parametrize(
-    ("directives", "but", "notes"),
+    ("directives", "overrides", "notes"),
     [
         (
             ["-N 2 --gpus-per-node=8"],
             {"instances": 2, "gpus": 8, "environment": nodes(2, SLURM_GPUS_PER_NODE="8")},
-            [ONCE],
+            [ONCE_PER_NODE],
         ),
-        (["-N 2", "-G 8"], {"instances": 2, "gpus": 4, "environment": nodes(2)}, [ONCE]),
-        (["-N2 -n 8 -c 2"], {"instances": 2, "cpus": 8.0, "environment": nodes(2, SLURM_CPUS_PER_TASK="2")}, [ONCE]),
-        (["-n 4 --gpus-per-task=1"], {"gpus": 4}, [ONCE]),
+        (["-N 2", "-G 8"], {"instances": 2, "gpus": 4, "environment": nodes(2)}, [ONCE_PER_NODE]),
+        (
+            ["-N2 -n 8 -c 2"],
+            {"instances": 2, "cpus": 8.0, "environment": nodes(2, SLURM_CPUS_PER_TASK="2")},
+            [ONCE_PER_NODE],
+        ),
+        (["-n 4 --gpus-per-task=1"], {"gpus": 4}, [ONCE_PER_NODE]),
     ],
 )
-def test_a_script_runs_once_on_each_node(directives: list[str], but: dict[str, Any], notes: list[str]) -> None:
-    assert read(*directives) == SpecFile([job(*directives, **but)], notes)
+def test_a_script_without_srun_runs_once_per_node(
+    directives: list[str], overrides: dict[str, Any], notes: list[str]
+) -> None:
+    assert read(*directives) == SpecFile([job(*directives, **overrides)], notes)
 
 
 @pytest.mark.parametrize(
-    ("directives", "but"),
+    ("directives", "overrides"),
     [
         (
             ["-N 2 --ntasks-per-node=4 --gres=gpu:4 --mem=64G -c 8"],
@@ -144,9 +154,9 @@ def test_a_script_runs_once_on_each_node(directives: list[str], but: dict[str, A
         ),
     ],
 )
-def test_a_script_that_calls_srun_runs_once_for_each_task(directives: list[str], but: dict[str, Any]) -> None:
+def test_a_script_that_calls_srun_runs_once_per_task(directives: list[str], overrides: dict[str, Any]) -> None:
     found = read(*directives, command="srun python train.py")
-    assert found == SpecFile([job(*directives, command="srun python train.py", **but)], [EACH])
+    assert found == SpecFile([job(*directives, command="srun python train.py", **overrides)], [ONCE_PER_TASK])
 
 
 @pytest.mark.parametrize(
@@ -159,16 +169,16 @@ def test_a_script_that_calls_srun_runs_once_for_each_task(directives: list[str],
     ],
 )
 @pytest.mark.parametrize("shell", ["sh", "bash"])
-def test_srun_runs_the_command_that_it_was_to_start(call: str, shell: str) -> None:
-    (one,) = parse_spec(f"#!/bin/{shell}\n{call}\n", "job", "job.sh").submissions
-    assert subprocess.run(one.command, capture_output=True, text=True, check=True).stdout == "a  b\n"
+def test_srun_runs_its_command(call: str, shell: str) -> None:
+    (submission,) = parse_spec(f"#!/bin/{shell}\n{call}\n", "job", "job.sh").submissions
+    assert subprocess.run(submission.command, capture_output=True, text=True, check=True).stdout == "a  b\n"
 
 
-def test_a_script_runs_as_it_stands() -> None:
+def test_a_script_runs_unchanged() -> None:
     text = '#!/bin/bash -e\n#SBATCH -J me\necho "$0 $BASH_VERSION" | cut -c1-3\nfalse\necho no\n'
-    (one,) = parse_spec(text, "job", "job.sh").submissions
-    assert one.command == ["bash", "-e", "-c", text, "me"]
-    ended = subprocess.run(one.command, capture_output=True, text=True, check=False)
+    (submission,) = parse_spec(text, "job", "job.sh").submissions
+    assert submission.command == ["bash", "-e", "-c", text, "me"]
+    ended = subprocess.run(submission.command, capture_output=True, text=True, check=False)
     assert (ended.stdout, ended.returncode) == ("me \n", 1)
 
 
@@ -183,9 +193,9 @@ def test_a_script_runs_as_it_stands() -> None:
         ("\n# by ann\n#SBATCH -H", ["sh"]),
     ],
 )
-def test_the_first_line_says_who_runs_it(first: str, program: list[str]) -> None:
-    (one,) = parse_spec(f"{first}\n", "job", "job.txt").submissions
-    assert one.command == [*program, "-c", f"{first}\n", "job"]
+def test_the_shebang_selects_the_interpreter(first: str, program: list[str]) -> None:
+    (submission,) = parse_spec(f"{first}\n", "job", "job.txt").submissions
+    assert submission.command == [*program, "-c", f"{first}\n", "job"]
 
 
 def test_srun_in_python_is_not_a_call() -> None:
@@ -193,7 +203,7 @@ def test_srun_in_python_is_not_a_call() -> None:
     assert parse_spec(text, "job", "job").submissions[0].command == ["python", "-c", text, "job"]
 
 
-def test_a_mark_of_byte_order_does_not_hide_the_first_line() -> None:
+def test_a_byte_order_mark_is_skipped() -> None:
     assert parse_spec("\ufeff#!/bin/bash\n", "job", "job").submissions[0].command == [
         "bash",
         "-c",
@@ -202,7 +212,7 @@ def test_a_mark_of_byte_order_does_not_hide_the_first_line() -> None:
     ]
 
 
-def test_a_file_is_a_script_by_its_name_too() -> None:
+def test_a_script_is_recognised_by_its_file_name() -> None:
     assert parse_spec("echo\n", "job", "job.sh").submissions[0].command == ["sh", "-c", "echo\n", "job"]
 
 
@@ -210,24 +220,24 @@ def test_directives_end_at_the_first_command() -> None:
     text = "#!/bin/sh\n\n# a comment\n##SBATCH --time=1\n#SBATCHED\n#SBATCH -J a\n\necho\n#SBATCH --nonsense\n"
     found = parse_spec(text, "job", "job.sh")
     assert (found.submissions[0].name, found.submissions[0].time_limit) == ("a", None)
-    assert found.notes == ["job.sh line 9: #SBATCH after the first command is not read, as in Slurm"]
+    assert found.notes == ["job.sh line 9: #SBATCH after the first command is ignored, as in Slurm"]
 
 
-def test_line_ends_of_windows_do_not_reach_the_shell() -> None:
-    (one,) = parse_spec("#!/bin/sh\r\n#SBATCH -J a\r\necho\r\n", "job", "job.sh").submissions
-    assert one.command == ["sh", "-c", "#!/bin/sh\n#SBATCH -J a\necho\n", "a"]
+def test_windows_line_ends_are_converted() -> None:
+    (submission,) = parse_spec("#!/bin/sh\r\n#SBATCH -J a\r\necho\r\n", "job", "job.sh").submissions
+    assert submission.command == ["sh", "-c", "#!/bin/sh\n#SBATCH -J a\necho\n", "a"]
 
 
-def test_the_folder_one_submits_from_is_where_it_runs() -> None:
-    (one,) = parse_spec(script("--chdir=out"), "job", "job.sh", "/home/ann").submissions
-    assert (one.folder, one.environment["SLURM_SUBMIT_DIR"]) == ("/home/ann/out", "/home/ann")
+def test_a_script_runs_in_the_folder_of_submission() -> None:
+    (submission,) = parse_spec(script("--chdir=out"), "job", "job.sh", "/home/ann").submissions
+    assert (submission.folder, submission.environment["SLURM_SUBMIT_DIR"]) == ("/home/ann/out", "/home/ann")
 
 
 @pytest.mark.parametrize(
     ("array", "tasks", "step"),
     [("0-3", [0, 1, 2, 3], 1), ("1,3,5-6", [1, 3, 5, 6], 1), ("0-10:5", [0, 5, 10], 5), ("7", [7], 1), ("2,2", [2], 1)],
 )
-def test_an_array_is_a_job_for_each_number(array: str, tasks: list[int], step: int) -> None:
+def test_an_array_is_one_job_per_task(array: str, tasks: list[int], step: int) -> None:
     directive = f"--array={array}"
     common = {
         "SLURM_ARRAY_JOB_ID": "job",
@@ -240,55 +250,55 @@ def test_an_array_is_a_job_for_each_number(array: str, tasks: list[int], step: i
     assert read(directive) == SpecFile(expected, [])
 
 
-def test_an_array_has_ten_thousand_tasks_at_most() -> None:
+def test_an_array_has_at_most_ten_thousand_tasks() -> None:
     assert len(read("-a 0-9999").submissions) == 10_000
-    assert "expected numbers such as 0-9, 1,3,5 or 0-99:10%4, and at most 10,000" in problem_with("-a 0-9999,10001")
+    assert "expected task numbers such as 0-9, 1,3,5 or 0-99:10%4, at most 10,000" in error_of("-a 0-9999,10001")
 
 
 @pytest.mark.parametrize(
     ("directive", "note"),
     [
-        ("-p gpu", "--partition is not honoured: there are no partitions; name a kind of GPU with --gres=gpu:KIND:N"),
-        ("-o out/%j.txt", "--output is not honoured: `refold logs JOB` shows what a job prints"),
-        ("--mail-type=END", "--mail-type is not honoured: say whom to tell with `refold submit --notify mailto://…`"),
-        ("--exclusive", "--exclusive is not honoured: the scheduler chooses among the nodes that fit"),
+        ("-p gpu", "--partition is ignored: there are no partitions; select a GPU type with --gres=gpu:TYPE:N"),
+        ("-o out/%j.txt", "--output is ignored: `refold logs JOB` shows job output"),
+        ("--mail-type=END", "--mail-type is ignored: use `refold submit --notify mailto://…`"),
+        ("--exclusive", "--exclusive is ignored: the scheduler chooses the nodes"),
         (
             "--qos=high",
-            "--qos is not honoured: `refold submit --class best-effort` is the class that may be stopped for others",
+            "--qos is ignored: use `refold submit --class best-effort` for jobs that may be preempted",
         ),
-        ("--mem=0", "--mem is 0, all memory of a node: the job asks for none in particular"),
-        ("--gres=nvme:1", "--gres is honoured for GPUs only, and not for all of 'nvme:1'"),
-        ("--export=PATH", "--export does not carry 'PATH' over: write PATH=value"),
-        ("--job-name='a b'", "the job is called 'a-b': letters, digits, '.', '_' and '-' only"),
-        ("--array=1%1", "%1 of --array is not honoured: as many tasks run at once as there is room for"),
-        ("--nodes=1-4", "--nodes is a range: the job asks for the fewest, 1"),
+        ("--mem=0", "--mem=0 means all memory of a node in Slurm; here no memory is requested"),
+        ("--gres=nvme:1", "--gres supports only GPUs: other resources in 'nvme:1' are ignored"),
+        ("--export=PATH", "--export=PATH: the value of the submitting shell is not used; write PATH=value"),
+        ("--job-name='a b'", "the job is renamed to 'a-b': names may contain only letters, digits, '.', '_' and '-'"),
+        ("--array=1%1", "%1 of --array is ignored: the number of concurrent tasks is not limited"),
+        ("--nodes=1-4", "--nodes is a range: the job requests the minimum, 1"),
     ],
 )
-def test_what_cannot_be_honoured_is_noted(directive: str, note: str) -> None:
+def test_ignored_options_are_noted(directive: str, note: str) -> None:
     assert read(directive).notes == [f"job.sh line 2: {note}"]
 
 
-AFTER = "afterok:JOB or afterok:JOB:JOB: a job can wait for others to finish, and for nothing else"
-NUMBERS = "numbers such as 0-9, 1,3,5 or 0-99:10%4, and at most 10,000 of them"
-TIME = "a time such as 90 (minutes), 90:00, 1:30:00, 1-12 or 1-12:30:00"
+EXPECTED_DEPENDENCY = "afterok:JOB or afterok:JOB:JOB; other dependency types are not supported"
+EXPECTED_TASKS = "task numbers such as 0-9, 1,3,5 or 0-99:10%4, at most 10,000 tasks"
+EXPECTED_TIME = "a time such as 90 (minutes), 90:00, 1:30:00, 1-12 or 1-12:30:00"
 
 
 @pytest.mark.parametrize(
     ("directive", "problem"),
     [
-        ("--time=soon", f"--time is 'soon', expected {TIME}"),
-        ("--time=1:2:3:4", f"--time is '1:2:3:4', expected {TIME}"),
-        ("--time=-5", f"--time is -5, expected {TIME}"),
+        ("--time=soon", f"--time is 'soon', expected {EXPECTED_TIME}"),
+        ("--time=1:2:3:4", f"--time is '1:2:3:4', expected {EXPECTED_TIME}"),
+        ("--time=-5", f"--time is -5, expected {EXPECTED_TIME}"),
         ("--time=999999-0", "--time is '999999-0', expected a number ≤ 315,360,000"),
         ("--time", "--time has no value, expected --time=…"),
-        ("--time=''", f"--time is '', expected {TIME}"),
-        ("--time='1", '#SBATCH has "--time=\'1", expected the quote to be closed'),
-        ("--nodes=none", "--nodes is 'none', expected a number of nodes, 1 or more"),
-        ("--nodes=0", "--nodes is 0, expected a number of nodes, 1 or more"),
-        ("--nodes=4-2", "--nodes is '4-2', expected a number of nodes, 1 or more"),
-        ("-N 2 -n 3", "--ntasks is 3, expected as many tasks on each of 2 nodes"),
-        ("-n 7 --ntasks-per-node=4", "--ntasks is 7, expected as many tasks on each of 2 nodes"),
-        ("-N 2 -G 3", "--gpus is 3, expected a number that 2 instances share equally"),
+        ("--time=''", f"--time is '', expected {EXPECTED_TIME}"),
+        ("--time='1", '#SBATCH has "--time=\'1", expected a closing quote'),
+        ("--nodes=none", "--nodes is 'none', expected a number of nodes ≥ 1"),
+        ("--nodes=0", "--nodes is 0, expected a number of nodes ≥ 1"),
+        ("--nodes=4-2", "--nodes is '4-2', expected a number of nodes ≥ 1"),
+        ("-N 2 -n 3", "--ntasks is 3, expected the same number of tasks on each of 2 nodes"),
+        ("-n 7 --ntasks-per-node=4", "--ntasks is 7, expected the same number of tasks on each of 2 nodes"),
+        ("-N 2 -G 3", "--gpus is 3, expected a number that is divisible among 2 instances"),
         (
             "-N 60000 --ntasks-per-node=60000 --gpus-per-task=60000",
             "--gpus-per-task is 60000, expected a whole number ≤ 63,488",
@@ -303,42 +313,46 @@ TIME = "a time such as 90 (minutes), 90:00, 1:30:00, 1-12 or 1-12:30:00"
         ("--mem=99999999T", "--mem is '99999999T', expected a number ≤ 1,048,576"),
         ("--signal=KILL", "--signal is 'KILL', expected one of TERM, INT, USR1, USR2, HUP"),
         ("--signal=@3", "--signal is '@3', expected a signal such as USR1@60"),
-        ("--dependency=afterany:3", f"--dependency is 'afterany:3', expected {AFTER}"),
+        ("--dependency=afterany:3", f"--dependency is 'afterany:3', expected {EXPECTED_DEPENDENCY}"),
         ("--priority=TOP", "--priority is 'TOP', expected a whole number"),
-        ("--array=3-1", f"--array is '3-1', expected {NUMBERS}"),
-        ("--array=1,x", f"--array is '1,x', expected {NUMBERS}"),
-        ("--array=0-9%0", f"--array is '0-9%0', expected {NUMBERS}"),
+        ("--array=3-1", f"--array is '3-1', expected {EXPECTED_TASKS}"),
+        ("--array=1,x", f"--array is '1,x', expected {EXPECTED_TASKS}"),
+        ("--array=0-9%0", f"--array is '0-9%0', expected {EXPECTED_TASKS}"),
         ("--chdir=x", "--chdir is 'x', expected an absolute path to a folder"),
-        ("--export='A B=c'", "--export: 'A B' is not a name for a variable"),
+        ("--export='A B=c'", "--export: 'A B' is not a valid variable name"),
         ("train", "#SBATCH is 'train', expected an option, such as --time=1:00:00"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(directive: str, problem: str) -> None:
-    assert problem_with("-J a", directive) == f"job.sh line 3: {problem}"
+def test_errors_name_the_line(directive: str, problem: str) -> None:
+    assert error_of("-J a", directive) == f"job.sh line 3: {problem}"
 
 
-def test_an_unknown_option_is_told_with_the_nearest() -> None:
-    assert problem_with("--gpu-per-node=2").startswith(
-        "job.sh line 2: no option '--gpu-per-node'; did you mean '--gpus-per-node'?"
+def test_an_unknown_option_is_reported_with_the_nearest_name() -> None:
+    assert error_of("--gpu-per-node=2").startswith(
+        "job.sh line 2: unknown option '--gpu-per-node'; did you mean '--gpus-per-node'?"
     )
-    assert problem_with("-Z").startswith("job.sh line 2: no option '-Z'")
+    assert error_of("-Z").startswith("job.sh line 2: unknown option '-Z'")
 
 
-def test_a_script_for_nobody_we_know_is_refused() -> None:
+def test_an_unsupported_interpreter_is_rejected() -> None:
     with pytest.raises(
-        RefoldError, match="job line 1: the script is for 'perl', expected a first line such as #!/bin/bash"
+        RefoldError,
+        match="job line 1: the interpreter 'perl' is not supported, expected a first line such as #!/bin/bash",
     ):
         parse_spec("#!/usr/bin/perl\n", "job", "job")
 
 
-def test_the_example_is_read_and_runs() -> None:
+def test_the_example_is_valid_and_runs() -> None:
     found = read_spec(ROOT / "examples" / "train.sbatch", Path("/"))
-    assert [(one.name, one.gpus, one.environment["SLURM_ARRAY_TASK_ID"]) for one in found.submissions] == [
+    assert [
+        (submission.name, submission.gpus, submission.environment["SLURM_ARRAY_TASK_ID"])
+        for submission in found.submissions
+    ] == [
         ("train", 1, "1"),
         ("train", 1, "2"),
     ]
     assert [note.partition(": ")[2] for note in found.notes] == [
-        "--output is not honoured: `refold logs JOB` shows what a job prints"
+        "--output is ignored: `refold logs JOB` shows job output"
     ]
     first = found.submissions[0]
     ended = subprocess.run(first.command, env=first.environment, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""What a history says of the journal it was made from."""
+"""The history that is derived from a journal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from refold.testing import make_cluster, make_job
 CLUSTER = make_cluster(4)
 
 
-def history_of(*entries: Entry) -> History:
+def make_history(*entries: Entry) -> History:
     return History.from_entries(CLUSTER, entries)
 
 
@@ -27,8 +27,8 @@ def outcomes(history: History) -> dict[str, Outcome]:
     return {job.id: Outcome(code) for job, code in zip(history.jobs.jobs, history.jobs.outcome, strict=True)}
 
 
-def test_a_job_that_ran_once_has_one_run_from_its_order_to_its_end() -> None:
-    history = history_of(
+def test_a_job_that_ran_once_has_one_run_from_order_to_end() -> None:
+    history = make_history(
         step(5, submitted(make_job("a", at=5, work=10))), step(7, start("a")), step(17, RunFinished("a", 1))
     )
     jobs, runs = history.jobs, history.runs
@@ -39,8 +39,8 @@ def test_a_job_that_ran_once_has_one_run_from_its_order_to_its_end() -> None:
     assert history.until == 17
 
 
-def test_a_stopped_job_waits_and_its_next_run_goes_on_from_what_was_kept() -> None:
-    history = history_of(
+def test_a_stopped_job_is_queued_again_and_resumes_from_saved_work() -> None:
+    history = make_history(
         step(0, submitted(make_job("a", work=10)), start("a")),
         step(4, StopRun("a", 1)),
         step(5, RunStopped("a", 1, done=4)),
@@ -50,14 +50,14 @@ def test_a_stopped_job_waits_and_its_next_run_goes_on_from_what_was_kept() -> No
     )
     runs = history.runs
     assert runs.ending.tolist() == [Ending.STOPPED, Ending.FINISHED]
-    assert runs.told_to_stop[0] == 4 and isnan(runs.told_to_stop[1])
-    assert runs.kept_before.tolist() == [0, 4] and runs.kept[0] == 4
-    assert runs.computing.tolist() == [0, 9]
+    assert runs.stop_ordered[0] == 4 and isnan(runs.stop_ordered[1])
+    assert runs.saved_before.tolist() == [0, 4] and runs.saved[0] == 4
+    assert runs.computing_since.tolist() == [0, 9]
     assert history.time_running.tolist() == [12]
 
 
-def test_late_reports_change_nothing() -> None:
-    history = history_of(
+def test_late_reports_have_no_effect() -> None:
+    history = make_history(
         step(0, submitted(make_job("a", work=10)), start("a")),
         step(2, RunStopped("a", 1, done=2), start("a", 2)),
         step(3, RunFinished("a", 1), RunFailed("a", 1), RunStopped("a", 1, done=9), RunStarted("a", 1)),
@@ -72,7 +72,7 @@ def test_late_reports_change_nothing() -> None:
 
 
 def test_every_job_has_one_outcome() -> None:
-    history = history_of(
+    history = make_history(
         step(0, *(submitted(make_job(name)) for name in ("finished", "failed", "retried", "running", "waiting"))),
         step(0, submitted(make_job("never", gpus=5)), submitted(make_job("stopped")), submitted(make_job("gone"))),
         step(1, start("finished"), start("failed"), start("retried"), start("running"), start("stopped")),
@@ -102,53 +102,53 @@ def test_every_job_has_one_outcome() -> None:
 
 
 def test_a_run_that_is_still_open_is_counted_up_to_the_end_of_the_history() -> None:
-    history = history_of(step(0, submitted(make_job("a")), start("a", gpus=(0, 1))), step(9))
+    history = make_history(step(0, submitted(make_job("a")), start("a", gpus=(0, 1))), step(9))
     assert history.time_running.tolist() == [9]
     assert history.gpu_seconds.tolist() == [18]
 
 
 @pytest.mark.parametrize(
-    ("where", "problem"),
+    ("order", "message"),
     [
         (start("a", node=1), "run 1 of job 'a' is on node 1, but the cluster has 1 node, numbered from 0"),
         (start("a", node=-1), "run 1 of job 'a' is on node -1"),
         (start("a", gpus=(0, 4)), r"run 1 of job 'a' is on GPUs \[0, 4\] of node 'n0', which has 4"),
         (start("a", gpus=(-1,)), r"run 1 of job 'a' is on GPUs \[-1\]"),
         (start("a", gpus=(2**70,)), "of node 'n0', which has 4"),
-        (NodeLost(7), "node 7 was lost at 1 s, but the cluster has"),
-        (NodeReturned(-2), "node -2 returned at 1 s"),
+        (NodeLost(7), "node 7 went down at 1 s, but the cluster has"),
+        (NodeReturned(-2), "node -2 came up at 1 s"),
     ],
 )
-def test_places_that_the_cluster_does_not_have_are_refused(where: StartRun | NodeLost, problem: str) -> None:
-    with pytest.raises(BadJournal, match=problem):
-        history_of(step(0, submitted(make_job("a"))), step(1, where))
+def test_nodes_and_gpus_that_do_not_exist_are_rejected(order: StartRun | NodeLost, message: str) -> None:
+    with pytest.raises(BadJournal, match=message):
+        make_history(step(0, submitted(make_job("a"))), step(1, order))
 
 
-def test_nodes_that_were_lost_and_returned_are_in_it() -> None:
-    history = history_of(step(3, NodeLost(0)), step(8, NodeReturned(0)))
+def test_node_changes_are_recorded() -> None:
+    history = make_history(step(3, NodeLost(0)), step(8, NodeReturned(0)))
     assert history.node_changes == [NodeChange(3, 0, False), NodeChange(8, 0, True)]
 
 
-def test_a_run_of_a_job_that_was_never_submitted_is_no_journal_of_ours() -> None:
-    with pytest.raises(BadJournal, match="run 1 of job 'ghost' was ordered, which was never submitted"):
-        history_of(step(0, start("ghost")))
+def test_a_run_of_a_job_that_was_never_submitted_is_rejected() -> None:
+    with pytest.raises(BadJournal, match="run 1 of job 'ghost', which was never submitted"):
+        make_history(step(0, start("ghost")))
 
 
-def test_a_journal_of_nothing_is_an_empty_history() -> None:
-    history = history_of()
+def test_an_empty_journal_gives_an_empty_history() -> None:
+    history = make_history()
     assert (len(history.jobs), len(history.runs), history.until) == (0, 0, 0)
     assert history.time_running.tolist() == []
 
 
-def test_written_along_and_read_afterwards_it_is_the_same() -> None:
+def test_a_history_built_while_writing_equals_one_built_from_entries() -> None:
     jobs = [make_job(f"j{n}", at=n, work=20 - n, gpus=1 + n % 4) for n in range(12)]
-    entries, along = ListJournal(), HistoryJournal()
+    entries, direct = ListJournal(), HistoryJournal()
     simulate(jobs, CLUSTER, Srtf(placement="best-fit"), journal=entries)
     for entry in entries.entries:
-        along.write(entry)
-    one = along.history(Header(CLUSTER, "srtf"))
-    other = History.from_entries(CLUSTER, entries.entries)
-    assert one.runs.start.tolist() == other.runs.start.tolist()
-    assert one.runs.end.tolist() == other.runs.end.tolist()
-    assert one.runs.allocations == other.runs.allocations
-    assert set(outcomes(one).values()) == {Outcome.FINISHED}
+        direct.write(entry)
+    while_writing = direct.history(Header(CLUSTER, "srtf"))
+    from_entries = History.from_entries(CLUSTER, entries.entries)
+    assert while_writing.runs.start.tolist() == from_entries.runs.start.tolist()
+    assert while_writing.runs.end.tolist() == from_entries.runs.end.tolist()
+    assert while_writing.runs.allocations == from_entries.runs.allocations
+    assert set(outcomes(while_writing).values()) == {Outcome.FINISHED}

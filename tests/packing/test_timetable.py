@@ -1,4 +1,4 @@
-"""What is free when, against a list of bookings in plain Python that is looked through second by second."""
+"""The timetable against a plain Python list of bookings that is evaluated second by second."""
 
 from math import inf
 from typing import NamedTuple
@@ -9,16 +9,16 @@ from msgspec.structs import replace
 
 from refold.model import Demand, Placement, Share
 from refold.model.units import WHOLE
-from refold.packing import Free, Placer
-from refold.packing.free import mask_of
+from refold.packing import FreeResources, Placer
+from refold.packing.free import mask_from_indices
 from refold.packing.layout import CPU_FREE, MEMORY_FREE
-from refold.packing.timetable import FEW_SPANS, Timetable, Waiting
+from refold.packing.timetable import INITIAL_INTERVALS, BookedJobs, Timetable
 from refold.testing import make_cluster
 
 CLUSTER = make_cluster(3, 2, 2, 0, types=["A100", "T4", "A100", ""], cpus=4, memory_gib=4)
 NODES = range(len(CLUSTER.nodes))
-OVER = 30
-"""By this second everything has ended that ends."""
+LAST_END = 30
+"""All bookings with an end have ended by this second."""
 
 
 class Booking(NamedTuple):
@@ -27,19 +27,19 @@ class Booking(NamedTuple):
     end: float
 
 
-def amounts_of(node: int) -> list[int]:
-    """What a node has: thousandths of each GPU, CPUs, memory."""
+def node_amounts(node: int) -> list[int]:
+    """The amounts of a node: thousandths of each GPU, CPUs, memory."""
     kind = CLUSTER.nodes[node]
     return [*[WHOLE] * kind.gpus, kind.cpu_milli, kind.memory_mib]
 
 
-class Plain:
-    """Bookings in a list, what they leave free in every second, and which nodes are up."""
+class PlainTimetable:
+    """A list of bookings, the free amounts in every second, and the nodes that are down."""
 
     def __init__(self, bookings: list[Booking], down: frozenset[int] = frozenset()) -> None:
         self.bookings: list[Booking] = []
         self.down = down
-        self._free = [[[all_of_it] * (OVER + 1) for all_of_it in amounts_of(node)] for node in NODES]
+        self._free = [[[amount] * (LAST_END + 1) for amount in node_amounts(node)] for node in NODES]
         for booking in bookings:
             self.book(booking)
 
@@ -47,77 +47,80 @@ class Plain:
         self.bookings.append(booking)
         for share in booking.placement:
             *gpus, cpu, memory = self._free[share.node]
-            for second in range(int(booking.start), int(min(booking.end, OVER + 1))):
+            for second in range(int(booking.start), int(min(booking.end, LAST_END + 1))):
                 for gpu in share.gpus:
                     gpus[gpu][second] -= share.gpu_milli
                 cpu[second] -= share.cpu_milli
                 memory[second] -= share.memory_mib
 
-    def without(self, *gone: Booking) -> "Plain":
+    def without(self, *cancelled: Booking) -> "PlainTimetable":
         rest = list(self.bookings)
-        for booking in gone:
+        for booking in cancelled:
             rest.remove(booking)
-        return Plain(rest, self.down)
+        return PlainTimetable(rest, self.down)
 
     @property
-    def is_overfull(self) -> bool:
+    def is_overbooked(self) -> bool:
         return min(min(column) for node in self._free for column in node) < 0
 
     def free(self, node: int, start: int, end: float) -> tuple[list[int], int, int]:
-        """What is free on a node in every second of a window: of each GPU, CPUs, memory."""
-        until = int(min(end, OVER + 1))
+        """The minimum free amounts of a node over a window: of each GPU, CPUs, memory."""
+        until = int(min(end, LAST_END + 1))
         *gpus, cpu, memory = (max(0, min(column[start:until])) for column in self._free[node])
         return gpus, cpu, memory
 
-    def room(self, node: int, demand: Demand, start: int, end: float) -> int:
-        """How many instances have room on a node throughout a window: as many as can be put there one by one."""
+    def count(self, node: int, demand: Demand, start: int, end: float) -> int:
+        """How many instances fit on a node throughout a window, by placing them one by one."""
         kind = CLUSTER.nodes[node]
         if node in self.down or (demand.gpus and demand.gpu_types and kind.gpu_type not in demand.gpu_types):
             return 0
         gpus, cpu, memory = self.free(node, start, end)
-        for room in range(demand.instances):
-            gpus.sort(reverse=True)  # to take from those with most leaves the others for later
-            fits = len([free for free in gpus if free >= demand.gpu_milli]) >= demand.gpus
+        for count in range(demand.instances):
+            gpus.sort(reverse=True)  # taking from the freest GPUs is optimal
+            is_fitting = len([free for free in gpus if free >= demand.gpu_milli]) >= demand.gpus
             cpu, memory = cpu - demand.cpu_milli, memory - demand.memory_mib
-            if not fits or cpu < 0 or memory < 0:
-                return room
+            if not is_fitting or cpu < 0 or memory < 0:
+                return count
             gpus[: demand.gpus] = [free - demand.gpu_milli for free in gpus[: demand.gpus]]
         return demand.instances
 
-    def has_room(self, demand: Demand, start: int, end: float) -> bool:
-        return sum(self.room(node, demand, start, end) for node in NODES) >= demand.instances
+    def fits(self, demand: Demand, start: int, end: float) -> bool:
+        return sum(self.count(node, demand, start, end) for node in NODES) >= demand.instances
 
-    def earliest(self, demand: Demand, distribution: float, after: int, before: float) -> float:
-        for second in range(after, int(min(before, OVER + 1))):
-            if self.has_room(demand, second, second + distribution):
+    def earliest(self, demand: Demand, duration: float, after: int, before: float) -> float:
+        for second in range(after, int(min(before, LAST_END + 1))):
+            if self.fits(demand, second, second + duration):
                 return second
         return inf
 
     def longest(self, demand: Demand, now: int) -> float:
-        if self.has_room(demand, now, inf):
+        if self.fits(demand, now, inf):
             return inf
-        return max((until - now for until in range(now + 1, OVER) if self.has_room(demand, now, until)), default=0.0)
+        return max((until - now for until in range(now + 1, LAST_END) if self.fits(demand, now, until)), default=0.0)
 
     def longest_on(self, nodes: list[int], demand: Demand, now: int) -> float:
         return self.only_on(nodes).longest(replace(demand, instances=1), now)
 
-    def only_on(self, nodes: list[int]) -> "Plain":
-        return Plain(self.bookings, self.down | (frozenset(NODES) - frozenset(nodes)))
+    def only_on(self, nodes: list[int]) -> "PlainTimetable":
+        return PlainTimetable(self.bookings, self.down | (frozenset(NODES) - frozenset(nodes)))
 
 
-def booked(plain: Plain) -> Timetable:
+def booked(plain: PlainTimetable) -> Timetable:
     table = Timetable(CLUSTER)
     for node in plain.down:
-        table.set_up(node, False)
+        table.set_node_up(node, False)
     for booking in plain.bookings:
         table.book(*booking)
     return table
 
 
-def spans(table: Timetable) -> list[list[tuple[float, list[int]]]]:
-    """Of every node: when each span begins, and what is free in it."""
-    number, begins, free = table._spans
-    return [[(begins[node, span].item(), free[node, span].tolist()) for span in range(number[node])] for node in NODES]
+def intervals_of(table: Timetable) -> list[list[tuple[float, list[int]]]]:
+    """For every node, the start and the free amounts of each interval."""
+    number, starts, free = table._intervals
+    return [
+        [(starts[node, interval].item(), free[node, interval].tolist()) for interval in range(number[node])]
+        for node in NODES
+    ]
 
 
 def share_of(node: int, picked: int, milli: int, cpu: int, memory: int) -> Share:
@@ -149,67 +152,69 @@ DOWN = st.frozensets(st.sampled_from(NODES), max_size=2)
 
 @st.composite
 def bookings(draw: st.DrawFn) -> list[Booking]:
-    """Bookings none of which asks for what is not free."""
-    plain = Plain([])
+    """Bookings that are not overbooked."""
+    plain = PlainTimetable([])
     drawn = draw(st.lists(st.tuples(st.lists(SHARES, min_size=1, max_size=2), TIMES, LENGTHS), max_size=12))
     for shares, start, length in drawn:
         booking = Booking(tuple(shares), start, start + length)
-        if not Plain([*plain.bookings, booking]).is_overfull:
+        if not PlainTimetable([*plain.bookings, booking]).is_overbooked:
             plain.book(booking)
     return plain.bookings
 
 
-PLAINS = st.builds(Plain, bookings(), DOWN)
+TIMETABLES = st.builds(PlainTimetable, bookings(), DOWN)
 
 
-@given(PLAINS, DEMANDS, LENGTHS, TIMES, st.sampled_from([inf, inf, 3, 10]))
-def test_the_earliest_moment_is_the_first_second_from_which_there_is_room(
-    plain: Plain, demand: Demand, distribution: float, after: int, within: float
+@given(TIMETABLES, DEMANDS, LENGTHS, TIMES, st.sampled_from([inf, inf, 3, 10]))
+def test_the_earliest_start_is_the_first_second_from_which_all_instances_fit(
+    plain: PlainTimetable, demand: Demand, duration: float, after: int, within: float
 ) -> None:
     before = after + within
-    assert booked(plain).earliest(demand, distribution, after, before) == plain.earliest(
-        demand, distribution, after, before
+    assert booked(plain).earliest_start(demand, duration, after, before) == plain.earliest(
+        demand, duration, after, before
     )
 
 
-@given(PLAINS, DEMANDS, TIMES)
-def test_room_lasts_until_the_first_second_in_which_there_is_none(plain: Plain, demand: Demand, now: int) -> None:
-    assert booked(plain).longest(demand, now) == plain.longest(demand, now)
-
-
-@given(PLAINS, DEMANDS, TIMES, st.sets(st.sampled_from(NODES)))
-def test_room_on_some_nodes_is_that_of_one_instance_there(
-    plain: Plain, demand: Demand, now: int, some: set[int]
+@given(TIMETABLES, DEMANDS, TIMES)
+def test_the_free_duration_ends_at_the_first_second_that_does_not_fit(
+    plain: PlainTimetable, demand: Demand, now: int
 ) -> None:
-    nodes = sorted(some)
-    answer = booked(plain).longest_on(np.array(nodes, np.int64), demand, now)
+    assert booked(plain).longest_free_duration(demand, now) == plain.longest(demand, now)
+
+
+@given(TIMETABLES, DEMANDS, TIMES, st.sets(st.sampled_from(NODES)))
+def test_the_free_duration_on_some_nodes_is_that_of_one_instance(
+    plain: PlainTimetable, demand: Demand, now: int, selected: set[int]
+) -> None:
+    nodes = sorted(selected)
+    answer = booked(plain).longest_free_duration_on(np.array(nodes, np.int64), demand, now)
     assert answer == plain.longest_on(nodes, demand, now)
 
 
-def free_in(plain: Plain, start: int, end: float) -> Free:
-    """What is free in a window, as it is when the rest has been taken."""
-    free = Free(CLUSTER)
+def free_in(plain: PlainTimetable, start: int, end: float) -> FreeResources:
+    """The free resources of a window, built by taking the rest."""
+    free = FreeResources(CLUSTER)
     for node in NODES:
         gpus, cpu, memory = plain.free(node, start, end)
         kind = CLUSTER.nodes[node]
-        taken = [Share(node, (gpu,), WHOLE - left) for gpu, left in enumerate(gpus) if left < WHOLE]
+        taken = [Share(node, (gpu,), WHOLE - free_milli) for gpu, free_milli in enumerate(gpus) if free_milli < WHOLE]
         assert free.take((*taken, Share(node, (), WHOLE, kind.cpu_milli - cpu, kind.memory_mib - memory))) is None
     for node in plain.down:
-        free.set_up(node, False)
+        free.set_node_up(node, False)
     return free
 
 
-def is_same(one: Free, other: Free) -> bool:
+def is_same(job: FreeResources, second: FreeResources) -> bool:
     return (
-        np.array_equal(one.nodes, other.nodes)
-        and np.array_equal(one.gpus, other.gpus)
-        and np.array_equal(one.bits, other.bits)
+        np.array_equal(job.nodes, second.nodes)
+        and np.array_equal(job.gpus, second.gpus)
+        and np.array_equal(job.bits, second.bits)
     )
 
 
-@given(PLAINS, TIMES, LENGTHS, TIMES, LENGTHS)
-def test_what_is_free_in_a_window_is_free_in_every_second_of_it(
-    plain: Plain, start: int, length: float, other_start: int, other_length: float
+@given(TIMETABLES, TIMES, LENGTHS, TIMES, LENGTHS)
+def test_resources_free_during_a_window_are_free_in_every_second_of_it(
+    plain: PlainTimetable, start: int, length: float, other_start: int, other_length: float
 ) -> None:
     table = booked(plain)
     assert is_same(table.free_during(start, start + length), free_in(plain, start, start + length))
@@ -217,200 +222,212 @@ def test_what_is_free_in_a_window_is_free_in_every_second_of_it(
     assert is_same(window, free_in(plain, other_start, other_start + other_length))
 
 
-@given(PLAINS, DEMANDS, LENGTHS, TIMES)
-def test_what_a_placer_takes_from_a_window_is_not_missed_in_the_next(
-    plain: Plain, demand: Demand, distribution: float, now: int
+@given(TIMETABLES, DEMANDS, LENGTHS, TIMES)
+def test_placements_in_a_window_do_not_affect_the_next_window(
+    plain: PlainTimetable, demand: Demand, duration: float, now: int
 ) -> None:
     table = booked(plain)
-    Placer("first-fit").place(table.free_during(now, now + distribution), demand)
-    assert is_same(table.free_during(now, now + distribution), free_in(plain, now, now + distribution))
+    Placer("first-fit").place(table.free_during(now, now + duration), demand)
+    assert is_same(table.free_during(now, now + duration), free_in(plain, now, now + duration))
 
 
-@given(PLAINS, DEMANDS, LENGTHS, TIMES)
-def test_a_placer_finds_a_place_at_the_earliest_moment_and_none_before(
-    plain: Plain, demand: Demand, distribution: float, after: int
+@given(TIMETABLES, DEMANDS, LENGTHS, TIMES)
+def test_a_placer_finds_a_placement_at_the_earliest_start_and_not_before(
+    plain: PlainTimetable, demand: Demand, duration: float, after: int
 ) -> None:
     table = booked(plain)
-    start = table.earliest(demand, distribution, after)
+    start = table.earliest_start(demand, duration, after)
     placer = Placer("first-fit")
-    for second in range(after, int(min(start, OVER))):
-        assert placer.place(table.free_during(second, second + distribution), demand) is None
+    for second in range(after, int(min(start, LAST_END))):
+        assert placer.place(table.free_during(second, second + duration), demand) is None
     if start < inf:
-        assert placer.place(table.free_during(start, start + distribution), demand) is not None
+        assert placer.place(table.free_during(start, start + duration), demand) is not None
 
 
 @given(bookings(), st.data())
-def test_what_is_given_back_was_never_booked(some: list[Booking], data: st.DataObject) -> None:
-    table = booked(Plain(some))
-    gone = data.draw(st.sets(st.sampled_from(range(len(some)))) if some else st.just(set[int]()))
-    for number in data.draw(st.permutations(sorted(gone))):
-        table.give_back(*some[number])
-    rest = [booking for number, booking in enumerate(some) if number not in gone]
-    assert spans(table) == spans(booked(Plain(rest)))
+def test_releasing_a_booking_restores_the_previous_intervals(selected: list[Booking], data: st.DataObject) -> None:
+    table = booked(PlainTimetable(selected))
+    cancelled = data.draw(st.sets(st.sampled_from(range(len(selected)))) if selected else st.just(set[int]()))
+    for number in data.draw(st.permutations(sorted(cancelled))):
+        table.release(*selected[number])
+    rest = [booking for number, booking in enumerate(selected) if number not in cancelled]
+    assert intervals_of(table) == intervals_of(booked(PlainTimetable(rest)))
 
 
 @given(bookings(), st.data())
-def test_the_order_of_bookings_is_of_no_account(some: list[Booking], data: st.DataObject) -> None:
-    shuffled = data.draw(st.permutations(some))
-    assert spans(booked(Plain(shuffled))) == spans(booked(Plain(some)))
+def test_the_order_of_bookings_does_not_matter(selected: list[Booking], data: st.DataObject) -> None:
+    shuffled = data.draw(st.permutations(selected))
+    assert intervals_of(booked(PlainTimetable(shuffled))) == intervals_of(booked(PlainTimetable(selected)))
 
 
 @given(bookings(), st.integers(0, 25), DEMANDS, LENGTHS, st.integers(0, 5), st.data())
-def test_to_forget_the_past_changes_no_answer_about_the_future(
-    some: list[Booking], now: int, demand: Demand, distribution: float, later: int, data: st.DataObject
+def test_dropping_the_past_does_not_change_the_future(
+    selected: list[Booking], now: int, demand: Demand, duration: float, later: int, data: st.DataObject
 ) -> None:
-    table = booked(Plain(some))
-    table.forget_before(now)
-    gone = data.draw(st.sets(st.sampled_from(range(len(some)))) if some else st.just(set[int]()))
-    for number in gone:  # some of it lies in the past, and is forgotten
-        table.give_back(*some[number])
-    plain = Plain([booking for number, booking in enumerate(some) if number not in gone])
+    table = booked(PlainTimetable(selected))
+    table.drop_before(now)
+    cancelled = data.draw(st.sets(st.sampled_from(range(len(selected)))) if selected else st.just(set[int]()))
+    for number in cancelled:  # parts in the past are ignored
+        table.release(*selected[number])
+    plain = PlainTimetable([booking for number, booking in enumerate(selected) if number not in cancelled])
     after = now + later
-    assert table.earliest(demand, distribution, after) == plain.earliest(demand, distribution, after, inf)
-    assert table.longest(demand, after) == plain.longest(demand, after)
-    assert is_same(table.free_during(after, after + distribution), free_in(plain, after, after + distribution))
+    assert table.earliest_start(demand, duration, after) == plain.earliest(demand, duration, after, inf)
+    assert table.longest_free_duration(demand, after) == plain.longest(demand, after)
+    assert is_same(table.free_during(after, after + duration), free_in(plain, after, after + duration))
 
 
-def test_what_is_forgotten_takes_no_room() -> None:
+def test_dropped_intervals_are_removed() -> None:
     table = Timetable(CLUSTER)
     for second in range(0, 20, 2):
         table.book((Share(0, (0,)),), second, second + 1)
-    table.forget_before(18.5)
-    assert spans(table)[0] == [
+    table.drop_before(18.5)
+    assert intervals_of(table)[0] == [
         (18.0, [0b110, 4000, 4096, 0, 1000, 1000]),
         (19.0, [0b111, 4000, 4096, 1000, 1000, 1000]),
     ]
 
 
-def test_a_node_has_as_many_spans_as_it_needs() -> None:
-    table, some = Timetable(CLUSTER), [Booking((Share(0, (0,)),), second, second + 1) for second in range(1, 29, 2)]
-    for booking in some:
+def test_a_node_can_have_any_number_of_intervals() -> None:
+    table, selected = Timetable(CLUSTER), [Booking((Share(0, (0,)),), second, second + 1) for second in range(1, 29, 2)]
+    for booking in selected:
         table.book(*booking)
-    assert len(spans(table)[0]) == 2 * len(some) + 1 > 3 * FEW_SPANS
-    assert [table.earliest(Demand(1, 3), 1, second) for second in (0, 1, 2, 27, 28)] == [0, 2, 2, 28, 28]
-    for booking in some:
-        table.give_back(*booking)
-    assert spans(table) == spans(Timetable(CLUSTER))
+    assert len(intervals_of(table)[0]) == 2 * len(selected) + 1 > 3 * INITIAL_INTERVALS
+    assert [table.earliest_start(Demand(1, 3), 1, second) for second in (0, 1, 2, 27, 28)] == [0, 2, 2, 28, 28]
+    for booking in selected:
+        table.release(*booking)
+    assert intervals_of(table) == intervals_of(Timetable(CLUSTER))
 
 
 def test_a_window_without_length_is_not_booked() -> None:
     table = Timetable(CLUSTER)
     table.book((Share(0, (0,)),), 5, 5)
     table.book((Share(0, (0,)),), 7, 6)
-    assert spans(table) == spans(Timetable(CLUSTER))
+    assert intervals_of(table) == intervals_of(Timetable(CLUSTER))
 
 
-def test_a_node_that_is_down_has_room_again_when_it_returns_but_for_what_is_booked_there() -> None:
+def test_a_node_that_comes_up_again_keeps_its_bookings() -> None:
     table = Timetable(CLUSTER)
     table.book((Share(0, (0, 1, 2)),), 0, 10)
-    table.set_up(0, False)
-    assert table.earliest(Demand(1, 3), 1, 0) == inf
-    assert table.longest(Demand(1, 3), 12) == 0.0
-    table.set_up(0, True)
-    assert table.earliest(Demand(1, 3), 1, 0) == 10
-    assert table.longest(Demand(1, 3), 12) == inf
+    table.set_node_up(0, False)
+    assert table.earliest_start(Demand(1, 3), 1, 0) == inf
+    assert table.longest_free_duration(Demand(1, 3), 12) == 0.0
+    table.set_node_up(0, True)
+    assert table.earliest_start(Demand(1, 3), 1, 0) == 10
+    assert table.longest_free_duration(Demand(1, 3), 12) == inf
 
 
-# --- who could begin earlier --------------------------------------------------------------------------------
+# --- jobs that can start earlier ----------------------------------------------------------------------------
 
 
-class Promised(NamedTuple):
-    """A job that is booked to begin later."""
+class BookedJob(NamedTuple):
+    """A job with a booking for a later start."""
 
     demand: Demand
     booking: Booking
 
 
-def columns(table: Timetable, promised: list[Promised], touched: list[int]) -> Waiting:
-    single = [len(one.booking.placement) == 1 for one in promised]
-    shares = [one.booking.placement[0] for one in promised]
-    return Waiting(
-        np.concatenate([table.vector(one.demand) for one in promised]),
-        np.arange(len(promised)),
-        np.array([one.booking.end - one.booking.start for one in promised], np.float64),
-        np.array([one.booking.start for one in promised], np.float64),
+def columns(table: Timetable, booked_jobs: list[BookedJob], touched: list[int]) -> BookedJobs:
+    single = [len(job.booking.placement) == 1 for job in booked_jobs]
+    shares = [job.booking.placement[0] for job in booked_jobs]
+    return BookedJobs(
+        np.concatenate([table.vector(job.demand) for job in booked_jobs]),
+        np.arange(len(booked_jobs)),
+        np.array([job.booking.end - job.booking.start for job in booked_jobs], np.float64),
+        np.array([job.booking.start for job in booked_jobs], np.float64),
         np.array([share.node if alone else -1 for share, alone in zip(shares, single, strict=True)], np.int64),
-        np.array([mask_of(share.gpus) if alone else 0 for share, alone in zip(shares, single, strict=True)], np.int64),
         np.array(
-            [any(share.node in touched for share in one.booking.placement) for one in promised],
+            [mask_from_indices(share.gpus) if alone else 0 for share, alone in zip(shares, single, strict=True)],
+            np.int64,
+        ),
+        np.array(
+            [any(share.node in touched for share in job.booking.placement) for job in booked_jobs],
             np.int64,
         ),
     )
 
 
-def gains(plain: Plain, one: Promised, nodes: list[int], now: int) -> bool:
-    """Whether there is room for an instance on one of the nodes before it is to begin; what is its own is free."""
-    if not now < one.booking.start < inf:
+def can_start_earlier(plain: PlainTimetable, job: BookedJob, nodes: list[int], now: int) -> bool:
+    """Whether an instance fits on one of the nodes before its booked start, ignoring its own booking."""
+    if not now < job.booking.start < inf:
         return False
-    if one.demand.instances > 1 and any(share.node in nodes for share in one.booking.placement):
+    if job.demand.instances > 1 and any(share.node in nodes for share in job.booking.placement):
         return True
-    rest = plain.without(one.booking) if one.demand.instances == 1 else plain
-    distribution = one.booking.end - one.booking.start
-    return rest.only_on(nodes).earliest(replace(one.demand, instances=1), distribution, now, one.booking.start) < inf
+    rest = plain.without(job.booking) if job.demand.instances == 1 else plain
+    duration = job.booking.end - job.booking.start
+    return rest.only_on(nodes).earliest(replace(job.demand, instances=1), duration, now, job.booking.start) < inf
 
 
-def with_room_for_more_spans(table: Timetable) -> Timetable:
-    """Nodes begin with room for few spans; then whoever is booked on a full one counts as somebody who may gain."""
+def with_spare_capacity(table: Timetable) -> Timetable:
+    """Grow the arrays, since jobs on a node with full arrays are reported without a check."""
     for second in range(40):
         table.book((Share(3, (), WHOLE, 1),), 2 * second, 2 * second + 1)
     for second in range(40):
-        table.give_back((Share(3, (), WHOLE, 1),), 2 * second, 2 * second + 1)
+        table.release((Share(3, (), WHOLE, 1),), 2 * second, 2 * second + 1)
     return table
 
 
 @st.composite
-def promises(draw: st.DrawFn) -> tuple[Plain, list[Promised]]:
-    """A plain list of bookings, and those who were promised the earliest place for what they ask after them."""
-    plain = draw(PLAINS)
-    promised: list[Promised] = []
+def booked_cases(draw: st.DrawFn) -> tuple[PlainTimetable, list[BookedJob]]:
+    """A timetable, and jobs that are booked at their earliest start."""
+    plain = draw(TIMETABLES)
+    booked_jobs: list[BookedJob] = []
     table = booked(plain)
-    for demand, distribution, after in draw(st.lists(st.tuples(DEMANDS, LENGTHS, TIMES), min_size=1, max_size=4)):
-        start = table.earliest(demand, distribution, after)
+    for demand, duration, after in draw(st.lists(st.tuples(DEMANDS, LENGTHS, TIMES), min_size=1, max_size=4)):
+        start = table.earliest_start(demand, duration, after)
         if start < inf:
-            placement = Placer("first-fit").place(table.free_during(start, start + distribution), demand)
+            placement = Placer("first-fit").place(table.free_during(start, start + duration), demand)
             assert placement is not None
-            booking = Booking(placement, start, start + distribution)
+            booking = Booking(placement, start, start + duration)
             table.book(*booking)
             plain.book(booking)
-            promised.append(Promised(demand, booking))
-    return plain, promised
+            booked_jobs.append(BookedJob(demand, booking))
+    return plain, booked_jobs
 
 
-@given(promises(), st.sets(st.sampled_from(NODES), min_size=1), TIMES, st.data())
-def test_who_could_begin_earlier_is_found_and_nobody_else(
-    case: tuple[Plain, list[Promised]], some: set[int], now: int, data: st.DataObject
+@given(booked_cases(), st.sets(st.sampled_from(NODES), min_size=1), TIMES, st.data())
+def test_the_first_job_that_can_start_earlier_is_found(
+    case: tuple[PlainTimetable, list[BookedJob]], selected: set[int], now: int, data: st.DataObject
 ) -> None:
-    plain, promised = case
-    if not promised:
+    plain, booked_jobs = case
+    if not booked_jobs:
         return
-    order = data.draw(st.permutations(range(len(promised))))
-    first, nodes = data.draw(st.integers(0, len(order))), sorted(some)
-    table = with_room_for_more_spans(booked(plain))
-    before = spans(table)
-    answer = table.first_to_gain(
-        columns(table, promised, nodes),
+    order = data.draw(st.permutations(range(len(booked_jobs))))
+    first, nodes = data.draw(st.integers(0, len(order))), sorted(selected)
+    table = with_spare_capacity(booked(plain))
+    before = intervals_of(table)
+    answer = table.first_that_can_start_earlier(
+        columns(table, booked_jobs, nodes),
         np.array(order, np.int64),
         first,
         np.array(nodes, np.int64),
         now,
         np.array([10**6]),
     )
-    gaining = [place for place in range(first, len(order)) if gains(plain, promised[order[place]], nodes, now)]
-    assert answer == (gaining[0] if gaining else -1)
-    assert spans(table) == before
+    expected = [
+        position
+        for position in range(first, len(order))
+        if can_start_earlier(plain, booked_jobs[order[position]], nodes, now)
+    ]
+    assert answer == (expected[0] if expected else -1)
+    assert intervals_of(table) == before
 
 
-def test_every_look_at_a_node_is_counted() -> None:
+def test_every_check_of_a_node_is_counted() -> None:
     table, whole_node = Timetable(CLUSTER), Demand(1, 3)
-    some = [Promised(whole_node, Booking((Share(0, (0, 1, 2)),), start, start + 10)) for start in (0, 10, 20)]
-    for one in some:
-        table.book(*one.booking)
-    left = np.array([100])
-    assert table.first_to_gain(columns(table, some, []), np.arange(3), 0, np.array([0, 1]), 0, left) == -1
-    assert left.tolist() == [96]  # the first begins now: it is not looked at
+    selected = [BookedJob(whole_node, Booking((Share(0, (0, 1, 2)),), start, start + 10)) for start in (0, 10, 20)]
+    for job in selected:
+        table.book(*job.booking)
+    checks_left = np.array([100])
+    assert (
+        table.first_that_can_start_earlier(
+            columns(table, selected, []), np.arange(3), 0, np.array([0, 1]), 0, checks_left
+        )
+        == -1
+    )
+    assert checks_left.tolist() == [96]  # the first job starts now and is not checked
 
 
-def test_free_amounts_of_a_window_are_those_of_its_narrowest_moment() -> None:
+def test_the_free_amounts_of_a_window_are_the_minimum_over_it() -> None:
     table = Timetable(CLUSTER)
     table.book((Share(0, (0,), 300, 1000, 1024),), 0, 10)
     table.book((Share(0, (0, 1), 500, 2000, 0),), 5, 15)
@@ -419,19 +436,19 @@ def test_free_amounts_of_a_window_are_those_of_its_narrowest_moment() -> None:
     assert (window.nodes[0, CPU_FREE], window.nodes[0, MEMORY_FREE]) == (1000, 3072)
 
 
-def test_a_gpu_that_is_promised_twice_takes_nothing_from_the_others() -> None:
-    """A run that goes on is booked on over what was promised to others, until they are promised something else."""
+def test_an_overbooked_gpu_does_not_affect_other_gpus() -> None:
+    """A run that exceeds its estimate overbooks reservations until they are moved."""
     table = Timetable(CLUSTER)
     for _ in range(2):
         table.book((Share(0, (0,)),), 0, 10)
     for node in (1, 2):
-        table.set_up(node, False)
-    for demand, lasts in (
+        table.set_node_up(node, False)
+    for demand, expected in (
         (Demand(1, 2), inf),
         (Demand(1, 2, 500), inf),
         (Demand(4, 1, 500), inf),
         (Demand(5, 1, 500), 0),
     ):
-        assert table.longest(demand, 0) == lasts
-        assert table.earliest(demand, 5, 0) == (0 if lasts else 10)
+        assert table.longest_free_duration(demand, 0) == expected
+        assert table.earliest_start(demand, 5, 0) == (0 if expected else 10)
     assert table.free_during(0, 5).gpu_milli_of(0) == (0, 1000, 1000)

@@ -1,4 +1,4 @@
-"""The published tables read as what they say. They are not part of the repository; without them most is skipped."""
+"""Reading the published tables. They are not part of the repository; without them most tests are skipped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from refold.errors import BadFile, BadRow, UnknownName
 from refold.model.cluster import Link
 from refold.model.plan import Plan
 
-published = pytest.mark.skipif(data_folder() is None, reason="the published tables are not here (../shared/data)")
+published = pytest.mark.skipif(data_folder() is None, reason="the published tables are not available (../shared/data)")
 
 PEAK_TFLOPS = {
     "H100-80GB": 989.0,
@@ -40,7 +40,7 @@ def case_at(name: str, row: int) -> Case:
 
 
 def utilisation(case: Case) -> float:
-    """Of the peak half rate, by 6 operations per weight and token, and causal attention forward and backward."""
+    """Share of the half-precision peak: 6 FLOPs per weight and token, and causal attention forward and backward."""
     assert case.step_seconds
     model = case.model
     per_token = 6 * model.parameters + 6 * model.attentions * model.query_width * case.sequence
@@ -61,7 +61,7 @@ def utilisation(case: Case) -> float:
         ("rubick_measured", 539, 4, 526, 526, 0, 0),
     ],
 )
-def test_every_line_is_a_case_or_left_out_for_a_reason(
+def test_every_line_is_a_case_or_excluded_with_a_reason(
     name: str, lines: int, left_out: int, usable: int, timed: int, with_memory: int, out_of_memory: int
 ) -> None:
     found = table(name)
@@ -78,7 +78,7 @@ def test_every_line_is_a_case_or_left_out_for_a_reason(
 
 @published
 @pytest.mark.parametrize("name", TABLES)
-def test_no_run_was_faster_than_its_gpus(name: str) -> None:
+def test_no_run_exceeds_the_peak_of_its_gpus(name: str) -> None:
     for case in cases(name):
         if case.usable and case.step_seconds:
             assert 0 < utilisation(case) < 0.85, (case.source, case.row)
@@ -87,7 +87,7 @@ def test_no_run_was_faster_than_its_gpus(name: str) -> None:
 
 @published
 @pytest.mark.parametrize("name", TABLES)
-def test_the_cases_of_a_group_differ_in_their_plans_alone(name: str) -> None:
+def test_the_cases_of_a_group_differ_only_in_their_plans(name: str) -> None:
     seen: dict[str, tuple[object, ...]] = {}
     for case in cases(name):
         shape = (case.model.layers, case.model.hidden, case.model.kv_heads)
@@ -108,7 +108,7 @@ def test_the_cases_of_a_group_differ_in_their_plans_alone(name: str) -> None:
         ("rubick_measured", 50, 33, 88),
     ],
 )
-def test_how_many_plans_can_be_compared(name: str, groups: int, with_a_choice: int, largest: int) -> None:
+def test_the_number_of_comparable_plans(name: str, groups: int, with_a_choice: int, largest: int) -> None:
     sizes = Counter(case.group for case in cases(name) if case.usable and case.step_seconds)
     assert (len(sizes), sum(size > 1 for size in sizes.values()), max(sizes.values())) == (
         groups,
@@ -132,7 +132,7 @@ def test_ultrascale_first_row() -> None:
     ("row", "billions"),
     [(2, 1.34), (791, 1.61), (1175, 8.86)],
 )
-def test_ultrascale_shapes_follow_the_variant_or_most_others(row: int, billions: float) -> None:
+def test_ultrascale_shapes_follow_the_variant_or_the_majority(row: int, billions: float) -> None:
     assert case_at("ultrascale_h100", row).model.parameters / 1e9 == pytest.approx(billions, abs=0.005)
 
 
@@ -143,7 +143,7 @@ def test_ultrascale_has_both_variants_of_80b() -> None:
 
 
 @published
-def test_a_crash_is_no_want_of_memory_where_a_heavier_plan_ran() -> None:
+def test_a_crash_is_not_out_of_memory_if_a_larger_plan_ran() -> None:
     case = case_at("ultrascale_h100", 171)
     assert (case.plan, case.micro_batch) == (Plan(8, 1, 2, accumulation=32), 1)
     assert case.fits is None
@@ -151,7 +151,7 @@ def test_a_crash_is_no_want_of_memory_where_a_heavier_plan_ran() -> None:
 
 
 @published
-def test_a_crash_with_too_few_micro_batches_says_nothing_of_memory() -> None:
+def test_a_crash_with_too_few_micro_batches_is_not_out_of_memory() -> None:
     crashed = [case for case in cases("ultrascale_h100") if case.plan.accumulation < case.plan.pipeline - 1]
     assert len(crashed) == 155
     assert {case.fits for case in crashed} == {None}
@@ -166,11 +166,11 @@ def test_ultrascale_slow_neighbours_are_noted() -> None:
 
 
 @published
-def test_llm_foundry_parameters_are_those_of_the_file() -> None:
+def test_llm_foundry_parameters_match_the_file() -> None:
     stated = {"MPT 70b": 64_862_437_376, "MPT 30b": 29_975_214_080, "MPT 125m": 125_311_488}
     for case in cases("llm_foundry_a100"):
         if case.model.name in stated and case.sequence == 2048:
-            assert case.model.parameters == stated[case.model.name] - 2 * case.model.hidden  # less the last norm
+            assert case.model.parameters == stated[case.model.name] - 2 * case.model.hidden  # without the last norm
 
 
 @published
@@ -299,7 +299,7 @@ def test_rubick_rows(row: int, plan: Plan, placement: tuple[int, ...], parts: tu
 
 
 @published
-def test_the_parts_of_rubicks_iterations_are_in_the_same_unit_as_the_whole() -> None:
+def test_the_phases_of_rubicks_iterations_have_the_unit_of_the_total() -> None:
     for case in cases("rubick_measured"):
         parts = (case.forward_seconds, case.sync_seconds, case.optimizer_seconds)
         whole = case.step_seconds or 0.0
@@ -313,14 +313,14 @@ def test_the_summary_has_a_line_for_each_table(capsys: pytest.CaptureFixture[str
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["table", *TABLES]
 
 
-def test_the_folder_can_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_data_folder_can_be_set_by_an_environment_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("REFOLD_DATA", str(tmp_path))
     assert data_folder() == tmp_path
     with pytest.raises(BadFile, match="No such file"):
         read_table("llm_foundry_a100")
 
 
-def test_without_the_folder_it_is_said(
+def test_a_missing_data_folder_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("REFOLD_DATA", str(tmp_path / "absent"))
@@ -331,7 +331,7 @@ def test_without_the_folder_it_is_said(
     assert capsys.readouterr().out.startswith("no published tables here")
 
 
-def test_a_table_that_is_not_there_is_named() -> None:
+def test_an_unknown_table_is_rejected_with_a_suggestion() -> None:
     with pytest.raises(UnknownName, match="did you mean 'torchtitan_docs'"):
         read_table("torchtitan")
 
@@ -339,10 +339,10 @@ def test_a_table_that_is_not_there_is_named() -> None:
 @pytest.mark.parametrize(
     ("text", "number"), [("75GB", 75.0), ("664.64 (ms)", 664.64), ("5,762", 5762.0), ("0.661s", 0.661), ("5e8", 5e8)]
 )
-def test_a_number_is_found_among_its_units(text: str, number: float) -> None:
+def test_a_number_is_parsed_with_its_unit(text: str, number: float) -> None:
     assert Line("file.csv", 2, {"speed": text}).real("speed") == number
 
 
-def test_what_is_no_number_names_its_cell() -> None:
+def test_an_invalid_number_is_reported_with_its_cell() -> None:
     with pytest.raises(BadRow, match=r"file\.csv line 7: speed is 'OOM', expected a number > 0"):
         Line("file.csv", 7, {"speed": "OOM"}).real("speed")

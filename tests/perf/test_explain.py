@@ -1,4 +1,4 @@
-"""What is explained is what is computed, for any plan on any machines."""
+"""The explanation of an estimate against the estimate, for random plans and machines."""
 
 import pytest
 from hypothesis import given, strategies as st
@@ -9,8 +9,8 @@ from refold.perf.engine import Engine
 from refold.perf.estimation import estimate
 from refold.perf.explanation import explain
 from refold.perf.hardware import GpuSpec, Machines
-from refold.perf.setting import Setting
 from refold.perf.shapes import ModelShape
+from refold.perf.training_setup import TrainingSetup
 
 GPU = GpuSpec("G", 80.0, 300.0, 20.0, 2000.0, Link("nvlink", 300.0, 3.0), 32.0, 100.0, 400.0)
 
@@ -29,14 +29,14 @@ ENGINES = [
     Engine(
         "odd",
         reduces_each_micro_batch=True,
-        selective_again=0.5,
+        selective_recompute_share=0.5,
         overlap_tensor=0.3,
         update_passes=1.5,
         compute_factor=1.3,
-        launch_full=2.0,
-        launch_selective=1.5,
+        launch_factor_full=2.0,
+        launch_factor_selective=1.5,
         scatters_gradients=False,
-        tensor_traffic_across=2.0,
+        tensor_inter_node_traffic=2.0,
         tensor_wait_across_nodes=1e-3,
         tensor_wait_in_pipeline=1e-3,
         stage_wait=0.1,
@@ -57,8 +57,8 @@ plans = st.builds(
     st.sampled_from([1, 2]),
     st.booleans(),
 )
-settings = st.builds(
-    Setting,
+setups = st.builds(
+    TrainingSetup,
     st.sampled_from(MODELS),
     st.builds(
         Machines,
@@ -73,25 +73,33 @@ settings = st.builds(
     st.sampled_from([512, 2048]),
 )
 
-PARTS = {"tensor": "tensor_time", "pipeline": "pipeline_time", "data": "data_time"}
-"""What parts are called among the lines, where their own name means something else there."""
+LINE_NAMES = {"tensor": "tensor_time", "pipeline": "pipeline_time", "data": "data_time"}
+"""Names of the lines of components whose own name has another meaning in the formulas."""
 
 
-@given(settings, plans)
-def test_every_part_of_an_estimate_is_the_value_of_its_line(setting: Setting, plan: Plan) -> None:
-    lines = {line.name: line.value for section in explain(setting, plan) for line in section.lines}
-    found = estimate(setting, plan)
-    for part, seconds in found.seconds.items():
-        assert lines[PARTS.get(part, part)] == pytest.approx(seconds, rel=1e-9, abs=1e-15), part
-    assert lines["step"] == pytest.approx(found.step_seconds)
-    assert lines["memory"] == pytest.approx(found.memory_gib)
-    assert lines["spare"] == pytest.approx(found.spare_gib)
+@given(setups, plans)
+def test_every_component_of_an_estimate_equals_its_formula(setup: TrainingSetup, plan: Plan) -> None:
+    lines = {line.name: line.value for section in explain(setup, plan) for line in section.lines}
+    result = estimate(setup, plan)
+    for part, seconds in result.seconds.items():
+        assert lines[LINE_NAMES.get(part, part)] == pytest.approx(seconds, rel=1e-9, abs=1e-15), part
+    assert lines["step"] == pytest.approx(result.step_seconds)
+    assert lines["memory"] == pytest.approx(result.memory_gib)
+    assert lines["spare"] == pytest.approx(result.spare_gib)
 
 
-def test_a_line_shows_its_formula_with_the_numbers_put_in() -> None:
-    setting = Setting(MODELS[0], Machines(GPU, (8,), GPU.link, Link("network", 50.0)), ENGINES[0], 64, 1024)
-    lines = {line.name: line for section in explain(setting, Plan(8, accumulation=2)) for line in section.lines}
+def test_a_line_shows_its_formula_with_numbers() -> None:
+    setup = TrainingSetup(MODELS[0], Machines(GPU, (8,), GPU.link, Link("network", 50.0)), ENGINES[0], 64, 1024)
+    lines = {line.name: line for section in explain(setup, Plan(8, accumulation=2)) for line in section.lines}
     tokens = lines["tokens"]
     assert tokens.formula == "batch * sequence / (data * micro_batches)"
     assert tokens.numbers == "64 * 1024 / (8 * 2)"
     assert tokens.value == 4096
+
+
+@pytest.mark.parametrize("gpus_on_node", [(8,), (2, 3, 3), (1, 7)])
+def test_the_pipeline_time_on_uneven_nodes_equals_its_formula(gpus_on_node: tuple[int, ...]) -> None:
+    machines = Machines(GPU, gpus_on_node, GPU.link, Link("network", 50.0))
+    setup, plan = TrainingSetup(MODELS[0], machines, ENGINES[0], 64, 512), Plan(pipeline=2)
+    lines = {line.name: line.value for section in explain(setup, plan) for line in section.lines}
+    assert lines["pipeline_time"] == pytest.approx(estimate(setup, plan).seconds["pipeline"])

@@ -1,4 +1,4 @@
-"""Settings for tests of plans. Numbers are of the size of real ones; no test depends on their last digits."""
+"""Training setups for tests of plans. Numbers have realistic magnitudes; no test depends on their last digits."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +9,8 @@ import pytest
 from refold.model.cluster import Link
 from refold.perf.engine import Engine
 from refold.perf.hardware import GpuSpec, Machines
-from refold.perf.setting import Setting
 from refold.perf.shapes import ModelShape
+from refold.perf.training_setup import TrainingSetup
 
 A100 = GpuSpec(
     name="A100",
@@ -55,7 +55,7 @@ def models() -> dict[str, ModelShape]:
 
 
 @pytest.fixture(scope="session")
-def make_setting() -> Callable[..., Setting]:
+def make_setup() -> Callable[..., TrainingSetup]:
     def make(
         name: str = "llama-2-70b",
         on: tuple[int, ...] = (8,),
@@ -64,10 +64,10 @@ def make_setting() -> Callable[..., Setting]:
         gpu_gib: float = 80.0,
         host_gib: float = 0.0,
         **changed: Any,
-    ) -> Setting:
+    ) -> TrainingSetup:
         gpu = msgspec.structs.replace(A100, memory_gib=gpu_gib)
         machines = Machines(gpu, on, gpu.link, Link("network", 100.0), memory_gib=host_gib)
         model = msgspec.structs.replace(MODELS[name], **changed)
-        return Setting(model, machines, Engine("test"), batch, sequence)
+        return TrainingSetup(model, machines, Engine("test"), batch, sequence)
 
     return make

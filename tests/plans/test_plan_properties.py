@@ -1,4 +1,4 @@
-"""Built, pruned and cached answers are the plain ones: compared with brute force over random small settings."""
+"""Plan search and curves against brute force, on random small setups."""
 
 from dataclasses import fields
 
@@ -14,13 +14,13 @@ from refold.perf.columns import PlanColumns
 from refold.perf.engine import Engine
 from refold.perf.estimation import estimate_all
 from refold.perf.hardware import GpuSpec, Machines
-from refold.perf.setting import Setting
 from refold.perf.shapes import ModelShape
+from refold.perf.training_setup import TrainingSetup
 from refold.plans import (
     RULES,
     Curve,
     CurvePoint,
-    Packed,
+    PackedMachines,
     Pins,
     PlanLimits,
     all_plans,
@@ -30,8 +30,8 @@ from refold.plans import (
     gpu_curve,
     ranking,
 )
-from refold.plans.curves import WORTH_MORE
-from refold.plans.ranking import least_seconds, step_seconds
+from refold.plans.curves import MIN_SPEEDUP
+from refold.plans.ranking import lower_bound_seconds, step_seconds
 
 OPAQUE = ModelShape("opaque", kind="opaque", parameters_stated=300_000_000, sample_gflop=50.0, sample_mib=200.0)
 
@@ -68,21 +68,21 @@ def shapes(draw: st.DrawFn) -> ModelShape:
         layers=draw(st.sampled_from([4, 5, 12])),
         hidden=heads * draw(st.sampled_from([64, 256])),
         heads=heads,
-        kv_heads=draw(st.sampled_from([ways for ways in (0, 1, 2, 3, 6) if ways == 0 or heads % ways == 0])),
+        kv_heads=draw(st.sampled_from([count for count in (0, 1, 2, 3, 6) if count == 0 or heads % count == 0])),
         ffn=draw(st.sampled_from([0, 3072, 1000])),
         vocabulary=32000,
     )
 
 
 @st.composite
-def random_settings(draw: st.DrawFn) -> Setting:
+def random_setups(draw: st.DrawFn) -> TrainingSetup:
     gpu = draw(GPUS)
     layout = draw(st.sampled_from([(4,), (2, 2), (4, 4), (6, 6), (8,), (12,), (3, 3), (4, 2), (1,), (4, 3)]))
     host = draw(st.sampled_from([0.0, 8.0, 100.0]))
     machines = Machines(gpu, layout, gpu.link, Link("network", 10.0), memory_gib=host)
     model = draw(st.one_of(shapes(), shapes(), shapes(), st.just(OPAQUE)))
     batch, sequence = draw(st.sampled_from([24, 12, 16, 8, 5])), draw(st.sampled_from([512, 2048, 7]))
-    return Setting(model, machines, draw(ENGINES), batch, sequence)
+    return TrainingSetup(model, machines, draw(ENGINES), batch, sequence)
 
 
 def maybe(*values: object) -> st.SearchStrategy[object]:
@@ -116,19 +116,19 @@ LIMITS = st.builds(
 )
 
 
-def every_combination(setting: Setting) -> PlanColumns:
-    """All plans with all degrees up to those that could matter, most of them nonsense."""
-    gpus = setting.machines.gpus
+def every_combination(setup: TrainingSetup) -> PlanColumns:
+    """All combinations of degrees that use all GPUs; most of them are invalid."""
+    gpus = setup.machines.gpus
     degrees = [(data, tensor) for data in range(1, gpus + 1) for tensor in range(1, gpus + 1) if gpus % data == 0]
     which, pipeline, zero, offload, recompute, accumulation, interleave, sequence_parallel = (
         axis.ravel()
         for axis in np.meshgrid(
             np.arange(len(degrees)),
-            [ways for ways in range(1, gpus + 1) if gpus % ways == 0],
+            [count for count in range(1, gpus + 1) if gpus % count == 0],
             range(4),
             range(2),
             range(3),
-            range(1, setting.batch + 1),
+            range(1, setup.batch + 1),
             range(1, 4),
             range(2),
         )
@@ -144,51 +144,51 @@ def as_rows(plans: PlanColumns) -> NDArray[np.float64]:
 
 
 @settings(max_examples=60)
-@given(random_settings(), LIMITS)
-def test_the_space_is_what_breaks_no_rule(setting: Setting, limits: PlanLimits) -> None:
-    everything = every_combination(setting)
-    broken = np.logical_or.reduce([rule.broken(setting, everything, limits) for rule in RULES])
-    lone = (everything.data == 1) & (everything.offload > 0) & (everything.zero > min(limits.choices("zero")))
-    expected = as_rows(everything.rows(~broken & ~lone))
-    built = as_rows(all_plans(setting, limits))
+@given(random_setups(), LIMITS)
+def test_the_plan_space_contains_exactly_the_plans_that_break_no_rule(setup: TrainingSetup, limits: PlanLimits) -> None:
+    candidates = every_combination(setup)
+    broken = np.logical_or.reduce([rule.broken(setup, candidates, limits) for rule in RULES])
+    redundant = (candidates.data == 1) & (candidates.offload > 0) & (candidates.zero > min(limits.choices("zero")))
+    expected = as_rows(candidates.rows(~broken & ~redundant))
+    built = as_rows(all_plans(setup, limits))
     assert sorted(map(tuple, built)) == sorted(map(tuple, expected))
 
 
-@given(random_settings(), LIMITS)
-def test_the_bound_is_never_above_the_time(setting: Setting, limits: PlanLimits) -> None:
-    plans = all_plans(setting, limits)
-    assert (least_seconds(setting, plans) <= step_seconds(setting, plans) * (1 + ranking.SLACK)).all()
+@given(random_setups(), LIMITS)
+def test_the_lower_bound_never_exceeds_the_step_time(setup: TrainingSetup, limits: PlanLimits) -> None:
+    plans = all_plans(setup, limits)
+    assert (lower_bound_seconds(setup, plans) <= step_seconds(setup, plans) * (1 + ranking.BOUND_TOLERANCE)).all()
 
 
-@given(random_settings(), LIMITS, st.sampled_from([1, 2, 5, 1000]))
-def test_pruning_never_changes_the_answer(setting: Setting, limits: PlanLimits, count: int) -> None:
-    plans = all_plans(setting, limits)
-    found = estimate_all(setting, plans)
-    least = found.step_seconds[found.fits].min(initial=np.inf)
+@given(random_setups(), LIMITS, st.sampled_from([1, 2, 5, 1000]))
+def test_pruning_does_not_change_the_result(setup: TrainingSetup, limits: PlanLimits, count: int) -> None:
+    plans = all_plans(setup, limits)
+    estimates = estimate_all(setup, plans)
+    least = estimates.step_seconds[estimates.fits].min(initial=np.inf)
     order = sorted(
-        np.flatnonzero(found.fits),
+        np.flatnonzero(estimates.fits),
         key=lambda row: (
-            np.floor(np.log(found.step_seconds[row] / least) / np.log(ranking.NEARLY)),
+            np.floor(np.log(estimates.step_seconds[row] / least) / np.log(ranking.TIE_FACTOR)),
             *(getattr(plans, name)[row] for name in ranking.SIMPLEST_FIRST),
-            np.float32(found.step_seconds[row]),
+            np.float32(estimates.step_seconds[row]),
         ),
     )
-    unpruned = best_plans(setting, limits, count)
+    unpruned = best_plans(setup, limits, count)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranking, "WORTH_BOUNDING", 0)
-        patch.setattr(ranking, "FIRST_LOOK", 1)
-        pruned = best_plans(setting, limits, count)
-        best = best_plan(setting, limits)
-    assert [one.plan for one in pruned.best] == [plans.plan(int(row)) for row in order[:count]]
+        patch.setattr(ranking, "MIN_PLANS_TO_BOUND", 0)
+        patch.setattr(ranking, "FIRST_TIMED_PER_FAMILY", 1)
+        pruned = best_plans(setup, limits, count)
+        best = best_plan(setup, limits)
+    assert [result.plan for result in pruned.best] == [plans.plan(int(row)) for row in order[:count]]
     assert unpruned == msgspec.structs.replace(pruned, pruned=0)
-    assert ([best.plan] if best else []) == [one.plan for one in pruned.best[:1]]
+    assert ([best.plan] if best else []) == [result.plan for result in pruned.best[:1]]
 
 
 def test_pruning_leaves_plans_untimed() -> None:
     gpu = GpuSpec("g", 80.0, 300.0, 20.0, 2000.0, Link("nvlink", 300.0), 16.0, 100.0, 400.0)
     machines = Machines(gpu, (8,) * 8, gpu.link, Link("network", 100.0))
     model = ModelShape("m", layers=24, hidden=2048, heads=32, vocabulary=32000)
-    search = best_plans(Setting(model, machines, Engine("e"), 2520, 2048), PlanLimits(tensor_across_nodes=True))
+    search = best_plans(TrainingSetup(model, machines, Engine("e"), 2520, 2048), PlanLimits(tensor_across_nodes=True))
     assert 0 < search.pruned < search.considered - search.out_of_memory
 
 
@@ -199,30 +199,28 @@ def assert_same_steps(curve: Curve, steps: list[CurvePoint]) -> None:
 
 
 @settings(max_examples=40)
-@given(random_settings(), LIMITS)
-def test_a_curve_by_gpus_is_the_best_plan_at_each_number(setting: Setting, limits: PlanLimits) -> None:
+@given(random_setups(), LIMITS)
+def test_a_curve_by_gpus_is_the_best_plan_at_each_number(setup: TrainingSetup, limits: PlanLimits) -> None:
     def machines_for(gpus: int) -> Machines:
-        return Packed(setting.machines.gpu, memory_gib_per_gpu=20.0)(gpus)
+        return PackedMachines(setup.machines.gpu, memory_gib_per_gpu=20.0)(gpus)
 
     steps: list[CurvePoint] = []
     for count in range(1, 13):
-        found = best_plan(msgspec.structs.replace(setting, machines=machines_for(count)), limits)
-        if found and found.samples_per_second > (WORTH_MORE * steps[-1].samples_per_second if steps else 0.0):
-            steps.append(CurvePoint(count, found.samples_per_second, found.plan))
-    curve = gpu_curve(
-        setting.model, machines_for, range(1, 13), setting.batch, setting.sequence, setting.engine, limits
-    )
+        estimates = best_plan(msgspec.structs.replace(setup, machines=machines_for(count)), limits)
+        if estimates and estimates.samples_per_second > (MIN_SPEEDUP * steps[-1].samples_per_second if steps else 0.0):
+            steps.append(CurvePoint(count, estimates.samples_per_second, estimates.plan))
+    curve = gpu_curve(setup.model, machines_for, range(1, 13), setup.batch, setup.sequence, setup.engine, limits)
     assert_same_steps(curve, steps)
 
 
 @settings(max_examples=40)
-@given(random_settings(), LIMITS)
-def test_a_curve_by_cpus_is_the_best_plan_at_each_number(setting: Setting, limits: PlanLimits) -> None:
+@given(random_setups(), LIMITS)
+def test_a_curve_by_cpus_is_the_best_plan_at_each_number(setup: TrainingSetup, limits: PlanLimits) -> None:
     steps: list[CurvePoint] = []
     for cpus in (1, 2, 4, 8, 64):
-        machines = msgspec.structs.replace(setting.machines, cpus=cpus)
-        found = best_plan(msgspec.structs.replace(setting, machines=machines), limits)
-        if found and found.samples_per_second > (WORTH_MORE * steps[-1].samples_per_second if steps else 0.0):
-            steps.append(CurvePoint(cpus, found.samples_per_second, found.plan))
-    curve = cpu_curve(setting, [1, 2, 4, 8, 64], limits)
+        machines = msgspec.structs.replace(setup.machines, cpus=cpus)
+        estimates = best_plan(msgspec.structs.replace(setup, machines=machines), limits)
+        if estimates and estimates.samples_per_second > (MIN_SPEEDUP * steps[-1].samples_per_second if steps else 0.0):
+            steps.append(CurvePoint(cpus, estimates.samples_per_second, estimates.plan))
+    curve = cpu_curve(setup, [1, 2, 4, 8, 64], limits)
     assert_same_steps(curve, steps)

@@ -1,4 +1,4 @@
-"""Every policy keeps the contract, with the default placement and, for one of them, with every placement."""
+"""Every policy satisfies the contract with the default placement, and some with every placement."""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -54,12 +54,12 @@ class TestEasy(PolicyContract):
 
 class TestEasyInTwoLanesByShortest(PolicyContract):
     def make_policy(self) -> Policy:
-        return make_policy("easy", {"lanes": True, "order": "shortest", "most_passed": 3, "filling": "order"})
+        return make_policy("easy", {"lanes": True, "order": "shortest", "max_overtaken": 3, "backfill_order": "queue"})
 
 
-class TestEasyByFairShareWithoutStopping(PolicyContract):
+class TestEasyByFairShareWithoutPreemption(PolicyContract):
     def make_policy(self) -> Policy:
-        return make_policy("easy", {"order": "fair-share", "preempt": "never", "most_waiting_seconds": 60.0})
+        return make_policy("easy", {"order": "fair-share", "preempt": "never", "max_wait_seconds": 60.0})
 
 
 class TestConservative(PolicyContract):
@@ -67,7 +67,7 @@ class TestConservative(PolicyContract):
         return make_policy("conservative")
 
 
-class TestConservativeThatKnowsDurations(PolicyContract):
+class TestConservativeWithKnownDurations(PolicyContract):
     oracle = True
 
     def make_policy(self) -> Policy:
@@ -76,7 +76,7 @@ class TestConservativeThatKnowsDurations(PolicyContract):
 
 @pytest.mark.parametrize("placement", RULES)
 @pytest.mark.parametrize("policy", ["fifo-skip", "srtf", "easy"])
-def test_every_placement_keeps_the_contract(policy: str, placement: str) -> None:
+def test_every_placement_satisfies_the_contract(policy: str, placement: str) -> None:
     class Contract(PolicyContract):
         oracle = POLICIES[policy].oracle
         seeds = range(3)
@@ -85,17 +85,17 @@ def test_every_placement_keeps_the_contract(policy: str, placement: str) -> None
             return make_policy(policy, {"placement": placement, "seed": 7})
 
     contract = Contract()
-    contract.test_every_job_that_fits_runs_to_its_end_once()
-    contract.test_the_same_facts_give_the_same_orders()
-    contract.test_costs_and_lost_nodes_break_nothing()
+    contract.test_every_feasible_job_finishes_exactly_once()
+    contract.test_the_same_events_give_the_same_orders()
+    contract.test_every_job_finishes_despite_overhead_and_lost_nodes()
 
 
-WITHOUT_A_CLASS_THAT_RESHAPES = ["fifo", "srtf", "drf", "sia", "synergy", "antman", "tiresias", "optimus", "gavel"]
-"""Policies whose own contract classes are for jobs of all kinds; `pollux` and `optimal` take too long here."""
+TESTED_WITH_RESHAPABLE_JOBS_HERE = ["fifo", "srtf", "drf", "sia", "synergy", "antman", "tiresias", "optimus", "gavel"]
+"""Policies whose contract classes do not set `reshapes`; `pollux` and `optimal` would take too long."""
 
 
-@pytest.mark.parametrize("policy", WITHOUT_A_CLASS_THAT_RESHAPES)
-def test_jobs_that_may_be_reshaped_break_no_policy(policy: str) -> None:
+@pytest.mark.parametrize("policy", TESTED_WITH_RESHAPABLE_JOBS_HERE)
+def test_policies_satisfy_the_contract_with_reshapable_jobs(policy: str) -> None:
     class Contract(PolicyContract):
         oracle = POLICIES[policy].oracle
         reshapes = True
@@ -105,25 +105,30 @@ def test_jobs_that_may_be_reshaped_break_no_policy(policy: str) -> None:
             return make_policy(policy)
 
     contract = Contract()
-    contract.test_reshapable_jobs_run_to_their_end_once()
-    contract.test_reshaping_survives_costs_and_lost_nodes_and_is_replayed()
-    contract.test_every_reshapable_job_that_waits_has_a_reason()
-    contract.test_jobs_that_may_be_reshaped_survive_unrest_and_an_opening()
+    contract.test_every_reshapable_job_finishes_exactly_once()
+    contract.test_reshapable_jobs_finish_despite_overhead_and_lost_nodes_and_can_be_replayed()
+    contract.test_every_waiting_reshapable_job_has_a_reason()
+    contract.test_reshapable_jobs_are_handled_with_disturbances_and_a_snapshot()
+
+
+RESEARCH = Path(__file__).parents[1] / "research"
+"""Tests of the policies in `refold.research`."""
 
 
 def contracts() -> Iterator[type[PolicyContract]]:
-    """Every contract class of the tests in this folder."""
-    for path in sorted(Path(__file__).parent.glob("test_*.py")):
+    """Yield all contract classes of the tests in this folder and in `RESEARCH`."""
+    for path in sorted([*Path(__file__).parent.glob("test_*.py"), *RESEARCH.glob("test_*.py")]):
         for found in vars(import_module(path.stem)).values():
             if isinstance(found, type) and issubclass(found, PolicyContract) and found is not PolicyContract:
                 yield found
 
 
-def test_every_policy_has_its_contract() -> None:
+def test_every_policy_has_a_contract_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(RESEARCH)
     tested = {contract().make_policy().name for contract in contracts()}
     assert set(POLICIES) == tested, "a new policy needs a class that subclasses PolicyContract"
 
 
-def test_the_table_says_the_truth_about_every_policy() -> None:
+def test_names_in_the_table_are_those_of_the_policies() -> None:
     for name in POLICIES:
         assert make_policy(name).name == name

@@ -1,4 +1,4 @@
-"""How long jobs will last, as a policy believes it."""
+"""Run times of jobs as a policy assumes them: known, from time limits, or predicted."""
 
 from math import inf
 
@@ -22,16 +22,16 @@ from refold.core.events import (
 )
 from refold.errors import BadValue
 from refold.model import Allocation, Decision, Job, Share, Start
-from refold.policies.common.durations import DurationSource, Source
+from refold.policies.common.durations import DurationSource, DurationSourceName
 from refold.testing import make_cluster, make_job
 
 
-class Looking:
-    """A policy that starts whoever it is told to on the first GPU, and has durations."""
+class OneGpuPolicy:
+    """A policy that starts the job named by the test on the first GPU and observes durations."""
 
-    name = "looking"
+    name = "one-gpu"
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: DurationSourceName) -> None:
         self.durations = DurationSource(source)
         self.start = ""
 
@@ -43,10 +43,10 @@ class Looking:
 
 
 class World:
-    """One GPU, and somebody who has durations."""
+    """A scheduler with one GPU and a policy that observes durations."""
 
-    def __init__(self, source: Source = "predicted") -> None:
-        self.policy = Looking(source)
+    def __init__(self, source: DurationSourceName = "predicted") -> None:
+        self.policy = OneGpuPolicy(source)
         self.scheduler = Scheduler(make_cluster(1), self.policy)
         self.now = 0.0
 
@@ -55,156 +55,158 @@ class World:
         self.scheduler.step(now, events)
 
     def run(self, job: Job, seconds: float) -> None:
-        """A job comes, runs for so long, and is over."""
+        """Submit a job that runs for this long and finishes."""
         self.step(self.now + 1, JobSubmitted(job), start=job.id)
         self.step(self.now + seconds, RunFinished(job.id, 1))
 
-    def life(self, job: Job, quantile: float = 0.5) -> float:
-        return self.policy.durations.life(self.scheduler.view, job).quantile(quantile)
+    def remaining_time(self, job: Job, quantile: float = 0.5) -> float:
+        return self.policy.durations.remaining_time(self.scheduler.view, job).quantile(quantile)
 
-    def left(self, job_id: str, quantile: float = 0.5) -> float:
+    def remaining_run_time(self, job_id: str, quantile: float = 0.5) -> float:
         view = self.scheduler.view
-        return self.policy.durations.left(view, view.runs[job_id], quantile)
+        return self.policy.durations.remaining_run_time(view, view.runs[job_id], quantile)
 
 
-def waiting(world: World, job: Job) -> Job:
+def submit(world: World, job: Job) -> Job:
     world.step(world.now + 1, JobSubmitted(job))
     return job
 
 
-def test_what_is_known_is_the_work_that_is_left() -> None:
+def test_a_known_duration_is_the_remaining_work() -> None:
     world = World("known")
     for job, seconds in (
         (make_job("a", work=500), 500),
         (make_job("b", work=0), 1),
         (make_job("c", work=None, time_limit=50), inf),
     ):
-        waiting(world, job)
-        assert [world.life(job, quantile) for quantile in (0.1, 0.5, 0.9)] == [seconds] * 3
+        submit(world, job)
+        assert [world.remaining_time(job, quantile) for quantile in (0.1, 0.5, 0.9)] == [seconds] * 3
 
 
-def test_what_is_known_of_a_job_that_has_done_some_of_its_work_is_the_rest() -> None:
+def test_a_known_duration_is_reduced_by_the_work_done() -> None:
     world, job = World("known"), make_job("a", work=500)
     world.step(0, JobSubmitted(job), start="a")
     world.step(0, RunStarted("a", 1))
     world.step(100, RunProgressed("a", 1, 80.0))
-    assert world.left("a") == 420
+    assert world.remaining_run_time("a") == 420
     world.step(150, RunFailed("a", 1, "crashed", 80.0, retry=True))
-    assert world.life(job) == 420
+    assert world.remaining_time(job) == 420
 
 
-def test_what_users_say_is_taken_for_the_truth_and_without_it_there_is_a_prediction() -> None:
+def test_the_time_limit_is_the_duration_and_without_one_it_is_predicted() -> None:
     world = World("limit")
-    assert world.life(waiting(world, make_job("a", work=5, time_limit=3600))) == 3600
-    silent = waiting(world, make_job("b", work=5))
-    assert 1 <= world.life(silent, 0.1) < world.life(silent, 0.9) < inf
+    assert world.remaining_time(submit(world, make_job("a", work=5, time_limit=3600))) == 3600
+    silent = submit(world, make_job("b", work=5))
+    assert 1 <= world.remaining_time(silent, 0.1) < world.remaining_time(silent, 0.9) < inf
 
 
-def test_who_outlives_its_limit_is_believed_to_go_on_for_a_minute_or_a_twentieth_of_its_age() -> None:
+def test_a_run_beyond_its_limit_is_assumed_to_continue_for_a_minute_or_a_twentieth_of_its_age() -> None:
     world = World("limit")
     world.step(0, JobSubmitted(make_job("a", time_limit=10)), start="a")
     world.step(100)
-    assert world.left("a") == 60
+    assert world.remaining_run_time("a") == 60
     world.step(10_000)
-    assert world.left("a") == 500
+    assert world.remaining_run_time("a") == 500
 
 
-def test_predictions_come_from_jobs_that_are_over() -> None:
+def test_predictions_are_learned_from_finished_jobs() -> None:
     world = World()
-    before = world.life(waiting(world, make_job("before", user="ann")))
+    before = world.remaining_time(submit(world, make_job("before", user="ann")))
     for number in range(60):
         world.run(make_job(f"ann{number}", user="ann", work=None), 100.0)
         world.run(make_job(f"bob{number}", user="bob", work=None), 20_000.0)
     ann, bob = make_job("a", user="ann"), make_job("b", user="bob")
-    waiting(world, ann), waiting(world, bob)
-    assert 60 < world.life(ann) < 170
-    assert 12_000 < world.life(bob) < 34_000
-    assert before not in (world.life(ann), world.life(bob))
-    assert world.life(ann, 0.1) <= world.life(ann, 0.5) <= world.life(ann, 0.95)
+    submit(world, ann), submit(world, bob)
+    assert 60 < world.remaining_time(ann) < 170
+    assert 12_000 < world.remaining_time(bob) < 34_000
+    assert before not in (world.remaining_time(ann), world.remaining_time(bob))
+    assert world.remaining_time(ann, 0.1) <= world.remaining_time(ann, 0.5) <= world.remaining_time(ann, 0.95)
 
 
-def test_predictions_do_not_look_at_the_work_of_a_job() -> None:
+def test_predictions_do_not_use_the_work_of_a_job() -> None:
     answers = []
     for work in (10.0, 10_000.0):
         world = World()
         for number in range(10):
             world.run(make_job(f"{number}", work=work), 300.0)
-        job = waiting(world, make_job("a", work=work))
-        answers.append([world.life(job, quantile) for quantile in (0.1, 0.5, 0.9)])
+        job = submit(world, make_job("a", work=work))
+        answers.append([world.remaining_time(job, quantile) for quantile in (0.1, 0.5, 0.9)])
     assert answers[0] == answers[1]
 
 
-def test_a_run_that_has_gone_on_for_long_is_believed_to_go_on_for_longer() -> None:
+def test_the_longer_a_run_has_taken_the_longer_it_is_assumed_to_continue() -> None:
     world = World()
     for number in range(60):
         world.run(make_job(f"{number}"), 100.0)
     world.step(world.now, JobSubmitted(make_job("a")), start="a")
-    begun, left = world.now, []
+    started, remaining = world.now, []
     for age in (100, 1000, 50_000):
-        world.step(begun + age)
-        left.append(world.left("a"))
-        assert left[-1] >= max(60, 0.05 * age)
-    assert left == sorted(left)
+        world.step(started + age)
+        remaining.append(world.remaining_run_time("a"))
+        assert remaining[-1] >= max(60, 0.05 * age)
+    assert remaining == sorted(remaining)
 
 
-def test_what_a_job_has_run_before_it_was_stopped_is_part_of_its_life() -> None:
+def test_earlier_runs_count_towards_the_run_time_of_a_job() -> None:
     world, job = World(), make_job("a", user="ann")
     for number in range(60):
         world.run(make_job(f"{number}", user="ann"), 1000.0)
     world.step(world.now, JobSubmitted(job), start="a")
-    whole = DurationSource.life(world.policy.durations, world.scheduler.view, job).quantile(0.5)
+    whole = DurationSource.remaining_time(world.policy.durations, world.scheduler.view, job).quantile(0.5)
     world.step(world.now + 600, RunFailed("a", 1, "lost", 0.0, retry=True))
-    assert world.life(job) < whole - 300
+    assert world.remaining_time(job) < whole - 300
 
 
-def test_steps_that_are_reported_say_how_much_is_left() -> None:
+def test_reported_steps_determine_the_remaining_time() -> None:
     world, job = World(), make_job("a", steps=1000)
     world.step(0, JobSubmitted(job), start="a")
     world.step(0, RunStarted("a", 1))
     world.step(5000, RunProgressed("a", 1, 5000.0, steps=500))
-    assert 3000 < world.left("a") < 8000
+    assert 3000 < world.remaining_run_time("a") < 8000
 
 
-def test_jobs_that_are_gone_without_a_run_teach_nothing() -> None:
+def test_nothing_is_learned_from_jobs_cancelled_before_they_ran() -> None:
     world, other = World(), World()
     for number in range(20):
         for one in (world, other):
             one.run(make_job(f"{number}"), 300.0)
-        waiting(world, make_job(f"gone{number}"))
-        world.step(world.now, JobCancelled(f"gone{number}"))
+        submit(world, make_job(f"cancelled{number}"))
+        world.step(world.now, JobCancelled(f"cancelled{number}"))
     assert world.policy.durations._predictor.unfinished == 0
     job = make_job("a")
-    waiting(world, job), waiting(other, job)
-    assert world.life(job) == pytest.approx(other.life(job), rel=0.2)
+    submit(world, job), submit(other, job)
+    assert world.remaining_time(job) == pytest.approx(other.remaining_time(job), rel=0.2)
 
 
-def test_a_source_that_is_not_known_is_refused() -> None:
+def test_an_unknown_source_is_rejected() -> None:
     with pytest.raises(BadValue, match="durations is 'guessed', expected one of predicted, limit, known"):
         DurationSource("guessed")  # type: ignore[arg-type]
 
 
-def test_what_is_remembered_is_known_as_if_it_had_been_seen() -> None:
-    seen, told = World(), World()
+def test_past_jobs_are_learned_like_observed_ones() -> None:
+    observed, restored = World(), World()
     for number in range(40):
-        seen.run(make_job(f"p{number}", user="u"), 300.0)
-    told.step(seen.now, *(PastJob(make_job(f"p{number}", user="u"), 300.0) for number in range(40)))
-    lives = [world.life(waiting(world, make_job("a", user="u"))) for world in (seen, told)]
-    assert lives[1] == pytest.approx(lives[0], rel=0.1)
-    assert lives[1] == pytest.approx(300.0, rel=0.1)
+        observed.run(make_job(f"p{number}", user="u"), 300.0)
+    restored.step(observed.now, *(PastJob(make_job(f"p{number}", user="u"), 300.0) for number in range(40)))
+    times = [world.remaining_time(submit(world, make_job("a", user="u"))) for world in (observed, restored)]
+    assert times[1] == pytest.approx(times[0], rel=0.1)
+    assert times[1] == pytest.approx(300.0, rel=0.1)
 
 
-def test_a_job_that_ran_before_it_was_held_or_the_journal_began_is_as_old_as_that() -> None:
+def test_run_time_before_a_hold_or_before_the_journal_began_is_counted() -> None:
     job = make_job("a", user="u")
-    stopped, held, opened, adopted = World(), World(), World(), World()
+    stopped, held, restored, adopted = World(), World(), World(), World()
     for world in (stopped, held):
         world.step(0.0, JobSubmitted(job), start="a")
         world.step(3600.0, *([JobHeld("a")] if world is held else []))
         world.step(3600.0, RunStopped("a", 1, 3600.0) if world is held else RunFailed("a", 1, retry=True))
     held.step(3600.0, JobReleased("a"))
-    opened.step(3600.0, *stopped.scheduler.snapshot())
-    lives = [world.life(job) for world in (stopped, held, opened)]
-    assert lives == pytest.approx([lives[0]] * 3)
-    place = Allocation((Share(0, (0,)),))
-    adopted.step(3600.0, JobSubmitted(job), JobContinued("a", 2, gpu_seconds=3600.0), RunAdopted("a", 2, place, 3600.0))
+    restored.step(3600.0, *stopped.scheduler.snapshot())
+    times = [world.remaining_time(job) for world in (stopped, held, restored)]
+    assert times == pytest.approx([times[0]] * 3)
+    allocation = Allocation((Share(0, (0,)),))
+    adopted.step(
+        3600.0, JobSubmitted(job), JobContinued("a", 2, gpu_seconds=3600.0), RunAdopted("a", 2, allocation, 3600.0)
+    )
     stopped.step(3600.0, start="a")
-    assert adopted.left("a") == pytest.approx(stopped.left("a"))
+    assert adopted.remaining_run_time("a") == pytest.approx(stopped.remaining_run_time("a"))

@@ -1,16 +1,16 @@
-"""Policies that people bring as files."""
+"""Policies loaded from the user's own files."""
 
 from pathlib import Path
 
 import pytest
 
 from refold.errors import BadFile, BadInput, UnknownName
-from refold.registry import list_policies, make_policy, policy_names, settings_of
+from refold.registry import default_settings, list_policies, make_policy, policy_names
 
 MINE = '''
 from __future__ import annotations
 from dataclasses import dataclass
-from refold.model import KEEP
+from refold.model import NO_CHANGE
 
 @dataclass
 class Idle:
@@ -18,7 +18,7 @@ class Idle:
     pace: float = 1.0
     name = "idle"
     def decide(self, view):
-        return KEEP
+        return NO_CHANGE
 '''
 
 
@@ -37,10 +37,10 @@ def test_a_file_in_the_folder_is_listed_and_found_by_either_name(folder: Path) -
 
 
 def test_a_file_is_found_by_its_path(folder: Path) -> None:
-    assert settings_of(str(folder / "my_idle.py")) == {"pace": 1.0}
+    assert default_settings(str(folder / "my_idle.py")) == {"pace": 1.0}
 
 
-def test_a_broken_file_is_listed_with_its_problem_and_troubles_no_other(folder: Path) -> None:
+def test_a_broken_file_is_listed_with_its_problem_and_does_not_affect_others(folder: Path) -> None:
     (folder / "a_broken.py").write_text("def (")
     (folder / "exits.py").write_text("raise SystemExit(3)")
     (folder / "two.py").write_text(MINE + "\nclass Other(Idle):\n    name = 'other'\n")
@@ -49,21 +49,21 @@ def test_a_broken_file_is_listed_with_its_problem_and_troubles_no_other(folder: 
     problems = {listed.name: listed.problem for listed in list_policies() if listed.problem}
     assert problems["a_broken"].startswith("cannot be loaded: SyntaxError")
     assert problems["exits"] == "cannot be loaded: SystemExit: 3"
-    assert problems["two"] == "has 2 classes with a name and a decide(view), expected one"
-    assert problems["fifo"] == "the name 'fifo' is taken"
+    assert problems["two"] == "has 2 classes with a name and decide(view), expected one"
+    assert problems["fifo"] == "the name 'fifo' is a built-in policy"
     assert len(problems) == 4
     assert make_policy("idle").name == "idle"
     with pytest.raises(BadFile, match="cannot be loaded: SyntaxError"):
         make_policy("a_broken")
 
 
-def test_what_is_not_there_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_names_files_and_folders_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UnknownName, match="did you mean 'idle'"):
         make_policy("idel")
     with pytest.raises(BadFile, match="no such file"):
         make_policy("nowhere.py")
-    with pytest.raises(BadInput, match="cannot be made with"):
+    with pytest.raises(BadInput, match="does not accept the settings"):
         make_policy("fifo", {"seed": 2**80})
     monkeypatch.setenv("REFOLD_POLICIES", "nowhere")
-    with pytest.raises(BadInput, match="not a folder"):
+    with pytest.raises(BadInput, match="expected a folder"):
         list_policies()

@@ -1,4 +1,4 @@
-"""Reservations: whatever happens, the timetable is what runs and promised places make of it, and nobody is put off."""
+"""Reservations: the timetable always equals its runs and reservations, and advancing delays no job."""
 
 from math import inf
 from typing import Any
@@ -9,12 +9,12 @@ from hypothesis import given, strategies as st
 from refold.model import Demand, Share
 from refold.model.units import WHOLE
 from refold.packing import Placer
-from refold.packing.timetable import FIRST, Timetable
-from refold.policies.backfill.reservations import Reservation, Reservations, meet
+from refold.packing.timetable import FIRST_GPU_FREE, Timetable
+from refold.policies.backfill.reservations import Reservation, Reservations, overlap
 from refold.testing import make_cluster
 
 CLUSTER = make_cluster(3, 2, 2, types=["A100", "T4", "A100"], cpus=4, memory_gib=4)
-ENOUGH = 10**6
+UNLIMITED_CHECKS = 10**6
 
 
 def whole(*gpus: int, node: int = 0) -> tuple[Share, ...]:
@@ -25,117 +25,117 @@ def empty(*sizes: int) -> Reservations:
     return Reservations(make_cluster(*sizes), Placer("first-fit"))
 
 
-def spans(table: Timetable, now: float) -> list[list[tuple[float, list[int]]]]:
-    """What is free from now on: of every node, when each span begins and what is free in it."""
-    table.forget_before(now)
-    number, begins, free = table._spans
+def intervals(table: Timetable, now: float) -> list[list[tuple[float, list[int]]]]:
+    """Return the free intervals from now on: per node, the begin of each and what is free in it."""
+    table.drop_before(now)
+    number, begins, free = table._intervals
     return [
-        [(max(begins[node, span].item(), now), free[node, span].tolist()) for span in range(number[node])]
+        [(max(begins[node, one].item(), now), free[node, one].tolist()) for one in range(number[node])]
         for node in range(len(table.cluster.nodes))
     ]
 
 
 class World:
-    """Reservations to which things happen, and the time."""
+    """Reservations, the current time, and methods for the events that may happen."""
 
     def __init__(self) -> None:
         self.reservations = Reservations(CLUSTER, Placer("best-fit"))
         self.now = 0.0
-        self.came = 0
-        self.promised: dict[str, Demand] = {}
+        self.arrivals = 0
+        self.reserved: dict[str, Demand] = {}
         self.running: list[str] = []
-        self.lengths: dict[str, float] = {}
+        self.durations: dict[str, float] = {}
 
-    def arrive(self, demand: Demand, distribution: float) -> None:
-        """Somebody is promised the earliest place."""
-        name = f"j{self.came}"
-        self.came += 1
-        self.lengths[name] = distribution
-        self.promise(name, demand)
-        self.start_who_is_due()
+    def arrive(self, demand: Demand, duration: float) -> None:
+        """Make the earliest reservation for a new job."""
+        name = f"j{self.arrivals}"
+        self.arrivals += 1
+        self.durations[name] = duration
+        self.reserve(name, demand)
+        self.start_due()
 
-    def promise(self, name: str, demand: Demand) -> None:
-        found = self.reservations.find(demand, self.lengths[name], self.now)
+    def reserve(self, name: str, demand: Demand) -> None:
+        found = self.reservations.find(demand, self.durations[name], self.now)
         if found is not None:
-            self.reservations.keep(name, demand, found)
-            self.promised[name] = demand
+            self.reservations.reserve(name, demand, found)
+            self.reserved[name] = demand
 
     def pass_time(self, seconds: int) -> None:
         for _ in range(seconds):
             self.now += 1.0
-            self.book_on_late_runs()
-            self.start_who_is_due()
+            self.extend_overdue_runs()
+            self.start_due()
 
-    def book_on_late_runs(self) -> None:
-        """Runs that should have ended go on; who is in their way is promised something else."""
+    def extend_overdue_runs(self) -> None:
+        """Extend runs past their assumed end, and replace conflicting reservations."""
         displaced: dict[str, Demand] = {}
-        for name in self.reservations.late(self.now):
-            self.reservations.book_on(name, self.now, self.now + 3)
+        for name in self.reservations.pop_overdue_runs(self.now):
+            self.reservations.extend_run(name, self.now, self.now + 3)
             placement = self.reservations._runs[name].placement
-            for other in self.reservations.in_the_way_of(placement, self.now, self.now + 3):
-                self.reservations.give_up(other)
-                displaced[other] = self.promised.pop(other)
+            for other in self.reservations.conflicting(placement, self.now, self.now + 3):
+                self.reservations.cancel(other)
+                displaced[other] = self.reserved.pop(other)
         for other, demand in displaced.items():
-            self.promise(other, demand)
+            self.reserve(other, demand)
 
-    def start_who_is_due(self) -> None:
-        for name in sorted(self.promised):
-            place = self.reservations.of(name)
-            assert place is not None
-            if place.start <= self.now:
-                self.reservations.give_up(name)
-                del self.promised[name]
-                self.reservations.run(name, place.placement, self.now, self.now + self.lengths[name])
+    def start_due(self) -> None:
+        for name in sorted(self.reserved):
+            reserved = self.reservations.get(name)
+            assert reserved is not None
+            if reserved.start <= self.now:
+                self.reservations.cancel(name)
+                del self.reserved[name]
+                self.reservations.add_run(name, reserved.placement, self.now, self.now + self.durations[name])
                 self.running.append(name)
 
     def end(self, which: int) -> None:
-        """A run ends, as planned or early, and others begin earlier."""
+        """End a run, as assumed or early, and advance reservations."""
         if self.running:
-            self.reservations.ended(self.running.pop(which % len(self.running)), self.now)
-            self.begin_earlier()
+            self.reservations.end_run(self.running.pop(which % len(self.running)), self.now)
+            self.advance()
 
     def cancel(self, which: int) -> None:
-        if self.promised:
-            name = sorted(self.promised)[which % len(self.promised)]
-            del self.promised[name]
-            self.reservations.give_up(name)
-            self.begin_earlier()
+        if self.reserved:
+            name = sorted(self.reserved)[which % len(self.reserved)]
+            del self.reserved[name]
+            self.reservations.cancel(name)
+            self.advance()
 
-    def begin_earlier(self) -> None:
-        before = {name: place.start for name, place in self.reservations.promised.items()}
-        moved = self.reservations.begin_earlier(sorted(self.promised), self.now, ENOUGH)
-        after = {name: place.start for name, place in self.reservations.promised.items()}
+    def advance(self) -> None:
+        before = {name: reserved.start for name, reserved in self.reservations.reserved.items()}
+        moved = self.reservations.advance(sorted(self.reserved), self.now, UNLIMITED_CHECKS)
+        after = {name: reserved.start for name, reserved in self.reservations.reserved.items()}
         assert before.keys() == after.keys()
         assert {name for name in before if after[name] < before[name]} == set(moved)
-        assert all(after[name] <= before[name] for name in before), "nobody begins later"
-        self.start_who_is_due()
+        assert all(after[name] <= before[name] for name in before), "no reservation moves back"
+        self.start_due()
 
-    def lose(self, node: int) -> None:
-        """A node falls with its runs and returns at once; who was promised something on it is promised another."""
+    def take_down(self, node: int) -> None:
+        """Take a node down with its runs, replace the reservations on it, and bring it back up."""
         for name in list(self.running):
             if any(share.node == node for share in self.reservations._runs[name].placement):
                 self.running.remove(name)
-                self.reservations.ended(name, self.now)
-        void = {name: self.promised.pop(name) for name in self.reservations.set_up(node, False)}
-        for place in self.reservations.promised.values():
-            assert all(share.node != node for share in place.placement)
-        for name, demand in void.items():
-            self.promise(name, demand)
-            found = self.reservations.of(name)
+                self.reservations.end_run(name, self.now)
+        cancelled = {name: self.reserved.pop(name) for name in self.reservations.set_node_up(node, False)}
+        for reserved in self.reservations.reserved.values():
+            assert all(share.node != node for share in reserved.placement)
+        for name, demand in cancelled.items():
+            self.reserve(name, demand)
+            found = self.reservations.get(name)
             assert found is None or all(share.node != node for share in found.placement)
-        self.reservations.set_up(node, True)
-        self.begin_earlier()
+        self.reservations.set_node_up(node, True)
+        self.advance()
 
     def check(self) -> None:
-        """The timetable is the one that is made of runs and promises alone, and nothing is given twice."""
-        made = Timetable(CLUSTER)
+        """Check that the timetable equals one built from the runs and reservations, and that nothing is overbooked."""
+        expected = Timetable(CLUSTER)
         for run in self.reservations._runs.values():
-            made.book(run.placement, self.now, run.end)
-        for place in self.reservations.promised.values():
-            made.book(place.placement, place.start, place.end)
-        now = spans(self.reservations._table, self.now)
-        assert now == spans(made, self.now)
-        assert all(min(free) >= 0 and max(free[FIRST:]) <= WHOLE for node in now for _, free in node)
+            expected.book(run.placement, self.now, run.end)
+        for reserved in self.reservations.reserved.values():
+            expected.book(reserved.placement, reserved.start, reserved.end)
+        now = intervals(self.reservations._table, self.now)
+        assert now == intervals(expected, self.now)
+        assert all(min(free) >= 0 and max(free[FIRST_GPU_FREE:]) <= WHOLE for node in now for _, free in node)
 
 
 DEMANDS = st.builds(
@@ -152,12 +152,12 @@ STEPS = st.one_of(
     st.tuples(st.just("pass_time"), st.sampled_from([1, 2, 5])),
     st.tuples(st.just("end"), st.integers(0, 9)),
     st.tuples(st.just("cancel"), st.integers(0, 9)),
-    st.tuples(st.just("lose"), st.integers(0, 2)),
+    st.tuples(st.just("take_down"), st.integers(0, 2)),
 )
 
 
 @given(st.lists(DEMANDS, max_size=6), st.lists(STEPS, max_size=25))
-def test_after_whatever_happens_the_timetable_is_what_runs_and_promises_make_of_it(
+def test_after_any_events_the_timetable_equals_its_runs_and_reservations(
     first: list[Demand], steps: list[tuple[Any, ...]]
 ) -> None:
     world = World()
@@ -171,136 +171,136 @@ def test_after_whatever_happens_the_timetable_is_what_runs_and_promises_make_of_
 # --- worked cases -------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_booked_until_it_is_believed_to_end_and_a_place_is_found_after_it() -> None:
+def test_a_run_is_booked_until_its_assumed_end_and_reservations_are_found_after_it() -> None:
     reservations = empty(2)
-    reservations.run("a", whole(0), 0, 10)
-    assert reservations.is_booked("a")
+    reservations.add_run("a", whole(0), 0, 10)
+    assert reservations.has_run("a")
     assert reservations.find(Demand(1, 2), 5, 1) == Reservation(whole(0, 1), 10, 15)
     assert reservations.find(Demand(1, 1), 5, 1) == Reservation(whole(1), 1, 6)
     assert reservations.find(Demand(1, 2), 5, 1, before=10) is None
     assert reservations.find(Demand(1, 3), 5, 1) is None
 
 
-def test_who_ends_early_leaves_a_hole_and_who_ends_in_time_leaves_one_too() -> None:
+def test_a_run_that_ends_releases_its_node_whether_early_or_on_time() -> None:
     for now in (4, 10):
         reservations = empty(2)
-        reservations.run("a", whole(0, 1), 0, 10)
-        reservations.ended("a", now)
-        assert reservations.has_holes
-        assert reservations.opened().tolist() == [0]
-        assert reservations.opened().tolist() == []
+        reservations.add_run("a", whole(0, 1), 0, 10)
+        reservations.end_run("a", now)
+        assert reservations.can_advance
+        assert reservations.pop_newly_free().tolist() == [0]
+        assert reservations.pop_newly_free().tolist() == []
         assert reservations.find(Demand(1, 2), 5, now) == Reservation(whole(0, 1), now, now + 5)
-        reservations.ended("a", now)  # twice is once
+        reservations.end_run("a", now)  # ending it twice has no effect
 
 
-def test_late_runs_are_named_once_and_again_when_they_are_late_again() -> None:
+def test_overdue_runs_are_returned_once_and_again_when_overdue_again() -> None:
     reservations = empty(1, 1)
-    reservations.run("a", whole(0), 0, 10)
-    reservations.run("b", whole(0, node=1), 0, 20)
-    assert reservations.late(9) == []
-    assert reservations.late(10) == ["a"]
-    assert reservations.late(10) == []
-    reservations.book_on("a", 10, 15)
-    assert reservations.late(14) == []
-    assert reservations.late(25) == ["a", "b"]
+    reservations.add_run("a", whole(0), 0, 10)
+    reservations.add_run("b", whole(0, node=1), 0, 20)
+    assert reservations.pop_overdue_runs(9) == []
+    assert reservations.pop_overdue_runs(10) == ["a"]
+    assert reservations.pop_overdue_runs(10) == []
+    reservations.extend_run("a", 10, 15)
+    assert reservations.pop_overdue_runs(14) == []
+    assert reservations.pop_overdue_runs(25) == ["a", "b"]
 
 
-def test_a_run_that_goes_on_is_in_the_way_of_who_was_promised_its_gpus_by_then() -> None:
-    for end, in_the_way in ((15, ["soon"]), (30, ["soon"]), (31, ["later", "soon"])):
+def test_an_extended_run_conflicts_with_reservations_of_its_gpus_until_its_new_end() -> None:
+    for end, conflicting in ((15, ["soon"]), (30, ["soon"]), (31, ["later", "soon"])):
         reservations = empty(4)
-        reservations.run("a", (Share(0, (0, 1), WHOLE, 1000),), 0, 10)
-        reservations.keep("soon", Demand(1, 2), Reservation(whole(1, 2), 10, 20))
-        reservations.keep("beside", Demand(1, 1, WHOLE, 1000), Reservation((Share(0, (3,), WHOLE, 1000),), 10, 20))
-        reservations.keep("later", Demand(1, 1), Reservation(whole(0), 30, 40))
-        reservations.book_on("a", 10, end)
+        reservations.add_run("a", (Share(0, (0, 1), WHOLE, 1000),), 0, 10)
+        reservations.reserve("soon", Demand(1, 2), Reservation(whole(1, 2), 10, 20))
+        reservations.reserve("beside", Demand(1, 1, WHOLE, 1000), Reservation((Share(0, (3,), WHOLE, 1000),), 10, 20))
+        reservations.reserve("later", Demand(1, 1), Reservation(whole(0), 30, 40))
+        reservations.extend_run("a", 10, end)
         held = (Share(0, (0, 1), WHOLE, 1000),)
-        assert list(reservations.in_the_way_of(held, 10, end)) == in_the_way
+        assert list(reservations.conflicting(held, 10, end)) == conflicting
 
 
-def test_nobody_is_in_the_way_of_a_part_of_a_gpu_that_is_left() -> None:
+def test_reservations_that_fit_beside_a_fraction_do_not_conflict() -> None:
     reservations, part = empty(1), Demand(1, 1, 300)
-    reservations.run("a", (Share(0, (0,), 500),), 0, 10)
-    reservations.keep("b", part, Reservation((Share(0, (0,), 300),), 10, 20))
-    reservations.keep("c", part, Reservation((Share(0, (0,), 300),), 10, 20))
-    reservations.book_on("a", 10, 15)
+    reservations.add_run("a", (Share(0, (0,), 500),), 0, 10)
+    reservations.reserve("b", part, Reservation((Share(0, (0,), 300),), 10, 20))
+    reservations.reserve("c", part, Reservation((Share(0, (0,), 300),), 10, 20))
+    reservations.extend_run("a", 10, 15)
     moved = []
-    for other in reservations.in_the_way_of((Share(0, (0,), 500),), 10, 15):
-        reservations.give_up(other)
+    for other in reservations.conflicting((Share(0, (0,), 500),), 10, 15):
+        reservations.cancel(other)
         moved.append(other)
-    assert moved == ["b"]  # beside `c` there is room enough for the run that goes on
+    assert moved == ["b"]  # the extended run fits beside `c`
 
 
-def test_those_who_begin_earlier_make_room_for_those_behind_them() -> None:
+def test_reservations_that_advance_release_resources_for_later_ones() -> None:
     reservations = empty(2)
-    reservations.run("a", whole(0, 1), 0, 100)
+    reservations.add_run("a", whole(0, 1), 0, 100)
     for name, start in (("b", 100), ("c", 110), ("d", 120)):
         found = reservations.find(Demand(1, 2), 10, 1)
         assert found == Reservation(whole(0, 1), start, start + 10)
-        reservations.keep(name, Demand(1, 2), found)
-    reservations.ended("a", 5)
-    assert reservations.begin_earlier(["b", "c", "d"], 5, ENOUGH) == ["b", "c", "d"]
-    assert {name: place.start for name, place in reservations.promised.items()} == {"b": 5, "c": 15, "d": 25}
+        reservations.reserve(name, Demand(1, 2), found)
+    reservations.end_run("a", 5)
+    assert reservations.advance(["b", "c", "d"], 5, UNLIMITED_CHECKS) == ["b", "c", "d"]
+    assert {name: reserved.start for name, reserved in reservations.reserved.items()} == {"b": 5, "c": 15, "d": 25}
 
 
-def test_who_is_first_in_the_order_has_the_hole() -> None:
+def test_the_first_in_the_order_gets_the_released_gpu() -> None:
     for order in (["b", "c"], ["c", "b"]):
         reservations = empty(1)
-        reservations.run("a", whole(0), 0, 100)
-        reservations.keep("b", Demand(), Reservation(whole(0), 100, 110))
-        reservations.keep("c", Demand(), Reservation(whole(0), 110, 120))
-        reservations.ended("a", 50)
-        reservations.begin_earlier(order, 50, ENOUGH)
-        first = reservations.of(order[0])
+        reservations.add_run("a", whole(0), 0, 100)
+        reservations.reserve("b", Demand(), Reservation(whole(0), 100, 110))
+        reservations.reserve("c", Demand(), Reservation(whole(0), 110, 120))
+        reservations.end_run("a", 50)
+        reservations.advance(order, 50, UNLIMITED_CHECKS)
+        first = reservations.get(order[0])
         assert first is not None
         assert first.start == 50
 
 
-def test_a_gang_begins_earlier_only_when_all_its_nodes_can() -> None:
+def test_a_gang_advances_only_when_all_its_nodes_are_free() -> None:
     reservations, gang = empty(1, 1), Demand(2, 1)
-    reservations.run("a", whole(0), 0, 100)
-    reservations.run("b", whole(0, node=1), 0, 100)
-    reservations.keep("gang", gang, Reservation((Share(0, (0,)), Share(1, (0,))), 100, 110))
-    reservations.ended("a", 5)
-    assert reservations.begin_earlier(["gang"], 5, ENOUGH) == []
-    reservations.ended("b", 7)
-    assert reservations.begin_earlier(["gang"], 7, ENOUGH) == ["gang"]
-    assert reservations.of("gang") == Reservation((Share(0, (0,)), Share(1, (0,))), 7, 17)
+    reservations.add_run("a", whole(0), 0, 100)
+    reservations.add_run("b", whole(0, node=1), 0, 100)
+    reservations.reserve("gang", gang, Reservation((Share(0, (0,)), Share(1, (0,))), 100, 110))
+    reservations.end_run("a", 5)
+    assert reservations.advance(["gang"], 5, UNLIMITED_CHECKS) == []
+    reservations.end_run("b", 7)
+    assert reservations.advance(["gang"], 7, UNLIMITED_CHECKS) == ["gang"]
+    assert reservations.get("gang") == Reservation((Share(0, (0,)), Share(1, (0,))), 7, 17)
 
 
-def test_a_node_that_falls_voids_what_is_promised_on_it() -> None:
+def test_a_node_that_goes_down_cancels_the_reservations_on_it() -> None:
     reservations = empty(2, 2)
-    reservations.keep("here", Demand(1, 2), Reservation(whole(0, 1), 10, 20))
-    reservations.keep("there", Demand(1, 2), Reservation(whole(0, 1, node=1), 10, 20))
-    reservations.keep("both", Demand(2, 2), Reservation((*whole(0, 1), *whole(0, 1, node=1)), 20, 30))
-    assert reservations.set_up(0, False) == ["both", "here"]
-    assert list(reservations.promised) == ["there"]
+    reservations.reserve("here", Demand(1, 2), Reservation(whole(0, 1), 10, 20))
+    reservations.reserve("there", Demand(1, 2), Reservation(whole(0, 1, node=1), 10, 20))
+    reservations.reserve("both", Demand(2, 2), Reservation((*whole(0, 1), *whole(0, 1, node=1)), 20, 30))
+    assert reservations.set_node_up(0, False) == ["both", "here"]
+    assert list(reservations.reserved) == ["there"]
     assert reservations.find(Demand(2, 2), 5, 0) is None
-    assert reservations.set_up(0, True) == []
+    assert reservations.set_node_up(0, True) == []
     assert reservations.find(Demand(2, 2), 5, 0) == Reservation((*whole(0, 1), *whole(0, 1, node=1)), 0, 5)
 
 
-def test_room_lasts_until_somebody_is_promised_it() -> None:
+def test_free_resources_last_until_the_next_reservation() -> None:
     reservations = empty(2, 2)
-    reservations.keep("a", Demand(1, 2), Reservation(whole(0, 1), 10, 20))
-    assert reservations.lasts(Demand(2, 1), 0) == inf
-    assert reservations.lasts(Demand(3, 1), 0) == 10
-    assert reservations.lasts_on(np.array([0]), Demand(1, 1), 0) == 10
+    reservations.reserve("a", Demand(1, 2), Reservation(whole(0, 1), 10, 20))
+    assert reservations.free_duration(Demand(2, 1), 0) == inf
+    assert reservations.free_duration(Demand(3, 1), 0) == 10
+    assert reservations.free_duration_on(np.array([0]), Demand(1, 1), 0) == 10
     assert reservations.place_now(Demand(1, 2), 10, 0) == whole(0, 1)
     assert reservations.place_now(Demand(1, 2), 11, 0) == whole(0, 1, node=1)
     assert reservations.is_free(Reservation(whole(0), 0, 10))
     assert not reservations.is_free(Reservation(whole(0), 0, 11))
 
 
-def test_places_meet_where_they_have_something_of_a_node_in_common() -> None:
-    assert meet(whole(0, 1), whole(1, 2))
-    assert not meet(whole(0, 1), whole(2, 3))
-    assert not meet(whole(0), whole(0, node=1))
-    assert not meet((Share(0, (0,), WHOLE, 1000),), (Share(0, (1,)),))
+def test_placements_overlap_if_they_share_resources_of_a_node() -> None:
+    assert overlap(whole(0, 1), whole(1, 2))
+    assert not overlap(whole(0, 1), whole(2, 3))
+    assert not overlap(whole(0), whole(0, node=1))
+    assert not overlap((Share(0, (0,), WHOLE, 1000),), (Share(0, (1,)),))
 
 
-def test_when_runs_end_and_how_many_gpus_they_hold() -> None:
+def test_ends_and_gpus_of_runs() -> None:
     reservations = empty(2, 2)
-    reservations.run("a", (Share(0, (0, 1)), Share(1, (0, 1))), 0, 10)
-    reservations.run("b", (Share(0, (0,), 300),), 5, 7)
+    reservations.add_run("a", (Share(0, (0, 1)), Share(1, (0, 1))), 0, 10)
+    reservations.add_run("b", (Share(0, (0,), 300),), 5, 7)
     ends, gpus = reservations.ends_and_gpus()
     assert (ends.tolist(), gpus.tolist()) == ([10, 7], [4, 0.3])

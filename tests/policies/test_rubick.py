@@ -1,8 +1,8 @@
 """Rubick and its variants: the contract, and single rounds worked out by hand.
 
-On one node of eight A800, by the performance model, in steps per second on 1, 2, 4 and 8 GPUs: BERT does 4.1, 7.7, 13.8
-and 23.0; ViT does 17, 28, 42.2 and 45.0. Gains count against the speed of what was asked for: to BERT that asked for 4
-GPUs the four beyond bring 0.67, to ViT 0.07.
+The performance model gives, on one node of eight A800s, on 1, 2, 4 and 8 GPUs: BERT 4.1, 7.7, 13.8 and 23.0 steps per
+second; ViT 17, 28, 42.2 and 45.0. Gains are normalised by the speed of the request: for jobs that requested 4 GPUs,
+four more gain 0.67 for BERT and 0.07 for ViT.
 """
 
 import re
@@ -19,7 +19,7 @@ from refold.journal import HistoryJournal
 from refold.model import Allocation, Cluster, Decision, Job, Plan, Share, Start, Tenant
 from refold.plans.speeds import Knowledge, Speeds
 from refold.policies.reshaping.rubick import Rubick, RubickE, RubickN, RubickR
-from refold.results.guarantees import broken_guarantees
+from refold.results.guarantees import find_violations
 from refold.simulator import Costs, RecordedSpeeds, simulate
 from refold.simulator.modelled_speeds import ModelledSpeeds
 from refold.testing import Audit, PolicyContract, make_cluster, make_job, reshapable_workload
@@ -36,12 +36,12 @@ class TestRubick(PolicyContract):
         return Rubick()
 
 
-class TestRubickWithoutGate(PolicyContract):
+class TestRubickWithoutPayback(PolicyContract):
     reshapes = True
     seeds = range(2)
 
     def make_policy(self) -> Policy:
-        return Rubick(gate=False, flat=0.0, ageing_seconds=300.0)
+        return Rubick(require_payback=False, min_gain_per_gpu=0.0, ageing_seconds=300.0)
 
 
 class TestRubickE(PolicyContract):
@@ -68,33 +68,33 @@ class TestRubickN(PolicyContract):
         return RubickN()
 
 
-def model(workload: str, id: str, gpus: int, **more: Any) -> Job:
-    """A job that may be reshaped, best effort, with much to do."""
-    asked: dict[str, Any] = {"workload": workload, "reshapable": True, "work": None, "steps": 400_000} | more
-    usual: dict[str, Any] = {"cpus": 8 * gpus, "job_class": "best-effort"}
-    return make_job(id, gpus=gpus, **usual | asked)
+def modelled(workload: str, id: str, gpus: int, **more: Any) -> Job:
+    """Return a reshapable best-effort job with many steps."""
+    fields: dict[str, Any] = {"workload": workload, "reshapable": True, "work": None, "steps": 400_000} | more
+    defaults: dict[str, Any] = {"cpus": 8 * gpus, "job_class": "best-effort"}
+    return make_job(id, gpus=gpus, **defaults | fields)
 
 
 def bert(id: str, gpus: int, **more: Any) -> Job:
-    return model("bert", id, gpus, **more)
+    return modelled("bert", id, gpus, **more)
 
 
-def sure(id: str, gpus: int, **more: Any) -> Job:
-    """A guaranteed BERT."""
-    return model("bert", id, gpus, **{"job_class": "guaranteed", "plan": Plan(gpus)} | more)
+def guaranteed(id: str, gpus: int, **more: Any) -> Job:
+    """Return a guaranteed BERT job."""
+    return modelled("bert", id, gpus, **{"job_class": "guaranteed", "plan": Plan(gpus)} | more)
 
 
 class Round:
-    """Who runs with what after one round at 1000 s, when everybody that was told to stop has stopped.
+    """The runs after one round at 1000 s, once all runs ordered to stop have stopped.
 
-    `held` are runs since 0, placed one after the other; `new` comes at 1000 s.
+    `held`: runs since 0 s and their GPUs, placed one after another. `new`: jobs submitted at 1000 s.
     """
 
     def __init__(
         self, held: dict[Job, int], *new: Job, policy: Rubick | None = None, cluster: Cluster = ONE_NODE
     ) -> None:
         self.name, self._policy, self._held = "round", policy or Rubick(), held
-        self.whys: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
         scheduler, audit = Scheduler(cluster, self), Audit(cluster)
         audit.write(scheduler.step(0.0, [JobSubmitted(job) for job in held]))
         self.before = dict(scheduler.view.runs)
@@ -103,7 +103,7 @@ class Round:
             entry = scheduler.step(1000.0, events)
             audit.write(entry)
             stops = [order for order in entry.orders if isinstance(order, StopRun)]
-            self.whys |= {stop.job: stop.why for stop in stops}
+            self.reasons |= {stop.job: stop.why for stop in stops}
             events = [RunStopped(stop.job, stop.run, steps=1000) for stop in stops]
         self.runs = dict(scheduler.view.runs)
 
@@ -127,147 +127,147 @@ class Round:
         return self.runs[job_id].allocation.plan
 
 
-class TestTaking:
-    def test_a_job_alone_takes_what_makes_it_faster_and_the_best_plan_for_it(self) -> None:
+class TestResources:
+    def test_a_single_job_takes_all_useful_gpus_and_the_best_plan_for_them(self) -> None:
         alone = Round({}, bert("only", 2, plan=Plan(2, zero=3)))
         assert alone.gpus == {"only": 8}
         assert alone.plan_of("only") == Plan(8, zero=1)
 
-    @pytest.mark.parametrize(("flat", "gpus"), [(0.01, 8), (0.05, 4)])
-    def test_the_flat_end_of_a_curve_is_not_taken(self, flat: float, gpus: int) -> None:
-        # To ViT that asked for 1 GPU, each from the fifth to the eighth brings (45.0 - 42.2) / 16.8 / 4 = 0.042.
-        assert Round({}, model("vit", "only", 1), policy=Rubick(flat=flat)).gpus == {"only": gpus}
+    @pytest.mark.parametrize(("min_gain", "gpus"), [(0.01, 8), (0.05, 4)])
+    def test_gpus_below_the_minimum_gain_are_not_taken(self, min_gain: float, gpus: int) -> None:
+        # For ViT with a request of 1 GPU, the fifth to eighth gain (45.0 - 42.2) / 16.8 / 4 = 0.042 each.
+        assert Round({}, modelled("vit", "only", 1), policy=Rubick(min_gain_per_gpu=min_gain)).gpus == {"only": gpus}
 
-    def test_alike_jobs_share_alike(self) -> None:
+    def test_identical_jobs_get_equal_shares(self) -> None:
         assert Round({}, bert("a", 4), bert("b", 4)).gpus == {"a": 4, "b": 4}
 
-    def test_who_gains_more_against_what_it_asked_for_goes_first(self) -> None:
-        # A GPU brings 4.1 / 4.1 to the one that asked for 1, and 4.1 / 23.0 to the one that asked for 8.
+    def test_the_job_with_the_larger_normalised_gain_goes_first(self) -> None:
+        # A GPU gains 4.1 / 4.1 for the job that requested 1, and 4.1 / 23.0 for the job that requested 8.
         assert Round({}, bert("much", 8), bert("little", 1)).gpus == {"little": 8}
 
-    def test_a_new_job_takes_from_the_run_that_loses_least(self) -> None:
-        # By giving up two of its four GPUs, ViT loses 14 of 42 steps a second, a third; BERT 6 of 14, nearly half.
-        held = {model("vit", "vit", 4): 4, bert("bert", 4): 4}
+    def test_a_new_job_takes_gpus_from_the_run_with_the_smallest_loss(self) -> None:
+        # Without two of its four GPUs, ViT loses 14 of 42 steps per second, a third; BERT 6 of 14, nearly half.
+        held = {modelled("vit", "vit", 4): 4, bert("bert", 4): 4}
         taken = Round(held, bert("new", 2))
         assert taken.gpus["bert"] == 4
         assert taken.gpus["vit"] < 4
-        assert re.match(r"gave \d GPUs to new, which gains more from them", taken.whys["vit"])
-        assert "bert" not in taken.whys
+        assert re.match(r"gave \d GPUs to new, which gains more from them", taken.reasons["vit"])
+        assert "bert" not in taken.reasons
 
-    def test_nothing_is_taken_from_who_would_lose_more(self) -> None:
-        # A first GPU brings 4.1 / 23.0 = 0.18; those who asked for one GPU lose 0.37 at least.
+    def test_nothing_is_taken_from_a_run_that_would_lose_more(self) -> None:
+        # A first GPU gains 4.1 / 23.0 = 0.18; jobs that requested one GPU lose at least 0.37.
         assert Round({bert("a", 1): 4, bert("b", 1): 4}, bert("new", 8)).gpus == {"a": 4, "b": 4}
 
-    def test_what_is_taken_is_worth_more_than_what_is_lost(self) -> None:
-        # 4 to 8 GPUs bring BERT 0.67; ViT would lose all of its 1.0.
-        assert Round({model("vit", "vit", 4): 8}, bert("new", 4)).gpus == {"new": 4, "vit": 4}
+    def test_gpus_are_taken_only_while_the_gain_exceeds_the_loss(self) -> None:
+        # From 4 to 8 GPUs BERT gains 0.67; ViT would lose all of its 1.0.
+        assert Round({modelled("vit", "vit", 4): 8}, bert("new", 4)).gpus == {"new": 4, "vit": 4}
 
-    def test_who_keeps_gpus_keeps_the_same_ones(self) -> None:
-        shrunk = Round({bert("long", 4): 8}, sure("sure", 4))
+    def test_a_shrunk_run_keeps_the_same_gpus(self) -> None:
+        shrunk = Round({bert("long", 4): 8}, guaranteed("sure", 4))
         assert shrunk.runs["long"].allocation.placement[0].gpus == (0, 1, 2, 3)
 
-    def test_an_offloading_job_gets_cpus_beside_its_gpus(self) -> None:
+    def test_an_offloading_job_gets_additional_cpus(self) -> None:
         fixed = make_job("fixed", gpus=7, cpus=2, preemptible=False)
-        offloading = model("llama7", "off", 1, cpus=4, plan=Plan(1, zero=2, offload=True))
+        offloading = modelled("llama7", "off", 1, cpus=4, plan=Plan(1, zero=2, offload=True))
         (share,) = Round({fixed: 7}, offloading).runs["off"].allocation.placement
         assert len(share.gpus) == 1
         assert 4_000 < share.cpu_milli <= 94_000
-        assert share.memory_mib > 100 * 1024  # parameters and optimizer of 6.7 billion
+        assert share.memory_mib > 100 * 1024  # optimizer states of 6.7 billion parameters
 
-    def test_spare_cpus_are_shared_by_what_they_bring(self) -> None:
-        # Of 24 CPUs the first takes all that the second does not come with, and gives up those it misses less.
+    def test_spare_cpus_are_divided_by_gain(self) -> None:
+        # Of 24 CPUs the first job takes all but the second's own, then loses those with the smaller loss.
         only = Plan(1, offload=True)
         fixed = make_job("fixed", gpus=6, cpus=72, preemptible=False)
-        jobs = [model("llama7", id, 1, cpus=2, plan=only) for id in ("first", "second")]
-        alike = Round({fixed: 6}, *jobs, policy=Rubick(knowledge=Knowledge(menu={"llama7": (only,)})))
-        assert [alike.runs[job.id].allocation.cpu_milli for job in jobs] == [12_000, 12_000]
+        jobs = [modelled("llama7", id, 1, cpus=2, plan=only) for id in ("first", "second")]
+        result = Round({fixed: 6}, *jobs, policy=Rubick(knowledge=Knowledge(menu={"llama7": (only,)})))
+        assert [result.runs[job.id].allocation.cpu_milli for job in jobs] == [12_000, 12_000]
 
-    def test_a_job_that_does_not_offload_gets_the_cpus_it_asked_for(self) -> None:
+    def test_a_job_that_does_not_offload_gets_the_cpus_requested_per_gpu(self) -> None:
         (share,) = Round({}, bert("only", 2, cpus=6)).runs["only"].allocation.placement
         assert share.cpu_milli == 24_000
 
 
-class TestPromises:
-    def test_a_promised_job_takes_from_best_effort_ones(self) -> None:
-        # Those who asked for one GPU lose 0.37 at least by giving up one, and the new one gains 0.29: only its promise
-        # takes from them, and no more than it needs.
-        taken = Round({bert("a", 1): 4, bert("b", 1): 4}, sure("sure", 4))
+class TestGuarantees:
+    def test_a_guaranteed_job_takes_gpus_from_best_effort_jobs(self) -> None:
+        # Jobs that requested one GPU lose at least 0.37 per GPU, and the new job gains 0.29: it takes GPUs only because
+        # of its guarantee, and no more than its minimum.
+        taken = Round({bert("a", 1): 4, bert("b", 1): 4}, guaranteed("sure", 4))
         assert taken.gpus["sure"] == 4
         assert sum(taken.gpus.values()) <= 8
 
-    def test_a_promised_job_keeps_its_minimum(self) -> None:
-        assert Round({sure("sure", 4): 8}, bert("new", 1)).gpus == {"new": 4, "sure": 4}
-        assert Round({sure("sure", 8): 8}, bert("new", 1)).gpus == {"sure": 8}
+    def test_a_guaranteed_job_keeps_its_minimum(self) -> None:
+        assert Round({guaranteed("sure", 4): 8}, bert("new", 1)).gpus == {"new": 4, "sure": 4}
+        assert Round({guaranteed("sure", 8): 8}, bert("new", 1)).gpus == {"sure": 8}
 
-    def test_the_minimum_is_the_performance_and_not_the_amount(self) -> None:
-        poor = sure("poor", 4, cpus=4, plan=Plan(4, zero=2, offload=True, recompute="full"))
-        after = Round({poor: 4, make_job("fixed", gpus=4, preemptible=False): 4}, sure("new", 2))
+    def test_the_minimum_is_defined_by_performance_not_by_gpus(self) -> None:
+        poor = guaranteed("poor", 4, cpus=4, plan=Plan(4, zero=2, offload=True, recompute="full"))
+        after = Round({poor: 4, make_job("fixed", gpus=4, preemptible=False): 4}, guaranteed("new", 2))
         assert after.gpus["poor"] == after.gpus["new"] == 2
         speeds = Speeds(ONE_NODE)
         run = after.runs["poor"].allocation
         assert run.plan is not None
         now = speeds.with_plan(poor, "A800-80GB", run.gpus_on_node, run.cpu_milli / 1000, run.plan)
-        assert now.steps_per_second >= speeds.asked(poor).steps_per_second
+        assert now.steps_per_second >= speeds.requested_speed(poor).steps_per_second
 
-    def test_if_its_minimum_is_not_reached_everybody_is_as_before(self) -> None:
+    def test_nothing_changes_if_the_minimum_is_not_reached(self) -> None:
         fixed = make_job("fixed", gpus=5, preemptible=False)
-        vain = Round({fixed: 5, bert("long", 3): 3}, sure("sure", 4))
-        assert vain.gpus == {"fixed": 5, "long": 3}
-        assert vain.whys == {}
-        assert vain.runs == vain.before
+        unchanged = Round({fixed: 5, bert("long", 3): 3}, guaranteed("sure", 4))
+        assert unchanged.gpus == {"fixed": 5, "long": 3}
+        assert unchanged.reasons == {}
+        assert unchanged.runs == unchanged.before
 
-    def test_a_promised_job_that_can_only_run_as_asked_stops_best_effort_ones(self) -> None:
+    def test_a_guaranteed_job_without_a_speed_model_stops_best_effort_jobs(self) -> None:
         held = {bert("long", 4): 8}
         assert Round(held, make_job("sure", gpus=5)).gpus["sure"] == 5
         assert Round(held, make_job("other", gpus=5, job_class="best-effort")).gpus == {"long": 8}
 
-    def test_what_it_leaves_is_used_at_once(self) -> None:
+    def test_gpus_left_over_after_stopping_a_run_are_used_at_once(self) -> None:
         assert Round({bert("long", 4): 8}, make_job("sure", gpus=5)).gpus["long"] > 0
 
     @pytest.mark.parametrize(("tenant", "gpus", "starts"), [("A", 2, True), ("A", 4, False), ("B", 2, False)])
-    def test_beyond_the_quota_nothing_is_promised(self, tenant: str, gpus: int, starts: bool) -> None:
+    def test_nothing_is_guaranteed_beyond_the_quota(self, tenant: str, gpus: int, starts: bool) -> None:
         cluster = msgspec.structs.replace(ONE_NODE, tenants=(Tenant("A", 2.0),))
         after = Round({bert("long", 4): 8}, make_job("sure", gpus=gpus, tenant=tenant), cluster=cluster)
         assert ("sure" in after.runs) == starts
 
-    def test_who_may_not_be_stopped_is_left_alone(self) -> None:
-        after = Round({bert("fixed", 4, preemptible=False): 8}, sure("sure", 1), make_job("rigid", gpus=1))
+    def test_a_job_that_is_not_preemptible_keeps_its_gpus(self) -> None:
+        after = Round({bert("fixed", 4, preemptible=False): 8}, guaranteed("sure", 1), make_job("rigid", gpus=1))
         assert after.gpus == {"fixed": 8}
 
     @pytest.mark.parametrize("seed", range(4))
-    def test_no_promise_is_broken_where_the_model_is_right(self, seed: int) -> None:
+    def test_no_guarantee_is_broken_if_the_performance_model_is_exact(self, seed: int) -> None:
         jobs, cluster = reshapable_workload(seed)
         history, speeds = HistoryJournal(), Speeds(cluster)
         charge, costs = ModelledSpeeds(speeds, RecordedSpeeds(cluster)), Costs(restart=78.0, report_every=60.0)
         simulate(jobs, cluster, Rubick(), journal=history, charge=charge, costs=costs)
-        found = broken_guarantees(history.history(cluster), speeds, grace=78.0)
-        assert found.promised > 2
-        assert [(one.job, one.kind, one.why) for one in found.broken] == []
+        found = find_violations(history.history(cluster), speeds, grace=78.0)
+        assert found.guaranteed_jobs > 2
+        assert [(one.job, one.kind, one.why) for one in found.violations] == []
 
 
-class TestGate:
-    # At 1000 there are 2,200 steps left: 160 s on 4 GPUs, 96 s on 8.
+class TestPayback:
+    # At 1000 s, 2,200 steps remain: 160 s on 4 GPUs, 96 s on 8.
     NEARLY = bert("nearly", 4, steps=13_789 + 2_200)
 
-    def test_a_run_does_not_change_for_less_than_that_costs(self) -> None:
+    def test_a_run_is_not_reshaped_if_that_saves_less_than_a_restart(self) -> None:
         elsewhere = make_job("elsewhere", gpus=1, at=1000.0)
         held = {self.NEARLY: 4}
         assert Round(held, elsewhere).gpus == {"elsewhere": 1, "nearly": 4}
         assert Round({bert("long", 4): 4}, make_job("cpu", gpus=0, cpus=1)).gpus == {"cpu": 0, "long": 8}
 
-    def test_unless_changes_are_thought_to_be_cheap_or_the_gate_is_open(self) -> None:
+    def test_a_run_is_reshaped_if_restarts_are_cheap_or_payback_is_not_required(self) -> None:
         cpu = make_job("cpu", gpus=0, cpus=1)
         assert Round({self.NEARLY: 4}, cpu).gpus["nearly"] == 4
         assert Round({self.NEARLY: 4}, cpu, policy=Rubick(restart_seconds=20.0)).gpus["nearly"] == 8
-        assert Round({self.NEARLY: 4}, cpu, policy=Rubick(gate=False)).gpus["nearly"] == 8
+        assert Round({self.NEARLY: 4}, cpu, policy=Rubick(require_payback=False)).gpus["nearly"] == 8
 
-    def test_why_it_grew_reads_like_a_sentence(self) -> None:
+    def test_the_reason_for_growth_names_speedup_and_payback(self) -> None:
         grown = Round({bert("long", 4): 4}, make_job("cpu", gpus=0, cpus=1))
         # 78 s / (1 - 13.8/23.0)
-        assert grown.whys == {"long": "now 8 GPUs: +67% here, pays back in 3 min 15 s"}
+        assert grown.reasons == {"long": "now 8 GPUs: +67% speed, pays back in 3 min 15 s"}
 
 
-def test_a_job_that_has_waited_for_too_long_goes_first_and_keeps_what_it_gets() -> None:
+def test_an_aged_job_goes_first_and_keeps_its_gpus() -> None:
     jobs = [bert("old", 8, at=0.0, steps=1), bert("young", 1, at=900.0)]
     assert Round({}, *jobs).gpus == {"young": 8}
     assert Round({}, *jobs, policy=Rubick(ageing_seconds=500.0)).gpus["old"] == 8
@@ -281,19 +281,19 @@ class TestVariants:
         [(Rubick(), 8, False), (RubickE(), 4, False), (RubickR(), 8, True), (RubickN(), 4, True)],
         ids=["rubick", "rubick-e", "rubick-r", "rubick-n"],
     )
-    def test_e_chooses_plans_r_amounts_and_n_neither(self, policy: Rubick, gpus: int, same_plan: bool) -> None:
-        alone = Round({}, model("gpt2", "poor", 4, plan=self.POOR), policy=policy)
+    def test_e_chooses_plans_r_resources_and_n_neither(self, policy: Rubick, gpus: int, same_plan: bool) -> None:
+        alone = Round({}, modelled("gpt2", "poor", 4, plan=self.POOR), policy=policy)
         assert alone.gpus == {"poor": gpus}
         plan = alone.plan_of("poor")
         assert plan is not None
         assert (plan == msgspec.structs.replace(self.POOR, data=gpus)) == same_plan
 
     @pytest.mark.parametrize("policy", [RubickE(), RubickN()], ids=["rubick-e", "rubick-n"])
-    def test_without_amounts_best_effort_runs_give_nothing_up(self, policy: Rubick) -> None:
+    def test_variants_with_fixed_resources_take_nothing_from_best_effort_runs(self, policy: Rubick) -> None:
         assert Round({bert("a", 4): 4, bert("b", 4): 4}, bert("new", 1), policy=policy).gpus == {"a": 4, "b": 4}
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
-    for wrong in ({"flat": -0.1}, {"ageing_seconds": 0.0}):
+def test_invalid_settings_are_rejected() -> None:
+    for settings in ({"min_gain_per_gpu": -0.1}, {"ageing_seconds": 0.0}):
         with pytest.raises(BadValue):
-            Rubick(**wrong)  # type: ignore[arg-type]
+            Rubick(**settings)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Jobs that leave their number of GPUs open get the size with which they end soonest."""
+"""Jobs with a GPU range get the size at which they end soonest."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from refold.traces.formats import read_cluster
 
 
 def started(jobs: list[Job], cluster: Cluster, **settings: object) -> dict[str, tuple[float, int]]:
-    """When each job started, and on how many GPUs."""
+    """Return job -> (start, GPUs)."""
     journal = ListJournal()
     simulate(jobs, cluster, make_policy("easy", {"durations": "known", **settings}), journal=journal)
     return {
@@ -25,24 +25,24 @@ def started(jobs: list[Job], cluster: Cluster, **settings: object) -> dict[str, 
     }
 
 
-def test_alone_it_gets_all_that_it_can_use() -> None:
+def test_on_an_empty_cluster_a_job_gets_the_most_gpus_of_its_range() -> None:
     job = make_job("open", gpus=2, work=800.0, reshapable=True, gpu_range=(1, 8))
     assert started([job], make_cluster(8)) == {"open": (0.0, 8)}
 
 
-def test_it_takes_fewer_now_rather_than_more_much_later() -> None:
+def test_a_job_takes_fewer_gpus_now_rather_than_more_much_later() -> None:
     busy = make_job("busy", gpus=6, work=1000.0)
     job = make_job("open", gpus=2, at=1, work=100.0, reshapable=True, gpu_range=(1, 8))
     assert started([busy, job], make_cluster(8))["open"] == (1.0, 2)
 
 
-def test_it_waits_for_more_where_that_ends_sooner() -> None:
+def test_a_job_waits_for_more_gpus_if_it_ends_sooner_with_them() -> None:
     busy = make_job("busy", gpus=6, work=10.0)
     job = make_job("open", gpus=2, at=1, work=400.0, reshapable=True, gpu_range=(1, 8))
     assert started([busy, job], make_cluster(8))["open"] == (10.0, 8)
 
 
-def test_a_run_that_is_late_is_not_waited_for_for_ever() -> None:
+def test_a_job_does_not_wait_indefinitely_for_an_overdue_run() -> None:
     late = make_job("late", gpus=6, work=10_000.0, time_limit=10.0, preemptible=False)
     job = make_job("open", gpus=2, at=100, work=100.0, reshapable=True, gpu_range=(2, 8), time_limit=100.0)
     start, gpus = started([late, job], make_cluster(8), durations="limit")["open"]
@@ -50,7 +50,7 @@ def test_a_run_that_is_late_is_not_waited_for_for_ever() -> None:
     assert gpus == 2
 
 
-def test_a_known_model_gets_a_plan_for_its_size() -> None:
+def test_a_job_with_a_known_model_gets_a_plan_for_its_size() -> None:
     job = make_job(
         "open", gpus=2, work=3600.0, reshapable=True, gpu_range=(2, 8), workload="llama-2-7b", steps=100, batch=64
     )
@@ -62,13 +62,13 @@ def test_a_known_model_gets_a_plan_for_its_size() -> None:
     assert order.allocation.plan.gpus == sum(len(share.gpus) for share in order.allocation.placement)
 
 
-def test_sizes_that_fit_no_node_are_not_waited_for() -> None:
+def test_a_job_does_not_wait_for_sizes_that_fit_no_node() -> None:
     cluster = make_cluster(8, 4, 4, types=["A100", "V100", "V100"])
     job = make_job("open", instances=2, gpus=4, types=("V100",), work=8.0, reshapable=True, gpu_range=(8, 8))
     assert started([job], cluster) == {"open": (0.0, 8)}
 
 
-def test_what_is_learned_is_how_long_it_lasts_on_what_it_asked_for() -> None:
+def test_run_times_are_learned_at_the_requested_size() -> None:
     jobs = [
         make_job(f"j{number}", gpus=1, at=1000.0 * number, work=800.0, reshapable=True, gpu_range=(1, 8))
         for number in range(40)
@@ -76,17 +76,17 @@ def test_what_is_learned_is_how_long_it_lasts_on_what_it_asked_for() -> None:
     cluster = make_cluster(8)
     policy = make_policy("easy")
     simulate(jobs, cluster, policy)
-    durations: DurationSource = policy._foresight  # type: ignore[attr-defined]
+    durations: DurationSource = policy._durations  # type: ignore[attr-defined]
     median = durations._predictor.expect(jobs[0], 41_000.0).quantile(0.5)
     assert 600.0 < median < 1100.0
 
 
 @pytest.mark.parametrize("gpu_range", [(0, 4), (8, 4), (4, 8), (1, 1)])
-def test_a_range_holds_what_is_asked_for(gpu_range: tuple[int, int]) -> None:
+def test_a_gpu_range_must_contain_the_requested_gpus(gpu_range: tuple[int, int]) -> None:
     with pytest.raises(BadValue, match="gpu_range is"):
         make_job("open", gpus=2, reshapable=True, gpu_range=gpu_range)
 
 
-def test_a_range_is_for_jobs_that_may_be_reshaped() -> None:
-    with pytest.raises(BadValue, match="gpu_range is for reshapable jobs"):
+def test_a_gpu_range_requires_a_reshapable_job() -> None:
+    with pytest.raises(BadValue, match="gpu_range needs a reshapable job"):
         make_job("open", gpus=2, gpu_range=(1, 4))

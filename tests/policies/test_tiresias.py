@@ -1,4 +1,4 @@
-"""Tiresias: several queues by attained service, promotion, and the Gittins order; worked out by hand."""
+"""Tiresias: queues by attained service, promotion, and the Gittins index; worked out by hand."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from refold.testing import Audit, PolicyContract, make_cluster, make_job
 from refold.testing.workloads import seeded_workload
 
 SHORT_OR_LONG = [10.0] * 10 + [1000.0] * 10
-"""Jobs that ended before: half had 10 GPU-seconds, half had 1,000."""
+"""Service of past jobs: half used 10 GPU-seconds, half 1,000."""
 
 
 def starts(policy: Policy, jobs: Sequence[Job], cluster: Cluster) -> list[tuple[float, str]]:
@@ -40,23 +40,23 @@ class TestTiresiasByGittinsIndex(PolicyContract):
         return Tiresias(order="gittins", quantum_gpu_seconds=20.0, thresholds_gpu_seconds=[20.0], promote_knob=2.0)
 
 
-def test_jobs_fall_from_queue_to_queue_and_take_turns_in_order_of_arrival() -> None:
+def test_jobs_are_demoted_through_the_queues_and_run_in_order_of_arrival() -> None:
     jobs = [make_job("a", at=0, work=100), make_job("b", at=5, work=100)]
     policy = Tiresias(thresholds_gpu_seconds=[10, 30])
-    # a falls at 10 and b goes first; at 20 both are in the second queue, where a came first; and so on in the third.
+    # a is demoted at 10 s, so b goes first. At 20 s both are in the second queue, where a is first; likewise later.
     expected = [(0, "a"), (10, "b"), (20, "a"), (40, "b"), (60, "a"), (130, "b")]
     assert starts(policy, jobs, make_cluster(1)) == expected
 
 
-def test_service_is_gpus_times_time() -> None:
+def test_attained_service_is_gpus_times_time() -> None:
     jobs = [make_job("wide", at=0, gpus=4, work=100), make_job("narrow", at=1, gpus=1, work=30)]
-    # Four GPUs have had 40 GPU-seconds after 10 seconds; the narrow job ends before it falls.
+    # Four GPUs reach 40 GPU-seconds after 10 s; the narrow job ends before it is demoted.
     policy = Tiresias(thresholds_gpu_seconds=[40, 1000])
     assert starts(policy, jobs, make_cluster(4)) == [(0, "wide"), (10, "narrow"), (40, "wide")]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_with_one_threshold_it_is_las(seed: int) -> None:
+def test_with_one_threshold_tiresias_equals_las(seed: int) -> None:
     jobs, cluster = seeded_workload(seed)
     journals = ListJournal(), ListJournal()
     policies: list[Policy] = [Tiresias(thresholds_gpu_seconds=[60.0]), Las(threshold_gpu_seconds=60.0)]
@@ -68,17 +68,17 @@ def test_with_one_threshold_it_is_las(seed: int) -> None:
 
 
 STREAM = [make_job("old", at=0, work=30), *(make_job(f"new{number}", at=1 + number, work=8) for number in range(5))]
-"""One job that has had its share of the first queue, and new ones that keep it from going on."""
+"""One job that is demoted, and a stream of new jobs that go before it."""
 
 
-def test_nobody_is_promoted_unless_asked_for() -> None:
+def test_no_job_is_promoted_by_default() -> None:
     expected = [(0, "old"), (10, "new0"), (18, "new1"), (26, "new2"), (34, "new3"), (42, "new4"), (50, "old")]
     assert starts(Tiresias(thresholds_gpu_seconds=[10]), STREAM, make_cluster(1)) == expected
 
 
-def test_who_has_waited_long_against_what_it_ran_starts_anew() -> None:
+def test_a_job_that_has_waited_long_compared_with_its_run_time_is_promoted() -> None:
     policy = Tiresias(thresholds_gpu_seconds=[10], promote_knob=2.0)
-    # Having run for 10 and waited for 20 seconds, it is back in the first queue at 30, and falls again at 40.
+    # After running for 10 s and waiting for 20 s, it is promoted at 30 s, and demoted again at 40 s.
     expected = [(0, "old"), (10, "new0"), (18, "new1"), (26, "new2"), (30, "old")]
     expected += [(40, "new2"), (44, "new3"), (52, "new4"), (60, "old")]
     assert starts(policy, STREAM, make_cluster(1)) == expected
@@ -91,14 +91,14 @@ NEARLY_DONE = [
 ]
 
 
-def test_by_service_alone_a_job_that_is_nearly_done_gives_way() -> None:
+def test_with_las_a_nearly_finished_job_is_preempted() -> None:
     expected = [(0, "long"), (985, "first"), (990, "long"), (997, "second"), (1002, "long")]
     assert starts(Tiresias(thresholds_gpu_seconds=[10]), NEARLY_DONE, make_cluster(1)) == expected
 
 
-def test_by_the_gittins_index_a_job_that_is_nearly_done_goes_on() -> None:
+def test_with_the_gittins_index_a_nearly_finished_job_continues() -> None:
     policy = Tiresias(order="gittins", quantum_gpu_seconds=10, past_gpu_seconds=SHORT_OR_LONG)
-    # A new job has index (1/2) / 10; one that has had 10 to 990 has 0; one that has had 990 has 1 / 10.
+    # The index is (1/2) / 10 for a new job, 0 from 10 to 990 GPU-seconds, and 1 / 10 from 990 on.
     assert starts(policy, NEARLY_DONE, make_cluster(1)) == [
         (0, "long"),
         (985, "first"),
@@ -107,7 +107,7 @@ def test_by_the_gittins_index_a_job_that_is_nearly_done_goes_on() -> None:
     ]
 
 
-def test_the_index_is_learned_from_jobs_that_end() -> None:
+def test_the_index_is_estimated_from_ended_jobs() -> None:
     past = [make_job(f"past{number}", work=work) for number, work in enumerate([10.0] * 8 + [1000.0] * 8)]
     later = [make_job(job.id, at=2000 + job.submitted / 16, gpus=16, work=(job.work or 0) / 16) for job in NEARLY_DONE]
     policy = Tiresias(order="gittins", quantum_gpu_seconds=10)
@@ -115,12 +115,12 @@ def test_the_index_is_learned_from_jobs_that_end() -> None:
     assert found[16:] == [(2000, "long"), (2061.5625, "first"), (2061.875, "long"), (2062.8125, "second")]
 
 
-def test_jobs_of_known_models_run_as_they_asked() -> None:
+def test_jobs_with_a_speed_model_run_as_requested() -> None:
     cluster = make_cluster(8, types="A800-80GB", cpus=96)
     plan = Plan(data=8, zero=2)
     known: dict[str, Any] = {"workload": "gpt2", "gpus": 8, "cpus": 64, "reshapable": True, "plan": plan}
     jobs = [make_job("a", at=0, work=1000, **known), make_job("b", at=100, work=300, **known)]
-    # 3,250 GPU-seconds on eight GPUs are 406.25 seconds; b is done before it falls.
+    # 3,250 GPU-seconds on eight GPUs take 406.25 s; b ends before it is demoted.
     assert starts(Tiresias(), jobs, cluster) == [(0, "a"), (406.25, "b"), (706.25, "a")]
 
 
@@ -134,6 +134,6 @@ def test_jobs_of_known_models_run_as_they_asked() -> None:
         ({"quantum_gpu_seconds": 0}, "quantum_gpu_seconds"),
     ],
 )
-def test_bad_settings_are_refused_by_name(settings: dict[str, object], named: str) -> None:
+def test_invalid_settings_are_rejected_by_name(settings: dict[str, object], named: str) -> None:
     with pytest.raises(BadValue, match=named):
         Tiresias(**settings)  # type: ignore[arg-type]

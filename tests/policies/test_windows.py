@@ -1,4 +1,4 @@
-"""Queues that start whole windows of waiting jobs: who starts, who is not left out, that nobody waits for ever."""
+"""Queues that place a window of waiting jobs at once: start order, overdue jobs, and no starvation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from refold.core import ListJournal
 from refold.core.entries import Journals
 from refold.model import Cluster, Demand, Job
-from refold.packing import RULES, Free, Placer
+from refold.packing import RULES, FreeResources, Placer
 from refold.registry import make_policy
 from refold.simulator import Costs, Fault, simulate
 from refold.testing import Audit, make_cluster, make_job, seeded_workload
@@ -18,18 +18,18 @@ HOUR = 3600.0
 
 
 def audited(policy: str, placement: str, jobs: list[Job], cluster: Cluster, **more: object) -> Audit:
-    """A simulation with an audit beside it."""
+    """Run an audited simulation."""
     audit = Audit(cluster)
     simulate(jobs, cluster, make_policy(policy, {"placement": placement}), journal=audit, **more)  # type: ignore[arg-type]
     return audit
 
 
 def starts(policy: str, placement: str, jobs: list[Job], cluster: Cluster) -> list[tuple[float, str]]:
-    """When which job was started."""
+    """Return (time, job) of all starts."""
     return [(at, job) for at, job, _ in audited(policy, placement, jobs, cluster).starts]
 
 
-def test_the_searches_are_those_that_look_at_windows() -> None:
+def test_the_placements_with_windows_are_the_genetic_ones() -> None:
     assert SEARCHES == ["genetic", "genetic-power", "genetic-paper"]
 
 
@@ -38,15 +38,15 @@ def test_the_searches_are_those_that_look_at_windows() -> None:
 
 @pytest.mark.parametrize("placement", SEARCHES)
 @pytest.mark.parametrize("seed", range(5))
-def test_nobody_overtakes_under_fifo(placement: str, seed: int) -> None:
+def test_no_job_overtakes_another_under_fifo(placement: str, seed: int) -> None:
     jobs, cluster = seeded_workload(seed)
     audit = audited("fifo", placement, jobs, cluster)
     assert [job for _, job, _ in audit.starts] == [job.id for job in jobs]
-    assert set(audit.over) == {job.id for job in jobs}
+    assert set(audit.ended) == {job.id for job in jobs}
 
 
 @pytest.mark.parametrize("placement", ["genetic", "genetic-power"])
-def test_fifo_waits_for_the_first_even_if_others_would_fill_the_gpu(placement: str) -> None:
+def test_fifo_waits_for_the_first_job_even_if_others_would_fill_the_gpu(placement: str) -> None:
     jobs = [
         make_job("runs", at=0, share=0.5, work=10),
         make_job("large", at=1, share=0.6, work=10),
@@ -55,7 +55,7 @@ def test_fifo_waits_for_the_first_even_if_others_would_fill_the_gpu(placement: s
     assert starts("fifo", placement, jobs, make_cluster(1)) == [(0, "runs"), (10, "large"), (20, "small")]
 
 
-# Passing over.
+# Skipping.
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_two_halves_fill_a_gpu_better_than_six_tenths(placement: str, expected: 
     assert starts("fifo-skip", placement, jobs, make_cluster(1)) == [(0, "before"), *expected]
 
 
-def waited_before_the_gpu_is_free(wait: float) -> list[Job]:
+def jobs_waiting_for_one_gpu(wait: float) -> list[Job]:
     return [
         make_job("before", at=0, work=2 * HOUR),
         make_job("most", at=2 * HOUR - wait, share=0.6, work=10),
@@ -86,28 +86,28 @@ def waited_before_the_gpu_is_free(wait: float) -> list[Job]:
 
 
 @pytest.mark.parametrize(("wait", "first"), [(HOUR, "one half"), (HOUR + 1, "most")])
-def test_who_has_waited_for_more_than_an_hour_is_not_left_out(wait: float, first: str) -> None:
-    begun = starts("fifo-skip", "genetic", waited_before_the_gpu_is_free(wait), make_cluster(1))
-    assert begun[1] == (2 * HOUR, first)
+def test_a_job_that_has_waited_for_more_than_an_hour_is_not_left_out(wait: float, first: str) -> None:
+    started = starts("fifo-skip", "genetic", jobs_waiting_for_one_gpu(wait), make_cluster(1))
+    assert started[1] == (2 * HOUR, first)
 
 
-def test_a_stream_of_better_fits_holds_a_job_back_for_an_hour_and_no_longer() -> None:
-    # Every 100 s two more halves come, and leave together when the next two have come.
+def test_a_stream_of_better_fits_delays_a_job_by_at_most_an_hour() -> None:
+    # Every 100 s two jobs of half a GPU arrive; they end together when the next two have arrived.
     jobs = [make_job("before", at=0, work=50)]
     jobs += [make_job("most", at=1, share=0.6, work=100)]
     jobs += [make_job(f"half {n}", at=2 + 100 * (n // 2), share=0.5, work=100) for n in range(120)]
-    begun = {job: at for at, job in starts("fifo-skip", "genetic", jobs, make_cluster(1))}
-    assert HOUR < begun["most"] <= HOUR + 101
+    started = {job: at for at, job in starts("fifo-skip", "genetic", jobs, make_cluster(1))}
+    assert HOUR < started["most"] <= HOUR + 101
 
 
 @pytest.mark.parametrize("placement", SEARCHES)
-def test_more_jobs_than_a_window_holds_all_start_at_once_where_there_is_room(placement: str) -> None:
+def test_more_jobs_than_fit_in_a_window_all_start_at_once_if_gpus_are_free(placement: str) -> None:
     jobs = [make_job(f"j{n}", at=0, share=0.5 if n % 2 else 0.25, work=10) for n in range(250)]
     cluster = make_cluster(*[8] * 40)
     assert starts("fifo-skip", placement, jobs, cluster) == [(0, f"j{n}") for n in range(250)]
 
 
-def test_who_has_no_place_in_one_window_does_not_keep_the_next_window_from_starting() -> None:
+def test_jobs_that_do_not_fit_in_one_window_do_not_block_the_next_window() -> None:
     jobs = [make_job("before", at=0, gpus=3, work=100)]
     jobs += [make_job(f"wide {n}", at=1, gpus=2, work=10) for n in range(150)]
     jobs += [make_job("small", at=1, work=5)]
@@ -117,21 +117,21 @@ def test_who_has_no_place_in_one_window_does_not_keep_the_next_window_from_start
 
 @pytest.mark.parametrize("placement", SEARCHES)
 @pytest.mark.parametrize("policy", ["fifo", "fifo-skip", "sjf"])
-def test_everybody_ends_even_when_nodes_fall(policy: str, placement: str) -> None:
+def test_all_jobs_end_even_if_nodes_fail(policy: str, placement: str) -> None:
     for seed in range(3):
         jobs, cluster = seeded_workload(seed)
         faults = [Fault(0, 40.0, 300.0), Fault(1, 200.0, 500.0)]
         audit = audited(policy, placement, jobs, cluster, costs=Costs(start=5.0, restart=8.0), faults=faults)
-        assert set(audit.over) == {job.id for job in jobs}
+        assert set(audit.ended) == {job.id for job in jobs}
 
 
 @pytest.mark.parametrize("policy", ["fifo", "fifo-skip"])
-def test_nobody_waits_for_ever_for_a_search_by_lot(policy: str) -> None:
-    # One of 500 machines has the GPU they need: the pairs of the paper's search do not meet it, and nothing runs.
-    kinds = ["T4" if node == 321 else "A100" for node in range(500)]
+def test_no_job_starves_because_of_a_randomised_search(policy: str) -> None:
+    # Only one of 500 nodes has the GPU type they need; the random pairs of the paper's search miss it.
+    types = ["T4" if node == 321 else "A100" for node in range(500)]
     jobs = [make_job("a", at=0, types=["T4"], work=10), make_job("b", at=0, types=["T4"], work=10)]
-    begun = starts(policy, "genetic-paper", jobs, make_cluster(*[1] * 500, types=kinds))
-    assert begun == [(0, "a"), (10, "b")]
+    started = starts(policy, "genetic-paper", jobs, make_cluster(*[1] * 500, types=types))
+    assert started == [(0, "a"), (10, "b")]
 
 
 @pytest.mark.parametrize("placement", SEARCHES)
@@ -146,26 +146,26 @@ def test_a_replay_of_windows_gives_the_same_orders(placement: str) -> None:
     assert entries[0] == entries[1]
 
 
-# What an independent reading has found.
+# Regressions.
 
 
 @pytest.mark.parametrize("placement", ["worth", "fgd", *SEARCHES])
-def test_a_cluster_without_gpus_runs_what_needs_none(placement: str) -> None:
+def test_a_cluster_without_gpus_runs_jobs_that_need_none(placement: str) -> None:
     cluster = make_cluster(0, cpus=4)
     assert starts("fifo", placement, [make_job("a", gpus=0, cpus=2)], cluster) == [(0, "a")]
 
 
-def test_one_placer_may_serve_two_clusters() -> None:
+def test_one_placer_may_be_used_with_two_clusters() -> None:
     placer = Placer("worth")
     only_a = Demand(gpu_types=("A",))
     first, second = make_cluster(1, 1, types=["A", "B"]), make_cluster(1, 1, types=["B", "A"])
-    assert [share.node for share in placer.place(Free(first), only_a) or ()] == [0]
-    assert [share.node for share in placer.place(Free(second), only_a) or ()] == [1]
+    assert [share.node for share in placer.place(FreeResources(first), only_a) or ()] == [0]
+    assert [share.node for share in placer.place(FreeResources(second), only_a) or ()] == [1]
 
 
 @pytest.mark.parametrize("placement", ["best-fit", "genetic"])
-def test_room_is_made_for_whoever_came_first(placement: str) -> None:
-    """Four GPUs are free on three nodes, 2 + 1 + 1: enough in sum for the one that wants four, or for the gang."""
+def test_runs_are_moved_for_the_job_that_arrived_first(placement: str) -> None:
+    """Four GPUs are free on three nodes, 2 + 1 + 1: enough in total for the wide job, or for the gang."""
     work = {"a0": 9000, "a1": 9000, "x0": 2000, "x1": 2000, "b0": 9000, "b1": 9000, "b2": 9000, "x2": 2000}
     work |= {"c0": 9000, "c1": 9000, "c2": 9000, "x3": 2000}
     jobs = [make_job(name, work=seconds) for name, seconds in work.items()]

@@ -1,4 +1,4 @@
-"""Small cases worked out by hand: who starts when, under each policy."""
+"""Start times of small cases, worked out by hand, under each policy."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from refold.testing import Audit, make_cluster, make_job
 def starts(
     policy: str, jobs: list[Job], cluster: Cluster, costs: Costs | None = None, **settings: object
 ) -> list[tuple[float, str]]:
-    """When which job was started."""
+    """Return (time, job) of all starts."""
     audit = Audit(cluster)
     simulate(jobs, cluster, make_policy(policy, settings), journal=audit, costs=costs or Costs())
     return [(at, job) for at, job, _ in audit.starts]
@@ -36,7 +36,7 @@ WIDE_IN_THE_MIDDLE = [
         ("fifo", [(0, "a"), (10, "wide"), (20, "b"), (20, "c")]),
         ("fifo-skip", [(0, "a"), (2, "b"), (3, "c"), (23, "wide")]),
         ("sjf", [(0, "a"), (2, "b"), (3, "c"), (23, "wide")]),
-        # `wide` has as much work left as `a` has at 1, and more than a run that is shorter; it takes the place of c.
+        # `wide` has no less work left than `a` and `b`, so it preempts neither; at 10 it preempts `c`.
         ("srtf", [(0, "a"), (2, "b"), (3, "c"), (10, "wide"), (20, "c")]),
     ],
 )
@@ -44,27 +44,27 @@ def test_a_wide_job_in_the_middle(policy: str, expected: list[tuple[float, str]]
     assert starts(policy, WIDE_IN_THE_MIDDLE, make_cluster(4)) == expected
 
 
-def test_sjf_takes_the_shortest_of_those_that_wait() -> None:
+def test_sjf_starts_the_shortest_waiting_job_first() -> None:
     jobs = [make_job("long", work=50), make_job("first", work=5), make_job("mid", work=20)]
     assert starts("sjf", jobs, make_cluster(1)) == [(0, "first"), (5, "mid"), (25, "long")]
 
 
-def test_srtf_stops_a_long_job_for_a_short_one_and_resumes_it_where_it_was() -> None:
+def test_srtf_preempts_a_long_job_for_a_short_one_and_resumes_it_with_its_progress() -> None:
     jobs = [make_job("long", at=0, work=100), make_job("short", at=10, work=5)]
     assert starts("srtf", jobs, make_cluster(1)) == [(0, "long"), (10, "short"), (15, "long")]
 
 
-def test_srtf_pays_for_stopping_and_restarting() -> None:
+def test_srtf_is_charged_for_stopping_and_restarting() -> None:
     jobs = [make_job("long", at=0, work=100), make_job("short", at=10, work=5)]
     cluster, journal = make_cluster(1), ListJournal()
     costs = Costs(start=1, stop=2, restart=4)
     simulate(jobs, cluster, make_policy("srtf"), journal=Journals(Audit(cluster), journal), costs=costs)
-    # short starts when long has stopped (12), computes from 13 to 18; long is back at 18, computes from 22;
-    # it had done 9 of its 100 seconds.
+    # `short` starts when `long` has stopped (12) and computes from 13 to 18; `long` restarts at 18, computes from 22,
+    # and had done 9 of its 100 seconds.
     assert [entry.now for entry in journal.entries] == [0, 1, 10, 12, 13, 18, 22, 113]
 
 
-def test_srtf_keeps_runs_that_need_not_go() -> None:
+def test_srtf_does_not_stop_runs_unnecessarily() -> None:
     cluster = make_cluster(2, 2)
     jobs = [
         make_job("left", at=0, gpus=2, work=100),
@@ -77,44 +77,44 @@ def test_srtf_keeps_runs_that_need_not_go() -> None:
     assert stopped == ["left"]
 
 
-def test_a_job_that_is_not_preemptible_is_left_alone() -> None:
+def test_a_job_that_is_not_preemptible_is_not_stopped() -> None:
     jobs = [make_job("long", at=0, work=100, preemptible=False), make_job("short", at=10, work=5)]
     assert starts("srtf", jobs, make_cluster(1)) == [(0, "long"), (100, "short")]
 
 
-def test_las_lets_newcomers_go_before_those_that_have_had_much() -> None:
+def test_las_runs_new_jobs_before_jobs_with_much_attained_service() -> None:
     jobs = [make_job("old", at=0, gpus=2, work=100), make_job("new", at=70, gpus=2, work=10)]
-    # 2 GPUs × 30 s: old falls into the second queue at 30, so new may stop it; old is back when new is done.
+    # 2 GPUs × 30 s: `old` is demoted to the second queue at 30, so `new` preempts it and `old` restarts after it.
     expected = [(0, "old"), (70, "new"), (80, "old")]
     assert starts("las", jobs, make_cluster(2), threshold_gpu_seconds=60.0) == expected
 
 
-def test_las_stops_a_run_in_the_moment_it_falls_if_somebody_waits() -> None:
+def test_las_preempts_a_run_as_soon_as_it_is_demoted_if_a_job_waits() -> None:
     jobs = [make_job("old", at=0, gpus=2, work=100), make_job("new", at=10, gpus=2, work=10)]
     expected = [(0, "old"), (30, "new"), (40, "old")]
     assert starts("las", jobs, make_cluster(2), threshold_gpu_seconds=60.0) == expected
 
 
-def test_an_urgent_newcomer_is_seen_behind_one_of_the_same_size_that_waits() -> None:
+def test_a_shorter_new_job_is_considered_although_one_of_the_same_demand_waits() -> None:
     jobs = [make_job("x", at=0, work=50), make_job("slow", at=1, work=100), make_job("quick", at=2, work=5)]
     assert starts("srtf", jobs, make_cluster(1)) == [(0, "x"), (2, "quick"), (7, "x"), (55, "slow")]
 
 
-def test_many_claims_are_made_in_one_look() -> None:
+def test_many_claims_are_made_in_one_round() -> None:
     jobs = [make_job(f"long{n}", at=0, work=1000) for n in range(8)]
     jobs += [make_job(f"short{n}", at=100, work=10) for n in range(8)]
-    begun = [at for at, job in starts("srtf", jobs, make_cluster(8), Costs(stop=60)) if job.startswith("short")]
-    assert begun == [160.0] * 8
+    started = [at for at, job in starts("srtf", jobs, make_cluster(8), Costs(stop=60)) if job.startswith("short")]
+    assert started == [160.0] * 8
 
 
-def test_what_is_claimed_is_not_given_to_those_who_come_later() -> None:
+def test_claimed_gpus_are_not_given_to_later_jobs() -> None:
     jobs = [
         make_job("x", at=0, work=1000),
         make_job("wide", at=10, gpus=2, work=20),
         make_job("late", at=15, work=500),
     ]
-    begun = {job: at for at, job in reversed(starts("srtf", jobs, make_cluster(2), Costs(stop=60)))}
-    assert (begun["wide"], begun["late"]) == (70.0, 90.0)
+    started = {job: at for at, job in reversed(starts("srtf", jobs, make_cluster(2), Costs(stop=60)))}
+    assert (started["wide"], started["late"]) == (70.0, 90.0)
 
 
 def test_a_job_that_fits_beside_a_claim_starts_at_once() -> None:
@@ -123,11 +123,11 @@ def test_a_job_that_fits_beside_a_claim_starts_at_once() -> None:
         make_job("wide", at=10, gpus=3, instances=2, work=20),
         make_job("small", at=11, work=5),
     ]
-    begun = {job: at for at, job in reversed(starts("srtf", jobs, make_cluster(4, 4), Costs(stop=60)))}
-    assert (begun["small"], begun["wide"]) == (11.0, 70.0)
+    started = {job: at for at, job in reversed(starts("srtf", jobs, make_cluster(4, 4), Costs(stop=60)))}
+    assert (started["small"], started["wide"]) == (11.0, 70.0)
 
 
-def test_jobs_that_return_together_go_on_in_their_order() -> None:
+def test_jobs_that_are_requeued_together_restart_in_their_order() -> None:
     cluster, audit = make_cluster(3), Audit(make_cluster(3))
     jobs = [make_job(name, at=0, work=50) for name in "abc"]
     simulate(jobs, cluster, make_policy("fifo"), journal=audit, faults=[Fault(0, 10.0, 20.0)])
@@ -135,13 +135,13 @@ def test_jobs_that_return_together_go_on_in_their_order() -> None:
 
 
 def test_shares_of_several_gpus_fill_a_node() -> None:
-    # Three instances of two halves each are three whole GPUs, if they are spread over them.
+    # Three instances with half of two GPUs each fill three GPUs if they are spread over them.
     for placement in RULES:
         jobs = [make_job("gang", instances=3, gpus=2, share=0.5)]
         assert starts("fifo", jobs, make_cluster(3), placement=placement) == [(0, "gang")], placement
 
 
-def test_drf_serves_the_tenant_that_holds_least() -> None:
+def test_drf_serves_the_tenant_with_the_smallest_share() -> None:
     jobs = [
         *(make_job(f"rich{n}", at=0, work=10, tenant="rich") for n in range(4)),
         *(make_job(f"poor{n}", at=0, work=10, tenant="poor") for n in range(2)),
@@ -150,8 +150,8 @@ def test_drf_serves_the_tenant_that_holds_least() -> None:
     assert first_four == ["poor0", "rich0", "poor1", "rich1"]
 
 
-def test_drf_goes_by_the_dominant_resource() -> None:
-    # x is heavy on CPUs: two of its jobs are 3/4 of them; y is heavy on GPUs: its job is half of them.
+def test_drf_compares_dominant_shares() -> None:
+    # x needs many CPUs: two of its jobs use 3/4 of them; y needs many GPUs: its first job uses half of them.
     jobs = [
         make_job("x0", at=0, gpus=1, cpus=12, work=100, tenant="x"),
         make_job("y0", at=0, gpus=4, cpus=2, work=100, tenant="y"),
@@ -173,29 +173,29 @@ def test_fractions_are_per_gpu() -> None:
     assert starts("fifo-skip", jobs, make_cluster(2)) == [(0, "a"), (0, "b"), (1, "c"), (50, "d")]
 
 
-def test_a_gang_waits_whole() -> None:
+def test_a_gang_waits_until_all_its_instances_fit() -> None:
     jobs = [make_job("half", at=0, gpus=2, work=50), make_job("gang", at=1, gpus=2, instances=2, work=10)]
     assert starts("fifo", jobs, make_cluster(2, 2)) == [(0, "half"), (50, "gang")]
 
 
-def test_types_are_kept() -> None:
+def test_jobs_run_on_gpu_types_that_they_accept() -> None:
     jobs = [make_job("a", types=["T4"]), make_job("b", types=["T4"]), make_job("c", types=["A100", "T4"])]
     cluster = make_cluster(1, 1, types=["A100", "T4"])
     assert starts("fifo-skip", jobs, cluster) == [(0, "a"), (0, "c"), (100, "b")]
 
 
-def test_faster_gpus_do_the_work_sooner() -> None:
+def test_jobs_end_sooner_on_faster_gpus() -> None:
     jobs = [make_job("a", work=100), make_job("b", at=1)]
     cluster = make_cluster(1, types=["H100"], speeds={"H100": 4.0})
     assert starts("fifo", jobs, cluster) == [(0, "a"), (25, "b")]
 
 
-def test_names_and_settings_that_do_not_exist_are_named() -> None:
-    with pytest.raises(UnknownName, match="no policy 'fivo'; did you mean 'fifo'"):
+def test_unknown_names_and_bad_settings_are_rejected() -> None:
+    with pytest.raises(UnknownName, match="unknown policy 'fivo'; did you mean 'fifo'"):
         make_policy("fivo")
-    with pytest.raises(UnknownName, match="no setting of las 'treshold_gpu_seconds'; did you mean"):
+    with pytest.raises(UnknownName, match="unknown las setting 'treshold_gpu_seconds'; did you mean"):
         make_policy("las", {"treshold_gpu_seconds": 3})
-    with pytest.raises(UnknownName, match="no placement 'bestfit'"):
+    with pytest.raises(UnknownName, match="unknown placement 'bestfit'"):
         make_policy("fifo", {"placement": "bestfit"})
     with pytest.raises(BadValue, match="threshold_gpu_seconds is -1"):
         make_policy("las", {"threshold_gpu_seconds": -1})

@@ -1,4 +1,4 @@
-"""A Lasting: a distribution over seconds that can be asked, and conditioned on what has already passed."""
+"""DurationDistribution: quantiles, probabilities, and conditioning on elapsed time."""
 
 from __future__ import annotations
 
@@ -14,121 +14,125 @@ from scipy.integrate import quad
 
 from refold.errors import BadValue
 from refold.predict import DurationDistribution
-from refold.predict.kernels import BINS, FIRST, LAST, PER_DOUBLING, bell, survival_from
+from refold.predict.kernels import BINS, BINS_PER_DOUBLING, FIRST_EDGE, LAST_EDGE, log_normal_bins, survival_from_masses
 
-chances = st.floats(0.001, 0.999)
+probabilities = st.floats(0.001, 0.999)
 times = st.floats(1.0, 1e7)
 masses = arrays(np.float64, BINS, elements=st.floats(1e-6, 1.0))
-distributions = masses.map(lambda some: DurationDistribution(survival_from(some)))
+distributions = masses.map(lambda bins: DurationDistribution(survival_from_masses(bins)))
 
 
-def around(seconds: float, width: float = 0.5) -> DurationDistribution:
-    """A bell around a time, in log time."""
-    return DurationDistribution(survival_from(bell(seconds, width, 0.01)))
+def log_normal(seconds: float, width: float = 0.5) -> DurationDistribution:
+    """A log-normal distribution around a time."""
+    return DurationDistribution(survival_from_masses(log_normal_bins(seconds, width, 0.01)))
 
 
-@given(distributions, chances, chances)
-def test_quantiles_rise_with_their_chance(distribution: DurationDistribution, one: float, other: float) -> None:
-    low, high = sorted((one, other))
+@given(distributions, probabilities, probabilities)
+def test_quantiles_increase_with_probability(distribution: DurationDistribution, first: float, second: float) -> None:
+    low, high = sorted((first, second))
     assert distribution.quantile(low) <= distribution.quantile(high)
 
 
-@given(distributions, chances)
-def test_the_probability_of_a_quantile_is_its_chance(distribution: DurationDistribution, chance: float) -> None:
-    assert distribution.probability(distribution.quantile(chance)) == pytest.approx(chance, abs=1e-9)
+@given(distributions, probabilities)
+def test_probability_is_the_inverse_of_quantile(distribution: DurationDistribution, probability: float) -> None:
+    assert distribution.probability(distribution.quantile(probability)) == pytest.approx(probability, abs=1e-9)
 
 
-@given(distributions, st.floats(0.0, 1e9), chances)
-def test_what_has_run_for_an_hour_does_not_end_within_an_hour(
-    distribution: DurationDistribution, elapsed: float, chance: float
+@given(distributions, st.floats(0.0, 1e9), probabilities)
+def test_a_job_that_has_run_for_a_time_does_not_end_before_it(
+    distribution: DurationDistribution, elapsed: float, probability: float
 ) -> None:
-    left = distribution.beyond(elapsed)
-    assert left.probability(elapsed) == 0.0
-    assert left.quantile(0.0) >= elapsed
-    assert left.quantile(chance) >= elapsed
-    assert left.mean >= elapsed
+    remaining = distribution.beyond(elapsed)
+    assert remaining.probability(elapsed) == 0.0
+    assert remaining.quantile(0.0) >= elapsed
+    assert remaining.quantile(probability) >= elapsed
+    assert remaining.mean >= elapsed
 
 
 @given(distributions, times, times)
-def test_what_has_passed_conditions_by_the_rule_of_bayes(
-    distribution: DurationDistribution, one: float, other: float
+def test_elapsed_time_conditions_by_the_rule_of_bayes(
+    distribution: DurationDistribution, first: float, second: float
 ) -> None:
-    elapsed, later = sorted((one, other))
-    gone = distribution.probability(elapsed)
-    expected = (distribution.probability(later) - gone) / (1.0 - gone)
+    elapsed, later = sorted((first, second))
+    elapsed_probability = distribution.probability(elapsed)
+    expected = (distribution.probability(later) - elapsed_probability) / (1.0 - elapsed_probability)
     assert distribution.beyond(elapsed).probability(later) == pytest.approx(expected, abs=1e-9)
 
 
 @given(distributions, times, times)
-def test_elapsed_times_add_up_to_the_longest(distribution: DurationDistribution, one: float, other: float) -> None:
-    twice, once = distribution.beyond(one).beyond(other), distribution.beyond(max(one, other))
+def test_only_the_longest_elapsed_time_counts(distribution: DurationDistribution, first: float, second: float) -> None:
+    twice, once = distribution.beyond(first).beyond(second), distribution.beyond(max(first, second))
     assert (twice.floor, twice.quantile(0.5)) == (once.floor, once.quantile(0.5))
 
 
-def test_a_bin_is_spread_evenly_in_log_time() -> None:
-    alone = np.full(BINS, 1e-12)
-    alone[50] = 1.0
-    distribution = DurationDistribution(survival_from(alone))
-    lower = FIRST * 2.0 ** (50 / PER_DOUBLING)
-    assert distribution.quantile(0.5) == pytest.approx(lower * 2.0 ** (0.5 / PER_DOUBLING))
+def test_a_bin_is_uniform_in_log_time() -> None:
+    single_bin = np.full(BINS, 1e-12)
+    single_bin[50] = 1.0
+    distribution = DurationDistribution(survival_from_masses(single_bin))
+    lower = FIRST_EDGE * 2.0 ** (50 / BINS_PER_DOUBLING)
+    assert distribution.quantile(0.5) == pytest.approx(lower * 2.0 ** (0.5 / BINS_PER_DOUBLING))
     assert distribution.probability(lower) == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize(
     "distribution",
-    [around(1000.0), around(1000.0).beyond(1500.0), DurationDistribution(around(1000.0).survival, 0.0, 1200.0)],
+    [
+        log_normal(1000.0),
+        log_normal(1000.0).beyond(1500.0),
+        DurationDistribution(log_normal(1000.0).survival, 0.0, 1200.0),
+    ],
     ids=str,
 )
-def test_the_mean_is_the_integral_of_what_is_left(distribution: DurationDistribution) -> None:
-    last = min(distribution.ceiling, LAST)
-    edges = [edge for edge in FIRST * 2.0 ** (np.arange(BINS + 1) / PER_DOUBLING) if FIRST < edge < last]
-    cuts = [0.0, FIRST, *edges, last]
-    left: Callable[[float], float] = lambda seconds: 1.0 - distribution.probability(seconds)  # noqa: E731
-    total = sum(quad(left, low, high)[0] for low, high in pairwise(cuts))
-    beyond = 0.0 if distribution.ceiling <= LAST else left(LAST) * LAST
+def test_the_mean_is_the_integral_of_survival(distribution: DurationDistribution) -> None:
+    last = min(distribution.ceiling, LAST_EDGE)
+    edges = [edge for edge in FIRST_EDGE * 2.0 ** (np.arange(BINS + 1) / BINS_PER_DOUBLING) if FIRST_EDGE < edge < last]
+    cuts = [0.0, FIRST_EDGE, *edges, last]
+    remaining: Callable[[float], float] = lambda seconds: 1.0 - distribution.probability(seconds)  # noqa: E731
+    total = sum(quad(remaining, low, high)[0] for low, high in pairwise(cuts))
+    beyond = 0.0 if distribution.ceiling <= LAST_EDGE else remaining(LAST_EDGE) * LAST_EDGE
     assert distribution.mean == pytest.approx(total + beyond, rel=1e-5)
 
 
-def test_what_would_last_longer_than_its_ceiling_ends_there() -> None:
-    bound = DurationDistribution(around(1000.0).survival, 0.0, 1000.0)
+def test_durations_are_cut_off_at_the_ceiling() -> None:
+    bound = DurationDistribution(log_normal(1000.0).survival, 0.0, 1000.0)
     assert bound.quantile(0.9) == bound.quantile(1.0) == 1000.0
     assert bound.probability(999.0) < 0.6
     assert bound.probability(1000.0) == 1.0
     assert bound.mean < 1000.0
 
 
-def test_what_has_outlived_its_ceiling_was_not_bound_by_it() -> None:
-    free = DurationDistribution(around(1000.0).survival, 0.0, 1000.0).beyond(2000.0)
-    assert free.ceiling == math.inf
-    assert free.quantile(0.5) > 2000.0
+def test_an_exceeded_ceiling_is_dropped() -> None:
+    unbound = DurationDistribution(log_normal(1000.0).survival, 0.0, 1000.0).beyond(2000.0)
+    assert unbound.ceiling == math.inf
+    assert unbound.quantile(0.5) > 2000.0
 
 
-def test_beyond_everything_that_was_foreseen_there_is_still_an_answer() -> None:
-    old = around(10.0).beyond(1e9)
-    assert old.quantile(0.5) == pytest.approx(1e9 * math.sqrt(2.0))
-    assert old.mean == pytest.approx(2e9)
+def test_times_beyond_the_last_edge_have_a_heavy_tail() -> None:
+    exceeded = log_normal(10.0).beyond(1e9)
+    assert exceeded.quantile(0.5) == pytest.approx(1e9 * math.sqrt(2.0))
+    assert exceeded.mean == pytest.approx(2e9)
 
 
-def test_a_distribution_does_not_change() -> None:
-    distribution = around(60.0)
+def test_a_distribution_is_read_only() -> None:
+    distribution = log_normal(60.0)
     with pytest.raises(ValueError, match="read-only"):
         distribution.survival[3] = 0.0
 
 
-@pytest.mark.parametrize("chance", [-0.1, 1.1, math.nan])
-def test_no_quantile_has_such_a_chance(chance: float) -> None:
+@pytest.mark.parametrize("probability", [-0.1, 1.1, math.nan])
+def test_invalid_quantile_probabilities_are_rejected(probability: float) -> None:
     with pytest.raises(BadValue, match="from 0 to 1"):
-        around(60.0).quantile(chance)
+        log_normal(60.0).quantile(probability)
 
 
 @pytest.mark.parametrize("elapsed", [-1.0, math.nan, math.inf])
-def test_nothing_has_run_for_so_long(elapsed: float) -> None:
-    with pytest.raises(BadValue, match="0 or more seconds"):
-        around(60.0).beyond(elapsed)
+def test_invalid_elapsed_times_are_rejected(elapsed: float) -> None:
+    with pytest.raises(BadValue, match="expected seconds ≥ 0"):
+        log_normal(60.0).beyond(elapsed)
 
 
-def test_garbage_is_refused() -> None:
+def test_invalid_values_are_rejected() -> None:
     with pytest.raises(BadValue, match="NaN"):
-        around(60.0).probability(math.nan)
-    with pytest.raises(BadValue, match="129 edges"):
+        log_normal(60.0).probability(math.nan)
+    with pytest.raises(BadValue, match=r"expected \(129,\)"):
         DurationDistribution(np.ones(3))

@@ -1,4 +1,4 @@
-"""The Predictor: how long jobs last, learned from those that have ended, and from nothing else."""
+"""The Predictor: run times learned from finished jobs only."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ HOUR = 3600.0
 QUARTILES = (0.25, 0.5, 0.75)
 
 
-def after(durations: Iterable[float], **fields: Any) -> Predictor:
-    """One who has seen equal jobs, one after the other."""
+def predictor_after(durations: Iterable[float], **fields: Any) -> Predictor:
+    """A predictor that has seen equal jobs, one after the other."""
     predictor, now = Predictor(), 0.0
     for index, seconds in enumerate(durations):
         job = make_job(f"past-{index}", at=now, **fields)
@@ -32,8 +32,8 @@ def after(durations: Iterable[float], **fields: Any) -> Predictor:
     return predictor
 
 
-def answers(distribution: DurationDistribution) -> list[float]:
-    return [distribution.quantile(chance) for chance in QUARTILES]
+def quartiles(distribution: DurationDistribution) -> list[float]:
+    return [distribution.quantile(probability) for probability in QUARTILES]
 
 
 @st.composite
@@ -47,16 +47,16 @@ def histories(draw: st.DrawFn) -> list[Job]:
     return jobs
 
 
-def told_until(jobs: Sequence[Job], moment: float) -> Predictor:
-    """One who was told everything that had happened by a moment."""
+def predictor_at(jobs: Sequence[Job], time: float) -> Predictor:
+    """A predictor with all events up to a time."""
     predictor = Predictor()
-    facts = [(job.submitted, 1, index) for index, job in enumerate(jobs)]
-    facts += [(job.submitted + (job.work or 0.0), 0, index) for index, job in enumerate(jobs)]
-    for now, came, index in sorted(facts):
-        if now > moment:
+    events = [(job.submitted, 1, index) for index, job in enumerate(jobs)]
+    events += [(job.submitted + (job.work or 0.0), 0, index) for index, job in enumerate(jobs)]
+    for now, is_submission, index in sorted(events):
+        if now > time:
             break
         job = jobs[index]
-        if came:
+        if is_submission:
             predictor.submitted(job, now)
         else:
             predictor.finished(job, job.work or 0.0, now)
@@ -65,82 +65,87 @@ def told_until(jobs: Sequence[Job], moment: float) -> Predictor:
 
 @settings(max_examples=25, deadline=None)
 @given(histories(), st.data())
-def test_the_future_changes_nothing(jobs: list[Job], data: st.DataObject) -> None:
-    """Jobs that end later may last as long as they like: what is said now is the same."""
-    moment = data.draw(st.floats(0.0, jobs[-1].submitted), label="moment")
+def test_predictions_do_not_depend_on_the_future(jobs: list[Job], data: st.DataObject) -> None:
+    """The durations of jobs that end later have no effect on predictions made now."""
+    time = data.draw(st.floats(0.0, jobs[-1].submitted), label="moment")
 
     def other_future(job: Job) -> Job:
-        if job.submitted + (job.work or 0.0) <= moment:
+        if job.submitted + (job.work or 0.0) <= time:
             return job
-        more = data.draw(st.floats(0.0, 1e6), label=f"more of {job.id}")
-        return msgspec.structs.replace(job, work=(job.work or 0.0) + more)
+        extra = data.draw(st.floats(0.0, 1e6), label=f"more of {job.id}")
+        return msgspec.structs.replace(job, work=(job.work or 0.0) + extra)
 
     others = [other_future(job) for job in jobs]
-    asked, elsewhere = make_job("asked", work=7.0, user="ann"), make_job("asked", work=None, user="ann")
-    one, other = told_until(jobs, moment), told_until(others, moment)
-    assert answers(one.expect(asked, moment)) == answers(other.expect(elsewhere, moment))
+    queried, queried_without_work = (
+        make_job("queried", work=7.0, user="ann"),
+        make_job("queried", work=None, user="ann"),
+    )
+    first, second = predictor_at(jobs, time), predictor_at(others, time)
+    assert quartiles(first.expect(queried, time)) == quartiles(second.expect(queried_without_work, time))
     running = next(
-        (place for place, job in enumerate(jobs) if job.submitted <= moment < job.submitted + (job.work or 0.0)), None
+        (index for index, job in enumerate(jobs) if job.submitted <= time < job.submitted + (job.work or 0.0)), None
     )
     if running is not None:
-        elapsed = moment - jobs[running].submitted
-        known = one.expect_running(jobs[running], moment, elapsed)
-        assert answers(known) == answers(other.expect_running(others[running], moment, elapsed))
-        assert known.quantile(0.01) >= elapsed
+        elapsed = time - jobs[running].submitted
+        conditioned = first.expect_running(jobs[running], time, elapsed)
+        assert quartiles(conditioned) == quartiles(second.expect_running(others[running], time, elapsed))
+        assert conditioned.quantile(0.01) >= elapsed
 
 
 @settings(max_examples=10, deadline=None)
 @given(histories())
-def test_told_the_same_again_it_says_the_same(jobs: list[Job]) -> None:
-    asked, moment = make_job("asked", user="bob"), jobs[-1].submitted
-    assert answers(told_until(jobs, moment).expect(asked, moment)) == answers(
-        told_until(jobs, moment).expect(asked, moment)
+def test_the_same_history_gives_the_same_prediction(jobs: list[Job]) -> None:
+    queried, time = make_job("queried", user="bob"), jobs[-1].submitted
+    assert quartiles(predictor_at(jobs, time).expect(queried, time)) == quartiles(
+        predictor_at(jobs, time).expect(queried, time)
     )
 
 
-def test_asking_changes_nothing() -> None:
-    predictor, job = after([60.0] * 5), make_job("next")
-    first = answers(predictor.expect(job, 400.0))
+def test_predictions_do_not_change_the_state() -> None:
+    predictor, job = predictor_after([60.0] * 5), make_job("next")
+    first = quartiles(predictor.expect(job, 400.0))
     predictor.expect_running(job, 400.0, 1000.0, 0.3)
-    assert answers(predictor.expect(job, 400.0)) == first
+    assert quartiles(predictor.expect(job, 400.0)) == first
 
 
-def test_a_copy_goes_its_own_way() -> None:
-    predictor, job = after([60.0] * 5), make_job("next")
-    other = copy.deepcopy(predictor)
-    other.finished(make_job("long"), 1e5, 1e5)
-    assert answers(predictor.expect(job, 1e5)) != answers(other.expect(job, 1e5))
+def test_a_copy_is_independent() -> None:
+    predictor, job = predictor_after([60.0] * 5), make_job("next")
+    second = copy.deepcopy(predictor)
+    second.finished(make_job("long"), 1e5, 1e5)
+    assert quartiles(predictor.expect(job, 1e5)) != quartiles(second.expect(job, 1e5))
 
 
-def test_before_anything_was_seen_ten_minutes_are_believed_but_nothing_is_a_surprise() -> None:
+def test_the_prior_is_wide_around_ten_minutes() -> None:
     distribution = Predictor().expect(make_job(), 0.0)
     assert 300.0 < distribution.quantile(0.5) < 1200.0
     assert distribution.quantile(0.1) < 60.0
     assert distribution.quantile(0.9) > 2 * HOUR
 
 
-def test_what_always_lasts_the_same_is_known_closely() -> None:
-    distribution = after([1000.0] * 200).expect(make_job("next"), 3e5)
+def test_constant_durations_give_a_narrow_distribution() -> None:
+    distribution = predictor_after([1000.0] * 200).expect(make_job("next"), 3e5)
     assert distribution.quantile(0.1) > 800.0
     assert distribution.quantile(0.9) < 1250.0
 
 
-def test_a_steady_mixture_has_the_quantiles_of_what_was_seen() -> None:
-    """Against the empirical quantiles: on average, of jobs that are all alike and do not change over time."""
+def test_stationary_durations_give_the_empirical_quantiles() -> None:
+    """Mean predicted quantiles against empirical ones, for identical jobs that do not change over time."""
     durations = np.exp(np.random.default_rng(5).normal(6.0, 1.0, 3000)).tolist()
-    predictor, now, said = after(durations[:1000]), sum(durations[:1000]), []
+    predictor, now, log_quantiles = predictor_after(durations[:1000]), sum(durations[:1000]), []
     for index, seconds in enumerate(durations[1000:]):
         job = make_job(f"more-{index}", at=now)
         predictor.submitted(job, now)
         distribution = predictor.expect(job, now)
-        said.append([math.log(distribution.quantile(chance)) for chance in (0.1, 0.25, 0.5, 0.75, 0.9)])
+        log_quantiles.append(
+            [math.log(distribution.quantile(probability)) for probability in (0.1, 0.25, 0.5, 0.75, 0.9)]
+        )
         now += seconds
         predictor.finished(job, seconds, now)
     expected = np.log(np.quantile(durations, (0.1, 0.25, 0.5, 0.75, 0.9)))
-    assert np.mean(said, axis=0) == pytest.approx(expected, abs=0.15)
+    assert np.mean(log_quantiles, axis=0) == pytest.approx(expected, abs=0.15)
 
 
-def test_users_and_sizes_are_told_apart() -> None:
+def test_users_and_sizes_are_distinguished() -> None:
     predictor = Predictor()
     for index in range(100):
         for job, seconds in (
@@ -159,31 +164,31 @@ def test_users_and_sizes_are_told_apart() -> None:
     assert large > 45_000.0
 
 
-def test_when_things_change_it_follows() -> None:
-    distribution = after([100.0] * 200 + [10_000.0] * 60).expect(make_job("next"), 1e6)
+def test_predictions_follow_a_change() -> None:
+    distribution = predictor_after([100.0] * 200 + [10_000.0] * 60).expect(make_job("next"), 1e6)
     assert distribution.quantile(0.5) > 5000.0
 
 
-def test_a_newcomer_is_foreseen_by_what_is_known_of_all() -> None:
-    predictor = after([50.0] * 100, user="ann")
+def test_a_new_user_is_predicted_from_all_jobs() -> None:
+    predictor = predictor_after([50.0] * 100, user="ann")
     assert predictor.expect(make_job("next", user="new"), 1e4).quantile(0.5) < 150.0
 
 
-def test_a_job_that_has_run_for_an_hour_is_no_ten_minute_job() -> None:
-    distribution = after([600.0] * 50).expect_running(make_job("next"), 1e5, HOUR)
+def test_elapsed_time_is_a_lower_bound() -> None:
+    distribution = predictor_after([600.0] * 50).expect_running(make_job("next"), 1e5, HOUR)
     assert distribution.probability(HOUR) == 0.0
     assert distribution.quantile(0.01) >= HOUR
 
 
-def test_a_limit_is_a_bound() -> None:
-    distribution = after([1000.0] * 50).expect(make_job("next", time_limit=300.0), 1e5)
+def test_a_time_limit_is_an_upper_bound() -> None:
+    distribution = predictor_after([1000.0] * 50).expect(make_job("next", time_limit=300.0), 1e5)
     assert distribution.quantile(0.999) <= 300.0
     assert distribution.probability(300.0) == 1.0
 
 
-def test_limits_that_are_always_five_times_too_long_are_seen_through() -> None:
-    predictor, chance = Predictor(), np.random.default_rng(3)
-    for index, seconds in enumerate(np.exp(chance.uniform(3.0, 11.0, 400)).tolist()):
+def test_systematically_long_time_limits_are_learned() -> None:
+    predictor, rng = Predictor(), np.random.default_rng(3)
+    for index, seconds in enumerate(np.exp(rng.uniform(3.0, 11.0, 400)).tolist()):
         job = make_job(f"past-{index}", time_limit=5.0 * seconds)
         predictor.submitted(job, index * 1e5)
         predictor.finished(job, seconds, index * 1e5 + seconds)
@@ -192,40 +197,42 @@ def test_limits_that_are_always_five_times_too_long_are_seen_through() -> None:
         assert 0.7 * seconds < distribution.quantile(0.5) < 1.4 * seconds
 
 
-def test_a_model_of_the_job_is_believed_before_anything_was_seen() -> None:
+def test_without_history_the_model_of_a_job_dominates() -> None:
     predictor = Predictor(lambda job: 20_000.0 if job.steps else None)
     assert 10_000.0 < predictor.expect(make_job(steps=100), 0.0).quantile(0.5) < 30_000.0
     assert predictor.expect(make_job(), 0.0).quantile(0.5) < 1200.0
 
 
-def test_half_done_after_an_hour_makes_two_hours() -> None:
+def test_half_done_after_an_hour_means_two_hours_in_total() -> None:
     distribution = Predictor().expect_running(make_job(), HOUR, HOUR, 0.5)
     assert distribution.quantile(0.5) == pytest.approx(2 * HOUR, rel=0.1)
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_progress_is_the_surer_the_more_is_behind(share: float) -> None:
-    def spread(of: float) -> float:
-        distribution = Predictor().expect_running(make_job(), HOUR, HOUR, of)
+@pytest.mark.parametrize("share_done", [0.1, 0.5, 0.9])
+def test_more_progress_gives_a_narrower_distribution(share_done: float) -> None:
+    def spread(done: float) -> float:
+        distribution = Predictor().expect_running(make_job(), HOUR, HOUR, done)
         return math.log(distribution.quantile(0.9) / distribution.quantile(0.1))
 
-    assert spread(share) < spread(share / 2)
+    assert spread(share_done) < spread(share_done / 2)
 
 
-def test_progress_of_nothing_says_nothing() -> None:
+def test_zero_progress_has_no_effect() -> None:
     predictor, job = Predictor(), make_job()
-    assert answers(predictor.expect_running(job, 60.0, 60.0, 0.0)) == answers(predictor.expect_running(job, 60.0, 60.0))
+    assert quartiles(predictor.expect_running(job, 60.0, 60.0, 0.0)) == quartiles(
+        predictor.expect_running(job, 60.0, 60.0)
+    )
 
 
-def test_a_job_that_is_gone_leaves_nothing_behind() -> None:
-    predictor, job = after([60.0] * 5), make_job("gone")
+def test_a_forgotten_job_is_no_longer_unfinished() -> None:
+    predictor, job = predictor_after([60.0] * 5), make_job("gone")
     predictor.submitted(job, 300.0)
     predictor.forget("gone")
     predictor.forget("never there")
     assert predictor.unfinished == 0
 
 
-def test_submitted_twice_counts_once() -> None:
+def test_a_second_submission_has_no_effect() -> None:
     predictor, job = Predictor(), make_job("once")
     predictor.submitted(job, 0.0)
     predictor.submitted(job, 5.0)
@@ -233,14 +240,14 @@ def test_submitted_twice_counts_once() -> None:
     assert predictor.unfinished == 0
 
 
-def test_an_end_without_a_submission_is_an_example_too() -> None:
+def test_an_end_without_a_submission_is_learned() -> None:
     predictor = Predictor()
     for index in range(100):
         predictor.finished(make_job(f"past-{index}"), 40.0, index * 100.0)
     assert 30.0 < predictor.expect(make_job("next"), 1e5).quantile(0.5) < 55.0
 
 
-def test_more_kinds_of_jobs_than_there_are_rows_do_no_harm() -> None:
+def test_more_kinds_of_jobs_than_table_rows_still_give_good_predictions() -> None:
     predictor = Predictor()
     for index in range(4000):
         predictor.finished(make_job(f"past-{index}", user=f"user-{index}", group=f"group-{index}"), 500.0, index * 1e3)
@@ -248,31 +255,33 @@ def test_more_kinds_of_jobs_than_there_are_rows_do_no_harm() -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1.0, math.nan, math.inf])
-def test_no_job_lasts_so_long(seconds: float) -> None:
+def test_invalid_durations_are_rejected(seconds: float) -> None:
     with pytest.raises(BadValue, match="expected seconds ≥ 0"):
         Predictor().finished(make_job(), seconds, 0.0)
     with pytest.raises(BadValue, match="expected seconds ≥ 0"):
         Predictor().expect_running(make_job(), 0.0, seconds)
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.5, math.nan])
-def test_no_job_has_done_such_a_share(share: float) -> None:
+@pytest.mark.parametrize("share_done", [-0.1, 1.5, math.nan])
+def test_invalid_progress_is_rejected(share_done: float) -> None:
     with pytest.raises(BadValue, match="expected 0 to 1"):
-        Predictor().expect_running(make_job(), 0.0, 60.0, share)
+        Predictor().expect_running(make_job(), 0.0, 60.0, share_done)
 
 
-def test_no_time_is_not_a_time() -> None:
-    with pytest.raises(BadValue, match="finite time"):
+def test_an_invalid_time_is_rejected() -> None:
+    with pytest.raises(BadValue, match="expected a finite number"):
         Predictor().expect(make_job(), math.nan)
 
 
 @pytest.mark.parametrize("limit", [None, math.inf])
 @pytest.mark.parametrize("modelled", [None, 0.0, -5.0, math.inf, math.nan])
-def test_what_says_nothing_is_as_good_as_nothing(limit: float | None, modelled: float | None) -> None:
+def test_hints_without_information_are_ignored(limit: float | None, modelled: float | None) -> None:
     predictor = Predictor(lambda _: modelled)
-    assert answers(predictor.expect(make_job(time_limit=limit), 0.0)) == answers(Predictor().expect(make_job(), 0.0))
+    assert quartiles(predictor.expect(make_job(time_limit=limit), 0.0)) == quartiles(
+        Predictor().expect(make_job(), 0.0)
+    )
 
 
-def test_a_question_about_the_past_has_an_answer() -> None:
-    predictor = after([60.0] * 5)
+def test_a_time_in_the_past_still_gives_a_prediction() -> None:
+    predictor = predictor_after([60.0] * 5)
     assert 20.0 < predictor.expect(make_job("next"), -1e6).quantile(0.5) < 600.0

@@ -1,4 +1,4 @@
-"""The optimum is the optimum: compared with trying everything, on clusters where that can be done."""
+"""The optimum equals an exhaustive search on clusters small enough for one; and `Optimal` as a policy."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from refold.core import ListJournal, Policy, Scheduler, View
 from refold.core.events import JobSubmitted, NodeLost, NodeReturned, RunFailed, RunFinished, RunStopped
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadInput
-from refold.model import KEEP, Allocation, Cluster, Decision, Job, Plan, Share, Start, Tenant
+from refold.model import NO_CHANGE, Allocation, Cluster, Decision, Job, Plan, Share, Start, Tenant
 from refold.model.units import WHOLE
-from refold.packing import Free
+from refold.packing import FreeResources
 from refold.plans.speeds import Speeds
-from refold.research.optimal import Optimal, Optimum, best_throughput, promised, shapes_of, throughput_of
+from refold.research.optimal import Optimal, Optimum, best_throughput, guaranteed_jobs, shapes_of, throughput_of
 from refold.simulator import Costs, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
 
@@ -27,89 +27,89 @@ MODELS = ("bert", "gpt2", "t5", "vit")
 
 class TestOptimal(PolicyContract):
     seeds = range(2)
-    unrest_seeds = range(1)
+    disturbance_seeds = range(1)
 
     def make_policy(self) -> Policy:
         return Optimal()
 
 
-class Asked:
-    """Starts what it is told to, and says what the optimum of the next view is."""
+class OptimumRecorder:
+    """A policy that makes given starts and stores the optimum of each view."""
 
-    name = "asked"
+    name = "optimum-recorder"
 
-    def __init__(self, starts: tuple[Start, ...] = (), promises: bool = True) -> None:
-        self._starts, self._promises = starts, promises
+    def __init__(self, starts: tuple[Start, ...] = (), guarantees: bool = True) -> None:
+        self._starts, self._guarantees = starts, guarantees
         self.optimum = Optimum(0.0, 0.0, {})
 
     def decide(self, view: View) -> Decision:
-        self.optimum = best_throughput(view, Speeds(view.cluster), promises=self._promises)
+        self.optimum = best_throughput(view, Speeds(view.cluster), guarantees=self._guarantees)
         starts, self._starts = self._starts, ()
-        return Decision(starts=starts) if starts else KEEP
+        return Decision(starts=starts) if starts else NO_CHANGE
 
 
-def asked(cluster: Cluster, jobs: list[Job], promises: bool = True) -> tuple[View, Optimum]:
-    """A view in which all jobs wait, and its optimum."""
-    policy = Asked(promises=promises)
+def find_optimum(cluster: Cluster, jobs: list[Job], guarantees: bool = True) -> tuple[View, Optimum]:
+    """Return a view in which all jobs wait, and its optimum."""
+    policy = OptimumRecorder(guarantees=guarantees)
     scheduler = Scheduler(cluster, policy)
     scheduler.step(0.0, [JobSubmitted(job) for job in jobs])
     return scheduler.view, policy.optimum
 
 
-def known(name: str, workload: str, gpus: int, **more: Any) -> Job:
+def make_known_job(name: str, workload: str, gpus: int, **more: Any) -> Job:
     return make_job(name, gpus=gpus, workload=workload, reshapable=True, job_class="best-effort", **more)
 
 
-def known_jobs(seed: int, count: int, cpus: float = 0.0) -> list[Job]:
-    chance = np.random.default_rng(seed)
+def make_known_jobs(seed: int, count: int, cpus: float = 0.0) -> list[Job]:
+    rng = np.random.default_rng(seed)
     return [
-        known(f"j{number}", str(chance.choice(MODELS)), int(chance.choice([1, 2, 4])), cpus=cpus)
+        make_known_job(f"j{number}", str(rng.choice(MODELS)), int(rng.choice([1, 2, 4])), cpus=cpus)
         for number in range(count)
     ]
 
 
 def fits(cluster: Cluster, target: dict[str, Allocation]) -> bool:
-    free = Free(cluster)
+    free = FreeResources(cluster)
     return all(free.take(allocation.placement) is None for allocation in target.values())
 
 
-# Trying everything.
+# Exhaustive search.
 
 
-def tried_with_shapes(cluster: Cluster, jobs: list[Job]) -> float:
-    """Every job on every number of GPUs of every node, one job after the other; CPUs go with GPUs as asked."""
+def search_shapes(cluster: Cluster, jobs: list[Job]) -> float:
+    """Return the best throughput over all numbers of GPUs per job and node; CPUs per GPU as requested."""
     speeds = Speeds(cluster)
 
     @cache
-    def worth(job: Job, layout: tuple[int, ...]) -> float:
-        each_cpus = job.demand.cpu_milli / job.demand.gpus / WHOLE
-        fastest = speeds.fastest(job, GPU, layout, each_cpus * sum(layout))
+    def throughput(job: Job, layout: tuple[int, ...]) -> float:
+        cpus_per_gpu = job.demand.cpu_milli / job.demand.gpus / WHOLE
+        fastest = speeds.fastest(job, GPU, layout, cpus_per_gpu * sum(layout))
         found = [fastest.steps_per_second] if fastest else []
         if sum(layout) == job.demand.gpus:
             own = speeds.own_plan(job)
-            found.append(speeds.with_plan(job, GPU, layout, each_cpus * sum(layout), own).steps_per_second)
-        return max(found, default=0.0) / speeds.asked(job).steps_per_second
+            found.append(speeds.with_plan(job, GPU, layout, cpus_per_gpu * sum(layout), own).steps_per_second)
+        return max(found, default=0.0) / speeds.requested_speed(job).steps_per_second
 
     @cache
-    def best(place: int, gpus: tuple[int, ...], cpus: tuple[int, ...]) -> float:
-        if place == len(jobs):
+    def best(position: int, gpus: tuple[int, ...], cpus: tuple[int, ...]) -> float:
+        if position == len(jobs):
             return 0.0
-        most = best(place + 1, gpus, cpus)
-        each_cpus = jobs[place].demand.cpu_milli // jobs[place].demand.gpus
+        most = best(position + 1, gpus, cpus)
+        cpus_per_gpu = jobs[position].demand.cpu_milli // jobs[position].demand.gpus
         for taken in product(*(range(free + 1) for free in gpus)):
-            left = tuple(free - each_cpus * some for free, some in zip(cpus, taken, strict=True))
+            left = tuple(free - cpus_per_gpu * some for free, some in zip(cpus, taken, strict=True))
             if not any(taken) or min(left) < 0:
                 continue
             layout = tuple(sorted((some for some in taken if some), reverse=True))
-            rest = best(place + 1, tuple(free - some for free, some in zip(gpus, taken, strict=True)), left)
-            most = max(most, worth(jobs[place], layout) + rest)
+            rest = best(position + 1, tuple(free - some for free, some in zip(gpus, taken, strict=True)), left)
+            most = max(most, throughput(jobs[position], layout) + rest)
         return most
 
     return best(0, tuple(node.gpus for node in cluster.nodes), tuple(node.cpu_milli for node in cluster.nodes))
 
 
-def tried_as_asked(cluster: Cluster, jobs: list[Job]) -> int:
-    """Every way to put jobs on GPUs as they asked, parts of GPUs included; counts who runs."""
+def search_placements(cluster: Cluster, jobs: list[Job]) -> int:
+    """Return the largest number of jobs that run as requested, over all placements, fractional GPUs included."""
 
     def places(job: Job) -> list[tuple[tuple[int, tuple[int, ...]], ...]]:
         one = [
@@ -119,51 +119,51 @@ def tried_as_asked(cluster: Cluster, jobs: list[Job]) -> int:
         ]
         return list(product(one, repeat=job.demand.instances))
 
-    def run(free: Free, place: int) -> int:
-        if place == len(jobs):
+    def run(free: FreeResources, position: int) -> int:
+        if position == len(jobs):
             return 0
-        most = run(free, place + 1)
-        demand = jobs[place].demand
-        for where in places(jobs[place]):
+        most = run(free, position + 1)
+        demand = jobs[position].demand
+        for where in places(jobs[position]):
             shares = tuple(Share(node, gpus, demand.gpu_milli, demand.cpu_milli) for node, gpus in where)
             if free.take(shares) is None:
-                most = max(most, 1 + run(free, place + 1))
-                free.give_back(shares)
+                most = max(most, 1 + run(free, position + 1))
+                free.release(shares)
         return most
 
-    return run(Free(cluster), 0)
+    return run(FreeResources(cluster), 0)
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("sizes", [(4,), (4, 4), (4, 2), (3, 3, 2)])
-def test_it_is_what_trying_everything_finds(sizes: tuple[int, ...], seed: int) -> None:
+def test_the_optimum_equals_an_exhaustive_search(sizes: tuple[int, ...], seed: int) -> None:
     cluster = make_cluster(*sizes, types=GPU)
-    jobs = known_jobs(seed, 4)
-    view, optimum = asked(cluster, jobs)
-    jobs_with_room = [job for job in jobs if job.id in view.waiting]
-    assert optimum.throughput == pytest.approx(tried_with_shapes(cluster, jobs_with_room), rel=1e-5)
-    assert optimum.at_most == pytest.approx(optimum.throughput, rel=1e-5)
+    jobs = make_known_jobs(seed, 4)
+    view, optimum = find_optimum(cluster, jobs)
+    feasible_jobs = [job for job in jobs if job.id in view.waiting]
+    assert optimum.throughput == pytest.approx(search_shapes(cluster, feasible_jobs), rel=1e-5)
+    assert optimum.upper_bound == pytest.approx(optimum.throughput, rel=1e-5)
     assert throughput_of(view, Speeds(cluster), optimum.target) == pytest.approx(optimum.throughput)
     assert fits(cluster, dict(optimum.target))
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_it_is_the_same_where_cpus_are_what_is_short(seed: int) -> None:
+def test_the_optimum_equals_an_exhaustive_search_if_cpus_are_scarce(seed: int) -> None:
     cluster = make_cluster(4, 4, types=GPU, cpus=5)
-    jobs = [known(job.id, job.workload, 1, cpus=2.0) for job in known_jobs(seed, 4)]
-    _, optimum = asked(cluster, jobs)
-    assert optimum.throughput == pytest.approx(tried_with_shapes(cluster, jobs), rel=1e-5)
+    jobs = [make_known_job(job.id, job.workload, 1, cpus=2.0) for job in make_known_jobs(seed, 4)]
+    _, optimum = find_optimum(cluster, jobs)
+    assert optimum.throughput == pytest.approx(search_shapes(cluster, jobs), rel=1e-5)
     assert optimum.throughput < best_throughput_without_cpus(jobs)
     assert fits(cluster, dict(optimum.target))
 
 
 def best_throughput_without_cpus(jobs: list[Job]) -> float:
-    return asked(make_cluster(4, 4, types=GPU, cpus=64), jobs)[1].throughput
+    return find_optimum(make_cluster(4, 4, types=GPU, cpus=64), jobs)[1].throughput
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_parts_of_gpus_are_packed_exactly(seed: int) -> None:
-    chance = np.random.default_rng(seed)
+def test_fractional_gpus_are_packed_optimally(seed: int) -> None:
+    rng = np.random.default_rng(seed)
     kinds: list[dict[str, Any]] = [
         {"gpus": 1, "share": 0.3},
         {"gpus": 1, "share": 0.5},
@@ -173,42 +173,44 @@ def test_parts_of_gpus_are_packed_exactly(seed: int) -> None:
         {"gpus": 1},
         {"gpus": 2},
     ]
-    jobs = [make_job(f"j{number}", **kinds[int(chance.integers(len(kinds)))]) for number in range(5)]
+    jobs = [make_job(f"j{number}", **kinds[int(rng.integers(len(kinds)))]) for number in range(5)]
     cluster = make_cluster(2, 1)
-    _, optimum = asked(cluster, jobs)
-    assert optimum.throughput == tried_as_asked(cluster, jobs)
+    _, optimum = find_optimum(cluster, jobs)
+    assert optimum.throughput == search_placements(cluster, jobs)
     assert len(optimum.target) == optimum.throughput
     assert fits(cluster, dict(optimum.target))
 
 
-def test_shapes_that_are_no_faster_than_smaller_ones_are_left_out() -> None:
-    shapes = shapes_of(Speeds(make_cluster(4, 4, types=GPU)), known("a", "vit", 1))
-    worths = {tuple(part.gpus for part in shape.parts): shape.worth for shape in shapes}
-    assert {(1,), (2,), (4,)} <= worths.keys()
-    assert (4, 4) not in worths
-    for layout, other in product(worths, worths):
+def test_shapes_no_faster_than_smaller_ones_are_omitted() -> None:
+    shapes = shapes_of(Speeds(make_cluster(4, 4, types=GPU)), make_known_job("a", "vit", 1))
+    throughputs = {tuple(part.gpus for part in shape.parts): shape.throughput for shape in shapes}
+    assert {(1,), (2,), (4,)} <= throughputs.keys()
+    assert (4, 4) not in throughputs
+    for layout, other in product(throughputs, throughputs):
         inside = len(other) <= len(layout) and all(mine <= more for mine, more in zip(other, layout, strict=False))
-        assert other == layout or not inside or worths[other] < worths[layout]
+        assert other == layout or not inside or throughputs[other] < throughputs[layout]
 
 
-# What may not be done.
+# Constraints.
 
 
-def test_whoever_was_promised_a_speed_gets_it_or_waits() -> None:
+def test_a_guaranteed_job_gets_its_requested_speed_or_waits() -> None:
     cluster = make_cluster(4, types=GPU)
     plan = Plan(4)
     jobs = [make_job(name, gpus=4, workload="bert", reshapable=True, plan=plan) for name in "abc"]
-    view, kept = asked(cluster, jobs)
-    _, broken = asked(cluster, jobs, promises=False)
+    view, with_guarantees = find_optimum(cluster, jobs)
+    _, without_guarantees = find_optimum(cluster, jobs, guarantees=False)
     speeds = Speeds(cluster)
-    worths = [throughput_of(view, speeds, {job_id: allocation}) for job_id, allocation in kept.target.items()]
-    assert worths == [pytest.approx(kept.throughput)]  # one of them has all
-    assert worths[0] >= 1.0
-    assert len(broken.target) == 3  # smaller ones are faster together
-    assert broken.throughput > kept.throughput
+    throughputs = [
+        throughput_of(view, speeds, {job_id: allocation}) for job_id, allocation in with_guarantees.target.items()
+    ]
+    assert throughputs == [pytest.approx(with_guarantees.throughput)]  # one of the jobs has all GPUs
+    assert throughputs[0] >= 1.0
+    assert len(without_guarantees.target) == 3  # three smaller jobs are faster in total
+    assert without_guarantees.throughput > with_guarantees.throughput
 
 
-def test_a_promise_holds_within_the_quota_of_the_tenant_and_goes_to_who_came_first() -> None:
+def test_guarantees_hold_within_the_tenants_quota_in_order_of_submission() -> None:
     nodes = make_cluster(8, types=GPU).nodes
     cluster = Cluster(nodes, tenants=(Tenant("paying", 5.0),))
     jobs = [
@@ -218,19 +220,19 @@ def test_a_promise_holds_within_the_quota_of_the_tenant_and_goes_to_who_came_fir
         make_job("stranger", gpus=1, tenant="other"),
         make_job("best-effort", gpus=1, tenant="paying", job_class="best-effort"),
     ]
-    view, _ = asked(cluster, jobs)
-    assert promised(view) == {"first", "late"}
+    view, _ = find_optimum(cluster, jobs)
+    assert guaranteed_jobs(view) == {"first", "late"}
 
 
-def test_runs_that_are_not_preemptible_stay_where_they_are() -> None:
+def test_runs_that_are_not_preemptible_keep_their_placement() -> None:
     cluster = make_cluster(2, 2)
     pinned = make_job("pinned", gpus=1, preemptible=False)
     where = Allocation((Share(0, (1,)),))
-    policy = Asked((Start("pinned", where),))
+    policy = OptimumRecorder((Start("pinned", where),))
     scheduler = Scheduler(cluster, policy)
     scheduler.step(0.0, [JobSubmitted(pinned)])
     scheduler.step(1.0, [JobSubmitted(make_job("left", gpus=2)), JobSubmitted(make_job("right", gpus=2))])
-    assert policy.optimum.throughput == 2.0  # of the two wide ones only one has a node
+    assert policy.optimum.throughput == 2.0  # only one of the two wide jobs fits
     assert policy.optimum.target["pinned"] == where
 
 
@@ -239,25 +241,25 @@ def test_runs_that_are_not_preemptible_stay_where_they_are() -> None:
     [
         (
             make_cluster(*[8] * 8, types=GPU),
-            [known("a", "gpt2", 8)],
-            "8 nodes of up to 8 A800-80GB have 12,869 layouts for a job, at most 2,000 are looked at",
+            [make_known_job("a", "gpt2", 8)],
+            "8 nodes of up to 8 A800-80GB have 12,869 layouts for a job, expected at most 2,000",
         ),
         (
             make_cluster(*[1] * 150),
             [make_job(f"j{number}", gpus=1) for number in range(150)],
-            "150 jobs on 150 nodes have 22,500 choices, at most 20,000 are looked at",
+            "150 jobs on 150 nodes have 22,500 choices, expected at most 20,000",
         ),
     ],
 )
-def test_what_is_too_large_is_refused(cluster: Cluster, jobs: list[Job], why: str) -> None:
+def test_clusters_that_are_too_large_are_rejected(cluster: Cluster, jobs: list[Job], why: str) -> None:
     with pytest.raises(BadInput, match=why):
-        asked(cluster, jobs)
+        find_optimum(cluster, jobs)
 
 
 # As a policy.
 
 
-def test_two_narrow_jobs_are_worth_more_than_a_wide_one() -> None:
+def test_two_narrow_jobs_preempt_a_wide_one() -> None:
     scheduler = Scheduler(make_cluster(4), Optimal())
     scheduler.step(0.0, [JobSubmitted(make_job("wide", gpus=4))])
     stop = scheduler.step(1.0, [JobSubmitted(make_job(name, at=1.0, gpus=2)) for name in "ab"])
@@ -268,7 +270,7 @@ def test_two_narrow_jobs_are_worth_more_than_a_wide_one() -> None:
     assert list(scheduler.view.waiting) == ["wide"]
 
 
-def test_jobs_that_cannot_be_reshaped_make_room_by_stopping_and_starting_elsewhere() -> None:
+def test_a_job_that_is_not_reshapable_is_moved_by_stopping_and_restarting() -> None:
     cluster = make_cluster(4, 4)
     scheduler = Scheduler(cluster, Optimal())
     scheduler.step(0.0, [JobSubmitted(make_job(name, gpus=3)) for name in "xy"])
@@ -276,30 +278,30 @@ def test_jobs_that_cannot_be_reshaped_make_room_by_stopping_and_starting_elsewhe
     assert sorted(run.allocation.placement[0].node for run in scheduler.view.runs.values()) == [0, 0, 1, 1]
     scheduler.step(2.0, [RunFinished("x", 1), RunFinished("y", 1)])
     moved = scheduler.step(3.0, [JobSubmitted(make_job("wide", gpus=4)), JobSubmitted(make_job("c", gpus=2))])
-    assert sum(isinstance(order, StopRun) for order in moved.orders) == 1  # one of the narrow ones moves to the other
+    assert sum(isinstance(order, StopRun) for order in moved.orders) == 1  # one narrow job moves to the other's node
     (stopped,) = [order.job for order in moved.orders if isinstance(order, StopRun)]
     scheduler.step(4.0, [RunStopped(stopped, 1)])
     assert sorted(scheduler.view.runs) == ["a", "b", "c", "wide"]
 
 
-def test_nobody_is_moved_for_nothing() -> None:
+def test_no_job_is_moved_without_a_gain() -> None:
     cluster = make_cluster(4, 4, types=GPU)
     scheduler = Scheduler(cluster, Optimal())
-    scheduler.step(0.0, [JobSubmitted(job) for job in known_jobs(3, 5)])
+    scheduler.step(0.0, [JobSubmitted(job) for job in make_known_jobs(3, 5)])
     first = next(iter(scheduler.view.runs))
-    again = scheduler.step(1.0, [RunFailed(first, 1, "chance", retry=True)])
+    again = scheduler.step(1.0, [RunFailed(first, 1, "node failure", retry=True)])
     assert [(type(order), order.job) for order in again.orders] == [(StartRun, first)]
 
 
-def test_of_runs_that_wait_for_each_others_places_one_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_runs_that_must_swap_nodes_one_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = make_cluster(2, 2, types=GPU)
     scheduler = Scheduler(cluster, Optimal())
     left, right = Allocation((Share(0, (0, 1)),)), Allocation((Share(1, (0, 1)),))
-    goal = {"a": (left, "here"), "b": (right, "here")}
-    monkeypatch.setattr(Optimal, "_better", lambda *_: goal)
-    scheduler.step(0.0, [JobSubmitted(known("a", "vit", 2)), JobSubmitted(known("b", "vit", 2))])
+    target = {"a": (left, "here"), "b": (right, "here")}
+    monkeypatch.setattr(Optimal, "_find_target", lambda *_: target)
+    scheduler.step(0.0, [JobSubmitted(make_known_job("a", "vit", 2)), JobSubmitted(make_known_job("b", "vit", 2))])
     swapped = {"a": (right, "swap"), "b": (left, "swap")}
-    monkeypatch.setattr(Optimal, "_better", lambda *_: swapped)
+    monkeypatch.setattr(Optimal, "_find_target", lambda *_: swapped)
     assert scheduler.step(1.0, [NodeLost(9), JobSubmitted(make_job("c", gpus=2))]).orders == (StopRun("a", 1, "swap"),)
     assert scheduler.step(2.0, [RunStopped("a", 1)]).orders == (StopRun("b", 1, "swap"),)
     assert scheduler.step(3.0, [RunStopped("b", 1)]).orders == (StartRun("b", 2, left), StartRun("a", 2, right))
@@ -309,7 +311,7 @@ def test_a_node_that_returns_is_used() -> None:
     cluster = make_cluster(4, 4, types=GPU)
     scheduler = Scheduler(cluster, Optimal())
     scheduler.step(0.0, [NodeLost(1)])
-    scheduler.step(1.0, [JobSubmitted(known(name, "bert", 4)) for name in "ab"])
+    scheduler.step(1.0, [JobSubmitted(make_known_job(name, "bert", 4)) for name in "ab"])
     assert {share.node for run in scheduler.view.runs.values() for share in run.allocation.placement} == {0}
     orders = scheduler.step(2.0, [NodeReturned(1)]).orders
     while stopped := [RunStopped(order.job, order.run) for order in orders if isinstance(order, StopRun)]:
@@ -317,16 +319,16 @@ def test_a_node_that_returns_is_used() -> None:
     assert sum(run.allocation.gpu_milli for run in scheduler.view.runs.values()) == 8 * WHOLE
 
 
-def test_jobs_of_known_models_run_to_their_end_with_costs_and_replay_the_same() -> None:
+def test_jobs_with_a_speed_model_complete_and_replay_identically() -> None:
     cluster = make_cluster(4, 4, types=GPU)
     jobs = [
-        known(job.id, job.workload, job.demand.gpus, at=20.0 * number, work=60.0)
-        for number, job in enumerate(known_jobs(5, 8))
+        make_known_job(job.id, job.workload, job.demand.gpus, at=20.0 * number, work=60.0)
+        for number, job in enumerate(make_known_jobs(5, 8))
     ]
     audit, journal = Audit(cluster), ListJournal()
     costs = Costs(start=2.0, stop=3.0, restart=5.0, report_every=10.0)
     simulate(jobs, cluster, Optimal(), journal=audit, costs=costs)
     simulate(jobs, cluster, Optimal(), journal=journal, costs=costs)
-    assert set(audit.over) == {job.id for job in jobs}
+    assert set(audit.ended) == {job.id for job in jobs}
     again = Scheduler(cluster, Optimal())
     assert all(again.step(entry.now, entry.events).orders == entry.orders for entry in journal.entries)

@@ -1,4 +1,4 @@
-"""Axes, lines and images."""
+"""Charts: axes, lines, bars, Gantt charts and images."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from journals import start, step, submitted
 
 from refold.core.events import RunFinished
 from refold.journal.history import History
-from refold.results.charts import Axis, Bars, ChartLine, bar_picture, line_picture, nice_step, nice_top, ticks
-from refold.results.gantt import FILLS, Colouring, blocks_of, colouring, gantt_picture, png_of, raster
+from refold.results.charts import Axis, BarGroup, ChartLine, bar_chart, line_chart, nice_maximum, nice_step, ticks
+from refold.results.gantt import FILLS, JobColours, choose_colours, count_blocks, encode_png, gantt_chart, rasterise
 from refold.results.svg import tag
 from refold.testing import make_cluster, make_job
 
@@ -24,33 +24,33 @@ from refold.testing import make_cluster, make_job
         (Axis("time", 0, 86400 * 7), ["0", "1 d", "2 d", "3 d", "4 d", "5 d", "6 d", "7 d"]),
         (Axis("time", 1000, 1000 + 3600 * 5), ["0", "1 h", "2 h", "3 h", "4 h", "5 h"]),
         (Axis("time", 0, 86400 * 1000), ["0", "200 d", "400 d", "600 d", "800 d", "1000 d"]),
-        (Axis("part", 0, 1), ["0 %", "20 %", "40 %", "60 %", "80 %", "100 %"]),
-        (Axis("part", 0, 0.02), ["0.0 %", "0.5 %", "1.0 %", "1.5 %", "2.0 %"]),
+        (Axis("share", 0, 1), ["0 %", "20 %", "40 %", "60 %", "80 %", "100 %"]),
+        (Axis("share", 0, 0.02), ["0.0 %", "0.5 %", "1.0 %", "1.5 %", "2.0 %"]),
         (Axis("count", 0, 5000), ["0", "1,000", "2,000", "3,000", "4,000", "5,000"]),
         (Axis("count", 0, 3), ["0", "1", "2", "3"]),
         (Axis("duration", 1, 7200), ["1 s", "10 s", "1 min", "10 min", "1 h"]),
     ],
 )
-def test_ticks_stand_at_numbers_people_like(axis: Axis, texts: list[str]) -> None:
+def test_ticks_are_at_round_numbers(axis: Axis, texts: list[str]) -> None:
     assert [text for _, text in ticks(axis)] == texts
 
 
-def test_steps_are_one_two_or_five_times_a_power_of_ten() -> None:
+def test_tick_steps_are_one_two_or_five_times_a_power_of_ten() -> None:
     assert [nice_step(length, 5) for length in (1, 7, 23, 100, 0.3)] == pytest.approx([0.2, 2, 5, 20, 0.1])
-    assert [nice_top(value) for value in (0.0, 7, 23, 100, 470)] == [1, 8, 25, 100, 500]
+    assert [nice_maximum(value) for value in (0.0, 7, 23, 100, 470)] == [1, 8, 25, 100, 500]
 
 
-def test_a_line_goes_from_the_bottom_left_to_the_top_right() -> None:
+def test_a_rising_line_goes_from_the_bottom_left_to_the_top_right() -> None:
     line = ChartLine(0, "up", np.array([0.0, 10.0]), np.array([0.0, 1.0]))
-    picture = line_picture([line], Axis("time", 0, 10), Axis("part", 0, 1), label="a line")
-    assert 'd="M62 262L698 14"' in picture.svg
-    assert picture.numbers["lines"] == [{"series": 0, "name": "up", "x": [0.0, 10.0], "y": [0.0, 1.0]}]
-    ElementTree.fromstring(picture.svg)
+    chart = line_chart([line], Axis("time", 0, 10), Axis("share", 0, 1), label="a line")
+    assert 'd="M62 262L698 14"' in chart.svg
+    assert chart.data["lines"] == [{"series": 0, "name": "up", "x": [0.0, 10.0], "y": [0.0, 1.0]}]
+    ElementTree.fromstring(chart.svg)
 
 
-def test_names_cannot_break_out_of_a_picture() -> None:
+def test_names_are_escaped_in_a_chart() -> None:
     name = '"><script>alert(1)</script>'
-    bars = bar_picture([Bars(name, [1.0, None], ["<b>", ""])], label=name)
+    bars = bar_chart([BarGroup(name, [1.0, None], ["<b>", ""])], label=name)
     assert "<script" not in bars.svg and "<b>" not in bars.svg
     ElementTree.fromstring(bars.svg)
     assert tag("text", "a<b", class_='"') == '<text class="&quot;">a&lt;b</text>'
@@ -66,43 +66,43 @@ def two_tenants() -> History:
     return History.from_entries(make_cluster(2, 1), entries)
 
 
-def test_neighbouring_gpus_of_one_run_are_one_block_and_shares_stand_above_each_other() -> None:
+def test_adjacent_gpus_of_a_run_share_a_block_and_shares_of_a_gpu_are_stacked() -> None:
     history = two_tenants()
-    assert blocks_of(history) == 3
-    picture = gantt_picture(history, colouring(history), Axis("time", 0, 100), as_image=False, label="")
-    paths = [one.attrib for one in ElementTree.fromstring(picture.svg) if one.tag == "path"]
+    assert count_blocks(history) == 3
+    chart = gantt_chart(history, choose_colours(history), Axis("time", 0, 100), as_image=False, label="")
+    paths = [one.attrib for one in ElementTree.fromstring(chart.svg) if one.tag == "path"]
     assert [path["class"] for path in paths] == ["f0", "f1", "f1"]
     assert [path["d"] for path in paths] == [
         "M84.0 8.0h1098.0v32.0h-1098.0z",
         "M84.0 40.0h1098.0v8.0h-1098.0z",
         "M633.0 48.0h549.0v8.0h-549.0z",
     ]
-    assert picture.numbers["blocks"][2] == [2, 1, 50.0, 100.0, 1, 1, 0, 0]
+    assert chart.data["blocks"][2] == [2, 1, 50.0, 100.0, 1, 1, 0, 0]
 
 
-def test_where_all_jobs_are_of_one_tenant_sizes_give_the_colours() -> None:
+def test_jobs_of_a_single_tenant_are_coloured_by_size() -> None:
     history = History.from_entries(make_cluster(2), (step(0, submitted(make_job("a", gpus=2))),))
-    assert colouring(history).by == "job size"
+    assert choose_colours(history).attribute == "job size"
 
 
 def test_the_smallest_of_many_tenants_share_one_colour() -> None:
     jobs = [make_job(f"j{n}", tenant=f"t{n:02}") for n in range(30)]
     history = History.from_entries(make_cluster(1), [step(0, *(submitted(job) for job in jobs))])
-    colours = colouring(history)
+    colours = choose_colours(history)
     assert len(colours.names) == len(FILLS) and colours.names[-1] == "all others"
-    assert max(colours.of_job.tolist()) == len(FILLS) - 1
+    assert max(colours.fill_of_job.tolist()) == len(FILLS) - 1
 
 
-def test_a_raster_has_a_dot_where_a_gpu_was_held() -> None:
+def test_a_raster_has_a_pixel_for_each_time_a_gpu_was_held() -> None:
     history = two_tenants()
-    dots = raster(history, Colouring("", ("one", "two"), np.array([0, 1, 1])), Axis("time", 0, 200))
-    assert dots.shape == (3, 1000)
-    assert [dots[row, column] for row in range(3) for column in (0, 499, 500)] == [1, 1, 0, 1, 1, 0, 2, 2, 0]
+    pixels = rasterise(history, JobColours("", ("one", "two"), np.array([0, 1, 1])), Axis("time", 0, 200))
+    assert pixels.shape == (3, 1000)
+    assert [pixels[row, column] for row in range(3) for column in (0, 499, 500)] == [1, 1, 0, 1, 1, 0, 2, 2, 0]
 
 
-def test_an_image_is_a_png_whose_dots_come_back() -> None:
-    dots = np.array([[0, 1, 2], [3, 2, 1]], dtype=np.uint8)
-    image = png_of(dots, FILLS)
+def test_a_png_image_decodes_to_the_same_pixels() -> None:
+    pixels = np.array([[0, 1, 2], [3, 2, 1]], dtype=np.uint8)
+    image = encode_png(pixels, FILLS)
     assert image.startswith(b"\x89PNG\r\n\x1a\n")
     chunks, at = {}, 8
     while at < len(image):

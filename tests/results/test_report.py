@@ -1,4 +1,4 @@
-"""The report: complete, of one piece, and safe whatever jobs are called."""
+"""The HTML report is complete, self-contained, and escapes all names."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from refold.results.report import ReportRun, report_html, write_report
 from refold.simulator import simulate
 from refold.testing import make_cluster, make_job
 
-EVIL = '</script><script>alert("1")</script><img src=x onerror=alert(1)>'
+INJECTION = '</script><script>alert("1")</script><img src=x onerror=alert(1)>'
 SECTIONS = ("summary", "over-time", "distributions", "gpus", "fragmentation", "tenants", "sizes", "reproduce")
 VOID = {"meta", "img", "br", "link", "input"}
 
 
-def jobs(count: int = 60, *, name: str = "job", tenant: str = "team") -> list[Job]:
+def make_jobs(count: int = 60, *, name: str = "job", tenant: str = "team") -> list[Job]:
     return [
         make_job(f"{name}-{n}", at=n * 30.0, work=50.0 + n * 37 % 400, gpus=1 + n % 5, tenant=f"{tenant}-{n % 3}")
         for n in range(count)
     ]
 
 
-def simulated(work: list[Job], cluster: Cluster, policies: tuple[Policy, ...] = ()) -> list[ReportRun]:
+def simulate_policies(work: list[Job], cluster: Cluster, policies: tuple[Policy, ...] = ()) -> list[ReportRun]:
     runs = []
     for policy in policies or (Fifo(placement="best-fit"), Srtf(placement="best-fit")):
         journal = HistoryJournal()
@@ -50,7 +50,7 @@ def report(runs: list[ReportRun], title: str = "A report") -> str:
 
 
 class Page(HTMLParser):
-    """Every element of a page, and whether each was closed."""
+    """Parses a page, records its elements, and checks that they are closed in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -72,12 +72,12 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return report(simulated(jobs(), make_cluster(8, 4)))
+    return report(simulate_policies(make_jobs(), make_cluster(8, 4)))
 
 
-def test_it_has_every_section_and_every_policy(page: str) -> None:
-    found = {attributes.get("id") for tag, attributes in Page(page).tags if tag == "section"}
-    assert found == set(SECTIONS)
+def test_the_report_has_all_sections_and_policies(page: str) -> None:
+    sections = {attributes.get("id") for tag, attributes in Page(page).tags if tag == "section"}
+    assert sections == set(SECTIONS)
     assert page.count("<svg") == 9
     for text in ("fifo", "srtf", "sixty jobs", "refold compare jobs.csv", "team-0", "2–4 GPUs"):
         assert text in page
@@ -87,7 +87,7 @@ def test_every_element_is_closed(page: str) -> None:
     assert Page(page).open == []
 
 
-def test_it_needs_nothing_from_anywhere(page: str) -> None:
+def test_the_report_loads_no_external_resources(page: str) -> None:
     assert not re.search(r"https?://|//[a-z]+\.|@import|url\(", page)
     for tag, attributes in Page(page).tags:
         assert tag not in ("link", "iframe", "object")
@@ -95,32 +95,35 @@ def test_it_needs_nothing_from_anywhere(page: str) -> None:
             assert (attributes.get(name) or "#").startswith(("#", "data:image/png;base64,"))
 
 
-def test_it_is_the_same_every_time(page: str) -> None:
-    assert report(simulated(jobs(), make_cluster(8, 4))) == page
+def test_the_report_is_deterministic(page: str) -> None:
+    assert report(simulate_policies(make_jobs(), make_cluster(8, 4))) == page
 
 
-def test_names_of_jobs_and_tenants_cannot_break_out() -> None:
-    runs = simulated(jobs(name=EVIL, tenant=EVIL), make_cluster(8, 4))
-    text = report([ReportRun(EVIL, run.history, run.measures) for run in runs], title=EVIL)
+def test_names_of_jobs_tenants_and_policies_are_escaped() -> None:
+    runs = simulate_policies(make_jobs(name=INJECTION, tenant=INJECTION), make_cluster(8, 4))
+    text = report([ReportRun(INJECTION, run.history, run.measures) for run in runs], title=INJECTION)
     assert "<script>alert" not in text and "<img" not in text
-    found = Page(text)
-    assert found.open == []
-    # One script per figure with numbers, the jobs, and the page's own.
-    assert sum(tag == "script" for tag, _ in found.tags) == 9
-    assert not any(name.startswith("on") for _, attributes in found.tags for name in attributes)
+    parsed = Page(text)
+    assert parsed.open == []
+    # One script per figure with data, one with the jobs, and the script of the page.
+    assert sum(tag == "script" for tag, _ in parsed.tags) == 9
+    assert not any(name.startswith("on") for _, attributes in parsed.tags for name in attributes)
 
 
-def test_jobs_that_did_not_finish_are_told_first_once_if_it_is_the_same_for_all(page: str) -> None:
+def test_unfinished_jobs_are_described_at_the_top_once_if_equal_for_all_policies(page: str) -> None:
     assert "did not finish" not in page and "<aside" not in page
-    wide, strange = make_job("wide", gpus=9), make_job("strange", types=("H100",))
-    text = report(simulated([wide, strange, *jobs(5)], make_cluster(8, 4)))
-    told = "2 of 7 jobs did not finish (2 never started): 1 never fit: the cluster has A100 only · 1 never fit, even in"
-    assert text.count(told) == 1
-    assert text.index(told) < text.index('id="summary"')
+    wide, other_type = make_job("wide", gpus=9), make_job("other-type", types=("H100",))
+    text = report(simulate_policies([wide, other_type, *make_jobs(5)], make_cluster(8, 4)))
+    message = (
+        "2 of 7 jobs did not finish (2 never started): 1 can never fit: the cluster has only A100"
+        " · 1 can never fit, even on the empty cluster"
+    )
+    assert text.count(message) == 1
+    assert text.index(message) < text.index('id="summary"')
     assert Page(text).open == []
 
 
-def test_they_are_told_per_policy_where_policies_differ() -> None:
+def test_unfinished_jobs_are_described_per_policy_if_policies_differ() -> None:
     begun = (step(0, submitted(make_job("a")), submitted(make_job("b")), start("a"), start("b", gpus=(1,))),)
     ended = (*begun, step(9, RunFinished("a", 1), RunFailed("b", 1)))
     runs = [
@@ -131,49 +134,49 @@ def test_they_are_told_per_policy_where_policies_differ() -> None:
         )
     ]
     text = report(runs)
-    said = "begun: 2 of 2 jobs did not finish: 2 still running at the end"
-    assert text.count(said) == 1
-    assert report_html(runs, title="t", workload="w", command="c", notes=[said]).count(said) == 1
+    message = "begun: 2 of 2 jobs did not finish: 2 still running at the end"
+    assert text.count(message) == 1
+    assert report_html(runs, title="t", workload="w", command="c", notes=[message]).count(message) == 1
     assert "ended: 1 of 2 jobs did not finish: 1 failed" in text
 
 
-def test_notes_on_the_workload_are_passed_on() -> None:
+def test_notes_about_the_workload_are_shown() -> None:
     text = report_html(
-        simulated(jobs(5), make_cluster(8)), title="t", workload="w", command="c", notes=["read <b>well</b>"]
+        simulate_policies(make_jobs(5), make_cluster(8)), title="t", workload="w", command="c", notes=["a <b>note</b>"]
     )
-    assert "<li>read &lt;b&gt;well&lt;/b&gt;</li>" in text
+    assert "<li>a &lt;b&gt;note&lt;/b&gt;</li>" in text
     assert "did not finish" not in text
 
 
-def test_policies_that_know_the_future_have_a_footnote(page: str) -> None:
+def test_policies_that_know_run_times_have_a_footnote(page: str) -> None:
     assert "</span>srtf †</th>" in page and "</span>fifo</th>" in page
-    assert page.count("† knows how long jobs will take") == 1
-    run = simulated(jobs(5), make_cluster(8))[0]
+    assert page.count("† knows run times in advance") == 1
+    run = simulate_policies(make_jobs(5), make_cluster(8))[0]
     named = [ReportRun(name, run.history, run.measures) for name in ("sjf/fgd", "srtf (simulated)", "mine/sjf")]
     text = report(named)
     assert "sjf/fgd †" in text and "srtf (simulated) †" in text and "mine/sjf †" not in text
     assert "†" not in report([run])
 
 
-def test_many_runs_become_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gantt, "MOST_BLOCKS", 10)
-    text = report(simulated(jobs(), make_cluster(8, 4)))
+def test_gantt_charts_with_many_blocks_are_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gantt, "MAX_BLOCKS", 10)
+    text = report(simulate_policies(make_jobs(), make_cluster(8, 4)))
     assert text.count("data:image/png;base64,") == 2
     assert Page(text).open == []
 
 
-def test_a_large_history_makes_a_page_of_a_few_megabytes() -> None:
+def test_the_report_of_a_large_history_is_smaller_than_1_5_megabytes() -> None:
     work = [
         make_job(f"job-{n}", at=n * 2.0, work=100.0 + n * 7919 % 900, gpus=1 + n % 8, tenant=f"t{n % 40}")
         for n in range(3100)
     ]
-    runs = simulated(work, make_cluster(*[8] * 200), (Fifo(placement="best-fit"),))
+    runs = simulate_policies(work, make_cluster(*[8] * 200), (Fifo(placement="best-fit"),))
     text = report(runs * 4)
     assert len(text) < 1_500_000
-    assert "one GPU of 2 is drawn" in text
+    assert "1 of every 2 GPUs is drawn" in text
 
 
-def test_one_policy_and_no_jobs_are_reports_too() -> None:
+def test_reports_of_one_policy_without_finished_jobs_or_gpus_are_valid() -> None:
     empty = History.from_entries(make_cluster(2), ())
     cpu_only = History.from_entries(
         make_cluster(0), (step(0, submitted(make_job("a", gpus=0)), start("a", gpus=())), step(9, RunFinished("a", 1)))
@@ -184,20 +187,20 @@ def test_one_policy_and_no_jobs_are_reports_too() -> None:
         assert Page(text).open == [] and not re.search(r"\bnan\b", text)
 
 
-def test_a_report_of_nothing_is_refused() -> None:
+def test_a_report_without_runs_is_rejected() -> None:
     with pytest.raises(BadValue, match="at least one run"):
         report([])
 
 
-def test_it_is_written_to_a_file(tmp_path: Path) -> None:
-    runs = simulated(jobs(5), make_cluster(8))
+def test_the_report_is_written_to_a_file(tmp_path: Path) -> None:
+    runs = simulate_policies(make_jobs(5), make_cluster(8))
     write_report(tmp_path / "report.html", runs, title="t", workload="w", command="c")
     assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     with pytest.raises(BadFile, match="cannot be written"):
         write_report(tmp_path / "absent" / "report.html", runs, title="t", workload="w", command="c")
 
 
-def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(MissingExtra, match=r"the report needs an extra: pip install 'refold\[report\]'"):
-        report(simulated(jobs(3), make_cluster(8)))
+    with pytest.raises(MissingExtra, match=r"the report needs an optional dependency: pip install 'refold\[report\]'"):
+        report(simulate_policies(make_jobs(3), make_cluster(8)))

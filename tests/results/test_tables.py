@@ -1,4 +1,4 @@
-"""Tables that compare."""
+"""Comparison tables."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from journals import start, step, submitted
 from refold.core.events import RunFinished
 from refold.journal.history import History
 from refold.results.measures import MeasureGroup, Measures, OutcomeCounts, Spread, measure
-from refold.results.tables import MAIN, MORE, Cell, group_table, measure_table, text_of
+from refold.results.tables import MAIN_MEASURES, MORE_MEASURES, Cell, format_value, group_table, measure_table
 from refold.testing import make_cluster, make_job
 
 
-def waited(seconds: float) -> Measures:
-    """One GPU, two jobs of 100 s; the second comes at 50 and waits so long."""
+def measures_with_wait(seconds: float) -> Measures:
+    """Return the measures of two jobs of 100 s, of which the second is submitted at 50 s and waits for `seconds`."""
     begin = 50 + seconds
     entries = (
         step(0, submitted(make_job("a")), start("a")),
@@ -27,48 +27,55 @@ def waited(seconds: float) -> Measures:
 
 def column(measured: list[tuple[str, Measures]], key: str) -> list[Cell]:
     table = measure_table(measured)
-    index = next(place for place, one in enumerate(table.columns) if one.key == key)
+    index = next(index for index, one in enumerate(table.columns) if one.key == key)
     return [row.cells[index] for row in table.rows]
 
 
-def test_the_best_of_a_column_is_marked_and_bars_are_parts_of_the_largest() -> None:
-    cells = column([("slow", waited(30)), ("fast", waited(10))], "waiting_mean")
+def test_the_best_value_of_a_column_is_marked_and_ratios_are_to_the_largest() -> None:
+    cells = column([("slow", measures_with_wait(30)), ("fast", measures_with_wait(10))], "waiting_mean")
     assert cells == [Cell(15.0, "15 s", False, 1.0), Cell(5.0, "5 s", True, 1 / 3)]
 
 
-def test_what_reads_the_same_is_equally_good() -> None:
-    assert [cell.best for cell in column([("a", waited(10)), ("b", waited(10))], "waiting_mean")] == [False, False]
-    three = [("a", waited(10)), ("b", waited(10.001)), ("c", waited(40))]
+def test_values_with_the_same_text_are_equally_good() -> None:
+    assert [
+        cell.best for cell in column([("a", measures_with_wait(10)), ("b", measures_with_wait(10))], "waiting_mean")
+    ] == [False, False]
+    three = [("a", measures_with_wait(10)), ("b", measures_with_wait(10.001)), ("c", measures_with_wait(40))]
     assert [cell.best for cell in column(three, "completion_p99")] == [True, True, False]
 
 
-def test_nothing_is_best_of_one_or_where_there_is_no_better() -> None:
-    assert not any(cell.best for row in measure_table([("a", waited(10))]).rows for cell in row.cells)
-    assert not any(cell.best for cell in column([("a", waited(10)), ("b", waited(20))], "preemptions"))
+def test_no_value_is_best_in_a_single_row_or_in_a_neutral_column() -> None:
+    assert not any(cell.best for row in measure_table([("a", measures_with_wait(10))]).rows for cell in row.cells)
+    assert not any(
+        cell.best for cell in column([("a", measures_with_wait(10)), ("b", measures_with_wait(20))], "preemptions")
+    )
 
 
-def test_what_is_not_known_is_a_dash() -> None:
-    nothing = measure(History.from_entries(make_cluster(2), ()))
+def test_unknown_values_are_shown_as_a_dash() -> None:
+    empty = measure(History.from_entries(make_cluster(2), ()))
     for cell in (
-        cell for table in (MAIN, MORE) for row in measure_table([("a", nothing)], table).rows for cell in row.cells
+        cell
+        for table in (MAIN_MEASURES, MORE_MEASURES)
+        for row in measure_table([("a", empty)], table).rows
+        for cell in row.cells
     ):
         assert cell.value is not None or cell == Cell(None, "–")
 
 
-def test_every_row_has_a_cell_per_column() -> None:
-    for measures in (MAIN, MORE):
-        table = measure_table([("a", waited(10)), ("b", waited(20))], measures)
+def test_every_row_has_one_cell_per_column() -> None:
+    for measures in (MAIN_MEASURES, MORE_MEASURES):
+        table = measure_table([("a", measures_with_wait(10)), ("b", measures_with_wait(20))], measures)
         assert [len(row.cells) for row in table.rows] == [len(table.columns)] * 2
 
 
-def test_how_many_did_not_finish_comes_first_where_any_did_not() -> None:
-    never = measure(History.from_entries(make_cluster(2), (step(0, submitted(make_job("a", gpus=3))),)))
-    for measures in (MAIN, (*MAIN, MORE[0])):
-        table = measure_table([("all", waited(10)), ("some", never)], measures)
+def test_the_number_of_unfinished_jobs_is_the_first_column_if_there_are_any() -> None:
+    infeasible = measure(History.from_entries(make_cluster(2), (step(0, submitted(make_job("a", gpus=3))),)))
+    for measures in (MAIN_MEASURES, (*MAIN_MEASURES, MORE_MEASURES[0])):
+        table = measure_table([("all", measures_with_wait(10)), ("some", infeasible)], measures)
         assert table.columns[0].key == "not_finished"
         assert [row.cells[0].text for row in table.rows] == ["0", "1"]
-    assert "not_finished" not in [one.key for one in measure_table([("all", waited(10))]).columns]
-    assert "not_finished" not in [one.key for one in measure_table([("some", never)], MORE).columns]
+    assert "not_finished" not in [one.key for one in measure_table([("all", measures_with_wait(10))]).columns]
+    assert "not_finished" not in [one.key for one in measure_table([("some", infeasible)], MORE_MEASURES).columns]
 
 
 def group(name: str, completion: float, gpu_hours: float = 1.0) -> MeasureGroup:
@@ -76,7 +83,7 @@ def group(name: str, completion: float, gpu_hours: float = 1.0) -> MeasureGroup:
     return MeasureGroup(name, 1, OutcomeCounts(finished=1), spread, spread, spread, gpu_hours, 0)
 
 
-def test_groups_are_compared_across_policies() -> None:
+def test_groups_are_compared_between_policies() -> None:
     table = group_table([("p", [group("x", 10), group("y", 20)]), ("q", [group("x", 5)])], "completion")
     assert [one.name for one in table.columns] == ["p", "q"]
     assert [(row.name, [cell.text for cell in row.cells], [cell.best for cell in row.cells]) for row in table.rows] == [
@@ -85,9 +92,9 @@ def test_groups_are_compared_across_policies() -> None:
     ]
 
 
-def test_of_many_groups_those_with_most_gpu_hours_are_kept_in_their_order() -> None:
+def test_max_rows_selects_the_groups_with_the_most_gpu_hours_in_their_order() -> None:
     groups = [group("a", 1, 5), group("b", 1, 1), group("c", 1, 9)]
-    assert [row.name for row in group_table([("p", groups)], "waiting", most=2).rows] == ["a", "c"]
+    assert [row.name for row in group_table([("p", groups)], "waiting", max_rows=2).rows] == ["a", "c"]
 
 
 @pytest.mark.parametrize(
@@ -104,5 +111,5 @@ def test_of_many_groups_those_with_most_gpu_hours_are_kept_in_their_order() -> N
         (1200, "", "1,200"),
     ],
 )
-def test_values_read_well(value: float | None, unit: str, text: str) -> None:
-    assert text_of(value, unit) == text
+def test_values_are_formatted_by_unit(value: float | None, unit: str, text: str) -> None:
+    assert format_value(value, unit) == text

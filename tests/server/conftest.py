@@ -1,4 +1,4 @@
-"""Before any clock runs: have compiled what is compiled on first use, here and for the processes that tests start."""
+"""Compile kernels before any clock runs, for the tests and the processes that they start."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ from refold.testing import make_job
 @pytest.fixture(scope="session", autouse=True)
 def _compiled() -> None:
     jobs = [make_job("long", gpus=2), make_job("short", at=1.0, work=1.0, gpus=2)]
-    for policy in ("fifo", "srtf"):
+    for policy in ("fifo", "srtf", "easy"):
         simulate(jobs, local_cluster(2), make_policy(policy))

@@ -1,4 +1,4 @@
-"""What is done about GPUs that go bad or idle, and whether it is done again after somebody says that they are well."""
+"""Faulty GPUs are drained and idle runs reported, also again after a GPU was resumed."""
 
 from __future__ import annotations
 
@@ -7,102 +7,102 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hand_daemon import CLUSTER, OWNER, HandDaemon
-from loop_setups import UnreliableMachine
+from loop_setups import UnreliableBackend
+from manual_daemon import CLUSTER, OWNER, ManualDaemon
 
 from refold.backends.local.nvidia import DetectedGpu, GpuProblem, GpuReading
 from refold.core.events import RunStopped
-from refold.server.config.settings import BadGpuRule, IdleRule, WatchChoice
+from refold.server.config.settings import BadGpuRule, IdleRule, WatchConfig
 from refold.server.drained_gpus import drained_gpus
 from refold.server.monitor.gpu_poller import GpuPoller
 from refold.server.monitor.machine import Layout
 
-ECC = GpuProblem(0, "its memory", bad=True)
+ECC_ERROR = GpuProblem(0, "memory error", bad=True)
 
 
-class SickMachine:
-    """Two GPUs without load; what is wrong with them is in the test's hand."""
+class FaultyMachine:
+    """Two idle GPUs whose problems are set by the test."""
 
     def __init__(self) -> None:
-        self.wrong: list[GpuProblem] = []
+        self.new_problems: list[GpuProblem] = []
 
     def gpus(self) -> Sequence[DetectedGpu]:
         return []
 
     def read(self) -> Sequence[GpuReading]:
-        return [GpuReading(index, load=0.0) for index in range(2)]
+        return [GpuReading(index, utilisation=0.0) for index in range(2)]
 
     def problems(self) -> Sequence[GpuProblem]:
-        wrong, self.wrong = self.wrong, []
-        return wrong
+        problems, self.new_problems = self.new_problems, []
+        return problems
 
     def close(self) -> None: ...
 
 
-class Rounds:
-    """Rounds over such a machine, of a daemon."""
+class PollerSetup:
+    """A GPU poller over such a machine, attached to a daemon."""
 
-    def __init__(self, daemon: HandDaemon, bad_gpus: BadGpuRule = "drain") -> None:
-        self.daemon, self.machine = daemon, SickMachine()
-        choice = WatchChoice(idle=IdleRule(seconds=60.0), bad_gpus=bad_gpus)
-        self._rounds = GpuPoller(
-            daemon.loop, self.machine, Layout(CLUSTER, ((0, 0), (0, 1)), None), choice, daemon.telling
+    def __init__(self, daemon: ManualDaemon, bad_gpus: BadGpuRule = "drain") -> None:
+        self.daemon, self.machine = daemon, FaultyMachine()
+        config = WatchConfig(idle=IdleRule(seconds=60.0), bad_gpus=bad_gpus)
+        self._poller = GpuPoller(
+            daemon.loop, self.machine, Layout(CLUSTER, ((0, 0), (0, 1)), None), config, daemon.messages
         )
-        daemon.service.resumed = self._rounds.is_well
+        daemon.service.on_resume = self._poller.mark_healthy
 
-    async def go(self, *wrong: GpuProblem) -> None:
-        self.machine.wrong += wrong
-        await self._rounds.go_round()
+    async def poll(self, *problems: GpuProblem) -> None:
+        self.machine.new_problems += problems
+        await self._poller.poll()
         await asyncio.sleep(0)
-        await self.daemon.rest()
+        await self.daemon.settle()
 
-    def news(self) -> list[str]:
-        return [f"{news.kind}: {news.text}" for news in self.daemon.news if news.kind.startswith("gpu")]
+    def gpu_notices(self) -> list[str]:
+        return [f"{notice.kind}: {notice.text}" for notice in self.daemon.notices if notice.kind.startswith("gpu")]
 
 
-def test_a_bad_gpu_is_drained_again_when_it_goes_bad_after_it_was_resumed(tmp_path: Path) -> None:
+def test_a_faulty_gpu_is_drained_again_if_it_fails_after_being_resumed(tmp_path: Path) -> None:
     async def main() -> None:
-        async with HandDaemon(tmp_path, UnreliableMachine()) as daemon:
-            rounds = Rounds(daemon)
+        async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
+            setup = PollerSetup(daemon)
             for _ in range(2):
-                await rounds.go(ECC)
-                await rounds.go(ECC)
-                assert drained_gpus(daemon.loop.view) == {("a", 0): "its memory"}
+                await setup.poll(ECC_ERROR)
+                await setup.poll(ECC_ERROR)
+                assert drained_gpus(daemon.loop.view) == {("a", 0): "memory error"}
                 await daemon.service.resume(OWNER, "a", gpu=0)
-                await daemon.rest()
+                await daemon.settle()
                 assert drained_gpus(daemon.loop.view) == {}
-            assert rounds.news() == ["gpu drained: GPU 0 of a: its memory"] * 2
+            assert setup.gpu_notices() == ["gpu drained: GPU 0 of a: memory error"] * 2
 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("rule", "times"), [("warn", 2), ("drain", 1)], ids=["told of", "still drained"])
-def test_a_node_that_is_resumed_has_well_gpus_but_for_those_that_stay_drained(
+@pytest.mark.parametrize(("rule", "times"), [("warn", 2), ("drain", 1)], ids=["reported", "still drained"])
+def test_resuming_a_node_marks_its_gpus_healthy_except_drained_ones(
     rule: BadGpuRule, times: int, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        async with HandDaemon(tmp_path, UnreliableMachine()) as daemon:
-            rounds = Rounds(daemon, rule)
-            await rounds.go(ECC)
+        async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
+            setup = PollerSetup(daemon, rule)
+            await setup.poll(ECC_ERROR)
             await daemon.service.drain(OWNER, "a", why="", gpu=None, move=False)
             await daemon.service.resume(OWNER, "a", gpu=None)
-            await rounds.go(ECC)
-            assert len(rounds.news()) == times
+            await setup.poll(ECC_ERROR)
+            assert len(setup.gpu_notices()) == times
 
     asyncio.run(main())
 
 
-def test_an_idle_run_is_told_of_once_as_idle_and_as_nothing_else(tmp_path: Path) -> None:
+def test_an_idle_run_is_reported_once(tmp_path: Path) -> None:
     async def main() -> None:
-        async with HandDaemon(tmp_path, UnreliableMachine()) as daemon:
-            rounds = Rounds(daemon)
+        async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
+            setup = PollerSetup(daemon)
             job = await daemon.submit("a")
             for _ in range(3):
-                await rounds.go()
-                await daemon.pass_time(61.0)
-            assert daemon.told() == [
+                await setup.poll()
+                await daemon.advance(61.0)
+            assert daemon.sent() == [
                 ("started", "a-1 started", ""),
-                ("gpu_idle", "a-1 leaves its GPUs idle", "its GPU has had a load below 5 % for 1 min 1 s"),
+                ("gpu_idle", "a-1 leaves its GPUs idle", "GPU utilisation below 5 % for 1 min 1 s"),
             ]
             assert (await daemon.service.job(OWNER, job)).warning == ""
             await daemon.service.cancel(OWNER, job)

@@ -1,4 +1,4 @@
-"""`refold.yaml`: what it says is what one gets, what it does not say is as usual, and what is wrong is told by line."""
+"""`refold.yaml`: values, defaults, and errors with line numbers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from refold.model import Tenant
 from refold.server.config import reader as config_reader, rules as config_rules
 from refold.server.config.reader import parse_config, read_config
 from refold.server.config.settings import (
-    ClusterChoice,
+    ClusterConfig,
     Config,
     IdleRule,
-    NotifyChoice,
+    NotifyConfig,
     OutputRule,
-    PolicyChoice,
-    ServeChoice,
-    WatchChoice,
+    PolicyConfig,
+    ServeConfig,
+    WatchConfig,
 )
-from refold.server.config.template import commented, write_commented
+from refold.server.config.template import render_template, write_template
 from refold.server.monitor.machine import SlotsMachine
 
-WHOLE = """\
+COMPLETE_FILE = """\
 cluster: {name: lab, nodes: {a: 4, b: 2}, cpus: 16, memory_gib: 64}
 tenants:
   vision: {quota_gpus: 4, limit_gpus: 6}
@@ -42,153 +42,167 @@ watch:
   no_progress: 30m
   beyond_limit: no
   grace: 1m
-  idle: {load_below: 10, for: 1h}
+  idle: {utilisation_below: 10, for: 1h}
   bad_gpus: warn
   output:
-    - {pattern: 'CUDA error', then: drain-node}
+    - {pattern: 'CUDA error', action: drain-node}
 notify:
   urls: {failed: 'json://127.0.0.1:1/', gpu_bad: [slack://a/b/c, ntfy://d]}
   users: {ann: [ntfys://ntfy.sh/x]}
-  tell: [failed, finished]
+  kinds: [failed, finished]
   waiting_long_after: 2h
-serve: {host: 0.0.0.0, port: 8000, grace: 30s, most_output: 1GiB, keep_logs_for: 7d, names: [gpus.lab]}
+serve: {host: 0.0.0.0, port: 8000, grace: 30s, max_output: 1GiB, keep_logs_for: 7d, allowed_hosts: [gpus.lab]}
 """
 
 
-def test_a_whole_file_is_read() -> None:
-    assert parse_config(WHOLE, "refold.yaml") == Config(
-        cluster=ClusterChoice("lab", nodes={"a": 4, "b": 2}, cpus=16, memory_gib=64),
+def test_a_complete_file_is_read() -> None:
+    assert parse_config(COMPLETE_FILE, "refold.yaml") == Config(
+        cluster=ClusterConfig("lab", nodes={"a": 4, "b": 2}, cpus=16, memory_gib=64),
         tenants=(Tenant("vision", 4, 6), Tenant("language")),
-        policy=PolicyChoice("conservative", {"depth": 3, "durations": "limit", "confidence": 0.9}),
-        watch=WatchChoice(
+        policy=PolicyConfig("conservative", {"depth": 3, "durations": "limit", "confidence": 0.9}),
+        watch=WatchConfig(
             {"no_progress": 1800.0, "beyond_limit": False, "grace": 60.0},
             IdleRule(10, 3600),
             "warn",
             (OutputRule("CUDA error", "drain-node"),),
         ),
-        notify=NotifyChoice(
+        notify=NotifyConfig(
             {"failed": ("json://127.0.0.1:1/",), "gpu_bad": ("slack://a/b/c", "ntfy://d")},
             {"ann": ("ntfys://ntfy.sh/x",)},
             ("failed", "finished"),
             7200,
         ),
-        serve=ServeChoice("0.0.0.0", 8000, 30, 2**30, 7 * 86400, ("gpus.lab",)),
+        serve=ServeConfig("0.0.0.0", 8000, 30, 2**30, 7 * 86400, ("gpus.lab",)),
     )
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "cluster:\ntenants:\npolicy:\nwatch:\n", "{}"])
-def test_an_empty_file_is_as_usual(text: str) -> None:
+def test_an_empty_file_gives_the_defaults(text: str) -> None:
     assert parse_config(text, "refold.yaml") == Config()
 
 
-def test_the_rules_of_the_watch_are_a_setting_of_the_policy() -> None:
+def test_watch_rules_become_a_policy_setting() -> None:
     assert Config().policy_settings == {"watch": {"beyond_limit": True, "grace": 300.0, "per_job": True}}
     config = parse_config("policy: {name: las}\nwatch: {beyond_limit: false, idle: off}", "refold.yaml")
     assert (config.policy_settings, config.watch.idle) == ({"watch": {"per_job": True}}, None)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("tenants:\n  vision:\n    quota_gpus: -1", "line 3: tenants.vision.quota_gpus is -1, expected GPUs ≥ 0"),
         ("tenants: {a: {quota_gpus: .nan}}", "line 1: tenants.a.quota_gpus is .nan, expected GPUs ≥ 0"),
         (
             "tenants: {a: {quota_gpus: 4, limit_gpus: 2}}",
-            "line 1: tenants.a.limit_gpus is 2, expected at least its quota_gpus, 4 (0: no limit)",
+            "line 1: tenants.a.limit_gpus is 2, expected at least quota_gpus, 4 (0: no limit)",
         ),
         (
             "\ntenant: {}",
-            "line 2: no key 'tenant'; did you mean 'tenants'?"
-            " (cluster, notify, policy, prediction, serve, tenants, watch)",
+            "line 2: unknown key 'tenant'; did you mean 'tenants'?"
+            " (known: cluster, notify, policy, prediction, serve, tenants, watch)",
         ),
         (
             "tenants:\n  a:\n    quota: 3",
-            "line 3: no key of tenants.a 'quota'; did you mean 'quota_gpus'? (limit_gpus, quota_gpus)",
+            "line 3: tenants.a: unknown key 'quota'; did you mean 'quota_gpus'? (known: limit_gpus, quota_gpus)",
         ),
         (
             "tenants: {'a/b': {}}",
-            "line 1: tenants.a/b: 'a/b' is not a name: letters, digits, '.', '_' and '-', at most 64",
+            "line 1: tenants.a/b: 'a/b' is not a valid name: use up to 64 letters, digits, '.', '_' and '-'",
         ),
         ("cluster: {slots: 63}", "line 1: cluster.slots is 63, expected slots, 1 to 62"),
-        ("cluster: {gpus: [0, 0]}", "line 1: cluster.gpus: expected each GPU once, and at least one"),
-        ("cluster: {gpus: 4}", "line 1: cluster.gpus is 4, expected auto, or numbers of GPUs such as [0, 1]"),
+        ("cluster: {gpus: [0, 0]}", "line 1: cluster.gpus: expected at least one GPU, each once"),
+        ("cluster: {gpus: 4}", "line 1: cluster.gpus is 4, expected auto, or GPU numbers such as [0, 1]"),
         (
             "cluster:\n  slots: 4\n  gpus: auto",
-            "line 1: cluster: gpus and slots exclude each other: GPUs that are found, or what stands in for them",
+            "line 1: cluster: gpus and slots are mutually exclusive",
         ),
         ("prediction: {durations: known}", "line 1: prediction.durations is 'known', expected one of predicted, limit"),
         (
             "policy: fifo\nprediction: {durations: limit}",
-            "line 2: prediction.durations: the policy 'fifo' does not plan with durations; easy and conservative do",
+            "line 2: prediction.durations: policy 'fifo' has no setting 'durations';"
+            " the policies easy and conservative have it",
         ),
         (
             "policy: {settings: {durations: limit}}\nprediction: {durations: limit}",
-            "line 2: prediction.durations: policy.settings.durations says so already; say it once",
+            "line 2: prediction.durations: also set by policy.settings.durations; set it once",
         ),
         (
             "policy:\n  settings:\n    depth: -1",
-            "line 2: policy.settings: depth is -1, expected ≥ 0 (0: as is usual for easy)",
+            "line 2: policy.settings: depth is -1, expected ≥ 0 (0: the default of easy)",
         ),
-        ("watch: {no_progress: 0s}", "line 1: watch.no_progress is '0s', expected how long, more than 0, such as 15m"),
+        (
+            "watch: {no_progress: 0s}",
+            "line 1: watch.no_progress is '0s', expected a duration greater than 0, such as 15m",
+        ),
         (
             "watch: {silent_too: true}",
-            "line 1: watch: silent_too of a watch is about no_progress: say for how long",
+            "line 1: watch: silent_too of watch needs no_progress",
         ),
         (
             "watch: {beyond_limit: false, silent_too: true}",
-            "line 1: watch.silent_too: there is no rule that this is about",
+            "line 1: watch.silent_too: has no effect: the rule that it modifies is off",
         ),
-        ("watch: {idle: true}", "line 1: watch.idle is true, expected off, or such as {load_below: 5, for: 30m}"),
+        (
+            "watch: {idle: true}",
+            "line 1: watch.idle is true, expected off, or a rule such as {utilisation_below: 5, for: 30m}",
+        ),
         ("watch: {bad_gpus: maybe}", "line 1: watch.bad_gpus is 'maybe', expected one of drain, warn, off"),
         (
-            "watch:\n  output:\n  - {pattern: '(', then: no-retry}",
+            "watch:\n  output:\n  - {pattern: '(', action: no-retry}",
             "line 3: watch.output[0].pattern: '(' is not a regular expression: missing ), unterminated subpattern at"
             " position 0",
         ),
         (
             "watch: {output: [{pattern: x}]}",
-            "line 1: watch.output[0]: then is absent, expected such as {pattern: 'out of memory', then: no-retry}",
+            "line 1: watch.output[0]: action is missing, expected a rule such as"
+            " {pattern: 'out of memory', action: no-retry}",
         ),
         (
             "notify: {users: {ann: me}}",
-            "line 1: notify.users.ann is 'me', expected an address as apprise writes it, such as ntfys://ntfy.sh/our-gpus",
+            "line 1: notify.users.ann is 'me', expected an Apprise URL such as ntfys://ntfy.sh/our-gpus",
         ),
-        ("serve: {names: gpus.lab}", "line 1: serve.names is 'gpus.lab', expected a list of names, such as [gpus.lab]"),
         (
-            "serve: {names: ['a/b']}",
-            "line 1: serve.names[0]: 'a/b' is not a name: letters, digits, '.', '_' and '-', at most 64",
+            "serve: {allowed_hosts: gpus.lab}",
+            "line 1: serve.allowed_hosts is 'gpus.lab', expected a list of host names such as [gpus.lab]",
         ),
-        ("serve: {port: 70000}", "line 1: serve.port is 70000, expected a port, 0 to 65535 (0: any that is free)"),
-        ("serve: {most_output: big}", "line 1: serve.most_output is 'big', expected a size such as 64MiB"),
         (
-            "serve: {most_output: 1}",
-            "line 1: serve.most_output is 1, expected a size such as 64MiB, of 4KiB to 1024TiB",
+            "serve: {allowed_hosts: ['a/b']}",
+            "line 1: serve.allowed_hosts[0]: 'a/b' is not a valid name: use up to 64 letters, digits, '.', '_' and '-'",
+        ),
+        ("serve: {port: 70000}", "line 1: serve.port is 70000, expected a port, 0 to 65535 (0: any free port)"),
+        ("serve: {max_output: big}", "line 1: serve.max_output is 'big', expected a size such as 64MiB"),
+        (
+            "serve: {max_output: 1}",
+            "line 1: serve.max_output is 1, expected a size such as 64MiB, 4KiB to 1024TiB",
         ),
         ("[]", "line 1: the file is a list, expected keys and their values"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line_and_its_name(text: str, said: str) -> None:
+def test_errors_name_line_and_key(text: str, message: str) -> None:
     with pytest.raises(RefoldError) as error:
         parse_config(text, "refold.yaml")
-    assert str(error.value) == f"refold.yaml {said}"
+    assert str(error.value) == f"refold.yaml {message}"
 
 
-def test_an_unknown_policy_or_setting_is_told_with_the_nearest() -> None:
-    with pytest.raises(RefoldError, match=r"refold.yaml line 1: policy: no policy 'rubik'; did you mean 'rubick'\?"):
+def test_an_unknown_policy_or_setting_suggests_the_nearest() -> None:
+    with pytest.raises(
+        RefoldError, match=r"refold.yaml line 1: policy: unknown policy 'rubik'; did you mean 'rubick'\?"
+    ):
         parse_config("policy: rubik", "refold.yaml")
-    with pytest.raises(RefoldError, match=r"line 1: no key of policy.settings 'dept'; did you mean 'depth'\?"):
+    with pytest.raises(RefoldError, match=r"line 1: policy.settings: unknown key 'dept'; did you mean 'depth'\?"):
         parse_config("policy: {settings: {dept: 3}}", "refold.yaml")
 
 
 @pytest.mark.parametrize(
-    ("size", "of_bytes"), [("64MiB", 2**26), ("1GB", 10**9), ("1.5 KiB", None), ("2G", 2 * 10**9), ("10000", 10**4)]
+    ("size", "expected_bytes"),
+    [("64MiB", 2**26), ("1GB", 10**9), ("1.5 KiB", None), ("2G", 2 * 10**9), ("10000", 10**4)],
 )
-def test_sizes_are_written_as_people_write_them(size: str, of_bytes: int | None) -> None:
-    if of_bytes is None:
+def test_sizes_have_units(size: str, expected_bytes: int | None) -> None:
+    if expected_bytes is None:
         with pytest.raises(RefoldError, match="expected a size"):
-            parse_config(f"serve: {{most_output: {size}}}", "f")
+            parse_config(f"serve: {{max_output: {size}}}", "f")
     else:
-        assert parse_config(f"serve: {{most_output: {size}}}", "f").serve.most_output == of_bytes
+        assert parse_config(f"serve: {{max_output: {size}}}", "f").serve.max_output == expected_bytes
 
 
 # The file that `refold init` writes.
@@ -202,29 +216,34 @@ class TwoGpus(SlotsMachine):
         ]
 
 
-def test_the_commented_file_is_the_usual_configuration() -> None:
-    assert parse_config(commented(TwoGpus(0)), "refold.yaml") == Config()
-    assert "found here: 2 × NVIDIA H200" in commented(TwoGpus(0))
+def test_the_template_is_the_default_configuration() -> None:
+    assert parse_config(render_template(TwoGpus(0)), "refold.yaml") == Config()
+    assert "found on this machine: 2 × NVIDIA H200" in render_template(TwoGpus(0))
 
 
-def test_without_gpus_it_begins_with_slots() -> None:
-    assert parse_config(commented(SlotsMachine(4)), "refold.yaml") == Config(cluster=ClusterChoice(slots=4))
+def test_without_gpus_the_template_sets_slots() -> None:
+    assert parse_config(render_template(SlotsMachine(4)), "refold.yaml") == Config(cluster=ClusterConfig(slots=4))
 
 
 def uncommented(text: str) -> str:
-    """Every setting is taken; prose has a space after its '#'."""
+    """Return the text with every setting uncommented; prose has a space after its '#'."""
     return "\n".join(line[1:] if re.match(r"#(?! \S)", line) else line for line in text.splitlines())
 
 
-def test_every_setting_that_is_commented_out_can_be_taken() -> None:
-    text = re.sub(r"(?m)^  (slots|nodes):.*\n", "", uncommented(commented(TwoGpus(0))))
+def test_every_commented_setting_is_valid() -> None:
+    text = re.sub(r"(?m)^  (slots|nodes):.*\n", "", uncommented(render_template(TwoGpus(0))))
     config = parse_config(text, "refold.yaml")
     assert config.tenants == (Tenant("vision", 4, 8), Tenant("language", 4))
     assert config.watch.idle == Config().watch.idle
     assert config.serve == Config().serve
-    assert config.notify.tell == Config().notify.tell
+    assert config.notify.kinds == Config().notify.kinds
     assert config.notify.waiting_long_after == Config().notify.waiting_long_after
-    assert config.policy.settings == {"most_passed": 100, "durations": "predicted", "likely": 0.5, "confidence": 0.8}
+    assert config.policy.settings == {
+        "max_overtaken": 100,
+        "durations": "predicted",
+        "duration_quantile": 0.5,
+        "confidence": 0.8,
+    }
 
 
 @pytest.mark.parametrize(
@@ -241,46 +260,46 @@ def test_every_setting_that_is_commented_out_can_be_taken() -> None:
         config_rules.WATCH,
     ],
 )
-def test_every_key_is_in_the_commented_file_and_on_the_page(table: dict[str, object]) -> None:
-    text = uncommented(commented(TwoGpus(0)))
+def test_every_key_is_in_the_template_and_in_the_documentation(table: dict[str, object]) -> None:
+    text = uncommented(render_template(TwoGpus(0)))
     page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
     for key in table:
-        assert re.search(rf"\b{key}:", text), f"{key} is not in the commented file"
+        assert re.search(rf"\b{key}:", text), f"{key} is not in the template"
         assert f"`{key}`" in page, f"{key} is not in docs/config.md"
 
 
-def test_the_file_on_the_page_is_the_one_that_is_written() -> None:
+def test_the_documented_file_is_the_template() -> None:
     page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
-    assert f"```yaml\n{commented(TwoGpus(0))}```" in page
+    assert f"```yaml\n{render_template(TwoGpus(0))}```" in page
 
 
-def test_every_error_that_makes_a_gpu_bad_is_on_the_page() -> None:
+def test_every_xid_of_a_faulty_gpu_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
-    bad = [f"| {number} | {xid.says} |" for number, xid in XIDS.items() if xid.verdict == "bad"]
+    bad = [f"| {number} | {xid.text} |" for number, xid in XIDS.items() if xid.verdict == "bad"]
     assert "\n".join(bad) in page
 
 
-def test_init_writes_a_file_for_its_owner_and_never_over_another(
+def test_init_writes_a_private_file_and_does_not_overwrite(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("refold.backends.local.nvidia.open_driver", lambda: None)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     path = tmp_path / "refold.yaml"
     init(tmp_path)
-    assert read_config(path) == Config(cluster=ClusterChoice(slots=2))
+    assert read_config(path) == Config(cluster=ClusterConfig(slots=2))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.write_text("serve: {port: 1}\n")
-    with pytest.raises(BadFile, match="is there already; --force"):
+    with pytest.raises(BadFile, match="already exists; use --force"):
         init(path)
     assert read_config(path).serve.port == 1
     init(path, force=True)
-    assert read_config(path).serve.port == ServeChoice().port
+    assert read_config(path).serve.port == ServeConfig().port
     assert f"wrote {path}" in capsys.readouterr().out
 
 
-def test_a_file_that_cannot_be_written_is_no_traceback(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="cannot be written: No such file"):
-        write_commented(tmp_path / "absent" / "refold.yaml", SlotsMachine(1))
+        write_template(tmp_path / "absent" / "refold.yaml", SlotsMachine(1))
 
 
 KEYS = st.sampled_from(
@@ -295,7 +314,7 @@ VALUES = st.recursive(
 
 @settings(deadline=None, max_examples=150)
 @given(st.dictionaries(KEYS, VALUES, max_size=4))
-def test_any_file_is_a_config_or_an_error_with_a_line(tree: dict[str, object]) -> None:
+def test_any_file_is_valid_or_an_error_with_a_line(tree: dict[str, object]) -> None:
     import yaml
 
     try:

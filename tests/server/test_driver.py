@@ -1,4 +1,4 @@
-"""The live loop, where nothing takes time: what it waits for, what it tells the scheduler, and when it ends."""
+"""The live driver without real delays: what it waits for, what it passes to the scheduler, when it ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from live_setups import JumpingClock, ScriptedBackend, pretend
+from live_setups import JumpingClock, ScriptedBackend, drive_instantly
 
 from refold.backends.local.backend import local_cluster
 from refold.core import Entry, ListJournal, Scheduler, View
@@ -23,21 +23,21 @@ from refold.testing import make_job
 ON_SLOT_0 = Allocation((Share(0, (0,)),))
 
 
-class Deciding:
-    """A policy out of one function."""
+class FunctionPolicy:
+    """A policy made from a function."""
 
-    name = "deciding"
+    name = "function"
 
     def __init__(self, decide: Callable[[View], Decision]) -> None:
         self.decide = decide
 
 
-def test_facts_are_told_when_they_come_and_orders_carried_out() -> None:
+def test_events_reach_the_scheduler_in_time_and_orders_are_carried_out() -> None:
     journal = ListJournal()
     jobs = [make_job("second", at=5.0), make_job("first")]
-    backend, _ = asyncio.run(pretend(Scheduler(local_cluster(1), Fifo(), journal), jobs))
-    told = [(entry.now, entry.events) for entry in journal.entries]
-    assert told == [
+    backend, _ = asyncio.run(drive_instantly(Scheduler(local_cluster(1), Fifo(), journal), jobs))
+    steps = [(entry.now, entry.events) for entry in journal.entries]
+    assert steps == [
         (0.0, (JobSubmitted(jobs[1]),)),
         (0.0, (RunStarted("first", 1), RunFinished("first", 1))),
         (5.0, (JobSubmitted(jobs[0]),)),
@@ -47,7 +47,7 @@ def test_facts_are_told_when_they_come_and_orders_carried_out() -> None:
     assert backend.closed
 
 
-def test_a_policy_is_woken_when_it_asked_to_be() -> None:
+def test_a_policy_is_woken_at_wake_at() -> None:
     journal = ListJournal()
     scheduler = Scheduler(local_cluster(1), Las(threshold_gpu_seconds=10.0), journal)
     jobs = [make_job("long"), make_job("short", at=1.0)]
@@ -56,26 +56,26 @@ def test_a_policy_is_woken_when_it_asked_to_be() -> None:
         if StartRun("long", 2, ON_SLOT_0) in entry.orders:
             driver.report(RunFinished("long", 2))
 
-    asyncio.run(pretend(scheduler, jobs, go_on=["long"], after_step=finish_second_run))
+    asyncio.run(drive_instantly(scheduler, jobs, keep_running=["long"], after_step=finish_second_run))
     woken = [entry for entry in journal.entries if Woke() in entry.events]
-    assert [(entry.now, entry.orders) for entry in woken] == [(10.0, (StopRun("long", 1, "las: for short"),))]
+    assert [(entry.now, entry.orders) for entry in woken] == [(10.0, (StopRun("long", 1, "las: preempted for short"),))]
 
 
-def test_it_ends_when_nobody_will_ever_start_what_waits() -> None:
-    scheduler = Scheduler(local_cluster(1), Deciding(lambda _: Decision()))
-    backend, _ = asyncio.run(pretend(scheduler, [make_job("job")]))
+def test_the_driver_ends_if_no_waiting_job_can_ever_start() -> None:
+    scheduler = Scheduler(local_cluster(1), FunctionPolicy(lambda _: Decision()))
+    backend, _ = asyncio.run(drive_instantly(scheduler, [make_job("job")]))
     assert list(scheduler.view.waiting) == ["job"]
     assert backend.closed
 
 
-def test_it_does_not_wait_for_a_job_that_never_fits() -> None:
+def test_the_driver_does_not_wait_for_an_infeasible_job() -> None:
     scheduler = Scheduler(local_cluster(1), Fifo())
-    asyncio.run(pretend(scheduler, [make_job("huge", gpus=9), make_job("job")]))
+    asyncio.run(drive_instantly(scheduler, [make_job("huge", gpus=9), make_job("job")]))
     assert list(scheduler.view.infeasible) == ["huge"]
     assert not scheduler.view.waiting
 
 
-def test_a_bad_decision_is_refused_and_life_goes_on() -> None:
+def test_a_bad_decision_is_rejected_and_the_driver_continues() -> None:
     refused: list[BadDecision] = []
 
     def start_twice_on_one_slot(view: View) -> Decision:
@@ -86,15 +86,15 @@ def test_a_bad_decision_is_refused_and_life_goes_on() -> None:
         return Decision(starts=(Start(first, ON_SLOT_0),)) if first and free else Decision(wake_at=view.now + 1)
 
     journal = ListJournal()
-    scheduler = Scheduler(local_cluster(1), Deciding(start_twice_on_one_slot), journal, refused.append)
+    scheduler = Scheduler(local_cluster(1), FunctionPolicy(start_twice_on_one_slot), journal, refused.append)
     jobs = [make_job("a"), make_job("b"), make_job("c", at=1.0)]
-    backend, _ = asyncio.run(pretend(scheduler, jobs))
+    backend, _ = asyncio.run(drive_instantly(scheduler, jobs))
     assert [refusal.rule for refusal in refused] == ["free"]
-    assert journal.entries[0].refused
+    assert journal.entries[0].rejection
     assert [order.job for order in backend.carried_out] == ["a", "b", "c"]
 
 
-def test_to_cancel_all_is_to_stop_what_runs_and_start_nothing_more() -> None:
+def test_cancel_all_stops_runs_and_starts_nothing_more() -> None:
     journal = ListJournal()
     scheduler = Scheduler(local_cluster(1), Fifo(), journal)
     jobs = [make_job("running"), make_job("waiting"), make_job("huge", gpus=9), make_job("later", at=100.0)]
@@ -103,7 +103,7 @@ def test_to_cancel_all_is_to_stop_what_runs_and_start_nothing_more() -> None:
         if RunStarted("running", 1) in entry.events:
             driver.cancel_all()
 
-    asyncio.run(pretend(scheduler, jobs, go_on=["running"], after_step=cancel_once_it_runs))
+    asyncio.run(drive_instantly(scheduler, jobs, keep_running=["running"], after_step=cancel_once_it_runs))
     assert [(entry.events, entry.orders) for entry in journal.entries[2:]] == [
         (
             (JobCancelled("huge"), JobCancelled("waiting"), JobCancelled("running")),
@@ -129,12 +129,12 @@ def test_reports_may_come_from_any_thread() -> None:
     asyncio.run(driven())
 
 
-def test_when_a_policy_breaks_the_back_end_is_closed_all_the_same() -> None:
-    def breaks(view: View) -> Decision:
+def test_the_backend_is_closed_if_the_policy_raises() -> None:
+    def raise_error(view: View) -> Decision:
         raise ZeroDivisionError
 
     async def driven() -> ScriptedBackend:
-        driver = LiveDriver(Scheduler(local_cluster(1), Deciding(breaks)), [make_job("job")], JumpingClock())
+        driver = LiveDriver(Scheduler(local_cluster(1), FunctionPolicy(raise_error)), [make_job("job")], JumpingClock())
         backend = ScriptedBackend(driver.report)
         with pytest.raises(ZeroDivisionError):
             await driver.drive(backend)

@@ -1,4 +1,4 @@
-"""A policy that fails costs nobody their place."""
+"""A failing policy is replaced without losing jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from refold.testing import make_cluster, make_job
 
 
 class FailsOnce(Fifo):
-    """It fails when it sees a job that is called 'bad', the first time."""
+    """Raises the first time a job named 'bad' is waiting."""
 
     failed = False
 
@@ -23,7 +23,7 @@ class FailsOnce(Fifo):
         return super().decide(view)
 
 
-def test_who_came_when_the_policy_failed_is_started_by_the_next_one() -> None:
+def test_jobs_submitted_when_the_policy_failed_are_started_by_the_next_instance() -> None:
     FailsOnce.failed = False
     scheduler = Scheduler(make_cluster(4), FallbackPolicy(FailsOnce))
     scheduler.step(0.0, [JobSubmitted(make_job("first"))])

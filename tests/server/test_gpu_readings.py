@@ -1,4 +1,4 @@
-"""Whoever asks how the GPUs do is answered, and keeps nobody waiting, however the driver does."""
+"""GPU status calls are answered in time, whatever the driver does."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hand_daemon import CLUSTER, OWNER, HandDaemon
-from loop_setups import UnreliableMachine
+from loop_setups import UnreliableBackend
+from manual_daemon import CLUSTER, OWNER, ManualDaemon
 
 from refold.api.wire import GpuStatus
 from refold.backends.local.nvidia import DetectedGpu, GpuProblem, GpuReading
-from refold.server.config.settings import WatchChoice
+from refold.server.config.settings import WatchConfig
 from refold.server.monitor import gpu_poller
 from refold.server.monitor.gpu_poller import GpuPoller
 from refold.server.monitor.machine import Layout
 
 BUSY = [
-    GpuStatus("a", 0, "slot", [], 1.0, load=90.0, celsius=60.0),
-    GpuStatus("a", 1, "slot", [], 1.0, load=80.0, celsius=50.0),
+    GpuStatus("a", 0, "slot", [], 1.0, utilisation=90.0, celsius=60.0),
+    GpuStatus("a", 1, "slot", [], 1.0, utilisation=80.0, celsius=50.0),
 ]
 UNKNOWN = [GpuStatus("a", index, "slot", [], 1.0) for index in (0, 1)]
 
 
 class SlowDriver:
-    """GPUs whose driver answers when it is let to."""
+    """GPUs whose driver answers when the test allows it."""
 
     def __init__(self) -> None:
         self.answers = threading.Event()
-        self.asked = 0
+        self.reads = 0
         self.fails = False
 
     def gpus(self) -> Sequence[DetectedGpu]:
         return [DetectedGpu(index, "", "slot", "slot") for index in (0, 1)]
 
     def read(self) -> Sequence[GpuReading]:
-        self.asked += 1
+        self.reads += 1
         if not self.answers.wait(30.0) or self.fails:
             raise RuntimeError("the driver has failed")
-        return [GpuReading(0, load=90.0, celsius=60.0), GpuReading(1, load=80.0, celsius=50.0)]
+        return [GpuReading(0, utilisation=90.0, celsius=60.0), GpuReading(1, utilisation=80.0, celsius=50.0)]
 
     def problems(self) -> Sequence[GpuProblem]:
         return []
@@ -49,64 +49,66 @@ class SlowDriver:
     def close(self) -> None: ...
 
 
-Test = Callable[[HandDaemon, GpuPoller, SlowDriver], Coroutine[Any, Any, None]]
+Test = Callable[[ManualDaemon, GpuPoller, SlowDriver], Coroutine[Any, Any, None]]
 
 
-def within(folder: Path, test: Test) -> None:
+def run_with_poller(folder: Path, test: Test) -> None:
     async def main() -> None:
-        async with HandDaemon(folder / "state", UnreliableMachine()) as daemon:
+        async with ManualDaemon(folder / "state", UnreliableBackend()) as daemon:
             driver = SlowDriver()
-            rounds = GpuPoller(daemon.loop, driver, Layout(CLUSTER, ((0, 0), (0, 1))), WatchChoice(), daemon.telling)
-            daemon.service.gpu_readings = rounds.statuses
+            poller = GpuPoller(daemon.loop, driver, Layout(CLUSTER, ((0, 0), (0, 1))), WatchConfig(), daemon.messages)
+            daemon.service.read_gpus = poller.statuses
             try:
-                await test(daemon, rounds, driver)
+                await test(daemon, poller, driver)
             finally:
                 driver.answers.set()
 
     asyncio.run(main())
 
 
-def test_those_who_ask_at_once_wait_for_one_reading_and_nobody_else_waits(tmp_path: Path) -> None:
-    async def test(daemon: HandDaemon, rounds: GpuPoller, driver: SlowDriver) -> None:
-        asking = [asyncio.create_task(daemon.service.gpus(OWNER)) for _ in range(3)]
-        walking = asyncio.create_task(rounds.go_round())
-        await daemon.submit("meanwhile", gpus=3)  # it never fits
-        assert not any(task.done() for task in (*asking, walking))
+def test_concurrent_calls_share_one_reading_and_block_nothing_else(tmp_path: Path) -> None:
+    async def test(daemon: ManualDaemon, poller: GpuPoller, driver: SlowDriver) -> None:
+        calls = [asyncio.create_task(daemon.service.gpus(OWNER)) for _ in range(3)]
+        polling = asyncio.create_task(poller.poll())
+        await daemon.submit("meanwhile", gpus=3)  # infeasible
+        assert not any(task.done() for task in (*calls, polling))
         await daemon.service.cancel(OWNER, "meanwhile")
         driver.answers.set()
-        assert await asyncio.gather(*asking) == [BUSY] * 3
-        await walking
-        assert (await rounds.statuses(), driver.asked) == (BUSY, 1)  # it was read just now
+        assert await asyncio.gather(*calls) == [BUSY] * 3
+        await polling
+        assert (await poller.statuses(), driver.reads) == (BUSY, 1)  # the reading is recent
 
-    within(tmp_path, test)
+    run_with_poller(tmp_path, test)
 
 
-def test_a_driver_that_does_not_answer_is_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_poller, "PATIENCE", 0.02)
-    monkeypatch.setattr(gpu_poller, "FRESH_FOR", 0.0)
+def test_a_slow_driver_times_out_and_the_last_readings_are_returned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_poller, "DRIVER_TIMEOUT_SECONDS", 0.02)
+    monkeypatch.setattr(gpu_poller, "READING_MAX_AGE_SECONDS", 0.0)
 
-    async def test(daemon: HandDaemon, rounds: GpuPoller, driver: SlowDriver) -> None:
+    async def test(daemon: ManualDaemon, poller: GpuPoller, driver: SlowDriver) -> None:
         driver.answers.set()
-        await rounds.go_round()
+        await poller.poll()
         driver.answers.clear()
-        told = [await rounds.statuses() for _ in range(3)]
-        assert (told, driver.asked) == ([BUSY] * 3, 2)  # what was said last; and it is asked once only
+        statuses = [await poller.statuses() for _ in range(3)]
+        assert (statuses, driver.reads) == ([BUSY] * 3, 2)  # the last readings; only one read is pending
 
-    within(tmp_path, test)
+    run_with_poller(tmp_path, test)
 
 
-def test_of_a_driver_that_fails_nothing_is_known_and_it_is_said(
+def test_a_failing_driver_is_logged_and_readings_become_unknown(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_poller, "FRESH_FOR", 0.0)
+    monkeypatch.setattr(gpu_poller, "READING_MAX_AGE_SECONDS", 0.0)
 
-    async def test(daemon: HandDaemon, rounds: GpuPoller, driver: SlowDriver) -> None:
+    async def test(daemon: ManualDaemon, poller: GpuPoller, driver: SlowDriver) -> None:
         driver.answers.set()
-        assert await rounds.statuses() == BUSY
+        assert await poller.statuses() == BUSY
         driver.fails = True
-        assert await rounds.statuses() == UNKNOWN
-        assert "the GPUs could not be read" in caplog.text
+        assert await poller.statuses() == UNKNOWN
+        assert "cannot read the GPUs" in caplog.text
         driver.fails = False
-        assert await rounds.statuses() == BUSY
+        assert await poller.statuses() == BUSY
 
-    within(tmp_path, test)
+    run_with_poller(tmp_path, test)

@@ -1,4 +1,4 @@
-"""Real processes under real policies: what was decided is on disk before it is done, and replays on any machine."""
+"""Real processes under real policies: decisions are on disk before they are carried out, and replay."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from refold.simulator import simulate
 
 POLICIES = ["fifo", "fifo-skip", "sjf", "srtf", "las", "drf"]
 FAST_LAS = {"threshold_gpu_seconds": 0.2}
-ONCE_STOPPED = 'if [ "$REFOLD_RUN" -ge 2 ]; then exit 0; fi; exec sleep 1000'
-"""Goes on until it is stopped, and ends when it is started again."""
+UNTIL_STOPPED = 'if [ "$REFOLD_RUN" -ge 2 ]; then exit 0; fi; exec sleep 1000'
+"""The first run continues until it is stopped; later runs exit at once."""
 
 
-def a_mixed_list() -> list[Job]:
+def mixed_jobs() -> list[Job]:
     return [
         shell_job("a", "sleep 0.1", work=0.1),
         shell_job("gang", "sleep 0.05", instances=2, work=0.05, tenant="other"),
@@ -40,15 +40,15 @@ def a_mixed_list() -> list[Job]:
 
 
 def replays(folder: Path) -> bool:
-    """Whether a newly made policy gives the same orders to the same facts."""
+    """Whether a new instance of the policy gives the same orders for the same events."""
     header, entries = read_journal(folder / "journal.jsonl")
     return check_replay(header, entries, make_policy(header.policy, header.settings)) > 0
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_runs_a_list_to_its_end_and_the_journal_replays(tmp_path: Path, policy: str) -> None:
-    outcomes = drive(a_mixed_list(), tmp_path, slots=3, policy=policy)
-    assert {job: outcome.state for job, outcome in outcomes.of.items()} == {
+def test_every_policy_runs_all_jobs_and_the_journal_replays(tmp_path: Path, policy: str) -> None:
+    outcomes = drive(mixed_jobs(), tmp_path, slots=3, policy=policy)
+    assert {job: outcome.state for job, outcome in outcomes.by_id.items()} == {
         "a": "finished",
         "gang": "finished",
         "wide": "finished",
@@ -56,19 +56,19 @@ def test_every_policy_runs_a_list_to_its_end_and_the_journal_replays(tmp_path: P
         "c": "finished",
         "d": "finished",
     }
-    assert outcomes.of["b"].why == "exit 3"
+    assert outcomes.by_id["b"].why == "exit 3"
     assert replays(tmp_path)
 
 
-def test_no_slot_is_given_twice_at_a_time(tmp_path: Path) -> None:
-    """Each process takes a lock named after its slot; a second that wanted it would fail."""
+def test_no_slot_is_allocated_twice_at_the_same_time(tmp_path: Path) -> None:
+    """Each process takes a lock named after its slot; a second holder would fail."""
     lock = "mkdir lock-$REFOLD_SLOTS || exit 9; sleep 0.05; rmdir lock-$REFOLD_SLOTS"
     jobs = [shell_job(f"job-{number}", f"cd '{tmp_path}' && {lock}") for number in range(8)]
     assert drive(jobs, tmp_path, slots=2, policy="fifo-skip").all_finished()
 
 
-class Witness:
-    """A back end that looks into the journal before it does as it is told."""
+class JournalCheckingBackend:
+    """A backend that checks the journal on disk before it carries out orders."""
 
     def __init__(self, inner: Backend, journal: Path) -> None:
         self._inner = inner
@@ -84,34 +84,34 @@ class Witness:
     async def close(self) -> None:
         await self._inner.close()
 
-    async def leave(self) -> None:
-        await self._inner.leave()
+    async def detach(self) -> None:
+        await self._inner.detach()
 
-    async def keep_only(self, runs: Collection[tuple[str, int]]) -> None:
-        await self._inner.keep_only(runs)
+    async def stop_all_except(self, runs: Collection[tuple[str, int]]) -> None:
+        await self._inner.stop_all_except(runs)
 
 
-def test_the_journal_is_on_disk_before_any_process_is_there(tmp_path: Path) -> None:
-    witnesses: list[Witness] = []
+def test_decisions_are_on_disk_before_processes_start(tmp_path: Path) -> None:
+    backends: list[JournalCheckingBackend] = []
 
     def watched(make: Callable[[Report], Backend], report: Report) -> Backend:
-        witnesses.append(Witness(make(report), tmp_path / "journal.jsonl"))
-        return witnesses[0]
+        backends.append(JournalCheckingBackend(make(report), tmp_path / "journal.jsonl"))
+        return backends[0]
 
-    assert not drive(a_mixed_list(), tmp_path, slots=3, policy="fifo", wrap=watched).all_finished()
-    assert witnesses[0].seen == len(a_mixed_list())
+    assert not drive(mixed_jobs(), tmp_path, slots=3, policy="fifo", wrap=watched).all_finished()
+    assert backends[0].seen == len(mixed_jobs())
 
 
 def unreliable(seed: int) -> Callable[[Callable[[Report], Backend], Report], Backend]:
-    """Every report may come twice or three times, some of them much later, when its run is long over."""
+    """Return a wrapper that repeats reports up to twice, some of them after their run has ended."""
 
     def wrap(make: Callable[[Report], Backend], report: Report) -> Backend:
-        chance = random.Random(seed)
+        rng = random.Random(seed)
 
         def repeat(event: Event) -> None:
             report(event)
-            for _ in range(chance.randrange(3)):
-                asyncio.get_running_loop().call_later(chance.choice([0.0, 0.02, 0.2]), report, event)
+            for _ in range(rng.randrange(3)):
+                asyncio.get_running_loop().call_later(rng.choice([0.0, 0.02, 0.2]), report, event)
 
         return make(repeat)
 
@@ -120,7 +120,7 @@ def unreliable(seed: int) -> Callable[[Callable[[Report], Backend], Report], Bac
 
 def without_repeats(entries: Sequence[Entry]) -> list[tuple[float, list[Event]]]:
     seen: list[Event] = []
-    told: list[tuple[float, list[Event]]] = []
+    steps: list[tuple[float, list[Event]]] = []
     for entry in entries:
         events: list[Event] = []
         for event in entry.events:
@@ -129,34 +129,34 @@ def without_repeats(entries: Sequence[Entry]) -> list[tuple[float, list[Event]]]
                     continue
                 seen.append(event)
             events.append(event)
-        told.append((entry.now, events))
-    return told
+        steps.append((entry.now, events))
+    return steps
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(("policy", "settings"), [("fifo-skip", {}), ("las", FAST_LAS)])
-def test_reports_that_come_late_and_twice_change_no_order(
+def test_late_and_duplicate_reports_change_no_order(
     tmp_path: Path, policy: str, settings: dict[str, Any], seed: int
 ) -> None:
-    jobs = [shell_job("again", ONCE_STOPPED), shell_job("short", "sleep 0.1", at=0.4)] if settings else []
-    jobs += a_mixed_list()
+    jobs = [shell_job("again", UNTIL_STOPPED), shell_job("short", "sleep 0.1", at=0.4)] if settings else []
+    jobs += mixed_jobs()
     drive(jobs, tmp_path, slots=3, policy=policy, settings=settings, wrap=unreliable(seed))
     entries = entries_of(tmp_path)
-    once = without_repeats(entries)
-    assert sum(len(events) for _, events in once) < sum(len(entry.events) for entry in entries)
+    deduplicated = without_repeats(entries)
+    assert sum(len(events) for _, events in deduplicated) < sum(len(entry.events) for entry in entries)
     scheduler = Scheduler(local_cluster(3), make_policy(policy, settings))
-    assert [scheduler.step(now, events).orders for now, events in once] == [entry.orders for entry in entries]
+    assert [scheduler.step(now, events).orders for now, events in deduplicated] == [entry.orders for entry in entries]
     assert scheduler.late_reports == 0
 
 
 @pytest.mark.parametrize(
     ("policy", "settings", "short_work"), [("las", FAST_LAS, None), ("srtf", {}, 0.1)], ids=["las", "srtf"]
 )
-def test_a_run_is_stopped_for_another_and_its_job_goes_on_later(
+def test_a_preempted_job_continues_later(
     tmp_path: Path, policy: str, settings: dict[str, Any], short_work: float | None
 ) -> None:
     jobs = [
-        shell_job("long", ONCE_STOPPED, work=1000.0),
+        shell_job("long", UNTIL_STOPPED, work=1000.0),
         shell_job("short", "true", at=0.5, work=short_work),
     ]
     outcomes = drive(jobs, tmp_path, policy=policy, settings=settings)
@@ -176,15 +176,15 @@ def test_a_process_killed_from_outside_fails_its_job_and_frees_its_slot(tmp_path
         shell_job("next", "true"),
     ]
     outcomes = drive(jobs, tmp_path, slots=2)
-    assert [outcome.state for outcome in outcomes.of.values()] == ["failed", "finished", "finished"]
-    assert outcomes.of["victim"].why == f"killed by {signal.SIGKILL.name}"
+    assert [outcome.state for outcome in outcomes.by_id.values()] == ["failed", "finished", "finished"]
+    assert outcomes.by_id["victim"].why == f"killed by {signal.SIGKILL.name}"
     failed = [event for entry in entries_of(tmp_path) for event in entry.events if isinstance(event, RunFailed)]
     assert failed == [RunFailed("victim", 1, "killed by SIGKILL", exit_code=137)]
 
 
 @pytest.mark.parametrize("policy", ["fifo", "sjf", "drf"])
-def test_the_simulator_and_the_real_world_start_jobs_in_the_same_order(tmp_path: Path, policy: str) -> None:
-    """One slot, so the order is the policy's alone and not the machine's mood."""
+def test_simulated_and_real_jobs_start_in_the_same_order(tmp_path: Path, policy: str) -> None:
+    """One slot, so that the order depends on the policy and not on timing."""
     jobs = [
         shell_job(f"job-{number}", f"sleep {work}", work=work, tenant=tenant)
         for number, (work, tenant) in enumerate([(0.05, "x"), (0.03, "x"), (0.01, "y"), (0.04, "y"), (0.02, "x")])
@@ -196,8 +196,8 @@ def test_the_simulator_and_the_real_world_start_jobs_in_the_same_order(tmp_path:
     assert allocations(entries_of(tmp_path)) == allocations(simulated.entries)
 
 
-def test_gangs_and_all_start_in_the_same_order_in_both_worlds(tmp_path: Path) -> None:
-    jobs = [job for job in a_mixed_list() if job.submitted == 0.0]
+def test_simulated_and_real_gangs_start_in_the_same_order(tmp_path: Path) -> None:
+    jobs = [job for job in mixed_jobs() if job.submitted == 0.0]
     simulated = ListJournal()
     simulate(jobs, local_cluster(3), make_policy("fifo"), journal=simulated)
     drive(jobs, tmp_path, slots=3)
@@ -208,7 +208,7 @@ def allocations(entries: Sequence[Entry]) -> list[Any]:
     return [order.allocation for entry in entries for order in entry.orders if isinstance(order, StartRun)]
 
 
-def test_a_list_of_many_short_jobs_loses_none(tmp_path: Path) -> None:
+def test_many_short_jobs_all_finish(tmp_path: Path) -> None:
     jobs = [shell_job(f"job-{number}", "true") for number in range(40)]
     outcomes = drive(jobs, tmp_path, slots=4, policy="fifo")
     assert outcomes.all_finished()

@@ -1,4 +1,4 @@
-"""What runs have written goes some time after their job has ended; what the job has kept stays."""
+"""Output of runs is removed some time after the job has ended; the job's `kept` folder stays."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hand_daemon import HandDaemon
-from loop_setups import UnreliableMachine
-from real_daemon import RealDaemon, until
+from loop_setups import UnreliableBackend
+from manual_daemon import ManualDaemon
+from real_daemon import RealDaemon, wait_until
 
 from refold.backends.local.run_files import RunFiles
 from refold.core.events import RunFinished
@@ -18,137 +18,137 @@ from refold.server import log_retention
 from refold.server.log_retention import LogRetention
 
 KEEP_FOR = 100.0
-OFTEN = {"prepare": "breaking:sweep_often", "arguments": {"every": 0.05}}
+FREQUENT_SWEEPS = {"prepare": "fault_injection:set_sweep_interval", "arguments": {"every": 0.05}}
 
 
-class Swept:
-    """A daemon, a sweeper with a clock of its own, and the files of jobs."""
+class RetentionSetup:
+    """A daemon, log retention with a manual clock, and the files of jobs."""
 
-    def __init__(self, daemon: HandDaemon, folder: Path) -> None:
+    def __init__(self, daemon: ManualDaemon, folder: Path) -> None:
         self.daemon = daemon
         self.logs = folder / "logs"
         self.now = 0.0
-        self.sweeping = LogRetention(daemon.store.reading, self.logs, KEEP_FOR, lambda: self.now)
+        self.retention = LogRetention(daemon.store.reader, self.logs, KEEP_FOR, lambda: self.now)
 
-    async def job(self, *, kept: str = "", over: bool = True) -> str:
-        """The id of a job that has run, and has left what runs leave."""
+    async def job(self, *, kept: str = "", ended: bool = True) -> str:
+        """Add a job with the files of one run; return its id."""
         job = await self.daemon.submit("job")
         files = RunFiles(self.logs, job, 1)
-        files.kept.mkdir(parents=True)
+        files.checkpoint_folder.mkdir(parents=True)
         for path in (files.log(0), files.claim(0), files.exit(0), files.end, files.folder / "run-1.0.log.gone"):
             path.write_text("x")
         if kept:
-            (files.kept / kept).write_text("x")
-        if over:
+            (files.checkpoint_folder / kept).write_text("x")
+        if ended:
             await self.daemon.end_run(job, RunFinished)
         return job
 
-    def ended(self, job: str) -> float:
-        row = self.daemon.store.reading.ended_job(job)
+    def end_time(self, job: str) -> float:
+        row = self.daemon.store.reader.ended_job(job)
         assert row is not None
         assert row.ended is not None
         return row.ended
 
-    def left(self) -> dict[str, list[str]]:
-        """The files of each job that has a folder still."""
+    def remaining(self) -> dict[str, list[str]]:
+        """Return the remaining files by job."""
         return {
             folder.name: sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
             for folder in self.logs.iterdir()
         }
 
 
-def within(folder: Path, test: Callable[[Swept], Coroutine[Any, Any, None]]) -> None:
+def run_with_daemon(folder: Path, test: Callable[[RetentionSetup], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        async with HandDaemon(folder / "state", UnreliableMachine()) as daemon:
-            await test(Swept(daemon, folder))
+        async with ManualDaemon(folder / "state", UnreliableBackend()) as daemon:
+            await test(RetentionSetup(daemon, folder))
 
     asyncio.run(main())
 
 
-def test_output_goes_when_its_time_has_come_and_not_before(tmp_path: Path) -> None:
-    async def test(swept: Swept) -> None:
-        job = await swept.job()
-        everything = swept.left()
-        swept.now = swept.ended(job) + KEEP_FOR - 1.0
-        swept.sweeping.sweep()
-        assert swept.left() == everything
-        swept.now += 1.0
-        swept.sweeping.sweep()
-        assert swept.left() == {}
+def test_output_is_removed_after_the_retention_time_and_not_before(tmp_path: Path) -> None:
+    async def test(setup: RetentionSetup) -> None:
+        job = await setup.job()
+        before = setup.remaining()
+        setup.now = setup.end_time(job) + KEEP_FOR - 1.0
+        setup.retention.sweep()
+        assert setup.remaining() == before
+        setup.now += 1.0
+        setup.retention.sweep()
+        assert setup.remaining() == {}
 
-    within(tmp_path, test)
-
-
-def test_what_a_job_has_kept_for_itself_stays(tmp_path: Path) -> None:
-    async def test(swept: Swept) -> None:
-        job = await swept.job(kept="model.pt")
-        swept.now = swept.ended(job) + KEEP_FOR
-        swept.sweeping.sweep()
-        assert swept.left() == {job: ["kept", "kept/model.pt"]}
-
-    within(tmp_path, test)
+    run_with_daemon(tmp_path, test)
 
 
-def test_a_job_that_runs_keeps_its_output_however_long(tmp_path: Path) -> None:
-    async def test(swept: Swept) -> None:
-        job = await swept.job(over=False)
-        everything = swept.left()
-        swept.now = 1e12
-        swept.sweeping.sweep()
-        assert (list(everything), swept.left()) == ([job], everything)
+def test_the_kept_folder_of_a_job_stays(tmp_path: Path) -> None:
+    async def test(setup: RetentionSetup) -> None:
+        job = await setup.job(kept="model.pt")
+        setup.now = setup.end_time(job) + KEEP_FOR
+        setup.retention.sweep()
+        assert setup.remaining() == {job: ["kept", "kept/model.pt"]}
 
-    within(tmp_path, test)
-
-
-def test_all_are_come_to_however_many_there_are_and_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_retention, "PIECE", 2)
-
-    async def test(swept: Swept) -> None:
-        jobs = [await swept.job() for _ in range(5)]
-        last = await swept.job()
-        swept.now = swept.ended(jobs[-1]) + KEEP_FOR
-        swept.sweeping.sweep()
-        assert list(swept.left()) == [last]
-        RunFiles(swept.logs, jobs[0], 1).folder.mkdir()  # by somebody else: it is not looked at again
-        swept.now = 1e12
-        swept.sweeping.sweep()
-        assert swept.left() == {jobs[0]: []}
-
-    within(tmp_path, test)
+    run_with_daemon(tmp_path, test)
 
 
-def test_what_cannot_be_removed_is_said_and_the_rest_goes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def test(swept: Swept) -> None:
-        first, second = await swept.job(), await swept.job()
-        stubborn = RunFiles(swept.logs, first, 1).folder / "run-of-its-own"
+def test_output_of_a_running_job_is_never_removed(tmp_path: Path) -> None:
+    async def test(setup: RetentionSetup) -> None:
+        job = await setup.job(ended=False)
+        before = setup.remaining()
+        setup.now = 1e12
+        setup.retention.sweep()
+        assert (list(before), setup.remaining()) == ([job], before)
+
+    run_with_daemon(tmp_path, test)
+
+
+def test_every_ended_job_is_visited_exactly_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_retention, "JOBS_PER_QUERY", 2)
+
+    async def test(setup: RetentionSetup) -> None:
+        jobs = [await setup.job() for _ in range(5)]
+        last = await setup.job()
+        setup.now = setup.end_time(jobs[-1]) + KEEP_FOR
+        setup.retention.sweep()
+        assert list(setup.remaining()) == [last]
+        RunFiles(setup.logs, jobs[0], 1).folder.mkdir()  # created later: not visited again
+        setup.now = 1e12
+        setup.retention.sweep()
+        assert setup.remaining() == {jobs[0]: []}
+
+    run_with_daemon(tmp_path, test)
+
+
+def test_files_that_cannot_be_removed_are_logged_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(setup: RetentionSetup) -> None:
+        first, second = await setup.job(), await setup.job()
+        stubborn = RunFiles(setup.logs, first, 1).folder / "run-of-its-own"
         stubborn.mkdir()
-        swept.now = 1e12
-        swept.sweeping.sweep()
-        assert swept.left() == {first: ["run-of-its-own"]}
+        setup.now = 1e12
+        setup.retention.sweep()
+        assert setup.remaining() == {first: ["run-of-its-own"]}
         assert [record.getMessage().partition(": Is")[0] for record in caplog.records] == [
-            f"the output of {first} stays: {stubborn} cannot be removed"
+            f"cannot remove the output of {first}: {stubborn}"
         ]
         assert second not in caplog.text
 
-    within(tmp_path, test)
+    run_with_daemon(tmp_path, test)
 
 
-def test_one_that_is_closed_leaves_the_rest_for_another_time(tmp_path: Path) -> None:
-    async def test(swept: Swept) -> None:
-        job = await swept.job()
-        swept.now = 1e12
-        swept.sweeping.close()
-        swept.sweeping.sweep()
-        assert list(swept.left()) == [job]
+def test_a_closed_sweeper_removes_nothing(tmp_path: Path) -> None:
+    async def test(setup: RetentionSetup) -> None:
+        job = await setup.job()
+        setup.now = 1e12
+        setup.retention.close()
+        setup.retention.sweep()
+        assert list(setup.remaining()) == [job]
 
-    within(tmp_path, test)
+    run_with_daemon(tmp_path, test)
 
 
-def test_a_daemon_keeps_logs_for_as_long_as_its_owner_says(tmp_path: Path) -> None:
-    with RealDaemon(tmp_path / "state", keep_logs_for=0.2, **OFTEN) as daemon, daemon.client() as client:
+def test_the_retention_time_is_configurable(tmp_path: Path) -> None:
+    with RealDaemon(tmp_path / "state", keep_logs_for=0.2, **FREQUENT_SWEEPS) as daemon, daemon.client() as client:
         job = client.submit(name="brief", command=["echo", "here"])
         client.wait(job.id, timeout=20)
-        until(lambda: not list((tmp_path / "state" / "logs").iterdir()))
+        wait_until(lambda: not list((tmp_path / "state" / "logs").iterdir()))
         assert "".join(client.logs(job.id)) == ""
         assert client.job(job.id).state == "finished"
         assert daemon.end() == 0

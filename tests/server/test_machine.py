@@ -1,4 +1,4 @@
-"""The machine: which GPUs there are, how they do, what goes wrong with them, and the cluster that they make up."""
+"""The machine: detected GPUs, readings, problems, the resulting cluster, and the rules for GPUs."""
 
 # ruff: noqa: N802, N815 - names of the driver's library
 
@@ -13,14 +13,22 @@ from unittest.mock import MagicMock
 import pytest
 from hypothesis import given, strategies as st
 
-from refold.backends.local.nvidia import DetectedGpu, GpuProblem, GpuReading, NvidiaDriver, chosen, find_gpus, type_of
-from refold.backends.local.xids import XIDS, meaning
+from refold.backends.local.nvidia import (
+    DetectedGpu,
+    GpuProblem,
+    GpuReading,
+    NvidiaDriver,
+    find_gpus,
+    gpu_type_from_name,
+    select_visible,
+)
+from refold.backends.local.xids import XIDS, describe_xid
 from refold.errors import BadInput
 from refold.model import Cluster, GpuType, Link, Node, Tenant
-from refold.server.config.settings import ClusterChoice, Config, IdleRule
+from refold.server.config.settings import ClusterConfig, Config, IdleRule
 from refold.server.daemon import Daemon
-from refold.server.monitor.gpu_rules import BadGpu, BadGpuWatch, IdleRun, IdleWatch, Occupied
-from refold.server.monitor.machine import Layout, NvidiaMachine, SlotsMachine, cluster_of, layout_of, machine_of
+from refold.server.monitor.gpu_rules import BadGpu, BadGpuWatch, IdleRun, IdleWatch, RunGpus
+from refold.server.monitor.machine import Layout, NvidiaMachine, SlotsMachine, build_cluster, build_layout, open_machine
 from refold.server.retries import Retries
 from refold.server.store.store import Store
 
@@ -33,7 +41,7 @@ class NvmlError(Exception):
 
 
 class FakeNvml:
-    """What pynvml would say of a machine; every handle is the index of a GPU."""
+    """A fake pynvml; the handle of a GPU is its index."""
 
     NVMLError = NvmlError
     NVML_TEMPERATURE_GPU = 0
@@ -106,7 +114,7 @@ class FakeNvml:
         self._answer(handle, None if handle == 1 else 0)
 
     def nvmlEventSetWait_v2(self, _: str, timeout: int) -> SimpleNamespace:
-        assert timeout == 0, "a look does not wait"
+        assert timeout == 0, "polling must not block"
         if not self.events:
             raise NvmlError(self.TIMEOUT)
         return self.events.pop(0)
@@ -118,7 +126,7 @@ class FakeNvml:
 A100, T4 = "NVIDIA A100-SXM4-80GB", "Tesla T4"
 
 
-def test_the_driver_tells_of_gpus_by_the_names_of_the_catalogue() -> None:
+def test_gpus_have_the_type_names_of_the_catalogue() -> None:
     assert NvidiaDriver(FakeNvml(A100, T4)).gpus == [
         DetectedGpu(0, "GPU-aaaa", A100, "A100-80GB", 80 * 1024),
         DetectedGpu(1, "GPU-bbbb", T4, "T4", 80 * 1024),
@@ -135,8 +143,8 @@ def test_the_driver_tells_of_gpus_by_the_names_of_the_catalogue() -> None:
         ("???", "GPU"),
     ],
 )
-def test_a_gpu_that_the_catalogue_does_not_know_keeps_its_own_name(name: str, gpu_type: str) -> None:
-    assert type_of(name) == gpu_type
+def test_a_gpu_unknown_to_the_catalogue_keeps_its_own_name(name: str, gpu_type: str) -> None:
+    assert gpu_type_from_name(name) == gpu_type
 
 
 @pytest.mark.parametrize(
@@ -154,20 +162,20 @@ def test_a_gpu_that_the_catalogue_does_not_know_keeps_its_own_name(name: str, gp
         ("NoDevFiles", []),
     ],
 )
-def test_only_gpus_that_cuda_would_see_are_used(visible: str | None, taken: list[int]) -> None:
+def test_only_gpus_visible_to_cuda_are_used(visible: str | None, taken: list[int]) -> None:
     driver = NvidiaDriver(FakeNvml(A100, A100, A100), visible)
     assert [gpu.uuid for gpu in driver.gpus] == [f"GPU-{'abc'[index] * 4}" for index in taken]
     assert [gpu.index for gpu in driver.gpus] == list(range(len(taken)))
 
 
 @given(st.text("0123,-GPUab ", max_size=12))
-def test_whatever_the_variable_says_no_gpu_is_taken_twice(visible: str) -> None:
+def test_no_value_of_the_variable_selects_a_gpu_twice(visible: str) -> None:
     found = [(index, DetectedGpu(index, f"GPU-{'ab'[index]}", "x", "x")) for index in range(2)]
-    taken = [index for index, _ in chosen(found, visible)]
+    taken = [index for index, _ in select_visible(found, visible)]
     assert len(set(taken)) == len(taken)
 
 
-def test_a_gpu_that_is_cut_into_parts_is_left_alone() -> None:
+def test_mig_gpus_are_not_used() -> None:
     library = FakeNvml(A100, A100)
     library.mig = {0}
     assert [gpu.uuid for gpu in NvidiaDriver(library).gpus] == ["GPU-bbbb"]
@@ -185,14 +193,14 @@ def test_a_machine_without_driver_or_library_has_no_gpus(monkeypatch: pytest.Mon
     assert find_gpus({}) == []
 
 
-def test_finding_gpus_lets_go_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finding_gpus_releases_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     library = FakeNvml(T4)
     monkeypatch.setattr("refold.backends.local.nvidia.import_module", lambda _: library)
     assert [gpu.gpu_type for gpu in find_gpus({"CUDA_VISIBLE_DEVICES": "0"})] == ["T4"]
     assert library.closed
 
 
-def test_a_reading_has_what_can_be_measured() -> None:
+def test_a_reading_has_only_the_supported_values() -> None:
     library = FakeNvml(A100, A100, A100)
     library.lost = set()
     driver = NvidiaDriver(library)
@@ -204,52 +212,52 @@ def test_a_reading_has_what_can_be_measured() -> None:
     ]
 
 
-def test_errors_of_the_gpu_are_problems_and_those_of_applications_are_not() -> None:
+def test_gpu_errors_are_problems_and_application_errors_are_not() -> None:
     library = FakeNvml(A100, A100)
     driver = NvidiaDriver(library)
     for handle, xid in ((0, 31), (0, 79), (1, 63), (1, 99_999)):
         library.happens(handle, xid)
     assert driver.problems() == [
-        GpuProblem(0, "XID 79: it has fallen off the bus", True),
-        GpuProblem(1, "XID 63: a row of its memory will be replaced at the next reset", False),
+        GpuProblem(0, "XID 79: the GPU has fallen off the bus", True),
+        GpuProblem(1, "XID 63: a row of GPU memory will be remapped at the next reset", False),
         GpuProblem(1, "XID 99999: not in the table of known errors", False),
     ]
     assert driver.problems() == []
 
 
-def test_only_new_memory_errors_are_problems_and_a_reset_is_none() -> None:
+def test_only_new_memory_errors_are_problems_and_a_counter_reset_is_not() -> None:
     library = FakeNvml(A100)
     library.ecc = [5]
     driver = NvidiaDriver(library)
     assert driver.problems() == []
     library.ecc = [7]
-    assert driver.problems() == [GpuProblem(0, "new errors of memory that could not be corrected: 2", True)]
+    assert driver.problems() == [GpuProblem(0, "new uncorrectable ECC errors: 2", True)]
     library.ecc = [0]
     assert driver.problems() == []
     library.ecc = [1]
-    assert driver.problems() == [GpuProblem(0, "new errors of memory that could not be corrected: 1", True)]
+    assert driver.problems() == [GpuProblem(0, "new uncorrectable ECC errors: 1", True)]
 
 
-def test_a_gpu_that_is_lost_is_told_of_once() -> None:
+def test_a_lost_gpu_is_reported_once() -> None:
     library = FakeNvml(A100, A100)
     driver = NvidiaDriver(library)
     library.lost = {1}
-    assert [driver.problems(), driver.problems()] == [[GpuProblem(1, "the driver has lost it", True)], []]
+    assert [driver.problems(), driver.problems()] == [[GpuProblem(1, "the driver has lost the GPU", True)], []]
 
 
-def test_every_xid_has_a_sentence() -> None:
+def test_every_xid_has_a_description() -> None:
     assert {number for number, xid in XIDS.items() if xid.verdict == "application"} >= {13, 31, 43, 45, 68}
     assert {number for number, xid in XIDS.items() if xid.verdict == "bad"} >= {48, 62, 64, 74, 79, 95, 119, 120}
-    assert all(xid.says and not xid.says.endswith(".") for xid in XIDS.values())
-    assert meaning(12_345).verdict == "look"
+    assert all(xid.text and not xid.text.endswith(".") for xid in XIDS.values())
+    assert describe_xid(12_345).verdict == "inspect"
 
 
 # The cluster.
 
 
-def test_gpus_of_one_type_are_one_node_that_knows_its_links() -> None:
+def test_gpus_of_one_type_form_one_node_with_its_links() -> None:
     machine = NvidiaMachine(NvidiaDriver(FakeNvml(A100, A100)))
-    assert layout_of(machine, Config(tenants=(Tenant("a", 1),))) == Layout(
+    assert build_layout(machine, Config(tenants=(Tenant("a", 1),))) == Layout(
         Cluster(
             (Node("localhost", 2, "A100-80GB", inside=Link("nvlink", 300, 3.4)),),
             (GpuType("A100-80GB", memory_gib=80.0),),
@@ -264,55 +272,53 @@ def test_gpus_of_one_type_are_one_node_that_knows_its_links() -> None:
     )
 
 
-def test_gpus_of_several_types_are_several_nodes() -> None:
-    layout = layout_of(NvidiaMachine(NvidiaDriver(FakeNvml(T4, A100, T4))), Config())
+def test_gpus_of_several_types_form_several_nodes() -> None:
+    layout = build_layout(NvidiaMachine(NvidiaDriver(FakeNvml(T4, A100, T4))), Config())
     assert [(node.name, node.gpus) for node in layout.cluster.nodes] == [
         ("localhost-T4", 2),
         ("localhost-A100-80GB", 1),
     ]
-    assert layout.places == ((0, 0), (1, 0), (0, 1))
+    assert layout.positions == ((0, 0), (1, 0), (0, 1))
     assert layout.devices == (("GPU-aaaa", "GPU-cccc"), ("GPU-bbbb",))
     assert len(layout.device_memory_mib) == 2
 
 
-def test_the_memory_of_parts_of_gpus_is_enforced_where_mps_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shares_of_gpu_memory_are_enforced_if_mps_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     machine = NvidiaMachine(NvidiaDriver(FakeNvml(A100)))
-    daemon = Daemon(Config(), tmp_path, machine, layout_of(machine, Config()))
-    backend = daemon._backend(cast(Retries, SimpleNamespace(report=None)), cast(Store, MagicMock()))
+    daemon = Daemon(Config(), tmp_path, machine, build_layout(machine, Config()))
+    backend = daemon._make_backend(cast(Retries, SimpleNamespace(report=None)), cast(Store, MagicMock()))
     assert backend.enforcement() == (
-        "A run sees its own GPUs only; MPS keeps it to its part of a GPU's computing and memory."
+        "A run sees only its own GPUs; MPS limits it to its share of a GPU's compute and memory."
     )
 
 
-def test_only_the_gpus_that_the_owner_names_are_shared_out() -> None:
+def test_only_the_configured_gpus_are_used() -> None:
     machine = NvidiaMachine(NvidiaDriver(FakeNvml(A100, A100, A100)))
-    layout = layout_of(machine, Config(cluster=ClusterChoice(gpus=(2, 0))))
-    assert (layout.places, layout.devices) == (((0, 1), None, (0, 0)), (("GPU-cccc", "GPU-aaaa"),))
-    with pytest.raises(BadInput, match=r"cluster.gpus names GPU 3, and there are GPUs 0 to 2"):
-        layout_of(machine, Config(cluster=ClusterChoice(gpus=(3,))))
+    layout = build_layout(machine, Config(cluster=ClusterConfig(gpus=(2, 0))))
+    assert (layout.positions, layout.devices) == (((0, 1), None, (0, 0)), (("GPU-cccc", "GPU-aaaa"),))
+    with pytest.raises(BadInput, match=r"cluster.gpus lists GPU 3, but this machine has GPUs 0 to 2"):
+        build_layout(machine, Config(cluster=ClusterConfig(gpus=(3,))))
 
 
-def test_slots_stand_in_for_gpus_on_as_many_nodes_as_are_wanted() -> None:
-    choice = ClusterChoice("lab", nodes={"a": 2, "b": 1}, cpus=8, memory_gib=4)
-    layout = layout_of(machine_of(choice), Config(cluster=choice))
+def test_slots_are_distributed_over_the_configured_nodes() -> None:
+    config = ClusterConfig("lab", nodes={"a": 2, "b": 1}, cpus=8, memory_gib=4)
+    layout = build_layout(open_machine(config), Config(cluster=config))
     assert layout == Layout(
         Cluster((Node("a", 2, "slot", 8000, 4096), Node("b", 1, "slot", 8000, 4096)), name="lab"),
         ((0, 0), (0, 1), (1, 0)),
     )
-    assert cluster_of(SlotsMachine(3), Config(cluster=ClusterChoice(slots=3))).gpus == 3
+    assert build_cluster(SlotsMachine(3), Config(cluster=ClusterConfig(slots=3))).gpus == 3
 
 
-def test_a_machine_with_nothing_to_share_out_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_gpus_and_slots_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("refold.server.monitor.machine.open_driver", lambda: None)
-    with pytest.raises(BadInput, match=r"no GPUs were found here .*refold serve --slots 4"):
-        cluster_of(machine_of(ClusterChoice()), Config())
+    with pytest.raises(BadInput, match=r"no GPUs found .*refold serve --slots 4"):
+        build_cluster(open_machine(ClusterConfig()), Config())
 
 
-def test_nothing_is_measured_of_slots_and_nothing_goes_wrong_with_them() -> None:
+def test_slots_have_no_readings_and_no_problems() -> None:
     machine = SlotsMachine(2)
     assert ([gpu.gpu_type for gpu in machine.gpus()], list(machine.read())) == (
         ["slot"] * 2,
@@ -321,75 +327,89 @@ def test_nothing_is_measured_of_slots_and_nothing_goes_wrong_with_them() -> None
     assert machine.problems() == []
 
 
-# Watching over GPUs.
+# Rules for GPUs.
 
-RULE = IdleRule(load_below=5, seconds=60)
-RUN = Occupied("a", 1, ((0, 0), (0, 1)))
+RULE = IdleRule(utilisation_below=5, seconds=60)
+RUN = RunGpus("a", 1, ((0, 0), (0, 1)))
 
 
-def loads(*percent: float | None) -> dict[tuple[int, int], float | None]:
+def utilisation(*percent: float | None) -> dict[tuple[int, int], float | None]:
     return {(0, index): load for index, load in enumerate(percent)}
 
 
-def test_a_run_whose_gpus_are_all_idle_for_long_is_told_of_once() -> None:
+def test_a_run_with_long_idle_gpus_is_reported_once() -> None:
     watch = IdleWatch(RULE)
-    told = [watch.look(now, [RUN], loads(0, 4.9)) for now in (0, 59, 60, 61, 600)]
-    text = "all of its 2 GPUs have had a load below 5 % for 1 min"
-    assert told == [[], [], [IdleRun("a", 1, text)], [], []]
+    reported = [watch.check(now, [RUN], utilisation(0, 4.9)) for now in (0, 59, 60, 61, 600)]
+    text = "utilisation of all 2 GPUs below 5 % for 1 min"
+    assert reported == [[], [], [IdleRun("a", 1, text)], [], []]
 
 
-@pytest.mark.parametrize("between", [loads(0, 5), loads(90, 0), loads(0, None), loads(0)])
-def test_idle_time_begins_anew_after_a_load_or_where_the_load_is_not_known(
+@pytest.mark.parametrize("between", [utilisation(0, 5), utilisation(90, 0), utilisation(0, None), utilisation(0)])
+def test_idle_time_restarts_after_busy_or_unknown_utilisation(
     between: dict[tuple[int, int], float | None],
 ) -> None:
     watch = IdleWatch(RULE)
-    seen = [(0, loads(0, 0)), (50, between), (70, loads(0, 0)), (129, loads(0, 0)), (130, loads(0, 0))]
-    assert [len(watch.look(now, [RUN], load)) for now, load in seen] == [0, 0, 0, 0, 1]
+    seen = [
+        (0, utilisation(0, 0)),
+        (50, between),
+        (70, utilisation(0, 0)),
+        (129, utilisation(0, 0)),
+        (130, utilisation(0, 0)),
+    ]
+    assert [len(watch.check(now, [RUN], load)) for now, load in seen] == [0, 0, 0, 0, 1]
 
 
-def test_the_next_run_of_a_job_begins_anew() -> None:
+def test_idle_time_restarts_with_the_next_run_of_a_job() -> None:
     watch = IdleWatch(RULE)
-    again = Occupied("a", 2, RUN.places)
+    again = RunGpus("a", 2, RUN.gpus)
     runs = [(0, RUN), (60, RUN), (61, again), (120, again), (121, again)]
-    assert [len(watch.look(now, [run], loads(0, 0))) for now, run in runs] == [0, 1, 0, 0, 1]
+    assert [len(watch.check(now, [run], utilisation(0, 0))) for now, run in runs] == [0, 1, 0, 0, 1]
 
 
-def test_what_was_seen_of_a_run_is_forgotten_with_it() -> None:
+def test_idle_time_of_an_ended_run_is_forgotten() -> None:
     watch = IdleWatch(RULE)
-    seen: list[tuple[int, list[Occupied]]] = [(0, [RUN]), (10, []), (70, [RUN]), (130, [RUN]), (131, []), (132, [RUN])]
-    assert [len(watch.look(now, runs, loads(0, 0))) for now, runs in [*seen, (192, [RUN])]] == [0, 0, 0, 1, 0, 0, 1]
+    seen: list[tuple[int, list[RunGpus]]] = [(0, [RUN]), (10, []), (70, [RUN]), (130, [RUN]), (131, []), (132, [RUN])]
+    assert [len(watch.check(now, runs, utilisation(0, 0))) for now, runs in [*seen, (192, [RUN])]] == [
+        0,
+        0,
+        0,
+        1,
+        0,
+        0,
+        1,
+    ]
 
 
 def test_a_run_without_gpus_is_never_idle() -> None:
     watch = IdleWatch(RULE)
-    assert [watch.look(now, [Occupied("a", 1, ())], {}) for now in (0, 600)] == [[], []]
+    assert [watch.check(now, [RunGpus("a", 1, ())], {}) for now in (0, 600)] == [[], []]
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.lists(st.sampled_from([0.0, 80.0, None]), min_size=2, max_size=2))))
-def test_no_run_is_told_of_unless_it_was_idle_at_every_look_for_so_long(
-    looks: list[tuple[int, list[float | None]]],
+def test_a_run_is_reported_only_if_idle_at_every_check_for_long_enough(
+    checks: list[tuple[int, list[float | None]]],
 ) -> None:
-    watch, now, busy_at, told = IdleWatch(RULE), 0, 0, 0
-    for waited, percent in looks:
+    watch, now, busy_at, reported = IdleWatch(RULE), 0, 0, 0
+    for waited, percent in checks:
         now += waited
-        found = watch.look(now, [RUN], loads(*percent))
+        found = watch.check(now, [RUN], utilisation(*percent))
         if percent != [0.0, 0.0]:
             busy_at = now
-        told += len(found)
-        assert not found or (now - busy_at >= 60 and told == 1)
+        reported += len(found)
+        assert not found or (now - busy_at >= 60 and reported == 1)
 
 
-BAD, ODD = GpuProblem(0, "XID 79: …", True), GpuProblem(1, "XID 63: …", False)
+BAD, MINOR = GpuProblem(0, "XID 79: …", True), GpuProblem(1, "XID 63: …", False)
 
 
-def test_a_bad_gpu_is_drained_once_and_of_odd_ones_people_are_told() -> None:
+def test_a_faulty_gpu_is_drained_once_and_other_problems_are_reported() -> None:
     watch = BadGpuWatch("drain")
-    assert watch.look([BAD, BAD, ODD]) == [BadGpu(0, "XID 79: …", True), BadGpu(1, "XID 63: …", False)]
-    assert watch.look([BAD, ODD]) == [BadGpu(1, "XID 63: …", False)]
-    watch.is_well(0)
-    assert watch.look([BAD]) == [BadGpu(0, "XID 79: …", True)]
+    assert watch.check([BAD, BAD, MINOR]) == [BadGpu(0, "XID 79: …", True), BadGpu(1, "XID 63: …", False)]
+    assert watch.check([BAD, MINOR]) == [BadGpu(1, "XID 63: …", False)]
+    watch.mark_healthy(0)
+    assert watch.check([BAD]) == [BadGpu(0, "XID 79: …", True)]
 
 
-def test_bad_gpus_are_only_told_of_or_not_even_that_where_the_owner_wants_it_so() -> None:
-    assert BadGpuWatch("warn").look([BAD]) == [BadGpu(0, "XID 79: …", False)]
-    assert BadGpuWatch("off").look([BAD, ODD]) == []
+def test_faulty_gpus_are_only_reported_or_ignored_if_configured() -> None:
+    assert BadGpuWatch("warn").check([BAD]) == [BadGpu(0, "XID 79: …", False)]
+    assert BadGpuWatch("off").check([BAD, MINOR]) == []

@@ -1,4 +1,4 @@
-"""Telling people: who is told of what, at which pace, and that nothing of it blocks or fails whoever tells."""
+"""Notifications: recipients, rate limits, retries, and that sending never blocks the caller."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import pytest
 from hypothesis import given, strategies as st
 
 from refold.errors import BadValue
-from refold.server.config.settings import NotifyChoice
-from refold.server.notify.addresses import check_address, redacted
-from refold.server.notify.notifier import BACK_OFF, MOST_QUEUED, PAUSE, Counts, Notifier, _Post
+from refold.server.config.settings import NotifyConfig
+from refold.server.notify.addresses import check_address, redact
+from refold.server.notify.notifier import MAX_QUEUED, PAUSE_SECONDS, RETRY_DELAYS, Counts, Notifier, _Outbox
 from refold.server.notify.rate_limit import Message, RateLimiter
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-"""Plug-ins of apprise use what newer Pythons will drop."""
+"""Apprise plug-ins use deprecated features."""
 
-PATIENCE = 10.0
+TIMEOUT_SECONDS = 10.0
 
 
 def message(title: str = "train finished", kind: Any = "finished", user: str = "ann") -> Message:
     return Message(kind, title, "on 2 GPUs, after 3 h", job="job-1", user=user, tenant="vision")
 
 
-class Inbox:
-    """A web server on loopback that keeps what it is sent; it may be told to refuse."""
+class WebhookServer:
+    """A web server on loopback that records requests; it can be set to reject them."""
 
     def __init__(self) -> None:
-        inbox = self
+        webhook = self
         self.received: list[dict[str, Any]] = []
         self.status = 200
         self.answered = threading.Semaphore(0)
@@ -40,10 +40,10 @@ class Inbox:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                inbox.received.append(body)
-                self.send_response(inbox.status)
+                webhook.received.append(body)
+                self.send_response(webhook.status)
                 self.end_headers()
-                inbox.answered.release()
+                webhook.answered.release()
 
             def log_message(self, *_: object) -> None: ...
 
@@ -59,37 +59,37 @@ class Inbox:
 
 
 @pytest.fixture
-def inbox() -> Iterator[Inbox]:
-    inbox = Inbox()
-    yield inbox
-    inbox.close()
+def webhook() -> Iterator[WebhookServer]:
+    webhook = WebhookServer()
+    yield webhook
+    webhook.close()
 
 
-def test_a_message_arrives_as_it_was_told(inbox: Inbox) -> None:
-    notifier = Notifier(NotifyChoice(urls={"finished": (inbox.address,)}))
-    notifier.tell(message())
-    notifier.close(PATIENCE)
-    assert [(sent["title"], sent["message"], sent["type"]) for sent in inbox.received] == [
+def test_a_message_is_delivered(webhook: WebhookServer) -> None:
+    notifier = Notifier(NotifyConfig(urls={"finished": (webhook.address,)}))
+    notifier.notify(message())
+    notifier.close(TIMEOUT_SECONDS)
+    assert [(sent["title"], sent["message"], sent["type"]) for sent in webhook.received] == [
         ("train finished", "on 2 GPUs, after 3 h", "success")
     ]
     assert notifier.counts == Counts(sent=1)
 
 
-def test_an_address_that_refuses_is_counted_and_tried_again_later(inbox: Inbox) -> None:
-    inbox.status = 500
-    notifier = Notifier(NotifyChoice(urls={"finished": (inbox.address,)}))
-    notifier.tell(message())
-    assert inbox.answered.acquire(timeout=PATIENCE)
-    notifier.close(PATIENCE)
-    assert (len(inbox.received), notifier.counts) == (1, Counts())
+def test_a_rejected_message_is_retried_later(webhook: WebhookServer) -> None:
+    webhook.status = 500
+    notifier = Notifier(NotifyConfig(urls={"finished": (webhook.address,)}))
+    notifier.notify(message())
+    assert webhook.answered.acquire(timeout=TIMEOUT_SECONDS)
+    notifier.close(TIMEOUT_SECONDS)
+    assert (len(webhook.received), notifier.counts) == (1, Counts())
 
 
-def test_whom_it_concerns() -> None:
+def test_recipients_of_a_message() -> None:
     notifier = Notifier(
-        NotifyChoice(
+        NotifyConfig(
             urls={"failed": ("ntfy://owner",), "gpu_bad": ("ntfy://owner",)},
             users={"ann": ("ntfy://ann", "ntfy://owner")},
-            tell=("failed", "finished"),
+            kinds=("failed", "finished"),
         )
     )
     also = ("ntfy://job", "ntfy://ann", "syslog://")
@@ -105,167 +105,167 @@ def test_whom_it_concerns() -> None:
     assert notifier.addresses(message(user="bob"), ()) == []
 
 
-def test_telling_never_blocks_and_what_is_too_much_is_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
-    go_on = threading.Event()
+def test_notify_never_blocks_and_excess_messages_are_dropped_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    proceed = threading.Event()
     sent: list[str] = []
 
-    def send(address: str, told: Message) -> bool:
-        go_on.wait(PATIENCE)
-        sent.append(told.title)
+    def send(address: str, message: Message) -> bool:
+        proceed.wait(TIMEOUT_SECONDS)
+        sent.append(message.title)
         return True
 
-    notifier = Notifier(NotifyChoice(urls={"finished": ("ntfy://x",)}), send)
-    for number in range(2 * MOST_QUEUED):
-        notifier.tell(message(str(number)))
-    go_on.set()
-    notifier.close(PATIENCE)
-    assert MOST_QUEUED - 1 <= notifier.counts.dropped <= MOST_QUEUED
+    notifier = Notifier(NotifyConfig(urls={"finished": ("ntfy://x",)}), send)
+    for number in range(2 * MAX_QUEUED):
+        notifier.notify(message(str(number)))
+    proceed.set()
+    notifier.close(TIMEOUT_SECONDS)
+    assert MAX_QUEUED - 1 <= notifier.counts.dropped <= MAX_QUEUED
     assert len(sent) == 30
-    assert caplog.messages == ["notifications are dropped: more than 1024 wait to be sent"]
+    assert caplog.messages == ["dropping notifications: more than 1024 are queued"]
 
 
-def test_closing_does_not_wait_for_an_address_that_does_not_answer() -> None:
-    go_on = threading.Event()
-    notifier = Notifier(NotifyChoice(urls={"finished": ("ntfy://x",)}), lambda *_: go_on.wait(PATIENCE))
-    notifier.tell(message())
+def test_close_does_not_wait_for_an_address_that_does_not_respond() -> None:
+    proceed = threading.Event()
+    notifier = Notifier(NotifyConfig(urls={"finished": ("ntfy://x",)}), lambda *_: proceed.wait(TIMEOUT_SECONDS))
+    notifier.notify(message())
     notifier.close(within=0.01)
     assert notifier.counts == Counts()
-    go_on.set()
+    proceed.set()
 
 
-def test_closing_one_that_never_had_anything_to_tell_is_nothing() -> None:
-    notifier = Notifier(NotifyChoice())
-    notifier.tell(message())
+def test_closing_an_unused_notifier_does_nothing() -> None:
+    notifier = Notifier(NotifyConfig())
+    notifier.notify(message())
     notifier.close()
     assert notifier.counts == Counts()
 
 
-class Service:
-    """Answers as it was told to, and keeps what it got."""
+class FakeSender:
+    """Returns or raises the given results in turn and records the titles."""
 
     def __init__(self, *answers: bool | Exception) -> None:
         self.answers = list(answers)
-        self.got: list[str] = []
+        self.titles: list[str] = []
 
-    def __call__(self, _: str, told: Message) -> bool:
-        self.got.append(told.title)
+    def __call__(self, _: str, message: Message) -> bool:
+        self.titles.append(message.title)
         answer = self.answers.pop(0) if self.answers else True
         if isinstance(answer, Exception):
             raise answer
         return answer
 
 
-def test_what_fails_is_tried_twice_again_and_then_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    service = Service(False, OSError("no route"), False)
-    post = _Post(service, RateLimiter())
-    post.take("slack://secret/token", message("a"), 0.0)
-    assert post.next_due() == BACK_OFF[0]
-    post.send_due(BACK_OFF[0] - 0.1)
-    assert service.got == ["a"]
-    post.send_due(BACK_OFF[0])
-    post.send_due(BACK_OFF[0] + BACK_OFF[1])
-    assert (service.got, post.sent, post.failed) == (["a", "a", "a"], 0, 1)
-    assert caplog.messages == ["slack://… does not take notifications; it is left alone for a while"]
+def test_a_failed_message_is_retried_twice(caplog: pytest.LogCaptureFixture) -> None:
+    sender = FakeSender(False, OSError("no route"), False)
+    outbox = _Outbox(sender, RateLimiter())
+    outbox.add("slack://secret/token", message("a"), 0.0)
+    assert outbox.next_due() == RETRY_DELAYS[0]
+    outbox.send_due(RETRY_DELAYS[0] - 0.1)
+    assert sender.titles == ["a"]
+    outbox.send_due(RETRY_DELAYS[0])
+    outbox.send_due(RETRY_DELAYS[0] + RETRY_DELAYS[1])
+    assert (sender.titles, outbox.sent, outbox.failed) == (["a", "a", "a"], 0, 1)
+    assert caplog.messages == ["cannot send notifications to slack://…; pausing for 300 s"]
 
 
-def test_an_address_that_fails_is_left_alone_and_then_told_how_much_it_missed() -> None:
-    service = Service(False, False, False)
-    post = _Post(service, RateLimiter())
-    post.take("ntfy://x", message("a"), 0.0)
-    post.send_due(2.0)
-    post.send_due(12.0)
+def test_a_failing_address_is_paused_and_then_sent_a_summary() -> None:
+    sender = FakeSender(False, False, False)
+    outbox = _Outbox(sender, RateLimiter())
+    outbox.add("ntfy://x", message("a"), 0.0)
+    outbox.send_due(2.0)
+    outbox.send_due(12.0)
     for title in "bcd":
-        post.take("ntfy://x", message(title), 20.0)
-    assert (service.got, post.next_due()) == (["a"] * 3, 12.0 + PAUSE)
-    post.send_due(12.0 + PAUSE)
-    assert service.got == ["a"] * 3 + ["and 3 more"]
-    post.take("ntfy://x", message("e"), 13.0 + PAUSE)
-    assert service.got[-1] == "e"
+        outbox.add("ntfy://x", message(title), 20.0)
+    assert (sender.titles, outbox.next_due()) == (["a"] * 3, 12.0 + PAUSE_SECONDS)
+    outbox.send_due(12.0 + PAUSE_SECONDS)
+    assert sender.titles == ["a"] * 3 + ["and 3 more"]
+    outbox.add("ntfy://x", message("e"), 13.0 + PAUSE_SECONDS)
+    assert sender.titles[-1] == "e"
 
 
-def test_an_address_that_is_tried_again_gets_nothing_else_before_that() -> None:
-    service = Service(False)
-    post = _Post(service, RateLimiter())
-    post.take("ntfy://x", message("a"), 0.0)
-    post.take("ntfy://x", message("b"), 1.0)
-    assert service.got == ["a"]
-    post.send_due(BACK_OFF[0])
-    assert service.got == ["a", "a", "b"]
+def test_messages_wait_for_the_retry_of_an_earlier_one() -> None:
+    sender = FakeSender(False)
+    outbox = _Outbox(sender, RateLimiter())
+    outbox.add("ntfy://x", message("a"), 0.0)
+    outbox.add("ntfy://x", message("b"), 1.0)
+    assert sender.titles == ["a"]
+    outbox.send_due(RETRY_DELAYS[0])
+    assert sender.titles == ["a", "a", "b"]
 
 
-def test_a_failure_is_logged_once_until_it_works_again(caplog: pytest.LogCaptureFixture) -> None:
-    service = Service(*[False] * 6, True, *[False] * 3)
-    post = _Post(service, RateLimiter())
-    for beginning in (0.0, 1000.0, 2000.0, 3000.0):
-        post.take("ntfy://x", message(), beginning)
-        post.send_due(beginning + 2)
-        post.send_due(beginning + 12)
-    assert (post.sent, post.failed, len(caplog.messages)) == (1, 3, 2)
+def test_a_failing_address_is_logged_once_until_it_recovers(caplog: pytest.LogCaptureFixture) -> None:
+    sender = FakeSender(*[False] * 6, True, *[False] * 3)
+    outbox = _Outbox(sender, RateLimiter())
+    for start in (0.0, 1000.0, 2000.0, 3000.0):
+        outbox.add("ntfy://x", message(), start)
+        outbox.send_due(start + 2)
+        outbox.send_due(start + 12)
+    assert (outbox.sent, outbox.failed, len(caplog.messages)) == (1, 3, 2)
 
 
-# The pace.
+# Rate limits.
 
 
-def test_an_address_gets_so_many_in_a_minute_and_then_one_about_the_others() -> None:
-    pace = RateLimiter(limit=2, window=60.0)
-    admitted = [pace.admit("x", message(str(number)), float(number)) for number in range(5)]
-    assert (admitted, pace.next_due()) == ([True, True, False, False, False], 62.0)
-    assert pace.admit("y", message(), 5.0)
-    assert pace.due(61.9) == []
-    assert pace.due(62.0) == [("x", Message("finished", "and 3 more", "3 finished; the last: 4", user="ann"))]
-    assert (pace.due(62.0), pace.next_due()) == ([], None)
-    assert pace.admit("x", message(), 63.0)
-    assert not pace.admit("x", message(), 64.0)
+def test_excess_messages_are_summarised_after_the_window() -> None:
+    limiter = RateLimiter(limit=2, window=60.0)
+    admitted = [limiter.admit("x", message(str(number)), float(number)) for number in range(5)]
+    assert (admitted, limiter.next_due()) == ([True, True, False, False, False], 62.0)
+    assert limiter.admit("y", message(), 5.0)
+    assert limiter.due(61.9) == []
+    assert limiter.due(62.0) == [("x", Message("finished", "and 3 more", "3 finished; most recent: 4", user="ann"))]
+    assert (limiter.due(62.0), limiter.next_due()) == ([], None)
+    assert limiter.admit("x", message(), 63.0)
+    assert not limiter.admit("x", message(), 64.0)
 
 
-def test_a_single_message_that_was_held_back_is_told_itself() -> None:
-    pace = RateLimiter(limit=1, window=60.0)
+def test_a_single_message_held_back_is_sent_unchanged() -> None:
+    limiter = RateLimiter(limit=1, window=60.0)
     late = message("late", "failed")
-    assert [pace.admit("x", message(), 0.0), pace.admit("x", late, 1.0)] == [True, False]
-    assert pace.due(61.0) == [("x", late)]
+    assert [limiter.admit("x", message(), 0.0), limiter.admit("x", late, 1.0)] == [True, False]
+    assert limiter.due(61.0) == [("x", late)]
 
 
-def test_addresses_that_got_nothing_lately_are_forgotten() -> None:
-    pace = RateLimiter(limit=2, window=60.0)
+def test_inactive_addresses_are_forgotten() -> None:
+    limiter = RateLimiter(limit=2, window=60.0)
     for number in range(100):
-        pace.admit(f"x{number}", message(), 0.0)
-    assert (pace.due(61.0), len(pace)) == ([], 0)
+        limiter.admit(f"x{number}", message(), 0.0)
+    assert (limiter.due(61.0), len(limiter)) == ([], 0)
 
 
 @given(st.lists(st.tuples(st.floats(0, 40), st.sampled_from("xy")), max_size=60))
-def test_nobody_gets_more_than_the_limit_in_any_window_and_nothing_goes_unsaid(looks: list[tuple[float, str]]) -> None:
-    pace, now = RateLimiter(limit=3, window=60.0), 0.0
-    got: dict[str, list[float]] = {"x": [], "y": []}
-    said = 0
-    for waited, address in looks:
+def test_no_window_exceeds_the_limit_and_no_message_is_lost(arrivals: list[tuple[float, str]]) -> None:
+    limiter, now = RateLimiter(limit=3, window=60.0), 0.0
+    delivered: dict[str, list[float]] = {"x": [], "y": []}
+    reported = 0
+    for waited, address in arrivals:
         now += waited
-        for one, summary in pace.due(now):
-            got[one].append(now)
-            said += int(summary.title.split()[1]) if summary.title.startswith("and") else 1
-        if pace.admit(address, message(), now):
-            got[address].append(now)
-            said += 1
-    for _, summary in pace.due(now + 1000):
-        said += int(summary.title.split()[1]) if summary.title.startswith("and") else 1
-    assert said == len(looks)
-    for times in got.values():
+        for one, summary in limiter.due(now):
+            delivered[one].append(now)
+            reported += int(summary.title.split()[1]) if summary.title.startswith("and") else 1
+        if limiter.admit(address, message(), now):
+            delivered[address].append(now)
+            reported += 1
+    for _, summary in limiter.due(now + 1000):
+        reported += int(summary.title.split()[1]) if summary.title.startswith("and") else 1
+    assert reported == len(arrivals)
+    for times in delivered.values():
         assert all(sum(start <= time < start + 60 for time in times) <= 3 for start in times)
 
 
-# Addresses that tenants give.
+# Addresses in job submissions.
 
 
 @pytest.mark.parametrize(
     "address",
     [
         "ntfys://ntfy.sh/my-jobs?priority=high",
-        "json://127.0.0.1:80/path?+X-Token=abc&method=post",
+        "json://127.0.0.1:80/path?+X-Token=abc&method=outbox",
         "mailto://me:secret@example.org?to=you@example.org&smtp=mail.example.org",
         "slack://TokenA/TokenB/TokenC/#channel",
         "tgram://123:abc/456",
     ],
 )
-def test_services_on_the_network_may_be_named(address: str) -> None:
+def test_addresses_of_network_services_are_allowed(address: str) -> None:
     check_address(address)
 
 
@@ -292,12 +292,12 @@ def test_services_on_the_network_may_be_named(address: str) -> None:
         "json://" + "x" * 2000,
     ],
 )
-def test_what_reaches_into_the_machine_or_holds_us_up_may_not(address: str) -> None:
+def test_addresses_that_use_the_machine_or_delay_sending_are_rejected(address: str) -> None:
     with pytest.raises(BadValue, match="notify"):
         check_address(address)
 
 
-def test_what_may_be_named_is_known_to_apprise() -> None:
+def test_allowed_schemes_are_known_to_apprise() -> None:
     apprise = pytest.importorskip("apprise")
     from refold.server.notify.addresses import SAFE_SCHEMES
 
@@ -306,11 +306,11 @@ def test_what_may_be_named_is_known_to_apprise() -> None:
     assert known >= SAFE_SCHEMES
 
 
-def test_an_address_in_a_log_keeps_its_secret() -> None:
-    assert redacted("slack://a/b/c") == "slack://…"
+def test_addresses_are_redacted_in_logs() -> None:
+    assert redact("slack://a/b/c") == "slack://…"
 
 
-def test_nothing_of_it_is_loaded_until_something_is_sent() -> None:
+def test_apprise_is_not_imported_until_a_message_is_sent() -> None:
     import subprocess
     import sys
 

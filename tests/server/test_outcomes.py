@@ -1,4 +1,4 @@
-"""What is told of jobs at the end: of those that were ended by a rule, with the reason."""
+"""Outcomes of jobs that a rule ends."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from refold.server.outcomes import JobOutcomes, OutcomeState
 from refold.testing import make_cluster, make_job
 
 
-class EndsWhoeverRuns:
-    """Fifo that ends its runs from a moment on."""
+class EndsRunsAfter:
+    """Fifo that ends all runs from a time on."""
 
     name = "ends"
 
@@ -21,17 +21,17 @@ class EndsWhoeverRuns:
         self._since, self._fifo = since, Fifo()
 
     def decide(self, view: View) -> Decision:
-        """As fifo does, until then."""
+        """Decide as fifo until `since`, then end all runs."""
         if view.now < self._since:
             return self._fifo.decide(view)
-        return Decision(ends=tuple(End(run.job, "goes nowhere") for run in view.runs.values() if not run.stopping))
+        return Decision(ends=tuple(End(run.job, "stuck") for run in view.runs.values() if not run.stopping))
 
 
-def told_after(last: Sequence[Event], cancelled: Sequence[Event] = ()) -> tuple[OutcomeState, str]:
-    """Where a job stands, and why, that was ended by a rule after three seconds and then reported so."""
+def outcome_after(last: Sequence[Event], cancelled: Sequence[Event] = ()) -> tuple[OutcomeState, str]:
+    """Return state and reason of a job that a rule ends after three seconds, given its last reports."""
     job: Job = make_job("job")
     outcomes = JobOutcomes([job])
-    scheduler = Scheduler(make_cluster(1), EndsWhoeverRuns(3.0))
+    scheduler = Scheduler(make_cluster(1), EndsRunsAfter(3.0))
     steps: list[tuple[float, Sequence[Event]]] = [
         (0.0, [JobSubmitted(job)]),
         (1.0, [RunStarted("job", 1)]),
@@ -41,21 +41,21 @@ def told_after(last: Sequence[Event], cancelled: Sequence[Event] = ()) -> tuple[
     ]
     for now, events in steps:
         entry: Entry = scheduler.step(now, events)
-        outcomes.note(entry, scheduler.view)
-    return outcomes.of["job"].state, outcomes.of["job"].why
+        outcomes.apply(entry, scheduler.view)
+    return outcomes.by_id["job"].state, outcomes.by_id["job"].why
 
 
-def test_a_job_that_was_ended_by_a_rule_is_told_with_the_reason() -> None:
-    assert told_after([RunStopped("job", 1)]) == ("cancelled", "goes nowhere")
+def test_a_job_ended_by_a_rule_has_the_reason() -> None:
+    assert outcome_after([RunStopped("job", 1)]) == ("cancelled", "stuck")
 
 
-def test_a_job_that_was_cancelled_before_the_rule_could_end_it_is_told_without() -> None:
-    assert told_after([RunStopped("job", 1)], cancelled=[JobCancelled("job")]) == ("cancelled", "")
+def test_a_job_cancelled_before_the_rule_ended_it_has_no_reason() -> None:
+    assert outcome_after([RunStopped("job", 1)], cancelled=[JobCancelled("job")]) == ("cancelled", "")
 
 
-def test_a_run_that_finishes_while_it_is_ended_has_finished() -> None:
-    assert told_after([RunFinished("job", 1)]) == ("finished", "")
+def test_a_run_that_finishes_while_it_is_being_ended_has_finished() -> None:
+    assert outcome_after([RunFinished("job", 1)]) == ("finished", "")
 
 
-def test_a_run_that_fails_while_it_is_ended_is_told_with_what_it_says_itself() -> None:
-    assert told_after([RunFailed("job", 1, "exit 3")]) == ("failed", "exit 3")
+def test_a_run_that_fails_while_it_is_being_ended_has_its_own_reason() -> None:
+    assert outcome_after([RunFailed("job", 1, "exit 3")]) == ("failed", "exit 3")

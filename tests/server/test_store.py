@@ -1,4 +1,4 @@
-"""Disks that are full, files that are damaged, not ours, or used by somebody else: said clearly, and lived through."""
+"""Full disks and corrupt, foreign or locked files: reported clearly and survived."""
 
 from __future__ import annotations
 
@@ -10,77 +10,77 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-import breaking
+import fault_injection
 import pytest
-from real_daemon import RealDaemon, runs_alive, until
+from real_daemon import RealDaemon, live_processes, wait_until
 
 from refold.errors import Unavailable
 from refold.server.store import schema
-from refold.server.store.store import NAME
+from refold.server.store.store import FILE_NAME
 
 
-def submitted(daemon: RealDaemon, count: int, seconds: float = 0.0) -> list[str]:
-    """So many jobs, the ids of which were acknowledged."""
+def submit_jobs(daemon: RealDaemon, count: int, seconds: float = 0.0) -> list[str]:
+    """Submit jobs; return the acknowledged ids."""
     client = daemon.client()
     return [client.submit(name=f"job{number}", command=["sleep", str(seconds)]).id for number in range(count)]
 
 
-def everybody(daemon: RealDaemon) -> set[str]:
+def all_job_ids(daemon: RealDaemon) -> set[str]:
     client = daemon.client()
     return {job.id for job in (*client.queue(), *client.history())}
 
 
-def test_a_full_disk_is_told_and_when_there_is_room_again_everything_goes_on(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_daemon_recovers(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    full = {"prepare": "breaking:fill_the_disk_on_usr1", "arguments": {"bytes_left": 4096}}
+    full = {"prepare": "fault_injection:fill_disk_on_usr1", "arguments": {"max_file_bytes": 4096}}
     with RealDaemon(state, slots=1, **full) as daemon:
         client = daemon.client()
-        (first,) = submitted(daemon, 1)
+        (first,) = submit_jobs(daemon, 1)
         client.wait(first, timeout=20)
         os.kill(daemon.pid, signal.SIGUSR1)
-        until(lambda: _is_refused(daemon), what="the disk is full, and jobs are accepted")
-        assert "cannot be written" in client.about().storage
-        assert first in {job.id for job in client.history()}, "reading goes on"
+        wait_until(lambda: _is_refused(daemon), what="jobs are rejected")
+        assert "cannot be written" in client.info().storage
+        assert first in {job.id for job in client.history()}, "reading must still work"
         os.kill(daemon.pid, signal.SIGUSR2)
-        until(lambda: not client.about().storage)
-        (last,) = submitted(daemon, 1)
+        wait_until(lambda: not client.info().storage)
+        (last,) = submit_jobs(daemon, 1)
         assert client.wait(last, timeout=20).state == "finished"
-        assert "trying again" in daemon.log()
-        assert "can be written again" in daemon.log()
+        assert "retrying every" in daemon.log()
+        assert "is writable again" in daemon.log()
 
 
 def _is_refused(daemon: RealDaemon) -> bool:
     try:
-        submitted(daemon, 1)
+        submit_jobs(daemon, 1)
     except Unavailable as error:
         assert "cannot be written" in str(error)
         return True
     return False
 
 
-def test_a_job_that_was_asked_for_while_the_disk_was_full_is_there_once_if_at_all(tmp_path: Path) -> None:
+def test_a_request_repeated_while_the_disk_is_full_creates_one_job(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    full = {"prepare": "breaking:fill_the_disk_on_usr1", "arguments": {"bytes_left": 4096}}
+    full = {"prepare": "fault_injection:fill_disk_on_usr1", "arguments": {"max_file_bytes": 4096}}
     with RealDaemon(state, slots=1, **full) as daemon:
         client = daemon.client()
         os.kill(daemon.pid, signal.SIGUSR1)
         for _ in range(3):
             with pytest.raises(Unavailable):
-                client.submit(name="once", command=["true"], request="the same")
+                client.submit(name="once", command=["true"], request="once")
         os.kill(daemon.pid, signal.SIGUSR2)
-        until(lambda: not client.about().storage)
-        job = client.submit(name="once", command=["true"], request="the same")
+        wait_until(lambda: not client.info().storage)
+        job = client.submit(name="once", command=["true"], request="once")
         client.wait(job.id, timeout=20)
         assert [one.id for one in client.history()] == [job.id]
 
 
-def test_a_disk_that_is_full_when_the_daemon_dies_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+def test_acknowledged_jobs_survive_a_crash_with_a_full_disk(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    full = {"prepare": "breaking:fill_the_disk_on_usr1", "arguments": {"bytes_left": 4096}}
+    full = {"prepare": "fault_injection:fill_disk_on_usr1", "arguments": {"max_file_bytes": 4096}}
     first = RealDaemon(state, slots=1, **full)
-    acknowledged = submitted(first, 3, seconds=0.2)
+    acknowledged = submit_jobs(first, 3, seconds=0.2)
     os.kill(first.pid, signal.SIGUSR1)
-    until(lambda: _is_refused(first))
+    wait_until(lambda: _is_refused(first))
     first.kill()
     with RealDaemon(state, slots=1) as second:
         client = second.client()
@@ -88,93 +88,93 @@ def test_a_disk_that_is_full_when_the_daemon_dies_loses_nothing_that_was_acknowl
 
 
 @pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """A folder that everybody may enter: who is root here becomes somebody else, since to root nothing is read-only."""
+def public_folder() -> Iterator[Path]:
+    """A folder that other users can access: as root, the daemon switches user, since root can write read-only files."""
     with TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
         yield Path(folder)
 
 
-def test_a_folder_that_cannot_be_written_to_is_an_error_in_one_line(open_folder: Path) -> None:
-    state = open_folder / "state"
+def test_a_read_only_folder_is_a_one_line_error(public_folder: Path) -> None:
+    state = public_folder / "state"
     state.mkdir(mode=0o500)
-    told = RealDaemon(state, prepare="breaking:be_nobody").told
-    assert told.error == f"{state}: cannot be used for the daemon's state: Permission denied"
+    startup = RealDaemon(state, prepare="fault_injection:drop_root").startup
+    assert startup.error == f"{state}: cannot be used as the state folder: Permission denied"
 
 
-def test_a_file_that_cannot_be_written_to_is_an_error_in_one_line(open_folder: Path) -> None:
-    state = open_folder / "state"
+def test_a_read_only_file_is_a_one_line_error(public_folder: Path) -> None:
+    state = public_folder / "state"
     RealDaemon(state).end()
     if os.getuid() == 0:
-        os.chown(state, breaking.NOBODY, breaking.NOBODY)
+        os.chown(state, fault_injection.UNPRIVILEGED_UID, fault_injection.UNPRIVILEGED_UID)
     for path in state.iterdir():
         path.chmod(0o444)
-    told = RealDaemon(state, prepare="breaking:be_nobody").told
-    assert told.error == f"{state}: cannot be used for the daemon's state: Permission denied"
+    startup = RealDaemon(state, prepare="fault_injection:drop_root").startup
+    assert startup.error == f"{state}: cannot be used as the state folder: Permission denied"
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o710, 0o701])
-def test_a_folder_that_is_open_to_others_is_refused_and_nothing_is_left_in_it(mode: int, tmp_path: Path) -> None:
+def test_a_folder_accessible_to_others_is_rejected_and_stays_unchanged(mode: int, tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
     state.chmod(mode)
-    told = RealDaemon(state).told
-    assert told.error == (
-        f"{state}: is open to others (mode {mode:o}), and tokens and output are kept in it: `chmod 700` it, or name"
-        " another folder with --state"
+    startup = RealDaemon(state).startup
+    assert startup.error == (
+        f"{state}: is accessible to other users (mode {mode:o}) but holds tokens and job output; run `chmod 700` on it,"
+        " or choose another folder with --state"
     )
     assert (list(state.iterdir()), state.stat().st_mode & 0o777) == ([], mode)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_journal_whose_tail_is_garbled_starts_with_a_part_of_what_was_acknowledged(seed: int, tmp_path: Path) -> None:
-    """As after a power cut on a disk that lies. What was acknowledged last may be gone: then its runs are ended."""
+def test_a_corrupt_journal_tail_keeps_a_prefix_of_the_acknowledged_jobs(seed: int, tmp_path: Path) -> None:
+    """As after a power cut on a disk that reports unwritten data as written. Runs of lost jobs are killed."""
     state = tmp_path / "state"
     first = RealDaemon(state, slots=2)
-    acknowledged = submitted(first, 12, seconds=30.0)
-    until(lambda: len(runs_alive(state)) >= 2)
+    acknowledged = submit_jobs(first, 12, seconds=30.0)
+    wait_until(lambda: len(live_processes(state)) >= 2)
     first.kill()
-    _garble(state / f"{NAME}-wal", Random(seed))
+    _corrupt_tail(state / f"{FILE_NAME}-wal", Random(seed))
     with RealDaemon(state, slots=2) as second:
-        assert second.told.address, second.told
-        kept = everybody(second)
-        assert kept == set(acknowledged[: len(kept)])
+        assert second.startup.address, second.startup
+        recovered = all_job_ids(second)
+        assert recovered == set(acknowledged[: len(recovered)])
         client = second.client()
-        for job in kept:
+        for job in recovered:
             client.cancel(job)
-        until(lambda: client.jobs().total == 0 and not runs_alive(state), what="runs are left")
+        wait_until(lambda: client.jobs().total == 0 and not live_processes(state), what="all runs have ended")
 
 
-def _garble(path: Path, chance: Random) -> None:
-    """Cut the end off, or change some bytes of it."""
+def _corrupt_tail(path: Path, rng: Random) -> None:
+    """Cut off the end of a file, or change some bytes of it."""
     content = bytearray(path.read_bytes())
     assert len(content) > 10_000
-    if chance.random() < 0.5:
-        del content[chance.randrange(4096, len(content)) :]
+    if rng.random() < 0.5:
+        del content[rng.randrange(4096, len(content)) :]
     else:
         for _ in range(20):
-            content[chance.randrange(len(content) // 2, len(content))] ^= chance.randrange(1, 256)
+            content[rng.randrange(len(content) // 2, len(content))] ^= rng.randrange(1, 256)
     path.write_bytes(content)
 
 
 def _overwrite(path: Path) -> None:
     content = bytearray(path.read_bytes())
-    for place in range(4096, len(content)):
-        content[place] = place * 7 % 256
+    for index in range(4096, len(content)):
+        content[index] = index * 7 % 256
     path.write_bytes(content)
 
 
-def _no_database(path: Path) -> None:
-    path.write_bytes(b"this is a letter\n" * 1000)
+def _not_a_database(path: Path) -> None:
+    path.write_bytes(b"this is plain text\n" * 1000)
 
 
-def _somebody_elses(path: Path) -> None:
+def _foreign_database(path: Path) -> None:
     path.unlink()
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE recipes (name TEXT)")
 
 
-def _of_version(version: int) -> Callable[[Path], None]:
+def _set_version(version: int) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         with sqlite3.connect(path) as connection:
             connection.execute(f"PRAGMA user_version={version}")
@@ -183,39 +183,37 @@ def _of_version(version: int) -> Callable[[Path], None]:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
-        (_overwrite, "is damaged"),
-        (_no_database, "file is not a database"),
-        (_somebody_elses, "is a database of something else; name another folder with --state"),
-        (_of_version(schema.VERSION + 1), f"has tables of version {schema.VERSION + 1}, expected {schema.VERSION}"),
-        (_of_version(-1), f"has tables of version -1, expected {schema.VERSION}"),
+        (_overwrite, "is corrupt"),
+        (_not_a_database, "file is not a database"),
+        (_foreign_database, "is not a Refold database; choose another folder with --state"),
+        (_set_version(schema.VERSION + 1), f"has schema version {schema.VERSION + 1}, expected {schema.VERSION}"),
+        (_set_version(-1), f"has schema version -1, expected {schema.VERSION}"),
     ],
-    ids=["overwritten", "no database", "somebody else's", "newer", "older"],
+    ids=["overwritten", "not a database", "foreign", "newer", "older"],
 )
-def test_a_file_that_is_not_as_we_left_it_is_an_error_in_one_line(
-    damage: Callable[[Path], None], said: str, tmp_path: Path
-) -> None:
+def test_an_unusable_database_is_a_one_line_error(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:
     state = tmp_path / "state"
     first = RealDaemon(state)
-    submitted(first, 3)
+    submit_jobs(first, 3)
     assert first.end() == 0
-    for path in state.glob(f"{NAME}-*"):
+    for path in state.glob(f"{FILE_NAME}-*"):
         path.unlink()
-    damage(state / NAME)
+    damage(state / FILE_NAME)
     second = RealDaemon(state)
     assert second.ended in (None, 1), second.log()
     assert second.wait() == 1
-    assert said in second.told.error
-    assert "\n" not in second.told.error
+    assert message in second.startup.error
+    assert "\n" not in second.startup.error
     assert "Traceback" not in second.log()
 
 
-def test_a_second_daemon_over_the_same_folder_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+def test_a_second_daemon_on_the_same_folder_is_rejected(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with RealDaemon(state) as first:
         other = RealDaemon(state)
-        assert other.told.error == (
-            f"{state}: another daemon uses it already; stop that one, or name another folder with --state"
+        assert other.startup.error == (
+            f"{state}: is in use by another daemon; stop it, or choose another folder with --state"
         )
-        assert submitted(first, 1) == ["job0-1"]
+        assert submit_jobs(first, 1) == ["job0-1"]

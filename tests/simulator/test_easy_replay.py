@@ -1,11 +1,11 @@
-"""EASY in one compiled loop is `easy` in the general simulator, only faster: the same starts and places, to the bit."""
+"""The compiled EASY replay gives the same starts and placements as policy `easy` in the simulator, to the bit."""
 
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings as chances, strategies as st
+from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from refold.core import ListJournal
 from refold.core.orders import StartRun
@@ -13,15 +13,17 @@ from refold.errors import BadInput, UnknownName
 from refold.model import Cluster, Demand, Job, Placement
 from refold.registry import make_policy
 from refold.simulator import simulate
-from refold.simulator.easy_replay import PLACEMENTS, Filling, replay_easy
-from refold.simulator.replay import tasks_of
+from refold.simulator.easy_replay import PLACEMENTS, BackfillOrder, replay_easy
+from refold.simulator.replay import task_columns
 from refold.testing import make_cluster, make_job
 from refold.traces.formats import read_cluster, read_trace
 
 
-def starts_of(jobs: list[Job], cluster: Cluster, placement: str, filling: str) -> dict[str, tuple[float, Placement]]:
-    """When and where every job started, by the general simulator."""
-    settings = {"durations": "known", "placement": placement, "filling": filling}
+def simulated_starts(
+    jobs: list[Job], cluster: Cluster, placement: str, backfill_order: str
+) -> dict[str, tuple[float, Placement]]:
+    """Return the start time and the placement of every job in the general simulator."""
+    settings = {"durations": "known", "placement": placement, "backfill_order": backfill_order}
     journal = ListJournal()
     simulate(jobs, cluster, make_policy("easy", settings), journal=journal)
     return {
@@ -32,9 +34,9 @@ def starts_of(jobs: list[Job], cluster: Cluster, placement: str, filling: str) -
     }
 
 
-def assert_same(jobs: list[Job], cluster: Cluster, placement: str, filling: Filling) -> None:
-    replayed = replay_easy(tasks_of(jobs), cluster, placement, filling)
-    general = starts_of(jobs, cluster, placement, filling)
+def assert_same(jobs: list[Job], cluster: Cluster, placement: str, backfill_order: BackfillOrder) -> None:
+    replayed = replay_easy(task_columns(jobs), cluster, placement, backfill_order)
+    general = simulated_starts(jobs, cluster, placement, backfill_order)
     for task, job in enumerate(jobs):
         if job.id in general:
             assert (replayed.started[task], replayed.placement(task)) == general[job.id]
@@ -42,49 +44,49 @@ def assert_same(jobs: list[Job], cluster: Cluster, placement: str, filling: Fill
             assert np.isnan(replayed.started[task])
 
 
-def crowd(seed: int) -> list[Job]:
-    """Jobs of all shapes, more than three nodes can take at once: gangs, parts of GPUs, some that never fit."""
-    chance = random.Random(seed)
+def random_jobs(seed: int) -> list[Job]:
+    """Return random jobs, more than three nodes can run at once: gangs, fractions of GPUs, some that never fit."""
+    generator = random.Random(seed)
     now, jobs = 0.0, []
-    for number in range(chance.randint(5, 70)):
-        now += chance.choice([0, 0, 1, 5, 30])
-        demand = Demand(chance.choice([1, 1, 1, 2, 3]), chance.choice([1, 1, 2, 4, 8]))
-        if demand.gpus == 1 and chance.random() < 0.4:
-            demand = Demand(1, 1, chance.choice([250, 300, 500]))
-        if chance.random() < 0.02:
+    for number in range(generator.randint(5, 70)):
+        now += generator.choice([0, 0, 1, 5, 30])
+        demand = Demand(generator.choice([1, 1, 1, 2, 3]), generator.choice([1, 1, 2, 4, 8]))
+        if demand.gpus == 1 and generator.random() < 0.4:
+            demand = Demand(1, 1, generator.choice([250, 300, 500]))
+        if generator.random() < 0.02:
             demand = Demand(4, 8)
-        jobs.append(Job(f"j{number}", now, demand, float(chance.choice([0.5, 3, 10, 50, 100, 200]))))
+        jobs.append(Job(f"j{number}", now, demand, float(generator.choice([0.5, 3, 10, 50, 100, 200]))))
     return jobs
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("filling", ["shortest", "order"])
-@chances(max_examples=10)
+@pytest.mark.parametrize("backfill_order", ["shortest", "queue"])
+@hypothesis_settings(max_examples=10)
 @given(seed=st.integers(0, 2**32))
-def test_on_random_crowds(placement: str, filling: Filling, seed: int) -> None:
-    assert_same(crowd(seed), make_cluster(8, 8, 8), placement, filling)
+def test_random_jobs_start_as_in_the_simulator(placement: str, backfill_order: BackfillOrder, seed: int) -> None:
+    assert_same(random_jobs(seed), make_cluster(8, 8, 8), placement, backfill_order)
 
 
-def test_on_a_busy_week_of_philly(shared_data: Path) -> None:
+def test_philly_jobs_start_as_in_the_simulator(shared_data: Path) -> None:
     jobs = list(read_trace(shared_data / "traces" / "jobs_philly.csv.gz").jobs[20_000:21_500])
     assert_same(jobs, read_cluster("24x8"), "best-fit", "shortest")
 
 
-def test_the_first_is_promised_a_place_and_the_short_fill_the_gap() -> None:
+def test_the_first_job_gets_a_reservation_and_short_jobs_are_backfilled() -> None:
     jobs = [make_job("a", gpus=3, work=10.0), make_job("wide", gpus=4, at=1, work=5.0)]
     jobs += [make_job("short", gpus=1, at=2, work=8.0), make_job("long", gpus=1, at=3, work=9.0)]
-    replayed = replay_easy(tasks_of(jobs), make_cluster(4))
+    replayed = replay_easy(task_columns(jobs), make_cluster(4))
     assert replayed.started.tolist() == [0.0, 10.0, 2.0, 15.0]
 
 
-def test_nothing_takes_no_time() -> None:
-    assert replay_easy(tasks_of([]), make_cluster(1)).started.tolist() == []
+def test_an_empty_trace_gives_an_empty_result() -> None:
+    assert replay_easy(task_columns([]), make_cluster(1)).started.tolist() == []
 
 
-def test_what_it_cannot_do_it_refuses() -> None:
-    with pytest.raises(UnknownName, match="placement of the compiled replay of easy 'genetic'"):
-        replay_easy(tasks_of([]), make_cluster(1), "genetic")
+def test_unsupported_inputs_are_rejected() -> None:
+    with pytest.raises(UnknownName, match="placement of the compiled EASY replay 'genetic'"):
+        replay_easy(task_columns([]), make_cluster(1), "genetic")
     fast = read_cluster("1x2:A100")
     other = Cluster(fast.nodes, (type(fast.gpu_type("A100"))("A100", speed=2.0),))
     with pytest.raises(BadInput, match="GPUs of different speed"):
-        replay_easy(tasks_of([]), other)
+        replay_easy(task_columns([]), other)

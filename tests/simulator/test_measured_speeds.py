@@ -1,4 +1,4 @@
-"""Charging what was measured, and between that what follows from the nearest point."""
+"""Speeds from measured step times, with interpolation from the nearest measured point."""
 
 import pytest
 
@@ -33,7 +33,7 @@ TRAINED = make_job("a", gpus=8, cpus=64, work=77.0, reshapable=True, workload="g
 
 
 def modelled(plan: Plan, *layout: int, cpus: float = 0.0) -> float:
-    """Seconds of a step, as the performance model says."""
+    """Return the step time of the performance model, in seconds."""
     return 1 / SPEEDS.with_plan(TRAINED, GPU, layout or (plan.gpus,), cpus, plan).steps_per_second
 
 
@@ -41,61 +41,63 @@ def charged(plan: Plan, *layout: int, cpus: float = 0.0) -> float:
     return CHARGE.step_seconds(TRAINED, GPU, layout or (plan.gpus,), cpus, plan)
 
 
-@pytest.mark.parametrize("one", [one for one in TABLE if one.step_seconds], ids=lambda one: str(one.plan))
-def test_what_was_measured_is_charged_exactly(one: Measurement) -> None:
-    assert charged(one.plan, *one.gpus_on_node, cpus=one.cpus) == pytest.approx(one.step_seconds, rel=1e-12)
+@pytest.mark.parametrize("point", [point for point in TABLE if point.step_seconds], ids=lambda point: str(point.plan))
+def test_a_measured_point_gives_the_measured_step_time(point: Measurement) -> None:
+    assert charged(point.plan, *point.gpus_on_node, cpus=point.cpus) == pytest.approx(point.step_seconds, rel=1e-12)
 
 
-def test_a_job_takes_its_steps_as_it_asked_for_them_and_is_faster_or_slower_elsewhere() -> None:
+def test_speed_is_relative_to_the_requested_resources() -> None:
     assert CHARGE.work(TRAINED) == 600 * 0.5
     on = Allocation((Share(0, tuple(range(8)), cpu_milli=64_000),))
     assert CHARGE.speed(TRAINED, on) == 1.0
     half = Allocation((Share(1, (0, 1, 2, 3)),), Plan(4))
     assert CHARGE.speed(TRAINED, half) == 0.5
-    apart = Allocation((Share(0, (0, 1, 2, 3)), Share(1, (4, 5, 6, 7))), Plan(tensor=8))
-    assert CHARGE.speed(TRAINED, apart) == pytest.approx(0.5 / 1.4)
+    spread = Allocation((Share(0, (0, 1, 2, 3)), Share(1, (4, 5, 6, 7))), Plan(tensor=8))
+    assert CHARGE.speed(TRAINED, spread) == pytest.approx(0.5 / 1.4)
 
 
 @pytest.mark.parametrize(
-    ("plan", "layout", "near", "there", "seconds"),
+    ("plan", "layout", "nearest", "nearest_layout", "seconds"),
     [
         (Plan(1), (1,), Plan(2), (2,), 2.5),  # the nearest degree
         (Plan(16), (8, 8), Plan(8), (8,), 0.5),
-        (Plan(tensor=4), (4,), Plan(tensor=8), (8,), 0.7),  # the same way before the same GPUs
+        (Plan(tensor=4), (4,), Plan(tensor=8), (8,), 0.7),  # the same method is nearer than the same GPUs
         (Plan(4), (2, 2), Plan(4), (4,), 1.0),  # the same plan elsewhere
     ],
 )
-def test_between_measured_points_the_model_is_corrected_by_the_nearest(
-    plan: Plan, layout: tuple[int, ...], near: Plan, there: tuple[int, ...], seconds: float
+def test_other_points_are_modelled_and_corrected_by_the_nearest_measured_point(
+    plan: Plan, layout: tuple[int, ...], nearest: Plan, nearest_layout: tuple[int, ...], seconds: float
 ) -> None:
-    expected = modelled(plan, *layout) * seconds / modelled(near, *there)
+    expected = modelled(plan, *layout) * seconds / modelled(nearest, *nearest_layout)
     assert charged(plan, *layout) == pytest.approx(expected)
 
 
-def test_a_measured_point_is_charged_as_it_was_measured_even_beside_a_faster_one() -> None:
+def test_a_measured_point_is_exact_even_next_to_a_faster_one() -> None:
     table = (row(Plan(4), 1.0), row(Plan(4, accumulation=2), 0.8))
     charge = MeasuredSpeeds(table, SPEEDS, RecordedSpeeds(CLUSTER))
-    assert [charge.step_seconds(TRAINED, GPU, (4,), 0.0, one.plan) for one in table] == [1.0, 0.8]
+    assert [charge.step_seconds(TRAINED, GPU, (4,), 0.0, measured.plan) for measured in table] == [1.0, 0.8]
 
 
-def test_an_offloading_plan_is_charged_by_the_cpus_it_has() -> None:
+def test_the_step_time_of_an_offloading_plan_depends_on_its_cpus() -> None:
     plan = Plan(8, zero=2, offload=True)
-    few = charged(plan, cpus=16.0)
-    assert few == pytest.approx(2.0 * modelled(plan, cpus=16.0) / modelled(plan, cpus=64.0))
-    assert few > 2.0
+    with_few_cpus = charged(plan, cpus=16.0)
+    assert with_few_cpus == pytest.approx(2.0 * modelled(plan, cpus=16.0) / modelled(plan, cpus=64.0))
+    assert with_few_cpus > 2.0
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        make_job("a", gpus=8, work=70.0, workload="gpt2", steps=600),  # it may not be reshaped
-        make_job("a", gpus=8, work=70.0, reshapable=True, workload="bert", steps=600),  # no row of its model
-        make_job("a", gpus=8, work=70.0, reshapable=True, workload="gpt2", steps=600, batch=32),  # nor of its batch
-        make_job("a", gpus=8, work=70.0, reshapable=True, workload="gpt2"),  # it does not count its steps
+        make_job("a", gpus=8, work=70.0, workload="gpt2", steps=600),  # not reshapable
+        make_job("a", gpus=8, work=70.0, reshapable=True, workload="bert", steps=600),  # no measurement of its model
+        make_job(
+            "a", gpus=8, work=70.0, reshapable=True, workload="gpt2", steps=600, batch=32
+        ),  # nor with its batch size
+        make_job("a", gpus=8, work=70.0, reshapable=True, workload="gpt2"),  # without steps
         make_job("a", gpus=8, work=70.0),
     ],
 )
-def test_other_jobs_are_charged_as_before(other: Job) -> None:
+def test_other_jobs_use_the_fallback(other: Job) -> None:
     recorded, half = RecordedSpeeds(CLUSTER), Allocation((Share(0, (0, 1, 2, 3)),))
     assert CHARGE.work(other) == 70.0
     assert CHARGE.speed(other, half) == recorded.speed(other, half)

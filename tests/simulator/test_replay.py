@@ -1,11 +1,11 @@
-"""The compiled replay is the general simulator, only faster: the same starts, ends and places, to the last bit."""
+"""The compiled replay gives the same starts, ends and placements as the general simulator, to the bit."""
 
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings as chances, strategies as st
+from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from refold.core import ListJournal
 from refold.core.events import RunFinished
@@ -15,17 +15,17 @@ from refold.model import Cluster, Demand, Job, Placement
 from refold.packing import GENETIC, RULES
 from refold.registry import make_policy
 from refold.simulator import simulate
-from refold.simulator.replay import Order, replay_compiled, tasks_of
+from refold.simulator.replay import FifoOrder, replay_compiled, task_columns
 from refold.testing import make_cluster, make_job, seeded_workload
 from refold.traces.formats import read_cluster, read_trace
 
-ORDERS: list[Order] = ["fifo", "fifo-skip"]
+ORDERS: list[FifoOrder] = ["fifo", "fifo-skip"]
 
 
-def outcome_of(
-    jobs: list[Job], cluster: Cluster, order: Order, rule: str, seed: int
+def simulated_outcome(
+    jobs: list[Job], cluster: Cluster, order: FifoOrder, rule: str, seed: int
 ) -> dict[str, tuple[float, float, Placement]]:
-    """Start, end and place of every job that ran, by the general simulator."""
+    """Return start, end and placement of every job that ran in the general simulator."""
     journal = ListJournal()
     simulate(jobs, cluster, make_policy(order, {"placement": rule, "seed": seed}), journal=journal)
     started: dict[str, tuple[float, Placement]] = {}
@@ -40,13 +40,13 @@ def outcome_of(
     return outcome
 
 
-def assert_same(jobs: list[Job], cluster: Cluster, order: Order, rule: str, seed: int = 0) -> None:
-    replayed = replay_compiled(tasks_of(jobs), cluster, rule, order, seed)
-    general = outcome_of(jobs, cluster, order, rule, seed)
+def assert_same(jobs: list[Job], cluster: Cluster, order: FifoOrder, rule: str, seed: int = 0) -> None:
+    replayed = replay_compiled(task_columns(jobs), cluster, rule, order, seed)
+    general = simulated_outcome(jobs, cluster, order, rule, seed)
     for task, job in enumerate(jobs):
         if job.id in general:
-            mine = (replayed.started[task], replayed.ended[task], replayed.placement(task))
-            assert mine == general[job.id]
+            result = (replayed.started[task], replayed.ended[task], replayed.placement(task))
+            assert result == general[job.id]
         else:
             assert np.isnan(replayed.started[task])
             assert replayed.placement(task) == ()
@@ -54,59 +54,57 @@ def assert_same(jobs: list[Job], cluster: Cluster, order: Order, rule: str, seed
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in GENETIC])
 @pytest.mark.parametrize("order", ORDERS)
-@chances(max_examples=12)
+@hypothesis_settings(max_examples=12)
 @given(seed=st.integers(0, 2**32))
-def test_on_random_traces(order: Order, rule: str, seed: int) -> None:
+def test_random_traces_give_the_same_result(order: FifoOrder, rule: str, seed: int) -> None:
     jobs, cluster = seeded_workload(seed, jobs=80)
     assert_same(jobs, cluster, order, rule, seed % 100)
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_with_gpus_of_different_speed_and_jobs_that_never_fit(order: Order) -> None:
-    chance = random.Random(4)
+def test_gpus_of_different_speed_and_infeasible_jobs_give_the_same_result(order: FifoOrder) -> None:
+    draw = random.Random(4)
     cluster = make_cluster(2, 4, types=["T4", "H100"], speeds={"T4": 0.5, "H100": 3.0})
-    jobs = [
-        make_job(f"j{n}", at=n // 3, work=chance.random() * 20, gpus=chance.choice([1, 2, 4, 8])) for n in range(90)
-    ]
+    jobs = [make_job(f"j{n}", at=n // 3, work=draw.random() * 20, gpus=draw.choice([1, 2, 4, 8])) for n in range(90)]
     assert_same(jobs, cluster, order, "best-fit")
 
 
 @pytest.mark.parametrize("rule", ["first-fit", "best-fit", "tetris", "fgd"])
 @pytest.mark.parametrize("order", ORDERS)
-def test_on_openb(order: Order, rule: str, shared_data: Path) -> None:
+def test_openb_gives_the_same_result(order: FifoOrder, rule: str, shared_data: Path) -> None:
     trace = read_trace(shared_data / "openb" / "openb_pod_list_default.csv.gz")
     cluster = read_cluster(shared_data / "openb" / "openb_node_list_all_node.csv.gz")
     assert_same(list(trace.jobs), cluster, order, rule)
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule not in GENETIC])
-def test_on_openb_crowded(rule: str, shared_data: Path) -> None:
-    """All pods at once on a tenth of the nodes: queues, fractions, types and CPUs at their limits."""
+def test_overloaded_openb_gives_the_same_result(rule: str, shared_data: Path) -> None:
+    """Test 1500 pods on a tenth of the nodes: long queues, fractions, GPU types and CPU limits."""
     trace = read_trace(shared_data / "openb" / "openb_pod_list_gpuspec33.csv.gz")
     cluster = read_cluster(shared_data / "openb" / "openb_node_list_all_node.csv.gz")
-    some = Cluster(cluster.nodes[::10])
+    tenth = Cluster(cluster.nodes[::10])
     jobs = [make_job(job.id, at=n // 5, work=(job.work or 0) % 500) for n, job in enumerate(trace.jobs[:1500])]
     jobs = [
         Job(job.id, job.submitted, original.demand, job.work) for job, original in zip(jobs, trace.jobs, strict=False)
     ]
-    assert_same(jobs, some, "fifo-skip", rule)
+    assert_same(jobs, tenth, "fifo-skip", rule)
 
 
-def test_it_takes_a_day_of_nothing() -> None:
-    replayed = replay_compiled(tasks_of([]), make_cluster(1))
+def test_an_empty_trace_gives_an_empty_result() -> None:
+    replayed = replay_compiled(task_columns([]), make_cluster(1))
     assert len(replayed.started) == 0
 
 
-def test_what_it_cannot_do_it_refuses() -> None:
+def test_unsupported_inputs_are_rejected() -> None:
     with pytest.raises(BadInput, match="'a' has no duration"):
-        tasks_of([make_job("a", work=None)])
-    with pytest.raises(UnknownName, match="no placement 'nowhere'"):
-        replay_compiled(tasks_of([]), make_cluster(1), "nowhere")
+        task_columns([make_job("a", work=None)])
+    with pytest.raises(UnknownName, match="unknown placement 'nowhere'"):
+        replay_compiled(task_columns([]), make_cluster(1), "nowhere")
     with pytest.raises(UnknownName, match="order of the compiled replay"):
-        replay_compiled(tasks_of([]), make_cluster(1), order="las")  # type: ignore[arg-type]
+        replay_compiled(task_columns([]), make_cluster(1), order="las")  # type: ignore[arg-type]
 
 
-def test_demands_are_numbered_as_they_appear() -> None:
-    tasks = tasks_of([make_job("b", at=5, gpus=2), make_job("a", at=1), make_job("c", at=9)])
+def test_demands_are_numbered_in_order_of_occurrence() -> None:
+    tasks = task_columns([make_job("b", at=5, gpus=2), make_job("a", at=1), make_job("c", at=9)])
     assert tasks.demands == (Demand(), Demand(1, 2))
     assert tasks.demand_of.tolist() == [0, 1, 0]

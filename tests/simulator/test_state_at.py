@@ -1,4 +1,4 @@
-"""What the journal says was decided is decided again, whatever followed from its events."""
+"""The decisions of a journal are repeated, except for orders that follow from its events."""
 
 from refold.core import JobCancelled, JobSubmitted, RunStopped, Scheduler
 from refold.policies.queueing import Fifo
@@ -12,9 +12,9 @@ def test_a_run_that_is_cancelled_and_ends_in_the_same_step_is_not_stopped_again(
         live.step(0.0, [JobSubmitted(make_job("a"))]),
         live.step(1.0, [JobCancelled("a"), RunStopped("a", 1)]),
     ]
-    written = RecordedDecisions(lambda _: None)
-    again = Scheduler(make_cluster(1), written)
+    recorded = RecordedDecisions(lambda _: None)
+    replayed = Scheduler(make_cluster(1), recorded)
     for entry in entries:
-        written.entry = entry
-        assert again.step(entry.now, entry.events).orders == entry.orders
-    assert again.view.runs == {}
+        recorded.entry = entry
+        assert replayed.step(entry.now, entry.events).orders == entry.orders
+    assert replayed.view.runs == {}

@@ -1,4 +1,4 @@
-"""Clusters from YAML, CSV and shorthand, and back."""
+"""Reading clusters from YAML, CSV and shorthand, and writing them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAB = Cluster(
 )
 
 
-def test_a_yaml_file() -> None:
+def test_a_yaml_file_is_read() -> None:
     assert read_cluster(FIXTURES / "cluster.yaml") == LAB
 
 
@@ -45,18 +45,18 @@ def test_tenants_and_their_quotas_are_read_and_written(tmp_path: Path) -> None:
     ("tenants", "problem"),
     [
         ("[{name: a, quota: 6}]", "tenants[0]: object contains unknown field quota; did you mean quota_gpus?"),
-        ("[{name: a, quota_gpus: -1}]", "tenant 'a': a quota is GPUs ≥ 0, not -1"),
+        ("[{name: a, quota_gpus: -1}]", "tenant 'a': quota_gpus is -1.0, expected GPUs ≥ 0"),
         ("[{name: a}, {name: a}]", "two tenants of cluster 'shared' have the same name"),
     ],
 )
-def test_tenants_that_cannot_be_are_refused(tmp_path: Path, tenants: str, problem: str) -> None:
+def test_invalid_tenants_are_rejected(tmp_path: Path, tenants: str, problem: str) -> None:
     path = tmp_path / "shared.yaml"
     path.write_text(f"tenants: {tenants}\nnodes:\n- {{name: n, gpus: 8}}\n")
     with pytest.raises(BadFile, match=re.escape(problem)):
         read_cluster(path)
 
 
-def test_nodes_that_are_counted_and_say_little(tmp_path: Path) -> None:
+def test_a_counted_node_without_details_has_an_unknown_gpu_type(tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     path.write_text("nodes:\n- {name: n, count: 2, gpus: 4}\n")
     assert read_cluster(path) == Cluster(
@@ -64,7 +64,7 @@ def test_nodes_that_are_counted_and_say_little(tmp_path: Path) -> None:
     )
 
 
-def test_common_node_columns(tmp_path: Path) -> None:
+def test_node_lists_in_the_common_columns_are_read(tmp_path: Path) -> None:
     path = tmp_path / "nodes.csv"
     path.write_text("node_id,gpu_type,num_gpu,cpu,mem_gib\nn1,CPU,0,32.5,\nn2,T4,2,96,\n")
     assert read_cluster(path) == Cluster(
@@ -72,7 +72,7 @@ def test_common_node_columns(tmp_path: Path) -> None:
     )
 
 
-def test_openb_node_columns(tmp_path: Path) -> None:
+def test_node_lists_in_the_openb_columns_are_read(tmp_path: Path) -> None:
     path = tmp_path / "openb.csv"
     path.write_text("sn,cpu_milli,memory_mib,gpu,model\nn1,32000,1024,0,\nn2,96000,2048,8,G2\n")
     assert read_cluster(path) == Cluster(
@@ -80,7 +80,7 @@ def test_openb_node_columns(tmp_path: Path) -> None:
     )
 
 
-def test_shorthand() -> None:
+def test_shorthand_is_read() -> None:
     assert read_cluster("2x8:A100+1x2:T4") == Cluster(
         (Node("node0", 8, "A100"), Node("node1", 8, "A100"), Node("node2", 2, "T4")),
         name="2x8:A100+1x2:T4",
@@ -91,13 +91,13 @@ def test_shorthand() -> None:
     assert read_cluster("2X8").nodes == read_cluster("2x8").nodes
 
 
-@pytest.mark.parametrize("name", ["lab", "12x8", "demo", "names", "unknown but there"])
-def test_written_clusters_are_read_back_the_same(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["lab", "12x8", "demo", "names", "unknown amounts"])
+def test_written_clusters_are_read_back_unchanged(name: str, tmp_path: Path) -> None:
     odd_names = ("n8", "n9", "n10", "n010", "011", "x", "x07", "x08", "y99999999998", "y99999999999")
     clusters = {
         "lab": LAB,
         "names": Cluster(tuple(Node(node) for node in odd_names)),
-        "unknown but there": Cluster((Node("a", 1, "T4", 1000, 10),), cpus_known=False, memory_known=False),
+        "unknown amounts": Cluster((Node("a", 1, "T4", 1000, 10),), cpus_known=False, memory_known=False),
     }
     cluster = clusters.get(name) or read_cluster(name)
     write_cluster(cluster, tmp_path / "cluster.yaml")

@@ -1,4 +1,4 @@
-"""The public traces read completely. They are not part of the repository; without them these cases are skipped."""
+"""Reading the complete public traces. They are not part of the repository; without them the tests are skipped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from refold.traces.formats import read_cluster, read_trace
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
-pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="the public traces are not here (../shared/data)")
+pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="the public traces are not available (../shared/data)")
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,9 @@ pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="the public traces are
         ("rubick/workload-mt.csv", 406, 4_374),
     ],
 )
-def test_every_row_is_a_job(name: str, jobs: int, gpus: int) -> None:
+def test_every_row_is_read_as_a_job(name: str, jobs: int, gpus: int) -> None:
     trace = read_trace(DATA / name)
-    assert (len(trace.jobs), trace.left_out) == (jobs, ())
+    assert (len(trace.jobs), trace.skipped_rows) == (jobs, ())
     assert sum(job.demand.instances * job.demand.gpus for job in trace.jobs) == gpus
 
 
@@ -46,17 +46,17 @@ def test_every_row_is_a_job(name: str, jobs: int, gpus: int) -> None:
         ("openb/openb_node_list_all_node.csv.gz", 1_523, 6_212, True),
     ],
 )
-def test_every_row_is_a_node(name: str, nodes: int, gpus: int, cpus_known: bool) -> None:
+def test_every_row_is_read_as_a_node(name: str, nodes: int, gpus: int, cpus_known: bool) -> None:
     cluster = read_cluster(DATA / name)
     assert (len(cluster.nodes), cluster.gpus, cluster.cpus_known) == (nodes, gpus, cpus_known)
 
 
-def test_openb_is_the_same_in_its_own_and_in_the_common_columns() -> None:
+def test_openb_gives_the_same_jobs_in_its_own_and_in_the_common_format() -> None:
     own = read_trace(DATA / "openb/openb_pod_list_default.csv.gz")
     common = read_trace(DATA / "traces/jobs_openb_default.csv.gz")
     assert own.jobs == common.jobs
 
 
-def test_the_guaranteed_jobs_of_rubicks_multi_tenant_workload() -> None:
+def test_rubicks_multi_tenant_workload_has_194_guaranteed_jobs() -> None:
     trace = read_trace(DATA / "rubick/workload-mt.csv")
     assert sum(job.job_class == "guaranteed" for job in trace.jobs) == 194

@@ -1,4 +1,4 @@
-"""Made workloads keep what they were asked to keep: mix, durations, load; and a seed is a seed."""
+"""Generated workloads have the specified mix, durations and load, and depend only on the seed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from refold.traces.synthetic import (
     PoissonArrivals,
     SizeClass,
     WorkloadShape,
-    calibrated,
     enlarge,
-    everyday,
+    everyday_workload,
+    fit_shape,
     generate,
 )
 from refold.traces.trace import Trace
@@ -41,55 +41,55 @@ def _quantiles(trace: Trace, demand: Demand) -> list[float]:
 
 @pytest.mark.parametrize("jobs", [2, 10, 100, 4000])
 @pytest.mark.parametrize("load", [0.5, 0.9, 1.3])
-def test_the_load_is_what_was_asked_for_within_1_percent(load: float, jobs: int) -> None:
-    shape = everyday(jobs).for_load(CLUSTER, load)
+def test_the_generated_load_is_within_1_percent_of_the_specified_load(load: float, jobs: int) -> None:
+    shape = everyday_workload(jobs).for_load(CLUSTER, load)
     assert shape.load(CLUSTER) == pytest.approx(load)
     for seed in range(5):
         assert _load(generate(shape, seed)) == pytest.approx(load, rel=0.01)
 
 
-def test_where_the_drawn_jobs_cannot_have_a_load_it_is_said() -> None:
-    seldom = (
+def test_a_note_says_why_the_load_of_the_generated_jobs_is_undefined() -> None:
+    rarely_gpus = (
         SizeClass(Demand(gpus=0), 1.0, Empirical((60.0,))),
         SizeClass(Demand(), 1e-9, Empirical((60.0,))),
     )
-    cpu_only = generate(WorkloadShape(20, PoissonArrivals(10.0), seldom).for_load(CLUSTER, 0.9), seed=1)
-    assert cpu_only.notes[1:] == ("the 20 jobs drawn ask for no GPU time: no load can be said of them",)
-    alone = generate(everyday(1).for_load(CLUSTER, 0.9), seed=1)
-    assert alone.notes[1:] == ("the 1 job drawn came at one moment: no load can be said of them",)
+    cpu_only = generate(WorkloadShape(20, PoissonArrivals(10.0), rarely_gpus).for_load(CLUSTER, 0.9), seed=1)
+    assert cpu_only.notes[1:] == ("the offered load is undefined: no job requests GPU time",)
+    single_job = generate(everyday_workload(1).for_load(CLUSTER, 0.9), seed=1)
+    assert single_job.notes[1:] == ("the offered load is undefined: all jobs are submitted at the same time",)
 
 
-def test_a_learned_workload_has_the_sizes_durations_and_load_of_its_source() -> None:
+def test_a_fitted_workload_has_the_sizes_durations_and_load_of_its_source() -> None:
     source = read_trace("demo")
-    made = generate(replace(calibrated(source), jobs=3 * len(source.jobs)), seed=3)
-    sizes, sizes_made = (Counter(job.demand for job in trace.jobs) for trace in (source, made))
+    generated = generate(replace(fit_shape(source), jobs=3 * len(source.jobs)), seed=3)
+    sizes, sizes_generated = (Counter(job.demand for job in trace.jobs) for trace in (source, generated))
     for demand, count in sizes.items():
-        assert sizes_made[demand] == pytest.approx(3 * count, abs=1), "give or take one job"
+        assert sizes_generated[demand] == pytest.approx(3 * count, abs=1), "rounded to whole jobs"
         if count >= 100:
-            assert _quantiles(made, demand) == pytest.approx(_quantiles(source, demand), rel=0.1)
-    assert made.gpu_seconds == pytest.approx(3 * source.gpu_seconds, rel=0.02)
-    assert made.span == pytest.approx(3 * source.span, rel=0.02)
-    tenants, tenants_made = (Counter(job.tenant for job in trace.jobs) for trace in (source, made))
-    assert {tenant: count * 3 for tenant, count in tenants.items()} == pytest.approx(dict(tenants_made), abs=1)
+            assert _quantiles(generated, demand) == pytest.approx(_quantiles(source, demand), rel=0.1)
+    assert generated.gpu_seconds == pytest.approx(3 * source.gpu_seconds, rel=0.02)
+    assert generated.span == pytest.approx(3 * source.span, rel=0.02)
+    tenants, tenants_generated = (Counter(job.tenant for job in trace.jobs) for trace in (source, generated))
+    assert {tenant: count * 3 for tenant, count in tenants.items()} == pytest.approx(dict(tenants_generated), abs=1)
 
 
-def test_arrivals_follow_the_rhythm_and_the_learned_rhythm_too() -> None:
-    shape = replace(everyday(20000), arrivals=PoissonArrivals(100.0, OFFICE_HOURS))
-    made = generate(shape, seed=5)
-    again = generate(calibrated(made), seed=6)
-    for trace in (made, again):
+def test_arrivals_follow_the_hourly_weights_and_the_fitted_weights() -> None:
+    shape = replace(everyday_workload(20000), arrivals=PoissonArrivals(100.0, OFFICE_HOURS))
+    generated = generate(shape, seed=5)
+    refitted = generate(fit_shape(generated), seed=6)
+    for trace in (generated, refitted):
         hours = np.bincount([int(job.submitted // HOUR) % 24 for job in trace.jobs], minlength=24)
         expected = np.array(OFFICE_HOURS) / sum(OFFICE_HOURS)
         assert hours / hours.sum() == pytest.approx(expected, abs=0.01)
 
 
-def test_bursts_bring_jobs_together() -> None:
-    shape = replace(everyday(2000), arrivals=PoissonArrivals(60.0, burst=4.0, burst_seconds=0.5))
-    learned = calibrated(generate(shape, seed=2)).arrivals
-    assert learned.burst == pytest.approx(4.0, rel=0.1)
+def test_the_burst_size_is_recovered_by_fitting() -> None:
+    shape = replace(everyday_workload(2000), arrivals=PoissonArrivals(60.0, burst=4.0, burst_seconds=0.5))
+    fitted = fit_shape(generate(shape, seed=2)).arrivals
+    assert fitted.burst == pytest.approx(4.0, rel=0.1)
 
 
-def test_habit_makes_a_users_jobs_alike_and_changes_no_duration() -> None:
+def test_user_correlation_makes_a_users_run_times_similar_and_keeps_their_distribution() -> None:
     shape = WorkloadShape(
         1000,
         PoissonArrivals(10.0),
@@ -97,34 +97,34 @@ def test_habit_makes_a_users_jobs_alike_and_changes_no_duration() -> None:
         users_per_tenant=20,
     )
     spread = {}
-    for habit in (0.0, 0.9):
-        jobs = generate(replace(shape, habit=habit), seed=4).jobs
+    for correlation in (0.0, 0.9):
+        jobs = generate(replace(shape, user_correlation=correlation), seed=4).jobs
         assert np.median([job.work or 0 for job in jobs]) == pytest.approx(600, rel=0.02)
         users: dict[str, list[float]] = {}
         for job in jobs:
             users.setdefault(job.user, []).append(float(np.log(job.work or 1)))
-        spread[habit] = np.mean([np.std(logs) for logs in users.values()])
+        spread[correlation] = np.mean([np.std(logs) for logs in users.values()])
     assert spread[0.9] < 0.5 * spread[0.0]
 
 
-def test_the_same_seed_gives_the_same_jobs_and_another_seed_others() -> None:
-    shape = everyday(200)
+def test_the_same_seed_gives_the_same_jobs_and_another_seed_gives_different_jobs() -> None:
+    shape = everyday_workload(200)
     assert generate(shape, seed=7) == generate(shape, seed=7)
     assert generate(shape, seed=7).jobs != generate(shape, seed=8).jobs
 
 
-def test_users_state_limits_that_hold() -> None:
-    jobs = generate(everyday(500), seed=0).jobs
+def test_no_job_exceeds_its_time_limit() -> None:
+    jobs = generate(everyday_workload(500), seed=0).jobs
     assert all(job.time_limit is not None and job.work is not None and job.work <= job.time_limit for job in jobs)
 
 
-def test_durations_keep_to_their_distribution() -> None:
+def test_durations_follow_their_distribution() -> None:
     levels = np.array([0.1, 0.5, 0.8413447, 1.0])
-    assert Lognormal(100, 1.0, longest=DAY).seconds(levels) == pytest.approx([27.76, 100, 271.8, DAY], rel=1e-3)
+    assert Lognormal(100, 1.0, maximum=DAY).seconds(levels) == pytest.approx([27.76, 100, 271.8, DAY], rel=1e-3)
     assert Empirical((1.0, 3.0)).seconds(np.array([0.0, 0.25, 0.5, 0.75, 1.0])) == pytest.approx([1, 1, 2, 3, 3])
 
 
-def test_an_enlarged_trace_repeats_jobs_with_other_ids_and_times() -> None:
+def test_an_enlarged_trace_repeats_jobs_with_new_ids_and_times() -> None:
     source = read_trace("demo")
     large = enlarge(source, 2.5, seed=1)
     assert len(large.jobs) == pytest.approx(2.5 * len(source.jobs), rel=0.03)
@@ -136,30 +136,30 @@ def test_an_enlarged_trace_repeats_jobs_with_other_ids_and_times() -> None:
     assert len(enlarge(source, 0.1, seed=1).jobs) == pytest.approx(150, abs=40)
 
 
-def test_the_shipped_workload_is_the_generators() -> None:
-    # Mixes, not bytes: another numpy may draw other numbers from the same seed.
-    shipped, made = read_trace("demo"), demo_trace()
-    assert Counter(job.demand for job in shipped.jobs) == Counter(job.demand for job in made.jobs)
-    assert shipped.gpu_seconds == pytest.approx(made.gpu_seconds, rel=0.02)
+def test_the_shipped_workload_matches_the_generator() -> None:
+    # Compare mixes, not bytes: other versions of numpy may draw other numbers from the same seed.
+    shipped, generated = read_trace("demo"), demo_trace()
+    assert Counter(job.demand for job in shipped.jobs) == Counter(job.demand for job in generated.jobs)
+    assert shipped.gpu_seconds == pytest.approx(generated.gpu_seconds, rel=0.02)
     assert read_cluster("demo") == demo_cluster()
     assert shipped.gpu_seconds / (shipped.span * demo_cluster().gpus) == pytest.approx(LOAD, rel=0.03)
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "build_invalid",
     [
-        lambda: everyday(0),
-        lambda: everyday(1).for_load(CLUSTER, float("nan")),
+        lambda: everyday_workload(0),
+        lambda: everyday_workload(1).for_load(CLUSTER, float("nan")),
         lambda: enlarge(read_trace("demo"), -1, 0),
-        lambda: calibrated(Trace("none", (Job("a"),))),
+        lambda: fit_shape(Trace("none", (Job("a"),))),
         lambda: PoissonArrivals(0.0),
-        lambda: PoissonArrivals(1.0, rhythm=(0.0, 0.0)),
-        lambda: Lognormal(10.0, 1.0, longest=5.0),
+        lambda: PoissonArrivals(1.0, hour_weights=(0.0, 0.0)),
+        lambda: Lognormal(10.0, 1.0, maximum=5.0),
         lambda: Empirical((2.0, 1.0)),
         lambda: SizeClass(Demand(), -1.0, Empirical((1.0,))),
     ],
 )
-def test_shapes_that_cannot_be(wrong: object) -> None:
-    assert callable(wrong)
+def test_invalid_shapes_are_rejected(build_invalid: object) -> None:
+    assert callable(build_invalid)
     with pytest.raises(BadValue):
-        wrong()
+        build_invalid()

@@ -1,4 +1,4 @@
-"""Every reader keeps the contract that outsiders' readers are held to."""
+"""Every built-in trace reader passes the public contract suite."""
 
 from pathlib import Path
 

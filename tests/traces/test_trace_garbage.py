@@ -1,4 +1,4 @@
-"""Whatever a file holds, the answer is one of our errors that says where."""
+"""Invalid files: every one raises a BadInput error that names the location."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ BAD_ROWS = [
 ]
 
 
-def _told(row: BadRow) -> tuple[int, str, object, str]:
+def _fields_of(row: BadRow) -> tuple[int, str, object, str]:
     return row.line, row.column, row.found, row.expected
 
 
-def test_the_first_bad_row_is_raised_with_its_place() -> None:
+def test_the_first_bad_row_is_raised_with_its_line_and_column() -> None:
     path = FIXTURES / "common_bad.csv"
-    with pytest.raises(BadRow) as refused:
+    with pytest.raises(BadRow) as error:
         read_trace(path)
-    assert _told(refused.value) == BAD_ROWS[0]
-    assert str(refused.value).startswith(f"{path} line 3: submit_s is 'nan', expected a number")
+    assert _fields_of(error.value) == BAD_ROWS[0]
+    assert str(error.value).startswith(f"{path} line 3: submit_s is 'nan', expected a number")
 
 
-def test_bad_rows_may_be_left_out_and_are_counted() -> None:
+def test_bad_rows_can_be_skipped_and_are_recorded() -> None:
     trace = read_trace(FIXTURES / "common_bad.csv", skip_bad=True)
     assert [job.id for job in trace.jobs] == ["good", "also-good"]
-    assert [_told(row) for row in trace.left_out] == BAD_ROWS
+    assert [_fields_of(row) for row in trace.skipped_rows] == BAD_ROWS
 
 
-def test_bad_entries_of_a_philly_log_name_their_line_and_key() -> None:
+def test_bad_entries_of_a_philly_log_are_recorded_with_line_and_key() -> None:
     trace = read_trace(FIXTURES / "philly_bad.json", skip_bad=True)
     assert [job.id for job in trace.jobs] == ["good"]
-    assert [_told(row) for row in trace.left_out] == [
+    assert [_fields_of(row) for row in trace.skipped_rows] == [
         (5, "jobid", '{"jobid": 7, "submitted_time": "2017-10-…', "expected `str`, got `int`"),
         (6, "submitted_time", "yesterday", "a time such as 2017-10-07 01:12:09"),
-        (7, "attempts.end_time", "2017-10-07 01:00:00", "a time that is not before 2017-10-07 01:00:09"),
+        (7, "attempts.end_time", "2017-10-07 01:00:00", "a time ≥ 2017-10-07 01:00:09"),
     ]
 
 
@@ -73,18 +73,20 @@ def test_bad_entries_of_a_philly_log_name_their_line_and_key() -> None:
         ("common.csv", "2,4,8,1000", "2,4,9,1000", "num_gpu"),
     ],
 )
-def test_a_bad_cell_names_its_column(tmp_path: Path, fixture: str, good: str, bad: str, column: str) -> None:
+def test_the_error_for_a_bad_cell_names_its_column(
+    tmp_path: Path, fixture: str, good: str, bad: str, column: str
+) -> None:
     text = (FIXTURES / fixture).read_text()
     assert good in text
-    spoilt = tmp_path / fixture
-    spoilt.write_text(text.replace(good, bad, 1))
-    with pytest.raises(BadRow) as refused:
-        read_trace(spoilt)
-    assert refused.value.column == column
-    assert len(read_trace(spoilt, skip_bad=True).left_out) == 1
+    invalid = tmp_path / fixture
+    invalid.write_text(text.replace(good, bad, 1))
+    with pytest.raises(BadRow) as error:
+        read_trace(invalid)
+    assert error.value.column == column
+    assert len(read_trace(invalid, skip_bad=True).skipped_rows) == 1
 
 
-def test_a_missing_column_is_named(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_column_names_it(tmp_path: Path) -> None:
     path = tmp_path / "jobs.csv"
     path.write_text("job_id,num_gpu\n1,1\n")
     with pytest.raises(BadFile, match="has no column 'submit_s'; it has job_id, num_gpu"):
@@ -96,7 +98,7 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
     [
         (b"", "is empty"),
         (b" \n\n", "is empty"),
-        (b"\x00\x01\x02\x03", "is not text: it holds zero bytes"),
+        (b"\x00\x01\x02\x03", "is not text: it contains zero bytes"),
         (b"job_id\xff\xfe", "is not text: byte 7 is not UTF-8"),
         (gzip.compress(b"job_id,submit_s,num_gpu\n" * 99, mtime=0)[:30], "is a damaged gzip file"),
         (b'[{"jobid": 1', "is not a JSON list of jobs"),
@@ -104,15 +106,15 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
         (b'[1, 2, "', "is not a JSON list of jobs"),
     ],
 )
-def test_files_that_are_no_traces(tmp_path: Path, content: bytes, problem: str) -> None:
+def test_files_that_are_not_traces_are_rejected(tmp_path: Path, content: bytes, problem: str) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
-    with pytest.raises(BadFile) as refused:
+    with pytest.raises(BadFile) as error:
         read_trace(path)
-    assert refused.value.problem.startswith(problem)
+    assert error.value.problem.startswith(problem)
 
 
-def test_a_file_that_is_not_there_and_one_that_is_a_folder(tmp_path: Path) -> None:
+def test_missing_files_and_folders_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="no such file"):
         read_trace(tmp_path / "nothing.csv")
     with pytest.raises(BadFile, match="cannot be read"):
@@ -122,10 +124,10 @@ def test_a_file_that_is_not_there_and_one_that_is_a_folder(tmp_path: Path) -> No
 @pytest.mark.parametrize("format", FORMATS)
 @settings(deadline=None)
 @given(text=st.text(st.sampled_from(',|\n"[]{}:=-.019aeTJobID\r '), max_size=80))
-def test_no_text_makes_any_reader_fail_in_another_way(format: str, text: str) -> None:
+def test_no_text_makes_a_reader_raise_another_error(format: str, text: str) -> None:
     from refold.traces import formats
 
-    heads = {
+    headers = {
         "common": "job_id,submit_s,duration_s,num_gpu,gpu_milli,extra\n",
         "helios": "job_id,gpu_num,cpu_num,node_num,submit_time,duration\n",
         "openb": "name,cpu_milli,memory_mib,num_gpu,gpu_milli\n",
@@ -134,7 +136,7 @@ def test_no_text_makes_any_reader_fail_in_another_way(format: str, text: str) ->
         "rubick": "name,submission_time,duration,application,num_gpus,num_cpus,exec_plan,steps,is_sla\n",
         "sacct": "JobID|Start|End|AllocTRES\n",
     }
-    source = TextSource(Path("jobs"), heads[format] + text)
+    source = TextSource(Path("jobs"), headers[format] + text)
     try:
         trace = formats._reader(format).read(source, skip_bad=True, gpus_per_instance=8)
     except BadInput:
@@ -148,7 +150,7 @@ def test_no_text_makes_any_reader_fail_in_another_way(format: str, text: str) ->
         ("gpus: 2", "gpus: two", "nodes[1].gpus: expected int, got str"),
         ("gpus: 2", "gpuz: 2", "nodes[1]: object contains unknown field gpuz; did you mean gpus? (known: name, count"),
         ("cpus: 16.5", "cpus: .nan", "nodes[1].cpus is nan, expected a number from 0 to 1099511627776"),
-        ("cpus: 16.5", "cpus: -1", "nodes[1]: node 't08': CPUs, memory and power must be ≥ 0"),
+        ("cpus: 16.5", "cpus: -1", "nodes[1]: node 't08': CPUs, memory and power must be 0 to 1099511627776"),
         ("cpus: 16.5, ", "", "nodes[1].cpus is missing, though other nodes have it"),
         ("speed: 2.0", "speed: 0", "gpu_types[0]: GPU type 'A100': memory and power must be ≥ 0 and speed > 0"),
         ("rack: r1,", "rack: r2,", "nodes[0].rack is 'r2', expected one of ['r1']"),
@@ -171,14 +173,14 @@ def test_no_text_makes_any_reader_fail_in_another_way(format: str, text: str) ->
         ("a[0-1]", "a[0-9999999999999999999]", "is not a range such as 0-15"),
     ],
 )
-def test_a_bad_cluster_file_names_the_key(tmp_path: Path, good: str, bad: str, problem: str) -> None:
+def test_the_error_for_a_bad_cluster_file_names_the_key(tmp_path: Path, good: str, bad: str, problem: str) -> None:
     text = (FIXTURES / "cluster.yaml").read_text()
     assert good in text
     path = tmp_path / "cluster.yaml"
     path.write_text(text.replace(good, bad, 1))
-    with pytest.raises(BadFile) as refused:
+    with pytest.raises(BadFile) as error:
         read_cluster(path)
-    assert problem in refused.value.problem
+    assert problem in error.value.problem
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ def test_a_bad_cluster_file_names_the_key(tmp_path: Path, good: str, bad: str, p
     ],
     ids=lambda content: content[:12],
 )
-def test_files_that_are_no_clusters(tmp_path: Path, content: str) -> None:
+def test_files_that_are_not_clusters_are_rejected(tmp_path: Path, content: str) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(content)
     with pytest.raises(BadFile):
@@ -205,35 +207,35 @@ def test_files_that_are_no_clusters(tmp_path: Path, content: str) -> None:
     ("row", "line", "column"),
     [("a,T4,x,1,1", 3, "num_gpu"), ("a,T4,1,,1", 3, "cpu"), ("a,T4,1,1", 3, "row"), ("a,T4,99,1,1", 3, "row")],
 )
-def test_a_bad_node_row_names_its_place(tmp_path: Path, row: str, line: int, column: str) -> None:
+def test_the_error_for_a_bad_node_row_names_line_and_column(tmp_path: Path, row: str, line: int, column: str) -> None:
     path = tmp_path / "nodes.csv"
     path.write_text(f"node_id,gpu_type,num_gpu,cpu,mem_gib\nfirst,T4,2,8,16\n{row}\n")
-    with pytest.raises(BadRow) as refused:
+    with pytest.raises(BadRow) as error:
         read_cluster(path)
-    assert (refused.value.line, refused.value.column) == (line, column)
+    assert (error.value.line, error.value.column) == (line, column)
 
 
 @pytest.mark.parametrize(
     ("shorthand", "problem"),
     [
-        ("999999999x8", "'999999999x8' has too few or too many nodes, expected 1 to 100,000 in all"),
-        ("60000x8+60000x8", "expected 1 to 100,000 in all"),
-        ("0x8", "expected 1 to 100,000 in all"),
-        ("2x9999", "'2x9999' has 9,999 GPUs on a node, expected 0 to 62"),
-        ("2x8:A100+2x63", "'2x63' has 63 GPUs on a node, expected 0 to 62"),
+        ("999999999x8", "'999999999x8' has too few or too many nodes, expected 1 to 100,000 in total"),
+        ("60000x8+60000x8", "expected 1 to 100,000 in total"),
+        ("0x8", "expected 1 to 100,000 in total"),
+        ("2x9999", "'2x9999' has 9,999 GPUs per node, expected 0 to 62"),
+        ("2x8:A100+2x63", "'2x63' has 63 GPUs per node, expected 0 to 62"),
     ],
 )
-def test_shorthand_beyond_reason_says_the_limits(shorthand: str, problem: str) -> None:
-    with pytest.raises(BadValue) as refused:
+def test_the_error_for_excessive_shorthand_gives_the_limits(shorthand: str, problem: str) -> None:
+    with pytest.raises(BadValue) as error:
         read_cluster(shorthand)
-    assert problem in str(refused.value)
+    assert problem in str(error.value)
 
 
-def test_an_empty_name_is_no_cluster() -> None:
-    with pytest.raises(BadInput, match="the name of the cluster is empty"):
+def test_an_empty_cluster_name_is_rejected() -> None:
+    with pytest.raises(BadInput, match="the cluster name is empty"):
         read_cluster("")
 
 
-def test_no_cluster_of_that_name() -> None:
-    with pytest.raises(BadFile, match="no such file, and no shorthand"):
+def test_an_unknown_cluster_name_is_rejected() -> None:
+    with pytest.raises(BadFile, match="no such file, and not shorthand"):
         read_cluster("nowhere")

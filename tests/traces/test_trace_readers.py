@@ -1,4 +1,4 @@
-"""Every format, from a small file of our own, against the literal jobs it holds."""
+"""Every format: a small example file and the jobs it contains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from refold.traces.trace import Trace
 FIXTURES = Path(__file__).parent / "fixtures"
 
 
-def test_common_columns() -> None:
+def test_the_common_format_is_read() -> None:
     assert read_trace(FIXTURES / "common.csv") == Trace(
         "common",
         (
@@ -28,14 +28,14 @@ def test_common_columns() -> None:
             Job("first.2", 40.0, Demand(2, 4), 1.0),
         ),
         notes=(
-            "in the whole file: 1 duration cut short by the source, and read so",
+            "in the whole file: 1 duration truncated by the source, used as given",
             "in the whole file: 1 job without a duration",
-            "in the whole file: 1 repeated id given a suffix (such as '.2')",
+            "in the whole file: 1 duplicate id given a suffix (such as '.2')",
         ),
     )
 
 
-def test_openb_pods() -> None:
+def test_openb_pods_are_read() -> None:
     assert read_trace(FIXTURES / "openb.csv") == Trace(
         "openb",
         (
@@ -43,22 +43,22 @@ def test_openb_pods() -> None:
             Job("pod-0", 100.0, Demand(1, 1, 470, 4000, 8192, ("P100", "T4")), 150.0, job_class="best-effort"),
             Job("pod-2", 120.0, Demand(1, 0, 1000, 2000, 1024), 30.0),
         ),
-        notes=("in the whole file: 1 pod never scheduled: work is deletion − creation",),
+        notes=("in the whole file: 1 pod never scheduled: run time is deletion − creation",),
     )
 
 
-def test_openb_pods_without_times() -> None:
+def test_openb_pods_without_times_are_submitted_one_per_second() -> None:
     assert read_trace(FIXTURES / "openb_untimed.csv") == Trace(
         "openb_untimed",
         (
             Job("pod-0", 0.0, Demand(1, 1, 470, 4000, 8192)),
             Job("pod-1", 1.0, Demand(1, 2, 1000, 32000, 65536)),
         ),
-        notes=("the file has no times: pods are submitted one a second, in its order, and have no duration",),
+        notes=("the file has no times: pods are submitted in file order, one per second, and have no duration",),
     )
 
 
-def test_philly_job_log() -> None:
+def test_a_philly_job_log_is_read() -> None:
     assert read_trace(FIXTURES / "philly.json") == Trace(
         "philly",
         (
@@ -67,13 +67,13 @@ def test_philly_job_log() -> None:
         ),
         notes=(
             "time 0 is the first submission, at 2017-10-07 00:30:00",
-            "in the whole file: 1 job left out that never ran, or never ended: the log does not say what was asked for,"
-            " or for how long",
+            "in the whole file: 1 job skipped that never ran or never ended: the log has no GPUs or no run time"
+            " for them",
         ),
     )
 
 
-def test_helios_cluster_log() -> None:
+def test_a_helios_cluster_log_is_read() -> None:
     assert read_trace(FIXTURES / "helios.csv") == Trace(
         "helios",
         (
@@ -85,7 +85,7 @@ def test_helios_cluster_log() -> None:
     )
 
 
-def test_helios_without_virtual_clusters(tmp_path: Path) -> None:
+def test_a_helios_log_without_virtual_clusters_is_read(tmp_path: Path) -> None:
     old = tmp_path / "cluster_log.csv"
     old.write_text(
         "job_id,user,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
@@ -94,7 +94,7 @@ def test_helios_without_virtual_clusters(tmp_path: Path) -> None:
     assert read_trace(old).jobs == (Job("1", 0.0, Demand(1, 1, cpu_milli=2000), 5.0, user="u"),)
 
 
-def test_pai_task_table_with_the_job_table_beside_it() -> None:
+def test_a_pai_task_table_is_read_with_the_job_table_in_the_same_folder() -> None:
     assert read_trace(FIXTURES / "pai_task_table.csv") == Trace(
         "pai_task_table",
         (
@@ -104,23 +104,23 @@ def test_pai_task_table_with_the_job_table_beside_it() -> None:
         ),
         notes=(
             "time 0 is the first submission, at 890",
-            "gpu_type, which says where a task ran, is read as the type it asked for",
-            "in the whole file: 2 tasks left out that had not started or not ended",
-            "in the whole file: 1 repeated id given a suffix (such as '.2')",
+            "gpu_type is the type that a task ran on; it is used as the requested type",
+            "in the whole file: 2 tasks skipped that had not started or not ended",
+            "in the whole file: 1 duplicate id given a suffix (such as '.2')",
         ),
     )
 
 
-def test_pai_task_table_alone_and_with_a_header(tmp_path: Path) -> None:
+def test_a_pai_task_table_is_read_without_a_job_table_and_with_a_header(tmp_path: Path) -> None:
     alone = tmp_path / "tasks.csv"
     header = "job_name,task_name,inst_num,status,start_time,end_time,plan_cpu,plan_mem,plan_gpu,gpu_type\n"
     alone.write_text(header + "j,worker,1.0,Terminated,5.0,6.0,100.0,1.0,150.0,\n")
     trace = read_trace(alone)
     assert trace.jobs == (Job("j", 0.0, Demand(1, 2, 750, 1000, 1024), 1.0, workload="worker"),)
-    assert "no job table lies beside the file: tasks are submitted when they started, by nobody known" in trace.notes
+    assert "no job table in the same folder: submission times are start times, and users are unknown" in trace.notes
 
 
-def test_rubick_workload() -> None:
+def test_a_rubick_workload_is_read() -> None:
     assert read_trace(FIXTURES / "rubick.csv") == Trace(
         "rubick",
         (
@@ -132,7 +132,7 @@ def test_rubick_workload() -> None:
                 "gpt2-4", 40.0, Demand(1, 8, cpu_milli=64000), 500.0, "gpt2", Plan(8, recompute="full"), 70, sla=True
             ),
         ),
-        notes=("plan 'ga' does not say how often it accumulates: read as 2",),
+        notes=("plan 'ga' does not give the accumulation steps; 2 are assumed",),
     )
 
 
@@ -154,7 +154,7 @@ def _rubick(
     )
 
 
-def test_rubick_jobs_of_one_class_and_of_models_that_nobody_knows(tmp_path: Path) -> None:
+def test_rubick_jobs_of_one_class_have_the_default_tenant_and_unknown_models_no_batch(tmp_path: Path) -> None:
     header, first, *_ = (FIXTURES / "rubick.csv").read_text().splitlines()
     path = tmp_path / "rubick.csv"
     path.write_text(f"{header}\n{first}\n{first.replace('vit', 'own')}\n")
@@ -163,7 +163,7 @@ def test_rubick_jobs_of_one_class_and_of_models_that_nobody_knows(tmp_path: Path
     assert (unknown.tenant, unknown.batch) == ("default", 0)
 
 
-def test_sacct() -> None:
+def test_sacct_output_is_read() -> None:
     assert read_trace(FIXTURES / "sacct.txt") == Trace(
         "sacct",
         (
@@ -182,50 +182,50 @@ def test_sacct() -> None:
         ),
         notes=(
             "time 0 is the first submission, at 2024-05-01 07:59:00",
-            "in the whole file: 1 job left out that never started",
-            "in the whole file: 1 job still running: work is what was done so far",
+            "in the whole file: 1 job skipped that never started",
+            "in the whole file: 1 job still running: the run time is the time elapsed so far",
         ),
     )
 
 
-def test_sacct_with_few_columns_epochs_and_a_bar_at_the_end(tmp_path: Path) -> None:
+def test_sacct_output_with_few_columns_unix_times_and_a_trailing_bar_is_read(tmp_path: Path) -> None:
     few = tmp_path / "few.txt"
     few.write_text("AllocTRES|End|Start|JobID|\nnode=1,gres/gpu:h100=4|1714550460|1714550400|8|\n")
     assert read_trace(few).jobs == (Job("8", 0.0, Demand(1, 4, gpu_types=("h100",)), 60.0),)
 
 
-def test_gzipped_files_read_like_plain_ones(tmp_path: Path) -> None:
+def test_gzipped_files_are_read_like_plain_files(tmp_path: Path) -> None:
     packed = tmp_path / "common.csv.gz"
     packed.write_bytes(gzip.compress((FIXTURES / "common.csv").read_bytes()))
     assert read_trace(packed) == read_trace(FIXTURES / "common.csv")
 
 
-def test_a_format_may_be_named() -> None:
+def test_the_format_can_be_given_explicitly() -> None:
     assert read_trace(FIXTURES / "rubick.csv", format="rubick") == read_trace(FIXTURES / "rubick.csv")
 
 
-def test_a_format_nobody_knows_is_refused_with_the_nearest() -> None:
+def test_an_unknown_format_is_rejected_with_a_suggestion() -> None:
     with pytest.raises(UnknownName, match="did you mean 'rubick'"):
         read_trace(FIXTURES / "rubick.csv", format="rubik")
 
 
-def test_a_file_of_no_known_format_is_refused_with_what_was_seen(tmp_path: Path) -> None:
+def test_a_file_of_unknown_format_is_rejected_with_its_first_line(tmp_path: Path) -> None:
     odd = tmp_path / "odd.csv"
     odd.write_text("when,what\n1,2\n")
-    with pytest.raises(BadFile) as refused:
+    with pytest.raises(BadFile) as error:
         read_trace(odd)
-    assert refused.value.problem == (
-        f"begins with 'when,what', which is no format we know; name one with --format ({', '.join(FORMATS)})"
+    assert error.value.problem == (
+        f"unknown format: the file begins with 'when,what'; choose one with --format ({', '.join(FORMATS)})"
     )
 
 
-def test_an_empty_name_is_no_trace() -> None:
+def test_an_empty_trace_name_is_rejected() -> None:
     for name in ("", " "):
-        with pytest.raises(BadInput, match="the name of the trace is empty"):
+        with pytest.raises(BadInput, match="the trace name is empty"):
             read_trace(name)
 
 
-def test_control_characters_in_names_are_replaced_and_it_is_said(tmp_path: Path) -> None:
+def test_control_characters_in_names_are_replaced_and_noted(tmp_path: Path) -> None:
     odd = tmp_path / "odd.csv"
     odd.write_text(
         "job_id,submit_s,num_gpu,user,group,gpu_type\na\x1b[31m,0,1,ann\x7f,\x9bteam,T\x01\na\x02,1,1,é ,,\n"
@@ -238,12 +238,12 @@ def test_control_characters_in_names_are_replaced_and_it_is_said(tmp_path: Path)
         ),
         notes=(
             "in the whole file: 2 jobs without a duration",
-            "in the whole file: 2 jobs with control characters in their names, which are read as '\ufffd'",
+            "in the whole file: 2 jobs with control characters in their names, replaced by '\ufffd'",
         ),
     )
 
 
-def test_names_that_become_the_same_are_told_apart(tmp_path: Path) -> None:
+def test_ids_that_become_equal_after_replacement_are_made_unique(tmp_path: Path) -> None:
     same = tmp_path / "same.csv"
     same.write_text("job_id,submit_s,num_gpu\na\x01,0,1\na\x02,1,1\n")
     assert [job.id for job in read_trace(same).jobs] == ["a\ufffd", "a\ufffd.2"]
@@ -255,16 +255,16 @@ def test_gpus_per_instance_must_be_positive() -> None:
 
 
 @pytest.mark.parametrize(
-    ("total", "most", "parts"),
+    ("total", "gpus_per_instance", "instances"),
     [(0, 8, (1, 0)), (1, 8, (1, 1)), (8, 8, (1, 8)), (12, 8, (2, 6)), (32, 8, (4, 8)), (7, 4, (7, 1)), (32, 4, (8, 4))],
 )
 def test_a_total_of_gpus_is_split_into_the_largest_equal_instances(
-    total: int, most: int, parts: tuple[int, int]
+    total: int, gpus_per_instance: int, instances: tuple[int, int]
 ) -> None:
-    assert equal_instances(total, most) == parts
+    assert equal_instances(total, gpus_per_instance) == instances
 
 
-def test_repeated_ids_never_meet_an_id_that_is_there(tmp_path: Path) -> None:
+def test_a_suffix_for_a_duplicate_id_never_creates_an_existing_id(tmp_path: Path) -> None:
     repeated = tmp_path / "repeated.csv"
     repeated.write_text("job_id,submit_s,num_gpu\na,0,1\na,1,1\na.2,2,1\na,3,1\n")
     assert [job.id for job in read_trace(repeated).jobs] == ["a", "a.3", "a.2", "a.4"]

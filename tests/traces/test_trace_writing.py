@@ -1,4 +1,4 @@
-"""What is written is read back the same."""
+"""A written trace is read back unchanged."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from refold.errors import BadFile
-from refold.model import Demand, Job, Plan
-from refold.model.job import LARGEST
+from refold.model import MAX_AMOUNT, Demand, Job, Plan
 from refold.traces.formats import read_trace, write_trace
 from refold.traces.trace import Trace
 
 FIXTURES = Path(__file__).parent / "fixtures"
 
-_seconds = st.floats(0, LARGEST) | st.integers(0, 10**9).map(float)
+_seconds = st.floats(0, MAX_AMOUNT) | st.integers(0, 10**9).map(float)
 _words = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=8)
 _arguments = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 _demands = st.builds(
@@ -24,8 +23,8 @@ _demands = st.builds(
     instances=st.integers(1, 2**20),
     gpus=st.integers(0, 2**20),
     gpu_milli=st.integers(1, 1000),
-    cpu_milli=st.integers(0, LARGEST),
-    memory_mib=st.integers(0, LARGEST),
+    cpu_milli=st.integers(0, MAX_AMOUNT),
+    memory_mib=st.integers(0, MAX_AMOUNT),
     gpu_types=st.sets(st.sampled_from(["A100-80GB", "T4", "H100 SXM", 'odd"name', "a,b"])).map(sorted).map(tuple),
 )
 _plans = st.builds(
@@ -48,19 +47,19 @@ _jobs = st.builds(
     priority=st.integers(-5, 5),
     preemptible=st.booleans(),
     reshapable=st.booleans(),
-    time_limit=st.none() | st.floats(0.001, LARGEST),
+    time_limit=st.none() | st.floats(0.001, MAX_AMOUNT),
     workload=_words | st.sampled_from(["BE", "steps=3", "a|b", "x=y"]),
     plan=st.none() | _plans,
     steps=st.none() | st.integers(0, 2**40),
-    batch=st.integers(0, LARGEST),
-    sequence=st.integers(0, LARGEST),
+    batch=st.integers(0, MAX_AMOUNT),
+    sequence=st.integers(0, MAX_AMOUNT),
     command=st.lists(_arguments, max_size=3).map(tuple),
 )
 
 
 @settings(deadline=None)
 @given(st.lists(_jobs, min_size=1, max_size=5, unique_by=lambda job: job.id))
-def test_written_jobs_are_read_back_the_same(jobs: list[Job]) -> None:
+def test_written_jobs_are_read_back_unchanged(jobs: list[Job]) -> None:
     ordered = tuple(sorted(jobs, key=lambda job: job.submitted))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "jobs.csv"
@@ -71,7 +70,7 @@ def test_written_jobs_are_read_back_the_same(jobs: list[Job]) -> None:
 @pytest.mark.parametrize(
     "name", ["common.csv", "openb.csv", "philly.json", "helios.csv", "pai_task_table.csv", "rubick.csv", "sacct.txt"]
 )
-def test_every_format_converts_to_the_common_columns_and_back(name: str, tmp_path: Path) -> None:
+def test_every_format_converts_to_the_common_format_and_back(name: str, tmp_path: Path) -> None:
     trace = read_trace(FIXTURES / name)
     write_trace(trace, tmp_path / "converted.csv.gz")
     assert read_trace(tmp_path / "converted.csv.gz").jobs == trace.jobs
@@ -84,6 +83,6 @@ def test_the_same_jobs_give_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a.csv.gz").read_bytes() == (tmp_path / "b.csv.gz").read_bytes()
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_a_bad_file(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match="cannot be written"):
         write_trace(read_trace(FIXTURES / "common.csv"), tmp_path / "no" / "folder.csv")

@@ -1,4 +1,4 @@
-"""From a trace and a cluster, as they are typed, to what is simulated."""
+"""From a trace and a cluster on the command line to the simulated workload."""
 
 from __future__ import annotations
 
@@ -14,43 +14,45 @@ from refold.simulator import Costs
 HEAD = "job_id,submit_s,num_gpu,duration_s,gpu_type\n"
 
 
-def workload(path: Path, text: str, cluster: str, reading: TraceReadOptions | None = None) -> Workload:
+def make_workload(path: Path, text: str, cluster: str, reading: TraceReadOptions | None = None) -> Workload:
     (path / "jobs.csv").write_text(HEAD + text)
     return read_workload(str(path / "jobs.csv"), cluster, reading or TraceReadOptions(), Costs())
 
 
-def test_types_are_those_of_the_cluster(tmp_path: Path) -> None:
-    read = workload(tmp_path, "a,0,1,10,a100\nb,1,1,10,V100\n", "2x8:A100")
+def test_gpu_types_are_spelled_as_in_the_cluster(tmp_path: Path) -> None:
+    read = make_workload(tmp_path, "a,0,1,10,a100\nb,1,1,10,V100\n", "2x8:A100")
     assert [job.demand.gpu_types for job in read.jobs] == [("A100",), ("V100",)]
-    assert read.notes == ("1 job asks for V100; the cluster has A100",)
+    assert read.notes == ("1 job requests V100; the cluster has A100",)
 
 
-def test_gpus_are_parted_by_the_largest_node_unless_it_is_said(tmp_path: Path) -> None:
-    parted = {
-        each: workload(tmp_path, "a,0,16,10,\n", "4x4+1x2", TraceReadOptions(gpus_per_instance=each)).jobs[0].demand
+def test_gpus_are_split_by_the_largest_node_unless_a_size_is_given(tmp_path: Path) -> None:
+    split = {
+        each: make_workload(tmp_path, "a,0,16,10,\n", "4x4+1x2", TraceReadOptions(gpus_per_instance=each))
+        .jobs[0]
+        .demand
         for each in (None, 2)
     }
-    assert {each: (demand.instances, demand.gpus) for each, demand in parted.items()} == {None: (4, 4), 2: (8, 2)}
+    assert {each: (demand.instances, demand.gpus) for each, demand in split.items()} == {None: (4, 4), 2: (8, 2)}
 
 
-def test_notes_are_about_the_jobs_that_are_used(tmp_path: Path) -> None:
+def test_notes_refer_to_the_jobs_that_are_used(tmp_path: Path) -> None:
     text = "a,0,1,10,A100\nb,1,1,,\nc,2,1,10,V100\nd,3,1,,\n"
-    first = workload(tmp_path, text, "1x8:A100", TraceReadOptions(skip_bad=True, limit=2))
+    first = make_workload(tmp_path, text, "1x8:A100", TraceReadOptions(skip_bad=True, limit=2))
     assert [job.id for job in first.jobs] == ["a"]
-    assert first.notes == ("in the whole file: 2 jobs without a duration", "left out 1 job without a duration")
-    assert len(workload(tmp_path, text, "1x8:A100", TraceReadOptions(limit=1)).jobs) == 1
+    assert first.notes == ("in the whole file: 2 jobs without a duration", "skipped 1 job without a duration")
+    assert len(make_workload(tmp_path, text, "1x8:A100", TraceReadOptions(limit=1)).jobs) == 1
 
 
-def test_steps_without_durations_say_what_to_do(tmp_path: Path) -> None:
+def test_the_error_for_steps_without_durations_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "gavel.csv").write_text("job_id,submit_s,num_gpu,extra\na,0,1,ResNet|steps=100\n")
-    with pytest.raises(BadInput) as refused:
+    with pytest.raises(BadInput) as error:
         read_workload(str(tmp_path / "gavel.csv"), "1x8", TraceReadOptions(), Costs())
-    assert str(refused.value) == (
-        "no job of gavel has a duration; it says how many steps 1 job took, but not how long a step is: to simulate it,"
-        " give each job its work in seconds, in the column duration_s of the common columns"
-        " (refold trace convert writes them)"
+    assert str(error.value) == (
+        "no job of gavel has a duration; it has the steps of 1 job, but not the time per step: to simulate it,"
+        " give each job a duration in seconds in the column duration_s of the common CSV format"
+        " (refold trace convert writes it)"
     )
 
 
-def test_one_of_a_thing_is_not_many(tmp_path: Path) -> None:
-    assert str(workload(tmp_path, "a,0,1,10,\n", "1x1")) == "jobs: 1 job on 1 node with 1 GPU"
+def test_a_count_of_one_is_singular(tmp_path: Path) -> None:
+    assert str(make_workload(tmp_path, "a,0,1,10,\n", "1x1")) == "jobs: 1 job on 1 node with 1 GPU"

@@ -1,4 +1,4 @@
-"""What the tests of training share."""
+"""Shared fixtures of the training tests."""
 
 from importlib.util import find_spec
 
@@ -6,8 +6,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> None:
-    """Toy models are slower on many threads than on one, above all where other tests run beside them."""
+def _use_one_thread() -> None:
+    """Use one thread: small models are slower on many threads, especially when other tests run in parallel."""
     if find_spec("torch"):
         import torch
 

@@ -1,4 +1,4 @@
-"""The benchmark that measures a GPU runs on any machine, with toy models."""
+"""The GPU benchmark, run on the CPU with small models."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from refold.errors import BadInput
 ROOT = Path(__file__).parents[2]
 
 
-def asked(folder: Path, model: str, minutes: float = 1.0, skip: int = 0) -> argparse.Namespace:
+def make_options(folder: Path, model: str, minutes: float = 1.0, skip: int = 0) -> argparse.Namespace:
     return argparse.Namespace(
         out=folder, minutes=minutes, models=model, tiny=True, device="cpu", only_here=True, skip=skip
     )
 
 
-def test_it_needs_little_besides_pytorch() -> None:
-    """The machine with the GPU may have neither a network nor the rest of what Refold depends on."""
-    told = "import sys, benchmarks.accuracy.measure_device; print({'numba', 'rich', 'scipy', 'typer'} & {*sys.modules})"
-    ended = subprocess.run([sys.executable, "-c", told], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert ended.stdout == "set()\n"
+def test_the_benchmark_needs_only_pytorch() -> None:
+    """The GPU machine may have no network and none of Refold's other dependencies."""
+    code = "import sys, benchmarks.accuracy.measure_device; print({'numba', 'rich', 'scipy', 'typer'} & {*sys.modules})"
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert process.stdout == "set()\n"
 
 
 @pytest.mark.parametrize("name", SHARE_OF_TIME)
-def test_every_model_has_trials_enough(name: str) -> None:
+def test_every_model_has_enough_configurations(name: str) -> None:
     shape = read_model(name)
     assert shape.name == name
     trials = [*dict.fromkeys(trials_of(shape, cpus=16))]
@@ -47,44 +47,44 @@ def test_every_model_has_trials_enough(name: str) -> None:
     assert len({trial.batch for trial in trials}) >= 4
 
 
-def test_a_model_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_a_model_is_measured_in_a_separate_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.accuracy.measure_device", "--out", str(tmp_path), "--tiny"]
     command += ["--device", "cpu", "--models", "t5-1.2b", "--minutes", "2"]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
+    process = subprocess.run(command, cwd=ROOT, env=one_thread, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
     rows = read_samples(tmp_path / "measured.csv")
-    assert ended.stdout.endswith(f"t5-1.2b: {len(rows)} rows, 0 of them out of memory\n")
+    assert process.stdout.endswith(f"t5-1.2b: {len(rows)} rows, 0 of them out of memory\n")
     assert len(rows) == len({*trials_of(toy_of(read_model("t5-1.2b")), os.cpu_count() or 1)})
     assert json.loads((tmp_path / "machine.json").read_text())["torch"]
 
 
-def test_rows_are_added_to_those_of_other_models_until_time_is_up(tmp_path: Path) -> None:
-    measure_model(asked(tmp_path, "gpt2-xl", skip=20))
+def test_rows_are_appended_until_the_time_limit(tmp_path: Path) -> None:
+    measure_model(make_options(tmp_path, "gpt2-xl", skip=20))
     before = read_samples(tmp_path / "measured.csv")
-    measure_model(asked(tmp_path, "vit-base-16", skip=20))
-    measure_model(asked(tmp_path, "vit-base-16", minutes=0.0))
+    measure_model(make_options(tmp_path, "vit-base-16", skip=20))
+    measure_model(make_options(tmp_path, "vit-base-16", minutes=0.0))
     rows = read_samples(tmp_path / "measured.csv")
     assert rows[: len(before)] == before
     assert {row.model for row in rows} == {"gpt2-xl", "vit-base-16"}
 
 
-def test_a_process_that_breaks_off_is_followed_by_one_for_the_rest(
+def test_a_process_that_fails_is_replaced_by_one_for_the_remaining_configurations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here each breaks off in its third trial; after three of them enough is enough."""
-    begun: list[int] = []
+    """Each process fails at its third configuration; after three processes the benchmark gives up."""
+    skipped: list[int] = []
 
-    def breaks_off(_: object, name: str, skip: int, *__: object) -> tuple[int, bool]:
-        begun.append(skip)
+    def fail_at_third(_: object, name: str, skip: int, *__: object) -> tuple[int, bool]:
+        skipped.append(skip)
         return skip + 3, False
 
-    monkeypatch.setattr(measure_device, "_measure_apart", breaks_off)
-    measure_models(asked(tmp_path, "bert-large"))
-    assert begun == [0, 3, 6]
+    monkeypatch.setattr(measure_device, "_measure_apart", fail_at_third)
+    measure_models(make_options(tmp_path, "bert-large"))
+    assert skipped == [0, 3, 6]
 
 
-def test_a_toy_is_of_the_same_kind() -> None:
+def test_a_toy_model_has_the_same_architecture() -> None:
     for name in SHARE_OF_TIME:
         shape = read_model(name)
         toy = toy_of(shape)

@@ -1,4 +1,4 @@
-"""Models are made from their shapes, and are as large as these say."""
+"""Models are built from their shapes and have the number of parameters of the shape."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ each_shape = pytest.mark.parametrize("shape", ALL, ids=[shape.name for shape in 
 @each_shape
 def test_a_model_has_as_many_parameters_as_its_shape(shape: ModelShape) -> None:
     built = sum(weights.numel() for weights in build(shape).parameters())
-    patches = 768 * shape.hidden if shape is VIT else 0  # the shape says nothing of them
+    patches = 768 * shape.hidden if shape is VIT else 0  # not part of the shape
     assert built == pytest.approx(shape.parameters + patches, rel=0.01)
 
 
@@ -58,21 +58,21 @@ def test_a_model_has_as_many_parameters_as_its_shape(shape: ModelShape) -> None:
     ],
     ids=lambda shape: shape.name,
 )
-def test_so_have_large_ones(shape: ModelShape) -> None:
+def test_a_large_model_has_as_many_parameters_as_its_shape(shape: ModelShape) -> None:
     with torch.device("meta"):
         built = sum(weights.numel() for weights in Transformer(shape).parameters())
     assert built == pytest.approx(shape.parameters, rel=0.01)
 
 
 @each_shape
-def test_the_first_loss_is_that_of_a_guess(shape: ModelShape) -> None:
+def test_the_initial_loss_is_that_of_a_uniform_prediction(shape: ModelShape) -> None:
     loss = build(shape)(random_batch(shape, 4, 16))
     assert loss.item() == pytest.approx(math.log(shape.vocabulary or 768), rel=0.1)
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTE[1:])
 @each_shape
-def test_what_is_computed_again_gives_the_same_gradients(shape: ModelShape, recompute: Recompute) -> None:
+def test_recomputation_gives_the_same_gradients(shape: ModelShape, recompute: Recompute) -> None:
     batch = random_batch(shape, 2, 16)
     assert torch.allclose(gradients(shape, batch, "none"), gradients(shape, batch, recompute), atol=1e-6)
 
@@ -84,14 +84,14 @@ def gradients(shape: ModelShape, batch: Batch, recompute: Recompute) -> torch.Te
     return torch.cat([weights.grad.flatten() for weights in model.parameters() if weights.grad is not None])
 
 
-def test_a_decoder_does_not_see_what_is_to_come() -> None:
+def test_a_decoder_does_not_attend_to_later_tokens() -> None:
     assert not torch.equal(*first_states(BERT))
     assert torch.equal(*first_states(GPT))
     assert torch.equal(*first_states(LLAMA))
 
 
 def first_states(shape: ModelShape) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a layer makes of the first of eight tokens, and the same after the last has changed."""
+    """Return the output of a layer for the first of eight tokens, before and after changing the last token."""
     layer = build(shape).layers[0]
     tokens = torch.randn(1, 8, shape.hidden, generator=torch.Generator().manual_seed(1))
     changed = tokens.clone()
@@ -107,20 +107,20 @@ def test_the_same_seed_gives_the_same_model_and_data() -> None:
     assert torch.equal(random_batch(GPT, 2, 8, seed=3).inputs, random_batch(GPT, 2, 8, seed=3).inputs)
 
 
-def test_a_batch_is_parted_whole() -> None:
+def test_splitting_a_batch_keeps_all_samples() -> None:
     batch = random_batch(T5, 4, 8)
-    parts = batch.parts(2)
-    assert [len(part.inputs) for part in parts] == [2, 2]
+    micro_batches = batch.split(2)
+    assert [len(one.inputs) for one in micro_batches] == [2, 2]
     assert batch.source is not None
-    assert torch.equal(torch.cat([part.source for part in parts if part.source is not None]), batch.source)
+    assert torch.equal(torch.cat([one.source for one in micro_batches if one.source is not None]), batch.source)
 
 
-def test_what_cannot_be_built_is_refused() -> None:
+def test_models_that_cannot_be_built_are_rejected() -> None:
     with pytest.raises(BadInput, match="'resnet' is opaque"):
         build(ModelShape("resnet", kind="opaque", parameters_stated=25, sample_gflop=8.0))
-    with pytest.raises(BadInput, match="'mute' has no vocabulary"):
-        build(ModelShape("mute", hidden=4, heads=2))
-    with pytest.raises(BadInput, match="heads of an even width, not 3"):
+    with pytest.raises(BadInput, match="'no-vocabulary' has no vocabulary"):
+        build(ModelShape("no-vocabulary", hidden=4, heads=2))
+    with pytest.raises(BadInput, match="need an even head width, got 3"):
         build(ModelShape("odd", hidden=6, heads=2, vocabulary=9))
-    with pytest.raises(BadInput, match="'gpt' has 16 positions: 17 tokens are too many"):
+    with pytest.raises(BadInput, match="'gpt' has 16 positions, fewer than 17 tokens"):
         random_batch(GPT, 1, 17)

@@ -1,4 +1,4 @@
-"""Which configurations are tried on a machine, and what is noted of each."""
+"""Choosing configurations for a machine and measuring them."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from itertools import pairwise
 import pytest
 
 from refold.errors import BadInput, BadValue, MissingExtra
-from refold.model.plan import Plan, plan_from_text
+from refold.model.plan import Plan, parse_plan
 from refold.perf.measurement import Measurement
 from refold.perf.shapes import ModelShape
 from refold.train import profiling
 from refold.train.profiling import (
-    Effort,
     ProfileConfig,
+    StepBudget,
     check_device,
-    name_of_device,
-    needs_no_less,
+    choose_configs,
+    default_thread_counts,
+    device_name,
+    needs_at_least_memory_of,
     profile,
-    samples_to_take,
-    usual_threads,
-    with_layers,
+    truncate_layers,
 )
 
 GPT = ModelShape("gpt", layers=2, hidden=32, heads=4, vocabulary=100, positions=16, sequence=16, batch=8)
-QUICK = Effort(steps=1, warm_up=0)
+QUICK = StepBudget(steps=1, warm_up=0)
 
 
-def test_the_first_seven_samples_tell_most() -> None:
-    trials = samples_to_take(GPT, threads=[16, 4])
-    assert [str(trial) for trial in trials[:7]] == [
+def test_the_first_seven_configurations_are_the_most_informative() -> None:
+    configs = choose_configs(GPT, threads=[16, 4])
+    assert [str(config) for config in configs[:7]] == [
         "DP1, 8 × 16",
         "DP1 recompute full, 8 × 16",
         "DP1 accumulate 2, 8 × 16",
@@ -41,104 +41,106 @@ def test_the_first_seven_samples_tell_most() -> None:
         "DP1 offload, 8 × 16, 4 threads",
         "DP1 offload accumulate 2, 8 × 16, 16 threads",
     ]
-    changes = [before.plan.offload != after.plan.offload for before, after in pairwise(trials)]
-    assert sum(changes) == 4  # once in each seven of them
-    assert {trial.batch for trial in trials} == {8}
-    assert len({*trials}) == len(trials) == 4 * 6
+    changes = [before.plan.offload != after.plan.offload for before, after in pairwise(configs)]
+    assert sum(changes) == 4  # one change within each group of seven
+    assert {config.batch for config in configs} == {8}
+    assert len({*configs}) == len(configs) == 4 * 6
 
 
-def test_micro_batches_are_of_one_size_in_any_batch() -> None:
-    steps = {trial.plan.accumulation for trial in samples_to_take(GPT, batch=12)}
+def test_accumulation_steps_are_divisors_of_the_batch() -> None:
+    steps = {config.plan.accumulation for config in choose_configs(GPT, batch=12)}
     assert sorted(steps) == [1, 2, 4, 12]
 
 
-def test_where_a_batch_gives_too_few_samples_larger_ones_are_taken() -> None:
-    trials = samples_to_take(GPT, batch=1, threads=[1], count=9)
-    assert len(trials) >= 9
-    assert {trial.batch for trial in trials} == {1, 2}
+def test_larger_batches_are_added_if_a_batch_gives_too_few_configurations() -> None:
+    configs = choose_configs(GPT, batch=1, threads=[1], count=9)
+    assert len(configs) >= 9
+    assert {config.batch for config in configs} == {1, 2}
 
 
-def test_threads_to_try_are_those_of_this_machine() -> None:
-    assert max(usual_threads()) == usual_threads()[0]
-    assert min(usual_threads()) >= 1
+def test_default_thread_counts_begin_with_the_largest() -> None:
+    assert max(default_thread_counts()) == default_thread_counts()[0]
+    assert min(default_thread_counts()) >= 1
 
 
 @pytest.mark.parametrize(
     ("text", "batch", "more"),
     [
         ("accumulate 2", 8, True),
-        ("accumulate 1", 8, False),  # gradients are not kept between micro-batches that are not there
+        ("accumulate 1", 8, False),  # a single micro-batch stores no gradients between micro-batches
         ("accumulate 4", 8, False),
         ("accumulate 4", 16, True),
         ("recompute full accumulate 2", 8, False),
         ("offload accumulate 2", 8, False),
     ],
 )
-def test_what_follows_from_a_trial_that_did_not_fit(text: str, batch: int, more: bool) -> None:
+def test_configurations_are_compared_by_memory(text: str, batch: int, more: bool) -> None:
     failed = ProfileConfig(Plan(accumulation=2), 8, 16)
-    assert needs_no_less(ProfileConfig(plan_from_text(text), batch, 16), failed) is more
+    assert needs_at_least_memory_of(ProfileConfig(parse_plan(text), batch, 16), failed) is more
 
 
-def test_a_trial_cannot_be_built_wrong() -> None:
-    with pytest.raises(BadValue, match="a batch of 8 cannot be run with DP1 accumulate 3"):
+def test_invalid_configurations_are_rejected() -> None:
+    with pytest.raises(BadValue, match="a batch of 8 cannot be trained with DP1 accumulate 3"):
         ProfileConfig(Plan(accumulation=3), 8, 16)
 
 
-def test_a_shallow_model_says_that_it_is_one() -> None:
+def test_the_name_of_a_reduced_model_includes_its_layers() -> None:
     t5 = ModelShape("t5", kind="encoder-decoder", layers=8, encoder_layers=8, parameters_stated=9, vocabulary=3)
-    cut = with_layers(t5, 2)
-    assert (cut.name, cut.layers, cut.encoder_layers, cut.parameters_stated) == ("t5-2-layers", 2, 2, 0)
-    with pytest.raises(BadInput, match="has 8 layers: it cannot be cut to 8"):
-        with_layers(t5, 8)
+    reduced = truncate_layers(t5, 2)
+    assert (reduced.name, reduced.layers, reduced.encoder_layers, reduced.parameters_stated) == ("t5-2-layers", 2, 2, 0)
+    with pytest.raises(BadInput, match="has 8 layers: cannot reduce it to 8"):
+        truncate_layers(t5, 8)
 
 
-def test_nothing_imports_pytorch_before_it_is_needed() -> None:
-    """Nor numba: `benchmarks.accuracy.measure_device` runs where neither it nor a compiler is."""
-    told = "import sys, refold.train.profiling, refold.cli.commands.profile; print({'torch', 'numba'} & {*sys.modules})"
-    ended = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
-    assert ended.stdout == "set()\n"
+def test_pytorch_and_numba_are_imported_only_when_needed() -> None:
+    """`benchmarks.accuracy.measure_device` also runs on machines without numba."""
+    code = "import sys, refold.train.profiling, refold.cli.commands.profile; print({'torch', 'numba'} & {*sys.modules})"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout == "set()\n"
 
 
-def test_without_pytorch_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_pytorch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "find_spec", lambda _: None)
-    with pytest.raises(MissingExtra, match=r"refold profile needs an extra: pip install 'refold\[torch\]'"):
+    with pytest.raises(MissingExtra, match=r"needs an optional dependency: pip install 'refold\[train\]'"):
         next(profile(GPT, []))
 
 
-class TestRunning:
-    """With PyTorch, on the CPU."""
+class TestMeasuring:
+    """Measurements on the CPU; they need PyTorch."""
 
     @pytest.fixture(autouse=True)
     def _torch(self) -> None:
         pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
 
-    def test_a_measurement_has_all_parts(self) -> None:
-        (one,) = profile(GPT, [ProfileConfig(Plan(accumulation=2), 8, 16, 2)], effort=Effort(steps=3, warm_up=1))
+    def test_a_measurement_has_all_fields(self) -> None:
+        (one,) = profile(GPT, [ProfileConfig(Plan(accumulation=2), 8, 16, 2)], budget=StepBudget(steps=3, warm_up=1))
         assert (one.model, one.gpu, one.gpus_on_node, one.batch, one.sequence) == ("gpt", "cpu", (1,), 8, 16)
         assert (one.status, one.cpus, one.micro_batch) == ("ok", 2, 4)
-        parts = (one.forward_seconds, one.backward_seconds, one.optimizer_seconds)
-        assert all(part is not None and part > 0 for part in parts)
+        phases = (one.forward_seconds, one.backward_seconds, one.optimizer_seconds)
+        assert all(seconds is not None and seconds > 0 for seconds in phases)
         assert one.step_seconds is not None
         assert one.memory_gib is not None and one.memory_gib > 0
         assert one.samples_per_second == 8 / one.step_seconds
 
-    def test_steps_to_warm_up_are_taken_and_long_ones_are_not_repeated(self) -> None:
-        told: list[int] = []
-        trial = ProfileConfig(Plan(), 2, 8)
-        [*profile(GPT, [trial], effort=Effort(steps=4, warm_up=2), on_step=lambda: told.append(1))]
-        assert len(told) == 6
-        told.clear()
-        [*profile(GPT, [trial], effort=Effort(steps=4, warm_up=1, seconds=0.0), on_step=lambda: told.append(1))]
-        assert len(told) == 2
+    def test_warm_up_steps_are_run_and_long_steps_are_not_repeated(self) -> None:
+        steps: list[int] = []
+        config = ProfileConfig(Plan(), 2, 8)
+        [*profile(GPT, [config], budget=StepBudget(steps=4, warm_up=2), on_step=lambda: steps.append(1))]
+        assert len(steps) == 6
+        steps.clear()
+        [*profile(GPT, [config], budget=StepBudget(steps=4, warm_up=1, seconds=0.0), on_step=lambda: steps.append(1))]
+        assert len(steps) == 2
 
-    def test_no_more_is_run_than_is_wanted(self) -> None:
-        assert len([*profile(GPT, samples_to_take(GPT, threads=[1]), wanted=3, effort=QUICK)]) == 3
+    def test_measuring_stops_after_max_fitting_configurations(self) -> None:
+        assert len([*profile(GPT, choose_configs(GPT, threads=[1]), max_fitting=3, budget=QUICK)]) == 3
 
-    def test_what_does_not_fit_is_noted_and_what_needs_more_is_not_tried(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_configurations_out_of_memory_are_recorded_and_larger_ones_are_skipped(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         from refold.train import steps
 
-        monkeypatch.setattr(steps, "Trainer", small_memory(steps.Trainer, most=2))
-        found = [*profile(GPT, tried_in_turn(), wanted=2, effort=QUICK)]
+        monkeypatch.setattr(steps, "Trainer", limit_memory(steps.Trainer, max_samples=2))
+        found = [*profile(GPT, plans_to_measure(), max_fitting=2, budget=QUICK)]
         assert [(str(one.plan), one.status) for one in found] == [
             ("DP1", "oom"),
             ("DP1 recompute full", "oom"),
@@ -148,18 +150,18 @@ class TestRunning:
         ]
         assert found[0] == Measurement("gpt", "cpu", (1,), Plan(), 8, 16, 1.0, status="oom")
 
-    def test_other_errors_are_not_taken_for_a_lack_of_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_other_errors_are_not_treated_as_out_of_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from refold.train import steps
 
-        def broken(*_: object) -> None:
+        def fail(*_: object) -> None:
             raise RuntimeError("shapes do not match")
 
-        monkeypatch.setattr(steps.Trainer, "step", broken)
+        monkeypatch.setattr(steps.Trainer, "step", fail)
         with pytest.raises(RuntimeError, match="shapes do not match"):
             next(profile(GPT, [ProfileConfig(Plan(), 8, 16)]))
 
     @pytest.mark.parametrize(
-        ("said", "meant"),
+        ("message", "out_of_memory"),
         [
             ("CUDA error: out of memory", True),
             ("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried 9 bytes", True),
@@ -167,30 +169,30 @@ class TestRunning:
             ("CUDA error: an illegal memory access was encountered", False),
         ],
     )
-    def test_how_libraries_say_that_memory_ran_out(self, said: str, meant: bool) -> None:
-        assert profiling.is_out_of_memory(RuntimeError(said)) is meant
+    def test_out_of_memory_errors_are_recognised_by_their_messages(self, message: str, out_of_memory: bool) -> None:
+        assert profiling.is_out_of_memory(RuntimeError(message)) is out_of_memory
 
-    def test_a_device_that_is_not_here_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unavailable_device_is_rejected(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import torch
 
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         check_device("cpu")
         with pytest.raises(BadInput, match="no device 'cuda': this machine has no GPU that PyTorch can use"):
             check_device("cuda")
-        with pytest.raises(BadInput, match="no device 'abacus'"):
-            check_device("abacus")
+        with pytest.raises(BadInput, match="no device 'tpu': expected 'cpu' or 'cuda'"):
+            check_device("tpu")
 
-    def test_a_gpu_has_the_name_of_the_catalogue(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_device_name_is_that_of_the_catalogue(self, monkeypatch: pytest.MonkeyPatch) -> None:
         import torch
 
-        assert name_of_device("cpu") == "cpu"
+        assert device_name("cpu") == "cpu"
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
-        assert name_of_device("cuda") == "H200"
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA Abacus 9000")
-        assert name_of_device("cuda") == "Abacus 9000"
+        assert device_name("cuda") == "H200"
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA Unknown 9000")
+        assert device_name("cuda") == "Unknown 9000"
 
 
-def tried_in_turn() -> Iterator[ProfileConfig]:
+def plans_to_measure() -> Iterator[ProfileConfig]:
     for plan in (
         Plan(),
         Plan(recompute="full"),
@@ -203,14 +205,14 @@ def tried_in_turn() -> Iterator[ProfileConfig]:
         yield ProfileConfig(plan, 8, 16)
 
 
-def small_memory(trainer: type, most: int) -> type:
-    """A trainer on a device that has room for so many samples at a time."""
+def limit_memory(trainer: type, max_samples: int) -> type:
+    """Return a trainer that runs out of memory with larger micro-batches."""
     import torch
 
-    class Small(trainer):  # type: ignore[misc]
+    class LimitedTrainer(trainer):  # type: ignore[misc]
         def step(self, batch: object, plan: Plan, threads: int = 1) -> object:
-            if 8 // plan.accumulation > most:
+            if 8 // plan.accumulation > max_samples:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
             return super().step(batch, plan, threads)
 
-    return Small
+    return LimitedTrainer

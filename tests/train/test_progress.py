@@ -1,4 +1,4 @@
-"""A job tells how far it is, and hears that it should save what it has."""
+"""Progress reports of jobs, and checkpoint requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from refold.train import progress
 from refold.train.progress import Reporter
 
 
-class Clock:
+class FakeClock:
     def __init__(self) -> None:
         self.now = 100.0
 
@@ -23,13 +23,13 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(progress, "monotonic", made)
-    return made
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    fake = FakeClock()
+    monkeypatch.setattr(progress, "monotonic", fake)
+    return fake
 
 
-def test_steps_are_written_once_a_second_at_most(tmp_path: Path, clock: Clock) -> None:
+def test_steps_are_written_at_most_once_per_second(tmp_path: Path, clock: FakeClock) -> None:
     reporter = Reporter(tmp_path / "progress")
     reporter.report(1)
     assert (tmp_path / "progress").read_text() == "1\n"
@@ -44,7 +44,7 @@ def test_steps_are_written_once_a_second_at_most(tmp_path: Path, clock: Clock) -
     assert [path.name for path in tmp_path.iterdir()] == ["progress"]
 
 
-def test_the_last_step_is_written_though_nothing_more_is_reported(tmp_path: Path) -> None:
+def test_the_last_step_is_written_without_further_reports(tmp_path: Path) -> None:
     program = """
 import os, pathlib, time
 from refold.train import progress
@@ -54,41 +54,41 @@ path = pathlib.Path(os.environ["REFOLD_PROGRESS"])
 while path.read_text() != "49\\n":
     time.sleep(0.02)
 """
-    run(program, tmp_path)
+    run_job(program, tmp_path)
 
 
-def test_what_is_not_written_yet_is_written_at_the_end(tmp_path: Path) -> None:
-    run("from refold.train import progress\nfor step in range(8): progress.report(step)", tmp_path)
+def test_pending_steps_are_written_at_exit(tmp_path: Path) -> None:
+    run_job("from refold.train import progress\nfor step in range(8): progress.report(step)", tmp_path)
     assert (tmp_path / "progress").read_text() == "7\n"
 
 
-def test_a_job_goes_on_where_progress_cannot_be_written(tmp_path: Path) -> None:
+def test_a_job_continues_if_its_progress_cannot_be_written(tmp_path: Path) -> None:
     Reporter(tmp_path / "no" / "such").report(1)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_stop_signal_asks_for_a_checkpoint(tmp_path: Path) -> None:
+def test_the_stop_signal_requests_a_checkpoint(tmp_path: Path) -> None:
     program = """
 import os, signal
 from refold.train import progress
-assert not progress.checkpoint_asked()
+assert not progress.checkpoint_requested()
 os.kill(os.getpid(), signal.SIGUSR1)
-assert progress.checkpoint_asked()
+assert progress.checkpoint_requested()
 """
-    run(program, tmp_path, REFOLD_STOP_SIGNAL="USR1")
+    run_job(program, tmp_path, REFOLD_STOP_SIGNAL="USR1")
 
 
-def test_outside_of_a_run_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_does_nothing_outside_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REFOLD_PROGRESS", raising=False)
     monkeypatch.delenv("REFOLD_STOP_SIGNAL", raising=False)
     before = signal.getsignal(signal.SIGTERM)
     progress.report(1)
-    assert not progress.checkpoint_asked()
+    assert not progress.checkpoint_requested()
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def run(program: str, folder: Path, **environment: str) -> None:
-    """A job without PyTorch."""
+def run_job(program: str, folder: Path, **environment: str) -> None:
+    """Run a job in a process without PyTorch."""
     without_torch = "import sys; sys.modules['torch'] = None\n"
     variables = {**os.environ, "REFOLD_PROGRESS": str(folder / "progress"), **environment}
     subprocess.run([sys.executable, "-c", without_torch + program], env=variables, check=True, timeout=30)

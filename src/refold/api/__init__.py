@@ -1,4 +1,4 @@
-"""What can be asked of a daemon: one table of calls, what goes over the wire, and who may."""
+"""The daemon's REST API: the table of calls, the JSON types, roles and tokens, and the ASGI application."""
 
 import lazy_loader
 

@@ -1,42 +1,42 @@
 from .app import Api as Api
 from .calls import (
     CALLS as CALLS,
-    LARGEST_BODY as LARGEST_BODY,
-    OVER as OVER,
-    STATUSES as STATUSES,
+    ENDED_STATES as ENDED_STATES,
+    HTTP_STATUS as HTTP_STATUS,
+    MAX_BODY_BYTES as MAX_BODY_BYTES,
     V1 as V1,
     Call as Call,
 )
-from .event_stream import MOST_EVENTS as MOST_EVENTS, EventStream as EventStream
-from .field_errors import bad_field as bad_field
-from .hosts import ANYWHERE as ANYWHERE, AllowedHosts as AllowedHosts
-from .queries import LARGEST_LOGS as LARGEST_LOGS, MOST_JOBS as MOST_JOBS
+from .event_stream import MAX_BUFFERED_EVENTS as MAX_BUFFERED_EVENTS, EventStream as EventStream
+from .field_errors import field_error as field_error
+from .hosts import LOOPBACK_OF_WILDCARD as LOOPBACK_OF_WILDCARD, AllowedHosts as AllowedHosts
+from .queries import MAX_LOG_BYTES as MAX_LOG_BYTES, MAX_PAGE_JOBS as MAX_PAGE_JOBS
 from .roles import Caller as Caller
 from .tokens import StoredToken as StoredToken, TokenAuthenticator as TokenAuthenticator, make_token as make_token
 from .wire import (
-    LARGEST_ID as LARGEST_ID,
-    LONGEST_COMMAND as LONGEST_COMMAND,
-    LONGEST_NAME as LONGEST_NAME,
-    LONGEST_TEXT as LONGEST_TEXT,
-    LONGEST_TIME as LONGEST_TIME,
-    MOST_GPUS as MOST_GPUS,
+    MAX_COMMAND_CHARS as MAX_COMMAND_CHARS,
+    MAX_JOB_GPUS as MAX_JOB_GPUS,
+    MAX_JOB_NUMBER as MAX_JOB_NUMBER,
+    MAX_NAME_CHARS as MAX_NAME_CHARS,
+    MAX_TEXT_CHARS as MAX_TEXT_CHARS,
+    MAX_TIME_SECONDS as MAX_TIME_SECONDS,
+    CreatedToken as CreatedToken,
     DaemonInfo as DaemonInfo,
     Event as Event,
     GpuStatus as GpuStatus,
-    Interval as Interval,
+    JobExplanation as JobExplanation,
     Jobs as Jobs,
     JobState as JobState,
     JobStatus as JobStatus,
     Logs as Logs,
-    MadeToken as MadeToken,
     NewToken as NewToken,
+    NodeGpus as NodeGpus,
     NodeStatus as NodeStatus,
-    Place as Place,
     Preview as Preview,
     Problem as Problem,
     Role as Role,
     Submission as Submission,
     TenantStatus as TenantStatus,
+    TimeEstimate as TimeEstimate,
     TokenStatus as TokenStatus,
-    Why as Why,
 )

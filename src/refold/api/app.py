@@ -1,4 +1,4 @@
-"""The daemon over HTTP: who may ask is checked first, then what is asked, and every error is a Problem."""
+"""The ASGI application of the daemon: routing, authorisation, request parsing, and errors as `Problem` documents."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ import msgspec
 
 from refold.api import asgi
 from refold.api.asgi import HttpError, Receive, Reply, Scope, Send, header
-from refold.api.calls import CALLS, LINES, STREAM, Call, Service
+from refold.api.calls import CALLS, EVENT_STREAM, JSON_LINES, Call, Service
 from refold.api.event_stream import EventFilter
 from refold.api.hosts import AllowedHosts
-from refold.api.openapi import described, page_of_calls
-from refold.api.requests import Parameters, read_json
+from refold.api.openapi import build_openapi, render_docs_page
+from refold.api.requests import QueryReader, read_json
 from refold.api.roles import Caller
 from refold.api.tokens import TokenAuthenticator
 from refold.errors import BadField, Forbidden, NotFound, RefoldError, TooManyRequests
 
-LONGEST_PART = 128
-"""Characters of a part of a path that names something."""
+MAX_PATH_PART_CHARS = 128
+"""Maximum length of a path parameter, such as a job id, and of request text that error messages quote."""
 
 _LOG = logging.getLogger("refold.api")
 
 
 class Route:
-    """A call, and what reads it."""
+    """A call with its compiled path pattern, query reader and body decoder."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
-        self.parameters = Parameters(call.query)
-        self.decoder = None if call.takes is None else msgspec.json.Decoder(call.takes)
-        self.pattern = re.sub(r"\{\w+\}", rf"([^/]{{1,{LONGEST_PART}}})", call.path)
+        self.query = QueryReader(call.query)
+        self.decoder = None if call.request_type is None else msgspec.json.Decoder(call.request_type)
+        self.pattern = re.sub(r"\{\w+\}", rf"([^/]{{1,{MAX_PATH_PART_CHARS}}})", call.path)
 
 
 class Routes:
-    """Which call a path and a method stand for."""
+    """The routing table: path and method to route."""
 
     def __init__(self, calls: Iterable[Call]) -> None:
         self._exact: dict[str, dict[str, Route]] = {}
@@ -50,110 +50,119 @@ class Routes:
                 self._patterns.setdefault(re.compile(route.pattern), {})[route.call.method] = route
 
     def find(self, path: str) -> tuple[dict[str, Route], tuple[str, ...]]:
-        """What a path can be asked, by method, and the parts of it that name something."""
+        """Return the routes of a path by method, and the values of its path parameters."""
         if exact := self._exact.get(path):
             return exact, ()
         for pattern, routes in self._patterns.items():
             if match := pattern.fullmatch(path):
                 return routes, match.groups()
-        raise NotFound(f"there is nothing at {path[:LONGEST_PART]!r}: /docs lists what there is")
+        raise NotFound(f"no such path: {path[:MAX_PATH_PART_CHARS]!r}; /docs lists all calls")
 
 
 class Api:
-    """An ASGI application over a service. `names` are those that it goes by; else those of the loopback."""
+    """An ASGI application over a service. `hosts`: accepted `Host` names (default: loopback names only)."""
 
-    def __init__(self, service: Service, tokens: TokenAuthenticator, *, names: AllowedHosts | None = None) -> None:
+    def __init__(self, service: Service, tokens: TokenAuthenticator, *, hosts: AllowedHosts | None = None) -> None:
         self._service = service
         self._tokens = tokens
-        self._names = AllowedHosts() if names is None else names
+        self._hosts = AllowedHosts() if hosts is None else hosts
         self._routes = Routes(CALLS)
-        self._pages = pages()
+        self._pages = public_pages()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, whatever comes of it."""
+        """Handle one request; every exception becomes an error reply."""
         if scope["type"] != "http":
-            await asgi.decline(scope, receive, send)
+            await asgi.handle_non_http(scope, receive, send)
             return
         try:
             reply = await self._answer(scope, receive, send)
         except ConnectionResetError:
-            return  # nobody is there who could be answered
+            return  # the client has disconnected
         except RefoldError as error:
-            reply = asgi.reply_to_error(error) or _failure(error)
+            reply = asgi.reply_to_error(error) or _internal_error(error)
         except Exception as error:
-            reply = _failure(error)
+            reply = _internal_error(error)
         if reply is not None:
             await asgi.send_reply(send, reply, without_body=scope["method"] == "HEAD")
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Reply | None:
-        """The answer; None when it has gone out as a stream."""
+        """Return the reply, or None if it has been sent as a stream."""
         self._check_host_and_origin(scope)
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         page = self._pages.get(scope["path"])
-        routes, parts = ({"GET": None}, ()) if page else self._routes.find(scope["path"])
+        routes, path_values = ({"GET": None}, ()) if page else self._routes.find(scope["path"])
         allowed = ", ".join([*routes, *(["HEAD"] if "GET" in routes else []), "OPTIONS"])
         if method == "OPTIONS":
             return Reply(204, headers={"allow": allowed})
         if method not in routes:
-            raise HttpError(405, f"this cannot be asked with {method[:16]}, expected {allowed}", allow=allowed)
+            raise HttpError(405, f"method {method[:16]} is not allowed here, expected {allowed}", allow=allowed)
         route = routes[method]
-        return page if route is None else await self._reply(route, parts, scope, receive, send)
+        return page if route is None else await self._call(route, path_values, scope, receive, send)
 
-    async def _reply(
-        self, route: Route, parts: tuple[Any, ...], scope: Scope, receive: Receive, send: Send
+    async def _call(
+        self, route: Route, path_values: tuple[Any, ...], scope: Scope, receive: Receive, send: Send
     ) -> Reply | None:
+        """Authorise and parse a request, call the service, and encode its answer."""
         call = route.call
-        caller = self._tokens.caller(header(scope, b"authorization"))
-        if not caller.may(call.role):
-            raise Forbidden(f"{call.name} takes the role {call.role}, and the token {caller.name!r} has {caller.role}")
-        asked = route.parameters.read(scope["query_string"])
+        caller = self._tokens.authenticate(header(scope, b"authorization"))
+        if not caller.has_role(call.role):
+            raise Forbidden(f"{call.name} requires the role {call.role}; the token {caller.name!r} has {caller.role}")
+        query = route.query.read(scope["query_string"])
+        arguments = path_values
         if route.decoder is not None:
-            _check_that_it_is_json(scope)
-            parts = (*parts, read_json(route.decoder, await asgi.read_body(receive)))
-        if call.media == STREAM:
-            pieces = await self._listen(caller, asked, scope)
-            return await _streamed(scope, receive, send, call.media, pieces)
-        answer = getattr(self._service, call.name)(caller, *parts, **asked)
+            _check_content_type(scope)
+            arguments = (*path_values, read_json(route.decoder, await asgi.read_body(receive)))
+        if call.media == EVENT_STREAM:
+            chunks = await self._subscribe(caller, query, scope)
+            return await _send_stream(scope, receive, send, call.media, chunks)
+        answer = getattr(self._service, call.name)(caller, *arguments, **query)
         if isinstance(answer, Awaitable):
             answer = await answer
         if isinstance(answer, AsyncGenerator):
-            return await _streamed(scope, receive, send, call.media, answer)
-        return Reply(call.status, answer if call.media == LINES else msgspec.json.encode(answer), call.media)
+            return await _send_stream(scope, receive, send, call.media, answer)
+        return Reply(call.status, answer if call.media == JSON_LINES else msgspec.json.encode(answer), call.media)
 
-    async def _listen(self, caller: Caller, asked: dict[str, Any], scope: Scope) -> AsyncGenerator[bytes, None]:
-        """A stream of events, of one job if one is named, from where the listener broke off, while it is known."""
-        since, last_seen = asked["since"], header(scope, b"last-event-id")
+    async def _subscribe(self, caller: Caller, query: dict[str, Any], scope: Scope) -> AsyncGenerator[bytes, None]:
+        """Open an event stream. `Last-Event-ID`, which browsers send on reconnecting, overrides `since`.
+
+        The stream ends when the caller's token is revoked.
+        """
+        since, last_seen = query["since"], header(scope, b"last-event-id")
         token = header(scope, b"authorization")
         if last_seen is not None:
             if not (last_seen.isascii() and last_seen.isdecimal() and len(last_seen) < 17):
-                raise BadField("Last-Event-ID is not the number of an event", "Last-Event-ID")
+                raise BadField("Last-Event-ID is not an event number", "Last-Event-ID")
             since = int(last_seen)
-        job = (await self._service.job(caller, asked["job"])).id if asked["job"] else ""
-        if self._service.feed.is_full:
-            raise TooManyRequests(f"{self._service.feed.listeners} listen to events already: try again later")
-        interest = EventFilter(caller, job, asked["tenant"])
-        return self._service.feed.subscribe(since, interest, asked["follow"], lambda: self._tokens.knows(token))
+        job = (await self._service.job(caller, query["job"])).id if query["job"] else ""
+        stream = self._service.event_stream
+        if stream.is_full:
+            raise TooManyRequests(f"too many event streams: {stream.listeners} are open; try again later")
+        event_filter = EventFilter(caller, job, query["tenant"])
+        return stream.subscribe(since, event_filter, query["follow"], lambda: self._tokens.is_valid(token))
 
     def _check_host_and_origin(self, scope: Scope) -> None:
-        """A page of somebody else's, in the browser of somebody who may ask, is not to ask in their name.
+        """Reject requests that a foreign web page makes through the browser of an authorised user.
 
-        The host that it thinks it talks to would be its own (DNS rebinding), and the origin of what it asks as well.
+        Such a page sends its own host name (DNS rebinding) or its own origin (cross-site request).
         """
         host = header(scope, b"host") or ""
-        if _host_name(host) not in self._names:
-            raise Forbidden(f"this daemon does not go by the name {host[:LONGEST_PART]!r}")
+        if _host_name(host) not in self._hosts:
+            raise Forbidden(
+                f"the host name {host[:MAX_PATH_PART_CHARS]!r} is not allowed; the daemon's operator can add it to"
+                " serve.allowed_hosts"
+            )
         origin = header(scope, b"origin")
         if origin is not None and origin.lower().partition("://")[2] != host.lower():
-            raise Forbidden(f"pages of {origin[:LONGEST_PART]!r} may not ask this daemon")
+            raise Forbidden(f"cross-origin requests are not allowed (origin {origin[:MAX_PATH_PART_CHARS]!r})")
 
 
-def pages() -> dict[str, Reply]:
-    """What anybody may see: that it is there, and what it can be asked."""
-    locked = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
+def public_pages() -> dict[str, Reply]:
+    """Return the pages that need no token: health check, OpenAPI description, and the list of calls."""
+    locked_down = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}
     return {
         "/healthz": Reply(200, b'{"status":"ok"}'),
-        "/openapi.json": Reply(200, msgspec.json.encode(described())),
-        "/docs": Reply(200, page_of_calls().encode(), "text/html; charset=utf-8", locked),
+        "/openapi.json": Reply(200, msgspec.json.encode(build_openapi())),
+        "/docs": Reply(200, render_docs_page().encode(), "text/html; charset=utf-8", locked_down),
     }
 
 
@@ -164,25 +173,25 @@ def _host_name(host: str) -> str:
         return ""
 
 
-def _check_that_it_is_json(scope: Scope) -> None:
+def _check_content_type(scope: Scope) -> None:
     media = (header(scope, b"content-type") or "").partition(";")[0].strip().lower()
     if media != asgi.JSON:
-        raise HttpError(415, f"the body is {media[:LONGEST_PART] or 'of no type'!r}, expected {asgi.JSON}")
+        raise HttpError(415, f"Content-Type is {media[:MAX_PATH_PART_CHARS] or 'absent'!r}, expected {asgi.JSON}")
 
 
-async def _streamed(
-    scope: Scope, receive: Receive, send: Send, media: str, pieces: AsyncGenerator[bytes, None]
+async def _send_stream(
+    scope: Scope, receive: Receive, send: Send, media: str, chunks: AsyncGenerator[bytes, None]
 ) -> Reply | None:
     if scope["method"] == "HEAD":
-        await pieces.aclose()
+        await chunks.aclose()
         return Reply(200, media=media)
-    await asgi.send_stream(receive, send, media, pieces)
+    await asgi.send_stream(receive, send, media, chunks)
     return None
 
 
-def _failure(error: Exception) -> Reply:
-    """For the caller that it is our fault; for whoever reads the log, what it was."""
-    _LOG.error("a call failed", exc_info=error)
-    reply = asgi.reply_to_error(HttpError(500, "the daemon failed at this; its log tells more"))
+def _internal_error(error: Exception) -> Reply:
+    """Log the exception and return a 500 reply without details."""
+    _LOG.error("an API call failed with an internal error", exc_info=error)
+    reply = asgi.reply_to_error(HttpError(500, "internal error; see the daemon's log"))
     assert reply is not None
     return reply

@@ -1,4 +1,4 @@
-"""HTTP as an ASGI server hands it over: bodies with an end, answers, and streams whose listeners may vanish."""
+"""HTTP over ASGI: read request bodies with a size and time limit, send replies and streams."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from refold.api.calls import LARGEST_BODY, STATUSES
+from refold.api.calls import HTTP_STATUS, MAX_BODY_BYTES
 from refold.api.wire import Problem
 from refold.errors import BadField, RefoldError, TooLarge
 
@@ -18,16 +18,18 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = "application/json"
-SLOWEST_BODY = 30.0
-SLOWEST_LISTENER = 60.0
-"""Seconds in which a listener has to take something that it was sent."""
+BODY_TIMEOUT = 30.0
+"""Seconds within which the whole request body has to arrive."""
 
-MOST_THROWN_AWAY = 8 * LARGEST_BODY
-"""Bytes of a body that is too large which are read all the same: who is still sending would not hear the answer."""
+LISTENER_TIMEOUT = 60.0
+"""Seconds within which the client of a stream has to accept a chunk."""
+
+MAX_DISCARDED_BYTES = 8 * MAX_BODY_BYTES
+"""Bytes of an oversized body that are read and discarded: a client that is still sending does not read the reply."""
 
 
 class HttpError(RefoldError):
-    """An error that is one of HTTP only: it has a status of its own, and perhaps headers."""
+    """An error that exists only at the HTTP level, with its status and extra headers."""
 
     def __init__(self, status: int, problem: str, **headers: str) -> None:
         super().__init__(problem)
@@ -36,7 +38,7 @@ class HttpError(RefoldError):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What is answered."""
+    """A complete HTTP response."""
 
     status: int
     body: bytes = b""
@@ -45,56 +47,56 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    """The header of a name. Two are refused: who else reads them may take the other one."""
-    found = [value for key, value in scope["headers"] if key == name]
-    if len(found) > 1:
-        raise HttpError(400, f"the header {name.decode()} is there {len(found)} times, expected it once")
-    return found[0].decode("latin-1") if found else None
+    """Return a header's value, or None. Duplicates are rejected: a proxy might have used the other value."""
+    values = [value for key, value in scope["headers"] if key == name]
+    if len(values) > 1:
+        raise HttpError(400, f"the header {name.decode()} occurs {len(values)} times, expected once")
+    return values[0].decode("latin-1") if values else None
 
 
 async def read_body(receive: Receive) -> bytes:
-    """The whole body, however it comes, unless it is too large."""
+    """Read the whole request body, up to `MAX_BODY_BYTES`."""
     message = await receive()
     if not message.get("more_body"):
         body: bytes = message.get("body", b"")
-        if len(body) > LARGEST_BODY:
+        if len(body) > MAX_BODY_BYTES:
             raise _too_large()
         return body
     try:
-        async with asyncio.timeout(SLOWEST_BODY):
-            return await _joined(message, receive)
+        async with asyncio.timeout(BODY_TIMEOUT):
+            return await _read_chunks(message, receive)
     except TimeoutError:
-        raise HttpError(408, f"the body has not come in {SLOWEST_BODY:g} s", connection="close") from None
+        raise HttpError(408, f"the body did not arrive within {BODY_TIMEOUT:g} s", connection="close") from None
 
 
-async def _joined(message: MutableMapping[str, Any], receive: Receive) -> bytes:
-    pieces, length = [message.get("body", b"")], len(message.get("body", b""))
+async def _read_chunks(message: MutableMapping[str, Any], receive: Receive) -> bytes:
+    chunks, length = [message.get("body", b"")], len(message.get("body", b""))
     while message.get("more_body"):
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ConnectionResetError
-        piece = message.get("body", b"")
-        length += len(piece)
-        if length > MOST_THROWN_AWAY:
+        chunk = message.get("body", b"")
+        length += len(chunk)
+        if length > MAX_DISCARDED_BYTES:
             break
-        if length <= LARGEST_BODY:
-            pieces.append(piece)
-    if length > LARGEST_BODY:
+        if length <= MAX_BODY_BYTES:
+            chunks.append(chunk)
+    if length > MAX_BODY_BYTES:
         raise _too_large()
-    return b"".join(pieces)
+    return b"".join(chunks)
 
 
 def _too_large() -> TooLarge:
-    return TooLarge(f"the body has more than {LARGEST_BODY:,} bytes")
+    return TooLarge(f"the body has more than {MAX_BODY_BYTES:,} bytes")
 
 
 def reply_to_error(error: RefoldError) -> Reply | None:
-    """How an error is answered; None if it is none that callers are told of."""
+    """Return the reply for an error; None for errors that are internal to the daemon."""
     headers: dict[str, str] = {}
     if isinstance(error, HttpError):
         status, headers = error.status, error.headers
     else:
-        status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 0)
+        status = next((status for kind, status in HTTP_STATUS.items() if isinstance(error, kind)), 0)
     if not status:
         return None
     if status == 401:
@@ -105,10 +107,10 @@ def reply_to_error(error: RefoldError) -> Reply | None:
     return Reply(status, msgspec.json.encode(problem), headers=headers)
 
 
-def head_of(status: int, media: str, length: int | None, headers: dict[str, str]) -> dict[str, Any]:
-    """The message that begins an answer."""
+def response_start(status: int, media: str, length: int | None, headers: dict[str, str]) -> dict[str, Any]:
+    """Build the ASGI message that starts a response."""
     lines = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
-    if status != 204:  # which says that there is no body, not even an empty one
+    if status != 204:  # 204 responses must not have a body
         lines.append((b"content-type", media.encode()))
         if length is not None:
             lines.append((b"content-length", b"%d" % length))
@@ -117,42 +119,42 @@ def head_of(status: int, media: str, length: int | None, headers: dict[str, str]
 
 
 async def send_reply(send: Send, reply: Reply, *, without_body: bool = False) -> None:
-    """An answer that is there as a whole."""
-    await send(head_of(reply.status, reply.media, len(reply.body), reply.headers))
+    """Send a complete response."""
+    await send(response_start(reply.status, reply.media, len(reply.body), reply.headers))
     await send({"type": "http.response.body", "body": b"" if without_body else reply.body})
 
 
-async def send_stream(receive: Receive, send: Send, media: str, pieces: AsyncGenerator[bytes, None]) -> None:
-    """An answer that comes by and by, until it ends or nobody listens any more."""
-    telling = asyncio.create_task(_tell(send, media, pieces))
-    leaving = asyncio.create_task(_until_gone(receive))
+async def send_stream(receive: Receive, send: Send, media: str, chunks: AsyncGenerator[bytes, None]) -> None:
+    """Send a streamed response until it ends or the client disconnects."""
+    sending = asyncio.create_task(_send_chunks(send, media, chunks))
+    disconnect = asyncio.create_task(_wait_for_disconnect(receive))
     try:
-        await asyncio.wait((telling, leaving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((sending, disconnect), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in (telling, leaving):
+        for task in (sending, disconnect):
             task.cancel()
-        results = await asyncio.gather(telling, leaving, return_exceptions=True)
+        results = await asyncio.gather(sending, disconnect, return_exceptions=True)
     for result in results:
         if isinstance(result, Exception) and not isinstance(result, OSError):
             raise result
 
 
-async def _tell(send: Send, media: str, pieces: AsyncGenerator[bytes, None]) -> None:
-    async with aclosing(pieces):
-        await send(head_of(200, media, None, {}))
-        async for piece in pieces:
-            async with asyncio.timeout(SLOWEST_LISTENER):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+async def _send_chunks(send: Send, media: str, chunks: AsyncGenerator[bytes, None]) -> None:
+    async with aclosing(chunks):
+        await send(response_start(200, media, None, {}))
+        async for chunk in chunks:
+            async with asyncio.timeout(LISTENER_TIMEOUT):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def decline(scope: Scope, receive: Receive, send: Send) -> None:
-    """What is no request: the beginning and end of the server, and web sockets, which there are none of."""
+async def handle_non_http(scope: Scope, receive: Receive, send: Send) -> None:
+    """Acknowledge the server's lifespan events and reject WebSocket connections."""
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1000})
         return

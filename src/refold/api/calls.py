@@ -1,4 +1,4 @@
-"""What a daemon can be asked: one table, from which the routes, their description and the client are made."""
+"""The table of REST calls: routes, the OpenAPI description and the client are derived from it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from msgspec import Meta
 from refold.api.queries import DrainQuery, EventsQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery
 from refold.api.roles import Caller
 from refold.api.wire import (
+    CreatedToken,
     DaemonInfo,
     Event,
     GpuStatus,
+    JobExplanation,
     Jobs,
     JobState,
     JobStatus,
     Logs,
-    MadeToken,
     NewToken,
     NodeStatus,
     Preview,
@@ -26,7 +27,6 @@ from refold.api.wire import (
     Submission,
     TenantStatus,
     TokenStatus,
-    Why,
 )
 from refold.errors import (
     BadInput,
@@ -42,15 +42,15 @@ from refold.errors import (
 )
 
 if TYPE_CHECKING:
-    from refold.api.event_stream import EventStream  # it imports asyncio, which a client does not need
+    from refold.api.event_stream import EventStream  # imports asyncio, which a client does not need
 
-LARGEST_BODY = 1024 * 1024
-"""Bytes of what may be sent with one call."""
+MAX_BODY_BYTES = 1024 * 1024
+"""Maximum size of a request body."""
 
-MOST_SUBMISSIONS = 1000
-"""Jobs that may be submitted at once."""
+MAX_SUBMISSIONS = 1000
+"""Maximum number of jobs in one request."""
 
-STATUSES: dict[type[RefoldError], int] = {
+HTTP_STATUS: dict[type[RefoldError], int] = {
     BadInput: 422,
     BadValue: 422,
     Unauthenticated: 401,
@@ -61,66 +61,81 @@ STATUSES: dict[type[RefoldError], int] = {
     TooManyRequests: 429,
     Unavailable: 503,
 }
-"""How an error goes over the wire. The client takes the first that has the status."""
+"""The HTTP status of each error. The client maps a status back to the first error that has it."""
 
-OVER: frozenset[JobState] = frozenset({"finished", "failed", "cancelled"})
-"""Where jobs stand for ever."""
+ENDED_STATES: frozenset[JobState] = frozenset({"finished", "failed", "cancelled"})
+"""Final job states."""
 
 
 class Call(msgspec.Struct, frozen=True):
     """One call of the API.
 
-    `name` is the method of `Service` that answers it; the `{…}` of its path and the fields of `query` are arguments.
-    `takes` and `gives` are the types of request body and answer. `repeatable`: the call is idempotent.
+    `name` is the method of `Service` that implements it; path parameters (`{…}`) and the fields of `query` are its
+    arguments. `repeatable`: the call is idempotent, so a client may retry it.
     """
 
     name: str
     method: Literal["GET", "POST", "DELETE"]
     path: str
     role: Role
-    gives: Any
+    response_type: Any
     summary: str
-    takes: Any = None
+    request_type: Any = None
     query: type[msgspec.Struct] | None = None
     status: int = 200
     media: str = "application/json"
     repeatable: bool = True
 
 
-Submissions = Annotated[list[Submission], Meta(min_length=1, max_length=MOST_SUBMISSIONS)]
+Submissions = Annotated[list[Submission], Meta(min_length=1, max_length=MAX_SUBMISSIONS)]
 V1 = "/api/v1"
-LINES = "application/jsonl"
-STREAM = "text/event-stream"
+JSON_LINES = "application/jsonl"
+EVENT_STREAM = "text/event-stream"
 
 CALLS: tuple[Call, ...] = (
-    Call("about", "GET", f"{V1}/about", "reader", DaemonInfo, "The daemon, and who you are to it"),
-    Call("submit", "POST", f"{V1}/jobs", "member", JobStatus, "Submit a job", takes=Submission, status=201),
+    Call("info", "GET", f"{V1}/info", "reader", DaemonInfo, "Show the daemon's status and the caller's identity."),
+    Call("submit", "POST", f"{V1}/jobs", "member", JobStatus, "Submit a job.", request_type=Submission, status=201),
     Call(
         "submit_all",
         "POST",
         f"{V1}/submissions",
         "member",
         Jobs,
-        "Submit jobs, all or none",
-        takes=Submissions,
+        "Submit several jobs, all or none.",
+        request_type=Submissions,
         status=201,
     ),
-    Call("preview", "POST", f"{V1}/preview", "reader", Preview, "What would become of a submission", takes=Submission),
-    Call("jobs", "GET", f"{V1}/jobs", "reader", Jobs, "The queue, or what is over", query=JobsQuery),
-    Call("job", "GET", f"{V1}/jobs/{{job}}", "reader", JobStatus, "One job"),
-    Call("why", "GET", f"{V1}/jobs/{{job}}/why", "reader", Why, "The story of a job: why it waits, what happened"),
-    Call("logs", "GET", f"{V1}/jobs/{{job}}/logs", "reader", Logs, "A piece of a run's output", query=LogsQuery),
-    Call("cancel", "POST", f"{V1}/jobs/{{job}}/cancel", "member", JobStatus, "Cancel a job; its run is stopped"),
-    Call("hold", "POST", f"{V1}/jobs/{{job}}/hold", "member", JobStatus, "Do not start a job until it is released"),
-    Call("release", "POST", f"{V1}/jobs/{{job}}/release", "member", JobStatus, "Let a held job start"),
-    Call("nodes", "GET", f"{V1}/nodes", "reader", list[NodeStatus], "The nodes"),
+    Call(
+        "preview",
+        "POST",
+        f"{V1}/preview",
+        "reader",
+        Preview,
+        "Validate a submission and estimate its start, without submitting it.",
+        request_type=Submission,
+    ),
+    Call("jobs", "GET", f"{V1}/jobs", "reader", Jobs, "List jobs.", query=JobsQuery),
+    Call("job", "GET", f"{V1}/jobs/{{job}}", "reader", JobStatus, "Show a job."),
+    Call(
+        "why",
+        "GET",
+        f"{V1}/jobs/{{job}}/why",
+        "reader",
+        JobExplanation,
+        "Explain why a job is waiting, and show its history.",
+    ),
+    Call("logs", "GET", f"{V1}/jobs/{{job}}/logs", "reader", Logs, "Read job output.", query=LogsQuery),
+    Call("cancel", "POST", f"{V1}/jobs/{{job}}/cancel", "member", JobStatus, "Cancel a job."),
+    Call("hold", "POST", f"{V1}/jobs/{{job}}/hold", "member", JobStatus, "Hold a job: do not start it until released."),
+    Call("release", "POST", f"{V1}/jobs/{{job}}/release", "member", JobStatus, "Release a held job."),
+    Call("nodes", "GET", f"{V1}/nodes", "reader", list[NodeStatus], "List nodes."),
     Call(
         "drain",
         "POST",
         f"{V1}/nodes/{{node}}/drain",
         "owner",
         NodeStatus,
-        "Give a node, or one GPU of it, no more work",
+        "Drain a node or one of its GPUs.",
         query=DrainQuery,
     ),
     Call(
@@ -129,65 +144,65 @@ CALLS: tuple[Call, ...] = (
         f"{V1}/nodes/{{node}}/resume",
         "owner",
         NodeStatus,
-        "Give a node, or one GPU of it, work again",
+        "Return a drained node or GPU to service.",
         query=GpuQuery,
     ),
-    Call("gpus", "GET", f"{V1}/gpus", "reader", list[GpuStatus], "The GPUs: how busy, how hot, whose"),
-    Call("tenants", "GET", f"{V1}/tenants", "reader", list[TenantStatus], "The tenants: quota and use"),
-    Call("tokens", "GET", f"{V1}/tokens", "owner", list[TokenStatus], "The tokens, without their secrets"),
+    Call("gpus", "GET", f"{V1}/gpus", "reader", list[GpuStatus], "List GPUs: jobs, memory, utilisation, temperature."),
+    Call("tenants", "GET", f"{V1}/tenants", "reader", list[TenantStatus], "List tenants with quota and usage."),
+    Call("tokens", "GET", f"{V1}/tokens", "owner", list[TokenStatus], "List access tokens, without their secrets."),
     Call(
-        "new_token",
+        "create_token",
         "POST",
         f"{V1}/tokens",
         "owner",
-        MadeToken,
-        "Make a token; it is told once",
-        takes=NewToken,
+        CreatedToken,
+        "Create an access token; its text is returned only once.",
+        request_type=NewToken,
         status=201,
         repeatable=False,
     ),
-    Call("revoke_token", "DELETE", f"{V1}/tokens/{{name}}", "owner", TokenStatus, "Let a token open nothing more"),
+    Call("revoke_token", "DELETE", f"{V1}/tokens/{{name}}", "owner", TokenStatus, "Revoke an access token."),
     Call(
         "snapshot",
         "GET",
         f"{V1}/snapshot",
         "owner",
         bytes,
-        "The present as a journal",
+        "Export the current state as a journal.",
         query=SnapshotQuery,
-        media=LINES,
+        media=JSON_LINES,
     ),
-    Call("journal", "GET", f"{V1}/journal", "owner", bytes, "The journal so far", media=LINES),
-    Call("events", "GET", f"{V1}/events", "reader", Event, "What happens, as it does", query=EventsQuery, media=STREAM),
+    Call("journal", "GET", f"{V1}/journal", "owner", bytes, "Export the journal.", media=JSON_LINES),
+    Call("events", "GET", f"{V1}/events", "reader", Event, "Stream events.", query=EventsQuery, media=EVENT_STREAM),
 )
 
 
 class Service(Protocol):
-    """The daemon as the API knows it. Every method may raise what `STATUSES` lists.
+    """The daemon's operations behind the API. Each may raise the errors that `HTTP_STATUS` lists.
 
-    A job is asked for by its id ('train-17'), its number ('17'), or its name if only one job has it. The API has
-    checked the caller's role; whether the job is of the caller's tenant is for the service to check.
+    A job is named by its id ('train-17'), its number ('17'), or its name if that is unique. The API has already checked
+    the caller's role; the service checks that the caller may access the job's tenant.
     """
 
     @property
-    def feed(self) -> EventStream:
-        """What happens, for those who listen."""
+    def event_stream(self) -> EventStream:
+        """The stream that subscribers read."""
         ...
 
-    def about(self, caller: Caller) -> DaemonInfo:
-        """The daemon, and what the caller is to it."""
+    def info(self, caller: Caller) -> DaemonInfo:
+        """Return the daemon's status and the caller's identity."""
         ...
 
     def submit(self, caller: Caller, submission: Submission) -> Awaitable[JobStatus]:
-        """The job, when it is on disk. The same `request` again gives the job that it gave first."""
+        """Return the new job once it is on disk. A repeated `request` returns the job of the first submission."""
         ...
 
     def submit_all(self, caller: Caller, submissions: list[Submission]) -> Awaitable[Jobs]:
-        """All of them, in one commit, or none."""
+        """Submit all jobs in one transaction, or none."""
         ...
 
     def preview(self, caller: Caller, submission: Submission) -> Awaitable[Preview]:
-        """What would become of it. Nothing is done."""
+        """Return what submitting the job would result in, without submitting it."""
         ...
 
     def jobs(
@@ -202,74 +217,74 @@ class Service(Protocol):
         after: int,
         ended: bool,
     ) -> Awaitable[Jobs]:
-        """Jobs that are not over, running first, then in the order of the queue; with `ended` the others, latest first.
+        """Return a page of jobs: running jobs, then waiting ones in queue order; with `ended` ended jobs, latest first.
 
-        Empty texts ask for nothing. `after` is a `next` from before, 0 the beginning.
+        Empty strings do not filter. `after` is the `next` of the previous page, 0 for the first page.
         """
         ...
 
     def job(self, caller: Caller, job: str) -> Awaitable[JobStatus]:
-        """One job."""
+        """Return one job."""
         ...
 
-    def why(self, caller: Caller, job: str) -> Awaitable[Why]:
-        """Its story."""
+    def why(self, caller: Caller, job: str) -> Awaitable[JobExplanation]:
+        """Return a job and its history."""
         ...
 
     def logs(
         self, caller: Caller, job: str, *, run: int | None, instance: int, offset: int, limit: int
     ) -> Awaitable[Logs]:
-        """A piece of output. Of a job that has not run yet: run 0, no text, not over."""
+        """Return a chunk of output. For a job without runs: run 0, no text, not ended."""
         ...
 
     def cancel(self, caller: Caller, job: str) -> Awaitable[JobStatus]:
-        """Conflict if it is over; nothing more if it is being cancelled."""
+        """Cancel a job. Raises Conflict if it has ended; no effect if it is being cancelled."""
         ...
 
     def hold(self, caller: Caller, job: str) -> Awaitable[JobStatus]:
-        """Conflict if it runs or is over; nothing more if it is held."""
+        """Hold a waiting job. Raises Conflict if it is running or has ended; no effect if it is held."""
         ...
 
     def release(self, caller: Caller, job: str) -> Awaitable[JobStatus]:
-        """Conflict if it is over; nothing more if it is not held."""
+        """Release a held job. Raises Conflict if it has ended; no effect if it is not held."""
         ...
 
     def nodes(self, caller: Caller) -> list[NodeStatus]:
-        """All of them."""
+        """Return all nodes."""
         ...
 
     def drain(self, caller: Caller, node: str, *, why: str, gpu: int | None, move: bool) -> Awaitable[NodeStatus]:
-        """No more work for it. What runs on a node runs on, unless it is to move; from a GPU it always has to."""
+        """Drain a node or a GPU. Runs on a node continue unless `move`; runs on a single GPU are always requeued."""
         ...
 
     def resume(self, caller: Caller, node: str, *, gpu: int | None) -> Awaitable[NodeStatus]:
-        """Work for it again."""
+        """Return a drained node or GPU to service."""
         ...
 
     def gpus(self, caller: Caller) -> Awaitable[list[GpuStatus]]:
-        """All of them."""
+        """Return all GPUs."""
         ...
 
     def tenants(self, caller: Caller) -> list[TenantStatus]:
-        """All of them."""
+        """Return all tenants."""
         ...
 
     def tokens(self, caller: Caller) -> Awaitable[list[TokenStatus]]:
-        """All of them, without secrets."""
+        """Return all tokens, without secrets."""
         ...
 
-    def new_token(self, caller: Caller, token: NewToken) -> Awaitable[MadeToken]:
-        """Conflict if the name is taken."""
+    def create_token(self, caller: Caller, token: NewToken) -> Awaitable[CreatedToken]:
+        """Create a token. Raises Conflict if the name is taken."""
         ...
 
     def revoke_token(self, caller: Caller, name: str) -> Awaitable[TokenStatus]:
-        """The token that was."""
+        """Revoke a token and return its last status."""
         ...
 
     def snapshot(self, caller: Caller, *, whole: bool) -> Awaitable[bytes]:
-        """A journal of the present that `refold replay` reads; `whole`: with what is for nobody else to know."""
+        """Return the current state as a journal for `refold replay`; `whole`: with confidential fields."""
         ...
 
     def journal(self, caller: Caller) -> AsyncIterator[bytes]:
-        """The journal so far, in pieces of whole lines."""
+        """Return the journal in chunks of whole lines."""
         ...

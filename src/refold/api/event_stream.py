@@ -1,4 +1,7 @@
-"""What happens, for those who listen: a ring of the last events, which a slow listener falls out of and no more."""
+"""The event stream: a ring buffer of the latest events, and subscriptions to it as server-sent events.
+
+A subscriber that falls behind by more than the ring buffer loses events; it never delays the daemon.
+"""
 
 from __future__ import annotations
 
@@ -11,136 +14,140 @@ import msgspec
 from refold.api.roles import Caller
 from refold.api.wire import Event
 
-MOST_EVENTS = 10_000
-"""Events that are remembered."""
+MAX_BUFFERED_EVENTS = 10_000
+"""Capacity of the ring buffer."""
 
-MOST_LISTENERS = 256
-HEARTBEAT = 15.0
-"""Seconds without an event after which a listener is told that the daemon is there."""
+MAX_LISTENERS = 256
+HEARTBEAT_SECONDS = 15.0
+"""Seconds without an event after which a comment is sent to keep the connection open."""
 
-PIECE = 256
-"""Events that are handed to a listener at once."""
+EVENTS_PER_CHUNK = 256
+"""Maximum number of events in one chunk of a stream."""
 
 
 class EventFilter(msgspec.Struct, frozen=True):
-    """Which events a listener wants to have, and what it may know of them. Empty texts ask for nothing."""
+    """Which events a listener receives, and what it may see of them. An empty `job` or `tenant` does not filter."""
 
     caller: Caller
     job: str = ""
     tenant: str = ""
 
-    def wants(self, event: Event) -> bool:
-        """Whether it is one of these."""
+    def matches(self, event: Event) -> bool:
+        """Whether the event passes the filter."""
         return (not self.job or event.job == self.job) and (not self.tenant or event.tenant == self.tenant)
 
-    def may_see(self, event: Event) -> Event:
-        """An event as this listener may have it: what jobs of other tenants say is theirs."""
-        if not event.text or not event.tenant or self.caller.sees(event.tenant):
+    def redact(self, event: Event) -> Event:
+        """Return the event without its text if it belongs to a tenant that the caller may not read."""
+        if not event.text or not event.tenant or self.caller.can_read(event.tenant):
             return event
         return msgspec.structs.replace(event, text="")
 
 
 class EventStream:
-    """The last events, by number. All that a listener costs is its place in the ring. Used within one event loop."""
+    """The latest events by number. All listeners share the ring buffer. For use in one event loop."""
 
-    def __init__(self, last: int = 0, most: int = MOST_EVENTS, heartbeat: float = HEARTBEAT) -> None:
-        """`last`: the number of the last event before these: a listener goes on when the daemon has come back."""
+    def __init__(
+        self, last: int = 0, capacity: int = MAX_BUFFERED_EVENTS, heartbeat: float = HEARTBEAT_SECONDS
+    ) -> None:
+        """`last`: the number of the last event before a restart, so that listeners can resume."""
         self.last = last
         self.listeners = 0
         self._events: dict[int, Event] = {}
-        self._most = most
+        self._capacity = capacity
         self._heartbeat = heartbeat
-        self._news = asyncio.Event()
-        self._ended = False
+        self._wakeup = asyncio.Event()
+        self._closed = False
 
     @property
     def is_full(self) -> bool:
-        """Whether nobody else can listen."""
-        return self.listeners >= MOST_LISTENERS
+        """Whether the maximum number of listeners is reached."""
+        return self.listeners >= MAX_LISTENERS
 
     def publish(self, events: Iterable[Event]) -> None:
-        """These have happened; the number of each is one more than that of the one before. Waits for nobody."""
+        """Append events, which are numbered consecutively. Never blocks."""
         before = self.last
         for event in events:
             self.last = event.number
             self._events[event.number] = event
-            self._events.pop(event.number - self._most, None)
+            self._events.pop(event.number - self._capacity, None)
         if self.last != before:
             self.wake()
 
-    def end(self) -> None:
-        """There will be no more: every listener's stream comes to its end."""
-        self._ended = True
+    def close(self) -> None:
+        """End every listener's stream after the events that are buffered."""
+        self._closed = True
         self.wake()
 
     def wake(self) -> None:
-        """Let every listener look whether it may still listen, and whether there is something new."""
-        # Those who wait have the old one; whoever comes to wait next gets the new one.
-        self._news.set()
-        self._news = asyncio.Event()
+        """Make every listener check for new events and for its permission to listen."""
+        # Listeners that are waiting hold the old event object; those that wait from now on get the new one.
+        self._wakeup.set()
+        self._wakeup = asyncio.Event()
 
     async def subscribe(
         self,
         since: int | None,
-        interest: EventFilter,
+        event_filter: EventFilter,
         follow: bool = True,
         may_listen: Callable[[], bool] = lambda: True,
     ) -> AsyncGenerator[bytes, None]:
-        """Server-sent events after the number `since` (None: from now on); the first piece tells where that is.
+        """Yield events after number `since` (None: from now on) as server-sent events.
 
-        Events that were dropped from the ring before they were taken come as one of the kind `lost`, with their number.
-        The stream ends when its listener may not listen any more.
+        The first chunk carries the starting number. Events that were dropped from the ring buffer before they
+        were sent are replaced by one event of kind `lost` with their count. The stream ends when `may_listen` returns
+        False.
         """
-        reached = self.last if since is None else min(since, self.last)
+        position = self.last if since is None else min(since, self.last)
         self.listeners += 1
         try:
-            yield alive(reached)
-            said = monotonic()
+            yield format_heartbeat(position)
+            last_sent = monotonic()
             while may_listen():
-                news = self._news
-                piece, reached = self._piece_after(reached, interest)
-                if not piece and monotonic() - said >= self._heartbeat:
-                    piece = alive(reached)  # also where much happens that this listener did not ask for
-                if piece:
-                    yield piece
-                    said = monotonic()
-                if reached < self.last:
+                wakeup = self._wakeup
+                chunk, position = self._next_chunk(position, event_filter)
+                if not chunk and monotonic() - last_sent >= self._heartbeat:
+                    chunk = format_heartbeat(position)  # due also while all new events are filtered out
+                if chunk:
+                    yield chunk
+                    last_sent = monotonic()
+                if position < self.last:
                     continue
-                if not follow or self._ended:
+                if not follow or self._closed:
                     return
-                await _one_of(news, said + self._heartbeat - monotonic())
+                await _wait(wakeup, last_sent + self._heartbeat - monotonic())
         finally:
             self.listeners -= 1
 
-    def _piece_after(self, reached: int, interest: EventFilter) -> tuple[bytes, int]:
-        """The next few events as text, and the number that this goes to."""
+    def _next_chunk(self, position: int, event_filter: EventFilter) -> tuple[bytes, int]:
+        """Return the next events after `position` as text, and the new position."""
         lines: list[bytes] = []
-        before = self.last - len(self._events)
-        if reached < before:
-            lines.append(told(Event(before, time(), "lost", text=f"{before - reached} events were dropped")))
-            reached = before
-        for number in range(reached + 1, min(reached + PIECE, self.last) + 1):
+        before_oldest = self.last - len(self._events)
+        if position < before_oldest:
+            text = f"{before_oldest - position} events were dropped"
+            lines.append(format_event(Event(before_oldest, time(), "lost", text=text)))
+            position = before_oldest
+        for number in range(position + 1, min(position + EVENTS_PER_CHUNK, self.last) + 1):
             event = self._events.get(number)
-            if event is not None and interest.wants(event):
-                lines.append(told(interest.may_see(event)))
-            reached = number
-        return b"".join(lines), reached
+            if event is not None and event_filter.matches(event):
+                lines.append(format_event(event_filter.redact(event)))
+            position = number
+        return b"".join(lines), position
 
 
-async def _one_of(news: asyncio.Event, seconds: float) -> None:
-    """Until there is news, or so many seconds have passed."""
+async def _wait(wakeup: asyncio.Event, seconds: float) -> None:
+    """Wait for the event, for at most this number of seconds."""
     try:
         async with asyncio.timeout(seconds):
-            await news.wait()
+            await wakeup.wait()
     except TimeoutError:
         pass
 
 
-def told(event: Event) -> bytes:
-    """An event as server-sent events are written: a browser that comes back names the last `id` it has seen."""
+def format_event(event: Event) -> bytes:
+    """Format an event as a server-sent event. A browser that reconnects sends the last `id` it has received."""
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (event.number, event.kind.encode(), msgspec.json.encode(event))
 
 
-def alive(reached: int) -> bytes:
-    """A comment that keeps a connection open, and the number that the listener has reached."""
-    return b"id: %d\n: here\n\n" % reached
+def format_heartbeat(position: int) -> bytes:
+    """Format a comment that keeps the connection open, with the listener's position."""
+    return b"id: %d\n: here\n\n" % position

@@ -1,4 +1,4 @@
-"""What is wrong with a field of something that was asked, in words that begin with the field."""
+"""Validation errors of msgspec, reworded as errors about a field of the request."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import msgspec
 
 from refold.errors import BadField
 
-_PLACED = re.compile(r"(?P<problem>.*) - at `\$\.?(?P<field>.*)`", re.DOTALL)
+_LOCATED = re.compile(r"(?P<problem>.*) - at `\$\.?(?P<field>.*)`", re.DOTALL)
 _NAMED = re.compile(r"Object (?P<is>contains unknown|missing required) field `(?P<field>[^`]*)`", re.DOTALL)
 
 
-def bad_field(error: msgspec.ValidationError) -> BadField:
-    """The same, as we say it."""
+def field_error(error: msgspec.ValidationError) -> BadField:
+    """Convert a validation error to a `BadField` whose message starts with the field."""
     problem, field = str(error), ""
-    if placed := _PLACED.fullmatch(problem):
-        problem, field = placed["problem"], placed["field"]
+    if located := _LOCATED.fullmatch(problem):
+        problem, field = located["problem"], located["field"]
     if named := _NAMED.fullmatch(problem):
         field = f"{field}.{named['field']}".lstrip(".")
-        told = "is absent" if named["is"].startswith("missing") else "is no field that there is"
-        return BadField(f"{field} {told}", field)
+        if named["is"].startswith("missing"):
+            return BadField(f"{field} is missing", field)
+        return BadField(f"unknown field {field!r}", field)
     if not field:
         return BadField(problem.replace("`", ""))
     return BadField(f"{field}: {problem[:1].lower()}{problem[1:].replace('`', '')}", field)

@@ -7,24 +7,24 @@ from collections.abc import Iterable
 from ipaddress import ip_address
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Wildcard addresses, and the loopback address that reaches a daemon bound to them."""
 
 
 class AllowedHosts:
-    """By which names a daemon may be asked: a page of somebody else's cannot have it called by one of these.
+    """The values that a request's `Host` header may have: the names and addresses of this daemon.
 
-    `host` is where it was told to listen, `bound` the address that this is; where that is every address of the machine,
-    any address will do, since one that was written as numbers is nobody's to give away.
+    `host` is the configured listen address, `bound` the address it resolved to, `extra_names` further names. If the
+    daemon is bound to a wildcard address, every numeric address is allowed: DNS rebinding needs a name.
     """
 
-    def __init__(self, host: str = "127.0.0.1", bound: str = "", named: Iterable[str] = ()) -> None:
+    def __init__(self, host: str = "127.0.0.1", bound: str = "", extra_names: Iterable[str] = ()) -> None:
         bound = bound or host
-        known = [*LOOPBACK, host, bound, *named]
+        known = [*LOOPBACK, host, bound, *extra_names]
         if not _is_loopback(bound):
             known += [socket.gethostname(), socket.getfqdn()]
         self._known = {name.lower().strip("[]").rstrip(".") for name in known if name}
-        self._any_address = bound in ANYWHERE
+        self._any_address = bound in LOOPBACK_OF_WILDCARD
 
     def __contains__(self, name: str) -> bool:
         return name.lower().rstrip(".") in self._known or (self._any_address and _is_address(name))

@@ -1,4 +1,4 @@
-"""What is asked for beside the path of a call: each struct is a question's parameters, with their limits."""
+"""Query parameters of the calls: one struct each, with types, limits and defaults."""
 
 from __future__ import annotations
 
@@ -7,64 +7,69 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from refold.api.wire import LONGEST_NAME, JobState, Text
+from refold.api.wire import MAX_NAME_CHARS, JobState, Text
 
-LARGEST_LOGS = 1024 * 1024
-"""Bytes of output in one answer."""
+MAX_LOG_BYTES = 1024 * 1024
+"""Maximum size of the job output in one answer."""
 
-MOST_JOBS = 1000
-MOST_NUMBER = 2**53
-"""Every whole number up to here is told exactly by any reader of JSON."""
+MAX_PAGE_JOBS = 1000
+"""Maximum number of jobs in one answer."""
 
-Name = Annotated[str, Meta(max_length=LONGEST_NAME)]
-Number = Annotated[int, Meta(ge=0, le=MOST_NUMBER)]
+MAX_JSON_INTEGER = 2**53
+"""The largest integer that all JSON parsers read exactly."""
+
+Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
+Number = Annotated[int, Meta(ge=0, le=MAX_JSON_INTEGER)]
 
 
 class JobsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which jobs: those that are not over, as the queue has them; or with `ended` the others, the latest first.
+    """Select jobs: running, then waiting ones in queue order; with `ended` the ended ones, latest first.
 
-    `after` is the `next` of a page before; 0: from the beginning.
+    `after` is the `next` of the previous page; 0 returns the first page.
     """
 
     state: Annotated[list[JobState], Meta(max_length=8)] | None = None
     tenant: Name = ""
     user: Name = ""
     name: Name = ""
-    limit: Annotated[int, Meta(ge=1, le=MOST_JOBS)] = 100
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_JOBS)] = 100
     after: Number = 0
     ended: bool = False
 
 
 class LogsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which piece of output: of the last `run` if none is named; a negative `offset` is so many bytes from the end."""
+    """Select a chunk of job output. `run` defaults to the latest run; a negative `offset` counts from the end."""
 
-    run: Annotated[int, Meta(ge=1, le=MOST_NUMBER)] | None = None
-    instance: Annotated[int, Meta(ge=0, le=MOST_NUMBER)] = 0
-    offset: Annotated[int, Meta(ge=-MOST_NUMBER, le=MOST_NUMBER)] = 0
-    limit: Annotated[int, Meta(ge=1, le=LARGEST_LOGS)] = 64 * 1024
+    run: Annotated[int, Meta(ge=1, le=MAX_JSON_INTEGER)] | None = None
+    instance: Annotated[int, Meta(ge=0, le=MAX_JSON_INTEGER)] = 0
+    offset: Annotated[int, Meta(ge=-MAX_JSON_INTEGER, le=MAX_JSON_INTEGER)] = 0
+    limit: Annotated[int, Meta(ge=1, le=MAX_LOG_BYTES)] = 64 * 1024
 
 
 class GpuQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One GPU of a node; without, all of it."""
+    """Select one GPU of a node by index; without `gpu`, the whole node."""
 
     gpu: Annotated[int, Meta(ge=0, le=2**16)] | None = None
 
 
 class DrainQuery(GpuQuery, frozen=True, forbid_unknown_fields=True):
-    """What is to take no more work, and why; `move`: runs on the node wait again (those on a GPU always do)."""
+    """What to drain, and why. `move`: requeue the jobs that run on the node (on a single GPU they always are)."""
 
     why: Text = ""
     move: bool = False
 
 
 class SnapshotQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether jobs come with what is for nobody else: commands, variables, and addresses that are told of them."""
+    """`whole`: include confidential fields of jobs: commands, environment variables, notification addresses."""
 
     whole: bool = False
 
 
 class EventsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Events after the number `since` (without: from now on), of one job or tenant; `follow`: also those to come."""
+    """Select events: after number `since` (default: from now on), of one job or tenant.
+
+    Without `follow` the stream ends after the latest event.
+    """
 
     since: Number | None = None
     job: Name = ""

@@ -1,4 +1,4 @@
-"""What is asked by a request: its body and its parameters, as the structs of the table."""
+"""Request parsing: the JSON body and the query string, converted to the structs of the call."""
 
 from __future__ import annotations
 
@@ -7,60 +7,62 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from refold.api.field_errors import bad_field
+from refold.api.field_errors import field_error
 from refold.errors import BadField
 
-MOST_PARAMETERS = 64
+MAX_PARAMETERS = 64
 
 
-class Parameters:
-    """Reads the parameters of one call, each as its type and within its limits."""
+class QueryReader:
+    """Parses the query string of one call into typed, checked arguments."""
 
     def __init__(self, kind: type[msgspec.Struct] | None) -> None:
         self._kind = kind
         fields = msgspec.inspect.type_info(kind).fields if kind else ()  # type: ignore[attr-defined]
-        self._lists = {field.name for field in fields if _has(field.type, msgspec.inspect.ListType)}
-        self._texts = self._lists | {field.name for field in fields if _has(field.type, msgspec.inspect.StrType)}
+        self._lists = {field.name for field in fields if _includes_type(field.type, msgspec.inspect.ListType)}
+        self._texts = self._lists | {
+            field.name for field in fields if _includes_type(field.type, msgspec.inspect.StrType)
+        }
 
     def read(self, query: bytes) -> dict[str, Any]:
-        """The arguments, with those that were not given."""
-        given: dict[str, Any] = {}
-        for name, text in _pairs(query):
+        """Return all arguments, defaults included."""
+        arguments: dict[str, Any] = {}
+        for name, text in _split_query(query):
             if name in self._lists:
-                given.setdefault(name, []).append(text)
-            elif name in given:
-                raise BadField(f"{name} is there twice, expected it once", name)
+                arguments.setdefault(name, []).append(text)
+            elif name in arguments:
+                raise BadField(f"{name} is given twice, expected once", name)
             else:
-                given[name] = text if name in self._texts else _plain(text)
+                arguments[name] = text if name in self._texts else _parse_scalar(text)
         if self._kind is None:
-            for name in given:
-                raise BadField(f"there is no parameter {name!r}: this call has none", name)
+            for name in arguments:
+                raise BadField(f"unknown parameter {name!r}: this call has none", name)
             return {}
         try:
-            return msgspec.structs.asdict(msgspec.convert(given, self._kind))
+            return msgspec.structs.asdict(msgspec.convert(arguments, self._kind))
         except msgspec.ValidationError as error:
-            raise bad_field(error) from None
+            raise field_error(error) from None
 
 
 def read_json(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
-    """A body as what the call takes."""
+    """Decode a request body; `BadField` if it is not JSON or does not match the type."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise bad_field(error) from None
+        raise field_error(error) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadField(f"the body is not JSON: {error}") from None
 
 
-def _pairs(query: bytes) -> list[tuple[str, str]]:
+def _split_query(query: bytes) -> list[tuple[str, str]]:
     try:
-        return parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MOST_PARAMETERS)
+        return parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS)
     except ValueError:
-        raise BadField("the parameters cannot be read: they are too many, or not in UTF-8") from None
+        raise BadField(f"the query string has more than {MAX_PARAMETERS} parameters or is not UTF-8") from None
 
 
-def _plain(text: str) -> Any:
-    """A number or a truth value as JSON writes it; anything else is left for the check of its type to refuse."""
+def _parse_scalar(text: str) -> Any:
+    """Parse a JSON number or boolean; any other text is returned as it is, for type validation to reject."""
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -68,6 +70,6 @@ def _plain(text: str) -> Any:
     return text if value is None else value
 
 
-def _has(kind: msgspec.inspect.Type, wanted: type[msgspec.inspect.Type]) -> bool:
-    kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
-    return any(isinstance(one, wanted) for one in kinds)
+def _includes_type(kind: msgspec.inspect.Type, wanted: type[msgspec.inspect.Type]) -> bool:
+    members = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+    return any(isinstance(member, wanted) for member in members)

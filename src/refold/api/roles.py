@@ -7,21 +7,25 @@ import msgspec
 from refold.api.wire import Role
 
 ROLES: tuple[Role, ...] = ("reader", "member", "owner")
-"""Each may do what those before it may."""
+"""In ascending order: each role includes the permissions of those before it."""
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks, as the token tells. `tenant` is whose jobs a member may touch, and whose a reader sees wholly."""
+    """The identity behind a token.
+
+    A member may submit and change jobs of its own `tenant`, a reader may see their details; an owner may do both for
+    all tenants.
+    """
 
     name: str
     role: Role
     tenant: str
     user: str
 
-    def may(self, role: Role) -> bool:
-        """Whether this one may do what takes `role`."""
+    def has_role(self, role: Role) -> bool:
+        """Whether the caller has `role` or a higher one."""
         return ROLES.index(self.role) >= ROLES.index(role)
 
-    def sees(self, tenant: str) -> bool:
-        """Whether this one may see everything of a tenant: output, environment, what went wrong."""
+    def can_read(self, tenant: str) -> bool:
+        """Whether the caller may see the details of a tenant's jobs: output, user, messages and progress."""
         return self.role == "owner" or self.tenant == tenant

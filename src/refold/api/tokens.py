@@ -1,4 +1,4 @@
-"""Tokens: made, kept as hashes, and known again."""
+"""Access tokens: creation, storage as hashes, and authentication of requests."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from refold.api.wire import NewToken, Role, TokenStatus
 from refold.errors import Unauthenticated
 
 PREFIX = "rf_"
-"""What a token begins with, so that people and scanners for leaked secrets see what it is."""
+"""The prefix of every token, by which people and secret scanners recognise it."""
 
-BYTES_OF_CHANCE = 32
+TOKEN_BYTES = 32
+"""Random bytes of a token."""
 
 
 class StoredToken(msgspec.Struct, frozen=True):
-    """A token as it is kept: whom it stands for, and a hash that tells it from others but does not open anything."""
+    """A token as it is stored: the identity it stands for, and its hash instead of the secret."""
 
     name: str
     role: Role
@@ -30,54 +31,54 @@ class StoredToken(msgspec.Struct, frozen=True):
     hash: str
 
     def caller(self) -> Caller:
-        """Who it is that brings it."""
+        """Return the identity that the token stands for."""
         return Caller(self.name, self.role, self.tenant, self.user)
 
     def status(self) -> TokenStatus:
-        """What may be told of it."""
+        """Return the token's public fields."""
         return TokenStatus(self.name, self.role, self.tenant, self.user, self.created)
 
 
-def make_token(asked: NewToken, now: float) -> tuple[str, StoredToken]:
-    """A new token, to be told once, and what is kept of it."""
-    token = PREFIX + secrets.token_urlsafe(BYTES_OF_CHANCE)
-    return token, StoredToken(asked.name, asked.role, asked.tenant, asked.user, now, hash_of(token))
+def make_token(request: NewToken, now: float) -> tuple[str, StoredToken]:
+    """Create a token: its text, to be shown once, and the record to store."""
+    token = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+    return token, StoredToken(request.name, request.role, request.tenant, request.user, now, hash_token(token))
 
 
-def hash_of(token: str) -> str:
-    """SHA-256, in hexadecimal.
+def hash_token(token: str) -> str:
+    """Return the SHA-256 of a token in hexadecimal.
 
-    Slow, salted hashes are for passwords, which can be guessed. A token is 256 bits of chance: nobody can go through
-    them however fast the hash is, no table of hashes has it, and a fast one lets every call be checked.
+    Slow, salted hashes protect passwords, which can be guessed. A token has 256 random bits, so it cannot be guessed
+    and is in no rainbow table; a fast hash keeps the check of every request cheap.
     """
     return sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class TokenAuthenticator:
-    """Who is known, by the hash of the token. The mapping is read at each call: what is revoked is out at once."""
+    """Authenticates requests. The mapping (token by hash) is read on each request, so revocation is immediate."""
 
-    def __init__(self, known: Mapping[str, StoredToken]) -> None:
-        self._known = known
+    def __init__(self, tokens: Mapping[str, StoredToken]) -> None:
+        self._tokens = tokens
 
-    def knows(self, authorization: str | None) -> bool:
-        """Whether what opened something would do so again."""
+    def is_valid(self, authorization: str | None) -> bool:
+        """Whether an `Authorization` header still authenticates."""
         try:
-            self.caller(authorization)
+            self.authenticate(authorization)
         except Unauthenticated:
             return False
         return True
 
-    def caller(self, authorization: str | None) -> Caller:
-        """Who asks, by the header that comes with the question."""
+    def authenticate(self, authorization: str | None) -> Caller:
+        """Return the caller that an `Authorization` header identifies, or raise `Unauthenticated`."""
         if not authorization:
-            raise Unauthenticated("no token came with this call, expected a header 'Authorization: Bearer rf_…'")
+            raise Unauthenticated("no token, expected a header 'Authorization: Bearer rf_…'")
         scheme, _, token = authorization.partition(" ")
         if scheme.lower() != "bearer" or not token:
-            raise Unauthenticated("the header Authorization is not understood, expected 'Authorization: Bearer rf_…'")
-        hashed = hash_of(token.strip())
-        known = self._known.get(hashed)
-        # What is looked up is a hash, so that how long it takes tells nothing about a token that is there; and what is
-        # found is compared in constant time, in case the mapping should find by less than the whole.
-        if known is None or not hmac.compare_digest(known.hash, hashed):
-            raise Unauthenticated("the token is not known: it may have been revoked, or be for another daemon")
-        return known.caller()
+            raise Unauthenticated("the Authorization header is malformed, expected 'Authorization: Bearer rf_…'")
+        token_hash = hash_token(token.strip())
+        stored = self._tokens.get(token_hash)
+        # The lookup is by hash, so its timing says nothing about a stored token. The comparison in constant time covers
+        # mappings whose lookup does not compare the whole key.
+        if stored is None or not hmac.compare_digest(stored.hash, token_hash):
+            raise Unauthenticated("unknown token: it may have been revoked, or belong to another daemon")
+        return stored.caller()

@@ -1,6 +1,6 @@
-"""What goes over the wire: asked for by clients, answered by the daemon. Times are Unix seconds.
+"""JSON types of the API: requests and answers. Times are Unix seconds, durations seconds.
 
-The same structs make the OpenAPI description, check what comes in, and are what `refold.Client` hands out.
+The same structs validate requests, generate the OpenAPI schemas, and are what `refold.Client` returns.
 """
 
 from __future__ import annotations
@@ -26,78 +26,78 @@ from refold.model import (
     milli_from_number,
 )
 
-LONGEST_NAME = 64
-LONGEST_TEXT = 4096
-LONGEST_COMMAND = 128 * 1024
-"""Characters of a whole command: a script may come along as one of its words."""
+MAX_NAME_CHARS = 64
+MAX_TEXT_CHARS = 4096
+MAX_COMMAND_CHARS = 128 * 1024
+"""Maximum length of a whole command. A batch script is passed as one of its arguments."""
 
-LONGEST_WORD = 128 * 1024 - 1
-"""Bytes of one of them: Linux starts no process with a longer one."""
+MAX_ARGUMENT_BYTES = 128 * 1024 - 1
+"""Maximum size of one argument: the limit of Linux (MAX_ARG_STRLEN, minus the terminating NUL)."""
 
-MOST_WORDS = 1024
-MOST_VARIABLES = 512
-MOST_GPUS = 62 * 1024
-MOST_PATTERNS = 16
-LONGEST_TIME: Seconds = 10 * 365 * 86400.0
-LARGEST_NUMBER = 2**40
-LARGEST_ID = 10**15
-"""No job has a number as large as this."""
+MAX_ARGUMENTS = 1024
+MAX_VARIABLES = 512
+MAX_JOB_GPUS = 62 * 1024
+MAX_PATTERNS = 16
+MAX_TIME_SECONDS: Seconds = 10 * 365 * 86400.0
+MAX_COUNT = 2**40
+MAX_JOB_NUMBER = 10**15
+"""Job numbers are smaller than this."""
 
 _NAME = re.compile(r"[\w.-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-Name = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME)]
-PlainName = Annotated[str, Meta(min_length=1, max_length=LONGEST_NAME, pattern=r"^[A-Za-z0-9._-]+$")]
-Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
-Count = Annotated[int, Meta(ge=0, le=MOST_GPUS)]
-Duration = Annotated[float, Meta(ge=0, le=LONGEST_TIME)]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
+PlainName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[A-Za-z0-9._-]+$")]
+Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
+Count = Annotated[int, Meta(ge=0, le=MAX_JOB_GPUS)]
+Duration = Annotated[float, Meta(ge=0, le=MAX_TIME_SECONDS)]
 Pattern = Annotated[str, Meta(max_length=512)]
 JobState = Literal["held", "waiting", "infeasible", "running", "stopping", "finished", "failed", "cancelled"]
-"""Where a job stands. `never`: the whole cluster, empty, has no room for it."""
+"""The state of a job. `infeasible`: the job does not fit even on the empty cluster."""
 
 Role = Literal["owner", "member", "reader"]
 
 
 class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A job as somebody asks for it; the daemon gives it its id.
+    """A request to run a job; the daemon assigns its id.
 
-    Each of `instances` instances gets `gpus` GPUs, or the part `gpu_share` of one. `gpu_range`: how many GPUs in all a
-    job can do with, which may then be reshaped. `plan`: `auto` lets the scheduler choose (for a known `workload`),
-    `off` leaves it to the command, and a plan pins it. `estimate`: how long its user thinks it takes.
-    `secrets` are variables that are kept out of the journal and told to nobody. `request` makes asking twice the same
-    as asking once. `hold`: do not look at it until it is released.
+    Each of `instances` instances gets `gpus` GPUs, or the fraction `gpu_share` of one. `gpu_range`: minimum and maximum
+    number of GPUs in total for a job that may be reshaped. `plan`: `auto` lets the scheduler choose (for a known
+    `workload`), `off` leaves parallelism to the command, a plan pins it. `estimate`: the user's estimate of the run
+    time. `secrets`: environment variables that are neither journalled nor shown. `request`: an idempotency key;
+    submitting twice with the same key creates one job. `hold`: do not start the job until it is released.
     """
 
     name: Name
-    command: Annotated[list[str], Meta(min_length=1, max_length=MOST_WORDS)]
-    instances: Annotated[int, Meta(ge=1, le=MOST_GPUS)] = 1
+    command: Annotated[list[str], Meta(min_length=1, max_length=MAX_ARGUMENTS)]
+    instances: Annotated[int, Meta(ge=1, le=MAX_JOB_GPUS)] = 1
     gpus: Count = 1
     gpu_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     gpu_types: Annotated[list[Name], Meta(max_length=62)] = []
     cpus: Annotated[float, Meta(ge=0, le=2**20)] = 0.0
     memory_gib: Annotated[float, Meta(ge=0, le=2**20)] = 0.0
     gpu_range: tuple[Count, Count] | None = None
-    tenant: Annotated[str, Meta(max_length=LONGEST_NAME)] = ""
+    tenant: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] = ""
     job_class: JobClass = "guaranteed"
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31)] = 0
     preemptible: bool = True
     reshapable: bool = False
     time_limit: Duration | None = None
     estimate: Duration | None = None
-    steps: Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)] | None = None
+    steps: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
     workload: Annotated[str, Meta(max_length=256)] = ""
-    batch: Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)] = 0
-    sequence: Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)] = 0
+    batch: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
+    sequence: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
     plan: Literal["auto", "off"] | Plan = "off"
-    environment: Annotated[dict[str, Text], Meta(max_length=MOST_VARIABLES)] = {}
-    secrets: Annotated[dict[str, Text], Meta(max_length=MOST_VARIABLES)] = {}
+    environment: Annotated[dict[str, Text], Meta(max_length=MAX_VARIABLES)] = {}
+    secrets: Annotated[dict[str, Text], Meta(max_length=MAX_VARIABLES)] = {}
     folder: Text = ""
     grace: Duration | None = None
     stop_signal: StopSignal = "TERM"
     retries: Annotated[int, Meta(ge=0, le=1000)] = 0
     progress: Pattern = ""
     no_progress: Duration | None = None
-    never_retry: Annotated[list[Pattern], Meta(max_length=MOST_PATTERNS)] = []
+    never_retry: Annotated[list[Pattern], Meta(max_length=MAX_PATTERNS)] = []
     after: Annotated[list[Name], Meta(max_length=256)] = []
     notify: Annotated[list[Text], Meta(max_length=16)] = []
     hold: bool = False
@@ -105,33 +105,35 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)
-        if sum(map(len, self.command)) > LONGEST_COMMAND:
-            raise BadValue(f"command has more than {LONGEST_COMMAND:,} characters")
-        if any(len(word.encode("utf-8", "surrogatepass")) > LONGEST_WORD for word in self.command):
-            raise BadValue(f"a word of command has more than {LONGEST_WORD:,} bytes")
-        words = (*self.command, self.folder, *self.environment.values(), *self.secrets.values())
-        if any("\0" in word for word in words):
-            raise BadValue("command, folder, environment and secrets cannot have a NUL character in them")
+        if sum(map(len, self.command)) > MAX_COMMAND_CHARS:
+            raise BadValue(f"command has more than {MAX_COMMAND_CHARS:,} characters")
+        if any(len(argument.encode("utf-8", "surrogatepass")) > MAX_ARGUMENT_BYTES for argument in self.command):
+            raise BadValue(f"an argument of command has more than {MAX_ARGUMENT_BYTES:,} bytes")
+        texts = (*self.command, self.folder, *self.environment.values(), *self.secrets.values())
+        if any("\0" in text for text in texts):
+            raise BadValue("command, folder, environment and secrets must not contain a NUL character")
         for variable in (*self.environment, *self.secrets):
             if not _VARIABLE.fullmatch(variable):
-                raise BadValue(f"environment: {variable!r} is not a name for a variable")
+                raise BadValue(f"environment: {variable!r} is not a valid variable name")
         for number in (self.cpus, self.memory_gib, self.time_limit, self.estimate, self.grace, self.no_progress):
             if number is not None and not math.isfinite(number):
                 raise BadValue(f"{number} is not a finite number")
         if self.tenant:
             _check_name("tenant", self.tenant)
         if self.gpu_share < 1 and self.gpus != 1:
-            raise BadValue(f"gpu_share is {self.gpu_share:g} of {self.gpus} GPUs, expected a part of one")
+            raise BadValue(
+                f"gpu_share is {self.gpu_share:g} of {self.gpus} GPUs, expected gpus: 1 with a fractional share"
+            )
         self.to_job("job-1", "default", "", 0.0)
 
     @property
     def patterns(self) -> list[tuple[str, str]]:
-        """Its regular expressions, each with its field. Nothing compiles them here: that can take minutes."""
+        """The regular expressions with their fields. They are not compiled here: that can take minutes."""
         progress = [("progress", self.progress)] if self.progress else []
-        return [*progress, *(("never_retry", one) for one in self.never_retry)]
+        return [*progress, *(("never_retry", pattern) for pattern in self.never_retry)]
 
     def to_job(self, job_id: str, tenant: str, user: str, submitted: Seconds) -> Job:
-        """The noun that the scheduler knows. Jobs of one name resemble each other: they are a group."""
+        """Return the job for the scheduler. Jobs of the same name form a group for run-time predictions."""
         reshapable = self.reshapable or self.gpu_range is not None or self.plan == "auto"
         return Job(
             id=job_id,
@@ -180,16 +182,16 @@ def _check_name(field: str, name: str) -> None:
         raise BadValue(f"{field} is {name!r}, expected letters, digits, '.', '_' and '-'")
 
 
-class Interval(msgspec.Struct, frozen=True, omit_defaults=True):
-    """When something is expected: probably `at`, hardly ever before `soonest` or after `latest`."""
+class TimeEstimate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An estimated time: probably `at`, unlikely before `soonest` or after `latest`."""
 
     at: float
     soonest: float | None = None
     latest: float | None = None
 
 
-class Place(msgspec.Struct, frozen=True):
-    """GPUs of a node that a run has, and how much of each."""
+class NodeGpus(msgspec.Struct, frozen=True):
+    """GPUs of one node that are allocated to a run, and the share of each."""
 
     node: str
     gpus: list[int]
@@ -197,9 +199,9 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class JobStatus(msgspec.Struct, frozen=True):
-    """A job, and where it stands. `reason` and `why` tell why it waits, or how its last run ended.
+    """A job and its state. `reason` (a code) and `message` say why it is waiting, or how its last run ended.
 
-    `exit_code`: 0 of a job that has finished, that of its last run if this has failed.
+    `position`: position in the queue, from 1 (0: not waiting). `exit_code`: of the last run; 0 for a finished job.
     """
 
     id: str
@@ -215,22 +217,22 @@ class JobStatus(msgspec.Struct, frozen=True):
     started: float | None = None
     ended: float | None = None
     runs: int = 0
-    where: list[Place] = []
+    placement: list[NodeGpus] = []
     plan: str = ""
     reason: str = ""
-    why: str = ""
-    start_estimate: Interval | None = None
+    message: str = ""
+    start_estimate: TimeEstimate | None = None
     steps_done: int = 0
     steps: int | None = None
     time_limit: float | None = None
-    place: int = 0
+    position: int = 0
     warning: str = ""
     exit_code: int | None = None
     instances: int = 1
 
 
 class Jobs(msgspec.Struct, frozen=True):
-    """Some jobs; `total` is how many there are, `next` where the next page begins (none: this was the last)."""
+    """A page of jobs. `total`: number of matching jobs; `next`: pass as `after` for the next page (null: last page)."""
 
     jobs: list[JobStatus]
     total: int
@@ -238,20 +240,20 @@ class Jobs(msgspec.Struct, frozen=True):
 
 
 class Preview(msgspec.Struct, frozen=True):
-    """What would become of a submission: nothing has been done."""
+    """The expected outcome of a submission, which has not been submitted."""
 
     fits: bool
     demand: str
     gpus: float
     plan: str
     starts_now: bool
-    waiting_before: int
-    start_estimate: Interval | None
+    jobs_ahead: int
+    start_estimate: TimeEstimate | None
     notes: list[str]
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Something that happened, as the stream of events tells it. `kind`: submitted, started, stopped, …"""
+    """An entry of the event stream. `kind`: submitted, started, stopped, …"""
 
     number: int
     at: float
@@ -263,23 +265,23 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GpuStatus(msgspec.Struct, frozen=True):
-    """One GPU, or slot that stands in for one. What cannot be measured is None."""
+    """A GPU, or a slot on machines without GPUs. `utilisation` is in percent. Readings are null if not available."""
 
     node: str
     index: int
     name: str
     jobs: list[str] = []
     free: float = 1.0
-    drained: str = ""
+    drain_reason: str = ""
     memory_used_mib: int | None = None
     memory_mib: int | None = None
-    load: float | None = None
+    utilisation: float | None = None
     celsius: float | None = None
     watts: float | None = None
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """One node. `up`: it takes work."""
+    """A node. `up`: jobs may be placed on it; otherwise `reason` says why not."""
 
     name: str
     up: bool
@@ -287,11 +289,11 @@ class NodeStatus(msgspec.Struct, frozen=True):
     gpu_type: str
     free_gpus: float
     jobs: list[str] = []
-    why: str = ""
+    reason: str = ""
 
 
 class TenantStatus(msgspec.Struct, frozen=True):
-    """One tenant: what it may count on, what it may use at most (0: all), what it uses, what it waits for."""
+    """A tenant: guaranteed quota, limit (0: none), running and waiting jobs with their GPUs."""
 
     name: str
     quota_gpus: float
@@ -303,7 +305,7 @@ class TenantStatus(msgspec.Struct, frozen=True):
 
 
 class TokenStatus(msgspec.Struct, frozen=True):
-    """A token, but for its secret."""
+    """An access token, without its secret."""
 
     name: str
     role: Role
@@ -313,27 +315,27 @@ class TokenStatus(msgspec.Struct, frozen=True):
 
 
 class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A token that somebody is to get."""
+    """A request to create an access token."""
 
     name: PlainName
     role: Role = "member"
     tenant: PlainName = "default"
-    user: Annotated[str, Meta(max_length=LONGEST_NAME)] = ""
+    user: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] = ""
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)
         _check_name("tenant", self.tenant)
 
 
-class MadeToken(msgspec.Struct, frozen=True):
-    """A token as it is told once."""
+class CreatedToken(msgspec.Struct, frozen=True):
+    """A new access token with its text, which is returned only once."""
 
     token: str
     name: str
 
 
 class DaemonInfo(msgspec.Struct, frozen=True):
-    """The daemon itself."""
+    """The daemon's status. `storage`: why its store cannot be written, or ''; `role`, `tenant`, `user`: the caller."""
 
     version: str
     cluster: str
@@ -344,7 +346,7 @@ class DaemonInfo(msgspec.Struct, frozen=True):
     running: int
     waiting: int
     now: float
-    began: float
+    started: float
     storage: str = ""
     role: str = ""
     tenant: str = ""
@@ -352,24 +354,24 @@ class DaemonInfo(msgspec.Struct, frozen=True):
 
 
 class Logs(msgspec.Struct, frozen=True):
-    """A piece of a run's output: `next` is where the one after it begins; `over`: the run has ended."""
+    """A chunk of a run's output. `next`: offset of the following chunk; `ended`: the run has ended, this is all."""
 
     text: str
     run: int
     instance: int
     next: int
-    over: bool
+    ended: bool
 
 
-class Why(msgspec.Struct, frozen=True):
-    """The story of a job, one line after the other; a line has a time, an event and what there is to say."""
+class JobExplanation(msgspec.Struct, frozen=True):
+    """A job and its history in chronological order."""
 
     job: JobStatus
-    story: list[Event]
+    events: list[Event]
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What went wrong, for people; `field` names the part of the request that was wrong, if one was."""
+    """An error message; `field` names the invalid part of the request, if there is one."""
 
     error: str
     field: str = ""

@@ -1,6 +1,6 @@
-"""Back ends carry out orders and report events; they never decide.
+"""Back ends: they carry out orders and report events, but make no scheduling decisions.
 
-Each is a folder and the only importer of its library.
+Each is a folder, and the only importer of its library.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""Back ends: one file each, each the only importer of its library. They carry out orders and report, never decide."""
+"""The interface of back ends."""
 
 from __future__ import annotations
 
@@ -9,34 +9,37 @@ from refold.core import Event, Order
 from refold.model import Job
 
 Report = Callable[[Event], None]
-"""Where a back end's reports go. It may be called from any thread."""
+"""The callback that receives a back end's events. It may be called from any thread."""
 
 
 class Backend(Protocol):
-    """A world that runs can run in; it is made with a `Report`.
+    """Starts and stops runs on real resources; constructed with a `Report`.
 
-    A run that is started is answered with RunStarted once it computes, and with exactly one of RunFinished,
-    RunFailed and RunStopped when the last of it has ended: nothing of it uses its GPUs any more. A run that was
-    lost, with its machine, has failed with `retry`: its job may be tried again, whatever it says of that.
+    Every started run is answered with RunStarted once it is running, and with exactly one of RunFinished, RunFailed and
+    RunStopped when all of its processes have ended and its GPUs are free. A run that was lost together with its machine
+    is reported as failed with `retry`: the job is not at fault, so it may be retried even if it allows no retries.
     """
 
     async def carry_out(self, orders: Sequence[Order], jobs: Mapping[str, Job]) -> None:
-        """Take on orders and return; what comes of them is reported. `jobs` has those that are to be started.
+        """Accept orders and return; results are reported later. `jobs`: the jobs of the runs to start.
 
-        To start a run that was started before, perhaps by a back end that is no more, is to take it up: it is watched
-        if it runs, its end is reported if it has ended, and it is never started twice. To stop a run that has ended,
-        or never was, is to do nothing.
+        Starting a run that was started before, possibly by a previous back end, adopts it: it is watched if it is
+        running, its end is reported if it has ended, and it is never started twice. Stopping a run that has ended or
+        never existed does nothing.
         """
         ...
 
     async def close(self) -> None:
-        """End at once whatever still runs, and return when it has ended."""
+        """Kill all runs, and return when they have ended."""
         ...
 
-    async def leave(self) -> None:
-        """Report no more, and let whatever runs go on: another back end will take it up."""
+    async def detach(self) -> None:
+        """Stop reporting and leave the runs running: another back end will adopt them."""
         ...
 
-    async def keep_only(self, runs: Collection[tuple[str, int]]) -> None:
-        """End what else was ever started here and still runs; return when it has ended. Runs are jobs and numbers."""
+    async def stop_all_except(self, runs: Collection[tuple[str, int]]) -> None:
+        """Kill all runs except these, including runs of previous back ends, and wait for their end.
+
+        Runs are given as (job id, run number).
+        """
         ...

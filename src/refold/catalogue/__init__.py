@@ -1,6 +1,6 @@
-"""The catalogue: GPUs, models and engines as data files with sources, and readers of users' own models.
+"""The catalogue of GPUs, models and engines, with sources, and readers for user-defined models.
 
-`gpus.yaml`, `models.yaml` and `engines.yaml` are the data; docs/catalogue.md says how to add to them.
+The data is in `gpus.yaml`, `models.yaml` and `engines.yaml`; docs/catalogue.md explains how to add entries.
 """
 
 import lazy_loader

@@ -9,6 +9,6 @@ from .builtin import (
     model_names as model_names,
     models as models,
 )
-from .engine_table import USUAL as USUAL, engines as engines, find_engine as find_engine
+from .engine_table import DEFAULT_ENGINE as DEFAULT_ENGINE, engines as engines, find_engine as find_engine
 from .measurements import read_samples as read_samples, write_samples as write_samples
 from .model_files import read_model as read_model

@@ -1,4 +1,4 @@
-"""The GPUs and models that come with the package, found by the names people give them."""
+"""Built-in GPUs and models, looked up by name in various spellings."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from refold.errors import UnknownName
 from refold.perf import GpuSpec, ModelShape
 
 VENDORS = {"nvidia", "tesla", "geforce", "amd", "instinct"}
-"""Words that drivers put before the name of a GPU, and that tell nothing more."""
+"""Vendor words in GPU names, as printed by drivers; ignored in lookups."""
 
 
 class _GpuTable(msgspec.Struct, forbid_unknown_fields=True):
-    """The file of GPUs; `efficiencies` holds only what its entries refer to."""
+    """Contents of `gpus.yaml`; `efficiencies` holds YAML anchors only."""
 
     efficiencies: dict[str, Any]
     gpus: tuple[GpuSpec, ...]
 
 
 class _ModelTable(msgspec.Struct, forbid_unknown_fields=True):
-    """The file of models; `common` holds only what its entries refer to."""
+    """Contents of `models.yaml`; `common` holds YAML anchors only."""
 
     models: tuple[ModelShape, ...]
     aliases: dict[str, str]
@@ -37,7 +37,7 @@ class _ModelTable(msgspec.Struct, forbid_unknown_fields=True):
 
 @cache
 def gpus() -> tuple[GpuSpec, ...]:
-    """Every type of GPU of the catalogue."""
+    """Return all GPU types of the catalogue."""
     return as_struct("gpus.yaml", document("gpus.yaml"), _GpuTable).gpus
 
 
@@ -47,59 +47,59 @@ def _model_table() -> _ModelTable:
 
 
 def models() -> tuple[ModelShape, ...]:
-    """Every model of the catalogue, in families."""
+    """Return all models of the catalogue, grouped by family."""
     return _model_table().models
 
 
 def model_aliases() -> Mapping[str, str]:
-    """Other names of models, and the models they name."""
+    """Return the aliases of models, and the names they stand for."""
     return MappingProxyType(_model_table().aliases)
 
 
 def document(file: str) -> object:
-    """A data file of this package, as plain values."""
+    """Load a data file of this package as plain values."""
     text = files("refold.catalogue").joinpath(file).read_text(encoding="utf-8")
     return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def gpu_names() -> tuple[str, ...]:
-    """The names of all GPUs, without their aliases."""
+    """Return the names of all GPUs, without aliases."""
     return tuple(gpu.name for gpu in gpus())
 
 
 def model_names() -> tuple[str, ...]:
-    """The names of all models, without their aliases."""
+    """Return the names of all models, without aliases."""
     return tuple(model.name for model in models())
 
 
 def find_gpu(name: str) -> GpuSpec:
-    """The GPU of that name: 'A100-80GB', 'a100 80gb', or as a driver prints it, 'NVIDIA A100-SXM4-80GB'."""
-    found = _gpu_by_key().get(gpu_key(name))
-    if found is None:
+    """Return the GPU of that name: 'A100-80GB', 'a100 80gb', or as printed by a driver, 'NVIDIA A100-SXM4-80GB'."""
+    gpu = _gpu_by_key().get(gpu_key(name))
+    if gpu is None:
         raise UnknownName("GPU", name, gpu_names(), key=gpu_key, listed_by="refold gpus")
-    return found
+    return gpu
 
 
 def find_model(name: str) -> ModelShape:
-    """The model of that name: 'llama-2-7b', or 'Llama 2 7B'."""
-    found = known_model(name)
-    if found is None:
+    """Return the model of that name: 'llama-2-7b', or 'Llama 2 7B'."""
+    model = known_model(name)
+    if model is None:
         raise UnknownName("model", name, model_names(), key=model_key, listed_by="refold models")
-    return found
+    return model
 
 
 def known_model(name: str) -> ModelShape | None:
-    """The model of that name, if there is one."""
+    """Return the model of that name, or None."""
     return _model_by_key().get(model_key(name))
 
 
 def gpu_key(name: str) -> str:
-    """What two spellings of a GPU have in common: no case, no spaces, hyphens or underscores, no vendor."""
+    """Normalise the name of a GPU: lower case, without spaces, hyphens, underscores and vendor."""
     return "".join(word for word in re.split(r"[\s_-]+", name.casefold()) if word not in VENDORS)
 
 
 def model_key(name: str) -> str:
-    """What two spellings of a model have in common: no case, no spaces, hyphens or underscores."""
+    """Normalise the name of a model: lower case, without spaces, hyphens and underscores."""
     return re.sub(r"[\s_-]+", "", name.casefold())
 
 

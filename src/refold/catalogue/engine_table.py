@@ -1,4 +1,4 @@
-"""The training frameworks that come with the package, found by name."""
+"""Built-in training frameworks, looked up by name."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from refold.documents import as_struct
 from refold.errors import UnknownName
 from refold.perf import Engine
 
-USUAL = "megatron"
-"""The engine that commands assume."""
+DEFAULT_ENGINE = "megatron"
+"""The engine that commands use by default."""
 
 
 class _EngineTable(msgspec.Struct, forbid_unknown_fields=True):
-    """The file of engines."""
+    """Contents of `engines.yaml`."""
 
     engines: tuple[Engine, ...]
 
 
 @cache
 def engines() -> tuple[Engine, ...]:
-    """Every engine of the catalogue, the usual ones first."""
+    """Return all engines of the catalogue, the current ones first."""
     return as_struct("engines.yaml", document("engines.yaml"), _EngineTable).engines
 
 
 def find_engine(name: str) -> Engine:
-    """The engine of that name."""
+    """Return the engine of that name."""
     by_key = {model_key(engine.name): engine for engine in engines()}
-    found = by_key.get(model_key(name))
-    if found is None:
+    match = by_key.get(model_key(name))
+    if match is None:
         raise UnknownName("engine", name, [engine.name for engine in engines()])
-    return found
+    return match

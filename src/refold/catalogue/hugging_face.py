@@ -1,4 +1,4 @@
-"""Shapes from the `config.json` that lies beside the weights of a model on Hugging Face."""
+"""Read model shapes from a Hugging Face `config.json`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from refold.documents import shown
+from refold.documents import format_value
 from refold.errors import BadValue
-from refold.perf import Kind, ModelShape
+from refold.perf import ModelKind, ModelShape
 
-LONGEST_ASSUMED = 8192
-"""A model that can read 128 thousand tokens is seldom trained on so many: longer sequences must be asked for."""
+MAX_DEFAULT_SEQUENCE = 8192
+"""Limit of the default sequence length: models with a long context are rarely trained at full length."""
 
-MOST = 10**12
-"""No count of a configuration is larger than this."""
+MAX_COUNT = 10**12
+"""Upper limit of any count in a configuration."""
 
 HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -27,7 +27,7 @@ LENGTH = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 EXPERTS = ("num_local_experts", "num_experts")
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token")
 
-NO_SHAPE = {
+UNSUPPORTED_KEYS = {
     "kv_lora_rank": "latent attention",
     "n_shared_experts": "shared experts",
     "shared_expert_intermediate_size": "shared experts",
@@ -37,48 +37,48 @@ NO_SHAPE = {
     "hybrid_override_pattern": "layers of different kinds",
     "mamba_d_state": "layers of different kinds",
     "ssm_cfg": "layers without attention",
-    "ffn_config": "a feed-forward part with a configuration of its own",
+    "ffn_config": "a nested feed-forward configuration",
 }
-"""Keys of models that `ModelShape` has no fields for; reading the rest would give wrong numbers."""
+"""Keys of architectures that `ModelShape` cannot represent; ignoring them would give wrong numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What a configuration leaves to the code of its model type.
+    """Properties that a configuration leaves to the code of its model type.
 
-    `learned`: a position is a learned vector. `fourfold`: where no feed-forward width is given, it is four times
-    the hidden one.
+    `learned_positions`: positions are learned embeddings. `default_ffn`: without a feed-forward width in the
+    configuration, it is four times the hidden width.
     """
 
-    kind: Kind = "decoder"
+    kind: ModelKind = "decoder"
     gated: bool = False
     bias: bool = False
     tied: bool = True
-    learned: bool = False
-    fourfold: bool = False
+    learned_positions: bool = False
+    default_ffn: bool = False
 
 
 _LLAMA = Family(gated=True, tied=False)
 _GEMMA = Family(gated=True)
-_BERT = Family("encoder", bias=True, learned=True)
+_BERT = Family("encoder", bias=True, learned_positions=True)
 _T5 = Family("encoder-decoder")
 
 FAMILIES: dict[str, Family] = {
     "bert": _BERT,
-    "bloom": Family(bias=True, fourfold=True),
-    "falcon": Family(fourfold=True),
+    "bloom": Family(bias=True, default_ffn=True),
+    "falcon": Family(default_ffn=True),
     "gemma": _GEMMA,
     "gemma2": _GEMMA,
     "gemma3_text": _GEMMA,
-    "gpt2": Family(bias=True, learned=True, fourfold=True),
+    "gpt2": Family(bias=True, learned_positions=True, default_ffn=True),
     "gpt_neox": Family(bias=True, tied=False),
-    "gptj": Family(bias=True, tied=False, fourfold=True),
+    "gptj": Family(bias=True, tied=False, default_ffn=True),
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "mixtral": _LLAMA,
-    "mpt": Family(fourfold=True),
+    "mpt": Family(default_ffn=True),
     "mt5": _T5,
-    "opt": Family(bias=True, learned=True),
+    "opt": Family(bias=True, learned_positions=True),
     "phi": Family(bias=True, tied=False),
     "phi3": _LLAMA,
     "qwen2": _LLAMA,
@@ -86,31 +86,31 @@ FAMILIES: dict[str, Family] = {
     "t5": _T5,
     "vit": Family("vit", bias=True),
 }
-"""The model types whose code is known. Of others, what the keys say is believed."""
+"""Supported model types. For other types, the keys are taken at face value."""
 
 
 def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
-    """The shapes of a configuration; of one for pictures and text, those of its text part."""
+    """Return the shapes of a configuration; for a multimodal model, those of its text part."""
     text = config.get("text_config")
-    keys = _Keys(text, "text_config.") if isinstance(text, dict) else _Keys(config)
+    keys = _Config(text, "text_config.") if isinstance(text, dict) else _Config(config)
     model_type = keys.text("model_type")
-    family = FAMILIES.get(model_type) or _guessed(keys)
-    keys.refuse(NO_SHAPE)
-    fields = _usual(keys, family) | _particular(model_type, keys)
+    family = FAMILIES.get(model_type) or _guess_family(keys)
+    keys.reject(UNSUPPORTED_KEYS)
+    fields = _common_fields(keys, family) | _type_specific_fields(model_type, keys)
     return ModelShape(name=name, source=f"Hugging Face config of type {model_type or 'unknown'}", **fields)
 
 
-def _guessed(keys: _Keys) -> Family:
-    """The family of a type that is not known."""
+def _guess_family(keys: _Config) -> Family:
+    """Guess the family of an unknown model type."""
     if keys.flag("is_encoder_decoder", False):
-        raise BadValue("is_encoder_decoder is true; of encoder-decoders only t5 and mt5 can be read")
+        raise BadValue("is_encoder_decoder is true; only the encoder-decoders t5 and mt5 are supported")
     masked = "MaskedLM" in str(keys.values.get("architectures"))
     gated = (keys.text("hidden_act") or keys.text("hidden_activation")) in ("silu", "swiglu", "swish", "geglu")
     return Family("encoder" if masked else "decoder", gated=gated)
 
 
-def _usual(keys: _Keys, family: Family) -> dict[str, Any]:
-    """What nearly all configurations say in nearly the same words."""
+def _common_fields(keys: _Config, family: Family) -> dict[str, Any]:
+    """Return the fields that nearly all configurations have, under similar keys."""
     length = keys.count(*LENGTH, default=2048)
     heads = keys.count(*HEADS)
     kv_heads = keys.count(*KV_HEADS, default=heads)
@@ -122,28 +122,28 @@ def _usual(keys: _Keys, family: Family) -> dict[str, Any]:
         "heads": heads,
         "kv_heads": kv_heads if kv_heads != heads else 0,
         "head_size": keys.count(*HEAD_SIZE, default=0),
-        "ffn": keys.count(*(EXPERT_FFN if experts > 1 else FFN), default=0 if family.fourfold else None),
+        "ffn": keys.count(*(EXPERT_FFN if experts > 1 else FFN), default=0 if family.default_ffn else None),
         "gated": family.gated,
         "bias": family.bias,
         "vocabulary": 0 if family.kind == "vit" else keys.count("vocab_size"),
         "tied": keys.flag("tie_word_embeddings", family.tied),
-        "positions": length if family.learned else 0,
-        "sequence": min(length, LONGEST_ASSUMED),
+        "positions": length if family.learned_positions else 0,
+        "sequence": min(length, MAX_DEFAULT_SEQUENCE),
         "experts": experts,
         "experts_per_token": keys.count(*EXPERTS_PER_TOKEN) if experts > 1 else 1,
     }
 
 
-def _particular(model_type: str, keys: _Keys) -> dict[str, Any]:
-    """What only one model type says, or says in its own way."""
+def _type_specific_fields(model_type: str, keys: _Config) -> dict[str, Any]:
+    """Return the fields that are specific to one model type."""
     match model_type:
         case "falcon":
             grouped = keys.flag("new_decoder_architecture", False) or not keys.flag("multi_query", True)
             return {"bias": keys.flag("bias", False)} | ({} if grouped else {"kv_heads": 1})
         case "mpt":
-            return _of_mpt(keys)
-        case "roberta":  # the first two positions are never used
-            return {"sequence": max(1, min(keys.count(*LENGTH) - 2, LONGEST_ASSUMED))}
+            return _mpt_fields(keys)
+        case "roberta":  # the first two positions are unused
+            return {"sequence": max(1, min(keys.count(*LENGTH) - 2, MAX_DEFAULT_SEQUENCE))}
         case "t5" | "mt5":
             encoder_layers = keys.count("num_layers")
             gated = keys.text("feed_forward_proj").startswith("gated")
@@ -155,70 +155,72 @@ def _particular(model_type: str, keys: _Keys) -> dict[str, Any]:
     return {}
 
 
-def _of_mpt(keys: _Keys) -> dict[str, Any]:
-    attention = keys.inner("attn_config")
-    learned = keys.flag("learned_pos_emb", True) and not attention.flag("alibi", False)
+def _mpt_fields(keys: _Config) -> dict[str, Any]:
+    attention = keys.section("attn_config")
+    learned_positions = keys.flag("learned_pos_emb", True) and not attention.flag("alibi", False)
     return {
         "ffn": keys.count("expansion_ratio", default=4) * keys.count(*HIDDEN),
         "bias": not keys.flag("no_bias", False),
-        "positions": keys.count(*LENGTH, default=2048) if learned else 0,
+        "positions": keys.count(*LENGTH, default=2048) if learned_positions else 0,
         "kv_heads": attention.count("kv_n_heads", default=0),
     }
 
 
-class _Keys:
-    """A configuration, asked for a value by any of the names it goes by. A null is no value."""
+class _Config:
+    """A configuration whose values may have one of several keys; null counts as missing."""
 
-    def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
+    def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
         self.values = values
-        self._where = where
+        self._prefix = prefix
 
     def count(self, *names: str, default: int | None = None) -> int:
-        """A whole number from 1."""
+        """Return the first of the keys that is present, as an integer ≥ 1."""
         for name in names:
             value = self.values.get(name)
             if value is not None:
-                return self._checked(name, value)
+                return self._check_count(name, value)
         if default is None:
             others = f" (or {', '.join(names[1:])})" if names[1:] else ""
-            raise BadValue(f"{self._where}{names[0]}{others} is absent, expected a whole number ≥ 1")
+            raise BadValue(f"{self._prefix}{names[0]}{others} is missing, expected a whole number ≥ 1")
         return default
 
-    def _checked(self, name: str, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-            raise BadValue(f"{self._where}{name} is {shown(value)}, expected a whole number from 1 to {MOST:.0e}")
+    def _check_count(self, name: str, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
+            raise BadValue(
+                f"{self._prefix}{name} is {format_value(value)}, expected a whole number from 1 to {MAX_COUNT:.0e}"
+            )
         return value
 
     def flag(self, name: str, default: bool) -> bool:
-        """True or false."""
+        """Return a boolean."""
         value = self.values.get(name)
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise BadValue(f"{self._where}{name} is {shown(value)}, expected true or false")
+            raise BadValue(f"{self._prefix}{name} is {format_value(value)}, expected true or false")
         return value
 
     def text(self, name: str) -> str:
-        """A word; empty where there is none."""
+        """Return a string; empty if missing."""
         value = self.values.get(name)
         if value is None:
             return ""
         if not isinstance(value, str):
-            raise BadValue(f"{self._where}{name} is {shown(value)}, expected text")
+            raise BadValue(f"{self._prefix}{name} is {format_value(value)}, expected text")
         return value
 
-    def inner(self, name: str) -> _Keys:
-        """A configuration inside of this one; empty where there is none."""
+    def section(self, name: str) -> _Config:
+        """Return a nested configuration; empty if missing."""
         value = self.values.get(name)
         if value is not None and not isinstance(value, dict):
-            raise BadValue(f"{self._where}{name} is {shown(value)}, expected fields and their values")
-        return _Keys(value or {}, f"{self._where}{name}.")
+            raise BadValue(f"{self._prefix}{name} is {format_value(value)}, expected a mapping")
+        return _Config(value or {}, f"{self._prefix}{name}.")
 
-    def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Keys that must not be there, and why."""
+    def reject(self, reasons: Mapping[str, str]) -> None:
+        """Raise `BadValue` if one of these keys is set."""
         for name, reason in reasons.items():
             if self.values.get(name):
                 raise BadValue(
-                    f"{self._where}{name} is {shown(self.values[name])}: {reason} cannot be read; "
-                    "write the shapes that come nearest as YAML"
+                    f"{self._prefix}{name} is {format_value(self.values[name])} ({reason}), which is not supported; "
+                    "write the closest shapes as YAML"
                 )

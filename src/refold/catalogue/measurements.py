@@ -1,7 +1,7 @@
-"""Measurements in a CSV file: one line per plan that was run, with the columns that `refold profile` writes.
+"""Measurements as CSV: one line per measured plan, with the columns that `refold profile` writes.
 
-Only `batch` and `step_s` have to be there; a degree that is left out is 1, and what was not measured stays empty.
-`placement` says how many GPUs there were on each node: `8`, `8+8`, or `2+3+3`.
+Only `batch` and `step_s` are required; missing degrees are 1, and values that were not measured are empty.
+`placement` is the number of GPUs on each node: `8`, `8+8`, or `2+3+3`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from refold.errors import BadFile, BadRow, BadValue, UnknownName
-from refold.model import DEGREES, LARGEST_DEGREE, RECOMPUTE, Plan
+from refold.model import DEGREES, MAX_DEGREE, RECOMPUTE, Plan
 from refold.perf import Measurement, Status
 
-SECONDS = {
+SECONDS_COLUMNS = {
     "step_s": "step_seconds",
     "forward_s": "forward_seconds",
     "backward_s": "backward_seconds",
     "optimizer_s": "optimizer_seconds",
 }
-GIB = ("memory_gib", "reserved_gib")
+GIB_COLUMNS = ("memory_gib", "reserved_gib")
 COLUMNS = (
     "model",
     "gpu",
@@ -35,56 +35,61 @@ COLUMNS = (
     "batch",
     "sequence",
     "cpus",
-    *SECONDS,
-    *GIB,
+    *SECONDS_COLUMNS,
+    *GIB_COLUMNS,
     "status",
 )
-NEEDED = ("batch", "step_s")
+REQUIRED_COLUMNS = ("batch", "step_s")
 
-YES_OR_NO = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-MOST_BYTES = 2**26
-"""No table of samples is longer than this."""
+BOOLEAN_TEXTS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+MAX_BYTES = 2**26
+"""Maximum size of a file of samples."""
 
 
 def read_samples(path: str | Path) -> list[Measurement]:
-    """All measurements of a file; the first line that cannot be one is refused, with its number."""
+    """Read all measurements of a file; raise an error with the line number for the first invalid line."""
     path = Path(path)
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise BadFile(path, "is too long for a table of samples")
+        if path.stat().st_size > MAX_BYTES:
+            raise BadFile(path, f"is larger than {MAX_BYTES // 2**20} MiB, the limit for samples")
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
             _check_columns(path, reader.fieldnames)
-            found = [_measurement(_Row(path, reader.line_num, cells)) for cells in reader]
-    except OSError as error:
-        raise BadFile(path, f"cannot be read: {error.strerror}") from None
+            measurements = [_parse_measurement(_Row(path, reader.line_num, cells)) for cells in reader]
+    except OSError as cause:
+        raise BadFile(path, f"cannot be read: {cause.strerror}") from None
     except UnicodeDecodeError:
         raise BadFile(path, "is not text (UTF-8)") from None
-    except csv.Error as error:
-        raise BadFile(path, f"is not CSV: {error}") from None
-    if not found:
-        raise BadFile(path, "has no samples: a line for each plan that was run, below the names of the columns")
-    return found
+    except csv.Error as cause:
+        raise BadFile(path, f"is not CSV: {cause}") from None
+    if not measurements:
+        raise BadFile(path, "has no samples, expected one line per measured plan below the header")
+    return measurements
 
 
 def write_samples(path: str | Path, measurements: Iterable[Measurement]) -> None:
-    """The same, written: all of it or nothing."""
+    """Write measurements to a file, atomically."""
     path = Path(path)
-    beside = path.with_name(path.name + ".part")
-    with beside.open("w", newline="", encoding="utf-8") as file:
+    temporary = path.with_name(path.name + ".part")
+    with temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(_cells(one) for one in measurements)
-    beside.replace(path)
+        writer.writerows(_cells(measurement) for measurement in measurements)
+    temporary.replace(path)
 
 
-def _cells(one: Measurement) -> dict[str, object]:
-    plan = one.plan
+def _cells(measurement: Measurement) -> dict[str, object]:
+    plan = measurement.plan
     cells: dict[str, object] = {name: getattr(plan, name) for name in (*DEGREES, "zero", "recompute")}
     cells |= {"offload": int(plan.offload), "sequence_parallel": int(plan.sequence_parallel)}
-    cells |= {"placement": "+".join(map(str, one.gpus_on_node)), "cpus": f"{one.cpus:g}" if one.cpus else ""}
-    cells |= {name: getattr(one, name) for name in ("model", "gpu", "batch", "sequence", "status")}
-    numbers = {column: getattr(one, SECONDS.get(column, column)) for column in (*SECONDS, *GIB)}
+    cells |= {
+        "placement": "+".join(map(str, measurement.gpus_on_node)),
+        "cpus": f"{measurement.cpus:g}" if measurement.cpus else "",
+    }
+    cells |= {name: getattr(measurement, name) for name in ("model", "gpu", "batch", "sequence", "status")}
+    numbers = {
+        column: getattr(measurement, SECONDS_COLUMNS.get(column, column)) for column in (*SECONDS_COLUMNS, *GIB_COLUMNS)
+    }
     return cells | {column: "" if number is None else f"{number:.6g}" for column, number in numbers.items()}
 
 
@@ -93,102 +98,104 @@ def _check_columns(path: Path, columns: Iterable[str] | None) -> None:
     for column in columns:
         if column not in COLUMNS:
             raise BadFile(path, str(UnknownName("column", column, COLUMNS)))
-    missing = [column for column in NEEDED if column not in columns]
+    missing = [column for column in REQUIRED_COLUMNS if column not in columns]
     if missing:
-        raise BadFile(path, f"has no column {' and no column '.join(missing)}; samples have {', '.join(COLUMNS)}")
+        raise BadFile(
+            path, f"has no column {' and no column '.join(missing)}; columns of samples: {', '.join(COLUMNS)}"
+        )
 
 
 class _Row:
-    """One line, and how its cells read."""
+    """One line of the file, with typed access to its cells."""
 
     def __init__(self, path: Path, line: int, cells: Mapping[str | None, Any]) -> None:
         self.path, self.line = path, line
         if None in cells or None in cells.values():
-            raise BadRow(path, line, "the line", f"{len(cells)} cells", "as many cells as there are columns")
+            raise BadRow(path, line, "the line", f"{len(cells)} cells", "one cell per column")
         self._cells = {str(name): str(text).strip() for name, text in cells.items()}
 
-    def text(self, column: str, otherwise: str = "") -> str:
-        return self._cells.get(column, "") or otherwise
+    def text(self, column: str, default: str = "") -> str:
+        return self._cells.get(column, "") or default
 
-    def refused(self, column: str, expected: str) -> BadRow:
+    def error(self, column: str, expected: str) -> BadRow:
         return BadRow(self.path, self.line, column, self.text(column), expected)
 
-    def whole(self, column: str, otherwise: int, least: int = 1) -> int:
-        """A whole number."""
-        return int(self._number(column, int, otherwise, least, f"a whole number from {least} to {LARGEST_DEGREE}"))
+    def integer(self, column: str, default: int, minimum: int = 1) -> int:
+        """Return an integer."""
+        return int(self._number(column, int, default, minimum, f"a whole number from {minimum} to {MAX_DEGREE}"))
 
-    def number(self, column: str, otherwise: float | None = None) -> float | None:
-        """A number, not below 0."""
+    def number(self, column: str, default: float | None = None) -> float | None:
+        """Return a number ≥ 0."""
         text = self.text(column)
-        return self._number(column, float, 0.0, 0, "a number ≥ 0") if text else otherwise
+        return self._number(column, float, 0.0, 0, "a number ≥ 0") if text else default
 
-    def _number(self, column: str, kind: Callable[[str], Any], otherwise: Any, least: int, expected: str) -> Any:
+    def _number(self, column: str, convert: Callable[[str], Any], default: Any, minimum: int, expected: str) -> Any:
         text = self.text(column)
         if not text:
-            return otherwise
+            return default
         try:
-            found = kind(text)
+            number = convert(text)
         except ValueError:
-            raise self.refused(column, expected) from None
-        if not (isfinite(found) and least <= found <= (LARGEST_DEGREE if kind is int else 1e12)):
-            raise self.refused(column, expected)
-        return found
+            raise self.error(column, expected) from None
+        if not (isfinite(number) and minimum <= number <= (MAX_DEGREE if convert is int else 1e12)):
+            raise self.error(column, expected)
+        return number
 
-    def yes(self, column: str) -> bool:
-        """Yes or no."""
+    def boolean(self, column: str) -> bool:
+        """Return a boolean."""
         text = self.text(column, "no").lower()
-        if text not in YES_OR_NO:
-            raise self.refused(column, "yes or no")
-        return YES_OR_NO[text]
+        if text not in BOOLEAN_TEXTS:
+            raise self.error(column, "yes or no")
+        return BOOLEAN_TEXTS[text]
 
 
-def _measurement(row: _Row) -> Measurement:
+def _parse_measurement(row: _Row) -> Measurement:
     recompute = row.text("recompute", "none")
     if recompute not in RECOMPUTE:
-        raise row.refused("recompute", " or ".join(RECOMPUTE))
-    status = _status(row)
-    batch, seconds = row.whole("batch", 0), row.number("step_s")
+        raise row.error("recompute", " or ".join(RECOMPUTE))
+    status = _parse_status(row)
+    batch, seconds = row.integer("batch", 0), row.number("step_s")
     if not batch:
-        raise row.refused("batch", "samples of a step, at least 1")
+        raise row.error("batch", "samples per step, at least 1")
     if status == "ok" and not seconds:
-        raise row.refused("step_s", "seconds > 0, or the status oom")
-    degrees = {name: row.whole(name, 1) for name in DEGREES}
+        raise row.error("step_s", "seconds > 0, or status oom")
+    degrees = {name: row.integer(name, 1) for name in DEGREES}
     try:
         plan = Plan(
-            zero=row.whole("zero", 0, 0),
-            offload=row.yes("offload"),
+            zero=row.integer("zero", 0, 0),
+            offload=row.boolean("offload"),
             recompute=recompute,
-            sequence_parallel=row.yes("sequence_parallel"),
+            sequence_parallel=row.boolean("sequence_parallel"),
             **degrees,
         )
         return Measurement(
             model=row.text("model", "model"),
             gpu=row.text("gpu"),
-            gpus_on_node=_placement(row, plan.gpus),
+            gpus_on_node=_parse_placement(row, plan.gpus),
             plan=plan,
             batch=batch,
-            sequence=row.whole("sequence", 1),
+            sequence=row.integer("sequence", 1),
             cpus=row.number("cpus", 0.0) or 0.0,
             status=status,
-            **{SECONDS.get(column, column): row.number(column) for column in (*SECONDS, *GIB)},
+            **{SECONDS_COLUMNS.get(column, column): row.number(column) for column in (*SECONDS_COLUMNS, *GIB_COLUMNS)},
         )
-    except BadValue as error:
-        raise BadFile(row.path, f"line {row.line}: {error}") from None
+    except BadValue as cause:
+        raise BadFile(row.path, f"line {row.line}: {cause}") from None
 
 
-def _status(row: _Row) -> Status:
+def _parse_status(row: _Row) -> Status:
     match row.text("status", "ok"):
         case "ok":
             return "ok"
         case "oom":
             return "oom"
         case _:
-            raise row.refused("status", "ok or oom")
+            raise row.error("status", "ok or oom")
 
 
-def _placement(row: _Row, gpus: int) -> tuple[int, ...]:
+def _parse_placement(row: _Row, gpus: int) -> tuple[int, ...]:
     text = row.text("placement", str(gpus))
     nodes = text.split("+")
-    if not all(node.isdecimal() and 0 < int(node) <= LARGEST_DEGREE for node in nodes):
-        raise row.refused("placement", "GPUs on each node, as in 8 or 4+4")
+    if not all(node.isdecimal() and 0 < int(node) <= MAX_DEGREE for node in nodes):
+        raise row.error("placement", "GPUs on each node, such as 8 or 4+4")
     return tuple(map(int, nodes))

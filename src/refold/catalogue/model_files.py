@@ -1,4 +1,4 @@
-"""A model by name or from a file of one's own: shapes in YAML, or a config.json of Hugging Face."""
+"""Read a model by name or from a file: shapes in YAML, or a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from refold.catalogue.builtin import find_model, known_model
 from refold.catalogue.hugging_face import shape_from_config
-from refold.documents import as_struct, from_json, from_yaml, shown, text_of
+from refold.documents import as_struct, format_value, parse_json, parse_yaml, read_description
 from refold.errors import BadFile, BadValue
 from refold.perf import ModelShape
 
@@ -14,62 +14,62 @@ SUFFIXES = {".json", ".yaml", ".yml"}
 
 
 def read_model(path_or_name: str | Path) -> ModelShape:
-    """A model of the catalogue by its name, or one that a file or the folder of a checkpoint describes."""
-    given, path = str(path_or_name), Path(path_or_name)
-    if isinstance(path_or_name, str) and (known := known_model(given)):
+    """Return a model of the catalogue by name, or read it from a file or a checkpoint folder."""
+    text, path = str(path_or_name), Path(path_or_name)
+    if isinstance(path_or_name, str) and (known := known_model(text)):
         return known
-    if given and _is_there(path):
-        return _from_path(path)
-    if isinstance(path_or_name, Path) or _looks_like_a_path(given):
-        raise BadFile(given, f"is not there; {_instead(path.name)}")
-    return find_model(given)
+    if text and _exists(path):
+        return _read_path(path)
+    if isinstance(path_or_name, Path) or _looks_like_path(text):
+        raise BadFile(text, f"does not exist; {_suggestion(path.name)}")
+    return find_model(text)
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     try:
         return path.exists()
     except OSError:
         return False
 
 
-def _looks_like_a_path(given: str) -> bool:
-    return "/" in given or "\\" in given or Path(given).suffix.lower() in SUFFIXES
+def _looks_like_path(text: str) -> bool:
+    return "/" in text or "\\" in text or Path(text).suffix.lower() in SUFFIXES
 
 
-def _instead(name: str) -> str:
-    """What would do: perhaps someone wrote 'meta-llama/Llama-2-7b-hf' for a model that the catalogue has."""
+def _suggestion(name: str) -> str:
+    """Suggest a fix: the text may be a Hugging Face ID, 'meta-llama/Llama-2-7b-hf', of a model in the catalogue."""
     if known := known_model(name):
         return f"the catalogue has {known.name!r}"
-    return "expected a file of shapes, a config.json, the folder of one, or a name that `refold models` lists"
+    return "expected a file of shapes, a config.json or its folder, or a name listed by `refold models`"
 
 
-def _from_path(path: Path) -> ModelShape:
+def _read_path(path: Path) -> ModelShape:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise BadFile(path, "is a folder without a config.json")
         path = path / "config.json"
-    text = text_of(path)
+    text = read_description(path)
     if path.suffix.lower() == ".json":
-        return _from_config(path, from_json(path, text))
-    return _from_shapes(path, from_yaml(path, text))
+        return _read_config(path, parse_json(path, text))
+    return _read_shapes(path, parse_yaml(path, text))
 
 
-def _from_config(path: Path, document: object) -> ModelShape:
+def _read_config(path: Path, document: object) -> ModelShape:
     if not isinstance(document, dict):
-        raise BadFile(path, f"is {shown(document)}, expected the configuration of a model")
+        raise BadFile(path, f"is {format_value(document)}, expected the configuration of a model")
     try:
-        return shape_from_config(document, _name_of(path))
+        return shape_from_config(document, _model_name(path))
     except BadValue as error:
         raise BadFile(path, str(error)) from None
 
 
-def _from_shapes(path: Path, document: object) -> ModelShape:
-    named = {"name": path.stem, **document} if isinstance(document, dict) else document
-    return as_struct(path, named, ModelShape)
+def _read_shapes(path: Path, document: object) -> ModelShape:
+    fields = {"name": path.stem, **document} if isinstance(document, dict) else document
+    return as_struct(path, fields, ModelShape)
 
 
-def _name_of(path: Path) -> str:
-    """'mine' of mine.json, and of mine/config.json; in the cache of Hugging Face, the name of the model."""
+def _model_name(path: Path) -> str:
+    """Return 'mine' for mine.json and mine/config.json; in the Hugging Face cache, the name of the model."""
     if path.name != "config.json":
         return path.stem
     folder = path.resolve().parent

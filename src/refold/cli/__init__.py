@@ -1,4 +1,4 @@
-"""The command line: one file per command, each light to import; heavy rooms are imported where they are used."""
+"""The command line interface, with one module per command. For fast start-up, functions import heavy packages."""
 
 import lazy_loader
 

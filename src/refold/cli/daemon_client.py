@@ -1,4 +1,4 @@
-"""How commands reach the daemon, and what shells complete by asking it."""
+"""Access to the daemon: the client, shell completion, and arguments and texts that several commands share."""
 
 from __future__ import annotations
 
@@ -7,139 +7,157 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from refold.cli.views import print_json, say
+from refold.cli.views import print_json, print_line
 
 if TYPE_CHECKING:
-    from refold.api import JobStatus, Place
+    from refold.api import JobStatus, NodeGpus
     from refold.client import Client
 
-COMPLETE_WITHIN = 0.5
-"""Seconds that somebody who presses the tabulator waits at most."""
+COMPLETION_TIMEOUT_SECONDS = 0.5
+"""Time that shell completion waits for the daemon."""
 
-MOST_COMPLETED = 200
-PAGE = 1000
-"""Jobs that are asked for at once, at most."""
+MAX_COMPLETIONS = 200
+PAGE_SIZE = 1000
+"""Maximum number of jobs per request."""
 
-STATES = {"running": "runs", "stopping": "stops", "waiting": "waits", "held": "held", "infeasible": "infeasible"}
-"""Where jobs stand that are not over, and what people read for it."""
+LIVE_STATES = ("running", "stopping", "waiting", "held", "infeasible")
+"""States of jobs that have not ended."""
 
 
-def daemon() -> Client:
-    """The daemon that is known here; nobody is asked yet."""
+def make_client() -> Client:
+    """Return a client of the configured daemon. It connects on the first request."""
     from refold.client import Client
 
     return Client()
 
 
-def first_jobs(client: Client, limit: int | None, **which: Any) -> tuple[list[JobStatus], int]:
-    """The first so many jobs of those asked for, or all; and how many there are. Takes what `Client.jobs` takes."""
-    found: list[JobStatus] = []
+def list_jobs(client: Client, limit: int | None, **filters: Any) -> tuple[list[JobStatus], int]:
+    """Return the first `limit` jobs that match the filters of `Client.jobs` (None: all), and the number that match."""
+    jobs: list[JobStatus] = []
     after = 0
     while True:
-        page = client.jobs(limit=min(PAGE, PAGE if limit is None else limit - len(found)), after=after, **which)
-        found += page.jobs
-        if page.next is None or not page.jobs or (limit is not None and len(found) >= limit):
-            return found, page.total
+        page_size = PAGE_SIZE if limit is None else min(PAGE_SIZE, limit - len(jobs))
+        page = client.jobs(limit=page_size, after=after, **filters)
+        jobs += page.jobs
+        if page.next is None or not page.jobs or (limit is not None and len(jobs) >= limit):
+            return jobs, page.total
         after = page.next
 
 
-def _completed(incomplete: str, ask: Callable[[Client], Iterable[str]]) -> list[str]:
-    """Names that begin so. A shell that completes has no place for complaints, whatever goes wrong."""
+def _complete(incomplete: str, fetch_names: Callable[[Client], Iterable[str]]) -> list[str]:
+    """Return the names that start with `incomplete`; none on errors, which shell completion cannot show."""
     from refold.client import Client
     from refold.errors import RefoldError
 
     try:
-        return [name for name in ask(Client(timeout=COMPLETE_WITHIN)) if name.startswith(incomplete)]
+        names = fetch_names(Client(timeout=COMPLETION_TIMEOUT_SECONDS))
+        return [name for name in names if name.startswith(incomplete)]
     except (RefoldError, OSError):
         return []
 
 
-def _live_jobs(incomplete: str) -> list[str]:
-    return _completed(incomplete, lambda client: [job.id for job in client.jobs(limit=MOST_COMPLETED).jobs])
+def _complete_live_jobs(incomplete: str) -> list[str]:
+    return _complete(incomplete, lambda client: [job.id for job in client.jobs(limit=MAX_COMPLETIONS).jobs])
 
 
-def jobs_beginning(incomplete: str) -> list[str]:
-    """Ids of jobs; of those that are over, the latest."""
+def complete_jobs(incomplete: str) -> list[str]:
+    """Complete job ids: live jobs and the most recently ended ones."""
 
     def ids(client: Client) -> list[str]:
-        pages = client.jobs(limit=MOST_COMPLETED), client.jobs(limit=MOST_COMPLETED, ended=True)
+        pages = client.jobs(limit=MAX_COMPLETIONS), client.jobs(limit=MAX_COMPLETIONS, ended=True)
         return [job.id for page in pages for job in page.jobs]
 
-    return _completed(incomplete, ids)
+    return _complete(incomplete, ids)
 
 
-def tenants_beginning(incomplete: str) -> list[str]:
-    """Names of tenants."""
-    return _completed(incomplete, lambda client: [tenant.name for tenant in client.tenants()])
+def complete_tenants(incomplete: str) -> list[str]:
+    """Complete tenant names."""
+    return _complete(incomplete, lambda client: [tenant.name for tenant in client.tenants()])
 
 
-def _nodes(incomplete: str) -> list[str]:
-    return _completed(incomplete, lambda client: [node.name for node in client.nodes()])
+def _complete_nodes(incomplete: str) -> list[str]:
+    return _complete(incomplete, lambda client: [node.name for node in client.nodes()])
 
 
-def tokens_beginning(incomplete: str) -> list[str]:
-    """Names of tokens, for an owner."""
-    return _completed(incomplete, lambda client: [token.name for token in client.tokens()])
+def complete_tokens(incomplete: str) -> list[str]:
+    """Complete token names, which only an owner may list."""
+    return _complete(incomplete, lambda client: [token.name for token in client.tokens()])
 
 
-JOB_HELP = "Its id, its number, or its name if only one job has it."
-AnyJob = Annotated[str, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=jobs_beginning)]
-LiveJobs = Annotated[list[str], typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=_live_jobs)]
-AnyLiveJobs = Annotated[list[str] | None, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=_live_jobs)]
-OneGpu = Annotated[int | None, typer.Option("--gpu", min=0, metavar="N", help="Only this GPU of it, by its number.")]
-NodeName = Annotated[str, typer.Argument(metavar="NODE", help="See 'refold nodes'.", autocompletion=_nodes)]
-OfTenant = Annotated[
-    str | None, typer.Option("--tenant", metavar="NAME", help="Only this tenant's.", autocompletion=tenants_beginning)
+JOB_HELP = "Job id, number, or unique name."
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=complete_jobs)]
+LiveJobsArgument = Annotated[
+    list[str], typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=_complete_live_jobs)
 ]
-OfUser = Annotated[str | None, typer.Option("--user", metavar="NAME", help="Only this user's.")]
-ForTenant = Annotated[
-    str | None, typer.Option("--tenant", metavar="NAME", help="Who asks [yours].", autocompletion=tenants_beginning)
+OptionalLiveJobs = Annotated[
+    list[str] | None, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=_complete_live_jobs)
 ]
-AfterJobs = Annotated[
+GpuIndex = Annotated[int | None, typer.Option("--gpu", min=0, metavar="N", help="Only the GPU with this index.")]
+NodeName = Annotated[
+    str, typer.Argument(metavar="NODE", help="Node name (see 'refold nodes').", autocompletion=_complete_nodes)
+]
+TenantFilter = Annotated[
+    str | None,
+    typer.Option("--tenant", metavar="NAME", help="Only jobs of this tenant.", autocompletion=complete_tenants),
+]
+UserFilter = Annotated[str | None, typer.Option("--user", metavar="NAME", help="Only jobs of this user.")]
+TenantOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tenant",
+        metavar="NAME",
+        help="Tenant of the job (default: the tenant of your token).",
+        autocompletion=complete_tenants,
+    ),
+]
+DependencyOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--after", metavar="JOB", help="Not before this one has finished; repeatable.", autocompletion=_live_jobs
+        "--after",
+        metavar="JOB",
+        help="Dependency: start after this job has finished; repeatable.",
+        autocompletion=_complete_live_jobs,
     ),
 ]
 
 
-def where_text(places: Iterable[Place]) -> str:
-    """'n0 (GPUs 0, 1), n1 (0.5 of GPU 3)'."""
+def format_placement(placement: Iterable[NodeGpus]) -> str:
+    """Format the GPUs of a run: 'n0 (GPUs 0, 1), n1 (0.5 of GPU 3)'."""
 
-    def text(place: Place) -> str:
-        part = "" if place.share == 1 else f"{place.share:g} of "
-        numbers = ", ".join(map(str, place.gpus))
-        return f"{place.node} ({part}GPU{'s' * (len(place.gpus) != 1)} {numbers})" if place.gpus else place.node
+    def format_node(node: NodeGpus) -> str:
+        fraction = "" if node.share == 1 else f"{node.share:g} of "
+        numbers = ", ".join(map(str, node.gpus))
+        return f"{node.node} ({fraction}GPU{'s' * (len(node.gpus) != 1)} {numbers})" if node.gpus else node.node
 
-    return ", ".join(map(text, places))
+    return ", ".join(map(format_node, placement))
 
 
-def reason_text(job: JobStatus) -> str:
-    """'(Resources: 0 of 2 nodes fit)', as squeue has it."""
+def format_reason(job: JobStatus) -> str:
+    """Format why a job waits, as squeue does: '(Resources: 0 of 2 nodes fit)'."""
     if not job.reason:
-        return f"({job.why})" if job.why else ""
-    return f"({job.reason}: {job.why})" if job.why else f"({job.reason})"
+        return f"({job.message})" if job.message else ""
+    return f"({job.reason}: {job.message})" if job.message else f"({job.reason})"
 
 
-def on_each(jobs: Sequence[str], act: Callable[[str], JobStatus], done: str, as_json: bool) -> None:
-    """Do something to each job; what is refused is told, the others are done all the same, and the status is 1."""
+def apply_to_jobs(jobs: Sequence[str], action: Callable[[str], JobStatus], done: str, as_json: bool) -> None:
+    """Apply an action to each job. Rejected jobs are printed and set exit status 1; the other jobs are changed."""
     from refold.errors import Refused
 
     changed: list[JobStatus] = []
-    refused: list[tuple[str, str]] = []
+    rejected: list[tuple[str, str]] = []
     for job in jobs:
         try:
-            changed.append(act(job))
+            changed.append(action(job))
         except Refused as problem:
             if len(jobs) == 1:
                 raise
-            refused.append((job, str(problem)))
+            rejected.append((job, str(problem)))
     if as_json:
-        print_json({"jobs": changed, "refused": [{"job": job, "error": error} for job, error in refused]})
+        print_json({"jobs": changed, "rejected": [{"job": job, "error": error} for job, error in rejected]})
     else:
         for status in changed:
-            say(f"{status.id} {done}")
-    for job, error in refused:
-        say(f"{job}: {error}", err=True)
-    if refused:
+            print_line(f"{status.id} {done}")
+    for job, error in rejected:
+        print_line(f"{job}: {error}", err=True)
+    if rejected:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""One workload under one policy, or under several: the part that `simulate`, `compare` and `replay` share."""
+"""Simulate a workload under one or several policies: shared by `simulate`, `compare` and `replay`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from refold.cli.inputs import Choice, Workload
+from refold.cli.inputs import SelectedPolicy, Workload
 from refold.cli.views import Advance, plural, progress
 
 if TYPE_CHECKING:
@@ -18,61 +18,63 @@ if TYPE_CHECKING:
     from refold.research import GapMeter
     from refold.results import ReportRun
 
-JOURNAL = "journal.jsonl"
-REPORT = "report.html"
+JOURNAL_FILE_NAME = "journal.jsonl"
+REPORT_FILE_NAME = "report.html"
 
-LOOK_EVERY = 0.2
-"""Seconds between two looks at how far other processes are."""
-
-
-def simulated(workload: Workload, choice: Choice, journal: Path | None = None, gap: bool = False) -> ReportRun:
-    """What this policy makes of the workload; with its journal in a file, if one is named, and its `gap` if asked."""
-    with progress(choice.name, len(workload.jobs)) as advance:
-        return _simulated(workload, choice, journal, advance, gap)
+POLL_SECONDS = 0.2
+"""Interval at which the progress of other processes is read."""
 
 
-def _simulated(workload: Workload, choice: Choice, path: Path | None, advance: Advance, gap: bool = False) -> ReportRun:
-    from refold.cli.policy_guard import make_guarded
+def run_policy(workload: Workload, policy: SelectedPolicy, journal: Path | None = None, gap: bool = False) -> ReportRun:
+    """Simulate the workload under a policy. Write its journal to a file if given; measure its gap if requested."""
+    with progress(policy.name, len(workload.jobs)) as advance:
+        return _simulate(workload, policy, journal, advance, gap)
+
+
+def _simulate(
+    workload: Workload, selected: SelectedPolicy, path: Path | None, advance: Advance, gap: bool = False
+) -> ReportRun:
+    from refold.cli.policy_guard import make_guarded_policy
     from refold.core import Header, Journals
     from refold.journal import HistoryJournal
     from refold.results import ReportRun, measure
     from refold.simulator import simulate
 
-    policy = make_guarded(choice.policy, choice.settings)
-    watched = _watched(policy, choice) if gap else None
+    policy = make_guarded_policy(selected.policy, selected.settings)
+    gap_meter = _make_gap_meter(policy, selected) if gap else None
     finished = 0
 
-    def tell(now_finished: int) -> None:
+    def report_progress(now_finished: int) -> None:
         nonlocal finished
         advance(now_finished - finished)
         finished = now_finished
 
-    kept = HistoryJournal()
-    header = Header(workload.cluster, choice.policy, dict(choice.settings))
+    recorder = HistoryJournal()
+    header = Header(workload.cluster, selected.policy, dict(selected.settings))
     with _journal_file(path, header) as file:
         simulate(
             workload.jobs,
             workload.cluster,
-            watched or policy,
-            journal=Journals(kept, file) if file else kept,
+            gap_meter or policy,
+            journal=Journals(recorder, file) if file else recorder,
             charge=workload.charging.charge(workload.cluster),
             costs=workload.costs,
             faults=workload.faults,
             never_end=workload.never_end,
-            progress=tell,
+            progress=report_progress,
         )
-    tell(len(workload.jobs))
-    history = kept.history(workload.cluster)
-    if watched is not None:
-        return watched.run_of(choice.name, history, measure(history))
-    return ReportRun(choice.name, history, measure(history))
+    report_progress(len(workload.jobs))
+    history = recorder.history(workload.cluster)
+    if gap_meter is not None:
+        return gap_meter.report_run(selected.name, history, measure(history))
+    return ReportRun(selected.name, history, measure(history))
 
 
-def _watched(policy: Policy, choice: Choice) -> GapMeter:
-    """The policy, with somebody beside it who knows the best for each moment, by what the policy knows of jobs."""
+def _make_gap_meter(policy: Policy, selected: SelectedPolicy) -> GapMeter:
+    """Wrap the policy to compare each decision with the optimum, computed from the policy's own knowledge of jobs."""
     from refold.research import GapMeter
 
-    return GapMeter(policy, choice.settings.get("knowledge", {}))
+    return GapMeter(policy, selected.settings.get("knowledge", {}))
 
 
 @contextmanager
@@ -90,66 +92,70 @@ def _journal_file(path: Path | None, header: Header) -> Iterator[Journal | None]
         raise BadFile(path, f"cannot be written: {error.strerror or error}") from None
 
 
-def all_simulated(
-    workload: Workload, chosen: Sequence[Choice], processes: int = 1, gap: bool = False
+def run_policies(
+    workload: Workload, policies: Sequence[SelectedPolicy], processes: int = 1, gap: bool = False
 ) -> list[ReportRun]:
-    """The workload under each policy, in the order asked for, however many processes share the work."""
-    if processes == 1 or len(chosen) == 1:
-        return [simulated(workload, choice, gap=gap) for choice in chosen]
-    return _simulated_in_processes(workload, chosen, min(processes, len(chosen)), gap)
+    """Simulate the workload under each policy; results are in the given order for any number of processes."""
+    if processes == 1 or len(policies) == 1:
+        return [run_policy(workload, policy, gap=gap) for policy in policies]
+    return _run_policies_in_processes(workload, policies, min(processes, len(policies)), gap)
 
 
-def _simulated_in_processes(workload: Workload, chosen: Sequence[Choice], processes: int, gap: bool) -> list[ReportRun]:
+def _run_policies_in_processes(
+    workload: Workload, policies: Sequence[SelectedPolicy], processes: int, gap: bool
+) -> list[ReportRun]:
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import active_children, get_context
 
     from refold.errors import RefoldError
 
-    # Not forked: this process has threads by now, and a fork would copy their locks.
+    # Spawn, do not fork: this process has threads, and a fork would copy their locks.
     context = get_context("spawn")
-    done = context.RawArray("q", len(chosen))
-    pool = ProcessPoolExecutor(processes, context, _prepare_process, (workload, done))
+    done = context.RawArray("q", len(policies))
+    pool = ProcessPoolExecutor(processes, context, _initialise_process, (workload, done))
     try:
-        futures = [pool.submit(_simulated_here, place, choice, gap) for place, choice in enumerate(chosen)]
-        with progress(f"{len(chosen)} policies", len(chosen) * len(workload.jobs)) as advance:
-            _watch(futures, done, advance)
-        return [_run_of(future) for future in futures]
+        futures = [pool.submit(_simulate_in_process, index, policy, gap) for index, policy in enumerate(policies)]
+        with progress(f"{len(policies)} policies", len(policies) * len(workload.jobs)) as advance:
+            _wait_for_all(futures, done, advance)
+        return [_result_of(future) for future in futures]
     except BaseException as error:
         for process in active_children():
             process.terminate()
         if isinstance(error, BrokenProcessPool):
             raise RefoldError(
-                "a process was ended by the system, perhaps for its memory; try fewer --processes"
+                "a worker process was killed, possibly for lack of memory; try fewer --processes"
             ) from None
         raise
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _watch(futures: Sequence[Future[ReportRun | _Failure]], done: Sequence[int], advance: Advance) -> None:
-    """Until all have ended or one has failed, tell how many jobs have finished in all."""
+def _wait_for_all(
+    futures: Sequence[Future[ReportRun | _SerialisedError]], done: Sequence[int], advance: Advance
+) -> None:
+    """Wait until all simulations have ended or one has failed; report the number of finished jobs as progress."""
     from concurrent.futures import FIRST_COMPLETED, wait
 
-    told, pending = 0, set(futures)
+    reported, pending = 0, set(futures)
     while pending:
-        ended, pending = wait(pending, LOOK_EVERY, FIRST_COMPLETED)
+        ended, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
         for future in ended:
-            _run_of(future)
+            _result_of(future)
         finished = sum(done)
-        advance(finished - told)
-        told = finished
+        advance(finished - reported)
+        reported = finished
 
 
-def _run_of(future: Future[ReportRun | _Failure]) -> ReportRun:
+def _result_of(future: Future[ReportRun | _SerialisedError]) -> ReportRun:
     result = future.result()
-    if isinstance(result, _Failure):
+    if isinstance(result, _SerialisedError):
         raise result.error()
     return result
 
 
-class _Failure:
-    """What is wrong, as it travels between processes: our errors are made of more than their text."""
+class _SerialisedError:
+    """An error as text, to send between processes: exceptions whose constructor takes more than a message cannot be."""
 
     def __init__(self, text: str, frames: str) -> None:
         self._text, self._frames = text, frames
@@ -160,71 +166,71 @@ class _Failure:
         return PolicyFailed(self._text, self._frames)
 
 
-_HERE: list[Any] = []
-"""In a process of the pool: the workload, sent once, and where each simulation says how many jobs have finished."""
+_PROCESS_STATE: list[Any] = []
+"""State of a worker process: the workload, sent once, and a shared array with the finished jobs of each simulation."""
 
 
-def _prepare_process(workload: Workload, done: Any) -> None:
+def _initialise_process(workload: Workload, done: Any) -> None:
     import signal
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's to handle
-    _HERE[:] = [workload, done]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
+    _PROCESS_STATE[:] = [workload, done]
 
 
-def _simulated_here(place: int, choice: Choice, gap: bool) -> ReportRun | _Failure:
+def _simulate_in_process(index: int, policy: SelectedPolicy, gap: bool) -> ReportRun | _SerialisedError:
     from refold.errors import RefoldError
 
-    workload, done = _HERE
+    workload, done = _PROCESS_STATE
 
     def advance(amount: float = 1.0) -> None:
-        done[place] += int(amount)
+        done[index] += int(amount)
 
     try:
-        return _simulated(workload, choice, None, advance, gap)
+        return _simulate(workload, policy, None, advance, gap)
     except RefoldError as error:
-        return _Failure(str(error), getattr(error, "frames", ""))
+        return _SerialisedError(str(error), getattr(error, "frames", ""))
 
 
-def faults_seen(history: History) -> int:
-    """How many nodes were lost, each time counted, before the last job had ended."""
+def count_node_faults(history: History) -> int:
+    """Count the node faults before the last job ended."""
     return sum(not change.up for change in history.node_changes)
 
 
-def faults_text(runs: Sequence[ReportRun]) -> str:
-    """'3 node faults', or '3 to 5 node faults' where some policies took longer than others; '' without any."""
-    seen = [faults_seen(run.history) for run in runs]
-    if not any(seen):
+def format_node_faults(runs: Sequence[ReportRun]) -> str:
+    """Format '3 node faults', or '3 to 5 node faults' if policies differ in their makespan; '' if there were none."""
+    counts = [count_node_faults(run.history) for run in runs]
+    if not any(counts):
         return ""
-    least, most = min(seen), max(seen)
-    return plural(most, "node fault") if least == most else f"{least:,} to {plural(most, 'node fault')}"
+    lowest, highest = min(counts), max(counts)
+    return plural(highest, "node fault") if lowest == highest else f"{lowest:,} to {plural(highest, 'node fault')}"
 
 
-def conditions_of(workload: Workload, runs: Sequence[ReportRun]) -> str:
-    """What changes cost, how fast jobs are and how many nodes were lost, for whoever reads the results."""
-    from refold.cli.inputs import charging_text
-    from refold.model import text_from_seconds
+def describe_conditions(workload: Workload, runs: Sequence[ReportRun]) -> str:
+    """Describe the conditions of the simulation: overheads, source of job speeds, node faults."""
+    from refold.cli.inputs import format_charging
+    from refold.model import format_duration
 
     costs = workload.costs
-    named = {"start": costs.start, "stop": costs.stop, "restart": costs.restart}
-    said = [f"{what} {text_from_seconds(seconds)}" for what, seconds in named.items() if seconds]
-    changes = ", ".join(said) or "starting and stopping cost nothing"
-    charged = charging_text(workload.charging, workload.jobs, workload.cluster)
-    changes += f"; {charged}" if charged else ""
-    return f"Simulated: {changes}; {faults_text(runs) or 'no node was lost'}."
+    overheads = {"start": costs.start, "stop": costs.stop, "restart": costs.restart}
+    parts = [f"{name} overhead {format_duration(seconds)}" for name, seconds in overheads.items() if seconds]
+    text = ", ".join(parts) or "no start or stop overhead"
+    charging = format_charging(workload.charging, workload.jobs, workload.cluster)
+    text += f"; {charging}" if charging else ""
+    return f"Simulated: {text}; {format_node_faults(runs) or 'no node faults'}."
 
 
-def reading_notes(workload: Workload) -> list[str]:
-    """What a person should know of how the trace was read."""
-    left_out = f"left out {plural(workload.left_out, 'row')} of {workload.name}"
-    return [*workload.notes, *([left_out] if workload.left_out else [])]
+def trace_notes(workload: Workload) -> list[str]:
+    """Return the notes on reading the trace, including the number of skipped rows."""
+    skipped = f"skipped {plural(workload.skipped_rows, 'row')} of {workload.name}"
+    return [*workload.notes, *([skipped] if workload.skipped_rows else [])]
 
 
-def notes_of(workload: Workload, runs: Sequence[ReportRun]) -> list[str]:
-    """What a person should know before believing the results: how the trace was read, and who did not finish."""
-    from refold.results import unfinished_text
+def collect_notes(workload: Workload, runs: Sequence[ReportRun]) -> list[str]:
+    """Return the notes to print with the results: on reading the trace, and on jobs that did not finish."""
+    from refold.results import describe_unfinished
 
-    notes = reading_notes(workload)
-    unfinished = [unfinished_text(run.history) for run in runs]
+    notes = trace_notes(workload)
+    unfinished = [describe_unfinished(run.history) for run in runs]
     if len(set(unfinished)) == 1:
         return notes + [text for text in unfinished[:1] if text]
     return notes + [f"{run.name}: {text}" for run, text in zip(runs, unfinished, strict=True) if text]
@@ -232,38 +238,38 @@ def notes_of(workload: Workload, runs: Sequence[ReportRun]) -> list[str]:
 
 @contextmanager
 def output_folder(folder: Path | None) -> Iterator[None]:
-    """Make a folder before there is anything for it, so that a mistake is told at once; if nothing comes, remove it."""
+    """Create the output folder first, so that errors appear before the simulation; remove it if it stays empty."""
     from refold.cli.options import make_folder
 
     if folder is None:
         yield
         return
-    made = [one for one in (folder, *folder.parents) if not one.exists()]
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     make_folder(folder)
     try:
         yield
     finally:
-        for one in made:
-            with suppress(OSError):  # something is in it
-                one.rmdir()
+        for path in created:
+            with suppress(OSError):  # not empty
+                path.rmdir()
 
 
-def try_report(
+def try_write_report(
     folder: Path, runs: Sequence[ReportRun], title: str, conditions: str, notes: Sequence[str]
 ) -> Path | None:
-    """Write the report. Without the library that draws it, say so: the numbers are still worth printing.
+    """Write the report and return its path; if the plotting library is missing, print a note and return None.
 
-    `notes` are of how the trace was read; who did not finish is for the report itself to say.
+    `notes` are about reading the trace; the report adds the jobs that did not finish itself.
     """
-    from refold.cli.views import tell, typed_command
+    from refold.cli.views import current_command_line, print_notes
     from refold.errors import MissingExtra
     from refold.results import write_report
 
-    path = folder / REPORT
+    path = folder / REPORT_FILE_NAME
     try:
-        with progress("drawing the report"):
-            write_report(path, runs, title=title, workload=conditions, command=typed_command(), notes=notes)
+        with progress("writing the report"):
+            write_report(path, runs, title=title, workload=conditions, command=current_command_line(), notes=notes)
     except MissingExtra as missing:
-        tell([f"no report: {missing}"])
+        print_notes([f"no report: {missing}"])
         return None
     return path

@@ -1,4 +1,4 @@
-"""All commands, as `refold --help` lists them. Of a command that is typed, only its own module is imported."""
+"""The table of commands shown by `refold --help`. A command's module is imported only when the command is run."""
 
 from __future__ import annotations
 
@@ -12,78 +12,78 @@ from typer.main import get_command
 
 
 class CommandEntry(NamedTuple):
-    """A command: a line for people, and `module:function` (or the sub-commands, which are one too)."""
+    """A command: its summary in `refold --help`, and `module:attribute` of its function or group of subcommands."""
 
     summary: str
-    where: str
+    target: str
 
 
 SECTIONS: dict[str, dict[str, CommandEntry]] = {
-    "The scheduler of this machine": {
-        "serve": CommandEntry("Run it: a daemon that the commands below ask.", "serve:serve"),
-        "init": CommandEntry("Write a commented refold.yaml for it.", "init:init"),
-        "run": CommandEntry("Without it: run a list of commands, and end.", "run:run"),
+    "Daemon": {
+        "serve": CommandEntry("Start the scheduler daemon.", "serve:serve"),
+        "init": CommandEntry("Write a commented refold.yaml.", "init:init"),
+        "run": CommandEntry("Run a list of jobs without a daemon.", "run:run"),
     },
     "Jobs": {
         "submit": CommandEntry("Submit a job: a file, a script, or a command.", "submit:submit"),
-        "queue": CommandEntry("Who runs, who waits, why, and when they may start.", "queue:queue"),
-        "why": CommandEntry("What became of a job, and why.", "why:why"),
-        "whatif": CommandEntry("When would a job start and end, if it were submitted?", "whatif:whatif"),
-        "logs": CommandEntry("What a job prints.", "logs:logs"),
+        "queue": CommandEntry("Show jobs, why they wait and when they may start.", "queue:queue"),
+        "why": CommandEntry("Show the history of a job and the reason for each change.", "why:why"),
+        "whatif": CommandEntry("Estimate when a job would start and end.", "whatif:whatif"),
+        "logs": CommandEntry("Show job output.", "logs:logs"),
         "cancel": CommandEntry("Cancel jobs.", "cancel:cancel"),
-        "hold": CommandEntry("Hold jobs: they are not started.", "hold:hold"),
-        "release": CommandEntry("Release jobs that were held.", "release:release"),
-        "history": CommandEntry("Jobs that are over, and how they ended.", "history:history"),
+        "hold": CommandEntry("Hold jobs so that they do not start.", "hold:hold"),
+        "release": CommandEntry("Release held jobs.", "release:release"),
+        "history": CommandEntry("List ended jobs.", "history:history"),
     },
-    "The cluster": {
-        "top": CommandEntry("Every GPU: memory, load, heat, power, whose job.", "top:top"),
-        "nodes": CommandEntry("The nodes, and what of them is free.", "nodes:nodes"),
-        "drain": CommandEntry("Give a node, or one GPU, no more work.", "drain:drain"),
-        "resume": CommandEntry("Give it work again.", "resume:resume"),
-        "tenants": CommandEntry("The tenants: quota, use, what they wait for.", "tenants:tenants"),
-        "token": CommandEntry("Who may ask the daemon, and for what.", "token:app"),
-        "events": CommandEntry("What happens, a line each.", "events:events"),
-        "snapshot": CommandEntry("The present as a file, to compare policies on.", "snapshot:snapshot"),
-        "report": CommandEntry("Measures and pictures of what has happened.", "report:report"),
+    "Cluster": {
+        "top": CommandEntry("Show GPU memory, utilisation, temperature, power and jobs.", "top:top"),
+        "nodes": CommandEntry("List nodes and their free GPUs.", "nodes:nodes"),
+        "drain": CommandEntry("Stop scheduling jobs on a node or GPU.", "drain:drain"),
+        "resume": CommandEntry("Return a drained node or GPU to service.", "resume:resume"),
+        "tenants": CommandEntry("List tenants with quota, usage and demand.", "tenants:tenants"),
+        "token": CommandEntry("Manage access tokens.", "token:app"),
+        "events": CommandEntry("Show scheduler events.", "events:events"),
+        "snapshot": CommandEntry("Save the current state to a file.", "snapshot:snapshot"),
+        "report": CommandEntry("Write a report of recorded jobs.", "report:report"),
     },
-    "What policies would do": {
-        "compare": CommandEntry("Compare policies on a trace: a table, a report.", "compare:compare"),
-        "simulate": CommandEntry("Simulate one policy on a trace, and measure it.", "simulate:simulate"),
-        "replay": CommandEntry("Replay a journal, or ask another policy.", "replay:replay"),
-        "predict": CommandEntry("How well the durations of a trace are foreseen.", "predict:predict"),
+    "Simulation": {
+        "compare": CommandEntry("Compare policies on a trace.", "compare:compare"),
+        "simulate": CommandEntry("Simulate one policy on a trace.", "simulate:simulate"),
+        "replay": CommandEntry("Replay a journal, with its own or another policy.", "replay:replay"),
+        "predict": CommandEntry("Evaluate run-time predictions on a trace.", "predict:predict"),
         "policies": CommandEntry("List policies, their settings, and placement rules.", "policies:policies"),
-        "trace": CommandEntry("Look into job histories, convert them, make new ones.", "trace:app"),
+        "trace": CommandEntry("Inspect, convert and generate traces.", "trace:app"),
     },
-    "Plans and speeds": {
+    "Plans and performance": {
         "plan": CommandEntry("Find the best plans for a model on given GPUs.", "plan:plan"),
-        "curve": CommandEntry("Show how much faster a model trains on more GPUs.", "curve:curve"),
+        "curve": CommandEntry("Show how training throughput scales with GPUs.", "curve:curve"),
         "profile": CommandEntry("Measure training steps of a model on this machine.", "profile:profile"),
-        "fit": CommandEntry("Fit the model of a job to steps that were measured.", "fit:fit"),
-        "models": CommandEntry("List the models of the catalogue.", "models:models"),
-        "gpus": CommandEntry("List the GPUs of the catalogue.", "gpus:gpus"),
-        "engines": CommandEntry("List the training frameworks of the catalogue.", "engines:engines"),
+        "fit": CommandEntry("Fit the performance model to measured steps.", "fit:fit"),
+        "models": CommandEntry("List the models in the catalogue.", "models:models"),
+        "gpus": CommandEntry("List the GPUs in the catalogue.", "gpus:gpus"),
+        "engines": CommandEntry("List the training frameworks in the catalogue.", "engines:engines"),
     },
 }
 
-COMMANDS: dict[str, CommandEntry] = {name: listed for section in SECTIONS.values() for name, listed in section.items()}
+COMMANDS: dict[str, CommandEntry] = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
 
 
-class _Commands(MutableMapping[str, Any]):
-    """Commands by their names, each made when somebody asks for it."""
+class _LazyCommands(MutableMapping[str, Any]):
+    """Commands by name, each loaded on first access."""
 
     def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
+        self._loaded: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._made:
-            self._made[name] = _made(name, COMMANDS[name])
-        return self._made[name]
+        if name not in self._loaded:
+            self._loaded[name] = _load_command(name, COMMANDS[name])
+        return self._loaded[name]
 
     def __setitem__(self, name: str, command: Any) -> None:
-        self._made[name] = command
+        self._loaded[name] = command
 
     def __delitem__(self, name: str) -> None:
-        del self._made[name]
+        del self._loaded[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)
@@ -92,23 +92,23 @@ class _Commands(MutableMapping[str, Any]):
         return len(COMMANDS)
 
 
-def _made(name: str, listed: CommandEntry) -> Any:
-    """The command as typer makes it: as the only one of a group."""
-    module, _, attribute = listed.where.partition(":")
+def _load_command(name: str, entry: CommandEntry) -> Any:
+    """Import the command's module and build the command, as the only member of a temporary typer group."""
+    module, _, attribute = entry.target.partition(":")
     imported = import_module(f"refold.cli.commands.{module}")
-    found = getattr(imported, attribute)
+    command = getattr(imported, attribute)
     group = typer.Typer(add_completion=False, rich_markup_mode=None)
-    group.callback()(_nothing)
-    if isinstance(found, typer.Typer):
-        group.add_typer(found, name=name)
+    group.callback()(_do_nothing)
+    if isinstance(command, typer.Typer):
+        group.add_typer(command, name=name)
     else:
-        group.command(name, cls=getattr(imported, "COMMAND_CLASSES", {}).get(name))(found)
-    made: Any = get_command(group)
-    return made.commands[name]
+        group.command(name, cls=getattr(imported, "COMMAND_CLASSES", {}).get(name))(command)
+    built: Any = get_command(group)
+    return built.commands[name]
 
 
-def _nothing() -> None:
-    """What a group does itself."""
+def _do_nothing() -> None:
+    """Callback of the temporary group: without one, typer collapses a group of one command into the command."""
 
 
 class CommandGroup(TyperGroup):
@@ -116,14 +116,14 @@ class CommandGroup(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings | {"commands": None})
-        self.commands = _Commands()
+        self.commands = _LazyCommands()
 
     def list_commands(self, *_: Any) -> list[str]:
-        """Their names, in the order of the table."""
+        """Return the command names in the order of the help text."""
         return list(COMMANDS)
 
     def format_commands(self, _: Any, formatter: Any) -> None:
-        """What `refold --help` says of them."""
+        """Write the sections of `refold --help`."""
         for title, section in SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([(name, listed.summary) for name, listed in section.items()])
+                formatter.write_dl([(name, entry.summary) for name, entry in section.items()])

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what their text means."""
+"""Options shared by several commands, and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from refold.simulator import Costs
 
 
-def _policies_beginning(incomplete: str) -> list[str]:
+def _complete_policies(incomplete: str) -> list[str]:
     from refold.errors import RefoldError
     from refold.registry import policy_names
 
@@ -21,65 +21,65 @@ def _policies_beginning(incomplete: str) -> list[str]:
     try:
         names = policy_names()
     except RefoldError:
-        return []  # a shell that completes has no place for complaints
+        return []  # shell completion cannot show errors
     if slash and policy in names:
-        return [f"{policy}/{name}" for name in _placements_beginning(placement)]
+        return [f"{policy}/{name}" for name in _complete_placements(placement)]
     return [name for name in names if name.startswith(incomplete)]
 
 
-def _placements_beginning(incomplete: str) -> list[str]:
+def _complete_placements(incomplete: str) -> list[str]:
     from refold.packing import RULES
 
     return [name for name in RULES if name.startswith(incomplete)]
 
 
-def _completed_last(incomplete: str, names: list[str]) -> list[str]:
+def _complete_last_item(incomplete: str, names: list[str]) -> list[str]:
     before, comma, _ = incomplete.rpartition(",")
     return [before + comma + name for name in names]
 
 
-def _policy_lists_beginning(incomplete: str) -> list[str]:
-    return _completed_last(incomplete, _policies_beginning(incomplete.rpartition(",")[2]))
+def _complete_policy_lists(incomplete: str) -> list[str]:
+    return _complete_last_item(incomplete, _complete_policies(incomplete.rpartition(",")[2]))
 
 
-def _placement_lists_beginning(incomplete: str) -> list[str]:
-    return _completed_last(incomplete, _placements_beginning(incomplete.rpartition(",")[2]))
+def _complete_placement_lists(incomplete: str) -> list[str]:
+    return _complete_last_item(incomplete, _complete_placements(incomplete.rpartition(",")[2]))
 
 
-def _traces_beginning(incomplete: str) -> list[str]:
-    """The shipped ones; beside them files, which the shell completes by itself only where nothing is offered."""
+def _complete_traces(incomplete: str) -> list[str]:
+    """Return shipped traces and matching files: the shell completes files itself only without other completions."""
     from refold.traces import SHIPPED
 
     shipped = [name for name in SHIPPED if name.startswith(incomplete)]
     return shipped + sorted(path.name for path in Path().glob(f"{incomplete}*") if path.is_file()) if shipped else []
 
 
-def _formats_beginning(incomplete: str) -> list[str]:
+def _complete_formats(incomplete: str) -> list[str]:
     from refold.traces import FORMATS
 
     return [name for name in FORMATS if name.startswith(incomplete)]
 
 
-def _settings_beginning(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Settings of the policy named before, with their defaults."""
+def _complete_settings(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the settings of the policy given by --policy, with their defaults."""
     from refold.errors import RefoldError
-    from refold.registry import settings_of
+    from refold.registry import default_settings
 
     policy = ctx.params.get("policy") or DEFAULT_POLICY
     try:
-        settings = settings_of(policy if policy.endswith(".py") else policy.partition("/")[0])
+        settings = default_settings(policy if policy.endswith(".py") else policy.partition("/")[0])
     except RefoldError:
         return []
     plain = {key: default for key, default in settings.items() if isinstance(default, str | int | float)}
     return [f"{key}={default}" for key, default in plain.items() if key.startswith(incomplete)]
 
 
-def _rules_beginning(incomplete: str) -> list[str]:
+def _complete_watch_rules(incomplete: str) -> list[str]:
     last = incomplete.rpartition(",")[2]
-    return _completed_last(incomplete, [rule for rule in WATCH_RULES if rule.startswith(last)])
+    return _complete_last_item(incomplete, [rule for rule in WATCH_RULE_NAMES if rule.startswith(last)])
 
 
-WATCH_RULES = (
+WATCH_RULE_NAMES = (
     "no-progress=",
     "silent-too",
     "beyond-limit",
@@ -89,35 +89,35 @@ WATCH_RULES = (
     "grace=",
     "per-job",
 )
-"""What `--watch` is made of: the fields of `policies.watch.Rules`."""
+"""The rules of `--watch`: the fields of `policies.common.WatchRules`. Rules that end in '=' take a value."""
 
 DEFAULT_POLICY = "fifo"
 
-TRACE_HELP = "A trace file (plain or .gz), or 'demo'."
-TraceName = Annotated[str, typer.Argument(metavar="TRACE", help=TRACE_HELP, autocompletion=_traces_beginning)]
-TraceOrDemo = Annotated[str, typer.Argument(metavar="[TRACE]", help=TRACE_HELP, autocompletion=_traces_beginning)]
+TRACE_HELP = "Trace file (plain or .gz), or 'demo'."
+TraceName = Annotated[str, typer.Argument(metavar="TRACE", help=TRACE_HELP, autocompletion=_complete_traces)]
+TraceOrDemo = Annotated[str, typer.Argument(metavar="[TRACE]", help=TRACE_HELP, autocompletion=_complete_traces)]
 FormatName = Annotated[
     str | None,
     typer.Option(
         "--format",
-        help="How to read it (see 'refold trace formats'); else found out.",
-        autocompletion=_formats_beginning,
+        help="Trace format, see 'refold trace formats' (default: auto-detect).",
+        autocompletion=_complete_formats,
     ),
 ]
 PolicyName = Annotated[
     str,
     typer.Option(
         "--policy",
-        help="Who runs when: a name (see 'refold policies'), a name/placement, or a file of your own.",
-        autocompletion=_policies_beginning,
+        help="Scheduling policy: NAME, NAME/PLACEMENT (see 'refold policies'), or a Python file.",
+        autocompletion=_complete_policies,
     ),
 ]
 OtherPolicy = Annotated[
     str | None,
     typer.Option(
         "--policy",
-        help="Ask what this policy would have done: a name, a name/placement, or a file of your own.",
-        autocompletion=_policies_beginning,
+        help="Simulate this policy instead: NAME, NAME/PLACEMENT, or a Python file.",
+        autocompletion=_complete_policies,
     ),
 ]
 PolicyNames = Annotated[
@@ -125,16 +125,16 @@ PolicyNames = Annotated[
     typer.Option(
         "--policies",
         metavar="NAME,…",
-        help="Each a name, a name/placement, or a file of your own [all].",
-        autocompletion=_policy_lists_beginning,
+        help="Policies to compare: NAME, NAME/PLACEMENT, or a Python file (default: all).",
+        autocompletion=_complete_policy_lists,
     ),
 ]
 PlacementName = Annotated[
     str | None,
     typer.Option(
         "--placement",
-        help="Where jobs go: a placement rule (see 'refold policies').",
-        autocompletion=_placements_beginning,
+        help="Placement rule (see 'refold policies').",
+        autocompletion=_complete_placements,
     ),
 ]
 PlacementNames = Annotated[
@@ -142,192 +142,199 @@ PlacementNames = Annotated[
     typer.Option(
         "--placements",
         metavar="NAME,…",
-        help="Try every policy with each of these placement rules [each policy's own].",
-        autocompletion=_placement_lists_beginning,
+        help="Run every policy with each of these placement rules (default: the policy's own).",
+        autocompletion=_complete_placement_lists,
     ),
 ]
 SpreadPower = Annotated[
     bool,
     typer.Option(
         "--spread-power",
-        help="Keep racks within their power limits, and even: jobs are placed by genetic-power.",
+        help="Place jobs by genetic-power: keep racks within their power limits and balance them.",
     ),
 ]
 Seed = Annotated[
     int | None,
-    typer.Option("--seed", min=0, max=2**62, help="Chance of policy and placement: the policy's 'seed'."),
+    typer.Option("--seed", min=0, max=2**62, help="Random seed of the policy and its placement rule."),
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="A setting of the policy; repeatable.", autocompletion=_settings_beginning
-    ),
+    typer.Option("--set", metavar="KEY=VALUE", help="Policy setting; repeatable.", autocompletion=_complete_settings),
 ]
 
 ClusterFile = Annotated[
     str | None,
-    typer.Option("--cluster", help="A cluster file, 'demo', or shorthand such as 135x8 or 16x8:A100+4x2:T4."),
+    typer.Option("--cluster", help="Cluster file, 'demo', or shorthand such as 135x8 or 16x8:A100+4x2:T4."),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, metavar="JOBS", help="Only so many jobs, the first ones.")]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, metavar="JOBS", help="Use only the first JOBS jobs.")]
 
 StartCost = Annotated[
-    str | None, typer.Option("--start-cost", metavar="TIME", help="What the first start of a job takes [nothing].")
+    str | None, typer.Option("--start-cost", metavar="TIME", help="Overhead of a job's first start (default: 0).")
 ]
 StopCost = Annotated[
-    str | None, typer.Option("--stop-cost", metavar="TIME", help="What stopping a run takes [nothing].")
+    str | None, typer.Option("--stop-cost", metavar="TIME", help="Overhead of stopping a run (default: 0).")
 ]
 RestartCost = Annotated[
     str | None,
-    typer.Option("--restart-cost", metavar="TIME", help="What every later start takes [as the first]."),
+    typer.Option("--restart-cost", metavar="TIME", help="Overhead of every later start (default: --start-cost)."),
 ]
 CheckpointEvery = Annotated[
     str | None,
     typer.Option(
-        "--checkpoint-every", metavar="TIME", help="How often work is kept for when a run is lost [never: all is lost]."
+        "--checkpoint-every",
+        metavar="TIME",
+        help="Checkpoint interval: runs lost to node faults resume from the last checkpoint (default: no checkpoints).",
     ),
 ]
 ReportEvery = Annotated[
     str | None,
-    typer.Option("--report-every", metavar="TIME", help="How often runs say how far they are [when they stop]."),
+    typer.Option("--report-every", metavar="TIME", help="Progress report interval (default: only when runs stop)."),
 ]
 ChargeBy = Annotated[
     str | None,
     typer.Option(
         "--charge",
         metavar="recorded|model|FILE",
-        help="How fast jobs are where they run: as recorded, as modelled, or as in a CSV of samples "
-        "[model, for reshapable jobs that the catalogue knows].",
+        help="Simulated job speed: as recorded, by the performance model, or from a CSV file of measured samples "
+        "(default: model, for reshapable jobs in the catalogue).",
     ),
 ]
 KnowledgeFile = Annotated[
     Path | None,
-    typer.Option("--knowledge", metavar="FILE", help="JSON: what policies know of speeds beside the catalogue."),
+    typer.Option("--knowledge", metavar="FILE", help="JSON file with performance data in addition to the catalogue."),
 ]
 FitFiles = Annotated[
     list[Path] | None,
-    typer.Option("--fit", metavar="FILE", help="What 'refold fit' saved, for policies and model to know; repeatable."),
+    typer.Option("--fit", metavar="FILE", help="File saved by 'refold fit', for policies and model; repeatable."),
 ]
 Faults = Annotated[
-    str | None, typer.Option("--faults", metavar="TIME", help="Mean time between the faults of one node [no faults].")
+    str | None, typer.Option("--faults", metavar="TIME", help="Mean time between faults per node (default: no faults).")
 ]
 Repair = Annotated[
-    str | None, typer.Option("--repair", metavar="TIME", help="Mean time until a lost node returns [1h].")
+    str | None, typer.Option("--repair", metavar="TIME", help="Mean time to repair a node (default: 1h).")
 ]
-FaultSeed = Annotated[int | None, typer.Option("--fault-seed", min=0, max=2**62, help="Chance of the faults [0].")]
+FaultSeed = Annotated[
+    int | None, typer.Option("--fault-seed", min=0, max=2**62, help="Random seed of the faults (default: 0).")
+]
 StuckShare = Annotated[
     float | None,
-    typer.Option("--stuck", min=0.0, max=1.0, metavar="SHARE", help="So many of the jobs hang at some point [0]."),
+    typer.Option("--stuck", min=0.0, max=1.0, metavar="SHARE", help="Share of jobs that hang (default: 0)."),
 ]
 EndlessShare = Annotated[
     float | None,
     typer.Option(
-        "--endless", min=0.0, max=1.0, metavar="SHARE", help="So many of the jobs work on and on, beyond their end [0]."
+        "--endless",
+        min=0.0,
+        max=1.0,
+        metavar="SHARE",
+        help="Share of jobs that never end but keep reporting progress (default: 0).",
     ),
 ]
 StuckSeed = Annotated[
-    int | None, typer.Option("--stuck-seed", min=0, max=2**62, help="Chance of who is stuck or endless [0].")
+    int | None,
+    typer.Option("--stuck-seed", min=0, max=2**62, help="Random seed of --stuck and --endless (default: 0)."),
 ]
-WatchRules = Annotated[
+WatchOption = Annotated[
     str | None,
     typer.Option(
         "--watch",
         metavar="RULE,…",
-        help="Flag runs that go nowhere, then end them: no-progress=TIME, beyond-limit, beyond-tail=TIMES, "
-        "grace=TIME [5m]; docs/watch.md has all.",
-        autocompletion=_rules_beginning,
+        help="Flag hung runs, then end them: no-progress=TIME, beyond-limit, beyond-tail=FACTOR, "
+        "grace=TIME (default: 5m); see docs/watch.md.",
+        autocompletion=_complete_watch_rules,
     ),
 ]
 
-OutFolder = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write the report into this folder.")]
+OutFolder = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write the report to this folder.")]
 
 
-def settings_from(
+def parse_settings(
     given: list[str] | None, placement: str | None = None, seed: int | None = None, watch: str | None = None
 ) -> dict[str, Any]:
-    """The settings of a policy: `--placement`, `--seed` and `--watch` are some that have options of their own."""
+    """Return the settings of a policy from `--set`, and from `--placement`, `--seed` and `--watch`."""
     from refold.errors import BadInput
 
     settings: dict[str, Any] = {}
     if watch is not None:
-        settings["watch"] = rules_from(watch)
+        settings["watch"] = parse_watch_rules(watch)
     if placement is not None:
         settings["placement"] = placement
     if seed is not None:
         settings["seed"] = seed
     for text in given or []:
-        key, value = _setting(text)
+        key, value = _parse_setting(text)
         if key in settings:
-            raise BadInput(f"--set {text}: {key} is {settings[key]} already; say it once")
+            raise BadInput(f"--set {text}: {key} is already set to {settings[key]}; set it once")
         settings[key] = value
     return settings
 
 
-def rules_from(text: str) -> dict[str, Any]:
-    """Rules of a watch as a journal's header has them, all of them, from how people write them."""
+def parse_watch_rules(text: str) -> dict[str, Any]:
+    """Parse the value of `--watch` into all fields of `WatchRules`, as plain values for the journal header."""
     import msgspec
 
     from refold.policies.common import WatchRules
 
     rules: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
-        name, value = _rule(part)
+        name, value = _parse_watch_rule(part)
         rules[name] = value
-    whole: dict[str, Any] = msgspec.to_builtins(WatchRules.of(rules))
-    return whole
+    complete: dict[str, Any] = msgspec.to_builtins(WatchRules.from_settings(rules))
+    return complete
 
 
-def _rule(part: str) -> tuple[str, Any]:
-    """'no-progress=10m', 'beyond-limit'."""
+def _parse_watch_rule(part: str) -> tuple[str, Any]:
+    """Parse one rule, such as 'no-progress=10m' or 'beyond-limit'."""
     from refold.errors import BadInput, UnknownName
-    from refold.model import seconds_from_text
+    from refold.model import parse_duration
 
     name, equals, value = part.partition("=")
-    if f"{name}{equals}" in WATCH_RULES:
+    if f"{name}{equals}" in WATCH_RULE_NAMES:
         field = name.replace("-", "_")
         if not equals:
             return field, True
-        return field, _number_of_times(part, value) if name == "beyond-tail" else seconds_from_text(value)
-    takes = [rule for rule in WATCH_RULES if rule.partition("=")[0] == name]
-    if not takes:
-        raise UnknownName("rule of a watch", name, [rule.partition("=")[0] for rule in WATCH_RULES])
+        return field, _parse_factor(part, value) if name == "beyond-tail" else parse_duration(value)
+    same_name = [rule for rule in WATCH_RULE_NAMES if rule.partition("=")[0] == name]
+    if not same_name:
+        raise UnknownName("watch rule", name, [rule.partition("=")[0] for rule in WATCH_RULE_NAMES])
     raise BadInput(f"--watch {part}: {name} takes {'no value' if equals else f'a value, such as {name}=10'}")
 
 
-def _number_of_times(part: str, value: str) -> float:
+def _parse_factor(part: str, value: str) -> float:
     from refold.errors import BadInput
 
     try:
         return float(value)
     except ValueError:
-        raise BadInput(f"--watch {part}: expected how many times the tail, such as beyond-tail=3") from None
+        raise BadInput(f"--watch {part}: expected a factor, such as beyond-tail=3") from None
 
 
 def check_watch(rules: Mapping[str, Any] | None, report_every: Seconds | None) -> None:
-    """That no progress is made can be told only of runs that report it, and more often than they are asked."""
+    """Reject `no-progress` unless runs report progress, and more often than that time."""
     from refold.errors import BadInput
     from refold.policies.common import WatchRules
 
-    if rules is None or (wanted := WatchRules.of(rules).no_progress) is None:
+    if rules is None or (no_progress := WatchRules.from_settings(rules).no_progress) is None:
         return
     if report_every is None:
-        raise BadInput("--watch no-progress needs --report-every: how often runs say how far they are, such as 1m")
-    if report_every >= wanted:
+        raise BadInput("--watch no-progress needs --report-every: the progress report interval, such as 1m")
+    if report_every >= no_progress:
         raise BadInput(
-            f"--watch no-progress={wanted:g}s would flag every run, since they report every {report_every:g} s: "
-            "ask for longer, or let them report more often"
+            f"--watch no-progress={no_progress:g}s would flag every run, since runs report every {report_every:g} s: "
+            "increase no-progress or decrease --report-every"
         )
 
 
-def refuse_without(needed: str, given: Mapping[str, object], why: str) -> None:
-    """Options that would change nothing, since another is missing, are not passed over in silence."""
+def require_option(required: str, given: Mapping[str, object], explanation: str) -> None:
+    """Raise BadInput if any option of `given` has a value: it has no effect without `required`, which is missing."""
     from refold.errors import BadInput
 
     for option, value in given.items():
         if value is not None:
-            raise BadInput(f"{option} needs {needed}: {why}")
+            raise BadInput(f"{option} needs {required}: {explanation}")
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def _parse_setting(text: str) -> tuple[str, Any]:
     import json
 
     from refold.errors import BadInput
@@ -341,48 +348,48 @@ def _setting(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def costs_from(
+def parse_costs(
     start: str | None,
     stop: str | None,
     restart: str | None,
     checkpoint_every: str | None,
     report_every: str | None = None,
 ) -> Costs:
-    """What changes cost, from how people write durations."""
-    from refold.model import seconds_from_text
+    """Parse the overheads of starting, stopping and restarting runs, and the checkpoint and report intervals."""
+    from refold.model import parse_duration
     from refold.simulator import Costs
 
-    first = seconds_from_text("0" if start is None else start)
+    first = parse_duration("0" if start is None else start)
     return Costs(
         start=first,
-        stop=seconds_from_text("0" if stop is None else stop),
-        restart=first if restart is None else seconds_from_text(restart),
-        checkpoint_every=None if checkpoint_every is None else seconds_from_text(checkpoint_every),
-        report_every=None if report_every is None else seconds_from_text(report_every),
+        stop=parse_duration("0" if stop is None else stop),
+        restart=first if restart is None else parse_duration(restart),
+        checkpoint_every=None if checkpoint_every is None else parse_duration(checkpoint_every),
+        report_every=None if report_every is None else parse_duration(report_every),
     )
 
 
 def check_faults(faults: str | None, checkpoint_every: str | None, repair: str | None, seed: int | None) -> None:
-    """What is about faults needs some."""
+    """Reject options about faults if --faults is not given."""
     if faults is None:
-        about = {"--checkpoint-every": checkpoint_every, "--repair": repair, "--fault-seed": seed}
-        refuse_without("--faults", about, "how often nodes are lost, such as --faults 30d")
+        dependent = {"--checkpoint-every": checkpoint_every, "--repair": repair, "--fault-seed": seed}
+        require_option("--faults", dependent, "the mean time between faults per node, such as --faults 30d")
 
 
 def check_never_ending(stuck: float | None, endless: float | None, seed: int | None, report_every: str | None) -> None:
-    """What is about jobs that never end needs some; and those that report on and on need reports."""
+    """Reject --stuck-seed without jobs that never end, and --endless without progress reports."""
     if not stuck and not endless:
-        refuse_without("--stuck or --endless", {"--stuck-seed": seed}, "which share of jobs never ends, such as 0.02")
+        require_option("--stuck or --endless", {"--stuck-seed": seed}, "the share of jobs that never end, such as 0.02")
     if report_every is None:
-        refuse_without("--report-every", {"--endless": endless}, "an endless job is one that reports more and more")
+        require_option("--report-every", {"--endless": endless}, "an endless job keeps reporting progress")
 
 
 def make_folder(folder: Path) -> Path:
-    """A folder to write into, made if need be."""
+    """Create a folder and its parents unless they exist, and return it."""
     from refold.errors import BadFile
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadFile(folder, f"cannot be made a folder: {error.strerror}") from None
+        raise BadFile(folder, f"cannot create the folder: {error.strerror}") from None
     return folder

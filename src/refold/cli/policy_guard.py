@@ -1,4 +1,4 @@
-"""A policy of one's own, watched while it decides: what it does wrong is told with its own lines and without ours."""
+"""Run a user's policy: its errors are reported with a traceback of the user's code only."""
 
 from __future__ import annotations
 
@@ -14,61 +14,61 @@ if TYPE_CHECKING:
     from refold.core import Policy, View
     from refold.model import Decision
 
-OURS = str(Path(refold.__file__).parent)
-"""The folder of the package."""
+PACKAGE_FOLDER = str(Path(refold.__file__).parent)
+"""The folder of the `refold` package."""
 
 
 class PolicyFailed(RefoldError):
-    """A policy raised something, or what it returned is no decision. `frames` is where, from its own file on."""
+    """A policy raised an exception or did not return a Decision. `frames`: the traceback from the user's file on."""
 
-    def __init__(self, what: str, frames: str = "") -> None:
-        super().__init__(what)
+    def __init__(self, message: str, frames: str = "") -> None:
+        super().__init__(message)
         self.frames = frames
 
 
-def make_guarded(name: str, settings: Mapping[str, Any]) -> Policy:
-    """A policy by name or file. Those of the package are not watched: a traceback of theirs is for us to see."""
-    from refold.registry import make_policy, parted, watched
+def make_guarded_policy(name: str, settings: Mapping[str, Any]) -> Policy:
+    """Make a policy by name or file. Policies of the package are not guarded: their errors are bugs of Refold."""
+    from refold.registry import make_policy, split_settings, with_run_watch
 
     try:
-        own, rules = parted(name, settings)
+        own, rules = split_settings(name, settings)
         policy = make_policy(name, own)
     except RefoldError:
         raise
     except Exception as error:
-        raise _failed(f"{name} cannot be made", error) from error
-    return watched(policy if type(policy).__module__.startswith("refold.") else _Guarded(policy), rules)
+        raise _policy_failed(f"cannot create policy {name}", error) from error
+    return with_run_watch(policy if type(policy).__module__.startswith("refold.") else _GuardedPolicy(policy), rules)
 
 
-class _Guarded:
+class _GuardedPolicy:
     def __init__(self, policy: Policy) -> None:
         self.name = policy.name
         self.oracle = bool(getattr(policy, "oracle", False))
         self._policy = policy
 
     def decide(self, view: View) -> Decision:
-        """What the policy says, if it is a decision."""
+        """Return the policy's decision; raise `PolicyFailed` if it raises an exception or returns anything else."""
         from refold.model import Decision
 
         try:
             decision: object = self._policy.decide(view)
         except (Exception, SystemExit) as error:
-            raise _failed(f"policy {self.name} failed", error) from error
+            raise _policy_failed(f"policy {self.name} failed", error) from error
         if not isinstance(decision, Decision):
-            found = "None" if decision is None else f"a {type(decision).__name__}"
-            raise PolicyFailed(f"policy {self.name} returned {found}, expected a Decision")
+            returned = "None" if decision is None else f"a {type(decision).__name__}"
+            raise PolicyFailed(f"policy {self.name} returned {returned}, expected a Decision")
         return decision
 
 
-def _failed(what: str, error: BaseException) -> PolicyFailed:
-    said = f": {error}" if str(error) else ""
-    return PolicyFailed(f"{what}: {type(error).__name__}{said}", _frames_of(error))
+def _policy_failed(context: str, error: BaseException) -> PolicyFailed:
+    detail = f": {error}" if str(error) else ""
+    return PolicyFailed(f"{context}: {type(error).__name__}{detail}", _user_frames(error))
 
 
-def _frames_of(error: BaseException) -> str:
-    """The traceback, from the first frame on that is not of the package; nothing, if all are."""
+def _user_frames(error: BaseException) -> str:
+    """Return the traceback from the first frame outside the package on; empty if all frames are in the package."""
     for frame, _ in walk_tb(error.__traceback__):
-        if not frame.f_code.co_filename.startswith(OURS):
+        if not frame.f_code.co_filename.startswith(PACKAGE_FOLDER):
             break
     else:
         return ""

@@ -1,4 +1,4 @@
-"""Who asks a daemon: from Python, and for the commands. Light to import."""
+"""The Python client of the daemon, which the CLI uses too. Light to import."""
 
 import lazy_loader
 

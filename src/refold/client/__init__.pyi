@@ -1,6 +1,6 @@
 from .address import (
     Address as Address,
-    left_address as left_address,
+    read_address as read_address,
     state_folder as state_folder,
     write_address as write_address,
 )

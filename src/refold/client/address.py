@@ -1,4 +1,4 @@
-"""Where the daemon is, and the token that opens it: told by the environment, or by the file that it leaves."""
+"""The daemon's address and access token: from arguments, the environment, or the file that the daemon writes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from refold.api import ANYWHERE
+from refold.api import LOOPBACK_OF_WILDCARD
 from refold.errors import BadFile, BadValue, NoDaemon
 
-NOBODY = "no Refold daemon is known here: start one with `refold serve`, or set REFOLD_ADDRESS and REFOLD_TOKEN"
+NO_DAEMON_MESSAGE = "no Refold daemon found: start one with `refold serve`, or set REFOLD_ADDRESS and REFOLD_TOKEN"
 
 
 class Address(msgspec.Struct, frozen=True):
-    """A daemon's address, such as http://127.0.0.1:7170, and a token that it knows."""
+    """A daemon's address, such as http://127.0.0.1:7170, and an access token for it."""
 
     address: str
     token: str
 
     def __post_init__(self) -> None:
         if "\n" in self.token or "\r" in self.token or not self.token.isascii():
-            raise BadValue("the token for the daemon has characters that no token has")
+            raise BadValue("the daemon's token contains invalid characters, expected ASCII without line breaks")
         try:
             parts = urlsplit(self.address)
             usable = parts.scheme in {"http", "https"} and parts.hostname and (parts.port or True)
@@ -33,22 +33,22 @@ class Address(msgspec.Struct, frozen=True):
 
 
 def state_folder() -> Path:
-    """Where a daemon keeps what it knows: REFOLD_HOME, or ~/.refold."""
-    named = os.environ.get("REFOLD_HOME")
-    return Path(named).expanduser() if named else Path.home() / ".refold"
+    """Return the daemon's state folder: REFOLD_HOME, or ~/.refold."""
+    configured = os.environ.get("REFOLD_HOME")
+    return Path(configured).expanduser() if configured else Path.home() / ".refold"
 
 
 def write_address(folder: Path, address: str, token: str) -> Path | None:
-    """Leave word of a daemon, for whoever may read this user's files, at once and wholly; without a token, none."""
+    """Write the address file atomically, readable by its owner only; without a token, remove it."""
     path, unfinished = folder / "client.json", folder / f".client.json.{os.getpid()}"
     unfinished.unlink(missing_ok=True)
     if not token:
         path.unlink(missing_ok=True)
         return None
-    for everywhere, here in ANYWHERE.items():
-        address = address.replace(f"//{everywhere}:", f"//{here}:").replace(f"//[{everywhere}]:", f"//[{here}]:")
+    for wildcard, loopback in LOOPBACK_OF_WILDCARD.items():
+        address = address.replace(f"//{wildcard}:", f"//{loopback}:").replace(f"//[{wildcard}]:", f"//[{loopback}]:")
     try:
-        # Made by us and with mode 0600: there is no moment at which others could read the token.
+        # Created exclusively with mode 0600: at no moment can other users read the token.
         with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(msgspec.json.encode(Address(address, token)))
         unfinished.replace(path)
@@ -58,20 +58,20 @@ def write_address(folder: Path, address: str, token: str) -> Path | None:
 
 
 def find_address(address: str | None = None, token: str | None = None) -> Address:
-    """What is given, else what the environment says, else what a daemon has left in the state folder."""
+    """Return the given address and token, else those of the environment, else those of the address file."""
     address = address or os.environ.get("REFOLD_ADDRESS")
     token = token or os.environ.get("REFOLD_TOKEN")
     if address and token:
         return Address(address.rstrip("/"), token)
-    left = left_address(state_folder())
-    if left is None or (address and address.rstrip("/") != left.address):
-        # A token is for the daemon that gave it: it is not sent to another address.
-        raise NoDaemon(f"there is no token for {address}: set REFOLD_TOKEN" if address else NOBODY)
-    return Address(left.address, token or left.token)
+    stored = read_address(state_folder())
+    if stored is None or (address and address.rstrip("/") != stored.address):
+        # A stored token must not be sent to any other daemon than its own.
+        raise NoDaemon(f"no token for {address}: set REFOLD_TOKEN" if address else NO_DAEMON_MESSAGE)
+    return Address(stored.address, token or stored.token)
 
 
-def left_address(folder: Path) -> Address | None:
-    """Where the daemon was, or is, that keeps its state there; None: there was none."""
+def read_address(folder: Path) -> Address | None:
+    """Read the address file of a state folder; None if there is none. The daemon may have ended since."""
     path = folder / "client.json"
     try:
         return msgspec.json.decode(path.read_bytes(), type=Address)
@@ -80,4 +80,4 @@ def left_address(folder: Path) -> Address | None:
     except OSError as error:
         raise BadFile(path, f"cannot be read: {error.strerror}") from None
     except msgspec.DecodeError as error:
-        raise BadFile(path, f"is not what a daemon leaves: {error}") from None
+        raise BadFile(path, f"is not an address file: {error}") from None

@@ -1,4 +1,4 @@
-"""A daemon, from Python: `refold.Client().submit(command=["python", "train.py"])`."""
+"""The Python client: `refold.Client().submit(command=["python", "train.py"])`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from refold.api import (
-    LARGEST_LOGS,
-    MOST_JOBS,
-    OVER,
+    ENDED_STATES,
+    MAX_LOG_BYTES,
+    MAX_PAGE_JOBS,
+    CreatedToken,
     DaemonInfo,
     Event,
     GpuStatus,
+    JobExplanation,
     Jobs,
     JobState,
     JobStatus,
     Logs,
-    MadeToken,
     NewToken,
     NodeStatus,
     Preview,
@@ -28,24 +29,23 @@ from refold.api import (
     Submission,
     TenantStatus,
     TokenStatus,
-    Why,
 )
 from refold.client.address import find_address
 from refold.client.connection import Connection
 from refold.errors import BadFile, NoDaemon, Unavailable, WaitTimeout
-from refold.jobspec import Submittable, asked_once, one_submission
+from refold.jobspec import Submittable, make_submission, with_request_id
 
-PAUSE = 0.5
-"""Seconds between two looks at what grows, or at a daemon that does not answer."""
-
+RETRY_SECONDS = 0.5
+"""Seconds between two polls of a growing log, or of a daemon that does not answer."""
 
 Answer = TypeVar("Answer")
 
 
 class Client:
-    """Somebody who asks a daemon. What it refuses is raised, as one of the errors in `refold.errors`.
+    """A client of the daemon. Errors that the daemon reports are raised as exceptions of `refold.errors`.
 
-    Without an address and a token, those of REFOLD_ADDRESS and REFOLD_TOKEN, or of the daemon on this machine.
+    Address and token default to REFOLD_ADDRESS and REFOLD_TOKEN, else to this user's daemon on this machine. `timeout`:
+    seconds to wait for an answer, and for a restarting daemon in `wait`, `logs` and `events`.
     """
 
     def __init__(self, address: str | None = None, token: str | None = None, timeout: float = 30.0) -> None:
@@ -60,35 +60,35 @@ class Client:
 
     @property
     def address(self) -> str:
-        """Where the daemon is."""
+        """The daemon's URL."""
         return self._connection.address
 
     def close(self) -> None:
-        """Let the connection go. It comes back with the next question."""
+        """Close the connection; the next call opens a new one."""
         self._connection.close()
 
-    def about(self) -> DaemonInfo:
-        """The daemon, and who you are to it."""
-        return self._ask(DaemonInfo, "about")
+    def info(self) -> DaemonInfo:
+        """Return the daemon's status and the caller's identity."""
+        return self._call(DaemonInfo, "info")
 
-    def submit(self, what: Submittable | None = None, **fields: Any) -> JobStatus:
-        """Submit a job: a Submission, its fields as a mapping or by name, or a file that has one.
+    def submit(self, source: Submittable | None = None, **fields: Any) -> JobStatus:
+        """Submit a job, given as a Submission, as a mapping or keywords of its fields, or as a job file.
 
-        Fields that are named come before those of the file. The answer means that the job is on disk.
+        Keywords override the file. When this returns, the job is on disk.
         """
-        return self._ask(JobStatus, "submit", body=asked_once(one_submission(what, fields)))
+        return self._call(JobStatus, "submit", body=with_request_id(make_submission(source, fields)))
 
     def submit_all(self, submissions: Sequence[Submission]) -> list[JobStatus]:
-        """Submit up to 1,000 jobs: all of them, or none."""
-        return self._ask(Jobs, "submit_all", body=[asked_once(submission) for submission in submissions]).jobs
+        """Submit up to 1,000 jobs, all or none."""
+        return self._call(Jobs, "submit_all", body=[with_request_id(submission) for submission in submissions]).jobs
 
-    def preview(self, what: Submittable | None = None, **fields: Any) -> Preview:
-        """What would become of a job. Takes what `submit` takes, and does nothing."""
-        return self._ask(Preview, "preview", body=one_submission(what, fields))
+    def preview(self, source: Submittable | None = None, **fields: Any) -> Preview:
+        """Return the expected outcome of a submission, without submitting it. Same arguments as `submit`."""
+        return self._call(Preview, "preview", body=make_submission(source, fields))
 
     def job(self, job: str | int) -> JobStatus:
-        """One job, by its id ('train-17'), its number, or its name if only one has it."""
-        return self._ask(JobStatus, "job", job)
+        """Return a job by its id ('train-17'), its number, or its name if that is unique."""
+        return self._call(JobStatus, "job", job)
 
     def jobs(
         self,
@@ -101,194 +101,196 @@ class Client:
         after: int = 0,
         ended: bool | None = None,
     ) -> Jobs:
-        """A page of jobs: those that are not over, as the queue has them; or with `ended` the others, latest first.
+        """Return a page of jobs: running jobs, then waiting ones in queue order; with `ended` ended jobs, latest first.
 
-        Without a word on `ended`, `state` tells which are meant.
+        `ended` defaults to whether all of `state` are final states.
         """
-        over = bool(state) and OVER.issuperset(state or ()) if ended is None else ended
-        return self._ask(
-            Jobs, "jobs", state=state, tenant=tenant, user=user, name=name, limit=limit, after=after, ended=over
+        only_ended = bool(state) and ENDED_STATES.issuperset(state or ()) if ended is None else ended
+        return self._call(
+            Jobs, "jobs", state=state, tenant=tenant, user=user, name=name, limit=limit, after=after, ended=only_ended
         )
 
-    def queue(self, **which: Any) -> Iterator[JobStatus]:
-        """All jobs that are not over: those that run, then the others in their order. Takes what `jobs` takes."""
-        return self._pages(ended=False, **which)
+    def queue(self, **filters: Any) -> Iterator[JobStatus]:
+        """Yield all jobs that have not ended: running jobs, then waiting ones in queue order. Filters as in `jobs`."""
+        return self._pages(ended=False, **filters)
 
-    def history(self, **which: Any) -> Iterator[JobStatus]:
-        """All jobs that are over, the latest first. Takes what `jobs` takes."""
-        return self._pages(ended=True, **which)
+    def history(self, **filters: Any) -> Iterator[JobStatus]:
+        """Yield all ended jobs, latest first. Filters as in `jobs`."""
+        return self._pages(ended=True, **filters)
 
-    def why(self, job: str | int) -> Why:
-        """The story of a job: why it waits, what became of its runs."""
-        return self._ask(Why, "why", job)
+    def why(self, job: str | int) -> JobExplanation:
+        """Return a job with its history and the reason why it is waiting."""
+        return self._call(JobExplanation, "why", job)
 
     def cancel(self, job: str | int) -> JobStatus:
-        """Cancel a job. A run that it has is asked to stop, and told to after its grace."""
-        return self._ask(JobStatus, "cancel", job)
+        """Cancel a job. Its run gets the stop signal, and SIGKILL after its grace period."""
+        return self._call(JobStatus, "cancel", job)
 
     def hold(self, job: str | int) -> JobStatus:
-        """Do not start a job until it is released."""
-        return self._ask(JobStatus, "hold", job)
+        """Hold a job: do not start it until it is released."""
+        return self._call(JobStatus, "hold", job)
 
     def release(self, job: str | int) -> JobStatus:
-        """Let a held job start."""
-        return self._ask(JobStatus, "release", job)
+        """Release a held job."""
+        return self._call(JobStatus, "release", job)
 
     def wait(self, job: str | int, timeout: float | None = None) -> JobStatus:
-        """Until a job is over; `WaitTimeout` after so many seconds.
+        """Wait for a job to end and return it; raise `WaitTimeout` after `timeout` seconds.
 
-        A daemon that ends and comes back meanwhile is waited for as well, as long as for any answer.
+        Survives a restart of the daemon, if that takes less than the client's timeout.
         """
-        until = None if timeout is None else time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
         status = self.job(job)
         job_id = status.id
-        while status.state not in OVER:
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
+        while status.state not in ENDED_STATES:
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and remaining <= 0:
                 raise WaitTimeout(f"{status.id} is {status.state} after {timeout:g} s")
-            for status in self._at_each_sign(job_id, left):
-                if status.state in OVER or (until is not None and time.monotonic() >= until):
+            for status in self._watch(job_id, remaining):
+                if status.state in ENDED_STATES or (deadline is not None and time.monotonic() >= deadline):
                     break
         return status
 
-    def piece_of_logs(
-        self, job: str | int, *, run: int | None = None, instance: int = 0, offset: int = 0, limit: int = LARGEST_LOGS
+    def read_logs(
+        self, job: str | int, *, run: int | None = None, instance: int = 0, offset: int = 0, limit: int = MAX_LOG_BYTES
     ) -> Logs:
-        """A piece of a run's output, the last run's if none is named. Before offset 0: so many bytes from the end."""
-        return self._ask(Logs, "logs", job, run=run, instance=instance, offset=offset, limit=limit)
+        """Return a chunk of a run's output (default: the latest run). A negative `offset` counts from the end."""
+        return self._call(Logs, "logs", job, run=run, instance=instance, offset=offset, limit=limit)
 
     def logs(
         self, job: str | int, follow: bool = False, *, run: int | None = None, instance: int = 0, offset: int = 0
     ) -> Iterator[str]:
-        """A run's output in pieces. `follow`: go on with what is to come, also of later runs, until the job is over."""
+        """Yield a run's output in chunks. `follow`: continue with new output and later runs until the job ends."""
         one_run = run is not None
         while True:
-            look = partial(self.piece_of_logs, job, run=run, instance=instance, offset=offset)
-            piece = self._patiently(look) if follow else look()
-            if piece.text:
-                yield piece.text
-            elif not follow or (piece.over and one_run):
+            read = partial(self.read_logs, job, run=run, instance=instance, offset=offset)
+            chunk = self._retry(read) if follow else read()
+            if chunk.text:
+                yield chunk.text
+            elif not follow or (chunk.ended and one_run):
                 return
-            elif piece.over or not piece.run:
+            elif chunk.ended or not chunk.run:
                 status = self.job(job)
-                if status.runs > piece.run:
-                    run, offset = piece.run + 1, 0
+                if status.runs > chunk.run:
+                    run, offset = chunk.run + 1, 0
                     continue
-                if status.state in OVER:
+                if status.state in ENDED_STATES:
                     return
-            run, offset = piece.run or run, piece.next
-            if not piece.text:
-                time.sleep(PAUSE)
+            run, offset = chunk.run or run, chunk.next
+            if not chunk.text:
+                time.sleep(RETRY_SECONDS)
 
     def nodes(self) -> list[NodeStatus]:
-        """The nodes."""
-        return self._ask(list[NodeStatus], "nodes")
+        """Return all nodes."""
+        return self._call(list[NodeStatus], "nodes")
 
     def drain(self, node: str, why: str = "", gpu: int | None = None, move: bool = False) -> NodeStatus:
-        """Give a node, or one GPU of it, no more work. `move`: its runs wait again; those on a GPU always do."""
-        return self._ask(NodeStatus, "drain", node, why=why, gpu=gpu, move=move)
+        """Drain a node or one of its GPUs. `move`: requeue the node's runs (those on a single GPU always are)."""
+        return self._call(NodeStatus, "drain", node, why=why, gpu=gpu, move=move)
 
     def resume(self, node: str, gpu: int | None = None) -> NodeStatus:
-        """Give a node, or one GPU of it, work again."""
-        return self._ask(NodeStatus, "resume", node, gpu=gpu)
+        """Return a drained node or GPU to service."""
+        return self._call(NodeStatus, "resume", node, gpu=gpu)
 
     def gpus(self) -> list[GpuStatus]:
-        """The GPUs: how busy, how hot, whose."""
-        return self._ask(list[GpuStatus], "gpus")
+        """Return all GPUs: jobs, memory, utilisation, temperature."""
+        return self._call(list[GpuStatus], "gpus")
 
     def tenants(self) -> list[TenantStatus]:
-        """The tenants: what they may count on, and what they use."""
-        return self._ask(list[TenantStatus], "tenants")
+        """Return all tenants with quota and usage."""
+        return self._call(list[TenantStatus], "tenants")
 
     def tokens(self) -> list[TokenStatus]:
-        """The tokens, without their secrets."""
-        return self._ask(list[TokenStatus], "tokens")
+        """Return all access tokens, without their secrets."""
+        return self._call(list[TokenStatus], "tokens")
 
-    def new_token(self, name: str, role: Role = "member", tenant: str = "default", user: str = "") -> MadeToken:
-        """Make a token. Its text is told this once."""
-        return self._ask(MadeToken, "new_token", body=NewToken(name, role, tenant, user))
+    def create_token(self, name: str, role: Role = "member", tenant: str = "default", user: str = "") -> CreatedToken:
+        """Create an access token. Its text is returned only once."""
+        return self._call(CreatedToken, "create_token", body=NewToken(name, role, tenant, user))
 
     def revoke_token(self, name: str) -> TokenStatus:
-        """Let a token open nothing more."""
-        return self._ask(TokenStatus, "revoke_token", name)
+        """Revoke an access token."""
+        return self._call(TokenStatus, "revoke_token", name)
 
     def snapshot(self, path: str | os.PathLike[str], *, whole: bool = False) -> Path:
-        """The present as a journal, into a file that `refold replay` reads.
+        """Write the daemon's current state to a file, as a journal that `refold replay` reads.
 
-        `whole`: with commands, variables of the environment and addresses, which are not for everybody's eyes.
+        `whole`: include confidential fields: commands, environment variables, notification addresses.
         """
         return self._save("snapshot", Path(path), whole=whole)
 
     def journal(self, path: str | os.PathLike[str]) -> Path:
-        """The journal so far, into a file."""
+        """Write the journal to a file."""
         return self._save("journal", Path(path))
 
     def events(
         self, since: int | None = None, *, job: str = "", tenant: str = "", follow: bool = True
     ) -> Iterator[Event]:
-        """What happens, as it does, for ever; after the event of number `since` if one is named.
+        """Yield events as they happen, after event number `since` if given.
 
-        A daemon that ends and comes back is asked to go on from the last event seen. Events that were dropped because
-        nobody took them in time come as one of the kind `lost`. Without `follow`, those that there are already.
+        Resumes after a restart of the daemon. Events that were dropped because they were not read in time are replaced
+        by one of kind `lost`. Without `follow`, yield only the buffered events.
         """
-        seen = 0 if since is None and not follow else since
+        position = 0 if since is None and not follow else since
         while True:
             try:
-                for sign in self._connection.events(since=seen, job=job, tenant=tenant, follow=follow):
-                    seen = sign.number if isinstance(sign, Event) else sign
-                    if isinstance(sign, Event):
-                        yield sign
+                for item in self._connection.events(since=position, job=job, tenant=tenant, follow=follow):
+                    position = item.number if isinstance(item, Event) else item
+                    if isinstance(item, Event):
+                        yield item
             except (NoDaemon, Unavailable):
                 if not follow:
                     raise
-                self._patiently(self.about)
+                self._retry(self.info)
             if not follow:
                 return
-            time.sleep(PAUSE)
+            time.sleep(RETRY_SECONDS)
 
-    def _ask(self, gives: type[Answer], call: str, /, *parts: str | int, body: Any = None, **query: Any) -> Answer:
-        return self._connection.ask(gives, call, *parts, body=body, **query)
+    def _call(
+        self, response_type: type[Answer], name: str, /, *path_values: str | int, body: Any = None, **query: Any
+    ) -> Answer:
+        return self._connection.call(response_type, name, *path_values, body=body, **query)
 
-    def _pages(self, **which: Any) -> Iterator[JobStatus]:
+    def _pages(self, **filters: Any) -> Iterator[JobStatus]:
         after: int | None = 0
         while after is not None:
-            page = self.jobs(limit=MOST_JOBS, after=after, **which)
+            page = self.jobs(limit=MAX_PAGE_JOBS, after=after, **filters)
             yield from page.jobs
             after = page.next
 
     def _save(self, name: str, path: Path, **query: Any) -> Path:
-        """Into a file that is there only when it is whole."""
-        unfinished = path.with_name(path.name + ".partial")
+        """Write an answer to a file, which appears only once it is complete."""
+        partial_path = path.with_name(path.name + ".partial")
         try:
-            with unfinished.open("wb") as file:
-                for piece in self._connection.pieces(name, **query):
-                    file.write(piece)
-            return unfinished.replace(path)
+            with partial_path.open("wb") as file:
+                for chunk in self._connection.chunks(name, **query):
+                    file.write(chunk)
+            return partial_path.replace(path)
         except OSError as error:
             raise BadFile(path, f"cannot be written: {error.strerror}") from None
         finally:
-            unfinished.unlink(missing_ok=True)
+            partial_path.unlink(missing_ok=True)
 
-    def _at_each_sign(self, job_id: str, pause: float | None) -> Iterator[JobStatus]:
-        """A job's status whenever something may have happened to it, until the stream of its events breaks off.
+    def _watch(self, job_id: str, timeout: float | None) -> Iterator[JobStatus]:
+        """Yield a job's status whenever it may have changed, until its event stream ends.
 
-        The first sign is that the stream is open: nothing that happens after that is missed.
+        The first status is fetched after the stream is open, so no later change is missed.
         """
         try:
-            for _ in self._connection.events(pause, job=job_id):
+            for _ in self._connection.events(timeout, job=job_id):
                 yield self.job(job_id)
         except (NoDaemon, Unavailable):
             pass
-        time.sleep(PAUSE if pause is None else min(PAUSE, pause))
-        yield self._patiently(partial(self.job, job_id))
+        time.sleep(RETRY_SECONDS if timeout is None else min(RETRY_SECONDS, timeout))
+        yield self._retry(partial(self.job, job_id))
 
-    def _patiently(self, ask: Callable[[], Answer]) -> Answer:
-        """An answer from a daemon that may have to be started again first."""
-        until = time.monotonic() + self._timeout
+    def _retry(self, call: Callable[[], Answer]) -> Answer:
+        """Repeat a call until the daemon answers, for at most the client's timeout."""
+        deadline = time.monotonic() + self._timeout
         while True:
             try:
-                return ask()
+                return call()
             except (NoDaemon, Unavailable):
-                if time.monotonic() >= until:
+                if time.monotonic() >= deadline:
                     raise
-                time.sleep(PAUSE)
+                time.sleep(RETRY_SECONDS)

@@ -1,4 +1,4 @@
-"""The client's wire: one connection that is kept, and one of its own for each stream."""
+"""HTTP connections of the client: one persistent connection for calls, and one per stream."""
 
 from __future__ import annotations
 
@@ -11,151 +11,155 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from refold.api import CALLS, LARGEST_BODY, STATUSES, Call, Event, Problem
+from refold.api import CALLS, HTTP_STATUS, MAX_BODY_BYTES, Call, Event, Problem
 from refold.client.address import Address
 from refold.errors import BadField, NoDaemon, RefoldError, Refused, TooLarge
 
 _CALLS = {call.name: call for call in CALLS}
-_ERRORS = {status: kind for kind, status in reversed(STATUSES.items())}
+_ERRORS = {status: kind for kind, status in reversed(HTTP_STATUS.items())}
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
-"""What a connection says that the other side has closed while nobody spoke."""
+"""Errors of a persistent connection that the daemon has closed while it was idle."""
 
-PIECE = 1024 * 1024
-LONGEST_SILENCE = 40.0
-"""Seconds after which a stream is taken for dead: its daemon gives a sign of life more than twice in that time."""
+CHUNK_BYTES = 1024 * 1024
+STREAM_TIMEOUT = 40.0
+"""Seconds without data after which a stream counts as dead: more than two heartbeats of the daemon."""
 
 Answer = TypeVar("Answer")
 
 
 class Connection:
-    """Questions of the table, and their answers. Threads may share it: they take turns."""
+    """Makes the calls listed in `refold.api.CALLS`. Thread-safe: calls are serialised."""
 
     def __init__(self, address: Address, timeout: float) -> None:
-        self._kept: http.client.HTTPConnection | None = None
+        self._persistent: http.client.HTTPConnection | None = None
         self.address = address.address
         self._parts = urlsplit(address.address)
         self._headers = {"Authorization": f"Bearer {address.token}"}
         self._timeout = timeout
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def __del__(self) -> None:
-        self._let_go()
+        self._disconnect()
 
     def close(self) -> None:
-        """Let the kept connection go."""
-        with self._turn:
-            self._let_go()
+        """Close the persistent connection."""
+        with self._lock:
+            self._disconnect()
 
-    def ask(self, gives: type[Answer], name: str, /, *parts: str | int, body: Any = None, **query: Any) -> Answer:
-        """The answer, or the error that the daemon told."""
+    def call(
+        self, response_type: type[Answer], name: str, /, *path_values: str | int, body: Any = None, **query: Any
+    ) -> Answer:
+        """Make a call and return the decoded answer, or raise the error that the daemon reports."""
         call = _CALLS[name]
-        sent = None if body is None else msgspec.json.encode(body)
-        if sent is not None and len(sent) > LARGEST_BODY:
-            raise TooLarge(f"{name} would send {len(sent):,} bytes, and a daemon takes {LARGEST_BODY:,} at once")
-        headers = self._headers if sent is None else self._headers | {"Content-Type": "application/json"}
-        with self._turn, self._told_plainly():
-            status, answer = self._exchange(call, target_of(call, parts, query), sent, headers)
+        encoded = None if body is None else msgspec.json.encode(body)
+        if encoded is not None and len(encoded) > MAX_BODY_BYTES:
+            raise TooLarge(
+                f"the request body of {name} has {len(encoded):,} bytes, expected at most {MAX_BODY_BYTES:,}"
+            )
+        headers = self._headers if encoded is None else self._headers | {"Content-Type": "application/json"}
+        with self._lock, self._readable_errors():
+            status, answer = self._exchange(call, request_target(call, path_values, query), encoded, headers)
             if status != call.status:
-                raise error_of(status, answer)
-            return msgspec.json.decode(answer, type=gives)
+                raise error_from_reply(status, answer)
+            return msgspec.json.decode(answer, type=response_type)
 
-    def pieces(self, name: str, /, **query: Any) -> Iterator[bytes]:
-        """An answer of any length, piece by piece."""
-        with self._told_plainly(), self._stream(name, query) as response:
-            while piece := response.read(PIECE):
-                yield piece
+    def chunks(self, name: str, /, **query: Any) -> Iterator[bytes]:
+        """Make a call and yield its answer, of any length, in chunks."""
+        with self._readable_errors(), self._stream(name, query) as response:
+            while chunk := response.read(CHUNK_BYTES):
+                yield chunk
 
-    def events(self, pause: float | None = None, /, **query: Any) -> Iterator[Event | int]:
-        """Events as they come; at other signs of life, the first being that the stream is open, the number reached.
+    def events(self, timeout: float | None = None, /, **query: Any) -> Iterator[Event | int]:
+        """Yield events as they arrive, and the current event number at each heartbeat.
 
-        It is an error if none comes for `pause` seconds.
+        The first heartbeat signals that the stream is open. Raises NoDaemon after `timeout` seconds without data.
         """
-        reached = 0
-        with self._told_plainly(), self._stream("events", query, pause) as response:
+        position = 0
+        with self._readable_errors(), self._stream("events", query, timeout) as response:
             for line in response:
                 if line.startswith(b"data:"):
                     yield msgspec.json.decode(line[5:], type=Event)
                 elif line.startswith(b"id:"):
-                    reached = int(line[3:])
+                    position = int(line[3:])
                 elif line.startswith(b":"):
-                    yield reached
+                    yield position
 
     @contextmanager
     def _stream(
-        self, name: str, query: dict[str, Any], pause: float | None = None
+        self, name: str, query: dict[str, Any], timeout: float | None = None
     ) -> Iterator[http.client.HTTPResponse]:
         call = _CALLS[name]
-        connection = self._open(pause or max(self._timeout, LONGEST_SILENCE))
+        connection = self._open(timeout or max(self._timeout, STREAM_TIMEOUT))
         try:
-            connection.request(call.method, target_of(call, (), query), headers=self._headers)
+            connection.request(call.method, request_target(call, (), query), headers=self._headers)
             response = connection.getresponse()
             if response.status != call.status:
-                raise error_of(response.status, response.read())
+                raise error_from_reply(response.status, response.read())
             yield response
         finally:
             connection.close()
 
     def _exchange(self, call: Call, target: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
-        """Over the kept connection; if that has gone stale, once more over a new one."""
-        if self._kept is not None and not call.repeatable:
-            self._let_go()  # a new connection is not stale, so that nothing has to be asked twice
-        for kept in (True, False):
+        """Send a request over the persistent connection; if that is stale, retry once over a new one."""
+        if self._persistent is not None and not call.repeatable:
+            self._disconnect()  # a new connection cannot be stale, so the request is sent only once
+        for reuse in (True, False):
             try:
-                if kept and self._kept is None:
+                if reuse and self._persistent is None:
                     continue
-                if self._kept is None:
-                    self._kept = self._open(self._timeout)
-                self._kept.request(call.method, target, body, headers)
-                response = self._kept.getresponse()
+                if self._persistent is None:
+                    self._persistent = self._open(self._timeout)
+                self._persistent.request(call.method, target, body, headers)
+                response = self._persistent.getresponse()
                 return response.status, response.read()
             except BaseException as error:
-                self._let_go()
-                if not kept or not isinstance(error, _STALE):
+                self._disconnect()
+                if not reuse or not isinstance(error, _STALE):
                     raise
-        raise AssertionError("the second turn returns or raises")
+        raise AssertionError("the second attempt returns or raises")
 
     def _open(self, timeout: float) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
         return kind(self._parts.hostname or "", self._parts.port, timeout=timeout)
 
-    def _let_go(self) -> None:
-        if self._kept is not None:
-            self._kept.close()
-            self._kept = None
+    def _disconnect(self) -> None:
+        if self._persistent is not None:
+            self._persistent.close()
+            self._persistent = None
 
     @contextmanager
-    def _told_plainly(self) -> Iterator[None]:
+    def _readable_errors(self) -> Iterator[None]:
         try:
             yield
         except TimeoutError:
-            raise NoDaemon(f"the daemon at {self.address} has not answered in {self._timeout:g} s") from None
+            raise NoDaemon(f"the daemon at {self.address} did not answer within {self._timeout:g} s") from None
         except OSError as error:
             problem = error.strerror or type(error).__name__
             raise NoDaemon(f"no daemon answers at {self.address}: {problem.lower()}") from None
         except (http.client.HTTPException, ValueError) as error:
-            raise NoDaemon(f"what answers at {self.address} is no Refold daemon: {error!r}") from None
+            raise NoDaemon(f"the server at {self.address} is not a Refold daemon: {error!r}") from None
 
 
-def target_of(call: Call, parts: tuple[str | int, ...], query: dict[str, Any]) -> str:
-    """The path of a call with its places filled, and what is asked beside it."""
+def request_target(call: Call, path_values: tuple[str | int, ...], query: dict[str, Any]) -> str:
+    """Return the path of a call with its parameters filled in, and its query string. None and '' are left out."""
     path = call.path
-    for part in parts:
-        place = path[path.index("{") : path.index("}") + 1]
-        path = path.replace(place, quote(str(part), safe=""), 1)
-    asked = {key: _worded(value) for key, value in query.items() if value not in (None, "")}
-    return f"{path}?{urlencode(asked, doseq=True)}" if asked else path
+    for value in path_values:
+        parameter = path[path.index("{") : path.index("}") + 1]
+        path = path.replace(parameter, quote(str(value), safe=""), 1)
+    parameters = {key: _format_value(value) for key, value in query.items() if value not in (None, "")}
+    return f"{path}?{urlencode(parameters, doseq=True)}" if parameters else path
 
 
-def _worded(value: Any) -> Any:
+def _format_value(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-def error_of(status: int, answer: bytes) -> RefoldError:
-    """The error that a status and a problem stand for."""
+def error_from_reply(status: int, answer: bytes) -> RefoldError:
+    """Return the exception for an error reply."""
     try:
         problem = msgspec.json.decode(answer, type=Problem)
     except msgspec.DecodeError:
-        problem = Problem(f"the daemon answered with status {status} and no reason")
+        problem = Problem(f"the daemon answered with status {status} and no message")
     if problem.field:
         return BadField(problem.error, problem.field)
     return _ERRORS.get(status, Refused)(problem.error)

@@ -1,4 +1,4 @@
-"""Facts in, orders out: the scheduler that the simulator and the daemon both drive."""
+"""The scheduler core: events in, orders out. The simulator and the daemon both drive it."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""What a job has behind it, and what has happened since the policy last looked."""
+"""The progress of a job, and the changes of the state since the last call of the policy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from refold.model import Job, Run, Seconds
 
 
 class Progress:
-    """What a job has behind it: runs so far, work and steps kept, GPU-seconds of the runs that have ended."""
+    """The progress of a job: number of runs, work (seconds) and steps done, GPU-seconds of the ended runs."""
 
-    __slots__ = ("computing_since", "done", "gpu_seconds", "runs", "said_started", "steps", "steps_at")
+    __slots__ = ("computing_since", "done", "gpu_seconds", "reported_start", "runs", "steps", "steps_at")
 
     def __init__(self) -> None:
         self.runs = 0
@@ -19,37 +19,42 @@ class Progress:
         self.steps_at: Seconds = -inf
         self.gpu_seconds = 0.0
         self.computing_since: Seconds | None = None
-        self.said_started = False
+        self.reported_start = False
 
 
 class Changes:
-    """What has happened since the policy last looked. `remembered` is what lasted how long before the journal began."""
+    """The changes since the last call of the policy."""
 
-    __slots__ = ("ended", "gone", "nodes", "progressed", "remembered", "returned", "started", "submitted")
+    __slots__ = ("ended", "nodes", "past_jobs", "progressed", "removed", "requeued", "started", "submitted")
 
     def __init__(self) -> None:
         self.submitted: list[Job] = []
-        self.returned: list[Job] = []
-        self.gone: list[str] = []
+        """Jobs new to the queue."""
+        self.requeued: list[Job] = []
+        """Jobs that are queued again after a run."""
+        self.removed: list[str] = []
+        """Ids of jobs that left the queue without a run: cancelled, held, or adopted with their run."""
         self.started: list[Run] = []
         self.progressed: list[Run] = []
         self.ended: list[Run] = []
         self.nodes: list[int] = []
-        self.remembered: list[tuple[Job, Seconds]] = []
+        """Nodes that went down or came up."""
+        self.past_jobs: list[tuple[Job, Seconds]] = []
+        """Jobs that ended before the journal began, with their run times."""
 
-    def forget(self) -> None:
-        """The policy has looked."""
+    def clear(self) -> None:
+        """Forget all changes: the policy has seen them."""
         if self.submitted:
             self.submitted.clear()
         if self.started:
             self.started.clear()
         if self.ended:
             self.ended.clear()
-        if self.returned or self.progressed or self.gone or self.nodes or self.remembered:
-            for rare in (self.returned, self.progressed, self.gone, self.nodes, self.remembered):
+        if self.requeued or self.progressed or self.removed or self.nodes or self.past_jobs:
+            for rare in (self.requeued, self.progressed, self.removed, self.nodes, self.past_jobs):
                 rare.clear()
 
     @property
     def freed(self) -> bool:
-        """Whether a job that had no place could have one now."""
+        """Whether resources may have become free, so that jobs which did not fit may fit now."""
         return bool(self.ended or self.nodes)

@@ -1,4 +1,4 @@
-"""The one place where a decision is checked. It is admitted whole or refused whole, naming the policy and the rule."""
+"""The check of every decision. It is accepted or rejected as a whole; the error names the policy and the rule."""
 
 from __future__ import annotations
 
@@ -7,107 +7,115 @@ from math import inf
 
 from refold.core.state import State
 from refold.errors import BadDecision
-from refold.model import WHOLE, Allocation, Decision, Demand, Job, Placement, Reshape, Start, beyond
+from refold.model import WHOLE, Allocation, Decision, Demand, Job, Placement, Reshape, Start, additional_shares
 
 RULES = {
-    "waiting": "only a job that waits can be started, once",
-    "running": "only a run that has not been told to stop can be stopped or reshaped, once",
-    "gang": "every instance gets exactly what was asked for, or the job was submitted as reshapable",
-    "preemptible": "a job that was submitted as not preemptible is not stopped or reshaped",
-    "type": "an instance goes to a GPU type that its job accepts",
-    "limit": "a job whose tenant has a limit gets no more than what it was let in with",
-    "free": "what is started now is free now; GPUs are shared up to 1.0",
-    "reason": "a reason is given for a job that waits",
-    "wake": "a policy is woken in the future",
+    "waiting": "only a waiting job can be started, and only once per decision",
+    "running": "only a run that is not stopping can be stopped or reshaped, and only once per decision",
+    "gang": "every instance gets exactly what was requested, unless the job is reshapable",
+    "preemptible": "a job that is not preemptible is not stopped or reshaped",
+    "type": "an instance is placed on a GPU type that its job accepts",
+    "limit": "a job of a tenant with a limit gets at most the GPUs with which it was admitted",
+    "free": "an allocation consists of resources that are free now; the shares of a GPU sum up to at most 1.0",
+    "reason": "reasons and start estimates are given for waiting jobs only",
+    "wake": "the wake-up time is in the future",
 }
-"""Every rule by the name that BadDecision gives."""
+"""The rules by the name that `BadDecision` reports."""
 
 
-def admit(state: State, decision: Decision, policy: str, found: Sequence[Placement] = ()) -> dict[str, Placement]:
-    """Check every rule and take what the decision starts; or raise, having changed nothing.
+def check_and_allocate(
+    state: State, decision: Decision, policy: str, preallocated: Sequence[Placement] = ()
+) -> dict[str, Placement]:
+    """Check every rule and allocate what the decision starts and reshapes; or raise and leave the state unchanged.
 
-    `found` are placements of the decision that have been taken already, when they were found. Returns what each
-    reshaped job holds until its old run has stopped.
+    `preallocated` are placements of the decision that were already allocated when the policy found them; on an error
+    they are released as well. Returns the resources that each reshaped job holds until its old run has stopped.
     """
-    taken = list(found)
-    known_to_be_free = set(map(id, found))
+    allocated = list(preallocated)
+    allocated_ids = set(map(id, preallocated))
     try:
-        _check(state, decision, known_to_be_free, policy)
-        _take_starts(state, decision, known_to_be_free, taken, policy)
-        return _take_reshapes(state, decision, taken, policy)
+        _check(state, decision, allocated_ids, policy)
+        _allocate_starts(state, decision, allocated_ids, allocated, policy)
+        return _allocate_reshapes(state, decision, allocated, policy)
     except BaseException:
-        for placement in taken:
-            state.free.give_back(placement)
+        for placement in allocated:
+            state.free.release(placement)
         raise
 
 
-def _check(state: State, decision: Decision, known_to_be_free: set[int], policy: str) -> None:
-    named: set[str] = set()
+def _check(state: State, decision: Decision, allocated_ids: set[int], policy: str) -> None:
+    seen_jobs: set[str] = set()
     for start in decision.starts:
-        _check_start(state, start, named, policy)
-        if id(start.allocation.placement) not in known_to_be_free:
+        _check_start(state, start, seen_jobs, policy)
+        if id(start.allocation.placement) not in allocated_ids:
             _check_shares(state, start.job, start.allocation, policy)
     for stop in decision.stops:
-        _check_running(state, stop.job, named, policy)
+        _check_running(state, stop.job, seen_jobs, policy)
     for end in decision.ends:
-        _check_running(state, end.job, named, policy, may_be_stopped=True)
+        _check_running(state, end.job, seen_jobs, policy, ending=True)
     for reshape in decision.reshapes:
-        _check_running(state, reshape.job, named, policy)
+        _check_running(state, reshape.job, seen_jobs, policy)
         _check_shares(state, reshape.job, reshape.allocation, policy)
         _check_types(state, state.active[reshape.job], reshape.allocation, policy)
-        if not _keeps_its_shape(state, reshape) and not state.active[reshape.job].reshapable:
+        if not _is_move(state, reshape) and not state.active[reshape.job].reshapable:
             raise BadDecision(policy, "gang", f"reshaped job {reshape.job!r}, which is not reshapable")
         _check_limit(state, state.active[reshape.job], reshape.allocation, policy)
     for flag in decision.flags:
         if flag.job not in state.runs:
             raise BadDecision(
-                policy, "running", f"flagged job {flag.job!r}, which {_state_text(state, flag.job, named)}"
+                policy, "running", f"flagged job {flag.job!r}, which {_state_text(state, flag.job, seen_jobs)}"
             )
-    for expected in decision.start_estimates:
-        if expected.job not in state.waiting or expected.job in named:
-            raise BadDecision(policy, "reason", f"says when {expected.job!r} may start, which does not wait")
+    for estimate in decision.start_estimates:
+        if estimate.job not in state.waiting or estimate.job in seen_jobs:
+            raise BadDecision(policy, "reason", f"estimates the start of job {estimate.job!r}, which is not waiting")
     for wait in decision.waits:
-        if wait.job not in state.waiting or wait.job in named:
-            raise BadDecision(policy, "reason", f"says why {wait.job!r} waits, which does not")
+        if wait.job not in state.waiting or wait.job in seen_jobs:
+            raise BadDecision(policy, "reason", f"gives a reason for job {wait.job!r}, which is not waiting")
     _check_wake(state, decision, policy)
 
 
-def _keeps_its_shape(state: State, reshape: Reshape) -> bool:
-    """Whether a run only moves: every instance has elsewhere what was asked for, and the plan is the same."""
+def _is_move(state: State, reshape: Reshape) -> bool:
+    """Whether a reshape only moves the run: every instance gets what was requested, and the plan is the same."""
     same_plan = reshape.allocation.plan == state.runs[reshape.job].allocation.plan
-    return same_plan and _is_what_was_asked(reshape.allocation, state.active[reshape.job].demand)
+    return same_plan and _matches_demand(reshape.allocation, state.active[reshape.job].demand)
 
 
 def _check_wake(state: State, decision: Decision, policy: str) -> None:
     if decision.wake_at is not None and not state.now < decision.wake_at < inf:
-        raise BadDecision(policy, "wake", f"asked at {state.now} to be woken at {decision.wake_at}")
+        raise BadDecision(
+            policy, "wake", f"set wake_at to {decision.wake_at}, expected a finite time after {state.now}"
+        )
 
 
-def _check_start(state: State, start: Start, named: set[str], policy: str) -> None:
+def _check_start(state: State, start: Start, seen_jobs: set[str], policy: str) -> None:
     job = state.waiting.get(start.job)
-    if job is None or start.job in named:
-        raise BadDecision(policy, "waiting", f"started job {start.job!r}, which {_state_text(state, start.job, named)}")
-    named.add(start.job)
-    if not job.reshapable and not _is_what_was_asked(start.allocation, job.demand):
-        raise BadDecision(policy, "gang", f"started job {job.id!r} on other than the {job.demand} it asked for")
+    if job is None or start.job in seen_jobs:
+        raise BadDecision(
+            policy, "waiting", f"started job {start.job!r}, which {_state_text(state, start.job, seen_jobs)}"
+        )
+    seen_jobs.add(start.job)
+    if not job.reshapable and not _matches_demand(start.allocation, job.demand):
+        raise BadDecision(
+            policy, "gang", f"started job {job.id!r} with resources other than the requested {job.demand}"
+        )
     _check_types(state, job, start.allocation, policy)
     if job.reshapable:
         _check_limit(state, job, start.allocation, policy)
 
 
 def _check_limit(state: State, job: Job, allocation: Allocation, policy: str) -> None:
-    most = state.limits.share_of(job)
-    if most is not None and allocation.gpu_milli > most:
-        given = f"gave job {job.id!r} {allocation.gpu_milli / WHOLE:g} GPUs"
-        raise BadDecision(policy, "limit", f"{given}, tenant {job.tenant!r} may use {most / WHOLE:g} for it")
+    limit = state.limits.max_gpu_milli(job)
+    if limit is not None and allocation.gpu_milli > limit:
+        action = f"gave job {job.id!r} {allocation.gpu_milli / WHOLE:g} GPUs"
+        raise BadDecision(policy, "limit", f"{action}, but the limit of tenant {job.tenant!r} allows {limit / WHOLE:g}")
 
 
-def _is_what_was_asked(allocation: Allocation, demand: Demand) -> bool:
+def _matches_demand(allocation: Allocation, demand: Demand) -> bool:
     if len(allocation.placement) != demand.instances:
         return False
-    asked = (demand.gpus, demand.gpu_milli, demand.cpu_milli, demand.memory_mib)
+    requested = (demand.gpus, demand.gpu_milli, demand.cpu_milli, demand.memory_mib)
     for share in allocation.placement:
-        if (len(share.gpus), share.gpu_milli, share.cpu_milli, share.memory_mib) != asked:
+        if (len(share.gpus), share.gpu_milli, share.cpu_milli, share.memory_mib) != requested:
             return False
     return True
 
@@ -117,21 +125,23 @@ def _check_types(state: State, job: Job, allocation: Allocation, policy: str) ->
     if not accepted:
         return
     for share in allocation.placement:
-        found = state.cluster.nodes[share.node].gpu_type if 0 <= share.node < len(state.cluster.nodes) else "nothing"
-        if share.gpus and found not in accepted:
-            raise BadDecision(policy, "type", f"put job {job.id!r} on {found}, it accepts {'|'.join(accepted)}")
+        gpu_type = state.cluster.nodes[share.node].gpu_type if 0 <= share.node < len(state.cluster.nodes) else "nothing"
+        if share.gpus and gpu_type not in accepted:
+            raise BadDecision(
+                policy, "type", f"placed job {job.id!r} on {gpu_type}, but it accepts {'|'.join(accepted)}"
+            )
 
 
 def _check_shares(state: State, job_id: str, allocation: Allocation, policy: str) -> None:
-    """That there can be such an allocation at all."""
+    """Check that the nodes, GPUs and amounts of an allocation are valid on this cluster."""
     nodes = state.cluster.nodes
     if not allocation.placement:
-        raise BadDecision(policy, "gang", f"gave job {job_id!r} nothing at all")
+        raise BadDecision(policy, "gang", f"gave job {job_id!r} an empty allocation")
     for share in allocation.placement:
         if not 0 <= share.node < len(nodes):
-            raise BadDecision(policy, "free", f"put job {job_id!r} on node {share.node}, which does not exist")
+            raise BadDecision(policy, "free", f"placed job {job_id!r} on node {share.node}, which does not exist")
         if not (1 <= share.gpu_milli <= WHOLE and share.cpu_milli >= 0 and share.memory_mib >= 0):
-            raise BadDecision(policy, "free", f"gave job {job_id!r} impossible amounts in {share}")
+            raise BadDecision(policy, "free", f"gave job {job_id!r} invalid amounts in {share}")
         if share.gpus and (min(share.gpus) < 0 or max(share.gpus) >= nodes[share.node].gpus):
             name = nodes[share.node].name
             raise BadDecision(policy, "free", f"gave job {job_id!r} GPUs {share.gpus} of {name!r}: no such GPU")
@@ -139,49 +149,51 @@ def _check_shares(state: State, job_id: str, allocation: Allocation, policy: str
             raise BadDecision(policy, "free", f"gave job {job_id!r} the same GPU twice in {share}")
 
 
-def _check_running(state: State, job_id: str, named: set[str], policy: str, *, may_be_stopped: bool = False) -> None:
+def _check_running(state: State, job_id: str, seen_jobs: set[str], policy: str, *, ending: bool = False) -> None:
     run = state.runs.get(job_id)
-    if run is None or run.stopping or job_id in named:
-        raise BadDecision(policy, "running", f"changed job {job_id!r}, which {_state_text(state, job_id, named)}")
-    if not state.active[job_id].preemptible and not may_be_stopped:
+    if run is None or run.stopping or job_id in seen_jobs:
+        raise BadDecision(policy, "running", f"changed job {job_id!r}, which {_state_text(state, job_id, seen_jobs)}")
+    if not state.active[job_id].preemptible and not ending:
         raise BadDecision(policy, "preemptible", f"changed job {job_id!r}, which is not preemptible")
-    named.add(job_id)
+    seen_jobs.add(job_id)
 
 
-def _state_text(state: State, job_id: str, named: set[str]) -> str:
-    if job_id in named:
-        return "is named twice"
+def _state_text(state: State, job_id: str, seen_jobs: set[str]) -> str:
+    if job_id in seen_jobs:
+        return "appears twice in the decision"
     if job_id in state.runs:
         return "is stopping" if state.runs[job_id].stopping else "is running"
     if job_id in state.waiting:
-        return "waits"
+        return "is waiting"
     if job_id in state.held:
         return "is held"
-    return "never fits this cluster" if job_id in state.infeasible else "is not known"
+    return "does not fit even into the empty cluster" if job_id in state.infeasible else "is unknown"
 
 
-def _take_starts(
-    state: State, decision: Decision, known_to_be_free: set[int], taken: list[Placement], policy: str
+def _allocate_starts(
+    state: State, decision: Decision, allocated_ids: set[int], allocated: list[Placement], policy: str
 ) -> None:
     for start in decision.starts:
         placement = start.allocation.placement
-        if id(placement) in known_to_be_free:
-            known_to_be_free.remove(id(placement))  # it was taken once, for one job
+        if id(placement) in allocated_ids:
+            allocated_ids.remove(id(placement))  # it was allocated once, so only one job may have it
             continue
-        refusal = state.free.take(placement)
-        if refusal:
-            raise BadDecision(policy, "free", f"started job {start.job!r} where {refusal}")
-        taken.append(placement)
+        problem = state.free.take(placement)
+        if problem:
+            raise BadDecision(policy, "free", f"started job {start.job!r}, but {problem}")
+        allocated.append(placement)
 
 
-def _take_reshapes(state: State, decision: Decision, taken: list[Placement], policy: str) -> dict[str, Placement]:
+def _allocate_reshapes(
+    state: State, decision: Decision, allocated: list[Placement], policy: str
+) -> dict[str, Placement]:
     holding: dict[str, Placement] = {}
     for reshape in decision.reshapes:
         held = state.held_by(reshape.job)
-        more = beyond(reshape.allocation.placement, held)
-        refusal = state.free.take(more)
-        if refusal:
-            raise BadDecision(policy, "free", f"reshaped job {reshape.job!r} to where {refusal}")
-        taken.append(more)
-        holding[reshape.job] = held + more
+        additional = additional_shares(reshape.allocation.placement, held)
+        problem = state.free.take(additional)
+        if problem:
+            raise BadDecision(policy, "free", f"reshaped job {reshape.job!r}, but {problem}")
+        allocated.append(additional)
+        holding[reshape.job] = held + additional
     return holding

@@ -1,4 +1,4 @@
-"""What is written down before anything is done: one entry per step, enough to replay it."""
+"""Journal entries: one per scheduler step, written before its orders are carried out, and sufficient to replay it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from refold.core.events import Event
 from refold.core.orders import Order
 from refold.model import Cluster, End, Flag, Seconds, StartEstimate, Wait
 
-VERSION = 1
+VERSION = 2
 
 
 class Header(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The first line of a journal: on what, and by which policy. `settings` are the policy's own.
+    """The first line of a journal: the cluster, and the policy with its settings.
 
-    A `snapshot` tells in one entry how things stood at a moment, and not what was decided then.
+    In the journal of a `snapshot`, a single entry describes the state at one time, without decisions.
     """
 
     cluster: Cluster
@@ -27,7 +27,10 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 
 class Entry(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One step: what was known to have happened by `now`, and what was ordered because of it."""
+    """One step: the events known at `now`, and the orders, reasons and estimates that followed.
+
+    `rejection` is the error message if the decision of the policy was rejected.
+    """
 
     now: Seconds
     events: tuple[Event, ...] = ()
@@ -35,42 +38,42 @@ class Entry(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_un
     waits: tuple[Wait, ...] = ()
     start_estimates: tuple[StartEstimate, ...] = ()
     wake_at: Seconds | None = None
-    refused: str = ""
+    rejection: str = ""
     flags: tuple[Flag, ...] = ()
     ends: tuple[End, ...] = ()
 
 
 class Journal(Protocol):
-    """Somewhere to write entries; `write` returns when the entry is as safe as this journal makes it."""
+    """A sink for entries. Each kind of journal defines how durable an entry is when `write` returns."""
 
     def write(self, entry: Entry) -> None: ...
 
 
 class NoJournal:
-    """For those who want the orders only."""
+    """Discards all entries, for callers that need only the orders."""
 
     def write(self, entry: Entry) -> None:
-        """Forget it."""
+        """Discard the entry."""
 
 
 class ListJournal:
-    """Entries in memory."""
+    """Stores entries in memory."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
 
     def write(self, entry: Entry) -> None:
-        """Keep it."""
+        """Append the entry."""
         self.entries.append(entry)
 
 
 class Journals:
-    """Several journals as one."""
+    """Writes every entry to several journals."""
 
     def __init__(self, *journals: Journal) -> None:
         self._journals = journals
 
     def write(self, entry: Entry) -> None:
-        """Write to each."""
+        """Write the entry to each journal."""
         for journal in self._journals:
             journal.write(entry)

@@ -1,4 +1,4 @@
-"""Facts, in the past tense. A fact about a run names it; one that names an older run is late and changes nothing."""
+"""Events: facts that the scheduler is informed of. An event about a run that has ended is late, and has no effect."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from refold.model import Allocation, Job, Reason, Seconds
 
 
 class JobSubmitted(msgspec.Struct, gc=False, frozen=True, tag=True):
-    """Somebody asked for something."""
+    """A job was submitted."""
 
     job: Job
 
 
 class JobCancelled(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
-    """Somebody does not want it any more."""
+    """A job was cancelled; if it runs, its run is stopped first."""
 
     job: str
     why: str = ""
 
 
 class JobHeld(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
-    """Nobody is to look at a job until it is released; if it runs, it stops first."""
+    """A job is held: it is not scheduled until it is released. If it runs, its run is stopped first."""
 
     job: str
     reason: Reason = Reason.HELD
 
 
 class JobReleased(msgspec.Struct, gc=False, frozen=True, tag=True):
-    """A job that was held waits like others again, as the last of them."""
+    """A held job was released: it is queued again, at the end of the queue."""
 
     job: str
 
 
 class JobContinued(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
-    """A job has this behind it from before the journal began."""
+    """The progress of a job from before the journal began: number of runs, work and steps done, GPU-seconds."""
 
     job: str
     runs: int = 0
@@ -44,14 +44,14 @@ class JobContinued(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, ta
 
 
 class PastJob(msgspec.Struct, gc=False, frozen=True, tag=True):
-    """A job that was over before the journal began had lasted so long."""
+    """A job that ended before the journal began, and its total run time."""
 
     job: Job
-    lasted: Seconds
+    run_time: Seconds
 
 
 class RunAdopted(msgspec.Struct, gc=False, frozen=True, tag=True):
-    """A run of a job that is known was going on when the journal began."""
+    """A run of a submitted job was already in progress when the journal began."""
 
     job: str
     run: int
@@ -60,7 +60,7 @@ class RunAdopted(msgspec.Struct, gc=False, frozen=True, tag=True):
 
 
 class RunRecalled(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
-    """A run has to stop for a reason that is not the policy's, and its job to wait again: its node is drained."""
+    """A run must stop, and its job be queued again, for a reason outside the policy, such as a drain of its node."""
 
     job: str
     run: int
@@ -68,14 +68,14 @@ class RunRecalled(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag
 
 
 class RunStarted(msgspec.Struct, gc=False, frozen=True, tag=True):
-    """A run has begun to compute; until then it was starting up."""
+    """A run has finished starting up, and computes."""
 
     job: str
     run: int
 
 
 class RunProgressed(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
-    """A job has done so much of its work in all, and would keep it if it stopped now; `steps`, if it counts them."""
+    """The total work that a job has done, in seconds, and would keep if stopped now; `steps` if it counts steps."""
 
     job: str
     run: int
@@ -84,7 +84,7 @@ class RunProgressed(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, t
 
 
 class RunStopped(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
-    """A run has ended because it was told to; its job has `done` so much of its work and can go on later."""
+    """A run has ended after a stop order; its job can resume from `done` seconds of work."""
 
     job: str
     run: int
@@ -93,16 +93,16 @@ class RunStopped(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=
 
 
 class RunFinished(msgspec.Struct, gc=False, frozen=True, tag=True):
-    """A run has ended, and its job with it: the work is done."""
+    """A run has completed the work of its job; both have ended."""
 
     job: str
     run: int
 
 
 class RunFailed(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
-    """A run has ended by itself without finishing. With `retry` its job waits again, having `done` so much.
+    """A run has ended without completing. With `retry`, its job is queued again and resumes from `done`.
 
-    `exit_code`: as a shell tells it, if it was a process that ended.
+    `exit_code` is that of the process, if there was one, as a shell reports it.
     """
 
     job: str
@@ -115,19 +115,19 @@ class RunFailed(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=T
 
 
 class NodeLost(msgspec.Struct, gc=False, frozen=True, tag=True):
-    """A node takes no more work. What becomes of its runs is reported run by run."""
+    """A node went down, or is drained, and accepts no new runs. What happens to its runs is reported run by run."""
 
     node: int
 
 
 class NodeReturned(msgspec.Struct, gc=False, frozen=True, tag=True):
-    """A node takes work again."""
+    """A node accepts new runs again."""
 
     node: int
 
 
 class Woke(msgspec.Struct, gc=False, frozen=True, tag=True):
-    """The moment has come that a policy asked to be woken at."""
+    """The `wake_at` time of a decision was reached."""
 
 
 Event = (

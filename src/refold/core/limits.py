@@ -1,6 +1,7 @@
-"""How many GPUs a tenant may use at most. Jobs beyond that are kept from the policy until others of theirs are over.
+"""GPU limits of tenants: jobs beyond the limit are hidden from the policy until other jobs of the tenant end.
 
-What is let in may all run at once, in any shape that `check` lets a policy give it: so what runs never exceeds a limit.
+All admitted jobs of a tenant may run at once, in any allocation that `check` accepts. The sum of the maximum
+allocations of the admitted jobs is at most the limit, so the running jobs never exceed it.
 """
 
 from __future__ import annotations
@@ -11,101 +12,101 @@ from heapq import merge
 
 from refold.model import WHOLE, Cluster, Job, Milli, milli_from_number
 
-_Turn = tuple[int, int]
-"""By priority, and then by arrival."""
+_Position = tuple[int, int]
+"""The position in the queue: negative priority, then order of arrival."""
 
-_Kept = tuple[_Turn, Job]
+_QueueEntry = tuple[_Position, Job]
 
 
 class TenantLimits:
-    """The tenants that have a limit."""
+    """Admits the jobs of tenants that have a limit; the jobs of other tenants are always admitted."""
 
     def __init__(self, cluster: Cluster) -> None:
-        limited = {tenant.name: milli_from_number(tenant.limit_gpus) for tenant in cluster.tenants if tenant.limit_gpus}
-        self._of = {tenant: _TenantLimit(most) for tenant, most in limited.items()}
+        limits = {tenant.name: milli_from_number(tenant.limit_gpus) for tenant in cluster.tenants if tenant.limit_gpus}
+        self._by_tenant = {tenant: _TenantUsage(limit) for tenant, limit in limits.items()}
         self._arrivals = 0
 
-    def lets_in(self, job: Job) -> bool:
-        """Whether a job that has come may be looked at now; else it is remembered."""
-        limit = self._of.get(job.tenant)
-        if limit is None:
+    def admit(self, job: Job) -> bool:
+        """Return whether a new job may be scheduled now. If not, it is queued, unless it alone exceeds the limit."""
+        usage = self._by_tenant.get(job.tenant)
+        if usage is None:
             return True
-        if limit.may_use(job) > limit.most:
-            return False  # there will never be room for it, so nobody waits behind it
-        if not limit.outside and limit.has_room(job):
-            limit.let_in(job)
+        if usage.max_use(job) > usage.limit:
+            return False  # it can never be admitted, so it must not block others in the queue
+        if not usage.queue and usage.fits(job):
+            usage.admit(job)
             return True
         self._arrivals += 1
-        limit.keep_out(job, (-job.priority, self._arrivals))
+        usage.enqueue(job, (-job.priority, self._arrivals))
         return False
 
-    def leaves(self, job: Job) -> list[Job]:
-        """A job is over, or nobody is to look at it any more. Returns those that are let in instead."""
-        limit = self._of.get(job.tenant)
-        if limit is None:
+    def release(self, job: Job) -> list[Job]:
+        """Release the usage of a job that has ended or is held. Returns the jobs that are admitted in its place."""
+        usage = self._by_tenant.get(job.tenant)
+        if usage is None:
             return []
-        limit.forget(job)
+        usage.remove(job)
         admitted: list[Job] = []
-        while limit.outside and limit.has_room(limit.outside[0][1]):
-            first = limit.outside[0][1]
-            limit.forget(first)
-            limit.let_in(first)
+        while usage.queue and usage.fits(usage.queue[0][1]):
+            first = usage.queue[0][1]
+            usage.remove(first)
+            usage.admit(first)
             admitted.append(first)
         return admitted
 
-    def counts(self, job: Job) -> None:
-        """A job that was not let in runs already, since there was no such limit then: it counts like the others."""
-        limit = self._of.get(job.tenant)
-        if limit is not None:
-            limit.forget(job)
-            limit.let_in(job)
+    def force(self, job: Job) -> None:
+        """Count the usage of a job that runs without having been admitted: it started before the limit was set."""
+        usage = self._by_tenant.get(job.tenant)
+        if usage is not None:
+            usage.remove(job)
+            usage.admit(job)
 
-    def share_of(self, job: Job) -> Milli | None:
-        """The most that a job which was let in may have, whatever its shape; None: its tenant has no limit."""
-        limit = self._of.get(job.tenant)
-        return None if limit is None else limit.may_use(job)
+    def max_gpu_milli(self, job: Job) -> Milli | None:
+        """Return the largest allocation that an admitted job may have; None: its tenant has no limit."""
+        usage = self._by_tenant.get(job.tenant)
+        return None if usage is None else usage.max_use(job)
 
-    def outside(self) -> Iterator[Job]:
-        """Those that wait to be let in, of each tenant in the order in which they will be."""
-        return (job for _, job in merge(*(limit.outside for limit in self._of.values()), key=_turn))
+    def queued(self) -> Iterator[Job]:
+        """Return the jobs that wait for admission, for each tenant in the order of admission."""
+        return (job for _, job in merge(*(usage.queue for usage in self._by_tenant.values()), key=_position))
 
 
-class _TenantLimit:
-    """Of one tenant: what has been let in, and who waits for that. What each costs does not grow with how many wait."""
+class _TenantUsage:
+    """The admitted and the queued jobs of one tenant. The queue is sorted, and searched by bisection."""
 
-    def __init__(self, most: Milli) -> None:
-        self.most = most
-        self.outside: list[_Kept] = []
-        self._turns: dict[str, _Turn] = {}
-        self._let_in: dict[str, Milli] = {}
+    def __init__(self, limit: Milli) -> None:
+        self.limit = limit
+        self.queue: list[_QueueEntry] = []
+        self._positions: dict[str, _Position] = {}
+        self._admitted: dict[str, Milli] = {}
         self._used: Milli = 0
 
-    def has_room(self, job: Job) -> bool:
-        return self._used + self.may_use(job) <= self.most
+    def fits(self, job: Job) -> bool:
+        return self._used + self.max_use(job) <= self.limit
 
-    def let_in(self, job: Job) -> None:
-        self._let_in[job.id] = self.may_use(job)
-        self._used += self._let_in[job.id]
+    def admit(self, job: Job) -> None:
+        self._admitted[job.id] = self.max_use(job)
+        self._used += self._admitted[job.id]
 
-    def keep_out(self, job: Job, turn: _Turn) -> None:
-        self._turns[job.id] = turn
-        insort(self.outside, (turn, job), key=_turn)
+    def enqueue(self, job: Job, position: _Position) -> None:
+        self._positions[job.id] = position
+        insort(self.queue, (position, job), key=_position)
 
-    def forget(self, job: Job) -> None:
-        """Wherever it is: it is neither let in nor waits for that."""
-        self._used -= self._let_in.pop(job.id, 0)
-        turn = self._turns.pop(job.id, None)
-        if turn is not None:
-            del self.outside[bisect_left(self.outside, turn, key=_turn)]
+    def remove(self, job: Job) -> None:
+        """Remove a job, whether it is admitted, queued or neither."""
+        self._used -= self._admitted.pop(job.id, 0)
+        position = self._positions.pop(job.id, None)
+        if position is not None:
+            del self.queue[bisect_left(self.queue, position, key=_position)]
 
-    def may_use(self, job: Job) -> Milli:
-        """What a job may come to use: one that may grow, as much as its tenant may, or as it can make use of."""
-        asked = job.demand.total_gpu_milli
+    def max_use(self, job: Job) -> Milli:
+        """Return the largest allocation of a job: a reshapable one may grow up to its range or to the limit."""
+        requested = job.demand.total_gpu_milli
         if not job.reshapable:
-            return asked
-        largest = self.most if job.gpu_range is None else min(self.most, job.gpu_range[1] * WHOLE)
-        return max(asked, largest)
+            return requested
+        largest = self.limit if job.gpu_range is None else min(self.limit, job.gpu_range[1] * WHOLE)
+        return max(requested, largest)
 
 
-def _turn(kept: _Kept) -> _Turn:
-    return kept[0]
+def _position(entry: _QueueEntry) -> _Position:
+    return entry[0]

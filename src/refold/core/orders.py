@@ -1,4 +1,4 @@
-"""Instructions to a back end, in the imperative."""
+"""Orders: instructions to a back end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from refold.model import Allocation
 
 
 class StartRun(msgspec.Struct, gc=False, frozen=True, tag=True):
-    """Start the `run`-th run of `job` on this allocation."""
+    """Start the `run`-th run of `job` on an allocation."""
 
     job: str
     run: int
@@ -16,7 +16,7 @@ class StartRun(msgspec.Struct, gc=False, frozen=True, tag=True):
 
 
 class StopRun(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
-    """Have this run save what it has and end; report when it has."""
+    """Stop a run, after it has saved its progress; the back end reports when it has ended."""
 
     job: str
     run: int

@@ -1,11 +1,11 @@
-"""The scheduler: facts in, orders out. It never asks the time, never acts, and the same facts give the same orders."""
+"""The scheduler: events in, orders out. It reads no clock and does no I/O: equal events give equal orders."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from refold.core.check import admit
+from refold.core.check import check_and_allocate
 from refold.core.entries import Entry, Journal, NoJournal
 from refold.core.events import Event, PastJob
 from refold.core.orders import Order
@@ -13,56 +13,59 @@ from refold.core.snapshot import snapshot
 from refold.core.state import State
 from refold.core.view import View
 from refold.errors import BadDecision, BadValue
-from refold.model import KEEP, Cluster, Decision, Placement, Seconds
+from refold.model import NO_CHANGE, Cluster, Decision, Placement, Seconds
 
 
 class Policy(Protocol):
-    """What others write: same view, same answer."""
+    """A scheduling policy. It must be deterministic: equal views give equal decisions."""
 
     name: str
 
     def decide(self, view: View) -> Decision:
-        """What should change now, and why the jobs it looked at wait."""
+        """Return what to change now, and why the jobs that it considered wait."""
         ...
 
 
-def raise_it(refusal: BadDecision) -> None:
-    """What to do with a bad decision where a person is watching: stop."""
-    raise refusal
+def raise_rejection(error: BadDecision) -> None:
+    """Raise the error of a rejected decision: the default handler, for simulations and tests."""
+    raise error
 
 
 class Scheduler:
-    """One cluster, one policy, one journal."""
+    """Drives one policy on one cluster, and writes one journal.
+
+    `on_rejection` is called with the error when a decision breaks a rule. If it returns, the decision is dropped.
+    """
 
     def __init__(
         self,
         cluster: Cluster,
         policy: Policy,
         journal: Journal | None = None,
-        refused: Callable[[BadDecision], None] = raise_it,
+        on_rejection: Callable[[BadDecision], None] = raise_rejection,
     ) -> None:
         self._state = State(cluster)
         self._policy = policy
         self._journal = journal or NoJournal()
-        self._refused = refused
+        self._on_rejection = on_rejection
         self.view = View(self._state)
 
     @property
     def late_reports(self) -> int:
-        """How many reports named a run that had ended or a job that was known: normal, and counted."""
+        """The number of events without effect, such as a report on a run that has ended. They are normal."""
         return self._state.late.total()
 
     def snapshot(self, past: Iterable[PastJob] = ()) -> tuple[Event, ...]:
-        """The present as facts, from which another scheduler can begin; `past` is what is known of earlier jobs."""
+        """Return the current state as events from which another scheduler can start; `past`: jobs that have ended."""
         return snapshot(self._state, past)
 
     def step(self, now: Seconds, events: Sequence[Event]) -> Entry:
-        """One step. The entry it returns has been written to the journal; its orders can be carried out."""
+        """Process events and call the policy. The returned entry is in the journal; its orders may be carried out."""
         state = self._state
 
-        # 1. What has happened.
+        # 1. Apply the events to the state.
         if now < state.now:
-            raise BadValue(f"a step at {now} s after one at {state.now} s: time does not go back")
+            raise BadValue(f"step at {now} s after one at {state.now} s, expected times in ascending order")
         state.now = now
         orders: list[Order] = []
         for event in events:
@@ -70,28 +73,28 @@ class Scheduler:
             if consequence is not None:
                 orders.append(consequence)
 
-        # 2. What the policy makes of it.
+        # 2. Call the policy.
         try:
             decision = self._policy.decide(self.view)
         except BaseException:
             self.view.end_trial()
             raise
-        found = self.view.end_trial(decision.starts)
-        state.changes.forget()
+        preallocated = self.view.end_trial(decision.starts)
+        state.changes.clear()
 
-        # 3. Whether that can be done. If so, what is to be done about it; if not, nothing is.
-        refusal = ""
-        if decision is not KEEP:
+        # 3. Check the decision; apply all of it or nothing.
+        rejection = ""
+        if decision is not NO_CHANGE:
             try:
-                holding = admit(state, decision, self._policy.name, found)
-            except BadDecision as bad:
-                self._refused(bad)
-                state.refuse(decision)
-                decision, refusal = KEEP, str(bad)
+                holding = check_and_allocate(state, decision, self._policy.name, preallocated)
+            except BadDecision as error:
+                self._on_rejection(error)
+                state.reject(decision)
+                decision, rejection = NO_CHANGE, str(error)
             else:
                 orders += self._commit(decision, holding)
 
-        # 4. Write it down; whoever asked may act now.
+        # 4. Write the entry to the journal, before the caller acts on it.
         entry = Entry(
             now,
             tuple(events),
@@ -99,7 +102,7 @@ class Scheduler:
             decision.waits,
             decision.start_estimates,
             decision.wake_at,
-            refusal,
+            rejection,
             decision.flags,
             decision.ends,
         )
@@ -120,6 +123,6 @@ class Scheduler:
             orders.append(state.start(start.job, start.allocation))
         for wait in decision.waits:
             state.reasons[wait.job] = wait
-        for expected in decision.start_estimates:
-            state.start_estimates[expected.job] = expected
+        for estimate in decision.start_estimates:
+            state.start_estimates[estimate.job] = estimate
         return orders

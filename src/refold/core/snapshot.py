@@ -1,8 +1,8 @@
-"""How a journal begins in the middle of things: the present as facts, from which a new scheduler gets to know it.
+"""Snapshots: the current state as events, from which a new scheduler can start.
 
-This is what is written when a journal is begun anew after a restart, and what a snapshot of a live cluster consists of.
-A policy that begins like this knows who waits in which order, who runs where and for how long; of its own thoughts,
-such as what it has promised, it knows nothing any more.
+The daemon writes a snapshot when it begins a new journal epoch after a restart; `refold snapshot` exports one of a live
+cluster. A policy that starts from a snapshot sees the queue in its order, and the runs with their allocations and start
+times. Its internal state, such as reservations, is not part of the snapshot.
 """
 
 from __future__ import annotations
@@ -25,26 +25,30 @@ from refold.model import Job, Reason
 
 
 def snapshot(state: State, past: Iterable[PastJob] = ()) -> tuple[Event, ...]:
-    """The facts after which another scheduler on the same cluster stands where this one does."""
-    return (*past, *_jobs(state), *_runs(state), *_downs(state), *_holds(state))
+    """Return events that bring a new scheduler on the same cluster to this state."""
+    return (*past, *_job_events(state), *_run_events(state), *_node_events(state), *_hold_events(state))
 
 
-def _downs(state: State) -> Iterable[Event]:
-    """After the runs: some may go on where nothing new is started."""
+def _node_events(state: State) -> Iterable[Event]:
+    """Return an event for each node that is down. They follow the runs, which may still be on such a node."""
     return [NodeLost(node) for node in range(len(state.cluster.nodes)) if not state.free.is_up(node)]
 
 
-def _jobs(state: State) -> Iterable[Event]:
-    """Those that run go first, or a limit might count others instead; those beyond one go before all that are held."""
-    beyond = {job.id: job for job in state.limits.outside()}
-    others = [job for job in state.held.values() if job.id not in beyond]
-    everybody = (*state.active.values(), *state.waiting.values(), *beyond.values(), *others, *state.infeasible.values())
-    for job in everybody:
+def _job_events(state: State) -> Iterable[Event]:
+    """Return the submissions and the progress of all jobs.
+
+    Running jobs come first, so that the limits of their tenants admit them and not others; jobs that wait for
+    admission come before other held jobs.
+    """
+    over_limit = {job.id: job for job in state.limits.queued()}
+    others = [job for job in state.held.values() if job.id not in over_limit]
+    jobs = (*state.active.values(), *state.waiting.values(), *over_limit.values(), *others, *state.infeasible.values())
+    for job in jobs:
         yield JobSubmitted(job)
-        yield from _behind(state, job)
+        yield from _progress_events(state, job)
 
 
-def _behind(state: State, job: Job) -> Iterable[Event]:
+def _progress_events(state: State, job: Job) -> Iterable[Event]:
     progress = state.progress[job.id]
     if progress.runs:
         done = progress.done
@@ -53,19 +57,19 @@ def _behind(state: State, job: Job) -> Iterable[Event]:
         yield JobContinued(job.id, progress.runs, done, progress.steps, progress.gpu_seconds)
 
 
-def _runs(state: State) -> Iterable[Event]:
+def _run_events(state: State) -> Iterable[Event]:
     for run in state.runs.values():
         yield RunAdopted(run.job, run.number, run.allocation, run.since)
-        if state.is_unwanted(run.job):
+        if state.is_cancelled(run.job):
             yield JobCancelled(run.job)
         elif run.stopping:
-            yield RunRecalled(run.job, run.number, "it was stopping already")
+            yield RunRecalled(run.job, run.number, "its stop was ordered before the snapshot")
 
 
-def _holds(state: State) -> Iterable[Event]:
-    """Those beyond their tenants' limits are so again by themselves."""
-    for job_id, reason in state.held_for.items():
+def _hold_events(state: State) -> Iterable[Event]:
+    """Return an event for each held job, except those over their tenants' limits: they are not admitted again."""
+    for job_id, reason in state.hold_reasons.items():
         if reason is not Reason.LIMIT:
             yield JobHeld(job_id, reason)
-    for job_id in state.to_be_held:
+    for job_id in state.hold_pending:
         yield JobHeld(job_id)

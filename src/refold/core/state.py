@@ -1,4 +1,4 @@
-"""Everything the scheduler knows now. Facts change it here and orders in `scheduler`; nobody else does."""
+"""The state of the scheduler. Events change it in `apply`; decisions change it through `start`, `stop` and the like."""
 
 from __future__ import annotations
 
@@ -28,63 +28,63 @@ from refold.core.events import (
 from refold.core.limits import TenantLimits
 from refold.core.orders import Order, StartRun, StopRun
 from refold.model import WHOLE, Allocation, Cluster, Decision, Job, Placement, Reason, Run, Seconds, StartEstimate, Wait
-from refold.packing import Free
+from refold.packing import FreeResources
 
 
 class State:
-    """Jobs that wait or are held, runs that hold something, what is free."""
+    """Waiting, active, held and infeasible jobs, current runs, and free resources."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.now: Seconds = -inf
         self.cluster = cluster
-        self.free = Free(cluster)
+        self.free = FreeResources(cluster)
         self.waiting: dict[str, Job] = {}
         self.active: dict[str, Job] = {}
         self.infeasible: dict[str, Job] = {}
         self.held: dict[str, Job] = {}
-        self.held_for: dict[str, Reason] = {}
+        self.hold_reasons: dict[str, Reason] = {}
         self.runs: dict[str, Run] = {}
         self.progress: dict[str, Progress] = {}
         self.reasons: dict[str, Wait] = {}
         self.start_estimates: dict[str, StartEstimate] = {}
         self.changes = Changes()
         self.late: Counter[str] = Counter()
-        self._held: dict[str, Placement] = {}
-        self._reshaping: dict[str, Allocation] = {}
+        self._reshape_holdings: dict[str, Placement] = {}
+        self._next_allocations: dict[str, Allocation] = {}
         self._cancelled: set[str] = set()
-        self.to_be_held: set[str] = set()
+        self.hold_pending: set[str] = set()
         self.limits = TenantLimits(cluster)
 
-    # Facts.
+    # Events.
 
     def apply(self, event: Event) -> Order | None:
-        """Take note of a fact. Some have one possible consequence, which is then ordered at once."""
-        # The two of which there are most go first, by the quickest test there is. The patterns of the others name
-        # no fields: msgspec would look these up anew at every event.
+        """Apply an event; return the order that it causes without a decision of the policy, if any."""
+        # The two most frequent events are tested first, with the fastest test. The patterns for the others name no
+        # fields, because msgspec would look the fields up again for every event.
         if type(event) is JobSubmitted:
-            self._submitted(event.job)
+            self._submit(event.job)
         elif type(event) is RunFinished:
             if self._is_current(event):
-                self._end(event.job)
-                self._forget(self.active[event.job])
+                self._end_run(event.job)
+                self._remove_job(self.active[event.job])
         else:
-            return self._apply_rarer(event)
+            return self._apply_rare(event)
         return None
 
-    def _apply_rarer(self, event: Event) -> Order | None:
+    def _apply_rare(self, event: Event) -> Order | None:
         match event:
             case RunStopped():
                 if self._is_current(event):
-                    return self._stopped(event.job, event.done, event.steps)
+                    return self._finish_stop(event.job, event.done, event.steps)
             case RunStarted():
                 if self._is_current(event):
-                    self._began_to_compute(event.job)
+                    self._note_started(event.job)
             case RunProgressed():
                 if self._is_current(event):
-                    self._progressed(event.job, event.done, event.steps)
+                    self._note_progress(event.job, event.done, event.steps)
             case RunFailed():
                 if self._is_current(event):
-                    self._failed(event.job, event.done, event.steps, event.retry)
+                    self._fail(event.job, event.done, event.steps, event.retry)
             case JobCancelled():
                 return self._cancel(event.job)
             case JobHeld():
@@ -95,30 +95,30 @@ class State:
                 if self._is_current(event) and not self.runs[event.job].stopping:
                     return self.stop(event.job, event.why)
             case JobContinued():
-                self._continue(event)
+                self._restore_progress(event)
             case RunAdopted():
                 self._adopt(event)
             case PastJob():
-                self.changes.remembered.append((event.job, event.lasted))
+                self.changes.past_jobs.append((event.job, event.run_time))
             case NodeLost():
-                self._set_up(event.node, False)
+                self._set_node_up(event.node, False)
             case NodeReturned():
-                self._set_up(event.node, True)
+                self._set_node_up(event.node, True)
             case Woke():
-                pass  # it is time for another look, that is all
+                pass  # it only causes another call of the policy
         return None
 
     def _is_current(
         self, report: RunFinished | RunStopped | RunStarted | RunProgressed | RunFailed | RunRecalled
     ) -> bool:
-        """Reports come late and twice; only one about a run that still holds something counts."""
+        """Whether a report is about the current run of its job. Others are late or duplicate, and are counted."""
         run = self.runs.get(report.job)
         if run is not None and run.number == report.run:
             return True
         self.late[type(report).__name__] += 1
         return False
 
-    def _submitted(self, job: Job) -> None:
+    def _submit(self, job: Job) -> None:
         if job.id in self.progress:
             self.late["JobSubmitted"] += 1
             return
@@ -126,159 +126,163 @@ class State:
         if not self.free.fits_when_empty(job.demand):
             self.infeasible[job.id] = job
             return
-        self._let_in(job)
+        self._enqueue(job)
 
-    def _let_in(self, job: Job) -> None:
-        """A job may be looked at now, unless its tenant has reached its limit."""
-        if self.limits.lets_in(job):
+    def _enqueue(self, job: Job) -> None:
+        """Queue a job, or set it aside if its tenant has reached its limit."""
+        if self.limits.admit(job):
             self.waiting[job.id] = job
             self.changes.submitted.append(job)
         else:
-            self._keep_back(job, Reason.LIMIT)
+            self._set_aside(job, Reason.LIMIT)
 
-    def _keep_back(self, job: Job, reason: Reason) -> None:
+    def _set_aside(self, job: Job, reason: Reason) -> None:
         self.held[job.id] = job
-        self.held_for[job.id] = reason
+        self.hold_reasons[job.id] = reason
 
-    def _leaves(self, job: Job) -> None:
-        """A job does not count against its tenant's limit any more; others may be let in instead."""
-        for admitted in self.limits.leaves(job):
-            del self.held[admitted.id], self.held_for[admitted.id]
+    def _release_usage(self, job: Job) -> None:
+        """Release the usage of a job within its tenant's limit, and queue the jobs that are admitted in its place."""
+        for admitted in self.limits.release(job):
+            del self.held[admitted.id], self.hold_reasons[admitted.id]
             self.waiting[admitted.id] = admitted
             self.changes.submitted.append(admitted)
 
     def _hold(self, job_id: str, reason: Reason) -> Order | None:
-        if reason is Reason.BACKOFF and not self._may_pause(job_id):
+        if reason is Reason.BACKOFF and not self._may_back_off(job_id):
             self.late["JobHeld"] += 1
             return None
         if job_id in self.runs:
-            self.to_be_held.add(job_id)
+            self.hold_pending.add(job_id)
             return None if self.runs[job_id].stopping else self.stop(job_id, "held")
         job = self.waiting.pop(job_id, None)
         if job is not None:
-            self._leave_queue(job)
+            self._dequeue(job)
         elif job_id in self.held:
             job = self.held[job_id]
         else:
             self.late["JobHeld"] += 1
             return None
-        self._keep_back(job, reason)
-        self._leaves(job)
+        self._set_aside(job, reason)
+        self._release_usage(job)
         return None
 
-    def _may_pause(self, job_id: str) -> bool:
-        """A pause after a failure neither stops the next run, nor ends with a job released that somebody holds."""
-        return job_id not in self.runs and self.held_for.get(job_id) is not Reason.HELD
+    def _may_back_off(self, job_id: str) -> bool:
+        """Whether a job may be held for back-off: not if it runs again already, nor if a user holds it.
 
-    def _leave_queue(self, job: Job) -> None:
+        The end of the back-off would release a job that a user holds.
+        """
+        return job_id not in self.runs and self.hold_reasons.get(job_id) is not Reason.HELD
+
+    def _dequeue(self, job: Job) -> None:
         self.reasons.pop(job.id, None)
         self.start_estimates.pop(job.id, None)
-        self._never_mind(job)
+        self._note_removed(job)
 
     def _release(self, job_id: str) -> None:
-        self.to_be_held.discard(job_id)
-        if self.held_for.get(job_id) in (None, Reason.LIMIT):
+        self.hold_pending.discard(job_id)
+        if self.hold_reasons.get(job_id) in (None, Reason.LIMIT):
             self.late["JobReleased"] += 1
             return
-        del self.held_for[job_id]
-        self._let_in(self.held.pop(job_id))
+        del self.hold_reasons[job_id]
+        self._enqueue(self.held.pop(job_id))
 
-    def _continue(self, event: JobContinued) -> None:
+    def _restore_progress(self, event: JobContinued) -> None:
         progress = self.progress.get(event.job)
         if progress is None or progress.runs:
             self.late["JobContinued"] += 1
             return
         progress.runs, progress.done, progress.gpu_seconds = event.runs, event.done, event.gpu_seconds
         if event.steps:
-            self._counted(progress, event.steps)
+            self._record_steps(progress, event.steps)
 
     def _adopt(self, event: RunAdopted) -> None:
-        """What a run holds is taken; the policy sees a run that it has not started.
+        """Adopt a run: its resources are allocated, and the policy sees a run that it did not start.
 
-        The run of a job that is held takes what is free of it, if anything is: it stands for something else.
+        The run of a held job takes only the part of its allocation that is free: such a job is a placeholder, for
+        example for drained GPUs.
         """
         job = self.waiting.get(event.job) or self.held.get(event.job)
-        placement = self._adopted(event) if job is not None and self._is_here(event.allocation) else ()
+        placement = self._take_adopted(event) if job is not None and self._is_on_cluster(event.allocation) else ()
         if job is None or not placement:
             self.late["RunAdopted"] += 1
             return
         if self.waiting.pop(event.job, None) is not None:
-            self._never_mind(job)
+            self._note_removed(job)
         else:
-            del self.held[event.job], self.held_for[event.job]
-            self.limits.counts(job)
+            del self.held[event.job], self.hold_reasons[event.job]
+            self.limits.force(job)
         self.active[event.job] = job
         self.progress[event.job].runs = event.run - 1
-        self._begin(event.job, Allocation(placement, event.allocation.plan), event.since)
+        self._begin_run(event.job, Allocation(placement, event.allocation.plan), event.since)
 
-    def _adopted(self, event: RunAdopted) -> Placement:
+    def _take_adopted(self, event: RunAdopted) -> Placement:
         placement = event.allocation.placement
         if event.job in self.held:
-            return tuple(share for share in self.free.take_what_is_free(placement) if share.gpus)
+            return tuple(share for share in self.free.take_available(placement) if share.gpus)
         return placement if self.free.take(placement) is None else ()
 
-    def _began_to_compute(self, job_id: str) -> None:
+    def _note_started(self, job_id: str) -> None:
         progress, run = self.progress[job_id], self.runs[job_id]
-        if progress.said_started:
+        if progress.reported_start:
             self.late["RunStarted"] += 1
             return
-        progress.said_started = True
-        self._go_on_computing(progress, run)
+        progress.reported_start = True
+        self._resume_computing(progress, run)
 
-    def _progressed(self, job_id: str, done: Seconds, steps: int | None) -> None:
+    def _note_progress(self, job_id: str, done: Seconds, steps: int | None) -> None:
         progress, run = self.progress[job_id], self.runs[job_id]
         if done <= progress.done and (steps is None or steps <= progress.steps):
             self.late["RunProgressed"] += 1
             return
         if done > progress.done:
             progress.done = done
-        elif progress.computing_since is not None:  # only steps were reported: what was believed until now stays so
+        elif progress.computing_since is not None:  # only steps were reported: the estimated work up to now is kept
             progress.done += self.now - progress.computing_since
-        self._counted(progress, steps)
-        self._go_on_computing(progress, run)
+        self._record_steps(progress, steps)
+        self._resume_computing(progress, run)
 
-    def _counted(self, progress: Progress, steps: int | None) -> None:
+    def _record_steps(self, progress: Progress, steps: int | None) -> None:
         if steps is not None:
             progress.steps, progress.steps_at = steps, self.now
 
-    def _go_on_computing(self, progress: Progress, run: Run) -> None:
-        """From now on more work is done, unless the run has been told to stop."""
+    def _resume_computing(self, progress: Progress, run: Run) -> None:
+        """Count work from now on, unless the run is stopping."""
         if not run.stopping:
             progress.computing_since = self.now
             self.changes.progressed.append(run)
 
-    def _is_here(self, allocation: Allocation) -> bool:
-        """Whether this cluster has these nodes and GPUs: the run may be of a time when there were others."""
+    def _is_on_cluster(self, allocation: Allocation) -> bool:
+        """Whether this cluster has the nodes and GPUs: the run may be older than a change of the cluster."""
         nodes = self.cluster.nodes
         return all(
             0 <= share.node < len(nodes) and all(0 <= gpu < nodes[share.node].gpus for gpu in share.gpus)
             for share in allocation.placement
         )
 
-    def _stopped(self, job_id: str, done: Seconds, steps: int | None) -> Order | None:
-        wanted = self._reshaping.pop(job_id, None)
-        self._end(job_id)
-        self._kept(job_id, done, steps)
+    def _finish_stop(self, job_id: str, done: Seconds, steps: int | None) -> Order | None:
+        target = self._next_allocations.pop(job_id, None)
+        self._end_run(job_id)
+        self._record_saved(job_id, done, steps)
         if job_id in self._cancelled:
-            self._forget(self.active[job_id])
+            self._remove_job(self.active[job_id])
             return None
-        if wanted is not None and job_id not in self.to_be_held and self.free.take(wanted.placement) is None:
-            return self._begin(job_id, wanted)
-        self._wait_again(job_id)
+        if target is not None and job_id not in self.hold_pending and self.free.take(target.placement) is None:
+            return self._begin_run(job_id, target)
+        self._requeue(job_id)
         return None
 
-    def _kept(self, job_id: str, done: Seconds, steps: int | None) -> None:
+    def _record_saved(self, job_id: str, done: Seconds, steps: int | None) -> None:
         progress = self.progress[job_id]
         progress.done = done
-        self._counted(progress, steps)
+        self._record_steps(progress, steps)
 
-    def _failed(self, job_id: str, done: Seconds, steps: int | None, retry: bool) -> None:
-        self._end(job_id)
+    def _fail(self, job_id: str, done: Seconds, steps: int | None, retry: bool) -> None:
+        self._end_run(job_id)
         if retry and job_id not in self._cancelled:
-            self._kept(job_id, done, steps)
-            self._wait_again(job_id)
+            self._record_saved(job_id, done, steps)
+            self._requeue(job_id)
         else:
-            self._forget(self.active[job_id])
+            self._remove_job(self.active[job_id])
 
     def _cancel(self, job_id: str) -> Order | None:
         run = self.runs.get(job_id)
@@ -287,43 +291,43 @@ class State:
             return None if run.stopping else self.stop(job_id, "cancelled")
         job = self.waiting.pop(job_id, None)
         if job is not None:
-            self._never_mind(job)
-            self._forget(job)
+            self._note_removed(job)
+            self._remove_job(job)
         elif (job := self.infeasible.pop(job_id, None)) is not None:
-            self._forget(job)
+            self._remove_job(job)
         elif (job := self.held.pop(job_id, None)) is not None:
-            del self.held_for[job_id]
-            self._forget(job)
+            del self.hold_reasons[job_id]
+            self._remove_job(job)
         else:
             self.late["JobCancelled"] += 1
         return None
 
-    def _never_mind(self, job: Job) -> None:
-        """A job leaves the queue; if the policy has not seen it come, it need not see it go."""
-        for unseen in (self.changes.submitted, self.changes.returned):
+    def _note_removed(self, job: Job) -> None:
+        """Report to the policy that a job has left the queue, unless the policy has not seen the job yet."""
+        for unseen in (self.changes.submitted, self.changes.requeued):
             if job in unseen:
                 unseen.remove(job)
                 return
-        self.changes.gone.append(job.id)
+        self.changes.removed.append(job.id)
 
-    def _set_up(self, node: int, up: bool) -> None:
+    def _set_node_up(self, node: int, up: bool) -> None:
         if not 0 <= node < len(self.cluster.nodes) or self.free.is_up(node) == up:
             self.late["NodeReturned" if up else "NodeLost"] += 1
             return
-        self.free.set_up(node, up)
+        self.free.set_node_up(node, up)
         self.changes.nodes.append(node)
 
-    # Consequences.
+    # Decisions.
 
     def start(self, job_id: str, allocation: Allocation) -> Order:
-        """A waiting job gets an allocation that was taken for it."""
+        """Start a waiting job on an allocation that has been taken for it."""
         self.active[job_id] = self.waiting.pop(job_id)
         self.reasons.pop(job_id, None)
         self.start_estimates.pop(job_id, None)
-        return self._begin(job_id, allocation)
+        return self._begin_run(job_id, allocation)
 
     def stop(self, job_id: str, why: str) -> Order:
-        """A run is told to stop; it holds what it holds until it reports that it has."""
+        """Stop a run. It holds its resources until its end is reported."""
         run, progress = self.runs[job_id], self.progress[job_id]
         self.runs[job_id] = Run(run.job, run.number, run.allocation, run.since, True)
         if progress.computing_since is not None:
@@ -332,69 +336,69 @@ class State:
         return StopRun(job_id, run.number, why)
 
     def end(self, job_id: str, why: str) -> Order:
-        """A run is told to stop, and its job does not wait again."""
+        """Stop a run for good: its job is not queued again."""
         self._cancelled.add(job_id)
         return self.stop(job_id, why)
 
-    def refuse(self, decision: Decision) -> None:
-        """A decision was refused: what the policy believes to have started waits on, as if it had come back."""
-        self.changes.returned += [self.waiting[start.job] for start in decision.starts if start.job in self.waiting]
+    def reject(self, decision: Decision) -> None:
+        """Report the jobs that a rejected decision would have started as queued again, so that the policy notices."""
+        self.changes.requeued += [self.waiting[start.job] for start in decision.starts if start.job in self.waiting]
 
     def reshape(self, job_id: str, allocation: Allocation, holding: Placement, why: str) -> Order:
-        """A run is told to stop, and its job will be started again at once; until then it holds both shapes."""
-        self._held[job_id] = holding
-        self._reshaping[job_id] = allocation
+        """Stop a run, to start its job on another allocation at once. Until then the job holds both (`holding`)."""
+        self._reshape_holdings[job_id] = holding
+        self._next_allocations[job_id] = allocation
         return self.stop(job_id, why)
 
-    def is_unwanted(self, job_id: str) -> bool:
-        """Whether a run that is stopping was cancelled, or ended by a rule: its job will not wait again."""
+    def is_cancelled(self, job_id: str) -> bool:
+        """Whether a job with a stopping run was cancelled, or ended by a decision, and is not queued again."""
         return job_id in self._cancelled
 
     def next_allocation(self, job_id: str) -> Allocation | None:
-        """What a job that is being reshaped will run on next."""
-        return self._reshaping.get(job_id)
+        """Return the next allocation of a job that is being reshaped."""
+        return self._next_allocations.get(job_id)
 
     def held_by(self, job_id: str) -> Placement:
-        """What a job holds now."""
-        return (self._held and self._held.get(job_id)) or self.runs[job_id].allocation.placement
+        """Return the resources that an active job holds now."""
+        return (self._reshape_holdings and self._reshape_holdings.get(job_id)) or self.runs[job_id].allocation.placement
 
-    def _begin(self, job_id: str, allocation: Allocation, since: Seconds | None = None) -> Order:
+    def _begin_run(self, job_id: str, allocation: Allocation, since: Seconds | None = None) -> Order:
         progress = self.progress[job_id]
         progress.runs += 1
         progress.computing_since = self.now
-        progress.said_started = False
+        progress.reported_start = False
         run = Run(job_id, progress.runs, allocation, self.now if since is None else since)
         self.runs[job_id] = run
         self.changes.started.append(run)
         return StartRun(job_id, run.number, allocation)
 
-    def _end(self, job_id: str) -> None:
+    def _end_run(self, job_id: str) -> None:
         placement = self.held_by(job_id)
-        self.free.give_back(placement)
-        if self._held:
-            self._held.pop(job_id, None)
-            self._reshaping.pop(job_id, None)
+        self.free.release(placement)
+        if self._reshape_holdings:
+            self._reshape_holdings.pop(job_id, None)
+            self._next_allocations.pop(job_id, None)
         run = self.runs.pop(job_id)
         progress = self.progress[job_id]
         progress.computing_since = None
         progress.gpu_seconds += (self.now - run.since) * run.allocation.gpu_milli / WHOLE
         self.changes.ended.append(run)
 
-    def _wait_again(self, job_id: str) -> None:
+    def _requeue(self, job_id: str) -> None:
         job = self.active.pop(job_id)
-        if job_id in self.to_be_held:
-            self.to_be_held.discard(job_id)
-            self._keep_back(job, Reason.HELD)
-            self._leaves(job)
+        if job_id in self.hold_pending:
+            self.hold_pending.discard(job_id)
+            self._set_aside(job, Reason.HELD)
+            self._release_usage(job)
             return
         self.waiting[job_id] = job
-        self.changes.returned.append(job)
+        self.changes.requeued.append(job)
 
-    def _forget(self, job: Job) -> None:
+    def _remove_job(self, job: Job) -> None:
         self.active.pop(job.id, None)
         self.reasons.pop(job.id, None)
         self.start_estimates.pop(job.id, None)
         self._cancelled.discard(job.id)
-        self.to_be_held.discard(job.id)
+        self.hold_pending.discard(job.id)
         del self.progress[job.id]
-        self._leaves(job)
+        self._release_usage(job)

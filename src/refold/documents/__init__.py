@@ -1,4 +1,4 @@
-"""Documents that people write, of which every part knows its line."""
+"""Readers of YAML and JSON documents, with file name, line and field in every error."""
 
 import lazy_loader
 

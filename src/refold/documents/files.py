@@ -1,4 +1,4 @@
-"""Text files as plain values, and plain values as structs. What is wrong with one is said in the file's own words."""
+"""Read small text files as plain values, and convert plain values to structs, with errors in terms of the file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from refold.errors import BadFile, BadValue, UnknownName
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-MOST_BYTES = {".json": 2**22, ".yaml": 2**16}
-"""Descriptions are never longer than this; files of weights, named by mistake, are."""
+MAX_DESCRIPTION_BYTES = {".json": 2**22, ".yaml": 2**16}
+"""The size limit of a description, by suffix, so that a weights file passed by mistake is rejected."""
 
-LARGEST = 10**15
-"""No number of a description is larger than this."""
+MAX_NUMBER = 10**15
+"""The largest absolute value of an integer in a description."""
 
 _EXPECTED = {
     "int": "a whole number",
@@ -31,27 +31,27 @@ _EXPECTED = {
     "array": "a list",
     "object": "fields and their values",
 }
-_SHORT = Repr()
-_SHORT.maxlevel = 2
-_SHORT.maxstring = _SHORT.maxother = 60
+_SHORT_REPR = Repr()
+_SHORT_REPR.maxlevel = 2
+_SHORT_REPR.maxstring = _SHORT_REPR.maxother = 60
 
 
-def shown(value: object) -> str:
-    """A value as an error shows it: short, whatever it is."""
+def format_value(value: object) -> str:
+    """Format a value for an error message, shortened if necessary."""
     try:
-        return _SHORT.repr(value)
+        return _SHORT_REPR.repr(value)
     except ValueError:
         return "a number too long to print"
 
 
-def text_of(path: Path) -> str:
-    """What a file says."""
-    most = MOST_BYTES.get(path.suffix.lower(), MOST_BYTES[".yaml"])
+def read_description(path: Path) -> str:
+    """Read the text of a description file, up to the size limit of its suffix (default: that of YAML)."""
+    limit = MAX_DESCRIPTION_BYTES.get(path.suffix.lower(), MAX_DESCRIPTION_BYTES[".yaml"])
     try:
         if not path.is_file():
             raise BadFile(path, "is not a file")
-        if path.stat().st_size > most:
-            raise BadFile(path, f"has {path.stat().st_size:,} bytes, expected a description of at most {most:,}")
+        if path.stat().st_size > limit:
+            raise BadFile(path, f"has {path.stat().st_size:,} bytes, expected a description of at most {limit:,}")
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise BadFile(path, f"cannot be read: {error.strerror}") from None
@@ -59,17 +59,20 @@ def text_of(path: Path) -> str:
         raise BadFile(path, "is not text (UTF-8)") from None
 
 
-def from_yaml(path: object, text: str) -> object:
-    """YAML as plain values. The loader in C would be quicker, but brackets nested deeply enough end the process."""
-    return _parsed(path, "YAML", lambda: yaml.load(text, Loader=yaml.SafeLoader))
+def parse_yaml(path: object, text: str) -> object:
+    """Parse YAML into plain values.
+
+    The Python loader is used although the C loader is faster: deeply nested brackets crash the process in C.
+    """
+    return _parse(path, "YAML", lambda: yaml.load(text, Loader=yaml.SafeLoader))
 
 
-def from_json(path: object, text: str) -> object:
-    """JSON as plain values."""
-    return _parsed(path, "JSON", lambda: json.loads(text))
+def parse_json(path: object, text: str) -> object:
+    """Parse JSON into plain values."""
+    return _parse(path, "JSON", lambda: json.loads(text))
 
 
-def _parsed(path: object, language: str, parse: Callable[[], object]) -> object:
+def _parse(path: object, language: str, parse: Callable[[], object]) -> object:
     try:
         return parse()
     except RecursionError:
@@ -80,42 +83,42 @@ def _parsed(path: object, language: str, parse: Callable[[], object]) -> object:
 
 
 def as_struct(path: object, document: object, struct: type[S]) -> S:
-    """Plain values as a struct; or which field is wrong, what is there and what would do."""
+    """Convert plain values to a struct, or raise BadFile with the field, its value and what is expected."""
     if not isinstance(document, dict):
-        raise BadFile(path, f"is {shown(document)}, expected fields and their values")
+        raise BadFile(path, f"is {format_value(document)}, expected fields and their values")
     fields = [field.name for field in msgspec.structs.fields(struct)]
     for field, value in document.items():
         if field not in fields:
             raise BadFile(path, str(UnknownName("field", str(field), fields)))
-        if isinstance(value, int | float) and not _within_reason(value):
-            raise BadFile(path, f"{field} is {shown(value)}, expected a number up to {LARGEST:.0e}")
+        if isinstance(value, int | float) and not _is_in_range(value):
+            raise BadFile(path, f"{field} is {format_value(value)}, expected a number up to {MAX_NUMBER:.0e}")
     try:
         return msgspec.convert(document, struct)
     except msgspec.ValidationError as error:
-        raise BadFile(path, _problem(error, document, struct)) from None
+        raise BadFile(path, _problem_text(error, document, struct)) from None
 
 
-def _within_reason(value: float) -> bool:
-    return abs(value) <= LARGEST if isinstance(value, int) else isfinite(value)
+def _is_in_range(value: float) -> bool:
+    return abs(value) <= MAX_NUMBER if isinstance(value, int) else isfinite(value)
 
 
-def _problem(error: msgspec.ValidationError, document: object, struct: type[msgspec.Struct]) -> str:
-    """'Expected `int`, got `str` - at `$.hidden`' as "hidden is '4k', expected a whole number"."""
-    problem, _, place = str(error).replace("`", "").partition(" - at ")
-    place = place.removeprefix("$").removeprefix(".")
+def _problem_text(error: msgspec.ValidationError, document: object, struct: type[msgspec.Struct]) -> str:
+    """Reword an msgspec error such as "Expected `int`, got `str` - at `$.hidden`" in terms of the document."""
+    problem, _, field = str(error).replace("`", "").partition(" - at ")
+    field = field.removeprefix("$").removeprefix(".")
     if isinstance(error.__cause__, BadValue):
-        return f"{place}: {problem}" if place else problem
+        return f"{field}: {problem}" if field else problem
     if missing := re.fullmatch(r"Object missing required field (.+)", problem):
-        return f"{place + '.' if place else ''}{missing[1]} is absent"
+        return f"{field + '.' if field else ''}{missing[1]} is missing"
     if wrong := re.fullmatch(r"Expected (\w+), got \w+", problem):
-        return f"{place} is {shown(_value_at(place, document))}, expected {_EXPECTED.get(wrong[1], wrong[1])}"
-    if choices := get_args(get_type_hints(struct).get(place)):
-        return str(UnknownName(place, str(_value_at(place, document)), choices))
-    return f"{place}: {problem}"
+        return f"{field} is {format_value(_value_at(field, document))}, expected {_EXPECTED.get(wrong[1], wrong[1])}"
+    if choices := get_args(get_type_hints(struct).get(field)):
+        return str(UnknownName(field, str(_value_at(field, document)), choices))
+    return f"{field}: {problem}"
 
 
-def _value_at(place: str, document: Any) -> object:
-    """What stands at a place such as 'gpus[3].link.kind'."""
-    for field, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", place):
+def _value_at(path: str, document: Any) -> object:
+    """Return the value at a path such as 'gpus[3].link.kind'."""
+    for field, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
         document = document[field] if field else document[int(index)]
     return document

@@ -1,4 +1,4 @@
-"""Parts of a document that a person wrote, each of which knows its line and its name, so that errors can say both."""
+"""The parts of a YAML document. Each part knows its line and its path, so that errors can name both."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from math import inf
 from typing import Any, TypeAlias
 
 from refold.errors import BadInput, BadRow, BadValue, UnknownName
-from refold.model import Seconds, seconds_from_text
+from refold.model import Seconds, format_duration, parse_duration
 
-LONGEST_SHOWN = 60
-"""Characters of a value or a name that an error repeats."""
+MAX_QUOTED_CHARS = 60
+"""The maximum number of characters of a value or name that an error message quotes."""
 
 Value: TypeAlias = "dict[str, Part] | list[Part] | str | int | float | bool | None"
 
 
 class BadLine(BadInput):
-    """One line of a file is not what it should be."""
+    """One line of a file is invalid."""
 
     def __init__(self, path: object, line: int, problem: str) -> None:
         super().__init__(f"{path} line {line}: {problem}")
@@ -27,7 +27,7 @@ class BadLine(BadInput):
 
 
 class _ValueText(str):
-    """What an error says of a value, as it is."""
+    """Text that `BadRow` prints without quotes."""
 
     __slots__ = ()
 
@@ -37,9 +37,9 @@ class _ValueText(str):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """A part of a document: what stands there, in which line of which file, under which key of which other part.
+    """One value of a document, with its file (`where`), its line, and its key in the enclosing part.
 
-    A scalar is also there as it was `written`: a variable of `010` is to be just that.
+    `written` is the original text of a scalar: an environment variable set to `010` must stay `010`.
     """
 
     where: str
@@ -51,125 +51,127 @@ class Part:
 
     @property
     def path(self) -> str:
-        """Its name, such as `tenants.vision.quota_gpus` or `nodes[2]`; empty for the whole document."""
+        """The path from the root, such as `tenants.vision.quota_gpus` or `nodes[2]`; empty for the root."""
         names: list[str] = []
         part = self
         while part.parent is not None:
-            names.append(f"[{part.key}]" if isinstance(part.key, int) else f".{short(part.key)}")
+            names.append(f"[{part.key}]" if isinstance(part.key, int) else f".{shorten(part.key)}")
             part = part.parent
         return "".join(reversed(names)).removeprefix(".")
 
     @property
-    def shown(self) -> str:
-        """Its value as an error repeats it."""
+    def value_text(self) -> str:
+        """The value as an error message shows it."""
         match self.value:
             case dict():
                 return "keys and their values"
             case list():
                 return "a list"
             case str():
-                return repr(short(self.value))
+                return repr(shorten(self.value))
             case None:
                 return "empty"
-        return short(self.written)
+        return shorten(self.written)
 
-    def wrong(self, expected: str) -> BadRow:
-        """The error that says what stands here, and what would be right."""
-        return BadRow(self.where, self.line, self.path or "the file", _ValueText(self.shown), expected)
+    def unexpected(self, expected: str) -> BadRow:
+        """Return the error '<path> is <value>, expected <expected>'."""
+        return BadRow(self.where, self.line, self.path or "the file", _ValueText(self.value_text), expected)
 
-    def refused(self, problem: object) -> BadLine:
-        """The error that says what is wrong here in other words."""
+    def error(self, problem: object) -> BadLine:
+        """Return the error '<path>: <problem>'."""
         return BadLine(self.where, self.line, f"{self.path}: {problem}" if self.path else str(problem))
 
-    # Reading what stands here.
+    # Typed access to the value. Each method raises `unexpected(expected)` if the value is of another type or range.
 
     def fields(self, known: Collection[str] | None = None, expected: str = "keys and their values") -> dict[str, Part]:
-        """Keys and their parts; only `known` keys, if these are given."""
+        """Return the parts of a mapping by key; if `known` is given, reject other keys."""
         if not isinstance(self.value, dict):
-            raise self.wrong(expected)
+            raise self.unexpected(expected)
         if known is None:
             return self.value
         for key, part in self.value.items():
             if key not in known:
-                kind = f"key of {self.path}" if self.path else "key"
-                raise BadLine(self.where, part.line, str(UnknownName(kind, short(key), known)))
+                prefix = f"{self.path}: " if self.path else ""
+                raise BadLine(self.where, part.line, f"{prefix}{UnknownName('key', shorten(key), known)}")
         return self.value
 
     def read(self, readers: Mapping[str, Callable[[Part], Any]]) -> dict[str, Any]:
-        """Keys and what their readers make of them; a key of which everything is commented out is not there."""
+        """Apply a reader to each key of a mapping. Keys with an empty value are skipped, as is an empty mapping."""
         if self.value is None:
             return {}
         return {key: readers[key](part) for key, part in self.fields(readers).items() if part.value is not None}
 
     def entries(self, expected: str = "a list") -> list[Part]:
-        """The parts of a list."""
+        """Return the parts of a list."""
         if not isinstance(self.value, list):
-            raise self.wrong(expected)
+            raise self.unexpected(expected)
         return self.value
 
-    def text(self, expected: str = "text", most: int = 4096) -> str:
-        """Text that is not empty; a number is taken as it was written."""
+    def text(self, expected: str = "text", maximum: int = 4096) -> str:
+        """Return non-empty text of at most `maximum` characters; a number is returned as written."""
         if isinstance(self.value, bool) or not isinstance(self.value, str | int | float) or not self.written.strip():
-            raise self.wrong(expected)
-        if len(self.written) > most:
-            raise self.wrong(f"{expected} of at most {most:,} characters")
+            raise self.unexpected(expected)
+        if len(self.written) > maximum:
+            raise self.unexpected(f"{expected} of at most {maximum:,} characters")
         return self.written
 
-    def truth(self, expected: str = "true or false") -> bool:
-        """True or false."""
+    def boolean(self, expected: str = "true or false") -> bool:
+        """Return a boolean."""
         if not isinstance(self.value, bool):
-            raise self.wrong(expected)
+            raise self.unexpected(expected)
         return self.value
 
-    def whole(self, expected: str = "a whole number ≥ 0", least: float = 0, most: float = inf) -> int:
-        """A whole number."""
-        if isinstance(self.value, bool) or not isinstance(self.value, int) or not least <= self.value <= most:
-            raise self.wrong(expected)
-        return self.value
+    def integer(self, expected: str = "a whole number ≥ 0", minimum: float = 0, maximum: float = inf) -> int:
+        """Return an integer within the bounds."""
+        value = self.value
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+            raise self.unexpected(expected)
+        return value
 
-    def number(self, expected: str = "a number ≥ 0", least: float = 0, most: float = 1e300) -> float:
-        """A number; neither NaN nor infinite."""
-        if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not least <= self.value <= most:
-            raise self.wrong(expected)
-        return float(self.value)
+    def number(self, expected: str = "a number ≥ 0", minimum: float = 0, maximum: float = 1e300) -> float:
+        """Return a finite number within the bounds."""
+        value = self.value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
+            raise self.unexpected(expected)
+        return float(value)
 
-    def seconds(self, expected: str = "how long, such as 90s, 15m or 1h30m", most: Seconds = 1e9) -> Seconds:
-        """How long: text as people write it, or a number of seconds."""
+    def duration(self, expected: str = "a duration such as 90s, 15m or 1h30m", maximum: Seconds = 1e9) -> Seconds:
+        """Return a duration in seconds, from text such as 1h30m or from a number of seconds."""
         if not isinstance(self.value, str):
-            return self.number(expected, most=most)
+            return self.number(expected, maximum=maximum)
         try:
-            seconds = seconds_from_text(self.value) if len(self.value) <= LONGEST_SHOWN else inf
+            seconds = parse_duration(self.value) if len(self.value) <= MAX_QUOTED_CHARS else inf
         except BadValue:
-            raise self.wrong(expected) from None
-        if seconds > most:
-            raise self.wrong(f"{expected}, and not beyond reason")
+            raise self.unexpected(expected) from None
+        if seconds > maximum:
+            raise self.unexpected(f"{expected}, at most {format_duration(maximum)}")
         return seconds
 
-    def distribution(self) -> Seconds:
-        """How long, and longer than not at all."""
-        seconds = self.seconds()
+    def positive_duration(self) -> Seconds:
+        """Return a duration greater than 0, in seconds."""
+        seconds = self.duration()
         if seconds == 0:
-            raise self.wrong("how long, more than 0, such as 15m")
+            raise self.unexpected("a duration greater than 0, such as 15m")
         return seconds
 
     def one_of(self, names: Collection[str]) -> str:
-        """One of some names; `off` and the like are names too, where they are among them."""
+        """Return the value as written, which must be one of `names`: `off` is the name 'off' here, not a boolean."""
         if self.written not in names or isinstance(self.value, dict | list):
-            raise self.wrong(f"one of {', '.join(names)}")
+            raise self.unexpected(f"one of {', '.join(names)}")
         return self.written
 
-    def plain(self) -> Any:
-        """All of it as plain values; numbers that are not finite are refused."""
+    def to_plain(self) -> Any:
+        """Return the whole part as plain Python values; numbers that are not finite are rejected."""
         match self.value:
             case dict():
-                return {key: part.plain() for key, part in self.value.items()}
+                return {key: part.to_plain() for key, part in self.value.items()}
             case list():
-                return [part.plain() for part in self.value]
+                return [part.to_plain() for part in self.value]
             case float():
-                return self.number("a finite number", least=-1e300)
+                return self.number("a finite number", minimum=-1e300)
         return self.value
 
 
-def short(text: str) -> str:
-    """Text that is not longer than an error should be."""
-    return text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
+def shorten(text: str) -> str:
+    """Cut text to the length that an error message may quote."""
+    return text if len(text) <= MAX_QUOTED_CHARS else text[:MAX_QUOTED_CHARS] + "…"

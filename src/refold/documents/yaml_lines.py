@@ -1,6 +1,6 @@
-"""YAML that people write, as a tree in which every part knows its line and its name.
+"""A YAML parser that returns a tree of `Part`s with line numbers.
 
-The text is not trusted: its size and depth are bounded, and so are its parts, aliases counted where they are used.
+The text is untrusted: its size, its depth and its number of parts are limited, counting an alias as a full copy.
 """
 
 from __future__ import annotations
@@ -12,70 +12,70 @@ from typing import Any
 
 import yaml
 
-from refold.documents.parts import BadLine, Part, Value, short
+from refold.documents.parts import BadLine, Part, Value, shorten
 from refold.errors import BadFile
 
-MOST_BYTES = 2**20
-DEEPEST = 32
-MOST_PARTS = 20_000
-MOST_DIGITS = 100
-"""Of a whole number: Python itself refuses to read some thousands."""
+MAX_BYTES = 2**20
+MAX_DEPTH = 32
+MAX_PARTS = 20_000
+MAX_DIGITS = 100
+"""The maximum number of digits of an integer; Python itself rejects more than 4,300."""
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = "<<"
-_NOTHING = frozenset(("", "~", "null", "Null", "NULL"))
-_TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_WHOLE = re.compile(r"[-+]?[0-9][0-9_]*", re.ASCII)
+_NULL_TEXTS = frozenset(("", "~", "null", "Null", "NULL"))
+_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_INTEGER = re.compile(r"[-+]?[0-9][0-9_]*", re.ASCII)
 _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+", re.ASCII)
 _NUMBER = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", re.ASCII)
 _NOT_FINITE = re.compile(r"([-+]?)\.(inf|Inf|INF|nan|NaN|NAN)")
 
 
 def read_text(path: Path) -> str:
-    """What a file of text says, if it is not too long."""
+    """Read a text file of at most MAX_BYTES."""
     try:
         if not path.is_file():
             raise BadFile(path, "is a folder, expected a file" if path.is_dir() else "no such file")
-        if path.stat().st_size > MOST_BYTES:
-            raise BadFile(path, f"has {path.stat().st_size:,} bytes, expected at most {MOST_BYTES:,}")
+        if path.stat().st_size > MAX_BYTES:
+            raise BadFile(path, f"has {path.stat().st_size:,} bytes, expected at most {MAX_BYTES:,}")
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise BadFile(path, f"cannot be read: {error.strerror or error}") from None
-    except ValueError:  # no UTF-8, or a NUL in the path
+    except ValueError:  # not UTF-8, or a NUL in the path
         raise BadFile(path, "is not text (UTF-8)") from None
 
 
-def load(text: str, where: str) -> Part:
-    """The one document of a text; `where` is the name of the file in errors. An empty text has the value None."""
-    documents = load_all(text, where)
+def load_yaml(text: str, where: str) -> Part:
+    """Parse a text with a single document; `where` is the file name for errors. Empty text has the value None."""
+    documents = load_yaml_documents(text, where)
     if len(documents) > 1:
         raise BadLine(where, documents[1].line, "a second document begins, expected one")
     return documents[0] if documents else Part(where, 1, None)
 
 
-def load_all(text: str, where: str) -> list[Part]:
-    """The documents of a text, which '---' stands between."""
-    if len(text) > MOST_BYTES:
-        raise BadFile(where, f"has {len(text):,} characters, expected at most {MOST_BYTES:,}")
+def load_yaml_documents(text: str, where: str) -> list[Part]:
+    """Parse a text with any number of documents, separated by '---'."""
+    if len(text) > MAX_BYTES:
+        raise BadFile(where, f"has {len(text):,} characters, expected at most {MAX_BYTES:,}")
     tree = _Tree(where)
     line = 1
     try:
         for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
             line = event.start_mark.line + 1
-            tree.take(event, line)
+            tree.add(event, line)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise BadLine(
             where, mark.line + 1 if mark else line, f"is not YAML: {error.problem or error.context}"
         ) from None
     except (yaml.YAMLError, UnicodeError) as error:
-        raise BadLine(where, line, f"is not YAML: {short(' '.join(str(error).split()))}") from None
+        raise BadLine(where, line, f"is not YAML: {shorten(' '.join(str(error).split()))}") from None
     return tree.documents
 
 
 @dataclass(slots=True)
-class _Open:
-    """A list or mapping that has begun: what it was anchored as, and the key that waits for its value."""
+class _OpenPart:
+    """A list or mapping that is not complete yet: its anchor, and the key (with its line) that has no value yet."""
 
     part: Part
     anchor: str | None
@@ -84,88 +84,88 @@ class _Open:
 
 
 class _Tree:
-    """Documents as they grow, event by event: nothing here calls itself as often as the text is nested."""
+    """Builds the documents from parser events, without recursion: deep nesting must not exhaust the stack."""
 
     def __init__(self, where: str) -> None:
         self.documents: list[Part] = []
         self._where = where
-        self._open: list[_Open] = []
-        self._anchored: dict[str, Part | None] = {}
-        self._parts = 0
+        self._open: list[_OpenPart] = []
+        self._anchors: dict[str, Part | None] = {}
+        self._part_count = 0
 
-    def take(self, event: Any, line: int) -> None:
-        """The next thing that stands in the text."""
+    def add(self, event: Any, line: int) -> None:
+        """Process the next parser event."""
         match event:
             case yaml.DocumentStartEvent():
-                self._anchored.clear()
+                self._anchors.clear()
             case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
-                self._end()
+                self._close()
             case yaml.ScalarEvent() | yaml.AliasEvent() | yaml.CollectionStartEvent():
-                if self._wants_key():
-                    self._take_key(event, line)
+                if self._expects_key():
+                    self._add_key(event, line)
                 else:
-                    self._take_value(event, line)
+                    self._add_value(event, line)
 
-    def _wants_key(self) -> bool:
+    def _expects_key(self) -> bool:
         return bool(self._open) and isinstance(self._open[-1].part.value, dict) and self._open[-1].key is None
 
-    def _take_key(self, event: Any, line: int) -> None:
+    def _add_key(self, event: Any, line: int) -> None:
         if not isinstance(event, yaml.ScalarEvent):
             raise BadLine(self._where, line, "a key is a list, a mapping or an alias, expected text")
         holder = self._open[-1]
         if event.value in holder.part.fields():
-            raise BadLine(self._where, line, f"the key {short(event.value)!r} is there twice, expected each once")
-        holder.key, holder.line = self._sound(event.value, line), line
+            raise BadLine(self._where, line, f"duplicate key {shorten(event.value)!r}")
+        holder.key, holder.line = self._check_unicode(event.value, line), line
 
-    def _take_value(self, event: Any, line: int) -> None:
+    def _add_value(self, event: Any, line: int) -> None:
         match event:
             case yaml.ScalarEvent():
-                written = self._sound(event.value, line)
-                self._put(self._scalar(event, written, line), line, written, event.anchor)
+                written = self._check_unicode(event.value, line)
+                self._append(self._scalar(event, written, line), line, written, event.anchor)
             case yaml.AliasEvent():
-                self._alias(str(event.anchor), line)
+                self._add_alias(str(event.anchor), line)
             case _:
-                self._begin(event, line)
+                self._open_collection(event, line)
 
     def _scalar(self, event: Any, written: str, line: int) -> Value:
         tag = str(event.tag or "!").removeprefix(_TAG)
         if tag not in ("!", "str", "int", "float", "bool", "null"):
-            raise BadLine(self._where, line, f"the tag {short(tag)!r} is not understood")
+            raise BadLine(self._where, line, f"the tag {shorten(tag)!r} is not supported")
         if tag == "str" or (tag == "!" and not event.implicit[0]):
             return written
-        if _WHOLE.fullmatch(written) and len(written) > MOST_DIGITS:
-            raise BadLine(self._where, line, f"a number has {len(written):,} digits, expected at most {MOST_DIGITS}")
-        return _resolved(written)
+        if _INTEGER.fullmatch(written) and len(written) > MAX_DIGITS:
+            raise BadLine(self._where, line, f"a number has {len(written):,} digits, expected at most {MAX_DIGITS}")
+        return _resolve_scalar(written)
 
-    def _begin(self, event: Any, line: int) -> None:
+    def _open_collection(self, event: Any, line: int) -> None:
         if event.tag not in (None, "!", f"{_TAG}map", f"{_TAG}seq"):
-            raise BadLine(self._where, line, f"the tag {short(event.tag)!r} is not understood")
-        self._refuse_depth(len(self._open) + 1, line)
-        part = self._put({} if isinstance(event, yaml.MappingStartEvent) else [], line)
+            raise BadLine(self._where, line, f"the tag {shorten(event.tag)!r} is not supported")
+        self._check_depth(len(self._open) + 1, line)
+        part = self._append({} if isinstance(event, yaml.MappingStartEvent) else [], line)
         if event.anchor:
-            self._anchored[event.anchor] = None
-        self._open.append(_Open(part, event.anchor))
+            self._anchors[event.anchor] = None
+        self._open.append(_OpenPart(part, event.anchor))
 
-    def _end(self) -> None:
-        over = self._open.pop()
-        if isinstance(over.part.value, dict) and _MERGE in over.part.value:
-            _merge(over.part, over.part.value.pop(_MERGE))
-        if over.anchor:
-            self._anchored[over.anchor] = over.part
+    def _close(self) -> None:
+        closed = self._open.pop()
+        if isinstance(closed.part.value, dict) and _MERGE in closed.part.value:
+            _merge(closed.part, closed.part.value.pop(_MERGE))
+        if closed.anchor:
+            self._anchors[closed.anchor] = closed.part
 
-    def _alias(self, name: str, line: int) -> None:
-        known = self._anchored.get(name)
+    def _add_alias(self, name: str, line: int) -> None:
+        known = self._anchors.get(name)
         if known is None:
-            problem = "holds itself" if name in self._anchored else "names nothing before it"
-            raise BadLine(self._where, line, f"the alias {short(name)!r} {problem}")
-        size, height = _extent(known)
-        self._count(size - 1, line)
-        self._refuse_depth(len(self._open) + height, line)
-        _fill(self._put(_emptied(known), known.line, known.written), known)
+            problem = "contains itself" if name in self._anchors else "has no anchor before it"
+            raise BadLine(self._where, line, f"the alias {shorten(name)!r} {problem}")
+        size, depth = _size_and_depth(known)
+        self._count_parts(size - 1, line)
+        self._check_depth(len(self._open) + depth, line)
+        _copy_children(self._append(_empty_copy(known), known.line, known.written), known)
 
-    def _put(self, value: Value, line: int, written: str = "", anchor: str | None = None) -> Part:
-        """A part into what holds it. What has a key is found where the key is."""
-        self._count(1, line)
+    def _append(self, value: Value, line: int, written: str = "", anchor: str | None = None) -> Part:
+        """Add a part to the innermost open collection. A value in a mapping gets the line of its key."""
+        self._count_parts(1, line)
         holder = self._open[-1] if self._open else None
         if holder is None:
             part = Part(self._where, line, value, written)
@@ -179,33 +179,33 @@ class _Tree:
             holder.part.fields()[holder.key] = part
             holder.key = None
         if anchor:
-            self._anchored[anchor] = part
+            self._anchors[anchor] = part
         return part
 
-    def _count(self, more: int, line: int) -> None:
-        self._parts += more
-        if self._parts > MOST_PARTS:
-            raise BadLine(self._where, line, f"has more than {MOST_PARTS:,} parts, aliases counted where they are used")
+    def _count_parts(self, more: int, line: int) -> None:
+        self._part_count += more
+        if self._part_count > MAX_PARTS:
+            raise BadLine(self._where, line, f"has more than {MAX_PARTS:,} parts, counting each alias as a copy")
 
-    def _refuse_depth(self, depth: int, line: int) -> None:
-        if depth > DEEPEST:
-            raise BadLine(self._where, line, f"is nested too deeply, expected at most {DEEPEST} levels")
+    def _check_depth(self, depth: int, line: int) -> None:
+        if depth > MAX_DEPTH:
+            raise BadLine(self._where, line, f"is nested too deeply, expected at most {MAX_DEPTH} levels")
 
-    def _sound(self, text: str, line: int) -> str:
+    def _check_unicode(self, text: str, line: int) -> str:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise BadLine(self._where, line, "has half of a surrogate pair, which is no character") from None
+            raise BadLine(self._where, line, "has an unpaired surrogate, which is not a character") from None
         return text
 
 
-def _resolved(written: str) -> Value:
-    """What plain text stands for. A time such as 1:30:00 stays text, and so does a date."""
-    if written in _NOTHING:
+def _resolve_scalar(written: str) -> Value:
+    """Return the value of an unquoted scalar. Times such as 1:30:00 and dates remain text."""
+    if written in _NULL_TEXTS:
         return None
-    if written in (written.lower(), written.upper(), written.capitalize()) and written.lower() in _TRUTHS:
-        return _TRUTHS[written.lower()]
-    if _WHOLE.fullmatch(written):
+    if written in (written.lower(), written.upper(), written.capitalize()) and written.lower() in _BOOLEANS:
+        return _BOOLEANS[written.lower()]
+    if _INTEGER.fullmatch(written):
         return int(written.replace("_", ""))
     if _HEXADECIMAL.fullmatch(written):
         return int(written, 16)
@@ -216,44 +216,44 @@ def _resolved(written: str) -> Value:
     return written
 
 
-def _inside(part: Part) -> list[Part]:
+def _children(part: Part) -> list[Part]:
     if isinstance(part.value, dict):
         return list(part.value.values())
     return part.value if isinstance(part.value, list) else []
 
 
-def _extent(part: Part) -> tuple[int, int]:
-    """How many parts it is, and how many levels."""
-    size, height, level = 0, 0, [part]
+def _size_and_depth(part: Part) -> tuple[int, int]:
+    """Return the number of parts, and the number of nested levels."""
+    size, depth, level = 0, 0, [part]
     while level:
         size += len(level)
-        height += any(isinstance(one.value, dict | list) for one in level)
-        level = [inner for one in level for inner in _inside(one)]
-    return size, height
+        depth += any(isinstance(node.value, dict | list) for node in level)
+        level = [inner for node in level for inner in _children(node)]
+    return size, depth
 
 
-def _emptied(part: Part) -> Value:
+def _empty_copy(part: Part) -> Value:
     return {} if isinstance(part.value, dict) else [] if isinstance(part.value, list) else part.value
 
 
-def _fill(part: Part, source: Part) -> None:
-    """What an alias repeats is told by its name there, and by the line where it was written."""
+def _copy_children(part: Part, source: Part) -> None:
+    """Copy what is below `source` to `part`. The copies have their own path, and the line of the original."""
     if isinstance(part.value, list):
-        part.value.extend(_under(part, inner) for inner in source.entries())
+        part.value.extend(_copy_part(part, inner) for inner in source.entries())
     elif isinstance(part.value, dict):
-        part.value.update((key, _under(part, inner)) for key, inner in source.fields().items())
+        part.value.update((key, _copy_part(part, inner)) for key, inner in source.fields().items())
 
 
-def _under(holder: Part, inner: Part) -> Part:
-    copy = replace(inner, parent=holder, value=_emptied(inner))
-    _fill(copy, inner)
+def _copy_part(holder: Part, inner: Part) -> Part:
+    copy = replace(inner, parent=holder, value=_empty_copy(inner))
+    _copy_children(copy, inner)
     return copy
 
 
 def _merge(into: Part, merged: Part) -> None:
-    """`<<: *usual`: keys of another mapping, where there are none of one's own."""
+    """Apply a merge key (`<<: *defaults`): add the keys of other mappings that the mapping itself does not have."""
     own = into.fields()
     for mapping in merged.entries() if isinstance(merged.value, list) else [merged]:
-        for key, part in mapping.fields(expected="a mapping to merge, or a list of such").items():
+        for key, part in mapping.fields(expected="a mapping to merge, or a list of mappings").items():
             if key not in own:
-                own[key] = _under(into, part)
+                own[key] = _copy_part(into, part)

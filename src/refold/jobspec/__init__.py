@@ -1,4 +1,4 @@
-"""refold.jobspec"""
+"""Job files: Refold's YAML, `#SBATCH` scripts and Kubernetes manifests, converted to submissions."""
 
 import lazy_loader
 

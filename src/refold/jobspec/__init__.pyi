@@ -1,12 +1,12 @@
-from .gpu_requests import wanted_from_text as wanted_from_text
-from .jobs_file import KEYS as KEYS, read_jobs as read_jobs
-from .pattern_process import read_pattern as read_pattern
-from .patterns import Matcher as Matcher, TooSlow as TooSlow, check_patterns as check_patterns
-from .quantities import gib_or_more as gib_or_more
+from .gpu_requests import parse_gpu_request as parse_gpu_request
+from .jobs_file import JOB_FIELDS as JOB_FIELDS, read_jobs as read_jobs
+from .pattern_process import compile_pattern as compile_pattern
+from .patterns import Matcher as Matcher, PatternTimeout as PatternTimeout, check_patterns as check_patterns
+from .quantities import parse_gib as parse_gib
 from .reader import parse_spec as parse_spec, read_spec as read_spec
 from .submission import (
     Submittable as Submittable,
-    asked_once as asked_once,
-    from_command as from_command,
-    one_submission as one_submission,
+    make_submission as make_submission,
+    submission_from_command as submission_from_command,
+    with_request_id as with_request_id,
 )

@@ -1,4 +1,4 @@
-"""A submission while its file is read: what was said so far, and where, so that errors can say both."""
+"""Builds a submission while a job file is read, and locates errors in the file."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 import msgspec
 
-from refold.api import LONGEST_NAME, Submission, bad_field
+from refold.api import MAX_NAME_CHARS, Submission, field_error
 from refold.documents import BadLine, Part
 from refold.errors import BadField, BadValue, RefoldError
-from refold.jobspec.patterns import check_patterns_here
+from refold.jobspec.patterns import check_patterns_in_process
 
 _KINDS = {"int": "a whole number", "float": "a number", "str": "text", "array": "a list", "object": "keys and values"}
 _EXPECTED = re.compile(r"expected (?P<kind>\w+)(?P<length> of length)?(?: (?P<relation>[<>]=?) (?P<limit>[-\d.e+]+))?")
-LONGEST_PROBLEM = 300
-"""Characters of what is wrong, which may repeat all of a value."""
+MAX_PROBLEM_CHARS = 300
+"""Maximum length of an error message, which may quote a long value."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecSource:
-    """A file that is read: its name in errors, what its jobs are called that have no name, and where they run.
+    """The file that is being read: its name in errors, the default job name, and the default working folder.
 
-    `folder`: what relative folders are inside of, and where a job runs that names none; empty: nobody knows.
+    Relative folders are relative to `folder`; if that is empty (unknown), they are rejected.
     """
 
     where: str
@@ -33,83 +33,83 @@ class SpecSource:
     folder: str = ""
 
     def folder_at(self, part: Part) -> str:
-        """The folder that a part names."""
-        named = Path(part.text("a folder"))
-        if not named.is_absolute() and not self.folder:
-            raise part.wrong("an absolute path to a folder")
+        """Return the absolute path of the folder given by a part of the file."""
+        folder = Path(part.text("a folder"))
+        if not folder.is_absolute() and not self.folder:
+            raise part.unexpected("an absolute path to a folder")
         try:
-            return os.path.normpath(Path(self.folder) / named.expanduser())
-        except (RuntimeError, ValueError):  # the home of nobody
-            raise part.wrong("a folder") from None
+            return os.path.normpath(Path(self.folder) / folder.expanduser())
+        except (RuntimeError, ValueError):  # '~name' of an unknown user
+            raise part.unexpected("a folder") from None
 
 
 @dataclass(slots=True)
 class SpecBuilder:
-    """Fields of a submission, each with the part of the file that says it, and notes on what is left out."""
+    """The fields of a submission, each with the part of the file it comes from, and notes on what is ignored."""
 
     source: SpecSource
     root: Part
     fields: dict[str, Any] = field(default_factory=dict)
-    said: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def put(self, name: str, value: Any, part: Part) -> None:
-        """A field of the submission, and where it was said."""
+        """Set a field, and remember the part of the file it comes from."""
         self.fields[name] = value
-        self.said[name] = part
+        self.parts[name] = part
 
     def note(self, part: Part, text: str) -> None:
-        """Something about a part of the file that its author should know."""
+        """Add a note on a part of the file."""
         self.notes.append(f"{part.where} line {part.line}: {text}")
 
     def add_variables(self, variables: dict[str, str], part: Part) -> None:
-        """Variables beside those that are there; what was said before stays."""
-        said = self.said.get("environment", part)
-        self.put("environment", variables | self.fields.get("environment", {}), said)
+        """Add environment variables; those that are set already are not overridden."""
+        source_part = self.parts.get("environment", part)
+        self.put("environment", variables | self.fields.get("environment", {}), source_part)
 
     def submission(self) -> Submission:
-        """What was said, as a whole; or what is wrong with it, and where."""
-        self.fields.setdefault("name", name_from(self.source.name))
+        """Return the submission, or raise an error that names the line of the file."""
+        self.fields.setdefault("name", make_job_name(self.source.name))
         self.fields.setdefault("folder", self.source.folder)
         try:
             submission = msgspec.convert(self.fields, Submission)
-            check_patterns_here(submission.patterns)
+            check_patterns_in_process(submission.patterns)
         except msgspec.ValidationError as error:
-            raise self._located(bad_field(error)) from None
+            raise self._locate(field_error(error)) from None
         except BadValue as error:
-            raise self._located(BadField(str(error))) from None
+            raise self._locate(BadField(str(error))) from None
         return submission
 
-    def _located(self, error: BadField) -> RefoldError:
-        """What a noun complains of, said of the part of the file that it comes from."""
-        problem = str(error).removeprefix("job 'job-1': ")[:LONGEST_PROBLEM]
+    def _locate(self, error: BadField) -> RefoldError:
+        """Return the error with the line and field name of the file."""
+        problem = str(error).removeprefix("job 'job-1': ")[:MAX_PROBLEM_CHARS]
         name = re.split(r"\W", error.field or problem, maxsplit=1)[0]
-        part = self.said.get(name)
+        part = self.parts.get(name)
         if part is None or not part.path:
             return BadLine(self.root.where, self.root.line, problem)
         if expected := _EXPECTED.fullmatch(problem.removeprefix(f"{error.field}: ")):
-            return part.wrong(_in_words(expected))
+            return part.unexpected(_describe(expected))
         return BadLine(part.where, part.line, problem.replace(name, part.path, 1))
 
 
-def _in_words(expected: re.Match[str]) -> str:
-    """`int` <= 63488, as people say it."""
+def _describe(expected: re.Match[str]) -> str:
+    """Reword msgspec's expectation: 'int <= 63488' becomes 'a whole number ≤ 63,488'."""
     kind = _KINDS.get(expected["kind"], expected["kind"])
     if expected["limit"] is None:
         return kind
     relation = {"<=": "≤", ">=": "≥"}.get(expected["relation"], expected["relation"])
     limit = f"{float(expected['limit']):,.15g}"
-    return f"{kind} of a length {relation} {limit}" if expected["length"] else f"{kind} {relation} {limit}"
+    return f"{kind} of length {relation} {limit}" if expected["length"] else f"{kind} {relation} {limit}"
 
 
-def name_from(text: str) -> str:
-    """A name for a job, made from any text."""
-    return re.sub(r"[^\w.-]+", "-", text).strip("-")[:LONGEST_NAME] or "job"
+def make_job_name(text: str) -> str:
+    """Make a valid job name from any text."""
+    return re.sub(r"[^\w.-]+", "-", text).strip("-")[:MAX_NAME_CHARS] or "job"
 
 
-def job_name(part: Part) -> str:
-    """The name that a part says."""
-    name = part.text("a name", LONGEST_NAME)
+def read_job_name(part: Part) -> str:
+    """Read a job name."""
+    name = part.text("a name", MAX_NAME_CHARS)
     if not re.fullmatch(r"[\w.-]+", name):
-        raise part.wrong("letters, digits, '.', '_' and '-'")
+        raise part.unexpected("letters, digits, '.', '_' and '-'")
     return name

@@ -1,4 +1,4 @@
-"""A container of Kubernetes as a command on the machine itself: what it runs, with what, and where."""
+"""A container of a Kubernetes manifest, converted to a command that runs directly on the node."""
 
 from __future__ import annotations
 
@@ -7,111 +7,113 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from refold.api import LONGEST_COMMAND, LONGEST_TEXT
+from refold.api import MAX_COMMAND_CHARS, MAX_TEXT_CHARS
 from refold.documents import Part
 from refold.jobspec.builder import SpecBuilder
-from refold.jobspec.quantities import QUANTITY, quantity
+from refold.jobspec.quantities import EXPECTED_QUANTITY, parse_quantity
 
-GPU = ("nvidia.com/gpu", "amd.com/gpu")
-IMAGE = "images are not honoured: the command runs on the machine itself"
+GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
+IMAGE_NOTE = "image is ignored: the command runs directly on the node"
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
-_KNOWN = ("name", "image", "imagePullPolicy", "command", "args", "env", "workingDir")
+_CONTAINER_FIELDS = ("name", "image", "imagePullPolicy", "command", "args", "env", "workingDir")
 
 
 @dataclass(slots=True)
 class Container:
-    """The fields of a submission that a container says, and where."""
+    """The submission fields of a container, each with the part of the manifest it comes from."""
 
     part: Part
-    asked: dict[str, Any] = field(default_factory=dict)
-    said: dict[str, Part] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)
 
     def put(self, name: str, value: Any, part: Part) -> None:
-        """A field, and where it is said."""
-        self.asked[name] = value
-        self.said[name] = part
+        """Set a field, and remember the part it comes from."""
+        self.fields[name] = value
+        self.parts[name] = part
 
 
-def container_at(draft: SpecBuilder, part: Part, resources: str, read_elsewhere: Iterable[str]) -> Container:
-    """The container that a part describes, its resources under the key `resources`."""
+def read_container(builder: SpecBuilder, part: Part, resources: str, read_elsewhere: Iterable[str]) -> Container:
+    """Read a container. `resources`: the key of its resources; `read_elsewhere`: keys that the caller reads."""
     container = Container(part)
-    said = part.fields()
-    for key, inner in said.items():
+    parts = part.fields()
+    for key, inner in parts.items():
         if key == "image":
-            draft.note(inner, IMAGE)
-        elif key not in (*_KNOWN, resources, *read_elsewhere):
-            draft.note(inner, f"{inner.path} is not honoured")
-    if "env" in said:
-        container.put("environment", _variables(draft, said["env"]), said["env"])
-    _put_command(container, said)
-    if "workingDir" in said:
-        container.put("folder", draft.source.folder_at(said["workingDir"]), said["workingDir"])
-    _put_resources(draft, container, said.get(resources))
+            builder.note(inner, IMAGE_NOTE)
+        elif key not in (*_CONTAINER_FIELDS, resources, *read_elsewhere):
+            builder.note(inner, f"{inner.path} is ignored")
+    if "env" in parts:
+        container.put("environment", _variables(builder, parts["env"]), parts["env"])
+    _put_command(container, parts)
+    if "workingDir" in parts:
+        container.put("folder", builder.source.folder_at(parts["workingDir"]), parts["workingDir"])
+    _put_resources(builder, container, parts.get(resources))
     return container
 
 
-def _variables(draft: SpecBuilder, part: Part) -> dict[str, str]:
+def _variables(builder: SpecBuilder, part: Part) -> dict[str, str]:
     variables: dict[str, str] = {}
     for entry in part.entries("a list of names and values"):
         fields = entry.fields()
         if "name" not in fields:
-            raise entry.refused("name is absent, expected the name of a variable")
-        name = fields["name"].text("the name of a variable")
+            raise entry.error("name is missing, expected a variable name")
+        name = fields["name"].text("a variable name")
         if "valueFrom" in fields:
-            draft.note(entry, f"{entry.path}: the value of {name[:64]} comes from the cluster, and is not set")
+            builder.note(entry, f"{entry.path}: {name[:64]} is not set: valueFrom is not supported")
         elif "value" in fields:
-            if not isinstance(fields["value"].value, str):  # as Kubernetes, which does not take `value: 8`
-                raise fields["value"].wrong("text, in quotes where it looks like something else")
-            variables[name] = expanded(fields["value"].written, variables)
+            if not isinstance(fields["value"].value, str):  # Kubernetes rejects `value: 8` too
+                raise fields["value"].unexpected("text; quote numbers and booleans")
+            variables[name] = expand_references(fields["value"].written, variables)
         else:
             variables[name] = ""
     return variables
 
 
-def expanded(text: str, variables: dict[str, str]) -> str:
-    """Text in which `$(NAME)` stands for a variable, as in Kubernetes; unknown ones stay, and `$$` is a `$`."""
+def expand_references(text: str, variables: dict[str, str]) -> str:
+    """Expand `$(NAME)` as Kubernetes does: unknown variables are left as they are, and `$$` is a literal `$`."""
 
-    def value(found: re.Match[str]) -> str:
-        return "$" if found[1] is None else variables.get(found[1], found[0])
+    def value_of(match: re.Match[str]) -> str:
+        return "$" if match[1] is None else variables.get(match[1], match[0])
 
-    return _REFERENCE.sub(value, text)
+    return _REFERENCE.sub(value_of, text)
 
 
-def _put_command(container: Container, said: dict[str, Part]) -> None:
-    words: list[str] = []
+def _put_command(container: Container, parts: dict[str, Part]) -> None:
+    arguments: list[str] = []
     for key in ("command", "args"):
-        if key in said:
-            words += [_word(word) for word in said[key].entries("a list of words")]
-    if not said.get("command") or not words:
-        raise container.part.refused("command is absent, expected a list of words: that of the image is not known here")
-    variables = container.asked.get("environment", {})
-    container.put("command", [expanded(word, variables) for word in words], said["command"])
+        if key in parts:
+            arguments += [_read_argument(entry) for entry in parts[key].entries("a list of arguments")]
+    if not parts.get("command") or not arguments:
+        raise container.part.error(
+            "command is missing, expected a list of arguments; the command of the image is unknown"
+        )
+    variables = container.fields.get("environment", {})
+    container.put("command", [expand_references(argument, variables) for argument in arguments], parts["command"])
 
 
-def _word(part: Part) -> str:
-    return "" if part.value == "" else part.text("a word", LONGEST_COMMAND)
+def _read_argument(part: Part) -> str:
+    return "" if part.value == "" else part.text("an argument", MAX_COMMAND_CHARS)
 
 
-def _put_resources(draft: SpecBuilder, container: Container, part: Part | None) -> None:
-    """GPUs by their limit; CPUs and memory by their request, as Kubernetes places pods, or else by their limit."""
+def _put_resources(builder: SpecBuilder, container: Container, part: Part | None) -> None:
+    """Set GPUs from the limits; CPUs and memory from the requests, as Kubernetes schedules, else from the limits."""
     container.put("gpus", 0, part or container.part)
     if part is None:
         return
     groups = part.fields(("limits", "requests", "claims"))
     if "claims" in groups:
-        draft.note(groups["claims"], f"{groups['claims'].path} is not honoured")
-    asked = {
+        builder.note(groups["claims"], f"{groups['claims'].path} is ignored")
+    amounts = {
         key: amount for group in ("limits", "requests") if group in groups for key, amount in _amounts(groups[group])
     }
-    for key, amount in asked.items():
-        if key in GPU:
-            container.put("gpus", _whole(amount), amount)
+    for key, amount in amounts.items():
+        if key in GPU_RESOURCES:
+            container.put("gpus", _read_integer(amount), amount)
         elif key in _FIELDS:
-            name, in_units = _FIELDS[key]
-            container.put(name, in_units(_quantity(amount)), amount)
+            name, convert = _FIELDS[key]
+            container.put(name, convert(_read_quantity(amount)), amount)
         else:
-            draft.note(amount, f"{amount.path} is not honoured")
+            builder.note(amount, f"{amount.path} is ignored")
 
 
 def _amounts(part: Part) -> Iterable[tuple[str, Part]]:
@@ -124,18 +126,18 @@ _FIELDS: dict[str, tuple[str, Callable[[float], float]]] = {
 }
 
 
-def _quantity(part: Part) -> float:
+def _read_quantity(part: Part) -> float:
     try:
-        found = quantity(part.text(QUANTITY, LONGEST_TEXT))
+        quantity = parse_quantity(part.text(EXPECTED_QUANTITY, MAX_TEXT_CHARS))
     except ValueError:
-        raise part.wrong(QUANTITY) from None
-    if found < 0:
-        raise part.wrong(QUANTITY)
-    return found
+        raise part.unexpected(EXPECTED_QUANTITY) from None
+    if quantity < 0:
+        raise part.unexpected(EXPECTED_QUANTITY)
+    return quantity
 
 
-def _whole(part: Part) -> int:
-    found = _quantity(part)
-    if found != int(found):
-        raise part.wrong("a whole number of GPUs")
-    return int(found)
+def _read_integer(part: Part) -> int:
+    quantity = _read_quantity(part)
+    if quantity != int(quantity):
+        raise part.unexpected("a whole number of GPUs")
+    return int(quantity)

@@ -1,4 +1,4 @@
-"""Jobs from a YAML file: a list of commands, what each needs, and when it is to be submitted."""
+"""Job lists for `refold run`: a YAML list of commands, their requests, and their submission times."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, get_args
 import yaml
 
 from refold.errors import BadFile, BadValue, UnknownName
-from refold.model import WHOLE, Demand, Job, JobClass, Milli, Seconds, milli_from_number, seconds_from_text
+from refold.model import WHOLE, Demand, Job, JobClass, Milli, Seconds, milli_from_number, parse_duration
 
 
 def read_jobs(path: Path) -> list[Job]:
-    """The jobs of a file, in its order; or what is wrong with it, where, and what would be right."""
+    """Read the jobs of a file, in order; raise `BadFile` with the job and field that is invalid."""
     jobs: dict[str, Job] = {}
     for number, entry in enumerate(_entries(path), start=1):
         try:
             job = _job(entry)
         except ValueError as problem:
-            raise BadFile(path, f"{_name_of_entry(number, entry)}: {problem}") from None
+            raise BadFile(path, f"{_describe_entry(number, entry)}: {problem}") from None
         if job.id in jobs:
-            raise BadFile(path, f"{_name_of_entry(number, entry)}: the name is taken, expected each name once")
+            raise BadFile(path, f"{_describe_entry(number, entry)}: duplicate name, expected unique names")
         jobs[job.id] = job
     return list(jobs.values())
 
@@ -40,43 +40,43 @@ def _entries(path: Path) -> list[Any]:
     return entries
 
 
-def _name_of_entry(number: int, entry: Any) -> str:
+def _describe_entry(number: int, entry: Any) -> str:
     name = entry.get("name") if isinstance(entry, dict) else None
     return f"job {number}" if name is None else f"job {number} ({name!r})"
 
 
 def _job(entry: Any) -> Job:
     if not isinstance(entry, dict):
-        raise BadValue(f"is {entry!r}, expected 'name: …', 'run: …' and so on")
+        raise BadValue(f"is {entry!r}, expected fields such as 'name: …' and 'run: …'")
     for key in entry:
-        if key not in KEYS:
-            raise BadValue(str(UnknownName("key", str(key), KEYS)))
+        if key not in JOB_FIELDS:
+            raise BadValue(str(UnknownName("field", str(key), JOB_FIELDS)))
     for key in ("name", "run"):
         if key not in entry:
-            raise BadValue(f"{key} is absent, expected {KEYS[key][1]}")
-    given = {key: _read(key, value) for key, value in entry.items()}
-    gpus, gpu_milli = given.pop("gpus", (1, WHOLE))
-    if "gpu_range" in given:
-        _check_that_sizes_are_open(given.get("reshapable", False), gpus > 0 and gpu_milli == WHOLE)
+            raise BadValue(f"{key} is missing, expected {JOB_FIELDS[key][1]}")
+    fields = {key: _read(key, value) for key, value in entry.items()}
+    gpus, gpu_milli = fields.pop("gpus", (1, WHOLE))
+    if "gpu_range" in fields:
+        _check_gpu_range(fields.get("reshapable", False), gpus > 0 and gpu_milli == WHOLE)
     return Job(
-        id=given.pop("name"),
-        command=given.pop("run"),
-        submitted=given.pop("after", 0.0),
-        job_class=given.pop("class", "guaranteed"),
-        demand=Demand(given.pop("instances", 1), gpus, gpu_milli),
-        **given,
+        id=fields.pop("name"),
+        command=fields.pop("run"),
+        submitted=fields.pop("after", 0.0),
+        job_class=fields.pop("class", "guaranteed"),
+        demand=Demand(fields.pop("instances", 1), gpus, gpu_milli),
+        **fields,
     )
 
 
-def _check_that_sizes_are_open(reshapable: bool, whole: bool) -> None:
-    if not whole:
-        raise BadValue("gpu_range is for jobs that ask for whole GPUs")
+def _check_gpu_range(reshapable: bool, has_whole_gpus: bool) -> None:
+    if not has_whole_gpus:
+        raise BadValue("gpu_range requires whole GPUs")
     if not reshapable:
-        raise BadValue("gpu_range is for jobs that can run on other numbers of GPUs: say reshapable: true as well")
+        raise BadValue("gpu_range requires reshapable: true")
 
 
 def _read(key: str, value: Any) -> Any:
-    reader, expected = KEYS[key]
+    reader, expected = JOB_FIELDS[key]
     try:
         return reader(value)
     except (TypeError, ValueError):
@@ -98,7 +98,7 @@ def _command(value: Any) -> tuple[str, ...]:
 
 
 def _gpus(value: Any) -> tuple[int, Milli]:
-    """So many GPUs, and how much of each."""
+    """Return the number of GPUs and the share of each, in thousandths."""
     number = _number(value)
     if number == int(number):
         return int(number), WHOLE
@@ -116,30 +116,30 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _seconds(value: Any) -> Seconds:
-    return seconds_from_text(value) if isinstance(value, str) else _number(value)
+def _duration(value: Any) -> Seconds:
+    return parse_duration(value) if isinstance(value, str) else _number(value)
 
 
-def _longer_than_none(value: Any) -> Seconds:
-    seconds = _seconds(value)
+def _positive_duration(value: Any) -> Seconds:
+    seconds = _duration(value)
     if seconds == 0:
         raise ValueError
     return seconds
 
 
-def _whole(value: Any) -> int:
+def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError
     return value
 
 
-def _at_least_one(value: Any) -> int:
-    if _whole(value) < 1:
+def _positive_integer(value: Any) -> int:
+    if _integer(value) < 1:
         raise ValueError
-    return _whole(value)
+    return _integer(value)
 
 
-def _truth(value: Any) -> bool:
+def _boolean(value: Any) -> bool:
     if not isinstance(value, bool):
         raise TypeError
     return value
@@ -155,27 +155,27 @@ def _class(value: Any) -> JobClass:
 def _range(value: Any) -> tuple[int, int]:
     if not isinstance(value, list):
         raise TypeError
-    least, most = (_at_least_one(end) for end in value)
-    if least > most:
+    minimum, maximum = (_positive_integer(end) for end in value)
+    if minimum > maximum:
         raise ValueError
-    return least, most
+    return minimum, maximum
 
 
-KEYS: dict[str, tuple[Callable[[Any], Any], str]] = {
+JOB_FIELDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "name": (_text, "text"),
-    "run": (_command, "a command: text for the shell, or a list of words"),
-    "gpus": (_gpus, "a whole number ≥ 0, or a part of one GPU such as 0.5"),
-    "instances": (_at_least_one, "a whole number ≥ 1"),
-    "after": (_seconds, "how long to wait before it is submitted, such as 10s"),
+    "run": (_command, "a command: a shell command line, or a list of arguments"),
+    "gpus": (_gpus, "a whole number ≥ 0, or a fraction of one GPU such as 0.5"),
+    "instances": (_positive_integer, "a whole number ≥ 1"),
+    "after": (_duration, "the submission time as a delay after the start, such as 10s"),
     "tenant": (_text, "text"),
     "user": (_text, "text"),
     "group": (_text, "text"),
     "class": (_class, "guaranteed or best-effort"),
-    "priority": (_whole, "a whole number"),
-    "work": (_seconds, "how long it will take, such as 90s, if that is known"),
-    "time_limit": (_longer_than_none, "how long it may take, such as 2h"),
-    "preemptible": (_truth, "true or false"),
-    "reshapable": (_truth, "true or false"),
-    "gpu_range": (_range, "the fewest GPUs and the most, such as [1, 8]"),
+    "priority": (_integer, "a whole number"),
+    "work": (_duration, "the run time, such as 90s, if known"),
+    "time_limit": (_positive_duration, "a time limit > 0 such as 2h"),
+    "preemptible": (_boolean, "true or false"),
+    "reshapable": (_boolean, "true or false"),
+    "gpu_range": (_range, "minimum and maximum number of GPUs, such as [1, 8]"),
 }
-"""Every key, how it is read, and what is expected of it."""
+"""Every field, its reader, and its expected value as error messages describe it."""

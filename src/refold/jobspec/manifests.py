@@ -1,118 +1,116 @@
-"""Manifests of Kubernetes: `Job`, and `TrainJob` and `PyTorchJob` of Kubeflow. What means nothing here is noted."""
+"""Kubernetes manifests: `Job`, and Kubeflow's `TrainJob` and `PyTorchJob`. Ignored fields are noted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from refold.api import LONGEST_NAME, LONGEST_TIME, MOST_GPUS, Submission
+from refold.api import MAX_JOB_GPUS, MAX_NAME_CHARS, MAX_TIME_SECONDS, Submission
 from refold.documents import Part
 from refold.errors import UnknownName
-from refold.jobspec.builder import SpecBuilder, SpecSource, name_from
-from refold.jobspec.containers import Container, container_at
-from refold.model import MOST_RETRIES
+from refold.jobspec.builder import SpecBuilder, SpecSource, make_job_name
+from refold.jobspec.containers import Container, read_container
+from refold.model import MAX_RETRIES
 
-QUEUE = "kueue.x-k8s.io/queue-name"
-GROUPS = {"Job": "batch/v1", "TrainJob": "trainer.kubeflow.org/", "PyTorchJob": "kubeflow.org/v1"}
-"""Each kind, and how its apiVersion begins."""
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+API_VERSIONS = {"Job": "batch/v1", "TrainJob": "trainer.kubeflow.org/", "PyTorchJob": "kubeflow.org/v1"}
+"""The supported kinds, and the prefix of their apiVersion."""
 
-Said = dict[str, Part]
+Parts = dict[str, Part]
 
 
 def read_manifest(document: Part, source: SpecSource) -> tuple[Submission, list[str]]:
-    """The job that a manifest asks for, and what of it is not honoured."""
+    """Return the submission that a manifest describes, and notes on ignored fields."""
     fields = document.fields()
     kind = _required(document, "kind")
     name = kind.text("a kind")
-    if name not in GROUPS:
-        raise kind.refused(UnknownName("kind of manifest that is a job", name[:64], GROUPS))
+    if name not in API_VERSIONS:
+        raise kind.error(UnknownName("manifest kind", name[:64], API_VERSIONS))
     version = _required(document, "apiVersion")
-    if not version.text("a version").startswith(GROUPS[name]):
-        raise version.wrong(f"{GROUPS[name]}{'v1alpha1' if GROUPS[name].endswith('/') else ''} for a {name}")
-    draft = SpecBuilder(source, document)
-    labels = _put_metadata(draft, fields.get("metadata"))
+    if not version.text("a version").startswith(API_VERSIONS[name]):
+        raise version.unexpected(
+            f"{API_VERSIONS[name]}{'v1alpha1' if API_VERSIONS[name].endswith('/') else ''} for a {name}"
+        )
+    builder = SpecBuilder(source, document)
+    labels = _put_metadata(builder, fields.get("metadata"))
     spec = _required(document, "spec")
-    READERS[name](draft, spec)
-    _release_for_kueue(draft, labels)
-    return draft.submission(), draft.notes
+    READERS[name](builder, spec)
+    _release_for_kueue(builder, labels)
+    return builder.submission(), builder.notes
 
 
 def _required(part: Part, key: str) -> Part:
     fields = part.fields()
     if key not in fields:
-        raise part.refused(f"{key} is absent, expected one")
+        raise part.error(f"{key} is missing")
     return fields[key]
 
 
-def _put_metadata(draft: SpecBuilder, metadata: Part | None) -> Said:
-    """The name, the tenant from the label of Kueue; the labels."""
-    said = metadata.fields() if metadata is not None else {}
-    if name := said.get("name", said.get("generateName")):
-        draft.put("name", name_from(name.text("a name", 253)), name)
-    labels = said["labels"].fields() if "labels" in said else {}
-    if queue := labels.get(QUEUE):
-        draft.put("tenant", queue.text("the name of a queue", LONGEST_NAME), queue)
+def _put_metadata(builder: SpecBuilder, metadata: Part | None) -> Parts:
+    """Set the name, and the tenant from Kueue's queue label; return the labels."""
+    parts = metadata.fields() if metadata is not None else {}
+    if name := parts.get("name", parts.get("generateName")):
+        builder.put("name", make_job_name(name.text("a name", 253)), name)
+    labels = parts["labels"].fields() if "labels" in parts else {}
+    if queue := labels.get(QUEUE_LABEL):
+        builder.put("tenant", queue.text("a queue name", MAX_NAME_CHARS), queue)
     return labels
 
 
-def _release_for_kueue(draft: SpecBuilder, labels: Said) -> None:
-    """Jobs for Kueue are written suspended, and Kueue lets them go: here the scheduler does."""
-    if draft.fields.get("hold") and QUEUE in labels:
-        draft.note(
-            draft.said["hold"], "suspend is not taken as a hold: a job with the name of a queue starts in its turn"
-        )
-        draft.fields["hold"] = False
+def _release_for_kueue(builder: SpecBuilder, labels: Parts) -> None:
+    """Ignore `suspend` of jobs with a queue label: Kueue unsuspends them, here the scheduler starts them."""
+    if builder.fields.get("hold") and QUEUE_LABEL in labels:
+        builder.note(builder.parts["hold"], "suspend is ignored: a job with a queue label is not held")
+        builder.fields["hold"] = False
 
 
-def _job(draft: SpecBuilder, spec: Part) -> None:
-    said = _said(
-        draft, spec, ("parallelism", "completions", "template"), ("manualSelector", "completionMode", "selector")
+def _job(builder: SpecBuilder, spec: Part) -> None:
+    parts = _read_fields(
+        builder, spec, ("parallelism", "completions", "template"), ("manualSelector", "completionMode", "selector")
     )
-    if "parallelism" in said:
-        draft.put("instances", said["parallelism"].whole("a whole number ≥ 1", 1, MOST_GPUS), said["parallelism"])
-    if "completions" in said:
-        completions = said["completions"].whole("a whole number ≥ 0")
-        if completions != draft.fields.get("instances", 1):
-            draft.note(
-                said["completions"], "spec.completions is not honoured: each of `parallelism` instances runs once"
-            )
-    _put_limits(draft, said)
-    container = _container_of(draft, _required(spec, "template"))
-    _put_container(draft, container)
+    if "parallelism" in parts:
+        builder.put(
+            "instances", parts["parallelism"].integer("a whole number ≥ 1", 1, MAX_JOB_GPUS), parts["parallelism"]
+        )
+    if "completions" in parts:
+        completions = parts["completions"].integer("a whole number ≥ 0")
+        if completions != builder.fields.get("instances", 1):
+            builder.note(parts["completions"], "spec.completions is ignored: each of `parallelism` instances runs once")
+    _put_limits(builder, parts)
+    container = _read_first_container(builder, _required(spec, "template"))
+    _put_container(builder, container)
 
 
-def _train_job(draft: SpecBuilder, spec: Part) -> None:
-    said = _said(draft, spec, ("trainer",), ("managedBy",))
-    _put_limits(draft, said)
+def _train_job(builder: SpecBuilder, spec: Part) -> None:
+    parts = _read_fields(builder, spec, ("trainer",), ("managedBy",))
+    _put_limits(builder, parts)
     trainer = _required(spec, "trainer")
     if "numNodes" in trainer.fields():
         nodes = trainer.fields()["numNodes"]
-        draft.put("instances", nodes.whole("a whole number ≥ 1", 1, MOST_GPUS), nodes)
-    _put_container(draft, container_at(draft, trainer, "resourcesPerNode", ("numNodes",)))
+        builder.put("instances", nodes.integer("a whole number ≥ 1", 1, MAX_JOB_GPUS), nodes)
+    _put_container(builder, read_container(builder, trainer, "resourcesPerNode", ("numNodes",)))
 
 
-def _pytorch_job(draft: SpecBuilder, spec: Part) -> None:
-    said = _said(draft, spec, ("pytorchReplicaSpecs", "runPolicy"), ())
-    if "runPolicy" in said:
-        policy = _said(draft, said["runPolicy"], (), ("cleanPodPolicy",))
-        _put_limits(draft, policy)
+def _pytorch_job(builder: SpecBuilder, spec: Part) -> None:
+    parts = _read_fields(builder, spec, ("pytorchReplicaSpecs", "runPolicy"), ())
+    if "runPolicy" in parts:
+        policy = _read_fields(builder, parts["runPolicy"], (), ("cleanPodPolicy",))
+        _put_limits(builder, policy)
     replicas = _required(spec, "pytorchReplicaSpecs")
     groups = list(replicas.fields(("Master", "Worker")).values())
     if not groups:
-        raise replicas.wrong("a Master, a Worker, or both")
-    containers = [_container_of(draft, _required(group, "template")) for group in groups]
+        raise replicas.unexpected("a Master, a Worker, or both")
+    containers = [_read_first_container(builder, _required(group, "template")) for group in groups]
     for group, container in zip(groups, containers, strict=True):
-        if container.asked != containers[0].asked:
-            raise group.refused(
-                "differs from the others in command, env or resources, expected instances that are equal"
-            )
-    draft.put("instances", sum(_replicas(group) for group in groups), replicas)
-    _put_container(draft, containers[0])
+        if container.fields != containers[0].fields:
+            raise group.error("differs in command, env or resources, expected identical replicas")
+    builder.put("instances", sum(_replicas(group) for group in groups), replicas)
+    _put_container(builder, containers[0])
 
 
 def _replicas(group: Part) -> int:
     fields = group.fields(("replicas", "template", "restartPolicy"))
-    return fields["replicas"].whole("a whole number ≥ 1", 1, MOST_GPUS) if "replicas" in fields else 1
+    return fields["replicas"].integer("a whole number ≥ 1", 1, MAX_JOB_GPUS) if "replicas" in fields else 1
 
 
 READERS: dict[str, Callable[[SpecBuilder, Part], None]] = {
@@ -121,49 +119,49 @@ READERS: dict[str, Callable[[SpecBuilder, Part], None]] = {
     "PyTorchJob": _pytorch_job,
 }
 
-_LIMITS = ("suspend", "activeDeadlineSeconds", "backoffLimit")
-_IN_TEMPLATE = ("containers", "restartPolicy", "activeDeadlineSeconds")
+_LIMIT_FIELDS = ("suspend", "activeDeadlineSeconds", "backoffLimit")
+_POD_FIELDS = ("containers", "restartPolicy", "activeDeadlineSeconds")
 
 
-def _said(draft: SpecBuilder, part: Part, read: Iterable[str], without_meaning: Iterable[str]) -> Said:
-    """The fields of a part; those that are neither read nor without any meaning are noted."""
-    said = part.fields()
-    known = {*read, *without_meaning, *_LIMITS}
-    for key, inner in said.items():
+def _read_fields(builder: SpecBuilder, part: Part, read: Iterable[str], harmless: Iterable[str]) -> Parts:
+    """Return the fields of a part, and note those that are neither read nor harmless."""
+    parts = part.fields()
+    known = {*read, *harmless, *_LIMIT_FIELDS}
+    for key, inner in parts.items():
         if key not in known:
-            draft.note(inner, f"{inner.path} is not honoured")
-    return said
+            builder.note(inner, f"{inner.path} is ignored")
+    return parts
 
 
-def _put_limits(draft: SpecBuilder, said: Said) -> None:
-    """How long it may take, how often it is tried again, whether it waits to be released."""
-    if "suspend" in said:
-        draft.put("hold", said["suspend"].truth(), said["suspend"])
-    if seconds := said.get("activeDeadlineSeconds"):
-        draft.put("time_limit", float(seconds.whole("whole seconds ≥ 1", 1, LONGEST_TIME)), seconds)
-    if limit := said.get("backoffLimit"):
-        draft.put("retries", limit.whole(f"a whole number from 0 to {MOST_RETRIES}", 0, MOST_RETRIES), limit)
+def _put_limits(builder: SpecBuilder, parts: Parts) -> None:
+    """Set the time limit, the number of retries, and whether the job is held."""
+    if "suspend" in parts:
+        builder.put("hold", parts["suspend"].boolean(), parts["suspend"])
+    if seconds := parts.get("activeDeadlineSeconds"):
+        builder.put("time_limit", float(seconds.integer("whole seconds ≥ 1", 1, MAX_TIME_SECONDS)), seconds)
+    if limit := parts.get("backoffLimit"):
+        builder.put("retries", limit.integer(f"a whole number from 0 to {MAX_RETRIES}", 0, MAX_RETRIES), limit)
 
 
-def _container_of(draft: SpecBuilder, template: Part) -> Container:
-    """The first container of a template of pods."""
+def _read_first_container(builder: SpecBuilder, template: Part) -> Container:
+    """Read the first container of a pod template."""
     pod = _required(template, "spec")
-    said = pod.fields()
-    for key, inner in said.items():
-        if key not in _IN_TEMPLATE:
-            draft.note(inner, f"{inner.path} is not honoured")
-    if "activeDeadlineSeconds" in said and "time_limit" not in draft.fields:
-        _put_limits(draft, {"activeDeadlineSeconds": said["activeDeadlineSeconds"]})
+    parts = pod.fields()
+    for key, inner in parts.items():
+        if key not in _POD_FIELDS:
+            builder.note(inner, f"{inner.path} is ignored")
+    if "activeDeadlineSeconds" in parts and "time_limit" not in builder.fields:
+        _put_limits(builder, {"activeDeadlineSeconds": parts["activeDeadlineSeconds"]})
     containers = _required(pod, "containers")
-    several = containers.entries("a list of containers")
-    if not several:
-        raise containers.refused("is an empty list, expected a container")
-    for other in several[1:]:
-        draft.note(other, f"{other.path} is not honoured: the command of the first container runs")
-    return container_at(draft, several[0], "resources", ())
+    entries = containers.entries("a list of containers")
+    if not entries:
+        raise containers.error("is an empty list, expected one container")
+    for other in entries[1:]:
+        builder.note(other, f"{other.path} is ignored: only the first container runs")
+    return read_container(builder, entries[0], "resources", ())
 
 
-def _put_container(draft: SpecBuilder, container: Container) -> None:
-    fields: dict[str, Any] = container.asked
+def _put_container(builder: SpecBuilder, container: Container) -> None:
+    fields: dict[str, Any] = container.fields
     for name, value in fields.items():
-        draft.put(name, value, container.said.get(name, container.part))
+        builder.put(name, value, container.parts.get(name, container.part))

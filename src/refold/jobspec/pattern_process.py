@@ -1,8 +1,8 @@
-"""The process that looks for regular expressions. It knows nothing else, and may be killed at any time.
+"""The process that evaluates regular expressions. It does nothing else and may be killed at any time.
 
-It reads requests line by line as JSON, [text, [pattern, …]], and answers each pattern in a line of its own: null where
-it was not found, else what its first group has at the last place where it was found (all of it, without a group).
-Without a text, null, it tells of each pattern how many groups it has and what is wrong with it.
+It reads requests as lines of JSON, [text, [pattern, …]], and answers each pattern with a line: null if there is no
+match, else the last match (its first group, or all of it if the pattern has no groups). With null as the text, it
+answers each pattern with [number of groups, syntax error].
 """
 
 import json
@@ -11,41 +11,41 @@ import resource
 import sys
 from collections import deque
 
-MOST_MEMORY = 512 * 2**20
-"""Bytes. A pattern can be made to need any amount."""
+MAX_MEMORY_BYTES = 512 * 2**20
+"""Address space limit: a malicious pattern can use any amount of memory."""
 
-LONGEST_ANSWER = 200
+MAX_ANSWER_CHARS = 200
 
 
-def last_found(pattern: str, text: str) -> str | None:
-    """What the pattern last matched in the text, line by line."""
-    last = deque(re.finditer(pattern, text, re.MULTILINE), maxlen=1)
-    if not last:
+def find_last_match(pattern: str, text: str) -> str | None:
+    """Return the last match: its first group, or all of it without groups. `^` and `$` match at line ends."""
+    matches = deque(re.finditer(pattern, text, re.MULTILINE), maxlen=1)
+    if not matches:
         return None
-    found = last[0]
-    return (found[1] or "" if found.re.groups else found[0])[:LONGEST_ANSWER]
+    match = matches[0]
+    return (match[1] or "" if match.re.groups else match[0])[:MAX_ANSWER_CHARS]
 
 
-def read_pattern(pattern: str) -> tuple[int, str]:
-    """How many groups a pattern has; and what is wrong with it, if it is none."""
+def compile_pattern(pattern: str) -> tuple[int, str]:
+    """Return the number of groups of a pattern, and its syntax error ("" if valid)."""
     try:
         return re.compile(pattern, re.MULTILINE).groups, ""
     except (re.error, OverflowError, RecursionError) as error:
-        return 0, str(error)[:LONGEST_ANSWER]
+        return 0, str(error)[:MAX_ANSWER_CHARS]
 
 
 def _answer(pattern: str, text: str | None) -> object:
     if text is None:
-        return read_pattern(pattern)
+        return compile_pattern(pattern)
     try:
-        return last_found(pattern, text)
+        return find_last_match(pattern, text)
     except (re.error, OverflowError, RecursionError):
         return None
 
 
 def main() -> None:
-    """Answer until nobody asks any more."""
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    """Answer requests until standard input is closed."""
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     for line in sys.stdin.buffer:
         text, patterns = json.loads(line)
         for pattern in patterns:

@@ -1,7 +1,7 @@
-"""Looking for other people's regular expressions: in another process, for one can be made to take for ever.
+"""User-supplied regular expressions, evaluated in a separate process with a time limit.
 
-Python's own engine cannot be interrupted, and keeps everybody else waiting while it works. The one that can be given a
-time limit unrolls `((a{1000}){1000}){1000}` when it compiles it, until there is no memory left.
+A pattern can take exponential time. Python's `re` cannot be interrupted and holds the GIL; the third-party engine that
+has timeouts expands `((a{1000}){1000}){1000}` while compiling until memory is exhausted.
 """
 
 from __future__ import annotations
@@ -18,66 +18,66 @@ from time import monotonic
 from typing import IO
 
 from refold.errors import BadValue
-from refold.jobspec.pattern_process import read_pattern
+from refold.jobspec.pattern_process import compile_pattern
 from refold.model import Seconds
 
-PATIENCE: Seconds = 1.0
-"""How long a pattern may take for one text."""
+MATCH_TIMEOUT: Seconds = 1.0
+"""Time limit of one pattern on one text."""
 
-STARTING: Seconds = 10.0
-"""How long the process may take to begin, on a machine that has much to do."""
+START_TIMEOUT: Seconds = 10.0
+"""Time limit for starting the process on a busy machine."""
 
-MOST_KNOWN = 4096
-"""Patterns that are known to be good and need not be read again."""
+MAX_CACHED_PATTERNS = 4096
+"""Maximum number of valid patterns that are cached, so that they are not compiled again."""
 
 _PROGRAM = Path(__file__).with_name("pattern_process.py")
 
 
-class TooSlow(Exception):
-    """A pattern takes too long, or too much memory. `at` is which of those that were asked for."""
+class PatternTimeout(Exception):
+    """A pattern exceeded its time or memory limit. `index`: its index in the request."""
 
-    def __init__(self, at: int) -> None:
-        super().__init__(at)
-        self.at = at
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index
 
 
 class Matcher:
-    """A process that looks for patterns; it is started when it is first needed. For one thread at a time."""
+    """A process that matches patterns, started on first use. For one thread at a time."""
 
-    def __init__(self, patience: Seconds = PATIENCE) -> None:
-        self._patience = patience
+    def __init__(self, timeout: Seconds = MATCH_TIMEOUT) -> None:
+        self._timeout = timeout
         self._process: subprocess.Popen[bytes] | None = None
 
-    def last_found(self, text: str, patterns: Sequence[str]) -> list[str | None]:
-        """What the first group of each pattern (or all of it) has where it was last found; None: it is nowhere."""
+    def find_last_matches(self, text: str, patterns: Sequence[str]) -> list[str | None]:
+        """Return the last match of each pattern (its first group, or all of it without groups), or None."""
         process = self._ready()
         answers: list[str | None] = []
         try:
-            _ask(process, [text, list(patterns)])
+            _send(process, [text, list(patterns)])
             for _ in patterns:
-                answers.append(json.loads(_line(process, self._patience)))
+                answers.append(json.loads(_read_line(process, self._timeout)))
         except (OSError, EOFError, TimeoutError):
             self.close()
-            raise TooSlow(len(answers)) from None
+            raise PatternTimeout(len(answers)) from None
         return answers
 
-    def read(self, patterns: Sequence[str]) -> list[tuple[int, str]]:
-        """How many groups each pattern has, and what is wrong with it; there is patience for all of them together."""
+    def compile(self, patterns: Sequence[str]) -> list[tuple[int, str]]:
+        """Return the number of groups and the syntax error ("" if none) of each pattern, within one time limit."""
         process = self._ready()
         answers: list[tuple[int, str]] = []
-        until = monotonic() + self._patience
+        deadline = monotonic() + self._timeout
         try:
-            for pattern in patterns:  # one by one: a pipe holds only so many, and nobody reads the answers meanwhile
-                _ask(process, [None, [pattern]])
-                groups, problem = json.loads(_line(process, until - monotonic()))
+            for pattern in patterns:  # one at a time: with all at once, both pipes could fill up and deadlock
+                _send(process, [None, [pattern]])
+                groups, problem = json.loads(_read_line(process, deadline - monotonic()))
                 answers.append((groups, problem))
         except (OSError, EOFError, TimeoutError):
             self.close()
-            raise TooSlow(len(answers)) from None
+            raise PatternTimeout(len(answers)) from None
         return answers
 
     def close(self) -> None:
-        """End the process."""
+        """Kill the process."""
         if self._process is not None:
             self._process.kill()
             with self._process:
@@ -94,77 +94,78 @@ class Matcher:
                 bufsize=0,
                 start_new_session=True,
             )
-            with suppress(OSError, EOFError, TimeoutError):  # what goes wrong now goes wrong once more when it is asked
-                _ask(self._process, ["", [""]])
-                _line(self._process, STARTING)
+            with suppress(OSError, EOFError, TimeoutError):  # a failure shows again at the first request
+                _send(self._process, ["", [""]])
+                _read_line(self._process, START_TIMEOUT)
         return self._process
 
 
-_known: dict[str, int] = {}
-_checking = threading.Lock()
+_group_counts: dict[str, int] = {}
+_lock = threading.Lock()
 
 
-def check_patterns(patterns: Iterable[tuple[str, str]], patience: Seconds = PATIENCE) -> None:
-    """Refuse what is no regular expression, or takes too long to read; each comes with the field that it is in.
+def check_patterns(patterns: Iterable[tuple[str, str]], timeout: Seconds = MATCH_TIMEOUT) -> None:
+    """Raise BadValue if a pattern is not a valid regular expression or takes too long to compile.
 
-    To read one can take minutes, so a process does it that is ended when patience is; whoever asks is a thread.
+    Patterns come with their fields. Compiling can take minutes, so it is done in a process that is killed at the time
+    limit. Blocks: call it from a thread.
     """
-    asked = list(patterns)
-    with _checking:
-        unknown = list(dict.fromkeys(pattern for _, pattern in asked if pattern not in _known))
-        read = dict(zip(unknown, _read(unknown, asked, patience), strict=True))
-        for field, pattern in asked:
-            _refuse(field, pattern, *(read[pattern] if pattern in read else (_known[pattern], "")))
-        if len(_known) + len(read) > MOST_KNOWN:
-            _known.clear()
-        _known.update({pattern: groups for pattern, (groups, _) in list(read.items())[:MOST_KNOWN]})
+    pairs = list(patterns)
+    with _lock:
+        unknown = list(dict.fromkeys(pattern for _, pattern in pairs if pattern not in _group_counts))
+        compiled = dict(zip(unknown, _compile_all(unknown, pairs, timeout), strict=True))
+        for field, pattern in pairs:
+            _check(field, pattern, *(compiled[pattern] if pattern in compiled else (_group_counts[pattern], "")))
+        if len(_group_counts) + len(compiled) > MAX_CACHED_PATTERNS:
+            _group_counts.clear()
+        _group_counts.update({pattern: groups for pattern, (groups, _) in list(compiled.items())[:MAX_CACHED_PATTERNS]})
 
 
-def check_patterns_here(patterns: Iterable[tuple[str, str]]) -> None:
-    """The same without a process, for whoever wrote them: nobody else waits."""
+def check_patterns_in_process(patterns: Iterable[tuple[str, str]]) -> None:
+    """Check patterns in this process, without a time limit: for the CLI, where only their author waits."""
     for field, pattern in patterns:
-        _refuse(field, pattern, *read_pattern(pattern))
+        _check(field, pattern, *compile_pattern(pattern))
 
 
-def _read(unknown: Sequence[str], asked: Sequence[tuple[str, str]], patience: Seconds) -> list[tuple[int, str]]:
+def _compile_all(unknown: Sequence[str], pairs: Sequence[tuple[str, str]], timeout: Seconds) -> list[tuple[int, str]]:
     if not unknown:
         return []
-    matcher = Matcher(patience)
+    matcher = Matcher(timeout)
     try:
-        return matcher.read(unknown)
-    except TooSlow as slow:
-        field = next(field for field, pattern in asked if pattern == unknown[slow.at])
+        return matcher.compile(unknown)
+    except PatternTimeout as error:
+        field = next(field for field, pattern in pairs if pattern == unknown[error.index])
         raise BadValue(
-            f"{field} is {unknown[slow.at]!r}, which takes too long to read, expected a simpler one"
+            f"{field} is {unknown[error.index]!r}, which takes too long to compile, expected a simpler pattern"
         ) from None
     finally:
         matcher.close()
 
 
-def _refuse(field: str, pattern: str, groups: int, problem: str) -> None:
+def _check(field: str, pattern: str, groups: int, problem: str) -> None:
     if problem:
         raise BadValue(f"{field} is {pattern!r}, which is not a regular expression: {problem}")
     if field == "progress" and not groups:
-        raise BadValue(f"progress is {pattern!r}, expected a group, such as in 'step (\\d+)'")
+        raise BadValue(f"progress is {pattern!r}, expected a pattern with a group such as 'step (\\d+)'")
 
 
-def _ask(process: subprocess.Popen[bytes], request: object) -> None:
-    left = memoryview(json.dumps(request).encode() + b"\n")
-    while left:
-        left = left[_pipe(process.stdin).write(left) :]
+def _send(process: subprocess.Popen[bytes], request: object) -> None:
+    remaining = memoryview(json.dumps(request).encode() + b"\n")
+    while remaining:
+        remaining = remaining[_pipe(process.stdin).write(remaining) :]
 
 
-def _line(process: subprocess.Popen[bytes], within: Seconds) -> bytes:
-    """One line of the answer, byte after byte: answers are short."""
-    pipe, until, line = _pipe(process.stdout), monotonic() + within, b""
-    readable = select.poll()
-    readable.register(pipe, select.POLLIN)
+def _read_line(process: subprocess.Popen[bytes], timeout: Seconds) -> bytes:
+    """Read one line byte by byte, which is fast enough for short answers."""
+    pipe, deadline, line = _pipe(process.stdout), monotonic() + timeout, b""
+    poller = select.poll()
+    poller.register(pipe, select.POLLIN)
     while not line.endswith(b"\n"):
-        if not readable.poll(1000 * max(0.0, until - monotonic())):
+        if not poller.poll(1000 * max(0.0, deadline - monotonic())):
             raise TimeoutError
-        if not (more := pipe.read(1)):
+        if not (byte := pipe.read(1)):
             raise EOFError
-        line += more
+        line += byte
     return line
 
 

@@ -1,4 +1,4 @@
-"""The plan of a job, as files say it: auto, off, as plans are printed, or by its degrees."""
+"""The `plan` field of a job file: auto, off, a plan as text, or its degrees as a mapping."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 from refold.documents import Part
 from refold.errors import BadInput, BadValue
-from refold.model import LARGEST_DEGREE, RECOMPUTE, Plan, fields_from_text
+from refold.model import MAX_DEGREE, RECOMPUTE, Plan, parse_plan_fields
 
-EXPECTED = "auto, off, a plan such as 'dp8 tp2 zero1', or its degrees: {dp: 8, tp: 2, zero: 1}"
+EXPECTED_PLAN = "auto, off, a plan such as 'dp8 tp2 zero1', or its degrees: {dp: 8, tp: 2, zero: 1}"
 
 _DEGREES = {
     "dp": "data",
@@ -28,66 +28,66 @@ _RECOMPUTE = ("gc", "recompute")
 _KEYS = (*_DEGREES, *_SWITCHES, *_RECOMPUTE, "zero", "fixed")
 
 
-def plan_wish(part: Part) -> str | dict[str, Any]:
-    """`auto`, `off`, or those fields of a plan that are pinned."""
+def read_plan_choice(part: Part) -> str | dict[str, Any]:
+    """Read `auto`, `off`, or the pinned fields of a plan."""
     if isinstance(part.value, dict):
-        return _pinned(part)
-    if part.value is False or part.written == "off":  # a bare `off` is YAML for false
+        return _read_mapping(part)
+    if part.value is False or part.written == "off":  # YAML reads a bare `off` as false
         return "off"
     if part.value is True or part.written == "auto":
         return "auto"
     try:
-        return fields_from_text(part.text(EXPECTED, 256))
+        return parse_plan_fields(part.text(EXPECTED_PLAN, 256))
     except (BadValue, BadInput) as problem:
-        raise part.refused(problem) if isinstance(part.value, str) else part.wrong(EXPECTED) from None
+        raise part.error(problem) if isinstance(part.value, str) else part.unexpected(EXPECTED_PLAN) from None
 
 
-def _pinned(part: Part) -> dict[str, Any]:
-    said = part.fields(_KEYS)
-    if "fixed" in said:
-        return _pinned_in(said["fixed"])
-    return _degrees(part, said)
+def _read_mapping(part: Part) -> dict[str, Any]:
+    parts = part.fields(_KEYS)
+    if "fixed" in parts:
+        return _read_fixed(parts["fixed"])
+    return _read_degrees(part, parts)
 
 
-def _pinned_in(part: Part) -> dict[str, Any]:
-    return _degrees(part, part.fields([key for key in _KEYS if key != "fixed"], EXPECTED))
+def _read_fixed(part: Part) -> dict[str, Any]:
+    return _read_degrees(part, part.fields([key for key in _KEYS if key != "fixed"], EXPECTED_PLAN))
 
 
-def _degrees(part: Part, said: dict[str, Part]) -> dict[str, Any]:
-    given: dict[str, Any] = {}
-    for key, value in said.items():
-        name, meant = _field(key, value)
-        if name in given:
-            raise value.refused(f"says {name} twice")
-        given[name] = meant
-    if not given:
-        raise part.wrong(EXPECTED)
-    return given
+def _read_degrees(part: Part, parts: dict[str, Part]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for key, value in parts.items():
+        name, setting = _read_field(key, value)
+        if name in fields:
+            raise value.error(f"{name} is given twice, expected once")
+        fields[name] = setting
+    if not fields:
+        raise part.unexpected(EXPECTED_PLAN)
+    return fields
 
 
-def _field(key: str, part: Part) -> tuple[str, Any]:
+def _read_field(key: str, part: Part) -> tuple[str, Any]:
     if key in _DEGREES:
-        return _DEGREES[key], part.whole("a whole number ≥ 1", 1, LARGEST_DEGREE)
+        return _DEGREES[key], part.integer("a whole number ≥ 1", 1, MAX_DEGREE)
     if key in _SWITCHES:
-        return _SWITCHES[key], part.truth()
+        return _SWITCHES[key], part.boolean()
     if key == "zero":
-        return "zero", part.whole("a stage of ZeRO, 0 to 3", 0, 3)
+        return "zero", part.integer("a ZeRO stage from 0 to 3", 0, 3)
     if isinstance(part.value, bool):
         return "recompute", "full" if part.value else "none"
     return "recompute", part.one_of(RECOMPUTE)
 
 
-def plan_on(part: Part, given: dict[str, Any], gpus: int) -> Plan:
-    """The plan that a part pins, if it is one for so many GPUs."""
-    plan = plan_for(given, gpus)
+def make_plan(part: Part, fields: dict[str, Any], gpus: int) -> Plan:
+    """Return the pinned plan, checked against the requested number of GPUs."""
+    plan = fill_data_degree(fields, gpus)
     if plan.gpus != gpus:
-        raise part.refused(f"{plan} runs on {plan.gpus} GPUs, expected a plan for the {gpus} that are asked for")
+        raise part.error(f"{plan} needs {plan.gpus} GPUs, expected a plan for the requested {gpus}")
     return plan
 
 
-def plan_for(given: dict[str, Any], gpus: int) -> Plan:
-    """The plan with these fields; how often data are split, if that is not said, is what is left of the GPUs."""
-    plan = Plan(**given)
-    if "data" in given or not gpus or gpus % plan.gpus:
+def fill_data_degree(fields: dict[str, Any], gpus: int) -> Plan:
+    """Return the plan with these fields; a data-parallel degree that is not given is derived from the GPUs."""
+    plan = Plan(**fields)
+    if "data" in fields or not gpus or gpus % plan.gpus:
         return plan
-    return Plan(**given, data=gpus // plan.gpus)
+    return Plan(**fields, data=gpus // plan.gpus)

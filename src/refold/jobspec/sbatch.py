@@ -1,4 +1,4 @@
-"""Batch scripts: what their `#SBATCH` lines ask for, and the script itself as the command."""
+"""Batch scripts: `#SBATCH` directives as submission fields, the script itself as the command."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
-from refold.api import LONGEST_COMMAND, LONGEST_NAME, Submission
+from refold.api import MAX_COMMAND_CHARS, MAX_NAME_CHARS, Submission
 from refold.documents import Part
 from refold.jobspec.arrays import array_variables
-from refold.jobspec.builder import SpecBuilder, SpecSource, name_from
-from refold.jobspec.quantities import SLURM_TIME, slurm_seconds
-from refold.jobspec.refold_yaml import signal_at
-from refold.jobspec.sbatch_directives import Head, read_head
-from refold.jobspec.sbatch_tasks import SIZES, put_tasks
-from refold.jobspec.slurm_options import LEFT_OUT
+from refold.jobspec.builder import SpecBuilder, SpecSource, make_job_name
+from refold.jobspec.quantities import EXPECTED_SLURM_TIME, parse_slurm_seconds
+from refold.jobspec.refold_yaml import read_signal
+from refold.jobspec.sbatch_directives import Directives, read_directives
+from refold.jobspec.sbatch_tasks import SIZE_OPTIONS, put_tasks
+from refold.jobspec.slurm_options import UNSUPPORTED_OPTIONS
 
 Reader = Callable[[SpecBuilder, Part], None]
 
@@ -29,66 +29,68 @@ _SIGNAL = re.compile(r"(?:[RB]+:)?(?P<name>\w{1,9})(?:@(?P<seconds>\d{1,7}))?", 
 _SIGNALS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM"}
 _DEPENDENCY = re.compile(r"afterok((?::[\w.-]+)+)")
 
-SRUN = (
+SRUN_FUNCTION = (
     'srun() { while :; do case "${1-}" in --) shift; break ;; --*=*|-[A-Za-z]?*) shift ;; '
     "--label|--unbuffered|--exclusive|--overlap|--exact|--pty|--verbose|--quiet|--no-kill|--kill-on-bad-exit"
     '|--overcommit|-[lukKOQvEsHXZ]) shift ;; -*) shift 2 ;; *) break ;; esac; done; "$@"; }; '
 )
-"""A script that runs once for each task has no tasks to start: `srun` drops its options and runs the command.
+"""Shell function that replaces `srun` in a script that runs once per task: it drops its options and runs the command.
 
-It stands before the first line of the script, so that line numbers stay as they are.
+It is prepended to the first line of the script, so that line numbers do not change.
 """
 
 
 def read_script(text: str, source: SpecSource) -> tuple[list[Submission], list[str]]:
-    """The job that a script asks for, or those of its array; and what of it is not honoured."""
+    """Return the submission of a script, or one per task of its job array, and notes on ignored options."""
     text = text.replace("\r\n", "\n")
     root = Part(source.where, 1, None)
-    if len(text) > LONGEST_COMMAND:
-        raise root.refused(f"the script has {len(text):,} characters, expected at most {LONGEST_COMMAND:,}")
-    draft = SpecBuilder(source, root)
-    head = read_head(text, root, frozenset((*READERS, *SIZES, *LEFT_OUT)))
-    for name, part in head.options.items():
+    if len(text) > MAX_COMMAND_CHARS:
+        raise root.error(f"the script has {len(text):,} characters, expected at most {MAX_COMMAND_CHARS:,}")
+    builder = SpecBuilder(source, root)
+    directives = read_directives(text, root, frozenset((*READERS, *SIZE_OPTIONS, *UNSUPPORTED_OPTIONS)))
+    for name, part in directives.options.items():
         if reader := READERS.get(name):
-            reader(draft, part)
-        elif name in LEFT_OUT:
-            draft.note(part, f"--{name} is not honoured: {LEFT_OUT[name]}")
-    if head.too_late:
-        late = Part(source.where, head.too_late, None)
-        draft.note(late, "#SBATCH after the first command is not read, as in Slurm")
+            reader(builder, part)
+        elif name in UNSUPPORTED_OPTIONS:
+            builder.note(part, f"--{name} is ignored: {UNSUPPORTED_OPTIONS[name]}")
+    if directives.late_line:
+        late = Part(source.where, directives.late_line, None)
+        builder.note(late, "#SBATCH after the first command is ignored, as in Slurm")
     program = _interpreter(text, root)
-    tasks = program[0] in SHELLS and bool(_CALLS_SRUN.search(text))
-    name = draft.fields.setdefault("name", name_from(source.name))
-    draft.put("command", [*program, "-c", SRUN + text if tasks else text, name], root)
-    put_tasks(draft, head.options, tasks)
-    _put_variables(draft, head)
-    return _each_of_array(draft, head.options.get("array")), draft.notes
+    calls_srun = program[0] in SHELLS and bool(_CALLS_SRUN.search(text))
+    name = builder.fields.setdefault("name", make_job_name(source.name))
+    builder.put("command", [*program, "-c", SRUN_FUNCTION + text if calls_srun else text, name], root)
+    put_tasks(builder, directives.options, calls_srun)
+    _put_variables(builder, directives)
+    return _expand_array(builder, directives.options.get("array")), builder.notes
 
 
 def _interpreter(text: str, root: Part) -> list[str]:
-    """Who runs the script, by its first line; `sh` where it names nobody."""
+    """Return the interpreter of the shebang line with its arguments; `sh` without one."""
     first = text.partition("\n")[0]
     words = first[2:].split() if first.startswith("#!") else ["sh"]
     if words and PurePosixPath(words[0]).name == "env":
         words = words[2:] if words[1:2] == ["-S"] else words[1:]
     program = PurePosixPath(words[0]).name if words else ""
     if program not in SHELLS and not _PYTHON.fullmatch(program):
-        raise root.refused(f"the script is for {program[:40]!r}, expected a first line such as #!/bin/bash")
+        raise root.error(
+            f"the interpreter {program[:40]!r} is not supported, expected a first line such as #!/bin/bash"
+        )
     return [program, *words[1:]]
 
 
-def _put_variables(draft: SpecBuilder, head: Head) -> None:
-    """What Slurm would tell the script and is known already."""
-    variables = {"SLURM_JOB_NAME": draft.fields["name"]}
-    for option, variable in _VARIABLES.items():
-        if option in head.options:
-            variables[variable] = head.options[option].written
-    if draft.source.folder:
-        variables["SLURM_SUBMIT_DIR"] = draft.source.folder
-    draft.add_variables(variables, draft.root)
+def _put_variables(builder: SpecBuilder, directives: Directives) -> None:
+    """Set the SLURM_* variables that are known at submission."""
+    variables = {"SLURM_JOB_NAME": builder.fields["name"]}
+    for option, variable in _VARIABLE_OF_OPTION.items():
+        if option in directives.options:
+            variables[variable] = directives.options[option].written
+    if builder.source.folder:
+        variables["SLURM_SUBMIT_DIR"] = builder.source.folder
+    builder.add_variables(variables, builder.root)
 
 
-_VARIABLES = {
+_VARIABLE_OF_OPTION = {
     "account": "SLURM_JOB_ACCOUNT",
     "cpus-per-task": "SLURM_CPUS_PER_TASK",
     "gpus-per-node": "SLURM_GPUS_PER_NODE",
@@ -96,83 +98,87 @@ _VARIABLES = {
 }
 
 
-def _each_of_array(draft: SpecBuilder, array: Part | None) -> list[Submission]:
-    one = draft.submission()
+def _expand_array(builder: SpecBuilder, array: Part | None) -> list[Submission]:
+    submission = builder.submission()
     if array is None:
-        return [one]
-    variables, limit = array_variables(array, one.name)
+        return [submission]
+    variables, limit = array_variables(array, submission.name)
     if limit:
-        draft.note(array, f"%{limit} of --array is not honoured: as many tasks run at once as there is room for")
-    return [msgspec.structs.replace(one, environment=one.environment | each) for each in variables]
+        builder.note(array, f"%{limit} of --array is ignored: the number of concurrent tasks is not limited")
+    return [
+        msgspec.structs.replace(submission, environment=submission.environment | task_variables)
+        for task_variables in variables
+    ]
 
 
-# Readers of one option each.
+# Readers, one per option.
 
 
-def _name(draft: SpecBuilder, part: Part) -> None:
-    said = part.text("a name", 1024)
-    draft.put("name", name_from(said), part)
-    if name_from(said) != said:
-        draft.note(part, f"the job is called {name_from(said)!r}: letters, digits, '.', '_' and '-' only")
+def _name(builder: SpecBuilder, part: Part) -> None:
+    requested = part.text("a name", 1024)
+    name = make_job_name(requested)
+    builder.put("name", name, part)
+    if name != requested:
+        builder.note(part, f"the job is renamed to {name!r}: names may contain only letters, digits, '.', '_' and '-'")
 
 
-def _time(draft: SpecBuilder, part: Part) -> None:
+def _time(builder: SpecBuilder, part: Part) -> None:
     try:
-        draft.put("time_limit", slurm_seconds(part.written), part)
+        builder.put("time_limit", parse_slurm_seconds(part.written), part)
     except ValueError:
-        raise part.wrong(SLURM_TIME) from None
+        raise part.unexpected(EXPECTED_SLURM_TIME) from None
 
 
-def _tenant(draft: SpecBuilder, part: Part) -> None:
-    draft.put("tenant", part.text("an account", LONGEST_NAME), part)
+def _tenant(builder: SpecBuilder, part: Part) -> None:
+    builder.put("tenant", part.text("an account", MAX_NAME_CHARS), part)
 
 
-def _folder(draft: SpecBuilder, part: Part) -> None:
-    draft.put("folder", draft.source.folder_at(part), part)
+def _folder(builder: SpecBuilder, part: Part) -> None:
+    builder.put("folder", builder.source.folder_at(part), part)
 
 
-def _signal(draft: SpecBuilder, part: Part) -> None:
-    found = _SIGNAL.fullmatch(part.written)
-    if found is None:
-        raise part.wrong("a signal such as USR1@60")
-    draft.put("stop_signal", signal_at(part, _SIGNALS.get(found["name"], found["name"])), part)
-    draft.put("grace", float(found["seconds"] or 60), part)
+def _signal(builder: SpecBuilder, part: Part) -> None:
+    match = _SIGNAL.fullmatch(part.written)
+    if match is None:
+        raise part.unexpected("a signal such as USR1@60")
+    builder.put("stop_signal", read_signal(part, _SIGNALS.get(match["name"], match["name"])), part)
+    builder.put("grace", float(match["seconds"] or 60), part)
 
 
-def _dependency(draft: SpecBuilder, part: Part) -> None:
+def _dependency(builder: SpecBuilder, part: Part) -> None:
     after: list[str] = []
-    for one in part.written.split(","):
-        found = _DEPENDENCY.fullmatch(one)
-        if found is None:
-            raise part.wrong(
-                "afterok:JOB or afterok:JOB:JOB: a job can wait for others to finish, and for nothing else"
-            )
-        after += found[1][1:].split(":")
-    draft.put("after", after, part)
+    for dependency in part.written.split(","):
+        match = _DEPENDENCY.fullmatch(dependency)
+        if match is None:
+            raise part.unexpected("afterok:JOB or afterok:JOB:JOB; other dependency types are not supported")
+        after += match[1][1:].split(":")
+    builder.put("after", after, part)
 
 
-def _priority(draft: SpecBuilder, part: Part, sign: int, usual: int) -> None:
-    value = usual if part.value is None else part.whole("a whole number", -(2**31), 2**31)
-    draft.put("priority", sign * value, part)
+def _priority(builder: SpecBuilder, part: Part, sign: int, default: int) -> None:
+    value = default if part.value is None else part.integer("a whole number", -(2**31), 2**31)
+    builder.put("priority", sign * value, part)
 
 
-def _export(draft: SpecBuilder, part: Part) -> None:
+def _export(builder: SpecBuilder, part: Part) -> None:
     variables: dict[str, str] = {}
     for word in part.text("variables", 2**16).split(","):
-        name, given, value = word.partition("=")
-        if given:
+        name, equals, value = word.partition("=")
+        if equals:
             variables[name] = value
         elif name not in ("ALL", "NONE", "NIL"):
-            draft.note(part, f"--export does not carry {name[:64]!r} over: write {name[:64]}=value")
-    draft.add_variables(variables, part)
+            builder.note(
+                part, f"--export={name[:64]}: the value of the submitting shell is not used; write {name[:64]}=value"
+            )
+    builder.add_variables(variables, part)
 
 
-def _put(draft: SpecBuilder, part: Part, field: str, value: Any) -> None:
-    draft.put(field, value, part)
+def _put(builder: SpecBuilder, part: Part, field: str, value: Any) -> None:
+    builder.put(field, value, part)
 
 
-def _quietly(draft: SpecBuilder, part: Part) -> None:
-    """Nothing follows from it, in Slurm neither."""
+def _no_effect(builder: SpecBuilder, part: Part) -> None:
+    """Ignore an option that needs no note: it is read elsewhere or does not affect the job."""
 
 
 READERS: dict[str, Reader] = {
@@ -185,8 +191,8 @@ READERS: dict[str, Reader] = {
     "dependency": _dependency,
     "signal": _signal,
     "hold": partial(_put, field="hold", value=True),
-    "nice": partial(_priority, sign=-1, usual=100),
-    "priority": partial(_priority, sign=1, usual=0),
+    "nice": partial(_priority, sign=-1, default=100),
+    "priority": partial(_priority, sign=1, default=0),
     "export": _export,
-    **dict.fromkeys(("array", "comment", "parsable", "quiet", "verbose", "ignore-pbs"), _quietly),
+    **dict.fromkeys(("array", "comment", "parsable", "quiet", "verbose", "ignore-pbs"), _no_effect),
 }

@@ -1,4 +1,4 @@
-"""The `#SBATCH` lines of a script, as options and their values, each with its line."""
+"""Parser of the `#SBATCH` lines of a script: options and their values, with line numbers."""
 
 from __future__ import annotations
 
@@ -6,81 +6,81 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from refold.documents import BadLine, Part, short
+from refold.documents import BadLine, Part, shorten
 from refold.errors import BadRow, UnknownName
-from refold.jobspec.slurm_options import SHORT, VALUE_IF_JOINED, WITHOUT_VALUE
+from refold.jobspec.slurm_options import LONG_NAMES, OPTIONAL_VALUE, WITHOUT_VALUE
 
-MARK = "#SBATCH"
-LONGEST_LINE = 8192
+PREFIX = "#SBATCH"
+MAX_LINE_CHARS = 8192
 
 _WORD = re.compile(r"""\s*((?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*"|'[^']*')+)""")
-_WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
+_INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """What a script says before its first command; and the first line that says something too late (0: none does)."""
+class Directives:
+    """The options before the first command, and the line of the first `#SBATCH` after it (0: none)."""
 
     options: dict[str, Part]
-    too_late: int
+    late_line: int
 
 
-def read_head(text: str, root: Part, known: frozenset[str]) -> Head:
-    """Options by their long names, the last where one is there twice, as in Slurm."""
+def read_directives(text: str, root: Part, known: frozenset[str]) -> Directives:
+    """Read the options by their long names. If an option is repeated, the last one counts, as in Slurm."""
     options: dict[str, Part] = {}
-    too_late = 0
-    commands_began = False
+    late_line = 0
+    in_commands = False
     for number, line in enumerate(text.split("\n"), start=1):
-        if line.startswith(MARK) and line[len(MARK) :][:1].strip() == "":
-            if commands_began:
-                too_late = too_late or number
+        if line.startswith(PREFIX) and line[len(PREFIX) :][:1].strip() == "":
+            if in_commands:
+                late_line = late_line or number
             else:
-                options |= _options(line[len(MARK) :], number, root, known)
-        commands_began = commands_began or (bool(line.strip()) and not line.lstrip().startswith("#"))
-    return Head(options, too_late)
+                options |= _parse_line(line[len(PREFIX) :], number, root, known)
+        in_commands = in_commands or (bool(line.strip()) and not line.lstrip().startswith("#"))
+    return Directives(options, late_line)
 
 
-def _options(line: str, number: int, root: Part, known: frozenset[str]) -> dict[str, Part]:
+def _parse_line(line: str, number: int, root: Part, known: frozenset[str]) -> dict[str, Part]:
     options: dict[str, Part] = {}
-    words = _words(line, number, root)
+    words = _split_words(line, number, root)
     while words:
-        name, value = _option(words, number, root, known)
-        meant = int(value) if value is not None and _WHOLE.fullmatch(value) else value
-        options[name] = Part(root.where, number, meant, value or "", root, f"--{name}")
+        name, value = _take_option(words, number, root, known)
+        parsed = int(value) if value is not None and _INTEGER.fullmatch(value) else value
+        options[name] = Part(root.where, number, parsed, value or "", root, f"--{name}")
     return options
 
 
-def _words(line: str, number: int, root: Part) -> list[str]:
-    """Words as a shell has them, up to a comment."""
-    if len(line) > LONGEST_LINE:
-        raise BadLine(root.where, number, f"{MARK} has {len(line):,} characters, expected at most {LONGEST_LINE:,}")
+def _split_words(line: str, number: int, root: Part) -> list[str]:
+    """Split a line into words as a shell does, up to a comment."""
+    if len(line) > MAX_LINE_CHARS:
+        raise BadLine(root.where, number, f"{PREFIX} has {len(line):,} characters, expected at most {MAX_LINE_CHARS:,}")
     words: list[str] = []
     position = 0
-    while found := _WORD.match(line, position):
-        if found[1].startswith("#"):
+    while match := _WORD.match(line, position):
+        if match[1].startswith("#"):
             return words
-        words += shlex.split(found[1])
-        position = found.end()
+        words += shlex.split(match[1])
+        position = match.end()
     if line[position:].strip():
-        raise BadLine(root.where, number, f"{MARK} has {short(line.strip())!r}, expected the quote to be closed")
+        raise BadLine(root.where, number, f"{PREFIX} has {shorten(line.strip())!r}, expected a closing quote")
     return words
 
 
-def _option(words: list[str], number: int, root: Part, known: frozenset[str]) -> tuple[str, str | None]:
-    """The next option and its value, taken from the words."""
+def _take_option(words: list[str], number: int, root: Part, known: frozenset[str]) -> tuple[str, str | None]:
+    """Remove the next option and its value from the words and return them."""
     word = words.pop(0)
     if word.startswith("--"):
         name, joined, value = word[2:].partition("=")
     elif word.startswith("-") and len(word) > 1:
-        name, value = SHORT.get(word[1], word[:2]), word[2:].removeprefix("=")
+        name, value = LONG_NAMES.get(word[1], word[:2]), word[2:].removeprefix("=")
         joined = value
     else:
-        raise BadRow(root.where, number, MARK, short(word), "an option, such as --time=1:00:00")
+        raise BadRow(root.where, number, PREFIX, shorten(word), "an option, such as --time=1:00:00")
     if name not in known:
-        options = [f"--{one}" for one in known]
-        unknown = short(f"--{name}" if word.startswith("--") else word)
+        options = [f"--{option}" for option in known]
+        unknown = shorten(f"--{name}" if word.startswith("--") else word)
         raise BadLine(root.where, number, str(UnknownName("option", unknown, options, listed_by="man sbatch")))
-    if joined or name in WITHOUT_VALUE or name in VALUE_IF_JOINED:
+    if joined or name in WITHOUT_VALUE or name in OPTIONAL_VALUE:
         return name, value if joined else None
     if not words:
         raise BadLine(root.where, number, f"--{name} has no value, expected --{name}=…")

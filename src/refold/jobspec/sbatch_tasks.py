@@ -1,7 +1,7 @@
-"""Nodes, tasks, GPUs, CPUs and memory of a batch script, as instances of a job.
+"""The size of a batch job: nodes, tasks, GPUs, CPUs and memory of a script, converted to instances.
 
-In Slurm a script runs once, on the first node, and `srun` starts its tasks. Here a job has equal instances that start
-together. A script that calls `srun` has an instance for each task; any other has one for each node.
+In Slurm a script runs once, on the first node, and `srun` starts its tasks. Here a job has identical instances that
+start together: one per task for a script that calls `srun`, otherwise one per node.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from refold.api import MOST_GPUS
+from refold.api import MAX_JOB_GPUS
 from refold.documents import Part
 from refold.jobspec.builder import SpecBuilder
-from refold.jobspec.gpu_requests import GpuRequest, wanted_from_text
-from refold.jobspec.quantities import SLURM_MEMORY, slurm_gib
+from refold.jobspec.gpu_requests import GpuRequest, parse_gpu_request
+from refold.jobspec.quantities import EXPECTED_SLURM_MEMORY, parse_slurm_gib
 
-SIZES = (
+SIZE_OPTIONS = (
     *("nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "gres"),
     *("cpus-per-task", "cpus-per-gpu", "mem", "mem-per-cpu", "mem-per-gpu"),
 )
-GPUS = "GPUs such as 4 or a100:4"
-GRES = "GPUs such as gpu:4 or gpu:a100:4"
+EXPECTED_GPUS = "GPUs such as 4 or a100:4"
+EXPECTED_GRES = "GPUs such as gpu:4 or gpu:a100:4"
 
 _NODES = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 Options = Mapping[str, Part]
@@ -29,40 +29,42 @@ Options = Mapping[str, Part]
 
 @dataclass(frozen=True, slots=True)
 class SlurmTasks:
-    """So many nodes with so many tasks each; `apart`: each task is an instance of its own."""
+    """Nodes and tasks per node. `one_task_each`: each task is an instance; otherwise each node is one."""
 
     nodes: int
     per_node: int
-    apart: bool
+    one_task_each: bool
 
     @property
     def instances(self) -> int:
-        """Equal instances that start together."""
-        return self.nodes * self.per_node if self.apart else self.nodes
+        """Number of instances, which start together."""
+        return self.nodes * self.per_node if self.one_task_each else self.nodes
 
     @property
-    def in_instance(self) -> int:
-        """Tasks whose CPUs and GPUs one instance has."""
-        return 1 if self.apart else self.per_node
+    def tasks_per_instance(self) -> int:
+        """Tasks per instance, by which requests per task are multiplied."""
+        return 1 if self.one_task_each else self.per_node
 
 
-def put_tasks(draft: SpecBuilder, options: Options, apart: bool) -> None:
-    """What the options say together of the size of a job."""
-    tasks = _tasks(draft, options, apart)
-    draft.put("instances", tasks.instances, options.get("nodes", options.get("ntasks", draft.root)))
-    gpus = _put_gpus(draft, options, tasks)
-    cpus = _put_cpus(draft, options, tasks, gpus)
-    _put_memory(draft, options, tasks, gpus, cpus)
+def put_tasks(builder: SpecBuilder, options: Options, one_task_each: bool) -> None:
+    """Set the number of instances and their GPUs, CPUs and memory from the options."""
+    tasks = _tasks(builder, options, one_task_each)
+    builder.put("instances", tasks.instances, options.get("nodes", options.get("ntasks", builder.root)))
+    gpus = _put_gpus(builder, options, tasks)
+    cpus = _put_cpus(builder, options, tasks, gpus)
+    _put_memory(builder, options, tasks, gpus, cpus)
     nodes = str(tasks.nodes)
-    draft.add_variables({"SLURM_JOB_NUM_NODES": nodes, "SLURM_NNODES": nodes}, draft.root)
-    if apart:
-        draft.note(draft.root, "srun starts nothing here: the whole script runs once for each task, with its variables")
+    builder.add_variables({"SLURM_JOB_NUM_NODES": nodes, "SLURM_NNODES": nodes}, builder.root)
+    if one_task_each:
+        builder.note(
+            builder.root, "srun starts no tasks here: the whole script runs once per task, with the task's variables"
+        )
     elif tasks.instances > 1 or tasks.per_node > 1:
-        draft.note(draft.root, "the script does not call srun: it runs once on each node, and not on the first alone")
+        builder.note(builder.root, "the script does not call srun: it runs once on every node, not only on the first")
 
 
-def _tasks(draft: SpecBuilder, options: Options, apart: bool) -> SlurmTasks:
-    nodes = _nodes(draft, options["nodes"]) if "nodes" in options else 0
+def _tasks(builder: SpecBuilder, options: Options, one_task_each: bool) -> SlurmTasks:
+    nodes = _nodes(builder, options["nodes"]) if "nodes" in options else 0
     per_node = _count(options, "ntasks-per-node")
     tasks = _count(options, "ntasks")
     if tasks and not per_node:
@@ -70,94 +72,94 @@ def _tasks(draft: SpecBuilder, options: Options, apart: bool) -> SlurmTasks:
         per_node = -(-tasks // nodes)
     elif tasks and not nodes:
         nodes = -(-tasks // per_node)
-    found = SlurmTasks(nodes or 1, per_node or 1, apart)
-    if tasks and tasks != found.nodes * found.per_node:
-        raise options["ntasks"].wrong(f"as many tasks on each of {found.nodes} nodes")
-    return found
+    slurm_tasks = SlurmTasks(nodes or 1, per_node or 1, one_task_each)
+    if tasks and tasks != slurm_tasks.nodes * slurm_tasks.per_node:
+        raise options["ntasks"].unexpected(f"the same number of tasks on each of {slurm_tasks.nodes} nodes")
+    return slurm_tasks
 
 
-def _nodes(draft: SpecBuilder, part: Part) -> int:
-    found = _NODES.fullmatch(part.written)
-    if found is None or not 1 <= int(found[1]) <= MOST_GPUS or int(found[2] or found[1]) < int(found[1]):
-        raise part.wrong("a number of nodes, 1 or more")
-    if found[2]:
-        draft.note(part, f"--nodes is a range: the job asks for the fewest, {found[1]}")
-    return int(found[1])
+def _nodes(builder: SpecBuilder, part: Part) -> int:
+    match = _NODES.fullmatch(part.written)
+    if match is None or not 1 <= int(match[1]) <= MAX_JOB_GPUS or int(match[2] or match[1]) < int(match[1]):
+        raise part.unexpected("a number of nodes ≥ 1")
+    if match[2]:
+        builder.note(part, f"--nodes is a range: the job requests the minimum, {match[1]}")
+    return int(match[1])
 
 
 def _count(options: Options, name: str) -> int:
-    return options[name].whole("a whole number ≥ 1", 1, MOST_GPUS) if name in options else 0
+    return options[name].integer("a whole number ≥ 1", 1, MAX_JOB_GPUS) if name in options else 0
 
 
-def _put_gpus(draft: SpecBuilder, options: Options, tasks: SlurmTasks) -> int:
-    """GPUs of an instance, from the first of the options that says it."""
-    for name, share in _GPUS_OF.items():
-        if name in options and (wanted := _wanted(draft, name, options[name])):
-            each, rest = share(wanted.least, tasks)
-            if rest:
-                raise options[name].wrong(f"a number that {tasks.instances} instances share equally")
-            draft.put("gpus", each, options[name])
-            draft.put("gpu_types", list(wanted.kinds), options[name])
-            return each
-    draft.put("gpus", 0, draft.root)
+def _put_gpus(builder: SpecBuilder, options: Options, tasks: SlurmTasks) -> int:
+    """Set the GPUs per instance from the first option that gives them, and return them."""
+    for name, divide in _GPUS_PER_INSTANCE.items():
+        if name in options and (request := _read_gpus(builder, name, options[name])):
+            gpus, remainder = divide(request.minimum, tasks)
+            if remainder:
+                raise options[name].unexpected(f"a number that is divisible among {tasks.instances} instances")
+            builder.put("gpus", gpus, options[name])
+            builder.put("gpu_types", list(request.types), options[name])
+            return gpus
+    builder.put("gpus", 0, builder.root)
     return 0
 
 
-_GPUS_OF: dict[str, Callable[[int, SlurmTasks], tuple[int, int]]] = {
-    "gpus-per-node": lambda gpus, tasks: divmod(gpus, tasks.per_node if tasks.apart else 1),
-    "gres": lambda gpus, tasks: divmod(gpus, tasks.per_node if tasks.apart else 1),
-    "gpus-per-task": lambda gpus, tasks: (gpus * tasks.in_instance, 0),
+_GPUS_PER_INSTANCE: dict[str, Callable[[int, SlurmTasks], tuple[int, int]]] = {
+    "gpus-per-node": lambda gpus, tasks: divmod(gpus, tasks.per_node if tasks.one_task_each else 1),
+    "gres": lambda gpus, tasks: divmod(gpus, tasks.per_node if tasks.one_task_each else 1),
+    "gpus-per-task": lambda gpus, tasks: (gpus * tasks.tasks_per_instance, 0),
     "gpus": lambda gpus, tasks: divmod(gpus, tasks.instances),
 }
 
 
-def _wanted(draft: SpecBuilder, name: str, part: Part) -> GpuRequest | None:
-    """None: it is about something else than GPUs."""
-    expected = GRES if name == "gres" else GPUS
+def _read_gpus(builder: SpecBuilder, name: str, part: Part) -> GpuRequest | None:
+    """Read a GPU request; None for a --gres without GPUs."""
+    expected = EXPECTED_GRES if name == "gres" else EXPECTED_GPUS
     text = part.written
     if name == "gres":
-        kinds = text.split(",")
-        about_gpus = [one for one in kinds if one == "gpu" or one.startswith("gpu:")]
-        if about_gpus != kinds and text.lower() != "none":
-            draft.note(part, f"--gres is honoured for GPUs only, and not for all of {text[:64]!r}")
-        if not about_gpus:
+        resources = text.split(",")
+        gpus = [resource for resource in resources if resource == "gpu" or resource.startswith("gpu:")]
+        if gpus != resources and text.lower() != "none":
+            builder.note(part, f"--gres supports only GPUs: other resources in {text[:64]!r} are ignored")
+        if not gpus:
             return None
-        text = ",".join(about_gpus).removeprefix("gpu").removeprefix(":") or "1"
+        text = ",".join(gpus).removeprefix("gpu").removeprefix(":") or "1"
     try:
-        wanted = wanted_from_text(text)
+        request = parse_gpu_request(text)
     except ValueError:
-        raise part.wrong(expected) from None
-    if wanted.share < 1 or wanted.least != wanted.most:
-        raise part.wrong(expected)
-    return wanted if wanted.counted else GpuRequest(wanted.kinds, True, 1, 1)
+        raise part.unexpected(expected) from None
+    if request.share < 1 or request.minimum != request.maximum:
+        raise part.unexpected(expected)
+    return request if request.has_count else GpuRequest(request.types, True, 1, 1)
 
 
-def _put_cpus(draft: SpecBuilder, options: Options, tasks: SlurmTasks, gpus: int) -> int:
-    """CPUs of an instance. Slurm gives a task one; that is asked for only where there is nothing else to ask for."""
+def _put_cpus(builder: SpecBuilder, options: Options, tasks: SlurmTasks, gpus: int) -> int:
+    """Set the CPUs per instance and return them. Slurm's default of one CPU per task is used only without GPUs."""
     if "cpus-per-task" in options:
-        cpus, part = _count(options, "cpus-per-task") * tasks.in_instance, options["cpus-per-task"]
+        cpus, part = _count(options, "cpus-per-task") * tasks.tasks_per_instance, options["cpus-per-task"]
     elif "cpus-per-gpu" in options:
         cpus, part = _count(options, "cpus-per-gpu") * gpus, options["cpus-per-gpu"]
     else:
-        cpus, part = (0 if gpus else tasks.in_instance), draft.root
-    draft.put("cpus", float(cpus), part)
-    return cpus or tasks.in_instance
+        cpus, part = (0 if gpus else tasks.tasks_per_instance), builder.root
+    builder.put("cpus", float(cpus), part)
+    return cpus or tasks.tasks_per_instance
 
 
-def _put_memory(draft: SpecBuilder, options: Options, tasks: SlurmTasks, gpus: int, cpus: int) -> None:
-    times = {
-        "mem": 1.0 / (tasks.per_node if tasks.apart else 1),
+def _put_memory(builder: SpecBuilder, options: Options, tasks: SlurmTasks, gpus: int, cpus: int) -> None:
+    factors = {
+        "mem": 1.0 / (tasks.per_node if tasks.one_task_each else 1),
         "mem-per-gpu": float(gpus),
         "mem-per-cpu": float(cpus),
     }
-    for name, factor in times.items():
+    for name, factor in factors.items():
         if name in options:
             part = options[name]
             try:
-                gib = slurm_gib(part.written)
+                gib = parse_slurm_gib(part.written)
             except ValueError:
-                raise part.wrong(SLURM_MEMORY) from None
+                raise part.unexpected(EXPECTED_SLURM_MEMORY) from None
             if not gib:
-                draft.note(part, f"--{name} is 0, all memory of a node: the job asks for none in particular")
-            draft.put("memory_gib", gib * factor, part)
+                builder.note(part, f"--{name}=0 means all memory of a node in Slurm; here no memory is requested")
+            builder.put("memory_gib", gib * factor, part)
             return

@@ -1,4 +1,4 @@
-"""The options of Slurm: their short names, which have values, and which change nothing here."""
+"""Slurm's sbatch options: short names, options without a value, and options that are ignored."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-SHORT = {
+LONG_NAMES = {
     "A": "account",
     "B": "extra-node-info",
     "C": "constraint",
@@ -49,25 +49,25 @@ WITHOUT_VALUE = frozenset(
         "stepmgr test-only use-min-nodes verbose wait oversubscribe"
     )
 )
-VALUE_IF_JOINED = frozenset(_names("exclusive get-user-env immediate nice no-kill propagate"))
-"""Options whose value, if they have one, comes after '='."""
+OPTIONAL_VALUE = frozenset(_names("exclusive get-user-env immediate nice no-kill propagate"))
+"""Options with an optional value, which follows '='."""
 
-_OUTPUT = "`refold logs JOB` shows what a job prints"
-_MAIL = "say whom to tell with `refold submit --notify mailto://…`"
-_PLACE = "the scheduler chooses among the nodes that fit"
-_LATER = "say --hold, and release the job when it is time"
-LEFT_OUT = {
-    "partition": "there are no partitions; name a kind of GPU with --gres=gpu:KIND:N",
-    "qos": "`refold submit --class best-effort` is the class that may be stopped for others",
+_OUTPUT = "`refold logs JOB` shows job output"
+_MAIL = "use `refold submit --notify mailto://…`"
+_NODES = "the scheduler chooses the nodes"
+_BEGIN = "use --hold, and `refold release JOB` later"
+UNSUPPORTED_OPTIONS = {
+    "partition": "there are no partitions; select a GPU type with --gres=gpu:TYPE:N",
+    "qos": "use `refold submit --class best-effort` for jobs that may be preempted",
     **dict.fromkeys(("output", "error", "input", "open-mode"), _OUTPUT),
     **dict.fromkeys(("mail-type", "mail-user"), _MAIL),
-    **dict.fromkeys(("begin", "deadline", "time-min"), _LATER),
+    **dict.fromkeys(("begin", "deadline", "time-min"), _BEGIN),
     **dict.fromkeys(
         _names(
             "cluster-constraint clusters constraint contiguous exclude exclusive immediate licenses nodefile nodelist "
             "no-kill oversubscribe prefer reservation segment spread-job switches tmp use-min-nodes wait-all-nodes"
         ),
-        _PLACE,
+        _NODES,
     ),
     **dict.fromkeys(
         _names(
@@ -77,7 +77,7 @@ LEFT_OUT = {
             "overcommit power profile propagate reboot resv-ports sockets-per-node stepmgr test-only thread-spec "
             "threads-per-core tres-bind tres-per-task uid wait wckey"
         ),
-        "there is nothing like it here",
+        "it is not supported",
     ),
 }
-"""Options of Slurm that change nothing here, and why."""
+"""Options that are ignored, and why or what to use instead."""

@@ -1,4 +1,4 @@
-"""What a person means to submit, as a submission."""
+"""Submissions from Python arguments, commands and job files."""
 
 from __future__ import annotations
 
@@ -9,41 +9,43 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from refold.api import Submission, bad_field
+from refold.api import Submission, field_error
 from refold.errors import BadInput
 
 Submittable: TypeAlias = Submission | Mapping[str, Any] | str | os.PathLike[str]
-"""A submission, its fields, or a file that has one."""
+"""A submission, its fields, or the path of a job file."""
 
 
-def one_submission(what: Submittable | None, fields: Mapping[str, Any]) -> Submission:
-    """The submission that `what` is or has, with fields that come before its own.
+def make_submission(source: Submittable | None, fields: Mapping[str, Any]) -> Submission:
+    """Return the submission that `source` is or contains; `fields` override its own.
 
-    A command runs in the folder where this is called, and has the name of what it runs, unless told otherwise.
+    Defaults: the job runs in the current folder and is named after its script or program.
     """
-    given: dict[str, Any] = {"folder": str(Path.cwd())}
-    if isinstance(what, str | os.PathLike):
-        given = msgspec.structs.asdict(_only_submission(Path(what)))
-    elif isinstance(what, Submission):
-        given = msgspec.structs.asdict(what)
-    elif what is not None:
-        given = dict(what)
-    given |= fields
-    if "name" not in given and _are_words(given.get("command")):
-        return from_command(given.pop("command"), **given)
+    values: dict[str, Any] = {"folder": str(Path.cwd())}
+    if isinstance(source, str | os.PathLike):
+        values = msgspec.structs.asdict(_only_submission(Path(source)))
+    elif isinstance(source, Submission):
+        values = msgspec.structs.asdict(source)
+    elif source is not None:
+        values = dict(source)
+    values |= fields
+    if "name" not in values and _is_command(values.get("command")):
+        return submission_from_command(values.pop("command"), **values)
     try:
-        return msgspec.convert(given, Submission)
+        return msgspec.convert(values, Submission)
     except msgspec.ValidationError as error:
-        raise bad_field(error) from None
+        raise field_error(error) from None
 
 
-def asked_once(submission: Submission) -> Submission:
-    """With a mark of its own, so that to ask again after a broken connection does not submit it twice."""
+def with_request_id(submission: Submission) -> Submission:
+    """Add a random request id if there is none, so that a retry after a broken connection does not submit twice."""
     return submission if submission.request else msgspec.structs.replace(submission, request=os.urandom(16).hex())
 
 
-def _are_words(command: object) -> bool:
-    return isinstance(command, list | tuple) and bool(command) and all(isinstance(word, str) for word in command)
+def _is_command(command: object) -> bool:
+    return (
+        isinstance(command, list | tuple) and bool(command) and all(isinstance(argument, str) for argument in command)
+    )
 
 
 def _only_submission(path: Path) -> Submission:
@@ -51,21 +53,22 @@ def _only_submission(path: Path) -> Submission:
 
     submissions = read_spec(path).submissions
     if len(submissions) != 1:
-        raise BadInput(f"{path} has {len(submissions)} jobs, expected one: submit_all takes many")
+        raise BadInput(f"{path} has {len(submissions)} jobs, expected one; use submit_all for several")
     return submissions[0]
 
 
-def from_command(words: Sequence[str], **fields: Any) -> Submission:
-    """A command of the shell as a job: `refold submit -- python train.py`. `fields` are those of a submission."""
-    if not words:
+def submission_from_command(command: Sequence[str], **fields: Any) -> Submission:
+    """Return a submission that runs a command line, as in `refold submit -- python train.py`."""
+    if not command:
         raise BadInput("a job needs a command, such as `python train.py`")
-    from refold.jobspec.builder import name_from
+    from refold.jobspec.builder import make_job_name
 
-    usual = {"name": name_from(_what_runs(words)), "folder": str(Path.cwd())}
-    return one_submission(None, usual | fields | {"command": list(words)})
+    defaults = {"name": make_job_name(_script_name(command)), "folder": str(Path.cwd())}
+    return make_submission(None, defaults | fields | {"command": list(command)})
 
 
-def _what_runs(words: Sequence[str]) -> str:
-    """`train` of `python -u train.py --fast`: the first file that is named, or else the program."""
-    named = next((word for word in words[1:] if PurePath(word).suffix in (".py", ".sh") and word[0] != "-"), words[0])
-    return PurePath(named).stem or PurePath(words[0]).name
+def _script_name(command: Sequence[str]) -> str:
+    """Return `train` for `python -u train.py --fast`: the first script among the arguments, else the program."""
+    scripts = (word for word in command[1:] if PurePath(word).suffix in (".py", ".sh") and word[0] != "-")
+    script = next(scripts, command[0])
+    return PurePath(script).stem or PurePath(command[0]).name

@@ -1,4 +1,4 @@
-"""refold.journal"""
+"""Journal files and the history of jobs, runs and nodes that is derived from them."""
 
 import lazy_loader
 

@@ -9,5 +9,5 @@ from .history import (
     History as History,
     HistoryJournal as HistoryJournal,
     Outcome as Outcome,
-    sums as sums,
+    sum_by_group as sum_by_group,
 )

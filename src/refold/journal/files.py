@@ -1,7 +1,7 @@
-"""Journals as files: one JSON line per entry, after a line that says on what and by which policy.
+"""Journal files: a header line with cluster and policy, then one JSON line per entry.
 
-A journal is the whole of a simulation or of a live scheduler's life: `replay` feeds its facts to a new scheduler
-and sees the same orders come out, on any machine.
+A journal is a complete record of a simulation or of a live scheduler: `replay` feeds its events to a new scheduler,
+which must give the same orders on any machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from refold.model import Cluster
 _ENCODER = msgspec.json.Encoder()
 _HEADER = msgspec.json.Decoder(Header)
 _ENTRY = msgspec.json.Decoder(Entry)
-_WRITE_OUT_AT = 1 << 16
+_BUFFER_BYTES = 1 << 16
 
 
 class _Version(msgspec.Struct):
@@ -33,38 +33,38 @@ class _Version(msgspec.Struct):
 
 
 class JournalFile:
-    """Writes a journal. With `safe`, an entry is on disk before `write` returns."""
+    """Writes a journal. If `durable`, an entry is on disk before `write` returns."""
 
-    def __init__(self, path: Path, header: Header, safe: bool = False) -> None:
+    def __init__(self, path: Path, header: Header, durable: bool = False) -> None:
         self.path = path
-        self._safe = safe
+        self._durable = durable
         self._file: IO[bytes] = _open(path, "wb")
-        self._pending = bytearray(_ENCODER.encode(header) + b"\n")
-        if safe:
-            self._make_safe()
-            _sync_folder(path.parent)  # or the name of the new file could be lost
+        self._buffer = bytearray(_ENCODER.encode(header) + b"\n")
+        if durable:
+            self._sync()
+            _sync_folder(path.parent)  # otherwise a crash could lose the directory entry of the new file
 
     def write(self, entry: Entry) -> None:
-        """One entry more."""
-        _ENCODER.encode_into(entry, self._pending, -1)
-        self._pending += b"\n"
-        if self._safe:
-            self._make_safe()
-        elif len(self._pending) > _WRITE_OUT_AT:
-            self._write_out()
+        """Append an entry."""
+        _ENCODER.encode_into(entry, self._buffer, -1)
+        self._buffer += b"\n"
+        if self._durable:
+            self._sync()
+        elif len(self._buffer) > _BUFFER_BYTES:
+            self._flush_buffer()
 
-    def _make_safe(self) -> None:
-        self._write_out()
+    def _sync(self) -> None:
+        self._flush_buffer()
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def _write_out(self) -> None:
-        self._file.write(self._pending)
-        self._pending.clear()
+    def _flush_buffer(self) -> None:
+        self._file.write(self._buffer)
+        self._buffer.clear()
 
     def close(self) -> None:
-        """Write out what is left."""
-        self._write_out()
+        """Write the buffer and close the file."""
+        self._flush_buffer()
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -77,7 +77,7 @@ class JournalFile:
 
 
 def read_journal(path: Path) -> tuple[Header, Iterator[Entry]]:
-    """The header, and the entries one after the other. A last line that was cut off is left out."""
+    """Return the header and an iterator over the entries. An incomplete last line is ignored."""
     try:
         with _open(path, "rb") as file:
             line = file.readline()
@@ -89,13 +89,13 @@ def read_journal(path: Path) -> tuple[Header, Iterator[Entry]]:
         raise BadFile(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except msgspec.MsgspecError as error:
         raise BadFile(path, f"is not a journal: {error}") from None
-    return header, _entries(path, header.cluster)
+    return header, _read_entries(path, header.cluster)
 
 
-def _entries(path: Path, cluster: Cluster) -> Iterator[Entry]:
+def _read_entries(path: Path, cluster: Cluster) -> Iterator[Entry]:
     last = -inf
     with _open(path, "rb") as file:
-        for number, line in enumerate(_whole_lines(file), start=1):
+        for number, line in enumerate(_complete_lines(file), start=1):
             if number == 1:
                 continue  # the header
             try:
@@ -103,57 +103,58 @@ def _entries(path: Path, cluster: Cluster) -> Iterator[Entry]:
             except msgspec.MsgspecError as error:
                 raise BadFile(path, f"line {number} is not an entry: {error}") from None
             if not last <= entry.now < inf:
-                raise BadFile(path, f"line {number} is at {entry.now} s, after one at {last} s")
-            _check_places(path, number, entry, cluster)
+                raise BadFile(path, f"line {number} is at {entry.now} s, expected a time from {last} s on")
+            _check_indices(path, number, entry, cluster)
             last = entry.now
             yield entry
 
 
-def _check_places(path: Path, number: int, entry: Entry, cluster: Cluster) -> None:
-    """What an entry says of nodes and GPUs is about some that exist."""
+def _check_indices(path: Path, number: int, entry: Entry, cluster: Cluster) -> None:
+    """Check that the nodes and GPUs of an entry exist."""
     for event in entry.events:
         if isinstance(event, NodeLost | NodeReturned) and not 0 <= event.node < len(cluster.nodes):
-            raise BadFile(path, f"line {number} names node {event.node}, the cluster has {len(cluster.nodes)}")
+            raise BadFile(path, f"line {number} has node {event.node}, but the cluster has {len(cluster.nodes)} nodes")
     for order in entry.orders:
         if isinstance(order, StartRun):
             for share in order.allocation.placement:
                 if not 0 <= share.node < len(cluster.nodes):
-                    raise BadFile(path, f"line {number} names node {share.node}, the cluster has {len(cluster.nodes)}")
+                    nodes = f"the cluster has {len(cluster.nodes)} nodes"
+                    raise BadFile(path, f"line {number} has node {share.node}, but {nodes}")
                 gpus = cluster.nodes[share.node].gpus
                 if not all(0 <= gpu < gpus for gpu in share.gpus):
-                    raise BadFile(path, f"line {number} names GPUs {share.gpus} of a node that has {gpus}")
+                    raise BadFile(path, f"line {number} has GPUs {share.gpus} of a node with {gpus} GPUs")
 
 
-def _whole_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Up to where the writer died, perhaps in the middle of a line: nobody has acted on that one."""
+def _complete_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Return the lines up to where the writer crashed: the orders of an incomplete line were not carried out."""
     with suppress(EOFError, zlib.error):
         yield from (line for line in file if line.endswith(b"\n"))
 
 
 def replay(header: Header, entries: Iterator[Entry], policy: Policy) -> Iterator[tuple[Entry, Entry]]:
-    """Feed the facts of a journal to a new scheduler: pairs of what was recorded and what comes out now."""
-    scheduler = Scheduler(header.cluster, policy, refused=lambda _: None)
+    """Feed the events of a journal to a new scheduler; return pairs of recorded and replayed entries."""
+    scheduler = Scheduler(header.cluster, policy, on_rejection=lambda _: None)
     for recorded in entries:
         yield recorded, scheduler.step(recorded.now, recorded.events)
 
 
 def check_replay(header: Header, entries: Iterator[Entry], policy: Policy) -> int:
-    """Replay a journal; raise where the orders differ. Returns how many entries agreed."""
+    """Replay a journal, and raise BadJournal at the first difference of orders. Returns the number of entries."""
     number = 0
-    for number, (recorded, again) in enumerate(replay(header, entries, policy), start=1):
-        if recorded.orders != again.orders:
+    for number, (recorded, replayed) in enumerate(replay(header, entries, policy), start=1):
+        if recorded.orders != replayed.orders:
             raise BadJournal(
-                f"entry {number} at {recorded.now} s: the journal has {_first_difference(recorded, again)}"
+                f"entry {number} at {recorded.now} s: the journal has {_first_difference(recorded, replayed)}"
             )
     return number
 
 
-def _first_difference(recorded: Entry, again: Entry) -> str:
-    for one, other in zip(recorded.orders, again.orders, strict=False):
-        if one != other:
-            return f"{one}, replay gives {other}"
-    more, fewer = len(recorded.orders), len(again.orders)
-    return f"{more} orders, replay gives {fewer}"
+def _first_difference(recorded: Entry, replayed: Entry) -> str:
+    for recorded_order, replayed_order in zip(recorded.orders, replayed.orders, strict=False):
+        if recorded_order != replayed_order:
+            return f"{recorded_order}, the replay gives {replayed_order}"
+    recorded_count, replayed_count = len(recorded.orders), len(replayed.orders)
+    return f"{recorded_count} orders, the replay gives {replayed_count}"
 
 
 def _open(path: Path, mode: str) -> IO[bytes]:

@@ -1,6 +1,6 @@
-"""What happened, as columns: built from a journal's entries while they are written, or from a file of them.
+"""The history of jobs, runs and nodes as columns, built from journal entries as they are written or from a file.
 
-The collector runs inside the simulator's loop, so it only notes; columns are made once, at the end.
+`HistoryJournal` runs inside the simulator's loop, so it only records; the columns are built once, at the end.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from refold.core import (
 )
 from refold.errors import BadJournal
 from refold.model import WHOLE, Allocation, Cluster, Demand, Job, Seconds, StartEstimate
-from refold.packing import Floats, Free, Ints
+from refold.packing import Floats, FreeResources, Ints
 
 
 class Outcome(IntEnum):
-    """How a job stands at the end of the history."""
+    """The state of a job at the end of the history."""
 
     WAITING = 0
     RUNNING = 1
     FINISHED = 2
     FAILED = 3
     CANCELLED = 4
-    INFEASIBLE = 5  # the whole cluster, empty, has no room for it
+    INFEASIBLE = 5  # it would not fit even into the empty cluster
 
 
 class Ending(IntEnum):
     """How a run ended."""
 
-    OPEN = 0  # it had not, when the history ends
+    OPEN = 0  # it was still running at the end of the history
     FINISHED = 1
     STOPPED = 2
     FAILED = 3
-    CANCELLED = 4  # stopped, or failed, after somebody cancelled its job
+    CANCELLED = 4  # stopped or failed after its job was cancelled
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobColumns:
-    """One entry per job, in the order of submission. Times that never came are nan."""
+    """One row per job, in the order of submission. Times of events that did not happen are nan."""
 
     jobs: Sequence[Job]
     submitted: Floats
@@ -81,11 +81,11 @@ class JobColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunColumns:
-    """One entry per run, in the order of starting. A step is the number of an entry in the journal.
+    """One row per run, in the order of starts. A step is the number of an entry in the journal, from 1.
 
-    `computing` is when the run reported to have started up (when it was ordered, if it never did);
-    `told_to_stop` and `end` are nan if that never happened. `kept_before` and `kept` are the seconds of work
-    that its job could go on from before the run and after it.
+    `computing_since` is when the run reported that it had started up (or when it was ordered, if it reported nothing).
+    `stop_ordered` and `end` are nan if that did not happen. `saved_before` and `saved` are the seconds of work from
+    which the job could resume before and after the run.
     """
 
     allocations: Sequence[Allocation]
@@ -93,13 +93,13 @@ class RunColumns:
     number: Ints
     start: Floats
     start_step: Ints
-    computing: Floats
-    told_to_stop: Floats
+    computing_since: Floats
+    stop_ordered: Floats
     end: Floats
     end_step: Ints
     ending: Ints
-    kept_before: Floats
-    kept: Floats
+    saved_before: Floats
+    saved: Floats
     gpus: Floats
 
     def __len__(self) -> int:
@@ -108,13 +108,13 @@ class RunColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StartEstimateColumns:
-    """One entry per time that a waiting job was told when it may start, in the order of saying.
+    """One row per start estimate, in the order in which they were made.
 
-    `made` is when it was said; `soonest` and `latest` are nan where they were not.
+    `made_at` is the time of the estimate; `soonest` and `latest` are nan if the estimate has no bounds.
     """
 
     job: Ints
-    made: Floats
+    made_at: Floats
     at: Floats
     soonest: Floats
     latest: Floats
@@ -124,7 +124,7 @@ class StartEstimateColumns:
 
 
 class NodeChange(msgspec.Struct, frozen=True):
-    """A node was lost, or has returned."""
+    """A node went down or came up."""
 
     at: Seconds
     node: int
@@ -133,7 +133,7 @@ class NodeChange(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """Jobs, runs and nodes, from the first entry of a journal to its last, which was written at `until`."""
+    """Jobs, runs, node changes and start estimates from the first entry of a journal to the last, at `until`."""
 
     cluster: Cluster
     jobs: JobColumns
@@ -141,11 +141,11 @@ class History:
     tenants: tuple[str, ...]
     node_changes: Sequence[NodeChange]
     until: Seconds
-    promises: StartEstimateColumns
+    start_estimates: StartEstimateColumns
 
     @staticmethod
     def from_entries(cluster: Cluster, entries: Iterable[Entry]) -> History:
-        """The history that a journal tells."""
+        """Build the history of a journal."""
         journal = HistoryJournal()
         for entry in entries:
             journal.write(entry)
@@ -153,79 +153,80 @@ class History:
 
     @cached_property
     def run_end(self) -> Floats:
-        """When each run ended; of one that is still open, when the history does."""
+        """The end of each run; for a run that is still open, the end of the history."""
         return np.where(np.isnan(self.runs.end), self.until, self.runs.end)
 
     @cached_property
     def time_running(self) -> Floats:
-        """Seconds that each job had a run."""
+        """The total run time of each job, in seconds."""
         return self.per_job(self.run_end - self.runs.start)
 
     @cached_property
     def gpu_seconds(self) -> Floats:
-        """GPU-seconds that each job held."""
+        """The GPU-seconds that each job held."""
         return self.per_job((self.run_end - self.runs.start) * self.runs.gpus)
 
-    def per_job(self, of_runs: Floats) -> Floats:
-        """An amount of each run, summed over the runs of each job."""
-        return sums(self.runs.job, of_runs, len(self.jobs))
+    def per_job(self, amounts: Floats) -> Floats:
+        """Sum amounts per run over the runs of each job."""
+        return sum_by_group(self.runs.job, amounts, len(self.jobs))
 
     @property
     def first_submission(self) -> Seconds:
-        """When work began to arrive; 0 if none did."""
+        """The time of the first submission; 0 if there was none."""
         return float(self.jobs.submitted.min()) if len(self.jobs) else 0.0
 
     @property
     def last_submission(self) -> Seconds:
-        """When the last of it arrived."""
+        """The time of the last submission; 0 if there was none."""
         return float(self.jobs.submitted.max()) if len(self.jobs) else 0.0
 
 
-class _JobSoFar(msgspec.Struct, gc=False):
-    """A job while its history is written."""
+class _JobRecord(msgspec.Struct, gc=False):
+    """The record of a job while the history is built."""
 
     job: Job
     index: int
-    run: _RunSoFar | None = None
-    kept: Seconds = 0.0
+    run: _RunRecord | None = None
+    saved: Seconds = 0.0
     first_start: Seconds = nan
     ended: Seconds = nan
     outcome: Outcome = Outcome.WAITING
     cancelled: bool = False
 
 
-class _RunSoFar(msgspec.Struct, gc=False):
-    """A run while its history is written."""
+class _RunRecord(msgspec.Struct, gc=False):
+    """The record of a run while the history is built."""
 
     job: int
     number: int
     allocation: Allocation
     start: Seconds
     start_step: int
-    computing: Seconds
-    kept_before: Seconds
-    kept: Seconds = nan
-    told_to_stop: Seconds = nan
+    computing_since: Seconds
+    saved_before: Seconds
+    saved: Seconds = nan
+    stop_ordered: Seconds = nan
     end: Seconds = nan
     end_step: int = -1
     ending: Ending = Ending.OPEN
 
 
 class HistoryJournal:
-    """A journal that keeps what measures need of each entry."""
+    """A journal that records what a `History` needs of each entry."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, _JobSoFar] = {}
-        self._runs: list[_RunSoFar] = []
+        self._jobs: dict[str, _JobRecord] = {}
+        self._runs: list[_RunRecord] = []
         self._node_changes: list[NodeChange] = []
-        self._promises: list[tuple[int, Seconds, StartEstimate]] = []
+        self._start_estimates: list[tuple[int, Seconds, StartEstimate]] = []
         self._step = 0
         self._now: Seconds = 0.0
 
     def write(self, entry: Entry) -> None:
-        """Note the facts of an entry, then its orders: that is how the scheduler came to them.
+        """Record the events of an entry, then its orders, as the scheduler processed them.
 
-        Submissions, ends and starts are most of any journal, so they are told apart here by the quickest test.
+        Submissions, finished runs and starts are the bulk of any journal, so they are tested first, with the fastest
+        test.
         """
         self._step += 1
         self._now = entry.now
@@ -234,110 +235,110 @@ class HistoryJournal:
             if type(event) is JobSubmitted:
                 job = event.job
                 if job.id not in jobs:
-                    jobs[job.id] = _JobSoFar(job, len(jobs))
+                    jobs[job.id] = _JobRecord(job, len(jobs))
             elif type(event) is RunFinished:
-                self._finished(event)
+                self._record_finish(event)
             else:
-                self._note_event(event)
+                self._record_event(event)
         for order in entry.orders:
             if type(order) is StartRun:
-                self._started(order)
-            elif run := self._current(order.job, order.run):
-                run.told_to_stop = self._now
+                self._record_start(order)
+            elif run := self._current_run(order.job, order.run):
+                run.stop_ordered = self._now
         for end in entry.ends:
-            jobs[end.job].cancelled = True  # by a rule, and not by somebody
+            jobs[end.job].cancelled = True  # by the policy, not by a user
         if entry.start_estimates:
-            self._promised(entry)
+            self._record_start_estimates(entry)
 
-    def _note_event(self, event: Event) -> None:
+    def _record_event(self, event: Event) -> None:
         match event:
             case RunStopped(job_id, number, done):
-                job = self._ended(job_id, number, Ending.STOPPED, done)
+                job = self._record_end(job_id, number, Ending.STOPPED, done)
                 if job is not None and job.cancelled:
-                    self._done_with(job, Outcome.CANCELLED)
+                    self._close_job(job, Outcome.CANCELLED)
             case RunFailed(job_id, number, _, done, retry):
-                job = self._ended(job_id, number, Ending.FAILED, done)
+                job = self._record_end(job_id, number, Ending.FAILED, done)
                 if job is not None and (job.cancelled or not retry):
-                    self._done_with(job, Outcome.CANCELLED if job.cancelled else Outcome.FAILED)
+                    self._close_job(job, Outcome.CANCELLED if job.cancelled else Outcome.FAILED)
             case RunStarted(job_id, number):
-                if run := self._current(job_id, number):
-                    run.computing = self._now
+                if run := self._current_run(job_id, number):
+                    run.computing_since = self._now
             case JobCancelled(job_id):
-                self._cancelled(job_id)
+                self._record_cancel(job_id)
             case NodeLost(node):
                 self._node_changes.append(NodeChange(self._now, node, False))
             case NodeReturned(node):
                 self._node_changes.append(NodeChange(self._now, node, True))
             case RunAdopted(job_id, number, allocation, since):
-                self._started(StartRun(job_id, number, allocation))
+                self._record_start(StartRun(job_id, number, allocation))
                 self._jobs[job_id].first_start = since
             case RunProgressed() | Woke() | JobSubmitted() | RunFinished():
                 pass
             case JobContinued(job_id, _, done) if job_id in self._jobs:
-                self._jobs[job_id].kept = done
+                self._jobs[job_id].saved = done
             case JobHeld() | JobReleased() | JobContinued() | PastJob() | RunRecalled():
-                pass  # what comes of these is ordered, and noted as such
+                pass  # their effects, if any, are orders, which are recorded
 
-    def _promised(self, entry: Entry) -> None:
-        for expected in entry.start_estimates:
-            job = self._jobs.get(expected.job)
+    def _record_start_estimates(self, entry: Entry) -> None:
+        for estimate in entry.start_estimates:
+            job = self._jobs.get(estimate.job)
             if job is None:
-                raise BadJournal(f"job {expected.job!r} was told when it may start, which was never submitted")
-            self._promises.append((job.index, entry.now, expected))
+                raise BadJournal(f"start estimate for job {estimate.job!r}, which was never submitted")
+            self._start_estimates.append((job.index, entry.now, estimate))
 
-    def _started(self, order: StartRun) -> None:
+    def _record_start(self, order: StartRun) -> None:
         job = self._jobs.get(order.job)
         if job is None:
-            raise BadJournal(f"run {order.run} of job {order.job!r} was ordered, which was never submitted")
+            raise BadJournal(f"run {order.run} of job {order.job!r}, which was never submitted")
         now = self._now
-        job.run = run = _RunSoFar(job.index, order.run, order.allocation, now, self._step, now, job.kept)
+        job.run = run = _RunRecord(job.index, order.run, order.allocation, now, self._step, now, job.saved)
         job.outcome = Outcome.RUNNING
         if order.run == 1:
             job.first_start = now
         self._runs.append(run)
 
-    def _finished(self, event: RunFinished) -> None:
+    def _record_finish(self, event: RunFinished) -> None:
         job = self._jobs.get(event.job)
         if job is not None and (run := job.run) is not None and run.number == event.run:
             run.end, run.end_step, run.ending = self._now, self._step, Ending.FINISHED
             job.run, job.outcome, job.ended = None, Outcome.FINISHED, self._now
 
-    def _current(self, job_id: str, number: int) -> _RunSoFar | None:
-        """The run that a report is about, or None if the report is late."""
+    def _current_run(self, job_id: str, number: int) -> _RunRecord | None:
+        """Return the run that a report is about, or None if the report is late."""
         job = self._jobs.get(job_id)
         if job is None or job.run is None or job.run.number != number:
             return None
         return job.run
 
-    def _ended(self, job_id: str, number: int, ending: Ending, kept: Seconds) -> _JobSoFar | None:
-        """The job whose run has ended and which waits again, for now; or None if the report is late."""
-        run = self._current(job_id, number)
+    def _record_end(self, job_id: str, number: int, ending: Ending, saved: Seconds) -> _JobRecord | None:
+        """Record the end of a run, and its job as waiting for now. Returns the job, or None if the report is late."""
+        run = self._current_run(job_id, number)
         if run is None:
             return None
         job = self._jobs[job_id]
-        run.end, run.end_step, run.kept = self._now, self._step, kept
+        run.end, run.end_step, run.saved = self._now, self._step, saved
         run.ending = Ending.CANCELLED if job.cancelled else ending
-        job.run, job.kept, job.outcome = None, kept, Outcome.WAITING
+        job.run, job.saved, job.outcome = None, saved, Outcome.WAITING
         return job
 
-    def _done_with(self, job: _JobSoFar, outcome: Outcome) -> None:
+    def _close_job(self, job: _JobRecord, outcome: Outcome) -> None:
         job.outcome, job.ended = outcome, self._now
 
-    def _cancelled(self, job_id: str) -> None:
+    def _record_cancel(self, job_id: str) -> None:
         job = self._jobs.get(job_id)
         if job is None or job.outcome not in (Outcome.WAITING, Outcome.RUNNING):
             return
         if job.run is not None:
-            job.cancelled = True  # it holds its GPUs until its run has ended
+            job.cancelled = True  # it is closed when its run ends
         else:
-            self._done_with(job, Outcome.CANCELLED)
+            self._close_job(job, Outcome.CANCELLED)
 
-    def history(self, on: Header | Cluster) -> History:
-        """What has been written so far, as columns."""
-        cluster = on.cluster if isinstance(on, Header) else on
-        self._refuse_places_outside(cluster)
+    def history(self, source: Header | Cluster) -> History:
+        """Return the entries written so far as columns."""
+        cluster = source.cluster if isinstance(source, Header) else source
+        self._check_indices(cluster)
         jobs = list(self._jobs.values())
-        tenants = tuple(sorted({entry.job.tenant for entry in jobs}))
+        tenants = tuple(sorted({record.job.tenant for record in jobs}))
         return History(
             cluster,
             _job_columns(jobs, tenants, cluster),
@@ -345,37 +346,41 @@ class HistoryJournal:
             tenants,
             self._node_changes,
             self._now,
-            _promise_columns(self._promises),
+            _start_estimate_columns(self._start_estimates),
         )
 
-    def _refuse_places_outside(self, cluster: Cluster) -> None:
-        """Compiled code looks up nodes and GPUs by their numbers, and does not ask whether they are there."""
+    def _check_indices(self, cluster: Cluster) -> None:
+        """Check that all nodes and GPUs exist: compiled code uses their indices without bounds checks."""
         gpus = [node.gpus for node in cluster.nodes]
         for run in self._runs:
             for share in run.allocation.placement:
                 if not 0 <= share.node < len(gpus):
-                    raise BadJournal(f"{self._name(run)} is on node {share.node}, but the cluster has {_nodes(gpus)}")
+                    raise BadJournal(
+                        f"{self._run_name(run)} is on node {share.node}, but the cluster has {_node_count_text(gpus)}"
+                    )
                 if share.gpus and not 0 <= min(share.gpus) <= max(share.gpus) < gpus[share.node]:
                     name, held = cluster.nodes[share.node].name, list(share.gpus)
                     raise BadJournal(
-                        f"{self._name(run)} is on GPUs {held} of node {name!r}, which has {gpus[share.node]}"
+                        f"{self._run_name(run)} is on GPUs {held} of node {name!r}, which has {gpus[share.node]}"
                     )
         for change in self._node_changes:
             if not 0 <= change.node < len(gpus):
-                what = "returned" if change.up else "was lost"
-                raise BadJournal(f"node {change.node} {what} at {change.at:g} s, but the cluster has {_nodes(gpus)}")
+                change_text = "came up" if change.up else "went down"
+                raise BadJournal(
+                    f"node {change.node} {change_text} at {change.at:g} s, but the cluster has {_node_count_text(gpus)}"
+                )
 
-    def _name(self, run: _RunSoFar) -> str:
+    def _run_name(self, run: _RunRecord) -> str:
         job = next(id for id, job in self._jobs.items() if job.index == run.job)
         return f"run {run.number} of job {job!r}"
 
 
-def _nodes(gpus: list[int]) -> str:
+def _node_count_text(gpus: list[int]) -> str:
     return f"{len(gpus):,} node{'s' * (len(gpus) != 1)}, numbered from 0"
 
 
-def _job_columns(entries: list[_JobSoFar], tenants: tuple[str, ...], cluster: Cluster) -> JobColumns:
-    jobs = [entry.job for entry in entries]
+def _job_columns(records: list[_JobRecord], tenants: tuple[str, ...], cluster: Cluster) -> JobColumns:
+    jobs = [record.job for record in records]
     code = {tenant: index for index, tenant in enumerate(tenants)}
     return JobColumns(
         jobs,
@@ -383,57 +388,57 @@ def _job_columns(entries: list[_JobSoFar], tenants: tuple[str, ...], cluster: Cl
         work=_floats([nan if job.work is None else job.work for job in jobs]),
         gpus=_floats([job.demand.total_gpus for job in jobs]),
         tenant=_ints([code[job.tenant] for job in jobs]),
-        first_start=_floats([entry.first_start for entry in entries]),
-        ended=_floats([entry.ended for entry in entries]),
-        outcome=_ints(_outcomes(entries, cluster)),
+        first_start=_floats([record.first_start for record in records]),
+        ended=_floats([record.ended for record in records]),
+        outcome=_ints(_outcomes(records, cluster)),
     )
 
 
-def _outcomes(entries: list[_JobSoFar], cluster: Cluster) -> list[int]:
-    """As noted; but who waits and has no place even in the empty cluster never had a chance."""
-    room = Free(cluster)
+def _outcomes(records: list[_JobRecord], cluster: Cluster) -> list[int]:
+    """Return the recorded outcomes; waiting jobs that would not fit into the empty cluster are infeasible."""
+    empty = FreeResources(cluster)
     fits: dict[Demand, bool] = {}
     outcomes: list[int] = []
-    for entry in entries:
-        outcome, demand = entry.outcome, entry.job.demand
+    for record in records:
+        outcome, demand = record.outcome, record.job.demand
         if outcome is Outcome.WAITING:
             if demand not in fits:
-                fits[demand] = room.fits_when_empty(demand)
+                fits[demand] = empty.fits_when_empty(demand)
             outcome = outcome if fits[demand] else Outcome.INFEASIBLE
         outcomes.append(int(outcome))
     return outcomes
 
 
-def _run_columns(runs: list[_RunSoFar]) -> RunColumns:
+def _run_columns(runs: list[_RunRecord]) -> RunColumns:
     return RunColumns(
         [run.allocation for run in runs],
         job=_ints([run.job for run in runs]),
         number=_ints([run.number for run in runs]),
         start=_floats([run.start for run in runs]),
         start_step=_ints([run.start_step for run in runs]),
-        computing=_floats([run.computing for run in runs]),
-        told_to_stop=_floats([run.told_to_stop for run in runs]),
+        computing_since=_floats([run.computing_since for run in runs]),
+        stop_ordered=_floats([run.stop_ordered for run in runs]),
         end=_floats([run.end for run in runs]),
         end_step=_ints([run.end_step for run in runs]),
         ending=_ints([int(run.ending) for run in runs]),
-        kept_before=_floats([run.kept_before for run in runs]),
-        kept=_floats([run.kept for run in runs]),
+        saved_before=_floats([run.saved_before for run in runs]),
+        saved=_floats([run.saved for run in runs]),
         gpus=_floats([run.allocation.gpu_milli for run in runs]) / WHOLE,
     )
 
 
-def _promise_columns(said: list[tuple[int, Seconds, StartEstimate]]) -> StartEstimateColumns:
+def _start_estimate_columns(estimates: list[tuple[int, Seconds, StartEstimate]]) -> StartEstimateColumns:
     return StartEstimateColumns(
-        job=_ints([job for job, _, _ in said]),
-        made=_floats([made for _, made, _ in said]),
-        at=_floats([expected.at for _, _, expected in said]),
-        soonest=_floats([nan if expected.soonest is None else expected.soonest for _, _, expected in said]),
-        latest=_floats([nan if expected.latest is None else expected.latest for _, _, expected in said]),
+        job=_ints([job for job, _, _ in estimates]),
+        made_at=_floats([made_at for _, made_at, _ in estimates]),
+        at=_floats([estimate.at for _, _, estimate in estimates]),
+        soonest=_floats([nan if estimate.soonest is None else estimate.soonest for _, _, estimate in estimates]),
+        latest=_floats([nan if estimate.latest is None else estimate.latest for _, _, estimate in estimates]),
     )
 
 
-def sums(group: Ints, amounts: Floats, groups: int) -> Floats:
-    """The sum of the amounts of each group, which are numbered from 0."""
+def sum_by_group(group: Ints, amounts: Floats, groups: int) -> Floats:
+    """Sum the amounts of each group. Groups are numbered from 0."""
     total = np.zeros(groups, dtype=np.float64)
     if len(group):
         total += np.bincount(group, amounts, minlength=groups)

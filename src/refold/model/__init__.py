@@ -1,6 +1,7 @@
-"""The nouns. Each is frozen and cannot be built wrong, so nothing downstream checks it again.
+"""The data model: cluster, job, plan, allocation, run, decision. All types are frozen.
 
-What is frozen when it is built cannot be part of a cycle: the garbage collector need not know (`gc=False`).
+What users supply (cluster, job, plan) is validated on construction; allocations and decisions are checked by `core`.
+Frozen objects refer only to objects that existed before them, so they cannot form reference cycles: hence `gc=False`.
 """
 
 import lazy_loader

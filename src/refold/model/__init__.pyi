@@ -1,6 +1,12 @@
-from .allocation import Allocation as Allocation, Placement as Placement, Share as Share, beyond as beyond
+from .allocation import (
+    Allocation as Allocation,
+    Placement as Placement,
+    Share as Share,
+    additional_shares as additional_shares,
+)
 from .cluster import (
     ETHERNET as ETHERNET,
+    MAX_AMOUNT as MAX_AMOUNT,
     MAX_GPU_TYPES as MAX_GPU_TYPES,
     MAX_GPUS_PER_NODE as MAX_GPUS_PER_NODE,
     PCIE as PCIE,
@@ -12,7 +18,7 @@ from .cluster import (
     Tenant as Tenant,
 )
 from .decision import (
-    KEEP as KEEP,
+    NO_CHANGE as NO_CHANGE,
     Decision as Decision,
     End as End,
     Flag as Flag,
@@ -21,16 +27,16 @@ from .decision import (
     StartEstimate as StartEstimate,
     Stop as Stop,
 )
-from .job import LARGEST as LARGEST, MOST_GPUS as MOST_GPUS, Demand as Demand, Job as Job, JobClass as JobClass
-from .launch import MOST_RETRIES as MOST_RETRIES, Launch as Launch, StopSignal as StopSignal
+from .job import MAX_GPUS as MAX_GPUS, Demand as Demand, Job as Job, JobClass as JobClass
+from .launch import MAX_RETRIES as MAX_RETRIES, Launch as Launch, StopSignal as StopSignal
 from .plan import (
     DEGREES as DEGREES,
-    LARGEST_DEGREE as LARGEST_DEGREE,
+    MAX_DEGREE as MAX_DEGREE,
     RECOMPUTE as RECOMPUTE,
     Plan as Plan,
     Recompute as Recompute,
-    fields_from_text as fields_from_text,
-    plan_from_text as plan_from_text,
+    parse_plan as parse_plan,
+    parse_plan_fields as parse_plan_fields,
 )
 from .run import Run as Run
 from .units import (
@@ -41,9 +47,9 @@ from .units import (
     MiB as MiB,
     Milli as Milli,
     Seconds as Seconds,
+    format_duration as format_duration,
     mib_from_gib as mib_from_gib,
     milli_from_number as milli_from_number,
-    seconds_from_text as seconds_from_text,
-    text_from_seconds as text_from_seconds,
+    parse_duration as parse_duration,
 )
 from .waiting import Reason as Reason, Shortage as Shortage, Wait as Wait

@@ -1,4 +1,4 @@
-"""What a run holds: which GPUs (and how much of each), CPUs and memory on which nodes, and the plan it runs there."""
+"""The resources of a run: GPUs (or fractions of them), CPUs and memory on nodes, and the parallel plan used there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from refold.model.units import WHOLE, MiB, Milli
 
 
 class Share(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One instance's part of one node: `gpu_milli` of each of `gpus` (indices on that node), CPUs, memory."""
+    """The resources of one instance on one node: `gpu_milli` of each of `gpus` (indices on the node), CPUs, memory."""
 
     node: int
     gpus: tuple[int, ...] = ()
@@ -20,18 +20,18 @@ class Share(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 Placement = tuple[Share, ...]
-"""One share per instance."""
+"""One share per instance of the job."""
 
 
 class Allocation(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
-    """A placement, and the plan that computes there (None: whatever the job brings along)."""
+    """A placement and the plan to run on it (None: the job's own plan)."""
 
     placement: Placement
     plan: Plan | None = None
 
     @property
     def gpu_milli(self) -> Milli:
-        """GPU held in all, in thousandths."""
+        """Total GPUs, in thousandths."""
         total = 0
         for share in self.placement:
             total += len(share.gpus) * share.gpu_milli
@@ -39,21 +39,21 @@ class Allocation(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
 
     @property
     def nodes(self) -> frozenset[int]:
-        """The nodes it touches."""
+        """The indices of the nodes used."""
         return frozenset(share.node for share in self.placement)
 
     def text(self, cluster: Cluster) -> str:
-        """'n0 (GPUs 0, 1), n1 (0.5 of GPU 3)'."""
-        return ", ".join(_share_text(cluster.nodes[share.node].name, share) for share in self.placement)
+        """Format the placement: 'n0 (GPUs 0, 1), n1 (0.5 of GPU 3)'."""
+        return ", ".join(_format_share(cluster.nodes[share.node].name, share) for share in self.placement)
 
     @property
     def cpu_milli(self) -> Milli:
-        """CPUs held in all, in thousandths."""
+        """Total CPUs, in thousandths."""
         return sum(share.cpu_milli for share in self.placement)
 
     @property
     def gpus_on_node(self) -> tuple[int, ...]:
-        """How many GPUs it has on each node that it touches, the most first."""
+        """The number of GPUs on each node used, in descending order."""
         on_node: dict[int, int] = {}
         for share in self.placement:
             if share.gpus:
@@ -61,19 +61,22 @@ class Allocation(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
         return tuple(sorted(on_node.values(), reverse=True))
 
 
-def _share_text(node: str, share: Share) -> str:
+def _format_share(node: str, share: Share) -> str:
     if not share.gpus:
         return node
     part = "" if share.gpu_milli == WHOLE else f"{share.gpu_milli / WHOLE:g} of "
     return f"{node} ({part}GPU{'s' * (len(share.gpus) != 1)} {', '.join(map(str, share.gpus))})"
 
 
-def beyond(wanted: Placement, held: Placement) -> Placement:
-    """What has to be taken beyond what is held to cover both: for the moment between two shapes of a job."""
-    before = _amounts(held)
+def additional_shares(wanted: Placement, held: Placement) -> Placement:
+    """Return what must be allocated in addition to `held` to cover `wanted` as well.
+
+    While a job is reshaped it holds both: its old allocation, until the old run has stopped, and its next one.
+    """
+    held_amounts = _amounts_by_node(held)
     shares: list[Share] = []
-    for node, (gpus, cpu, memory) in sorted(_amounts(wanted).items()):
-        old_gpus, old_cpu, old_memory = before.get(node, ({}, 0, 0))
+    for node, (gpus, cpu, memory) in sorted(_amounts_by_node(wanted).items()):
+        old_gpus, old_cpu, old_memory = held_amounts.get(node, ({}, 0, 0))
         shares.append(Share(node, (), WHOLE, max(0, cpu - old_cpu), max(0, memory - old_memory)))
         shares += [
             Share(node, (gpu,), milli - old_gpus.get(gpu, 0))
@@ -83,8 +86,8 @@ def beyond(wanted: Placement, held: Placement) -> Placement:
     return tuple(shares)
 
 
-def _amounts(placement: Placement) -> dict[int, tuple[dict[int, Milli], Milli, MiB]]:
-    """Per node: how much of each GPU, CPUs, memory."""
+def _amounts_by_node(placement: Placement) -> dict[int, tuple[dict[int, Milli], Milli, MiB]]:
+    """Return, by node: thousandths of each GPU, CPUs, memory."""
     amounts: dict[int, tuple[dict[int, Milli], Milli, MiB]] = {}
     for share in placement:
         gpus, cpu, memory = amounts.get(share.node, ({}, 0, 0))

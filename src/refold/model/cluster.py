@@ -1,4 +1,4 @@
-"""The hardware: nodes with GPUs, in racks, joined by links. Frozen; what is free now is the View's to say."""
+"""The hardware: nodes with GPUs, racks and links. Immutable; the `View` reports which resources are free."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from refold.errors import BadValue, UnknownName
 from refold.model.units import MiB, Milli
 
 MAX_GPUS_PER_NODE = 62
-"""The GPUs of a node are kept as bits of one signed word."""
+"""The GPUs of a node are the bits of a signed 64-bit word."""
 
 MAX_GPU_TYPES = 62
-"""So are the GPU types of a cluster."""
+"""The GPU types of a cluster are the bits of a signed 64-bit word."""
 
-LARGEST = 2**40
-"""No amount of a node is larger than this: sums over nodes stay whole numbers of 64 bits."""
+MAX_AMOUNT = 2**40
+"""The upper bound of CPUs, memory, power and counts: sums over nodes and jobs then fit into 64-bit integers."""
 
 
-def _refuse_busy_below_idle(who: str, idle_watts: float, busy_watts: float) -> None:
-    """0 busy watts: nobody said, so that it draws as much as when it is idle."""
+def _check_busy_watts(name: str, idle_watts: float, busy_watts: float) -> None:
+    """Raise if busy power is below idle power. 0 busy watts: unknown, so the idle power is used."""
     if 0 < busy_watts < idle_watts:
-        raise BadValue(f"{who}: busy_watts is {busy_watts:g}, expected at least its idle_watts, {idle_watts:g}")
+        raise BadValue(f"{name}: busy_watts is {busy_watts:g}, expected at least idle_watts, {idle_watts:g}")
 
 
 class GpuType(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A kind of GPU. `speed` scales work: 2.0 does a job's work in half the time."""
+    """A GPU model. `speed` is relative: a type with speed 2.0 does the work of a job in half the time."""
 
     name: str
     memory_gib: float = 0.0
@@ -42,11 +42,11 @@ class GpuType(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         amounts = (self.memory_gib, self.speed, self.idle_watts, self.busy_watts)
         if min(amounts) < 0 or self.speed == 0 or not all(isfinite(amount) for amount in amounts):
             raise BadValue(f"GPU type {self.name!r}: memory and power must be ≥ 0 and speed > 0")
-        _refuse_busy_below_idle(f"GPU type {self.name!r}", self.idle_watts, self.busy_watts)
+        _check_busy_watts(f"GPU type {self.name!r}", self.idle_watts, self.busy_watts)
 
 
 class Link(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A way for bytes: NVLink or PCIe inside a node, the network between nodes."""
+    """A communication link: NVLink or PCIe within a node, or the network between nodes."""
 
     kind: str
     gigabytes_per_second: float
@@ -63,7 +63,10 @@ ETHERNET = Link("ethernet", 1.25)
 
 
 class Node(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One machine: `gpus` GPUs of one type, CPUs, memory, its rack and what it draws without its GPUs."""
+    """One machine: `gpus` GPUs of one type, CPUs, memory and rack.
+
+    `inside` is the link between its GPUs. `idle_watts` and `busy_watts` are its power without GPUs.
+    """
 
     name: str
     gpus: int = 0
@@ -83,13 +86,13 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
         if self.gpus and not self.gpu_type:
             raise BadValue(f"node {self.name!r} has GPUs but no gpu_type")
         amounts = (self.cpu_milli, self.memory_mib, self.idle_watts, self.busy_watts)
-        if not all(0 <= amount <= LARGEST for amount in amounts):
-            raise BadValue(f"node {self.name!r}: CPUs, memory and power must be ≥ 0, and not beyond reason")
-        _refuse_busy_below_idle(f"node {self.name!r}", self.idle_watts, self.busy_watts)
+        if not all(0 <= amount <= MAX_AMOUNT for amount in amounts):
+            raise BadValue(f"node {self.name!r}: CPUs, memory and power must be 0 to {MAX_AMOUNT}")
+        _check_busy_watts(f"node {self.name!r}", self.idle_watts, self.busy_watts)
 
 
 class Rack(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A rack and the power it may draw; 0 watts: no limit known."""
+    """A rack and its power limit; 0 watts: no known limit."""
 
     name: str
     limit_watts: float = 0.0
@@ -97,14 +100,15 @@ class Rack(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     def __post_init__(self) -> None:
         if not self.name:
             raise BadValue("a rack needs a name")
-        if not 0 <= self.limit_watts <= LARGEST:
+        if not 0 <= self.limit_watts <= MAX_AMOUNT:
             raise BadValue(f"rack {self.name!r}: limit_watts is {self.limit_watts:g}, expected watts ≥ 0 (0: no limit)")
 
 
 class Tenant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Who shares the cluster, how many GPUs its guaranteed jobs may count on, and how many it may use at most.
+    """A team that shares the cluster.
 
-    A `limit_gpus` of 0: as many as there are.
+    `quota_gpus` is the number of GPUs that its guaranteed jobs are entitled to; `limit_gpus` is the most it may use
+    (0: no limit).
     """
 
     name: str
@@ -115,17 +119,17 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         if not self.name:
             raise BadValue("a tenant needs a name")
         if not (isfinite(self.quota_gpus) and self.quota_gpus >= 0):
-            raise BadValue(f"tenant {self.name!r}: a quota is GPUs ≥ 0, not {self.quota_gpus}")
+            raise BadValue(f"tenant {self.name!r}: quota_gpus is {self.quota_gpus}, expected GPUs ≥ 0")
         if not (isfinite(self.limit_gpus) and self.limit_gpus >= 0):
-            raise BadValue(f"tenant {self.name!r}: a limit is GPUs ≥ 0 (0: none), not {self.limit_gpus}")
+            raise BadValue(f"tenant {self.name!r}: limit_gpus is {self.limit_gpus}, expected GPUs ≥ 0 (0: no limit)")
 
 
 class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, dict=True):
-    """All nodes, in an order that never changes: a node is named by its index everywhere but in what people read.
+    """All nodes, in a fixed order: code refers to a node by its index, user output by its name.
 
-    A node whose CPUs or memory are not known (0, while it has GPUs) is not limited by them: set
-    `cpus_known` or `memory_known` to False, and demands for them are not counted. Where no tenants are named,
-    nobody is limited, and nobody is promised anything; where some are, others have no quota.
+    If the CPUs or the memory of the nodes are unknown, set `cpus_known` or `memory_known` to False: requests for them
+    are then ignored. If the cluster lists no tenants, quotas and limits do not apply; if it lists some, all other
+    tenants have a quota of 0.
     """
 
     nodes: tuple[Node, ...]
@@ -151,7 +155,7 @@ class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
     @cached_property
     def index_of_node(self) -> Mapping[str, int]:
-        """Where each node stands in `nodes`."""
+        """The index of each node by name."""
         return {node.name: index for index, node in enumerate(self.nodes)}
 
     @cached_property
@@ -161,7 +165,7 @@ class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
     @cached_property
     def gpus(self) -> int:
-        """How many GPUs there are."""
+        """The number of GPUs."""
         return sum(node.gpus for node in self.nodes)
 
     @cached_property
@@ -169,14 +173,14 @@ class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         return {gpu_type.name: gpu_type for gpu_type in self.gpu_types}
 
     def gpu_type(self, name: str) -> GpuType:
-        """What is known of a GPU type; a type that is only named gets the defaults."""
+        """Return a GPU type by name, with default properties if the cluster does not describe it."""
         known = self._type_by_name.get(name)
         if known is None and name not in self.type_names:
             raise UnknownName("GPU type", name, self.type_names)
         return known or GpuType(name)
 
     def quota_gpus(self, tenant: str) -> float:
-        """How many GPUs a tenant's guaranteed jobs may count on."""
+        """Return the quota of a tenant: infinite if the cluster lists no tenants, 0 for a tenant not listed."""
         return self._quotas.get(tenant, 0.0) if self.tenants else inf
 
     @cached_property
@@ -185,10 +189,10 @@ class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
     @cached_property
     def cpu_milli(self) -> Milli:
-        """How many CPUs there are, in thousandths."""
+        """The number of CPUs, in thousandths."""
         return sum(node.cpu_milli for node in self.nodes)
 
     @cached_property
     def memory_mib(self) -> MiB:
-        """How much memory there is."""
+        """The memory of all nodes."""
         return sum(node.memory_mib for node in self.nodes)

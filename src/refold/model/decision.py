@@ -1,4 +1,4 @@
-"""What a policy says: what should change now. Silence means keep."""
+"""The answer of a policy: what to change now. Jobs that a decision does not mention stay as they are."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from refold.model.waiting import Wait
 
 
 class Start(msgspec.Struct, gc=False, frozen=True):
-    """Start a waiting job on this allocation, which is free now."""
+    """Start a waiting job on an allocation that is free now."""
 
     job: str
     allocation: Allocation
 
 
 class Stop(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
-    """Stop a running job; it goes back to waiting. `why` is for people."""
+    """Preempt a running job: it stops and is queued again. `why` is shown to users."""
 
     job: str
     why: str = ""
 
 
 class Reshape(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
-    """Stop a running job and start it again, at once, on another allocation, which is free now or its own."""
+    """Stop a running job and restart it at once on another allocation, of resources that are free or its own."""
 
     job: str
     allocation: Allocation
@@ -36,23 +36,23 @@ class Reshape(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
 
 
 class End(msgspec.Struct, gc=False, frozen=True):
-    """Stop a running job for good: it does not wait again. `why` is for its owner."""
+    """Terminate a running job: it stops and is not queued again. `why` is shown to its owner."""
 
     job: str
     why: str
 
 
 class Flag(msgspec.Struct, gc=False, frozen=True):
-    """Something is wrong with a running job, and what will come of it if it stays so."""
+    """Warn about a running job: `why` says what is wrong, and what will happen if it persists."""
 
     job: str
     why: str
 
 
 class StartEstimate(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
-    """When a waiting job may start: probably `at`; hardly ever before `soonest`, or after `latest`, which is a promise.
+    """When a waiting job is expected to start: at `at`, and with high probability from `soonest` to `latest`.
 
-    `latest` holds for 95 of 100 jobs.
+    `latest` is an upper bound that 95 of 100 jobs meet.
     """
 
     job: str
@@ -61,15 +61,15 @@ class StartEstimate(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
     latest: Seconds | None = None
 
 
-class Holdings(Protocol):
-    """What `Decision.towards` needs to know of a View: the run of every job that has one."""
+class HasRuns(Protocol):
+    """The part of a `View` that `Decision.towards` uses: the current run of each job that has one."""
 
     @property
     def runs(self) -> Mapping[str, Run]: ...
 
 
 class Decision(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
-    """Changes, reasons and when to ask again."""
+    """What to change now, why jobs wait, when they are expected to start, and when to call the policy again."""
 
     starts: tuple[Start, ...] = ()
     stops: tuple[Stop, ...] = ()
@@ -81,10 +81,10 @@ class Decision(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
     ends: tuple[End, ...] = ()
 
     @staticmethod
-    def towards(view: Holdings, target: Mapping[str, Allocation], why: str = "") -> Decision:
-        """The changes that lead from what is held now to `target`, which names every job that should be running.
+    def towards(view: HasRuns, target: Mapping[str, Allocation], why: str = "") -> Decision:
+        """Return the changes from the current allocations to `target`, which has every job that should run.
 
-        A run that is stopping already is left to it: say the same again when it has stopped.
+        Runs that are already stopping are left alone: pass the same target again once they have stopped.
         """
         held = {job: run.allocation for job, run in view.runs.items() if not run.stopping}
         return Decision(
@@ -96,5 +96,5 @@ class Decision(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
         )
 
 
-KEEP = Decision()
-"""Nothing should change."""
+NO_CHANGE = Decision()
+"""The empty decision."""

@@ -1,4 +1,4 @@
-"""What was asked for. A Job never changes; its progress belongs to its Runs."""
+"""A job and its resource demand, as submitted. A `Job` is immutable; progress belongs to its runs."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import Literal
 import msgspec
 
 from refold.errors import BadValue
-from refold.model.launch import AS_USUAL, Launch
+from refold.model.cluster import MAX_AMOUNT
+from refold.model.launch import DEFAULT_LAUNCH, Launch
 from refold.model.plan import Plan
 from refold.model.units import WHOLE, MiB, Milli, Seconds
 
 JobClass = Literal["guaranteed", "best-effort"]
-MOST_INSTANCES = 2**20
-MOST_GPUS = 2**20
-LARGEST = 2**40
-"""No amount of CPUs or memory is larger than this: garbage is refused at the edge."""
+MAX_INSTANCES = 2**20
+MAX_GPUS = 2**20
 
 
 class Demand(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True, cache_hash=True):
-    """`instances` equal instances, all or nothing; each on one node, with `gpu_milli` of each of `gpus` GPUs.
+    """A gang of `instances` equal instances. Each needs one node, with `gpu_milli` of each of `gpus` GPUs.
 
-    An instance of 0 GPUs needs CPUs and memory only. `gpu_types` empty: any type will do.
+    An instance with 0 GPUs needs CPUs and memory only. An empty `gpu_types` accepts every GPU type.
     """
 
     instances: int = 1
@@ -33,42 +32,43 @@ class Demand(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
     gpu_types: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 1 <= self.instances <= MOST_INSTANCES:
-            raise BadValue(f"a job has 1 to {MOST_INSTANCES} instances, not {self.instances}")
-        if not 0 <= self.gpus <= MOST_GPUS:
-            raise BadValue(f"an instance has 0 or more GPUs, not {self.gpus}")
+        if not 1 <= self.instances <= MAX_INSTANCES:
+            raise BadValue(f"a job has {self.instances} instances, expected 1 to {MAX_INSTANCES}")
+        if not 0 <= self.gpus <= MAX_GPUS:
+            raise BadValue(f"an instance has {self.gpus} GPUs, expected 0 to {MAX_GPUS}")
         if not 1 <= self.gpu_milli <= WHOLE:
-            raise BadValue(f"a share of a GPU is 1 to {WHOLE} thousandths, not {self.gpu_milli}")
-        if not (0 <= self.cpu_milli <= LARGEST and 0 <= self.memory_mib <= LARGEST):
-            raise BadValue(f"CPUs and memory must be ≥ 0, not {self.cpu_milli} and {self.memory_mib}")
+            raise BadValue(f"gpu_milli is {self.gpu_milli}, expected 1 to {WHOLE} thousandths of a GPU")
+        if not (0 <= self.cpu_milli <= MAX_AMOUNT and 0 <= self.memory_mib <= MAX_AMOUNT):
+            amounts = f"{self.cpu_milli} and {self.memory_mib}"
+            raise BadValue(f"cpu_milli and memory_mib are {amounts}, expected 0 to {MAX_AMOUNT}")
         if list(self.gpu_types) != sorted(set(self.gpu_types)):
-            raise BadValue(f"GPU types are given once each, in alphabetical order, not {self.gpu_types}")
+            raise BadValue(f"gpu_types is {self.gpu_types}, expected each type once, in alphabetical order")
 
     @property
     def total_gpu_milli(self) -> Milli:
-        """GPU in all, in thousandths."""
+        """Total GPUs of all instances, in thousandths."""
         return self.instances * self.gpus * self.gpu_milli
 
     @property
     def total_gpus(self) -> float:
-        """GPUs in all, fractions counted as such."""
+        """Total GPUs of all instances, including fractions."""
         return self.total_gpu_milli / WHOLE
 
     def __str__(self) -> str:
         share = "" if self.gpu_milli == WHOLE else f" × {self.gpu_milli / WHOLE:g}"
-        one = f"{self.gpus}{share} GPU" if self.gpus else f"{self.cpu_milli / WHOLE:g} CPU"
-        kinds = f" ({'|'.join(self.gpu_types)})" if self.gpu_types else ""
-        return (f"{self.instances} × " if self.instances > 1 else "") + one + kinds
+        instance = f"{self.gpus}{share} GPU" if self.gpus else f"{self.cpu_milli / WHOLE:g} CPU"
+        types = f" ({'|'.join(self.gpu_types)})" if self.gpu_types else ""
+        return (f"{self.instances} × " if self.instances > 1 else "") + instance + types
 
 
 class Job(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A job, from whoever submitted it.
+    """A job as submitted.
 
-    `work` is how many seconds it runs on exactly what it asked for. In a trace that is known from the start
-    and only oracles may look; of a live job it is None. `time_limit` is what its user said, a bound and not a truth.
-    `workload` names the model that it trains, `batch` and `sequence` are those of a step (0: the model's usual),
-    and `steps` is how many it wants: that everybody may know. `gpu_range`: the fewest GPUs and the most, in all, that a
-    reshapable job can do with; None: as many as can be made use of.
+    `work` is its run time in seconds on exactly the requested resources: known in traces, where only oracle policies
+    may use it; None for live jobs. `time_limit` is the user's upper bound of the run time. `workload` is the name of
+    the model that it trains, `batch` and `sequence` are the batch size and sequence length of a step (0: the default
+    of the model), and `steps` is the number of training steps; policies may use all of these. `gpu_range` is the
+    minimum and maximum total number of GPUs of a reshapable job; None: no limits.
     """
 
     id: str
@@ -90,7 +90,7 @@ class Job(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unkn
     sequence: int = 0
     command: tuple[str, ...] = ()
     gpu_range: tuple[int, int] | None = None
-    launch: Launch = AS_USUAL
+    launch: Launch = DEFAULT_LAUNCH
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -101,19 +101,20 @@ class Job(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unkn
             raise BadValue(f"job {self.id!r}: work is {self.work}, expected seconds ≥ 0")
         if self.time_limit is not None and not self.time_limit > 0:
             raise BadValue(f"job {self.id!r}: time limit is {self.time_limit}, expected seconds > 0")
-        if self.steps is not None and not 0 <= self.steps <= LARGEST:
-            raise BadValue(f"job {self.id!r}: steps is {self.steps}, expected ≥ 0, and not beyond reason")
+        if self.steps is not None and not 0 <= self.steps <= MAX_AMOUNT:
+            raise BadValue(f"job {self.id!r}: steps is {self.steps}, expected 0 to {MAX_AMOUNT}")
         if self.gpu_range is not None:
             self._check_range(*self.gpu_range)
-        if not (0 <= self.batch <= LARGEST and 0 <= self.sequence <= LARGEST):
-            raise BadValue(f"job {self.id!r}: batch and sequence are ≥ 0, not {self.batch} and {self.sequence}")
+        if not (0 <= self.batch <= MAX_AMOUNT and 0 <= self.sequence <= MAX_AMOUNT):
+            sizes = f"{self.batch} and {self.sequence}"
+            raise BadValue(f"job {self.id!r}: batch and sequence are {sizes}, expected 0 to {MAX_AMOUNT}")
 
-    def _check_range(self, least: int, most: int) -> None:
-        if not 1 <= least <= most <= MOST_GPUS:
-            raise BadValue(f"job {self.id!r}: gpu_range is {least} to {most}, expected 1 or more, the fewest first")
-        if not least <= self.demand.instances * self.demand.gpus <= most:
+    def _check_range(self, minimum: int, maximum: int) -> None:
+        if not 1 <= minimum <= maximum <= MAX_GPUS:
+            raise BadValue(f"job {self.id!r}: gpu_range is {minimum} to {maximum}, expected 1 ≤ minimum ≤ maximum")
+        if not minimum <= self.demand.instances * self.demand.gpus <= maximum:
             raise BadValue(
-                f"job {self.id!r}: gpu_range is {least} to {most}, expected to hold the {self.demand} it asks for"
+                f"job {self.id!r}: gpu_range is {minimum} to {maximum}, expected to include the requested {self.demand}"
             )
         if not self.reshapable or self.demand.gpus < 1 or self.demand.gpu_milli < WHOLE:
-            raise BadValue(f"job {self.id!r}: gpu_range is for reshapable jobs that ask for whole GPUs")
+            raise BadValue(f"job {self.id!r}: gpu_range needs a reshapable job that requests whole GPUs")

@@ -1,4 +1,4 @@
-"""How the command of a job is run. Back ends read it and policies do not, but for what it says of progress."""
+"""How the command of a job is run. Back ends use this; of policies, only the run-time watch (`no_progress`)."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from refold.errors import BadValue
 from refold.model.units import Seconds
 
 StopSignal = Literal["TERM", "INT", "USR1", "USR2", "HUP"]
-MOST_RETRIES = 1000
+MAX_RETRIES = 1000
 
 
 class Launch(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Where and with what a command runs, how it is asked to stop, what its output means, whom to tell.
+    """Environment, working directory, stop signal, retries, progress patterns, dependencies and notifications of a job.
 
-    `environment`: variables and their values, beside those that every run gets. `folder`: where it runs; empty: in a
-    folder of its own, which its runs share. `grace`: how long it may take to stop after `stop_signal`; None: as long as
-    everybody.
-    `progress`: a regular expression whose first group is the number of steps done, looked for in its output.
-    `no_progress`: a run that reports no progress for so long is taken to hang.
-    `never_retry`: regular expressions for its output after which a failed run is not tried again.
-    `after`: jobs that must have finished before this one is looked at. `notify`: addresses, as apprise writes them.
+    `environment`: variables in addition to those that every run gets.
+    `folder`: the working directory; empty: a directory of the job's own, shared by its runs.
+    `grace`: the time from `stop_signal` to a forced kill; None: the default of the back end.
+    `progress`: a regular expression for output lines whose first group is the number of steps done.
+    `no_progress`: a run that reports no progress for this long is considered hung.
+    `never_retry`: regular expressions; a failed run whose output matches one is not retried.
+    `after`: ids of the jobs that must finish before this one is scheduled.
+    `notify`: notification URLs, in Apprise syntax.
     """
 
     environment: tuple[tuple[str, str], ...] = ()
@@ -40,13 +41,13 @@ class Launch(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
     def __post_init__(self) -> None:
         if self.stop_signal not in get_args(StopSignal):
             raise BadValue(f"stop_signal is {self.stop_signal!r}, expected one of {', '.join(get_args(StopSignal))}")
-        if not 0 <= self.retries <= MOST_RETRIES:
-            raise BadValue(f"retries is {self.retries}, expected 0 to {MOST_RETRIES}")
+        if not 0 <= self.retries <= MAX_RETRIES:
+            raise BadValue(f"retries is {self.retries}, expected 0 to {MAX_RETRIES}")
         if self.grace is not None and not 0 <= self.grace < math.inf:
             raise BadValue(f"grace is {self.grace}, expected seconds ≥ 0")
         if self.no_progress is not None and not 0 < self.no_progress < math.inf:
             raise BadValue(f"no_progress is {self.no_progress}, expected seconds > 0")
 
 
-AS_USUAL = Launch()
-"""Nothing but the command."""
+DEFAULT_LAUNCH = Launch()
+"""The launch settings of a job that specifies none."""

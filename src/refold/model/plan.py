@@ -1,4 +1,4 @@
-"""How one job computes: its parallel plan. A plan never changes what is learned, only how fast and on what."""
+"""The parallel plan of a job. A plan affects speed and resource use, and never the result of the training."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from refold.errors import BadInput, BadValue
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 
-LARGEST_DEGREE = 2**20
-"""No degree of a plan is larger than this: garbage is refused at the edge."""
-
+MAX_DEGREE = 2**20
+"""The upper bound of every degree of a plan."""
 
 DEGREES = ("data", "tensor", "pipeline", "accumulation", "interleave")
-"""Fields of a plan that count something."""
+"""The fields of a plan that are degrees: integers of at least 1."""
 
 
 class Plan(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Degrees of data, tensor and pipeline parallelism, and what is sharded, offloaded, recomputed, accumulated.
+    """Degrees of data, tensor and pipeline parallelism, ZeRO stage, offloading, recomputation and accumulation.
 
-    `accumulation` is how many micro-batches one step has per data-parallel replica; under pipeline parallelism
-    they are what fills the pipeline. The global batch is kept: a micro-batch has batch / (data × accumulation)
-    samples. `interleave` is how many chunks of layers a pipeline stage holds; `sequence_parallel` splits what
-    tensor parallelism leaves whole along the sequence.
+    `accumulation` is the number of micro-batches per step and data-parallel replica; with pipeline parallelism they
+    fill the pipeline. The global batch size does not depend on the plan: a micro-batch has batch / (data ×
+    accumulation) samples. `interleave` is the number of chunks of layers per pipeline stage. `sequence_parallel`
+    splits along the sequence the activations that tensor parallelism does not split.
     """
 
     data: int = 1
@@ -41,15 +40,15 @@ class Plan(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unk
 
     def __post_init__(self) -> None:
         degrees = [getattr(self, name) for name in DEGREES]
-        if not 1 <= min(degrees) <= max(degrees) <= LARGEST_DEGREE:
-            named = ", ".join(f"{name} {getattr(self, name)}" for name in DEGREES)
-            raise BadValue(f"every degree of a plan is at least 1 (and at most {LARGEST_DEGREE}), got {named}")
+        if not 1 <= min(degrees) <= max(degrees) <= MAX_DEGREE:
+            degrees_text = ", ".join(f"{name} {getattr(self, name)}" for name in DEGREES)
+            raise BadValue(f"plan has {degrees_text}, expected every degree to be at least 1 and at most {MAX_DEGREE}")
         if not 0 <= self.zero <= 3:
-            raise BadValue(f"ZeRO has stages 0 to 3, not {self.zero}")
+            raise BadValue(f"zero is {self.zero}, expected ZeRO stages 0 to 3")
 
     @property
     def gpus(self) -> int:
-        """How many GPUs the plan runs on."""
+        """The number of GPUs that the plan uses."""
         return self.data * self.tensor * self.pipeline
 
     def __str__(self) -> str:
@@ -65,8 +64,8 @@ class Plan(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unk
         return " ".join(parts)
 
 
-_WORD = re.compile(r"(?P<name>[a-z]+)[\s=:]*(?P<value>\d+|none|selective|full)?[\s,+]*")
-_DEGREE_OF = {
+_TOKEN = re.compile(r"(?P<name>[a-z]+)[\s=:]*(?P<value>\d+|none|selective|full)?[\s,+]*")
+_FIELD_BY_NAME = {
     "dp": "data",
     "data": "data",
     "tp": "tensor",
@@ -82,42 +81,42 @@ _DEGREE_OF = {
 }
 
 
-def plan_from_text(text: str) -> Plan:
-    """'DP8 TP2 PP4 ZeRO-1 recompute full accumulate 16', as plans are printed; 'dp8,tp2,zero=1,offload' will do."""
-    return Plan(**fields_from_text(text))
+def parse_plan(text: str) -> Plan:
+    """Parse a plan such as 'DP8 TP2 PP4 ZeRO-1 recompute full accumulate 16' or 'dp8,tp2,zero=1,offload'."""
+    return Plan(**parse_plan_fields(text))
 
 
-def fields_from_text(text: str) -> dict[str, Any]:
-    """The same, but only what is said."""
-    given: dict[str, Any] = {}
-    left = text.strip().lower().replace("zero-", "zero")
-    while left:
-        word = _WORD.match(left)
-        if word is None:
-            raise _not_a_plan(text, left)
-        name, value = word["name"], word["value"]
-        if name in _DEGREE_OF and value is not None and value.isdigit():
-            field = _DEGREE_OF[name]
-            meant: Any = int(value)
+def parse_plan_fields(text: str) -> dict[str, Any]:
+    """Parse a plan, and return only the fields that the text specifies."""
+    fields: dict[str, Any] = {}
+    rest = text.strip().lower().replace("zero-", "zero")
+    while rest:
+        match = _TOKEN.match(rest)
+        if match is None:
+            raise _not_a_plan(text, rest)
+        name, value = match["name"], match["value"]
+        if name in _FIELD_BY_NAME and value is not None and value.isdigit():
+            field = _FIELD_BY_NAME[name]
+            parsed: Any = int(value)
         elif name == "recompute" and value in (None, *RECOMPUTE):
-            field, meant = "recompute", value or "full"
+            field, parsed = "recompute", value or "full"
         elif name in ("sp", "offload") and value is None:
-            field, meant = ("sequence_parallel" if name == "sp" else "offload"), True
+            field, parsed = ("sequence_parallel" if name == "sp" else "offload"), True
         else:
-            raise _not_a_plan(text, left)
-        if field in given:
-            raise BadInput(f"plan {text!r} says {field} twice")
-        given[field] = meant
-        left = left[word.end() :]
-    if not given:
+            raise _not_a_plan(text, rest)
+        if field in fields:
+            raise BadInput(f"plan {text!r} sets {field} twice")
+        fields[field] = parsed
+        rest = rest[match.end() :]
+    if not fields:
         raise _not_a_plan(text, "")
-    Plan(**given)  # refuses what cannot be
-    return given
+    Plan(**fields)  # validates the values
+    return fields
 
 
-def _not_a_plan(text: str, left: str) -> BadInput:
-    where = f" at {left!r}" if left else ""
+def _not_a_plan(text: str, rest: str) -> BadInput:
+    position = f" at {rest!r}" if rest else ""
     return BadInput(
-        f"{text!r} is not a plan{where}; write it as 'dp8 tp2 pp4 zero1 accumulate 16', with offload, sp, "
-        "interleave 2 or recompute none|selective|full where wanted"
+        f"{text!r} is not a plan{position}; write it as 'dp8 tp2 pp4 zero1 accumulate 16', with offload, sp, "
+        "interleave 2 or recompute none|selective|full as options"
     )

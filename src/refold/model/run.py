@@ -1,4 +1,4 @@
-"""One attempt of a job on one allocation. Every report names its run, so a late report is seen to be late."""
+"""One attempt of a job on one allocation. Every report names its run, so that late reports can be recognised."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from refold.model.units import Seconds
 
 
 class Run(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
-    """The `number`-th attempt of `job`, ordered at `since`; `stopping` once it has been told to stop."""
+    """The `number`-th run of `job` (from 1), ordered at `since`; `stopping` once its stop has been ordered."""
 
     job: str
     number: int

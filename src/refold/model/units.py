@@ -1,6 +1,6 @@
-"""Units, and how people write them.
+"""Units of resources and time, and their conversion from and to text.
 
-Amounts that are added and taken back millions of times are whole numbers, so that nothing drifts:
+Resource amounts are integers, because they are added and subtracted millions of times without rounding errors:
 GPUs and CPUs in thousandths (`milli`), memory in MiB. Times are seconds as floats.
 """
 
@@ -16,7 +16,7 @@ Milli = int
 MiB = int
 
 WHOLE: Milli = 1000
-"""A whole GPU, or a whole CPU, in thousandths."""
+"""One whole GPU or CPU, in thousandths."""
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 
@@ -24,8 +24,8 @@ _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|min|s|m|h|d|w)?", re.IGNORECAS
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
-def seconds_from_text(text: str) -> Seconds:
-    """'90', '90s', '1h30m', '2d': how long."""
+def parse_duration(text: str) -> Seconds:
+    """Parse a duration such as '90', '90s', '1h30m' or '2d'; a number without a unit is in seconds."""
     position, total, text = 0, 0.0, text.strip()
     while position < len(text):
         part = _DURATION.match(text, position)
@@ -38,10 +38,10 @@ def seconds_from_text(text: str) -> Seconds:
     return total
 
 
-def text_from_seconds(seconds: Seconds) -> str:
-    """How long, in two units at most: '45 s', '1 h 30 min', '3 d 4 h'."""
+def format_duration(seconds: Seconds) -> str:
+    """Format a duration with at most two units: '45 s', '1 h 30 min', '3 d 4 h'."""
     if seconds < 0:
-        return "-" + text_from_seconds(-seconds)
+        return "-" + format_duration(-seconds)
     if seconds < MINUTE:
         return f"{seconds:.0f} s" if seconds >= 10 or seconds == int(seconds) else f"{seconds:.1f} s"
     big, small, big_name, small_name = (
@@ -56,10 +56,10 @@ def text_from_seconds(seconds: Seconds) -> str:
 
 
 def milli_from_number(number: float) -> Milli:
-    """Units into thousandths: 0.5 is 500."""
+    """Convert units to thousandths: 0.5 becomes 500."""
     return round(number * WHOLE)
 
 
 def mib_from_gib(gib: float) -> MiB:
-    """GiB into MiB."""
+    """Convert GiB to MiB, rounded to a whole number."""
     return round(gib * 1024)

@@ -1,4 +1,4 @@
-"""Why a job waits: one reason from a closed list, with counts. Waiting is data, not an error."""
+"""Why a job waits: one reason from a closed list, with counts."""
 
 from __future__ import annotations
 
@@ -6,58 +6,84 @@ from enum import StrEnum
 
 import msgspec
 
+from refold.model.job import Demand
+from refold.model.units import WHOLE
+
 
 class Reason(StrEnum):
-    """The closed list. The words are what `refold queue` prints in brackets."""
+    """The reasons for which a job waits. `refold queue` prints the values."""
 
-    AHEAD = "Ahead"  # others are before it in the queue
-    RESOURCES = "Resources"  # no place for it now
-    INFEASIBLE = "Infeasible"  # no place for it even in an empty cluster
-    RESERVED = "Reserved"  # there is room now, but others before it are promised it
-    RELEASING = "Releasing"  # its place is being given back by runs that are stopping
-    HELD = "Held"  # somebody has said that it is to wait until it is released
-    DEPENDENCY = "Dependency"  # it waits for other jobs to finish
-    BACKOFF = "Backoff"  # it has failed, and is tried again after a pause
-    LIMIT = "Limit"  # its tenant uses as many GPUs as it may
-    NOT_LOOKED_AT = "NotLookedAt"  # the policy has not come to it yet
+    PRIORITY = "Priority"  # other jobs are ahead of it in the queue
+    RESOURCES = "Resources"  # it does not fit into the free resources
+    INFEASIBLE = "Infeasible"  # it would not fit even into the empty cluster
+    RESERVED = "Reserved"  # it fits now, but the resources are reserved for jobs ahead of it
+    RELEASING = "Releasing"  # its resources are being released by runs that are stopping
+    HELD = "Held"  # a user holds it until it is released
+    DEPENDENCY = "Dependency"  # the jobs that it depends on have not finished
+    BACKOFF = "Backoff"  # it failed, and is retried after a delay
+    LIMIT = "Limit"  # its tenant has reached its GPU limit
+    NOT_CONSIDERED = "NotConsidered"  # the policy has not considered it yet
 
 
 class Shortage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Room for how many of the instances, and how many nodes lack what for one of them.
+    """How many instances and nodes fit, and how many nodes lack which resource for one instance.
 
-    Each node is counted once, under the first thing it lacks.
+    Each node is counted once, under the first resource that it lacks. `too_small` counts nodes that have fewer GPUs
+    in total than an instance needs.
     """
 
     instances: int = 1
-    room: int = 0
+    instances_fit: int = 0
     nodes: int = 0
-    fit: int = 0
+    nodes_fit: int = 0
     down: int = 0
     wrong_type: int = 0
     too_small: int = 0
-    few_gpus: int = 0
-    few_cpus: int = 0
-    little_memory: int = 0
+    too_few_gpus: int = 0
+    too_few_cpus: int = 0
+    too_little_memory: int = 0
     at_power_limit: int = 0
 
-    def text(self, gpus: str) -> str:
-        """'0 of 12 nodes fit: 7 × less than 8 GPUs free, 4 × another GPU type, 1 × down'."""
+    def text(self, demand: Demand | None = None) -> str:
+        """Format: '0 of 12 nodes fit: 7 have fewer than 8 free GPUs, 4 have a different GPU type, 1 is down'.
+
+        Without the `demand`, the text does not mention how many GPUs are needed.
+        """
         lacks = (
-            (self.few_gpus, f"less than {gpus} free"),
-            (self.wrong_type, "another GPU type"),
-            (self.too_small, "too few GPUs at all"),
-            (self.few_cpus, "too few free CPUs"),
-            (self.little_memory, "too little free memory"),
-            (self.at_power_limit, "rack at its power limit"),
-            (self.down, "down"),
+            (self.too_few_gpus, "has", "have", _free_gpus_text(demand)),
+            (self.wrong_type, "has", "have", "a different GPU type"),
+            (self.too_small, "has", "have", _total_gpus_text(demand)),
+            (self.too_few_cpus, "has", "have", "too few free CPUs"),
+            (self.too_little_memory, "has", "have", "too little free memory"),
+            (self.at_power_limit, "is", "are", "at the power limit of the rack"),
+            (self.down, "is", "are", "down"),
         )
-        why = ", ".join(f"{count} × {what}" for count, what in lacks if count)
-        gang = f"room for {self.room} of {self.instances} instances, " if self.instances > 1 else ""
-        return f"{gang}{self.fit} of {self.nodes} nodes fit" + (f": {why}" if why else "")
+        reasons = [
+            f"{count} {singular if count == 1 else plural} {lack}" for count, singular, plural, lack in lacks if count
+        ]
+        fit = f"{self.nodes_fit} of {self.nodes} nodes fit"
+        if self.instances > 1 and self.instances_fit:
+            fit = f"{self.instances_fit} of {self.instances} instances fit on {self.nodes_fit} of {self.nodes} nodes"
+        return fit + (f": {', '.join(reasons)}" if reasons else "")
+
+
+def _free_gpus_text(demand: Demand | None) -> str:
+    if demand is None:
+        return "too few free GPUs"
+    if demand.gpu_milli < WHOLE:
+        free = f"with {demand.gpu_milli / WHOLE:g} free"
+        return f"no GPU {free}" if demand.gpus == 1 else f"fewer than {demand.gpus} GPUs {free}"
+    return "no free GPU" if demand.gpus == 1 else f"fewer than {demand.gpus} free GPUs"
+
+
+def _total_gpus_text(demand: Demand | None) -> str:
+    if demand is None:
+        return "too few GPUs in total"
+    return "no GPU" if demand.gpus == 1 else f"fewer than {demand.gpus} GPUs in total"
 
 
 class Wait(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
-    """That a job waits, and why; `ahead` counts jobs, `shortage` counts nodes."""
+    """The reason why a job waits; `ahead` is the number of jobs ahead of it, `shortage` counts nodes."""
 
     job: str
     reason: Reason

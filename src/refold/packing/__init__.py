@@ -1,4 +1,4 @@
-"""Where a demand fits: compiled kernels over arrays, the same for a live cluster and a million-task replay."""
+"""Placement: compiled kernels over arrays, shared by the live scheduler and the trace replays."""
 
 import lazy_loader
 

@@ -1,28 +1,32 @@
 from .demand_history import (
     DemandHistory as DemandHistory,
     ScoreCache as ScoreCache,
-    nothing_expected as nothing_expected,
-    nothing_known as nothing_known,
-    renew as renew,
-    time_to_renew as time_to_renew,
+    empty_demand_history as empty_demand_history,
+    empty_score_cache as empty_score_cache,
+    is_update_due as is_update_due,
+    update_demand_history as update_demand_history,
 )
 from .fragmentation import (
-    cluster_fragments as cluster_fragments,
-    fragments_after as fragments_after,
-    no_typical as no_typical,
-    node_fragments as node_fragments,
-    renew_typical as renew_typical,
+    cluster_fragmentation as cluster_fragmentation,
+    empty_typical_demands as empty_typical_demands,
+    fragmentation_after as fragmentation_after,
+    node_fragmentation as node_fragmentation,
+    update_typical_demands as update_typical_demands,
 )
-from .free import Free as Free, indices_of as indices_of, mask_of as mask_of, vector_of as vector_of
+from .free import (
+    FreeResources as FreeResources,
+    encode_demand as encode_demand,
+    indices_from_mask as indices_from_mask,
+    mask_from_indices as mask_from_indices,
+)
 from .genetic_paper import best_pair as best_pair
-from .jit import compiled as compiled, inlined as inlined
 from .kernels import (
+    adjust_free as adjust_free,
+    candidate_row as candidate_row,
     fits as fits,
-    lowest_row as lowest_row,
-    most_gpus as most_gpus,
-    move as move,
-    need_of as need_of,
-    next_fitting as next_fitting,
+    max_gpus_per_node as max_gpus_per_node,
+    need_at as need_at,
+    next_fitting_node as next_fitting_node,
 )
 from .layout import (
     CPU_FREE as CPU_FREE,
@@ -33,6 +37,7 @@ from .layout import (
     MEMORY_FREE as MEMORY_FREE,
     MILLI_FREE as MILLI_FREE,
     NODE as NODE,
+    POWER_TOLERANCE_WATTS as POWER_TOLERANCE_WATTS,
     TYPE_BIT as TYPE_BIT,
     UNLIMITED as UNLIMITED,
     UP as UP,
@@ -43,21 +48,26 @@ from .layout import (
     Need as Need,
     Words as Words,
 )
-from .lookahead import RackPowerNow as RackPowerNow, no_racks as no_racks
-from .placer import GENETIC as GENETIC, LOOK_AHEAD as LOOK_AHEAD, RULES as RULES, Placer as Placer
-from .pooled_queue import starts_in_turn as starts_in_turn
-from .power import NO_RACK as NO_RACK, SLACK as SLACK, Power as Power
-from .rules import FGD as FGD, MEMORY_ENTRIES as MEMORY_ENTRIES, SEED as SEED, place as place
+from .lookahead import RackDraw as RackDraw, no_rack_draw as no_rack_draw
+from .placer import GENETIC as GENETIC, LEARNING_RULES as LEARNING_RULES, RULES as RULES, Placer as Placer
+from .pooled_queue import estimate_fifo_starts as estimate_fifo_starts
+from .power import NO_RACK as NO_RACK, Power as Power
+from .rules import (
+    FGD as FGD,
+    RULE_STATE_ENTRIES as RULE_STATE_ENTRIES,
+    SEED as SEED,
+    place_instances as place_instances,
+)
 from .timetable import (
-    Spans as Spans,
+    BookedJobs as BookedJobs,
+    FreeIntervals as FreeIntervals,
     Timetable as Timetable,
-    Waiting as Waiting,
-    change as change,
-    earliest as earliest,
-    fill_window as fill_window,
-    forget as forget,
-    longest as longest,
-    longest_on as longest_on,
-    one_span_each as one_span_each,
+    change_interval as change_interval,
+    drop_past_intervals as drop_past_intervals,
+    earliest_start as earliest_start,
+    initial_intervals as initial_intervals,
+    longest_free_duration as longest_free_duration,
+    longest_free_duration_on as longest_free_duration_on,
+    write_free_during as write_free_during,
 )
 from .trial import Trial as Trial

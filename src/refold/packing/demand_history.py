@@ -1,4 +1,4 @@
-"""What jobs are to be expected, and what was reckoned from it: the memory of the rules that look ahead. Compiled."""
+"""Demand statistics and score caches of the placement rules that learn from submitted jobs. Compiled."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from refold.jit import compiled, inlined
 from refold.model import MAX_GPU_TYPES, WHOLE
-from refold.packing.fragmentation import TYPICAL, renew_typical
-from refold.packing.jit import compiled, inlined
+from refold.packing.fragmentation import MAX_TYPICAL_DEMANDS, update_typical_demands
 from refold.packing.layout import DEMAND_ENTRIES, Floats, Ints
-from refold.packing.worth import NEEDS, renew_worth
+from refold.packing.worth import NEED_ENTRIES, update_worth
 
-MOST_ROWS = 512
-"""For so many demands scores are kept; others share their rows."""
+MAX_CACHED_DEMANDS = 512
+"""Rows of the score cache. Demands beyond this number share rows with others."""
 
 
 class DemandHistory(NamedTuple):
-    """The demands seen so far, as FGD (`typical`, `weights`) and worth (the rest) read them."""
+    """Statistics of the demands submitted so far: `typical` and `weights` for FGD, the rest for the worth rule."""
 
     typical: Ints
     weights: Floats
@@ -27,9 +27,10 @@ class DemandHistory(NamedTuple):
 
 
 class ScoreCache(NamedTuple):
-    """Scores that hold as long as a node is as it was: a row per demand, a column per node.
+    """Cached placement scores: one row per demand, one column per node.
 
-    `owner` says whose row it is; a score counts while `signatures` has the node's signature.
+    `owner` is the demand ID that a row belongs to. A score is valid while `signatures` equals the node's signature,
+    that is, while the node's free resources are unchanged.
     """
 
     owner: Ints
@@ -38,20 +39,20 @@ class ScoreCache(NamedTuple):
     masks: Ints
 
 
-def nothing_expected() -> DemandHistory:
-    """Before anything was seen: a part of a GPU is worth what it is."""
+def empty_demand_history() -> DemandHistory:
+    """Return the initial history: without demands, the worth of a GPU fraction is the fraction itself."""
     return DemandHistory(
-        np.zeros((TYPICAL, DEMAND_ENTRIES), dtype=np.int64),
-        np.zeros(TYPICAL),
+        np.zeros((MAX_TYPICAL_DEMANDS, DEMAND_ENTRIES), dtype=np.int64),
+        np.zeros(MAX_TYPICAL_DEMANDS),
         np.arange(WHOLE + 1) / WHOLE,
-        np.zeros(NEEDS),
+        np.zeros(NEED_ENTRIES),
         np.zeros(MAX_GPU_TYPES),
     )
 
 
-def nothing_known(rows: int, nodes: int) -> ScoreCache:
-    """Room for the scores of so many demands."""
-    rows = min(rows, MOST_ROWS)
+def empty_score_cache(rows: int, nodes: int) -> ScoreCache:
+    """Return an empty cache for `rows` demands, at most `MAX_CACHED_DEMANDS`."""
+    rows = min(rows, MAX_CACHED_DEMANDS)
     return ScoreCache(
         np.full(rows, -1, dtype=np.int64),
         np.zeros((rows, nodes), dtype=np.int64),
@@ -61,28 +62,28 @@ def nothing_known(rows: int, nodes: int) -> ScoreCache:
 
 
 @compiled
-def renew(
-    fgd: bool, shapes: Ints, seen: Ints, count: int, nodes: Ints, expected: DemandHistory, known: ScoreCache
+def update_demand_history(
+    fgd: bool, shapes: Ints, counts: Ints, count: int, nodes: Ints, history: DemandHistory, cache: ScoreCache
 ) -> None:
-    """Expect more of what the first `count` shapes were: `seen` says how often each was."""
+    """Recompute the history from the first `count` shapes, submitted `counts` times each; clear the cache."""
     if fgd:
-        renew_typical(shapes, seen, count, expected.typical, expected.weights)
+        update_typical_demands(shapes, counts, count, history.typical, history.weights)
     else:
-        renew_worth(shapes, seen, count, nodes, expected.worth, expected.needs, expected.scarcity)
-    known.owner[:] = -1
+        update_worth(shapes, counts, count, nodes, history.worth, history.needs, history.scarcity)
+    cache.owner[:] = -1
 
 
 @compiled
-def time_to_renew(seen_in_all: int) -> bool:
-    """When the demands are counted anew: at 1, 2, 4, … jobs, and from 1,024 on every 1,024."""
-    return seen_in_all % 1024 == 0 or (seen_in_all < 1024 and seen_in_all & (seen_in_all - 1) == 0)
+def is_update_due(total_seen: int) -> bool:
+    """Whether to update the history: after 1, 2, 4, … jobs, and from 1,024 on after every 1,024."""
+    return total_seen % 1024 == 0 or (total_seen < 1024 and total_seen & (total_seen - 1) == 0)
 
 
 @inlined
-def row_of(known: ScoreCache, kind: int) -> int:
-    """The row with the scores of a demand; emptied, if it was another's."""
-    row = kind % known.owner.shape[0]
-    if known.owner[row] != kind:
-        known.owner[row] = kind
-        known.signatures[row, :] = 0
+def row_of(cache: ScoreCache, demand_id: int) -> int:
+    """Return the cache row of a demand; clear the row if it belonged to another demand."""
+    row = demand_id % cache.owner.shape[0]
+    if cache.owner[row] != demand_id:
+        cache.owner[row] = demand_id
+        cache.signatures[row, :] = 0
     return row

@@ -1,4 +1,4 @@
-"""What is free now: the cluster as arrays, with the few verbs that change them."""
+"""Free resources of a cluster, as the arrays of `layout`, and the operations that change them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 from refold.model import WHOLE, Cluster, Demand, Placement, Share, Shortage
 from refold.packing import kernels
 from refold.packing.layout import (
-    CPU_ALL,
     CPU_FREE,
+    CPU_TOTAL,
     FIRST_GPU,
     GPUS,
-    MEMORY_ALL,
+    MAX_FREE,
     MEMORY_FREE,
+    MEMORY_TOTAL,
     MILLI_FREE,
-    MOST_FREE,
     NODE_COLUMNS,
     TYPE_BIT,
     UNLIMITED,
@@ -27,20 +27,20 @@ from refold.packing.layout import (
     Words,
 )
 
-_REFUSALS = {
+_REFUSAL_TEXTS = {
     kernels.NODE_DOWN: "the node is down",
     kernels.NO_SUCH_GPU: "the node has no such GPU",
-    kernels.GPU_OVER: "a GPU has less free",
-    kernels.CPU_OVER: "too few CPUs are free",
-    kernels.MEMORY_OVER: "too little memory is free",
+    kernels.GPU_OVER: "a GPU has too little free capacity",
+    kernels.CPU_OVER: "too few free CPUs",
+    kernels.MEMORY_OVER: "too little free memory",
 }
 
 _MASKS: dict[tuple[int, ...], int] = {(): 0}
 _INDICES: dict[int, tuple[int, ...]] = {0: ()}
 
 
-def mask_of(gpus: tuple[int, ...]) -> int:
-    """GPU indices as bits."""
+def mask_from_indices(gpus: tuple[int, ...]) -> int:
+    """Return GPU indices as a bit mask."""
     mask = _MASKS.get(gpus)
     if mask is None:
         mask = sum(1 << gpu for gpu in set(gpus))
@@ -48,8 +48,8 @@ def mask_of(gpus: tuple[int, ...]) -> int:
     return mask
 
 
-def indices_of(mask: int) -> tuple[int, ...]:
-    """Bits as GPU indices."""
+def indices_from_mask(mask: int) -> tuple[int, ...]:
+    """Return a bit mask as GPU indices."""
     gpus = _INDICES.get(mask)
     if gpus is None:
         gpus = tuple(gpu for gpu in range(mask.bit_length()) if mask >> gpu & 1)
@@ -57,58 +57,58 @@ def indices_of(mask: int) -> tuple[int, ...]:
     return gpus
 
 
-class Free:
-    """Free GPUs, CPUs and memory of every node; which nodes are up."""
+class FreeResources:
+    """Free GPUs, CPUs and memory of every node, and which nodes are up."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.nodes, self.gpus, self.bits = _arrays_of(cluster)
+        self.nodes, self.gpus, self.bits = _build_arrays(cluster)
         self._vectors: dict[Demand, Ints] = {}
         self._fits_when_empty: dict[Demand, bool] = {}
 
-    def copy(self) -> Free:
-        """A second one that can be changed on its own."""
-        other = object.__new__(Free)
+    def copy(self) -> FreeResources:
+        """Return an independent copy."""
+        other = object.__new__(FreeResources)
         other.cluster = self.cluster
         other.nodes, other.gpus, other.bits = self.nodes.copy(), self.gpus.copy(), self.bits.copy()
         other._vectors, other._fits_when_empty = self._vectors, self._fits_when_empty
         return other
 
     def vector(self, demand: Demand) -> Ints:
-        """A demand as the kernels read it, on this cluster."""
+        """Return a demand as a row for the kernels, encoded for this cluster (cached)."""
         vector = self._vectors.get(demand)
         if vector is None:
-            vector = self._vectors[demand] = vector_of(demand, self.cluster)
+            vector = self._vectors[demand] = encode_demand(demand, self.cluster)
         return vector
 
     def take(self, placement: Placement) -> str | None:
-        """Take all of a placement; or, where part of it is not free, none of it, and say why."""
+        """Take a whole placement. If part of it is not free, take nothing and return the reason."""
         for position, share in enumerate(placement):
             refusal = self._take(share)
             if refusal:
-                self.give_back(placement[:position])
+                self.release(placement[:position])
                 return refusal
         return None
 
     def _take(self, share: Share) -> str | None:
         if not 0 <= share.node < len(self.cluster.nodes):
-            return f"there is no node {share.node}"
-        answer = kernels.take(
+            return f"node {share.node} does not exist"
+        result = kernels.take(
             self.nodes,
             self.gpus,
             self.bits,
             share.node,
-            mask_of(share.gpus),
+            mask_from_indices(share.gpus),
             share.gpu_milli,
             share.cpu_milli,
             share.memory_mib,
         )
-        if answer == kernels.TAKEN:
+        if result == kernels.TAKEN:
             return None
-        return f"node {self.cluster.nodes[share.node].name!r}: {_REFUSALS[answer]}"
+        return f"node {self.cluster.nodes[share.node].name!r}: {_REFUSAL_TEXTS[result]}"
 
-    def take_what_is_free(self, placement: Placement) -> Placement:
-        """Of a placement, take as much as is free; returns what that is."""
+    def take_available(self, placement: Placement) -> Placement:
+        """Take the free part of a placement and return that part."""
         taken: list[Share] = []
         for share in placement:
             free = self.gpu_milli_of(share.node)
@@ -118,122 +118,124 @@ class Free:
             taken += [part for part in parts if self._take(part) is None]
         return tuple(taken)
 
-    def give_back(self, placement: Iterable[Share]) -> None:
-        """Return what was taken."""
+    def release(self, placement: Iterable[Share]) -> None:
+        """Release a placement that was taken."""
         nodes, gpus, bits = self.nodes, self.gpus, self.bits
         for share in placement:
-            kernels.give_back(
+            kernels.release(
                 nodes,
                 gpus,
                 bits,
                 share.node,
-                mask_of(share.gpus),
+                mask_from_indices(share.gpus),
                 share.gpu_milli,
                 share.cpu_milli,
                 share.memory_mib,
             )
 
-    def take_back(self, placement: Iterable[Share]) -> None:
-        """Take what was given back a moment ago, even on a node that is down by now."""
+    def retake(self, placement: Iterable[Share]) -> None:
+        """Take a placement again that was just released, without checks: its nodes may be down by now."""
         for share in placement:
             kernels.take_unchecked(
                 self.nodes,
                 self.gpus,
                 self.bits,
                 share.node,
-                mask_of(share.gpus),
+                mask_from_indices(share.gpus),
                 share.gpu_milli,
                 share.cpu_milli,
                 share.memory_mib,
             )
 
     def has(self, placement: Placement) -> bool:
-        """Whether all of a placement is free now."""
+        """Whether the whole placement is free."""
         if self.take(placement) is not None:
             return False
-        self.give_back(placement)
+        self.release(placement)
         return True
 
-    def set_up(self, node: int, up: bool) -> None:
-        """A node was lost, or has returned; what is taken on it stays taken."""
-        kernels.set_up(self.nodes, self.bits, node, int(up))
+    def set_node_up(self, node: int, up: bool) -> None:
+        """Mark a node up or down. Resources in use on it stay in use."""
+        kernels.set_node_up(self.nodes, self.bits, node, int(up))
 
     def is_up(self, node: int) -> bool:
-        """Whether a node takes new work."""
+        """Whether a node is up."""
         return bool(self.nodes[node, UP])
 
     @property
     def gpu_milli(self) -> int:
-        """Free GPU on nodes that are up, in thousandths."""
+        """Free GPU capacity of all nodes that are up, in thousandths of a GPU."""
         return int(self.nodes[-1, MILLI_FREE])
 
     @property
     def whole_gpus(self) -> int:
-        """How many GPUs are wholly free on nodes that are up."""
+        """Number of entirely free GPUs on nodes that are up."""
         return int(self.nodes[-1, WHOLE_FREE])
 
     def gpu_milli_of(self, node: int) -> tuple[int, ...]:
-        """What is free of each GPU of a node."""
+        """Return the free capacity of each GPU of a node, in thousandths."""
         first, count = self.nodes[node, FIRST_GPU], self.nodes[node, GPUS]
         return tuple(self.gpus[first : first + count].tolist())
 
     def shortage(self, demand: Demand) -> Shortage:
-        """How many nodes lack what for one instance of a demand."""
-        counts = kernels.count_lacks(self.nodes, self.gpus, self.vector(demand), 0).tolist()
+        """Count the nodes that cannot host one instance of a demand, by the first resource they lack."""
+        counts = kernels.count_shortages(self.nodes, self.gpus, self.vector(demand), 0).tolist()
         return Shortage(
             instances=demand.instances,
-            room=counts[kernels.ROOM],
+            instances_fit=counts[kernels.INSTANCES_THAT_FIT],
             nodes=len(self.cluster.nodes),
-            fit=counts[kernels.FITS],
+            nodes_fit=counts[kernels.FITS],
             down=counts[kernels.DOWN],
             wrong_type=counts[kernels.WRONG_TYPE],
             too_small=counts[kernels.TOO_SMALL],
-            few_gpus=counts[kernels.FEW_GPUS],
-            few_cpus=counts[kernels.FEW_CPUS],
-            little_memory=counts[kernels.LITTLE_MEMORY],
+            too_few_gpus=counts[kernels.FEW_GPUS],
+            too_few_cpus=counts[kernels.FEW_CPUS],
+            too_little_memory=counts[kernels.LITTLE_MEMORY],
         )
 
-    def has_room_for_one(self, demand: Demand) -> bool:
-        """Whether any node has room for one instance of a demand."""
-        return kernels.any_fitting(self.nodes, self.gpus, self.bits, self.vector(demand))
+    def fits_one_instance(self, demand: Demand) -> bool:
+        """Whether one instance of a demand fits on any node."""
+        return kernels.any_node_fits(self.nodes, self.gpus, self.bits, self.vector(demand))
 
     def fits_when_empty(self, demand: Demand) -> bool:
-        """Whether the whole cluster, empty and with every node up, has room for all instances at once.
+        """Whether all instances fit at once on the empty cluster with every node up.
 
-        Instances are equal and nodes do not depend on each other, so filling one node after the other is exact.
+        Instances are identical and nodes independent, so filling the nodes one after the other is exact.
         """
-        answer = self._fits_when_empty.get(demand)
-        if answer is None:
-            answer = self._fits_when_empty[demand] = _room_when_empty(self.cluster, demand)
-        return answer
+        result = self._fits_when_empty.get(demand)
+        if result is None:
+            result = self._fits_when_empty[demand] = _fits_in_empty_cluster(self.cluster, demand)
+        return result
 
 
-def _room_when_empty(cluster: Cluster, demand: Demand) -> bool:
-    wanted = demand.instances
+def _fits_in_empty_cluster(cluster: Cluster, demand: Demand) -> bool:
+    remaining = demand.instances
     for node in cluster.nodes:
-        wanted -= _instances_on_empty(cluster, node.gpus, node.gpu_type, node.cpu_milli, node.memory_mib, demand)
-        if wanted <= 0:
+        remaining -= _instances_on_empty_node(
+            cluster, node.gpus, node.gpu_type, node.cpu_milli, node.memory_mib, demand
+        )
+        if remaining <= 0:
             return True
     return False
 
 
-def _instances_on_empty(cluster: Cluster, gpus: int, gpu_type: str, cpu: int, memory: int, demand: Demand) -> int:
-    room = [demand.instances]
+def _instances_on_empty_node(cluster: Cluster, gpus: int, gpu_type: str, cpu: int, memory: int, demand: Demand) -> int:
+    limits = [demand.instances]
     if demand.gpus:
         if gpus < demand.gpus or (demand.gpu_types and gpu_type not in demand.gpu_types):
             return 0
-        # Every GPU holds `per_gpu` parts, and an instance takes one part of `demand.gpus` different GPUs.
+        # A GPU is divided into `per_gpu` parts; an instance takes one part of each of `demand.gpus` different GPUs.
         per_gpu = WHOLE // demand.gpu_milli
-        room.append(gpus * per_gpu // demand.gpus)
+        limits.append(gpus * per_gpu // demand.gpus)
     if demand.cpu_milli and cluster.cpus_known:
-        room.append(cpu // demand.cpu_milli)
+        limits.append(cpu // demand.cpu_milli)
     if demand.memory_mib and cluster.memory_known:
-        room.append(memory // demand.memory_mib)
-    return min(room)
+        limits.append(memory // demand.memory_mib)
+    return min(limits)
 
 
-def vector_of(demand: Demand, cluster: Cluster) -> Ints:
-    """A demand as the kernels read it, one row: types become bits of this cluster."""
+def encode_demand(demand: Demand, cluster: Cluster) -> Ints:
+    """Return a demand as a one-row array for the kernels, with GPU types as bits of this cluster."""
     types = -1
     if demand.gpu_types:
         types = sum(1 << bit for bit, name in enumerate(cluster.type_names) if name in demand.gpu_types)
@@ -241,24 +243,24 @@ def vector_of(demand: Demand, cluster: Cluster) -> Ints:
     return np.array([need], dtype=np.int64)
 
 
-def _arrays_of(cluster: Cluster) -> tuple[Ints, Ints, Words]:
+def _build_arrays(cluster: Cluster) -> tuple[Ints, Ints, Words]:
     count = len(cluster.nodes)
     nodes = np.zeros((count + 1, NODE_COLUMNS), dtype=np.int64)
-    most_gpus = max(node.gpus for node in cluster.nodes)
-    bits = np.zeros((2 * most_gpus + 3, (count + 63) // 64 + most_gpus + 2), dtype=np.uint64)
+    max_gpus = max(node.gpus for node in cluster.nodes)
+    bits = np.zeros((2 * max_gpus + 3, (count + 63) // 64 + max_gpus + 2), dtype=np.uint64)
     first = 0
     for index, node in enumerate(cluster.nodes):
         row = nodes[index]
         row[FIRST_GPU], row[GPUS] = first, node.gpus
         row[WHOLE_FREE], row[MILLI_FREE] = node.gpus, node.gpus * WHOLE
-        row[MOST_FREE] = WHOLE if node.gpus else 0
-        row[CPU_ALL] = row[CPU_FREE] = node.cpu_milli if cluster.cpus_known else UNLIMITED
-        row[MEMORY_ALL] = row[MEMORY_FREE] = node.memory_mib if cluster.memory_known else UNLIMITED
+        row[MAX_FREE] = WHOLE if node.gpus else 0
+        row[CPU_TOTAL] = row[CPU_FREE] = node.cpu_milli if cluster.cpus_known else UNLIMITED
+        row[MEMORY_TOTAL] = row[MEMORY_FREE] = node.memory_mib if cluster.memory_known else UNLIMITED
         row[TYPE_BIT] = 1 << cluster.type_names.index(node.gpu_type) if node.gpus else 0
         first += node.gpus
-        bits[most_gpus + 2 + node.gpus, index >> 6] |= np.uint64(1 << (index & 63))
+        bits[max_gpus + 2 + node.gpus, index >> 6] |= np.uint64(1 << (index & 63))
     gpus = np.full(first, WHOLE, dtype=np.int64)
-    kernels.sign(nodes, gpus)
+    kernels.set_signatures(nodes, gpus)
     for index in range(count):
-        kernels.set_up(nodes, bits, index, 1)
+        kernels.set_node_up(nodes, bits, index, 1)
     return nodes, gpus, bits

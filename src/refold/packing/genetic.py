@@ -1,16 +1,16 @@
-"""The genetic search: which jobs of a waiting window start, and where. Compiled, seeded, the same every time.
+"""Genetic search: which jobs of a window of the queue start, and on which nodes. Compiled; deterministic for a seed.
 
-A solution has a key per job and a node per instance. It is read in the order of its keys: an instance goes to its
-node if it fits there, and otherwise, or if it has none, to the node that loses least worth (see `worth`), so that
-every solution is feasible and leaves out nobody for whom there is room. Its fitness is
+A genome has one key per job and one gene (a node, or none) per instance. Decoding places jobs in the order of their
+keys: an instance goes to the node of its gene if it fits there, otherwise (repair) to the node that loses the least
+worth (see `worth`). So every solution is feasible, and no job is left out that still fits. The fitness is
 
-    GPUs that get work  −  0.01 × worth lost (with power, if racks matter)  +  0.002 × jobs placed
+    GPUs put to use  −  0.01 × worth lost (plus the cost of power, if racks have limits)  +  0.002 × jobs placed
 
-The first solutions are greedy ones: jobs in the order they came, the largest first, those first that make most of
-what they take, and these again with some keys disturbed. Then the fittest of a few drawn by lot are crossed, job by
-job, a few jobs are mutated (another key, and again the node that loses least), and each child replaces the least fit
-solution if it is fitter. It ends when nothing has been gained for a while, or when enough was read; and if all jobs
-have a place in the order they came, it does not begin.
+The initial population is greedy: jobs in order of arrival, largest first, highest value per cost first, and mutations
+of the best of these. Then parents are selected by tournament, crossed over job by job, and a few jobs of the child are
+mutated (a new key, and the gene cleared); the child replaces the least fit member if it is fitter. The search ends
+after `MAX_STALE_CHILDREN` children without improvement or when its decoding budget is spent. It is skipped if all jobs
+fit in order of arrival.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from refold.jit import compiled, inlined
 from refold.model import WHOLE
 from refold.packing.demand_history import DemandHistory, ScoreCache, row_of
-from refold.packing.jit import compiled, inlined
-from refold.packing.kernels import fits, move, need_of
+from refold.packing.kernels import adjust_free, fits, need_at
 from refold.packing.layout import (
     CPU_FREE,
     FIRST_GPU,
@@ -38,76 +38,76 @@ from refold.packing.layout import (
     Need,
     Words,
 )
-from refold.packing.lookahead import RackPowerNow, least_loss, loss, power_cost, watts_of
+from refold.packing.lookahead import RackDraw, find_least_loss_node, instance_watts, loss, power_cost
 
 POPULATION = 24
 CPU_WEIGHTS = (0.0, 0.0, 0.06, 0.12, 0.25, 0.5)
-"""What a job's part of the CPUs counts beside its part of the worth, in greedy orders by what it makes of them."""
-GREEDY = 2 + len(CPU_WEIGHTS)
-"""So many of the first solutions are greedy."""
+"""Weights of CPUs relative to worth in the cost of a job, one for each greedy order by value per cost."""
+GREEDY_SOLUTIONS = 2 + len(CPU_WEIGHTS)
+"""How many members of the initial population are greedy solutions."""
 TOURNAMENT = 5
-MUTATIONS = 3.0
-"""How many jobs of a child are mutated, on average."""
-PATIENCE = 120
-"""After so many children without a better one the search ends."""
-EFFORT = 200_000
-"""So many instances are read in all, and at least `LEAST_READ` solutions."""
-LEAST_READ = 12
+MEAN_MUTATIONS = 3.0
+"""Average number of mutated jobs per child."""
+MAX_STALE_CHILDREN = 120
+"""The search ends after this many children in a row without improvement."""
+MAX_DECODED_INSTANCES = 200_000
+"""Decoding budget in instances; at least `MIN_DECODED_SOLUTIONS` solutions are decoded."""
+MIN_DECODED_SOLUTIONS = 12
 
 WORTH_WEIGHT = 0.01
 JOB_WEIGHT = 0.002
 
-FILLS = 0.1
-"""What costs less worth than this fills gaps, and can wait for them."""
+GAP_FILLER_WORTH = 0.1
+"""Jobs that cost less worth than this fill gaps, and are ordered last."""
 
 ANY_NODE = -1
 
 
 class Window(NamedTuple):
-    """The waiting jobs, in their order: of each its row in `demands`, and where its instances begin in `places`.
+    """The waiting jobs in queue order: the row of each in `demands`, and its first row in the placements.
 
-    `kinds` numbers the demands for `ScoreCache`. The first `urgent` jobs are placed before all others, in their order;
-    with `in_order` all are, and nobody after the first that has no place.
+    `demand_ids` are the IDs of the demands in `ScoreCache`. The first `urgent` jobs are placed before all others, in
+    queue order. With `in_order` all jobs are, and none after the first that does not fit.
     """
 
     jobs: Ints
     first: Ints
     demands: Ints
-    kinds: Ints
+    demand_ids: Ints
     urgent: int
     in_order: bool
 
 
 class PlacementState(NamedTuple):
-    """What is free, what is expected, what racks draw."""
+    """Free resources, demand history, score cache, and power draw of racks."""
 
     nodes: Ints
     gpus: Ints
     bits: Words
-    expected: DemandHistory
-    known: ScoreCache
-    racks: RackPowerNow
+    history: DemandHistory
+    cache: ScoreCache
+    power: RackDraw
 
 
 @inlined
-def lot(memory: Ints) -> int:
-    """The next number by lot, 0 … 2^53 - 1 (SplitMix64); `memory` holds its state."""
-    word = np.uint64(memory[0]) + np.uint64(0x9E3779B97F4A7C15)
-    memory[0] = np.int64(word)
+def next_random(rng: Ints) -> int:
+    """Return the next random integer, 0 … 2^53 - 1 (SplitMix64); `rng[0]` is the generator's state."""
+    word = np.uint64(rng[0]) + np.uint64(0x9E3779B97F4A7C15)
+    rng[0] = np.int64(word)
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return int((word ^ (word >> np.uint64(31))) >> np.uint64(11))
 
 
 @inlined
-def chance(memory: Ints) -> float:
-    """A number by lot, 0 to 1."""
-    return lot(memory) / 9007199254740992.0
+def random_fraction(rng: Ints) -> float:
+    """Return a random number from 0 to 1."""
+    return next_random(rng) / 9007199254740992.0
 
 
 @compiled
-def hosts(nodes: Ints, gpus: Ints, node: int, need: Need) -> bool:
-    """Whether a node is up and has room for an instance."""
+def can_host(nodes: Ints, gpus: Ints, node: int, need: Need) -> bool:
+    """Whether a node is up and an instance fits on it."""
     return (
         nodes[node, UP] == 1
         and nodes[node, GPUS] >= need.gpus
@@ -117,207 +117,209 @@ def hosts(nodes: Ints, gpus: Ints, node: int, need: Need) -> bool:
 
 
 @compiled
-def take(books: PlacementState, node: int, mask: int, need: Need, sign: int) -> None:
-    """Take (1) or give back (-1) a place, and the power that goes with it."""
-    move(books.nodes, books.gpus, books.bits, node, mask, -sign * need.milli, -sign * need.cpu, -sign * need.memory)
-    if books.racks.rack_of.shape[0] > 0:
-        books.racks.draw[books.racks.rack_of[node]] += sign * watts_of(books.racks, node, need)
+def change_usage(state: PlacementState, node: int, mask: int, need: Need, sign: int) -> None:
+    """Take (sign 1) or release (sign -1) the resources and power of an instance."""
+    adjust_free(
+        state.nodes, state.gpus, state.bits, node, mask, -sign * need.milli, -sign * need.cpu, -sign * need.memory
+    )
+    if state.power.rack_of.shape[0] > 0:
+        state.power.draw[state.power.rack_of[node]] += sign * instance_watts(state.power, node, need)
 
 
 @compiled
-def _cost(books: PlacementState, node: int, need: Need) -> tuple[float, int]:
-    """Worth and power lost by an instance on a node that has room, and its GPUs there."""
-    cost, mask = loss(False, books.nodes, books.gpus, books.bits, node, need, books.expected)
-    if books.racks.rack_of.shape[0] > 0:
-        cost += power_cost(books.racks, node, need)
+def _cost(state: PlacementState, node: int, need: Need) -> tuple[float, int]:
+    """Return the cost of an instance on a node where it fits, in worth and power, and its GPU mask."""
+    cost, mask = loss(False, state.nodes, state.gpus, state.bits, node, need, state.history)
+    if state.power.rack_of.shape[0] > 0:
+        cost += power_cost(state.power, node, need)
     return cost, mask
 
 
 @compiled
-def _place_job(books: PlacementState, window: Window, job: int, genes: Ints, places: Ints) -> float:
-    """Place all instances of a job; returns what they cost, or -inf, having placed none of them.
+def _place_job(state: PlacementState, window: Window, job: int, genes: Ints, placements: Ints) -> float:
+    """Place all instances of a job and return their cost; if they do not fit, place none and return -inf.
 
-    A gang for which racks lack the power is tried again where it draws least.
+    If power is limited, a gang that does not fit is tried again on the nodes where it draws the least power.
     """
-    cost = _place_instances(books, window, job, genes, places, False)
-    if cost == -np.inf and books.racks.rack_of.shape[0] > 0 and window.demands[window.jobs[job], 0] > 1:
-        cost = _place_instances(books, window, job, genes, places, True)
+    cost = _place_instances(state, window, job, genes, placements, False)
+    if cost == -np.inf and state.power.rack_of.shape[0] > 0 and window.demands[window.jobs[job], 0] > 1:
+        cost = _place_instances(state, window, job, genes, placements, True)
     return cost
 
 
 @compiled
 def _place_instances(
-    books: PlacementState, window: Window, job: int, genes: Ints, places: Ints, thrifty: bool
+    state: PlacementState, window: Window, job: int, genes: Ints, placements: Ints, least_power: bool
 ) -> float:
-    kind = window.jobs[job]
-    need, number = need_of(window.demands, kind), window.kinds[kind]
+    row = window.jobs[job]
+    need, demand_id = need_at(window.demands, row), window.demand_ids[row]
     first, cost = window.first[job], 0.0
     for instance in range(first, first + need.instances):
-        node, price, mask = genes[instance], np.inf, 0
-        if thrifty:
-            node = _least_watts(books, need)
-        if node != ANY_NODE and hosts(books.nodes, books.gpus, node, need):
-            price, mask = _cost(books, node, need)
-        if price == np.inf and not thrifty:
-            nodes, gpus, bits, expected, known, racks = books
-            node = least_loss(False, nodes, gpus, bits, need, number, expected, known, racks)
+        node, instance_cost, mask = genes[instance], np.inf, 0
+        if least_power:
+            node = _find_least_watts_node(state, need)
+        if node != ANY_NODE and can_host(state.nodes, state.gpus, node, need):
+            instance_cost, mask = _cost(state, node, need)
+        if instance_cost == np.inf and not least_power:
+            nodes, gpus, bits, history, cache, power = state
+            node = find_least_loss_node(False, nodes, gpus, bits, need, demand_id, history, cache, power)
             if node != ANY_NODE:
-                price, mask = _cost(books, node, need)
-        if price == np.inf:
+                instance_cost, mask = _cost(state, node, need)
+        if instance_cost == np.inf:
             for taken in range(first, instance):
-                take(books, places[taken, NODE], places[taken, GPU_MASK], need, -1)
+                change_usage(state, placements[taken, NODE], placements[taken, GPU_MASK], need, -1)
             return -np.inf
-        take(books, node, mask, need, 1)
-        places[instance, NODE], places[instance, GPU_MASK] = node, mask
-        cost += price
+        change_usage(state, node, mask, need, 1)
+        placements[instance, NODE], placements[instance, GPU_MASK] = node, mask
+        cost += instance_cost
     return cost
 
 
 @compiled
-def _least_watts(books: PlacementState, need: Need) -> int:
-    """Of the nodes that have room and power for an instance, the one where it draws least; or -1."""
+def _find_least_watts_node(state: PlacementState, need: Need) -> int:
+    """Return the node where an instance draws least, of those with resources and power for it; or -1."""
     best, least = ANY_NODE, np.inf
-    for node in range(books.nodes.shape[0] - 1):
-        watts = watts_of(books.racks, node, need)
-        has_power = watts < least and power_cost(books.racks, node, need) < np.inf
-        if has_power and hosts(books.nodes, books.gpus, node, need):
+    for node in range(state.nodes.shape[0] - 1):
+        watts = instance_watts(state.power, node, need)
+        within_limit = watts < least and power_cost(state.power, node, need) < np.inf
+        if within_limit and can_host(state.nodes, state.gpus, node, need):
             best, least = node, watts
     return best
 
 
 @inlined
-def _gain(need: Need) -> float:
+def _job_value(need: Need) -> float:
     return need.instances * need.gpus * need.milli / WHOLE + JOB_WEIGHT
 
 
 @compiled
-def read(
-    books: PlacementState, window: Window, keys: Floats, genes: Ints, places: Ints, placed: Bools, never: Bools
+def decode(
+    state: PlacementState, window: Window, keys: Floats, genes: Ints, placements: Ints, placed: Bools, infeasible: Bools
 ) -> float:
-    """Place the jobs of a window as a solution says, and return its fitness. Genes become the nodes that were found.
+    """Place the jobs of a window according to a genome and return its fitness; genes become the nodes used (repair).
 
-    What is taken only grows, so that once a demand has found no place it is hopeless for the rest; and those that
-    have none alone are so from the start (`never`).
+    Usage only grows during decoding, so a demand that did not fit once is `exhausted` for the rest; demands that do
+    not fit even alone are so from the start (`infeasible`).
     """
-    count, fitness, hopeless = window.jobs.shape[0], 0.0, never.copy()
+    count, fitness, exhausted = window.jobs.shape[0], 0.0, infeasible.copy()
     order = np.arange(count)
     if not window.in_order:
         order[window.urgent :] = window.urgent + np.argsort(keys[window.urgent :], kind="mergesort")
     placed[:] = False
-    for turn in range(count):
-        job = int(order[turn])
-        kind = window.jobs[job]
-        if hopeless[kind]:
+    for position in range(count):
+        job = int(order[position])
+        row = window.jobs[job]
+        if exhausted[row]:
             if window.in_order:
                 break
             continue
-        cost = _place_job(books, window, job, genes, places)
-        need = need_of(window.demands, kind)
+        cost = _place_job(state, window, job, genes, placements)
+        need = need_at(window.demands, row)
         if cost == -np.inf:
-            hopeless[kind] = True
+            exhausted[row] = True
             if window.in_order:
                 break
             continue
         placed[job] = True
-        fitness += _gain(need) - WORTH_WEIGHT * cost
+        fitness += _job_value(need) - WORTH_WEIGHT * cost
         for instance in range(window.first[job], window.first[job] + need.instances):
-            genes[instance] = places[instance, NODE]
+            genes[instance] = placements[instance, NODE]
     return fitness
 
 
 @compiled
-def undo(books: PlacementState, window: Window, places: Ints, placed: Bools) -> None:
-    """Give back what a solution has taken."""
+def release_all(state: PlacementState, window: Window, placements: Ints, placed: Bools) -> None:
+    """Release the resources of all placed jobs."""
     for job in range(window.jobs.shape[0]):
         if placed[job]:
-            _give_back(books, window, job, places)
+            _release_job(state, window, job, placements)
 
 
 @compiled
-def _give_back(books: PlacementState, window: Window, job: int, places: Ints) -> None:
-    need = need_of(window.demands, window.jobs[job])
+def _release_job(state: PlacementState, window: Window, job: int, placements: Ints) -> None:
+    need = need_at(window.demands, window.jobs[job])
     for instance in range(window.first[job], window.first[job] + need.instances):
-        take(books, places[instance, NODE], places[instance, GPU_MASK], need, -1)
+        change_usage(state, placements[instance, NODE], placements[instance, GPU_MASK], need, -1)
 
 
 @compiled
-def _seed_keys(books: PlacementState, window: Window, keys: Floats) -> None:
-    """The greedy orders: as they came; largest first; and some by what a job makes of what it takes.
+def _seed_keys(state: PlacementState, window: Window, keys: Floats) -> None:
+    """Write the keys of the greedy orders: arrival; largest first; and several by value per cost.
 
-    Of these, the first goes by that alone; the others begin with those jobs for which there is room in sum, as they
-    came, so that demands of different kinds mix.
+    The first of these orders by value per cost alone. The others begin with the jobs that fit in total, in order of
+    arrival, so that demands of different kinds are mixed.
     """
     count = window.jobs.shape[0]
-    costs, cpus = _costs(books, window)
-    capacity, cpus_per_gpu = _capacity(books)
+    costs, cpus = _job_costs(state, window)
+    capacity, cpus_per_gpu = _free_worth(state)
     gains = np.empty(count)
     for job in range(count):
-        need = need_of(window.demands, window.jobs[job])
+        need = need_at(window.demands, window.jobs[job])
         gains[job] = need.instances * need.gpus * need.milli / WHOLE
         keys[0, job] = job / count
         keys[1, job] = -gains[job] - 1e-9 * need.cpu
     keys[1, np.argsort(keys[1], kind="mergesort")] = np.arange(count) / count
-    for order in range(2, GREEDY):
+    for order in range(2, GREEDY_SOLUTIONS):
         weight = CPU_WEIGHTS[order - 2] if cpus_per_gpu > 0.0 else 0.0
-        price = np.zeros(count)
+        sort_key = np.zeros(count)
         for job in range(count):
             cost = costs[job] + (weight * cpus[job] / cpus_per_gpu if weight > 0.0 else 0.0)
-            price[job] = -gains[job] / cost if costs[job] > FILLS else 0.0
+            sort_key[job] = -gains[job] / cost if costs[job] > GAP_FILLER_WORTH else 0.0
         taken = 0.0
-        for rank, job in enumerate(np.argsort(price, kind="mergesort")):
+        for rank, job in enumerate(np.argsort(sort_key, kind="mergesort")):
             taken += costs[job]
-            mixes = order > 2 and taken <= capacity and costs[job] > FILLS
-            keys[order, job] = 0.5 * job / count if mixes else 0.5 + 0.5 * rank / count
+            in_arrival_order = order > 2 and taken <= capacity and costs[job] > GAP_FILLER_WORTH
+            keys[order, job] = 0.5 * job / count if in_arrival_order else 0.5 + 0.5 * rank / count
 
 
 @compiled
-def _costs(books: PlacementState, window: Window) -> tuple[Floats, Floats]:
-    """What each job would cost where it costs least, if it were alone; and its CPUs."""
-    count, kinds = window.jobs.shape[0], window.demands.shape[0]
-    nodes, gpus, bits, expected, known, racks = books
-    of_kind = np.full(kinds, np.inf)
+def _job_costs(state: PlacementState, window: Window) -> tuple[Floats, Floats]:
+    """Return the cost of each job at its cheapest node, as if it were alone, and its CPUs."""
+    count, rows = window.jobs.shape[0], window.demands.shape[0]
+    nodes, gpus, bits, history, cache, power = state
+    row_costs = np.full(rows, np.inf)
     costs, cpus = np.empty(count), np.empty(count)
-    for kind in range(kinds):
-        need = need_of(window.demands, kind)
-        node = least_loss(False, nodes, gpus, bits, need, window.kinds[kind], expected, known, racks)
+    for row in range(rows):
+        need = need_at(window.demands, row)
+        node = find_least_loss_node(False, nodes, gpus, bits, need, window.demand_ids[row], history, cache, power)
         if node != ANY_NODE:
-            of_kind[kind] = need.instances * known.scores[row_of(known, window.kinds[kind]), node]
+            row_costs[row] = need.instances * cache.scores[row_of(cache, window.demand_ids[row]), node]
     for job in range(count):
-        need = need_of(window.demands, window.jobs[job])
-        costs[job], cpus[job] = of_kind[window.jobs[job]], need.instances * need.cpu
+        need = need_at(window.demands, window.jobs[job])
+        costs[job], cpus[job] = row_costs[window.jobs[job]], need.instances * need.cpu
     return costs, cpus
 
 
 @compiled
-def _capacity(books: PlacementState) -> tuple[float, float]:
-    """What all free GPUs are worth, and the free CPUs beside them for each of that."""
+def _free_worth(state: PlacementState) -> tuple[float, float]:
+    """Return the worth of all free GPUs, and the free CPUs per unit of it."""
     worth = cpu = 0.0
-    for node in range(books.nodes.shape[0] - 1):
-        if books.nodes[node, UP] == 1 and books.nodes[node, MILLI_FREE] > 0:
-            first = books.nodes[node, FIRST_GPU]
-            for gpu in range(first, first + books.nodes[node, GPUS]):
-                worth += books.expected.worth[books.gpus[gpu]]
-            cpu += books.nodes[node, CPU_FREE]
+    for node in range(state.nodes.shape[0] - 1):
+        if state.nodes[node, UP] == 1 and state.nodes[node, MILLI_FREE] > 0:
+            first = state.nodes[node, FIRST_GPU]
+            for gpu in range(first, first + state.nodes[node, GPUS]):
+                worth += state.history.worth[state.gpus[gpu]]
+            cpu += state.nodes[node, CPU_FREE]
     return worth, cpu / worth if worth > 0.0 else 0.0
 
 
 @inlined
-def fittest_of(some: int, fitness: Floats, memory: Ints) -> int:
-    """The fittest of some that are drawn by lot."""
-    best = lot(memory) % fitness.shape[0]
-    for _ in range(some - 1):
-        other = lot(memory) % fitness.shape[0]
+def select_by_tournament(size: int, fitness: Floats, rng: Ints) -> int:
+    """Return the fittest of `size` random members of the population."""
+    best = next_random(rng) % fitness.shape[0]
+    for _ in range(size - 1):
+        other = next_random(rng) % fitness.shape[0]
         if fitness[other] > fitness[best]:
             best = other
     return best
 
 
 @compiled
-def _cross(
-    window: Window, keys: Floats, genes: Ints, mother: int, father: int, memory: Ints, child_keys: Floats, child: Ints
+def _crossover(
+    window: Window, keys: Floats, genes: Ints, mother: int, father: int, rng: Ints, child_keys: Floats, child: Ints
 ) -> None:
-    """On half of the nodes, by lot, the mother's jobs stay together; all other jobs are as the father has them."""
-    salt = lot(memory)
+    """Write a child: jobs on a random half of the nodes from the mother, all other jobs from the father."""
+    salt = next_random(rng)
     for job in range(window.jobs.shape[0]):
         first = window.first[job]
         node = genes[mother, first]
@@ -328,88 +330,88 @@ def _cross(
 
 
 @compiled
-def _disturb(window: Window, machines: int, keys: Floats, genes: Ints, memory: Ints, share: float) -> None:
-    """Give some jobs another key, half of them an early one, and their instances no node: they will choose again.
+def _mutate(window: Window, node_count: int, keys: Floats, genes: Ints, rng: Ints, share: float) -> None:
+    """Give a share of the jobs a new random key, half of them an early one, and clear the genes of their instances.
 
-    Where the order is given keys do not count; there every other job is sent to nodes by lot.
+    Keys are ignored with `in_order`; there, half of the mutated jobs get random nodes as genes instead.
     """
     for job in range(window.jobs.shape[0]):
-        if chance(memory) < share:
-            keys[job] = chance(memory) * (1.0 if chance(memory) < 0.5 else 0.1)
-            by_lot = window.in_order and chance(memory) < 0.5
-            need = need_of(window.demands, window.jobs[job])
+        if random_fraction(rng) < share:
+            keys[job] = random_fraction(rng) * (1.0 if random_fraction(rng) < 0.5 else 0.1)
+            to_random_nodes = window.in_order and random_fraction(rng) < 0.5
+            need = need_at(window.demands, window.jobs[job])
             for instance in range(window.first[job], window.first[job] + need.instances):
-                genes[instance] = lot(memory) % machines if by_lot else ANY_NODE
+                genes[instance] = next_random(rng) % node_count if to_random_nodes else ANY_NODE
 
 
 @compiled
-def evolve(books: PlacementState, window: Window, memory: Ints, places: Ints, placed: Bools) -> None:
-    """Search, and place the jobs of a window as the fittest solution says."""
-    count, instances = window.jobs.shape[0], places.shape[0]
-    never = np.zeros(window.demands.shape[0], dtype=np.bool_)
+def evolve(state: PlacementState, window: Window, rng: Ints, placements: Ints, placed: Bools) -> None:
+    """Search, and place the jobs of a window according to the fittest solution."""
+    count, instances = window.jobs.shape[0], placements.shape[0]
+    infeasible = np.zeros(window.demands.shape[0], dtype=np.bool_)
     keys, genes = np.arange(count) / count, np.full(instances, ANY_NODE)
-    read(books, window, keys, genes, places, placed, never)
+    decode(state, window, keys, genes, placements, placed, infeasible)
     if placed.all() or count == 1 or not placed.any():
         return
-    freedom = placed.sum()
-    undo(books, window, places, placed)
-    mark_hopeless(books, window, places, never)
-    keys, genes = _fittest(books, window, freedom, memory, places, placed, never)
-    read(books, window, keys, genes, places, placed, never)
+    placeable = placed.sum()
+    release_all(state, window, placements, placed)
+    mark_infeasible(state, window, placements, infeasible)
+    keys, genes = _search(state, window, placeable, rng, placements, placed, infeasible)
+    decode(state, window, keys, genes, placements, placed, infeasible)
 
 
 @compiled
-def mark_hopeless(books: PlacementState, window: Window, places: Ints, never: Bools) -> None:
-    """Which demands have no place even alone."""
-    nowhere = np.full(places.shape[0], ANY_NODE)
-    seen = np.zeros(never.shape[0], dtype=np.bool_)
+def mark_infeasible(state: PlacementState, window: Window, placements: Ints, infeasible: Bools) -> None:
+    """Mark the demands that do not fit even alone."""
+    no_genes = np.full(placements.shape[0], ANY_NODE)
+    seen = np.zeros(infeasible.shape[0], dtype=np.bool_)
     for job in range(window.jobs.shape[0]):
-        kind = window.jobs[job]
-        if seen[kind]:
+        row = window.jobs[job]
+        if seen[row]:
             continue
-        seen[kind] = True
-        never[kind] = _place_job(books, window, job, nowhere, places) == -np.inf
-        if not never[kind]:
-            _give_back(books, window, job, places)
+        seen[row] = True
+        infeasible[row] = _place_job(state, window, job, no_genes, placements) == -np.inf
+        if not infeasible[row]:
+            _release_job(state, window, job, placements)
 
 
 @compiled
-def _fittest(
-    books: PlacementState, window: Window, freedom: int, memory: Ints, places: Ints, placed: Bools, never: Bools
+def _search(
+    state: PlacementState, window: Window, placeable: int, rng: Ints, placements: Ints, placed: Bools, infeasible: Bools
 ) -> tuple[Floats, Ints]:
-    """The search itself: the keys and genes of the fittest solution found.
+    """Run the search and return the keys and genes of the fittest solution.
 
-    Where only `freedom` jobs have a place there is less to search.
+    The population and the stale limit are smaller if only few jobs (`placeable`) fit.
     """
-    count, instances, machines = window.jobs.shape[0], places.shape[0], books.nodes.shape[0] - 1
-    to_read = max(LEAST_READ, EFFORT // instances)
-    population = min(POPULATION, to_read, GREEDY + 4 * freedom)
-    patience = min(PATIENCE, 30 * freedom)
+    count, instances, node_count = window.jobs.shape[0], placements.shape[0], state.nodes.shape[0] - 1
+    budget = max(MIN_DECODED_SOLUTIONS, MAX_DECODED_INSTANCES // instances)
+    population = min(POPULATION, budget, GREEDY_SOLUTIONS + 4 * placeable)
+    max_stale = min(MAX_STALE_CHILDREN, 30 * placeable)
     keys, genes = np.zeros((population, count)), np.full((population, instances), ANY_NODE)
     fitness = np.full(population, -np.inf)
-    _seed_keys(books, window, keys)
-    greedy = 1 if window.in_order else GREEDY
-    for one in range(population):
-        if one >= greedy:
+    _seed_keys(state, window, keys)
+    greedy = 1 if window.in_order else GREEDY_SOLUTIONS
+    for member in range(population):
+        if member >= greedy:
             fittest = np.argmax(fitness)
-            keys[one], genes[one] = keys[fittest], genes[fittest]
-            _disturb(window, machines, keys[one], genes[one], memory, MUTATIONS / count + 0.2)
-        fitness[one] = read(books, window, keys[one], genes[one], places, placed, never)
-        undo(books, window, places, placed)
-    to_read -= population
+            keys[member], genes[member] = keys[fittest], genes[fittest]
+            _mutate(window, node_count, keys[member], genes[member], rng, MEAN_MUTATIONS / count + 0.2)
+        fitness[member] = decode(state, window, keys[member], genes[member], placements, placed, infeasible)
+        release_all(state, window, placements, placed)
+    budget -= population
     child_keys, child = np.empty(count), np.empty(instances, dtype=np.int64)
-    best, in_vain = fitness.max(), 0
-    while to_read > 0 and in_vain < patience:
-        mother, father = fittest_of(TOURNAMENT, fitness, memory), fittest_of(TOURNAMENT, fitness, memory)
-        _cross(window, keys, genes, mother, father, memory, child_keys, child)
-        _disturb(window, machines, child_keys, child, memory, MUTATIONS / count)
-        found = read(books, window, child_keys, child, places, placed, never)
-        undo(books, window, places, placed)
+    best, stale = fitness.max(), 0
+    while budget > 0 and stale < max_stale:
+        mother, father = select_by_tournament(TOURNAMENT, fitness, rng), select_by_tournament(TOURNAMENT, fitness, rng)
+        _crossover(window, keys, genes, mother, father, rng, child_keys, child)
+        _mutate(window, node_count, child_keys, child, rng, MEAN_MUTATIONS / count)
+        found = decode(state, window, child_keys, child, placements, placed, infeasible)
+        release_all(state, window, placements, placed)
         worst = np.argmin(fitness)
         if found > fitness[worst]:
             keys[worst], genes[worst], fitness[worst] = child_keys, child, found
-        in_vain = 0 if found > best + 1e-9 else in_vain + 1
+        stale = 0 if found > best + 1e-9 else stale + 1
         best = max(best, found)
-        to_read -= 1
+        budget -= 1
     fittest = np.argmax(fitness)
     return keys[fittest], genes[fittest]

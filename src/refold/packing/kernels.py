@@ -1,18 +1,18 @@
-"""Taking, giving back and looking for room: compiled, over the arrays of `layout`."""
+"""Take and release resources, and find nodes where an instance fits. Compiled, over the arrays of `layout`."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from refold.jit import compiled, inlined, trailing_zeros
 from refold.model import WHOLE
-from refold.packing.jit import compiled, inlined, trailing_zeros
 from refold.packing.layout import (
     CPU_FREE,
     FIRST_GPU,
     GPUS,
+    MAX_FREE,
     MEMORY_FREE,
     MILLI_FREE,
-    MOST_FREE,
     SIGNATURE,
     TYPE_BIT,
     UP,
@@ -22,58 +22,58 @@ from refold.packing.layout import (
     Words,
 )
 
-# What one thousandth of a CPU, one MiB, and one thousandth of GPU 0 (1, 2, …: its powers) adds to a node's signature:
-# odd numbers without a pattern. Only unsigned words may overflow.
-CPU_SIGN, MEMORY_SIGN = np.uint64(0x2545F4914F6CDD1D), np.uint64(0xD851F42D4C957F2D)
-GPU_SIGN = np.uint64(0xB69DEA0F31A53F85)
+# Hash multipliers of a node's signature: per thousandth of a CPU, per MiB, and per thousandth of a GPU (GPU i uses the
+# power i + 1). They are odd random numbers, unsigned because only unsigned arithmetic may overflow.
+CPU_HASH, MEMORY_HASH = np.uint64(0x2545F4914F6CDD1D), np.uint64(0xD851F42D4C957F2D)
+GPU_HASH = np.uint64(0xB69DEA0F31A53F85)
 
-# Which GPUs of a node are shared first.
+# Which GPUs `pick_gpus` prefers: the lowest index, the least free capacity, the most free capacity.
 FIRST, TIGHTEST, LOOSEST = range(3)
 
-# What `take` answers.
+# Results of `take`.
 TAKEN, NODE_DOWN, NO_SUCH_GPU, GPU_OVER, CPU_OVER, MEMORY_OVER = range(6)
 
-# What `first_lack` answers, and where `count_lacks` counts it.
-FITS, DOWN, WRONG_TYPE, TOO_SMALL, FEW_GPUS, FEW_CPUS, LITTLE_MEMORY, ROOM = range(8)
+# Results of `first_shortage`, and the entries of what `count_shortages` returns.
+FITS, DOWN, WRONG_TYPE, TOO_SMALL, FEW_GPUS, FEW_CPUS, LITTLE_MEMORY, INSTANCES_THAT_FIT = range(8)
 
 
 @inlined
-def need_of(demands: Ints, row: int) -> Need:
-    """A row of `demands` by the names of its entries."""
+def need_at(demands: Ints, row: int) -> Need:
+    """Return a row of `demands` as a `Need`."""
     return Need(demands[row, 0], demands[row, 1], demands[row, 2], demands[row, 3], demands[row, 4], demands[row, 5])
 
 
 @inlined
-def most_gpus(bits: Words) -> int:
-    """The GPUs of the largest node, which is the highest row of `bits` with free counts."""
+def max_gpus_per_node(bits: Words) -> int:
+    """Return the number of GPUs of the largest node: the last row of `bits` with nodes by free GPUs."""
     return (bits.shape[0] - 3) >> 1
 
 
 @inlined
-def words_in(bits: Words) -> int:
-    """How many words of a row of `bits` stand for nodes."""
-    return bits.shape[1] - most_gpus(bits) - 2
+def words_per_row(bits: Words) -> int:
+    """Return how many words of a row of `bits` are node bits (counts follow them)."""
+    return bits.shape[1] - max_gpus_per_node(bits) - 2
 
 
 @inlined
-def nodes_with(bits: Words, whole: int) -> bool:
-    """Whether any node has exactly `whole` GPUs free."""
+def any_node_with_free(bits: Words, whole: int) -> bool:
+    """Whether any node that is up has exactly `whole` entirely free GPUs."""
     column = bits.shape[1] - 1
     return bits[whole, column] != bits[whole + 1, column]
 
 
 @inlined
-def nodes_of_size_with(bits: Words, size: int, whole: int) -> bool:
-    """Whether any node that has `size` GPUs has exactly `whole` of them free."""
-    column = words_in(bits) + size
+def any_node_of_size_with_free(bits: Words, size: int, whole: int) -> bool:
+    """Whether any node with `size` GPUs that is up has exactly `whole` of them entirely free."""
+    column = words_per_row(bits) + size
     return bits[whole, column] != bits[whole + 1, column]
 
 
 @inlined
-def _move_bits(bits: Words, node: int, size: int, before: int, after: int) -> None:
-    """Node `node` of `size` GPUs had `before` whole free ones and now has `after`; -1 stands for not being up."""
+def _update_bits(bits: Words, node: int, size: int, before: int, after: int) -> None:
+    """Update `bits` for a node with `size` GPUs: `before` were entirely free, now `after` are; -1 means down."""
     word, bit = node >> 6, np.uint64(1) << np.uint64(node & 63)
-    count, total = words_in(bits) + size, bits.shape[1] - 1
+    count, total = words_per_row(bits) + size, bits.shape[1] - 1
     for row in range(before + 1, after + 1):
         bits[row, word] |= bit
         bits[row, count] += np.uint64(1)
@@ -85,96 +85,96 @@ def _move_bits(bits: Words, node: int, size: int, before: int, after: int) -> No
 
 
 @inlined
-def move(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int, cpu: int, memory: int) -> None:
-    """Give back amounts to a node (negative amounts: take them)."""
+def adjust_free(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int, cpu: int, memory: int) -> None:
+    """Add amounts to the free resources of a node; negative amounts are taken."""
     nodes[node, CPU_FREE] += cpu
     nodes[node, MEMORY_FREE] += memory
-    signature = np.uint64(nodes[node, SIGNATURE]) + np.uint64(cpu) * CPU_SIGN + np.uint64(memory) * MEMORY_SIGN
+    signature = np.uint64(nodes[node, SIGNATURE]) + np.uint64(cpu) * CPU_HASH + np.uint64(memory) * MEMORY_HASH
     if mask:
-        sums = nodes.shape[0] - 1
+        totals = nodes.shape[0] - 1
         before, milli_before = nodes[node, WHOLE_FREE], nodes[node, MILLI_FREE]
-        after = most = total = 0
-        first, sign = nodes[node, FIRST_GPU], GPU_SIGN
+        after = max_free = total = 0
+        first, sign = nodes[node, FIRST_GPU], GPU_HASH
         for gpu in range(nodes[node, GPUS]):
             free = gpus[first + gpu]
             if mask >> gpu & 1:
                 free += milli
                 gpus[first + gpu] = free
                 signature += np.uint64(milli) * sign
-            sign *= GPU_SIGN
+            sign *= GPU_HASH
             total += free
-            most = max(most, free)
+            max_free = max(max_free, free)
             after += free == WHOLE
         nodes[node, WHOLE_FREE] = after
-        nodes[node, MOST_FREE] = most
+        nodes[node, MAX_FREE] = max_free
         nodes[node, MILLI_FREE] = total
         if nodes[node, UP]:
-            nodes[sums, WHOLE_FREE] += after - before
-            nodes[sums, MILLI_FREE] += total - milli_before
-            _move_bits(bits, node, nodes[node, GPUS], before, after)
+            nodes[totals, WHOLE_FREE] += after - before
+            nodes[totals, MILLI_FREE] += total - milli_before
+            _update_bits(bits, node, nodes[node, GPUS], before, after)
     nodes[node, SIGNATURE] = np.int64(signature)
 
 
 @compiled
-def sign(nodes: Ints, gpus: Ints) -> None:
-    """Give every node the signature of what is free on it."""
+def set_signatures(nodes: Ints, gpus: Ints) -> None:
+    """Compute the signature of every node from its free resources."""
     for node in range(nodes.shape[0] - 1):
         cpu, memory = np.uint64(nodes[node, CPU_FREE]), np.uint64(nodes[node, MEMORY_FREE])
-        signature = np.uint64(1) + cpu * CPU_SIGN + memory * MEMORY_SIGN  # 0 is nobody's
-        first, sign = nodes[node, FIRST_GPU], GPU_SIGN
+        signature = np.uint64(1) + cpu * CPU_HASH + memory * MEMORY_HASH  # 0 marks an unused cache entry
+        first, sign = nodes[node, FIRST_GPU], GPU_HASH
         for gpu in range(nodes[node, GPUS]):
             signature += np.uint64(gpus[first + gpu]) * sign
-            sign *= GPU_SIGN
+            sign *= GPU_HASH
         nodes[node, SIGNATURE] = np.int64(signature)
 
 
 @inlined
-def set_free(nodes: Ints, gpus: Ints, bits: Words, node: int, least: Ints, cpu: int, memory: int) -> None:
-    """Let exactly so much be free on a node: of each GPU, of CPUs and of memory."""
-    first, size, sums = nodes[node, FIRST_GPU], nodes[node, GPUS], nodes.shape[0] - 1
+def set_free(nodes: Ints, gpus: Ints, bits: Words, node: int, gpu_free: Ints, cpu: int, memory: int) -> None:
+    """Set the free resources of a node: of each GPU in thousandths, CPUs and memory."""
+    first, size, totals = nodes[node, FIRST_GPU], nodes[node, GPUS], nodes.shape[0] - 1
     same = nodes[node, CPU_FREE] == cpu and nodes[node, MEMORY_FREE] == memory
     for gpu in range(size):
-        same = same and gpus[first + gpu] == least[gpu]
+        same = same and gpus[first + gpu] == gpu_free[gpu]
     if same:
         return
     before, milli_before = nodes[node, WHOLE_FREE], nodes[node, MILLI_FREE]
-    signature = np.uint64(1) + np.uint64(cpu) * CPU_SIGN + np.uint64(memory) * MEMORY_SIGN
-    after = most = total = 0
-    sign = GPU_SIGN
+    signature = np.uint64(1) + np.uint64(cpu) * CPU_HASH + np.uint64(memory) * MEMORY_HASH
+    after = max_free = total = 0
+    sign = GPU_HASH
     for gpu in range(size):
-        free = least[gpu]
+        free = gpu_free[gpu]
         gpus[first + gpu] = free
         signature += np.uint64(free) * sign
-        sign *= GPU_SIGN
+        sign *= GPU_HASH
         total += free
-        most = max(most, free)
+        max_free = max(max_free, free)
         after += free == WHOLE
     nodes[node, CPU_FREE], nodes[node, MEMORY_FREE] = cpu, memory
-    nodes[node, WHOLE_FREE], nodes[node, MOST_FREE], nodes[node, MILLI_FREE] = after, most, total
+    nodes[node, WHOLE_FREE], nodes[node, MAX_FREE], nodes[node, MILLI_FREE] = after, max_free, total
     nodes[node, SIGNATURE] = np.int64(signature)
     if nodes[node, UP]:
-        nodes[sums, WHOLE_FREE] += after - before
-        nodes[sums, MILLI_FREE] += total - milli_before
-        _move_bits(bits, node, size, before, after)
+        nodes[totals, WHOLE_FREE] += after - before
+        nodes[totals, MILLI_FREE] += total - milli_before
+        _update_bits(bits, node, size, before, after)
 
 
 @compiled
-def give_back(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int, cpu: int, memory: int) -> None:
-    """Return what was taken with the same numbers."""
-    move(nodes, gpus, bits, node, mask, milli, cpu, memory)
+def release(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int, cpu: int, memory: int) -> None:
+    """Release amounts that were taken."""
+    adjust_free(nodes, gpus, bits, node, mask, milli, cpu, memory)
 
 
 @compiled
 def take_unchecked(
     nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int, cpu: int, memory: int
 ) -> None:
-    """Take what is known to be free."""
-    move(nodes, gpus, bits, node, mask, -milli, -cpu, -memory)
+    """Take amounts without checking that they are free."""
+    adjust_free(nodes, gpus, bits, node, mask, -milli, -cpu, -memory)
 
 
 @compiled
 def take(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int, cpu: int, memory: int) -> int:
-    """Take amounts if they are free; otherwise change nothing and say what is short."""
+    """Take amounts if they are free. Otherwise change nothing; the result says what is short."""
     if not nodes[node, UP]:
         return NODE_DOWN
     if mask >> nodes[node, GPUS]:
@@ -189,28 +189,28 @@ def take(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int,
         return CPU_OVER
     if nodes[node, MEMORY_FREE] < memory:
         return MEMORY_OVER
-    move(nodes, gpus, bits, node, mask, -milli, -cpu, -memory)
+    adjust_free(nodes, gpus, bits, node, mask, -milli, -cpu, -memory)
     return TAKEN
 
 
 @compiled
-def set_up(nodes: Ints, bits: Words, node: int, up: int) -> None:
-    """A node is lost, or has returned."""
+def set_node_up(nodes: Ints, bits: Words, node: int, up: int) -> None:
+    """Mark a node up (1) or down (0)."""
     if nodes[node, UP] == up:
         return
-    sign, sums = 2 * up - 1, nodes.shape[0] - 1
+    sign, totals = 2 * up - 1, nodes.shape[0] - 1
     for column in (WHOLE_FREE, MILLI_FREE):
-        nodes[sums, column] += sign * nodes[node, column]
+        nodes[totals, column] += sign * nodes[node, column]
     nodes[node, UP] = up
     if up:
-        _move_bits(bits, node, nodes[node, GPUS], -1, nodes[node, WHOLE_FREE])
+        _update_bits(bits, node, nodes[node, GPUS], -1, nodes[node, WHOLE_FREE])
     else:
-        _move_bits(bits, node, nodes[node, GPUS], nodes[node, WHOLE_FREE], -1)
+        _update_bits(bits, node, nodes[node, GPUS], nodes[node, WHOLE_FREE], -1)
 
 
 @inlined
-def gpus_with_room(nodes: Ints, gpus: Ints, node: int, milli: int) -> int:
-    """How many GPUs of a node have at least `milli` free."""
+def count_gpus_with(nodes: Ints, gpus: Ints, node: int, milli: int) -> int:
+    """Return how many GPUs of a node have at least `milli` thousandths free."""
     first, count = nodes[node, FIRST_GPU], 0
     for gpu in range(first, first + nodes[node, GPUS]):
         count += gpus[gpu] >= milli
@@ -219,20 +219,20 @@ def gpus_with_room(nodes: Ints, gpus: Ints, node: int, milli: int) -> int:
 
 @inlined
 def fits(nodes: Ints, gpus: Ints, node: int, need: Need) -> bool:
-    """Whether one instance fits on a node that is up and has the whole free GPUs it needs, if it needs such."""
-    room = nodes[node, CPU_FREE] >= need.cpu and nodes[node, MEMORY_FREE] >= need.memory
-    if room and need.gpus > 0:
-        room = nodes[node, TYPE_BIT] & need.types != 0
-        if room and need.milli < WHOLE:
-            room = nodes[node, MOST_FREE] >= need.milli
-            if room and need.gpus > 1:
-                room = gpus_with_room(nodes, gpus, node, need.milli) >= need.gpus
-    return room
+    """Whether one instance fits on a node, given that the node is up and has the entirely free GPUs it needs."""
+    fitting = nodes[node, CPU_FREE] >= need.cpu and nodes[node, MEMORY_FREE] >= need.memory
+    if fitting and need.gpus > 0:
+        fitting = nodes[node, TYPE_BIT] & need.types != 0
+        if fitting and need.milli < WHOLE:
+            fitting = nodes[node, MAX_FREE] >= need.milli
+            if fitting and need.gpus > 1:
+                fitting = count_gpus_with(nodes, gpus, node, need.milli) >= need.gpus
+    return fitting
 
 
 @compiled
 def pick_gpus(nodes: Ints, gpus: Ints, node: int, need: Need, which: int) -> int:
-    """As many GPUs of a node as an instance needs, with room for it, as a mask; ties go to the lowest index."""
+    """Return a mask of the GPUs that an instance takes on a node where it fits; ties go to the lowest index."""
     first, mask, count = nodes[node, FIRST_GPU], 0, need.gpus
     if need.milli == WHOLE or which == FIRST:
         gpu = 0
@@ -255,17 +255,19 @@ def pick_gpus(nodes: Ints, gpus: Ints, node: int, need: Need, which: int) -> int
 
 
 @inlined
-def lowest_row(need: Need) -> int:
-    """The row of `bits` that holds every node where an instance could fit."""
+def candidate_row(need: Need) -> int:
+    """Return the row of `bits` that contains every node where an instance may fit."""
     return need.gpus if need.milli == WHOLE else 0
 
 
 @compiled
-def next_fitting(nodes: Ints, gpus: Ints, bits: Words, low: int, above: int, only: int, need: Need, start: int) -> int:
-    """The first node from `start` on where an instance fits, in row `low`, not in `above`, in `only`; or -1."""
-    words = words_in(bits)
+def next_fitting_node(
+    nodes: Ints, gpus: Ints, bits: Words, low: int, above: int, only: int, need: Need, start: int
+) -> int:
+    """Return the first node ≥ `start` where an instance fits, in rows `low` and `only` but not `above`; or -1."""
+    words = words_per_row(bits)
     word = start >> 6
-    if low > most_gpus(bits) or word >= words:
+    if low > max_gpus_per_node(bits) or word >= words:
         return -1
     pending = bits[low, word] & ~bits[above, word] & bits[only, word] & (~np.uint64(0) << np.uint64(start & 63))
     while True:
@@ -281,22 +283,22 @@ def next_fitting(nodes: Ints, gpus: Ints, bits: Words, low: int, above: int, onl
 
 
 @compiled
-def any_fitting(nodes: Ints, gpus: Ints, bits: Words, demands: Ints) -> bool:
-    """Whether there is a node with room for one instance of the first demand."""
-    need = need_of(demands, 0)
-    return next_fitting(nodes, gpus, bits, lowest_row(need), most_gpus(bits) + 1, 0, need, 0) >= 0
+def any_node_fits(nodes: Ints, gpus: Ints, bits: Words, demands: Ints) -> bool:
+    """Whether one instance of the first demand fits on any node."""
+    need = need_at(demands, 0)
+    return next_fitting_node(nodes, gpus, bits, candidate_row(need), max_gpus_per_node(bits) + 1, 0, need, 0) >= 0
 
 
 @compiled
-def first_lack(nodes: Ints, gpus: Ints, node: int, need: Need) -> int:
-    """The first thing a node lacks for one instance, for the counted reason."""
+def first_shortage(nodes: Ints, gpus: Ints, node: int, need: Need) -> int:
+    """Return the first reason why one instance does not fit on a node, or `FITS`."""
     if not nodes[node, UP]:
         return DOWN
     if nodes[node, GPUS] < need.gpus:
         return TOO_SMALL
     if need.gpus and not nodes[node, TYPE_BIT] & need.types:
         return WRONG_TYPE
-    if gpus_with_room(nodes, gpus, node, need.milli) < need.gpus:
+    if count_gpus_with(nodes, gpus, node, need.milli) < need.gpus:
         return FEW_GPUS
     if nodes[node, CPU_FREE] < need.cpu:
         return FEW_CPUS
@@ -306,34 +308,34 @@ def first_lack(nodes: Ints, gpus: Ints, node: int, need: Need) -> int:
 
 
 @inlined
-def _instances_with_room(nodes: Ints, gpus: Ints, node: int, need: Need) -> int:
-    """How many instances would fit on a node that has room for one."""
-    room = need.instances
+def _instances_that_fit(nodes: Ints, gpus: Ints, node: int, need: Need) -> int:
+    """Return how many instances fit on a node where at least one fits, at most `need.instances`."""
+    fitting = need.instances
     if need.gpus > 0:
         parts, first = need.gpus * (WHOLE + 1) * nodes[node, GPUS], nodes[node, FIRST_GPU]
-        while room > 0 and parts > 0:  # so many instances take one part of as many different GPUs each
+        while fitting > 0 and parts > 0:  # every instance takes one part of each of `need.gpus` different GPUs
             parts = 0
             for gpu in range(first, first + nodes[node, GPUS]):
-                parts += min(room, gpus[gpu] // need.milli)
-            if parts >= room * need.gpus:
+                parts += min(fitting, gpus[gpu] // need.milli)
+            if parts >= fitting * need.gpus:
                 break
-            room = parts // need.gpus
+            fitting = parts // need.gpus
     if need.cpu > 0:
-        room = min(room, nodes[node, CPU_FREE] // need.cpu)
+        fitting = min(fitting, nodes[node, CPU_FREE] // need.cpu)
     if need.memory > 0:
-        room = min(room, nodes[node, MEMORY_FREE] // need.memory)
-    return room
+        fitting = min(fitting, nodes[node, MEMORY_FREE] // need.memory)
+    return fitting
 
 
 @compiled
-def count_lacks(nodes: Ints, gpus: Ints, demands: Ints, row: int) -> Ints:
-    """How many nodes lack what, each counted once under the first thing it lacks; last, room for how many instances."""
-    need = need_of(demands, row)
-    counts = np.zeros(ROOM + 1, dtype=np.int64)
+def count_shortages(nodes: Ints, gpus: Ints, demands: Ints, row: int) -> Ints:
+    """Count nodes by their first shortage. The last entry is how many instances fit on all nodes together."""
+    need = need_at(demands, row)
+    counts = np.zeros(INSTANCES_THAT_FIT + 1, dtype=np.int64)
     for node in range(nodes.shape[0] - 1):
-        lack = first_lack(nodes, gpus, node, need)
-        counts[lack] += 1
-        if lack == FITS:
-            counts[ROOM] += _instances_with_room(nodes, gpus, node, need)
-    counts[ROOM] = min(counts[ROOM], need.instances)
+        shortage = first_shortage(nodes, gpus, node, need)
+        counts[shortage] += 1
+        if shortage == FITS:
+            counts[INSTANCES_THAT_FIT] += _instances_that_fit(nodes, gpus, node, need)
+    counts[INSTANCES_THAT_FIT] = min(counts[INSTANCES_THAT_FIT], need.instances)
     return counts

@@ -1,12 +1,12 @@
 """The arrays that packing works on, and the meaning of their columns.
 
-`nodes`  int64, one row per node and a last row with the free GPUs of all nodes that are up; columns as below.
-`gpus`   int64, what is free of each GPU in thousandths; the GPUs of a node stand together.
-`bits`   uint64, a bit per node. With L the GPUs of the largest node: row k of 0 … L has the nodes that are up
-         and have at least k whole free GPUs; row L+1 is always empty, so that "exactly k" is row k without
-         row k+1; row L+2+g has the nodes with g GPUs, which never changes. Behind the words of row k stand
-         L+2 counts: how many nodes with g = 0 … L GPUs are in that row, and how many in all.
-`demands` int64, a row per demand: how many instances, and what one needs. Inside kernels a row is a `Need`.
+`nodes`  int64, one row per node, then one row with the totals of all nodes that are up; columns as below.
+`gpus`   int64, the free capacity of each GPU in thousandths; the GPUs of a node are adjacent.
+`bits`   uint64, one bit per node. With L the number of GPUs of the largest node: row k of 0 … L is the set of nodes
+         that are up and have at least k entirely free GPUs; row L+1 is always empty, so that "exactly k" is row k
+         minus row k+1; row L+2+g is the set of nodes with g GPUs, which never changes. The words of row k are
+         followed by L+2 counts: the nodes with g = 0 … L GPUs in that row, and all nodes in it.
+`demands` int64, one row per demand: the number of instances, and the need of one. Inside kernels a row is a `Need`.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ Bools = NDArray[np.bool_]
 # Columns of `nodes`.
 FIRST_GPU = 0
 GPUS = 1
-WHOLE_FREE = 2  # how many GPUs are wholly free
-MOST_FREE = 3  # the most that is free of any one GPU, in thousandths
-MILLI_FREE = 4  # what is free of all its GPUs together
+WHOLE_FREE = 2  # number of entirely free GPUs
+MAX_FREE = 3  # the largest free capacity of any one GPU, in thousandths
+MILLI_FREE = 4  # free capacity of all GPUs together, in thousandths
 CPU_FREE = 5
 MEMORY_FREE = 6
 TYPE_BIT = 7
 UP = 8
-CPU_ALL = 9
-MEMORY_ALL = 10
-SIGNATURE = 11  # a hash of what is free: nodes of one make with the same signature are alike
+CPU_TOTAL = 9
+MEMORY_TOTAL = 10
+SIGNATURE = 11  # hash of the free resources: nodes with the same GPUs and signature are interchangeable
 NODE_COLUMNS = 12
 
 
 class Need(NamedTuple):
-    """A row of `demands`: so many instances, each with GPUs, thousandths of each, CPUs and memory."""
+    """A row of `demands`: the number of instances, and of each: GPUs, thousandths of each GPU, CPUs, memory, types."""
 
     instances: int
     gpus: int
@@ -46,14 +46,17 @@ class Need(NamedTuple):
     cpu: int
     memory: int
     types: int
-    """A bit per GPU type; -1: any."""
+    """One bit per GPU type; -1: any type."""
 
 
 DEMAND_ENTRIES = len(Need._fields)
 
-# Columns of a found placement, one row per instance.
+# Columns of a placement, one row per instance.
 NODE = 0
 GPU_MASK = 1
 
 UNLIMITED = 1 << 60
-"""Stands for CPUs or memory that are not known and so not counted."""
+"""CPUs or memory of a node whose amount is unknown, and therefore not limited."""
+
+POWER_TOLERANCE_WATTS = 1e-6
+"""A rack exceeds its limit only by more than this; smaller differences are rounding errors of sums."""

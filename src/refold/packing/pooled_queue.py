@@ -1,4 +1,4 @@
-"""A queue played forward as if all GPUs were one machine: a rough answer to when somebody's turn will come."""
+"""Rough start estimates: simulate a queue as if all GPUs of the cluster were one machine."""
 
 from __future__ import annotations
 
@@ -6,27 +6,29 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from refold.packing.jit import compiled
+from refold.jit import compiled
 from refold.packing.layout import Floats
 
 
 @compiled
-def starts_in_turn(now: float, free: float, ends: Floats, held: Floats, wanted: Floats, distribution: Floats) -> Floats:
-    """When each of a queue starts, if everybody starts in order as soon as enough GPUs are free; inf: never.
+def estimate_fifo_starts(
+    now: float, free: float, ends: Floats, gpus_in_use: Floats, gpus_requested: Floats, durations: Floats
+) -> Floats:
+    """Return the start time of each queued job if jobs start strictly in order when enough GPUs are free; inf: never.
 
-    Runs hold GPUs until they end; those in the queue want some for so long.
+    `ends` and `gpus_in_use` describe the running jobs, `gpus_requested` and `durations` (seconds) the queued ones.
     """
-    starts = np.full(len(wanted), np.inf)
-    running = [(ends[run], held[run]) for run in range(len(ends))]
+    starts = np.full(len(gpus_requested), np.inf)
+    running = [(ends[run], gpus_in_use[run]) for run in range(len(ends))]
     heapify(running)
-    for place in range(len(wanted)):
-        while free < wanted[place]:
+    for position in range(len(gpus_requested)):
+        while free < gpus_requested[position]:
             if len(running) == 0:
                 return starts
             end, gpus = heappop(running)
             now = max(now, end)
             free += gpus
-        free -= wanted[place]
-        starts[place] = now
-        heappush(running, (now + distribution[place], wanted[place]))
+        free -= gpus_requested[position]
+        starts[position] = now
+        heappush(running, (now + durations[position], gpus_requested[position]))
     return starts

@@ -1,8 +1,8 @@
-"""What racks draw: a linear model of power over what is held, as arrays that compiled code can read.
+"""Power draw of racks: a linear model over allocated resources, as arrays for the kernels.
 
-A node draws its idle watts, and up to its busy watts in proportion to its CPUs that are held; where CPUs are not known,
-to its GPUs that are held. Each of its GPUs draws the same way by the fraction of it that is held. Memory draws nothing
-of its own. What is lost or empty counts as idle, since nobody said that it is switched off.
+The draw of a node rises from its idle watts to its busy watts in proportion to its allocated CPUs or, where CPUs are
+unknown, its allocated GPUs. The draw of a GPU rises in the same way with its allocated fraction. Memory has no draw of
+its own. Nodes that are down or empty count as idle, since they may still be switched on.
 """
 
 from __future__ import annotations
@@ -14,26 +14,23 @@ import numpy as np
 from msgspec.structs import replace
 
 from refold.errors import BadValue
+from refold.jit import compiled
 from refold.model import WHOLE, Cluster, Demand, Node, Placement, Shortage
-from refold.packing.free import Free
-from refold.packing.jit import compiled
-from refold.packing.kernels import FITS, ROOM, count_lacks
-from refold.packing.layout import CPU_ALL, CPU_FREE, GPUS, MILLI_FREE, Floats, Ints
+from refold.packing.free import FreeResources
+from refold.packing.kernels import FITS, INSTANCES_THAT_FIT, count_shortages
+from refold.packing.layout import CPU_FREE, CPU_TOTAL, GPUS, MILLI_FREE, POWER_TOLERANCE_WATTS, Floats, Ints
 
 NO_RACK = ""
-"""The name of the group of nodes that are in no rack: it has no limit, and nothing is evened out with it."""
-
-SLACK = 1e-6
-"""Watts: a rack is above its limit by more than this only, so that dust of sums does not count."""
+"""Name of the group of nodes without a rack: it has no limit and does not take part in balancing."""
 
 
 class Power:
-    """The racks of a cluster: what they draw when idle and when all is held, and what they may draw.
+    """The racks of a cluster with their idle draw, full draw and power limit, in watts.
 
-    Racks come in the order of the cluster, those that only nodes name after them, and the nodes without a rack last;
-    a rack without nodes is left out. Of each node: `rack_of`, and what a thousandth of a GPU and of a CPU held on it
-    add (`watts_per_gpu_milli`, `watts_per_cpu_milli`). Of each rack: `idle`, `full`, `limit` (inf: none), and `scale`,
-    what it is even with others by: its limit, or without one `full`; inf where there is nothing to even out.
+    Racks are in the order of the cluster, followed by racks that are only named by nodes, and by the group of nodes
+    without a rack; racks without nodes are left out. Per node: `rack_of`, and the watts that an allocated thousandth
+    of a GPU or CPU adds (`watts_per_gpu_milli`, `watts_per_cpu_milli`). Per rack: `idle`, `full`, `limit` (inf: none),
+    and `scale`, the draw that racks are balanced relative to: the limit, or `full` without one; inf: not balanced.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -45,28 +42,28 @@ class Power:
         slopes = np.array([_slopes(cluster, node) for node in cluster.nodes], dtype=np.float64)
         self.watts_per_gpu_milli: Floats = slopes[:, 0].copy()
         self.watts_per_cpu_milli: Floats = slopes[:, 1].copy()
-        self.idle: Floats = self._by_rack(np.array([_idle(cluster, node) for node in cluster.nodes]))
-        self.full: Floats = self.idle + self._by_rack(_most(cluster, slopes))
+        self.idle: Floats = self._sum_by_rack(np.array([_idle(cluster, node) for node in cluster.nodes]))
+        self.full: Floats = self.idle + self._sum_by_rack(_max_rise(cluster, slopes))
         self.limit: Floats = np.array([limits.get(name, 0.0) or inf for name in self.names], dtype=np.float64)
-        even = (self.full > self.idle) & np.array([name != NO_RACK for name in self.names])
-        self.scale: Floats = np.where(even, np.where(np.isfinite(self.limit), self.limit, self.full), inf)
+        balanced = (self.full > self.idle) & np.array([name != NO_RACK for name in self.names])
+        self.scale: Floats = np.where(balanced, np.where(np.isfinite(self.limit), self.limit, self.full), inf)
 
     @property
-    def known(self) -> bool:
-        """Whether the cluster says anything of power."""
+    def is_modelled(self) -> bool:
+        """Whether the cluster definition contains power data."""
         return bool(self.full.any())
 
-    def draw(self, free: Free) -> Floats:
-        """Watts that each rack draws with what is held now."""
+    def draw(self, free: FreeResources) -> Floats:
+        """Return the current draw of each rack, in watts."""
         nodes = free.nodes[:-1]
         gpu_milli = nodes[:, GPUS] * WHOLE - nodes[:, MILLI_FREE]
-        cpu_milli = nodes[:, CPU_ALL] - nodes[:, CPU_FREE]
-        held = gpu_milli * self.watts_per_gpu_milli + cpu_milli * self.watts_per_cpu_milli
-        now: Floats = self.idle + self._by_rack(held)
+        cpu_milli = nodes[:, CPU_TOTAL] - nodes[:, CPU_FREE]
+        in_use = gpu_milli * self.watts_per_gpu_milli + cpu_milli * self.watts_per_cpu_milli
+        now: Floats = self.idle + self._sum_by_rack(in_use)
         return now
 
-    def of_placement(self, placement: Placement) -> dict[int, float]:
-        """Watts that a placement adds to each rack it touches, by the rack's index."""
+    def placement_watts(self, placement: Placement) -> dict[int, float]:
+        """Return the watts that a placement adds, by rack index."""
         added: dict[int, float] = {}
         for share in placement:
             rack = int(self.rack_of[share.node])
@@ -75,82 +72,89 @@ class Power:
             added[rack] = added.get(rack, 0.0) + watts
         return added
 
-    def of_instance(self, demand: Demand) -> Floats:
-        """Watts that one instance of a demand would add, on each node."""
+    def instance_watts(self, demand: Demand) -> Floats:
+        """Return the watts that one instance of a demand would add on each node."""
         gpu_milli = demand.gpus * demand.gpu_milli
         watts: Floats = gpu_milli * self.watts_per_gpu_milli + demand.cpu_milli * self.watts_per_cpu_milli
         return watts
 
-    def keeps_limits(self, free: Free, placement: Placement) -> bool:
-        """Whether every rack that a placement adds to stays within its limit, if it were taken beside what is held."""
+    def within_limits(self, free: FreeResources, placement: Placement) -> bool:
+        """Whether all racks stay within their limits if a placement is added to the current allocations."""
         now = self.draw(free)
         return all(
-            not watts or now[rack] + watts <= self.limit[rack] + SLACK
-            for rack, watts in self.of_placement(placement).items()
+            not watts or now[rack] + watts <= self.limit[rack] + POWER_TOLERANCE_WATTS
+            for rack, watts in self.placement_watts(placement).items()
         )
 
-    def refuse_limits_below_idle(self) -> None:
-        """Limits that not even idle racks keep cannot be kept by any placement."""
+    def reject_limits_below_idle(self) -> None:
+        """Raise `BadValue` if the idle draw of a rack exceeds its limit, which no placement could change."""
         for name, idle, limit in zip(self.names, self.idle.tolist(), self.limit.tolist(), strict=True):
-            if idle > limit + SLACK:
+            if idle > limit + POWER_TOLERANCE_WATTS:
                 raise BadValue(
-                    f"rack {name!r} may draw {limit:,g} W (its limit_watts), but its nodes and GPUs draw {idle:,g} W "
+                    f"rack {name!r}: limit_watts is {limit:,g} W, but its nodes and GPUs draw {idle:,g} W "
                     "when idle; raise the limit, or lower their idle_watts"
                 )
 
-    def shortage(self, free: Free, demand: Demand) -> Shortage:
-        """How many nodes lack what for one instance, racks at their limits counted as such."""
+    def shortage(self, free: FreeResources, demand: Demand) -> Shortage:
+        """Count the nodes that cannot host one instance, by shortage, including racks at their power limit."""
         found = free.shortage(demand)
-        if not found.fit:
+        if not found.nodes_fit:
             return found
-        watts, left = self.of_instance(demand), self.limit - self.draw(free)
+        watts, headroom = self.instance_watts(demand), self.limit - self.draw(free)
         cheapest_first = np.argsort(watts, kind="stable")
         vector = free.vector(demand)
-        over, room = _within_limits(free.nodes, free.gpus, vector, cheapest_first, self.rack_of, watts, left)
-        return replace(found, room=min(room, found.instances), fit=found.fit - over, at_power_limit=over)
+        over_limit, fitting = _count_within_limits(
+            free.nodes, free.gpus, vector, cheapest_first, self.rack_of, watts, headroom
+        )
+        return replace(
+            found,
+            instances_fit=min(fitting, found.instances),
+            nodes_fit=found.nodes_fit - over_limit,
+            at_power_limit=over_limit,
+        )
 
     def fits_when_empty(self, demand: Demand) -> bool:
-        """Whether the empty cluster has room for all instances at once with every rack within its limit."""
-        return self.shortage(self._empty, demand).room == demand.instances
+        """Whether all instances fit at once on the empty cluster with every rack within its limit."""
+        return self.shortage(self._empty, demand).instances_fit == demand.instances
 
     @cached_property
-    def _empty(self) -> Free:
-        return Free(self.cluster)
+    def _empty(self) -> FreeResources:
+        return FreeResources(self.cluster)
 
-    def _by_rack(self, of_nodes: Floats) -> Floats:
-        return np.bincount(self.rack_of, of_nodes, minlength=len(self.names)).astype(np.float64, copy=False)
+    def _sum_by_rack(self, per_node: Floats) -> Floats:
+        return np.bincount(self.rack_of, per_node, minlength=len(self.names)).astype(np.float64, copy=False)
 
 
 @compiled
-def _within_limits(
-    nodes: Ints, gpus: Ints, demands: Ints, order: Ints, rack_of: Ints, watts: Floats, left: Floats
+def _count_within_limits(
+    nodes: Ints, gpus: Ints, demands: Ints, order: Ints, rack_of: Ints, watts: Floats, headroom: Floats
 ) -> tuple[int, int]:
-    """Of the nodes with room for an instance, how many are in racks without the power for one; and room for how many.
+    """Return how many nodes fit an instance but lack the rack power, and how many instances fit in total.
 
-    Instances are equal, so that filling the cheapest nodes of each rack first leaves room for as many as there can be.
+    Instances are identical, so filling the nodes with the lowest draw of each rack first gives the maximum.
     """
-    over, room, still = 0, 0, left.copy()
+    over_limit, fitting, remaining = 0, 0, headroom.copy()
     for node in order:
-        lacks = count_lacks(nodes[node : node + 2], gpus, demands, 0)
-        if lacks[FITS] == 0:
+        shortages = count_shortages(nodes[node : node + 2], gpus, demands, 0)
+        if shortages[FITS] == 0:
             continue
-        rack, count = rack_of[node], lacks[ROOM]
+        rack, count = rack_of[node], shortages[INSTANCES_THAT_FIT]
         if watts[node] > 0.0:
-            if watts[node] > left[rack] + SLACK:
-                over += 1
+            if watts[node] > headroom[rack] + POWER_TOLERANCE_WATTS:
+                over_limit += 1
                 continue
-            if still[rack] < np.inf:
-                count = min(count, int(max(0.0, still[rack] + SLACK) // watts[node]))
-                still[rack] -= count * watts[node]
-        room += count
-    return over, room
+            if remaining[rack] < np.inf:
+                count = min(count, int(max(0.0, remaining[rack] + POWER_TOLERANCE_WATTS) // watts[node]))
+                remaining[rack] -= count * watts[node]
+        fitting += count
+    return over_limit, fitting
 
 
 def _rack_names(cluster: Cluster) -> tuple[str, ...]:
     used = dict.fromkeys(node.rack for node in cluster.nodes)
     listed = [rack.name for rack in cluster.racks if rack.name in used]
-    only_named = [name for name in used if name not in listed and name != NO_RACK]
-    return (*listed, *only_named, *([NO_RACK] if NO_RACK in used else []))
+    unlisted = [name for name in used if name not in listed and name != NO_RACK]
+    return (*listed, *unlisted, *([NO_RACK] if NO_RACK in used else []))
 
 
 def _idle(cluster: Cluster, node: Node) -> float:
@@ -158,7 +162,7 @@ def _idle(cluster: Cluster, node: Node) -> float:
 
 
 def _slopes(cluster: Cluster, node: Node) -> tuple[float, float]:
-    """Watts per thousandth of a GPU held, and per thousandth of a CPU."""
+    """Return the watts per allocated thousandth of a GPU, and per thousandth of a CPU."""
     per_gpu = per_cpu = 0.0
     if node.gpus:
         gpu = cluster.gpu_type(node.gpu_type)
@@ -171,8 +175,8 @@ def _slopes(cluster: Cluster, node: Node) -> tuple[float, float]:
     return per_gpu, per_cpu
 
 
-def _most(cluster: Cluster, slopes: Floats) -> Floats:
-    """What each node draws beyond idle when all of it is held."""
-    all_held = np.array([(node.gpus * WHOLE, node.cpu_milli) for node in cluster.nodes], dtype=np.float64)
-    most: Floats = (slopes * all_held).sum(axis=1)
-    return most
+def _max_rise(cluster: Cluster, slopes: Floats) -> Floats:
+    """Return the draw of each fully allocated node beyond idle."""
+    all_in_use = np.array([(node.gpus * WHOLE, node.cpu_milli) for node in cluster.nodes], dtype=np.float64)
+    rise: Floats = (slopes * all_in_use).sum(axis=1)
+    return rise

@@ -1,8 +1,8 @@
-"""What is free when: for every node, from each moment on, until the next. Bookings name nodes and GPUs.
+"""Timetable: the free resources of every node over time. Bookings name nodes and GPUs.
 
-A node's time is cut into spans; in each of them the same is free. A booking takes amounts from all spans between its
-start and its end, cutting spans where it must, so questions about a window are questions about the few spans in it:
-how many instances have room on a node throughout, when there is room first, for how long there is.
+The future of a node is divided into intervals in which its free resources are constant. A booking takes resources from
+all intervals between its start and its end, splitting intervals as needed. Queries about a time window then visit only
+the few intervals in it: how many instances fit throughout, when they fit first, and for how long.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from refold.jit import compiled, count_ones, inlined
 from refold.model import WHOLE, Cluster, Demand, Placement, Seconds
-from refold.packing.free import Free, mask_of
-from refold.packing.jit import compiled, inlined, ones
-from refold.packing.kernels import need_of, set_free
+from refold.packing.free import FreeResources, mask_from_indices
+from refold.packing.kernels import need_at, set_free
 from refold.packing.layout import (
     CPU_FREE,
     GPUS,
@@ -27,34 +27,34 @@ from refold.packing.layout import (
     Words,
 )
 
-# Columns of a span.
-WHOLE_MASK = 0  # which GPUs are wholly free, as bits
+# Columns of an interval.
+WHOLE_MASK = 0  # entirely free GPUs, as bits
 CPU = 1
 MEMORY = 2
-FIRST = 3  # from here on: what is free of each GPU, in thousandths
+FIRST_GPU_FREE = 3  # this and the following columns: free capacity of each GPU, in thousandths
 
-FEW_SPANS = 8
-"""How many spans a node has room for at first."""
+INITIAL_INTERVALS = 8
+"""Allocated intervals per node at first; the arrays are doubled when they are full."""
 
 
-class Spans(NamedTuple):
-    """The spans of every node: how many there are, when each begins (the last lasts for ever), what is free in it."""
+class FreeIntervals(NamedTuple):
+    """The intervals of every node: their number, start times (the last one has no end), and free resources."""
 
     number: Ints
-    begins: Floats
+    starts: Floats
     free: Ints
 
 
-class Waiting(NamedTuple):
-    """Whoever is booked to begin later, a row each: which of `demands`, for how long, from when, where.
+class BookedJobs(NamedTuple):
+    """Jobs booked for a later start, one row each: row in `demands`, duration, start time, placement.
 
-    `node` and `mask` say where a single instance is; a gang has -1 there, and is `touched` if it is on a node that is
-    looked at.
+    `node` and `mask` are the placement of a single-instance job. For gangs `node` is -1, and `touched` marks those
+    booked on one of the candidate nodes.
     """
 
     demands: Ints
-    kind: Ints
-    distribution: Floats
+    demand_row: Ints
+    duration: Floats
     start: Floats
     node: Ints
     mask: Ints
@@ -62,27 +62,27 @@ class Waiting(NamedTuple):
 
 
 class Timetable:
-    """What is free when, on one cluster; nodes that are down have room for nobody."""
+    """Free resources of one cluster over time; nothing fits on nodes that are down."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self._empty = Free(cluster)
-        self._window = Free(cluster)
+        self._empty = FreeResources(cluster)
+        self._window = FreeResources(cluster)
         self._up = np.ones(len(cluster.nodes), dtype=np.int64)
-        self._spans = one_span_each(self._empty)
+        self._intervals = initial_intervals(self._empty)
         self._scratch = np.zeros(max(1, int(self._empty.nodes[:-1, GPUS].max())), dtype=np.int64)
 
-    def set_up(self, node: int, up: bool) -> None:
-        """A node was lost, or has returned; what is booked on it stays booked."""
+    def set_node_up(self, node: int, up: bool) -> None:
+        """Mark a node up or down. Its bookings stay."""
         self._up[node] = up
-        self._window.set_up(node, up)
+        self._window.set_node_up(node, up)
 
     def book(self, placement: Placement, start: Seconds, end: Seconds) -> None:
-        """Take a placement from `start` to `end`. Whoever asks has seen that it is free, or knows why it is not."""
+        """Book a placement from `start` to `end`, without checking that it is free."""
         self._change(placement, start, end, -1)
 
-    def give_back(self, placement: Placement, start: Seconds, end: Seconds) -> None:
-        """What was booked is free again in this time."""
+    def release(self, placement: Placement, start: Seconds, end: Seconds) -> None:
+        """Release a booked placement from `start` to `end`."""
         self._change(placement, start, end, 1)
 
     def _change(self, placement: Placement, start: Seconds, end: Seconds, sign: int) -> None:
@@ -90,94 +90,118 @@ class Timetable:
             return
         for share in placement:
             amounts = (
-                mask_of(share.gpus),
+                mask_from_indices(share.gpus),
                 sign * share.gpu_milli,
                 sign * share.cpu_milli,
                 sign * share.memory_mib,
             )
-            while not change(self._spans, share.node, start, end, *amounts):
-                self._spans = _with_more_room(self._spans)
+            while not change_interval(self._intervals, share.node, start, end, *amounts):
+                self._intervals = _with_doubled_capacity(self._intervals)
 
-    def forget_before(self, now: Seconds) -> None:
-        """What was free in the past is nobody's business."""
-        forget(self._spans, now)
+    def drop_before(self, now: Seconds) -> None:
+        """Discard intervals that ended before `now`."""
+        drop_past_intervals(self._intervals, now)
 
-    def earliest(self, demand: Demand, distribution: Seconds, after: Seconds, before: Seconds = inf) -> Seconds:
-        """The first moment in [after, before) from which all instances have room at once for so long; inf: none."""
+    def earliest_start(self, demand: Demand, duration: Seconds, after: Seconds, before: Seconds = inf) -> Seconds:
+        """Return the first time in [after, before) from which all instances fit at once for `duration`; inf: none."""
         vector = self._empty.vector(demand)
-        return earliest(self._spans, self._empty.nodes, self._up, vector, distribution, after, before, self._scratch)
+        return earliest_start(
+            self._intervals, self._empty.nodes, self._up, vector, duration, after, before, self._scratch
+        )
 
-    def longest(self, demand: Demand, now: Seconds) -> Seconds:
-        """For how long all instances have room, from now on."""
+    def longest_free_duration(self, demand: Demand, now: Seconds) -> Seconds:
+        """Return for how long all instances fit, from now on."""
         vector = self._empty.vector(demand)
-        return longest(self._spans, self._empty.nodes, self._up, vector, now, self._scratch)
+        return longest_free_duration(self._intervals, self._empty.nodes, self._up, vector, now, self._scratch)
 
-    def longest_on(self, some: Ints, demand: Demand, now: Seconds) -> Seconds:
-        """For how long one instance has room on some of the nodes, from now on."""
+    def longest_free_duration_on(self, candidates: Ints, demand: Demand, now: Seconds) -> Seconds:
+        """Return for how long one instance fits on one of the candidate nodes, from now on."""
         vector = self._empty.vector(demand)
-        return longest_on(self._spans, self._empty.nodes, self._up, some, vector, now, self._scratch)
+        return longest_free_duration_on(
+            self._intervals, self._empty.nodes, self._up, candidates, vector, now, self._scratch
+        )
 
-    def first_to_gain(self, waiting: Waiting, order: Ints, position: int, some: Ints, now: Seconds, looks: Ints) -> int:
-        """Who, from a position in the order on, could begin earlier because of what is free on some of the nodes.
+    def first_that_can_start_earlier(
+        self, booked: BookedJobs, order: Ints, position: int, candidates: Ints, now: Seconds, checks_left: Ints
+    ) -> int:
+        """Return the position of the first job, from `position` on, that may start earlier on the candidate nodes.
 
-        Its position; -1: nobody. Every look at a node is counted off `looks`.
+        -1: none. `checks_left` is decremented for every node that is checked.
         """
-        return first_to_gain(
-            self._spans, self._empty.nodes, self._up, waiting, order, position, some, now, looks, self._scratch
+        return first_that_can_start_earlier(
+            self._intervals,
+            self._empty.nodes,
+            self._up,
+            booked,
+            order,
+            position,
+            candidates,
+            now,
+            checks_left,
+            self._scratch,
         )
 
     def is_overbooked(self, placement: Placement, start: Seconds, end: Seconds) -> bool:
-        """Whether more is booked than there is of something that a placement takes, at some time between."""
+        """Whether a resource of a placement is overbooked at any time from `start` to `end`."""
         return any(
             is_overbooked(
-                self._spans, share.node, start, end, mask_of(share.gpus), share.cpu_milli > 0, share.memory_mib > 0
+                self._intervals,
+                share.node,
+                start,
+                end,
+                mask_from_indices(share.gpus),
+                share.cpu_milli > 0,
+                share.memory_mib > 0,
             )
             for share in placement
         )
 
     def vector(self, demand: Demand) -> Ints:
-        """A demand as the kernels read it."""
+        """Return a demand as a row for the kernels."""
         return self._empty.vector(demand)
 
-    def free_during(self, start: Seconds, end: Seconds) -> Free:
-        """What is free throughout a window, for a placer to take from. The next question reuses the same arrays."""
+    def free_during(self, start: Seconds, end: Seconds) -> FreeResources:
+        """Return the resources that are free throughout a window. The next call reuses the same arrays."""
         free = self._window
-        fill_window(self._spans, free.nodes, free.gpus, free.bits, start, end, self._scratch)
+        write_free_during(self._intervals, free.nodes, free.gpus, free.bits, start, end, self._scratch)
         return free
 
 
-def one_span_each(free: Free) -> Spans:
+def initial_intervals(free: FreeResources) -> FreeIntervals:
+    """Return one unbounded interval per node, with all resources free."""
     nodes = len(free.nodes) - 1
-    most = int(free.nodes[:-1, GPUS].max())
-    spans = Spans(
+    max_gpus = int(free.nodes[:-1, GPUS].max())
+    intervals = FreeIntervals(
         np.ones(nodes, dtype=np.int64),
-        np.full((nodes, FEW_SPANS), -inf),
-        np.zeros((nodes, FEW_SPANS, FIRST + most), dtype=np.int64),
+        np.full((nodes, INITIAL_INTERVALS), -inf),
+        np.zeros((nodes, INITIAL_INTERVALS, FIRST_GPU_FREE + max_gpus), dtype=np.int64),
     )
     for node in range(nodes):
         row = free.nodes[node]
-        spans.free[node, 0, WHOLE_MASK] = (1 << int(row[GPUS])) - 1
-        spans.free[node, 0, CPU], spans.free[node, 0, MEMORY] = row[CPU_FREE], row[MEMORY_FREE]
-        spans.free[node, 0, FIRST : FIRST + int(row[GPUS])] = WHOLE
-    return spans
+        intervals.free[node, 0, WHOLE_MASK] = (1 << int(row[GPUS])) - 1
+        intervals.free[node, 0, CPU], intervals.free[node, 0, MEMORY] = row[CPU_FREE], row[MEMORY_FREE]
+        intervals.free[node, 0, FIRST_GPU_FREE : FIRST_GPU_FREE + int(row[GPUS])] = WHOLE
+    return intervals
 
 
-def _with_more_room(spans: Spans) -> Spans:
-    """The same spans, with room for twice as many on every node."""
-    begins = np.concatenate([spans.begins, np.full_like(spans.begins, -inf)], axis=1)
-    return Spans(spans.number, begins, np.concatenate([spans.free, np.zeros_like(spans.free)], axis=1))
+def _with_doubled_capacity(intervals: FreeIntervals) -> FreeIntervals:
+    """Return the same intervals in arrays of twice the size."""
+    starts = np.concatenate([intervals.starts, np.full_like(intervals.starts, -inf)], axis=1)
+    return FreeIntervals(
+        intervals.number, starts, np.concatenate([intervals.free, np.zeros_like(intervals.free)], axis=1)
+    )
 
 
-# --- spans of one node --------------------------------------------------------------------------------------
+# --- intervals of one node ----------------------------------------------------------------------------------
 
 
 @inlined
-def _span_at(spans: Spans, node: int, moment: float) -> int:
-    """The span that a moment is in."""
-    begins, low, high = spans.begins, 0, spans.number[node] - 1
+def _interval_at(intervals: FreeIntervals, node: int, time: float) -> int:
+    """Return the interval that contains a time."""
+    starts, low, high = intervals.starts, 0, intervals.number[node] - 1
     while low < high:
         middle = (low + high + 1) >> 1
-        if begins[node, middle] <= moment:
+        if starts[node, middle] <= time:
             low = middle
         else:
             high = middle - 1
@@ -185,175 +209,188 @@ def _span_at(spans: Spans, node: int, moment: float) -> int:
 
 
 @inlined
-def _cut(spans: Spans, node: int, moment: float) -> int:
-    """Have a span begin at a moment; returns which."""
-    at = _span_at(spans, node, moment)
-    if spans.begins[node, at] == moment:
+def _split(intervals: FreeIntervals, node: int, time: float) -> int:
+    """Split the interval that contains a time, if needed, and return the interval that starts at it."""
+    at = _interval_at(intervals, node, time)
+    if intervals.starts[node, at] == time:
         return at
-    for span in range(spans.number[node], at + 1, -1):
-        spans.begins[node, span] = spans.begins[node, span - 1]
-        spans.free[node, span] = spans.free[node, span - 1]
-    spans.begins[node, at + 1] = moment
-    spans.free[node, at + 1] = spans.free[node, at]
-    spans.number[node] += 1
+    for interval in range(intervals.number[node], at + 1, -1):
+        intervals.starts[node, interval] = intervals.starts[node, interval - 1]
+        intervals.free[node, interval] = intervals.free[node, interval - 1]
+    intervals.starts[node, at + 1] = time
+    intervals.free[node, at + 1] = intervals.free[node, at]
+    intervals.number[node] += 1
     return at + 1
 
 
 @inlined
-def _join(spans: Spans, node: int, span: int) -> None:
-    """If a span is like the one before it, make them one."""
-    if not 0 < span < spans.number[node]:
+def _merge(intervals: FreeIntervals, node: int, interval: int) -> None:
+    """Merge an interval with the previous one if their free resources are equal."""
+    if not 0 < interval < intervals.number[node]:
         return
-    for column in range(spans.free.shape[2]):
-        if spans.free[node, span, column] != spans.free[node, span - 1, column]:
+    for column in range(intervals.free.shape[2]):
+        if intervals.free[node, interval, column] != intervals.free[node, interval - 1, column]:
             return
-    for later in range(span + 1, spans.number[node]):
-        spans.begins[node, later - 1] = spans.begins[node, later]
-        spans.free[node, later - 1] = spans.free[node, later]
-    spans.number[node] -= 1
+    for later in range(interval + 1, intervals.number[node]):
+        intervals.starts[node, later - 1] = intervals.starts[node, later]
+        intervals.free[node, later - 1] = intervals.free[node, later]
+    intervals.number[node] -= 1
 
 
 @compiled
-def change(spans: Spans, node: int, start: float, end: float, mask: int, milli: int, cpu: int, memory: int) -> bool:
-    """Add amounts (negative: take them) from `start` to `end`; False: more spans are needed than there is room for."""
-    if spans.number[node] + 2 > spans.begins.shape[1]:
+def change_interval(
+    intervals: FreeIntervals, node: int, start: float, end: float, mask: int, milli: int, cpu: int, memory: int
+) -> bool:
+    """Add amounts (negative: take) from `start` to `end`; False, unchanged, if the arrays must grow first."""
+    if intervals.number[node] + 2 > intervals.starts.shape[1]:
         return False
-    start = max(start, spans.begins[node, 0])  # what was before is forgotten
+    start = max(start, intervals.starts[node, 0])  # earlier intervals were dropped
     if start >= end:
         return True
-    first = _cut(spans, node, start)
-    last = _cut(spans, node, end) if end < np.inf else spans.number[node]
-    for span in range(first, last):
-        spans.free[node, span, CPU] += cpu
-        spans.free[node, span, MEMORY] += memory
-        left, gpu, whole = mask, 0, spans.free[node, span, WHOLE_MASK]
+    first = _split(intervals, node, start)
+    last = _split(intervals, node, end) if end < np.inf else intervals.number[node]
+    for interval in range(first, last):
+        intervals.free[node, interval, CPU] += cpu
+        intervals.free[node, interval, MEMORY] += memory
+        left, gpu, whole = mask, 0, intervals.free[node, interval, WHOLE_MASK]
         while left:
             if left & 1:
-                spans.free[node, span, FIRST + gpu] += milli
-                if spans.free[node, span, FIRST + gpu] == WHOLE:
+                intervals.free[node, interval, FIRST_GPU_FREE + gpu] += milli
+                if intervals.free[node, interval, FIRST_GPU_FREE + gpu] == WHOLE:
                     whole |= 1 << gpu
                 else:
                     whole &= ~(1 << gpu)
             left >>= 1
             gpu += 1
-        spans.free[node, span, WHOLE_MASK] = whole
-    _join(spans, node, last)
-    _join(spans, node, first)
+        intervals.free[node, interval, WHOLE_MASK] = whole
+    _merge(intervals, node, last)
+    _merge(intervals, node, first)
     return True
 
 
 @compiled
-def is_overbooked(spans: Spans, node: int, start: float, end: float, mask: int, cpu: bool, memory: bool) -> bool:
-    """Whether more is booked than there is of some GPUs of a node, of its CPUs or memory, at some time between."""
-    first = span = _span_at(spans, node, start)
-    while span < spans.number[node] and (span == first or spans.begins[node, span] < end):
-        if (cpu and spans.free[node, span, CPU] < 0) or (memory and spans.free[node, span, MEMORY] < 0):
+def is_overbooked(
+    intervals: FreeIntervals, node: int, start: float, end: float, mask: int, cpu: bool, memory: bool
+) -> bool:
+    """Whether the GPUs of `mask`, the CPUs or the memory of a node are overbooked at any time from start to end."""
+    first = interval = _interval_at(intervals, node, start)
+    while interval < intervals.number[node] and (interval == first or intervals.starts[node, interval] < end):
+        if (cpu and intervals.free[node, interval, CPU] < 0) or (memory and intervals.free[node, interval, MEMORY] < 0):
             return True
-        for gpu in range(spans.free.shape[2] - FIRST):
-            if mask >> gpu & 1 and spans.free[node, span, FIRST + gpu] < 0:
+        for gpu in range(intervals.free.shape[2] - FIRST_GPU_FREE):
+            if mask >> gpu & 1 and intervals.free[node, interval, FIRST_GPU_FREE + gpu] < 0:
                 return True
-        span += 1
+        interval += 1
     return False
 
 
 @compiled
-def forget(spans: Spans, now: float) -> None:
-    """Drop the spans that are over."""
-    for node in range(len(spans.number)):
-        over = _span_at(spans, node, now)
-        if over > 0:
-            for span in range(over, spans.number[node]):
-                spans.begins[node, span - over] = spans.begins[node, span]
-                spans.free[node, span - over] = spans.free[node, span]
-            spans.number[node] -= over
+def drop_past_intervals(intervals: FreeIntervals, now: float) -> None:
+    """Discard the intervals that have ended."""
+    for node in range(len(intervals.number)):
+        past = _interval_at(intervals, node, now)
+        if past > 0:
+            for interval in range(past, intervals.number[node]):
+                intervals.starts[node, interval - past] = intervals.starts[node, interval]
+                intervals.free[node, interval - past] = intervals.free[node, interval]
+            intervals.number[node] -= past
 
 
 # --- windows ------------------------------------------------------------------------------------------------
 
 
 @inlined
-def _parts(least: Ints, gpus: int, need: Need) -> int:
-    """How many instances have room on GPUs with so much free each: as many take one part of different GPUs each."""
-    room, parts = need.instances, need.gpus * need.instances
-    while room > 0:
+def _instances_on_gpus(gpu_free: Ints, gpus: int, need: Need) -> int:
+    """Return how many instances fit; each takes one part of each of `need.gpus` different GPUs."""
+    fitting, parts = need.instances, need.gpus * need.instances
+    while fitting > 0:
         parts = 0
         for gpu in range(gpus):
-            parts += min(room, max(least[gpu], 0) // need.milli)
-        if parts >= room * need.gpus:
+            parts += min(fitting, max(gpu_free[gpu], 0) // need.milli)
+        if parts >= fitting * need.gpus:
             break
-        room = parts // need.gpus
-    return room
+        fitting = parts // need.gpus
+    return fitting
 
 
 @inlined
-def _room_in(spans: Spans, nodes: Ints, node: int, first: int, until: float, need: Need, least: Ints) -> int:
-    """How many instances have room on a node from the beginning of a span to `until`, or from within it."""
-    gpus, whole, cpu, memory = nodes[node, GPUS], -1, spans.free[node, first, CPU], spans.free[node, first, MEMORY]
+def _instances_in(
+    intervals: FreeIntervals, nodes: Ints, node: int, first: int, until: float, need: Need, gpu_free: Ints
+) -> int:
+    """Return how many instances fit on a node throughout all intervals from `first` on that start before `until`."""
+    gpus, whole, cpu, memory = (
+        nodes[node, GPUS],
+        -1,
+        intervals.free[node, first, CPU],
+        intervals.free[node, first, MEMORY],
+    )
     shared = need.gpus > 0 and need.milli < WHOLE
     if shared:
         for gpu in range(gpus):
-            least[gpu] = WHOLE
-    span = first
-    while span < spans.number[node] and (span == first or spans.begins[node, span] < until):
-        whole &= spans.free[node, span, WHOLE_MASK]
-        cpu = min(cpu, spans.free[node, span, CPU])
-        memory = min(memory, spans.free[node, span, MEMORY])
+            gpu_free[gpu] = WHOLE
+    interval = first
+    while interval < intervals.number[node] and (interval == first or intervals.starts[node, interval] < until):
+        whole &= intervals.free[node, interval, WHOLE_MASK]
+        cpu = min(cpu, intervals.free[node, interval, CPU])
+        memory = min(memory, intervals.free[node, interval, MEMORY])
         if shared:
             for gpu in range(gpus):
-                least[gpu] = min(least[gpu], spans.free[node, span, FIRST + gpu])
-        elif need.gpus > 0 and ones(np.uint64(whole)) < need.gpus:
+                gpu_free[gpu] = min(gpu_free[gpu], intervals.free[node, interval, FIRST_GPU_FREE + gpu])
+        elif need.gpus > 0 and count_ones(np.uint64(whole)) < need.gpus:
             return 0
-        span += 1
-    room = need.instances
+        interval += 1
+    fitting = need.instances
     if shared:
-        room = _parts(least, gpus, need)
+        fitting = _instances_on_gpus(gpu_free, gpus, need)
     elif need.gpus > 0:
-        room = min(room, ones(np.uint64(whole)) // need.gpus)
+        fitting = min(fitting, count_ones(np.uint64(whole)) // need.gpus)
     if need.cpu > 0:
-        room = min(room, cpu // need.cpu)
+        fitting = min(fitting, cpu // need.cpu)
     if need.memory > 0:
-        room = min(room, memory // need.memory)
-    return max(room, 0)
+        fitting = min(fitting, memory // need.memory)
+    return max(fitting, 0)
 
 
 @inlined
-def _has_right_gpus(nodes: Ints, up: Ints, node: int, need: Need) -> bool:
-    right = up[node] != 0 and nodes[node, GPUS] >= need.gpus
-    return right and (need.gpus == 0 or nodes[node, TYPE_BIT] & need.types != 0)
+def _has_suitable_gpus(nodes: Ints, up: Ints, node: int, need: Need) -> bool:
+    suitable = up[node] != 0 and nodes[node, GPUS] >= need.gpus
+    return suitable and (need.gpus == 0 or nodes[node, TYPE_BIT] & need.types != 0)
 
 
 @compiled
-def first_to_gain(
-    spans: Spans,
+def first_that_can_start_earlier(
+    intervals: FreeIntervals,
     nodes: Ints,
     up: Ints,
-    waiting: Waiting,
+    booked: BookedJobs,
     order: Ints,
     position: int,
-    some: Ints,
+    candidates: Ints,
     now: float,
-    looks: Ints,
-    least: Ints,
+    checks_left: Ints,
+    gpu_free: Ints,
 ) -> int:
-    """Who, from a position in the order on, has room for an instance on one of some nodes before it is to begin."""
+    """Return the first position at which an instance fits on a candidate node before its booked start; or -1."""
     while position < len(order):
         row = order[position]
-        start, need = waiting.start[row], need_of(waiting.demands, waiting.kind[row])
-        one = Need(1, need.gpus, need.milli, need.cpu, need.memory, need.types)
+        start, need = booked.start[row], need_at(booked.demands, booked.demand_row[row])
+        single = Need(1, need.gpus, need.milli, need.cpu, need.memory, need.types)
         if now < start < np.inf:
-            if need.instances > 1 and waiting.touched[row]:
+            if need.instances > 1 and booked.touched[row]:
                 return position
-            for node in some:
-                looks[0] -= 1
-                own = waiting.node[row] == node
-                if own:  # what it is booked on itself is not in its way
-                    mask, end = waiting.mask[row], start + waiting.distribution[row]
-                    if not change(spans, node, start, end, mask, need.milli, need.cpu, need.memory):
-                        return position  # there is no room to try: it is looked at wholly
+            for node in candidates:
+                checks_left[0] -= 1
+                on_this_node = booked.node[row] == node
+                if on_this_node:  # its own booking must not block it: release it for the check
+                    mask, end = booked.mask[row], start + booked.duration[row]
+                    if not change_interval(intervals, node, start, end, mask, need.milli, need.cpu, need.memory):
+                        return position  # the arrays are full: report it, and the caller checks it completely
                 before = start
-                found = _first_on_node(spans, nodes, up, node, one, waiting.distribution[row], now, before, least)
-                if own:
-                    change(spans, node, start, end, mask, -need.milli, -need.cpu, -need.memory)
+                found = _earliest_start_on_node(
+                    intervals, nodes, up, node, single, booked.duration[row], now, before, gpu_free
+                )
+                if on_this_node:
+                    change_interval(intervals, node, start, end, mask, -need.milli, -need.cpu, -need.memory)
                 if found < start:
                     return position
         position += 1
@@ -361,198 +398,225 @@ def first_to_gain(
 
 
 @inlined
-def _first_on_node(
-    spans: Spans,
+def _earliest_start_on_node(
+    intervals: FreeIntervals,
     nodes: Ints,
     up: Ints,
     node: int,
     need: Need,
-    distribution: float,
+    duration: float,
     after: float,
     before: float,
-    least: Ints,
+    gpu_free: Ints,
 ) -> float:
-    """The first moment in [after, before) from which one instance has room on a node for so long."""
-    if not _has_right_gpus(nodes, up, node, need):
+    """Return the first time in [after, before) from which one instance fits on a node for `duration`; inf: none."""
+    if not _has_suitable_gpus(nodes, up, node, need):
         return np.inf
-    span, moment = _span_at(spans, node, after), after
-    while moment < before:
-        if _room_in(spans, nodes, node, span, moment + distribution, need, least) > 0:
-            return moment
-        span += 1
-        if span >= spans.number[node]:
+    interval, time = _interval_at(intervals, node, after), after
+    while time < before:
+        if _instances_in(intervals, nodes, node, interval, time + duration, need, gpu_free) > 0:
+            return time
+        interval += 1
+        if interval >= intervals.number[node]:
             return np.inf
-        moment = spans.begins[node, span]
+        time = intervals.starts[node, interval]
     return np.inf
 
 
 @compiled
-def earliest(
-    spans: Spans, nodes: Ints, up: Ints, demands: Ints, distribution: float, after: float, before: float, least: Ints
+def earliest_start(
+    intervals: FreeIntervals,
+    nodes: Ints,
+    up: Ints,
+    demands: Ints,
+    duration: float,
+    after: float,
+    before: float,
+    gpu_free: Ints,
 ) -> float:
-    """The first moment in [after, before) from which all instances have room at once for so long; inf: none."""
-    need = need_of(demands, 0)
+    """Return the first time in [after, before) from which all instances fit at once for `duration`; inf: none."""
+    need = need_at(demands, 0)
     if not after < before:
         return np.inf
     if need.instances > 1:
-        return _earliest_gang(spans, nodes, up, need, distribution, after, before, least)
+        return _earliest_start_of_gang(intervals, nodes, up, need, duration, after, before, gpu_free)
     best = before
     for node in range(nodes.shape[0] - 1):
-        best = min(best, _first_on_node(spans, nodes, up, node, need, distribution, after, best, least))
+        best = min(best, _earliest_start_on_node(intervals, nodes, up, node, need, duration, after, best, gpu_free))
         if best <= after:
             return best
     return best if best < before else np.inf
 
 
 @compiled
-def _earliest_gang(
-    spans: Spans, nodes: Ints, up: Ints, need: Need, distribution: float, after: float, before: float, least: Ints
+def _earliest_start_of_gang(
+    intervals: FreeIntervals,
+    nodes: Ints,
+    up: Ints,
+    need: Need,
+    duration: float,
+    after: float,
+    before: float,
+    gpu_free: Ints,
 ) -> float:
-    """Room of all nodes together, as the beginning of the window moves on.
+    """Slide the window forward and track how many instances fit on all nodes together.
 
-    A node gains room when a window begins with one of its spans, and loses some as soon as the window's end has passed
-    the beginning of another. So gains count at their moment, and losses after it.
+    The count of a node rises when the window starts at one of its intervals, and falls as soon as the end of the
+    window has passed the start of another. So gains count at their time, and losses after it.
     """
-    room, changes = 0, 0
+    fitting, changes = 0, 0
     for node in range(nodes.shape[0] - 1):
-        changes += 2 * spans.number[node]
-    moments, steps = np.empty(changes), np.empty(changes, dtype=np.int64)
+        changes += 2 * intervals.number[node]
+    times, deltas = np.empty(changes), np.empty(changes, dtype=np.int64)
     changes = 0
     for node in range(nodes.shape[0] - 1):
-        if not _has_right_gpus(nodes, up, node, need):
+        if not _has_suitable_gpus(nodes, up, node, need):
             continue
-        span, count = _span_at(spans, node, after), spans.number[node]
-        here = _room_in(spans, nodes, node, span, after + distribution, need, least)
-        room += here
-        ending = span + 1
-        while ending < count and spans.begins[node, ending] < after + distribution:
-            ending += 1
-        while span + 1 < count or ending < count:
-            begins = spans.begins[node, span + 1] if span + 1 < count else np.inf
-            touches = spans.begins[node, ending] - distribution if ending < count else np.inf
-            moment = min(begins, touches)
-            if moment >= before:
+        interval, count = _interval_at(intervals, node, after), intervals.number[node]
+        fitting_before = _instances_in(intervals, nodes, node, interval, after + duration, need, gpu_free)
+        fitting += fitting_before
+        next_conflict = interval + 1
+        while next_conflict < count and intervals.starts[node, next_conflict] < after + duration:
+            next_conflict += 1
+        while interval + 1 < count or next_conflict < count:
+            starts = intervals.starts[node, interval + 1] if interval + 1 < count else np.inf
+            conflict = intervals.starts[node, next_conflict] - duration if next_conflict < count else np.inf
+            time = min(starts, conflict)
+            if time >= before:
                 break
-            if begins <= touches:
-                span += 1
-                there = _room_in(spans, nodes, node, span, moment + distribution, need, least)
+            if starts <= conflict:
+                interval += 1
+                fitting_now = _instances_in(intervals, nodes, node, interval, time + duration, need, gpu_free)
             else:
-                until = np.nextafter(spans.begins[node, ending], np.inf)
-                there = _room_in(spans, nodes, node, span, until, need, least)
-                ending += 1
-            if there != here:
-                moments[changes], steps[changes] = moment, there - here
+                until = np.nextafter(intervals.starts[node, next_conflict], np.inf)
+                fitting_now = _instances_in(intervals, nodes, node, interval, until, need, gpu_free)
+                next_conflict += 1
+            if fitting_now != fitting_before:
+                times[changes], deltas[changes] = time, fitting_now - fitting_before
                 changes += 1
-                here = there
-    if room >= need.instances:
+                fitting_before = fitting_now
+    if fitting >= need.instances:
         return after
-    return _first_with_room(moments[:changes], steps[:changes], room, need.instances)
+    return _first_time_with(times[:changes], deltas[:changes], fitting, need.instances)
 
 
 @compiled
-def _first_with_room(moments: Floats, steps: Ints, room: int, wanted: int) -> float:
-    """When the room, which changes at moments by steps, is as much as is wanted."""
-    order = np.argsort(moments)
+def _first_time_with(times: Floats, deltas: Ints, fitting: int, needed: int) -> float:
+    """Return the first time at which `fitting`, which changes by `deltas` at `times`, reaches `needed`."""
+    order = np.argsort(times)
     position = 0
     while position < len(order):
-        moment, losses = moments[order[position]], 0
-        while position < len(order) and moments[order[position]] == moment:
-            step = steps[order[position]]
-            room += max(step, 0)
-            losses += min(step, 0)
+        time, losses = times[order[position]], 0
+        while position < len(order) and times[order[position]] == time:
+            delta = deltas[order[position]]
+            fitting += max(delta, 0)
+            losses += min(delta, 0)
             position += 1
-        if room >= wanted:
-            return moment
-        room += losses
+        if fitting >= needed:
+            return time
+        fitting += losses
     return np.inf
 
 
 @inlined
-def _lasts_on_node(spans: Spans, nodes: Ints, node: int, need: Need, now: float, least: Ints) -> float:
-    """For how long one instance has room on a node, from now on."""
-    first = span = _span_at(spans, node, now)
-    while span < spans.number[node]:
-        until = spans.begins[node, span + 1] if span + 1 < spans.number[node] else np.inf
-        if _room_in(spans, nodes, node, first, until, need, least) == 0:
-            return spans.begins[node, span] - now if span > first else 0.0
-        span += 1
+def _free_duration_on_node(
+    intervals: FreeIntervals, nodes: Ints, node: int, need: Need, now: float, gpu_free: Ints
+) -> float:
+    """Return for how long one instance fits on a node, from now on."""
+    first = interval = _interval_at(intervals, node, now)
+    while interval < intervals.number[node]:
+        until = intervals.starts[node, interval + 1] if interval + 1 < intervals.number[node] else np.inf
+        if _instances_in(intervals, nodes, node, first, until, need, gpu_free) == 0:
+            return intervals.starts[node, interval] - now if interval > first else 0.0
+        interval += 1
     return np.inf
 
 
 @compiled
-def longest(spans: Spans, nodes: Ints, up: Ints, demands: Ints, now: float, least: Ints) -> float:
-    """For how long all instances have room from now on."""
-    need = need_of(demands, 0)
+def longest_free_duration(
+    intervals: FreeIntervals, nodes: Ints, up: Ints, demands: Ints, now: float, gpu_free: Ints
+) -> float:
+    """Return for how long all instances fit, from now on."""
+    need = need_at(demands, 0)
     if need.instances == 1:
         best = 0.0
         for node in range(nodes.shape[0] - 1):
-            if _has_right_gpus(nodes, up, node, need):
-                best = max(best, _lasts_on_node(spans, nodes, node, need, now, least))
+            if _has_suitable_gpus(nodes, up, node, need):
+                best = max(best, _free_duration_on_node(intervals, nodes, node, need, now, gpu_free))
                 if best == np.inf:
                     return best
         return best
-    return _longest_gang(spans, nodes, up, need, now, least)
+    return _longest_free_duration_of_gang(intervals, nodes, up, need, now, gpu_free)
 
 
 @compiled
-def longest_on(spans: Spans, nodes: Ints, up: Ints, some: Ints, demands: Ints, now: float, least: Ints) -> float:
-    """For how long one instance has room on one of some nodes, from now on."""
-    need = need_of(demands, 0)
-    one = Need(1, need.gpus, need.milli, need.cpu, need.memory, need.types)
+def longest_free_duration_on(
+    intervals: FreeIntervals, nodes: Ints, up: Ints, candidates: Ints, demands: Ints, now: float, gpu_free: Ints
+) -> float:
+    """Return for how long one instance fits on one of the candidate nodes, from now on."""
+    need = need_at(demands, 0)
+    single = Need(1, need.gpus, need.milli, need.cpu, need.memory, need.types)
     best = 0.0
-    for node in some:
-        if _has_right_gpus(nodes, up, node, one):
-            best = max(best, _lasts_on_node(spans, nodes, node, one, now, least))
+    for node in candidates:
+        if _has_suitable_gpus(nodes, up, node, single):
+            best = max(best, _free_duration_on_node(intervals, nodes, node, single, now, gpu_free))
     return best
 
 
 @compiled
-def _longest_gang(spans: Spans, nodes: Ints, up: Ints, need: Need, now: float, least: Ints) -> float:
-    """Room of all nodes together as the window, which begins now, grows: it can only become less."""
-    room, changes = 0, 0
+def _longest_free_duration_of_gang(
+    intervals: FreeIntervals, nodes: Ints, up: Ints, need: Need, now: float, gpu_free: Ints
+) -> float:
+    """Extend the window, which starts now, and track how many instances fit; the count can only fall."""
+    fitting, changes = 0, 0
     for node in range(nodes.shape[0] - 1):
-        changes += spans.number[node]
-    moments, steps = np.empty(changes), np.empty(changes, dtype=np.int64)
+        changes += intervals.number[node]
+    times, deltas = np.empty(changes), np.empty(changes, dtype=np.int64)
     changes = 0
     for node in range(nodes.shape[0] - 1):
-        if not _has_right_gpus(nodes, up, node, need):
+        if not _has_suitable_gpus(nodes, up, node, need):
             continue
-        first = _span_at(spans, node, now)
-        span, here = first, need.instances
-        while span < spans.number[node] and here > 0:
-            until = spans.begins[node, span + 1] if span + 1 < spans.number[node] else np.inf
-            there = _room_in(spans, nodes, node, first, until, need, least)
-            if span == first:
-                room += there
-            elif there < here:
-                moments[changes], steps[changes] = spans.begins[node, span], there - here
+        first = _interval_at(intervals, node, now)
+        interval, fitting_before = first, need.instances
+        while interval < intervals.number[node] and fitting_before > 0:
+            until = intervals.starts[node, interval + 1] if interval + 1 < intervals.number[node] else np.inf
+            fitting_now = _instances_in(intervals, nodes, node, first, until, need, gpu_free)
+            if interval == first:
+                fitting += fitting_now
+            elif fitting_now < fitting_before:
+                times[changes], deltas[changes] = intervals.starts[node, interval], fitting_now - fitting_before
                 changes += 1
-            here = there
-            span += 1
-    if room < need.instances:
+            fitting_before = fitting_now
+            interval += 1
+    if fitting < need.instances:
         return 0.0
-    order = np.argsort(moments[:changes])
+    order = np.argsort(times[:changes])
     for position in order:
-        room += steps[position]
-        if room < need.instances:
-            return moments[position] - now
+        fitting += deltas[position]
+        if fitting < need.instances:
+            return times[position] - now
     return np.inf
 
 
 @compiled
-def fill_window(spans: Spans, nodes: Ints, gpus: Ints, bits: Words, start: float, end: float, least: Ints) -> None:
-    """Write what is free throughout a window into the arrays that placement rules work on."""
+def write_free_during(
+    intervals: FreeIntervals, nodes: Ints, gpus: Ints, bits: Words, start: float, end: float, gpu_free: Ints
+) -> None:
+    """Write the resources that are free throughout a window into the arrays of the placement rules."""
     for node in range(nodes.shape[0] - 1):
-        span = first = _span_at(spans, node, start)
-        cpu, memory = spans.free[node, first, CPU], spans.free[node, first, MEMORY]
+        interval = first = _interval_at(intervals, node, start)
+        cpu, memory = intervals.free[node, first, CPU], intervals.free[node, first, MEMORY]
         for gpu in range(nodes[node, GPUS]):
-            least[gpu] = spans.free[node, first, FIRST + gpu]
-        span += 1
-        while span < spans.number[node] and spans.begins[node, span] < end:
-            cpu, memory = min(cpu, spans.free[node, span, CPU]), min(memory, spans.free[node, span, MEMORY])
+            gpu_free[gpu] = intervals.free[node, first, FIRST_GPU_FREE + gpu]
+        interval += 1
+        while interval < intervals.number[node] and intervals.starts[node, interval] < end:
+            cpu, memory = (
+                min(cpu, intervals.free[node, interval, CPU]),
+                min(memory, intervals.free[node, interval, MEMORY]),
+            )
             for gpu in range(nodes[node, GPUS]):
-                least[gpu] = min(least[gpu], spans.free[node, span, FIRST + gpu])
-            span += 1
+                gpu_free[gpu] = min(gpu_free[gpu], intervals.free[node, interval, FIRST_GPU_FREE + gpu])
+            interval += 1
         for gpu in range(nodes[node, GPUS]):
-            least[gpu] = max(least[gpu], 0)
-        set_free(nodes, gpus, bits, node, least, max(cpu, 0), max(memory, 0))
+            gpu_free[gpu] = max(gpu_free[gpu], 0)
+        set_free(nodes, gpus, bits, node, gpu_free, max(cpu, 0), max(memory, 0))

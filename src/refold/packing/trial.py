@@ -1,24 +1,24 @@
-"""Trying out: take and give back on the real arrays, then undo it all. No copy of the cluster is made."""
+"""What-if changes: take and release on the real arrays, then undo everything. The cluster is not copied."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from refold.model import Demand, Placement, Start
-from refold.packing.free import Free
+from refold.packing.free import FreeResources
 from refold.packing.placer import Placer
 
 
 class Trial:
-    """What would be free if …; undone when the policy has decided."""
+    """Tentative changes to the free resources, undone when the policy has decided."""
 
-    def __init__(self, free: Free) -> None:
+    def __init__(self, free: FreeResources) -> None:
         self.free = free
         self._taken: list[Placement] = []
-        self._given: list[Placement] = []
+        self._released: list[Placement] = []
 
     def place(self, placer: Placer, demand: Demand) -> Placement | None:
-        """Suppose a demand were placed by this rule."""
+        """Tentatively place a demand; None if it does not fit."""
         placement = placer.place(self.free, demand)
         if placement is not None:
             self._taken.append(placement)
@@ -27,56 +27,56 @@ class Trial:
     def place_all(
         self, placer: Placer, demands: Sequence[Demand], in_order: bool, urgent: int
     ) -> list[Placement | None]:
-        """Suppose a window of demands were placed by this rule, as many as is good."""
-        found = placer.place_all(self.free, demands, in_order, urgent)
-        self._taken += [placement for placement in found if placement is not None]
-        return found
+        """Tentatively place a window of demands; see `Placer.place_all`."""
+        placements = placer.place_all(self.free, demands, in_order, urgent)
+        self._taken += [placement for placement in placements if placement is not None]
+        return placements
 
     def take(self, placement: Placement) -> bool:
-        """Suppose this placement were taken; False if it is not free."""
+        """Tentatively take a placement; False if it is not free."""
         if self.free.take(placement) is not None:
             return False
         self._taken.append(placement)
         return True
 
-    def take_what_is_free(self, placement: Placement) -> None:
-        """Suppose as much of this placement were taken as is free."""
-        self._taken.append(self.free.take_what_is_free(placement))
+    def take_available(self, placement: Placement) -> None:
+        """Tentatively take the free part of a placement."""
+        self._taken.append(self.free.take_available(placement))
 
-    def give_back(self, placement: Placement) -> None:
-        """Suppose this placement were given back."""
-        self.free.give_back(placement)
-        self._given.append(placement)
+    def release(self, placement: Placement) -> None:
+        """Tentatively release a placement."""
+        self.free.release(placement)
+        self._released.append(placement)
 
     @property
-    def in_use(self) -> bool:
-        """Whether there is anything to undo."""
-        return bool(self._taken or self._given)
+    def has_changes(self) -> bool:
+        """Whether there are changes to undo."""
+        return bool(self._taken or self._released)
 
-    def keep(self, wanted: Sequence[Start]) -> list[Placement]:
-        """Undo everything but those placements that were found here and are wanted; returns which these are.
+    def commit(self, wanted: Sequence[Start]) -> list[Placement]:
+        """Undo all changes except the placements of `wanted` that were taken here; return these.
 
-        They are free for certain if nothing was only supposed to be given back.
+        If anything was tentatively released, everything is undone: a placement may rely on resources still in use.
         """
-        if self._given:
+        if self._released:
             self.undo()
             return []
         if len(self._taken) == len(wanted) == 1 and self._taken[0] is wanted[0].allocation.placement:
-            kept, self._taken = self._taken, []
-            return kept
-        ours = {id(start.allocation.placement) for start in wanted}
-        kept = [placement for placement in self._taken if id(placement) in ours]
-        if len(kept) < len(self._taken):
-            self._taken = [placement for placement in self._taken if id(placement) not in ours]
+            committed, self._taken = self._taken, []
+            return committed
+        wanted_ids = {id(start.allocation.placement) for start in wanted}
+        committed = [placement for placement in self._taken if id(placement) in wanted_ids]
+        if len(committed) < len(self._taken):
+            self._taken = [placement for placement in self._taken if id(placement) not in wanted_ids]
             self.undo()
         self._taken = []
-        return kept
+        return committed
 
     def undo(self) -> None:
-        """Leave everything as it was. Amounts only add up, so the order does not matter."""
+        """Undo all changes. Changes are sums, so their order does not matter."""
         for placement in self._taken:
-            self.free.give_back(placement)
-        for placement in self._given:
-            self.free.take_back(placement)
+            self.free.release(placement)
+        for placement in self._released:
+            self.free.retake(placement)
         self._taken.clear()
-        self._given.clear()
+        self._released.clear()

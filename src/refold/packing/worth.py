@@ -1,31 +1,31 @@
-"""Worth: what the jobs to be expected could make of what is free. Compiled.
+"""Worth: the value of free resources for expected jobs. Compiled.
 
-A GPU of which f is free is worth as much as the best filling of f: sizes of shares have prices, those of the
-cutting-stock problem (Gilmore and Gomory, 1961) whose rolls are GPUs and whose pieces are the shares seen so far.
-So 0.19 GPU beside a share of 0.81 is worth nothing where nobody wants so little, and a half is worth a half where
-halves come in pairs. A node is worth
+The worth of a GPU with a free fraction f is that of the best filling of f with requested fractions. Their prices are
+the dual prices of the cutting-stock problem (Gilmore and Gomory, 1961) with GPUs as rolls and requested fractions as
+pieces. So 0.19 GPU beside an allocation of 0.81 is worth nothing if no job requests so little, and a half is worth 0.5
+if halves come in pairs. The worth of a node is
 
     W = (1 + S) · G − G · (1 / (1 + c)^12 + ½ / (1 + m)^12) + T · (w / L)²
 
-G  what its GPUs are worth together
-S  how scarce its GPU type is: 0.03 × (its part of the demand that is limited to types) / (its part of all GPUs)
-c  its free CPUs, over what G GPUs of the expected jobs want; m the same of memory. The second term is the part of
-   G that will lie idle because CPUs or memory are gone
-w  its wholly free GPUs, L the GPUs of the largest node, T 0.3 × the part of the demand for several GPUs at once:
-   free GPUs that stand together serve gangs
+G  the total worth of its GPUs
+S  scarcity of its GPU type: 0.03 × (its part of the demand restricted to GPU types) / (its part of all GPUs)
+c  its free CPUs divided by the CPUs that expected jobs need for G GPUs; m the same for memory. The second term is the
+   part of G that is stranded because CPUs or memory run out
+w  its entirely free GPUs; L the GPUs of the largest node; T 0.3 × the part of the demand for several GPUs per
+   instance: free GPUs on the same node can serve such instances
 
-An instance goes to the node where W falls least; what stays free beside it counts with 0.03 (of that GPU; for whole
-GPUs, an eighth of what the node has), so that it goes where it is tight. There it takes the GPU whose worth falls
-least; a share of several GPUs takes those with the most free, for only so does a node hold as many as it can.
+An instance goes to the node where W decreases least. To prefer tight fits, 0.03 × the free capacity that remains is
+added (of the GPU; for whole GPUs, an eighth of what remains on the node). On that node it takes the GPU whose worth
+decreases least; an instance with fractions of several GPUs takes the freest, which maximises the instances per node.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from refold.jit import compiled, inlined, trailing_zeros
 from refold.model import WHOLE
-from refold.packing.jit import compiled, inlined, trailing_zeros
-from refold.packing.kernels import need_of
+from refold.packing.kernels import need_at
 from refold.packing.layout import (
     CPU_FREE,
     FIRST_GPU,
@@ -39,26 +39,26 @@ from refold.packing.layout import (
     Need,
 )
 
-SCARCITY = 0.03
-TOGETHER = 0.3
+SCARCITY_WEIGHT = 0.03
+GANG_BONUS = 0.3
 MEMORY_WEIGHT = 0.5
-TIDINESS = 0.03
+TIGHTNESS_WEIGHT = 0.03
 
-# What is kept of the demand besides the worth of parts of a GPU.
-CPU_PER_GPU, MEMORY_PER_GPU, TOGETHER_WEIGHT = range(3)
-NEEDS = 3
+# Entries of `needs`: statistics of the demand besides the worth of GPU fractions.
+CPU_PER_GPU, MEMORY_PER_GPU, GANG_WEIGHT = range(3)
+NEED_ENTRIES = 3
 
-MOST_SIZES = 48
-"""So many sizes of shares, those with the most pieces, get a price."""
+MAX_PRICED_SIZES = 48
+"""Only this many fractions, the most requested ones, get a price."""
 
-MOST_PIVOTS = 500
-SLACK = 1e-9
+MAX_PIVOTS = 500
+TOLERANCE = 1e-9
 
 
 @inlined
-def _idle(short: float) -> float:
-    """1 / (1 + c)^12, by products: the same on every machine."""
-    once = 1.0 / (1.0 + short)
+def _stranded_fraction(supply: float) -> float:
+    """Return 1 / (1 + supply)^12; products give the same bits on every machine."""
+    once = 1.0 / (1.0 + supply)
     twice = once * once
     fourth = twice * twice
     return fourth * fourth * fourth
@@ -66,18 +66,20 @@ def _idle(short: float) -> float:
 
 @inlined
 def _stranded(gpus_worth: float, cpu_free: int, memory_free: int, needs: Floats) -> float:
-    """What of the worth of a node's GPUs will lie idle for want of CPUs and memory."""
+    """Return the part of the worth of a node's GPUs that is stranded for lack of CPUs and memory."""
     stranded = 0.0
-    if gpus_worth > SLACK:
+    if gpus_worth > TOLERANCE:
         if needs[CPU_PER_GPU] > 0.0:
-            stranded += gpus_worth * _idle(cpu_free / (gpus_worth * needs[CPU_PER_GPU]))
+            stranded += gpus_worth * _stranded_fraction(cpu_free / (gpus_worth * needs[CPU_PER_GPU]))
         if needs[MEMORY_PER_GPU] > 0.0:
-            stranded += MEMORY_WEIGHT * gpus_worth * _idle(memory_free / (gpus_worth * needs[MEMORY_PER_GPU]))
+            stranded += (
+                MEMORY_WEIGHT * gpus_worth * _stranded_fraction(memory_free / (gpus_worth * needs[MEMORY_PER_GPU]))
+            )
     return stranded
 
 
 @inlined
-def _scarce(nodes: Ints, node: int, scarcity: Floats) -> float:
+def _node_scarcity(nodes: Ints, node: int, scarcity: Floats) -> float:
     return scarcity[trailing_zeros(np.uint64(nodes[node, TYPE_BIT]))] if nodes[node, GPUS] > 0 else 0.0
 
 
@@ -92,12 +94,12 @@ def loss_on(
     needs: Floats,
     scarcity: Floats,
 ) -> tuple[float, int]:
-    """How much worth a node loses by an instance that fits there, and the GPUs: for one, by which it loses least."""
+    """Return the worth that a node loses to an instance that fits there, and the GPU mask of the instance."""
     first, count = nodes[node, FIRST_GPU], nodes[node, GPUS]
     gpus_worth = 0.0
     for gpu in range(first, first + count):
         gpus_worth += worth[gpus[gpu]]
-    mask, taken, tidy, wholes = 0, 0.0, 0, 0
+    mask, lost, remainder, wholes = 0, 0.0, 0, 0
     for _ in range(need.gpus):
         best, least, left = -1, np.inf, 0
         for gpu in range(count):
@@ -106,97 +108,97 @@ def loss_on(
                 continue
             loss = worth[free] - worth[free - need.milli]
             if need.gpus > 1:
-                better = free - need.milli > left  # only so does a node hold as many instances as it can
+                better = free - need.milli > left  # maximises the instances per node
             else:
-                better = loss < least - SLACK or (loss < least + SLACK and free - need.milli < left)
+                better = loss < least - TOLERANCE or (loss < least + TOLERANCE and free - need.milli < left)
             if best < 0 or better:
                 best, least, left = gpu, loss, free - need.milli
             if need.milli == WHOLE:
                 break
         mask |= 1 << best
-        taken += least
-        tidy += left
+        lost += least
+        remainder += left
         wholes += left == WHOLE - need.milli
     if need.milli == WHOLE or need.gpus == 0:
-        tidy = (nodes[node, MILLI_FREE] - need.gpus * need.milli) >> 3
+        remainder = (nodes[node, MILLI_FREE] - need.gpus * need.milli) >> 3
     cpu, memory = nodes[node, CPU_FREE], nodes[node, MEMORY_FREE]
-    loss = (1.0 + _scarce(nodes, node, scarcity)) * taken + TIDINESS * tidy / WHOLE
-    loss += _stranded(gpus_worth - taken, cpu - need.cpu, memory - need.memory, needs)
+    loss = (1.0 + _node_scarcity(nodes, node, scarcity)) * lost + TIGHTNESS_WEIGHT * remainder / WHOLE
+    loss += _stranded(gpus_worth - lost, cpu - need.cpu, memory - need.memory, needs)
     loss -= _stranded(gpus_worth, cpu, memory, needs)
     if wholes > 0:
         whole = nodes[node, WHOLE_FREE]
-        loss += needs[TOGETHER_WEIGHT] * (whole * whole - (whole - wholes) * (whole - wholes)) / (largest * largest)
+        loss += needs[GANG_WEIGHT] * (whole * whole - (whole - wholes) * (whole - wholes)) / (largest * largest)
     return loss, mask
 
 
 @compiled
-def renew_worth(
-    shapes: Ints, seen: Ints, count: int, nodes: Ints, worth: Floats, needs: Floats, scarcity: Floats
+def update_worth(
+    shapes: Ints, counts: Ints, count: int, nodes: Ints, worth: Floats, needs: Floats, scarcity: Floats
 ) -> None:
-    """What parts of GPUs, CPUs beside them and so on are worth, if more comes of what was seen."""
+    """Recompute worth, needs and scarcity from the first `count` shapes, submitted `counts` times each."""
     pieces = np.zeros(WHOLE + 1)
     for shape in range(count):
-        need = need_of(shapes, shape)
+        need = need_at(shapes, shape)
         if need.gpus > 0:
-            pieces[need.milli] += seen[shape] * need.instances * need.gpus
+            pieces[need.milli] += counts[shape] * need.instances * need.gpus
     prices = _prices(pieces, worth)
-    wanted = cpu = memory = together = milli = 0.0
+    priced = cpu = memory = multi_gpu = milli = 0.0
     for shape in range(count):
-        need = need_of(shapes, shape)
+        need = need_at(shapes, shape)
         if need.gpus == 0:
             continue
-        times = float(seen[shape] * need.instances)
-        wanted += times * need.gpus * prices[need.milli]
+        times = float(counts[shape] * need.instances)
+        priced += times * need.gpus * prices[need.milli]
         cpu += times * need.cpu
         memory += times * need.memory
         milli += times * need.gpus * need.milli
         if need.gpus > 1:
-            together += times * need.gpus * need.milli
+            multi_gpu += times * need.gpus * need.milli
     needs[:] = 0.0
-    if wanted > 0.0:
-        needs[CPU_PER_GPU], needs[MEMORY_PER_GPU] = cpu / wanted, memory / wanted
+    if priced > 0.0:
+        needs[CPU_PER_GPU], needs[MEMORY_PER_GPU] = cpu / priced, memory / priced
     if milli > 0.0:
-        needs[TOGETHER_WEIGHT] = TOGETHER * together / milli
-    _renew_scarcity(shapes, seen, count, nodes, milli, scarcity)
+        needs[GANG_WEIGHT] = GANG_BONUS * multi_gpu / milli
+    _update_scarcity(shapes, counts, count, nodes, milli, scarcity)
 
 
 @compiled
-def _renew_scarcity(shapes: Ints, seen: Ints, count: int, nodes: Ints, milli: float, scarcity: Floats) -> None:
-    """Demand that is limited to some types is spread over them as their GPUs are."""
-    have = np.zeros(scarcity.shape[0])
+def _update_scarcity(shapes: Ints, counts: Ints, count: int, nodes: Ints, milli: float, scarcity: Floats) -> None:
+    """Recompute the scarcity of GPU types; demand for several types is divided among them by their GPUs."""
+    gpus_by_type = np.zeros(scarcity.shape[0])
     for node in range(nodes.shape[0] - 1):
         if nodes[node, GPUS] > 0:
-            have[trailing_zeros(np.uint64(nodes[node, TYPE_BIT]))] += nodes[node, GPUS]
+            gpus_by_type[trailing_zeros(np.uint64(nodes[node, TYPE_BIT]))] += nodes[node, GPUS]
     scarcity[:] = 0.0
     for shape in range(count):
-        need = need_of(shapes, shape)
+        need = need_at(shapes, shape)
         if need.gpus == 0 or need.types == -1:
             continue
         allowed = 0.0
-        for kind in range(have.shape[0]):
-            if need.types >> kind & 1:
-                allowed += have[kind]
-        for kind in range(have.shape[0]):
-            if need.types >> kind & 1 and allowed > 0.0:
-                part = seen[shape] * need.instances * need.gpus * need.milli / milli
-                scarcity[kind] += SCARCITY * part / (allowed / have.sum())
+        for gpu_type in range(gpus_by_type.shape[0]):
+            if need.types >> gpu_type & 1:
+                allowed += gpus_by_type[gpu_type]
+        for gpu_type in range(gpus_by_type.shape[0]):
+            if need.types >> gpu_type & 1 and allowed > 0.0:
+                part = counts[shape] * need.instances * need.gpus * need.milli / milli
+                scarcity[gpu_type] += SCARCITY_WEIGHT * part / (allowed / gpus_by_type.sum())
 
 
 @compiled
 def _prices(pieces: Floats, worth: Floats) -> Floats:
-    """The price of a piece of each size; `worth` gets what the best filling of each part of a GPU comes to."""
-    order = np.argsort(-pieces[:WHOLE], kind="mergesort")[:MOST_SIZES]
+    """Return the price of each fraction of a GPU; write the worth of each free fraction to `worth`."""
+    order = np.argsort(-pieces[:WHOLE], kind="mergesort")[:MAX_PRICED_SIZES]
     sizes = np.sort(order[pieces[order] > 0.0])
     prices = np.arange(WHOLE + 1) / WHOLE
     if sizes.shape[0] > 0:
-        price_of = _cutting_prices(sizes, pieces[sizes])
-        _fill(sizes, price_of, worth, np.empty(WHOLE + 1, dtype=np.int64))
-        scale = max(1.0, worth[WHOLE])  # 1, unless the search was cut short
+        piece_prices = _cutting_prices(sizes, pieces[sizes])
+        _solve_knapsack(sizes, piece_prices, worth, np.empty(WHOLE + 1, dtype=np.int64))
+        scale = max(1.0, worth[WHOLE])  # 1 unless the simplex method stopped early
         worth /= scale
         for size in range(WHOLE):
             prices[size] = worth[size]
         for index in range(sizes.shape[0]):
-            prices[sizes[index]] = max(0.0, price_of[index]) / scale
+            prices[sizes[index]] = max(0.0, piece_prices[index]) / scale
     else:
         worth[:WHOLE] = 0.0
     worth[WHOLE] = 1.0
@@ -204,25 +206,26 @@ def _prices(pieces: Floats, worth: Floats) -> Floats:
 
 
 @compiled
-def _fill(sizes: Ints, price_of: Floats, worth: Floats, last: Ints) -> None:
-    """The most that pieces in each part of a GPU come to (a knapsack); `last` is the piece added last, or -1."""
+def _solve_knapsack(sizes: Ints, piece_prices: Floats, worth: Floats, last: Ints) -> None:
+    """Solve the knapsack for each fraction of a GPU: `worth` is the best value, `last` the last piece added or -1."""
     worth[0], last[0] = 0.0, -1
     for part in range(1, WHOLE + 1):
-        best, which = worth[part - 1], -1
+        best, chosen = worth[part - 1], -1
         for index in range(sizes.shape[0]):
             if sizes[index] > part:
                 break
-            value = worth[part - sizes[index]] + price_of[index]
-            if value > best + SLACK:
-                best, which = value, index
-        worth[part], last[part] = best, which
+            value = worth[part - sizes[index]] + piece_prices[index]
+            if value > best + TOLERANCE:
+                best, chosen = value, index
+        worth[part], last[part] = best, chosen
 
 
 @compiled
 def _cutting_prices(sizes: Ints, pieces: Floats) -> Floats:
-    """Dual prices of: cover all pieces by the fewest GPUs. The revised simplex method, columns by knapsack.
+    """Return the dual prices of the cutting-stock problem: cut all pieces from the fewest GPUs.
 
-    The basis begins with one pattern per size, cut into nothing else. Slack columns (a piece too many) cost nothing.
+    Revised simplex method with column generation by knapsack. The initial basis has one pattern per size, cut into
+    that size only. Slack columns (surplus pieces) cost nothing.
     """
     count = sizes.shape[0]
     inverse, amounts, costs = np.zeros((count, count)), np.empty(count), np.ones(count)
@@ -232,20 +235,20 @@ def _cutting_prices(sizes: Ints, pieces: Floats) -> Floats:
         per_gpu = WHOLE // sizes[size]
         inverse[size, size] = 1.0 / per_gpu
         amounts[size] = pieces[size] / per_gpu
-    for _ in range(MOST_PIVOTS):
+    for _ in range(MAX_PIVOTS):
         for size in range(count):
             prices[size] = 0.0
             for row in range(count):
                 prices[size] += costs[row] * inverse[row, size]
         column[:] = 0.0
         lowest = np.argmin(prices)
-        if prices[lowest] < -SLACK:
+        if prices[lowest] < -TOLERANCE:
             column[lowest], cost = -1.0, 0.0
         else:
-            _fill(sizes, prices, worth, last)
+            _solve_knapsack(sizes, prices, worth, last)
             if worth[WHOLE] <= 1.0 + 1e-7:
                 break
-            _pattern(sizes, last, column)
+            _write_pattern(sizes, last, column)
             cost = 1.0
         if not _pivot(inverse, amounts, costs, column, cost):
             break
@@ -253,8 +256,8 @@ def _cutting_prices(sizes: Ints, pieces: Floats) -> Floats:
 
 
 @compiled
-def _pattern(sizes: Ints, last: Ints, column: Floats) -> None:
-    """The pieces of the best filling of a whole GPU."""
+def _write_pattern(sizes: Ints, last: Ints, column: Floats) -> None:
+    """Write the pieces of the best filling of a whole GPU to `column`."""
     part = WHOLE
     while part > 0:
         if last[part] < 0:
@@ -266,14 +269,14 @@ def _pattern(sizes: Ints, last: Ints, column: Floats) -> None:
 
 @compiled
 def _pivot(inverse: Floats, amounts: Floats, costs: Floats, column: Floats, cost: float) -> bool:
-    """Bring a column into the basis; False if nothing would leave it."""
+    """Bring a column into the basis; False if no column can leave it."""
     count = amounts.shape[0]
     direction = np.zeros(count)
     leaving, least = -1, np.inf
     for row in range(count):
         for size in range(count):
             direction[row] += inverse[row, size] * column[size]
-        if direction[row] > SLACK and amounts[row] / direction[row] < least:
+        if direction[row] > TOLERANCE and amounts[row] / direction[row] < least:
             leaving, least = row, amounts[row] / direction[row]
     if leaving < 0:
         return False

@@ -1,4 +1,4 @@
-"""How fast a plan would be and how much memory it takes: nouns, formulas, and fits to what was measured."""
+"""Performance model: step time and memory footprint of a plan, and fits to measurements."""
 
 import lazy_loader
 

@@ -2,37 +2,46 @@ from .columns import (
     SELECTIVE as SELECTIVE,
     Column as Column,
     PlanColumns as PlanColumns,
-    columns_of as columns_of,
-    joined as joined,
+    concatenate_plans as concatenate_plans,
+    plans_to_columns as plans_to_columns,
 )
 from .compute import head_time as head_time, layer_time as layer_time
 from .engine import Engine as Engine
 from .estimation import (
-    USUAL_CPUS_PER_GPU as USUAL_CPUS_PER_GPU,
+    DEFAULT_CPUS_PER_GPU as DEFAULT_CPUS_PER_GPU,
     Estimate as Estimate,
     estimate as estimate,
     estimate_all as estimate_all,
-    row_of as row_of,
-    step_parts as step_parts,
+    estimate_at as estimate_at,
+    step_time_parts as step_time_parts,
 )
 from .explanation import FormulaLine as FormulaLine, Section as Section, explain as explain
 from .fitting import (
     Fitted as Fitted,
     Form as Form,
     Parameter as Parameter,
-    Times as Times,
+    PhaseTimes as PhaseTimes,
     Vector as Vector,
-    errors_of as errors_of,
-    factor_text as factor_text,
-    first_samples as first_samples,
+    choose_initial_samples as choose_initial_samples,
+    choose_samples_adaptively as choose_samples_adaptively,
     fit as fit,
-    most_telling as most_telling,
+    format_uncertainty as format_uncertainty,
+    most_informative_sample as most_informative_sample,
     predict as predict,
-    samples_in_turn as samples_in_turn,
+    relative_errors as relative_errors,
 )
-from .forms import CorrectedForm as CorrectedForm, RubickForm as RubickForm, corrected as corrected
-from .hardware import Efficiency as Efficiency, GpuSpec as GpuSpec, Machines as Machines, machines_of as machines_of
+from .forms import CorrectedForm as CorrectedForm, RubickForm as RubickForm, apply_corrections as apply_corrections
+from .hardware import (
+    Efficiency as Efficiency,
+    GpuSpec as GpuSpec,
+    Machines as Machines,
+    build_machines as build_machines,
+)
 from .measurement import Measurement as Measurement, Status as Status
-from .memory_model import MEANINGS as MEANINGS, USABLE as USABLE, memory as memory
-from .setting import Setting as Setting
-from .shapes import Kind as Kind, ModelShape as ModelShape
+from .memory_model import (
+    MEMORY_PART_MEANINGS as MEMORY_PART_MEANINGS,
+    USABLE_MEMORY_SHARE as USABLE_MEMORY_SHARE,
+    memory_footprint as memory_footprint,
+)
+from .shapes import ModelKind as ModelKind, ModelShape as ModelShape
+from .training_setup import TrainingSetup as TrainingSetup

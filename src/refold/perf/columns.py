@@ -1,4 +1,4 @@
-"""Many plans at once: one array per degree, so that a formula is written once and computed for all of them."""
+"""Plans in columns, one array per degree, so that formulas are evaluated for many plans at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_RECOMPUTE, SELECTIVE, FULL = range(len(RECOMPUTE))
 
 @dataclass(frozen=True, slots=True)
 class PlanColumns:
-    """Plans, as columns of numbers: whole numbers as floats, yes and no as 1 and 0, recompute as its index."""
+    """Plans as columns of floats: booleans are 1 and 0, `recompute` is an index into `RECOMPUTE`."""
 
     data: Column
     tensor: Column
@@ -33,11 +33,11 @@ class PlanColumns:
         return len(self.data)
 
     def rows(self, which: NDArray[np.intp] | NDArray[np.bool_] | slice) -> PlanColumns:
-        """Some of the plans."""
+        """Return a subset of the plans."""
         return PlanColumns(*(getattr(self, field.name)[which] for field in fields(self)))
 
     def plan(self, row: int) -> Plan:
-        """One of them as a Plan."""
+        """Return the plan of a row."""
         data, tensor, pipeline, zero, offload, recompute, accumulation, interleave, sequence_parallel = (
             int(getattr(self, field.name)[row]) for field in fields(self)
         )
@@ -54,8 +54,8 @@ class PlanColumns:
         )
 
 
-def columns_of(plans: Sequence[Plan]) -> PlanColumns:
-    """Plans as columns."""
+def plans_to_columns(plans: Sequence[Plan]) -> PlanColumns:
+    """Return plans as columns."""
     rows = [
         (
             plan.data,
@@ -74,8 +74,8 @@ def columns_of(plans: Sequence[Plan]) -> PlanColumns:
     return PlanColumns(*np.ascontiguousarray(table.T))
 
 
-def joined(parts: Sequence[PlanColumns]) -> PlanColumns:
-    """All plans of several sets, one after another."""
+def concatenate_plans(parts: Sequence[PlanColumns]) -> PlanColumns:
+    """Return the plans of several sets, in order."""
     return PlanColumns(*(np.concatenate(columns) for columns in zip(*(_columns(part) for part in parts), strict=True)))
 
 

@@ -1,7 +1,7 @@
-"""How long GPUs talk: rings over the slowest link that a group of them really crosses.
+"""Communication time: ring collectives over the slowest link that a group of GPUs crosses.
 
-Ranks stand in the usual order: tensor-parallel ranks are neighbours, then data-parallel ones, and pipeline
-stages are furthest apart. A group is `members` ranks, `stride` apart.
+Ranks are in the common order: tensor-parallel ranks are adjacent, then data-parallel ranks, and pipeline stages are
+furthest apart. A group is `members` ranks that are `stride` apart.
 """
 
 from __future__ import annotations
@@ -13,38 +13,37 @@ import numpy as np
 
 from refold.perf.columns import FULL, Column, PlanColumns
 from refold.perf.hardware import Machines
-from refold.perf.setting import Setting
+from refold.perf.training_setup import TrainingSetup
 
 TENSOR_COLLECTIVES = 4.0
-"""All-reduces of a layer: after attention and after feed-forward, forward and backward. Under sequence
-parallelism each is a reduce-scatter and an all-gather, which move as much."""
+"""All-reduces per layer: after attention and after feed-forward, in the forward and in the backward pass. With sequence
+parallelism each is a reduce-scatter and an all-gather, which transfer as many bytes."""
 
 
-class Span(NamedTuple):
-    """Where the members of a group are: how many on one node, on how many nodes, and how many such groups share
-    what a node can send."""
+class GroupLayout(NamedTuple):
+    """Placement of a group: members per node, number of nodes, and how many such groups share a node's network."""
 
     on_node: Column
     nodes: Column
     sharing: Column
 
 
-def span(machines: Machines, members: Column, stride: Column) -> Span:
-    """Where a group is. A block of ranks lies within nodes if every node holds a whole number of such blocks."""
+def group_layout(machines: Machines, members: Column, stride: Column) -> GroupLayout:
+    """Return the layout of a group. A block of ranks lies within nodes if every node holds a whole number of blocks."""
     common = gcd(*machines.gpus_on_node)
     inside = np.mod(common, stride * members) == 0
     per_node = machines.gpus / machines.nodes
     on_node = np.where(inside, members, np.clip(per_node / stride, 1.0, members))
-    return Span(on_node, np.maximum(1.0, members / on_node), np.minimum(stride, per_node))
+    return GroupLayout(on_node, np.maximum(1.0, members / on_node), np.minimum(stride, per_node))
 
 
 def link_rate(machines: Machines) -> float:
-    """Bytes per second that a GPU really sends to another of its node."""
+    """Return the effective bytes per second from a GPU to another GPU of its node."""
     return machines.inside.gigabytes_per_second * 1e9 * machines.gpu.efficiency.link
 
 
 def node_rate(machines: Machines) -> float:
-    """Bytes per second that the weakest node really sends to others: over the network cards next to its GPUs."""
+    """Return the effective bytes per second out of the node with the fewest GPUs, over the network cards it uses."""
     gpu = machines.gpu
     cards = ceil(min(machines.gpus_on_node) * gpu.network_cards / gpu.gpus_per_node)
     share = min(1.0, cards / gpu.network_cards)
@@ -52,52 +51,52 @@ def node_rate(machines: Machines) -> float:
 
 
 def ring_seconds(
-    machines: Machines, moved: Column, members: Column, stride: Column, traffic_across: float = 1.0
+    machines: Machines, payload: Column, members: Column, stride: Column, inter_node_factor: float = 1.0
 ) -> Column:
-    """One pass over a group: a reduce-scatter, or an all-gather, of `moved` bytes; an all-reduce is two of them.
+    """Return the seconds of a reduce-scatter or an all-gather of `payload` bytes; an all-reduce takes two of them.
 
-    `traffic_across`: how many times the bytes cross between nodes, where a framework does not gather in rings.
+    `inter_node_factor`: how many times the bytes cross between nodes, for frameworks that do not gather in rings.
     """
-    return pass_seconds(machines, moved, span(machines, members, stride), traffic_across)
+    return pass_seconds(machines, payload, group_layout(machines, members, stride), inter_node_factor)
 
 
-def pass_seconds(machines: Machines, moved: Column, where: Span, traffic_across: float = 1.0) -> Column:
-    """The same for a group whose place is known."""
-    inside = moved * (1 - 1 / where.on_node) / link_rate(machines)
-    across = moved * (1 - 1 / where.nodes) * where.sharing * traffic_across / node_rate(machines)
-    wait = (
-        machines.inside.latency_microseconds * np.log2(where.on_node)
-        + machines.network.latency_microseconds * np.log2(where.nodes)
+def pass_seconds(machines: Machines, payload: Column, layout: GroupLayout, inter_node_factor: float = 1.0) -> Column:
+    """Return the seconds of a reduce-scatter or an all-gather of `payload` bytes in a group with a known layout."""
+    inside = payload * (1 - 1 / layout.on_node) / link_rate(machines)
+    across = payload * (1 - 1 / layout.nodes) * layout.sharing * inter_node_factor / node_rate(machines)
+    latency = (
+        machines.inside.latency_microseconds * np.log2(layout.on_node)
+        + machines.network.latency_microseconds * np.log2(layout.nodes)
     ) * 1e-6
-    return np.maximum(inside, across) + wait
+    return np.maximum(inside, across) + latency
 
 
-def tensor_seconds(setting: Setting, plans: PlanColumns) -> Column:
-    """What tensor parallelism says to itself about one layer of one micro-batch, as far as nothing hides it."""
-    if setting.model.opaque:
+def tensor_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
+    """Return the exposed seconds of tensor-parallel communication for one layer and one micro-batch."""
+    if setup.model.opaque:
         return np.zeros(len(plans))
-    model = setting.model
-    each = TENSOR_COLLECTIVES * model.attentions / model.blocks
-    collectives = each * np.where(plans.recompute == FULL, 1.5, 1.0)
-    moved = setting.micro_tokens(plans) * model.hidden * setting.engine.value_bytes
-    neighbours, extra = np.ones(len(plans)), setting.engine.tensor_traffic_across
-    seen = 2 * (1 - setting.engine.overlap_tensor)
-    return seen * collectives * ring_seconds(setting.machines, moved, plans.tensor, neighbours, extra)
+    model = setup.model
+    per_layer = TENSOR_COLLECTIVES * model.attentions / model.blocks
+    collectives = per_layer * np.where(plans.recompute == FULL, 1.5, 1.0)
+    payload = setup.micro_tokens(plans) * model.hidden * setup.engine.value_bytes
+    neighbours, inter_node_factor = np.ones(len(plans)), setup.engine.tensor_inter_node_traffic
+    exposed = 2 * (1 - setup.engine.overlap_tensor)
+    return exposed * collectives * ring_seconds(setup.machines, payload, plans.tensor, neighbours, inter_node_factor)
 
 
-def stage_seconds(setting: Setting, plans: PlanColumns) -> Column:
-    """What a pipeline stage hands to its neighbours for one micro-batch, forward and backward."""
-    machines = setting.machines
+def stage_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
+    """Return the seconds of point-to-point transfers of a pipeline stage for one micro-batch, forward and backward."""
+    machines = setup.machines
     stride = plans.data * plans.tensor
-    where = span(machines, plans.pipeline, stride)
-    moved = setting.micro_tokens(plans) * setting.model.hidden * setting.engine.value_bytes / plans.tensor
+    layout = group_layout(machines, plans.pipeline, stride)
+    payload = setup.micro_tokens(plans) * setup.model.hidden * setup.engine.value_bytes / plans.tensor
     card = node_rate(machines) / min(machines.gpus_on_node)
-    seconds = moved / np.where(where.nodes > 1, card, link_rate(machines))
+    seconds = payload / np.where(layout.nodes > 1, card, link_rate(machines))
     return np.where(plans.pipeline > 1, 2 * plans.interleave * seconds, 0.0)
 
 
-class GradientTime(NamedTuple):
-    """What data parallelism says to itself: gradients once per step or per micro-batch, weights likewise."""
+class DataParallelTime(NamedTuple):
+    """Seconds of data-parallel communication: gradients and weights, per step or per micro-batch."""
 
     gradients_per_step: Column
     gradients_per_micro_batch: Column
@@ -105,25 +104,25 @@ class GradientTime(NamedTuple):
     weights_per_pass: Column
 
 
-def gradient_seconds(setting: Setting, plans: PlanColumns, parameters: Column) -> GradientTime:
-    """Gradients, and under ZeRO weights, of the `parameters` that a GPU holds a share of.
+def gradient_seconds(setup: TrainingSetup, plans: PlanColumns, parameters: Column) -> DataParallelTime:
+    """Return the communication time of gradients and, with ZeRO, of weights; `parameters` are those of a GPU's stage.
 
-    Without ZeRO, and in stage 1, gradients travel once per step; from stage 2 on they are kept in shares only,
-    and so travel for each micro-batch. In stages 1 and 2 the updated weights are gathered once per step, in
-    stage 3 for each forward and for each backward pass.
+    Without ZeRO and in stage 1, gradients are exchanged once per step; from stage 2 on only shards of them are stored,
+    so they are exchanged for each micro-batch. In stages 1 and 2 the updated weights are gathered once per step, in
+    stage 3 for every forward and every backward pass.
     """
-    engine = setting.engine
-    group = span(setting.machines, plans.data, plans.tensor)
-    gradients = pass_seconds(setting.machines, engine.gradient_traffic_bytes * parameters, group)
-    weights = pass_seconds(setting.machines, engine.weight_bytes * parameters, group)
-    whole = plans.zero <= (0 if engine.scatters_gradients else 1)
-    exchange = np.where(plans.data > 1, np.where(whole, 2 * gradients, gradients), 0.0)
+    engine = setup.engine
+    group = group_layout(setup.machines, plans.data, plans.tensor)
+    gradients = pass_seconds(setup.machines, engine.gradient_traffic_bytes * parameters, group)
+    weights = pass_seconds(setup.machines, engine.weight_bytes * parameters, group)
+    full_exchange = plans.zero <= (0 if engine.scatters_gradients else 1)
+    exchange = np.where(plans.data > 1, np.where(full_exchange, 2 * gradients, gradients), 0.0)
     gather = np.where(plans.data > 1, weights, 0.0)
-    messages = np.where(plans.data > 1, engine.message_seconds * plans.data * setting.stage_blocks(plans), 0.0)
-    each = np.ones(len(plans), bool) if engine.reduces_each_micro_batch else plans.zero >= 2
-    return GradientTime(
-        np.where(each, 0.0, exchange) + messages,
-        np.where(each, exchange, 0.0),
+    latency = np.where(plans.data > 1, engine.message_seconds * plans.data * setup.stage_blocks(plans), 0.0)
+    per_layer = np.ones(len(plans), bool) if engine.reduces_each_micro_batch else plans.zero >= 2
+    return DataParallelTime(
+        np.where(per_layer, 0.0, exchange) + latency,
+        np.where(per_layer, exchange, 0.0),
         np.where((plans.zero == 1) | (plans.zero == 2), gather, 0.0),
         np.where(plans.zero == 3, gather, 0.0),
     )

@@ -1,4 +1,4 @@
-"""What a training framework does, as far as time and memory depend on it: facts of its code, not of a GPU."""
+"""Properties of a training framework that determine time and memory, independent of the GPU."""
 
 from __future__ import annotations
 
@@ -13,109 +13,109 @@ Arithmetic = Literal["half", "tf32", "single"]
 
 
 class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A training framework of some era. Where its documents do not say, numbers were fitted (`source` says to what)."""
+    """A version of a training framework. Undocumented numbers were fitted; `source` says to which measurements."""
 
     name: str
 
     arithmetic: Arithmetic = "half"
-    """Which peak of a GPU counts: that of half precision, of TF32 or of single precision."""
+    """Which peak of a GPU applies: half precision, TF32 or single precision."""
 
     value_bytes: float = 2.0
-    """Bytes of an activation."""
+    """Bytes per activation element."""
 
     weight_bytes: float = 2.0
-    """Bytes per weight that is computed with, and that travels under ZeRO."""
+    """Bytes per weight, as used in computation and as gathered by ZeRO."""
 
     gradient_bytes: float = 4.0
-    """Bytes per weight for gradients, as kept between micro-batches."""
+    """Bytes per weight for gradients, as accumulated over micro-batches."""
 
     optimizer_bytes: float = 12.0
-    """Bytes per weight for master weights and moments."""
+    """Bytes per weight of optimizer state: master weights and moments."""
 
     gradient_traffic_bytes: float = 2.0
-    """Bytes per weight when gradients travel."""
+    """Bytes per weight in gradient communication."""
 
     fused_attention: bool = True
-    """Scores are never written to memory; where attention looks back only, half of them are not computed."""
+    """Attention scores are never written to memory; with causal attention, half of them are not computed."""
 
     pads_vocabulary: bool = False
-    """The vocabulary is rounded up to what tensor cores take."""
+    """The vocabulary is padded to the alignment of tensor cores."""
 
     passes_hidden: float = 10.0
-    """How often what is as wide as the hidden state is read or written in a forward pass, besides by products."""
+    """Memory passes over tensors of hidden width in a forward pass, outside matrix products."""
 
     passes_inner: float = 2.0
-    """The same of what is inside attention and feed-forward."""
+    """The same for tensors inside attention and feed-forward."""
 
-    kept_hidden: float = 6.0
-    """Bytes kept for the backward pass per element as wide as the hidden state."""
+    hidden_activation_bytes: float = 6.0
+    """Bytes saved for the backward pass per element of hidden width."""
 
-    kept_inner: float = 2.0
-    """The same per element inside attention and feed-forward."""
+    inner_activation_bytes: float = 2.0
+    """Bytes saved for the backward pass per element inside attention and feed-forward."""
 
-    kept_logits: float = 6.0
-    """The same per logit."""
+    logit_activation_bytes: float = 6.0
+    """Bytes saved for the backward pass per logit."""
 
     compute_factor: float = 1.0
-    """How many times as long as modelled computing takes: 1, until measured samples say otherwise."""
+    """Compute time relative to the model: 1 unless fitted to measurements."""
 
-    selective_again: float = 0.0
-    """Share of a layer's forward pass, besides attention, that selective recomputation computes again."""
+    selective_recompute_share: float = 0.0
+    """Share of a layer's forward pass, besides attention, that selective recomputation repeats."""
 
-    selective_kept: float = 1.0
-    """Share of a layer's activations, besides scores, that is kept under selective recomputation."""
+    selective_activation_share: float = 1.0
+    """Share of a layer's activations, besides scores, that is saved with selective recomputation."""
 
     launch_seconds: float = 0.001
-    """What the host takes to start the kernels of one layer, forward and backward: no layer is faster."""
+    """Host time to launch the kernels of one layer, forward and backward: a lower bound of the layer's time."""
 
-    launch_full: float = 4 / 3
-    """How many times as long that takes under full recomputation."""
+    launch_factor_full: float = 4 / 3
+    """Factor on the launch time with full recomputation."""
 
-    launch_selective: float = 1.0
-    """How many times as long that takes under selective recomputation."""
+    launch_factor_selective: float = 1.0
+    """Factor on the launch time with selective recomputation."""
 
     overlap_gradients: float = 0.8
-    """Share of the last backward pass that hides the exchange of gradients without ZeRO."""
+    """Share of the last backward pass that overlaps with the gradient all-reduce, without ZeRO."""
 
     overlap_shards: float = 0.8
-    """Share of the passes that hides the traffic of ZeRO."""
+    """Share of the forward and backward passes that overlaps with the communication of ZeRO."""
 
     overlap_tensor: float = 0.0
-    """Share of the traffic of tensor parallelism that is hidden behind products."""
+    """Share of tensor-parallel communication that overlaps with computation."""
 
     scatters_gradients: bool = True
-    """Under ZeRO each replica receives its share of the gradients only; otherwise stage 1 exchanges all of them."""
+    """With ZeRO, gradients are reduce-scattered to their owners; otherwise stage 1 all-reduces all gradients."""
 
     reduces_each_micro_batch: bool = False
-    """Gradients travel for each micro-batch, also where once per step would do."""
+    """Gradients are exchanged for each micro-batch, even where once per step would suffice."""
 
     message_seconds: float = 0.0
-    """What each replica adds to the exchange of a layer's gradients, of any size; 0 where buckets travel."""
+    """Seconds that each replica adds to the gradient exchange of a layer, whatever its size; 0 with bucketing."""
 
     update_passes: float = 1.0
-    """How many times the least traffic it needs the optimiser takes on a GPU."""
+    """Memory traffic of the optimizer on a GPU, relative to the minimum."""
 
     cpu_seconds_per_parameter: float = 2.6e-9
-    """How long one CPU thread takes to update a parameter: two threads on the host of an H200 took 1.4e-9, and Rubick's
-    fitted k_opt_off is 2.2 to 4.9 ms per 2²⁰ parameters and thread."""
+    """Time of one CPU thread to update a parameter: two threads on the host of an H200 took 1.4e-9, and Rubick's fitted
+    k_opt_off is 2.2 to 4.9 ms per 2²⁰ parameters and thread."""
 
     step_seconds: float = 0.01
-    """What a step costs besides everything else: clipping, logging, data."""
+    """Fixed time of a step for gradient clipping, logging and data loading."""
 
     overhead_gib: float = 1.0
-    """Memory of a GPU that the framework and its communication take."""
+    """GPU memory of the framework and its communication buffers."""
 
-    tensor_traffic_across: float = 1.0
-    """How many times the bytes of tensor parallelism cross between nodes, where it spans several."""
+    tensor_inter_node_traffic: float = 1.0
+    """How many times the bytes of tensor parallelism cross between nodes, if a group spans several."""
 
     tensor_wait_across_nodes: float = 0.0
-    """Seconds that each tensor-parallel rank beyond the first node adds to a layer."""
+    """Seconds added to a layer for each tensor-parallel rank beyond the first node."""
 
     tensor_wait_in_pipeline: float = 0.0
-    """Seconds that each tensor-parallel rank adds to a layer where there is a pipeline over several nodes."""
+    """Seconds added to a layer for each tensor-parallel rank, with a pipeline over several nodes."""
 
     stage_wait: float = 0.0
-    """Seconds that a stage waits for each neighbour and micro-batch, from `stage_wait_from_gpus` GPUs on."""
+    """Seconds that a stage waits for each neighbour and micro-batch, with at least `stage_wait_from_gpus` GPUs."""
 
     stage_wait_from_gpus: int = 0
 
@@ -123,8 +123,8 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     @property
     def selects_activations(self) -> bool:
-        """Whether selective recomputation saves memory: not where attention is fused and all the rest is kept."""
-        return not self.fused_attention or self.selective_kept < 1
+        """Whether selective recomputation saves memory; it does not if attention is fused and all the rest is saved."""
+        return not self.fused_attention or self.selective_activation_share < 1
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:

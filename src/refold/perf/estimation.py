@@ -1,4 +1,4 @@
-"""How long a step takes and what it is made of: compute, talk, wait, for one plan or for a million."""
+"""Step time by component (compute, communication, waiting) and memory, for one plan or many."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refold.model import Plan
-from refold.perf.columns import Column, PlanColumns, columns_of
+from refold.perf.columns import Column, PlanColumns, plans_to_columns
 from refold.perf.communication import gradient_seconds, stage_seconds, tensor_seconds
 from refold.perf.compute import attention_flops_per_token, head_time, layer_time, matmul_flops_per_token, peak_rate
-from refold.perf.memory_model import USABLE, Memory, memory, stage_parameters
-from refold.perf.setting import Setting
+from refold.perf.memory_model import USABLE_MEMORY_SHARE, MemoryFootprint, memory_footprint, stage_parameters
+from refold.perf.training_setup import TrainingSetup
 
 HOST_SECONDS_PER_PARAMETER = 1.5e-10
-"""What a node needs at least for each parameter that is updated on it, however many threads: 30 bytes at 200 GB/s."""
+"""Lower bound of the update time on a host per parameter, with any number of threads: 30 bytes at 200 GB/s."""
 
-USUAL_CPUS_PER_GPU = 8.0
-"""CPU threads per GPU where nothing was said."""
+DEFAULT_CPUS_PER_GPU = 8.0
+"""CPU threads per GPU if unspecified."""
 
 
-class Parts(NamedTuple):
-    """Seconds of a step by what they go to; they add up to the step."""
+class StepTimeParts(NamedTuple):
+    """Seconds of a step by component; they add up to the step time."""
 
     compute: Column
     recompute: Column
@@ -36,17 +36,17 @@ class Parts(NamedTuple):
     offload: Column
 
 
-class Estimates(NamedTuple):
-    """What many plans would do: seconds by part, seconds of a step, GiB by part, and whether they fit."""
+class EstimateColumns(NamedTuple):
+    """Estimates of many plans: seconds by component, step time, memory footprint, and whether they fit."""
 
-    parts: Parts
+    parts: StepTimeParts
     step_seconds: Column
-    memory: Memory
+    memory: MemoryFootprint
     fits: NDArray[np.bool_]
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """What one plan would do. Seconds and GiB by part; `spare_gib` below 0: so much is missing."""
+    """Estimate of one plan, with seconds and GiB by component. A negative `spare_gib` is the missing memory."""
 
     plan: Plan
     step_seconds: float
@@ -62,147 +62,149 @@ class Estimate(msgspec.Struct, frozen=True):
 
     @property
     def fits(self) -> bool:
-        """Whether it fits into the memory of GPUs and hosts."""
+        """Whether the plan fits into the memory of GPUs and hosts."""
         return self.spare_gib >= 0 and self.host_spare_gib >= 0
 
 
-def estimate_all(setting: Setting, plans: PlanColumns) -> Estimates:
-    """What each of the plans would do."""
-    parts = step_parts(setting, plans)
-    needs = memory(setting, plans)
-    seconds = sum(parts, np.zeros(len(plans)))  # in this order, so that no sum depends on how many plans there are
-    host = setting.machines.memory_gib
-    fits = (needs.total <= setting.machines.gpu.memory_gib * USABLE) & (needs.host <= (host or np.inf))
-    return Estimates(parts, seconds, needs, fits)
+def estimate_all(setup: TrainingSetup, plans: PlanColumns) -> EstimateColumns:
+    """Estimate each of the plans."""
+    parts = step_time_parts(setup, plans)
+    needs = memory_footprint(setup, plans)
+    seconds = sum(parts, np.zeros(len(plans)))  # in a fixed order, so that sums do not depend on the number of plans
+    host = setup.machines.memory_gib
+    fits = (needs.total <= setup.machines.gpu.memory_gib * USABLE_MEMORY_SHARE) & (needs.host <= (host or np.inf))
+    return EstimateColumns(parts, seconds, needs, fits)
 
 
-def estimate(setting: Setting, plan: Plan) -> Estimate:
-    """What one plan would do."""
-    return row_of(setting, plan, estimate_all(setting, columns_of([plan])), 0)
+def estimate(setup: TrainingSetup, plan: Plan) -> Estimate:
+    """Estimate one plan."""
+    return estimate_at(setup, plan, estimate_all(setup, plans_to_columns([plan])), 0)
 
 
-def row_of(setting: Setting, plan: Plan, found: Estimates, row: int) -> Estimate:
-    """One of many estimates, with the figures people compare by."""
-    step = float(found.step_seconds[row])
-    machines = setting.machines
-    total, host = float(found.memory.total[row]), float(found.memory.host[row])
+def estimate_at(setup: TrainingSetup, plan: Plan, estimates: EstimateColumns, row: int) -> Estimate:
+    """Return the estimate of one row, with throughput and MFU."""
+    step = float(estimates.step_seconds[row])
+    machines = setup.machines
+    total, host = float(estimates.memory.total[row]), float(estimates.memory.host[row])
     return Estimate(
         plan=plan,
         step_seconds=step,
-        seconds={name: float(column[row]) for name, column in found.parts._asdict().items()},
-        samples_per_second=setting.batch / step,
-        tokens_per_second=setting.tokens / step,
-        mfu=model_flops(setting) / step / (peak_rate(setting) * plan.gpus),
+        seconds={name: float(column[row]) for name, column in estimates.parts._asdict().items()},
+        samples_per_second=setup.batch / step,
+        tokens_per_second=setup.tokens / step,
+        mfu=model_flops(setup) / step / (peak_rate(setup) * plan.gpus),
         memory_gib=total,
-        memory={name: float(column[row]) for name, column in found.memory._asdict().items() if name != "host"},
-        spare_gib=machines.gpu.memory_gib * USABLE - total,
+        memory={name: float(column[row]) for name, column in estimates.memory._asdict().items() if name != "host"},
+        spare_gib=machines.gpu.memory_gib * USABLE_MEMORY_SHARE - total,
         host_gib=host,
         host_spare_gib=(machines.memory_gib or np.inf) - host,
     )
 
 
-def model_flops(setting: Setting) -> float:
-    """Arithmetic of a step that the model needs, whatever the plan: what is computed again does not count."""
-    model = setting.model
-    layers = model.blocks * (matmul_flops_per_token(setting) + attention_flops_per_token(setting))
+def model_flops(setup: TrainingSetup) -> float:
+    """Return the FLOPs of a step that the model requires with any plan; recomputation does not count."""
+    model = setup.model
+    layers = model.blocks * (matmul_flops_per_token(setup) + attention_flops_per_token(setup))
     head = 2.0 * model.vocabulary * model.hidden if model.predicts_tokens else 0.0
-    return 3.0 * setting.tokens * (layers + head)
+    return 3.0 * setup.tokens * (layers + head)
 
 
-def step_parts(setting: Setting, plans: PlanColumns) -> Parts:
-    """Seconds of a step by part.
+def step_time_parts(setup: TrainingSetup, plans: PlanColumns) -> StepTimeParts:
+    """Return the seconds of a step by component.
 
-    A stage computes its layers for one micro-batch after another; between them it hands on what it has. The
-    pipeline is full for `accumulation` micro-batches, and fills and drains for (stages - 1) / interleave more.
+    A stage computes its layers for one micro-batch after the other, and transfers activations in between. The pipeline
+    is full for `accumulation` micro-batches; filling and draining (the bubble) take (stages - 1) / interleave more.
     """
-    layer = layer_time(setting, plans)
-    talk = tensor_seconds(setting, plans)
-    blocks = setting.stage_blocks(plans)
-    compute = _slowest_stage(setting, plans, layer.forward + layer.backward)
-    again = blocks * layer.again
-    tensor = blocks * talk
-    launch = np.maximum(0.0, blocks * _launch_seconds(setting, plans) - compute - again - tensor)
-    handing = stage_seconds(setting, plans) + _stage_wait(setting, plans)
-    tick = compute + again + tensor + launch + handing
-    parameters = stage_parameters(setting, plans, is_last=False)
-    forward, backward = blocks * layer.forward, blocks * (layer.backward + layer.again)
-    each = plans.accumulation
-    transfer, update = _offload_seconds(setting, plans, parameters)
-    return Parts(
-        compute=each * compute,
-        recompute=each * again,
-        launch=each * launch,
-        tensor=each * tensor,
-        pipeline=each * handing,
-        bubble=(plans.pipeline - 1) / plans.interleave * tick,
-        data=_exposed_gradients(setting, plans, parameters, forward, backward),
-        optimizer=np.where(plans.offload > 0, update, _optimizer_seconds(setting, plans, parameters)),
+    layer = layer_time(setup, plans)
+    tensor_comm = tensor_seconds(setup, plans)
+    blocks = setup.stage_blocks(plans)
+    compute = _slowest_stage(setup, plans, layer.forward + layer.backward)
+    recompute = blocks * layer.recompute
+    tensor = blocks * tensor_comm
+    launch = np.maximum(0.0, blocks * _launch_seconds(setup, plans) - compute - recompute - tensor)
+    stage_comm = stage_seconds(setup, plans) + _stage_wait(setup, plans)
+    micro_batch = compute + recompute + tensor + launch + stage_comm
+    parameters = stage_parameters(setup, plans, is_last=False)
+    forward, backward = blocks * layer.forward, blocks * (layer.backward + layer.recompute)
+    count = plans.accumulation
+    transfer, update = _offload_seconds(setup, plans, parameters)
+    return StepTimeParts(
+        compute=count * compute,
+        recompute=count * recompute,
+        launch=count * launch,
+        tensor=count * tensor,
+        pipeline=count * stage_comm,
+        bubble=(plans.pipeline - 1) / plans.interleave * micro_batch,
+        data=_exposed_gradients(setup, plans, parameters, forward, backward),
+        optimizer=np.where(plans.offload > 0, update, _optimizer_seconds(setup, plans, parameters)),
         offload=transfer,
     )
 
 
-def _slowest_stage(setting: Setting, plans: PlanColumns, layer: Column) -> Column:
-    """Seconds in which the slowest stage computes one micro-batch: the others wait for it.
+def _slowest_stage(setup: TrainingSetup, plans: PlanColumns, layer: Column) -> Column:
+    """Return the compute time of the slowest stage for one micro-batch; the other stages wait for it.
 
-    Layers are dealt out so that the stage with the output layer has fewer. The slowest stage then has at least its
-    share of everything, the most layers that a stage has, or the output layer alone.
+    Layers are distributed so that the stage with the output layer has fewer. The slowest stage then takes the largest
+    of: an equal share of everything, the largest number of layers per stage, and the output layer alone.
     """
-    head = head_time(setting, plans)
-    blocks = setting.stage_blocks(plans)
+    head = head_time(setup, plans)
+    blocks = setup.stage_blocks(plans)
     return np.maximum(np.maximum(blocks * layer + head / plans.pipeline, np.ceil(blocks) * layer), head)
 
 
-def _launch_seconds(setting: Setting, plans: PlanColumns) -> Column:
-    """What the host takes to start the kernels of one layer, forward and backward; a GPU can but wait for that."""
-    engine, machines, model = setting.engine, setting.machines, setting.model
-    more = np.array([1.0, engine.launch_selective, engine.launch_full])[plans.recompute.astype(int)]
-    seconds = engine.launch_seconds * more * (1 + model.attentions / model.blocks) / 2
-    beyond = np.maximum(0.0, plans.tensor - machines.gpus / machines.nodes)
-    piped = (plans.pipeline > 1) & (plans.tensor > 1) & (machines.nodes > 1)
-    waits = engine.tensor_wait_across_nodes * beyond + engine.tensor_wait_in_pipeline * plans.tensor * piped
-    return np.asarray(seconds + waits)
+def _launch_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
+    """Return the host time to launch the kernels of one layer, forward and backward; the GPU waits for it."""
+    engine, machines, model = setup.engine, setup.machines, setup.model
+    factor = np.array([1.0, engine.launch_factor_selective, engine.launch_factor_full])[plans.recompute.astype(int)]
+    seconds = engine.launch_seconds * factor * (1 + model.attentions / model.blocks) / 2
+    remote_ranks = np.maximum(0.0, plans.tensor - machines.gpus / machines.nodes)
+    has_pipeline = (plans.pipeline > 1) & (plans.tensor > 1) & (machines.nodes > 1)
+    extra = (
+        engine.tensor_wait_across_nodes * remote_ranks + engine.tensor_wait_in_pipeline * plans.tensor * has_pipeline
+    )
+    return np.asarray(seconds + extra)
 
 
-def _stage_wait(setting: Setting, plans: PlanColumns) -> Column:
-    """What a stage waits for each neighbour, in frameworks and on clusters where that was seen."""
-    engine = setting.engine
-    seen = setting.machines.gpus >= engine.stage_wait_from_gpus
+def _stage_wait(setup: TrainingSetup, plans: PlanColumns) -> Column:
+    """Return the waiting time of a stage for its neighbours, for frameworks and cluster sizes where it was observed."""
+    engine = setup.engine
+    applies = setup.machines.gpus >= engine.stage_wait_from_gpus
     neighbours = np.minimum(2.0, plans.pipeline - 1)
-    return neighbours * (engine.stage_wait if seen else 0.0)
+    return neighbours * (engine.stage_wait if applies else 0.0)
 
 
 def _exposed_gradients(
-    setting: Setting, plans: PlanColumns, parameters: Column, forward: Column, backward: Column
+    setup: TrainingSetup, plans: PlanColumns, parameters: Column, forward: Column, backward: Column
 ) -> Column:
-    """What of the talk about gradients and weights computing does not hide, given seconds of a stage's passes.
+    """Return the data-parallel communication that does not overlap with a stage's forward and backward passes.
 
-    Gradients hide behind the backward pass that makes them, weights behind the pass before the one they are for.
+    Gradients overlap with the backward pass that produces them, weights with the pass before the one that needs them.
     """
-    engine = setting.engine
-    talk = gradient_seconds(setting, plans, parameters)
+    engine = setup.engine
+    communication = gradient_seconds(setup, plans, parameters)
     hidden = np.where(plans.zero == 0, engine.overlap_gradients, engine.overlap_shards)
-    once = np.maximum(0.0, talk.gradients_per_step - hidden * backward)
-    once += np.maximum(0.0, talk.weights_per_step - hidden * forward)
-    on_the_way_back = talk.gradients_per_micro_batch + talk.weights_per_pass
-    each = np.maximum(0.0, on_the_way_back - hidden * backward)
-    each += np.maximum(0.0, talk.weights_per_pass - hidden * forward)
-    return once + plans.accumulation * each
+    per_step = np.maximum(0.0, communication.gradients_per_step - hidden * backward)
+    per_step += np.maximum(0.0, communication.weights_per_step - hidden * forward)
+    during_backward = communication.gradients_per_micro_batch + communication.weights_per_pass
+    per_micro_batch = np.maximum(0.0, during_backward - hidden * backward)
+    per_micro_batch += np.maximum(0.0, communication.weights_per_pass - hidden * forward)
+    return per_step + plans.accumulation * per_micro_batch
 
 
-def _optimizer_seconds(setting: Setting, plans: PlanColumns, parameters: Column) -> Column:
-    """Adam on the GPU: states are read and written, gradients read, weights written; limited by memory."""
-    engine, gpu = setting.engine, setting.machines.gpu
-    moved = engine.update_passes * (2 * engine.optimizer_bytes + engine.gradient_bytes + engine.weight_bytes)
+def _optimizer_seconds(setup: TrainingSetup, plans: PlanColumns, parameters: Column) -> Column:
+    """Return the time of Adam on the GPU, bound by memory: read and write states, read gradients, write weights."""
+    engine, gpu = setup.engine, setup.machines.gpu
+    traffic = engine.update_passes * (2 * engine.optimizer_bytes + engine.gradient_bytes + engine.weight_bytes)
     rate = gpu.memory_gigabytes_per_second * 1e9 * gpu.efficiency.memory
-    return parameters / np.where(plans.zero >= 1, plans.data, 1.0) * moved / rate + engine.step_seconds
+    return parameters / np.where(plans.zero >= 1, plans.data, 1.0) * traffic / rate + engine.step_seconds
 
 
-def _offload_seconds(setting: Setting, plans: PlanColumns, parameters: Column) -> tuple[Column, Column]:
-    """Gradients down and weights up over PCIe, and the update by the CPU threads that each GPU has."""
-    engine, machines = setting.engine, setting.machines
-    own = np.where(plans.offload > 0, parameters / np.where(plans.zero >= 1, plans.data, 1.0), 0.0)
+def _offload_seconds(setup: TrainingSetup, plans: PlanColumns, parameters: Column) -> tuple[Column, Column]:
+    """Return the PCIe time of gradients and weights, and the update time by the CPU threads of each GPU."""
+    engine, machines = setup.engine, setup.machines
+    updated = np.where(plans.offload > 0, parameters / np.where(plans.zero >= 1, plans.data, 1.0), 0.0)
     pcie = machines.gpu.pcie_gigabytes_per_second * 1e9 * machines.gpu.efficiency.pcie
-    transfer = 2 * engine.weight_bytes * own / pcie
-    threads = machines.cpus / machines.gpus if machines.cpus else USUAL_CPUS_PER_GPU
-    together = HOST_SECONDS_PER_PARAMETER * max(machines.gpus_on_node)
-    return transfer, own * max(engine.cpu_seconds_per_parameter / threads, together) + engine.step_seconds
+    transfer = 2 * engine.weight_bytes * updated / pcie
+    threads = machines.cpus / machines.gpus if machines.cpus else DEFAULT_CPUS_PER_GPU
+    host_bound = HOST_SECONDS_PER_PARAMETER * max(machines.gpus_on_node)
+    return transfer, updated * max(engine.cpu_seconds_per_parameter / threads, host_bound) + engine.step_seconds

@@ -1,4 +1,4 @@
-"""The hardware as far as time and memory depend on it: a type of GPU, and the machines a job would run on."""
+"""Hardware of the performance model: GPU types, and the machines that a job runs on."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from refold.model import Link
 
 
 class Efficiency(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How much of what the data sheet says a type of GPU reaches: fitted once per type, never per table.
+    """Shares of the data-sheet rates that a GPU type reaches; fitted once per type, never per table.
 
-    `matmul`: share of the peak that large products of matrices reach; half of it is reached with
-    `half_tokens` rows of 1,024 columns (fewer where there are more columns), or with `half_width` columns.
-    `attention`: share of the peak inside fused attention. `memory`, `link`, `network`, `pcie`: shares of those
-    bandwidths.
+    `matmul`: share of the peak for large matrix products; half of it is reached with `half_tokens` rows of 1,024
+    columns (fewer rows with more columns), or with `half_width` columns. `attention`: share of the peak inside fused
+    attention. `memory`, `link`, `network`, `pcie`: shares of those bandwidths.
     """
 
     matmul: float = 0.7
@@ -31,14 +30,14 @@ class Efficiency(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     def __post_init__(self) -> None:
         shares = (self.matmul, self.attention, self.memory, self.link, self.network, self.pcie)
         if not all(0 < share <= 1 for share in shares) or not (self.half_tokens >= 0 and self.half_width >= 0):
-            raise BadValue(f"efficiencies are shares of 0 to 1, and halves are ≥ 0, not {self}")
+            raise BadValue(f"efficiency is {self}, expected shares > 0 and ≤ 1, and half_tokens and half_width ≥ 0")
 
 
 class GpuSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A type of GPU as its data sheet has it, and the nodes it usually stands in.
+    """A GPU type by its data sheet, and the nodes that it commonly comes in.
 
-    Rates are dense (no sparsity); links count one direction. `network_cards` are those of a node: GPUs use the
-    nearest, so a job with few GPUs on a node has few of them.
+    Rates are dense (no sparsity), links are counted in one direction. `network_cards` is the number per node: GPUs use
+    the nearest card, so a job with few GPUs on a node uses only some of them.
     """
 
     name: str
@@ -71,10 +70,10 @@ class GpuSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class Machines(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The machines a job would run on: how many GPUs of one type on each node, the links, CPUs and host memory.
+    """The machines of a job: GPUs of one type on each node, links, CPUs and host memory.
 
-    `network` is what one node can send (all its network cards together). CPUs and memory are those of a whole
-    job, evenly spread; 0 cpus: as many as are usual, 0 memory: not limited.
+    `network` is the bandwidth out of one node (all its network cards together). CPUs and memory are totals of the job,
+    evenly spread; 0 CPUs: the default per GPU, 0 memory: unlimited.
     """
 
     gpu: GpuSpec
@@ -86,39 +85,39 @@ class Machines(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         if not self.gpus_on_node or min(self.gpus_on_node) < 1:
-            raise BadValue(f"machines need at least one GPU on each node, not {self.gpus_on_node}")
+            raise BadValue(f"gpus_on_node is {self.gpus_on_node}, expected at least one GPU on each node")
         if not all(isfinite(amount) and amount >= 0 for amount in (self.cpus, self.memory_gib)):
-            raise BadValue("CPUs and memory of machines must be ≥ 0")
+            raise BadValue(f"cpus is {self.cpus} and memory_gib is {self.memory_gib}, expected numbers ≥ 0")
 
     @property
     def gpus(self) -> int:
-        """GPUs in all."""
+        """Total number of GPUs."""
         return sum(self.gpus_on_node)
 
     @property
     def nodes(self) -> int:
-        """How many nodes."""
+        """Number of nodes."""
         return len(self.gpus_on_node)
 
 
-def machines_of(gpu: GpuSpec, gpus: int, *, nodes: int = 0, cpus: float = 0.0, memory_gib: float = 0.0) -> Machines:
-    """`gpus` GPUs with the links usual for their type, on `nodes` nodes evenly; 0 nodes: on as few as hold them."""
+def build_machines(gpu: GpuSpec, gpus: int, *, nodes: int = 0, cpus: float = 0.0, memory_gib: float = 0.0) -> Machines:
+    """Return machines with the default links of a GPU type, spread over `nodes`; 0: as few nodes as possible."""
     if gpus < 1:
-        raise BadValue(f"a job needs at least one GPU, not {gpus}")
+        raise BadValue(f"{gpus} GPUs, expected at least 1")
     if not 0 <= nodes <= gpus:
         raise BadValue(f"{gpus} GPUs cannot be spread over {nodes} nodes")
-    layout = _filled(gpus, gpu.gpus_per_node) if not nodes else _even(gpus, nodes)
+    layout = _fill_nodes(gpus, gpu.gpus_per_node) if not nodes else _spread_evenly(gpus, nodes)
     network = Link("network", gpu.node_network_gigabytes_per_second)
     return Machines(gpu, layout, gpu.link, network, cpus, memory_gib)
 
 
-def _filled(gpus: int, per_node: int) -> tuple[int, ...]:
-    """Full nodes, and one with the rest."""
+def _fill_nodes(gpus: int, per_node: int) -> tuple[int, ...]:
+    """Return full nodes, and one with the rest."""
     full, rest = divmod(gpus, per_node)
     return (per_node,) * full + ((rest,) if rest else ())
 
 
-def _even(gpus: int, nodes: int) -> tuple[int, ...]:
-    """So many nodes, as even as can be."""
+def _spread_evenly(gpus: int, nodes: int) -> tuple[int, ...]:
+    """Return the GPUs of each node, as even as possible."""
     fewer, more = divmod(gpus, nodes)
     return (fewer + 1,) * more + (fewer,) * (nodes - more)

@@ -1,4 +1,4 @@
-"""How much memory a plan takes: on the fullest GPU of its fullest pipeline stage, and on the hosts."""
+"""Memory footprint of a plan: on the fullest GPU of the fullest pipeline stage, and on the hosts."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from typing import NamedTuple
 import numpy as np
 
 from refold.model import Plan
-from refold.perf.columns import FULL, SELECTIVE, Column, PlanColumns, columns_of
+from refold.perf.columns import FULL, SELECTIVE, Column, PlanColumns, plans_to_columns
 from refold.perf.compute import inner_width
-from refold.perf.setting import Setting
+from refold.perf.training_setup import TrainingSetup
 
 GIB = 2.0**30
 
-USABLE = 0.94
-"""Share of a GPU's memory that can be used: the rest is lost between blocks of the allocator."""
+USABLE_MEMORY_SHARE = 0.94
+"""Usable share of GPU memory: the rest is lost to fragmentation of the allocator."""
 
 SCORE_BYTES = 5.0
-"""Bytes kept of each score where attention is not fused: softmax in, dropout mask, dropout out."""
+"""Bytes saved per attention score without fused attention: softmax input, dropout mask, dropout output."""
 
-HOST_BYTES = 16.0
+HOST_BYTES_PER_PARAMETER = 16.0
 """Bytes per offloaded parameter on the host: master weight, two moments, gradient."""
 
-HOST_FACTOR = 1.5
-"""Pinned buffers for transfers come on top."""
+HOST_BUFFER_FACTOR = 1.5
+"""Host memory including pinned transfer buffers, relative to the states alone."""
 
 
-MEANINGS = {
-    "weights": "weights, and under ZeRO-3 two gathered layers",
+MEMORY_PART_MEANINGS = {
+    "weights": "weights, and with ZeRO-3 two gathered layers",
     "gradients": "gradients",
     "optimizer": "master weights and moments",
-    "activations": "kept for the backward pass, of all micro-batches begun",
+    "activations": "saved for the backward pass, of all micro-batches in flight",
     "logits": "logits and loss of the last stage",
-    "overhead": "the framework itself",
-    "host": "offloaded states and their buffers",
+    "overhead": "framework and communication buffers",
+    "host": "offloaded states and transfer buffers",
 }
-"""What each part is."""
+"""Description of each component of the memory footprint."""
 
 
-class Memory(NamedTuple):
-    """GiB on the fullest GPU by what fills them, and GiB on all hosts together."""
+class MemoryFootprint(NamedTuple):
+    """GiB on the fullest GPU by component, and GiB on all hosts together."""
 
     weights: Column
     gradients: Column
@@ -51,95 +51,106 @@ class Memory(NamedTuple):
 
     @property
     def total(self) -> Column:
-        """GiB on the fullest GPU."""
+        """Total GiB on the fullest GPU."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.overhead
 
 
-def memory(setting: Setting, plans: PlanColumns) -> Memory:
-    """The fuller of the first stage, which keeps most micro-batches, and the last, which has the logits."""
-    first = _stage(setting, plans, is_last=False)
-    last = _stage(setting, plans, is_last=True)
-    fuller = (plans.pipeline > 1) & (first.total > last.total)
-    return Memory(*(np.where(fuller, ours, theirs) for ours, theirs in zip(first, last, strict=True)))
+def memory_footprint(setup: TrainingSetup, plans: PlanColumns) -> MemoryFootprint:
+    """Return the footprint of the fuller of the first stage (most micro-batches in flight) and the last (logits)."""
+    first = _stage(setup, plans, is_last=False)
+    last = _stage(setup, plans, is_last=True)
+    first_is_fuller = (plans.pipeline > 1) & (first.total > last.total)
+    return MemoryFootprint(
+        *(np.where(first_is_fuller, of_first, of_last) for of_first, of_last in zip(first, last, strict=True))
+    )
 
 
-def memory_of(setting: Setting, plan: Plan) -> dict[str, float]:
-    """GiB by part, for one plan."""
-    return {part: float(column[0]) for part, column in memory(setting, columns_of([plan]))._asdict().items()}
+def plan_memory_footprint(setup: TrainingSetup, plan: Plan) -> dict[str, float]:
+    """Return the footprint of one plan: GiB by component."""
+    return {
+        part: float(column[0]) for part, column in memory_footprint(setup, plans_to_columns([plan]))._asdict().items()
+    }
 
 
-def stage_parameters_of(setting: Setting, plan: Plan, *, is_last: bool) -> float:
-    """Weights of the first or the last stage on one GPU, for one plan."""
-    return float(stage_parameters(setting, columns_of([plan]), is_last=is_last)[0])
+def stage_parameters_of(setup: TrainingSetup, plan: Plan, *, is_last: bool) -> float:
+    """Return the number of weights of the first or last stage on one GPU, for one plan."""
+    return float(stage_parameters(setup, plans_to_columns([plan]), is_last=is_last)[0])
 
 
-def stage_parameters(setting: Setting, plans: PlanColumns, *, is_last: bool) -> Column:
-    """Weights of the first or the last stage, as far as tensor parallelism leaves them to one GPU.
+def stage_parameters(setup: TrainingSetup, plans: PlanColumns, *, is_last: bool) -> Column:
+    """Return the number of weights of the first or last stage on one GPU, after tensor parallelism.
 
     Without a pipeline the last stage is the only one.
     """
-    model = setting.model
+    model = setup.model
     ends = model.parameters - model.stack_parameters
     only = plans.pipeline == 1
     embedding = max(model.embedding_parameters, ends - model.head_parameters)
     tied_copy = model.vocabulary * model.hidden if model.tied and model.predicts_tokens else 0
-    of_the_end = model.head_parameters + tied_copy if is_last else embedding
-    layers = np.ceil(setting.stage_blocks(plans)) * (model.stack_parameters / model.blocks)
-    return (layers + np.where(only, ends, of_the_end)) / plans.tensor
+    end_parameters = model.head_parameters + tied_copy if is_last else embedding
+    layers = np.ceil(setup.stage_blocks(plans)) * (model.stack_parameters / model.blocks)
+    return (layers + np.where(only, ends, end_parameters)) / plans.tensor
 
 
-def _stage(setting: Setting, plans: PlanColumns, *, is_last: bool) -> Memory:
-    engine, model = setting.engine, setting.model
-    parameters = stage_parameters(setting, plans, is_last=is_last)
+def _stage(setup: TrainingSetup, plans: PlanColumns, *, is_last: bool) -> MemoryFootprint:
+    engine, model = setup.engine, setup.model
+    parameters = stage_parameters(setup, plans, is_last=is_last)
     on_host = plans.offload > 0
     share = 1 / plans.data
     gathered = np.where(plans.zero == 3, 2 * model.stack_parameters / model.blocks / plans.tensor * (1 - share), 0.0)
     weights = engine.weight_bytes * (parameters * np.where(plans.zero == 3, share, 1.0) + gathered)
     gradients = engine.gradient_bytes * parameters * np.where(plans.zero >= 2, share, 1.0)
-    waiting = np.where(plans.accumulation > 1, engine.weight_bytes / engine.gradient_bytes * gradients, 0.0)
+    accumulated = np.where(plans.accumulation > 1, engine.weight_bytes / engine.gradient_bytes * gradients, 0.0)
     optimizer = engine.optimizer_bytes * parameters * np.where(plans.zero >= 1, share, 1.0)
-    tokens = setting.micro_tokens(plans)
-    logits = engine.kept_logits * tokens * model.vocabulary / plans.tensor
-    at_once = _micro_batches_at_once(plans, is_last=is_last)
-    return Memory(
+    tokens = setup.micro_tokens(plans)
+    logits = engine.logit_activation_bytes * tokens * model.vocabulary / plans.tensor
+    in_flight = _micro_batches_in_flight(plans, is_last=is_last)
+    return MemoryFootprint(
         weights / GIB,
-        np.where(on_host, waiting, gradients) / GIB,  # those of several micro-batches add up before they go down
+        np.where(on_host, accumulated, gradients) / GIB,  # accumulated over micro-batches before they are offloaded
         np.where(on_host, 0.0, optimizer) / GIB,
-        _activations(setting, plans, tokens, at_once) / GIB,
+        _activations(setup, plans, tokens, in_flight) / GIB,
         (logits if is_last and model.predicts_tokens else np.zeros(len(plans))) / GIB,
         np.full(len(plans), engine.overhead_gib),
-        np.where(on_host, HOST_BYTES * HOST_FACTOR * model.parameters * np.where(plans.zero >= 1, 1.0, plans.data), 0.0)
+        np.where(
+            on_host,
+            HOST_BYTES_PER_PARAMETER
+            * HOST_BUFFER_FACTOR
+            * model.parameters
+            * np.where(plans.zero >= 1, 1.0, plans.data),
+            0.0,
+        )
         / GIB,
     )
 
 
-def _micro_batches_at_once(plans: PlanColumns, *, is_last: bool) -> Column:
-    """How many micro-batches a stage has begun and not ended, one forward and one backward at a time.
+def _micro_batches_in_flight(plans: PlanColumns, *, is_last: bool) -> Column:
+    """Return the number of micro-batches in flight in a stage, with the 1F1B schedule.
 
-    Interleaved stages begin a little more: (p - 1) / (p × chunks) of them.
+    Interleaved stages have more in flight, by a factor of 1 + (p - 1) / (p × chunks).
     """
     if is_last:
         return np.ones(len(plans))
-    more = 1 + np.where(plans.interleave > 1, (plans.pipeline - 1) / (plans.pipeline * plans.interleave), 0.0)
-    at_once: Column = np.minimum(plans.pipeline * more, plans.accumulation)
-    return at_once
+    factor = 1 + np.where(plans.interleave > 1, (plans.pipeline - 1) / (plans.pipeline * plans.interleave), 0.0)
+    in_flight: Column = np.minimum(plans.pipeline * factor, plans.accumulation)
+    return in_flight
 
 
-def _activations(setting: Setting, plans: PlanColumns, tokens: Column, at_once: Column) -> Column:
-    model, engine = setting.model, setting.engine
+def _activations(setup: TrainingSetup, plans: PlanColumns, tokens: Column, in_flight: Column) -> Column:
+    model, engine = setup.model, setup.engine
     if model.opaque:
         return tokens * model.sample_mib * 2**20 * np.where(plans.recompute == FULL, 0.5, 1.0)
     split = np.where(plans.sequence_parallel > 0, plans.tensor, 1.0)
-    outside = engine.kept_hidden * model.hidden / split
-    inside = engine.kept_inner * inner_width(setting) / plans.tensor
-    scores = SCORE_BYTES * model.heads * setting.sequence / plans.tensor * model.attentions / model.blocks
+    outside = engine.hidden_activation_bytes * model.hidden / split
+    inside = engine.inner_activation_bytes * inner_width(setup) / plans.tensor
+    scores = SCORE_BYTES * model.heads * setup.sequence / plans.tensor * model.attentions / model.blocks
     if engine.fused_attention:
         scores = np.zeros(len(plans))
     layer = outside + inside + scores
-    selected = engine.selective_kept * (outside + inside)
-    checkpoint = engine.value_bytes * model.hidden / split  # of a layer that is computed again, its input
-    blocks = np.ceil(setting.stage_blocks(plans))
+    selected = engine.selective_activation_share * (outside + inside)
+    checkpoint = engine.value_bytes * model.hidden / split  # of a recomputed layer only the input is saved
+    blocks = np.ceil(setup.stage_blocks(plans))
     full, selective = plans.recompute == FULL, plans.recompute == SELECTIVE
-    kept = np.where(full, checkpoint, np.where(selective, selected, layer)) * blocks * at_once
-    working = np.where(full | selective, layer, 0.0)  # of the one layer that is computed again just now
-    return tokens * (kept + working)
+    saved = np.where(full, checkpoint, np.where(selective, selected, layer)) * blocks * in_flight
+    working = np.where(full | selective, layer, 0.0)  # of the layer that is being recomputed
+    return tokens * (saved + working)

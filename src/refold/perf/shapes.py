@@ -1,4 +1,4 @@
-"""What a model is made of, as far as time and memory depend on it."""
+"""Model shapes: the dimensions that determine time and memory."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import msgspec
 
 from refold.errors import BadValue
 
-Kind = Literal["decoder", "encoder", "encoder-decoder", "vit", "opaque"]
+ModelKind = Literal["decoder", "encoder", "encoder-decoder", "vit", "opaque"]
 
 
 class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, dict=True):
-    """The shapes of a transformer, or of an opaque model the few numbers that were measured.
+    """The dimensions of a transformer, or a few measured totals of an opaque model.
 
-    `layers` are those of the decoder, or of the only stack there is; an encoder-decoder has `encoder_layers`
-    besides. `gated`: the feed-forward part has three matrices (SwiGLU, GEGLU), not two. Of `experts`
-    feed-forward parts, each token uses `experts_per_token`. `parameters_stated` is a published count, where
-    shapes alone do not give it exactly. `sequence` and `batch` are what is usual, and what commands assume.
-    An opaque model has `parameters_stated`, `sample_gflop` (forward pass) and `sample_mib` (activations kept).
+    `layers` counts those of the decoder, or of the only stack; an encoder-decoder also has `encoder_layers`. `gated`:
+    the feed-forward block has three matrices (SwiGLU, GEGLU) instead of two. Each token uses `experts_per_token` of
+    `experts` feed-forward blocks. `parameters_stated` is a published count, where the shapes do not give it exactly.
+    `sequence` and `batch` are the defaults of commands. An opaque model has `parameters_stated`, `sample_gflop`
+    (forward pass) and `sample_mib` (saved activations).
     """
 
     name: str
-    kind: Kind = "decoder"
+    kind: ModelKind = "decoder"
     layers: int = 1
     hidden: int = 1
     heads: int = 1
@@ -47,7 +47,7 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     source: str = ""
 
     def __post_init__(self) -> None:
-        least_one = {
+        positive = {
             "layers": self.layers,
             "hidden": self.hidden,
             "heads": self.heads,
@@ -56,7 +56,7 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
             "sequence": self.sequence,
             "batch": self.batch,
         }
-        least_none = {
+        non_negative = {
             "kv_heads": self.kv_heads,
             "head_size": self.head_size,
             "ffn": self.ffn,
@@ -67,23 +67,23 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
             "sample_gflop": self.sample_gflop,
             "sample_mib": self.sample_mib,
         }
-        for least, fields in ((1, least_one), (0, least_none)):
+        for minimum, fields in ((1, positive), (0, non_negative)):
             for field, value in fields.items():
-                if not (isfinite(value) and least <= value <= 1e15):
-                    raise BadValue(f"model {self.name!r}: {field} is {value}, expected a number ≥ {least}")
+                if not (isfinite(value) and minimum <= value <= 1e15):
+                    raise BadValue(f"model {self.name!r}: {field} is {value}, expected a number ≥ {minimum}")
         self._check_transformer() if self.kind != "opaque" else self._check_opaque()
 
     def _check_transformer(self) -> None:
         if not self.head_size and self.hidden % self.heads:
-            raise BadValue(f"model {self.name!r}: hidden {self.hidden} does not divide by {self.heads} heads")
+            raise BadValue(f"model {self.name!r}: hidden {self.hidden} is not divisible by {self.heads} heads")
         if self.kv_heads and self.heads % self.kv_heads:
-            raise BadValue(f"model {self.name!r}: {self.heads} heads do not divide by {self.kv_heads} kv_heads")
+            raise BadValue(f"model {self.name!r}: {self.heads} heads are not divisible by {self.kv_heads} kv_heads")
         if self.experts_per_token > self.experts:
             raise BadValue(
-                f"model {self.name!r}: a token cannot use {self.experts_per_token} of {self.experts} experts"
+                f"model {self.name!r}: experts_per_token is {self.experts_per_token}, expected ≤ {self.experts}"
             )
         if (self.kind == "encoder-decoder") != bool(self.encoder_layers):
-            raise BadValue(f"model {self.name!r}: encoder_layers go with the kind 'encoder-decoder', and only with it")
+            raise BadValue(f"model {self.name!r}: encoder_layers is required for kind 'encoder-decoder', and only then")
 
     def _check_opaque(self) -> None:
         if not (self.parameters_stated and self.sample_gflop):
@@ -91,22 +91,22 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
     @property
     def opaque(self) -> bool:
-        """Whether only measured numbers are known of it, and no shapes."""
+        """Whether only measured totals are known, not the shapes."""
         return self.kind == "opaque"
 
     @property
     def blocks(self) -> int:
-        """Layers in all, which a pipeline can be cut between."""
+        """Total number of layers, between which a pipeline can be split."""
         return self.layers + self.encoder_layers
 
     @property
     def attentions(self) -> int:
-        """How many times attention is computed: a decoder that reads an encoder does so twice a layer."""
+        """Number of attention blocks: a decoder with an encoder has two per layer (self- and cross-attention)."""
         return self.blocks + (self.layers if self.encoder_layers else 0)
 
     @property
     def head_width(self) -> int:
-        """Width of one head."""
+        """Width of one attention head."""
         return self.head_size or self.hidden // self.heads
 
     @property
@@ -116,24 +116,24 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
     @property
     def key_width(self) -> int:
-        """Width of all keys of a token, and of all values; less than that of the queries where heads share them."""
+        """Width of all keys of a token, and of all values; less than the queries if heads share them."""
         return (self.kv_heads or self.heads) * self.head_width
 
     @property
     def ffn_width(self) -> int:
-        """Width of one feed-forward part; four times the hidden width where nothing was said."""
+        """Width of one feed-forward block; four times the hidden width by default."""
         return self.ffn or 4 * self.hidden
 
     @cached_property
     def attention_parameters(self) -> int:
-        """Weights of one attention: queries, keys, values, output."""
+        """Weights of one attention block: queries, keys, values, output."""
         weights = 2 * self.hidden * (self.query_width + self.key_width)
         biases = self.query_width + 2 * self.key_width + self.hidden
         return weights + (biases if self.bias else 0)
 
     @cached_property
     def expert_parameters(self) -> int:
-        """Weights of one feed-forward part."""
+        """Weights of one feed-forward block."""
         matrices = 3 if self.gated else 2
         biases = (matrices - 1) * self.ffn_width + self.hidden
         return matrices * self.hidden * self.ffn_width + (biases if self.bias else 0)
@@ -150,23 +150,23 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
     @cached_property
     def active_parameters(self) -> int:
-        """Weights of all layers that one token meets."""
+        """Weights of all layers that are active for one token."""
         unused = self.experts - self.experts_per_token
         return self.stack_parameters - (0 if self.opaque else self.blocks * unused * self.expert_parameters)
 
     @property
     def embedding_parameters(self) -> int:
-        """Weights that turn tokens (or patches) into vectors."""
+        """Weights of the token (or patch) and position embeddings."""
         return 0 if self.opaque else (self.vocabulary + self.positions) * self.hidden
 
     @property
     def head_parameters(self) -> int:
-        """Weights of the output layer; none of its own where it shares those of the embedding."""
+        """Weights of the output layer; 0 if they are tied to the embedding."""
         return 0 if self.opaque or self.tied else self.vocabulary * self.hidden
 
     @cached_property
     def parameters(self) -> int:
-        """All weights: the published count where there is one."""
+        """Total number of weights; the published count if available."""
         return self.parameters_stated or self.stack_parameters + self.embedding_parameters + self.head_parameters
 
     @property

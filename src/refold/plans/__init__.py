@@ -1,4 +1,4 @@
-"""Which plans a job could run with on given machines, the best of them, and how that depends on what it is given."""
+"""Plan search: valid plans on given machines, the best of them, and throughput curves over resources."""
 
 import lazy_loader
 

@@ -1,25 +1,25 @@
 from .curves import (
     Curve as Curve,
+    CurveCache as CurveCache,
     CurvePoint as CurvePoint,
-    Curves as Curves,
-    Packed as Packed,
+    PackedMachines as PackedMachines,
     cpu_curve as cpu_curve,
     gpu_curve as gpu_curve,
 )
-from .ranking import NEARLY as NEARLY
+from .ranking import TIE_FACTOR as TIE_FACTOR
 from .rejections import RejectedPlans as RejectedPlans
 from .relative_speed import Minimums as Minimums, ModelledSpeedSource as ModelledSpeedSource, SpeedSource as SpeedSource
-from .rules import RULES as RULES, Rule as Rule, gib as gib, why_not as why_not
-from .search import Search as Search, best_plan as best_plan, best_plans as best_plans
+from .rules import RULES as RULES, Rule as Rule, format_gib as format_gib, rejection_reasons as rejection_reasons
+from .search import PlanSearch as PlanSearch, best_plan as best_plan, best_plans as best_plans
 from .space import Pins as Pins, PlanLimits as PlanLimits, all_plans as all_plans, divisors as divisors
 from .speeds import (
-    NOTHING_MORE as NOTHING_MORE,
-    Kind as Kind,
+    CATALOGUE_ONLY as CATALOGUE_ONLY,
     Knowledge as Knowledge,
     Layout as Layout,
     Speed as Speed,
     Speeds as Speeds,
-    asked_cpus as asked_cpus,
-    asked_layout as asked_layout,
-    kind_of as kind_of,
+    WorkloadKind as WorkloadKind,
+    requested_cpus as requested_cpus,
+    requested_layout as requested_layout,
+    workload_kind as workload_kind,
 )

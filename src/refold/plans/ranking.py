@@ -1,4 +1,4 @@
-"""Which of many plans fit, how long they take, and which are the best: exactly, but without timing all of them."""
+"""Memory check, timing and ranking of many plans: exact, but without timing all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from refold.perf import USABLE, Column, PlanColumns, Setting, head_time, layer_time, memory, step_parts
+from refold.perf import (
+    USABLE_MEMORY_SHARE,
+    Column,
+    PlanColumns,
+    TrainingSetup,
+    head_time,
+    layer_time,
+    memory_footprint,
+    step_time_parts,
+)
 from refold.plans.space import Ints, Mask
 
 Rows = NDArray[np.intp]
@@ -24,104 +33,109 @@ SIMPLEST_FIRST = (
     "sequence_parallel",
     "accumulation",
 )
-"""Of plans that are equally good the simplest is best: the one with less of the first of these that differs."""
+"""Tie-break between equally fast plans: the simplest first, by the first of these fields that differs."""
 
-NEARLY = 1.01
-"""Plans whose steps are within this factor are as good as each other: no estimate is that exact."""
+TIE_FACTOR = 1.01
+"""Plans whose step times are within this factor count as equally fast: estimates are not more exact."""
 
-WORTH_BOUNDING = 2000
-"""With fewer plans, timing all of them takes no longer than finding out which need not be timed."""
+MIN_PLANS_TO_BOUND = 2000
+"""With fewer plans, timing all of them is as fast as computing bounds first."""
 
-FIRST_LOOK = 128
-"""How many of the most promising plans of a family are timed before others are ruled out by them."""
+FIRST_TIMED_PER_FAMILY = 128
+"""How many plans of each family with the lowest bounds are timed first, to rule out others."""
 
-SLACK = 1e-6
-"""A bound rules out only what is longer by this share: sums of the same numbers differ in their last digits."""
+BOUND_TOLERANCE = 1e-6
+"""Relative tolerance of bounds: sums of the same numbers differ in their last digits."""
 
 
 class MemoryHeadroom(NamedTuple):
-    """GiB left on the fullest GPU, and on all hosts together; below 0: so much is missing."""
+    """Free GiB on the fullest GPU and on all hosts together; negative: missing memory."""
 
     gpu: Column
     host: Column
 
     @property
     def fits(self) -> Mask:
-        """Which plans fit."""
+        """Whether each plan fits."""
         return np.asarray((self.gpu >= 0) & (self.host >= 0))
 
     @property
     def missing(self) -> Column:
-        """GiB missing where more is missing."""
+        """Missing GiB, of GPU or host memory, whichever is more."""
         return np.maximum(0.0, -np.minimum(self.gpu, self.host))
 
 
-def room_left(settings: Sequence[Setting], plans: PlanColumns, which: Ints | int = 0) -> MemoryHeadroom:
-    """What plans leave of the memory of GPUs and hosts, each in one of several settings with different machines."""
-    needs = memory(settings[0], plans)
-    machines = [setting.machines for setting in settings]
-    gpu = np.array([each.gpu.memory_gib * USABLE for each in machines])
-    host = np.array([each.memory_gib or np.inf for each in machines])
-    return MemoryHeadroom(gpu[which] - needs.total, host[which] - needs.host)
+def memory_headroom(setups: Sequence[TrainingSetup], plans: PlanColumns, setup_index: Ints | int = 0) -> MemoryHeadroom:
+    """Return the memory headroom of plans, each for one of several setups that differ in their machines."""
+    needs = memory_footprint(setups[0], plans)
+    machines = [setup.machines for setup in setups]
+    gpu = np.array([machine.gpu.memory_gib * USABLE_MEMORY_SHARE for machine in machines])
+    host = np.array([machine.memory_gib or np.inf for machine in machines])
+    return MemoryHeadroom(gpu[setup_index] - needs.total, host[setup_index] - needs.host)
 
 
-def step_seconds(setting: Setting, plans: PlanColumns) -> Column:
-    """How long a step of each plan takes: parts are added one by one, so that the sum does not depend on company."""
-    return reduce(np.add, step_parts(setting, plans))
+def step_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
+    """Return the step time of each plan; parts are added in a fixed order, so sums do not depend on other plans."""
+    return reduce(np.add, step_time_parts(setup, plans))
 
 
-def least_seconds(setting: Setting, plans: PlanColumns) -> Column:
-    """What no step can be shorter than: computing alone, while the pipeline is full and while it fills."""
-    layer = layer_time(setting, plans)
-    work = setting.stage_blocks(plans) * (layer.forward + layer.backward + layer.again)
-    rounds = plans.accumulation + (plans.pipeline - 1) / plans.interleave
-    return rounds * (work + head_time(setting, plans) / plans.pipeline)
+def lower_bound_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
+    """Return a lower bound of the step time: compute only, including the pipeline bubble."""
+    layer = layer_time(setup, plans)
+    stage_seconds = setup.stage_blocks(plans) * (layer.forward + layer.backward + layer.recompute)
+    micro_batches = plans.accumulation + (plans.pipeline - 1) / plans.interleave
+    return micro_batches * (stage_seconds + head_time(setup, plans) / plans.pipeline)
 
 
-def seconds_of_the_best(setting: Setting, plans: PlanColumns, family: Rows, count: int) -> Column:
-    """How long a step takes, for every plan that may be among the `count` fastest of all or the fastest of its family.
+def time_candidates(setup: TrainingSetup, plans: PlanColumns, family: Rows, count: int) -> Column:
+    """Return the step time of every plan that may be among the `count` fastest or the fastest of its family.
 
-    The others have infinity. The most promising of each family are timed first; what the bound shows to be
-    slower than those is not timed at all.
+    All others get infinity. The plans of each family with the lowest bounds are timed first; plans whose bound is
+    slower than those are not timed.
     """
-    if len(plans) <= WORTH_BOUNDING:
-        return step_seconds(setting, plans)
-    bound = least_seconds(setting, plans)
+    if len(plans) <= MIN_PLANS_TO_BOUND:
+        return step_seconds(setup, plans)
+    bound = lower_bound_seconds(setup, plans)
     first = _most_promising(bound, family)
     seconds = np.full(len(plans), np.inf)
-    seconds[first] = step_seconds(setting, plans.rows(first))
-    to_beat = np.full(family.max() + 1, np.inf)
-    np.minimum.at(to_beat, family[first], seconds[first])
-    to_join = np.partition(seconds, count - 1)[count - 1] if count <= len(plans) else np.inf
-    left = np.isinf(seconds) & (bound <= np.maximum(to_beat[family], to_join) * (NEARLY + SLACK))
-    seconds[left] = step_seconds(setting, plans.rows(left))
+    seconds[first] = step_seconds(setup, plans.rows(first))
+    best_of_family = np.full(family.max() + 1, np.inf)
+    np.minimum.at(best_of_family, family[first], seconds[first])
+    slowest_of_best = np.partition(seconds, count - 1)[count - 1] if count <= len(plans) else np.inf
+    remaining = np.isinf(seconds) & (
+        bound <= np.maximum(best_of_family[family], slowest_of_best) * (TIE_FACTOR + BOUND_TOLERANCE)
+    )
+    seconds[remaining] = step_seconds(setup, plans.rows(remaining))
     return seconds
 
 
 def _most_promising(bound: Column, family: Rows) -> Rows:
     order = np.argsort(bound, kind="stable")
     ordered = family[order]
-    return np.concatenate([order[ordered == known][:FIRST_LOOK] for known in range(family.max() + 1)])
+    return np.concatenate([order[ordered == index][:FIRST_TIMED_PER_FAMILY] for index in range(family.max() + 1)])
 
 
 def fastest(plans: PlanColumns, seconds: Column, count: int) -> Rows:
-    """The `count` fastest plans, in order; of those that are nearly as fast as each other the simplest first.
+    """Return the `count` fastest plans in order, with the simplest first among equally fast ones.
 
-    They are levels above the very fastest: up to 1 % slower, up to 2 %, and so on.
+    Equally fast means the same level above the fastest plan: up to 1 % slower, up to 2 %, and so on.
     """
     if not len(plans):
         return np.zeros(0, np.intp)
-    return _least(plans, np.floor(np.log(seconds / seconds.min()) / np.log(NEARLY)), seconds, count)
+    return _first_in_order(plans, np.floor(np.log(seconds / seconds.min()) / np.log(TIE_FACTOR)), seconds, count)
 
 
-def nearest(plans: PlanColumns, missing: Column, count: int) -> Rows:
-    """The `count` plans with the least of something missing, in order; of equal ones the simplest first."""
-    return _least(plans, missing.astype(np.float32), missing, count)
+def nearest_to_fitting(plans: PlanColumns, missing: Column, count: int) -> Rows:
+    """Return the `count` plans with the least missing memory, in order; ties: the simplest first."""
+    return _first_in_order(plans, missing.astype(np.float32), missing, count)
 
 
-def _least(plans: PlanColumns, first: NDArray[np.floating], last: Column, count: int) -> Rows:
-    """Least of the first, then simplest, then least of the last; single precision makes the last digits equal."""
-    most = np.partition(first, count - 1)[count - 1] if count < len(first) else np.inf
-    near = np.flatnonzero((first <= most) & np.isfinite(first))
+def _first_in_order(plans: PlanColumns, first: NDArray[np.floating], last: Column, count: int) -> Rows:
+    """Return the first `count` plans by `first`, then simplicity, then `last`.
+
+    Single precision ignores differences in the last digits.
+    """
+    limit = np.partition(first, count - 1)[count - 1] if count < len(first) else np.inf
+    near = np.flatnonzero((first <= limit) & np.isfinite(first))
     simplicity = [getattr(plans, name)[near] for name in reversed(SIMPLEST_FIRST)]
     return near[np.lexsort([last[near].astype(np.float32), *simplicity, first[near]])][:count]

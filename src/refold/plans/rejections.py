@@ -1,4 +1,4 @@
-"""Why plans were not chosen: counted reasons, each with an example."""
+"""Reasons why plans were rejected, with counts and an example each."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 
 from refold.model import Plan
-from refold.perf import Column, PlanColumns, Setting, columns_of
-from refold.plans.ranking import NEARLY, MemoryHeadroom, Rows, fastest, nearest
-from refold.plans.rules import RULES, SinglePlan, gib
+from refold.perf import Column, PlanColumns, TrainingSetup, plans_to_columns
+from refold.plans.ranking import TIE_FACTOR, MemoryHeadroom, Rows, fastest, nearest_to_fitting
+from refold.plans.rules import RULES, SinglePlan, format_gib
 from refold.plans.space import Mask, PlanLimits, divisors
 
 Reason = Literal["slower", "memory", "host memory", "rule"]
@@ -25,100 +25,103 @@ FAMILIES = (
     "tensor and pipeline parallel",
     "offload",
 )
-"""Kinds of plans that people think in. Each may be combined with data parallelism, those with slices with ZeRO-1,
-and with ZeRO-2 where there is no pipeline."""
+"""Families of plans, by their main technique. Each may be combined with data parallelism; tensor and pipeline
+parallelism with ZeRO-1, and tensor parallelism without a pipeline also with ZeRO-2."""
 
 
 class RejectedPlans(msgspec.Struct, frozen=True):
-    """Why some plans were not chosen.
+    """A group of rejected plans and the reason.
 
-    `name` is that of a family, a memory or a rule; under a rule, `plans` counts ways to divide the GPUs, since what
-    is impossible is not counted plan by plan. `by`: so many times as long, or so many GiB missing, at the least.
+    `name` is that of a family, a kind of memory or a rule. For a rule, `plans` counts ways to divide the GPUs, since
+    impossible plans are not enumerated. `margin` is the smallest slowdown factor, or the smallest missing GiB.
     """
 
     reason: Reason
     name: str
     plans: int
-    because: str
+    explanation: str
     example: Plan
-    by: float = 0.0
+    margin: float = 0.0
 
     def __str__(self) -> str:
-        one, more = ("way", "ways") if self.reason == "rule" else ("plan", "plans")
-        return f"{self.plans:,} {one if self.plans == 1 else more}: {self.because} ({self.example})"
+        singular, plural = ("combination", "combinations") if self.reason == "rule" else ("plan", "plans")
+        return f"{self.plans:,} {singular if self.plans == 1 else plural}: {self.explanation} ({self.example})"
 
 
 def family_of(plans: PlanColumns) -> Rows:
-    """The index of each plan's family."""
+    """Return the index of the family of each plan."""
     split, staged = plans.tensor > 1, plans.pipeline > 1
     return np.select(
         [plans.offload > 0, plans.zero == 3, split & staged, staged, split, plans.zero > 0], [6, 2, 5, 4, 3, 1], 0
     ).astype(np.intp)
 
 
-def slower(plans: PlanColumns, seconds: Column, family: Rows) -> tuple[RejectedPlans, ...]:
-    """The best of each family but the winner's, and how much longer it takes; quickest family first."""
+def slower_families(plans: PlanColumns, seconds: Column, family: Rows) -> tuple[RejectedPlans, ...]:
+    """Return the best plan of each family except the winner's, and its slowdown; fastest family first."""
     if not len(plans):
         return ()
     winner = fastest(plans, seconds, 1)[0]
-    lost = []
-    for known in np.unique(family[family != family[winner]]):
-        of_family = np.flatnonzero(family == known)
+    rejected = []
+    for index in np.unique(family[family != family[winner]]):
+        of_family = np.flatnonzero(family == index)
         best = of_family[fastest(plans.rows(of_family), seconds[of_family], 1)[0]]
         times = float(seconds[best] / seconds[winner])
-        how = f"{times:.2f} times as long at best" if times > NEARLY else "as fast to within 1 %, but not as simple"
-        because = f"{FAMILIES[known]}, {how}"
-        lost.append(RejectedPlans("slower", FAMILIES[known], len(of_family), because, plans.plan(best), times))
-    return tuple(sorted(lost, key=lambda each: each.by))
+        comparison = (
+            f"at least {times:.2f} × the step time" if times > TIE_FACTOR else "within 1 % as fast, but less simple"
+        )
+        explanation = f"{FAMILIES[index]}, {comparison}"
+        rejected.append(RejectedPlans("slower", FAMILIES[index], len(of_family), explanation, plans.plan(best), times))
+    return tuple(sorted(rejected, key=lambda item: item.margin))
 
 
-def out_of_memory(plans: PlanColumns, room: MemoryHeadroom) -> tuple[RejectedPlans, ...]:
-    """What does not fit on GPUs, and what fits there but not on hosts."""
-    on_gpu = room.gpu < 0
-    on_host = ~on_gpu & (room.host < 0)
-    lost = []
-    kinds: tuple[tuple[Reason, Mask, Column], ...] = (("memory", on_gpu, room.gpu), ("host memory", on_host, room.host))
-    for name, short, spare in kinds:
-        rows = np.flatnonzero(short)
+def plans_out_of_memory(plans: PlanColumns, headroom: MemoryHeadroom) -> tuple[RejectedPlans, ...]:
+    """Return the plans that do not fit into GPU memory, and those that fit there but not into host memory."""
+    on_gpu = headroom.gpu < 0
+    on_host = ~on_gpu & (headroom.host < 0)
+    rejected = []
+    kinds: tuple[tuple[Reason, Mask, Column], ...] = (
+        ("memory", on_gpu, headroom.gpu),
+        ("host memory", on_host, headroom.host),
+    )
+    for name, does_not_fit, spare in kinds:
+        rows = np.flatnonzero(does_not_fit)
         if len(rows):
-            least = rows[nearest(plans.rows(rows), -spare[rows], 1)[0]]
-            by = float(-spare[least])
-            because = f"out of {name}, by {gib(by)} GiB at least"
-            lost.append(RejectedPlans(name, name, len(rows), because, plans.plan(least), by))
-    return tuple(lost)
+            least = rows[nearest_to_fitting(plans.rows(rows), -spare[rows], 1)[0]]
+            margin = float(-spare[least])
+            explanation = f"out of {name} by at least {format_gib(margin)} GiB"
+            rejected.append(RejectedPlans(name, name, len(rows), explanation, plans.plan(least), margin))
+    return tuple(rejected)
 
 
-def impossible(setting: Setting, limits: PlanLimits) -> tuple[RejectedPlans, ...]:
-    """Ways to divide the GPUs that one would think of, and that break a rule: counted under the first they break."""
-    plans = _natural_candidates(setting, limits)
+def plans_breaking_rules(setup: TrainingSetup, limits: PlanLimits) -> tuple[RejectedPlans, ...]:
+    """Return the simple ways to divide the GPUs that break a rule, counted under the first rule they break."""
+    plans = _simple_candidates(setup, limits)
     unbroken = np.ones(len(plans), bool)
-    lost = []
+    rejected = []
     for rule in RULES:
-        rows = np.flatnonzero(unbroken & rule.broken(setting, plans, limits))
+        rows = np.flatnonzero(unbroken & rule.broken(setup, plans, limits))
         if len(rows):
             example = plans.plan(int(rows[np.argmin((plans.tensor * plans.pipeline)[rows])]))
-            lost.append(
-                RejectedPlans(
-                    "rule", rule.name, len(rows), rule.sentence(SinglePlan(setting, example, limits)), example
-                )
+            rejected.append(
+                RejectedPlans("rule", rule.name, len(rows), rule.message(SinglePlan(setup, example, limits)), example)
             )
             unbroken[rows] = False
-    return tuple(lost)
+    return tuple(rejected)
 
 
-def _natural_candidates(setting: Setting, limits: PlanLimits) -> PlanColumns:
-    """Every way to write the GPUs as data × tensor × pipeline, and the simplest of everything else.
+def _simple_candidates(setup: TrainingSetup, limits: PlanLimits) -> PlanColumns:
+    """Return every way to write the GPUs as data × tensor × pipeline, with the simplest other choices.
 
-    Where pins leave no such way, as many GPUs as they leave room for.
+    If pins allow no such way, ways that use as many GPUs as the pins allow.
     """
-    gpus, pins, simplest = setting.machines.gpus, limits.pinned, limits.simplest()
+    gpus, pins, simplest = setup.machines.gpus, limits.pinned, limits.simplest()
     degrees = [
         (pins.data or max(1, gpus // (tensor * pipeline)), tensor, pipeline)
         for tensor in ([pins.tensor] if pins.tensor else divisors(gpus))
         for pipeline in ([pins.pipeline] if pins.pipeline else divisors(gpus))
     ]
-    exact = [each for each in degrees if prod(each) == gpus]
-    return columns_of(
+    exact = [item for item in degrees if prod(item) == gpus]
+    return plans_to_columns(
         [
             msgspec.structs.replace(simplest, data=data, tensor=tensor, pipeline=pipeline)
             for data, tensor, pipeline in exact or degrees

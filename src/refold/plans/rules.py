@@ -1,4 +1,4 @@
-"""What makes a plan impossible: rules as data, each with a test for many plans and a sentence for one."""
+"""Validity rules of plans, as data: a vectorised test for many plans, and a message for one."""
 
 from __future__ import annotations
 
@@ -10,259 +10,279 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refold.model import Plan
-from refold.perf import SELECTIVE, Estimate, PlanColumns, Setting, columns_of, estimate
-from refold.plans.space import BOUNDED, CHOSEN, USUAL, Mask, PlanLimits, code, value_of
+from refold.perf import SELECTIVE, Estimate, PlanColumns, TrainingSetup, estimate, plans_to_columns
+from refold.plans.space import (
+    BOUNDED_FIELDS,
+    CHOICE_FIELDS,
+    DEFAULT_LIMITS,
+    Mask,
+    PlanLimits,
+    decode_value,
+    encode_value,
+)
 
 
 class PlanBatch(NamedTuple):
-    """Many plans, to be tested."""
+    """Many plans to be tested."""
 
-    setting: Setting
+    setup: TrainingSetup
     plans: PlanColumns
     limits: PlanLimits
 
 
 class SinglePlan(NamedTuple):
-    """One plan, to be told why not."""
+    """One plan to be explained."""
 
-    setting: Setting
+    setup: TrainingSetup
     plan: Plan
     limits: PlanLimits
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule: which of many plans break it (one answer for each, or one for all), and what to say to one that does."""
+    """A validity rule: a test (one result per plan, or one for all), and the message for a plan that breaks it."""
 
     name: str
     test: Callable[[PlanBatch], Any]
-    sentence: Callable[[SinglePlan], str]
+    message: Callable[[SinglePlan], str]
 
-    def broken(self, setting: Setting, plans: PlanColumns, limits: PlanLimits) -> Mask:
-        """Which of the plans break it."""
-        return np.broadcast_to(np.asarray(self.test(PlanBatch(setting, plans, limits)), bool), len(plans))
+    def broken(self, setup: TrainingSetup, plans: PlanColumns, limits: PlanLimits) -> Mask:
+        """Return which of the plans break the rule."""
+        return np.broadcast_to(np.asarray(self.test(PlanBatch(setup, plans, limits)), bool), len(plans))
 
 
-def why_not(setting: Setting, plan: Plan, limits: PlanLimits = USUAL) -> list[str]:
-    """Why a plan cannot be used; nothing where it can.
+def rejection_reasons(setup: TrainingSetup, plan: Plan, limits: PlanLimits = DEFAULT_LIMITS) -> list[str]:
+    """Return why a plan cannot be used; empty if it can.
 
-    What a plan that breaks a rule would need is of no use to anyone, so memory is looked at last.
+    Memory is checked only if no rule is broken.
     """
-    plans, asked = columns_of([plan]), SinglePlan(setting, plan, limits)
-    broken = [rule.sentence(asked) for rule in RULES if rule.broken(setting, plans, limits)[0]]
-    return broken or memory_shortages(estimate(setting, plan))
+    plans, candidate = plans_to_columns([plan]), SinglePlan(setup, plan, limits)
+    broken = [rule.message(candidate) for rule in RULES if rule.broken(setup, plans, limits)[0]]
+    return broken or memory_shortages(estimate(setup, plan))
 
 
-def memory_shortages(found: Estimate) -> list[str]:
-    """What of an estimate does not fit, in words."""
+def memory_shortages(result: Estimate) -> list[str]:
+    """Return messages for the memory that an estimate lacks."""
     amounts = (
-        ("memory", found.memory_gib, found.spare_gib),
-        ("host memory", found.host_gib, found.host_spare_gib),
+        ("memory", result.memory_gib, result.spare_gib),
+        ("host memory", result.host_gib, result.host_spare_gib),
     )
     return [
-        f"out of {name} by {gib(-spare)} GiB: needs {gib(needs)} of {gib(needs + spare)} GiB"
+        f"out of {name} by {format_gib(-spare)} GiB: needs {format_gib(needs)} of {format_gib(needs + spare)} GiB"
         for name, needs, spare in amounts
         if spare < 0
     ]
 
 
-def gib(amount: float) -> str:
-    """An amount of memory, to a tenth where that says something."""
+def format_gib(amount: float) -> str:
+    """Format GiB with one decimal, or one significant digit for small amounts."""
     return f"{amount:,.1f}" if amount >= 0.05 else f"{amount:.1g}"
 
 
-def _leaves_over(many: PlanBatch, width: int) -> Any:
-    """Which plans cannot split a width, or a number of heads, evenly."""
-    return np.mod(width, many.plans.tensor) != 0
+def _not_divisible(group: PlanBatch, width: int) -> Any:
+    """Return which plans cannot split a width or a number of heads evenly."""
+    return np.mod(width, group.plans.tensor) != 0
 
 
-def _cannot_copy_key_heads(many: PlanBatch) -> Any:
-    """More GPUs than key heads hold copies of them (Megatron): one number must be a multiple of the other."""
-    key_heads, whole = _key_heads(many.setting), ~_leaves_over(many, many.setting.model.heads)
-    return whole & _leaves_over(many, key_heads) & (np.mod(many.plans.tensor, key_heads) != 0)
+def _cannot_replicate_key_heads(group: PlanBatch) -> Any:
+    """Return which plans break the rule for key heads.
+
+    With more GPUs than key heads, Megatron replicates the heads: one number must be a multiple of the other.
+    """
+    key_heads, divisible = _key_heads(group.setup), ~_not_divisible(group, group.setup.model.heads)
+    return divisible & _not_divisible(group, key_heads) & (np.mod(group.plans.tensor, key_heads) != 0)
 
 
-def _key_heads(setting: Setting) -> int:
-    return setting.model.kv_heads or setting.model.heads
+def _key_heads(setup: TrainingSetup) -> int:
+    return setup.model.kv_heads or setup.model.heads
 
 
-def _leaves_layers_over(many: PlanBatch) -> Any:
-    """Stages may be uneven where the limits say so, but not in turns: chunks of layers come in whole rounds."""
-    blocks, plans = many.setting.model.blocks, many.plans
-    odd = np.mod(blocks, plans.pipeline * plans.interleave) != 0
-    in_turns = (plans.interleave > 1) | (not many.limits.uneven)
-    return (plans.pipeline > 1) & np.where(in_turns, odd, plans.pipeline > blocks)
+def _layers_not_divisible(group: PlanBatch) -> Any:
+    """Return which plans cannot divide the layers. Stages may be uneven if the limits allow it, but not interleaved."""
+    blocks, plans = group.setup.model.blocks, group.plans
+    uneven = np.mod(blocks, plans.pipeline * plans.interleave) != 0
+    needs_even = (plans.interleave > 1) | (not group.limits.uneven)
+    return (plans.pipeline > 1) & np.where(needs_even, uneven, plans.pipeline > blocks)
 
 
-def _layers_left_over(one: SinglePlan) -> str:
-    blocks, plan = one.setting.model.blocks, one.plan
+def _layers_text(single: SinglePlan) -> str:
+    blocks, plan = single.setup.model.blocks, single.plan
     if plan.interleave > 1:
-        return f"{blocks} layers do not divide by pipeline {plan.pipeline} × interleave {plan.interleave}"
-    return f"{blocks} layers {'are too few for' if one.limits.uneven else 'do not divide by'} pipeline {plan.pipeline}"
+        return f"{blocks} layers are not divisible by pipeline {plan.pipeline} × interleave {plan.interleave}"
+    problem = "are too few for" if single.limits.uneven else "are not divisible by"
+    return f"{blocks} layers {problem} pipeline {plan.pipeline}"
 
 
-def _batch_left_over(one: SinglePlan) -> str:
-    data, accumulation = one.plan.data, one.plan.accumulation
+def _batch_text(single: SinglePlan) -> str:
+    data, accumulation = single.plan.data, single.plan.accumulation
     factors = f" (data {data} × accumulation {accumulation})" if accumulation > 1 else ""
-    return f"batch {one.setting.batch} does not divide by {data * accumulation}{factors}"
+    return f"batch {single.setup.batch} is not divisible by {data * accumulation}{factors}"
 
 
-def _nodes_too_small(one: SinglePlan) -> str:
-    sizes = sorted(set(one.setting.machines.gpus_on_node), reverse=True)
-    return f"groups of tensor {one.plan.tensor} do not stay within nodes of {' and '.join(map(str, sizes))} GPUs"
+def _node_text(single: SinglePlan) -> str:
+    sizes = " and ".join(map(str, sorted(set(single.setup.machines.gpus_on_node), reverse=True)))
+    return f"tensor-parallel groups of {single.plan.tensor} do not fit evenly into nodes of {sizes} GPUs"
 
 
-def _width_left_over(one: SinglePlan) -> str:
-    model, tensor = one.setting.model, one.plan.tensor
+def _width_text(single: SinglePlan) -> str:
+    model, tensor = single.setup.model, single.plan.tensor
     name, width = ("hidden", model.hidden) if model.hidden % tensor else ("feed-forward", model.ffn_width)
-    return f"{name} width {width} does not divide by tensor {tensor}"
+    return f"{name} width {width} is not divisible by tensor {tensor}"
 
 
-def _no_rounds(one: SinglePlan) -> str:
-    if one.plan.pipeline == 1:
-        return f"interleave {one.plan.interleave} needs a pipeline"
+def _interleave_text(single: SinglePlan) -> str:
+    if single.plan.pipeline == 1:
+        return f"interleave {single.plan.interleave} needs a pipeline"
     return (
-        f"interleaved stages work in rounds: accumulation {one.plan.accumulation} is no multiple of "
-        f"pipeline {one.plan.pipeline}"
+        f"interleave needs an accumulation that is a multiple of pipeline {single.plan.pipeline}, "
+        f"but it is {single.plan.accumulation}"
     )
 
 
-def _sequence_not_split(one: SinglePlan) -> str:
-    if one.plan.tensor == 1:
-        return "sequence parallelism splits what tensor parallelism leaves whole, and tensor is 1"
-    return f"sequence {one.setting.sequence} does not divide by tensor {one.plan.tensor}"
+def _sequence_text(single: SinglePlan) -> str:
+    if single.plan.tensor == 1:
+        return "sequence parallelism needs tensor parallelism, and tensor is 1"
+    return f"sequence {single.setup.sequence} is not divisible by tensor {single.plan.tensor}"
 
 
-def _differs_from_pins(many: PlanBatch) -> Any:
-    differs = [getattr(many.plans, name) != code(value) for name, value in many.limits.pinned.given().items()]
-    return np.logical_or.reduce([np.zeros(len(many.plans), bool), *differs])
+def _differs_from_pins(group: PlanBatch) -> Any:
+    differs = [
+        getattr(group.plans, name) != encode_value(value) for name, value in group.limits.pinned.to_dict().items()
+    ]
+    return np.logical_or.reduce([np.zeros(len(group.plans), bool), *differs])
 
 
-def _pins(one: SinglePlan) -> str:
-    fixed = one.limits.pinned.given().items()
-    differs = [(name, value, getattr(one.plan, name)) for name, value in fixed if getattr(one.plan, name) != value]
-    return ", ".join(f"{name} is pinned to {value}, not {ours}" for name, value, ours in differs)
+def _pins_text(single: SinglePlan) -> str:
+    fixed = single.limits.pinned.to_dict().items()
+    differs = [
+        (name, value, getattr(single.plan, name)) for name, value in fixed if getattr(single.plan, name) != value
+    ]
+    return ", ".join(f"{name} is {actual}, but pinned to {value}" for name, value, actual in differs)
 
 
-def _outside_limits(many: PlanBatch) -> Any:
-    limits, plans = many.limits, many.plans
-    large = [getattr(plans, name) > limits.largest(name) for name in BOUNDED]
-    return np.logical_or.reduce([*large, *(~np.isin(getattr(plans, name), limits.choices(name)) for name in CHOSEN)])
+def _outside_limits(group: PlanBatch) -> Any:
+    limits, plans = group.limits, group.plans
+    large = [getattr(plans, name) > limits.maximum(name) for name in BOUNDED_FIELDS]
+    return np.logical_or.reduce(
+        [*large, *(~np.isin(getattr(plans, name), limits.choices(name)) for name in CHOICE_FIELDS)]
+    )
 
 
-def _limits(one: SinglePlan) -> str:
-    limits, plan = one.limits, one.plan
-    allowed = {name: [value_of(name, number) for number in limits.choices(name)] for name in CHOSEN}
-    said = [
-        f"{name} {getattr(plan, name)} (of {', '.join(map(str, choices))})"
+def _limits_text(single: SinglePlan) -> str:
+    limits, plan = single.limits, single.plan
+    allowed = {name: [decode_value(name, number) for number in limits.choices(name)] for name in CHOICE_FIELDS}
+    violations = [
+        f"{name} {getattr(plan, name)} (allowed: {', '.join(map(str, choices))})"
         for name, choices in allowed.items()
         if getattr(plan, name) not in choices
     ]
-    said += [
-        f"{name} {getattr(plan, name)} (at most {limits.largest(name)})"
-        for name in BOUNDED
-        if getattr(plan, name) > limits.largest(name)
+    violations += [
+        f"{name} {getattr(plan, name)} (at most {limits.maximum(name)})"
+        for name in BOUNDED_FIELDS
+        if getattr(plan, name) > limits.maximum(name)
     ]
-    return f"outside the limits: {', '.join(said)}"
+    return f"outside the limits: {', '.join(violations)}"
 
 
 RULES: tuple[Rule, ...] = (
     Rule(
         "gpus",
-        lambda many: many.plans.data * many.plans.tensor * many.plans.pipeline != many.setting.machines.gpus,
-        lambda one: f"the plan uses {one.plan.gpus} GPUs, and the machines have {one.setting.machines.gpus}",
+        lambda group: group.plans.data * group.plans.tensor * group.plans.pipeline != group.setup.machines.gpus,
+        lambda single: f"the plan uses {single.plan.gpus} GPUs, but the machines have {single.setup.machines.gpus}",
     ),
-    Rule("pinned", _differs_from_pins, _pins),
-    Rule("limits", _outside_limits, _limits),
+    Rule("pinned", _differs_from_pins, _pins_text),
+    Rule("limits", _outside_limits, _limits_text),
     Rule(
         "opaque",
-        lambda many: (
-            many.setting.model.opaque
-            & ((many.plans.tensor > 1) | (many.plans.pipeline > 1) | (many.plans.recompute > 0))
+        lambda group: (
+            group.setup.model.opaque
+            & ((group.plans.tensor > 1) | (group.plans.pipeline > 1) | (group.plans.recompute > 0))
         ),
-        lambda one: f"of {one.setting.model.name!r} only totals are known: data parallelism only, and no recomputing",
+        lambda single: (
+            f"{single.setup.model.name!r} is an opaque model: only data parallelism without recomputation is possible"
+        ),
     ),
     Rule(
         "heads",
-        lambda many: (not many.setting.model.opaque) & _leaves_over(many, many.setting.model.heads),
-        lambda one: f"{one.setting.model.heads} heads do not divide by tensor {one.plan.tensor}",
+        lambda group: (not group.setup.model.opaque) & _not_divisible(group, group.setup.model.heads),
+        lambda single: f"{single.setup.model.heads} heads are not divisible by tensor {single.plan.tensor}",
     ),
     Rule(
         "kv-heads",
-        lambda many: (not many.setting.model.opaque) & _cannot_copy_key_heads(many),
-        lambda one: (
-            f"{_key_heads(one.setting)} key heads are neither split nor copied evenly by tensor {one.plan.tensor}"
+        lambda group: (not group.setup.model.opaque) & _cannot_replicate_key_heads(group),
+        lambda single: (
+            f"{_key_heads(single.setup)} key heads cannot be split or replicated evenly by tensor {single.plan.tensor}"
         ),
     ),
     Rule(
         "widths",
-        lambda many: (
-            (not many.setting.model.opaque)
-            & (_leaves_over(many, many.setting.model.hidden) | _leaves_over(many, many.setting.model.ffn_width))
+        lambda group: (
+            (not group.setup.model.opaque)
+            & (_not_divisible(group, group.setup.model.hidden) | _not_divisible(group, group.setup.model.ffn_width))
         ),
-        _width_left_over,
+        _width_text,
     ),
     Rule(
         "node",
-        lambda many: (
-            (not many.limits.tensor_across_nodes)
-            & (np.mod(gcd(*many.setting.machines.gpus_on_node), many.plans.tensor) != 0)
+        lambda group: (
+            (not group.limits.tensor_across_nodes)
+            & (np.mod(gcd(*group.setup.machines.gpus_on_node), group.plans.tensor) != 0)
         ),
-        _nodes_too_small,
+        _node_text,
     ),
-    Rule("layers", lambda many: (not many.setting.model.opaque) & _leaves_layers_over(many), _layers_left_over),
+    Rule("layers", lambda group: (not group.setup.model.opaque) & _layers_not_divisible(group), _layers_text),
     Rule(
         "batch",
-        lambda many: np.mod(many.setting.batch, many.plans.data * many.plans.accumulation) != 0,
-        _batch_left_over,
+        lambda group: np.mod(group.setup.batch, group.plans.data * group.plans.accumulation) != 0,
+        _batch_text,
     ),
     Rule(
         "interleave",
-        lambda many: (
-            (many.plans.interleave > 1)
-            & ((many.plans.pipeline == 1) | (np.mod(many.plans.accumulation, many.plans.pipeline) != 0))
+        lambda group: (
+            (group.plans.interleave > 1)
+            & ((group.plans.pipeline == 1) | (np.mod(group.plans.accumulation, group.plans.pipeline) != 0))
         ),
-        _no_rounds,
+        _interleave_text,
     ),
     Rule(
         "sequence",
-        lambda many: (
-            (many.plans.sequence_parallel > 0) & ((many.plans.tensor == 1) | _leaves_over(many, many.setting.sequence))
+        lambda group: (
+            (group.plans.sequence_parallel > 0)
+            & ((group.plans.tensor == 1) | _not_divisible(group, group.setup.sequence))
         ),
-        _sequence_not_split,
+        _sequence_text,
     ),
     Rule(
         "selective",
-        lambda many: (many.plans.recompute == SELECTIVE) & (not many.setting.engine.selects_activations),
-        lambda one: (
-            f"selective recomputation spares what attention keeps, and {one.setting.engine.name}'s fused attention "
-            "keeps nothing"
+        lambda group: (group.plans.recompute == SELECTIVE) & (not group.setup.engine.selects_activations),
+        lambda single: (
+            f"selective recomputation saves no memory with the fused attention of {single.setup.engine.name}"
         ),
     ),
     Rule(
         "zero-pipeline",
-        lambda many: (many.plans.zero >= 2) & (many.plans.pipeline > 1),
-        lambda one: (
-            f"ZeRO-{one.plan.zero} keeps a share of the gradients only, and a pipeline adds them up over "
-            "micro-batches: at most ZeRO-1 goes with it"
+        lambda group: (group.plans.zero >= 2) & (group.plans.pipeline > 1),
+        lambda single: (
+            f"ZeRO-{single.plan.zero} shards gradients, which a pipeline accumulates over micro-batches; "
+            "use at most ZeRO-1 with a pipeline"
         ),
     ),
     Rule(
         "zero-data",
-        lambda many: (many.plans.zero >= 1) & (many.plans.data == 1) & (many.plans.offload == 0),
-        lambda one: f"ZeRO-{one.plan.zero} shares states among replicas, and there is only one",
+        lambda group: (group.plans.zero >= 1) & (group.plans.data == 1) & (group.plans.offload == 0),
+        lambda single: f"ZeRO-{single.plan.zero} shards states across replicas, but data is 1",
     ),
     Rule(
         "offload-zero",
-        lambda many: (many.plans.offload > 0) & (many.plans.zero == 0) & (many.plans.data > 1),
-        lambda one: (
-            f"offloading needs ZeRO-1 or more, or each of {one.plan.data} replicas would keep all states on a host"
+        lambda group: (group.plans.offload > 0) & (group.plans.zero == 0) & (group.plans.data > 1),
+        lambda single: (
+            f"offload with {single.plan.data} replicas needs ZeRO-1 or higher: each replica would store all states"
         ),
     ),
     Rule(
         "offload-slices",
-        lambda many: (many.plans.offload > 0) & ((many.plans.tensor > 1) | (many.plans.pipeline > 1)),
-        lambda one: "offloading goes with data parallelism only, not with tensor or pipeline parallelism",  # noqa: ARG005
+        lambda group: (group.plans.offload > 0) & ((group.plans.tensor > 1) | (group.plans.pipeline > 1)),
+        lambda single: "offload is possible with data parallelism only, not with tensor or pipeline parallelism",  # noqa: ARG005
     ),
 )
-"""The literal table. `space.all_plans` builds what breaks none of them; a test holds the two together."""
+"""All rules. `space.all_plans` constructs the plans that break none of them; a test compares the two."""

@@ -1,4 +1,4 @@
-"""Every plan that a setting allows, built from divisors: what would break a rule is never made."""
+"""The plan space: all valid plans of a training setup, constructed from divisors so that no rule is broken."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refold.errors import BadValue
-from refold.model import LARGEST_DEGREE, RECOMPUTE, Plan, Recompute
-from refold.perf import SELECTIVE, PlanColumns, Setting
+from refold.model import MAX_DEGREE, RECOMPUTE, Plan, Recompute
+from refold.perf import SELECTIVE, PlanColumns, TrainingSetup
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Table = dict[str, Ints]
 
-CHOSEN = ("zero", "offload", "recompute", "sequence_parallel")
-"""What limits list choices for."""
+CHOICE_FIELDS = ("zero", "offload", "recompute", "sequence_parallel")
+"""Fields of a plan for which limits list the allowed choices."""
 
-BOUNDED = ("tensor", "interleave")
-"""What limits have a largest degree for."""
+BOUNDED_FIELDS = ("tensor", "interleave")
+"""Fields of a plan for which limits have a maximum degree."""
 
 
 class Pins(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The part of a plan that its user has fixed; what is None is left to the search."""
+    """The fields of a plan that the user has pinned; None is left to the search."""
 
     data: int | None = None
     tensor: int | None = None
@@ -39,21 +39,21 @@ class Pins(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     sequence_parallel: bool | None = None
 
     def __post_init__(self) -> None:
-        Plan(**self.given())  # what is no plan cannot be part of one
+        Plan(**self.to_dict())  # raises BadValue for invalid values
 
-    def given(self) -> dict[str, Any]:
-        """What is fixed, by name."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the pinned fields by name."""
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
 
 
 class PlanLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Which plans may be chosen. A pin replaces the choices for what it fixes; the rules hold for it all the same.
+    """Limits of the plan search. A pin replaces the choices of its field; validity rules still apply.
 
-    `tensor_across_nodes`: a tensor-parallel group may lie on several nodes. `uneven`: pipeline stages may differ by
-    a layer.
+    `tensor_across_nodes`: tensor-parallel groups may span several nodes. `uneven`: pipeline stages may differ by one
+    layer.
     """
 
-    max_tensor: int = LARGEST_DEGREE
+    max_tensor: int = MAX_DEGREE
     max_interleave: int = 8
     tensor_across_nodes: bool = False
     zero: tuple[int, ...] = (0, 1, 2, 3)
@@ -66,105 +66,109 @@ class PlanLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     def __post_init__(self) -> None:
         if min(self.max_tensor, self.max_interleave) < 1:
             raise BadValue(
-                f"max_tensor and max_interleave are at least 1 (to do without), not {self.max_tensor} and "
-                f"{self.max_interleave}"
+                f"max_tensor is {self.max_tensor} and max_interleave is {self.max_interleave}, expected at least 1 "
+                "(which disables it)"
             )
         if not (self.zero and self.recompute and self.sequence_parallel):
-            raise BadValue("zero, recompute and sequence_parallel need at least one choice each")
+            raise BadValue("zero, recompute and sequence_parallel must each allow at least one choice")
         if not set(self.zero) <= {0, 1, 2, 3}:
-            raise BadValue(f"ZeRO has stages 0 to 3, not {self.zero}")
+            raise BadValue(f"zero is {self.zero}, expected stages from 0 to 3")
 
     def choices(self, name: str) -> tuple[int, ...]:
-        """What may be chosen for one of CHOSEN, as numbers in columns, in order."""
-        fixed = getattr(self.pinned, name)
-        if fixed is not None:
-            return (code(fixed),)
+        """Return the allowed values of one of `CHOICE_FIELDS`, encoded and sorted."""
+        pinned = getattr(self.pinned, name)
+        if pinned is not None:
+            return (encode_value(pinned),)
         match name:
             case "zero":
                 return tuple(sorted(set(self.zero)))
             case "offload":
                 return (0, 1) if self.offload else (0,)
             case "recompute":
-                return tuple(sorted({code(mode) for mode in self.recompute}))
+                return tuple(sorted({encode_value(mode) for mode in self.recompute}))
             case _:
-                return tuple(sorted({code(choice) for choice in self.sequence_parallel}))
+                return tuple(sorted({encode_value(choice) for choice in self.sequence_parallel}))
 
-    def largest(self, name: str) -> int:
-        """The largest degree that may be chosen for one of BOUNDED."""
-        fixed: int | None = getattr(self.pinned, name)
-        most: int = getattr(self, f"max_{name}")
-        return most if fixed is None else fixed
+    def maximum(self, name: str) -> int:
+        """Return the maximum degree of one of `BOUNDED_FIELDS`."""
+        pinned: int | None = getattr(self.pinned, name)
+        maximum: int = getattr(self, f"max_{name}")
+        return maximum if pinned is None else pinned
 
     def simplest(self) -> Plan:
-        """What is pinned, and of everything else the simplest that may be chosen."""
-        chosen = {name: value_of(name, self.choices(name)[0]) for name in CHOSEN}
-        return Plan(**{**chosen, **self.pinned.given()})
+        """Return the plan with the pinned fields, and the simplest allowed choice of all others."""
+        chosen = {name: decode_value(name, self.choices(name)[0]) for name in CHOICE_FIELDS}
+        return Plan(**{**chosen, **self.pinned.to_dict()})
 
 
-USUAL = PlanLimits()
-"""What is tried where nothing was said."""
+DEFAULT_LIMITS = PlanLimits()
+"""The default limits."""
 
 
-def code(value: int | bool | Recompute) -> int:
-    """A value of a plan as the number that stands for it in columns."""
+def encode_value(value: int | bool | Recompute) -> int:
+    """Return the number that stands for a plan's value in columns."""
     return RECOMPUTE.index(value) if isinstance(value, str) else int(value)
 
 
-def value_of(name: str, number: int) -> int | bool | Recompute:
-    """The value that a number stands for in a column of that name."""
+def decode_value(name: str, number: int) -> int | bool | Recompute:
+    """Return the value that a number stands for in the column of a field."""
     if name == "recompute":
         return RECOMPUTE[number]
     return bool(number) if name in ("offload", "sequence_parallel") else number
 
 
-def all_plans(setting: Setting, limits: PlanLimits = USUAL) -> PlanColumns:
-    """Every plan that breaks no rule, each once.
+def all_plans(setup: TrainingSetup, limits: PlanLimits = DEFAULT_LIMITS) -> PlanColumns:
+    """Return every valid plan once.
 
-    Left out is what would say the same twice: on one replica with offloading every stage of ZeRO is the same, so
-    only the lowest is there.
+    Equivalent plans are left out: on one replica with offload all ZeRO stages are the same, so only the lowest is
+    included.
     """
-    return plans_on([setting], limits)[0]
+    return plans_on([setup], limits)[0]
 
 
-def plans_on(settings: Iterable[Setting], limits: PlanLimits) -> tuple[PlanColumns, Ints]:
-    """Every plan of several settings that differ in their machines only, and the index of the setting of each."""
-    settings = tuple(settings)
-    degrees = [(index, *found) for index, setting in enumerate(settings) for found in degrees_of(setting, limits)]
-    which, data, tensor, pipeline = np.array(degrees, np.int64).reshape(len(degrees), 4).T
-    table = {"which": which, "data": data, "tensor": tensor, "pipeline": pipeline}
+def plans_on(setups: Iterable[TrainingSetup], limits: PlanLimits) -> tuple[PlanColumns, Ints]:
+    """Return the plans of several setups that differ only in their machines, and the index of the setup of each."""
+    setups = tuple(setups)
+    rows = [(index, *degrees) for index, setup in enumerate(setups) for degrees in valid_degrees(setup, limits)]
+    setup_index, data, tensor, pipeline = np.array(rows, np.int64).reshape(len(rows), 4).T
+    table = {"setup_index": setup_index, "data": data, "tensor": tensor, "pipeline": pipeline}
     table = _sharding(table, limits)
     for choose in (_sequence_parallel, _recompute, _accumulation, _interleave):
-        table = choose(table, settings[0], limits)
-    which = table.pop("which")
+        table = choose(table, setups[0], limits)
+    setup_index = table.pop("setup_index")
     table["zero"], table["offload"] = np.divmod(table.pop("sharding"), 2)
-    return PlanColumns(**{name: column.astype(np.float64) for name, column in table.items()}), which
+    return PlanColumns(**{name: column.astype(np.float64) for name, column in table.items()}), setup_index
 
 
-def degrees_of(setting: Setting, limits: PlanLimits) -> list[tuple[int, int, int]]:
-    """Every (data, tensor, pipeline) that uses all GPUs and cuts heads, widths, layers and batch evenly."""
-    gpus, pins = setting.machines.gpus, limits.pinned
-    ways = divisors(gpus)
-    pipelines = [way for way in ways if pins.pipeline in (None, way) and cuts_layers(setting, limits, way)]
+def valid_degrees(setup: TrainingSetup, limits: PlanLimits) -> list[tuple[int, int, int]]:
+    """Return every (data, tensor, pipeline) that uses all GPUs and divides heads, widths, layers and batch."""
+    gpus, pins = setup.machines.gpus, limits.pinned
+    all_divisors = divisors(gpus)
+    pipelines = [
+        divisor
+        for divisor in all_divisors
+        if pins.pipeline in (None, divisor) and can_split_layers(setup, limits, divisor)
+    ]
     return [
         (data, tensor, pipeline)
-        for tensor in ways
-        if pins.tensor in (None, tensor) and splits_tensors(setting, limits, tensor)
+        for tensor in all_divisors
+        if pins.tensor in (None, tensor) and can_split_tensors(setup, limits, tensor)
         for pipeline in pipelines
         if gpus % (tensor * pipeline) == 0
-        and setting.batch % (data := gpus // (tensor * pipeline)) == 0
+        and setup.batch % (data := gpus // (tensor * pipeline)) == 0
         and pins.data in (None, data)
     ]
 
 
-def splits_tensors(setting: Setting, limits: PlanLimits, tensor: int) -> bool:
-    """Whether heads and widths can be split so many ways, within the nodes there are and the limits."""
-    model = setting.model
+def can_split_tensors(setup: TrainingSetup, limits: PlanLimits, tensor: int) -> bool:
+    """Whether tensor parallelism of this degree is possible: heads, widths, nodes and limits."""
+    model = setup.model
     if tensor == 1 or model.opaque:
         return tensor == 1
     kv_heads = model.kv_heads or model.heads
     return (
-        tensor <= limits.largest("tensor")
-        and (limits.tensor_across_nodes or gcd(*setting.machines.gpus_on_node) % tensor == 0)
+        tensor <= limits.maximum("tensor")
+        and (limits.tensor_across_nodes or gcd(*setup.machines.gpus_on_node) % tensor == 0)
         and model.heads % tensor == 0
         and (kv_heads % tensor == 0 or tensor % kv_heads == 0)
         and model.hidden % tensor == 0
@@ -172,63 +176,65 @@ def splits_tensors(setting: Setting, limits: PlanLimits, tensor: int) -> bool:
     )
 
 
-def cuts_layers(setting: Setting, limits: PlanLimits, pipeline: int) -> bool:
-    """Whether layers can be cut into so many stages."""
-    blocks = setting.model.blocks
-    if pipeline == 1 or setting.model.opaque:
+def can_split_layers(setup: TrainingSetup, limits: PlanLimits, pipeline: int) -> bool:
+    """Whether the layers can be split into this many pipeline stages."""
+    blocks = setup.model.blocks
+    if pipeline == 1 or setup.model.opaque:
         return pipeline == 1
     return pipeline <= blocks if limits.uneven else blocks % pipeline == 0
 
 
 def divisors(number: int) -> list[int]:
-    """What divides a number, in order, as far as a degree can go."""
-    small = np.arange(1, min(isqrt(number), LARGEST_DEGREE) + 1)
+    """Return the divisors of a number up to `MAX_DEGREE`, in order."""
+    small = np.arange(1, min(isqrt(number), MAX_DEGREE) + 1)
     small = small[number % small == 0]
     large = number // small[::-1]
-    ways: list[int] = np.unique(np.concatenate((small, large[large <= LARGEST_DEGREE]))).tolist()
-    return ways
+    ascending: list[int] = np.unique(np.concatenate((small, large[large <= MAX_DEGREE]))).tolist()
+    return ascending
 
 
-def _crossed(table: Table, name: str, choices: Ints, allowed: Mask) -> Table:
-    """Each row once for every choice that it allows: `allowed` has a row for each row and a column for each choice."""
+def _cross(table: Table, name: str, choices: Ints, allowed: Mask) -> Table:
+    """Return the table with each row repeated for every allowed choice; `allowed` is a mask of rows × choices."""
     rows, chosen = np.nonzero(np.broadcast_to(allowed, (len(table["data"]), len(choices))))
-    return {**{known: column[rows] for known, column in table.items()}, name: choices[chosen]}
+    return {**{field: column[rows] for field, column in table.items()}, name: choices[chosen]}
 
 
 def _sharding(table: Table, limits: PlanLimits) -> Table:
-    """ZeRO and offloading, as 2 × stage + offload."""
+    """Add the column 'sharding': ZeRO and offload, encoded as 2 × stage + offload."""
     stages = limits.choices("zero")
     pairs = np.array([2 * stage + offload for offload in limits.choices("offload") for stage in stages], np.int64)
     stage, offload = np.divmod(pairs, 2)
     data, tensor, pipeline = (table[name][:, None] for name in ("data", "tensor", "pipeline"))
     on_gpu = (stage == 0) | ((data > 1) & ((stage == 1) | (pipeline == 1)))
     on_host = (tensor * pipeline == 1) & np.where(data > 1, stage >= 1, stage == stages[0])
-    return _crossed(table, "sharding", pairs, np.where(offload > 0, on_host, on_gpu))
+    return _cross(table, "sharding", pairs, np.where(offload > 0, on_host, on_gpu))
 
 
-def _sequence_parallel(table: Table, setting: Setting, limits: PlanLimits) -> Table:
+def _sequence_parallel(table: Table, setup: TrainingSetup, limits: PlanLimits) -> Table:
     choices = np.array(limits.choices("sequence_parallel"), np.int64)
     tensor = table["tensor"][:, None]
-    split = (tensor > 1) & (setting.sequence % tensor == 0)
-    return _crossed(table, "sequence_parallel", choices, (choices == 0) | split)
+    split = (tensor > 1) & (setup.sequence % tensor == 0)
+    return _cross(table, "sequence_parallel", choices, (choices == 0) | split)
 
 
-def _recompute(table: Table, setting: Setting, limits: PlanLimits) -> Table:
+def _recompute(table: Table, setup: TrainingSetup, limits: PlanLimits) -> Table:
     choices = np.array(limits.choices("recompute"), np.int64)
-    useful = (choices != SELECTIVE) | setting.engine.selects_activations
-    return _crossed(table, "recompute", choices, (choices == 0) | (useful & (not setting.model.opaque)))
+    useful = (choices != SELECTIVE) | setup.engine.selects_activations
+    return _cross(table, "recompute", choices, (choices == 0) | (useful & (not setup.model.opaque)))
 
 
-def _accumulation(table: Table, setting: Setting, limits: PlanLimits) -> Table:
-    fixed = limits.pinned.accumulation
-    choices = np.array(divisors(setting.batch) if fixed is None else [fixed], np.int64)
-    return _crossed(table, "accumulation", choices, setting.batch % (table["data"][:, None] * choices) == 0)
+def _accumulation(table: Table, setup: TrainingSetup, limits: PlanLimits) -> Table:
+    pinned = limits.pinned.accumulation
+    choices = np.array(divisors(setup.batch) if pinned is None else [pinned], np.int64)
+    return _cross(table, "accumulation", choices, setup.batch % (table["data"][:, None] * choices) == 0)
 
 
-def _interleave(table: Table, setting: Setting, limits: PlanLimits) -> Table:
-    fixed, most = limits.pinned.interleave, limits.max_interleave
-    ways = [way for way in divisors(setting.model.blocks) if way <= most] if fixed is None else [fixed]
-    choices = np.array(ways, np.int64)
+def _interleave(table: Table, setup: TrainingSetup, limits: PlanLimits) -> Table:
+    pinned, maximum = limits.pinned.interleave, limits.max_interleave
+    all_divisors = (
+        [divisor for divisor in divisors(setup.model.blocks) if divisor <= maximum] if pinned is None else [pinned]
+    )
+    choices = np.array(all_divisors, np.int64)
     pipeline, accumulation = table["pipeline"][:, None], table["accumulation"][:, None]
-    in_turns = (setting.model.blocks % (pipeline * choices) == 0) & (accumulation % pipeline == 0)
-    return _crossed(table, "interleave", choices, (choices == 1) | ((pipeline > 1) & in_turns))
+    even = (setup.model.blocks % (pipeline * choices) == 0) & (accumulation % pipeline == 0)
+    return _cross(table, "interleave", choices, (choices == 1) | ((pipeline > 1) & even))

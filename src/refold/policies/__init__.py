@@ -1,4 +1,4 @@
-"""refold.policies"""
+"""Scheduling policies; `table` lists them by name."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
-"""The policies, one file each, and the table of their names. A new one is a file and a line here.
+"""Table of the built-in policies. A new one is a file in this package and an entry here.
 
-A policy of your own need not be here: `--policy path/to/mine.py` takes the file as it is, and every file of a
-folder named by REFOLD_POLICIES is listed and can be called by its name.
+Your own policy need not be listed: `--policy path/to/mine.py` loads a file, and every policy file in the folder that
+REFOLD_POLICIES names is listed and available by its name.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from typing import NamedTuple
 
 
 class PolicyEntry(NamedTuple):
-    """Where a policy is, and what it does in one line. `usual`: it is compared where nobody says with what."""
+    """Module, class and one-line summary of a policy.
+
+    `oracle`: it uses the actual run times of jobs. `preempts`: it stops running jobs. `compared_by_default`: `refold
+    compare` includes it if no policies are named.
+    """
 
     module: str
     class_name: str
     summary: str
     oracle: bool = False
     preempts: bool = False
-    usual: bool = True
+    compared_by_default: bool = True
 
 
 def _backfill(class_name: str, summary: str) -> PolicyEntry:
@@ -26,50 +30,61 @@ def _backfill(class_name: str, summary: str) -> PolicyEntry:
 
 def _rubick(class_name: str, summary: str) -> PolicyEntry:
     return PolicyEntry(
-        "refold.policies.reshaping.rubick", class_name, summary, preempts=True, usual=class_name == "Rubick"
+        "refold.policies.reshaping.rubick",
+        class_name,
+        summary,
+        preempts=True,
+        compared_by_default=class_name == "Rubick",
     )
 
 
-def _beside(module: str, class_name: str, summary: str) -> PolicyEntry:
-    """A published scheduler to compare with: asked for by name."""
-    return PolicyEntry(f"refold.policies.published.{module}", class_name, summary, preempts=True, usual=False)
+def _published(module: str, class_name: str, summary: str) -> PolicyEntry:
+    """Return the entry of a published scheduler for comparison, which has to be named explicitly."""
+    return PolicyEntry(
+        f"refold.policies.published.{module}", class_name, summary, preempts=True, compared_by_default=False
+    )
 
 
 POLICIES: dict[str, PolicyEntry] = {
-    "fifo": PolicyEntry("refold.policies.queueing.fifo", "Fifo", "strict order of arrival"),
+    "fifo": PolicyEntry("refold.policies.queueing.fifo", "Fifo", "Strict order of arrival."),
     "fifo-skip": PolicyEntry(
-        "refold.policies.queueing.fifo", "FifoSkip", "order of arrival; what has no place is passed over"
+        "refold.policies.queueing.fifo", "FifoSkip", "Order of arrival; jobs that do not fit are skipped."
     ),
-    "sjf": PolicyEntry("refold.policies.queueing.sjf", "Sjf", "shortest job first, durations known", oracle=True),
+    "sjf": PolicyEntry("refold.policies.queueing.sjf", "Sjf", "Shortest job first, by known durations.", oracle=True),
     "srtf": PolicyEntry(
-        "refold.policies.queueing.srtf", "Srtf", "shortest remaining time first", oracle=True, preempts=True
+        "refold.policies.queueing.srtf", "Srtf", "Shortest remaining time first.", oracle=True, preempts=True
     ),
     "las": PolicyEntry(
-        "refold.policies.queueing.las", "Las", "least attained service, two queues (Tiresias)", preempts=True
+        "refold.policies.queueing.las", "Las", "Least attained service, two queues (Tiresias).", preempts=True
     ),
-    "drf": PolicyEntry("refold.policies.queueing.drf", "Drf", "the tenant with the smallest dominant share first"),
-    "easy": _backfill("Easy", "backfill: the first in the queue has a reservation"),
-    "conservative": _backfill("Conservative", "backfill: everybody has a reservation"),
+    "drf": PolicyEntry("refold.policies.queueing.drf", "Drf", "Tenant with the smallest dominant share first."),
+    "easy": _backfill("Easy", "EASY backfill: the first job in the queue has a reservation."),
+    "conservative": _backfill("Conservative", "Conservative backfill: every waiting job has a reservation."),
     "refold": PolicyEntry(
-        "refold.policies.reshaping.refold", "Refold", "least work left first, at the size that pays", preempts=True
+        "refold.policies.reshaping.refold",
+        "Refold",
+        "Least remaining work first, each job at its most profitable size.",
+        preempts=True,
     ),
-    "rubick": _rubick("Rubick", "plans and amounts to whoever gains most (MLSys'25)"),
-    "rubick-e": _rubick("RubickE", "the same, plans only"),
-    "rubick-r": _rubick("RubickR", "the same, amounts only"),
-    "rubick-n": _rubick("RubickN", "the same, neither"),
-    "sia": _beside("sia", "Sia", "goodput by an integer program, in rounds (SOSP'23)"),
-    "pollux": _beside("pollux", "Pollux", "goodput by a genetic search, in rounds (OSDI'21)"),
-    "gavel": _beside("gavel", "Gavel", "max-min shares of time by a linear program, in rounds (OSDI'20)"),
-    "synergy": _beside("synergy", "Synergy", "CPUs tuned by sensitivity, in rounds (OSDI'22)"),
-    "antman": _beside("antman", "AntMan", "guaranteed by amount, best-effort on what is left (OSDI'20)"),
-    "tiresias": _beside("tiresias", "Tiresias", "least attained service, K queues or Gittins (NSDI'19)"),
-    "optimus": _beside("optimus", "Optimus", "each GPU to whoever saves the most time by it (EuroSys'18)"),
+    "rubick": _rubick("Rubick", "Resources and plans to the jobs that gain most (MLSys'25)."),
+    "rubick-e": _rubick("RubickE", "Like rubick, but changes plans only."),
+    "rubick-r": _rubick("RubickR", "Like rubick, but changes resources only."),
+    "rubick-n": _rubick("RubickN", "Like rubick, but changes neither plans nor resources."),
+    "sia": _published("sia", "Sia", "Goodput by integer programming, in rounds (SOSP'23)."),
+    "pollux": _published("pollux", "Pollux", "Goodput by genetic search, in rounds (OSDI'21)."),
+    "gavel": _published("gavel", "Gavel", "Max-min fair time shares by linear programming, in rounds (OSDI'20)."),
+    "synergy": _published("synergy", "Synergy", "CPUs allocated by sensitivity, in rounds (OSDI'22)."),
+    "antman": _published(
+        "antman", "AntMan", "Guaranteed jobs get their request, best-effort jobs what is left (OSDI'20)."
+    ),
+    "tiresias": _published("tiresias", "Tiresias", "Least attained service, K queues or Gittins index (NSDI'19)."),
+    "optimus": _published("optimus", "Optimus", "Each GPU to the job whose run time it shortens most (EuroSys'18)."),
     "optimal": PolicyEntry(
         "refold.research.optimal",
         "Optimal",
-        "the most throughput that there can be; small clusters only",
+        "Maximum total throughput by integer programming; small clusters only.",
         preempts=True,
-        usual=False,
+        compared_by_default=False,
     ),
 }
-"""The literal table."""
+"""All built-in policies by name."""

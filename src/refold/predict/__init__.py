@@ -1,4 +1,4 @@
-"""How long a job will last, as a distribution, from history and progress."""
+"""Run-time prediction: distributions of job durations, from job history and reported progress."""
 
 import lazy_loader
 

@@ -1,3 +1,3 @@
 from .distribution import DurationDistribution as DurationDistribution
-from .kernels import Floats as Floats, times_at as times_at
+from .kernels import Floats as Floats, quantiles as quantiles
 from .predictor import Predictor as Predictor

@@ -1,4 +1,4 @@
-"""How long something lasts, as a distribution over seconds."""
+"""Probability distribution of a duration."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from refold.errors import BadValue
 from refold.model import Seconds
-from refold.predict.kernels import BINS, Floats, mean_between, survival_at, time_at
+from refold.predict.kernels import BINS, Floats, mean_between, survival_at, time_exceeded_with
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DurationDistribution:
-    """A distribution over seconds: `survival` is the chance to last beyond each edge of the bins of `kernels`.
+    """Distribution of a duration in seconds: `survival` is the probability to exceed each bin edge of `kernels`.
 
-    Inside a bin the logarithm of the time is spread evenly. It is known to last longer than `floor`; where it would
-    last longer than `ceiling`, it ends there.
+    Inside a bin the logarithm of the time is uniform. The duration is known to exceed `floor`, and is cut off at
+    `ceiling`.
     """
 
     survival: Floats
@@ -24,22 +24,22 @@ class DurationDistribution:
 
     def __post_init__(self) -> None:
         if self.survival.shape != (BINS + 1,):
-            raise BadValue(f"a distribution has {BINS + 1} edges, not {self.survival.shape}")
+            raise BadValue(f"survival has shape {self.survival.shape}, expected ({BINS + 1},)")
         self.survival.flags.writeable = False
 
     def quantile(self, q: float) -> Seconds:
-        """The smallest time by which it has ended with probability `q`."""
+        """Return the smallest time that is not exceeded with probability `q`."""
         if not 0.0 <= q <= 1.0:
-            raise BadValue(f"a quantile is asked for with a probability from 0 to 1, not {q}")
+            raise BadValue(f"quantile of {q} requested, expected a probability from 0 to 1")
         if q == 1.0:
             return self.ceiling
-        left = survival_at(self.survival, self.floor) * (1.0 - q)
-        return min(max(time_at(self.survival, left), self.floor), self.ceiling)
+        probability = survival_at(self.survival, self.floor) * (1.0 - q)
+        return min(max(time_exceeded_with(self.survival, probability), self.floor), self.ceiling)
 
     def probability(self, seconds: Seconds) -> float:
-        """The chance that it has ended within `seconds`."""
+        """Return the probability that the duration is at most `seconds`."""
         if math.isnan(seconds):
-            raise BadValue("the probability to end within NaN seconds was asked for")
+            raise BadValue("probability for NaN seconds requested, expected a number")
         if seconds >= self.ceiling:
             return 1.0
         if seconds <= self.floor:
@@ -47,16 +47,16 @@ class DurationDistribution:
         return 1.0 - survival_at(self.survival, seconds) / survival_at(self.survival, self.floor)
 
     def beyond(self, elapsed: Seconds) -> DurationDistribution:
-        """The same, knowing that it lasts longer than `elapsed`; of the whole life, not of what is left.
+        """Return the distribution given that the duration exceeds `elapsed`; still of the total, not of the rest.
 
-        What has outlived its ceiling was not bound by it.
+        A ceiling that has been exceeded is dropped.
         """
         if not 0.0 <= elapsed < math.inf:
-            raise BadValue(f"what runs has run for 0 or more seconds, not {elapsed}")
+            raise BadValue(f"elapsed time is {elapsed}, expected seconds ≥ 0")
         floor = max(self.floor, elapsed)
         return DurationDistribution(self.survival, floor, self.ceiling if floor < self.ceiling else math.inf)
 
     @property
     def mean(self) -> Seconds:
-        """How long it lasts on average."""
+        """The mean duration, in seconds."""
         return mean_between(self.survival, self.floor, self.ceiling)

@@ -1,374 +1,371 @@
-"""The bins of time, and everything compiled about them.
-
-All of it is in one file, since what Numba keeps on disk is known by the file that holds it.
-"""
+"""Compiled kernels of the run-time predictor: time bins, context tables, mixing and calibration."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from refold.jit import compiled, inlined
+
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
-Names = npt.NDArray[np.uint64]
+Hashes = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
-F = TypeVar("F", bound=Callable[..., Any])
 
 LEVELS = 7
 BINS = 1 << LEVELS
-FIRST = 0.5
-PER_DOUBLING = 5
-WIDTH = math.log(2.0) / PER_DOUBLING
-LAST = FIRST * 2.0 ** (BINS / PER_DOUBLING)
-"""Bins of equal width in log time: five to each doubling, from half a second to 294 days."""
-
-
-def compiled(function: F) -> F:
-    """Compile with Numba, cached on disk."""
-    return cast(F, numba.njit(cache=True, error_model="numpy")(function))
-
-
-def inlined(function: F) -> F:
-    """Compile into every caller."""
-    return cast(F, numba.njit(inline="always", error_model="numpy")(function))
+FIRST_EDGE = 0.5
+BINS_PER_DOUBLING = 5
+BIN_WIDTH = math.log(2.0) / BINS_PER_DOUBLING
+LAST_EDGE = FIRST_EDGE * 2.0 ** (BINS / BINS_PER_DOUBLING)
+"""Bins have equal width in log time: five per doubling, from half a second to 294 days."""
 
 
 @inlined
-def place_of(seconds: float) -> float:
-    """Where on the axis of bins a time is: 2.5 is the middle of the third bin."""
-    return math.log(seconds / FIRST) / WIDTH if seconds > FIRST else 0.0
+def bin_position(seconds: float) -> float:
+    """Return the position of a time on the axis of bins: 2.5 is the middle of the third bin."""
+    return math.log(seconds / FIRST_EDGE) / BIN_WIDTH if seconds > FIRST_EDGE else 0.0
 
 
 @inlined
-def edge(place: float) -> float:
-    """The time at a place on the axis of bins."""
-    return FIRST * math.exp(place * WIDTH)
+def edge_time(position: float) -> float:
+    """Return the time at a position on the axis of bins, in seconds."""
+    return FIRST_EDGE * math.exp(position * BIN_WIDTH)
 
 
 @inlined
 def bin_of(seconds: float) -> int:
-    """The bin that holds a time; the first and the last hold what is beyond them too."""
-    return min(int(place_of(seconds)), BINS - 1)
+    """Return the bin of a time; the first and the last bin include all times beyond them."""
+    return min(int(bin_position(seconds)), BINS - 1)
 
 
 @compiled
 def survival_at(survival: Floats, seconds: float) -> float:
-    """The chance to last beyond a time; beyond the last edge it falls with the square of time."""
-    if seconds >= LAST:
-        return float(survival[BINS] * (LAST / seconds) ** 2)
-    place = place_of(seconds)
-    at = min(int(place), BINS - 1)
-    return float(survival[at] + (place - at) * (survival[at + 1] - survival[at]))
+    """Return the probability that a duration exceeds a time; beyond the last edge it falls with the square of time."""
+    if seconds >= LAST_EDGE:
+        return float(survival[BINS] * (LAST_EDGE / seconds) ** 2)
+    position = bin_position(seconds)
+    at = min(int(position), BINS - 1)
+    return float(survival[at] + (position - at) * (survival[at + 1] - survival[at]))
 
 
 @compiled
-def time_at(survival: Floats, left: float) -> float:
-    """The time beyond which it lasts with chance `left`."""
-    if left < survival[BINS]:
-        return float(LAST * math.sqrt(survival[BINS] / left))
-    low, high = 0, BINS  # survival[low] > left >= survival[high], but for left = 1
+def time_exceeded_with(survival: Floats, probability: float) -> float:
+    """Return the time that a duration exceeds with this probability."""
+    if probability < survival[BINS]:
+        return float(LAST_EDGE * math.sqrt(survival[BINS] / probability))
+    low, high = 0, BINS  # survival[low] > probability >= survival[high], unless probability is 1
     while high - low > 1:
         middle = (low + high) >> 1
-        if survival[middle] > left:
+        if survival[middle] > probability:
             low = middle
         else:
             high = middle
     mass = survival[low] - survival[high]
-    return edge(low + (survival[low] - left) / mass) if mass > 0.0 else edge(float(low))
+    return edge_time(low + (survival[low] - probability) / mass) if mass > 0.0 else edge_time(float(low))
 
 
 @compiled
 def mean_between(survival: Floats, floor: float, ceiling: float) -> float:
-    """The mean of what lasts longer than `floor` and ends at `ceiling` at the latest: the integral of survival."""
-    total, start = 0.0, max(floor, FIRST)
-    for at in range(min(int(place_of(start)), BINS), BINS):
-        lower, upper = edge(float(at)), edge(at + 1.0)
+    """Return the mean duration, given that it exceeds `floor` and is cut off at `ceiling`: the integral of survival."""
+    total, start = 0.0, max(floor, FIRST_EDGE)
+    for at in range(min(int(bin_position(start)), BINS), BINS):
+        lower, upper = edge_time(float(at)), edge_time(at + 1.0)
         since, until = max(lower, start), min(upper, ceiling)
         if until <= since:
             continue
-        slope = (survival[at] - survival[at + 1]) / WIDTH
+        slope = (survival[at] - survival[at + 1]) / BIN_WIDTH
         logs = until * (math.log(until / lower) - 1.0) - since * (math.log(since / lower) - 1.0)
         total += survival[at] * (until - since) - slope * logs
-    since = max(start, LAST)
+    since = max(start, LAST_EDGE)
     if ceiling > since:
-        total += survival[BINS] * LAST * (LAST / since - LAST / ceiling)
+        total += survival[BINS] * LAST_EDGE * (LAST_EDGE / since - LAST_EDGE / ceiling)
     return min(start + total / survival_at(survival, start), ceiling)
 
 
-# What was seen is kept in rows, each found by the name of a context. A row holds what became of the jobs of its
-# context as a tree of halves: node 1 asks whether a job outlasts the middle of all bins, nodes 2 and 3 the same of
-# either half, and so on. Each node keeps log odds, at two speeds of forgetting, and how often it was asked.
+# Context tables: one row per context, found by the hash of the context. A row stores the durations of the jobs of its
+# context as a binary tree over the bins: node 1 predicts whether a job runs longer than the middle of all bins, nodes
+# 2 and 3 the same for either half, and so on. Each node has log odds at two learning rates and a count of examples.
 
-ROWS = 1 << 15
+TABLE_ROWS = 1 << 15
 PROBES = 8
-SPEEDS = 2
-FORGETTING = (0.08, 0.01)
-"""The least share that the newest example has in what a node believes: about the last 12, and the last 100."""
+RATES = 2
+MIN_LEARNING_RATES = (0.08, 0.01)
+"""Minimum weight of the newest example: the estimates average about the last 12, and the last 100 examples."""
 
-LAST_BIN, BEFORE_BIN, AVERAGE_BIN, LAST_ARRIVAL, LAST_END, UNFINISHED, RECENT = 0, 1, 2, 3, 4, 5, 6
-"""What a row remembers beside: the bins of its last two jobs and their running average, when and how many."""
+LAST_BIN, PREVIOUS_BIN, AVERAGE_BIN, LAST_ARRIVAL, LAST_END, UNFINISHED, RECENT_COLUMNS = 0, 1, 2, 3, 4, 5, 6
+"""Columns of `recent`: bins of the last two jobs, their running average, times, and the number of unfinished jobs."""
 
-# The contexts. The first are what a job says of itself, from coarse to fine; then what has happened lately to its
-# like; then those that see how long jobs last beside what was hints of them: two contexts, coarse and fine, for
-# each of the last two jobs like it, its limit, and a model of it.
-ALL, GPUS, DEMAND, OWNER, OWNER_DEMAND, KIND, FULL, STATIC = 0, 1, 2, 3, 4, 5, 6, 7
-HOUR, OWNER_LATELY, RATIOS, CONTEXTS = 10, 11, 17, 23
-COARSER = (ALL, ALL, GPUS, ALL, DEMAND, OWNER, OWNER_DEMAND, *(FULL,) * 3, GPUS, OWNER, *(FULL,) * 5)
-"""What a context that has seen little falls back on."""
+# The contexts. First the static ones, from the job's own fields, coarse to fine; then those that include recent jobs
+# like it; then those of the ratio of a duration to a hint: two contexts, coarse and fine, for each hint (the last two
+# jobs like it, its time limit, and a performance model).
+ALL, GPUS, DEMAND, OWNER, OWNER_DEMAND, KIND, FULL, STATIC_CONTEXTS = 0, 1, 2, 3, 4, 5, 6, 7
+HOUR, OWNER_RECENT, TIME_CONTEXTS, CONTEXTS = 10, 11, 17, 23
+BACKOFF = (ALL, ALL, GPUS, ALL, DEMAND, OWNER, OWNER_DEMAND, *(FULL,) * 3, GPUS, OWNER, *(FULL,) * 5)
+"""The coarser context that a context with few examples backs off to."""
 
-LATELY, LIMIT, MODEL, WAYS = 0, 1, 2, 3
-"""The ways in which a duration is hints; 0 seconds where it is not."""
+RECENT_HINT, LIMIT_HINT, MODEL_HINT, HINTS = 0, 1, 2, 3
+"""Hints of the duration, in seconds; 0: no hint."""
 
-INPUTS = 1 + (RATIOS + WAYS) * SPEEDS
-"""What is mixed, at each speed: what is believed before anything was seen, what contexts say, and finer ratios."""
+INPUTS = 1 + (TIME_CONTEXTS + HINTS) * RATES
+"""Number of mixed inputs: the prior, and for each learning rate the time contexts and the fine ratio contexts."""
 
 LIMITED, MODELLED, VARIANTS = 1, 2, 4
-"""Jobs without and with a limit, and without and with a model of them, are mixed apart: 0 to 3 as a sum."""
+"""Mixing weights are separate for jobs with and without a limit and a model; the variant is the sum, 0 to 3."""
 
-BUCKETS = 8
-FEW = 1.0
-"""After so many examples a context is believed as much as the coarser one."""
+EXPERIENCE_BUCKETS = 8
+BACKOFF_EXAMPLES = 1.0
+"""After this many examples a context counts as much as the coarser one."""
 
-AS_FORETOLD = 112
-"""The bin of ratios, in place of times, that begins where something lasts exactly as long as was hints."""
+RATIO_ONE_BIN = 112
+"""For ratios instead of times: the bin that starts at ratio 1, a duration equal to the hint."""
 
-STEEPEST = 12.0
+MAX_LOG_ODDS = 12.0
 MIXING_RATE = 0.0002
-"""How fast trust moves. Slow, since equal jobs come in bursts, which all prove the same context right."""
+"""Learning rate of the mixing weights. Low, because bursts of equal jobs all favour the same context."""
 
-SHARES = 20
-SHARES_SEEN, SHARES_KEPT = 1000.0, 20_000.0
-"""Calibration: in how many parts, how many examples its start is worth, and of how many it remembers."""
+CALIBRATION_BINS = 20
+CALIBRATION_PRIOR, CALIBRATION_MEMORY = 1000.0, 20_000.0
+"""Calibration: number of bins, weight of the prior in examples, and number of examples remembered."""
 
 
 class ContextTables(NamedTuple):
-    """The rows. Nobody writes in the last one, which stands for contexts that were never seen."""
+    """The rows of the contexts. The last row is read-only and stands for contexts without examples."""
 
-    names: Names
-    used: Ints
-    lean: Singles
-    seen: Singles
+    hashes: Hashes
+    last_used: Ints
+    log_odds: Singles
+    examples: Singles
     recent: Floats
 
 
-class Trust(NamedTuple):
-    """How much each input weighs, by node of the tree, and by level and how well the job is known; calibration.
-
-    Both for each variant of jobs.
-    """
+class MixingWeights(NamedTuple):
+    """Weights of the inputs for each variant: by tree node, and by experience and tree level; and the calibration."""
 
     by_node: Singles
     by_level: Singles
-    shares: Floats
+    calibration: Floats
 
 
 @inlined
-def mixed(name: np.uint64, value: int) -> np.uint64:
-    """Another name, made of a name and a number; never 0, which names nothing."""
-    word = (name ^ np.uint64(value)) * np.uint64(0x9E3779B97F4A7C15)
+def combine_hash(hash_value: np.uint64, value: int) -> np.uint64:
+    """Return a hash of a hash and a number; never 0, which means no context."""
+    word = (hash_value ^ np.uint64(value)) * np.uint64(0x9E3779B97F4A7C15)
     word ^= word >> np.uint64(29)
     word *= np.uint64(0xBF58476D1CE4E5B9)
     return (word ^ (word >> np.uint64(32))) | np.uint64(1)
 
 
 @inlined
-def squash(lean: float) -> float:
-    """The chance of these log odds."""
-    return 1.0 / (1.0 + math.exp(-min(max(lean, -STEEPEST), STEEPEST)))
+def sigmoid(log_odds: float) -> float:
+    """Return the probability of these log odds, clamped."""
+    return 1.0 / (1.0 + math.exp(-min(max(log_odds, -MAX_LOG_ODDS), MAX_LOG_ODDS)))
 
 
 @inlined
-def row_of(names: Names, name: np.uint64) -> int:
-    """The row of a name, or the last row."""
-    start = int(name >> np.uint64(40))
+def find_row(hashes: Hashes, hash_value: np.uint64) -> int:
+    """Return the row of a context, or the last row if it has none."""
+    start = int(hash_value >> np.uint64(40))
     for probe in range(PROBES):
-        row = (start + probe) % ROWS
-        if names[row] == name and name != np.uint64(0):
+        row = (start + probe) % TABLE_ROWS
+        if hashes[row] == hash_value and hash_value != np.uint64(0):
             return row
-    return ROWS
+    return TABLE_ROWS
 
 
 @inlined
-def row_for(memory: ContextTables, tick: int, name: np.uint64) -> int:
-    """The row of a name; if it has none, the row near by that was not used for longest is taken over."""
-    start = int(name >> np.uint64(40))
-    oldest = start % ROWS
+def find_or_claim_row(tables: ContextTables, tick: int, hash_value: np.uint64) -> int:
+    """Return the row of a context; if it has none, replace the least recently used row within the probe range."""
+    start = int(hash_value >> np.uint64(40))
+    oldest = start % TABLE_ROWS
     for probe in range(PROBES):
-        row = (start + probe) % ROWS
-        if memory.names[row] == name:
-            memory.used[row] = tick
+        row = (start + probe) % TABLE_ROWS
+        if tables.hashes[row] == hash_value:
+            tables.last_used[row] = tick
             return row
-        if memory.used[row] < memory.used[oldest]:
+        if tables.last_used[row] < tables.last_used[oldest]:
             oldest = row
-    memory.names[oldest], memory.used[oldest] = name, tick
-    memory.lean[oldest], memory.seen[oldest], memory.recent[oldest] = 0.0, 0.0, memory.recent[ROWS]
+    tables.hashes[oldest], tables.last_used[oldest] = hash_value, tick
+    tables.log_odds[oldest], tables.examples[oldest], tables.recent[oldest] = 0.0, 0.0, tables.recent[TABLE_ROWS]
     return oldest
 
 
 @inlined
-def scale(number: float) -> int:
-    """A number by its magnitude: 0 and less, 1, 2-3, 4-7, …"""
+def magnitude(number: float) -> int:
+    """Return the binary order of magnitude of a number: ≤ 0, 1, 2-3, 4-7, …"""
     return int(math.log2(max(number, 0.0) + 1.0)) if number < 1e12 else 40
 
 
 @compiled
-def contexts_of(static: Names, now: float, hints: Floats, memory: ContextTables) -> Names:
-    """The names of all contexts of a job that arrives now; what lately happened is added to what is `hints`."""
+def context_keys(static: Hashes, now: float, hints: Floats, tables: ContextTables) -> Hashes:
+    """Return the keys of all contexts of a job that arrives now; write the hint from recent jobs to `hints`."""
     keys = np.zeros(CONTEXTS, np.uint64)
-    for at in range(STATIC):
-        keys[at] = mixed(static[at], at)
-    names, recent = memory.names, memory.recent
-    full, owner, everyone = keys[FULL], keys[OWNER], keys[ALL]
-    like, own, whole = recent[row_of(names, full)], recent[row_of(names, owner)], recent[row_of(names, everyone)]
-    last, before, average = int(like[LAST_BIN]), int(like[BEFORE_BIN]), int(like[AVERAGE_BIN])
-    gap, unfinished = scale(now - like[LAST_ARRIVAL]), scale(like[UNFINISHED])
-    keys[7] = mixed(mixed(full, 7), last // 2)
-    keys[8] = mixed(mixed(mixed(full, 8), last // 4), before // 4)
-    keys[9] = mixed(mixed(mixed(full, 9), gap), unfinished)
-    keys[HOUR] = mixed(mixed(keys[GPUS], 10), int(now // 7200.0) % 12)
-    keys[OWNER_LATELY] = mixed(mixed(mixed(owner, 11), int(own[LAST_BIN]) // 3), int(whole[LAST_BIN]) // 8)
-    keys[12] = mixed(mixed(mixed(full, 12), average // 3), gap // 2)
-    keys[13] = mixed(mixed(full, 13), gap)
-    keys[14] = mixed(mixed(mixed(full, 14), scale(now - like[LAST_END]) // 2), last // 3)
-    keys[15] = mixed(mixed(mixed(full, 15), scale(now - own[LAST_ARRIVAL])), scale(own[UNFINISHED]))
-    keys[16] = mixed(mixed(full, 16), unfinished)
+    for at in range(STATIC_CONTEXTS):
+        keys[at] = combine_hash(static[at], at)
+    hashes, recent = tables.hashes, tables.recent
+    full, owner, all_jobs = keys[FULL], keys[OWNER], keys[ALL]
+    similar, own, whole = (
+        recent[find_row(hashes, full)],
+        recent[find_row(hashes, owner)],
+        recent[find_row(hashes, all_jobs)],
+    )
+    last, previous, average = int(similar[LAST_BIN]), int(similar[PREVIOUS_BIN]), int(similar[AVERAGE_BIN])
+    gap, unfinished = magnitude(now - similar[LAST_ARRIVAL]), magnitude(similar[UNFINISHED])
+    keys[7] = combine_hash(combine_hash(full, 7), last // 2)
+    keys[8] = combine_hash(combine_hash(combine_hash(full, 8), last // 4), previous // 4)
+    keys[9] = combine_hash(combine_hash(combine_hash(full, 9), gap), unfinished)
+    keys[HOUR] = combine_hash(combine_hash(keys[GPUS], 10), int(now // 7200.0) % 12)
+    keys[OWNER_RECENT] = combine_hash(
+        combine_hash(combine_hash(owner, 11), int(own[LAST_BIN]) // 3), int(whole[LAST_BIN]) // 8
+    )
+    keys[12] = combine_hash(combine_hash(combine_hash(full, 12), average // 3), gap // 2)
+    keys[13] = combine_hash(combine_hash(full, 13), gap)
+    keys[14] = combine_hash(combine_hash(combine_hash(full, 14), magnitude(now - similar[LAST_END]) // 2), last // 3)
+    keys[15] = combine_hash(
+        combine_hash(combine_hash(full, 15), magnitude(now - own[LAST_ARRIVAL])), magnitude(own[UNFINISHED])
+    )
+    keys[16] = combine_hash(combine_hash(full, 16), unfinished)
     if last >= 0:
-        hints[LATELY] = edge(0.5 + (0.5 * (last + before) if before >= 0 else last))
-    finer = (full, owner, keys[KIND])
-    for way in range(WAYS):
-        if hints[way] > 0.0:
-            at = RATIOS + 2 * way
-            keys[at], keys[at + 1] = mixed(everyone, at), mixed(finer[way], at + 1)
+        hints[RECENT_HINT] = edge_time(0.5 + (0.5 * (last + previous) if previous >= 0 else last))
+    fine_keys = (full, owner, keys[KIND])
+    for hint in range(HINTS):
+        if hints[hint] > 0.0:
+            at = TIME_CONTEXTS + 2 * hint
+            keys[at], keys[at + 1] = combine_hash(all_jobs, at), combine_hash(fine_keys[hint], at + 1)
     return keys
 
 
 @compiled
-def arrive(keys: Names, now: float, memory: ContextTables, tick: int) -> None:
-    """One more job of these contexts is there."""
-    for at in range(STATIC):
-        row = row_for(memory, tick, keys[at])
-        memory.recent[row, UNFINISHED] += 1.0
-        memory.recent[row, LAST_ARRIVAL] = now
+def count_arrival(keys: Hashes, now: float, tables: ContextTables, tick: int) -> None:
+    """Count a job of these contexts as unfinished."""
+    for at in range(STATIC_CONTEXTS):
+        row = find_or_claim_row(tables, tick, keys[at])
+        tables.recent[row, UNFINISHED] += 1.0
+        tables.recent[row, LAST_ARRIVAL] = now
 
 
 @compiled
-def leave(keys: Names, memory: ContextTables) -> None:
-    """One job of these contexts is there no more."""
-    for at in range(STATIC):
-        row = row_of(memory.names, keys[at])
-        if row < ROWS:
-            memory.recent[row, UNFINISHED] = max(memory.recent[row, UNFINISHED] - 1.0, 0.0)
+def count_departure(keys: Hashes, tables: ContextTables) -> None:
+    """Count a job of these contexts as no longer unfinished."""
+    for at in range(STATIC_CONTEXTS):
+        row = find_row(tables.hashes, keys[at])
+        if row < TABLE_ROWS:
+            tables.recent[row, UNFINISHED] = max(tables.recent[row, UNFINISHED] - 1.0, 0.0)
 
 
 @compiled
-def leans_of(masses: Floats) -> Singles:
-    """The tree of log odds of these chances of the bins."""
-    tree, leans = np.empty(2 * BINS), np.zeros(BINS, np.float32)
+def log_odds_tree(masses: Floats) -> Singles:
+    """Return the tree of log odds for these bin probabilities."""
+    tree, log_odds = np.empty(2 * BINS), np.zeros(BINS, np.float32)
     tree[BINS:] = masses
     for node in range(BINS - 1, 0, -1):
         shorter, longer = tree[2 * node], tree[2 * node + 1]
         tree[node] = shorter + longer
-        leans[node] = math.log(longer / shorter)
-    return leans
+        log_odds[node] = math.log(longer / shorter)
+    return log_odds
 
 
 @compiled
-def bell(seconds: float, width: float, even: float) -> Floats:
-    """Chances of the bins: a normal curve in log time around `seconds`, and a share of `even` everywhere."""
-    middle, masses = math.log(seconds / FIRST), np.empty(BINS)
+def log_normal_bins(seconds: float, width: float, uniform: float) -> Floats:
+    """Return bin probabilities: a normal curve in log time around `seconds`, plus `uniform` spread evenly."""
+    middle, masses = math.log(seconds / FIRST_EDGE), np.empty(BINS)
     for at in range(BINS):
-        away = ((at + 0.5) * WIDTH - middle) / width
-        masses[at] = math.exp(-0.5 * away * away) * WIDTH / width / math.sqrt(2.0 * math.pi) + even / BINS
+        distance = ((at + 0.5) * BIN_WIDTH - middle) / width
+        masses[at] = (
+            math.exp(-0.5 * distance * distance) * BIN_WIDTH / width / math.sqrt(2.0 * math.pi) + uniform / BINS
+        )
     return masses
 
 
 @inlined
-def say(row: int, speed: int, coarser: Singles, memory: ContextTables, said: Singles) -> None:
-    """What a row says about each node; where it has seen little, what the coarser one says."""
+def predict_row(row: int, rate: int, coarser: Singles, tables: ContextTables, output: Singles) -> None:
+    """Write the log odds of a row for each node, blended with the coarser context where it has few examples."""
     for node in range(BINS):
-        count = memory.seen[row, node]
-        own = count / (count + np.float32(FEW))
-        said[node] = coarser[node] + own * (memory.lean[row, speed, node] - coarser[node])
+        count = tables.examples[row, node]
+        own = count / (count + np.float32(BACKOFF_EXAMPLES))
+        output[node] = coarser[node] + own * (tables.log_odds[row, rate, node] - coarser[node])
 
 
 @inlined
-def shifted(ratios: Singles, hints: float) -> Singles:
-    """What is said about times, where something is said about their ratios to what was hints."""
-    masses, moved = np.empty(2 * BINS), np.empty(BINS)
+def times_from_ratios(ratios: Singles, hint_seconds: float) -> Singles:
+    """Convert log odds of ratios to a hint into log odds of times."""
+    masses, shifted = np.empty(2 * BINS), np.empty(BINS)
     masses[1] = 1.0
     for node in range(1, BINS):
-        longer = squash(ratios[node])
+        longer = sigmoid(ratios[node])
         masses[2 * node] = masses[node] * (1.0 - longer)
         masses[2 * node + 1] = masses[node] * longer
-    shift = AS_FORETOLD - place_of(hints)
+    shift = RATIO_ONE_BIN - bin_position(hint_seconds)
     whole = math.floor(shift)
     for at in range(BINS):
         ratio = at + whole
         lower = masses[BINS + ratio] if 0 <= ratio < BINS else 0.0
         upper = masses[BINS + ratio + 1] if -1 <= ratio < BINS - 1 else 0.0
-        moved[at] = lower + (shift - whole) * (upper - lower) + 1e-6
-    return leans_of(moved)
+        shifted[at] = lower + (shift - whole) * (upper - lower) + 1e-6
+    return log_odds_tree(shifted)
 
 
 @compiled
-def inputs_of(
-    keys: Names, hints: Floats, memory: ContextTables, prior: Singles, ratios: Singles
+def collect_inputs(
+    keys: Hashes, hints: Floats, tables: ContextTables, prior: Singles, ratios: Singles
 ) -> tuple[Singles, int]:
-    """What each context says about each node of the tree, and how well jobs like this one are known.
+    """Return the log odds of each input for each tree node, and the experience with jobs like this one.
 
-    `prior` and `ratios` are believed before anything was seen: of times, and of times beside what was hints.
+    `prior` and `ratios` are the priors of times and of ratios to hints.
     """
-    ways = WAYS if hints[MODEL] > 0.0 else 2 if hints[LIMIT] > 0.0 else 1
-    inputs = np.zeros((1 + (RATIOS + ways) * SPEEDS, BINS), np.float32)
+    hint_count = HINTS if hints[MODEL_HINT] > 0.0 else 2 if hints[LIMIT_HINT] > 0.0 else 1
+    inputs = np.zeros((1 + (TIME_CONTEXTS + hint_count) * RATES, BINS), np.float32)
     inputs[0] = prior
-    for at in range(RATIOS):
-        row = row_of(memory.names, keys[at])
-        for speed in range(SPEEDS):
-            coarser = inputs[0] if at == ALL else inputs[1 + COARSER[at] * SPEEDS + speed]
-            say(row, speed, coarser, memory, inputs[1 + at * SPEEDS + speed])
+    for at in range(TIME_CONTEXTS):
+        row = find_row(tables.hashes, keys[at])
+        for rate in range(RATES):
+            coarser = inputs[0] if at == ALL else inputs[1 + BACKOFF[at] * RATES + rate]
+            predict_row(row, rate, coarser, tables, inputs[1 + at * RATES + rate])
     coarse, fine = np.empty(BINS, np.float32), np.empty(BINS, np.float32)
-    for way in range(ways):
-        at = RATIOS + 2 * way
-        for speed in range(SPEEDS):
-            said = inputs[1 + (RATIOS + way) * SPEEDS + speed]
-            if hints[way] > 0.0:
-                say(row_of(memory.names, keys[at]), speed, ratios[way], memory, coarse)
-                say(row_of(memory.names, keys[at + 1]), speed, coarse, memory, fine)
-                said[:] = shifted(fine, hints[way])
-            elif way == LATELY:  # nothing like it has been seen
-                said[:] = inputs[1 + FULL * SPEEDS + speed]
-    return inputs, min(scale(memory.seen[row_of(memory.names, keys[FULL]), 1]), BUCKETS - 1)
+    for hint in range(hint_count):
+        at = TIME_CONTEXTS + 2 * hint
+        for rate in range(RATES):
+            output = inputs[1 + (TIME_CONTEXTS + hint) * RATES + rate]
+            if hints[hint] > 0.0:
+                predict_row(find_row(tables.hashes, keys[at]), rate, ratios[hint], tables, coarse)
+                predict_row(find_row(tables.hashes, keys[at + 1]), rate, coarse, tables, fine)
+                output[:] = times_from_ratios(fine, hints[hint])
+            elif hint == RECENT_HINT:  # no job like it has ended yet
+                output[:] = inputs[1 + FULL * RATES + rate]
+    return inputs, min(magnitude(tables.examples[find_row(tables.hashes, keys[FULL]), 1]), EXPERIENCE_BUCKETS - 1)
 
 
 @compiled
-def survival_of(inputs: Singles, variant: int, known: int, trust: Trust) -> Floats:
-    """The chances to outlast each edge of the bins, as the trusted inputs have it; not calibrated."""
+def mix_survival(inputs: Singles, variant: int, experience: int, weights: MixingWeights) -> Floats:
+    """Mix the inputs and return the probability to exceed each bin edge; not calibrated."""
     total = np.zeros(BINS, np.float32)
     for at in range(inputs.shape[0]):
-        said, weights = inputs[at], trust.by_node[variant, at]
+        output, node_weights = inputs[at], weights.by_node[variant, at]
         for node in range(BINS):
-            total[node] += said[node] * weights[node]
+            total[node] += output[node] * node_weights[node]
         for level in range(LEVELS):  # level n has the nodes from 2^n to 2^(n+1)
-            weight, of_level, sums = trust.by_level[variant, known, level, at], said[1 << level :], total[1 << level :]
+            weight, of_level, sums = (
+                weights.by_level[variant, experience, level, at],
+                output[1 << level :],
+                total[1 << level :],
+            )
             for node in range(1 << level):
                 sums[node] += of_level[node] * weight
     masses = np.empty(2 * BINS)
     masses[1] = 1.0
     for node in range(1, BINS):
-        longer = squash(0.5 * total[node])
+        longer = sigmoid(0.5 * total[node])
         masses[2 * node] = masses[node] * (1.0 - longer)
         masses[2 * node + 1] = masses[node] * longer
-    return survival_from(masses[BINS:])
+    return survival_from_masses(masses[BINS:])
 
 
 @compiled
-def survival_from(masses: Floats) -> Floats:
-    """The chances to outlast each edge; half of the last bin's lies beyond it. Summed from the small end."""
+def survival_from_masses(masses: Floats) -> Floats:
+    """Return the probability to exceed each edge; half of the last bin lies beyond it. Sums start at the small end."""
     survival = np.empty(BINS + 1)
     survival[BINS] = 0.5 * masses[BINS - 1]
     total = 0.0
@@ -379,99 +376,110 @@ def survival_from(masses: Floats) -> Floats:
 
 
 @compiled
-def calibrated(survival: Floats, shares: Floats) -> Floats:
-    """What was said, moved to where jobs have ended when the same was said: shares of jobs by their survival."""
-    below = np.zeros(SHARES + 1)
-    for at in range(SHARES):
-        below[at + 1] = below[at] + shares[at]
-    moved = np.empty(BINS + 1)
+def calibrate(survival: Floats, calibration: Floats) -> Floats:
+    """Map predicted to observed survival: `calibration` is the histogram of predicted survival at the actual ends."""
+    below = np.zeros(CALIBRATION_BINS + 1)
+    for at in range(CALIBRATION_BINS):
+        below[at + 1] = below[at] + calibration[at]
+    shifted = np.empty(BINS + 1)
     for at in range(BINS + 1):
-        place = min(survival[at], 1.0) * SHARES
-        share = min(int(place), SHARES - 1)
-        moved[at] = (below[share] + (place - share) * shares[share]) / below[SHARES]
-    return moved
+        position = min(survival[at], 1.0) * CALIBRATION_BINS
+        share = min(int(position), CALIBRATION_BINS - 1)
+        shifted[at] = (below[share] + (position - share) * calibration[share]) / below[CALIBRATION_BINS]
+    return shifted
 
 
 @compiled
-def foreseen(
-    keys: Names, hints: Floats, variant: int, memory: ContextTables, prior: Singles, ratios: Singles, trust: Trust
+def predict_survival(
+    keys: Hashes,
+    hints: Floats,
+    variant: int,
+    tables: ContextTables,
+    prior: Singles,
+    ratios: Singles,
+    weights: MixingWeights,
 ) -> Floats:
-    """The chances to outlast each edge of the bins, calibrated: all of the above in one call."""
-    inputs, known = inputs_of(keys, hints, memory, prior, ratios)
-    return calibrated(survival_of(inputs, variant, known, trust), trust.shares)
+    """Return the calibrated probability to exceed each bin edge: collect, mix and calibrate in one call."""
+    inputs, experience = collect_inputs(keys, hints, tables, prior, ratios)
+    return calibrate(mix_survival(inputs, variant, experience, weights), weights.calibration)
 
 
 @compiled
-def learn_trust(inputs: Singles, variant: int, known: int, said: float, seconds: float, trust: Trust) -> None:
-    """Trust those more who were right about this job, of which it was `said` that it outlasts its end."""
+def update_weights(
+    inputs: Singles, variant: int, experience: int, predicted_survival: float, seconds: float, weights: MixingWeights
+) -> None:
+    """Move the weights towards the inputs that predicted this job well; add its end to the calibration.
+
+    `predicted_survival` is the predicted probability that the job would run longer than it did.
+    """
     leaf, node = bin_of(seconds), 1
-    by_node, by_level = trust.by_node[variant], trust.by_level[variant, known]
+    by_node, by_level = weights.by_node[variant], weights.by_level[variant, experience]
     for level in range(LEVELS):
         longer = leaf >> (LEVELS - 1 - level) & 1
         first = second = 0.0
         for at in range(inputs.shape[0]):
             first += inputs[at, node] * by_node[at, node]
             second += inputs[at, node] * by_level[level, at]
-        first, second = MIXING_RATE * (longer - squash(first)), MIXING_RATE * (longer - squash(second))
+        first, second = MIXING_RATE * (longer - sigmoid(first)), MIXING_RATE * (longer - sigmoid(second))
         for at in range(inputs.shape[0]):
             by_node[at, node] += first * inputs[at, node]
             by_level[level, at] += second * inputs[at, node]
         node = 2 * node + longer
-    for at in range(SHARES):
-        trust.shares[at] *= 1.0 - 1.0 / SHARES_KEPT
-    trust.shares[min(int(said * SHARES), SHARES - 1)] += 1.0
+    for at in range(CALIBRATION_BINS):
+        weights.calibration[at] *= 1.0 - 1.0 / CALIBRATION_MEMORY
+    weights.calibration[min(int(predicted_survival * CALIBRATION_BINS), CALIBRATION_BINS - 1)] += 1.0
 
 
 @compiled
-def learn(keys: Names, seconds: float, hints: Floats, now: float, memory: ContextTables, tick: int) -> None:
-    """One more job of these contexts has lasted so long."""
+def update_contexts(keys: Hashes, seconds: float, hints: Floats, now: float, tables: ContextTables, tick: int) -> None:
+    """Add the duration of a finished job to its contexts."""
     leaf = bin_of(seconds)
     for at in range(CONTEXTS):
         if keys[at] == np.uint64(0):
             continue
-        row = row_for(memory, tick, keys[at])
-        if at >= RATIOS:
-            ratio = math.floor(place_of(seconds) - place_of(hints[(at - RATIOS) >> 1])) + AS_FORETOLD
-            learn_row(row, min(max(ratio, 0), BINS - 1), memory)
+        row = find_or_claim_row(tables, tick, keys[at])
+        if at >= TIME_CONTEXTS:
+            ratio = math.floor(bin_position(seconds) - bin_position(hints[(at - TIME_CONTEXTS) >> 1])) + RATIO_ONE_BIN
+            update_row(row, min(max(ratio, 0), BINS - 1), tables)
             continue
-        learn_row(row, leaf, memory)
-        if at < STATIC:
-            recent = memory.recent[row]
-            known = recent[LAST_BIN] >= 0.0
-            recent[BEFORE_BIN], recent[LAST_BIN], recent[LAST_END] = recent[LAST_BIN], leaf, now
-            recent[AVERAGE_BIN] = recent[AVERAGE_BIN] + 0.3 * (leaf - recent[AVERAGE_BIN]) if known else leaf
+        update_row(row, leaf, tables)
+        if at < STATIC_CONTEXTS:
+            recent = tables.recent[row]
+            experience = recent[LAST_BIN] >= 0.0
+            recent[PREVIOUS_BIN], recent[LAST_BIN], recent[LAST_END] = recent[LAST_BIN], leaf, now
+            recent[AVERAGE_BIN] = recent[AVERAGE_BIN] + 0.3 * (leaf - recent[AVERAGE_BIN]) if experience else leaf
 
 
 @inlined
-def learn_row(row: int, leaf: int, memory: ContextTables) -> None:
-    """One more example for a row: down the tree to the bin in which it ended."""
+def update_row(row: int, leaf: int, tables: ContextTables) -> None:
+    """Add an example to a row: update the nodes on the path to the bin of its duration."""
     node = 1
     for level in range(LEVELS):
         longer = leaf >> (LEVELS - 1 - level) & 1
-        count = memory.seen[row, node]
-        for speed in range(SPEEDS):
-            chance = squash(memory.lean[row, speed, node])
-            chance += max(1.0 / (count + 1.6), FORGETTING[speed]) * (longer - chance)
-            memory.lean[row, speed, node] = math.log(chance / (1.0 - chance))
-        memory.seen[row, node] = min(count + 1.0, 1e6)
+        count = tables.examples[row, node]
+        for rate in range(RATES):
+            probability = sigmoid(tables.log_odds[row, rate, node])
+            probability += max(1.0 / (count + 1.6), MIN_LEARNING_RATES[rate]) * (longer - probability)
+            tables.log_odds[row, rate, node] = math.log(probability / (1.0 - probability))
+        tables.examples[row, node] = min(count + 1.0, 1e6)
         node = 2 * node + longer
 
 
 @compiled
-def with_progress(survival: Floats, whole: float, width: float) -> Floats:
-    """What is believed of a job whose reported progress tells that it lasts `whole` seconds in all, more or less."""
+def condition_on_progress(survival: Floats, total_seconds: float, width: float) -> Floats:
+    """Return the survival of a job whose reported progress implies about `total_seconds` in total."""
     masses = np.empty(BINS)
-    middle = math.log(max(whole, FIRST) / FIRST)
+    middle = math.log(max(total_seconds, FIRST_EDGE) / FIRST_EDGE)
     for at in range(BINS):
-        away = abs((at + 0.5) * WIDTH - middle) / width
-        masses[at] = (survival[at] - survival[at + 1] + 1e-6) * (math.exp(-away) + 1e-6)
-    return survival_from(masses)
+        distance = abs((at + 0.5) * BIN_WIDTH - middle) / width
+        masses[at] = (survival[at] - survival[at + 1] + 1e-6) * (math.exp(-distance) + 1e-6)
+    return survival_from_masses(masses)
 
 
 @compiled
-def times_at(survival: Floats, chances: Floats) -> Floats:
-    """The quantiles for several chances."""
-    times = np.empty(len(chances))
-    for at in range(len(chances)):
-        times[at] = time_at(survival, 1.0 - chances[at])
+def quantiles(survival: Floats, probabilities: Floats) -> Floats:
+    """Return the quantiles for several probabilities, in seconds."""
+    times = np.empty(len(probabilities))
+    for at in range(len(probabilities)):
+        times[at] = time_exceeded_with(survival, 1.0 - probabilities[at])
     return times

@@ -1,4 +1,4 @@
-"""refold.research"""
+"""Yardsticks for policies and predictors: the optimum, the gap to it, prediction scores and baseline predictors."""
 
 import lazy_loader
 

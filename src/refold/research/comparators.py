@@ -1,4 +1,4 @@
-"""Simple ways to foresee how long jobs last, to compare with: they see what the Predictor sees, and no more."""
+"""Baseline predictors of run time, for comparison with `Predictor`; they use the same information."""
 
 from __future__ import annotations
 
@@ -12,133 +12,133 @@ from typing import Protocol
 import numpy as np
 
 from refold.model import Job, Seconds
-from refold.predict import Floats, Predictor, times_at
+from refold.predict import Floats, Predictor, quantiles
 
-CHANCES = (0.025, *(percent / 100 for percent in range(5, 96, 5)), 0.975)
-"""The quantiles that everybody is asked for: every twentieth, and the ends of the 95 % interval."""
+QUANTILE_LEVELS = (0.025, *(percent / 100 for percent in range(5, 96, 5)), 0.975)
+"""Quantile levels that every predictor is evaluated at: 5 % to 95 % in steps of 5 %, and the 95 % interval's ends."""
 
-_CHANCES = np.array(CHANCES)
-REMEMBERED = 1000
-"""Past jobs, or past errors, from which a comparator makes a distribution."""
+_LEVELS = np.array(QUANTILE_LEVELS)
+MAX_HISTORY = 1000
+"""Number of past jobs, or past errors, that a baseline's distribution is made from."""
 
-UNKNOWN: Seconds = 600.0
-"""What is said where nothing is known."""
+DEFAULT_SECONDS: Seconds = 600.0
+"""Run time predicted for a job without history."""
 
 
 class QuantilePredictor(Protocol):
-    """Whoever says how long jobs last: quantiles at `CHANCES`, in seconds."""
+    """Predicts run times as quantiles at `QUANTILE_LEVELS`, in seconds."""
 
     def quantiles(self, job: Job, now: Seconds) -> Floats:
-        """For a job that is submitted now."""
+        """Return the predicted quantiles for a job submitted now."""
         ...
 
     def finished(self, job: Job, seconds: Seconds, now: Seconds) -> None:
-        """A job has lasted so long."""
+        """Record the run time of a job that has ended."""
         ...
 
 
 class PredictorQuantiles:
-    """The Predictor as one who is asked for quantiles."""
+    """`Predictor` as a `QuantilePredictor`."""
 
     def __init__(self, predictor: Predictor | None = None) -> None:
         self.predictor = predictor or Predictor()
 
     def quantiles(self, job: Job, now: Seconds) -> Floats:
-        """For a job that is submitted now."""
+        """Return the predicted quantiles for a job submitted now."""
         self.predictor.submitted(job, now)
         distribution = self.predictor.expect(job, now)
-        return np.minimum(times_at(distribution.survival, _CHANCES), distribution.ceiling)
+        return np.minimum(quantiles(distribution.survival, _LEVELS), distribution.ceiling)
 
     def finished(self, job: Job, seconds: Seconds, now: Seconds) -> None:
-        """A job has lasted so long."""
+        """Record the run time of a job that has ended."""
         self.predictor.finished(job, seconds, now)
 
 
 def same_owner(job: Job) -> tuple[object, ...]:
-    """Whose jobs are alike: the user's; where no user is named, the tenant's of the same demand."""
+    """Return the key of jobs of one owner: the user; if there is none, the tenant and demand."""
     return (job.tenant, job.user) if job.user else (job.tenant, job.demand)
 
 
 def same_group(job: Job) -> tuple[object, ...]:
-    """Which jobs are of one group: the same owner, name and demand."""
+    """Return the key of jobs of one group: same tenant, user, group, workload and demand."""
     return (job.tenant, job.user, job.group, job.workload, job.demand)
 
 
 class LastTwo:
-    """The average of the last two jobs of the same owner (Tsafrir, Etsion and Feitelson, 2007)."""
+    """Mean run time of the last two jobs of the same owner (Tsafrir, Etsion and Feitelson, 2007)."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[object, ...], tuple[Seconds, ...]] = {}
 
     def point(self, job: Job) -> Seconds:
-        """How long it lasts."""
+        """Return the predicted run time."""
         last = self._last.get(same_owner(job))
-        return sum(last) / len(last) if last else UNKNOWN
+        return sum(last) / len(last) if last else DEFAULT_SECONDS
 
     def learn(self, job: Job, seconds: Seconds) -> None:
-        """A job has lasted so long."""
+        """Record the run time of a job that has ended."""
         owner = same_owner(job)
         self._last[owner] = (*self._last.get(owner, ())[-1:], seconds)
 
 
 class GroupMean:
-    """The mean of all earlier jobs of the group."""
+    """Mean run time of all earlier jobs of the group."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[object, ...], tuple[float, int]] = {}
 
     def point(self, job: Job) -> Seconds:
-        """How long it lasts."""
+        """Return the predicted run time."""
         total, count = self._sums.get(same_group(job), (0.0, 0))
-        return total / count if count else UNKNOWN
+        return total / count if count else DEFAULT_SECONDS
 
     def learn(self, job: Job, seconds: Seconds) -> None:
-        """A job has lasted so long."""
+        """Record the run time of a job that has ended."""
         total, count = self._sums.get(same_group(job), (0.0, 0))
         self._sums[same_group(job)] = (total + seconds, count + 1)
 
 
-class Limit:
-    """What the user said at most."""
+class TimeLimit:
+    """The job's time limit."""
 
     def point(self, job: Job) -> Seconds:
-        """How long it lasts."""
-        return UNKNOWN if job.time_limit is None else job.time_limit
+        """Return the predicted run time."""
+        return DEFAULT_SECONDS if job.time_limit is None else job.time_limit
 
     def learn(self, job: Job, seconds: Seconds) -> None:
-        """Nothing is learned."""
+        """Do nothing: the time limit needs no history."""
 
 
 class PointPredictor(Protocol):
-    """Whoever says one number."""
+    """Predicts run times as single numbers."""
 
     def point(self, job: Job) -> Seconds:
-        """How long a job lasts."""
+        """Return the predicted run time."""
         ...
 
     def learn(self, job: Job, seconds: Seconds) -> None:
-        """A job has lasted so long."""
+        """Record the run time of a job that has ended."""
         ...
 
 
-class AsPoint:
-    """One number, for every quantile the same."""
+class PointMass:
+    """A point prediction as a distribution: all quantiles are equal."""
 
-    def __init__(self, says: PointPredictor) -> None:
-        self._says = says
+    def __init__(self, predictor: PointPredictor) -> None:
+        self._predictor = predictor
 
     def quantiles(self, job: Job, now: Seconds) -> Floats:  # noqa: ARG002
-        """For a job that is submitted now."""
-        return np.full(len(CHANCES), self._says.point(job))
+        """Return the predicted quantiles for a job submitted now."""
+        return np.full(len(QUANTILE_LEVELS), self._predictor.point(job))
 
     def finished(self, job: Job, seconds: Seconds, now: Seconds) -> None:  # noqa: ARG002
-        """A job has lasted so long."""
-        self._says.learn(job, seconds)
+        """Record the run time of a job that has ended."""
+        self._predictor.learn(job, seconds)
 
 
 @dataclass(slots=True)
-class _Latest:
-    """The latest numbers, in order of size."""
+class _SortedWindow:
+    """A sliding window over the latest values, sorted."""
 
     arrived: deque[float] = field(default_factory=deque)
     ordered: list[float] = field(default_factory=list)
@@ -146,60 +146,62 @@ class _Latest:
     def add(self, number: float) -> None:
         insort(self.ordered, number)
         self.arrived.append(number)
-        if len(self.arrived) > REMEMBERED:
+        if len(self.arrived) > MAX_HISTORY:
             self.ordered.remove(self.arrived.popleft())
 
     def quantiles(self) -> Floats:
-        """Linear between what was seen."""
-        places = _CHANCES * (len(self.ordered) - 1)
-        found: Floats = np.interp(places, np.arange(len(self.ordered)), self.ordered)
-        return found
+        """Return the empirical quantiles at `QUANTILE_LEVELS`, linearly interpolated."""
+        positions = _LEVELS * (len(self.ordered) - 1)
+        quantiles: Floats = np.interp(positions, np.arange(len(self.ordered)), self.ordered)
+        return quantiles
 
 
-class WithErrors:
-    """One number, times the errors that such numbers have had: the fair chance of a point."""
+class PointWithErrors:
+    """A point prediction multiplied by the distribution of its past relative errors: a fair baseline distribution."""
 
-    def __init__(self, says: PointPredictor) -> None:
-        self._says = says
-        self._said: dict[str, Seconds] = {}
-        self._errors = _Latest()
+    def __init__(self, predictor: PointPredictor) -> None:
+        self._predictor = predictor
+        self._predicted: dict[str, Seconds] = {}
+        self._errors = _SortedWindow()
 
     def quantiles(self, job: Job, now: Seconds) -> Floats:  # noqa: ARG002
-        """For a job that is submitted now."""
-        point = self._said[job.id] = max(self._says.point(job), 1.0)
-        return point * np.exp(self._errors.quantiles()) if self._errors.ordered else np.full(len(CHANCES), point)
+        """Return the predicted quantiles for a job submitted now."""
+        point = self._predicted[job.id] = max(self._predictor.point(job), 1.0)
+        return (
+            point * np.exp(self._errors.quantiles()) if self._errors.ordered else np.full(len(QUANTILE_LEVELS), point)
+        )
 
     def finished(self, job: Job, seconds: Seconds, now: Seconds) -> None:  # noqa: ARG002
-        """A job has lasted so long."""
-        self._errors.add(math.log(max(seconds, 1.0) / self._said.pop(job.id)))
-        self._says.learn(job, seconds)
+        """Record the run time of a job that has ended."""
+        self._errors.add(math.log(max(seconds, 1.0) / self._predicted.pop(job.id)))
+        self._predictor.learn(job, seconds)
 
 
 class GroupHistory:
-    """The latest jobs of the group as they were; of all jobs, where the group has had none."""
+    """Empirical distribution of the group's latest run times; of all jobs if the group has no history."""
 
     def __init__(self) -> None:
-        self._groups: dict[tuple[object, ...], _Latest] = {}
-        self._all = _Latest()
+        self._groups: dict[tuple[object, ...], _SortedWindow] = {}
+        self._all = _SortedWindow()
 
     def quantiles(self, job: Job, now: Seconds) -> Floats:  # noqa: ARG002
-        """For a job that is submitted now."""
-        seen = self._groups.get(same_group(job), self._all)
-        return seen.quantiles() if seen.ordered else np.full(len(CHANCES), UNKNOWN)
+        """Return the predicted quantiles for a job submitted now."""
+        history = self._groups.get(same_group(job), self._all)
+        return history.quantiles() if history.ordered else np.full(len(QUANTILE_LEVELS), DEFAULT_SECONDS)
 
     def finished(self, job: Job, seconds: Seconds, now: Seconds) -> None:  # noqa: ARG002
-        """A job has lasted so long."""
-        self._groups.setdefault(same_group(job), _Latest()).add(seconds)
+        """Record the run time of a job that has ended."""
+        self._groups.setdefault(same_group(job), _SortedWindow()).add(seconds)
         self._all.add(seconds)
 
 
 COMPARATORS: dict[str, Callable[[], QuantilePredictor]] = {
-    "limit": lambda: AsPoint(Limit()),
-    "limit + its past errors": lambda: WithErrors(Limit()),
-    "last two": lambda: AsPoint(LastTwo()),
-    "last two + its past errors": lambda: WithErrors(LastTwo()),
-    "group mean": lambda: AsPoint(GroupMean()),
-    "group mean + its past errors": lambda: WithErrors(GroupMean()),
+    "limit": lambda: PointMass(TimeLimit()),
+    "limit + its past errors": lambda: PointWithErrors(TimeLimit()),
+    "last two": lambda: PointMass(LastTwo()),
+    "last two + its past errors": lambda: PointWithErrors(LastTwo()),
+    "group mean": lambda: PointMass(GroupMean()),
+    "group mean + its past errors": lambda: PointWithErrors(GroupMean()),
     "group's last 1000": GroupHistory,
 }
-"""By name. One number has the pinball loss of a point mass."""
+"""Constructors of the baseline predictors, by name."""

@@ -1,4 +1,4 @@
-"""How well durations are foreseen: a history played causally, as if each job started when it was submitted."""
+"""Evaluation of run-time predictions on a job history, causally, as if each job started when it was submitted."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ import numpy as np
 
 from refold.model import HOUR, MINUTE, Job, Seconds
 from refold.predict import Floats
-from refold.research.comparators import CHANCES, PredictorQuantiles, QuantilePredictor
+from refold.research.comparators import QUANTILE_LEVELS, PredictorQuantiles, QuantilePredictor
 
 Clock = Callable[[], Seconds]
-"""Whatever tells the time that computing takes."""
+"""Returns the process time, for measuring the cost of predictions."""
 
-LOOKED_AT, ENDS, COMES = range(3)
-"""What may happen to a job."""
+RECHECKED, ENDED, SUBMITTED = range(3)
+"""Kinds of events."""
 
-LATER = (10 * MINUTE, HOUR)
-"""Of jobs that have run for so long it is asked again."""
+RECHECK_SECONDS = (10 * MINUTE, HOUR)
+"""Elapsed run times after which running jobs are predicted again."""
 
 
 class Score(msgspec.Struct, frozen=True):
-    """How good quantiles were; losses are means over every twentieth quantile, coverage is of central intervals."""
+    """Quality of predicted quantiles.
+
+    Losses are means over the 5 % to 95 % quantiles; coverages are those of the central 50, 80 and 95 % intervals.
+    """
 
     jobs: int
     pinball_log10: float
@@ -39,99 +42,101 @@ class Score(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What was said of each job, in order of submission, and what became of them; how long it took to compute."""
+    """Actual durations and predicted quantiles of jobs, in order of prediction, and the cost of predicting."""
 
-    lasted: Floats
-    said: Floats
+    durations: Floats
+    quantiles: Floats
     microseconds_per_query: float
     microseconds_per_update: float
 
 
-def play(jobs: Sequence[Job], foreseer: QuantilePredictor, clock: Clock) -> Evaluation:
-    """Ask about each job when it is submitted, and tell its duration when it ends."""
-    said = np.empty((len(jobs), len(CHANCES)))
-    asking = telling = 0.0
-    for now, index, what in _moments(jobs):
+def evaluate_at_submission(jobs: Sequence[Job], predictor: QuantilePredictor, clock: Clock) -> Evaluation:
+    """Predict each job's run time when it is submitted; the predictor learns it when the job ends."""
+    quantiles = np.empty((len(jobs), len(QUANTILE_LEVELS)))
+    query_seconds = update_seconds = 0.0
+    for now, index, event in _events(jobs):
         job = jobs[index]
-        begun = clock()
-        if what == ENDS:
-            foreseer.finished(job, _work(job), now)
-            telling += clock() - begun
+        started = clock()
+        if event == ENDED:
+            predictor.finished(job, _duration(job), now)
+            update_seconds += clock() - started
         else:
-            said[index] = foreseer.quantiles(job, now)
-            asking += clock() - begun
-    each = 1e6 / max(len(jobs), 1)
-    return Evaluation(np.array([_work(job) for job in jobs]), said, asking * each, telling * each)
-
-
-def play_running(jobs: Sequence[Job], elapsed: Seconds) -> Evaluation:
-    """Ask the Predictor again about each job that has run for `elapsed`; in order of asking."""
-    foreseen, chances = PredictorQuantiles(), np.array(CHANCES)
-    said, lasted = [], []
-    for now, index, what in _moments(jobs, elapsed):
-        job = jobs[index]
-        if what == LOOKED_AT:
-            left = foreseen.predictor.expect_running(job, now, elapsed)
-            said.append([left.quantile(chance) for chance in chances])
-            lasted.append(_work(job))
-        elif what == ENDS:
-            foreseen.finished(job, _work(job), now)
-        else:
-            foreseen.predictor.submitted(job, now)
-    return Evaluation(np.array(lasted), np.array(said).reshape(len(lasted), len(CHANCES)), 0.0, 0.0)
-
-
-def _moments(jobs: Sequence[Job], look_after: Seconds = math.inf) -> Iterator[tuple[Seconds, int, int]]:
-    """When each job comes, is looked at again, and ends; an end is known to whoever comes at the same time."""
-    coming: list[tuple[Seconds, int, int]] = []
-    for index, job in enumerate(jobs):
-        while coming and coming[0][0] <= job.submitted:
-            yield heappop(coming)
-        yield job.submitted, index, COMES
-        heappush(coming, (job.submitted + _work(job), index, ENDS))
-        if _work(job) > look_after:
-            heappush(coming, (job.submitted + look_after, index, LOOKED_AT))
-    while coming:
-        yield heappop(coming)
-
-
-def _work(job: Job) -> Seconds:
-    """What it has lasted; nobody is told before its end."""
-    return job.work or 0.0
-
-
-def score(lasted: Floats, said: Floats) -> Score:
-    """How good the quantiles `said`, at `CHANCES`, were for what has `lasted`."""
-    lasted, said = np.maximum(lasted, 1.0), np.maximum(said, 1.0)
-    median = said[:, CHANCES.index(0.5)]
-    return Score(
-        len(lasted),
-        pinball(np.log10(lasted), np.log10(said)[:, 1:-1], np.array(CHANCES[1:-1])),
-        pinball(lasted, said[:, 1:-1], np.array(CHANCES[1:-1])) / HOUR,
-        _covered(lasted, said, 0.25),
-        _covered(lasted, said, 0.1),
-        _covered(lasted, said, 0.025),
-        float(np.median(np.abs(median - lasted) / lasted)),
-        rank_correlation(median, lasted),
+            quantiles[index] = predictor.quantiles(job, now)
+            query_seconds += clock() - started
+    per_job = 1e6 / max(len(jobs), 1)
+    return Evaluation(
+        np.array([_duration(job) for job in jobs]), quantiles, query_seconds * per_job, update_seconds * per_job
     )
 
 
-def pinball(truth: Floats, said: Floats, chances: Floats) -> float:
-    """The mean pinball loss of quantiles: (truth - said) × chance above, (said - truth) × (1 - chance) below."""
-    above = truth[:, None] - said
-    return float(np.maximum(chances * above, (chances - 1.0) * above).mean())
+def evaluate_while_running(jobs: Sequence[Job], elapsed: Seconds) -> Evaluation:
+    """Predict the run time of each job that has run for `elapsed`, with `Predictor`."""
+    adapter, levels = PredictorQuantiles(), np.array(QUANTILE_LEVELS)
+    quantiles, durations = [], []
+    for now, index, event in _events(jobs, elapsed):
+        job = jobs[index]
+        if event == RECHECKED:
+            distribution = adapter.predictor.expect_running(job, now, elapsed)
+            quantiles.append([distribution.quantile(level) for level in levels])
+            durations.append(_duration(job))
+        elif event == ENDED:
+            adapter.finished(job, _duration(job), now)
+        else:
+            adapter.predictor.submitted(job, now)
+    return Evaluation(np.array(durations), np.array(quantiles).reshape(len(durations), len(QUANTILE_LEVELS)), 0.0, 0.0)
 
 
-def _covered(lasted: Floats, said: Floats, tail: float) -> float:
-    low, high = said[:, CHANCES.index(tail)], said[:, CHANCES.index(1.0 - tail)]
-    return float(((low <= lasted) & (lasted <= high)).mean())
+def _events(jobs: Sequence[Job], recheck_after: Seconds = math.inf) -> Iterator[tuple[Seconds, int, int]]:
+    """Yield (time, job index, event) of all submissions, rechecks and ends; ends precede simultaneous submissions."""
+    pending: list[tuple[Seconds, int, int]] = []
+    for index, job in enumerate(jobs):
+        while pending and pending[0][0] <= job.submitted:
+            yield heappop(pending)
+        yield job.submitted, index, SUBMITTED
+        heappush(pending, (job.submitted + _duration(job), index, ENDED))
+        if _duration(job) > recheck_after:
+            heappush(pending, (job.submitted + recheck_after, index, RECHECKED))
+    while pending:
+        yield heappop(pending)
 
 
-def rank_correlation(some: Floats, other: Floats) -> float:
-    """Spearman's; 0 where all are equal."""
+def _duration(job: Job) -> Seconds:
+    """Return the job's actual run time, which predictors learn only when it ends."""
+    return job.work or 0.0
+
+
+def score(durations: Floats, quantiles: Floats) -> Score:
+    """Score predicted quantiles, at `QUANTILE_LEVELS`, against actual durations."""
+    durations, quantiles = np.maximum(durations, 1.0), np.maximum(quantiles, 1.0)
+    median = quantiles[:, QUANTILE_LEVELS.index(0.5)]
+    return Score(
+        len(durations),
+        pinball_loss(np.log10(durations), np.log10(quantiles)[:, 1:-1], np.array(QUANTILE_LEVELS[1:-1])),
+        pinball_loss(durations, quantiles[:, 1:-1], np.array(QUANTILE_LEVELS[1:-1])) / HOUR,
+        _coverage(durations, quantiles, 0.25),
+        _coverage(durations, quantiles, 0.1),
+        _coverage(durations, quantiles, 0.025),
+        float(np.median(np.abs(median - durations) / durations)),
+        rank_correlation(median, durations),
+    )
+
+
+def pinball_loss(truth: Floats, quantiles: Floats, levels: Floats) -> float:
+    """Return the mean pinball loss of quantiles q at levels p: max(p × (truth - q), (1 - p) × (q - truth))."""
+    above = truth[:, None] - quantiles
+    return float(np.maximum(levels * above, (levels - 1.0) * above).mean())
+
+
+def _coverage(durations: Floats, quantiles: Floats, tail: float) -> float:
+    low, high = quantiles[:, QUANTILE_LEVELS.index(tail)], quantiles[:, QUANTILE_LEVELS.index(1.0 - tail)]
+    return float(((low <= durations) & (durations <= high)).mean())
+
+
+def rank_correlation(first_values: Floats, second_values: Floats) -> float:
+    """Return Spearman's rank correlation; 0 if all values of one are equal."""
     from scipy.stats import rankdata
 
-    first, second = rankdata(some), rankdata(other)
+    first, second = rankdata(first_values), rankdata(second_values)
     if first.std() == 0.0 or second.std() == 0.0:
         return 0.0
     return float(np.corrcoef(first, second)[0, 1])

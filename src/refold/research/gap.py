@@ -1,8 +1,8 @@
-"""How far a policy is from the best that could be done, decision by decision, on clusters small enough to know it.
+"""Optimality gap of a policy, decision by decision, on clusters small enough to compute the optimum.
 
-At every moment at which a policy decides, the jobs that then run are worth so much together (`policies.optimal`: speed
-by speed as asked for, summed). The gap is what is missing to the largest worth that the same jobs on the same nodes can
-have. Nobody looks ahead here: a policy that holds back now to be better later has a gap for it.
+After each decision, the total normalised throughput of the running jobs (see `refold.research.optimal`) is compared
+with the largest total that the same jobs can reach on the same nodes. The gap is the missing fraction. The optimum does
+not look ahead, so a policy that holds back now to gain later has a gap for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from refold.core import Policy, View
 from refold.errors import BadInput
 from refold.journal import History
 from refold.model import Allocation, Decision, Seconds
-from refold.plans import NOTHING_MORE, Knowledge, Speeds
+from refold.plans import CATALOGUE_ONLY, Knowledge, Speeds
 from refold.policies.common import Draft
 from refold.research.optimal import OptimumSearch, throughput_of
 from refold.results import Measures, ReportRun
@@ -23,14 +23,14 @@ from refold.results import Measures, ReportRun
 
 @dataclass(frozen=True, slots=True)
 class GapRun(ReportRun):
-    """A run of which the mean gap was asked for, 0 to 1; None where it cannot be said, and why."""
+    """A simulated run with its mean gap, 0 to 1; None if it is unavailable, with the reason."""
 
     gap: float | None = None
-    refused: str = ""
+    unavailable: str = ""
 
 
 def running_after(view: View, decision: Decision) -> dict[str, Allocation]:
-    """What runs once a decision has been carried out, runs that stop having stopped."""
+    """Return the allocations of all jobs once a decision has been carried out and stopping runs have stopped."""
     after: dict[str, Allocation] = {}
     for run in view.runs.values():
         held = view.next_allocation(run.job) if run.stopping else run.allocation
@@ -44,63 +44,63 @@ def running_after(view: View, decision: Decision) -> dict[str, Allocation]:
 
 
 def gap_between(reached: float, best: float) -> float:
-    """The part of the best that is missing; less than 0 where somebody was outside what the best may do."""
+    """Return the missing fraction of the best; negative if a job runs in a way that the optimum may not use."""
     return (best - reached) / best if best > 0 else 0.0
 
 
 class GapMeter:
-    """A policy with somebody beside it who knows the best. What it decides is not touched.
+    """Wraps a policy and measures the gap of its decisions, which it does not change.
 
-    Of several decisions at one moment the last counts, since the others only lead there. Moments at which there is
-    nobody to run do not count. Where an instance is too large to know the best, watching ends: `refused` says why.
+    Of several decisions at one time only the last counts, since the others are steps towards it. Times without any job
+    do not count. If an instance is too large to compute the optimum, measuring ends, and `unavailable` has the reason.
     """
 
-    def __init__(self, policy: Policy, knowledge: Knowledge | Mapping[str, Any] = NOTHING_MORE) -> None:
+    def __init__(self, policy: Policy, knowledge: Knowledge | Mapping[str, Any] = CATALOGUE_ONLY) -> None:
         self.name = policy.name
-        self.refused = ""
+        self.unavailable = ""
         self._policy = policy
-        self._knowledge = Knowledge.of(knowledge)
-        self._finder: OptimumSearch | None = None
+        self._knowledge = Knowledge.from_settings(knowledge)
+        self._search: OptimumSearch | None = None
         self._best: dict[object, float] = {}
         self._gaps: dict[Seconds, float] = {}
 
     @property
     def gap(self) -> float | None:
-        """The mean over all moments; None if there was none, or watching has ended."""
-        if self.refused or not self._gaps:
+        """Mean gap over all decision times; None if there was none, or if the gap is unavailable."""
+        if self.unavailable or not self._gaps:
             return None
         return sum(self._gaps.values()) / len(self._gaps)
 
-    def run_of(self, name: str, history: History, measures: Measures) -> GapRun:
-        """What came of it, with the gap."""
-        return GapRun(name, history, measures, self.gap, self.refused)
+    def report_run(self, name: str, history: History, measures: Measures) -> GapRun:
+        """Return the results of a simulation with its gap."""
+        return GapRun(name, history, measures, self.gap, self.unavailable)
 
     def decide(self, view: View) -> Decision:
-        """What the policy decides. The best is looked for before, since policies try things out in the view."""
-        best = self._best_of(view)
+        """Return the policy's decision. The optimum is computed first, since policies modify the view's trial state."""
+        best = self._find_best(view)
         decision = self._policy.decide(view)
-        if best and self._finder is not None:
-            reached = throughput_of(view, self._finder.speeds, running_after(view, decision))
+        if best and self._search is not None:
+            reached = throughput_of(view, self._search.speeds, running_after(view, decision))
             self._gaps[view.now] = gap_between(reached, best)
         return decision
 
-    def _best_of(self, view: View) -> float | None:
-        if self.refused:
+    def _find_best(self, view: View) -> float | None:
+        if self.unavailable:
             return None
-        if self._finder is None:
-            self._finder = OptimumSearch(Speeds(view.cluster, self._knowledge))
-        asked = _what_the_best_depends_on(view)
-        if asked not in self._best:
+        if self._search is None:
+            self._search = OptimumSearch(Speeds(view.cluster, self._knowledge))
+        key = _cache_key(view)
+        if key not in self._best:
             try:
-                self._best[asked] = self._finder.best(view, Draft(view)).at_most
-            except BadInput as too_large:
-                self.refused = str(too_large)
+                self._best[key] = self._search.best(view, Draft(view)).upper_bound
+            except BadInput as error:
+                self.unavailable = str(error)
                 return None
-        return self._best[asked]
+        return self._best[key]
 
 
-def _what_the_best_depends_on(view: View) -> object:
-    """Who is there, who cannot be moved from where, and which nodes are up: while these last, the best does."""
+def _cache_key(view: View) -> object:
+    """Return what the optimum depends on: the jobs, the allocations that cannot be moved, and the nodes that are up."""
     up = [view.is_up(node) for node in range(len(view.cluster.nodes))]
     held = {run.job: run.allocation for run in view.runs.values()}
     fixed = {
@@ -112,5 +112,7 @@ def _what_the_best_depends_on(view: View) -> object:
 
 
 def gap_notes(runs: Sequence[ReportRun]) -> list[str]:
-    """Why gaps are not known, each reason once."""
-    return list(dict.fromkeys(f"no gap: {run.refused}" for run in runs if isinstance(run, GapRun) and run.refused))
+    """Return the reasons why gaps are unavailable, each once."""
+    return list(
+        dict.fromkeys(f"no gap: {run.unavailable}" for run in runs if isinstance(run, GapRun) and run.unavailable)
+    )

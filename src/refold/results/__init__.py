@@ -1,4 +1,4 @@
-"""Measures over a journal; tables; the report and its pictures."""
+"""Measures of job histories, comparison tables, charts and the HTML report."""
 
 import lazy_loader
 

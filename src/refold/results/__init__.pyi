@@ -1,32 +1,36 @@
-from .charts import Frame as Frame, cut as cut, nice_top as nice_top, series_class as series_class
-from .guarantees import Guarantees as Guarantees, broken_guarantees as broken_guarantees
+from .charts import Frame as Frame, nice_maximum as nice_maximum, series_class as series_class, truncate as truncate
+from .guarantees import GuaranteeReport as GuaranteeReport, find_violations as find_violations
 from .measures import (
     MeasureGroup as MeasureGroup,
     Measures as Measures,
     Spread as Spread,
+    compute_spread as compute_spread,
     measure as measure,
-    spread_of as spread_of,
 )
 from .plan_curve_chart import (
     COLOURS as COLOURS,
     STYLE as STYLE,
     CurveChart as CurveChart,
     CurveStep as CurveStep,
-    Stair as Stair,
-    page as page,
+    StepCurve as StepCurve,
+    render_page as render_page,
 )
-from .power import PowerUse as PowerUse, nearest_to_limit_first as nearest_to_limit_first, rack_text as rack_text
+from .power import (
+    PowerUse as PowerUse,
+    format_rack_name as format_rack_name,
+    sort_by_limit_margin as sort_by_limit_margin,
+)
 from .report import ReportRun as ReportRun, write_report as write_report
 from .start_estimates import StartEstimateGroup as StartEstimateGroup
 from .tables import (
-    MAIN as MAIN,
-    MORE as MORE,
-    POWER as POWER,
-    PROMISES as PROMISES,
+    MAIN_MEASURES as MAIN_MEASURES,
+    MORE_MEASURES as MORE_MEASURES,
+    POWER_MEASURES as POWER_MEASURES,
+    START_ESTIMATE_MEASURES as START_ESTIMATE_MEASURES,
     Cell as Cell,
     Comparison as Comparison,
+    format_value as format_value,
     group_table as group_table,
     measure_table as measure_table,
-    text_of as text_of,
 )
-from .unfinished import unfinished_text as unfinished_text
+from .unfinished import describe_unfinished as describe_unfinished

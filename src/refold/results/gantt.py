@@ -1,4 +1,4 @@
-"""GPUs × time: who held which GPU when. Few runs are drawn one by one; many become one image with a dot per moment."""
+"""Gantt chart of GPU allocation over time. Runs are drawn as blocks or, if there are too many, as a raster image."""
 
 from __future__ import annotations
 
@@ -14,56 +14,62 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refold.journal import History
-from refold.model import WHOLE, Cluster, Share, text_from_seconds
+from refold.model import WHOLE, Cluster, Share, format_duration
 from refold.packing import Ints
 from refold.results import svg
-from refold.results.charts import WIDE, Axis, Chart, Frame, bottom_axis, cut
-from refold.results.measures import SIZES, middles, size_of
+from refold.results.charts import FULL_WIDTH, Axis, Chart, Frame, truncate, x_axis
+from refold.results.measures import SIZES, midpoints, size_of
 
 FILLS = ("#77aadd", "#ee8866", "#44bb99", "#eedd88", "#99ddff", "#ffaabb", "#bbcc33", "#aaaa00", "#b5b8bd")
-"""Paul Tol's light colours, which colour-blind eyes tell apart and which stand on light and dark; grey is the rest."""
+"""Paul Tol's light colours: distinguishable for the colour-blind, on light and dark backgrounds. Grey: all others."""
 
-MOST_BLOCKS = 12_000
-"""More blocks than this, over all pictures of a page, make it heavy; then they become images."""
+MAX_BLOCKS = 12_000
+"""Maximum number of blocks in all Gantt charts of a page; with more, images are used to keep the page small."""
 
-MOST_COLUMNS, MOST_ROWS = 1000, 1080
+MAX_IMAGE_COLUMNS, MAX_IMAGE_ROWS = 1000, 1080
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Colouring:
-    """By what blocks are coloured: the name of each fill, and the fill of each job."""
+class JobColours:
+    """The attribute that blocks are coloured by, the name of each fill, and the fill of each job."""
 
-    by: str
+    attribute: str
     names: tuple[str, ...]
-    of_job: Ints
+    fill_of_job: Ints
 
 
-def colouring(history: History) -> Colouring:
-    """By tenant, those with most GPU-hours first; where all jobs are of one tenant, by size."""
+def choose_colours(history: History) -> JobColours:
+    """Colour jobs by tenant, in order of GPU-hours, or by size if there is only one tenant."""
     if len(history.tenants) < 2:
         sizes = np.array([size_of(job) for job in history.jobs.jobs], dtype=np.int64)
-        return Colouring("job size", SIZES, sizes)
-    held = np.bincount(history.jobs.tenant, history.jobs.gpus * history.time_running, minlength=len(history.tenants))
-    rank = np.empty(len(held), dtype=np.int64)
-    rank[np.argsort(-held, kind="stable")] = np.arange(len(held))
-    named = len(FILLS) if len(held) <= len(FILLS) else len(FILLS) - 1
-    first = [history.tenants[tenant] for tenant in np.argsort(-held, kind="stable")[:named]]
-    rest = ("all others",) if len(held) > named else ()
-    return Colouring("tenant", (*first, *rest), np.minimum(rank, named)[history.jobs.tenant])
+        return JobColours("job size", SIZES, sizes)
+    gpu_seconds = np.bincount(
+        history.jobs.tenant, history.jobs.gpus * history.time_running, minlength=len(history.tenants)
+    )
+    rank = np.empty(len(gpu_seconds), dtype=np.int64)
+    rank[np.argsort(-gpu_seconds, kind="stable")] = np.arange(len(gpu_seconds))
+    named = len(FILLS) if len(gpu_seconds) <= len(FILLS) else len(FILLS) - 1
+    first = [history.tenants[tenant] for tenant in np.argsort(-gpu_seconds, kind="stable")[:named]]
+    rest = ("all others",) if len(gpu_seconds) > named else ()
+    return JobColours("tenant", (*first, *rest), np.minimum(rank, named)[history.jobs.tenant])
 
 
-def blocks_of(history: History) -> int:
-    """How many blocks it takes to draw a history one by one."""
-    return sum(sum(1 for _ in _stretches(share)) for one in history.runs.allocations for share in one.placement)
+def count_blocks(history: History) -> int:
+    """Return the number of blocks in the chart of a history."""
+    return sum(
+        1 for allocation in history.runs.allocations for share in allocation.placement for _ in _adjacent_gpus(share)
+    )
 
 
-def gantt_picture(history: History, colours: Colouring, axis: Axis, *, as_image: bool, label: str) -> Chart:
-    """The picture of one history."""
+def gantt_chart(history: History, colours: JobColours, axis: Axis, *, as_image: bool, label: str) -> Chart:
+    """Draw the Gantt chart of a history."""
     gpus = history.cluster.gpus
-    row = min(16.0, (400 if gpus <= 400 else 520) / max(gpus, 1))
-    frame = Frame(WIDE, row * gpus + 42, left=84, right=18, top=8, bottom=34)
-    ground = svg.tag("rect", class_="ground", x=frame.left, y=frame.top, width=frame.across, height=frame.down)
-    numbers: dict[str, Any] = {
+    row_height = min(16.0, (400 if gpus <= 400 else 520) / max(gpus, 1))
+    frame = Frame(FULL_WIDTH, row_height * gpus + 42, left=84, right=18, top=8, bottom=34)
+    background = svg.tag(
+        "rect", class_="background", x=frame.left, y=frame.top, width=frame.plot_width, height=frame.plot_height
+    )
+    data: dict[str, Any] = {
         "frame": [frame.left, frame.right_edge, frame.width],
         "rows": [frame.top, frame.bottom_edge, frame.height],
         "x": [axis.kind, axis.low, axis.high],
@@ -71,131 +77,134 @@ def gantt_picture(history: History, colours: Colouring, axis: Axis, *, as_image:
     }
     if as_image:
         drawn = [_image(history, colours, axis, frame)]
-        numbers |= {"names": list(colours.names), "fills": list(FILLS)}
+        data |= {"names": list(colours.names), "fills": list(FILLS)}
     else:
-        blocks = list(_blocks(history, colours, axis, frame, row))
+        blocks = list(_blocks(history, colours, axis, frame, row_height))
         drawn = [path for path, _ in blocks]
-        numbers["blocks"] = [block for _, block in blocks]
-    parts = [ground, *drawn, *_node_names(history.cluster, frame, row), *bottom_axis(frame, axis)]
-    return Chart(svg.drawing(frame.width, frame.height, label, parts, "gantt"), numbers)
+        data["blocks"] = [block for _, block in blocks]
+    parts = [background, *drawn, *_node_labels(history.cluster, frame, row_height), *x_axis(frame, axis)]
+    return Chart(svg.drawing(frame.width, frame.height, label, parts, "gantt"), data)
 
 
-def _node_names(cluster: Cluster, frame: Frame, row: float) -> list[str]:
-    """A line between nodes where there is room for one, and as many names as can be read."""
+def _node_labels(cluster: Cluster, frame: Frame, row_height: float) -> list[str]:
+    """Draw lines between nodes that are high enough, and node names with sufficient distance."""
     parts, top, last = [], frame.top, -100.0
     for node in cluster.nodes:
-        high = node.gpus * row
-        middle = top + high / 2
-        if high >= 7 and top > frame.top:
-            parts.append(svg.across(frame.left, frame.right_edge, top, "between"))
-        if high and middle - last >= 15:
+        height = node.gpus * row_height
+        middle = top + height / 2
+        if height >= 7 and top > frame.top:
+            parts.append(svg.horizontal_line(frame.left, frame.right_edge, top, "node-border"))
+        if height and middle - last >= 15:
             last = middle
-            parts.append(svg.words(cut(node.name, 12), frame.left - 8, middle, "tick y"))
-        top += high
+            parts.append(svg.label_text(truncate(node.name, 12), frame.left - 8, middle, "tick y"))
+        top += height
     return parts
 
 
 def _first_rows(cluster: Cluster) -> list[int]:
-    """The row of each node's first GPU."""
+    """Return the row of the first GPU of each node."""
     return [0, *accumulate(node.gpus for node in cluster.nodes)]
 
 
-def _stretches(share: Share) -> Iterator[tuple[int, int]]:
-    """GPUs that are drawn as one block: whole neighbours, so that (0, 1, 2, 5) are 0 to 2 and 5 to 5; parts alone."""
+def _adjacent_gpus(share: Share) -> Iterator[tuple[int, int]]:
+    """Yield the first and last GPU of each block: adjacent whole GPUs share one, fractions have their own.
+
+    GPUs 0, 1, 2 and 5 give (0, 2) and (5, 5).
+    """
     if share.gpu_milli < WHOLE:
         yield from ((gpu, gpu) for gpu in share.gpus)
         return
     for _, group in groupby(enumerate(sorted(share.gpus)), key=lambda pair: pair[1] - pair[0]):
-        neighbours = [gpu for _, gpu in group]
-        yield neighbours[0], neighbours[-1]
+        adjacent = [gpu for _, gpu in group]
+        yield adjacent[0], adjacent[-1]
 
 
 def _blocks(
-    history: History, colours: Colouring, axis: Axis, frame: Frame, row: float
+    history: History, colours: JobColours, axis: Axis, frame: Frame, row_height: float
 ) -> Iterator[tuple[str, list[Any]]]:
     first_rows = _first_rows(history.cluster)
-    shelves = _Shelves()
-    scale = frame.across / (axis.high - axis.low)
+    stacks = _ShareStacks()
+    scale = frame.plot_width / (axis.high - axis.low)
     for run, allocation in enumerate(history.runs.allocations):
         start, end = float(history.runs.start[run]), float(history.run_end[run])
         job = int(history.runs.job[run])
         block = [job, int(history.runs.number[run]), round(start, 1), round(end, 1), int(history.runs.ending[run])]
-        left, wide = frame.left + (start - axis.low) * scale, max((end - start) * scale, 0.4)
+        left, width = frame.left + (start - axis.low) * scale, max((end - start) * scale, 0.4)
         for share in allocation.placement:
-            for low, high in _stretches(share):
-                part, offset = _height_within(share, shelves, first_rows[share.node] + low, start, end)
-                top = frame.top + (first_rows[share.node] + low + offset) * row
-                tall = (high - low) * row + part * row
-                d = f"M{left:.1f} {top:.1f}h{wide:.1f}v{tall:.1f}h-{wide:.1f}z"
-                yield svg.tag("path", class_=f"f{colours.of_job[job]}", d=d), [*block, share.node, low, high]
+            for low, high in _adjacent_gpus(share):
+                share_height, offset = _share_position(share, stacks, first_rows[share.node] + low, start, end)
+                top = frame.top + (first_rows[share.node] + low + offset) * row_height
+                height = (high - low) * row_height + share_height * row_height
+                d = f"M{left:.1f} {top:.1f}h{width:.1f}v{height:.1f}h-{width:.1f}z"
+                yield svg.tag("path", class_=f"f{colours.fill_of_job[job]}", d=d), [*block, share.node, low, high]
 
 
-def _height_within(share: Share, shelves: _Shelves, row: int, start: float, end: float) -> tuple[float, float]:
-    """How much of a GPU's row a share takes, and from where: shares of one GPU stand above each other."""
+def _share_position(share: Share, stacks: _ShareStacks, row: int, start: float, end: float) -> tuple[float, float]:
+    """Return height and offset of a share within the row of its GPU; concurrent shares of a GPU are stacked."""
     if share.gpu_milli == WHOLE:
         return 1.0, 0.0
-    return share.gpu_milli / WHOLE, shelves.place(row, share.gpu_milli, start, end) / WHOLE
+    return share.gpu_milli / WHOLE, stacks.add(row, share.gpu_milli, start, end) / WHOLE
 
 
-class _Shelves:
-    """Where the shares of each GPU stand: the lowest place that is free for now."""
+class _ShareStacks:
+    """Stacks the concurrent shares of each GPU: each gets the lowest free position."""
 
     def __init__(self) -> None:
-        self._standing: dict[int, list[tuple[int, int, float]]] = {}
+        self._shares: dict[int, list[tuple[int, int, float]]] = {}
 
-    def place(self, row: int, milli: int, start: float, end: float) -> int:
-        state = sorted(one for one in self._standing.get(row, []) if one[2] > start)
-        at = 0
-        for low, high, _ in state:
-            if low - at >= milli:
+    def add(self, row: int, milli: int, start: float, end: float) -> int:
+        current = sorted(share for share in self._shares.get(row, []) if share[2] > start)
+        offset = 0
+        for low, high, _ in current:
+            if low - offset >= milli:
                 break
-            at = max(at, high)
-        at = min(at, WHOLE - milli)
-        self._standing[row] = [*state, (at, at + milli, end)]
-        return at
+            offset = max(offset, high)
+        offset = min(offset, WHOLE - milli)
+        self._shares[row] = [*current, (offset, offset + milli, end)]
+        return offset
 
 
-def _image(history: History, colours: Colouring, axis: Axis, frame: Frame) -> str:
-    data = b64encode(png_of(raster(history, colours, axis), FILLS)).decode()
+def _image(history: History, colours: JobColours, axis: Axis, frame: Frame) -> str:
+    data = b64encode(encode_png(rasterise(history, colours, axis), FILLS)).decode()
     return svg.tag(
         "image",
         x=frame.left,
         y=frame.top,
-        width=frame.across,
-        height=frame.down,
+        width=frame.plot_width,
+        height=frame.plot_height,
         preserveAspectRatio="none",
         href=f"data:image/png;base64,{data}",
     )
 
 
-def raster(history: History, colours: Colouring, axis: Axis) -> NDArray[np.uint8]:
-    """A dot per GPU and moment: 0 where nobody held it, else 1 more than the fill of the job that did."""
+def rasterise(history: History, colours: JobColours, axis: Axis) -> NDArray[np.uint8]:
+    """Return a pixel per GPU and time: 0 if the GPU was free, else 1 + the fill of the job that held it."""
     gpus = history.cluster.gpus
-    times = middles(axis.low, axis.high, MOST_COLUMNS)
-    # Of a very large cluster every n-th GPU is drawn, so that the image stays one that a page can carry.
-    every = max(1, -(-gpus // MOST_ROWS))
-    dots = np.zeros((max(1, -(-gpus // every)), len(times)), dtype=np.uint8)
+    times = midpoints(axis.low, axis.high, MAX_IMAGE_COLUMNS)
+    # On very large clusters only every n-th GPU is drawn, to limit the size of the image.
+    every = max(1, -(-gpus // MAX_IMAGE_ROWS))
+    pixels = np.zeros((max(1, -(-gpus // every)), len(times)), dtype=np.uint8)
     first = np.searchsorted(times, history.runs.start, side="left").tolist()
     beyond = np.searchsorted(times, history.run_end, side="left").tolist()
-    fill = (colours.of_job[history.runs.job] + 1).tolist()
+    fill = (colours.fill_of_job[history.runs.job] + 1).tolist()
     first_rows = _first_rows(history.cluster)
     for run, allocation in enumerate(history.runs.allocations):
         if first[run] == beyond[run]:
             continue
         for share in allocation.placement:
             for gpu in share.gpus:
-                row, left_over = divmod(first_rows[share.node] + gpu, every)
-                if not left_over:
-                    dots[row, first[run] : beyond[run]] = fill[run]
-    return dots
+                row, remainder = divmod(first_rows[share.node] + gpu, every)
+                if not remainder:
+                    pixels[row, first[run] : beyond[run]] = fill[run]
+    return pixels
 
 
-def png_of(dots: NDArray[np.uint8], fills: Sequence[str]) -> bytes:
-    """A PNG image with a palette; 0 is transparent and n is the n-th fill."""
-    height, width = dots.shape
+def encode_png(pixels: NDArray[np.uint8], fills: Sequence[str]) -> bytes:
+    """Encode the pixels as a PNG image with a palette: 0 is transparent, n is the n-th fill."""
+    height, width = pixels.shape
     palette = b"\0\0\0" + b"".join(bytes.fromhex(fill[1:]) for fill in fills)
-    lines = np.zeros((height, width + 1), dtype=np.uint8)  # each line begins with its filter, 0: none
-    lines[:, 1:] = dots
+    lines = np.zeros((height, width + 1), dtype=np.uint8)  # each line begins with its filter type (0: none)
+    lines[:, 1:] = pixels
     header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
     chunks = (
         (b"IHDR", header),
@@ -211,9 +220,9 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def job_texts(history: History) -> list[list[str]]:
-    """What a pointer on a block is told of its job: id, tenant, demand, work."""
+def job_details(history: History) -> list[list[str]]:
+    """Return the tooltip texts of each job: id, tenant, demand, work."""
     return [
-        [job.id, job.tenant, str(job.demand), "" if job.work is None else text_from_seconds(job.work)]
+        [job.id, job.tenant, str(job.demand), "" if job.work is None else format_duration(job.work)]
         for job in history.jobs.jobs
     ]

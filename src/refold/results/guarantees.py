@@ -1,17 +1,18 @@
-"""Broken promises: guaranteed jobs that were slower than what they asked for, or waited for what others could spare.
+"""Guarantee violations: guaranteed jobs that were slower than guaranteed, or waited although resources could be freed.
 
-A guaranteed job is promised the speed of what it asked for, with its own plan, as long as it is within its tenant's
-quota. Its use of the quota is its minimum (`plans.pace`): in the order of submission every job is admitted that fits
-into what is left, and stays so until it ends. Who does not fit keeps nobody else out.
+A guaranteed job within its tenant's quota is guaranteed the speed that it would have with its own plan on the resources
+it requested. It uses as much of the quota as its minimum demand (`plans.Minimums`). Jobs are admitted in order of
+submission if they fit the remaining quota, and stay admitted until they end; a job that does not fit does not block
+later jobs.
 
-A promise is broken in two ways, each only after a time of grace, which is what it takes to get GPUs back:
+There are two kinds of violations. Each counts only after a grace period, the time it takes to free GPUs:
 
-- *slow*: it runs below the promised speed;
-- *kept waiting*: it waits, though its minimum would find room if those without a promise gave back all they hold and
-  those with one gave back what they hold above their minimum. Several jobs that wait are given that room, on paper, in
-  the order of submission, so that room for one is no broken promise to two.
+- *slow*: the job runs below the guaranteed speed;
+- *waiting*: the job waits although its minimum demand would fit if all jobs without a guarantee released their GPUs and
+  all jobs with one released the GPUs they hold above their minimum. These GPUs are assigned to the waiting jobs in
+  order of submission, so that GPUs for one job do not count as a violation for two.
 
-Only GPUs are counted, not CPUs and memory. A run that may not be stopped keeps what it has.
+Only GPUs are considered, not CPUs and memory. Runs that are not preemptible keep all their GPUs.
 """
 
 from __future__ import annotations
@@ -25,382 +26,396 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from refold.jit import compiled
 from refold.journal import History, Outcome
 from refold.model import WHOLE, Allocation, Cluster, Demand, Job, Milli, Seconds
-from refold.packing import Ints, compiled
+from refold.packing import Ints
 from refold.plans import Minimums, ModelledSpeedSource, Speeds, SpeedSource
 
-TOLERANCE = 0.01
-"""Nobody notices to be slower by so much."""
+SPEED_TOLERANCE = 0.01
+"""Runs that are below the guaranteed speed by less than this share are not violations."""
 
-DUST = 1e-6
-"""GPUs, as sums of fractions leave it."""
+GPU_TOLERANCE = 1e-6
+"""Rounding error, in GPUs, of sums of GPU fractions."""
 
-Kind = Literal["slow", "kept waiting"]
+ViolationKind = Literal["slow", "waiting"]
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """For how long a promise was broken, the time of grace not counted; how, and what was there at its beginning."""
+    """An interval, after the grace period, in which the guarantee of a job was violated, and the reason."""
 
     job: str
     since: Seconds
     until: Seconds
-    kind: Kind
+    kind: ViolationKind
     why: str
 
 
-class Guarantees(msgspec.Struct, frozen=True):
-    """What became of promises: how many jobs were given one, how many saw it broken, and for how long in all."""
+class GuaranteeReport(msgspec.Struct, frozen=True):
+    """The number of jobs with a guarantee, the number of them with violations, and the total time of violations."""
 
-    promised: int
-    jobs: int
+    guaranteed_jobs: int
+    violated_jobs: int
     seconds: Seconds
-    broken: tuple[Violation, ...]
+    violations: tuple[Violation, ...]
 
 
-def broken_guarantees(
+def find_violations(
     history: History,
     speeds: Speeds,
-    pace: SpeedSource | None = None,
+    speed_source: SpeedSource | None = None,
     *,
     measured: SpeedSource | None = None,
     grace: Seconds,
-    tolerance: float = TOLERANCE,
-) -> Guarantees:
-    """Count broken promises, as the performance model believes, or another `pace`.
+    tolerance: float = SPEED_TOLERANCE,
+) -> GuaranteeReport:
+    """Find the guarantee violations of a history, with speeds from the performance model or from `speed_source`.
 
-    Minima, and so quotas, are always what is believed, since that is what a scheduler promises by; who is slow can be
-    told by what was `measured`.
+    Minimum demands, and with them the use of quotas, always come from `speed_source`, because a scheduler gives
+    guarantees by what it predicts. With `measured`, slow runs are determined by those speeds instead.
     """
-    pace = pace or ModelledSpeedSource(speeds)
-    minimums = Minimums(speeds, pace)
-    wanted = [minimums.of(job) for job in history.jobs.jobs]
-    admitted = admissions(history, wanted)
-    broken = [
-        *_slow(history, measured or pace, admitted, grace, tolerance),
-        *_kept_waiting(history, wanted, admitted, grace),
+    speed_source = speed_source or ModelledSpeedSource(speeds)
+    minimums = Minimums(speeds, speed_source)
+    demands = [minimums.for_job(job) for job in history.jobs.jobs]
+    admitted = admission_times(history, demands)
+    violations = [
+        *_slow_runs(history, measured or speed_source, admitted, grace, tolerance),
+        *_avoidable_waits(history, demands, admitted, grace),
     ]
-    broken.sort(key=lambda one: (one.since, one.job))
-    return Guarantees(
-        promised=len(admitted),
-        jobs=len({one.job for one in broken}),
-        seconds=sum(one.until - one.since for one in broken),
-        broken=tuple(broken),
+    violations.sort(key=lambda violation: (violation.since, violation.job))
+    return GuaranteeReport(
+        guaranteed_jobs=len(admitted),
+        violated_jobs=len({violation.job for violation in violations}),
+        seconds=sum(violation.until - violation.since for violation in violations),
+        violations=tuple(violations),
     )
 
 
-def admissions(history: History, minimums: Sequence[Demand]) -> dict[int, Seconds]:
-    """From when on each guaranteed job is within its tenant's quota. Who is stays so until it ends.
+def admission_times(history: History, minimums: Sequence[Demand]) -> dict[int, Seconds]:
+    """Return the time from which each guaranteed job is within its tenant's quota; it stays so until it ends.
 
-    Where there are no quotas nothing is promised: everybody cannot be guaranteed everything.
+    Without quotas there are no guarantees: the cluster cannot guarantee resources to all jobs.
     """
     admitted: dict[int, Seconds] = {}
     if not history.cluster.tenants:
         return admitted
     queues: dict[str, list[int]] = defaultdict(list)
     used: dict[str, float] = defaultdict(float)
-    for now, job, arrives in _comings_and_goings(history):
+    for now, job, is_submission in _submissions_and_ends(history):
         tenant, size = history.jobs.jobs[job].tenant, minimums[job].total_gpus
         queue = queues[tenant]
-        if arrives:
+        if is_submission:
             queue.append(job)
         elif job in admitted:
             used[tenant] -= size
         else:
             queue.remove(job)
-        for waits in [job] if arrives else list(queue):
-            need = minimums[waits].total_gpus
-            if used[tenant] + need <= history.cluster.quota_gpus(tenant) + DUST:
+        for queued in [job] if is_submission else list(queue):
+            need = minimums[queued].total_gpus
+            if used[tenant] + need <= history.cluster.quota_gpus(tenant) + GPU_TOLERANCE:
                 used[tenant] += need
-                admitted[waits] = now
-                queue.remove(waits)
+                admitted[queued] = now
+                queue.remove(queued)
     return admitted
 
 
-def _comings_and_goings(history: History) -> Iterator[tuple[Seconds, int, bool]]:
-    """Guaranteed jobs that have a chance, when they come and go, in order; at one moment they go first."""
+def _submissions_and_ends(history: History) -> Iterator[tuple[Seconds, int, bool]]:
+    """Yield time, job and whether it is a submission, for all feasible guaranteed jobs, in order of time.
+
+    At the same time, ends come before submissions.
+    """
     jobs = history.jobs
-    moments: list[tuple[Seconds, bool, int]] = []
+    times: list[tuple[Seconds, bool, int]] = []
     for index, job in enumerate(jobs.jobs):
         if job.job_class == "guaranteed" and jobs.outcome[index] != Outcome.INFEASIBLE:
-            moments.append((float(jobs.submitted[index]), True, index))
+            times.append((float(jobs.submitted[index]), True, index))
             if not isnan(jobs.ended[index]):
-                moments.append((float(jobs.ended[index]), bool(jobs.ended[index] <= jobs.submitted[index]), index))
-    moments.sort()
+                times.append((float(jobs.ended[index]), bool(jobs.ended[index] <= jobs.submitted[index]), index))
+    times.sort()
     seen: set[int] = set()
-    for now, _, index in moments:
+    for now, _, index in times:
         yield now, index, index not in seen
         seen.add(index)
 
 
-# --- slow ---------------------------------------------------------------------------------------------------
+# --- slow runs ----------------------------------------------------------------------------------------------
 
 
-def _slow(
-    history: History, pace: SpeedSource, admitted: dict[int, Seconds], grace: Seconds, tolerance: float
+def _slow_runs(
+    history: History, speed_source: SpeedSource, admitted: dict[int, Seconds], grace: Seconds, tolerance: float
 ) -> Iterator[Violation]:
-    """Runs below the promised speed; of a job that goes from one slow shape to the next, as if it were one run."""
+    """Yield the violations of runs below the guaranteed speed; consecutive slow runs of a job count as one."""
     runs, ends = history.runs, history.run_end
     since: dict[int, Seconds] = {}
-    told: dict[int, str] = {}
+    reason: dict[int, str] = {}
     until: dict[int, Seconds] = {}
 
-    def ended(job: int) -> Iterator[Violation]:
-        begun = since.pop(job, None)
-        if begun is not None and until[job] > begun + grace:
-            yield Violation(history.jobs.jobs[job].id, begun + grace, until[job], "slow", told[job])
+    def close(job: int) -> Iterator[Violation]:
+        begin = since.pop(job, None)
+        if begin is not None and until[job] > begin + grace:
+            yield Violation(history.jobs.jobs[job].id, begin + grace, until[job], "slow", reason[job])
 
     for run in range(len(runs)):
         job = int(runs.job[run])
         if job not in admitted:
             continue
-        speed = pace.speed(history.jobs.jobs[job], runs.allocations[run])
+        speed = speed_source.speed(history.jobs.jobs[job], runs.allocations[run])
         slow = speed < 1 - tolerance
         if not slow or runs.start[run] > until.get(job, -inf):
-            yield from ended(job)
+            yield from close(job)
         if slow:
             if job not in since:
-                since[job] = max(float(runs.computing[run]), admitted[job])
-                told[job] = f"{speed:.2f} × the speed of what it asked for, on {_gpus(float(runs.gpus[run]))}"
+                since[job] = max(float(runs.computing_since[run]), admitted[job])
+                reason[job] = f"{speed:.2f} × the guaranteed speed, on {_format_gpus(float(runs.gpus[run]))}"
             until[job] = float(ends[run])
     for job in list(since):
-        yield from ended(job)
+        yield from close(job)
 
 
-def _gpus(count: float) -> str:
+def _format_gpus(count: float) -> str:
     return f"{count:g} GPU{'s' * (count != 1)}"
 
 
-# --- kept waiting -------------------------------------------------------------------------------------------
+# --- avoidable waits ----------------------------------------------------------------------------------------
 
 
-def _kept_waiting(
+def _avoidable_waits(
     history: History, minimums: Sequence[Demand], admitted: dict[int, Seconds], grace: Seconds
 ) -> Iterator[Violation]:
-    """From each moment at which something changed to the next: who waits, and would find room."""
-    room = _SpareGpus(history, minimums)
-    waiting = _Waiting(minimums)
+    """Yield the violations of jobs that wait although GPUs could be freed for them."""
+    available = _AvailableGpus(history, minimums)
+    waiting = _WaitingJobs(minimums)
     since: dict[int, tuple[Seconds, str]] = {}
 
-    def ended(job: int, now: Seconds) -> Iterator[Violation]:
-        begun, why = since.pop(job)
-        if now > begun + grace:
-            yield Violation(history.jobs.jobs[job].id, begun + grace, now, "kept waiting", why)
+    def close(job: int, now: Seconds) -> Iterator[Violation]:
+        begin, why = since.pop(job)
+        if now > begin + grace:
+            yield Violation(history.jobs.jobs[job].id, begin + grace, now, "waiting", why)
 
-    for now, changes in _moments(history, admitted):
+    for now, changes in _changes_by_time(history, admitted):
         for change in changes:
-            room.note(change)
-            waiting.note(change, admitted, now)
-        found = room.found_for(waiting.jobs)
-        for job in [job for job in since if job not in found]:
-            yield from ended(job, now)
-        for job, nodes in found.items():
+            available.apply(change)
+            waiting.apply(change, admitted, now)
+        nodes_by_job = available.assign(waiting.jobs)
+        for job in [job for job in since if job not in nodes_by_job]:
+            yield from close(job, now)
+        for job, nodes in nodes_by_job.items():
             if job not in since:
-                since[job] = (now, room.why(job, nodes))
+                since[job] = (now, available.explain(job, nodes))
     for job in list(since):
-        yield from ended(job, history.until)
+        yield from close(job, history.until)
 
 
 class _Change(NamedTuple):
-    """Something that happened to a run, a job or a node. At one moment what ends comes before what begins."""
+    """A change of a run, a job or a node. At the same time, ended runs are applied before started ones."""
 
     order: int
-    what: Literal["ends", "gone", "lost", "returned", "admitted", "starts"]
-    of: int
-    """Number of the run, the job or the node."""
+    kind: Literal["run ended", "job ended", "node lost", "node returned", "job admitted", "run started"]
+    target: int
+    """Index of the run, the job or the node."""
     job: int = -1
 
 
-def _moments(history: History, admitted: dict[int, Seconds]) -> Iterator[tuple[Seconds, list[_Change]]]:
-    at: dict[Seconds, list[_Change]] = defaultdict(list)
+def _changes_by_time(history: History, admitted: dict[int, Seconds]) -> Iterator[tuple[Seconds, list[_Change]]]:
+    changes_at: dict[Seconds, list[_Change]] = defaultdict(list)
     for run, (job, start, end) in enumerate(
         zip(history.runs.job.tolist(), history.runs.start.tolist(), history.runs.end.tolist(), strict=True)
     ):
         if end == start:
-            continue  # it is never seen to hold anything
-        at[start].append(_Change(3, "starts", run, job))
+            continue  # a run of zero length never holds GPUs
+        changes_at[start].append(_Change(3, "run started", run, job))
         if not isnan(end):
-            at[end].append(_Change(0, "ends", run, job))
+            changes_at[end].append(_Change(0, "run ended", run, job))
     for job, since in admitted.items():
-        at[since].append(_Change(2, "admitted", job, job))
+        changes_at[since].append(_Change(2, "job admitted", job, job))
         ended = float(history.jobs.ended[job])
         if not isnan(ended):
-            at[ended].append(_Change(4, "gone", job, job))
+            changes_at[ended].append(_Change(4, "job ended", job, job))
     for node_change in history.node_changes:
-        at[node_change.at].append(_Change(1, "returned" if node_change.up else "lost", node_change.node))
-    for now in sorted(at):
-        yield now, sorted(at[now])
+        changes_at[node_change.at].append(
+            _Change(1, "node returned" if node_change.up else "node lost", node_change.node)
+        )
+    for now in sorted(changes_at):
+        yield now, sorted(changes_at[now])
 
 
-class _Waiting:
-    """Admitted jobs that need GPUs and have no run, in the order of submission."""
+class _WaitingJobs:
+    """Admitted jobs that request GPUs and have no run, in order of submission."""
 
     def __init__(self, minimums: Sequence[Demand]) -> None:
         self.jobs: list[int] = []
         self._minimums = minimums
         self._running: set[int] = set()
 
-    def note(self, change: _Change, admitted: dict[int, Seconds], now: Seconds) -> None:
-        """Whether a job waits now."""
+    def apply(self, change: _Change, admitted: dict[int, Seconds], now: Seconds) -> None:
+        """Update the waiting jobs."""
         job = change.job
-        match change.what:
-            case "starts":
+        match change.kind:
+            case "run started":
                 self._running.add(job)
                 self._remove(job)
-            case "ends":
+            case "run ended":
                 self._running.discard(job)
                 if job in admitted and admitted[job] <= now:
                     self._add(job)
-            case "admitted":
+            case "job admitted":
                 if job not in self._running:
                     self._add(job)
-            case "gone":
+            case "job ended":
                 self._remove(job)
-            case "lost" | "returned":
+            case "node lost" | "node returned":
                 pass
 
     def _add(self, job: int) -> None:
-        place = bisect_left(self.jobs, job)
-        if self._minimums[job].gpus and self.jobs[place : place + 1] != [job]:
-            self.jobs.insert(place, job)
+        index = bisect_left(self.jobs, job)
+        if self._minimums[job].gpus and self.jobs[index : index + 1] != [job]:
+            self.jobs.insert(index, job)
 
     def _remove(self, job: int) -> None:
-        place = bisect_left(self.jobs, job)
-        if self.jobs[place : place + 1] == [job]:
-            del self.jobs[place]
+        index = bisect_left(self.jobs, job)
+        if self.jobs[index : index + 1] == [job]:
+            del self.jobs[index]
 
 
-class _SpareGpus:
-    """What is kept by those who may keep it, GPU by GPU; all else on nodes that are up is room."""
+class _AvailableGpus:
+    """GPUs that could be given to waiting jobs: all on nodes that are up, except those that runs are entitled to."""
 
     def __init__(self, history: History, minimums: Sequence[Demand]) -> None:
         self._history, self._minimums = history, minimums
         cluster = history.cluster
-        widest = max(node.gpus for node in cluster.nodes)
-        self._kept = np.zeros((len(cluster.nodes), widest), dtype=np.int64)
-        self._exists = np.arange(widest) < np.array([node.gpus for node in cluster.nodes])[:, None]
+        max_gpus = max(node.gpus for node in cluster.nodes)
+        self._entitled = np.zeros((len(cluster.nodes), max_gpus), dtype=np.int64)
+        """Thousandths of each GPU that runs are entitled to."""
+        self._exists = np.arange(max_gpus) < np.array([node.gpus for node in cluster.nodes])[:, None]
         self._up = np.ones(len(cluster.nodes), dtype=bool)
-        self._on_node: dict[str, Ints] = {
-            what: np.zeros(len(cluster.nodes), dtype=np.int64) for what in ("held", "kept", "unpromised")
+        self._node_milli: dict[str, Ints] = {
+            name: np.zeros(len(cluster.nodes), dtype=np.int64) for name in ("held", "entitled", "unguaranteed")
         }
         self._runs: dict[int, int] = {}
-        self._promised: set[int] = set()
-        self._ways = list(dict.fromkeys((demand.gpu_milli, demand.gpu_types) for demand in minimums))
-        """How GPUs are asked for: thousandths of each, and of which types."""
-        way = {way: row for row, way in enumerate(self._ways)}
-        self._wanted = np.array(
-            [(one.instances, one.gpus, way[one.gpu_milli, one.gpu_types]) for one in minimums], dtype=np.int64
+        self._guaranteed: set[int] = set()
+        self._request_kinds = list(dict.fromkeys((demand.gpu_milli, demand.gpu_types) for demand in minimums))
+        """Distinct requests: thousandths of each GPU, and GPU types."""
+        row_of = {kind: row for row, kind in enumerate(self._request_kinds)}
+        self._requests = np.array(
+            [(demand.instances, demand.gpus, row_of[demand.gpu_milli, demand.gpu_types]) for demand in minimums],
+            dtype=np.int64,
         )
-        self._accepting = [
-            np.array([not types or node.gpu_type in types for node in cluster.nodes]) for _, types in way
+        self._type_matches = [
+            np.array([not types or node.gpu_type in types for node in cluster.nodes]) for _, types in row_of
         ]
-        self._given = np.empty((cluster.gpus, 2), dtype=np.int64)
+        self._assigned = np.empty((cluster.gpus, 2), dtype=np.int64)
 
-    def note(self, change: _Change) -> None:
-        """What of a change touches room."""
-        match change.what:
-            case "starts":
-                self._runs[change.job] = change.of
-                self._hold(change.of, 1)
-            case "ends":
-                self._hold(change.of, -1)
+    def apply(self, change: _Change) -> None:
+        """Update the available GPUs."""
+        match change.kind:
+            case "run started":
+                self._runs[change.job] = change.target
+                self._hold(change.target, 1)
+            case "run ended":
+                self._hold(change.target, -1)
                 del self._runs[change.job]
-            case "admitted":
+            case "job admitted":
                 run = self._runs.get(change.job)
                 if run is not None:
                     self._hold(run, -1)
-                self._promised.add(change.job)
+                self._guaranteed.add(change.job)
                 if run is not None:
                     self._hold(run, 1)
-            case "lost":
-                self._up[change.of] = False
-            case "returned":
-                self._up[change.of] = True
-            case "gone":
+            case "node lost":
+                self._up[change.target] = False
+            case "node returned":
+                self._up[change.target] = True
+            case "job ended":
                 pass
 
     def _hold(self, run: int, sign: int) -> None:
         job = int(self._history.runs.job[run])
         allocation = self._history.runs.allocations[run]
-        kept = _kept_gpus(self._history.jobs.jobs[job], allocation, self._minimums[job], job in self._promised)
-        for node, gpu, milli in kept:
-            self._kept[node, gpu] += sign * milli
-            self._on_node["kept"][node] += sign * milli
+        entitled = _entitled_gpus(
+            self._history.jobs.jobs[job], allocation, self._minimums[job], job in self._guaranteed
+        )
+        for node, gpu, milli in entitled:
+            self._entitled[node, gpu] += sign * milli
+            self._node_milli["entitled"][node] += sign * milli
         for share in allocation.placement:
             milli = len(share.gpus) * share.gpu_milli
-            self._on_node["held"][share.node] += sign * milli
-            if not kept:
-                self._on_node["unpromised"][share.node] += sign * milli
+            self._node_milli["held"][share.node] += sign * milli
+            if not entitled:
+                self._node_milli["unguaranteed"][share.node] += sign * milli
 
-    def found_for(self, waiting: Sequence[int]) -> dict[int, list[int]]:
-        """Those who would find room, and on which nodes; it is given away in the order of submission."""
+    def assign(self, waiting: Sequence[int]) -> dict[int, list[int]]:
+        """Assign the available GPUs to waiting jobs in order of submission; return the nodes of each job that fits."""
         if not waiting:
             return {}
-        usable = (self._exists & (self._kept <= WHOLE - milli) for milli, _ in self._ways)
+        usable = (self._exists & (self._entitled <= WHOLE - milli) for milli, _ in self._request_kinds)
         free = [
-            np.where(self._up & accepting, gpus.sum(axis=1), 0)
-            for gpus, accepting in zip(usable, self._accepting, strict=True)
+            np.where(self._up & matches, gpus.sum(axis=1), 0)
+            for gpus, matches in zip(usable, self._type_matches, strict=True)
         ]
-        count = _give_away(np.array(waiting), self._wanted, np.array(free), self._given)
-        found: dict[int, list[int]] = defaultdict(list)
-        for job, node in self._given[:count].tolist():
-            found[job].append(node)
-        return found
+        count = _assign(np.array(waiting), self._requests, np.array(free), self._assigned)
+        nodes_by_job: dict[int, list[int]] = defaultdict(list)
+        for job, node in self._assigned[:count].tolist():
+            nodes_by_job[job].append(node)
+        return nodes_by_job
 
-    def why(self, job: int, nodes: list[int]) -> str:
-        """What a job needs, and what there is on these nodes that it could have."""
+    def explain(self, job: int, nodes: list[int]) -> str:
+        """Return what a job needs and which GPUs of these nodes it could get."""
         cluster: Cluster = self._history.cluster
         nodes = list(dict.fromkeys(nodes))
-        held, kept, unpromised = (float(self._on_node[what][nodes].sum()) / WHOLE for what in self._on_node)
+        held, entitled, unguaranteed = (float(milli[nodes].sum()) / WHOLE for milli in self._node_milli.values())
         free = sum(cluster.nodes[node].gpus for node in nodes) - held
-        parts = {"free": free, "held without a promise": unpromised, "held above a minimum": held - kept - unpromised}
-        there = ", ".join(f"{count:g} {what}" for what, count in parts.items() if round(count, 3) > 0)
+        counts = {
+            "free": free,
+            "held without a guarantee": unguaranteed,
+            "held above a minimum": held - entitled - unguaranteed,
+        }
+        available = ", ".join(f"{count:g} {name}" for name, count in counts.items() if round(count, 3) > 0)
         names = ", ".join(cluster.nodes[node].name for node in nodes)
-        return f"needs {_gpus(self._minimums[job].total_gpus)}; on {names}: {there}"
+        return f"needs {_format_gpus(self._minimums[job].total_gpus)}; on {names}: {available}"
 
 
 @compiled
-def _give_away(waiting: Ints, wanted: Ints, free: Ints, given: Ints) -> int:
-    """Give room to each who waits, whole or not at all; pairs of job and node go to `given`, and their count is said.
+def _assign(waiting: Ints, requests: Ints, free: Ints, assigned: Ints) -> int:
+    """Assign GPUs to waiting jobs, all or nothing; write pairs of job and node to `assigned`, return their number.
 
-    `wanted`: instances, GPUs of each, and which row of `free`, which has the GPUs of each node. An instance goes where
-    room is scarcest.
+    `requests` has the instances of each job, the GPUs per instance, and the row of `free`, which has the available GPUs
+    of each node for this kind of request. An instance is placed on the node with the fewest GPUs left (best fit).
     """
     count = 0
     taken = np.zeros(free.shape[1], dtype=np.int64)
     for job in waiting:
-        instances, gpus, row = wanted[job]
+        instances, gpus, row = requests[job]
         missing, begin = instances, count
         while missing > 0:
-            scarcest = -1
+            fullest = -1
             for node in range(free.shape[1]):
-                left = free[row, node] - taken[node]
-                if left >= gpus and (scarcest < 0 or left < free[row, scarcest] - taken[scarcest]):
-                    scarcest = node
-            if scarcest < 0:
+                remaining = free[row, node] - taken[node]
+                if remaining >= gpus and (fullest < 0 or remaining < free[row, fullest] - taken[fullest]):
+                    fullest = node
+            if fullest < 0:
                 break
-            taken[scarcest] += gpus
-            given[count, 0], given[count, 1] = job, scarcest
+            taken[fullest] += gpus
+            assigned[count, 0], assigned[count, 1] = job, fullest
             count += 1
             missing -= 1
         if missing > 0:
-            for place in range(begin, count):
-                taken[given[place, 1]] -= gpus
+            for index in range(begin, count):
+                taken[assigned[index, 1]] -= gpus
             count = begin
     return count
 
 
-def _kept_gpus(job: Job, allocation: Allocation, minimum: Demand, promised: bool) -> list[tuple[int, int, Milli]]:
-    """The GPUs that a run may keep: all, none, or its minimum, where it has most of them."""
+def _entitled_gpus(job: Job, allocation: Allocation, minimum: Demand, guaranteed: bool) -> list[tuple[int, int, Milli]]:
+    """Return the GPUs that a run is entitled to: all, none, or its minimum on the nodes where it holds most."""
     gpus = [(share.node, gpu, share.gpu_milli) for share in allocation.placement for gpu in share.gpus]
     if not job.preemptible:
         return gpus
-    if not promised:
+    if not guaranteed:
         return []
     if not job.reshapable:
         return gpus
     on_node: dict[int, int] = defaultdict(int)
     for node, _, _ in gpus:
         on_node[node] += 1
-    gpus.sort(key=lambda one: (-on_node[one[0]], one))
+    gpus.sort(key=lambda gpu: (-on_node[gpu[0]], gpu))
     return gpus[: minimum.instances * minimum.gpus]

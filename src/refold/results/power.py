@@ -1,6 +1,6 @@
-"""Power of racks over a history: what runs held, priced by the linear model of `packing.power`. Exact, in steps.
+"""Power of racks over a history, by the linear model of `packing.power`, as exact step functions.
 
-A run draws for what it holds from the order that starts it to its end, busy or not: nothing says how busy it was.
+A run draws the busy power of the resources it holds from its start order to its end, as utilisation is not known.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy as np
 
 from refold.journal import History, Outcome
 from refold.model import HOUR, Seconds
-from refold.packing import NO_RACK, SLACK, Floats, Ints, Power
+from refold.packing import NO_RACK, POWER_TOLERANCE_WATTS, Floats, Ints, Power
 
 WATTS_PER_KILOWATT = 1000.0
 
 
 class RackPower(msgspec.Struct, frozen=True):
-    """What one rack drew from the first submission to the end of the last run; a limit of None: it has none."""
+    """Power of a rack from the first submission to the end of the last run; `limit_watts` is None without a limit."""
 
     name: str
     mean_watts: float
@@ -31,10 +31,10 @@ class RackPower(msgspec.Struct, frozen=True):
 
 
 class PowerUse(msgspec.Struct, frozen=True):
-    """The same of all racks together; `above_limit_seconds` while any of them was above its limit.
+    """Power of all racks together; `above_limit_seconds` is the time in which any rack was above its limit.
 
-    `unevenness` is 0 to 1, the mean over time of the largest less the smallest load of a rack: what it draws, as a part
-    of its limit (without one, of what it can draw). None with fewer than two racks.
+    `imbalance` (0 to 1) is the time average of the largest minus the smallest load of a rack. The load is the power as
+    a share of the limit or, without a limit, of the maximum power. None with fewer than two racks.
     """
 
     mean_watts: float
@@ -42,117 +42,117 @@ class PowerUse(msgspec.Struct, frozen=True):
     above_limit_seconds: Seconds
     energy_kwh: float
     kwh_per_finished_gpu_hour: float | None
-    unevenness: float | None
+    imbalance: float | None
     racks: tuple[RackPower, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Draws:
-    """What each rack draws over time: `level(rack)[i]` from `times[i]` on, and its idle watts before."""
+class RackPowerSeries:
+    """Power of each rack over time: `level(rack)[i]` from `times[i]` on, and the idle power before."""
 
     power: Power
     times: Floats
     _rack: Ints
-    _place: Ints
+    _time_index: Ints
     _change: Floats
 
     def level(self, rack: int) -> Floats:
-        """The watts of a rack from each of the times on."""
-        mine = self._rack == rack
-        changes = np.bincount(self._place[mine], self._change[mine], minlength=len(self.times))
-        # Sums of many watts leave dust, which would show as a peak or as a limit passed.
+        """Return the watts of a rack from each time on."""
+        of_rack = self._rack == rack
+        changes = np.bincount(self._time_index[of_rack], self._change[of_rack], minlength=len(self.times))
+        # Rounding removes floating-point errors, which would show as peaks or as exceeded limits.
         level: Floats = np.round(self.power.idle[rack] + np.cumsum(changes), 6)
         return level
 
     def levels(self) -> Iterator[Floats]:
-        """Those of all racks, one after the other: together they may be more than memory holds."""
+        """Yield the levels of all racks one by one, because all together may not fit in memory."""
         for rack in range(len(self.power.names)):
             yield self.level(rack)
 
-    def highest(self, rack: int, edges: Floats) -> Floats:
-        """The most that a rack draws between each two neighbours of `edges`: limits are about peaks, not means."""
+    def peaks(self, rack: int, edges: Floats) -> Floats:
+        """Return the peak power of a rack between each two consecutive `edges`; limits apply to peaks, not means."""
         level = np.concatenate([[self.power.idle[rack]], self.level(rack), [-inf]])
         first = np.searchsorted(self.times, edges[:-1], side="right")
         beyond = np.searchsorted(self.times, edges[1:], side="left") + 1
-        highest: Floats = np.maximum.reduceat(level, np.stack([first, beyond], axis=1).ravel())[::2]
-        return highest
+        peaks: Floats = np.maximum.reduceat(level, np.stack([first, beyond], axis=1).ravel())[::2]
+        return peaks
 
 
-def draws(history: History) -> Draws | None:
-    """What racks drew; None where the cluster does not say, or nothing ran."""
+def rack_power_series(history: History) -> RackPowerSeries | None:
+    """Compute the power of racks over time; None if the power of the cluster is unknown or nothing ran."""
     power = Power(history.cluster)
-    if not power.known or not len(history.runs):
+    if not power.is_modelled or not len(history.runs):
         return None
     run, node, gpu_milli, cpu_milli = _shares(history)
     watts = gpu_milli * power.watts_per_gpu_milli[node] + cpu_milli * power.watts_per_cpu_milli[node]
-    times, place = np.unique(
+    times, time_index = np.unique(
         np.concatenate([history.runs.start[run], history.run_end[run], [history.first_submission]]),
         return_inverse=True,
     )
     rack = power.rack_of[node]
-    return Draws(power, times, np.concatenate([rack, rack]), place[:-1], np.concatenate([watts, -watts]))
+    return RackPowerSeries(power, times, np.concatenate([rack, rack]), time_index[:-1], np.concatenate([watts, -watts]))
 
 
 def _shares(history: History) -> tuple[Ints, Ints, Ints, Ints]:
-    """Of every share of every run: the run, the node, and how much of GPUs and CPUs it holds there."""
-    found = [
+    """Return, for every share of every run, the run, the node, and the thousandths of GPUs and CPUs it holds."""
+    rows = [
         (run, share.node, len(share.gpus) * share.gpu_milli, share.cpu_milli)
         for run, allocation in enumerate(history.runs.allocations)
         for share in allocation.placement
     ]
-    run, node, gpu_milli, cpu_milli = np.array(found, dtype=np.int64).reshape(-1, 4).T
+    run, node, gpu_milli, cpu_milli = np.array(rows, dtype=np.int64).reshape(-1, 4).T
     return run, node, gpu_milli, cpu_milli
 
 
 def power_use(history: History) -> PowerUse | None:
-    """What there is to say of power; None where the cluster does not say, or nothing ran for any time."""
-    drawn = draws(history)
-    if drawn is None or drawn.times[-1] <= drawn.times[0]:
+    """Measure power; None if the power of the cluster is unknown or nothing ran for any time."""
+    series = rack_power_series(history)
+    if series is None or series.times[-1] <= series.times[0]:
         return None
-    distribution = np.diff(drawn.times)
+    durations = np.diff(series.times)
     racks: list[RackPower] = []
-    total, above = np.zeros(len(distribution)), np.zeros(len(distribution), dtype=np.bool_)
-    hottest, coolest, compared = np.full(len(distribution), -inf), np.full(len(distribution), inf), 0
-    for rack, level in enumerate(drawn.levels()):
-        here, limit, scale = level[:-1], float(drawn.power.limit[rack]), float(drawn.power.scale[rack])
-        racks.append(_rack_power(drawn.power.names[rack], here, distribution, limit))
-        total += here
-        above |= here > limit + SLACK
+    total, above = np.zeros(len(durations)), np.zeros(len(durations), dtype=np.bool_)
+    highest, lowest, compared = np.full(len(durations), -inf), np.full(len(durations), inf), 0
+    for rack, level in enumerate(series.levels()):
+        watts, limit, scale = level[:-1], float(series.power.limit[rack]), float(series.power.scale[rack])
+        racks.append(_rack_power(series.power.names[rack], watts, durations, limit))
+        total += watts
+        above |= watts > limit + POWER_TOLERANCE_WATTS
         if isfinite(scale):
             compared += 1
-            hottest, coolest = np.maximum(hottest, here / scale), np.minimum(coolest, here / scale)
-    whole = _rack_power("", total, distribution, inf)
-    held = float(history.gpu_seconds[history.jobs.outcome == Outcome.FINISHED].sum()) / HOUR
+            highest, lowest = np.maximum(highest, watts / scale), np.minimum(lowest, watts / scale)
+    all_racks = _rack_power("", total, durations, inf)
+    gpu_hours = float(history.gpu_seconds[history.jobs.outcome == Outcome.FINISHED].sum()) / HOUR
     return PowerUse(
-        mean_watts=whole.mean_watts,
-        peak_watts=whole.peak_watts,
-        above_limit_seconds=float(distribution[above].sum()),
-        energy_kwh=whole.energy_kwh,
-        kwh_per_finished_gpu_hour=whole.energy_kwh / held if held else None,
-        unevenness=float((hottest - coolest) @ distribution / distribution.sum()) if compared > 1 else None,
+        mean_watts=all_racks.mean_watts,
+        peak_watts=all_racks.peak_watts,
+        above_limit_seconds=float(durations[above].sum()),
+        energy_kwh=all_racks.energy_kwh,
+        kwh_per_finished_gpu_hour=all_racks.energy_kwh / gpu_hours if gpu_hours else None,
+        imbalance=float((highest - lowest) @ durations / durations.sum()) if compared > 1 else None,
         racks=tuple(racks),
     )
 
 
-def _rack_power(name: str, level: Floats, distribution: Floats, limit: float) -> RackPower:
-    watt_seconds = float(level @ distribution)
+def _rack_power(name: str, level: Floats, durations: Floats, limit: float) -> RackPower:
+    watt_seconds = float(level @ durations)
     return RackPower(
         name,
-        mean_watts=watt_seconds / float(distribution.sum()),
+        mean_watts=watt_seconds / float(durations.sum()),
         peak_watts=float(level.max()),
         limit_watts=limit if isfinite(limit) else None,
-        above_limit_seconds=float(distribution[level > limit + SLACK].sum()),
+        above_limit_seconds=float(durations[level > limit + POWER_TOLERANCE_WATTS].sum()),
         energy_kwh=watt_seconds / HOUR / WATTS_PER_KILOWATT,
     )
 
 
-def rack_text(name: str) -> str:
-    """How people read the name of a rack, or of the group of nodes that are in none."""
+def format_rack_name(name: str) -> str:
+    """Return the name of a rack for display; nodes without a rack are grouped as 'no rack'."""
     return "no rack" if name == NO_RACK else name
 
 
-def nearest_to_limit_first(racks: Sequence[RackPower]) -> list[RackPower]:
-    """By their peaks as parts of their limits, then by how long they were above; without a limit, by their peaks."""
+def sort_by_limit_margin(racks: Sequence[RackPower]) -> list[RackPower]:
+    """Sort racks by peak power relative to the limit, then by time above it; racks without a limit last, by peak."""
 
     def rank(rack: RackPower) -> tuple[float, float, float]:
         return (-rack.peak_watts / (rack.limit_watts or inf), -rack.above_limit_seconds, -rack.peak_watts)
@@ -160,49 +160,49 @@ def nearest_to_limit_first(racks: Sequence[RackPower]) -> list[RackPower]:
     return sorted(racks, key=rank)
 
 
-WORST = 3
-"""So many racks are drawn on their own where there are too many for a line each."""
+RACKS_SHOWN_OF_MANY = 3
+"""Number of racks that have their own line if there are too many racks for one line each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RackCurves:
-    """Racks as a picture shows them: lines with names, the lowest and highest of all racks, and limits with names."""
+    """Power curves for a chart: named lines, the lowest and highest power of all racks, and named limits."""
 
     lines: Sequence[tuple[str, Floats]]
     band: tuple[Floats, Floats] | None
     limits: Sequence[tuple[float, str]]
-    most_watts: float
+    max_watts: float
 
 
-def curves_of(history: History, edges: Floats, most: int) -> RackCurves | None:
-    """The highest power of each slot of time, of every rack; of more than `most`, of those nearest to their limits."""
-    drawn, use = draws(history), power_use(history)
-    if drawn is None or use is None:
+def rack_curves(history: History, edges: Floats, max_racks: int) -> RackCurves | None:
+    """Return the peak power of racks per time interval; with more than `max_racks`, only of those closest to limits."""
+    series, use = rack_power_series(history), power_use(history)
+    if series is None or use is None:
         return None
-    shown = list(use.racks) if len(use.racks) <= most else nearest_to_limit_first(use.racks)[:WORST]
-    wanted = {rack.name for rack in shown}
+    shown = list(use.racks) if len(use.racks) <= max_racks else sort_by_limit_margin(use.racks)[:RACKS_SHOWN_OF_MANY]
+    shown_names = {rack.name for rack in shown}
     low, high = np.full(len(edges) - 1, inf), np.full(len(edges) - 1, -inf)
     curves: dict[str, Floats] = {}
-    for rack, name in enumerate(drawn.power.names):
-        highest = drawn.highest(rack, edges)
-        low, high = np.minimum(low, highest), np.maximum(high, highest)
-        if name in wanted:
-            curves[name] = highest
+    for rack, name in enumerate(series.power.names):
+        peaks = series.peaks(rack, edges)
+        low, high = np.minimum(low, peaks), np.maximum(high, peaks)
+        if name in shown_names:
+            curves[name] = peaks
     limits = _limits(shown)
     return RackCurves(
-        lines=[(rack_text(rack.name), curves[rack.name]) for rack in shown],
-        band=(low, high) if len(use.racks) > most else None,
+        lines=[(format_rack_name(rack.name), curves[rack.name]) for rack in shown],
+        band=(low, high) if len(use.racks) > max_racks else None,
         limits=limits,
-        most_watts=max([float(high.max()), *(watts for watts, _ in limits)]),
+        max_watts=max([float(high.max()), *(watts for watts, _ in limits)]),
     )
 
 
 def _limits(racks: Sequence[RackPower]) -> list[tuple[float, str]]:
-    """Each limit once, with whose it is: 'limit of r1, r2', or 'limit' where it is everybody's."""
-    of: dict[float, list[str]] = {}
+    """Return each distinct limit with a label: 'limit of r1, r2', or 'limit' if all racks share it."""
+    racks_by_limit: dict[float, list[str]] = {}
     for rack in racks:
         if rack.limit_watts is not None:
-            of.setdefault(rack.limit_watts, []).append(rack_text(rack.name))
-    if len(of) == 1 and sum(map(len, of.values())) == len(racks):
-        return [(watts, "limit") for watts in of]
-    return [(watts, f"limit of {', '.join(names)}") for watts, names in of.items()]
+            racks_by_limit.setdefault(rack.limit_watts, []).append(format_rack_name(rack.name))
+    if len(racks_by_limit) == 1 and sum(map(len, racks_by_limit.values())) == len(racks):
+        return [(watts, "limit") for watts in racks_by_limit]
+    return [(watts, f"limit of {', '.join(names)}") for watts, names in racks_by_limit.items()]

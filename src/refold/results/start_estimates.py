@@ -1,6 +1,6 @@
-"""How good the promised starts of a history were, and who was passed over. Definitions are in docs/measures.md.
+"""Accuracy of the start estimates of a history, and how many jobs overtook each job. See docs/measures.md.
 
-Only what was said before a job's first start counts: what is said to a job that was stopped is about another wait.
+Only estimates made before the first start of a job count; those of a preempted job refer to a later start.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from refold.jit import compiled
 from refold.journal import History, Outcome
 from refold.model import Seconds
-from refold.packing import Floats, Ints, compiled
+from refold.packing import Floats, Ints
 
-SLACK: Seconds = 1e-3
-"""Ends and starts are rounded each on its own: so much later is not later."""
+TIME_TOLERANCE_SECONDS: Seconds = 1e-3
+"""Start and end times are rounded separately: smaller differences do not count as later."""
 
-SHORT: Seconds = 10.0
-"""No wait is taken to be shorter than this where an error is compared with it."""
+MIN_WAIT_SECONDS: Seconds = 10.0
+"""Shorter waits count as this long in relative errors."""
 
 
 class StartError(msgspec.Struct, frozen=True):
-    """How far first starts were from when they were expected: actual less expected. `relative` is to the wait."""
+    """Errors of start estimates: actual minus estimated first start. `relative` is the error divided by the wait."""
 
     count: int = 0
     median: Seconds | None = None
@@ -34,114 +35,124 @@ class StartError(msgspec.Struct, frozen=True):
 
 
 class StartEstimateGroup(msgspec.Struct, frozen=True):
-    """Promises to some of the jobs. `undecided`: the history, or the job, ended before its promise did.
+    """Start estimates of a group of jobs.
 
-    `error` is that of the first thing said of each job, `last_error` that of the last before it started; `width` is the
-    median time from saying to the promised bound, `late` the mean lateness of broken promises.
+    `bounded` jobs were given a latest start with their first estimate. Of these, `met` jobs started by then and
+    `missed` jobs did not; `undecided` ones left the queue, or the history ended, before the bound. `coverage` is the
+    number of met bounds divided by that of met and missed ones. `postponed` jobs were given a later bound afterwards,
+    `postponements` times in total. `width` is the median time from the estimate to the bound, `lateness` the mean delay
+    beyond missed bounds. `error` refers to the first estimate of each job, `last_error` to the last before its start.
     """
 
     name: str
     jobs: int
-    promised: int
-    kept: int
-    broken: int
+    bounded: int
+    met: int
+    missed: int
     undecided: int
-    share_kept: float | None
-    renewed: int
-    renewals: int
+    coverage: float | None
+    postponed: int
+    postponements: int
     width: Seconds | None
-    late: Seconds | None
+    lateness: Seconds | None
     error: StartError
     last_error: StartError
 
 
 class StartEstimateMeasures(msgspec.Struct, frozen=True):
-    """Promises to all jobs, and by size."""
+    """Start estimates of all jobs, and by job size."""
 
     all: StartEstimateGroup
     sizes: tuple[StartEstimateGroup, ...]
 
 
-def promise_measures(history: History, names: Sequence[str], group: Ints) -> StartEstimateMeasures | None:
-    """How well promises were kept, also of each group of jobs; None where nobody was told when it may start."""
-    told = _told(history)
-    if told is None:
+def measure_start_estimates(history: History, names: Sequence[str], group: Ints) -> StartEstimateMeasures | None:
+    """Measure the start estimates of all jobs and of each group; None if no job was given an estimate."""
+    jobs = _estimated_jobs(history)
+    if jobs is None:
         return None
-    of = group[told.job]
-    groups = [_measured(name, told, of == number) for number, name in enumerate(names) if (of == number).any()]
-    return StartEstimateMeasures(_measured("all", told, np.ones(len(told.job), dtype=np.bool_)), tuple(groups))
+    group_of = group[jobs.job]
+    groups = [
+        _measure_group(name, jobs, group_of == index) for index, name in enumerate(names) if (group_of == index).any()
+    ]
+    return StartEstimateMeasures(_measure_group("all", jobs, np.ones(len(jobs.job), dtype=np.bool_)), tuple(groups))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _ToldStart:
-    """One entry per job that was told when it may start. `left` is when it first started, or else ceased to wait."""
+class _EstimatedJobs:
+    """Columns with one entry per job that was given a start estimate.
+
+    `left_queue` is when the job first started, or else ended, or else the end of the history.
+    """
 
     job: Ints
-    made: Floats
+    made_at: Floats
     at: Floats
     latest: Floats
     last_at: Floats
-    renewals: Ints
+    postponements: Ints
     submitted: Floats
     started: Floats
-    left: Floats
+    left_queue: Floats
 
 
-def _told(history: History) -> _ToldStart | None:
-    jobs, said = history.jobs, history.promises
-    counts = ~(said.made > jobs.first_start[said.job])  # also where it never started
-    order = np.flatnonzero(counts)[np.argsort(said.job[counts], kind="stable")]
+def _estimated_jobs(history: History) -> _EstimatedJobs | None:
+    jobs, estimates = history.jobs, history.start_estimates
+    counts = ~(estimates.made_at > jobs.first_start[estimates.job])  # true if the job never started
+    order = np.flatnonzero(counts)[np.argsort(estimates.job[counts], kind="stable")]
     if not len(order):
         return None
-    job, first = np.unique(said.job[order], return_index=True)
+    job, first = np.unique(estimates.job[order], return_index=True)
     last = np.append(first[1:], len(order)) - 1
-    renewed = np.zeros(len(order), dtype=np.int64)
+    postponed = np.zeros(len(order), dtype=np.int64)
     before, after = order[:-1], order[1:]
-    renewed[1:] = (said.job[before] == said.job[after]) & (said.latest[after] > said.latest[before] + SLACK)
+    postponed[1:] = (estimates.job[before] == estimates.job[after]) & (
+        estimates.latest[after] > estimates.latest[before] + TIME_TOLERANCE_SECONDS
+    )
     ended = np.where(np.isnan(jobs.ended[job]), history.until, jobs.ended[job])
     started = jobs.first_start[job]
-    return _ToldStart(
+    return _EstimatedJobs(
         job,
-        made=said.made[order[first]],
-        at=said.at[order[first]],
-        latest=said.latest[order[first]],
-        last_at=said.at[order[last]],
-        renewals=np.add.reduceat(renewed, first),
+        made_at=estimates.made_at[order[first]],
+        at=estimates.at[order[first]],
+        latest=estimates.latest[order[first]],
+        last_at=estimates.at[order[last]],
+        postponements=np.add.reduceat(postponed, first),
         submitted=jobs.submitted[job],
         started=started,
-        left=np.where(np.isnan(started), ended, started),
+        left_queue=np.where(np.isnan(started), ended, started),
     )
 
 
-def _measured(name: str, told: _ToldStart, chosen: NDArray[np.bool_]) -> StartEstimateGroup:
-    promised = chosen & ~np.isnan(told.latest)
-    late = told.left - told.latest
-    broken = promised & (late > SLACK)
-    kept = promised & ~broken & ~np.isnan(told.started)
-    decided = int(kept.sum() + broken.sum())
+def _measure_group(name: str, estimated: _EstimatedJobs, chosen: NDArray[np.bool_]) -> StartEstimateGroup:
+    bounded = chosen & ~np.isnan(estimated.latest)
+    lateness = estimated.left_queue - estimated.latest
+    missed = bounded & (lateness > TIME_TOLERANCE_SECONDS)
+    met = bounded & ~missed & ~np.isnan(estimated.started)
+    decided = int(met.sum() + missed.sum())
     return StartEstimateGroup(
         name,
         jobs=int(chosen.sum()),
-        promised=int(promised.sum()),
-        kept=int(kept.sum()),
-        broken=int(broken.sum()),
-        undecided=int(promised.sum()) - decided,
-        share_kept=int(kept.sum()) / decided if decided else None,
-        renewed=int((told.renewals[chosen] > 0).sum()),
-        renewals=int(told.renewals[chosen].sum()),
-        width=_median((told.latest - told.made)[promised]),
-        late=float(late[broken].mean()) if broken.any() else None,
-        error=_error(told, told.at, chosen),
-        last_error=_error(told, told.last_at, chosen),
+        bounded=int(bounded.sum()),
+        met=int(met.sum()),
+        missed=int(missed.sum()),
+        undecided=int(bounded.sum()) - decided,
+        coverage=int(met.sum()) / decided if decided else None,
+        postponed=int((estimated.postponements[chosen] > 0).sum()),
+        postponements=int(estimated.postponements[chosen].sum()),
+        width=_median((estimated.latest - estimated.made_at)[bounded]),
+        lateness=float(lateness[missed].mean()) if missed.any() else None,
+        error=_error(estimated, estimated.at, chosen),
+        last_error=_error(estimated, estimated.last_at, chosen),
     )
 
 
-def _error(told: _ToldStart, expected: Floats, chosen: NDArray[np.bool_]) -> StartError:
-    started = chosen & ~np.isnan(told.started)
+def _error(jobs: _EstimatedJobs, estimate: Floats, chosen: NDArray[np.bool_]) -> StartError:
+    started = chosen & ~np.isnan(jobs.started)
     if not started.any():
         return StartError()
-    error = (told.started - expected)[started]
-    waited = np.maximum((told.started - told.submitted)[started], SHORT)
+    error = (jobs.started - estimate)[started]
+    waited = np.maximum((jobs.started - jobs.submitted)[started], MIN_WAIT_SECONDS)
     return StartError(
         len(error),
         _median(error),
@@ -155,46 +166,48 @@ def _median(values: Floats) -> float | None:
     return float(np.median(values)) if len(values) else None
 
 
-def passed_over(history: History) -> Floats:
-    """Of each job, how many that were submitted later started before it first did; nan of one that never fits.
+def count_overtaking(history: History) -> Floats:
+    """Return, for each job, the number of jobs submitted later that started before its first start.
 
-    A job that has not started is passed over until it is cancelled, or for as long as the history lasts.
+    A job that never started can be overtaken until it is cancelled or the history ends. NaN for infeasible jobs.
     """
     jobs = history.jobs
-    never = jobs.outcome == Outcome.INFEASIBLE
+    infeasible = jobs.outcome == Outcome.INFEASIBLE
     waited_until = np.where(np.isnan(jobs.first_start), jobs.ended, jobs.first_start)
-    left = np.where(np.isnan(waited_until), np.inf, waited_until)
-    moments, rank = np.unique(np.concatenate([left, np.nan_to_num(jobs.first_start, nan=np.inf)]), return_inverse=True)
-    started = np.where(np.isnan(jobs.first_start), len(moments), rank[len(jobs) :])
+    left_queue = np.where(np.isnan(waited_until), np.inf, waited_until)
+    times, rank = np.unique(
+        np.concatenate([left_queue, np.nan_to_num(jobs.first_start, nan=np.inf)]), return_inverse=True
+    )
+    started = np.where(np.isnan(jobs.first_start), len(times), rank[len(jobs) :])
     order = np.argsort(jobs.submitted, kind="stable")
     submission = np.unique(jobs.submitted[order], return_inverse=True)[1]
     counts = np.empty(len(jobs), dtype=np.float64)
-    counts[order] = _later_but_started_before(submission, rank[: len(jobs)][order], started[order], len(moments))
-    return np.where(never, np.nan, counts)
+    counts[order] = _count_overtaking(submission, rank[: len(jobs)][order], started[order], len(times))
+    return np.where(infeasible, np.nan, counts)
 
 
 @compiled
-def _later_but_started_before(submission: Ints, left: Ints, started: Ints, moments: int) -> Ints:
-    """For each job, in the order of submission, the later ones with `started` below its `left`.
+def _count_overtaking(submission: Ints, left_queue: Ints, started: Ints, times: int) -> Ints:
+    """Return, for each job in order of submission, the number of later jobs with `started` < its `left_queue`.
 
-    A Fenwick tree holds the starts of all later jobs. Jobs of one submission are not later than each other.
+    A Fenwick tree stores the starts of all later jobs. Jobs submitted at the same time are not later than each other.
     """
     jobs = len(submission)
-    tree = np.zeros(moments + 1, dtype=np.int64)
-    found = np.zeros(jobs, dtype=np.int64)
+    tree = np.zeros(times + 1, dtype=np.int64)
+    counts = np.zeros(jobs, dtype=np.int64)
     job = jobs - 1
     while job >= 0:
-        together = job
-        while together >= 0 and submission[together] == submission[job]:
-            place = left[together]  # sums what is at 0 … left - 1
-            while place > 0:
-                found[together] += tree[place]
-                place -= place & -place
-            together -= 1
-        while job > together:
-            place = started[job] + 1
-            while place <= moments:
-                tree[place] += 1
-                place += place & -place
+        same_time = job
+        while same_time >= 0 and submission[same_time] == submission[job]:
+            index = left_queue[same_time]  # sum over 0 … left_queue - 1
+            while index > 0:
+                counts[same_time] += tree[index]
+                index -= index & -index
+            same_time -= 1
+        while job > same_time:
+            index = started[job] + 1
+            while index <= times:
+                tree[index] += 1
+                index += index & -index
             job -= 1
-    return found
+    return counts

@@ -1,4 +1,4 @@
-"""The comparison of several policies as rows and columns: plain data, for a terminal, a page or JSON to show."""
+"""Comparison tables of several policies as plain data, for the terminal, the report or JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from refold.model import text_from_seconds
+from refold.model import format_duration
 from refold.results.measures import MeasureGroup, Measures
 from refold.results.power import PowerUse
 from refold.results.start_estimates import StartEstimateGroup
@@ -16,7 +16,7 @@ Better = Literal["less", "more", "neither"]
 
 
 class MeasureColumn(msgspec.Struct, frozen=True):
-    """One measure: its name, its unit and which way is better."""
+    """A column: the measure's name, its unit, and whether smaller or larger values are better."""
 
     key: str
     name: str
@@ -25,139 +25,164 @@ class MeasureColumn(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """One value, how people read it, whether it is the best of its column, and its part of the column's largest."""
+    """A value, its text, whether it is the best of its column, and its ratio to the largest value of the column."""
 
     value: float | None
     text: str
     best: bool = False
-    part: float = 0.0
+    ratio: float = 0.0
 
 
 class MeasureRow(msgspec.Struct, frozen=True):
-    """One policy, or one group of jobs under one policy: a cell per column."""
+    """The row of a policy or of a group of jobs: one cell per column."""
 
     name: str
     cells: tuple[Cell, ...]
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """A table: every row has as many cells as there are columns."""
+    """A table; every row has one cell per column."""
 
     columns: tuple[MeasureColumn, ...]
     rows: tuple[MeasureRow, ...]
 
 
-Measured = tuple[MeasureColumn, Callable[[Measures], float | None]]
+MeasureDefinition = tuple[MeasureColumn, Callable[[Measures], float | None]]
 
-MAIN: tuple[Measured, ...] = (
-    (MeasureColumn("completion_mean", "mean completion", "s", "less"), lambda one: one.completion.mean),
-    (MeasureColumn("completion_median", "median completion", "s", "less"), lambda one: one.completion.median),
-    (MeasureColumn("completion_p99", "p99 completion", "s", "less"), lambda one: one.completion.p99),
-    (MeasureColumn("waiting_mean", "mean waiting", "s", "less"), lambda one: one.waiting.mean),
-    (MeasureColumn("waiting_p99", "p99 waiting", "s", "less"), lambda one: one.waiting.p99),
-    (MeasureColumn("makespan", "makespan", "s", "less"), lambda one: one.makespan),
-    (MeasureColumn("allocation", "GPU allocation", "%", "more"), lambda one: one.allocation),
-    (MeasureColumn("fragmentation", "fragmentation", "%", "less"), lambda one: one.fragmentation),
-    (MeasureColumn("preemptions", "preemptions", "", "neither"), lambda one: one.preemptions),
-    (MeasureColumn("jain_tenants", "Jain, tenants", "index", "more"), lambda one: one.jain_tenants),
+MAIN_MEASURES: tuple[MeasureDefinition, ...] = (
+    (MeasureColumn("completion_mean", "mean completion", "s", "less"), lambda measures: measures.completion.mean),
+    (MeasureColumn("completion_median", "median completion", "s", "less"), lambda measures: measures.completion.median),
+    (MeasureColumn("completion_p99", "p99 completion", "s", "less"), lambda measures: measures.completion.p99),
+    (MeasureColumn("waiting_mean", "mean waiting", "s", "less"), lambda measures: measures.waiting.mean),
+    (MeasureColumn("waiting_p99", "p99 waiting", "s", "less"), lambda measures: measures.waiting.p99),
+    (MeasureColumn("makespan", "makespan", "s", "less"), lambda measures: measures.makespan),
+    (MeasureColumn("allocation", "GPU allocation", "%", "more"), lambda measures: measures.allocation),
+    (MeasureColumn("fragmentation", "fragmentation", "%", "less"), lambda measures: measures.fragmentation),
+    (MeasureColumn("preemptions", "preemptions", "", "neither"), lambda measures: measures.preemptions),
+    (MeasureColumn("jain_tenants", "Jain, tenants", "index", "more"), lambda measures: measures.jain_tenants),
 )
-"""What policies are compared by."""
+"""The measures that policies are compared by."""
 
-UNFINISHED: Measured = (
+UNFINISHED: MeasureDefinition = (
     MeasureColumn("not_finished", "not finished", "", "less"),
-    lambda one: one.jobs - one.outcomes.finished,
+    lambda measures: measures.jobs - measures.outcomes.finished,
 )
-"""What comes first where any policy left jobs unfinished: the other measures do not count those."""
+"""The first column if any policy left jobs unfinished; means and percentiles do not include these jobs."""
 
-MORE: tuple[Measured, ...] = (
-    (MeasureColumn("finished", "finished", "", "neither"), lambda one: one.outcomes.finished),
-    (MeasureColumn("to_first_start_mean", "mean to first start", "s", "less"), lambda one: one.to_first_start.mean),
-    (MeasureColumn("slowdown_mean", "mean slowdown", "×", "less"), lambda one: one.slowdown.mean),
+MORE_MEASURES: tuple[MeasureDefinition, ...] = (
+    (MeasureColumn("finished", "finished", "", "neither"), lambda measures: measures.outcomes.finished),
+    (
+        MeasureColumn("to_first_start_mean", "mean time to first start", "s", "less"),
+        lambda measures: measures.to_first_start.mean,
+    ),
+    (MeasureColumn("slowdown_mean", "mean slowdown", "×", "less"), lambda measures: measures.slowdown.mean),
     (
         MeasureColumn("fairness_mean", "mean finish-time fairness", "×", "less"),
-        lambda one: one.finish_time_fairness.mean,
+        lambda measures: measures.finish_time_fairness.mean,
     ),
-    (MeasureColumn("fairness_p99", "p99 finish-time fairness", "×", "less"), lambda one: one.finish_time_fairness.p99),
-    (MeasureColumn("jain_jobs", "Jain, jobs", "index", "more"), lambda one: one.jain_jobs),
-    (MeasureColumn("gpu_hours", "GPU-hours held", "h", "neither"), lambda one: one.gpu_hours),
-    (MeasureColumn("reshapes", "reshapes", "", "neither"), lambda one: one.reshapes),
-    (MeasureColumn("failures", "failed runs", "", "neither"), lambda one: one.failures),
-    (MeasureColumn("lost", "GPU-hours lost", "h", "less"), lambda one: one.lost_gpu_hours),
-    (MeasureColumn("overhead", "GPU-hours of overhead", "h", "less"), lambda one: one.overhead_gpu_hours),
-)
-"""What else there is to say."""
-
-
-def _of_power(read: Callable[[PowerUse], float | None]) -> Callable[[Measures], float | None]:
-    return lambda one: None if one.power is None else read(one.power)
-
-
-POWER: tuple[Measured, ...] = (
     (
-        MeasureColumn("above_power_limit", "rack above its limit", "s", "less"),
-        _of_power(lambda one: one.above_limit_seconds),
+        MeasureColumn("fairness_p99", "p99 finish-time fairness", "×", "less"),
+        lambda measures: measures.finish_time_fairness.p99,
     ),
-    (MeasureColumn("power_unevenness", "unevenness of racks", "%", "less"), _of_power(lambda one: one.unevenness)),
-    (MeasureColumn("energy", "energy, kWh", "h", "less"), _of_power(lambda one: one.energy_kwh)),
+    (MeasureColumn("jain_jobs", "Jain, jobs", "index", "more"), lambda measures: measures.jain_jobs),
+    (MeasureColumn("gpu_hours", "GPU-hours held", "h", "neither"), lambda measures: measures.gpu_hours),
+    (MeasureColumn("reshapes", "reshapes", "", "neither"), lambda measures: measures.reshapes),
+    (MeasureColumn("failures", "failed runs", "", "neither"), lambda measures: measures.failures),
+    (MeasureColumn("lost", "GPU-hours lost", "h", "less"), lambda measures: measures.lost_gpu_hours),
+    (MeasureColumn("overhead", "GPU-hours of overhead", "h", "less"), lambda measures: measures.overhead_gpu_hours),
 )
-"""What there is to say of power, where the cluster knows it."""
+"""Further measures."""
 
 
-def _of_promises(read: Callable[[StartEstimateGroup], float | None]) -> Callable[[Measures], float | None]:
-    return lambda one: None if one.promises is None else read(one.promises.all)
+def _power_measure(read: Callable[[PowerUse], float | None]) -> Callable[[Measures], float | None]:
+    return lambda measures: None if measures.power is None else read(measures.power)
 
 
-PROMISES: tuple[Measured, ...] = (
-    (MeasureColumn("promises_kept", "promises kept", "%", "more"), _of_promises(lambda one: one.share_kept)),
-    (MeasureColumn("promises_renewed", "renewed", "", "less"), _of_promises(lambda one: one.renewals)),
-    (MeasureColumn("promise_width", "promised within", "s", "less"), _of_promises(lambda one: one.width)),
-    (MeasureColumn("start_error", "error of start", "s", "less"), _of_promises(lambda one: one.error.mean_absolute)),
-    (MeasureColumn("passed_over_mean", "mean passed over", "jobs", "less"), lambda one: one.passed_over.mean),
-    (MeasureColumn("passed_over_most", "most passed over", "", "less"), lambda one: one.passed_over.most),
+POWER_MEASURES: tuple[MeasureDefinition, ...] = (
+    (
+        MeasureColumn("above_power_limit", "rack above power limit", "s", "less"),
+        _power_measure(lambda power: power.above_limit_seconds),
+    ),
+    (
+        MeasureColumn("power_imbalance", "rack power imbalance", "%", "less"),
+        _power_measure(lambda power: power.imbalance),
+    ),
+    (MeasureColumn("energy", "energy, kWh", "h", "less"), _power_measure(lambda power: power.energy_kwh)),
 )
-"""What there is to say of promised starts, where any policy made some; beside them, how far jobs were passed over."""
+"""Measures of power, for clusters with known power."""
+
+
+def _start_estimate_measure(read: Callable[[StartEstimateGroup], float | None]) -> Callable[[Measures], float | None]:
+    return lambda measures: None if measures.start_estimates is None else read(measures.start_estimates.all)
+
+
+START_ESTIMATE_MEASURES: tuple[MeasureDefinition, ...] = (
+    (
+        MeasureColumn("start_coverage", "start bounds met", "%", "more"),
+        _start_estimate_measure(lambda estimates: estimates.coverage),
+    ),
+    (
+        MeasureColumn("start_postponements", "bounds postponed", "", "less"),
+        _start_estimate_measure(lambda estimates: estimates.postponements),
+    ),
+    (
+        MeasureColumn("start_bound_width", "median time to bound", "s", "less"),
+        _start_estimate_measure(lambda estimates: estimates.width),
+    ),
+    (
+        MeasureColumn("start_error", "mean start error", "s", "less"),
+        _start_estimate_measure(lambda estimates: estimates.error.mean_absolute),
+    ),
+    (MeasureColumn("overtaken_mean", "mean overtaken by", "jobs", "less"), lambda measures: measures.overtaken.mean),
+    (MeasureColumn("overtaken_max", "max overtaken by", "", "less"), lambda measures: measures.overtaken.max),
+)
+"""Accuracy of start estimates, for policies that make them, and how many later jobs overtook a job."""
 
 GroupMeasure = Literal["completion", "waiting", "slowdown"]
 
 
-def measure_table(runs: Sequence[tuple[str, Measures]], measures: tuple[Measured, ...] = MAIN) -> Comparison:
-    """One row per policy, one column per measure. The best is marked where policies differ.
+def measure_table(
+    runs: Sequence[tuple[str, Measures]], measures: tuple[MeasureDefinition, ...] = MAIN_MEASURES
+) -> Comparison:
+    """Return a table with one row per policy and one column per measure. The best cells are marked.
 
-    Where policies are compared by MAIN, and perhaps more, and any of them left jobs unfinished, that comes first.
+    If the measures begin with MAIN_MEASURES and any policy left jobs unfinished, their number is the first column.
     """
-    if measures[: len(MAIN)] == MAIN and any(one.jobs > one.outcomes.finished for _, one in runs):
+    if measures[: len(MAIN_MEASURES)] == MAIN_MEASURES and any(run.jobs > run.outcomes.finished for _, run in runs):
         measures = (UNFINISHED, *measures)
-    columns = [_cells(column, [of(one) for _, one in runs]) for column, of in measures]
+    columns = [_cells(column, [get(run) for _, run in runs]) for column, get in measures]
     rows = [MeasureRow(name, tuple(cells[row] for cells in columns)) for row, (name, _) in enumerate(runs)]
     return Comparison(tuple(column for column, _ in measures), tuple(rows))
 
 
 def group_table(
-    runs: Sequence[tuple[str, Sequence[MeasureGroup]]], of: GroupMeasure, most: int | None = None
+    runs: Sequence[tuple[str, Sequence[MeasureGroup]]], measure: GroupMeasure, max_rows: int | None = None
 ) -> Comparison:
-    """One row per group of jobs (tenants, sizes), one column per policy: the mean of one measure.
+    """Return the mean of a measure, with one row per group of jobs (tenants, sizes) and one column per policy.
 
-    With `most`, only the groups that held most GPU-hours under the first policy, in their own order.
+    With `max_rows`, only the groups with the most GPU-hours under the first policy, in their original order.
     """
-    unit = "×" if of == "slowdown" else "s"
+    unit = "×" if measure == "slowdown" else "s"
     columns = tuple(MeasureColumn(name, name, unit, "less") for name, _ in runs)
     by_name = [{group.name: group for group in groups} for _, groups in runs]
     rows = [
         MeasureRow(
             group.name,
             tuple(
-                _cells(MeasureColumn("", "", unit, "less"), [_mean(groups.get(group.name), of) for groups in by_name])
+                _cells(
+                    MeasureColumn("", "", unit, "less"), [_mean(groups.get(group.name), measure) for groups in by_name]
+                )
             ),
         )
-        for group in (_largest(runs[0][1], most) if runs else ())
+        for group in (_largest(runs[0][1], max_rows) if runs else ())
     ]
     return Comparison(columns, tuple(rows))
 
 
-def _mean(group: MeasureGroup | None, of: GroupMeasure) -> float | None:
+def _mean(group: MeasureGroup | None, measure: GroupMeasure) -> float | None:
     if group is None:
         return None
-    match of:
+    match measure:
         case "completion":
             return group.completion.mean
         case "waiting":
@@ -166,15 +191,15 @@ def _mean(group: MeasureGroup | None, of: GroupMeasure) -> float | None:
             return group.slowdown.mean
 
 
-def _largest(groups: Sequence[MeasureGroup], most: int | None) -> Sequence[MeasureGroup]:
-    if most is None or len(groups) <= most:
+def _largest(groups: Sequence[MeasureGroup], max_rows: int | None) -> Sequence[MeasureGroup]:
+    if max_rows is None or len(groups) <= max_rows:
         return groups
-    kept = {group.name for group in sorted(groups, key=lambda group: -group.gpu_hours)[:most]}
-    return [group for group in groups if group.name in kept]
+    largest = {group.name for group in sorted(groups, key=lambda group: -group.gpu_hours)[:max_rows]}
+    return [group for group in groups if group.name in largest]
 
 
 def _cells(column: MeasureColumn, values: list[float | None]) -> list[Cell]:
-    texts = [text_of(value, column.unit) for value in values]
+    texts = [format_value(value, column.unit) for value in values]
     known = [value for value in values if value is not None]
     largest = max((abs(value) for value in known), default=0.0) or 1.0
     best = _best_text(column, known)
@@ -185,21 +210,21 @@ def _cells(column: MeasureColumn, values: list[float | None]) -> list[Cell]:
 
 
 def _best_text(column: MeasureColumn, known: list[float]) -> str | None:
-    """How the best value reads; None where there is none. Values that read the same are equally good."""
+    """Return the text of the best value, or None if no value is best. Values with the same text are equally good."""
     if column.better == "neither" or not known:
         return None
-    if len({text_of(value, column.unit) for value in known}) < 2:
+    if len({format_value(value, column.unit) for value in known}) < 2:
         return None
-    return text_of(min(known) if column.better == "less" else max(known), column.unit)
+    return format_value(min(known) if column.better == "less" else max(known), column.unit)
 
 
-def text_of(value: float | None, unit: str) -> str:
-    """A value as people read it."""
+def format_value(value: float | None, unit: str) -> str:
+    """Format a value with its unit."""
     if value is None:
         return "–"
     match unit:
         case "s":
-            return text_from_seconds(value)
+            return format_duration(value)
         case "%":
             return f"{value * 100:.1f} %"
         case "×":

@@ -1,6 +1,6 @@
-"""The live side: the same scheduler, driven by a clock and by what really happens.
+"""The daemon: the same scheduler as in the simulator, driven by a clock and a real backend.
 
-Nothing is imported here: who only asks a daemon should not wait for what the daemon needs.
+Names are loaded lazily, so that a client that imports one of them does not load the rest of the daemon.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""Submissions become jobs: for whom, under which id, after which others."""
+"""Admission: turn submissions into jobs with ids, tenants and dependencies."""
 
 from __future__ import annotations
 
@@ -14,134 +14,144 @@ from refold.core import Entry, Event, JobHeld, JobSubmitted
 from refold.errors import BadInput, Conflict, Forbidden, TooManyRequests, UnknownName
 from refold.jobspec import check_patterns
 from refold.model import Job, Reason
-from refold.server.drained_gpus import TENANT
+from refold.server.drained_gpus import PLACEHOLDER_TENANT
 from refold.server.loop import Loop
 from refold.server.notify import check_address
 from refold.server.store import NewJob, Store
 
-MOST_JOBS = 200_000
-"""Jobs that may be there at once and are not over."""
+MAX_ACTIVE_JOBS = 200_000
+"""Maximum number of active jobs, that is, jobs that have not ended."""
 
 
 class Admission:
-    """Gives jobs their numbers, and sees to it that a request is accepted once."""
+    """Turns submissions into numbered jobs. A repeated request id returns the job that it created before."""
 
-    def __init__(self, loop: Loop, store: Store, find: Callable[[str], str]) -> None:
+    def __init__(self, loop: Loop, store: Store, find_job: Callable[[str], str]) -> None:
         self._loop = loop
         self._store = store
-        self._find = find
-        self._number = store.reading.last_numbers()[0]
-        self._accepting: dict[str, asyncio.Future[Entry]] = {}
-        self._checking = asyncio.Lock()
+        self._find_job = find_job
+        self._number = store.reader.last_numbers()[0]
+        self._pending_requests: dict[str, asyncio.Future[Entry]] = {}
+        self._pattern_lock = asyncio.Lock()
 
     async def accept(self, caller: Caller, submissions: Sequence[Submission]) -> list[str]:
-        """Their ids, once they are on disk. A request that was accepted before gives the job that it gave then."""
-        if len(self._loop.job_table.of) + len(submissions) > MOST_JOBS:
+        """Commit the submissions as jobs and return their ids.
+
+        A request that was accepted before returns the job it created then.
+        """
+        if len(self._loop.job_table.records) + len(submissions) > MAX_ACTIVE_JOBS:
             raise TooManyRequests(
-                f"{len(self._loop.job_table.of):,} jobs are there already, expected at most {MOST_JOBS:,}"
+                f"too many active jobs: {len(self._loop.job_table.records):,}, at most {MAX_ACTIVE_JOBS:,} are allowed;"
+                " submit again when some have ended"
             )
-        requests = [_key(caller, one.request) for one in submissions]
-        named = [request for request in requests if request]
-        if len(named) != len(set(named)):
-            raise BadInput("request: two of the submissions have the same, expected each once")
+        requests = [_request_key(caller, submission.request) for submission in submissions]
+        keys = [request for request in requests if request]
+        if len(keys) != len(set(keys)):
+            raise BadInput("request: two submissions have the same value, expected unique values")
         await self.check_patterns(submissions)
-        ids = await self._accepted_before(requests)
-        # From here until they are put nothing is awaited, so nobody else can begin to accept one of them.
+        ids = await self._find_accepted(requests)
+        # No await between here and `enqueue`, so no other task can accept the same requests.
         new: list[NewJob] = []
         events: list[Event] = []
         number = self._number
-        for place, submission in enumerate(submissions):
-            if not ids[place]:
+        for index, submission in enumerate(submissions):
+            if not ids[index]:
                 number += 1
-                job, held = self.job_of(caller, submission, number)
-                new.append(NewJob(number, submission.name, job, requests[place], submission.secrets))
+                job, held = self.build_job(caller, submission, number)
+                new.append(NewJob(number, submission.name, job, requests[index], submission.secrets))
                 events += [JobSubmitted(job), *held]
-                ids[place] = job.id
+                ids[index] = job.id
         if new:
-            done = self._loop.put(events, new)
+            committed = self._loop.enqueue(events, new)
             self._number = number
-            self._remember_until(done, new)
-            await self._loop.patiently(done)
+            self._track_requests(committed, new)
+            await self._loop.wait_until_committed(committed)
         return ids
 
     async def check_patterns(self, submissions: Sequence[Submission]) -> None:
-        """Refuse what is no regular expression. One may take long to read, so others are answered meanwhile."""
-        if patterns := [pattern for one in submissions for pattern in one.patterns]:
-            async with self._checking:
+        """Reject invalid regular expressions.
+
+        Compiling one can take long, so it runs in a thread and other calls are served meanwhile.
+        """
+        if patterns := [pattern for submission in submissions for pattern in submission.patterns]:
+            async with self._pattern_lock:
                 await asyncio.to_thread(check_patterns, patterns)
 
-    async def _accepted_before(self, requests: Sequence[str]) -> list[str]:
-        """The jobs of requests that were accepted before, or empty; what is under way is waited for."""
-        while under_way := [self._accepting[one] for one in requests if one in self._accepting]:
-            await self._loop.patiently(under_way[0])
-        return [(self._store.reading.job_of_request(one) or "") if one else "" for one in requests]
+    async def _find_accepted(self, requests: Sequence[str]) -> list[str]:
+        """Return the job id of each request that was accepted before, else ''.
 
-    def _remember_until(self, done: asyncio.Future[Entry], new: Sequence[NewJob]) -> None:
-        """A request is known from now on: here, until it is on disk, however long whoever asked waits for that."""
-        mine = [one.request for one in new if one.request]
-        self._accepting |= dict.fromkeys(mine, done)
+        Waits for requests that are being committed.
+        """
+        while pending := [self._pending_requests[request] for request in requests if request in self._pending_requests]:
+            await self._loop.wait_until_committed(pending[0])
+        return [(self._store.reader.job_of_request(request) or "") if request else "" for request in requests]
+
+    def _track_requests(self, committed: asyncio.Future[Entry], new: Sequence[NewJob]) -> None:
+        """Record requests as pending until they are on disk, even if the caller stops waiting."""
+        requests = [job.request for job in new if job.request]
+        self._pending_requests |= dict.fromkeys(requests, committed)
 
         def forget(_: asyncio.Future[Entry]) -> None:
-            for request in mine:
-                del self._accepting[request]
+            for request in requests:
+                del self._pending_requests[request]
 
-        done.add_done_callback(forget)
+        committed.add_done_callback(forget)
 
-    def job_of(self, caller: Caller, submission: Submission, number: int) -> tuple[Job, list[Event]]:
-        """The job that a submission becomes, and what holds it back; or what is wrong with it."""
+    def build_job(self, caller: Caller, submission: Submission, number: int) -> tuple[Job, list[Event]]:
+        """Return the job of a submission and the events that hold it. Raises if the submission is invalid."""
         tenant = self._tenant(caller, submission)
-        submission = msgspec.structs.replace(submission, gpu_types=self._types(submission.gpu_types))
+        submission = msgspec.structs.replace(submission, gpu_types=self._resolve_gpu_types(submission.gpu_types))
         for address in submission.notify:
             check_address(address)
         job = submission.to_job(f"{submission.name}-{number}", tenant, caller.user, self._loop.now())
-        self._refuse_beyond_limit(job)
-        after = [self._after(one) for one in submission.after]
-        waits_for = [job_id for job_id in after if job_id in self._loop.job_table.of]
-        job = msgspec.structs.replace(job, launch=msgspec.structs.replace(job.launch, after=tuple(waits_for)))
+        self._check_tenant_limit(job)
+        dependencies = [self._resolve_dependency(name) for name in submission.after]
+        unfinished = [job_id for job_id in dependencies if job_id in self._loop.job_table.records]
+        job = msgspec.structs.replace(job, launch=msgspec.structs.replace(job.launch, after=tuple(unfinished)))
         if submission.hold:
             return job, [JobHeld(job.id)]
-        return job, [JobHeld(job.id, Reason.DEPENDENCY)] if waits_for else []
+        return job, [JobHeld(job.id, Reason.DEPENDENCY)] if unfinished else []
 
     def _tenant(self, caller: Caller, submission: Submission) -> str:
         tenant = submission.tenant or caller.tenant
-        if not caller.sees(tenant):
-            raise Forbidden(f"you are of tenant {caller.tenant!r}, and cannot submit for {tenant!r}")
-        known = [one.name for one in self._loop.header.cluster.tenants]
-        if tenant == TENANT or (known and tenant not in known and tenant != "default"):
-            raise BadInput(f"no tenant {tenant!r} ({', '.join(known)})")
+        if not caller.can_read(tenant):
+            raise Forbidden(f"a token of tenant {caller.tenant!r} cannot submit jobs for tenant {tenant!r}")
+        known = [configured.name for configured in self._loop.header.cluster.tenants]
+        if tenant == PLACEHOLDER_TENANT or (known and tenant not in known and tenant != "default"):
+            raise BadInput(f"unknown tenant {tenant!r}; known tenants: {', '.join(known)}")
         return tenant
 
-    def _types(self, asked: Sequence[str]) -> list[str]:
-        """GPU types of this cluster, however they were written: 'a100' is any A100."""
+    def _resolve_gpu_types(self, requested: Sequence[str]) -> list[str]:
+        """Return the GPU types of this cluster that match the requested ones: 'a100' matches every A100."""
         known = self._loop.header.cluster.type_names
-        found: list[str] = []
-        for name in asked:
-            meant = [one for one in known if gpu_key(one).startswith(gpu_key(name))]
-            if not meant:
+        resolved: list[str] = []
+        for name in requested:
+            matches = [gpu_type for gpu_type in known if gpu_key(gpu_type).startswith(gpu_key(name))]
+            if not matches:
                 raise UnknownName("GPU type", name, known)
-            found += meant
-        return found
+            resolved += matches
+        return resolved
 
-    def _refuse_beyond_limit(self, job: Job) -> None:
-        limits = {one.name: one.limit_gpus for one in self._loop.header.cluster.tenants}
-        most = limits.get(job.tenant, 0.0)
+    def _check_tenant_limit(self, job: Job) -> None:
+        limits = {tenant.name: tenant.limit_gpus for tenant in self._loop.header.cluster.tenants}
+        limit = limits.get(job.tenant, 0.0)
         largest = max(job.demand.total_gpus, job.gpu_range[1] if job.gpu_range else 0)
-        if most and largest > most:
-            raise BadInput(f"gpus is {largest:g}, and tenant {job.tenant!r} may use {most:g} at most")
+        if limit and largest > limit:
+            raise BadInput(f"gpus is {largest:g}, but tenant {job.tenant!r} may use at most {limit:g}")
 
-    def _after(self, asked: str) -> str:
-        """A job that has to have finished: one that has is no matter any more, one that never will is an error."""
-        job_id = self._find(asked)
+    def _resolve_dependency(self, name: str) -> str:
+        """Return the id of a dependency. Raises Conflict if it ended without finishing."""
+        job_id = self._find_job(name)
         ended = self.ended_job(job_id)
         if ended is not None and ended.state != "finished":
-            raise Conflict(f"after: {job_id!r} is over and has not finished ({ended.state})")
+            raise Conflict(f"dependency {job_id!r} {'was cancelled' if ended.state == 'cancelled' else ended.state}")
         return job_id
 
     def ended_job(self, job_id: str) -> JobStatus | None:
-        """How a job that is over stands, whether that is on disk yet or not; None: it is not over."""
-        return self._loop.leaving.get(job_id) or self._store.reading.ended_job(job_id)
+        """Return the status of an ended job, committed or not yet; None if the job has not ended."""
+        return self._loop.uncommitted_ends.get(job_id) or self._store.reader.ended_job(job_id)
 
 
-def _key(caller: Caller, request: str) -> str:
-    """By what a request is known; whoever asks has names of their own."""
+def _request_key(caller: Caller, request: str) -> str:
+    """Return the key under which a request is stored; request ids are per token."""
     return json.dumps([caller.name, request]) if request else ""

@@ -1,6 +1,6 @@
-"""Jobs that have failed and are tried again: not at once, and less and less soon.
+"""Back-off: hold a job that failed before its next run, twice as long after each failure.
 
-When each is due follows from its record, so a restart finds it again.
+The release time is derived from the job record, so a restarted daemon can recompute it.
 """
 
 from __future__ import annotations
@@ -15,53 +15,53 @@ from refold.server.loop import Loop, LoopStep
 
 
 class Backoff:
-    """Who pauses after a failure, until when."""
+    """Releases jobs whose back-off has expired."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._due: list[tuple[Seconds, str]] = []
         self._timer: asyncio.TimerHandle | None = None
 
-    def attend(self) -> None:
-        """Be told of the loop's steps, from its first one on."""
-        self._loop.beginnings.append(self._begin)
-        self._loop.gathers.append(self._gather)
-        self._loop.watches.append(self._watch)
+    def attach(self) -> None:
+        """Register with the loop. Call before the loop starts."""
+        self._loop.start_hooks.append(self._on_start)
+        self._loop.event_sources.append(self._gather)
+        self._loop.listeners.append(self._on_step)
 
-    def _begin(self) -> None:
-        """Those who paused when the daemon before this one ended go on doing so, or have done so by now."""
+    def _on_start(self) -> None:
+        """Schedule the jobs that were in back-off when the previous daemon ended."""
         for job_id in self._loop.view.held:
             self._add(job_id)
-        self._wake_for_the_first()
+        self._set_timer()
 
-    def _watch(self, step: LoopStep) -> None:
-        """Take note of who begins to pause."""
+    def _on_step(self, step: LoopStep) -> None:
+        """Schedule the jobs that entered back-off in this step."""
         for event in step.entry.events:
             if isinstance(event, JobHeld) and event.reason is Reason.BACKOFF:
                 self._add(event.job)
-        self._wake_for_the_first()
+        self._set_timer()
 
     def _gather(self, view: View) -> Sequence[Event]:
-        """What each step adds: those who have paused for long enough wait like others."""
+        """Return release events for jobs whose back-off has expired."""
         now = self._loop.now()
-        over: list[str] = []
+        due: list[str] = []
         while self._due and self._due[0][0] <= now:
-            over.append(heappop(self._due)[1])
-        return [JobReleased(job_id) for job_id in dict.fromkeys(over) if self._has_paused(job_id, view, now)]
+            due.append(heappop(self._due)[1])
+        return [JobReleased(job_id) for job_id in dict.fromkeys(due) if self._is_due(job_id, view, now)]
 
     def _add(self, job_id: str) -> None:
-        if self._loop.view.held_for(job_id) is Reason.BACKOFF:
-            heappush(self._due, (self._until(job_id), job_id))
+        if self._loop.view.hold_reason(job_id) is Reason.BACKOFF:
+            heappush(self._due, (self._release_time(job_id), job_id))
 
-    def _has_paused(self, job_id: str, view: View, now: Seconds) -> bool:
-        """Not, if somebody holds it by now, or if it has failed once more since it was noted."""
-        return view.held_for(job_id) is Reason.BACKOFF and self._until(job_id) <= now
+    def _is_due(self, job_id: str, view: View, now: Seconds) -> bool:
+        """Whether the job is still in back-off and due: a user may hold it, or it may have failed again since."""
+        return view.hold_reason(job_id) is Reason.BACKOFF and self._release_time(job_id) <= now
 
-    def _until(self, job_id: str) -> Seconds:
-        record = self._loop.job_table.of[job_id]
-        return (record.last_ended or 0.0) + record.pause
+    def _release_time(self, job_id: str) -> Seconds:
+        record = self._loop.job_table.records[job_id]
+        return (record.last_run_ended or 0.0) + record.backoff
 
-    def _wake_for_the_first(self) -> None:
+    def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._due:

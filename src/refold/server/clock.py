@@ -1,4 +1,4 @@
-"""The wall clock, behind two verbs, so that a test can bring another."""
+"""The wall clock behind a two-method interface, so that tests can replace it."""
 
 from __future__ import annotations
 
@@ -12,67 +12,71 @@ import msgspec
 
 from refold.model import Seconds
 
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Clock(Protocol):
-    """Time since a start, that is waited for."""
+    """Time since the start of the journal."""
 
     def now(self) -> Seconds:
-        """Seconds since the start of the journal. Never goes back."""
+        """Return seconds since the start of the journal. Never goes back."""
         ...
 
-    async def wait(self, something: asyncio.Event, until: Seconds | None) -> None:
-        """Until something has come or the moment has; None: however long it takes."""
+    async def wait(self, event: asyncio.Event, until: Seconds | None) -> None:
+        """Wait until the event is set or the time is reached; None: no time limit."""
         ...
 
 
 class WallClock:
-    """Real time, from the moment this is made, which is `start` seconds after the start of the journal."""
+    """Real time. When it is created, the journal is `start` seconds old."""
 
     def __init__(self, start: Seconds = 0.0) -> None:
         self._zero = monotonic() - start
 
     def now(self) -> Seconds:
-        """Seconds since the start. A machine's clock may be set forth or back: this one does not notice."""
+        """Return seconds since the start of the journal. Monotonic: setting the system clock has no effect."""
         return monotonic() - self._zero
 
-    async def wait(self, something: asyncio.Event, until: Seconds | None) -> None:
+    async def wait(self, event: asyncio.Event, until: Seconds | None) -> None:
         """Wait in real time."""
         try:
             async with asyncio.timeout(None if until is None else max(0.0, until - self.now())):
-                await something.wait()
+                await event.wait()
         except TimeoutError:
             pass
 
 
 class Anchor(msgspec.Struct, frozen=True):
-    """When a journal began, as two clocks told it: the machine's own since it was switched on, and everybody's."""
+    """The start of a journal on two clocks: seconds since boot and Unix time."""
 
-    boot: str
+    boot_id: str
     boot_zero: Seconds
     wall_zero: float
 
     @staticmethod
-    def of(now: Seconds) -> Anchor:
-        """The anchor of a journal that is `now` seconds old."""
-        return Anchor(_boot(), _since_boot() - now, time.time() - now)
+    def at(now: Seconds) -> Anchor:
+        """Return the anchor of a journal that is `now` seconds old."""
+        return Anchor(_read_boot_id(), _seconds_since_boot() - now, time.time() - now)
 
     def now(self, at_least: Seconds) -> Seconds:
-        """How old the journal is: while the machine stays on, however its clock is set; and never less than it was."""
-        if self.boot and self.boot == _boot():
-            return max(at_least, _since_boot() - self.boot_zero)
+        """Return the age of the journal, at least `at_least`.
+
+        Within the same boot it is measured by the boot clock, which setting the system clock does not change; after a
+        reboot by Unix time.
+        """
+        if self.boot_id and self.boot_id == _read_boot_id():
+            return max(at_least, _seconds_since_boot() - self.boot_zero)
         return max(at_least, time.time() - self.wall_zero)
 
 
-def _boot() -> str:
-    """Which time that this machine was switched on this is; empty: it does not tell."""
+def _read_boot_id() -> str:
+    """Return the kernel's id of this boot, or '' if unavailable."""
     try:
-        return _BOOT.read_text().strip()
+        return _BOOT_ID_FILE.read_text().strip()
     except OSError:
         return ""
 
 
-def _since_boot() -> Seconds:
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former goes on while the machine sleeps
+def _seconds_since_boot() -> Seconds:
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # CLOCK_BOOTTIME counts suspended time
     return time.clock_gettime(clock)

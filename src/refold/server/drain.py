@@ -1,4 +1,4 @@
-"""Taking nodes and GPUs out of service, and back; and why they are out."""
+"""Drain and resume nodes and single GPUs, and store why nodes are drained."""
 
 from __future__ import annotations
 
@@ -10,53 +10,56 @@ from refold.server import drained_gpus
 from refold.server.loop import Loop
 from refold.server.store import Store
 
-DRAINED = "drained"
-"""Under which name it is kept why nodes take no work."""
+DRAIN_REASONS_KEY = "drained"
+"""Key in the store's `meta` table: drain reason by node name."""
 
 
 class DrainManager:
-    """Which nodes take no work, with the reason that somebody gave."""
+    """Drains and resumes nodes and GPUs. `drain_reasons`: reason by drained node."""
 
     def __init__(self, loop: Loop, store: Store) -> None:
         self._loop = loop
         self._store = store
-        self._explaining: set[asyncio.Task[None]] = set()
-        self.drained_for: dict[str, str] = store.reading.remembered(DRAINED, dict[str, str]) or {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.drain_reasons: dict[str, str] = store.reader.read_meta(DRAIN_REASONS_KEY, dict[str, str]) or {}
 
     async def drain(self, node: str, gpu: int | None, why: str, move: bool) -> int:
-        """No more work for a node, or for one GPU of it, of which whoever runs there has to move; the node's index."""
-        view, index = self._loop.view, self._index(node, gpu)
+        """Drain a node, or one GPU of it, and return the node's index.
+
+        Runs on a drained GPU are always stopped and rescheduled; runs on a drained node only if `move`.
+        """
+        view, index = self._loop.view, self._node_index(node, gpu)
         if gpu is not None:
             drained = (node, gpu) in drained_gpus.drained_gpus(view)
-            await self._loop.ask([] if drained else drained_gpus.drain(view, (node, gpu), why))
+            await self._loop.commit_events([] if drained else drained_gpus.drain(view, (node, gpu), why))
             return index
-        await self._explain(node, why)
-        events: list[Event] = [NodeLost(index), *(drained_gpus.recalls(view, index, why) if move else ())]
-        await self._loop.ask(events)
+        await self._set_reason(node, why)
+        events: list[Event] = [NodeLost(index), *(drained_gpus.recall_runs(view, index, why) if move else ())]
+        await self._loop.commit_events(events)
         return index
 
     async def resume(self, node: str, gpu: int | None) -> int:
-        """Work for it again; the node's index."""
-        index = self._index(node, gpu)
+        """Accept work again on a node, or on one GPU of it; return the node's index."""
+        index = self._node_index(node, gpu)
         if gpu is None:
-            await self._explain(node, "")
-        await self._loop.ask(
+            await self._set_reason(node, "")
+        await self._loop.commit_events(
             [NodeReturned(index)] if gpu is None else drained_gpus.resume(self._loop.view, (node, gpu))
         )
         return index
 
-    def explain_later(self, node: int, why: str) -> None:
-        """A node takes no work for a reason that nobody has asked about."""
-        task = asyncio.create_task(self._explain(self._loop.view.cluster.nodes[node].name, why))
-        self._explaining.add(task)
-        task.add_done_callback(self._explaining.discard)
+    def record_reason(self, node: int, why: str) -> None:
+        """Store why a node was drained, without waiting for the write."""
+        task = asyncio.create_task(self._set_reason(self._loop.view.cluster.nodes[node].name, why))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _explain(self, node: str, why: str) -> None:
-        self.drained_for = {name: text for name, text in (self.drained_for | {node: why}).items() if text}
-        kept = dict(self.drained_for)
-        await self._loop.written(lambda: self._store.remember(DRAINED, kept))
+    async def _set_reason(self, node: str, why: str) -> None:
+        self.drain_reasons = {name: text for name, text in (self.drain_reasons | {node: why}).items() if text}
+        reasons = dict(self.drain_reasons)
+        await self._loop.write(lambda: self._store.write_meta(DRAIN_REASONS_KEY, reasons))
 
-    def _index(self, node: str, gpu: int | None) -> int:
+    def _node_index(self, node: str, gpu: int | None) -> int:
         cluster = self._loop.view.cluster
         if node not in cluster.index_of_node:
             raise NotFound.near("node", node, cluster.index_of_node)

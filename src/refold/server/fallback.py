@@ -1,4 +1,4 @@
-"""A policy that may fail, and a daemon that may not."""
+"""Keep the daemon running when a policy raises an exception."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ from collections.abc import Callable
 
 from refold.core import Policy, View
 from refold.errors import BadDecision
-from refold.model import KEEP, Decision
+from refold.model import NO_CHANGE, Decision
 
 log = logging.getLogger("refold")
 
 
 class FallbackPolicy:
-    """Asks a policy; where that fails, everything stays as it is, and at the next look another one begins anew.
+    """Wraps a policy; if it raises, nothing changes in this round and a new instance decides from the next round on.
 
-    To that one everybody who waits has just come, and everybody who runs has just begun: what the policy that failed
-    had been shown, and perhaps not taken note of, is not lost.
+    The new instance is shown all waiting jobs as newly submitted and all runs as newly started, because it has not seen
+    the earlier rounds.
     """
 
     def __init__(self, make: Callable[[], Policy]) -> None:
         self._make = make
         self._policy = make()
-        self._begins_anew = False
+        self._is_new = False
         self.name = self._policy.name
 
     def decide(self, view: View) -> Decision:
-        """What the policy decides, or nothing."""
-        if self._begins_anew:
-            _as_if_new(view)
+        """Return the policy's decision, or no change if it raises."""
+        if self._is_new:
+            _mark_all_as_new(view)
         try:
             decision = self._policy.decide(view)
-        except Exception:  # a policy may be anybody's file
-            log.exception("the policy %s failed; everything stays as it is, and it begins anew", self.name)
-            self._policy, self._begins_anew = self._make(), True
-            return KEEP
-        self._begins_anew = False
+        except Exception:  # the policy may be a user's file
+            log.exception("policy %s failed; nothing changes in this round, and the policy is restarted", self.name)
+            self._policy, self._is_new = self._make(), True
+            return NO_CHANGE
+        self._is_new = False
         return decision
 
 
-def _as_if_new(view: View) -> None:
+def _mark_all_as_new(view: View) -> None:
     changes = view.changes
-    changes.forget()
+    changes.clear()
     changes.submitted += view.waiting.values()
     changes.started += view.runs.values()
 
 
-def refused(refusal: BadDecision) -> None:
-    """A decision that breaks a rule: the last good one is kept."""
-    log.warning("refused: %s", refusal)
+def log_rejection(rejection: BadDecision) -> None:
+    """Log a decision that failed the check. The scheduler keeps the current allocations."""
+    log.warning("decision rejected: %s", rejection)

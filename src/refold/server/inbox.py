@@ -1,4 +1,4 @@
-"""What has happened since the last step: what callers ask for, what back ends report, and wakes that are due."""
+"""Input of the daemon's loop: client requests, backend reports, notices and due wakes."""
 
 from __future__ import annotations
 
@@ -16,58 +16,58 @@ from refold.server.job_table import Notice
 from refold.server.store import NewJob
 
 
-class Request(msgspec.Struct, gc=False):
-    """What somebody wants to be written down, and who waits for it."""
+class PendingRequest(msgspec.Struct, gc=False):
+    """Events and new jobs of a client request, and the future that is resolved when they are committed."""
 
     events: Sequence[Event]
     jobs: Sequence[NewJob]
-    done: asyncio.Future[Entry]
+    committed: asyncio.Future[Entry]
 
 
 class Inbox:
-    """Things come in at any time, and are taken out step by step. Reports may come from any thread."""
+    """Collects input at any time; the loop takes it out once per step. Reports may come from any thread."""
 
     def __init__(self, wakes: Iterable[Seconds] = ()) -> None:
-        self.something = asyncio.Event()
+        self.arrived = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._asked: list[Request] = []
-        self._in_hand: list[Request] = []
+        self._queued: list[PendingRequest] = []
+        self._in_progress: list[PendingRequest] = []
         self._reports: deque[Event] = deque()
-        self._news: list[Notice] = []
+        self._notices: list[Notice] = []
         self._wakes: list[Seconds] = []
         self._known_wakes: set[Seconds] = set()
         for moment in wakes:
             self.wake_at(moment)
 
     def put(self, events: Sequence[Event], jobs: Sequence[NewJob]) -> asyncio.Future[Entry]:
-        """Have facts written down; the future is done when they are on disk."""
-        done: asyncio.Future[Entry] = self._loop.create_future()
-        self._asked.append(Request(events, jobs, done))
-        self.something.set()
-        return done
+        """Queue events and new jobs. The future is resolved when they are on disk."""
+        committed: asyncio.Future[Entry] = self._loop.create_future()
+        self._queued.append(PendingRequest(events, jobs, committed))
+        self.arrived.set()
+        return committed
 
     def report(self, event: Event) -> None:
-        """Something has happened. Any thread may say so."""
+        """Queue an event. Thread-safe."""
         self._reports.append(event)
-        self._loop.call_soon_threadsafe(self.something.set)
+        self._loop.call_soon_threadsafe(self.arrived.set)
 
-    def tell(self, news: Notice) -> None:
-        """Something happened that does not concern the scheduler."""
-        self._news.append(news)
-        self.something.set()
+    def add_notice(self, notice: Notice) -> None:
+        """Queue a notice: it is stored and published, and does not reach the scheduler."""
+        self._notices.append(notice)
+        self.arrived.set()
 
     def wake_at(self, moment: Seconds) -> None:
-        """Something is to be looked at then."""
+        """Schedule a step at a time."""
         if moment not in self._known_wakes:
             self._known_wakes.add(moment)
             heappush(self._wakes, moment)
 
     def next_wake(self) -> Seconds | None:
-        """When the next of these moments is."""
+        """Return the time of the next wake."""
         return self._wakes[0] if self._wakes else None
 
-    def take_facts(self, now: Seconds) -> list[Event]:
-        """Reports, then a wake that is due: the order in which the simulator's agenda has them."""
+    def take_events(self, now: Seconds) -> list[Event]:
+        """Return backend reports, then a due wake: the order of the simulator's agenda."""
         events: list[Event] = []
         while self._reports:
             events.append(self._reports.popleft())
@@ -77,27 +77,27 @@ class Inbox:
             self._known_wakes.discard(heappop(self._wakes))
         return events
 
-    def take_asked(self) -> list[Request]:
-        """What was asked for; it is in hand until it has been answered."""
-        self._in_hand, self._asked = self._asked, []
-        return self._in_hand
+    def take_requests(self) -> list[PendingRequest]:
+        """Return the queued requests. They are in progress until `acknowledge`."""
+        self._in_progress, self._queued = self._queued, []
+        return self._in_progress
 
-    def take_news(self) -> list[Notice]:
-        """What people are to know."""
-        news, self._news = self._news, []
-        return news
+    def take_notices(self) -> list[Notice]:
+        """Return the queued notices."""
+        notices, self._notices = self._notices, []
+        return notices
 
-    def answer(self, entry: Entry) -> None:
-        """What is in hand is on disk."""
-        for asked in self._in_hand:
-            if not asked.done.done():
-                asked.done.set_result(entry)
-        self._in_hand = []
+    def acknowledge(self, entry: Entry) -> None:
+        """Resolve the requests in progress: they are on disk."""
+        for request in self._in_progress:
+            if not request.committed.done():
+                request.committed.set_result(entry)
+        self._in_progress = []
 
     def close(self) -> None:
-        """Nothing of what was asked for and not answered will be."""
-        for asked in (*self._in_hand, *self._asked):
-            if not asked.done.done():
-                asked.done.set_exception(Unavailable("the daemon is shutting down"))
-                asked.done.exception()  # perhaps nobody waits for it any more
-        self._in_hand, self._asked = [], []
+        """Fail all requests that were not acknowledged."""
+        for request in (*self._in_progress, *self._queued):
+            if not request.committed.done():
+                request.committed.set_exception(Unavailable("the daemon is shutting down"))
+                request.committed.exception()  # mark as retrieved: the caller may be gone
+        self._in_progress, self._queued = [], []

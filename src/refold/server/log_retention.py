@@ -1,6 +1,6 @@
-"""Output does not stay for ever: some time after a job has ended, what its runs have written is removed.
+"""Log retention: remove the output of runs some time after their job has ended.
 
-What a job has kept for itself (its folder `kept`) is its owner's, and stays; an empty one goes.
+The job's checkpoint folder (`kept`) is removed only if it is empty.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from refold.backends.local import RunFiles
 from refold.model import HOUR, Seconds
 from refold.server.store import EndedRow, StoreReader
 
-SWEEP_EVERY: Seconds = HOUR
+SWEEP_INTERVAL_SECONDS: Seconds = HOUR
 
-PIECE = 500
-"""Jobs that are looked up at once."""
+JOBS_PER_QUERY = 500
+"""Ended jobs read from the store at once."""
 
 log = logging.getLogger("refold")
 
 
 class LogRetention:
-    """Goes through the jobs that are over in the order of their ends, each once, when its time has come."""
+    """Removes the output of ended jobs in order of their end time. Each is visited once per daemon process."""
 
     def __init__(
-        self, reading: StoreReader, logs: Path, keep_for: Seconds, wall_clock: Callable[[], float] = time
+        self, reader: StoreReader, logs: Path, keep_for: Seconds, wall_clock: Callable[[], float] = time
     ) -> None:
-        self._reading = reading
+        self._reader = reader
         self._logs = logs
         self._keep_for = keep_for
         self._wall_clock = wall_clock
@@ -38,13 +38,13 @@ class LogRetention:
         self._closed = threading.Event()
 
     def close(self) -> None:
-        """Leave the rest for another time."""
+        """Stop after the current job."""
         self._closed.set()
 
     def sweep(self) -> None:
-        """Remove the output of all whose time has come. It takes its time: call it where nobody waits."""
-        until = self._wall_clock() - self._keep_for
-        while not self._closed.is_set() and (jobs := self._reading.ended_until(until, self._last, PIECE)):
+        """Remove all output whose retention time has passed. Slow: call it in a thread."""
+        cutoff = self._wall_clock() - self._keep_for
+        while not self._closed.is_set() and (jobs := self._reader.ended_before(cutoff, self._last, JOBS_PER_QUERY)):
             for job in jobs:
                 if self._closed.is_set():
                     return
@@ -57,7 +57,7 @@ class LogRetention:
             try:
                 path.unlink()
             except OSError as error:
-                log.warning("the output of %s stays: %s cannot be removed: %s", job_id, path, error.strerror)
-        for folder in (files.kept, files.folder):
-            with suppress(OSError):  # there is something in it
+                log.warning("cannot remove the output of %s: %s: %s", job_id, path, error.strerror)
+        for folder in (files.checkpoint_folder, files.folder):
+            with suppress(OSError):  # not empty, or missing
                 folder.rmdir()

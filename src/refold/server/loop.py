@@ -1,7 +1,12 @@
-"""The daemon's loop: gather what has happened, decide, write it down, acknowledge, act. In this order.
+"""The daemon's loop. Each step:
 
-What is asked and reported while a step is being written down belongs to the next one, so the more there is to do the
-more goes into one commit.
+1. gather: take client requests, backend reports, due wakes and events of other parts of the daemon;
+2. decide: let the scheduler apply the events and the policy decide;
+3. commit: write the journal entry, new and ended jobs and notices in one transaction;
+4. acknowledge: answer the client requests and publish the notices;
+5. act: let the backend carry out the orders, then call the listeners.
+
+Input that arrives during a step is handled in the next one, so that requests are committed in batches under load.
 """
 
 from __future__ import annotations
@@ -28,231 +33,241 @@ from refold.server.store import Checkpoint, Commit, EndedJob, NewJob, Store
 from refold.server.writer import Writer
 from refold.simulator import Fork
 
-CHECKPOINT_EVERY = 5_000
-"""Entries after which it is written down how things stand: no more have to be read after a crash."""
+CHECKPOINT_INTERVAL_ENTRIES = 5_000
+"""Journal entries between two checkpoints, and thus the maximum number that recovery has to apply."""
 
-TAKE_UP_EVERY: Seconds = 60.0
-"""How often it is looked after runs whose end was reported and not heard of."""
+REISSUE_INTERVAL_SECONDS: Seconds = 60.0
+"""How often the current orders are repeated, so that the backend repeats reports that were lost."""
 
-PATIENCE: Seconds = 5.0
-"""How long somebody who asks is left waiting while nothing can be written."""
+COMMIT_TIMEOUT_SECONDS: Seconds = 5.0
+"""How long a client request waits while the store cannot be written."""
 
 log = logging.getLogger("refold")
 
 
 class LoopStep(msgspec.Struct, frozen=True):
-    """What has been written down and carried out."""
+    """A step that was committed and carried out."""
 
     entry: Entry
-    news: list[Notice]
-    over: list[EndedJobNotice]
+    notices: list[Notice]
+    ended: list[EndedJobNotice]
 
 
-Watch = Callable[[LoopStep], None]
-"""Somebody who is told of every step, after it has been carried out."""
+StepListener = Callable[[LoopStep], None]
+"""Called after each step has been carried out."""
 
-Gather = Callable[[View], Sequence[Event]]
-"""Somebody who adds facts to a step, before the policy sees it."""
+EventSource = Callable[[View], Sequence[Event]]
+"""Adds events to a step before the policy decides."""
 
 
 class Loop:
-    """One scheduler, one store, one back end. Made and used within one event loop; reports may come from any thread."""
+    """One scheduler, store and backend, used within one event loop. Reports may come from any thread."""
 
-    def __init__(self, store: Store, stand: RecoveredState, header: Header, clock: Clock, feed: EventStream) -> None:
+    def __init__(
+        self, store: Store, recovered: RecoveredState, header: Header, clock: Clock, event_stream: EventStream
+    ) -> None:
         self.header = header
-        self.job_table = stand.job_table
-        self.view = stand.scheduler.view
-        self.leaving: dict[str, wire.JobStatus] = {}
-        """Jobs that are over by the step that is being written down: neither here any more, nor in the store yet."""
-        self.beginnings: list[Callable[[], None]] = []
-        """Whom to tell when the loop stands where the daemon before it stood."""
-        self.watches: list[Watch] = []
-        self.gathers: list[Gather] = []
-        self._scheduler = stand.scheduler
+        self.job_table = recovered.job_table
+        self.view = recovered.scheduler.view
+        self.uncommitted_ends: dict[str, wire.JobStatus] = {}
+        """Jobs that end in the step being committed: no longer in the job table, not yet in the store."""
+        self.start_hooks: list[Callable[[], None]] = []
+        """Called once, when the state of the previous daemon has been restored."""
+        self.listeners: list[StepListener] = []
+        self.event_sources: list[EventSource] = []
+        self._scheduler = recovered.scheduler
         self._clock = clock
-        self._feed = feed
-        self._inbox = Inbox(stand.wakes)
+        self._event_stream = event_stream
+        self._inbox = Inbox(recovered.wakes)
         self._writer = Writer(store)
-        self._snapshot = stand.snapshot
-        self._entry = stand.entry
-        self._event_number = store.reading.last_numbers()[1]
-        self._ending = False
-        self._take_up_at: Seconds = 0.0
+        self._snapshot = recovered.snapshot
+        self._entry = recovered.entry
+        self._event_number = store.reader.last_numbers()[1]
+        self._stopping = False
+        self._reissue_at: Seconds = 0.0
 
-    # From outside.
+    # Interface for the rest of the daemon.
 
     def now(self) -> Seconds:
-        """The time of the journal."""
+        """Return seconds since the start of the journal."""
         return self._clock.now()
 
-    def wall(self, moment: Seconds) -> float:
-        """A moment of the journal in Unix seconds."""
+    def wall_time(self, moment: Seconds) -> float:
+        """Convert journal seconds to Unix seconds."""
         return time() - self._clock.now() + moment
 
     def snapshot(self, past: Iterable[PastJob] = ()) -> tuple[Event, ...]:
-        """The present as facts."""
+        """Return the current state as events."""
         return self._scheduler.snapshot(past)
 
-    def copied(self) -> Scheduler:
-        """A second scheduler that stands where this one does: what it decides has no consequences."""
+    def copy_scheduler(self) -> Scheduler:
+        """Return a copy of the scheduler; its decisions have no effect."""
         return Fork(self._scheduler).copy()
 
     @property
     def problem(self) -> str:
-        """Why nothing can be written at present; empty: it can."""
+        """Why the store cannot be written at present; '' if it can."""
         return self._writer.problem
 
     def report(self, event: Event) -> None:
-        """Something has happened. Any thread may say so."""
+        """Queue an event for the scheduler. Thread-safe."""
         self._inbox.report(event)
 
-    def tell(self, news: Notice) -> None:
-        """Something happened that does not concern the scheduler, and people want to know."""
-        self._inbox.tell(news)
+    def add_notice(self, notice: Notice) -> None:
+        """Queue a notice: it is stored and published, and does not reach the scheduler."""
+        self._inbox.add_notice(notice)
 
-    async def ask(self, events: Sequence[Event]) -> Entry:
-        """Have facts written down; returns when they are on disk."""
-        return await self.patiently(self.put(events))
+    async def commit_events(self, events: Sequence[Event]) -> Entry:
+        """Commit events; return when they are on disk."""
+        return await self.wait_until_committed(self.enqueue(events))
 
-    def put(self, events: Sequence[Event], jobs: Sequence[NewJob] = ()) -> asyncio.Future[Entry]:
-        """The same for those who do not wait: from now on it will be written down, unless the daemon ends."""
-        if self.problem or self._ending:
+    def enqueue(self, events: Sequence[Event], jobs: Sequence[NewJob] = ()) -> asyncio.Future[Entry]:
+        """Queue events and new jobs without waiting. They will be committed unless the daemon ends first."""
+        if self.problem or self._stopping:
             raise Unavailable(self.problem or "the daemon is shutting down")
         return self._inbox.put(events, jobs)
 
-    async def patiently(self, done: asyncio.Future[Entry]) -> Entry:
-        """Wait until something is on disk; but not for ever while nothing can be written."""
+    async def wait_until_committed(self, committed: asyncio.Future[Entry]) -> Entry:
+        """Wait until a request is on disk. Raises Unavailable if the store cannot be written for long."""
         while True:
-            finished, _ = await asyncio.wait((done,), timeout=PATIENCE)
+            finished, _ = await asyncio.wait((committed,), timeout=COMMIT_TIMEOUT_SECONDS)
             if finished:
-                return done.result()
+                return committed.result()
             if self.problem:
-                raise Unavailable(f"{self.problem}; it may yet be accepted: ask again with the same request")
+                raise Unavailable(
+                    f"{self.problem}; the request may still be accepted: retry it with the same request id"
+                )
 
-    async def written(self, work: Callable[[], None]) -> None:
-        """Have something else written to the store, in turn with the journal."""
+    async def write(self, work: Callable[[], None]) -> None:
+        """Run a write to the store on the writer's thread, in order with the commits."""
         await self._writer.write(work)
 
-    def end(self) -> None:
-        """Finish the step that is being carried out, and no more."""
-        self._ending = True
-        self._writer.end()
-        self._inbox.something.set()
+    def stop(self) -> None:
+        """Finish the current step, then stop."""
+        self._stopping = True
+        self._writer.stop_retrying()
+        self._inbox.arrived.set()
 
     # The loop.
 
     async def run(self, backend: Backend) -> None:
-        """Take up what was going on; then step whenever something happens, until the end."""
+        """Restore the runs of the previous daemon, then take a step whenever input arrives, until `stop`."""
         try:
             if self._snapshot is not None:
                 await self._step(backend, self._snapshot, self.header)
-            for begin in self.beginnings:
-                begin()
-            await backend.keep_only({(run.job, run.number) for run in self.real_runs()})
-            await self._take_up(backend)
-            while not self._ending:
-                await self._clock.wait(self._inbox.something, self._next_moment())
-                self._inbox.something.clear()
-                if self._clock.now() >= self._take_up_at:
-                    await self._take_up(backend)
+            for hook in self.start_hooks:
+                hook()
+            await backend.stop_all_except({(run.job, run.number) for run in self.real_runs()})
+            await self._reissue_orders(backend)
+            while not self._stopping:
+                await self._clock.wait(self._inbox.arrived, self._next_deadline())
+                self._inbox.arrived.clear()
+                if self._clock.now() >= self._reissue_at:
+                    await self._reissue_orders(backend)
                 await self._step(backend)
         except Unavailable:
-            log.error("ended with a step that could not be written; nobody was told of it, and nothing was done")
+            log.error(
+                "the daemon stops: its last step could not be written, so it was neither acknowledged nor carried out"
+            )
         finally:
             self._inbox.close()
             self._writer.close()
 
-    async def _take_up(self, backend: Backend) -> None:
-        """Order again what has been ordered: to a back end that has done it, it means nothing.
+    async def _reissue_orders(self, backend: Backend) -> None:
+        """Repeat the orders for all current runs; the backend ignores orders that it has already carried out.
 
-        After a crash runs go on or are started, if it came before that; and a report that was lost is made again.
+        After a crash this starts runs that were ordered but not started, and makes the backend repeat lost reports.
         """
-        self._take_up_at = self._clock.now() + TAKE_UP_EVERY
+        self._reissue_at = self._clock.now() + REISSUE_INTERVAL_SECONDS
         runs = self.real_runs()
         orders: list[Order] = [StartRun(run.job, run.number, run.allocation) for run in runs]
-        orders += [StopRun(run.job, run.number, "it was stopping") for run in runs if run.stopping]
+        orders += [StopRun(run.job, run.number, "already stopping") for run in runs if run.stopping]
         await self._carry_out(backend, orders)
 
     def real_runs(self) -> list[Run]:
-        """The runs that a back end knows of."""
+        """Return the runs that the backend knows: all but those of drain placeholders."""
         return [run for run in self.view.runs.values() if not is_drain_placeholder(self.view.active[run.job])]
 
-    def _next_moment(self) -> Seconds:
+    def _next_deadline(self) -> Seconds:
         wake = self._inbox.next_wake()
-        return self._take_up_at if wake is None else min(self._take_up_at, wake)
+        return self._reissue_at if wake is None else min(self._reissue_at, wake)
 
     async def _step(self, backend: Backend, snapshot: Sequence[Event] = (), epoch: Header | None = None) -> None:
-        # 1. What has happened.
+        # 1. Gather.
         now = self._clock.now()
-        asked, news = self._inbox.take_asked(), self._inbox.take_news()
-        events = [*snapshot, *self._inbox.take_facts(now)]
-        for gather in self.gathers:
-            events += gather(self.view)
-        for one in asked:
-            events += one.events
-        if not (asked or events or news or epoch):
+        requests, notices = self._inbox.take_requests(), self._inbox.take_notices()
+        events = [*snapshot, *self._inbox.take_events(now)]
+        for source in self.event_sources:
+            events += source(self.view)
+        for request in requests:
+            events += request.events
+        if not (requests or events or notices or epoch):
             return
 
-        # 2. What is to be done about it.
+        # 2. Decide.
         entry = self._scheduler.step(now, events)
-        noted, over = self.job_table.note(entry, self.view)
+        new_notices, ended = self.job_table.apply(entry, self.view)
         if snapshot:
-            self._forget_runs_that_are_not()
-            noted = []  # all of it was news before
+            self._clear_missing_runs()
+            new_notices = []  # the previous daemon has published them
         if entry.wake_at is not None:
             self._inbox.wake_at(entry.wake_at)
 
-        # 3. Write it down.
+        # 3. Commit.
         self._entry += 1
-        step = LoopStep(entry, [*news, *noted], over)
-        told = self._told(step)
-        commit = self._commit_of(step, [job for one in asked for job in one.jobs], told, epoch)
-        self.leaving = {one.status.id: one.status for one in commit.ended}
+        step = LoopStep(entry, [*notices, *new_notices], ended)
+        wire_events = self._wire_events(step)
+        commit = self._build_commit(step, [job for request in requests for job in request.jobs], wire_events, epoch)
+        self.uncommitted_ends = {job.status.id: job.status for job in commit.ended}
         await self._writer.commit(commit)
-        self.leaving = {}
+        self.uncommitted_ends = {}
 
-        # 4. Whoever asked may know; then act.
-        self._inbox.answer(entry)
-        self._feed.publish(told)
+        # 4. Acknowledge.
+        self._inbox.acknowledge(entry)
+        self._event_stream.publish(wire_events)
+
+        # 5. Act.
         await self._carry_out(backend, entry.orders)
-        for watch in self.watches:
-            self._tell_of(step, watch)
+        for listener in self.listeners:
+            self._call_listener(step, listener)
 
-    def _tell_of(self, step: LoopStep, watch: Watch) -> None:
+    def _call_listener(self, step: LoopStep, listener: StepListener) -> None:
         try:
-            watch(step)
-        except Exception:  # the step is on disk and has been carried out: nobody who looks on can undo that
-            log.exception("somebody who watches failed")
+            listener(step)
+        except Exception:  # the step is committed and carried out: a listener must not fail the loop
+            log.exception("a listener failed after a step; the step itself was carried out")
 
-    def _forget_runs_that_are_not(self) -> None:
-        """After a beginning anew on another cluster, some runs may have no place any more."""
-        for job_id, record in self.job_table.of.items():
+    def _clear_missing_runs(self) -> None:
+        """Clear the run of each job whose run was not restored: its node may be missing from the new cluster."""
+        for job_id, record in self.job_table.records.items():
             if record.run and job_id not in self.view.runs:
                 record.run = 0
 
-    def _told(self, step: LoopStep) -> list[wire.Event]:
-        told: list[wire.Event] = []
-        for news in step.news:
-            if news.job is not None and is_drain_placeholder(news.job):
+    def _wire_events(self, step: LoopStep) -> list[wire.Event]:
+        events: list[wire.Event] = []
+        for notice in step.notices:
+            if notice.job is not None and is_drain_placeholder(notice.job):
                 continue
             self._event_number += 1
-            job, tenant = (news.job.id, news.job.tenant) if news.job is not None else ("", "")
-            at = self.wall(step.entry.now)
-            told.append(wire.Event(self._event_number, at, news.kind, job, news.run, news.text, tenant))
-        return told
+            job, tenant = (notice.job.id, notice.job.tenant) if notice.job is not None else ("", "")
+            at = self.wall_time(step.entry.now)
+            events.append(wire.Event(self._event_number, at, notice.kind, job, notice.run, notice.text, tenant))
+        return events
 
-    def _commit_of(self, step: LoopStep, jobs: list[NewJob], told: list[wire.Event], epoch: Header | None) -> Commit:
-        ended = [EndedJob(ended_status(over, self.wall, step.entry.now), over.lasted) for over in step.over]
+    def _build_commit(
+        self, step: LoopStep, jobs: list[NewJob], events: list[wire.Event], epoch: Header | None
+    ) -> Commit:
+        ended = [EndedJob(ended_status(job, self.wall_time, step.entry.now), job.run_time) for job in step.ended]
         checkpoint = None
-        if epoch is not None or self._entry % CHECKPOINT_EVERY == 0:
-            checkpoint = Checkpoint(self._entry, self._scheduler.snapshot(), tuple(self.job_table.of.values()))
-        return Commit(self._entry, step.entry, jobs, ended, told, epoch, checkpoint)
+        if epoch is not None or self._entry % CHECKPOINT_INTERVAL_ENTRIES == 0:
+            checkpoint = Checkpoint(self._entry, self._scheduler.snapshot(), tuple(self.job_table.records.values()))
+        return Commit(self._entry, step.entry, jobs, ended, events, epoch, checkpoint)
 
     async def _carry_out(self, backend: Backend, orders: Sequence[Order]) -> None:
         for order in orders:
             try:
                 await backend.carry_out((order,), self.view.active)
-            except Exception as error:  # one order that cannot be carried out is no reason to leave the others
-                log.exception("cannot carry out %s", order)
+            except Exception as error:  # a failed order must not prevent the others
+                log.exception("failed to carry out %s", order)
                 if isinstance(order, StartRun):
-                    self.report(RunFailed(order.job, order.run, f"it could not be started: {error}"))
+                    self.report(RunFailed(order.job, order.run, f"could not be started: {error}"))

@@ -1,8 +1,7 @@
-"""How much memory a daemon at rest holds on to.
+"""Reduce the memory of an idle daemon.
 
-Kernels are compiled, or read from where they are kept, by LLVM: some 60 MB of code that has been touched then and is
-not needed any more. These pages are as they are in the library's file, so the system may have them back; should they
-be needed again it reads them again.
+Compiling or loading kernels touches about 60 MB of LLVM code that is not needed afterwards. Its pages are unmodified
+copies of the library's file, so the kernel can drop them and read them again if needed.
 """
 
 from __future__ import annotations
@@ -13,42 +12,42 @@ import sys
 from pathlib import Path
 
 _LIBRARY = "libllvmlite"
-_DONTNEED = 4
-_OWN = ("Anonymous:", "Swap:")
+_MADV_DONTNEED = 4
+_PRIVATE_FIELDS = ("Anonymous:", "Swap:")
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ \S+\s*(.*)")
 
 
-def hand_back_the_compiler() -> None:
-    """Let the system have the pages of LLVM; does nothing where that is not possible."""
+def release_compiler_memory() -> None:
+    """Give the pages of LLVM back to the system. Does nothing where this is not supported."""
     if sys.platform != "linux":
         return
     try:
-        described = Path("/proc/self/smaps").read_text()
+        smaps = Path("/proc/self/smaps").read_text()
     except OSError:
         return
     library = ctypes.CDLL(None, use_errno=True)
     madvise = library.madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for begin, end in _as_in_the_file(described):
-        madvise(begin, end - begin, _DONTNEED)
-    if trim := getattr(library, "malloc_trim", None):  # what was freed, too
+    for start, end in _clean_mappings(smaps):
+        madvise(start, end - start, _MADV_DONTNEED)
+    if trim := getattr(library, "malloc_trim", None):  # also return freed heap memory
         trim(0)
 
 
-def _as_in_the_file(described: str) -> list[tuple[int, int]]:
-    """The mappings of the library that cannot be written to and have not been: their pages are those of the file.
+def _clean_mappings(smaps: str) -> list[tuple[int, int]]:
+    """Return the address ranges of the library that are not writable and have no private pages.
 
-    What the loader has written before it locked a page is the process's own, wherever it is: in memory, shared with
-    a process that has forked, or swapped out.
+    Pages that the loader wrote before it protected them are private to the process: in memory, shared with a forked
+    process, or swapped out. Dropping them would lose data.
     """
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     mapping: tuple[int, int] | None = None
-    for line in described.splitlines():
-        if begins := _MAPPING.fullmatch(line):
-            begin, end, may, path = begins.groups()
-            ours = _LIBRARY in path and "r" in may and "w" not in may
-            mapping = (int(begin, 16), int(end, 16)) if ours else None
-            found += [mapping] if mapping is not None else []
-        elif line.startswith(_OWN) and mapping in found and line.split()[1] != "0":
-            found.remove(mapping)
-    return found
+    for line in smaps.splitlines():
+        if match := _MAPPING.fullmatch(line):
+            start, end, permissions, path = match.groups()
+            is_library = _LIBRARY in path and "r" in permissions and "w" not in permissions
+            mapping = (int(start, 16), int(end, 16)) if is_library else None
+            ranges += [mapping] if mapping is not None else []
+        elif line.startswith(_PRIVATE_FIELDS) and mapping in ranges and line.split()[1] != "0":
+            ranges.remove(mapping)
+    return ranges

@@ -1,4 +1,4 @@
-"""What has become of each job, as told by the steps of a scheduler."""
+"""Outcomes of a list of jobs, derived from the steps of a scheduler."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from refold.core import (
 )
 from refold.model import Allocation, Job, Seconds
 
-OutcomeState = Literal["to come", "waiting", "running", "finished", "failed", "cancelled", "infeasible"]
+OutcomeState = Literal["not submitted", "waiting", "running", "finished", "failed", "cancelled", "infeasible"]
 
 
 class JobOutcome(msgspec.Struct):
-    """Where one job stands. Times are seconds since the start of the journal.
+    """State of one job. Times are seconds since the start of the journal.
 
-    `started`, `ended`, `why` and `allocation` are those of its last run.
+    `started`, `ended`, `why` and `allocation` are those of the last run.
     """
 
     job: str
-    state: OutcomeState = "to come"
+    state: OutcomeState = "not submitted"
     submitted: Seconds | None = None
     first_started: Seconds | None = None
     started: Seconds | None = None
@@ -42,37 +42,37 @@ class JobOutcome(msgspec.Struct):
 
 
 class JobOutcomes:
-    """One outcome per job, in the order in which they were given."""
+    """One outcome per job, in the order of the list."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
-        self.of: dict[str, JobOutcome] = {job.id: JobOutcome(job.id) for job in jobs}
+        self.by_id: dict[str, JobOutcome] = {job.id: JobOutcome(job.id) for job in jobs}
         self._cancelled: dict[str, str] = {}
-        """Whose jobs nobody wants any more, with the reason where a rule has ended them."""
+        """Cancelled jobs with the reason, '' if a user cancelled them."""
 
-    def note(self, entry: Entry, view: View) -> list[Event]:
-        """Take note of a step. Returns what was news in it: reports that came late or twice are not."""
-        news = [event for event in entry.events if self._is_news(entry.now, event, view)]
+    def apply(self, entry: Entry, view: View) -> list[Event]:
+        """Update the outcomes with a step; return its events without late and duplicate reports."""
+        changes = [event for event in entry.events if self._apply_event(entry.now, event, view)]
         self._cancelled |= {end.job: end.why for end in entry.ends}
         for order in entry.orders:
             if isinstance(order, StartRun):
-                outcome = self.of[order.job]
+                outcome = self.by_id[order.job]
                 outcome.state, outcome.runs = "running", order.run
                 outcome.allocation, outcome.started, outcome.ended = order.allocation, None, None
-        return news
+        return changes
 
     def all_finished(self) -> bool:
-        """Whether every job has done its work."""
-        return all(outcome.state == "finished" for outcome in self.of.values())
+        """Whether every job has finished."""
+        return all(outcome.state == "finished" for outcome in self.by_id.values())
 
-    def _is_news(self, now: Seconds, event: Event, view: View) -> bool:
+    def _apply_event(self, now: Seconds, event: Event, view: View) -> bool:
         match event:
             case JobSubmitted(job):
                 return self._submitted(now, job.id, view)
             case JobCancelled(job_id):
-                return self._cancel(self.of[job_id])
+                return self._cancel(self.by_id[job_id])
             case RunStarted(job_id, number):
-                outcome = self.of[job_id]
-                if not _is_of_current(outcome, number) or outcome.started is not None:
+                outcome = self.by_id[job_id]
+                if not _is_current_run(outcome, number) or outcome.started is not None:
                     return False
                 outcome.started = now
                 outcome.first_started = now if outcome.first_started is None else outcome.first_started
@@ -87,7 +87,7 @@ class JobOutcomes:
                 return False
 
     def _submitted(self, now: Seconds, job_id: str, view: View) -> bool:
-        outcome = self.of[job_id]
+        outcome = self.by_id[job_id]
         if outcome.submitted is not None:
             return False
         outcome.submitted = now
@@ -102,8 +102,8 @@ class JobOutcomes:
         return True
 
     def _end(self, now: Seconds, job_id: str, number: int, state: OutcomeState, why: str = "") -> bool:
-        outcome = self.of[job_id]
-        if not _is_of_current(outcome, number):
+        outcome = self.by_id[job_id]
+        if not _is_current_run(outcome, number):
             return False
         if state == "waiting" and job_id in self._cancelled:
             state, why = "cancelled", self._cancelled[job_id] or why
@@ -111,5 +111,5 @@ class JobOutcomes:
         return True
 
 
-def _is_of_current(outcome: JobOutcome, number: int) -> bool:
+def _is_current_run(outcome: JobOutcome, number: int) -> bool:
     return outcome.state == "running" and outcome.runs == number

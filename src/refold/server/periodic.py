@@ -1,4 +1,4 @@
-"""What a daemon does again and again beside its loop: nobody waits for it, so it has to look after itself."""
+"""Background tasks of the daemon that run periodically."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from refold.model import Seconds
 log = logging.getLogger("refold")
 
 
-async def again_and_again(work: Callable[[], Awaitable[None] | None], every: Seconds) -> None:
-    """What fails is said, and done again the next time: nobody else would notice that it is not done any more."""
+async def run_every(work: Callable[[], Awaitable[None] | None], every: Seconds) -> None:
+    """Call `work` periodically; log failures and continue."""
     while True:
         await asyncio.sleep(every)
         try:
-            under_way = work()
-            if under_way is not None:
-                await under_way
+            awaitable = work()
+            if awaitable is not None:
+                await awaitable
         except Exception:
-            log.exception("what is done every %g s has failed this time", every)
+            log.exception("periodic task failed; next attempt in %g s", every)
 
 
-def say_if_it_failed(task: asyncio.Task[None]) -> None:
-    """For a task that nobody waits for."""
+def log_task_failure(task: asyncio.Task[None]) -> None:
+    """Log the exception of a background task that ended."""
     if not task.cancelled() and task.exception() is not None:
-        log.error("a part of the daemon has ended", exc_info=task.exception())
+        log.error("a background task stopped because of an error", exc_info=task.exception())

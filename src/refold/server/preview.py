@@ -1,79 +1,79 @@
-"""What would become of a submission: tried out on a copy of the scheduler, of which nothing comes."""
+"""Previews: try a submission on a copy of the scheduler and report what would happen."""
 
 from __future__ import annotations
 
 import asyncio
 
-from refold.api import LARGEST_ID, Caller, Interval, Preview, Submission
+from refold.api import MAX_JOB_NUMBER, Caller, Preview, Submission, TimeEstimate
 from refold.core import JobSubmitted, Scheduler, StartRun
 from refold.model import Job
-from refold.packing import Free
+from refold.packing import FreeResources
 from refold.server.admission import Admission
 from refold.server.loop import Loop
-from refold.server.status import interval
+from refold.server.status import wire_estimate
 from refold.simulator import CannotCopy
 
-MOST_TO_TRY = 300
-"""Jobs that are not over, up to which the policy itself is asked what it would do with one more: a copy takes time."""
+MAX_JOBS_FOR_TRIAL = 300
+"""With more active jobs the policy is not tried: copying the scheduler would take too long."""
 
 
-class Previews:
-    """Tries submissions out, one at a time."""
+class Previewer:
+    """Previews submissions. The policy is tried on one submission at a time."""
 
-    def __init__(self, loop: Loop, accepting: Admission) -> None:
+    def __init__(self, loop: Loop, admission: Admission) -> None:
         self._loop = loop
-        self._accepting = accepting
-        self._one_at_a_time = asyncio.Semaphore(1)
+        self._admission = admission
+        self._lock = asyncio.Semaphore(1)
 
     async def preview(self, caller: Caller, submission: Submission) -> Preview:
-        """Whether it would fit, when it would start and how, as far as can be told without doing it."""
+        """Return whether the job would fit, when it would start, and with which plan, as far as known."""
         loop, view = self._loop, self._loop.view
-        await self._accepting.check_patterns([submission])
-        job, held = self._accepting.job_of(caller, submission, LARGEST_ID)
-        empty = Free(view.cluster)
+        await self._admission.check_patterns([submission])
+        job, held = self._admission.build_job(caller, submission, MAX_JOB_NUMBER)
+        empty = FreeResources(view.cluster)
         fits = empty.fits_when_empty(job.demand)
-        notes = [] if fits else [f"it will never run here: {empty.shortage(job.demand).text('that')}"]
+        notes = [] if fits else [f"it can never run on this cluster: {empty.shortage(job.demand).text(job.demand)}"]
         if held:
-            reason = "it is released" if submission.hold else "the jobs that it comes after have finished"
-            notes.append(f"it waits until {reason}")
-        plan, expected = await self._tried(job) if fits and not held else ("", None)
+            condition = "it is released" if submission.hold else "its dependencies have finished"
+            notes.append(f"it is held until {condition}")
+        plan, estimate = await self._try_policy(job) if fits and not held else ("", None)
         notes += _notes_on_plan(submission, loop.header.policy, plan)
         return Preview(
             fits=fits,
             demand=str(job.demand),
             gpus=job.demand.total_gpus,
             plan=plan,
-            starts_now=expected is not None and expected.at <= loop.wall(loop.now()) + 1.0,
-            waiting_before=len(view.waiting),
-            start_estimate=expected,
+            starts_now=estimate is not None and estimate.at <= loop.wall_time(loop.now()) + 1.0,
+            jobs_ahead=len(view.waiting),
+            start_estimate=estimate,
             notes=notes,
         )
 
-    async def _tried(self, job: Job) -> tuple[str, Interval | None]:
-        """What the policy would do with the job at this moment: its plan, and when it would start."""
-        async with self._one_at_a_time:
-            if len(self._loop.job_table.of) > MOST_TO_TRY:
+    async def _try_policy(self, job: Job) -> tuple[str, TimeEstimate | None]:
+        """Return the plan and the start estimate that the policy would give the job now."""
+        async with self._lock:
+            if len(self._loop.job_table.records) > MAX_JOBS_FOR_TRIAL:
                 return "", None
             try:
-                copied = self._loop.copied()
+                scheduler = self._loop.copy_scheduler()
             except CannotCopy:
                 return "", None
-            return await asyncio.to_thread(self._decided, copied, job)
+            return await asyncio.to_thread(self._decide, scheduler, job)
 
-    def _decided(self, scheduler: Scheduler, job: Job) -> tuple[str, Interval | None]:
+    def _decide(self, scheduler: Scheduler, job: Job) -> tuple[str, TimeEstimate | None]:
         loop = self._loop
         entry = scheduler.step(loop.now(), [JobSubmitted(job)])
         for order in entry.orders:
             if isinstance(order, StartRun) and order.job == job.id:
                 plan = order.allocation.plan
-                return "" if plan is None else str(plan), Interval(loop.wall(entry.now))
-        expected = scheduler.view.start_estimate(job.id) if job.id in scheduler.view.waiting else None
-        return "", None if expected is None else interval(expected, loop.wall)
+                return "" if plan is None else str(plan), TimeEstimate(loop.wall_time(entry.now))
+        estimate = scheduler.view.start_estimate(job.id) if job.id in scheduler.view.waiting else None
+        return "", None if estimate is None else wire_estimate(estimate, loop.wall_time)
 
 
 def _notes_on_plan(submission: Submission, policy: str, plan: str) -> list[str]:
     if submission.plan != "auto" or plan:
         return []
     if not submission.workload:
-        return ["plan: auto needs a workload, so that it is known how fast each plan would be"]
-    return [f"its plan is chosen when it starts, if {policy} chooses plans"]
+        return ["plan: auto needs a workload; without one the speed of plans is unknown"]
+    return [f"the plan is chosen when the job starts, if policy {policy} chooses plans"]

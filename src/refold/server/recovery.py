@@ -1,8 +1,9 @@
-"""After a restart: where things stood, and how to go on from there.
+"""Recovery: restore the state after a restart.
 
-The journal is replayed with the policy, which then remembers everything that it did. Where that would take too long,
-or the policy, its settings or the cluster are others now, things are taken as they were written, and a new epoch of
-the journal begins with them: the policy knows who waits and who runs, and begins to think anew.
+An epoch is a part of the journal that replays on its own. Normally the current epoch is replayed with the policy, which
+rebuilds its internal state. If the epoch is too long, or the policy, its settings or the cluster changed, the recorded
+decisions are applied instead and a new epoch begins: its first entry is a snapshot, the state as events, and the policy
+starts from the snapshot, without internal state from before.
 """
 
 from __future__ import annotations
@@ -15,21 +16,24 @@ from msgspec.structs import replace
 from refold.core import Entry, Event, Header, NodeLost, PastJob, Policy, RunAdopted, Scheduler
 from refold.errors import BadDecision
 from refold.model import Cluster, Seconds
-from refold.server.drained_gpus import drained_again, is_about_placeholder, is_drain_placeholder
+from refold.server.drained_gpus import drain_on_new_cluster, is_about_placeholder, is_drain_placeholder
 from refold.server.job_table import JobTable
 from refold.server.store import Epoch, StoreReader
 from refold.simulator import RecordedDecisions
 
-MOST_REPLAYED = 5_000
-"""Entries that are replayed with the policy; a longer epoch is taken as it was written."""
+MAX_REPLAYED_ENTRIES = 5_000
+"""Maximum length, in journal entries, of an epoch that is replayed with the policy."""
 
-MOST_PAST_JOBS = 5_000
-"""Ended jobs from which a policy learns how long jobs last, when it begins anew."""
+MAX_PAST_JOBS = 5_000
+"""Maximum number of ended jobs in a snapshot, from which a new policy learns run times."""
 
 
 @dataclass(slots=True)
 class RecoveredState:
-    """Where things stand. `snapshot`: what the first step has to tell the scheduler, if the journal begins anew."""
+    """The state at the last entry.
+
+    `snapshot`: events of the first step if a new epoch begins, else None. `note`: tells the operator why one begins.
+    """
 
     scheduler: Scheduler
     job_table: JobTable
@@ -41,100 +45,101 @@ class RecoveredState:
 
 
 def recover(
-    reading: StoreReader, header: Header, policy: Callable[[], Policy], refused: Callable[[BadDecision], None]
+    reader: StoreReader, header: Header, policy: Callable[[], Policy], on_rejection: Callable[[BadDecision], None]
 ) -> RecoveredState:
-    """Stand where the daemon stood that wrote last; or at the beginning."""
-    epoch = reading.last_epoch()
+    """Restore the state that the last daemon wrote, or start empty."""
+    epoch = reader.last_epoch()
     if epoch is None:
         return RecoveredState(
-            Scheduler(header.cluster, policy(), refused=refused), JobTable(header.cluster), snapshot=()
+            Scheduler(header.cluster, policy(), on_rejection=on_rejection), JobTable(header.cluster), snapshot=()
         )
-    last = reading.last_entry()
-    why = _why_not_replayed(epoch, header, last)
+    last = reader.last_entry()
+    why = _reason_for_new_epoch(epoch, header, last)
     if not why:
-        replayed = _replayed(reading, epoch, Scheduler(header.cluster, policy(), refused=refused))
+        replayed = _replay(reader, epoch, Scheduler(header.cluster, policy(), on_rejection=on_rejection))
         if replayed is not None:
             return replayed
-        why = "the policy decides otherwise now than it did"
-    written = _as_written(reading)
-    snapshot = _snapshot_on(header.cluster, written.scheduler, reading.past(MOST_PAST_JOBS))
+        why = "the policy no longer makes the recorded decisions"
+    restored = _restore(reader)
+    snapshot = _snapshot_for(header.cluster, restored.scheduler, reader.past_jobs(MAX_PAST_JOBS))
     job_table = JobTable(
-        header.cluster, [one for one in written.job_table.of.values() if not is_drain_placeholder(one.job)]
+        header.cluster,
+        [record for record in restored.job_table.records.values() if not is_drain_placeholder(record.job)],
     )
-    scheduler = Scheduler(header.cluster, policy(), refused=refused)
+    scheduler = Scheduler(header.cluster, policy(), on_rejection=on_rejection)
     return RecoveredState(
-        scheduler, job_table, last, written.now, snapshot=snapshot, note=f"the journal begins anew: {why}"
+        scheduler, job_table, last, restored.now, snapshot=snapshot, note=f"started a new journal epoch: {why}"
     )
 
 
-def _snapshot_on(cluster: Cluster, before: Scheduler, past: list[PastJob]) -> tuple[Event, ...]:
-    """The present as facts about another cluster: what was on a node is on the one that has its name now.
+def _snapshot_for(cluster: Cluster, before: Scheduler, past: list[PastJob]) -> tuple[Event, ...]:
+    """Return the state as events for another cluster. Nodes are matched by name.
 
-    A run on a node that is gone is not told of: its job waits again. Drained GPUs that are there are drained again.
+    A run on a node that no longer exists is left out, so its job waits again. GPUs that were drained are drained again.
     """
     old = before.view.cluster
-    index = {number: cluster.index_of_node.get(node.name) for number, node in enumerate(old.nodes)}
-    facts = [_moved(fact, index) for fact in before.snapshot(past) if not is_about_placeholder(fact)]
-    return (*(fact for fact in facts if fact is not None), *drained_again(before.view, cluster))
+    new_index = {old_index: cluster.index_of_node.get(node.name) for old_index, node in enumerate(old.nodes)}
+    events = [_move_to_cluster(event, new_index) for event in before.snapshot(past) if not is_about_placeholder(event)]
+    return (*(event for event in events if event is not None), *drain_on_new_cluster(before.view, cluster))
 
 
-def _moved(fact: Event, index: Mapping[int, int | None]) -> Event | None:
-    if isinstance(fact, NodeLost):
-        node = index[fact.node]
+def _move_to_cluster(event: Event, new_index: Mapping[int, int | None]) -> Event | None:
+    if isinstance(event, NodeLost):
+        node = new_index[event.node]
         return None if node is None else NodeLost(node)
-    if isinstance(fact, RunAdopted):
-        shares = [(share, index[share.node]) for share in fact.allocation.placement]
+    if isinstance(event, RunAdopted):
+        shares = [(share, new_index[share.node]) for share in event.allocation.placement]
         moved = tuple(replace(share, node=node) for share, node in shares if node is not None)
         if len(moved) < len(shares):
             return None
-        return replace(fact, allocation=replace(fact.allocation, placement=moved))
-    return fact
+        return replace(event, allocation=replace(event.allocation, placement=moved))
+    return event
 
 
-def _why_not_replayed(epoch: Epoch, header: Header, last: int) -> str:
+def _reason_for_new_epoch(epoch: Epoch, header: Header, last: int) -> str:
     if epoch.header.cluster != header.cluster:
-        return "the cluster is another"
+        return "the cluster changed"
     if (epoch.header.policy, epoch.header.settings) != (header.policy, header.settings):
-        return f"the policy was {epoch.header.policy}, with other settings"
-    length = last - epoch.first + 1
-    return f"{length:,} entries would take long to replay" if length > MOST_REPLAYED else ""
+        return f"the policy or its settings changed (before: {epoch.header.policy})"
+    length = last - epoch.first_entry + 1
+    return f"the previous one has {length:,} entries, too many to replay" if length > MAX_REPLAYED_ENTRIES else ""
 
 
-def _replayed(reading: StoreReader, epoch: Epoch, scheduler: Scheduler) -> RecoveredState | None:
-    """The policy sees everything again; None: it does not decide what it decided."""
-    after_first = reading.checkpoint(at_most=epoch.first)
-    assert after_first is not None, "every epoch begins with one"
-    stand = RecoveredState(scheduler, JobTable(epoch.header.cluster, after_first.records), epoch.first - 1)
-    for entry in reading.entries(epoch.first):
+def _replay(reader: StoreReader, epoch: Epoch, scheduler: Scheduler) -> RecoveredState | None:
+    """Replay the epoch with the policy; None if it now decides differently."""
+    after_first = reader.checkpoint(at_most=epoch.first_entry)
+    assert after_first is not None, "every epoch begins with a checkpoint"
+    state = RecoveredState(scheduler, JobTable(epoch.header.cluster, after_first.records), epoch.first_entry - 1)
+    for entry in reader.entries(epoch.first_entry):
         if scheduler.step(entry.now, entry.events).orders != entry.orders:
             return None
-        _follow(stand, entry, noted=stand.entry < epoch.first)
-    return stand
+        _advance(state, entry, already_applied=state.entry < epoch.first_entry)
+    return state
 
 
-def _as_written(reading: StoreReader) -> RecoveredState:
-    """What the last entries say, whoever decided it."""
-    checkpoint = reading.checkpoint()
-    assert checkpoint is not None, "every epoch begins with one"
-    cluster = reading.header_at(checkpoint.entry).cluster
+def _restore(reader: StoreReader) -> RecoveredState:
+    """Restore the state from the last checkpoint and the recorded decisions after it."""
+    checkpoint = reader.checkpoint()
+    assert checkpoint is not None, "every epoch begins with a checkpoint"
+    cluster = reader.header_at(checkpoint.entry).cluster
     policy = RecordedDecisions(lambda _: None)
     scheduler = Scheduler(cluster, policy)
-    entries = reading.entries(checkpoint.entry)
-    at = next(entries)
-    policy.entry = Entry(at.now)
-    scheduler.step(at.now, checkpoint.snapshot)
-    stand = RecoveredState(scheduler, JobTable(cluster, checkpoint.records), checkpoint.entry, at.now)
+    entries = reader.entries(checkpoint.entry)
+    checkpoint_entry = next(entries)
+    policy.entry = Entry(checkpoint_entry.now)
+    scheduler.step(checkpoint_entry.now, checkpoint.snapshot)
+    state = RecoveredState(scheduler, JobTable(cluster, checkpoint.records), checkpoint.entry, checkpoint_entry.now)
     for entry in entries:
         policy.entry = entry
         scheduler.step(entry.now, entry.events)
-        _follow(stand, entry)
-    return stand
+        _advance(state, entry)
+    return state
 
 
-def _follow(stand: RecoveredState, entry: Entry, *, noted: bool = False) -> None:
-    if not noted:
-        stand.job_table.note(entry, stand.scheduler.view)
-    stand.entry += 1
-    stand.now = entry.now
+def _advance(state: RecoveredState, entry: Entry, *, already_applied: bool = False) -> None:
+    if not already_applied:
+        state.job_table.apply(entry, state.scheduler.view)
+    state.entry += 1
+    state.now = entry.now
     if entry.wake_at is not None:
-        stand.wakes.append(entry.wake_at)
+        state.wakes.append(entry.wake_at)

@@ -1,4 +1,4 @@
-"""What becomes of a job whose run failed: whether it is tried again, and whether its node is to be trusted."""
+"""Retries: decide whether a failed run is retried and whether its output means that its node is faulty."""
 
 from __future__ import annotations
 
@@ -16,69 +16,72 @@ from refold.server.monitor import OutputWatch
 
 log = logging.getLogger("refold")
 
-MOST_LOST = 10
-"""How often a job is tried again that was lost through no fault of its own, whatever it says of retries."""
+LOST_RUN_RETRIES = 10
+"""Retries of runs that were lost through no fault of the job, even if the job allows fewer."""
 
 
 class Retries:
-    """Stands between a back end, which only knows how a run ended, and the loop."""
+    """Receives the backend's reports, adds a retry decision to failures, and passes them to the loop."""
 
     def __init__(self, loop: Loop, output: OutputWatch) -> None:
         self._loop = loop
         self._output = output
         self._event_loop = asyncio.get_running_loop()
-        self._judging: set[asyncio.Task[None]] = set()
-        self.drained: Callable[[int, str], None] = lambda _node, _why: None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.on_drain: Callable[[int, str], None] = lambda _node, _why: None
 
     def report(self, event: Event) -> None:
-        """What a back end says; a failure is judged first. Any thread may say so."""
+        """Pass on a report; for a failure, decide on a retry first. Thread-safe."""
         if isinstance(event, RunFailed):
-            self._event_loop.call_soon_threadsafe(self._begin_judging, event)
+            self._event_loop.call_soon_threadsafe(self._start_task, event)
         else:
             self._loop.report(event)
 
-    def _begin_judging(self, event: RunFailed) -> None:
-        task = self._event_loop.create_task(self._judge(event))
-        self._judging.add(task)
-        task.add_done_callback(self._judging.discard)
+    def _start_task(self, event: RunFailed) -> None:
+        task = self._event_loop.create_task(self._report_failure(event))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _judge(self, event: RunFailed) -> None:
-        """Whatever goes wrong here, the run has ended, and has to be reported."""
+    async def _report_failure(self, event: RunFailed) -> None:
+        """Report a failure with its retry decision. If deciding fails, report the failure as it is."""
         try:
-            judged = await self._judged(event)
+            decided = await self._decide_retry(event)
         except Exception:
-            log.exception("the end of run %d of %s could not be judged: it is taken as it came", event.run, event.job)
-            judged = event
-        self._loop.report(judged)
-        if judged.retry and self._is_current(event):
-            self._loop.report(JobHeld(event.job, Reason.BACKOFF))  # in the same step: nobody starts it in between
+            log.exception(
+                "cannot decide whether to retry run %d of %s; using the backend's decision", event.run, event.job
+            )
+            decided = event
+        self._loop.report(decided)
+        if decided.retry and self._is_current(event):
+            # In the same step as the failure, so that the policy cannot start the job in between.
+            self._loop.report(JobHeld(event.job, Reason.BACKOFF))
 
-    async def _judged(self, event: RunFailed) -> RunFailed:
+    async def _decide_retry(self, event: RunFailed) -> RunFailed:
         if not self._is_current(event):
             return event
-        record = self._loop.job_table.of[event.job]
-        never, drains = await asyncio.to_thread(self._read_output, event)
-        if drains:
-            self._drain(record, drains)
-        return msgspec.structs.replace(event, retry=not never and _may_be_tried_again(event, record))
+        record = self._loop.job_table.records[event.job]
+        no_retry, drain_pattern = await asyncio.to_thread(self._match_output, event)
+        if drain_pattern:
+            self._drain(record, drain_pattern)
+        return msgspec.structs.replace(event, retry=not no_retry and _may_retry(event, record))
 
     def _is_current(self, event: RunFailed) -> bool:
-        record = self._loop.job_table.of.get(event.job)
+        record = self._loop.job_table.records.get(event.job)
         return record is not None and record.run == event.run
 
-    def _read_output(self, event: RunFailed) -> tuple[bool, str]:
-        return self._output.never_retry(event.job, event.run), self._output.drains(event.job, event.run)
+    def _match_output(self, event: RunFailed) -> tuple[bool, str]:
+        return self._output.matches_no_retry(event.job, event.run), self._output.drain_pattern(event.job, event.run)
 
     def _drain(self, record: JobRecord, pattern: str) -> None:
         run = self._loop.view.runs.get(record.job.id)
-        why = f"{record.job.id} failed there with {pattern!r} in its output"
+        why = f"{record.job.id} failed on this node; its output matches {pattern!r}"
         for node in sorted(run.allocation.nodes) if run is not None else ():
-            self.drained(node, why)
+            self.on_drain(node, why)
             self._loop.report(NodeLost(node))
-            self._loop.tell(Notice("noted", record.job, record.run, f"its node is drained: {why}"))
+            self._loop.add_notice(Notice("note", record.job, record.run, f"node drained: {why}"))
 
 
-def _may_be_tried_again(event: RunFailed, record: JobRecord) -> bool:
-    """A run that was lost (the back end says so) was no fault of its job; otherwise the job says how often."""
-    allowed = max(record.job.launch.retries, MOST_LOST if event.retry else 0)
+def _may_retry(event: RunFailed, record: JobRecord) -> bool:
+    """Whether the job may be retried. The backend sets `retry` for lost runs, which are not the job's fault."""
+    allowed = max(record.job.launch.retries, LOST_RUN_RETRIES if event.retry else 0)
     return record.failures < allowed

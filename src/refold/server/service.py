@@ -1,4 +1,4 @@
-"""Where callers are served: who may ask for what, and what becomes of it."""
+"""The service behind the API: check permissions, answer queries, commit changes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import msgspec
 
 from refold import __version__
 from refold.api import (
-    OVER,
+    ENDED_STATES,
     Caller,
+    CreatedToken,
     DaemonInfo,
     EventStream,
     GpuStatus,
+    JobExplanation,
     Jobs,
     JobState,
     JobStatus,
     Logs,
-    MadeToken,
     NewToken,
     NodeStatus,
     Preview,
@@ -28,9 +29,8 @@ from refold.api import (
     Submission,
     TenantStatus,
     TokenStatus,
-    Why,
 )
-from refold.backends.local import LogChunk, log_path, read_piece
+from refold.backends.local import LogChunk, log_path, read_log_at
 from refold.core import Event, JobCancelled, JobHeld, JobReleased
 from refold.errors import Conflict, Forbidden, NotFound
 from refold.model import Reason
@@ -38,7 +38,7 @@ from refold.server import drained_gpus
 from refold.server.admission import Admission
 from refold.server.drain import DrainManager
 from refold.server.loop import Loop
-from refold.server.preview import Previews
+from refold.server.preview import Previewer
 from refold.server.snapshot import journal_lines, snapshot_lines
 from refold.server.status import JobFilter, JobStates, node_statuses, tenant_statuses
 from refold.server.store import Store
@@ -46,34 +46,34 @@ from refold.server.tokens import TokenStore
 
 
 class SchedulerService:
-    """The daemon, as the API asks it. What is not over is answered from memory, the rest from the store."""
+    """The daemon as the API sees it. Active jobs are answered from memory, ended jobs from the store."""
 
     def __init__(
         self,
         loop: Loop,
         store: Store,
-        feed: EventStream,
-        servicing: DrainManager,
+        event_stream: EventStream,
+        drains: DrainManager,
         tokens: dict[str, StoredToken],
         logs: Path,
-        began: float,
+        started: float,
     ) -> None:
-        self.feed = feed
-        self.resumed: Callable[[int, int | None], None] = lambda _node, _gpu: None
-        self.gpu_readings: Callable[[], Awaitable[list[GpuStatus]]] = _no_gpus
+        self.event_stream = event_stream
+        self.on_resume: Callable[[int, int | None], None] = lambda _node, _gpu: None
+        self.read_gpus: Callable[[], Awaitable[list[GpuStatus]]] = _no_gpus
         self._loop = loop
         self._store = store
         self._logs = logs
-        self._began = began
+        self._started = started
         self._view = loop.view
-        self._states = JobStates(loop.view, loop.job_table.of, loop.wall)
-        self._accepting = Admission(loop, store, self.find)
-        self._previewing = Previews(loop, self._accepting)
-        self._servicing = servicing
-        self._keys = TokenStore(loop, store, tokens)
+        self._states = JobStates(loop.view, loop.job_table.records, loop.wall_time)
+        self._admission = Admission(loop, store, self.find)
+        self._previewer = Previewer(loop, self._admission)
+        self._drains = drains
+        self._tokens = TokenStore(loop, store, tokens)
 
-    def about(self, caller: Caller) -> DaemonInfo:
-        """The daemon, and what the caller is to it."""
+    def info(self, caller: Caller) -> DaemonInfo:
+        """Describe the daemon and the caller's rights."""
         view, header = self._view, self._loop.header
         return DaemonInfo(
             version=__version__,
@@ -85,7 +85,7 @@ class SchedulerService:
             running=sum(not drained_gpus.is_drain_placeholder(job) for job in view.active.values()),
             waiting=len(view.waiting),
             now=time(),
-            began=self._began,
+            started=self._started,
             storage=self._loop.problem,
             role=caller.role,
             tenant=caller.tenant,
@@ -95,18 +95,18 @@ class SchedulerService:
     # Jobs.
 
     async def submit(self, caller: Caller, submission: Submission) -> JobStatus:
-        """The job, when it is on disk."""
-        (job_id,) = await self._accepting.accept(caller, [submission])
+        """Submit a job; return when it is on disk."""
+        (job_id,) = await self._admission.accept(caller, [submission])
         return await self._status(caller, job_id)
 
     async def submit_all(self, caller: Caller, submissions: list[Submission]) -> Jobs:
-        """All of them, in one commit, or none."""
-        ids = await self._accepting.accept(caller, submissions)
+        """Submit jobs in one commit: all or none."""
+        ids = await self._admission.accept(caller, submissions)
         return Jobs([await self._status(caller, job_id) for job_id in ids], len(ids))
 
     async def preview(self, caller: Caller, submission: Submission) -> Preview:
-        """What would become of it."""
-        return await self._previewing.preview(caller, submission)
+        """Return the expected outcome of a submission, without submitting it."""
+        return await self._previewer.preview(caller, submission)
 
     async def jobs(
         self,
@@ -120,16 +120,16 @@ class SchedulerService:
         after: int,
         ended: bool,
     ) -> Jobs:
-        """Those that are not over, as the queue has them; or the others, the latest first."""
+        """Return a page of active jobs in queue order, or of ended jobs, latest first."""
         if ended:
-            wanted = [one for one in state or () if one in OVER]
-            if state and not wanted:
+            states = [name for name in state or () if name in ENDED_STATES]
+            if state and not states:
                 return Jobs([], 0)
-            if self._loop.leaving:
-                await self._loop.written(lambda: None)  # which is in turn with the journal
+            if self._loop.uncommitted_ends:
+                await self._loop.write(lambda: None)  # waits until the current commit is on disk
             page = await asyncio.to_thread(
-                self._store.reading.ended,
-                states=wanted,
+                self._store.reader.ended_jobs,
+                states=states,
                 tenant=tenant,
                 user=user,
                 name=name,
@@ -138,159 +138,165 @@ class SchedulerService:
             )
         else:
             page = self._states.page(JobFilter(tuple(state or ()), tenant, user, name), limit, after)
-        return msgspec.structs.replace(page, jobs=[_as_seen_by(caller, row) for row in page.jobs])
+        return msgspec.structs.replace(page, jobs=[_redact(caller, row) for row in page.jobs])
 
     async def job(self, caller: Caller, job: str) -> JobStatus:
-        """One job."""
+        """Return one job."""
         return await self._status(caller, self.find(job))
 
-    async def why(self, caller: Caller, job: str) -> Why:
-        """Its story."""
+    async def why(self, caller: Caller, job: str) -> JobExplanation:
+        """Return the status and the event history of a job."""
         status = await self.job(caller, job)
-        story = self._store.reading.story(status.id)
-        if not caller.sees(status.tenant):
-            story = [msgspec.structs.replace(event, text="") for event in story]
-        return Why(status, story)
+        events = self._store.reader.job_events(status.id)
+        if not caller.can_read(status.tenant):
+            events = [msgspec.structs.replace(event, text="") for event in events]
+        return JobExplanation(status, events)
 
     async def logs(self, caller: Caller, job: str, *, run: int | None, instance: int, offset: int, limit: int) -> Logs:
-        """A piece of output."""
+        """Return a part of a run's output."""
         status = await self.job(caller, job)
-        if not caller.sees(status.tenant):
+        if not caller.can_read(status.tenant):
             raise Forbidden(
-                f"the output of {status.id!r} is for its tenant, {status.tenant!r}, and you are of {caller.tenant!r}"
+                f"job {status.id!r} belongs to tenant {status.tenant!r}; tenant {caller.tenant!r} may not read it"
             )
         number = status.runs if run is None else run
         if run is not None and run > status.runs:
-            raise NotFound(f"{status.id!r} has had {status.runs} runs, and no run {run}")
+            raise NotFound(
+                f"job {status.id!r} has no run {run}; it has had {status.runs} run{'s' * (status.runs != 1)}"
+            )
         path = log_path(self._logs, status.id, number, instance)
-        record = self._loop.job_table.of.get(
-            status.id
-        )  # before its output is read: if it is over now, that is all of it
-        over = number > 0 and (record is None or record.run != number)
-        read = await asyncio.to_thread(read_piece, path, offset, limit)
+        # Checked before reading: if the run has ended now, the output read below is complete.
+        record = self._loop.job_table.records.get(status.id)
+        ended = number > 0 and (record is None or record.run != number)
+        read = await asyncio.to_thread(read_log_at, path, offset, limit)
         if number and read is None and instance:
             raise NotFound(f"run {number} of {status.id!r} has no instance {instance}")
-        piece, at_the_end = read or (LogChunk(b"", max(0, offset), max(0, offset)), True)
-        return Logs(piece.text, number, instance, piece.next, over and at_the_end)
+        chunk, at_end = read or (LogChunk(b"", max(0, offset), max(0, offset)), True)
+        return Logs(chunk.text, number, instance, chunk.next, ended and at_end)
 
     async def cancel(self, caller: Caller, job: str) -> JobStatus:
-        """Nobody wants it any more."""
-        status = await self._changeable(caller, job)
-        return await self._changed(caller, status, [JobCancelled(status.id)])
+        """Cancel a job."""
+        status = await self._check_changeable(caller, job)
+        return await self._commit(caller, status, [JobCancelled(status.id)])
 
     async def hold(self, caller: Caller, job: str) -> JobStatus:
-        """Nobody is to look at it until it is released."""
-        status = await self._changeable(caller, job)
+        """Hold a job: it does not start until it is released."""
+        status = await self._check_changeable(caller, job)
         if status.state in ("running", "stopping"):
-            raise Conflict(f"{status.id!r} runs already: cancel it, or let it run")
+            raise Conflict(f"job {status.id!r} is running; only queued jobs can be held")
         if status.state == "infeasible":
-            raise Conflict(f"{status.id!r} never fits this cluster: cancel it, and submit a smaller one")
-        return await self._changed(caller, status, [JobHeld(status.id)])
+            raise Conflict(f"job {status.id!r} does not fit this cluster; cancel it and submit a smaller one")
+        return await self._commit(caller, status, [JobHeld(status.id)])
 
     async def release(self, caller: Caller, job: str) -> JobStatus:
-        """A held job waits like others again."""
-        status = await self._changeable(caller, job)
+        """Release a held job. Unfinished dependencies keep holding it."""
+        status = await self._check_changeable(caller, job)
         if status.state != "held":
             return status
         after = self._view.held[status.id].launch.after
-        if any(before in self._loop.job_table.of for before in after):
-            return await self._changed(caller, status, [JobHeld(status.id, Reason.DEPENDENCY)])
-        return await self._changed(caller, status, [JobReleased(status.id)])
+        if any(dependency in self._loop.job_table.records for dependency in after):
+            return await self._commit(caller, status, [JobHeld(status.id, Reason.DEPENDENCY)])
+        return await self._commit(caller, status, [JobReleased(status.id)])
 
-    def find(self, asked: str) -> str:
-        """The id of the job that somebody means by an id, a number or a name."""
-        if asked in self._loop.job_table.of:
-            return asked
-        found = self._store.reading.job_ids(asked)
-        if len(found) > 1:
-            raise Conflict(f"several jobs are called {asked!r}, the latest of them {found[0]!r}: name one by its id")
-        if not found:
-            raise NotFound.near("job", asked, self._store.reading.latest_ids(50), listed_by="refold queue")
-        return found[0]
+    def find(self, name: str) -> str:
+        """Return the id of the job with this id, number or name."""
+        if name in self._loop.job_table.records:
+            return name
+        job_ids = self._store.reader.find_job_ids(name)
+        if len(job_ids) > 1:
+            raise Conflict(f"several jobs are named {name!r}, most recently {job_ids[0]!r}; use a job id")
+        if not job_ids:
+            raise NotFound.near("job", name, self._store.reader.latest_ids(50), listed_by="refold queue")
+        return job_ids[0]
 
     async def _status(self, caller: Caller, job_id: str) -> JobStatus:
-        found = self._states.state(job_id)
-        status = self._states.status(*found) if found else self._loop.leaving.get(job_id)
-        status = status or self._store.reading.ended_job(job_id)
+        active = self._states.state(job_id)
+        status = self._states.status(*active) if active else self._loop.uncommitted_ends.get(job_id)
+        status = status or self._store.reader.ended_job(job_id)
         if status is None:
-            raise NotFound(f"no job {job_id!r}")
-        return _as_seen_by(caller, status)
+            raise NotFound(f"unknown job {job_id!r}")
+        return _redact(caller, status)
 
-    async def _changeable(self, caller: Caller, job: str) -> JobStatus:
+    async def _check_changeable(self, caller: Caller, job: str) -> JobStatus:
         status = await self.job(caller, job)
-        if not caller.sees(status.tenant):
-            raise Forbidden(f"{status.id!r} is of tenant {status.tenant!r}, and you are of {caller.tenant!r}")
-        if status.state in OVER:
-            raise Conflict(f"{status.id!r} is over: it has {_past(status.state)}")
+        if not caller.can_read(status.tenant):
+            raise Forbidden(
+                f"job {status.id!r} belongs to tenant {status.tenant!r}; your token is for tenant {caller.tenant!r}"
+            )
+        if status.state in ENDED_STATES:
+            raise Conflict(f"job {status.id!r} has already {_past_participle(status.state)}")
         return status
 
-    async def _changed(self, caller: Caller, status: JobStatus, events: Sequence[Event]) -> JobStatus:
-        await self._loop.ask(events)
+    async def _commit(self, caller: Caller, status: JobStatus, events: Sequence[Event]) -> JobStatus:
+        await self._loop.commit_events(events)
         return await self._status(caller, status.id)
 
     # The cluster.
 
     def nodes(self, caller: Caller) -> list[NodeStatus]:
-        """All nodes."""
-        return node_statuses(self._view, self._servicing.drained_for)
+        """Return all nodes."""
+        return node_statuses(self._view, self._drains.drain_reasons)
 
     async def drain(self, caller: Caller, node: str, *, why: str, gpu: int | None, move: bool) -> NodeStatus:
-        """No more work for a node, or for one GPU of it."""
-        index = await self._servicing.drain(node, gpu, why or f"drained by {caller.name}", move)
+        """Drain a node, or one GPU of it."""
+        index = await self._drains.drain(node, gpu, why or f"drained by {caller.name}", move)
         return self.nodes(caller)[index]
 
     async def resume(self, caller: Caller, node: str, *, gpu: int | None) -> NodeStatus:
-        """Work for it again."""
-        index = await self._servicing.resume(node, gpu)
-        self.resumed(index, gpu)
+        """Accept work again on a node, or on one GPU of it."""
+        index = await self._drains.resume(node, gpu)
+        self.on_resume(index, gpu)
         return self.nodes(caller)[index]
 
     async def gpus(self, caller: Caller) -> list[GpuStatus]:
-        """All GPUs."""
-        return await self.gpu_readings()
+        """Return all GPUs."""
+        return await self.read_gpus()
 
     def tenants(self, caller: Caller) -> list[TenantStatus]:
-        """All tenants."""
+        """Return all tenants."""
         return tenant_statuses(self._view)
 
     # Tokens.
 
     async def tokens(self, caller: Caller) -> list[TokenStatus]:
-        """All of them, without secrets."""
-        return self._keys.listed()
+        """Return all tokens without secrets."""
+        return self._tokens.list()
 
-    async def new_token(self, caller: Caller, token: NewToken) -> MadeToken:
-        """It is told once."""
-        return await self._keys.make(token)
+    async def create_token(self, caller: Caller, token: NewToken) -> CreatedToken:
+        """Create a token. Its secret is shown only once."""
+        return await self._tokens.create(token)
 
     async def revoke_token(self, caller: Caller, name: str) -> TokenStatus:
-        """It opens nothing more."""
-        revoked = await self._keys.revoke(name)
-        self.feed.wake()
+        """Revoke a token."""
+        revoked = await self._tokens.revoke(name)
+        self.event_stream.wake()
         return revoked
 
     # The journal.
 
     async def snapshot(self, caller: Caller, *, whole: bool) -> bytes:
-        """The present as a journal."""
-        return await snapshot_lines(self._loop, self._store.reading, whole)
+        """Return the current state as a journal."""
+        return await snapshot_lines(self._loop, self._store.reader, whole)
 
     def journal(self, caller: Caller) -> AsyncIterator[bytes]:
-        """The journal so far: the epoch that is being written."""
-        return journal_lines(self._store.reading)
+        """Yield the current epoch of the journal."""
+        return journal_lines(self._store.reader)
 
 
 async def _no_gpus() -> list[GpuStatus]:
     return []
 
 
-def _as_seen_by(caller: Caller, status: JobStatus) -> JobStatus:
-    """What others' jobs say, and why they failed, is theirs; that they are there, and why they wait, is everybody's."""
-    if caller.sees(status.tenant):
+def _redact(caller: Caller, status: JobStatus) -> JobStatus:
+    """Remove what only the job's tenant may see: user, failure message, warning and progress.
+
+    That a job exists and why it waits is visible to all tenants.
+    """
+    if caller.can_read(status.tenant):
         return status
-    why = "" if status.state in OVER else status.why
-    return msgspec.structs.replace(status, user="", why=why, warning="", steps_done=0, steps=None)
+    message = "" if status.state in ENDED_STATES else status.message
+    return msgspec.structs.replace(status, user="", message=message, warning="", steps_done=0, steps=None)
 
 
-def _past(state: JobState) -> str:
+def _past_participle(state: JobState) -> str:
     return "been cancelled" if state == "cancelled" else state

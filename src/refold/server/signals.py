@@ -1,4 +1,4 @@
-"""Ctrl-C, and the other ways of asking a program to end."""
+"""Handle termination signals."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-ASKS_TO_END = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """Which signal came first, if one has."""
+    """The first termination signal that was received, if any."""
 
     def __init__(self) -> None:
-        self.by: signal.Signals | None = None
+        self.signal: signal.Signals | None = None
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects of a program that was ended by a signal: 130 for Ctrl-C. 0 if it was not."""
-        return 0 if self.by is None else 128 + self.by
+        """Exit status by shell convention: 128 + signal (130 for Ctrl-C), 0 if not interrupted."""
+        return 0 if self.signal is None else 128 + self.signal
 
 
 @contextmanager
 def interruptible(stop: Callable[[], None]) -> Iterator[Interruption]:
-    """The first signal asks to `stop`; the second does not wait for that and cancels the current task."""
+    """Call `stop` on the first termination signal; cancel the current task on the second."""
     loop, task, interruption = asyncio.get_running_loop(), asyncio.current_task(), Interruption()
     assert task is not None
 
-    def interrupted(by: signal.Signals) -> None:
-        if interruption.by is None:
-            interruption.by = by
+    def interrupted(number: signal.Signals) -> None:
+        if interruption.signal is None:
+            interruption.signal = number
             stop()
         else:
             task.cancel()
 
-    for number in ASKS_TO_END:
+    for number in TERMINATION_SIGNALS:
         loop.add_signal_handler(number, interrupted, number)
     try:
         yield interruption
     finally:
-        for number in ASKS_TO_END:
+        for number in TERMINATION_SIGNALS:
             loop.remove_signal_handler(number)

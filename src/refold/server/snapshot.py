@@ -1,4 +1,4 @@
-"""The live journal, and the present as one, in the form that `refold replay` reads anywhere."""
+"""Export the live journal, and the current state as a one-entry journal, for `refold replay`."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from msgspec.structs import replace
 from refold.core import Entry, Event, Header, JobSubmitted, PastJob
 from refold.model import Seconds
 from refold.server.loop import Loop
-from refold.server.recovery import MOST_PAST_JOBS
+from refold.server.recovery import MAX_PAST_JOBS
 from refold.server.store import StoreReader
 
 _ENCODER = msgspec.json.Encoder()
 
 
-async def snapshot_lines(loop: Loop, reading: StoreReader, whole: bool) -> bytes:
-    """Who waits, who runs where, and how long those before them lasted: a journal of one entry.
+async def snapshot_lines(loop: Loop, reader: StoreReader, whole: bool) -> bytes:
+    """Return a journal with one entry: queued jobs, runs, and the run times of past jobs.
 
-    It is made to be handed around, so that what jobs consist of is left out, unless the `whole` is wanted.
+    Snapshots are meant to be shared: commands, environments and addresses are removed unless `whole`.
     """
-    past = await to_thread(reading.past, MOST_PAST_JOBS)
+    past = await to_thread(reader.past_jobs, MAX_PAST_JOBS)
     header = replace(loop.header, snapshot=True)
     now, snapshot = loop.now(), loop.snapshot(past)
-    return await to_thread(_lines, header, now, snapshot, whole)
+    return await to_thread(_encode, header, now, snapshot, whole)
 
 
-def _lines(header: Header, now: Seconds, snapshot: Iterable[Event], whole: bool) -> bytes:
-    entry = Entry(now, tuple(snapshot if whole else map(_for_everybody, snapshot)))
+def _encode(header: Header, now: Seconds, snapshot: Iterable[Event], whole: bool) -> bytes:
+    entry = Entry(now, tuple(snapshot if whole else map(_redact, snapshot)))
     return b"".join(_ENCODER.encode(line) + b"\n" for line in (header, entry))
 
 
-def _for_everybody(event: Event) -> Event:
-    """A fact without the command, the environment and the addresses of its job: passwords may be in them."""
+def _redact(event: Event) -> Event:
+    """Remove command, environment and notification addresses of a job, which may contain secrets."""
     if not isinstance(event, JobSubmitted | PastJob):
         return event
     launch = replace(event.job.launch, environment=(), notify=())
     return replace(event, job=replace(event.job, command=(), launch=launch))
 
 
-async def journal_lines(reading: StoreReader) -> AsyncIterator[bytes]:
-    """The epoch that is being written, some lines at a time."""
-    epoch = reading.last_epoch()
+async def journal_lines(reader: StoreReader) -> AsyncIterator[bytes]:
+    """Yield the current epoch in chunks of lines."""
+    epoch = reader.last_epoch()
     if epoch is None:
         return
     yield _ENCODER.encode(epoch.header) + b"\n"
-    pieces = reading.lines(epoch.first)
-    while piece := await to_thread(next, pieces, None):
-        yield b"".join(line + b"\n" for line in piece[1])
+    chunks = reader.encoded_entries(epoch.first_entry)
+    while chunk := await to_thread(next, chunks, None):
+        yield b"".join(line + b"\n" for line in chunk[1])

@@ -1,4 +1,4 @@
-"""How jobs, nodes and tenants stand, as they are told to people."""
+"""Status of jobs, nodes and tenants as the API reports it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from itertools import islice
 import msgspec
 from msgspec.structs import replace
 
-from refold.api import Interval, Jobs, JobState, JobStatus, NodeStatus, Place, TenantStatus
+from refold.api import Jobs, JobState, JobStatus, NodeGpus, NodeStatus, TenantStatus, TimeEstimate
 from refold.core import View
 from refold.model import WHOLE, Allocation, Cluster, Job, Seconds, StartEstimate, Wait
-from refold.server.drained_gpus import TENANT, drained_gpus, is_drain_placeholder
+from refold.server.drained_gpus import PLACEHOLDER_TENANT, drained_gpus, is_drain_placeholder
 from refold.server.job_table import EndedJobNotice, JobRecord
 
-Wall = Callable[[Seconds], float]
-"""A moment of the journal in Unix seconds."""
+WallTime = Callable[[Seconds], float]
+"""Converts journal seconds to Unix seconds."""
 
 
 class JobFilter(msgspec.Struct, frozen=True):
-    """Which jobs somebody asks for. What is empty asks for nothing."""
+    """Selects jobs. Empty fields match everything."""
 
     states: tuple[JobState, ...] = ()
     tenant: str = ""
@@ -27,7 +27,7 @@ class JobFilter(msgspec.Struct, frozen=True):
     name: str = ""
 
     def includes(self, state: JobState, job: Job) -> bool:
-        """Whether a job is one of them."""
+        """Whether a job matches."""
         return (
             (not self.states or state in self.states)
             and self.tenant in ("", job.tenant)
@@ -36,35 +36,35 @@ class JobFilter(msgspec.Struct, frozen=True):
         )
 
 
-EVERYBODY = JobFilter()
+NO_FILTER = JobFilter()
 
 
 class JobStates:
-    """Jobs that are not over, from what the scheduler and the job_table know."""
+    """Status of active jobs, from the scheduler's view and the job table."""
 
-    def __init__(self, view: View, job_table: dict[str, JobRecord], wall: Wall) -> None:
-        self._view, self._job_table, self._wall = view, job_table, wall
+    def __init__(self, view: View, job_table: dict[str, JobRecord], wall_time: WallTime) -> None:
+        self._view, self._job_table, self._wall_time = view, job_table, wall_time
 
-    def page(self, wanted: JobFilter, limit: int, after: int) -> Jobs:
-        """Some of those that are wanted, after so many others, and how many there are of them."""
-        if wanted == EVERYBODY:  # they need not all be looked at to be counted
-            shown, total = list(islice(self.everybody(), after, after + limit)), self._count()
+    def page(self, job_filter: JobFilter, limit: int, after: int) -> Jobs:
+        """Return a page of matching jobs and their total number."""
+        if job_filter == NO_FILTER:  # counting does not need to visit every job
+            shown, total = list(islice(self.all_jobs(), after, after + limit)), self._count()
         else:
-            chosen = [one for one in self.everybody() if wanted.includes(one[0], one[1])]
-            shown, total = chosen[after : after + limit], len(chosen)
-        more = after + len(shown)
-        return Jobs([self.status(*one) for one in shown], total, more if shown and more < total else None)
+            matching = [entry for entry in self.all_jobs() if job_filter.includes(entry[0], entry[1])]
+            shown, total = matching[after : after + limit], len(matching)
+        next_page = after + len(shown)
+        return Jobs([self.status(*entry) for entry in shown], total, next_page if shown and next_page < total else None)
 
-    def everybody(self) -> Iterator[tuple[JobState, Job, int]]:
-        """Those that run, then those that wait in their order with their places, then the others."""
+    def all_jobs(self) -> Iterator[tuple[JobState, Job, int]]:
+        """Yield running jobs, then queued jobs with their positions, then held and infeasible jobs."""
         view = self._view
         for run in view.runs.values():
             job = view.active[run.job]
             if not is_drain_placeholder(job):
                 yield ("stopping" if run.stopping else "running"), job, 0
-        for place, job in enumerate(view.waiting.values(), start=1):
+        for position, job in enumerate(view.waiting.values(), start=1):
             if not is_drain_placeholder(job):
-                yield "waiting", job, place
+                yield "waiting", job, position
         for job in view.held.values():
             if not is_drain_placeholder(job):
                 yield "held", job, 0
@@ -73,62 +73,64 @@ class JobStates:
                 yield "infeasible", job, 0
 
     def _count(self) -> int:
-        """How many `everybody` goes through. Stand-ins are held or run: those that wait need not be looked at."""
+        """Return the number of jobs that `all_jobs` yields. Drain placeholders are held or running, never waiting."""
         view = self._view
-        placeholders = sum([job.tenant for job in jobs.values()].count(TENANT) for jobs in (view.active, view.held))
+        placeholders = sum(
+            [job.tenant for job in jobs.values()].count(PLACEHOLDER_TENANT) for jobs in (view.active, view.held)
+        )
         return len(view.active) + len(view.waiting) + len(view.held) + len(view.infeasible) - placeholders
 
     def state(self, job_id: str) -> tuple[JobState, Job, int] | None:
-        """Where one stands; None: it is over, or never was."""
+        """Return state, job and queue position of an active job; None if it is not active."""
         view = self._view
         if job_id in view.runs:
             return ("stopping" if view.runs[job_id].stopping else "running"), view.active[job_id], 0
         if job_id in view.waiting:
-            return "waiting", view.waiting[job_id], view.jobs_before(job_id) + 1
+            return "waiting", view.waiting[job_id], view.jobs_ahead(job_id) + 1
         if job_id in view.held:
             return "held", view.held[job_id], 0
         return ("infeasible", view.infeasible[job_id], 0) if job_id in view.infeasible else None
 
-    def status(self, state: JobState, job: Job, place: int) -> JobStatus:
-        """All that is told of a job."""
+    def status(self, state: JobState, job: Job, position: int) -> JobStatus:
+        """Return the full status of an active job."""
         view, record = self._view, self._job_table[job.id]
         run = view.runs.get(job.id)
-        wait = None if run is not None else self._reason(job.id, place)
-        expected = view.start_estimate(job.id)
+        wait = None if run is not None else self._reason(job.id, position)
+        estimate = view.start_estimate(job.id)
         return replace(
-            _asked(job, state, self._wall),
-            started=_moment(record.first_started, self._wall),
+            _base_status(job, state, self._wall_time),
+            started=_optional_time(record.first_started, self._wall_time),
             runs=record.runs,
-            where=[] if run is None else places(run.allocation, view.cluster),
+            placement=[] if run is None else wire_placement(run.allocation, view.cluster),
             plan="" if run is None or run.allocation.plan is None else str(run.allocation.plan),
             reason="" if wait is None else wait.reason.value,
-            why=record.why if wait is None else wait_text(wait, job),
-            start_estimate=None if expected is None else interval(expected, self._wall),
+            message=record.why if wait is None else wait_text(wait, job),
+            start_estimate=None if estimate is None else wire_estimate(estimate, self._wall_time),
             steps_done=view.steps_done(job.id)[0],
-            place=place,
+            position=position,
             warning=record.warning,
             instances=job.demand.instances if run is None else len(run.allocation.placement),
         )
 
-    def _reason(self, job_id: str, place: int) -> Wait:
-        """The view counts those before a job; whoever lists them all has counted already."""
-        return self._view.reason(job_id, max(0, place - 1))
+    def _reason(self, job_id: str, position: int) -> Wait:
+        """Return why a job waits. Passing its position spares the view from counting the jobs ahead."""
+        return self._view.reason(job_id, max(0, position - 1))
 
 
-def ended_status(over: EndedJobNotice, wall: Wall, now: Seconds) -> JobStatus:
-    """All that is told of a job for ever, once it is over."""
-    record = over.record
+def ended_status(ended: EndedJobNotice, wall_time: WallTime, now: Seconds) -> JobStatus:
+    """Return the final status of an ended job."""
+    record = ended.record
     return replace(
-        _asked(record.job, over.state, wall),
-        started=_moment(record.first_started, wall),
-        ended=wall(now),
+        _base_status(record.job, ended.state, wall_time),
+        started=_optional_time(record.first_started, wall_time),
+        ended=wall_time(now),
         runs=record.runs,
-        why=over.why,
-        exit_code=over.exit_code,
+        message=ended.why,
+        exit_code=ended.exit_code,
     )
 
 
-def _asked(job: Job, state: JobState, wall: Wall) -> JobStatus:
+def _base_status(job: Job, state: JobState, wall_time: WallTime) -> JobStatus:
     return JobStatus(
         id=job.id,
         name=job.group,
@@ -139,45 +141,46 @@ def _asked(job: Job, state: JobState, wall: Wall) -> JobStatus:
         priority=job.priority,
         demand=str(job.demand),
         gpus=job.demand.total_gpus,
-        submitted=wall(job.submitted),
+        submitted=wall_time(job.submitted),
         steps=job.steps,
         time_limit=job.time_limit,
         instances=job.demand.instances,
     )
 
 
-def _moment(moment: Seconds | None, wall: Wall) -> float | None:
-    return None if moment is None else wall(moment)
+def _optional_time(moment: Seconds | None, wall_time: WallTime) -> float | None:
+    return None if moment is None else wall_time(moment)
 
 
-def interval(expected: StartEstimate, wall: Wall) -> Interval:
-    """When a job may start, in Unix seconds."""
-    return Interval(wall(expected.at), _moment(expected.soonest, wall), _moment(expected.latest, wall))
+def wire_estimate(estimate: StartEstimate, wall_time: WallTime) -> TimeEstimate:
+    """Convert a start estimate to Unix seconds."""
+    return TimeEstimate(
+        wall_time(estimate.at), _optional_time(estimate.soonest, wall_time), _optional_time(estimate.latest, wall_time)
+    )
 
 
-def places(allocation: Allocation, cluster: Cluster) -> list[Place]:
-    """Which GPUs of which nodes."""
+def wire_placement(allocation: Allocation, cluster: Cluster) -> list[NodeGpus]:
+    """Return the GPUs of an allocation by node name."""
     return [
-        Place(cluster.nodes[share.node].name, list(share.gpus), share.gpu_milli / WHOLE)
+        NodeGpus(cluster.nodes[share.node].name, list(share.gpus), share.gpu_milli / WHOLE)
         for share in allocation.placement
     ]
 
 
 def wait_text(wait: Wait, job: Job) -> str:
-    """'0 of 12 nodes fit: 12 × less than 8 GPUs free', '3 jobs before it'."""
+    """Format a wait: '0 of 12 nodes fit: 12 have fewer than 8 free GPUs', '3 jobs ahead'."""
     if wait.shortage is not None:
-        gpus = job.demand.gpus * job.demand.gpu_milli / WHOLE
-        return wait.shortage.text(f"{gpus:g} GPU{'s' * (gpus != 1)}")
-    return f"{wait.ahead:,} job{'s' * (wait.ahead != 1)} before it" if wait.ahead else ""
+        return wait.shortage.text(job.demand)
+    return f"{wait.ahead:,} job{'s' * (wait.ahead != 1)} ahead" if wait.ahead else ""
 
 
-def node_statuses(view: View, drained_for: dict[str, str]) -> list[NodeStatus]:
-    """Every node: what is free on it, and whose jobs run there. `drained_for`: why some take no work."""
+def node_statuses(view: View, drain_reasons: dict[str, str]) -> list[NodeStatus]:
+    """Return the status of every node. `drain_reasons`: reason by drained node."""
     jobs: dict[int, list[str]] = {}
-    taken: dict[int, int] = {}
+    used: dict[int, int] = {}
     for run in view.runs.values():
         for share in run.allocation.placement:
-            taken[share.node] = taken.get(share.node, 0) + len(share.gpus) * share.gpu_milli
+            used[share.node] = used.get(share.node, 0) + len(share.gpus) * share.gpu_milli
             if not is_drain_placeholder(view.active[run.job]) and run.job not in jobs.setdefault(share.node, []):
                 jobs[share.node].append(run.job)
     why = {name: f"GPU {gpu} is drained: {reason}" for (name, gpu), reason in drained_gpus(view).items()}
@@ -187,17 +190,17 @@ def node_statuses(view: View, drained_for: dict[str, str]) -> list[NodeStatus]:
             view.is_up(index),
             node.gpus,
             node.gpu_type,
-            node.gpus - taken.get(index, 0) / WHOLE,
+            node.gpus - used.get(index, 0) / WHOLE,
             jobs.get(index, []),
-            drained_for.get(node.name, "") or why.get(node.name, ""),
+            drain_reasons.get(node.name, "") or why.get(node.name, ""),
         )
         for index, node in enumerate(view.cluster.nodes)
     ]
 
 
 def tenant_statuses(view: View) -> list[TenantStatus]:
-    """Every tenant that is named in the configuration or has jobs."""
-    named = {tenant.name: tenant for tenant in view.cluster.tenants}
+    """Return every tenant that is configured or has jobs."""
+    configured = {tenant.name: tenant for tenant in view.cluster.tenants}
     running: dict[str, list[float]] = {}
     waiting: dict[str, list[float]] = {}
     for run in view.runs.values():
@@ -205,16 +208,16 @@ def tenant_statuses(view: View) -> list[TenantStatus]:
     for jobs in (view.waiting, view.held):
         for job in jobs.values():
             waiting.setdefault(job.tenant, []).append(job.demand.total_gpus)
-    everybody = sorted({*named, *running, *waiting} - {TENANT})
+    names = sorted({*configured, *running, *waiting} - {PLACEHOLDER_TENANT})
     return [
         TenantStatus(
             name,
-            named[name].quota_gpus if name in named else 0.0,
-            named[name].limit_gpus if name in named else 0.0,
+            configured[name].quota_gpus if name in configured else 0.0,
+            configured[name].limit_gpus if name in configured else 0.0,
             len(running.get(name, [])),
             sum(running.get(name, [])),
             len(waiting.get(name, [])),
             sum(waiting.get(name, [])),
         )
-        for name in everybody
+        for name in names
     ]

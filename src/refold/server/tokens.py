@@ -1,67 +1,67 @@
-"""Tokens: made, revoked, and kept, so that there is always an owner."""
+"""Access tokens: create, list and revoke. At least one owner token always exists."""
 
 from __future__ import annotations
 
 from time import time
 
-from refold.api import MadeToken, NewToken, StoredToken, TokenStatus, make_token
+from refold.api import CreatedToken, NewToken, StoredToken, TokenStatus, make_token
 from refold.errors import BadInput, Conflict, NotFound
 from refold.server import drained_gpus
 from refold.server.loop import Loop
 from refold.server.store import Store
 
-OWNER = "owner"
-"""How the first token is called, and whom it is for."""
+OWNER_NAME = "owner"
+"""Name and user of the first owner token."""
 
 
-def make_owner(store: Store) -> str:
-    """A token for whoever owns the daemon, to be told once; the one that was called so before opens nothing more."""
-    for before in store.reading.tokens():
-        if before.name == OWNER:
-            store.remove_token(before.hash)
-    token, known = make_token(NewToken(OWNER, "owner", "default", OWNER), time())
-    store.add_token(known)
+def create_owner_token(store: Store) -> str:
+    """Create the owner token and return its secret; revoke an earlier one of the same name."""
+    for stored in store.reader.tokens():
+        if stored.name == OWNER_NAME:
+            store.remove_token(stored.hash)
+    token, record = make_token(NewToken(OWNER_NAME, "owner", "default", OWNER_NAME), time())
+    store.add_token(record)
     return token
 
 
 class TokenStore:
-    """Who is known, by the hash of the token: the mapping that the API looks callers up in."""
+    """The tokens by hash. The API authenticates callers with the same mapping."""
 
-    def __init__(self, loop: Loop, store: Store, known: dict[str, StoredToken]) -> None:
+    def __init__(self, loop: Loop, store: Store, tokens: dict[str, StoredToken]) -> None:
         self._loop = loop
         self._store = store
-        self._known = known
+        self._tokens = tokens
 
-    def listed(self) -> list[TokenStatus]:
-        """All of them, without secrets."""
-        return [known.status() for known in self._known.values()]
+    def list(self) -> list[TokenStatus]:
+        """Return all tokens without secrets."""
+        return [stored.status() for stored in self._tokens.values()]
 
-    async def make(self, token: NewToken) -> MadeToken:
-        """One more; its secret is told once."""
-        if any(known.name == token.name for known in self._known.values()):
-            raise Conflict(f"there is a token {token.name!r} already: revoke it, or take another name")
-        if token.tenant == drained_gpus.TENANT:
-            raise BadInput(f"the tenant {token.tenant!r} is the daemon's own")
-        secret, known = make_token(token, time())
-        self._known[known.hash] = known  # at once, so that nobody else takes the name meanwhile
+    async def create(self, token: NewToken) -> CreatedToken:
+        """Create a token and return its secret, which is shown only once."""
+        if any(stored.name == token.name for stored in self._tokens.values()):
+            raise Conflict(f"token {token.name!r} already exists; revoke it or choose another name")
+        if token.tenant == drained_gpus.PLACEHOLDER_TENANT:
+            raise BadInput(f"tenant {token.tenant!r} is reserved")
+        secret, stored = make_token(token, time())
+        self._tokens[stored.hash] = stored  # before the write, so that no other call takes the name meanwhile
         try:
-            await self._loop.written(lambda: self._store.add_token(known))
+            await self._loop.write(lambda: self._store.add_token(stored))
         except BaseException:
-            del self._known[known.hash]
+            del self._tokens[stored.hash]
             raise
-        return MadeToken(secret, known.name)
+        return CreatedToken(secret, stored.name)
 
     async def revoke(self, name: str) -> TokenStatus:
-        """It opens nothing more."""
-        known = next((one for one in self._known.values() if one.name == name), None)
-        if known is None:
-            raise NotFound.near("token", name, [one.name for one in self._known.values()])
-        if known.role == "owner" and sum(one.role == "owner" for one in self._known.values()) == 1:
-            raise Conflict(f"{name!r} is the only owner's token: make another one first")
-        del self._known[known.hash]  # at once, so that of two owners' tokens not both can be revoked by each other
+        """Revoke a token."""
+        stored = next((token for token in self._tokens.values() if token.name == name), None)
+        if stored is None:
+            raise NotFound.near("token", name, [token.name for token in self._tokens.values()])
+        if stored.role == "owner" and sum(token.role == "owner" for token in self._tokens.values()) == 1:
+            raise Conflict(f"{name!r} is the only owner token; create another owner token first")
+        del self._tokens[stored.hash]  # before the write, so that two concurrent calls cannot revoke both owner tokens
         try:
-            await self._loop.written(lambda: self._store.remove_token(known.hash))
+            await self._loop.write(lambda: self._store.remove_token(stored.hash))
         except BaseException:
-            self._known[known.hash] = known
+            self._tokens[stored.hash] = stored
             raise
-        return known.status()
+        return stored.status()

@@ -1,4 +1,4 @@
-"""Writing down: one thread, one commit after the other, and patience where the disk has no room."""
+"""The writer: one thread that commits to the store in order and retries while the store cannot be written."""
 
 from __future__ import annotations
 
@@ -11,59 +11,59 @@ from refold.errors import Unavailable
 from refold.model import Seconds
 from refold.server.store import Commit, Store
 
-TRY_AGAIN_AFTER: Seconds = 1.0
-"""Between two tries to write what could not be written."""
+RETRY_INTERVAL_SECONDS: Seconds = 1.0
+"""Pause between attempts to write."""
 
 log = logging.getLogger("refold")
 
 
 class Writer:
-    """Commits to a store from a thread of its own."""
+    """Commits to a store from its own thread."""
 
     def __init__(self, store: Store) -> None:
         self.problem = ""
-        """Why nothing can be written at present."""
+        """Why the store cannot be written at present; '' if it can."""
         self._store = store
         self._thread = ThreadPoolExecutor(1, "refold-writer")
         self._loop = asyncio.get_running_loop()
-        self._ending = asyncio.Event()
+        self._stopping = asyncio.Event()
 
     async def commit(self, commit: Commit) -> None:
-        """Until it is on disk. What cannot be written cannot be acted on, so there is nothing else to do meanwhile.
+        """Write a commit, retrying until it is on disk: its orders must not be carried out before.
 
-        Unavailable: the daemon ends, and it is not.
+        Raises Unavailable if the daemon ends first.
         """
         while True:
             try:
                 await self._loop.run_in_executor(self._thread, self._store.commit, commit)
             except Unavailable as error:
                 if not self.problem:
-                    log.error("%s; trying again every %g s", error, TRY_AGAIN_AFTER)
+                    log.error("%s; retrying every %g s", error, RETRY_INTERVAL_SECONDS)
                 self.problem = str(error)
-                if self._ending.is_set():
+                if self._stopping.is_set():
                     raise
                 await self._pause()
             else:
                 if self.problem:
-                    log.warning("the journal can be written again")
+                    log.warning("the journal is writable again")
                 self.problem = ""
                 return
 
     async def _pause(self) -> None:
         try:
-            async with asyncio.timeout(TRY_AGAIN_AFTER):
-                await self._ending.wait()
+            async with asyncio.timeout(RETRY_INTERVAL_SECONDS):
+                await self._stopping.wait()
         except TimeoutError:
             pass
 
     async def write(self, work: Callable[[], None]) -> None:
-        """Something else that is kept in the store, in turn with the journal."""
+        """Run `work`, which writes to the store, on the writer's thread, in order with the commits."""
         await self._loop.run_in_executor(self._thread, work)
 
-    def end(self) -> None:
-        """Try once more what cannot be written, and then no more."""
-        self._ending.set()
+    def stop_retrying(self) -> None:
+        """Make a failing commit give up after at most one more attempt."""
+        self._stopping.set()
 
     def close(self) -> None:
-        """When what is being written has been."""
+        """Wait for the current write and end the thread."""
         self._thread.shutdown(wait=True)

@@ -1,4 +1,7 @@
-"""Time that jumps to the next event, and a back end that pretends."""
+"""The simulator: the scheduler core on simulated time, with a simulated back end.
+
+Also speed models, faults, compiled replays of whole traces, and simulated futures of a journal.
+"""
 
 import lazy_loader
 

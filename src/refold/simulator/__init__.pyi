@@ -1,7 +1,7 @@
 from .agenda import Agenda as Agenda
 from .backend import SimulatedBackend as SimulatedBackend
 from .costs import (
-    FREE_OF_CHARGE as FREE_OF_CHARGE,
+    NO_COSTS as NO_COSTS,
     Costs as Costs,
     RecordedSpeeds as RecordedSpeeds,
     SpeedModel as SpeedModel,
@@ -12,19 +12,24 @@ from .faults import (
     Fault as Fault,
     NeverEnds as NeverEnds,
     Stuck as Stuck,
-    put_on as put_on,
-    seeded_faults as seeded_faults,
-    seeded_never_ending as seeded_never_ending,
+    random_faults as random_faults,
+    random_never_ending_jobs as random_never_ending_jobs,
+    schedule_faults as schedule_faults,
 )
 from .fork import CannotCopy as CannotCopy, Fork as Fork
-from .futures import Futures as Futures, going_on as going_on, look_ahead as look_ahead, taking_over as taking_over
+from .futures import (
+    Futures as Futures,
+    continue_with_new_policy as continue_with_new_policy,
+    continue_with_own_policy as continue_with_own_policy,
+    simulate_futures as simulate_futures,
+)
 from .measured_speeds import MeasuredSpeeds as MeasuredSpeeds
 from .modelled_speeds import ModelledSpeeds as ModelledSpeeds
 from .replay import (
-    Replayed as Replayed,
+    ReplayResult as ReplayResult,
     TaskColumns as TaskColumns,
     replay_compiled as replay_compiled,
-    tasks_of as tasks_of,
+    task_columns as task_columns,
 )
 from .simulation import simulate as simulate
 from .state_at import RecordedDecisions as RecordedDecisions, StateAt as StateAt

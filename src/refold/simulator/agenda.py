@@ -1,4 +1,4 @@
-"""What will happen, in order of time. The simulator jumps from one moment to the next."""
+"""The queue of future events. The simulator advances its time to the next event."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from refold.model import Job, Seconds
 
 
 class Agenda:
-    """Future events. At one moment: first those that were added, in the order of adding, then arrivals."""
+    """Future events by time. At equal times: added events first, in the order of adding, then submissions."""
 
     def __init__(self, arrivals: Sequence[Job]) -> None:
-        """`arrivals` are sorted by time of submission."""
+        """`arrivals` must be sorted by submission time."""
         self._arrivals = arrivals
         self._arrived = 0
         self._heap: list[tuple[Seconds, int, Event]] = []
@@ -23,27 +23,27 @@ class Agenda:
 
     @property
     def all_arrived(self) -> bool:
-        """Whether no more jobs will come."""
+        """Whether all jobs have been submitted."""
         return self._arrived == len(self._arrivals)
 
     def add(self, at: Seconds, event: Event) -> int:
-        """Something will happen; the number it returns can withdraw it."""
+        """Add an event; returns a number with which it can be withdrawn."""
         self._added += 1
         heappush(self._heap, (at, self._added, event))
         return self._added
 
     def withdraw(self, number: int) -> None:
-        """It will not happen after all."""
+        """Remove an event that was added."""
         self._withdrawn.add(number)
 
     def wake(self, at: Seconds) -> None:
-        """Somebody wants to be woken."""
+        """Add a `Woke` event, unless there is one at that time already."""
         if at not in self._wakes:
             self._wakes.add(at)
             self.add(at, Woke())
 
     def next(self) -> tuple[Seconds, list[Event]] | None:
-        """The next moment and all that happens then; None when nothing will any more."""
+        """Remove and return the next time and its events; None if there are no more events."""
         heap, withdrawn = self._heap, self._withdrawn
         while heap and heap[0][1] in withdrawn:
             withdrawn.remove(heappop(heap)[1])

@@ -1,4 +1,4 @@
-"""Jobs that may come: as they came in the past, from a moment of it on that is drawn by lot."""
+"""Future arrivals, resampled from the past: the past arrivals are repeated from a random time on."""
 
 from __future__ import annotations
 
@@ -9,41 +9,43 @@ import numpy as np
 
 from refold.model import Job, Seconds
 
-MOST_ARRIVALS = 1_000
-"""In no future do more jobs come: the further ahead, the less it can be known."""
+MAX_ARRIVALS = 1_000
+"""The number of arrivals per future."""
 
 
 class PastArrivals:
-    """All jobs that have come so far, in order, with how long each lasted or will."""
+    """The jobs submitted so far, in order, each with its actual or predicted run time."""
 
-    def __init__(self, jobs: Sequence[Job], lives: Sequence[Seconds], now: Seconds) -> None:
-        self._jobs, self._lives = jobs, lives
-        self._came = np.array([job.submitted for job in jobs], dtype=np.float64)
+    def __init__(self, jobs: Sequence[Job], durations: Sequence[Seconds], now: Seconds) -> None:
+        self._jobs, self._durations = jobs, durations
+        self._submit_times = np.array([job.submitted for job in jobs], dtype=np.float64)
         self._now = now
 
-    def again(self, chance: np.random.Generator, taken: set[str]) -> list[Job]:
-        """From now on jobs come as they came from some past moment on; when that has reached now, as from the first.
+    def resample(self, random: np.random.Generator, used_ids: set[str]) -> list[Job]:
+        """Return the arrivals from now on: those after a random past time, shifted to now, and repeated cyclically.
 
-        Their names are new; what they last is what they say of their work.
+        The jobs get unused ids, and their run time as `work`.
         """
-        if not len(self._jobs) or not self._now > self._came[0]:
+        if not len(self._jobs) or not self._now > self._submit_times[0]:
             return []
-        first, span = float(self._came[0]), self._now - float(self._came[0])
-        begin = first + span * chance.random()
-        place = int(np.searchsorted(self._came, begin))
-        coming: list[Job] = []
+        first, span = float(self._submit_times[0]), self._now - float(self._submit_times[0])
+        begin = first + span * random.random()
+        index = int(np.searchsorted(self._submit_times, begin))
+        arrivals: list[Job] = []
         shift = self._now - begin
-        for number in range(MOST_ARRIVALS):
-            if place == len(self._jobs):
-                place, shift = 0, shift + span
-            name = _new_name(f"coming-{number}", taken)
-            at = float(self._came[place]) + shift
-            coming.append(msgspec.structs.replace(self._jobs[place], id=name, submitted=at, work=self._lives[place]))
-            place += 1
-        return coming
+        for number in range(MAX_ARRIVALS):
+            if index == len(self._jobs):
+                index, shift = 0, shift + span
+            job_id = _unused_id(f"coming-{number}", used_ids)
+            at = float(self._submit_times[index]) + shift
+            arrivals.append(
+                msgspec.structs.replace(self._jobs[index], id=job_id, submitted=at, work=self._durations[index])
+            )
+            index += 1
+        return arrivals
 
 
-def _new_name(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "'"
-    return name
+def _unused_id(job_id: str, used_ids: set[str]) -> str:
+    while job_id in used_ids:
+        job_id += "'"
+    return job_id

@@ -1,6 +1,6 @@
-"""What the simulator charges: how long work takes, and what starting, stopping and losing a run costs.
+"""What the simulator charges: the time that work takes, and the cost of starting, stopping and losing runs.
 
-This is the truth of an experiment. What a policy believes is the policy's own affair, and never read from here.
+This is the ground truth of an experiment. The estimates of a policy are independent of it.
 """
 
 from __future__ import annotations
@@ -16,58 +16,58 @@ from refold.model import Allocation, Cluster, Job, Seconds
 
 
 class Costs(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Seconds that changes take. While a run starts or stops it holds its GPUs and does no work."""
+    """The costs of changes, in seconds. While a run starts or stops, it holds its GPUs and does no work."""
 
     start: Seconds = 0.0
     stop: Seconds = 0.0
     restart: Seconds = 0.0
     checkpoint_every: Seconds | None = None
-    """At these intervals work is saved for the case that a run is lost; None: a lost run loses all it did."""
+    """The checkpoint interval: a run on a node that goes down loses the work since; None: all of its work."""
     report_every: Seconds | None = None
-    """At these intervals runs say how far they are, which costs nothing; None: only when they stop."""
+    """The interval of progress reports, which cost nothing; None: runs report only when they stop."""
 
     def __post_init__(self) -> None:
         if not all(0 <= cost < inf for cost in (self.start, self.stop, self.restart)):
-            raise BadValue(f"costs are seconds ≥ 0, got {self}")
+            raise BadValue(f"{self}, expected seconds ≥ 0")
         if self.checkpoint_every is not None and not 0 < self.checkpoint_every < inf:
-            raise BadValue(f"checkpoint_every is seconds > 0, got {self.checkpoint_every}")
+            raise BadValue(f"checkpoint_every is {self.checkpoint_every}, expected seconds > 0")
         if self.report_every is not None and not 0 < self.report_every < inf:
-            raise BadValue(f"report_every is seconds > 0, got {self.report_every}")
+            raise BadValue(f"report_every is {self.report_every}, expected seconds > 0")
 
 
-FREE_OF_CHARGE = Costs()
+NO_COSTS = Costs()
 
 
 class SpeedModel(Protocol):
-    """How long a job's work takes where it runs."""
+    """The actual speed of jobs in a simulation."""
 
     def work(self, job: Job) -> Seconds:
-        """Seconds on exactly what it asked for."""
+        """Return the run time of a job on exactly the requested resources, in seconds."""
         ...
 
     def speed(self, job: Job, allocation: Allocation) -> float:
-        """How much faster than that it is on this allocation."""
+        """Return the speed on an allocation, relative to that on the requested resources."""
         ...
 
 
 class RecordedSpeeds:
-    """The trace's own durations; a GPU type's `speed` and the share of the GPUs asked for scale them."""
+    """The durations in the trace, scaled by the `speed` of the GPU type and by the share of the requested GPUs."""
 
     def __init__(self, cluster: Cluster) -> None:
         speeds = [cluster.gpu_type(node.gpu_type).speed if node.gpus else 1.0 for node in cluster.nodes]
         self.speed_of_node = np.array(speeds, dtype=np.float64)
-        self._all_alike = set(speeds) == {1.0}
+        self._uniform = set(speeds) == {1.0}
 
     def work(self, job: Job) -> Seconds:
-        """As recorded."""
+        """Return the recorded duration."""
         if job.work is None:
             raise BadInput(f"job {job.id!r} has no duration, so it cannot be simulated as recorded")
         return job.work
 
     def speed(self, job: Job, allocation: Allocation) -> float:
-        """A gang is as fast as its slowest part."""
-        asked = job.demand.total_gpu_milli
-        if asked == 0 or (self._all_alike and not job.reshapable):
+        """Return the speed of the slowest node: the instances of a gang run in lockstep."""
+        requested = job.demand.total_gpu_milli
+        if requested == 0 or (self._uniform and not job.reshapable):
             return 1.0
-        share = allocation.gpu_milli / asked if job.reshapable else 1.0
+        share = allocation.gpu_milli / requested if job.reshapable else 1.0
         return share * min(float(self.speed_of_node[node]) for node in allocation.nodes)

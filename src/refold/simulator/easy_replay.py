@@ -1,7 +1,7 @@
-"""EASY backfill in one compiled loop, for durations that are known: what `easy` does in the general simulator, faster.
+"""The compiled replay of EASY backfilling with known run times: the same as policy `easy` in the general simulator.
 
-The same kernels keep the timetable and place jobs, so starts and places are the same to the last bit (a property test
-says so). Jobs go in the order of arrival and run as asked, once and to their end.
+It uses the same kernels for the timetable and the placement, so that start times and placements are bit-identical (a
+property test checks this). Jobs are ordered by arrival, and run once, as requested and to completion.
 """
 
 from __future__ import annotations
@@ -11,110 +11,124 @@ from typing import Literal, get_args
 import numpy as np
 
 from refold.errors import BadInput, UnknownName
+from refold.jit import compiled
 from refold.model import Cluster
 from refold.packing import (
     GPU_MASK,
     GPUS,
-    MEMORY_ENTRIES,
     NODE,
+    RULE_STATE_ENTRIES,
     RULES,
     DemandHistory,
     Floats,
+    FreeIntervals,
     Ints,
-    RackPowerNow,
+    RackDraw,
     ScoreCache,
-    Spans,
     Words,
-    change,
-    compiled,
-    earliest,
-    fill_window,
-    forget,
-    longest,
-    longest_on,
-    need_of,
-    no_racks,
-    nothing_expected,
-    nothing_known,
-    one_span_each,
-    place,
+    change_interval,
+    drop_past_intervals,
+    earliest_start,
+    empty_demand_history,
+    empty_score_cache,
+    initial_intervals,
+    longest_free_duration,
+    longest_free_duration_on,
+    need_at,
+    no_rack_draw,
+    place_instances,
+    write_free_during,
 )
 from refold.simulator.costs import RecordedSpeeds
-from refold.simulator.replay import ReplayArrays, Replayed, TaskColumns, pop, push
+from refold.simulator.replay import ReplayArrays, ReplayResult, TaskColumns, pop, push
 
-Filling = Literal["shortest", "order"]
+BackfillOrder = Literal["shortest", "queue"]
 
 PLACEMENTS = ("first-fit", "best-fit", "worst-fit", "tetris")
-"""Rules that remember nothing between placements."""
+"""The placement rules without state."""
 
-AT_LEAST = 1.0
-"""Seconds: no job is believed to be shorter."""
+MIN_WORK_SECONDS = 1.0
+"""The minimum of the run time that is planned for a job."""
 
-FORGETS_EVERY = 64
-"""After so many moments what is past is forgotten."""
+CLEANUP_INTERVAL = 64
+"""The number of steps between two removals of past intervals from the timetable."""
 
 
 def replay_easy(
-    tasks: TaskColumns, cluster: Cluster, placement: str = "best-fit", filling: Filling = "shortest"
-) -> Replayed:
-    """Run all tasks to their end."""
+    tasks: TaskColumns, cluster: Cluster, placement: str = "best-fit", backfill_order: BackfillOrder = "shortest"
+) -> ReplayResult:
+    """Simulate all tasks to completion."""
     if placement not in PLACEMENTS:
-        raise UnknownName("placement of the compiled replay of easy", placement, PLACEMENTS)
+        raise UnknownName("placement of the compiled EASY replay", placement, PLACEMENTS)
     if set(RecordedSpeeds(cluster).speed_of_node.tolist()) != {1.0}:
-        raise BadInput("the compiled replay of easy knows no GPUs of different speed: simulate it instead")
-    if filling not in get_args(Filling):
-        raise UnknownName("filling", filling, get_args(Filling))
-    room = ReplayArrays.of(tasks, cluster)
-    free = room.free
+        raise BadInput("the compiled EASY replay does not support GPUs of different speed: use the simulator")
+    if backfill_order not in get_args(BackfillOrder):
+        raise UnknownName("backfill_order", backfill_order, get_args(BackfillOrder))
+    arrays = ReplayArrays.allocate(tasks, cluster)
+    free = arrays.free
     _replay(
         RULES[placement][0],
-        filling == "shortest",
-        one_span_each(free),
+        backfill_order == "shortest",
+        initial_intervals(free),
         free.nodes,
         free.gpus,
         free.bits,
-        room.shapes,
-        room.fits,
+        arrays.demand_rows,
+        arrays.fits_empty,
         tasks.submitted,
         tasks.work,
         tasks.demand_of,
-        np.zeros(MEMORY_ENTRIES, dtype=np.int64),
-        nothing_expected(),
-        nothing_known(0, len(cluster.nodes)),
-        no_racks(),
-        room.first_place,
-        room.places,
-        room.started,
-        room.ended,
+        np.zeros(RULE_STATE_ENTRIES, dtype=np.int64),
+        empty_demand_history(),
+        empty_score_cache(0, len(cluster.nodes)),
+        no_rack_draw(),
+        arrays.first_row,
+        arrays.placements,
+        arrays.started,
+        arrays.ended,
     )
-    return Replayed(tasks, room.started, room.ended, room.first_place, room.places)
+    return ReplayResult(tasks, arrays.started, arrays.ended, arrays.first_row, arrays.placements)
 
 
 @compiled
-def _book(
-    spans: Spans, shapes: Ints, kind: int, places: Ints, first: int, start: float, end: float, sign: int
-) -> Spans:
-    """Book a place (sign -1), or give it back (1); returns the spans, which may have had to grow."""
-    need = need_of(shapes, kind)
+def _change_booking(
+    intervals: FreeIntervals,
+    demand_rows: Ints,
+    demand: int,
+    placements: Ints,
+    first: int,
+    start: float,
+    end: float,
+    sign: int,
+) -> FreeIntervals:
+    """Book a placement from `start` to `end` (sign -1), or undo that (sign 1). Returns the (enlarged) intervals."""
+    need = need_at(demand_rows, demand)
     if not start < end:
-        return spans
+        return intervals
     for row in range(first, first + need.instances):
-        node, mask = places[row, NODE], places[row, GPU_MASK]
-        while not change(spans, node, start, end, mask, sign * need.milli, sign * need.cpu, sign * need.memory):
-            begins = np.full((spans.begins.shape[0], 2 * spans.begins.shape[1]), -np.inf)
-            free = np.zeros((spans.free.shape[0], 2 * spans.free.shape[1], spans.free.shape[2]), dtype=np.int64)
-            begins[:, : spans.begins.shape[1]] = spans.begins
-            free[:, : spans.free.shape[1]] = spans.free
-            spans = Spans(spans.number, begins, free)
-    return spans
+        node, mask = placements[row, NODE], placements[row, GPU_MASK]
+        while not change_interval(
+            intervals, node, start, end, mask, sign * need.milli, sign * need.cpu, sign * need.memory
+        ):
+            starts = np.full((intervals.starts.shape[0], 2 * intervals.starts.shape[1]), -np.inf)
+            free = np.zeros(
+                (intervals.free.shape[0], 2 * intervals.free.shape[1], intervals.free.shape[2]), dtype=np.int64
+            )
+            starts[:, : intervals.starts.shape[1]] = intervals.starts
+            free[:, : intervals.free.shape[1]] = intervals.free
+            intervals = FreeIntervals(intervals.number, starts, free)
+    return intervals
 
 
 @compiled
-def _best_in_line(line: Ints, work: Floats, room: float, shortest_first: bool) -> int:
-    """Who of a line, which has the shortest first, would start in so much room: the first of it, or of the queue."""
+def _best_in_queue(queue: Ints, work: Floats, free_seconds: float, shortest_first: bool) -> int:
+    """Return the task to backfill from a queue sorted by run time; -1 if none ends within `free_seconds`.
+
+    Of the tasks that do, it is the shortest, or the one that arrived first.
+    """
     best = -1
-    for task in line:
-        if max(work[task], AT_LEAST) > room:
+    for task in queue:
+        if max(work[task], MIN_WORK_SECONDS) > free_seconds:
             break
         if best < 0 or task < best:
             best = task
@@ -124,169 +138,205 @@ def _best_in_line(line: Ints, work: Floats, room: float, shortest_first: bool) -
 
 
 @compiled
-def _insert(line: Ints, size: int, task: int, work: Floats) -> None:
-    """Put a task into a line of `size`: behind those that are as short."""
-    distribution = max(work[task], AT_LEAST)
+def _insert(queue: Ints, size: int, task: int, work: Floats) -> None:
+    """Insert a task into a queue of `size` tasks sorted by run time, behind tasks of equal run time."""
+    duration = max(work[task], MIN_WORK_SECONDS)
     position = size
-    while position > 0 and max(work[line[position - 1]], AT_LEAST) > distribution:
-        line[position] = line[position - 1]
+    while position > 0 and max(work[queue[position - 1]], MIN_WORK_SECONDS) > duration:
+        queue[position] = queue[position - 1]
         position -= 1
-    line[position] = task
+    queue[position] = task
 
 
 @compiled
-def _remove(line: Ints, size: int, task: int) -> None:
+def _remove(queue: Ints, size: int, task: int) -> None:
     position = 0
-    while line[position] != task:
+    while queue[position] != task:
         position += 1
     for later in range(position + 1, size):
-        line[later - 1] = line[later]
+        queue[later - 1] = queue[later]
 
 
 @compiled
 def _replay(
     rule: int,
     shortest_first: bool,
-    spans: Spans,
+    intervals: FreeIntervals,
     nodes: Ints,
     gpus: Ints,
     bits: Words,
-    shapes: Ints,
-    fits: Ints,
+    demand_rows: Ints,
+    fits_empty: Ints,
     submitted: Floats,
     work: Floats,
     demand_of: Ints,
-    memory: Ints,
-    expected: DemandHistory,
-    known: ScoreCache,
-    racks: RackPowerNow,
-    first_place: Ints,
-    places: Ints,
+    rule_state: Ints,
+    history: DemandHistory,
+    score_cache: ScoreCache,
+    racks: RackDraw,
+    first_row: Ints,
+    placements: Ints,
     started: Floats,
     ended: Floats,
 ) -> None:
-    count, kinds = len(submitted), len(shapes)
+    count, demand_count = len(submitted), len(demand_rows)
     up = np.ones(nodes.shape[0] - 1, dtype=np.int64)
-    least = np.zeros(max(1, int(nodes[:-1, GPUS].max())), dtype=np.int64)
+    scratch = np.zeros(max(1, int(nodes[:-1, GPUS].max())), dtype=np.int64)
     times, running = np.empty(count), np.empty(count, dtype=np.int64)
-    line_of = np.zeros(kinds + 1, dtype=np.int64)
+    queue_start = np.zeros(demand_count + 1, dtype=np.int64)
     for task in range(count):
-        line_of[demand_of[task] + 1] += 1
-    line_of = np.cumsum(line_of)
-    lines, in_line = np.empty(count, dtype=np.int64), np.zeros(kinds, dtype=np.int64)
-    until = np.zeros(kinds)
-    opened, is_open = np.empty(nodes.shape[0], dtype=np.int64), np.zeros(nodes.shape[0], dtype=np.bool_)
-    arrived = size = waiting = head = moments = 0
-    promised, promised_at = -1, np.inf
+        queue_start[demand_of[task] + 1] += 1
+    queue_start = np.cumsum(queue_start)
+    queues, queue_size = np.empty(count, dtype=np.int64), np.zeros(demand_count, dtype=np.int64)
+    free_until = np.zeros(demand_count)
+    freed_nodes, is_freed = np.empty(nodes.shape[0], dtype=np.int64), np.zeros(nodes.shape[0], dtype=np.bool_)
+    arrived = size = waiting = head = steps = 0
+    reserved, reserved_start = -1, np.inf
     while arrived < count or size > 0:
         now = submitted[arrived] if arrived < count else np.inf
         if size > 0:
             now = min(now, times[0])
-        now = min(now, promised_at)
-        moments += 1
-        if moments % FORGETS_EVERY == 0:
-            forget(spans, now)
+        now = min(now, reserved_start)
+        steps += 1
+        if steps % CLEANUP_INTERVAL == 0:
+            drop_past_intervals(intervals, now)
 
-        # 1. What has happened: tasks that end, tasks that arrive.
-        opened_now = 0
+        # 1. Process the tasks that end or arrive now.
+        freed_count = 0
         while size > 0 and times[0] == now:
             task = pop(times, running, size)
             size -= 1
-            kind, first = demand_of[task], first_place[task]
-            booked_until = started[task] + max(work[task], AT_LEAST)
-            spans = _book(spans, shapes, kind, places, first, now, booked_until, 1)
-            for row in range(first, first_place[task + 1]):
-                if not is_open[places[row, NODE]]:
-                    is_open[places[row, NODE]] = True
-                    opened[opened_now] = places[row, NODE]
-                    opened_now += 1
-        is_open[:] = False
+            demand, first = demand_of[task], first_row[task]
+            booked_until = started[task] + max(work[task], MIN_WORK_SECONDS)
+            intervals = _change_booking(intervals, demand_rows, demand, placements, first, now, booked_until, 1)
+            for row in range(first, first_row[task + 1]):
+                if not is_freed[placements[row, NODE]]:
+                    is_freed[placements[row, NODE]] = True
+                    freed_nodes[freed_count] = placements[row, NODE]
+                    freed_count += 1
+        is_freed[:] = False
         while arrived < count and submitted[arrived] == now:
-            kind = demand_of[arrived]
-            if fits[kind]:
+            demand = demand_of[arrived]
+            if fits_empty[demand]:
                 waiting += 1
-                if in_line[kind] == 0:
-                    until[kind] = np.inf
-                _insert(lines[line_of[kind] : line_of[kind + 1]], in_line[kind], arrived, work)
-                in_line[kind] += 1
+                if queue_size[demand] == 0:
+                    free_until[demand] = np.inf
+                _insert(queues[queue_start[demand] : queue_start[demand + 1]], queue_size[demand], arrived, work)
+                queue_size[demand] += 1
             arrived += 1
 
-        # 2. The first of the queue: it starts, or is promised the earliest place.
-        gained = opened_now > 0
+        # 2. The first task of the queue: start it, or reserve its earliest possible start.
+        improved = freed_count > 0
         while waiting > 0:
-            while not np.isnan(started[head]) or not fits[demand_of[head]]:
+            while not np.isnan(started[head]) or not fits_empty[demand_of[head]]:
                 head += 1
-            kind, first, distribution = demand_of[head], first_place[head], max(work[head], AT_LEAST)
-            demands, need = shapes[kind : kind + 1], need_of(shapes, kind)
-            if promised == head and promised_at > now:
-                if not gained:
+            demand, first, duration = demand_of[head], first_row[head], max(work[head], MIN_WORK_SECONDS)
+            one_demand, need = demand_rows[demand : demand + 1], need_at(demand_rows, demand)
+            if reserved == head and reserved_start > now:
+                if not improved:
                     break
-                gained = False
-                spans = _book(spans, shapes, kind, places, first, promised_at, promised_at + distribution, 1)
-                start = earliest(spans, nodes, up, demands, distribution, now, promised_at, least)
+                improved = False
+                intervals = _change_booking(
+                    intervals, demand_rows, demand, placements, first, reserved_start, reserved_start + duration, 1
+                )
+                start = earliest_start(intervals, nodes, up, one_demand, duration, now, reserved_start, scratch)
                 if start == np.inf:
-                    spans = _book(spans, shapes, kind, places, first, promised_at, promised_at + distribution, -1)
+                    intervals = _change_booking(
+                        intervals, demand_rows, demand, placements, first, reserved_start, reserved_start + duration, -1
+                    )
                     break
-                opened_now = _open_places(places, first, need.instances, opened, opened_now)
-            elif promised == head:
-                start = promised_at
-                spans = _book(spans, shapes, kind, places, first, start, start + distribution, 1)
+                freed_count = _add_freed_nodes(placements, first, need.instances, freed_nodes, freed_count)
+            elif reserved == head:
+                start = reserved_start
+                intervals = _change_booking(
+                    intervals, demand_rows, demand, placements, first, start, start + duration, 1
+                )
             else:
-                start = earliest(spans, nodes, up, demands, distribution, now, np.inf, least)
-                gained = False
-            if promised != head or start != promised_at:
-                fill_window(spans, nodes, gpus, bits, start, start + distribution, least)
-                place(rule, nodes, gpus, bits, shapes, kind, kind, memory, expected, known, racks, places, first)
-            spans = _book(spans, shapes, kind, places, first, start, start + distribution, -1)
-            if promised != head:
-                _remove(lines[line_of[kind] : line_of[kind + 1]], in_line[kind], head)
-                in_line[kind] -= 1
-            promised, promised_at = head, start
+                start = earliest_start(intervals, nodes, up, one_demand, duration, now, np.inf, scratch)
+                improved = False
+            if reserved != head or start != reserved_start:
+                write_free_during(intervals, nodes, gpus, bits, start, start + duration, scratch)
+                place_instances(
+                    rule,
+                    nodes,
+                    gpus,
+                    bits,
+                    demand_rows,
+                    demand,
+                    demand,
+                    rule_state,
+                    history,
+                    score_cache,
+                    racks,
+                    placements,
+                    first,
+                )
+            intervals = _change_booking(intervals, demand_rows, demand, placements, first, start, start + duration, -1)
+            if reserved != head:
+                _remove(queues[queue_start[demand] : queue_start[demand + 1]], queue_size[demand], head)
+                queue_size[demand] -= 1
+            reserved, reserved_start = head, start
             if start > now:
                 break
             started[head], ended[head] = now, now + work[head]
             push(times, running, size, ended[head], head)
             size += 1
             waiting -= 1
-            promised, promised_at = -1, np.inf
+            reserved, reserved_start = -1, np.inf
 
-        # 3. Others start where there is room for as long as they last.
-        if opened_now > 0:
-            for kind in range(kinds):
-                if in_line[kind] > 0 and until[kind] < np.inf:
-                    if shapes[kind, 0] > 1:
-                        until[kind] = np.inf
+        # 3. Backfill: start other tasks that fit without delaying the reservation.
+        if freed_count > 0:
+            for demand in range(demand_count):
+                if queue_size[demand] > 0 and free_until[demand] < np.inf:
+                    if demand_rows[demand, 0] > 1:
+                        free_until[demand] = np.inf
                     else:
-                        demands = shapes[kind : kind + 1]
-                        lasts = longest_on(spans, nodes, up, opened[:opened_now], demands, now, least)
-                        until[kind] = max(until[kind], now + lasts)
-        is_open[:] = False
+                        one_demand = demand_rows[demand : demand + 1]
+                        longest = longest_free_duration_on(
+                            intervals, nodes, up, freed_nodes[:freed_count], one_demand, now, scratch
+                        )
+                        free_until[demand] = max(free_until[demand], now + longest)
+        is_freed[:] = False
         while True:
-            best, best_lasting = -1, np.inf
-            for kind in range(kinds):
-                if in_line[kind] == 0 or until[kind] <= now:
+            best, best_duration = -1, np.inf
+            for demand in range(demand_count):
+                if queue_size[demand] == 0 or free_until[demand] <= now:
                     continue
-                line = lines[line_of[kind] : line_of[kind] + in_line[kind]]
-                task = _best_in_line(line, work, until[kind] - now, shortest_first)
+                queue = queues[queue_start[demand] : queue_start[demand] + queue_size[demand]]
+                task = _best_in_queue(queue, work, free_until[demand] - now, shortest_first)
                 if task < 0:
                     continue
-                distribution = max(work[task], AT_LEAST)
-                shorter = distribution < best_lasting or (distribution == best_lasting and task < best)
+                duration = max(work[task], MIN_WORK_SECONDS)
+                shorter = duration < best_duration or (duration == best_duration and task < best)
                 if best < 0 or (shorter if shortest_first else task < best):
-                    best, best_lasting = task, distribution
+                    best, best_duration = task, duration
             if best < 0:
                 break
-            kind, first = demand_of[best], first_place[best]
-            demands = shapes[kind : kind + 1]
-            lasts = longest(spans, nodes, up, demands, now, least)
-            until[kind] = now + lasts
-            if best_lasting > lasts:
+            demand, first = demand_of[best], first_row[best]
+            one_demand = demand_rows[demand : demand + 1]
+            longest = longest_free_duration(intervals, nodes, up, one_demand, now, scratch)
+            free_until[demand] = now + longest
+            if best_duration > longest:
                 continue
-            fill_window(spans, nodes, gpus, bits, now, now + best_lasting, least)
-            place(rule, nodes, gpus, bits, shapes, kind, kind, memory, expected, known, racks, places, first)
-            spans = _book(spans, shapes, kind, places, first, now, now + best_lasting, -1)
-            _remove(lines[line_of[kind] : line_of[kind + 1]], in_line[kind], best)
-            in_line[kind] -= 1
+            write_free_during(intervals, nodes, gpus, bits, now, now + best_duration, scratch)
+            place_instances(
+                rule,
+                nodes,
+                gpus,
+                bits,
+                demand_rows,
+                demand,
+                demand,
+                rule_state,
+                history,
+                score_cache,
+                racks,
+                placements,
+                first,
+            )
+            intervals = _change_booking(intervals, demand_rows, demand, placements, first, now, now + best_duration, -1)
+            _remove(queues[queue_start[demand] : queue_start[demand + 1]], queue_size[demand], best)
+            queue_size[demand] -= 1
             started[best], ended[best] = now, now + work[best]
             push(times, running, size, ended[best], best)
             size += 1
@@ -294,13 +344,13 @@ def _replay(
 
 
 @compiled
-def _open_places(places: Ints, first: int, rows: int, opened: Ints, count: int) -> int:
-    """Note the nodes of a place that was left; returns how many are noted."""
+def _add_freed_nodes(placements: Ints, first: int, rows: int, freed_nodes: Ints, count: int) -> int:
+    """Add the nodes of a released placement to the list of freed nodes; returns its new length."""
     for row in range(first, first + rows):
-        known = False
+        listed = False
         for position in range(count):
-            known = known or opened[position] == places[row, NODE]
-        if not known:
-            opened[count] = places[row, NODE]
+            listed = listed or freed_nodes[position] == placements[row, NODE]
+        if not listed:
+            freed_nodes[count] = placements[row, NODE]
             count += 1
     return count

@@ -1,4 +1,4 @@
-"""What goes wrong: nodes that are lost and return, and jobs that never end by themselves."""
+"""Faults of a simulation: nodes that go down and come up again, and jobs that never end by themselves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from refold.simulator.agenda import Agenda
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node is lost at one time and returns at another, or never (infinity)."""
+    """A node goes down at `lost`, and comes up at `returned` (infinity: never)."""
 
     node: int
     lost: Seconds
@@ -23,26 +23,29 @@ class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not -inf < self.lost < self.returned:
-            raise BadValue(f"node {self.node} returns at {self.returned}, before it is lost at {self.lost}")
+            raise BadValue(f"node {self.node} comes up at {self.returned}, expected a time after {self.lost}")
 
 
-def seeded_faults(cluster: Cluster, *, between: Seconds, repair: Seconds, until: Seconds, seed: int) -> list[Fault]:
-    """Faults with exponential times, independent per node: `between` failures of one node, and to `repair` it."""
+def random_faults(cluster: Cluster, *, between: Seconds, repair: Seconds, until: Seconds, seed: int) -> list[Fault]:
+    """Draw faults up to the time `until`, independently per node, with exponentially distributed times.
+
+    `between` is the mean time between a repair and the next failure of a node; `repair` is the mean time to repair.
+    """
     if not (between > 0 and repair > 0):
-        raise BadValue(f"mean times are seconds > 0, got {between} between faults and {repair} to repair")
-    chance = np.random.default_rng(seed)
+        raise BadValue(f"between is {between} and repair is {repair}, expected seconds > 0")
+    random = np.random.default_rng(seed)
     faults: list[Fault] = []
     for node in range(len(cluster.nodes)):
-        lost = chance.exponential(between)
+        lost = random.exponential(between)
         while lost < until:
-            returned = lost + max(1.0, chance.exponential(repair))
+            returned = lost + max(1.0, random.exponential(repair))
             faults.append(Fault(node, lost, returned))
-            lost = returned + chance.exponential(between)
+            lost = returned + random.exponential(between)
     return sorted(faults, key=lambda fault: (fault.lost, fault.node))
 
 
-def put_on(agenda: Agenda, faults: Iterable[Fault]) -> None:
-    """Let them happen."""
+def schedule_faults(agenda: Agenda, faults: Iterable[Fault]) -> None:
+    """Add the events of faults to the agenda."""
     for fault in faults:
         agenda.add(fault.lost, NodeLost(fault.node))
         if fault.returned < inf:
@@ -50,37 +53,42 @@ def put_on(agenda: Agenda, faults: Iterable[Fault]) -> None:
 
 
 class Stuck(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """A job hangs once it has done so many seconds of its work: it does no more, reports no more, and never ends."""
+    """A job that hangs after `after` seconds of work: it makes no more progress, reports nothing, and never ends."""
 
     job: str
     after: Seconds
 
     def __post_init__(self) -> None:
         if not 0 <= self.after < inf:
-            raise BadValue(f"job {self.job!r} gets stuck after {self.after}, expected seconds ≥ 0")
+            raise BadValue(f"job {self.job!r} hangs after {self.after}, expected seconds ≥ 0")
 
 
 class Endless(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """A job works on beyond its end, reports more and more, and never ends."""
+    """A job that continues to work and to report progress beyond its actual work, and never ends."""
 
     job: str
 
 
 NeverEnds = Stuck | Endless
-"""A job that holds what it has until somebody stops it."""
+"""A job that holds its resources until its run is stopped."""
 
 
-def seeded_never_ending(
+def random_never_ending_jobs(
     jobs: Sequence[Job], *, stuck: float = 0.0, endless: float = 0.0, seed: int = 0
 ) -> list[NeverEnds]:
-    """Of each job by lot, whether it gets stuck, at some point of its work, or is endless: shares from 0 to 1."""
+    """Draw for each job whether it hangs at a random point of its work, or is endless.
+
+    `stuck` and `endless` are the probabilities.
+    """
     if not (stuck >= 0 and endless >= 0 and stuck + endless <= 1):
-        raise BadValue(f"shares of jobs are 0 to 1 together, got {stuck} stuck and {endless} endless")
-    chance = np.random.default_rng(seed)
-    drawn: list[NeverEnds] = []
-    for job, lot, part in zip(jobs, chance.random(len(jobs)).tolist(), chance.random(len(jobs)).tolist(), strict=True):
-        if lot < stuck:
-            drawn.append(Stuck(job.id, part * (job.work or 0.0)))
-        elif lot < stuck + endless:
-            drawn.append(Endless(job.id))
-    return drawn
+        raise BadValue(f"stuck is {stuck} and endless is {endless}, expected shares ≥ 0 with a sum of at most 1")
+    random = np.random.default_rng(seed)
+    never_ending: list[NeverEnds] = []
+    for job, draw, progress in zip(
+        jobs, random.random(len(jobs)).tolist(), random.random(len(jobs)).tolist(), strict=True
+    ):
+        if draw < stuck:
+            never_ending.append(Stuck(job.id, progress * (job.work or 0.0)))
+        elif draw < stuck + endless:
+            never_ending.append(Endless(job.id))
+    return never_ending

@@ -1,8 +1,8 @@
-"""A scheduler that can go on from one moment several times: its copies share what never changes, and nothing else.
+"""Deep copies of a scheduler that share only immutable values, to continue from one state several times.
 
-The copy is made by pickling within memory, since that knows how to copy almost everything, and fast. Beyond what
-pickling can do, functions are copied together with what they hold on to (a policy may keep a lambda about itself),
-and frozen values, classes and code are not copied at all. No bytes leave the program.
+The copies are made with pickle in memory, which is fast and covers almost every type. In addition to what pickle
+supports, functions are copied with their closures (a policy may store a lambda that refers to itself), while frozen
+structs, classes and code are shared. No pickled data leaves the process.
 """
 
 from __future__ import annotations
@@ -16,124 +16,124 @@ import msgspec
 
 T = TypeVar("T")
 
-_NEVER_CHANGES = (type, CodeType, ModuleType)
+_IMMUTABLE = (type, CodeType, ModuleType)
 
 
 class CannotCopy(Exception):
-    """Something in it cannot be copied, such as a generator that has begun."""
+    """The object contains something that cannot be copied, such as a generator."""
 
 
 class Fork(Generic[T]):
-    """What a thing was when this was made."""
+    """The state of an object at the time of construction, from which copies are made."""
 
-    def __init__(self, thing: T) -> None:
+    def __init__(self, value: T) -> None:
         self._shared: list[object] = []
-        written = _InMemory()
+        file = _MemoryFile()
         try:
-            _ForkWriter(written, self._shared).dump(thing)
+            _ForkWriter(file, self._shared).dump(value)
         except (pickle.PicklingError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise CannotCopy(str(error)) from error
-        self._bytes = bytes(written.written)
+        self._bytes = bytes(file.buffer)
 
     def copy(self) -> T:
-        """One more of it, that can change on its own."""
-        copied: T = _ForkReader(_InMemory(self._bytes), self._shared).load()
+        """Return a new, independent copy."""
+        copied: T = _ForkReader(_MemoryFile(self._bytes), self._shared).load()
         return copied
 
 
-class _InMemory:
-    """The bytes of a snapshot, to a pickler a file."""
+class _MemoryFile:
+    """A minimal in-memory file for the pickler."""
 
-    def __init__(self, written: bytes = b"") -> None:
-        self.written = bytearray(written)
-        self._read = 0
+    def __init__(self, buffer: bytes = b"") -> None:
+        self.buffer = bytearray(buffer)
+        self._position = 0
 
-    def write(self, some: bytes | pickle.PickleBuffer) -> int:
-        """Of a large array the pickler hands over the buffer itself."""
-        before = len(self.written)
-        self.written += some
-        return len(self.written) - before
+    def write(self, chunk: bytes | pickle.PickleBuffer) -> int:
+        """Append bytes. For large arrays, the pickler passes a PickleBuffer."""
+        before = len(self.buffer)
+        self.buffer += chunk
+        return len(self.buffer) - before
 
     def read(self, size: int = -1) -> bytes:
-        end = len(self.written) if size < 0 else self._read + size
-        return self._take(end)
+        end = len(self.buffer) if size < 0 else self._position + size
+        return self._read_until(end)
 
     def readline(self) -> bytes:
-        end = self.written.find(b"\n", self._read) + 1
-        return self._take(end or len(self.written))
+        end = self.buffer.find(b"\n", self._position) + 1
+        return self._read_until(end or len(self.buffer))
 
-    def _take(self, end: int) -> bytes:
-        some = bytes(self.written[self._read : end])
-        self._read = end
-        return some
+    def _read_until(self, end: int) -> bytes:
+        chunk = bytes(self.buffer[self._position : end])
+        self._position = end
+        return chunk
 
 
 class _ForkWriter(pickle.Pickler):
-    """Writes a thing, but for what is shared: that is kept aside and written as its number."""
+    """A pickler that stores shared values in a list, and writes only their indices."""
 
-    def __init__(self, file: _InMemory, shared: list[object]) -> None:
+    def __init__(self, file: _MemoryFile, shared: list[object]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._shared = shared
-        self._number: dict[int, int] = {}
+        self._indices: dict[int, int] = {}
 
-    def persistent_id(self, thing: object) -> int | None:
-        if not _is_shared(thing):
+    def persistent_id(self, value: object) -> int | None:
+        if not _is_shared(value):
             return None
-        number = self._number.get(id(thing))
-        if number is None:
-            number = self._number[id(thing)] = len(self._shared)
-            self._shared.append(thing)
-        return number
+        index = self._indices.get(id(value))
+        if index is None:
+            index = self._indices[id(value)] = len(self._shared)
+            self._shared.append(value)
+        return index
 
-    def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, FunctionType):
-            return _function_written(thing)
-        if isinstance(thing, CellType):
-            return _empty_cell, (), thing.cell_contents, None, None, _fill_cell
-        if isinstance(thing, MappingProxyType):
-            return MappingProxyType, (_under(thing),)
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, FunctionType):
+            return _reduce_function(value)
+        if isinstance(value, CellType):
+            return _empty_cell, (), value.cell_contents, None, None, _fill_cell
+        if isinstance(value, MappingProxyType):
+            return MappingProxyType, (_proxied_dict(value),)
         return NotImplemented
 
 
 class _ForkReader(pickle.Unpickler):
-    """Reads it again, as often as wanted."""
+    """An unpickler that resolves the indices of shared values."""
 
-    def __init__(self, file: _InMemory, shared: list[object]) -> None:
+    def __init__(self, file: _MemoryFile, shared: list[object]) -> None:
         super().__init__(file)
         self._shared = shared
 
-    def persistent_load(self, number: int) -> object:
-        return self._shared[number]
+    def persistent_load(self, index: int) -> object:
+        return self._shared[index]
 
 
-def _is_shared(thing: object) -> bool:
-    if isinstance(thing, msgspec.Struct):
-        return thing.__struct_config__.frozen
-    if isinstance(thing, FunctionType):
-        return not thing.__closure__
-    if isinstance(thing, _NEVER_CHANGES):
+def _is_shared(value: object) -> bool:
+    if isinstance(value, msgspec.Struct):
+        return value.__struct_config__.frozen
+    if isinstance(value, FunctionType):
+        return not value.__closure__
+    if isinstance(value, _IMMUTABLE):
         return True
-    if isinstance(thing, BuiltinFunctionType):
-        return isinstance(thing.__self__, ModuleType | type(None))
-    return callable(thing) and type(thing).__module__.startswith("numba.")
+    if isinstance(value, BuiltinFunctionType):
+        return isinstance(value.__self__, ModuleType | type(None))
+    return callable(value) and type(value).__module__.startswith("numba.")
 
 
-def _function_written(function: FunctionType) -> Any:
-    """A function together with what it holds on to: its cells, which are filled last, since they may lead back."""
-    return _function_read, (_Frame(function), function.__closure__)
+def _reduce_function(function: FunctionType) -> Any:
+    """Reduce a function to its code and closure cells. Cells are filled last, because they may refer back to it."""
+    return _rebuild_function, (_FunctionRef(function), function.__closure__)
 
 
-class _Frame(msgspec.Struct, frozen=True):
-    """What of a function never changes."""
+class _FunctionRef(msgspec.Struct, frozen=True):
+    """A frozen, hence shared, reference to the original function."""
 
     function: Any
 
 
-def _function_read(frame: _Frame, closure: tuple[CellType, ...]) -> Callable[..., Any]:
-    function: FunctionType = frame.function
-    made = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, closure)
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+def _rebuild_function(reference: _FunctionRef, closure: tuple[CellType, ...]) -> Callable[..., Any]:
+    function: FunctionType = reference.function
+    copy = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, closure)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def _empty_cell() -> CellType:
@@ -144,8 +144,8 @@ def _fill_cell(cell: CellType, contents: object) -> None:
     cell.cell_contents = contents
 
 
-def _under(proxy: MappingProxyType[Any, Any]) -> Any:
-    """The dict that a proxy shows: the same one, so that the copies belong together as well."""
+def _proxied_dict(proxy: MappingProxyType[Any, Any]) -> Any:
+    """Return the dict behind a proxy, so that in the copy the proxy again shows the dict's copy."""
     from gc import get_referents
 
     return get_referents(proxy)[0]

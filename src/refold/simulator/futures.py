@@ -1,8 +1,8 @@
-"""Looking ahead: how things may go on from a moment of a journal.
+"""Start and end estimates from several simulated futures of a journal.
 
-The policy of the journal goes on in several imagined futures. In each of them every job that runs or waits lives as
-long as was drawn for it from what is predicted of it, by what was known at that moment. Others arrive as they did in
-the past, or nobody does. When a job starts in these futures is when it may start.
+In each future, the policy of the journal continues, and every running or waiting job runs for a time that is drawn
+from its predicted run-time distribution, using only what was known at that time. Optionally, more jobs arrive, as they
+did in the past. The distribution of the start times over the futures is the estimate.
 """
 
 from __future__ import annotations
@@ -28,192 +28,192 @@ from refold.simulator.costs import RecordedSpeeds, SpeedModel
 from refold.simulator.fork import CannotCopy, Fork
 from refold.simulator.state_at import RecordedDecisions, StateAt
 
-MOST_STEPS = 50_000
-"""No future goes on for longer: a policy that is woken every minute sees a month of it."""
+MAX_STEPS = 50_000
+"""The number of steps per future: a policy with a wake-up every minute gets about a month."""
 
-MOST_WAKES_IN_VAIN = 1_000
-"""Nor for longer than so many wakes in a row that start nobody while nothing runs."""
+MAX_IDLE_WAKES = 1_000
+"""A future ends after more wake-ups than this in a row that start no job while nothing runs."""
 
 
-def going_on(
-    present: StateAt, cluster: Cluster, entries: Callable[[], Iterable[Entry]], policy: Callable[[], Policy]
+def continue_with_own_policy(
+    state: StateAt, cluster: Cluster, entries: Callable[[], Iterable[Entry]], policy: Callable[[], Policy]
 ) -> Callable[[], Scheduler]:
-    """Schedulers that stand where the journal does, with its policy and all that it remembers: one per call.
+    """Return a factory of schedulers in the given state of the journal, with its policy and the policy's own state.
 
-    `entries` are the journal's, from its first on, as often as it is called. The journal is replayed once and copied;
-    where there is something in a policy that cannot be copied, it is replayed for each.
+    `entries` returns the entries of the journal from the beginning at each call. The journal is replayed once, and the
+    scheduler is copied; if the policy cannot be copied, the journal is replayed for each scheduler.
     """
 
-    def replayed() -> Scheduler:
-        decides = policy()
-        scheduler = Scheduler(cluster, decides, refused=lambda _: None)
-        for entry in islice(entries(), present.entries):
+    def make_replayed() -> Scheduler:
+        own_policy = policy()
+        scheduler = Scheduler(cluster, own_policy, on_rejection=lambda _: None)
+        for entry in islice(entries(), state.entries):
             scheduler.step(entry.now, entry.events)
-        if isinstance(decides, RunWatch):
-            decides.look_away()
+        if isinstance(own_policy, RunWatch):
+            own_policy.disable()
         return scheduler
 
-    first = replayed()
-    if dict(first.view.runs) != dict(present.view.runs):
-        raise BadJournal("its policy decides otherwise now than it did then, so nobody knows how it would go on")
-    return _several(first, replayed)
+    first = make_replayed()
+    if dict(first.view.runs) != dict(state.view.runs):
+        raise BadJournal("the policy does not repeat the recorded decisions, so its future decisions are unknown")
+    return _scheduler_factory(first, make_replayed)
 
 
-def taking_over(
-    present: StateAt, cluster: Cluster, entries: Callable[[], Iterable[Entry]], policy: Callable[[], Policy]
+def continue_with_new_policy(
+    state: StateAt, cluster: Cluster, entries: Callable[[], Iterable[Entry]], policy: Callable[[], Policy]
 ) -> Callable[[], Scheduler]:
-    """The same with another policy from here on, to whom everybody who waits or runs is new."""
+    """Return a factory of schedulers in the given state, with another policy, to which all present jobs are new."""
 
-    def replayed() -> Scheduler:
+    def make_replayed() -> Scheduler:
         successor = _Successor(policy())
-        scheduler = Scheduler(cluster, successor, refused=lambda _: None)
-        for entry in islice(entries(), present.entries):
-            successor.past.entry = entry
+        scheduler = Scheduler(cluster, successor, on_rejection=lambda _: None)
+        for entry in islice(entries(), state.entries):
+            successor.recorded.entry = entry
             scheduler.step(entry.now, entry.events)
-        successor.has_begun = True
+        successor.active = True
         return scheduler
 
-    return _several(replayed(), replayed)
+    return _scheduler_factory(make_replayed(), make_replayed)
 
 
-def _several(first: Scheduler, replayed: Callable[[], Scheduler]) -> Callable[[], Scheduler]:
+def _scheduler_factory(first: Scheduler, make_replayed: Callable[[], Scheduler]) -> Callable[[], Scheduler]:
     try:
         return Fork(first).copy
     except CannotCopy:
-        return replayed
+        return make_replayed
 
 
 class _Successor:
-    """Decides as is written, and from some time on as another policy does."""
+    """Repeats the recorded decisions, and once `active` is set, calls another policy."""
 
     def __init__(self, policy: Policy) -> None:
         self.name = policy.name
-        self.past = RecordedDecisions(lambda _: None)
-        self.has_begun = False
+        self.recorded = RecordedDecisions(lambda _: None)
+        self.active = False
         self._policy = policy
-        self._has_looked = False
-        self._remembered: list[tuple[Job, Seconds]] = []
+        self._was_called = False
+        self._past_jobs: list[tuple[Job, Seconds]] = []
 
     def decide(self, view: View) -> Decision:
-        """As is written, or as the successor says."""
-        if not self.has_begun:
-            self._remembered += view.changes.remembered
-            return self.past.decide(view)
-        if not self._has_looked:
-            self._has_looked = True
+        """Return the recorded decision, or that of the new policy."""
+        if not self.active:
+            self._past_jobs += view.changes.past_jobs
+            return self.recorded.decide(view)
+        if not self._was_called:
+            self._was_called = True
             view.changes.submitted[:] = view.waiting.values()
             view.changes.started[:] = view.runs.values()
-            view.changes.remembered[:] = self._remembered
-            view.changes.returned.clear()
+            view.changes.past_jobs[:] = self._past_jobs
+            view.changes.requeued.clear()
         return self._policy.decide(view)
 
 
 class Futures:
-    """When jobs started and ended in each of several futures; infinity where they did not."""
+    """The start and end times of jobs in each future; infinity if a job does not start or end in it."""
 
     def __init__(self, starts: Mapping[str, Floats], ends: Mapping[str, Floats]) -> None:
         self._starts, self._ends = starts, ends
 
     def starts(self, job_id: str) -> Floats:
-        """When a job started, future by future."""
+        """Return the start time of a job in each future."""
         return self._starts[job_id]
 
     def start(self, job_id: str) -> StartEstimate | None:
-        """When a job may start; None: in half of the futures, or more, it does not."""
-        return _expected(job_id, self._starts[job_id])
+        """Return the start estimate of a job; None unless it starts in more than half of the futures."""
+        return _estimate(job_id, self._starts[job_id])
 
     def end(self, job_id: str) -> StartEstimate | None:
-        """When a job that was asked about may end."""
-        return _expected(job_id, self._ends[job_id])
+        """Return the end estimate of one of the `new_jobs`; None unless it ends in more than half of the futures."""
+        return _estimate(job_id, self._ends[job_id])
 
 
-def _expected(job_id: str, moments: Floats) -> StartEstimate | None:
-    """The middle of some moments, and bounds within which nearly all are; one that is not finite is not there."""
-    ordered = np.sort(moments)
-    soonest, at, latest = (float(ordered[int(part * (len(ordered) - 1) + 0.5)]) for part in (0.05, 0.5, 0.95))
+def _estimate(job_id: str, times: Floats) -> StartEstimate | None:
+    """Return the median, with the 5% and 95% quantiles as bounds; None if the median is infinite."""
+    ordered = np.sort(times)
+    soonest, at, latest = (float(ordered[int(share * (len(ordered) - 1) + 0.5)]) for share in (0.05, 0.5, 0.95))
     if at == inf:
         return None
     return StartEstimate(job_id, at, soonest, latest if latest < inf else None)
 
 
-def look_ahead(
-    present: StateAt,
-    go_on: Callable[[], Scheduler],
+def simulate_futures(
+    state: StateAt,
+    make_scheduler: Callable[[], Scheduler],
     *,
     futures: int,
     seed: int = 0,
     charge: SpeedModel | None = None,
-    about: Iterable[str] | None = None,
-    asked: Sequence[Job] = (),
+    job_ids: Iterable[str] | None = None,
+    new_jobs: Sequence[Job] = (),
     arrivals: bool = False,
     advance: Callable[[], None] = lambda: None,
 ) -> Futures:
-    """What may become of the jobs that it is `about`, or of all that wait now; and of those `asked` about, which are
-    submitted now.
+    """Simulate several futures; return the starts of the jobs `job_ids` (default: all waiting jobs) and `new_jobs`.
 
-    The same seed draws the same lives, whoever is asked about. A job that is asked about and says its work lives for as
-    long as that. With `arrivals` others come as they did in the past.
+    `new_jobs` are submitted now; their ends are returned too. One that has `work` runs for exactly that time. The
+    run times drawn for a seed do not depend on `job_ids` and `new_jobs`. With `arrivals`, more jobs arrive,
+    as they did in the past. `advance` is called after each future.
     """
-    view = present.view
-    past = present.past() if arrivals else PastArrivals((), (), present.now)
-    names = present.names | {job.id for job in asked}
+    view = state.view
+    past_arrivals = state.past_arrivals() if arrivals else PastArrivals((), (), state.now)
+    used_ids = state.used_ids | {job.id for job in new_jobs}
     known = {job.id: job for jobs in (view.active, view.waiting, view.held) for job in jobs.values()}
     charge = charge or RecordedSpeeds(view.cluster)
-    lives = {job.id: _drawn(job, present.life(job), futures, seed) for job in known.values()}
-    lives |= {job.id: _drawn(job, _said_or_predicted(present, job), futures, seed) for job in asked}
-    asked = [_as_known_to_oracles(present, job) for job in asked]
-    watched = [*(view.waiting if about is None else about), *(job.id for job in asked)]
-    starts = {job_id: np.full(futures, inf) for job_id in watched}
-    ends = {job.id: np.full(futures, inf) for job in asked}
+    durations = {job.id: _draw_durations(job, state.predicted_duration(job), futures, seed) for job in known.values()}
+    durations |= {job.id: _draw_durations(job, _known_or_predicted(state, job), futures, seed) for job in new_jobs}
+    new_jobs = [_with_work(state, job) for job in new_jobs]
+    tracked = [*(view.waiting if job_ids is None else job_ids), *(job.id for job in new_jobs)]
+    starts = {job_id: np.full(futures, inf) for job_id in tracked}
+    ends = {job.id: np.full(futures, inf) for job in new_jobs}
     for number in range(futures):
-        coming = past.again(np.random.default_rng([seed, number]), names)
-        whole = {job_id: float(life[number]) for job_id, life in lives.items()}
-        whole |= {job.id: job.work or 0.0 for job in coming}
-        future = _Future(present, go_on(), [*known.values(), *asked], coming, whole, charge)
-        future.go_on(asked, watched)
-        for job_id, moment in future.started.items():
-            starts[job_id][number] = moment
-        for job_id, moment in future.ended.items():
-            ends[job_id][number] = moment
+        arriving = past_arrivals.resample(np.random.default_rng([seed, number]), used_ids)
+        drawn = {job_id: float(duration[number]) for job_id, duration in durations.items()}
+        drawn |= {job.id: job.work or 0.0 for job in arriving}
+        future = _Future(state, make_scheduler(), [*known.values(), *new_jobs], arriving, drawn, charge)
+        future.run(new_jobs, tracked)
+        for job_id, time in future.started.items():
+            starts[job_id][number] = time
+        for job_id, time in future.ended.items():
+            ends[job_id][number] = time
         advance()
     return Futures(starts, ends)
 
 
-def _said_or_predicted(present: StateAt, job: Job) -> DurationDistribution | Seconds:
-    return job.work if job.work is not None else present.predictor.expect(job, present.now)
+def _known_or_predicted(state: StateAt, job: Job) -> DurationDistribution | Seconds:
+    return job.work if job.work is not None else state.predictor.expect(job, state.now)
 
 
-def _as_known_to_oracles(present: StateAt, job: Job) -> Job:
-    """Who knows everything has to know something of a job that says nothing: what is most likely."""
+def _with_work(state: StateAt, job: Job) -> Job:
+    """Return the job with its predicted median as `work`, if it has none: oracle policies need a value."""
     if job.work is not None:
         return job
-    return msgspec.structs.replace(job, work=present.predictor.expect(job, present.now).quantile(0.5))
+    return msgspec.structs.replace(job, work=state.predictor.expect(job, state.now).quantile(0.5))
 
 
-def _drawn(job: Job, life: DurationDistribution | Seconds, count: int, seed: int) -> Floats:
-    """One life for each future: one out of each of as many equally likely parts, in an order drawn by lot."""
-    if not isinstance(life, DurationDistribution):
-        return np.full(count, life)
-    chance = np.random.default_rng([seed, crc32(job.id.encode())])
-    parts = (chance.permutation(count) + chance.random(count)) / count
-    return np.array([life.quantile(min(max(part, 1e-4), 1 - 1e-4)) for part in parts.tolist()])
+def _draw_durations(job: Job, duration: DurationDistribution | Seconds, count: int, seed: int) -> Floats:
+    """Draw a run time for each future, by stratified sampling: one from each of `count` quantile ranges, shuffled."""
+    if not isinstance(duration, DurationDistribution):
+        return np.full(count, duration)
+    random = np.random.default_rng([seed, crc32(job.id.encode())])
+    shares = (random.permutation(count) + random.random(count)) / count
+    return np.array([duration.quantile(min(max(share, 1e-4), 1 - 1e-4)) for share in shares.tolist()])
 
 
-class _Drawn:
-    """Charges each job the work that was drawn for it."""
+class _DrawnSpeeds:
+    """A speed model with the drawn work of each job."""
 
-    def __init__(self, works: Mapping[str, Seconds], otherwise: SpeedModel) -> None:
-        self._works, self._otherwise = works, otherwise
+    def __init__(self, works: Mapping[str, Seconds], base: SpeedModel) -> None:
+        self._works, self._base = works, base
 
     def work(self, job: Job) -> Seconds:
         return self._works[job.id]
 
     def speed(self, job: Job, allocation: Allocation) -> float:
-        return self._otherwise.speed(job, allocation)
+        return self._base.speed(job, allocation)
 
 
-class _Resumed(SimulatedBackend):
-    """A back end whose jobs have something behind them."""
+class _ResumedBackend(SimulatedBackend):
+    """A simulated back end that starts with jobs which have done part of their work."""
 
     def __init__(self, jobs: Iterable[Job], agenda: Agenda, charge: SpeedModel, done: Mapping[str, Seconds]) -> None:
         super().__init__(jobs, agenda, charge)
@@ -221,62 +221,62 @@ class _Resumed(SimulatedBackend):
 
 
 class _Future:
-    """One way in which things may go on."""
+    """One simulated future."""
 
     def __init__(
         self,
-        present: StateAt,
+        state: StateAt,
         scheduler: Scheduler,
         jobs: Sequence[Job],
-        coming: Sequence[Job],
-        lives: Mapping[str, Seconds],
+        arriving: Sequence[Job],
+        durations: Mapping[str, Seconds],
         charge: SpeedModel,
     ) -> None:
-        self._scheduler, self._now = scheduler, present.now
-        self._agenda = Agenda(coming)
+        self._scheduler, self._now = scheduler, state.now
+        self._agenda = Agenda(arriving)
         view = scheduler.view
         done = {job_id: self._done(job_id) for job_id in (*view.waiting, *view.runs, *view.held)}
-        works = {job.id: self._work(present, job, done.get(job.id, 0.0), lives[job.id], charge) for job in jobs}
-        works |= {job.id: lives[job.id] for job in coming}
-        self._backend = _Resumed([*jobs, *coming], self._agenda, _Drawn(works, charge), done)
-        self._resume(present.wakes, done)
+        works = {job.id: self._work(state, job, done.get(job.id, 0.0), durations[job.id], charge) for job in jobs}
+        works |= {job.id: durations[job.id] for job in arriving}
+        self._backend = _ResumedBackend([*jobs, *arriving], self._agenda, _DrawnSpeeds(works, charge), done)
+        self._resume(state.pending_wakes, done)
         self.started: dict[str, Seconds] = {}
         self.ended: dict[str, Seconds] = {}
 
     def _done(self, job_id: str) -> Seconds:
-        """The work that is behind a job by now, as far as can be believed."""
+        """Return the estimated work of a job done by now, in seconds."""
         view = self._scheduler.view
         computing = view.computing_since(job_id) is not None
         return view.done(job_id) + (self._now - view.now if computing else 0.0)
 
-    def _work(self, present: StateAt, job: Job, done: Seconds, life: Seconds, charge: SpeedModel) -> Seconds:
-        """All of a job's work, if it lives so long: of its life is left what it has not run, where it runs."""
+    def _work(self, state: StateAt, job: Job, done: Seconds, duration: Seconds, charge: SpeedModel) -> Seconds:
+        """Return the total work of a job for a given run time: work done, plus remaining time at its current speed."""
         run = self._scheduler.view.runs.get(job.id)
         speed = charge.speed(job, run.allocation) if run is not None else 1.0
-        return done + max(0.0, life - present.elapsed(job.id)) * speed
+        return done + max(0.0, duration - state.elapsed(job.id)) * speed
 
-    def _resume(self, wakes: Iterable[Seconds], done: Mapping[str, Seconds]) -> None:
-        """Whoever runs goes on; whoever was told to stop has done so. The policy looks once more, in every future."""
+    def _resume(self, pending_wakes: Iterable[Seconds], done: Mapping[str, Seconds]) -> None:
+        """Resume the runs, and let those that are stopping stop now. The policy is called once at the start."""
         self._agenda.wake(self._now)
         for run in self._scheduler.view.runs.values():
             if run.stopping:
                 self._agenda.add(self._now, RunStopped(run.job, run.number, done[run.job]))
             else:
                 self._backend.carry_out(self._now, [StartRun(run.job, run.number, run.allocation)])
-        for moment in wakes:
-            self._agenda.wake(moment)
+        for time in pending_wakes:
+            self._agenda.wake(time)
 
-    def go_on(self, asked: Sequence[Job], watched: Sequence[str]) -> None:
-        """Until everybody who is watched has started, and whoever is asked about has ended; or nothing happens."""
-        unstarted, unended = set(watched), {job.id for job in asked}
-        for job in asked:
+    def run(self, new_jobs: Sequence[Job], tracked: Sequence[str]) -> None:
+        """Simulate until all tracked jobs have started and all new jobs have ended, or nothing more happens."""
+        unstarted, unended = set(tracked), {job.id for job in new_jobs}
+        for job in new_jobs:
             self._agenda.add(self._now, JobSubmitted(job))
-        in_vain = 0
-        for _ in range(MOST_STEPS):
-            moment = self._agenda.next() if unstarted or unended else None
-            if moment is None or in_vain > MOST_WAKES_IN_VAIN:
+        idle_wakes = 0
+        for _ in range(MAX_STEPS):
+            upcoming = self._agenda.next() if unstarted or unended else None
+            if upcoming is None or idle_wakes > MAX_IDLE_WAKES:
                 return
-            entry = self._step(*moment)
+            entry = self._step(*upcoming)
             for order in entry.orders:
                 if isinstance(order, StartRun) and order.job in unstarted:
                     unstarted.remove(order.job)
@@ -285,10 +285,10 @@ class _Future:
                 if isinstance(event, RunFinished) and event.job in unended:
                     unended.remove(event.job)
                     self.ended[event.job] = entry.now
-            in_vain = 0 if entry.orders or self._scheduler.view.runs else in_vain + 1
+            idle_wakes = 0 if entry.orders or self._scheduler.view.runs else idle_wakes + 1
 
     def _step(self, now: Seconds, events: list[Event]) -> Entry:
-        events += self._backend.also_happens(now, events)
+        events += self._backend.consequences(now, events)
         entry = self._scheduler.step(now, events)
         self._backend.carry_out(now, entry.orders)
         if entry.wake_at is not None:

@@ -1,9 +1,9 @@
-"""Charging what was measured: step times by model, plan and layout, and a stated interpolation between them.
+"""A speed model from measured step times by model, plan and layout, with interpolation between them.
 
-A step on a layout that was not measured takes as long as the performance model says, times how far that model is off
-at the nearest point that was measured: `modelled(here) · measured(there) / modelled(there)`. Near is the same way of
-computing (sharding, offloading, recomputation), then similar degrees, then a similar layout. On a measured point that
-is the measured time, whatever the model says.
+The step time on a layout that was not measured is that of the performance model, corrected by the model's error at
+the nearest measured point: `modelled(here) · measured(there) / modelled(there)`. The nearest point has the same method
+(sharding, offloading, recomputation), then similar degrees, then a similar layout. At a measured point the result is
+the measured time, whatever the performance model says.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from math import inf, log2
 from refold.catalogue import known_model
 from refold.model import WHOLE, Allocation, Job, Plan, Seconds
 from refold.perf import Measurement
-from refold.plans import Layout, Speeds, asked_cpus, asked_layout
+from refold.plans import Layout, Speeds, requested_cpus, requested_layout
 from refold.simulator.costs import SpeedModel
 
-ANOTHER_WAY = 100.0
-"""How far apart two ways of computing are: farther than any two layouts."""
+METHOD_DISTANCE = 100.0
+"""The distance between two methods: larger than between any two layouts."""
 
-ANOTHER_DEGREE = 3.0
-"""How far apart plans are for each doubling of one degree against another."""
+DEGREE_DISTANCE = 3.0
+"""The distance between two plans per doubling of one degree."""
 
 
 class MeasuredSpeeds:
-    """The truth of an experiment: a table of measured steps. Jobs of other models are charged by another charge."""
+    """Speeds from a table of measured steps. For jobs of other models the `fallback` is used."""
 
-    def __init__(self, table: Sequence[Measurement], speeds: Speeds, otherwise: SpeedModel) -> None:
+    def __init__(self, table: Sequence[Measurement], speeds: Speeds, fallback: SpeedModel) -> None:
         self._speeds = speeds
-        self._otherwise = otherwise
+        self._fallback = fallback
         self._rows: dict[tuple[str, int], list[Measurement]] = defaultdict(list)
         for row in table:
             if row.step_seconds is not None:
@@ -38,66 +38,68 @@ class MeasuredSpeeds:
         self._seconds: dict[tuple[object, ...], Seconds] = {}
 
     def work(self, job: Job) -> Seconds:
-        """All steps, as the job asked to run them."""
-        if not self._knows(job) or job.steps is None:
-            return self._otherwise.work(job)
-        return job.steps * self._asked(job)
+        """Return the time of all steps on the requested resources with the job's own plan."""
+        if not self._is_measured(job) or job.steps is None:
+            return self._fallback.work(job)
+        return job.steps * self._requested_step_seconds(job)
 
     def speed(self, job: Job, allocation: Allocation) -> float:
-        """A step as asked for, against a step here."""
-        if not self._knows(job) or job.steps is None:
-            return self._otherwise.speed(job, allocation)
+        """Return the step time on the requested resources divided by that on the allocation."""
+        if not self._is_measured(job) or job.steps is None:
+            return self._fallback.speed(job, allocation)
         plan = allocation.plan or self._speeds.own_plan(job)
         gpu_type = self._speeds.cluster.nodes[allocation.placement[0].node].gpu_type
         layout, cpus = allocation.gpus_on_node, allocation.cpu_milli / WHOLE
-        return self._asked(job) / self.step_seconds(job, gpu_type, layout, cpus, plan)
+        return self._requested_step_seconds(job) / self.step_seconds(job, gpu_type, layout, cpus, plan)
 
     def step_seconds(self, job: Job, gpu_type: str, layout: Layout, cpus: float, plan: Plan) -> Seconds:
-        """How long a step takes there."""
-        asked = (job.workload, self._speeds.batch(job), gpu_type, layout, cpus if plan.offload else 0.0, plan)
-        if asked not in self._seconds:
-            near = min(self._rows_for(job), key=lambda row: _distance(plan, layout, row))
+        """Return the step time on a layout with a plan."""
+        key = (job.workload, self._speeds.batch(job), gpu_type, layout, cpus if plan.offload else 0.0, plan)
+        if key not in self._seconds:
+            nearest = min(self._rows_for(job), key=lambda row: _distance(plan, layout, row))
             here = self._speeds.with_plan(job, gpu_type, layout, cpus, plan)
-            there = self._speeds.with_plan(job, gpu_type, _in_order(near.gpus_on_node), near.cpus, near.plan)
-            measured = near.step_seconds or inf
-            exact = _distance(plan, layout, near)[:2] == (0, 0) and not plan.offload
-            self._seconds[asked] = measured * (1 if exact else there.steps_per_second / here.steps_per_second)
-        return self._seconds[asked]
+            row_layout = _sorted_layout(nearest.gpus_on_node)
+            there = self._speeds.with_plan(job, gpu_type, row_layout, nearest.cpus, nearest.plan)
+            measured = nearest.step_seconds or inf
+            exact = _distance(plan, layout, nearest)[:2] == (0, 0) and not plan.offload
+            self._seconds[key] = measured * (1 if exact else there.steps_per_second / here.steps_per_second)
+        return self._seconds[key]
 
-    def _asked(self, job: Job) -> Seconds:
+    def _requested_step_seconds(self, job: Job) -> Seconds:
         gpu_type = self._speeds.types_for(job)[0]
-        return self.step_seconds(job, gpu_type, asked_layout(job), asked_cpus(job), self._speeds.own_plan(job))
+        return self.step_seconds(job, gpu_type, requested_layout(job), requested_cpus(job), self._speeds.own_plan(job))
 
-    def _knows(self, job: Job) -> bool:
-        return self._speeds.knows(job) and bool(self._rows_for(job))
+    def _is_measured(self, job: Job) -> bool:
+        return self._speeds.can_model(job) and bool(self._rows_for(job))
 
     def _rows_for(self, job: Job) -> list[Measurement]:
         model = known_model(job.workload)
         return self._rows.get((model.name, self._speeds.batch(job)), []) if model else []
 
 
-def _in_order(gpus_on_node: Sequence[int]) -> Layout:
+def _sorted_layout(gpus_on_node: Sequence[int]) -> Layout:
     return tuple(sorted(gpus_on_node, reverse=True))
 
 
 def _distance(plan: Plan, layout: Layout, row: Measurement) -> tuple[float, float, bool, float]:
-    """How far a measured point is: way and degrees, then layout, then what else there is of a plan.
+    """Return the distance of a measured point: method and degrees, then layout, then other differences of the plan.
 
-    Of equally far ones the faster is nearer.
+    Between equally distant points, the faster one is nearer.
     """
-    ways = sum(ANOTHER_WAY for mine, other in zip(_way(plan), _way(row.plan), strict=True) if mine != other)
-    degrees = ANOTHER_DEGREE * sum(
-        abs(log2(mine / other))
-        for mine, other in zip(
+    method = sum(METHOD_DISTANCE for own, other in zip(_method(plan), _method(row.plan), strict=True) if own != other)
+    degrees = DEGREE_DISTANCE * sum(
+        abs(log2(own / other))
+        for own, other in zip(
             (plan.data, plan.tensor, plan.pipeline), (row.plan.data, row.plan.tensor, row.plan.pipeline), strict=True
         )
     )
-    there = _in_order(row.gpus_on_node)
-    places = abs(log2(len(layout) / len(there))) + abs(log2(layout[0] / there[0])) + 0.1 * (layout != there)
-    return ways + degrees, places, plan != row.plan, row.step_seconds or inf
+    row_layout = _sorted_layout(row.gpus_on_node)
+    nodes, gpus = abs(log2(len(layout) / len(row_layout))), abs(log2(layout[0] / row_layout[0]))
+    layout_distance = nodes + gpus + 0.1 * (layout != row_layout)
+    return method + degrees, layout_distance, plan != row.plan, row.step_seconds or inf
 
 
-def _way(plan: Plan) -> tuple[bool, bool, bool, bool]:
-    """How a plan computes, but for its degrees; sharding on one replica is none."""
-    sliced = plan.tensor * plan.pipeline > 1
-    return plan.zero > 0 and plan.data > 1 and not plan.offload, plan.offload, plan.recompute == "full", sliced
+def _method(plan: Plan) -> tuple[bool, bool, bool, bool]:
+    """Return the method of a plan, without its degrees. ZeRO with a single replica does not count as sharding."""
+    model_parallel = plan.tensor * plan.pipeline > 1
+    return plan.zero > 0 and plan.data > 1 and not plan.offload, plan.offload, plan.recompute == "full", model_parallel

@@ -1,4 +1,4 @@
-"""Charging what the performance model says: each job as fast as its plan is, on the machines that it got."""
+"""A speed model from the performance model: the speed of a job is that of its plan on its allocation."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from refold.simulator.costs import SpeedModel
 
 
 class ModelledSpeeds:
-    """The truth of an experiment: a performance model. Jobs that it does not know are charged by another charge.
+    """Speeds from the performance model. For jobs that it cannot model, the `fallback` is used.
 
-    How long a job takes on what it asked for is as recorded; only where nobody recorded it, the model says that too.
+    The run time on the requested resources is as recorded, or if it was not recorded, that of the performance model.
     """
 
-    def __init__(self, speeds: Speeds, otherwise: SpeedModel) -> None:
-        self._speeds, self._otherwise = speeds, otherwise
-        self._pace = ModelledSpeedSource(speeds)
+    def __init__(self, speeds: Speeds, fallback: SpeedModel) -> None:
+        self._speeds, self._fallback = speeds, fallback
+        self._source = ModelledSpeedSource(speeds)
 
     def work(self, job: Job) -> Seconds:
-        """As recorded; else all steps, as the job asked to run them."""
-        if job.work is not None or not self._speeds.knows(job):
-            return self._otherwise.work(job)
+        """Return the recorded run time, or the time of all steps on the requested resources."""
+        if job.work is not None or not self._speeds.can_model(job):
+            return self._fallback.work(job)
         if job.steps is None:
             raise BadInput(f"job {job.id!r} has neither a duration nor a number of steps, so it cannot be simulated")
-        return job.steps / self._speeds.asked(job).steps_per_second
+        return job.steps / self._speeds.requested_speed(job).steps_per_second
 
     def speed(self, job: Job, allocation: Allocation) -> float:
-        """A step as asked for, against a step here."""
-        charged = self._pace if self._speeds.knows(job) else self._otherwise
-        return charged.speed(job, allocation)
+        """Return the step time on the requested resources divided by that on the allocation."""
+        source = self._source if self._speeds.can_model(job) else self._fallback
+        return source.speed(job, allocation)

@@ -1,8 +1,8 @@
-"""The compiled replay: a whole trace in one compiled loop, a million tasks in seconds.
+"""The compiled replay of FIFO policies: simulates a whole trace in one compiled loop, a million tasks in seconds.
 
-It does what the general simulator does for jobs that run as asked, once and to their end, in the order of
-arrival: the same kernels place them, the same moments are batched, and the outcome is the same to the last bit
-(a property test says so). No journal is written, nothing is stopped, no node is lost.
+For jobs that run once, as requested and to completion, in the order of arrival, it does the same as the general
+simulator: it uses the same placement kernels and processes simultaneous events together, and the results are
+bit-identical (a property test checks this). It writes no journal, and supports neither stops nor node failures.
 """
 
 from __future__ import annotations
@@ -13,45 +13,44 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from refold.errors import BadInput, BadValue, UnknownName
+from refold.jit import compiled, inlined
 from refold.model import WHOLE, Cluster, Demand, Job, Placement, Share
 from refold.packing import (
     DEMAND_ENTRIES,
     FGD,
     GENETIC,
     GPU_MASK,
-    LOOK_AHEAD,
-    MEMORY_ENTRIES,
+    LEARNING_RULES,
     NODE,
+    RULE_STATE_ENTRIES,
     RULES,
     SEED,
     Bools,
     DemandHistory,
     Floats,
-    Free,
+    FreeResources,
     Ints,
     Need,
-    RackPowerNow,
+    RackDraw,
     ScoreCache,
     Words,
-    compiled,
-    indices_of,
-    inlined,
-    move,
-    need_of,
-    no_racks,
-    nothing_expected,
-    nothing_known,
-    place,
-    renew,
-    time_to_renew,
+    adjust_free,
+    empty_demand_history,
+    empty_score_cache,
+    indices_from_mask,
+    is_update_due,
+    need_at,
+    no_rack_draw,
+    place_instances,
+    update_demand_history,
 )
 from refold.simulator.costs import RecordedSpeeds
 
-Order = Literal["fifo", "fifo-skip"]
+FifoOrder = Literal["fifo", "fifo-skip"]
 
 
 class TaskColumns(NamedTuple):
-    """Jobs as columns, sorted by submission: when, how long, and which of `demands`."""
+    """Jobs as columns, sorted by submission: submission time, run time, and index into `demands`."""
 
     submitted: Floats
     work: Floats
@@ -59,87 +58,92 @@ class TaskColumns(NamedTuple):
     demands: tuple[Demand, ...]
 
 
-class Replayed(NamedTuple):
-    """What happened to each task: when it started (never: NaN), when it ended, and where it ran."""
+class ReplayResult(NamedTuple):
+    """The start, end and placement of each task; NaN if it never started.
+
+    `placements` has one row of (node, GPU mask) per instance; the rows of a task begin at `first_row`.
+    """
 
     tasks: TaskColumns
     started: Floats
     ended: Floats
-    first_place: Ints
-    places: Ints
+    first_row: Ints
+    placements: Ints
 
     def placement(self, task: int) -> Placement:
-        """Where a task ran; nowhere, if it never did."""
+        """Return the placement of a task; empty if it never started."""
         if np.isnan(self.started[task]):
             return ()
         demand = self.tasks.demands[self.tasks.demand_of[task]]
-        first = int(self.first_place[task])
+        first = int(self.first_row[task])
         return tuple(
-            Share(node, indices_of(mask), demand.gpu_milli, demand.cpu_milli, demand.memory_mib)
-            for node, mask in self.places[first : first + demand.instances].tolist()
+            Share(node, indices_from_mask(mask), demand.gpu_milli, demand.cpu_milli, demand.memory_mib)
+            for node, mask in self.placements[first : first + demand.instances].tolist()
         )
 
 
-def tasks_of(jobs: Iterable[Job]) -> TaskColumns:
-    """Jobs as columns. Demands are numbered in the order in which they first appear."""
+def task_columns(jobs: Iterable[Job]) -> TaskColumns:
+    """Convert jobs to columns. Demands are numbered in the order of their first occurrence."""
     ordered = sorted(jobs, key=lambda job: job.submitted)
-    numbers: dict[Demand, int] = {}
-    without = next((job for job in ordered if job.work is None), None)
-    if without is not None:
-        raise BadInput(f"job {without.id!r} has no duration, so it cannot be replayed")
+    demand_numbers: dict[Demand, int] = {}
+    without_work = next((job for job in ordered if job.work is None), None)
+    if without_work is not None:
+        raise BadInput(f"job {without_work.id!r} has no duration, so it cannot be replayed")
     return TaskColumns(
         np.array([job.submitted for job in ordered], dtype=np.float64),
         np.array([job.work for job in ordered], dtype=np.float64),
-        np.array([numbers.setdefault(job.demand, len(numbers)) for job in ordered], dtype=np.int64),
-        tuple(numbers),
+        np.array([demand_numbers.setdefault(job.demand, len(demand_numbers)) for job in ordered], dtype=np.int64),
+        tuple(demand_numbers),
     )
 
 
 class ReplayArrays(NamedTuple):
-    """What a replay reads of tasks and cluster, and where it writes what became of each."""
+    """The arrays that a compiled replay reads and writes."""
 
-    free: Free
-    shapes: Ints
-    fits: Ints
-    first_place: Ints
-    places: Ints
+    free: FreeResources
+    demand_rows: Ints
+    fits_empty: Ints
+    first_row: Ints
+    placements: Ints
     started: Floats
     ended: Floats
 
     @staticmethod
-    def of(tasks: TaskColumns, cluster: Cluster) -> ReplayArrays:
-        """An empty cluster, and nothing written yet."""
-        free = Free(cluster)
-        shapes = np.zeros((len(tasks.demands), DEMAND_ENTRIES), dtype=np.int64)
+    def allocate(tasks: TaskColumns, cluster: Cluster) -> ReplayArrays:
+        """Return the arrays for an empty cluster, without results."""
+        free = FreeResources(cluster)
+        demand_rows = np.zeros((len(tasks.demands), DEMAND_ENTRIES), dtype=np.int64)
         for number, demand in enumerate(tasks.demands):
-            shapes[number] = free.vector(demand)[0]
-        fits = np.array([free.fits_when_empty(demand) for demand in tasks.demands], dtype=np.int64)
-        instances = shapes[tasks.demand_of, 0] * fits[tasks.demand_of] if len(tasks.demand_of) else tasks.demand_of
-        first_place = np.zeros(len(instances) + 1, dtype=np.int64)
-        np.cumsum(instances, out=first_place[1:])
-        places = np.zeros((int(first_place[-1]), 2), dtype=np.int64)
+            demand_rows[number] = free.vector(demand)[0]
+        fits_empty = np.array([free.fits_when_empty(demand) for demand in tasks.demands], dtype=np.int64)
+        instances = (
+            demand_rows[tasks.demand_of, 0] * fits_empty[tasks.demand_of] if len(tasks.demand_of) else tasks.demand_of
+        )
+        first_row = np.zeros(len(instances) + 1, dtype=np.int64)
+        np.cumsum(instances, out=first_row[1:])
+        placements = np.zeros((int(first_row[-1]), 2), dtype=np.int64)
         started, ended = (np.full(len(instances), np.nan) for _ in range(2))
-        return ReplayArrays(free, shapes, fits, first_place, places, started, ended)
+        return ReplayArrays(free, demand_rows, fits_empty, first_row, placements, started, ended)
 
 
 def replay_compiled(
-    tasks: TaskColumns, cluster: Cluster, placement: str = "best-fit", order: Order = "fifo", seed: int = 0
-) -> Replayed:
-    """Run all tasks to their end."""
+    tasks: TaskColumns, cluster: Cluster, placement: str = "best-fit", order: FifoOrder = "fifo", seed: int = 0
+) -> ReplayResult:
+    """Simulate all tasks to completion. `order`: `fifo` is strict; `fifo-skip` skips tasks that do not fit."""
     if placement not in RULES:
         raise UnknownName("placement", placement, RULES)
     if placement in GENETIC:
-        raise BadInput(f"the compiled replay places one by one, and {placement} looks at windows: simulate it instead")
+        raise BadInput(f"the compiled replay does not support placement {placement}, which places jobs in batches")
     if order not in ("fifo", "fifo-skip"):
         raise UnknownName("order of the compiled replay", order, ("fifo", "fifo-skip"))
     if np.any(np.diff(tasks.submitted) < 0):
-        raise BadValue("the tasks of a replay are sorted by submission")
-    room = ReplayArrays.of(tasks, cluster)
-    free = room.free
-    memory = np.zeros(MEMORY_ENTRIES, dtype=np.int64)
-    memory[SEED] = seed
-    looks_ahead = RULES[placement][0] in LOOK_AHEAD
-    known = nothing_known(len(tasks.demands) if looks_ahead else 0, len(cluster.nodes))
+        raise BadValue("the tasks of a replay are not in order, expected them sorted by submission")
+    arrays = ReplayArrays.allocate(tasks, cluster)
+    free = arrays.free
+    rule_state = np.zeros(RULE_STATE_ENTRIES, dtype=np.int64)
+    rule_state[SEED] = seed
+    learns = RULES[placement][0] in LEARNING_RULES
+    score_cache = empty_score_cache(len(tasks.demands) if learns else 0, len(cluster.nodes))
     _replay(
         RULES[placement][0],
         order == "fifo",
@@ -147,27 +151,27 @@ def replay_compiled(
         free.gpus,
         free.bits,
         RecordedSpeeds(cluster).speed_of_node,
-        room.shapes,
-        room.fits,
+        arrays.demand_rows,
+        arrays.fits_empty,
         tasks.submitted,
         tasks.work,
         tasks.demand_of,
-        memory,
-        looks_ahead,
-        nothing_expected(),
-        known,
-        no_racks(),
-        room.first_place,
-        room.places,
-        room.started,
-        room.ended,
+        rule_state,
+        learns,
+        empty_demand_history(),
+        score_cache,
+        no_rack_draw(),
+        arrays.first_row,
+        arrays.placements,
+        arrays.started,
+        arrays.ended,
     )
-    return Replayed(tasks, room.started, room.ended, room.first_place, room.places)
+    return ReplayResult(tasks, arrays.started, arrays.ended, arrays.first_row, arrays.placements)
 
 
 @compiled
 def push(times: Floats, tasks: Ints, size: int, at: float, task: int) -> None:
-    """Put a task into the heap of those that run, which holds `size` before."""
+    """Push a task onto the heap of running tasks, which has `size` elements before."""
     position = size
     while position > 0:
         parent = (position - 1) >> 1
@@ -180,7 +184,7 @@ def push(times: Floats, tasks: Ints, size: int, at: float, task: int) -> None:
 
 @compiled
 def pop(times: Floats, tasks: Ints, size: int) -> int:
-    """Take the task that ends first out of the heap, which holds `size` before."""
+    """Pop the task that ends first from the heap, which has `size` elements before."""
     first = tasks[0]
     last = size - 1
     at, task = times[last], tasks[last]
@@ -200,47 +204,47 @@ def pop(times: Floats, tasks: Ints, size: int) -> int:
 
 
 @compiled
-def _following(demand_of: Ints, first_of: Ints) -> Ints:
-    """For each task the next one with the same demand; `first_of` gets the first of each demand."""
+def _link_equal_demands(demand_of: Ints, first_task: Ints) -> Ints:
+    """Return for each task the next one with the same demand; write the first task of each demand to `first_task`."""
     count = demand_of.shape[0]
-    following = np.empty(count, dtype=np.int64)
-    first_of[:] = count
+    next_task = np.empty(count, dtype=np.int64)
+    first_task[:] = count
     for task in range(count - 1, -1, -1):
-        following[task] = first_of[demand_of[task]]
-        first_of[demand_of[task]] = task
-    return following
+        next_task[task] = first_task[demand_of[task]]
+        first_task[demand_of[task]] = task
+    return next_task
 
 
 @inlined
-def _give_back(nodes: Ints, gpus: Ints, bits: Words, need: Need, places: Ints, row: int, end: int) -> None:
-    """Return the places of a task that has ended; those on one node together, if they are of whole GPUs."""
+def _release(nodes: Ints, gpus: Ints, bits: Words, need: Need, placements: Ints, row: int, end: int) -> None:
+    """Release the placement of a task. Instances with whole GPUs on the same node are released together."""
     while row < end:
-        node, mask, together = places[row, NODE], places[row, GPU_MASK], 1
+        node, mask, instances_here = placements[row, NODE], placements[row, GPU_MASK], 1
         row += 1
-        while need.milli == WHOLE and row < end and places[row, NODE] == node:
-            mask |= places[row, GPU_MASK]
-            together += 1
+        while need.milli == WHOLE and row < end and placements[row, NODE] == node:
+            mask |= placements[row, GPU_MASK]
+            instances_here += 1
             row += 1
-        move(nodes, gpus, bits, node, mask, need.milli, together * need.cpu, together * need.memory)
+        adjust_free(nodes, gpus, bits, node, mask, need.milli, instances_here * need.cpu, instances_here * need.memory)
 
 
 @inlined
-def _first_that_may_fit(head_of: Ints, fits: Ints, closed: Bools, none: int) -> int:
-    """Of the first tasks of each demand that has not been found without a place, the one that arrived first."""
-    first = none
-    for kind in range(head_of.shape[0]):
-        if fits[kind] and not closed[kind] and head_of[kind] < first:
-            first = head_of[kind]
+def _first_candidate(head_of: Ints, fits_empty: Ints, blocked: Bools, no_task: int) -> int:
+    """Return the earliest task at the head of a demand's queue, of the demands that may fit now."""
+    first = no_task
+    for demand in range(head_of.shape[0]):
+        if fits_empty[demand] and not blocked[demand] and head_of[demand] < first:
+            first = head_of[demand]
     return first
 
 
 @inlined
-def _speed(need: Need, speed_of_node: Floats, places: Ints, first: int) -> float:
-    """A gang is as fast as its slowest part; what needs no GPU is as fast anywhere."""
+def _speed(need: Need, speed_of_node: Floats, placements: Ints, first: int) -> float:
+    """Return the speed of the slowest node of a gang; 1 for tasks without GPUs."""
     slowest = np.inf if need.gpus > 0 else 1.0
     if need.gpus > 0:
         for row in range(first, first + need.instances):
-            slowest = min(slowest, speed_of_node[places[row, NODE]])
+            slowest = min(slowest, speed_of_node[placements[row, NODE]])
     return slowest
 
 
@@ -252,29 +256,29 @@ def _replay(
     gpus: Ints,
     bits: Words,
     speed_of_node: Floats,
-    shapes: Ints,
-    fits: Ints,
+    demand_rows: Ints,
+    fits_empty: Ints,
     submitted: Floats,
     work: Floats,
     demand_of: Ints,
-    memory: Ints,
-    looks_ahead: bool,
-    expected: DemandHistory,
-    known: ScoreCache,
-    racks: RackPowerNow,
-    first_place: Ints,
-    places: Ints,
+    rule_state: Ints,
+    learns: bool,
+    history: DemandHistory,
+    score_cache: ScoreCache,
+    racks: RackDraw,
+    first_row: Ints,
+    placements: Ints,
     started: Floats,
     ended: Floats,
 ) -> None:
-    count, kinds = submitted.shape[0], shapes.shape[0]
+    count, demand_count = submitted.shape[0], demand_rows.shape[0]
     times, running = np.empty(count), np.empty(count, dtype=np.int64)
-    head_of = np.empty(kinds, dtype=np.int64)
-    following = _following(demand_of, head_of)
-    closed = np.zeros(kinds, dtype=np.bool_)
-    seen = np.zeros(kinds, dtype=np.int64)
-    arrived = size = waiting = seen_in_all = kinds_seen = 0
-    head, stuck = 0, False
+    head_of = np.empty(demand_count, dtype=np.int64)
+    next_task = _link_equal_demands(demand_of, head_of)
+    blocked = np.zeros(demand_count, dtype=np.bool_)
+    demand_counts = np.zeros(demand_count, dtype=np.int64)
+    arrived = size = waiting = tasks_seen = demands_seen = 0
+    head, head_blocked = 0, False
     while arrived < count or size > 0:
         now = np.inf
         if arrived < count:
@@ -282,46 +286,62 @@ def _replay(
         if size > 0 and times[0] < now:
             now = times[0]
 
-        # 1. What has happened: tasks that end, tasks that arrive.
+        # 1. Process the tasks that end or arrive now.
         while size > 0 and times[0] == now:
             task = pop(times, running, size)
             size -= 1
-            need = need_of(shapes, demand_of[task])
-            _give_back(nodes, gpus, bits, need, places, first_place[task], first_place[task + 1])
-            closed[:] = False
-            stuck = False
+            need = need_at(demand_rows, demand_of[task])
+            _release(nodes, gpus, bits, need, placements, first_row[task], first_row[task + 1])
+            blocked[:] = False
+            head_blocked = False
         while arrived < count and submitted[arrived] == now:
-            kind = demand_of[arrived]
-            if fits[kind]:
+            demand = demand_of[arrived]
+            if fits_empty[demand]:
                 waiting += 1
-                seen[kind] += 1
-                kinds_seen = max(kinds_seen, kind + 1)
-                seen_in_all += 1
-                if looks_ahead and time_to_renew(seen_in_all):
-                    renew(rule == FGD, shapes, seen, kinds_seen, nodes, expected, known)
+                demand_counts[demand] += 1
+                demands_seen = max(demands_seen, demand + 1)
+                tasks_seen += 1
+                if learns and is_update_due(tasks_seen):
+                    update_demand_history(
+                        rule == FGD, demand_rows, demand_counts, demands_seen, nodes, history, score_cache
+                    )
             arrived += 1
 
-        # 2. Who starts, in the order of arrival.
-        while waiting > 0 and not stuck:
+        # 2. Start tasks in the order of arrival.
+        while waiting > 0 and not head_blocked:
             if strict:
-                while not fits[demand_of[head]]:
+                while not fits_empty[demand_of[head]]:
                     head += 1
                 task = head
             else:
-                task = _first_that_may_fit(head_of, fits, closed, count)
+                task = _first_candidate(head_of, fits_empty, blocked, count)
                 if task >= arrived:
                     break
-            kind = demand_of[task]
-            first = first_place[task]
-            if not place(rule, nodes, gpus, bits, shapes, kind, kind, memory, expected, known, racks, places, first):
-                closed[kind] = True
-                stuck = strict
+            demand = demand_of[task]
+            first = first_row[task]
+            if not place_instances(
+                rule,
+                nodes,
+                gpus,
+                bits,
+                demand_rows,
+                demand,
+                demand,
+                rule_state,
+                history,
+                score_cache,
+                racks,
+                placements,
+                first,
+            ):
+                blocked[demand] = True
+                head_blocked = strict
                 continue
-            need = need_of(shapes, kind)
+            need = need_at(demand_rows, demand)
             started[task] = now
-            ended[task] = now + work[task] / _speed(need, speed_of_node, places, first)
+            ended[task] = now + work[task] / _speed(need, speed_of_node, placements, first)
             push(times, running, size, ended[task], task)
             size += 1
             waiting -= 1
             head += 1
-            head_of[kind] = following[task]
+            head_of[demand] = next_task[task]

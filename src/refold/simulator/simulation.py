@@ -1,4 +1,4 @@
-"""The simulator: the scheduler, driven by an agenda instead of a clock."""
+"""The simulator: the scheduler, driven by an agenda of events instead of a clock."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from refold.errors import BadDecision, BadValue
 from refold.model import DAY, Cluster, Job, Seconds
 from refold.simulator.agenda import Agenda
 from refold.simulator.backend import SimulatedBackend
-from refold.simulator.costs import FREE_OF_CHARGE, Costs, RecordedSpeeds, SpeedModel
-from refold.simulator.faults import Fault, NeverEnds, put_on
+from refold.simulator.costs import NO_COSTS, Costs, RecordedSpeeds, SpeedModel
+from refold.simulator.faults import Fault, NeverEnds, schedule_faults
 
-MOST_WAKES_IN_VAIN = 10_000
-"""After so many the policy is thought to wait for something that will not come."""
+MAX_IDLE_WAKES = 10_000
+"""A policy that sets more wake-ups than this in a row, while nothing runs, will never start a job."""
 
-PATIENCE: Seconds = 7 * DAY
-"""So long after any limit that a user gave, a policy that has not stopped runs that never end is thought not to."""
+GIVE_UP_SECONDS: Seconds = 7 * DAY
+"""When only runs that never end are left, the policy has this long beyond their time limits to stop them."""
 
-MOST_STEPS_IN_VAIN = 1_000
-"""Some policies ask to be woken at few moments, which are far apart: so many steps are always waited for."""
+MIN_FUTILE_STEPS = 1_000
+"""The minimum number of steps that the policy has to stop them: some policies set few wake-ups, far apart."""
 
-REPORT_EVERY = 256
-"""How many steps lie between two reports of progress."""
+PROGRESS_INTERVAL_STEPS = 256
+"""The number of steps between two calls of `progress`."""
 
 
 def simulate(
@@ -34,88 +34,91 @@ def simulate(
     *,
     journal: Journal | None = None,
     charge: SpeedModel | None = None,
-    costs: Costs = FREE_OF_CHARGE,
+    costs: Costs = NO_COSTS,
     faults: Iterable[Fault] = (),
     never_end: Iterable[NeverEnds] = (),
     progress: Callable[[int], None] | None = None,
 ) -> View:
-    """Run all jobs, which are sorted by submission, to their end; the journal has what happened.
+    """Simulate all jobs, which must be sorted by submission, until they have ended. The journal records every step.
 
-    `progress` is told now and then how many jobs have finished. Returns the view at the end: whoever still
-    waits there has waited in vain. Jobs that never end, and that nobody stops, still run there.
+    `progress` is called at intervals with the number of finished jobs. Returns the view at the end, in which jobs that
+    the policy never started still wait, and jobs that never end and were not stopped still run.
     """
     _check(jobs)
     agenda = Agenda(jobs)
     backend = SimulatedBackend(jobs, agenda, charge or RecordedSpeeds(cluster), costs, never_end)
     scheduler = Scheduler(cluster, policy, journal)
-    changes_of_nodes = tuple(faults)
-    put_on(agenda, changes_of_nodes)
-    hope = _EndDetector(policy.name, agenda, backend, changes_of_nodes)
+    node_faults = tuple(faults)
+    schedule_faults(agenda, node_faults)
+    detector = _EndDetector(policy.name, agenda, backend, node_faults)
     steps = finished = 0
-    while (moment := agenda.next()) is not None:
-        now, events = moment
-        events += backend.also_happens(now, events)
+    while (upcoming := agenda.next()) is not None:
+        now, events = upcoming
+        events += backend.consequences(now, events)
         entry = scheduler.step(now, events)
         if entry.orders:
             backend.carry_out(now, entry.orders)
         if entry.wake_at is not None:
             agenda.wake(entry.wake_at)
-        if not hope.is_left(entry, scheduler.view):
+        if not detector.may_continue(entry, scheduler.view):
             break
         if progress is not None:
             steps += 1
-            finished += _finished(events)
-            if steps % REPORT_EVERY == 0:
+            finished += _count_finished(events)
+            if steps % PROGRESS_INTERVAL_STEPS == 0:
                 progress(finished)
     return scheduler.view
 
 
 class _EndDetector:
-    """Whether something can still come of a simulation."""
+    """Detects the end of a simulation: no job can start or end any more."""
 
     def __init__(self, policy: str, agenda: Agenda, backend: SimulatedBackend, faults: Sequence[Fault]) -> None:
         self._policy, self._agenda, self._backend = policy, agenda, backend
-        moments = [moment for fault in faults for moment in (fault.lost, fault.returned) if moment < inf]
-        self._nodes_change_until = max(moments, default=-inf)
-        self._wakes_until = -inf
-        self._wakes_while_nothing_ran = 0
-        self._steps_in_vain = 0
-        self._in_vain_since = inf
-        self._patience = PATIENCE + backend.longest_limit
+        times = [event_time for fault in faults for event_time in (fault.lost, fault.returned) if event_time < inf]
+        self._last_node_change = max(times, default=-inf)
+        self._last_wake = -inf
+        self._idle_wakes = 0
+        self._futile_steps = 0
+        self._futile_since = inf
+        self._give_up_after = GIVE_UP_SECONDS + backend.max_time_limit
 
-    def is_left(self, entry: Entry, view: View) -> bool:
-        """After each step: whether a job is still to come, to start, or to end. Raises where a policy dreams."""
+    def may_continue(self, entry: Entry, view: View) -> bool:
+        """Return, after each step, whether a job may still be submitted, start or end.
+
+        Raises BadDecision if the policy sets wake-ups endlessly without starting a job.
+        """
         if entry.wake_at is not None:
-            self._wakes_until = max(self._wakes_until, entry.wake_at)
+            self._last_wake = max(self._last_wake, entry.wake_at)
         if not self._agenda.all_arrived:
             return True
         if not view.runs:
-            self._demand_that_somebody_starts(entry)
+            self._check_idle_wakes(entry)
             return bool(view.waiting)
-        self._wakes_while_nothing_ran = 0
+        self._idle_wakes = 0
         if len(view.runs) > self._backend.never_ending:
-            self._steps_in_vain, self._in_vain_since = 0, inf
+            self._futile_steps, self._futile_since = 0, inf
             return True
         return self._may_be_stopped(entry, view)
 
-    def _demand_that_somebody_starts(self, entry: Entry) -> None:
+    def _check_idle_wakes(self, entry: Entry) -> None:
         if entry.wake_at is not None:
-            self._wakes_while_nothing_ran += 1
-        if (times := self._wakes_while_nothing_ran) > MOST_WAKES_IN_VAIN:
-            what = f"asked {times} times in a row to be woken, while nothing ran, and started nobody"
-            raise BadDecision(self._policy, "wake", what)
+            self._idle_wakes += 1
+        if (times := self._idle_wakes) > MAX_IDLE_WAKES:
+            problem = f"set wake_at {times} times in a row while nothing ran, and started no job"
+            raise BadDecision(self._policy, "wake", problem)
 
     def _may_be_stopped(self, entry: Entry, view: View) -> bool:
-        """Whether one of the runs that never end, which are all there are, may still be stopped: by whom, and when?
+        """Whether a run may still be stopped, when all current runs never end by themselves.
 
-        Reports of theirs do not count, but for the first: a policy that wants to act at some time asks to be woken.
+        Their progress reports do not count, except for the first: a policy that plans to act later sets `wake_at`.
         """
-        self._steps_in_vain += 1
-        self._in_vain_since = min(self._in_vain_since, entry.now)
-        if self._steps_in_vain > MOST_STEPS_IN_VAIN and entry.now - self._in_vain_since > self._patience:
+        self._futile_steps += 1
+        self._futile_since = min(self._futile_since, entry.now)
+        if self._futile_steps > MIN_FUTILE_STEPS and entry.now - self._futile_since > self._give_up_after:
             return False
-        reported = self._backend.never_ending_silent_until
-        if entry.now < max(self._wakes_until, self._nodes_change_until, reported):
+        reported = self._backend.never_ending_reported_by
+        if entry.now < max(self._last_wake, self._last_node_change, reported):
             return True
         return any(run.stopping for run in view.runs.values())
 
@@ -124,8 +127,8 @@ def _check(jobs: Sequence[Job]) -> None:
     if len({job.id for job in jobs}) != len(jobs):
         raise BadValue("two jobs of a simulation have the same id")
     if any(job.submitted > following.submitted for job, following in pairwise(jobs)):
-        raise BadValue("the jobs of a simulation are sorted by submission")
+        raise BadValue("the jobs of a simulation are not in order, expected them sorted by submission")
 
 
-def _finished(events: Sequence[Event]) -> int:
+def _count_finished(events: Sequence[Event]) -> int:
     return sum(isinstance(event, RunFinished) for event in events)

@@ -1,4 +1,4 @@
-"""For tests of your own policies, back ends and trace readers: small makers, an audit, and contracts to subclass."""
+"""Tools for testing policies, back ends and trace readers: factories, an audit, and contract suites to subclass."""
 
 import lazy_loader
 

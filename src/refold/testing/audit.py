@@ -1,10 +1,14 @@
-"""A journal that does not trust anybody: it keeps its own books in plain Python and complains at once.
+"""A journal that checks the invariants of a scheduler independently, and raises at the first violation.
 
-Put it beside any journal of a simulation or of a live scheduler. It holds that no GPU is shared beyond 1.0 and no
-node's CPUs or memory beyond what it has, that a gang starts whole, that no job is lost or runs twice, that a run
-is reported on only while it is the present one, and that a node's loss ends only runs on that node. A job that may be
-reshaped gets GPUs of a type it accepts, as many as its plan is for; one that may not be stopped is not. A job that is
-held is not started, and no tenant uses more GPUs than it may.
+Use it with any other journal of a simulation or of a live scheduler (`Journals(audit, journal)`). It checks that
+
+- no GPU is allocated beyond 1.0, and no node's CPUs or memory beyond its capacity;
+- a gang starts with all its instances, and a job that is not reshapable gets exactly its request;
+- a reshapable job gets GPUs of a type that it accepts, as many as its plan uses;
+- no job is lost, started twice, or started while it is held;
+- only preemptible runs are stopped, unless they are cancelled or recalled;
+- the loss of a node ends only runs on that node;
+- no tenant exceeds its GPU limit.
 """
 
 from __future__ import annotations
@@ -34,17 +38,17 @@ from refold.model import WHOLE, Allocation, Cluster, Job, Share
 
 
 class AuditFailed(AssertionError):
-    """A promise was broken."""
+    """An invariant was violated."""
 
 
 class Audit:
-    """Books on who holds what, kept from a journal alone."""
+    """Tracks jobs, runs and allocations from the entries of a journal alone, and checks each entry."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.jobs: dict[str, Job] = {}
         self.running: dict[str, tuple[int, Allocation]] = {}
-        self.over: dict[str, str] = {}
+        self.ended: dict[str, str] = {}
         self.starts: list[tuple[float, str, int]] = []
         self.stops = 0
         self.entries = 0
@@ -56,51 +60,51 @@ class Audit:
         self._cancelled: set[str] = set()
         self._recalled: set[str] = set()
         self._held: set[str] = set()
-        self._told_to_stop: set[tuple[str, int]] = set()
+        self._stop_ordered: set[tuple[str, int]] = set()
         self._ended_now: set[tuple[str, int]] = set()
         self._now = float("-inf")
 
     def write(self, entry: Entry) -> None:
-        """Look at one entry."""
+        """Check one entry."""
         self.entries += 1
-        self._demand(entry.now >= self._now, f"time went back from {self._now} to {entry.now}")
+        self._check(entry.now >= self._now, f"time went backwards from {self._now} to {entry.now}")
         self._now = entry.now
         self._ended_now.clear()
         lost = {event.node for event in entry.events if isinstance(event, NodeLost)}
         for event in entry.events:
-            self._fact(event, lost)
+            self._apply_event(event, lost)
         self._cancelled |= {end.job for end in entry.ends}
         for order in entry.orders:
-            self._order(order)
+            self._apply_order(order)
         for wait in entry.waits:
-            self._demand(wait.job in self.jobs, f"a reason was given for {wait.job!r}, which is not known")
-            waits = wait.job not in self.running and wait.job not in self.over
-            self._demand(waits, f"a reason was given for {wait.job!r}, which does not wait")
+            self._check(wait.job in self.jobs, f"a wait reason was given for unknown job {wait.job!r}")
+            waits = wait.job not in self.running and wait.job not in self.ended
+            self._check(waits, f"a wait reason was given for {wait.job!r}, which is not waiting")
 
     def waiting(self) -> list[str]:
-        """Jobs that neither run nor are over."""
-        return [job for job in self.jobs if job not in self.running and job not in self.over]
+        """Return the jobs that neither run nor have ended."""
+        return [job for job in self.jobs if job not in self.running and job not in self.ended]
 
-    def _fact(self, event: Event, lost: set[int]) -> None:
+    def _apply_event(self, event: Event, lost: set[int]) -> None:
         match event:
             case JobSubmitted(job):
                 self.jobs.setdefault(job.id, job)
             case RunFinished(job_id, run):
                 self._end(job_id, run, "finished")
             case RunStopped(job_id, run):
-                if self._is_present(job_id, run):
-                    told = (job_id, run) in self._told_to_stop or job_id in self._cancelled
-                    self._demand(told, f"{job_id!r} stopped, and nobody told it to")
+                if self._is_current(job_id, run):
+                    expected = (job_id, run) in self._stop_ordered or job_id in self._cancelled
+                    self._check(expected, f"{job_id!r} stopped without an order")
                 self._end(job_id, run, "")
             case RunFailed(job_id, run, why, _, retry):
-                if lost and why == "node lost" and self._is_present(job_id, run):
+                if lost and why == "node lost" and self._is_current(job_id, run):
                     nodes = self.running[job_id][1].nodes
-                    self._demand(bool(nodes & lost), f"{job_id!r} was lost with a node it was not on")
+                    self._check(bool(nodes & lost), f"{job_id!r} was lost with a node that it does not run on")
                 self._end(job_id, run, "" if retry else "failed")
             case JobCancelled(job_id):
                 self._cancelled.add(job_id)
                 if job_id in self.jobs and job_id not in self.running:
-                    self.over.setdefault(job_id, "cancelled")
+                    self.ended.setdefault(job_id, "cancelled")
             case JobHeld(job_id):
                 self._held.add(job_id)
                 self._recalled.add(job_id)
@@ -111,10 +115,10 @@ class Audit:
             case JobContinued(job_id, runs):
                 self._runs[job_id] = runs
             case RunAdopted(job_id, run, allocation):
-                self._demand(job_id in self.jobs, f"{job_id!r} was adopted and never submitted")
-                taken = self._free_of(allocation) if job_id in self._held else allocation
-                if job_id not in self.running and job_id not in self.over and self._has_room(taken):
-                    self._begin(job_id, run, taken)  # else it is told of what is not so, and tried again later
+                self._check(job_id in self.jobs, f"{job_id!r} was adopted but never submitted")
+                taken = self._free_part(allocation) if job_id in self._held else allocation
+                if job_id not in self.running and job_id not in self.ended and self._fits(taken):
+                    self._begin(job_id, run, taken)  # else the scheduler rejects the adoption, and it is retried later
             case NodeLost(node):
                 self._down.add(node)
             case NodeReturned(node):
@@ -122,40 +126,46 @@ class Audit:
             case _:
                 pass
 
-    def _order(self, order: Order) -> None:
+    def _apply_order(self, order: Order) -> None:
         match order:
             case StartRun(job_id, run, allocation):
-                self._demand(job_id in self.jobs, f"{job_id!r} was started and never submitted")
-                self._demand(job_id not in self.running, f"{job_id!r} was started while it runs")
-                self._demand(job_id not in self.over, f"{job_id!r} was started after its end")
-                self._demand(job_id not in self._held, f"{job_id!r} was started while it is held")
-                self._demand(run == self._runs[job_id] + 1, f"{job_id!r} has no run {run} now")
-                self._demand_fitting_shape(self.jobs[job_id], allocation)
+                self._check(job_id in self.jobs, f"{job_id!r} was started but never submitted")
+                self._check(job_id not in self.running, f"{job_id!r} was started while it is running")
+                self._check(job_id not in self.ended, f"{job_id!r} was started after its end")
+                self._check(job_id not in self._held, f"{job_id!r} was started while it is held")
+                self._check(
+                    run == self._runs[job_id] + 1,
+                    f"{job_id!r} was started with run number {run}, expected {self._runs[job_id] + 1}",
+                )
+                self._check_shape(self.jobs[job_id], allocation)
                 self._begin(job_id, run, allocation)
-                self._demand_within_limit(self.jobs[job_id].tenant)  # not of adopted runs: the limit may be new
+                self._check_limit(self.jobs[job_id].tenant)  # not for adopted runs: the limit may be new
                 self.starts.append((self._now, job_id, run))
             case StopRun(job_id, run) if (job_id, run) not in self._ended_now:
-                self._demand(self._is_present(job_id, run), f"{job_id!r} was told to stop run {run}, which is not on")
-                may_be = self.jobs[job_id].preemptible or job_id in self._cancelled | self._recalled
-                self._demand(may_be, f"{job_id!r} was told to stop and is not preemptible")
-                self._told_to_stop.add((job_id, run))
+                self._check(
+                    self._is_current(job_id, run),
+                    f"a stop was ordered for run {run} of {job_id!r}, which is not the current run",
+                )
+                allowed = self.jobs[job_id].preemptible or job_id in self._cancelled | self._recalled
+                self._check(allowed, f"a stop was ordered for {job_id!r}, which is not preemptible")
+                self._stop_ordered.add((job_id, run))
                 self.stops += 1
             case StopRun():
-                pass  # it was cancelled and had stopped in the same moment
+                pass  # the run was cancelled and ended in the same step
 
     def _begin(self, job_id: str, run: int, allocation: Allocation) -> None:
         self._runs[job_id] = run
         self._hold(job_id, allocation, 1)
         self.running[job_id] = (run, allocation)
 
-    def _demand_within_limit(self, tenant: str) -> None:
-        most = next((one.limit_gpus for one in self.cluster.tenants if one.name == tenant), 0.0)
-        if most:
+    def _check_limit(self, tenant: str) -> None:
+        limit = next((known.limit_gpus for known in self.cluster.tenants if known.name == tenant), 0.0)
+        if limit:
             used = sum(held.gpu_milli for job, (_, held) in self.running.items() if self.jobs[job].tenant == tenant)
-            self._demand(used <= most * WHOLE, f"tenant {tenant!r} uses {used / WHOLE:g} GPUs and may use {most:g}")
+            self._check(used <= limit * WHOLE, f"tenant {tenant!r} uses {used / WHOLE:g} GPUs, its limit is {limit:g}")
 
-    def _free_of(self, allocation: Allocation) -> Allocation:
-        """What is free of an allocation: a job that is held and adopted stands for something that wants no more."""
+    def _free_part(self, allocation: Allocation) -> Allocation:
+        """Return the free part of an allocation, which is all that an adopted run of a held job takes."""
         parts = [
             Share(share.node, (gpu,), min(WHOLE - self._gpus[share.node, gpu], share.gpu_milli))
             for share in allocation.placement
@@ -164,71 +174,75 @@ class Audit:
         ]
         return Allocation(tuple(parts))
 
-    def _has_room(self, allocation: Allocation) -> bool:
+    def _fits(self, allocation: Allocation) -> bool:
         for share in allocation.placement:
             if share.node in self._down or not share.node < len(self.cluster.nodes):
                 return False
-            there = range(self.cluster.nodes[share.node].gpus)
-            if any(gpu not in there or self._gpus[share.node, gpu] + share.gpu_milli > WHOLE for gpu in share.gpus):
+            gpus = range(self.cluster.nodes[share.node].gpus)
+            if any(gpu not in gpus or self._gpus[share.node, gpu] + share.gpu_milli > WHOLE for gpu in share.gpus):
                 return False
         return bool(allocation.placement)
 
-    def _is_present(self, job_id: str, run: int) -> bool:
+    def _is_current(self, job_id: str, run: int) -> bool:
         return job_id in self.running and self.running[job_id][0] == run
 
     def _end(self, job_id: str, run: int, outcome: str) -> None:
-        if not self._is_present(job_id, run):
-            return  # a late report
+        if not self._is_current(job_id, run):
+            return  # a stale report
         self._ended_now.add((job_id, run))
         _, allocation = self.running.pop(job_id)
         self._hold(job_id, allocation, -1)
         if outcome or job_id in self._cancelled:
-            self.over[job_id] = outcome or "cancelled"
+            self.ended[job_id] = outcome or "cancelled"
 
-    def _demand_fitting_shape(self, job: Job, allocation: Allocation) -> None:
+    def _check_shape(self, job: Job, allocation: Allocation) -> None:
         accepted = job.demand.gpu_types
         for share in allocation.placement:
-            kind = self.cluster.nodes[share.node].gpu_type
-            self._demand(not (accepted and share.gpus) or kind in accepted, f"{job.id!r} got a {kind}")
+            gpu_type = self.cluster.nodes[share.node].gpu_type
+            accepts = not (accepted and share.gpus) or gpu_type in accepted
+            self._check(accepts, f"{job.id!r} got a GPU of type {gpu_type!r}, which it does not accept")
         if job.reshapable:
-            self._demand_gpus_for_its_plan(job, allocation)
+            self._check_gpus_of_plan(job, allocation)
         else:
-            self._demand_whole_gang(job, allocation)
+            self._check_gang(job, allocation)
 
-    def _demand_gpus_for_its_plan(self, job: Job, allocation: Allocation) -> None:
+    def _check_gpus_of_plan(self, job: Job, allocation: Allocation) -> None:
         plan, gpus = allocation.plan, sum(len(share.gpus) for share in allocation.placement)
-        self._demand(gpus > 0 or not job.demand.gpus, f"{job.id!r} got no GPU at all")
+        self._check(gpus > 0 or not job.demand.gpus, f"{job.id!r} got no GPU")
         fits = plan is None or plan == job.plan or plan.gpus == gpus
-        self._demand(fits, f"{job.id!r} got {gpus} GPUs for {plan}")
+        self._check(fits, f"{job.id!r} got {gpus} GPUs for plan {plan}")
 
-    def _demand_whole_gang(self, job: Job, allocation: Allocation) -> None:
+    def _check_gang(self, job: Job, allocation: Allocation) -> None:
         plan = allocation.plan
-        self._demand(plan is None or plan == job.plan, f"{job.id!r} is not reshapable, and got {plan}")
+        self._check(plan is None or plan == job.plan, f"{job.id!r} is not reshapable, but got plan {plan}")
         shares, demand = allocation.placement, job.demand
-        self._demand(len(shares) == demand.instances, f"{job.id!r} got {len(shares)} of {demand.instances} instances")
-        asked = (demand.gpus, demand.gpu_milli, demand.cpu_milli, demand.memory_mib)
+        self._check(len(shares) == demand.instances, f"{job.id!r} got {len(shares)} of {demand.instances} instances")
+        requested = (demand.gpus, demand.gpu_milli, demand.cpu_milli, demand.memory_mib)
         for share in shares:
             got = (len(set(share.gpus)), share.gpu_milli, share.cpu_milli, share.memory_mib)
-            self._demand(got == asked, f"{job.id!r} asked for {demand} an instance, got {share}")
+            self._check(got == requested, f"{job.id!r} requested {demand} per instance, got {share}")
 
     def _hold(self, job_id: str, allocation: Allocation, sign: int) -> None:
         for share in allocation.placement:
             node = self.cluster.nodes[share.node]
-            self._demand(
-                sign < 0 or share.node not in self._down, f"{job_id!r} was put on {node.name!r}, which is down"
+            self._check(
+                sign < 0 or share.node not in self._down, f"{job_id!r} was placed on node {node.name!r}, which is down"
             )
             for gpu in share.gpus:
                 self._gpus[share.node, gpu] += sign * share.gpu_milli
                 held = self._gpus[share.node, gpu]
-                self._demand(
-                    0 <= gpu < node.gpus and 0 <= held <= WHOLE, f"GPU {gpu} of {node.name!r} is given {held} milli"
+                self._check(
+                    0 <= gpu < node.gpus and 0 <= held <= WHOLE,
+                    f"GPU {gpu} of node {node.name!r} has {held} of {WHOLE} thousandths allocated",
                 )
             self._cpu[share.node] += sign * share.cpu_milli
             self._memory[share.node] += sign * share.memory_mib
             over_cpu = self.cluster.cpus_known and self._cpu[share.node] > node.cpu_milli
             over_memory = self.cluster.memory_known and self._memory[share.node] > node.memory_mib
-            self._demand(not over_cpu and not over_memory, f"{node.name!r} is given more CPUs or memory than it has")
+            self._check(
+                not over_cpu and not over_memory, f"more CPUs or memory of node {node.name!r} are allocated than it has"
+            )
 
-    def _demand(self, kept: bool, broken: str) -> None:
-        if not kept:
-            raise AuditFailed(f"entry {self.entries} at {self._now}: {broken}")
+    def _check(self, holds: bool, problem: str) -> None:
+        if not holds:
+            raise AuditFailed(f"entry {self.entries} at {self._now}: {problem}")

@@ -1,11 +1,11 @@
-"""What every back end promises. Subclass it, say how yours is made, and you know when you are done.
+"""The contract suite for back ends. Subclass it, return your back end from `make_backend`, and run pytest:
 
     class TestMyBackend(BackendContract):
         def make_backend(self, report, folder, grace):
             return MyBackend(report, grace=grace)
 
-Jobs are shell commands here, and `folder` is one that they and the tests both see. Some tests make a second back end
-for the same folder, which has to take up what the first has started.
+Jobs are shell commands; `folder` must be visible to the jobs and to the tests. Some tests create a second back end with
+the same folder, which must take over the runs that the first has started.
 """
 
 from __future__ import annotations
@@ -22,105 +22,106 @@ from refold.model import Allocation, Demand, Job, Share
 
 T = TypeVar("T")
 
-PATIENCE = 30.0
-"""Seconds after which a test gives up waiting."""
+TIMEOUT_SECONDS = 30.0
+"""Time limit of a test."""
 
 LONG_GRACE = 60.0
-"""More than PATIENCE: who waits for this to pass fails."""
+"""Grace period that is longer than the time limit: a test that waits for it to expire fails."""
 
 SHORT_GRACE = 0.3
+"""Grace period of tests that wait for it to expire."""
 
 Ending = RunFinished | RunFailed | RunStopped
 
 
-class World:
-    """One back end under test, what it has reported, and orders in few words."""
+class BackendHarness:
+    """A back end under test, its reports, and shortcuts for orders."""
 
     def __init__(self, make: Callable[[Report], Backend], folder: Path) -> None:
         self.reports: list[Event] = []
         self.folder = folder
-        self._news = asyncio.Event()
+        self._reported = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._jobs: dict[str, Job] = {}
         self._make = make
         self.backend = make(self._report)
 
     def _report(self, event: Event) -> None:
-        self._loop.call_soon_threadsafe(self._take, event)
+        self._loop.call_soon_threadsafe(self._add_report, event)
 
-    def _take(self, event: Event) -> None:
+    def _add_report(self, event: Event) -> None:
         self.reports.append(event)
-        self._news.set()
+        self._reported.set()
 
     async def start(self, job: str, shell: str, run: int = 1, instances: int = 1) -> None:
-        """Start a run of a shell command, each instance on one GPU."""
-        await self.start_words(job, ("sh", "-c", f"cd '{self.folder}'\n{shell}"), run, instances)
+        """Start a run of a shell script, with one GPU per instance."""
+        await self.start_command(job, ("sh", "-c", f"cd '{self.folder}'\n{shell}"), run, instances)
 
-    async def start_words(self, job: str, command: Sequence[str], run: int = 1, instances: int = 1) -> None:
-        """Start a run of a command that is given word by word."""
+    async def start_command(self, job: str, command: Sequence[str], run: int = 1, instances: int = 1) -> None:
+        """Start a run of a command given as a list of arguments."""
         self._jobs[job] = Job(job, demand=Demand(instances), command=tuple(command))
         await self.order(StartRun(job, run, Allocation(tuple(Share(0, (gpu,)) for gpu in range(instances)))))
 
-    async def another_backend(self) -> None:
-        """The back end leaves, and another comes in its place that knows nothing but what is in the folder."""
-        await self.backend.leave()
+    async def replace_backend(self) -> None:
+        """Detach the back end and create another one that only knows the contents of the folder."""
+        await self.backend.detach()
         await asyncio.sleep(0)
         self.reports.clear()
         self.backend = self._make(self._report)
 
     async def stop(self, job: str, run: int = 1) -> None:
-        """Tell a run to stop."""
+        """Order a run to stop."""
         await self.order(StopRun(job, run))
 
     async def order(self, *orders: Order) -> None:
-        """Have orders carried out."""
+        """Let the back end carry out orders."""
         await self.backend.carry_out(orders, self._jobs)
 
     async def ending(self, job: str, run: int = 1) -> Ending:
-        """Wait until a run's end is reported."""
+        """Wait until the end of a run is reported, and return the report."""
         while not (endings := self.endings(job, run)):
-            await self._more()
+            await self._next_report()
         return endings[0]
 
     async def started(self, job: str, run: int = 1) -> None:
-        """Wait until a run is reported to have started."""
+        """Wait until the start of a run is reported."""
         while RunStarted(job, run) not in self.reports:
-            await self._more()
+            await self._next_report()
 
     async def content(self, name: str) -> str:
-        """Wait until a process has written a line to a file of the folder; what it wrote."""
+        """Wait until a process has written a line to a file of the folder, and return it."""
         path = self.folder / name
         while not (path.exists() and path.read_text().endswith("\n")):
             await asyncio.sleep(0.02)
         return path.read_text().strip()
 
     def endings(self, job: str, run: int = 1) -> list[Ending]:
-        """Every end that was reported of a run."""
+        """Return all reported ends of a run."""
         return [
             event
             for event in self.reports
             if isinstance(event, RunFinished | RunFailed | RunStopped) and (event.job, event.run) == (job, run)
         ]
 
-    async def until(self, name: str) -> None:
-        """Wait until a file is there."""
+    async def wait_for_file(self, name: str) -> None:
+        """Wait until a file of the folder exists."""
         while not (self.folder / name).exists():
             await asyncio.sleep(0.02)
 
-    async def _more(self) -> None:
-        self._news.clear()
-        await self._news.wait()
+    async def _next_report(self) -> None:
+        self._reported.clear()
+        await self._reported.wait()
 
 
 class BackendContract:
-    """The tests. `make_backend` is yours; so is `is_alive`, if processes run on other machines."""
+    """Tests that every back end must pass. Override `make_backend`, and `is_alive` if runs are on other machines."""
 
     def make_backend(self, report: Report, folder: Path, grace: float) -> Backend:
-        """A back end that reports there and grants so many seconds to stop."""
+        """Return a back end that calls `report` with events and gives runs `grace` seconds to stop."""
         raise NotImplementedError
 
     def is_alive(self, pid: int) -> bool:
-        """Whether a process is running; one that has ended and was not collected is not."""
+        """Return whether a process is running; zombies are not."""
         stat = Path(f"/proc/{pid}/stat")
         if stat.exists():
             return stat.read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
@@ -130,364 +131,366 @@ class BackendContract:
             return False
         return True
 
-    def within(self, folder: Path, test: Callable[[World], Coroutine[Any, Any, T]], grace: float = LONG_GRACE) -> T:
-        """Run a test in a world of its own, and end that world."""
+    def run_test(
+        self, folder: Path, check: Callable[[BackendHarness], Coroutine[Any, Any, T]], grace: float = LONG_GRACE
+    ) -> T:
+        """Run a test with a new back end, and close the back end."""
 
         async def bounded() -> T:
-            async with asyncio.timeout(PATIENCE):
-                world = World(lambda report: self.make_backend(report, folder, grace), folder)
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                harness = BackendHarness(lambda report: self.make_backend(report, folder, grace), folder)
                 try:
-                    return await test(world)
+                    return await check(harness)
                 finally:
-                    await world.backend.close()
-                    self.check_at_most_one_ending_each(world)
+                    await harness.backend.close()
+                    self.check_at_most_one_end_per_run(harness)
 
         return asyncio.run(bounded())
 
-    def check_at_most_one_ending_each(self, world: World) -> None:
-        """Holds after every test."""
-        for event in world.reports:
+    def check_at_most_one_end_per_run(self, harness: BackendHarness) -> None:
+        """Check, after every test, that no run was reported to end twice."""
+        for event in harness.reports:
             if isinstance(event, RunStarted):
-                assert len(world.endings(event.job, event.run)) <= 1, world.reports
+                assert len(harness.endings(event.job, event.run)) <= 1, harness.reports
 
     def test_a_run_starts_and_finishes(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start("job", "true")
-            await world.ending("job")
-            assert world.reports == [RunStarted("job", 1), RunFinished("job", 1)]
+        async def check(harness: BackendHarness) -> None:
+            await harness.start("job", "true")
+            await harness.ending("job")
+            assert harness.reports == [RunStarted("job", 1), RunFinished("job", 1)]
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_a_command_that_fails_is_a_run_that_failed(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start("job", "exit 3")
-            ending = await world.ending("job")
+    def test_a_command_with_a_non_zero_exit_status_fails_the_run(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
+            await harness.start("job", "exit 3")
+            ending = await harness.ending("job")
             assert isinstance(ending, RunFailed)
             assert "3" in ending.why
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_a_command_that_cannot_be_started_is_a_run_that_failed_and_says_why(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start_words("job", ["/there/is/no/such/command"])
-            ending = await world.ending("job")
+    def test_a_command_that_cannot_be_started_fails_the_run_with_a_reason(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
+            await harness.start_command("job", ["/there/is/no/such/command"])
+            ending = await harness.ending("job")
             assert isinstance(ending, RunFailed)
             assert ending.why
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_a_run_that_is_told_to_stop_reports_that_it_has(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start("job", "exec sleep 1000")
-            await world.started("job")
-            await world.stop("job")
-            assert isinstance(await world.ending("job"), RunStopped)
+    def test_a_run_that_is_ordered_to_stop_is_reported_as_stopped(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
+            await harness.start("job", "exec sleep 1000")
+            await harness.started("job")
+            await harness.stop("job")
+            assert isinstance(await harness.ending("job"), RunStopped)
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_a_run_may_be_told_to_stop_before_it_has_started(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start("job", "exec sleep 1000")
-            await world.stop("job")
-            assert isinstance(await world.ending("job"), RunStopped)
+    def test_a_run_can_be_stopped_before_it_has_started(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
+            await harness.start("job", "exec sleep 1000")
+            await harness.stop("job")
+            assert isinstance(await harness.ending("job"), RunStopped)
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_a_run_has_its_grace_to_save_what_it_has(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start(
+    def test_a_run_can_save_a_checkpoint_during_the_grace_period(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
+            await harness.start(
                 "job", "trap 'sleep 0.3; echo all >saved; exit 0' TERM; echo >up; while :; do sleep 0.05; done"
             )
-            await world.content("up")
-            await world.stop("job")
-            assert isinstance(await world.ending("job"), RunStopped)
-            assert await world.content("saved") == "all"
+            await harness.content("up")
+            await harness.stop("job")
+            assert isinstance(await harness.ending("job"), RunStopped)
+            assert await harness.content("saved") == "all"
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_a_child_has_that_grace_too_when_its_shell_is_gone_at_once(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    def test_child_processes_have_the_grace_period_even_if_their_shell_exits_at_once(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
             child = "trap 'sleep 0.3; echo all >saved; exit 0' TERM; echo >up; while :; do sleep 0.05; done"
-            await world.start("job", f'sh -c "{child}"\ntrue')
-            await world.content("up")
-            await world.stop("job")
-            assert isinstance(await world.ending("job"), RunStopped)
-            assert await world.content("saved") == "all"
+            await harness.start("job", f'sh -c "{child}"\ntrue')
+            await harness.content("up")
+            await harness.stop("job")
+            assert isinstance(await harness.ending("job"), RunStopped)
+            assert await harness.content("saved") == "all"
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_a_process_that_will_not_stop_is_killed(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start("job", "trap '' TERM; echo $$ >pid; while :; do sleep 0.05; done")
-            pid = int(await world.content("pid"))
-            await world.stop("job")
-            assert isinstance(await world.ending("job"), RunStopped)
+    def test_a_process_that_ignores_the_stop_signal_is_killed(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
+            await harness.start("job", "trap '' TERM; echo $$ >pid; while :; do sleep 0.05; done")
+            pid = int(await harness.content("pid"))
+            await harness.stop("job")
+            assert isinstance(await harness.ending("job"), RunStopped)
             assert not self.is_alive(pid)
 
-        self.within(tmp_path, test, grace=SHORT_GRACE)
+        self.run_test(tmp_path, check, grace=SHORT_GRACE)
 
-    def test_grandchildren_end_with_a_run_that_is_stopped(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start("job", "(sleep 1000 & echo $! >pid; wait) & wait")
-            pid = int(await world.content("pid"))
-            await world.stop("job")
-            await world.ending("job")
+    def test_descendants_end_when_a_run_is_stopped(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
+            await harness.start("job", "(sleep 1000 & echo $! >pid; wait) & wait")
+            pid = int(await harness.content("pid"))
+            await harness.stop("job")
+            await harness.ending("job")
             assert not self.is_alive(pid)
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_what_a_run_leaves_behind_ends_with_it(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start("job", "nohup sleep 1000 & echo $! >pid")
-            assert isinstance(await world.ending("job"), RunFinished)
-            assert not self.is_alive(int(await world.content("pid")))
+    def test_background_processes_end_when_a_run_finishes(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
+            await harness.start("job", "nohup sleep 1000 & echo $! >pid")
+            assert isinstance(await harness.ending("job"), RunFinished)
+            assert not self.is_alive(int(await harness.content("pid")))
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_what_a_failed_run_leaves_behind_ends_with_it(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start(
+    def test_background_processes_end_when_a_run_fails(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
+            await harness.start(
                 "job", "(trap '' TERM; echo >up; sleep 1000) & echo $! >pid; while [ ! -e up ]; do :; done; exit 1"
             )
-            assert isinstance(await world.ending("job"), RunFailed)
-            assert not self.is_alive(int(await world.content("pid")))
+            assert isinstance(await harness.ending("job"), RunFailed)
+            assert not self.is_alive(int(await harness.content("pid")))
 
-        self.within(tmp_path, test, grace=SHORT_GRACE)
+        self.run_test(tmp_path, check, grace=SHORT_GRACE)
 
-    def test_to_stop_a_run_that_never_was_or_has_ended_does_nothing(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.stop("stranger")
-            await world.start("job", "true")
-            await world.ending("job")
-            before = list(world.reports)
-            await world.stop("job")
-            await world.stop("job", run=7)
-            await world.start("next", "true")
-            await world.ending("next")
-            assert world.reports == [*before, RunStarted("next", 1), RunFinished("next", 1)]
+    def test_stopping_an_unknown_or_ended_run_does_nothing(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
+            await harness.stop("unknown")
+            await harness.start("job", "true")
+            await harness.ending("job")
+            before = list(harness.reports)
+            await harness.stop("job")
+            await harness.stop("job", run=7)
+            await harness.start("next", "true")
+            await harness.ending("next")
+            assert harness.reports == [*before, RunStarted("next", 1), RunFinished("next", 1)]
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_to_tell_a_run_twice_is_to_tell_it_once(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start("job", "exec sleep 1000")
-            await world.started("job")
-            await world.order(StopRun("job", 1), StopRun("job", 1))
-            await world.stop("job")
-            await world.ending("job")
-            await world.start("next", "true")
-            await world.ending("next")
-            assert world.endings("job") == [RunStopped("job", 1)]
+    def test_stopping_a_run_twice_reports_one_end(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
+            await harness.start("job", "exec sleep 1000")
+            await harness.started("job")
+            await harness.order(StopRun("job", 1), StopRun("job", 1))
+            await harness.stop("job")
+            await harness.ending("job")
+            await harness.start("next", "true")
+            await harness.ending("next")
+            assert harness.endings("job") == [RunStopped("job", 1)]
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_a_run_that_ends_while_it_is_told_to_stop_ends_once(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    def test_a_run_that_ends_while_it_is_being_stopped_reports_one_end(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
             jobs = [f"job-{number}" for number in range(8)]
             for number, job in enumerate(jobs):
-                await world.start(job, f"sleep 0.0{number}")
+                await harness.start(job, f"sleep 0.0{number}")
             for job in jobs:
                 await asyncio.sleep(0.01)
-                await world.stop(job)
+                await harness.stop(job)
             for job in jobs:
-                await world.ending(job)
-            await world.start("next", "true")
-            await world.ending("next")
-            assert [len(world.endings(job)) for job in jobs] == [1] * 8
-            assert not any(isinstance(event, RunFailed) for event in world.reports)
+                await harness.ending(job)
+            await harness.start("next", "true")
+            await harness.ending("next")
+            assert [len(harness.endings(job)) for job in jobs] == [1] * 8
+            assert not any(isinstance(event, RunFailed) for event in harness.reports)
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_a_gang_finishes_when_the_last_of_it_does(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start(
+    def test_a_gang_finishes_when_its_last_instance_finishes(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
+            await harness.start(
                 "job",
-                "echo >up-$REFOLD_INSTANCE; [ $REFOLD_INSTANCE = 0 ] || sleep 0.2; echo >over-$REFOLD_INSTANCE",
+                "echo >up-$REFOLD_INSTANCE; [ $REFOLD_INSTANCE = 0 ] || sleep 0.2; echo >ended-$REFOLD_INSTANCE",
                 instances=3,
             )
-            assert isinstance(await world.ending("job"), RunFinished)
-            assert sorted(path.name for path in world.folder.glob("over-*")) == ["over-0", "over-1", "over-2"]
+            assert isinstance(await harness.ending("job"), RunFinished)
+            assert sorted(path.name for path in harness.folder.glob("ended-*")) == ["ended-0", "ended-1", "ended-2"]
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_a_gang_fails_as_a_whole(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start(
+    def test_a_gang_fails_if_one_instance_fails(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
+            await harness.start(
                 "job",
                 "[ $REFOLD_INSTANCE = 1 ] || { echo $$ >pid-$REFOLD_INSTANCE; exec sleep 1000; }\n"
                 "while [ ! -s pid-0 ] || [ ! -s pid-2 ]; do sleep 0.02; done; exit 5",
                 instances=3,
             )
-            ending = await world.ending("job")
+            ending = await harness.ending("job")
             assert isinstance(ending, RunFailed)
             assert "5" in ending.why
-            assert not self.is_alive(int(await world.content("pid-0")))
-            assert not self.is_alive(int(await world.content("pid-2")))
+            assert not self.is_alive(int(await harness.content("pid-0")))
+            assert not self.is_alive(int(await harness.content("pid-2")))
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_a_gang_stops_as_a_whole(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start("job", "echo $$ >pid-$REFOLD_INSTANCE; exec sleep 1000", instances=2)
-            pids = [int(await world.content(f"pid-{instance}")) for instance in range(2)]
-            await world.stop("job")
-            assert isinstance(await world.ending("job"), RunStopped)
+    def test_stopping_a_gang_stops_all_instances(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
+            await harness.start("job", "echo $$ >pid-$REFOLD_INSTANCE; exec sleep 1000", instances=2)
+            pids = [int(await harness.content(f"pid-{instance}")) for instance in range(2)]
+            await harness.stop("job")
+            assert isinstance(await harness.ending("job"), RunStopped)
             assert not any(self.is_alive(pid) for pid in pids)
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_two_runs_of_a_job_are_told_apart(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            await world.start("job", "exec sleep 1000", run=1)
-            await world.started("job")
-            await world.stop("job", run=1)
-            await world.ending("job", run=1)
-            await world.start("job", "echo $REFOLD_RUN >run; exec sleep 1000", run=2)
-            assert await world.content("run") == "2"
-            await world.stop("job", run=1)
-            await world.started("job", run=2)
-            assert world.endings("job", run=2) == []
-            await world.stop("job", run=2)
-            await world.ending("job", run=2)
-            assert world.reports == [
+    def test_reports_distinguish_two_runs_of_a_job(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
+            await harness.start("job", "exec sleep 1000", run=1)
+            await harness.started("job")
+            await harness.stop("job", run=1)
+            await harness.ending("job", run=1)
+            await harness.start("job", "echo $REFOLD_RUN >run; exec sleep 1000", run=2)
+            assert await harness.content("run") == "2"
+            await harness.stop("job", run=1)
+            await harness.started("job", run=2)
+            assert harness.endings("job", run=2) == []
+            await harness.stop("job", run=2)
+            await harness.ending("job", run=2)
+            assert harness.reports == [
                 RunStarted("job", 1),
                 RunStopped("job", 1),
                 RunStarted("job", 2),
                 RunStopped("job", 2),
             ]
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_closing_ends_whatever_runs(self, tmp_path: Path) -> None:
-        async def test(world: World) -> int:
-            await world.start("job", "trap '' TERM; echo $$ >pid; while :; do sleep 0.05; done")
-            return int(await world.content("pid"))
+    def test_closing_the_back_end_ends_all_runs(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> int:
+            await harness.start("job", "trap '' TERM; echo $$ >pid; while :; do sleep 0.05; done")
+            return int(await harness.content("pid"))
 
-        assert not self.is_alive(self.within(tmp_path, test))
+        assert not self.is_alive(self.run_test(tmp_path, check))
 
-    def test_a_run_is_taken_up_by_another_back_end(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    def test_a_new_back_end_takes_over_a_run(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
             shell = "echo >>starts; echo >up; while [ ! -e go ]; do sleep 0.02; done"
-            await world.start("job", shell)
-            await world.content("up")
-            await world.another_backend()
-            await world.start("job", shell)
-            await world.started("job")
-            (world.folder / "go").touch()
-            await world.ending("job")
-            assert world.reports == [RunStarted("job", 1), RunFinished("job", 1)]
-            assert (world.folder / "starts").read_text() == "\n"
+            await harness.start("job", shell)
+            await harness.content("up")
+            await harness.replace_backend()
+            await harness.start("job", shell)
+            await harness.started("job")
+            (harness.folder / "go").touch()
+            await harness.ending("job")
+            assert harness.reports == [RunStarted("job", 1), RunFinished("job", 1)]
+            assert (harness.folder / "starts").read_text() == "\n"
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_what_ended_while_nobody_watched_is_reported_as_it_ended(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    def test_runs_that_ended_without_a_back_end_are_reported_by_the_next(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
             shells = {"good": "sleep 0.1; echo >>good", "bad": "sleep 0.1; echo >>bad; exit 3"}
             for job, shell in shells.items():
-                await world.start(job, shell)
-                await world.started(job)
-            await world.another_backend()
-            await world.content("good")
-            await world.content("bad")
+                await harness.start(job, shell)
+                await harness.started(job)
+            await harness.replace_backend()
+            await harness.content("good")
+            await harness.content("bad")
             await asyncio.sleep(0.1)
             for job, shell in shells.items():
-                await world.start(job, shell)
-            assert await world.ending("good") == RunFinished("good", 1)
-            ending = await world.ending("bad")
+                await harness.start(job, shell)
+            assert await harness.ending("good") == RunFinished("good", 1)
+            ending = await harness.ending("bad")
             assert isinstance(ending, RunFailed)
             assert "3" in ending.why
-            assert [(world.folder / job).read_text() for job in shells] == ["\n", "\n"]
+            assert [(harness.folder / job).read_text() for job in shells] == ["\n", "\n"]
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
     def test_a_run_is_never_started_twice(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+        async def check(harness: BackendHarness) -> None:
             shell = "echo >>starts-$REFOLD_INSTANCE; while [ ! -e go ]; do sleep 0.02; done"
             for _ in range(3):
-                await world.start("job", shell, instances=2)
-                await world.start("job", shell, instances=2)
+                await harness.start("job", shell, instances=2)
+                await harness.start("job", shell, instances=2)
                 await asyncio.sleep(0)
-                await world.another_backend()
-            await world.start("job", shell, instances=2)
-            await world.content("starts-0")
-            await world.content("starts-1")
-            (world.folder / "go").touch()
-            assert await world.ending("job") == RunFinished("job", 1)
-            assert [(world.folder / f"starts-{instance}").read_text() for instance in range(2)] == ["\n", "\n"]
+                await harness.replace_backend()
+            await harness.start("job", shell, instances=2)
+            await harness.content("starts-0")
+            await harness.content("starts-1")
+            (harness.folder / "go").touch()
+            assert await harness.ending("job") == RunFinished("job", 1)
+            assert [(harness.folder / f"starts-{instance}").read_text() for instance in range(2)] == ["\n", "\n"]
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_a_run_that_was_taken_up_stops(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    def test_a_run_that_was_taken_over_can_be_stopped(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
             shell = "echo $$ >pid-$REFOLD_INSTANCE; (trap '' TERM; exec sleep 1000) & wait"
-            await world.start("job", shell, instances=2)
-            pids = [int(await world.content(f"pid-{instance}")) for instance in range(2)]
-            await world.another_backend()
-            await world.start("job", shell, instances=2)
-            await world.stop("job")
-            assert await world.ending("job") == RunStopped("job", 1)
+            await harness.start("job", shell, instances=2)
+            pids = [int(await harness.content(f"pid-{instance}")) for instance in range(2)]
+            await harness.replace_backend()
+            await harness.start("job", shell, instances=2)
+            await harness.stop("job")
+            assert await harness.ending("job") == RunStopped("job", 1)
             assert not any(self.is_alive(pid) for pid in pids)
 
-        self.within(tmp_path, test, grace=SHORT_GRACE)
+        self.run_test(tmp_path, check, grace=SHORT_GRACE)
 
-    def test_a_gang_that_was_taken_up_fails_as_a_whole(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    def test_a_gang_that_was_taken_over_fails_if_one_instance_fails(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
             shell = (
                 "echo $$ >pid-$REFOLD_INSTANCE; [ $REFOLD_INSTANCE = 1 ] || exec sleep 1000\n"
                 "while [ ! -e go ]; do sleep 0.02; done; exit 5"
             )
-            await world.start("job", shell, instances=2)
-            pids = [int(await world.content(f"pid-{instance}")) for instance in range(2)]
-            await world.another_backend()
-            await world.start("job", shell, instances=2)
-            (world.folder / "go").touch()
-            ending = await world.ending("job")
+            await harness.start("job", shell, instances=2)
+            pids = [int(await harness.content(f"pid-{instance}")) for instance in range(2)]
+            await harness.replace_backend()
+            await harness.start("job", shell, instances=2)
+            (harness.folder / "go").touch()
+            ending = await harness.ending("job")
             assert isinstance(ending, RunFailed)
             assert "5" in ending.why
             assert not any(self.is_alive(pid) for pid in pids)
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_a_run_that_was_being_stopped_has_stopped_also_for_the_next_back_end(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            shell = "trap 'echo >asked; sleep 0.2; exit 1' TERM; echo >up; while :; do sleep 0.02; done"
-            await world.start("job", shell)
-            await world.content("up")
-            await world.stop("job")
-            await world.until("asked")
-            await world.another_backend()
-            await world.start("job", shell)
-            assert await world.ending("job") == RunStopped("job", 1)
+    def test_a_run_that_was_being_stopped_is_reported_as_stopped_by_the_next_back_end(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
+            shell = "trap 'echo >signalled; sleep 0.2; exit 1' TERM; echo >up; while :; do sleep 0.02; done"
+            await harness.start("job", shell)
+            await harness.content("up")
+            await harness.stop("job")
+            await harness.wait_for_file("signalled")
+            await harness.replace_backend()
+            await harness.start("job", shell)
+            assert await harness.ending("job") == RunStopped("job", 1)
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_who_leaves_lets_runs_go_on_and_says_no_more(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
-            shell = "echo $$ >pid; while [ ! -e go ]; do sleep 0.02; done; echo >over"
-            await world.start("job", shell)
-            pid = int(await world.content("pid"))
-            await world.another_backend()
+    def test_a_detached_back_end_lets_runs_continue_and_reports_nothing(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
+            shell = "echo $$ >pid; while [ ! -e go ]; do sleep 0.02; done; echo >ended"
+            await harness.start("job", shell)
+            pid = int(await harness.content("pid"))
+            await harness.replace_backend()
             assert self.is_alive(pid)
-            (world.folder / "go").touch()
-            await world.until("over")
+            (harness.folder / "go").touch()
+            await harness.wait_for_file("ended")
             await asyncio.sleep(0.05)
-            assert world.reports == []
+            assert harness.reports == []
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)
 
-    def test_only_what_is_to_be_kept_is_kept(self, tmp_path: Path) -> None:
-        async def test(world: World) -> None:
+    def test_stop_all_except_stops_all_other_runs(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
             shell = "echo $$ >pid-$REFOLD_JOB-$REFOLD_RUN; exec sleep 1000"
             runs = [("kept", 1), ("kept", 2), ("other", 1)]
             for job, number in runs:
-                await world.start(job, shell, number)
-            pids = [int(await world.content(f"pid-{job}-{number}")) for job, number in runs]
-            await world.another_backend()
-            await world.backend.keep_only({("kept", 2)})
+                await harness.start(job, shell, number)
+            pids = [int(await harness.content(f"pid-{job}-{number}")) for job, number in runs]
+            await harness.replace_backend()
+            await harness.backend.stop_all_except({("kept", 2)})
             assert [self.is_alive(pid) for pid in pids] == [False, True, False]
-            await world.start("kept", shell, run=2)
-            await world.backend.keep_only([])
-            assert world.endings("kept", 2) == [RunStopped("kept", 2)]
+            await harness.start("kept", shell, run=2)
+            await harness.backend.stop_all_except([])
+            assert harness.endings("kept", 2) == [RunStopped("kept", 2)]
             assert [self.is_alive(pid) for pid in pids] == [False, False, False]
 
-        self.within(tmp_path, test)
+        self.run_test(tmp_path, check)

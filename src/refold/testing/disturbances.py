@@ -1,7 +1,7 @@
-"""A pretend cluster on which people and machines interfere while a policy schedules.
+"""A simulated cluster with disturbances: events that the policy did not cause.
 
-Jobs are held, released and cancelled; runs are recalled whatever the policy thinks of it; nodes are lost; and the
-scheduler begins anew in the middle of things, from nothing but its snapshot.
+Jobs are held, released and cancelled; runs are recalled, whether preemptible or not; nodes are lost; and the scheduler
+is restarted from its snapshot while runs are active.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from refold.core import (
     View,
 )
 from refold.model import Allocation, Cluster, Job, Seconds, Share
-from refold.simulator import Agenda, Costs, Fault, RecordedSpeeds, SimulatedBackend, SpeedModel, put_on
+from refold.simulator import Agenda, Costs, Fault, RecordedSpeeds, SimulatedBackend, SpeedModel, schedule_faults
 from refold.testing.makers import make_job
 
-MOST_STEPS = 20_000
-"""A policy that has not brought all jobs to their end by then is thought never to."""
+MAX_STEPS = 20_000
+"""A simulation with more steps is considered to never end."""
 
-SOME_COSTS = Costs(start=2.0, stop=3.0, restart=4.0)
+DEFAULT_COSTS = Costs(start=2.0, stop=3.0, restart=4.0)
 
 Disturbance = Callable[[View], Iterable[Event]]
-"""What somebody does to a cluster when he sees how it stands."""
+"""Returns events that users or operators cause, given the current view."""
 
 
 class DisturbedCluster:
-    """A cluster, its jobs, and a scheduler that can be replaced by one that knows nothing but the snapshot."""
+    """A cluster, its jobs, and a scheduler that can be restarted from its snapshot."""
 
     def __init__(
         self,
@@ -52,136 +52,138 @@ class DisturbedCluster:
         journal: Journal,
         *,
         charge: SpeedModel | None = None,
-        costs: Costs = SOME_COSTS,
+        costs: Costs = DEFAULT_COSTS,
         faults: Iterable[Fault] = (),
     ) -> None:
         self._cluster, self._journal = cluster, journal
         self._agenda = Agenda(jobs)
-        put_on(self._agenda, faults)
+        schedule_faults(self._agenda, faults)
         self._backend = SimulatedBackend(jobs, self._agenda, charge or RecordedSpeeds(cluster), costs)
         self.now: Seconds = 0.0
         self.scheduler = Scheduler(cluster, policy, journal)
 
     @property
     def view(self) -> View:
-        """How things stand."""
+        """The current view of the scheduler."""
         return self.scheduler.view
 
     def run_until(self, until: Seconds) -> None:
-        """Let everything happen that will by then."""
+        """Simulate until this time."""
         self._agenda.wake(until)
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             if not self._next() or self.now >= until:
                 return
-        raise AssertionError(f"{MOST_STEPS} steps have passed before {until} s")
+        raise AssertionError(f"time {until} s was not reached within {MAX_STEPS} steps")
 
-    def run_to_the_end(self, still_there: Iterable[str] = ()) -> None:
-        """Let everything happen until nobody is left, but for those that never end."""
-        there = set(still_there)
-        for _ in range(MOST_STEPS):
-            if self._agenda.all_arrived and everybody(self.view) <= there:
+    def run_to_end(self, never_ending: Iterable[str] = ()) -> None:
+        """Simulate until all jobs have ended, except those that never end."""
+        remaining = set(never_ending)
+        for _ in range(MAX_STEPS):
+            if self._agenda.all_arrived and unfinished_jobs(self.view) <= remaining:
                 return
             if not self._next():
                 break
-        raise AssertionError(f"these jobs are not over at {self.now} s: {sorted(everybody(self.view) - there)}")
+        raise AssertionError(
+            f"these jobs have not ended at {self.now} s: {sorted(unfinished_jobs(self.view) - remaining)}"
+        )
 
     def disturb(self, disturbance: Disturbance) -> Entry:
-        """Let something happen now that nobody has planned."""
+        """Apply a disturbance now."""
         return self.step(list(disturbance(self.view)))
 
-    def begin_anew(self, policy: Policy, past: Sequence[PastJob] = (), journal: Journal | None = None) -> Entry:
-        """From now on another scheduler, which has only been told the snapshot, is in charge."""
+    def restart_scheduler(self, policy: Policy, past: Sequence[PastJob] = (), journal: Journal | None = None) -> Entry:
+        """Replace the scheduler by a new one that only knows the snapshot."""
         snapshot = self.scheduler.snapshot(past)
         stopping = {(run.job, run.number) for run in self.view.runs.values() if run.stopping}
         self.scheduler = Scheduler(self._cluster, policy, journal or self._journal)
         entry = self.scheduler.step(self.now, snapshot)
-        told_before = [
+        already_ordered = [
             order for order in entry.orders if isinstance(order, StopRun) and (order.job, order.run) in stopping
         ]
-        self._act(entry, [order for order in entry.orders if order not in told_before])
+        self._carry_out(entry, [order for order in entry.orders if order not in already_ordered])
         return entry
 
     def step(self, events: list[Event]) -> Entry:
-        """One step with these facts and what they bring about."""
-        events += self._backend.also_happens(self.now, events)
+        """Run one scheduler step with these events and their consequences."""
+        events += self._backend.consequences(self.now, events)
         entry = self.scheduler.step(self.now, events)
-        self._act(entry, entry.orders)
+        self._carry_out(entry, entry.orders)
         return entry
 
     def _next(self) -> bool:
-        moment = self._agenda.next()
-        if moment is None:
+        upcoming = self._agenda.next()
+        if upcoming is None:
             return False
-        self.now, events = moment
+        self.now, events = upcoming
         self.step(events)
         return True
 
-    def _act(self, entry: Entry, orders: Iterable[Order]) -> None:
+    def _carry_out(self, entry: Entry, orders: Iterable[Order]) -> None:
         self._backend.carry_out(self.now, orders)
         if entry.wake_at is not None:
             self._agenda.wake(entry.wake_at)
 
 
-def everybody(view: View) -> set[str]:
-    """Whoever has come and is not over; each is in one place only."""
-    places: Sequence[Iterable[str]] = (view.waiting, view.active, view.held, view.infeasible)
-    listed = [job_id for place in places for job_id in place]
-    assert len(listed) == len(set(listed)), f"a job is in two places at once: {sorted(listed)}"
-    return set(listed)
+def unfinished_jobs(view: View) -> set[str]:
+    """Return the jobs that were submitted and have not ended; each must be in exactly one state."""
+    by_state: Sequence[Iterable[str]] = (view.waiting, view.active, view.held, view.infeasible)
+    job_ids = [job_id for state in by_state for job_id in state]
+    assert len(job_ids) == len(set(job_ids)), f"a job is in two states at once: {sorted(job_ids)}"
+    return set(job_ids)
 
 
 class Disturbances:
-    """Seeded ones, one after the other."""
+    """An endless sequence of random disturbances."""
 
     def __init__(self, seed: int) -> None:
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
 
     def __iter__(self) -> Iterator[Disturbance]:
         while True:
-            yield self._chance.choice((self.hold, self.hold, self.release, self.recall, self.recall, self.cancel))
+            yield self._rng.choice((self.hold, self.hold, self.release, self.recall, self.recall, self.cancel))
 
     def hold(self, view: View) -> Iterator[Event]:
-        """One that waits and one that runs."""
-        for some in (view.waiting, view.runs):
-            yield from map(JobHeld, self._one_of(some))
+        """Hold one waiting and one running job."""
+        for jobs in (view.waiting, view.runs):
+            yield from map(JobHeld, self._choose_one(jobs))
 
     def release(self, view: View) -> Iterator[Event]:
-        """One of those that are held."""
-        yield from map(JobReleased, self._one_of(view.held))
+        """Release one held job."""
+        yield from map(JobReleased, self._choose_one(view.held))
 
     def recall(self, view: View) -> Iterator[Event]:
-        """Two runs, preemptible or not."""
-        for job_id in (*self._one_of(view.runs), *self._one_of(view.runs)):
+        """Recall two runs, preemptible or not."""
+        for job_id in (*self._choose_one(view.runs), *self._choose_one(view.runs)):
             yield RunRecalled(job_id, view.runs[job_id].number, "drained")
 
     def cancel(self, view: View) -> Iterator[Event]:
-        """One that waits, rarely one that runs."""
-        yield from map(JobCancelled, self._one_of(view.waiting if self._chance.random() < 0.8 else view.runs))
+        """Cancel one waiting job, or sometimes a running one."""
+        yield from map(JobCancelled, self._choose_one(view.waiting if self._rng.random() < 0.8 else view.runs))
 
-    def _one_of(self, some: Iterable[str]) -> list[str]:
-        there = [job_id for job_id in some if job_id != DRAINED.id]
-        return [self._chance.choice(there)] if there else []
+    def _choose_one(self, jobs: Iterable[str]) -> list[str]:
+        candidates = [job_id for job_id in jobs if job_id != DRAIN_PLACEHOLDER.id]
+        return [self._rng.choice(candidates)] if candidates else []
 
 
 def release_all(view: View) -> Iterator[Event]:
-    """Whoever is held, and whoever will be."""
+    """Release all held jobs, and all running jobs that will be held when they have stopped."""
     yield from map(JobReleased, (*view.held, *view.runs))
 
 
-def drained_gpu(view: View) -> Iterator[Event]:
-    """A GPU of the last node that has a free one is shown as a run that never ends, of a job that nobody may stop."""
+def drain_one_gpu(view: View) -> Iterator[Event]:
+    """Drain a free GPU on the last node that has one: a placeholder job, which is not preemptible, occupies it."""
     nodes, free = view.cluster.nodes, view.trial().free
-    places = [(node, gpu) for node in reversed(range(len(nodes))) for gpu in range(nodes[node].gpus)]
-    for node, gpu in places:
+    gpus = [(node, gpu) for node in reversed(range(len(nodes))) for gpu in range(nodes[node].gpus)]
+    for node, gpu in gpus:
         allocation = Allocation((Share(node, (gpu,)),))
         if view.is_up(node) and free.has(allocation.placement):
-            yield from adopted(DRAINED, allocation, max(0.0, view.now))
+            yield from adopt(DRAIN_PLACEHOLDER, allocation, max(0.0, view.now))
             return
 
 
-DRAINED = make_job("drained", work=None, tenant="refold", preemptible=False)
+DRAIN_PLACEHOLDER = make_job("drained", work=None, tenant="refold", preemptible=False)
 
 
-def adopted(job: Job, allocation: Allocation, since: Seconds) -> tuple[Event, ...]:
-    """A job comes that runs already."""
+def adopt(job: Job, allocation: Allocation, since: Seconds) -> tuple[Event, ...]:
+    """Submit a job that is already running."""
     return JobSubmitted(msgspec.structs.replace(job, submitted=since)), RunAdopted(job.id, 1, allocation, since)

@@ -1,4 +1,4 @@
-"""Jobs and clusters in one short call, for tests that read as sentences."""
+"""Factories of jobs and clusters for tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,20 @@ def make_job(
     types: Iterable[str] = (),
     **more: Any,
 ) -> Job:
-    """A job of `instances` × `gpus` GPUs that was submitted `at` some time; `more` are fields of Job."""
+    """Return a job that requests `instances` × `gpus` GPUs.
+
+    Args:
+        id: the id of the job.
+        at: submission time in seconds.
+        work: run time in seconds on the requested resources; None if unknown.
+        instances: instances of the gang.
+        gpus: GPUs per instance.
+        share: fraction of each GPU, such as 0.5.
+        cpus: CPUs per instance.
+        memory_gib: memory per instance.
+        types: accepted GPU types; empty accepts all.
+        more: other fields of `Job`, such as `tenant` or `reshapable`.
+    """
     demand = Demand(
         instances,
         gpus,
@@ -40,10 +53,18 @@ def make_cluster(
     memory_gib: float = 512.0,
     speeds: dict[str, float] | None = None,
 ) -> Cluster:
-    """One node per size: `make_cluster(8, 8, 4)` has nodes n0, n1, n2 with 8, 8 and 4 GPUs."""
-    kinds = [types] * len(sizes) if isinstance(types, str) else list(types)
+    """Return a cluster with one node per size: `make_cluster(8, 8, 4)` has nodes n0, n1, n2 with 8, 8 and 4 GPUs.
+
+    Args:
+        sizes: GPUs of each node.
+        types: GPU type of all nodes, or one per node.
+        cpus: CPUs per node.
+        memory_gib: memory per node.
+        speeds: relative speeds of GPU types; 1.0 if not given.
+    """
+    type_names = [types] * len(sizes) if isinstance(types, str) else list(types)
     nodes = tuple(
-        Node(f"n{index}", gpus, kind if gpus else "", milli_from_number(cpus), mib_from_gib(memory_gib))
-        for index, (gpus, kind) in enumerate(zip(sizes, kinds, strict=True))
+        Node(f"n{index}", gpus, gpu_type if gpus else "", milli_from_number(cpus), mib_from_gib(memory_gib))
+        for index, (gpus, gpu_type) in enumerate(zip(sizes, type_names, strict=True))
     )
     return Cluster(nodes, tuple(GpuType(name, speed=speed) for name, speed in (speeds or {}).items()))

@@ -1,6 +1,6 @@
-"""Read and write job histories and clusters.
+"""Read and write job traces and cluster descriptions.
 
-A trace format is one module with `recognises(first_line)` and `read(source, ...)`, and one line in the table of
+To add a trace format, write a module with `recognises(first_line)` and `read(source, ...)` and add it to `FORMATS` in
 `formats.py`.
 """
 

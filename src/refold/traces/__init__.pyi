@@ -1,5 +1,5 @@
-from .adapt import for_cluster as for_cluster, with_types_of as with_types_of
-from .clusters import ANY_TYPE as ANY_TYPE
+from .adapt import adapt_to_cluster as adapt_to_cluster, relax_missing_types as relax_missing_types
+from .clusters import UNKNOWN_GPU_TYPE as UNKNOWN_GPU_TYPE
 from .formats import (
     FORMATS as FORMATS,
     SHIPPED as SHIPPED,
@@ -14,9 +14,9 @@ from .synthetic import (
     PoissonArrivals as PoissonArrivals,
     SizeClass as SizeClass,
     WorkloadShape as WorkloadShape,
-    calibrated as calibrated,
     enlarge as enlarge,
-    everyday as everyday,
+    everyday_workload as everyday_workload,
+    fit_shape as fit_shape,
     generate as generate,
 )
-from .trace import Trace as Trace, counted as counted
+from .trace import Trace as Trace, format_count as format_count

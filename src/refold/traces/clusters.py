@@ -1,4 +1,4 @@
-"""Clusters from files: YAML for people, CSV as traces have them, and shorthand such as '16x8:A100'."""
+"""Read and write clusters: YAML, the CSV node lists of public traces, and shorthand such as '16x8:A100'."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import yaml
 from refold.errors import BadFile, BadInput, BadValue
 from refold.model import (
     ETHERNET,
-    LARGEST,
+    MAX_AMOUNT,
     MAX_GPUS_PER_NODE,
     PCIE,
     WHOLE,
@@ -30,34 +30,34 @@ from refold.model import (
     mib_from_gib,
     milli_from_number,
 )
-from refold.traces.text_source import BadCell, TextSource, TextTable, number, open_source, whole
+from refold.traces.text_source import BadCell, TextSource, TextTable, open_source, parse_number, parse_whole
 
-ANY_TYPE = "GPU"
-"""What a GPU is called whose type nobody said."""
+UNKNOWN_GPU_TYPE = "GPU"
+"""The type name of GPUs whose type is not given."""
 
-MOST_NODES = 100_000
-"""More nodes than any cluster has: beyond it, somebody mistyped."""
+MAX_NODES = 100_000
+"""Maximum number of nodes in a cluster; a larger number is most likely a typing error."""
 
 _SHORTHAND = re.compile(r"(\d{1,18})[xX×](\d{1,18})(?::([^+,:\s]+))?", re.ASCII)
 _RANGE = re.compile(r"(.*)\[([\d,-]+)\](.*)", re.ASCII)
-MOST_DIGITS = 18
-"""Of the number of a node."""
+MAX_DIGITS = 18
+"""Maximum digits of a node number in a range such as 'a[0-15]'."""
 
 _YAML_ENDINGS = (".yaml", ".yml", ".json")
 
 
 def read(path: str | Path) -> Cluster:
-    """From a file; where there is none, by the name of a shipped cluster or from shorthand."""
+    """Read a cluster from a file, or, if no such file exists, from shorthand or by the name of a shipped cluster."""
     text = str(path)
     if not text.strip() or path == Path():
-        raise BadInput("the name of the cluster is empty; give a file, 'demo', or shorthand such as 16x8:A100")
+        raise BadInput("the cluster name is empty; give a file, 'demo', or shorthand such as 16x8:A100")
     if not Path(path).exists():
         if all(_SHORTHAND.fullmatch(part) for part in text.split("+")):
             return from_shorthand(text)
         if (files("refold.traces") / "shipped" / f"{text}.yaml").is_file() and "/" not in text:
             with as_file(files("refold.traces") / "shipped" / f"{text}.yaml") as shipped:
                 return _from_yaml(open_source(shipped))
-        raise BadFile(path, "no such file, and no shorthand such as 16x8:A100 (16 nodes of 8 A100s)")
+        raise BadFile(path, "no such file, and not shorthand such as 16x8:A100 (16 nodes with 8 A100s each)")
     source = open_source(Path(path))
     if Path(path).name.removesuffix(".gz").endswith(_YAML_ENDINGS) or "," not in source.first_line:
         return _from_yaml(source)
@@ -65,17 +65,17 @@ def read(path: str | Path) -> Cluster:
 
 
 def from_shorthand(text: str) -> Cluster:
-    """'135x8', '16x8:A100' or '16x8:A100+4x2:T4'; nothing is known of CPUs and memory."""
+    """Parse '135x8', '16x8:A100' or '16x8:A100+4x2:T4'; CPUs and memory are unknown."""
     nodes: list[Node] = []
     for part in text.split("+"):
         match = _SHORTHAND.fullmatch(part)
         if match is None:
-            raise BadValue(f"{part!r} is not a cluster; write it as 16x8 or 16x8:A100")
-        count, gpus, gpu_type = int(match[1]), int(match[2]), match[3] or ANY_TYPE
-        if not 0 < count <= MOST_NODES - len(nodes):
-            raise BadValue(f"{text!r} has too few or too many nodes, expected 1 to {MOST_NODES:,} in all")
+            raise BadValue(f"{part!r} is not a cluster; expected shorthand such as 16x8 or 16x8:A100")
+        count, gpus, gpu_type = int(match[1]), int(match[2]), match[3] or UNKNOWN_GPU_TYPE
+        if not 0 < count <= MAX_NODES - len(nodes):
+            raise BadValue(f"{text!r} has too few or too many nodes, expected 1 to {MAX_NODES:,} in total")
         if gpus > MAX_GPUS_PER_NODE:
-            raise BadValue(f"{part!r} has {gpus:,} GPUs on a node, expected 0 to {MAX_GPUS_PER_NODE}")
+            raise BadValue(f"{part!r} has {gpus:,} GPUs per node, expected 0 to {MAX_GPUS_PER_NODE}")
         nodes += [Node(f"node{len(nodes) + i}", gpus, gpu_type if gpus else "") for i in range(count)]
     return Cluster(tuple(nodes), name=text, cpus_known=False, memory_known=False)
 
@@ -83,12 +83,12 @@ def from_shorthand(text: str) -> Cluster:
 # --- YAML ---------------------------------------------------------------------------------------------------
 
 
-DEEPEST = 20
-"""No cluster file is nested deeper than this."""
+MAX_NESTING = 20
+"""Maximum levels of nesting in a cluster file."""
 
 
 class _NodeEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """One node of the file, or several that only differ in their number."""
+    """One node of the file, or several nodes that differ only in their number."""
 
     name: str
     count: int | None = None
@@ -103,7 +103,7 @@ class _NodeEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _ClusterEntry(msgspec.Struct, forbid_unknown_fields=True):
-    """The whole file."""
+    """The root of the file."""
 
     nodes: list[_NodeEntry]
     name: str = ""
@@ -117,13 +117,13 @@ class _ClusterEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 def _from_yaml(source: TextSource) -> Cluster:
     try:
-        entry = msgspec.convert(_document(source), _ClusterEntry)
+        entry = msgspec.convert(_load_yaml(source), _ClusterEntry)
     except msgspec.ValidationError as error:
-        raise BadFile(source.path, _problem_with_key(error)) from None
-    cpus_known = _known(source, entry.cpus_known, "cpus", [node.cpus for node in entry.nodes])
-    memory_known = _known(source, entry.memory_known, "memory_gib", [node.memory_gib for node in entry.nodes])
-    _refuse_unknown_racks(source, entry)
-    nodes = [node for index, line in enumerate(entry.nodes) for node in _nodes(source, index, line)]
+        raise BadFile(source.path, _format_validation_error(error)) from None
+    cpus_known = _is_known(source, entry.cpus_known, "cpus", [node.cpus for node in entry.nodes])
+    memory_known = _is_known(source, entry.memory_known, "memory_gib", [node.memory_gib for node in entry.nodes])
+    _check_racks(source, entry)
+    nodes = [node for index, node_entry in enumerate(entry.nodes) for node in _nodes(source, index, node_entry)]
     try:
         return Cluster(
             tuple(nodes),
@@ -139,59 +139,58 @@ def _from_yaml(source: TextSource) -> Cluster:
         raise BadFile(source.path, str(error)) from None
 
 
-def _document(source: TextSource) -> object:
+def _load_yaml(source: TextSource) -> object:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        _refuse_deep_nesting(source, loader)
+        _check_nesting(source, loader)
         document = yaml.load(source.text, Loader=loader)
-        _refuse_absurd_numbers(source, document, "")
+        _check_numbers(source, document, "")
     except yaml.YAMLError as error:
         raise BadFile(source.path, f"is not YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
-        raise BadFile(source.path, "holds itself: it has an alias of a part that it is in") from None
+        raise BadFile(source.path, "contains itself: an alias refers to a node that encloses it") from None
     return document
 
 
-def _refuse_deep_nesting(source: TextSource, loader: Any) -> None:
-    """Before it is loaded: what is nested some ten thousand times ends the process, not the loading."""
+def _check_nesting(source: TextSource, loader: Any) -> None:
+    """Reject deep nesting before loading: at some ten thousand levels the loader crashes the process."""
     depth = 0
     for event in yaml.parse(source.text, Loader=loader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
-        if depth > DEEPEST:
-            raise BadFile(source.path, f"is nested too deeply, expected at most {DEEPEST} levels")
+        if depth > MAX_NESTING:
+            raise BadFile(source.path, f"is nested too deeply, expected at most {MAX_NESTING} levels")
 
 
-def _refuse_absurd_numbers(source: TextSource, value: object, key: str) -> None:
-    """NaN, infinities and numbers beyond reason, wherever they stand."""
+def _check_numbers(source: TextSource, value: object, key: str) -> None:
+    """Reject NaN, infinities and numbers above MAX_AMOUNT anywhere in the document."""
     if isinstance(value, dict):
         for name, inner in value.items():
-            _refuse_absurd_numbers(source, inner, f"{key}.{name}" if key else str(name))
+            _check_numbers(source, inner, f"{key}.{name}" if key else str(name))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            _refuse_absurd_numbers(source, inner, f"{key}[{index}]")
-    elif isinstance(value, int | float) and not (math.isfinite(value) and abs(value) <= LARGEST):
-        raise BadFile(source.path, f"{key} is {value}, expected a number from 0 to {LARGEST}")
+            _check_numbers(source, inner, f"{key}[{index}]")
+    elif isinstance(value, int | float) and not (math.isfinite(value) and abs(value) <= MAX_AMOUNT):
+        raise BadFile(source.path, f"{key} is {value}, expected a number from 0 to {MAX_AMOUNT}")
 
 
-def _problem_with_key(error: msgspec.ValidationError) -> str:
-    """'Expected `int`, got `str` - at `$.nodes[2].gpus`' as 'nodes[2].gpus: expected int, got str'."""
-    problem, _, place = str(error).replace("`", "").partition(" - at ")
-    key = re.sub(r"^\$\.?", "", place)
+def _format_validation_error(error: msgspec.ValidationError) -> str:
+    """Format 'Expected `int`, got `str` - at `$.nodes[2].gpus`' as 'nodes[2].gpus: expected int, got str'."""
+    problem, _, json_path = str(error).replace("`", "").partition(" - at ")
+    key = re.sub(r"^\$\.?", "", json_path)
     problem = problem[:1].lower() + problem[1:] if problem[1:2].islower() else problem
-    problem += _nearest_key(key, problem)
+    problem += _suggest_key(key, problem)
     return f"{key}: {problem}" if key else problem
 
 
-def _nearest_key(place: str, problem: str) -> str:
-    """What an unknown key may have been meant to be, and what else could stand there."""
-    _, found, unknown = problem.partition("unknown field ")
-    if not found:
+def _suggest_key(path: str, problem: str) -> str:
+    """Return a suggestion for an unknown key: the nearest known key and the list of known keys."""
+    _, separator, unknown = problem.partition("unknown field ")
+    if not separator:
         return ""
-    where = re.sub(r"\[\d+\]", "", place)
-    struct = _STRUCT_OF_KEY.get(where)
+    struct = _STRUCT_OF_KEY.get(re.sub(r"\[\d+\]", "", path))
     if struct is None:
         return ""
     known = [field.name for field in msgspec.structs.fields(struct)]
@@ -208,18 +207,18 @@ _STRUCT_OF_KEY: dict[str, type[msgspec.Struct]] = {
     "nodes": _NodeEntry,
     "nodes.inside": Link,
 }
-"""What may stand where in the file."""
+"""The type of the mapping at each path of the file."""
 
 
-def _known(source: TextSource, said: bool | None, key: str, amounts: list[float | None]) -> bool:
-    """Whether an amount is known: of all nodes or of none."""
-    given = [amount is not None for amount in amounts]
-    if any(given) and not all(given):
-        raise BadFile(source.path, f"nodes[{given.index(False)}].{key} is missing, though other nodes have it")
-    return any(given) if said is None else said
+def _is_known(source: TextSource, stated: bool | None, key: str, amounts: list[float | None]) -> bool:
+    """Return whether an amount is known; it must be given for all nodes or for none."""
+    is_given = [amount is not None for amount in amounts]
+    if any(is_given) and not all(is_given):
+        raise BadFile(source.path, f"nodes[{is_given.index(False)}].{key} is missing, though other nodes have it")
+    return any(is_given) if stated is None else stated
 
 
-def _refuse_unknown_racks(source: TextSource, entry: _ClusterEntry) -> None:
+def _check_racks(source: TextSource, entry: _ClusterEntry) -> None:
     known = {rack.name for rack in entry.racks}
     for index, node in enumerate(entry.nodes):
         if known and node.rack and node.rack not in known:
@@ -232,7 +231,7 @@ def _nodes(source: TextSource, index: int, entry: _NodeEntry) -> Iterator[Node]:
             yield Node(
                 name,
                 entry.gpus,
-                entry.gpu_type or (ANY_TYPE if entry.gpus else ""),
+                entry.gpu_type or (UNKNOWN_GPU_TYPE if entry.gpus else ""),
                 milli_from_number(entry.cpus or 0.0),
                 mib_from_gib(entry.memory_gib or 0.0),
                 entry.rack,
@@ -245,29 +244,29 @@ def _nodes(source: TextSource, index: int, entry: _NodeEntry) -> Iterator[Node]:
 
 
 def _names(pattern: str, count: int | None) -> list[str]:
-    """'a[0-2]' is a0, a1, a2; 'a' with a count of 3 is the same; 'a' alone is a."""
+    """Expand 'a[0-2]', or 'a' with a count of 3, to a0, a1, a2; 'a' without a count is one node."""
     match = _RANGE.fullmatch(pattern)
     if match is None:
         if count is None:
             return [pattern]
-        if not 0 < count <= MOST_NODES:
-            raise BadValue(f"count is {count}, expected 1 to {MOST_NODES:,}")
-        return [f"{pattern}{number}" for number in range(count)]
+        if not 0 < count <= MAX_NODES:
+            raise BadValue(f"count is {count}, expected 1 to {MAX_NODES:,}")
+        return [f"{pattern}{index}" for index in range(count)]
     parts = [_range(part) for part in match[2].split(",")]
-    if (wanted := sum(map(len, parts))) > MOST_NODES:
-        raise BadValue(f"{pattern!r} is too large: it names {wanted:,} nodes, expected at most {MOST_NODES:,}")
+    if (total := sum(map(len, parts))) > MAX_NODES:
+        raise BadValue(f"{pattern!r} is too large: it names {total:,} nodes, expected at most {MAX_NODES:,}")
     width = [len(part.partition("-")[0]) for part in match[2].split(",")]
-    numbers = [f"{number:0{digits}}" for part, digits in zip(parts, width, strict=True) for number in part]
-    names = [f"{match[1]}{number}{match[3]}" for number in numbers]
+    numbers = [f"{index:0{digits}}" for part, digits in zip(parts, width, strict=True) for index in part]
+    names = [f"{match[1]}{digits}{match[3]}" for digits in numbers]
     if count not in (None, len(names)):
         raise BadValue(f"count is {count}, but {pattern!r} names {len(names)} nodes")
     return names
 
 
 def _range(part: str) -> range:
-    """'08-11' is 8, 9, 10, 11."""
+    """Parse '08-11' as 8, 9, 10, 11."""
     first, dash, last = part.partition("-")
-    if not first.isdigit() or (dash and not last.isdigit()) or max(len(first), len(last)) > MOST_DIGITS:
+    if not first.isdigit() or (dash and not last.isdigit()) or max(len(first), len(last)) > MAX_DIGITS:
         raise BadValue(f"{part!r} is not a range such as 0-15")
     end = int(last) if dash else int(first)
     if end < int(first):
@@ -276,22 +275,22 @@ def _range(part: str) -> range:
 
 
 def write(cluster: Cluster, path: Path) -> None:
-    """YAML in which equal neighbours share one line; `read` gives the same cluster back."""
+    """Write the cluster as YAML; equal neighbouring nodes share one entry. `read` returns the same cluster."""
     entry: dict[str, Any] = {"name": cluster.name}
     if cluster.network != ETHERNET:
-        entry["network"] = _plain(cluster.network)
+        entry["network"] = _to_mapping(cluster.network)
     if cluster.gpu_types:
-        entry["gpu_types"] = [_plain(gpu_type) for gpu_type in cluster.gpu_types]
+        entry["gpu_types"] = [_to_mapping(gpu_type) for gpu_type in cluster.gpu_types]
     if cluster.racks:
-        entry["racks"] = [_plain(rack) for rack in cluster.racks]
+        entry["racks"] = [_to_mapping(rack) for rack in cluster.racks]
     if cluster.tenants:
-        entry["tenants"] = [_plain(tenant) for tenant in cluster.tenants]
-    amounts_unknown = {
+        entry["tenants"] = [_to_mapping(tenant) for tenant in cluster.tenants]
+    known_and_present = {
         "cpus_known": (cluster.cpus_known, any(node.cpu_milli for node in cluster.nodes)),
         "memory_known": (cluster.memory_known, any(node.memory_mib for node in cluster.nodes)),
     }
-    # Leaving the amounts out says that they are unknown; only an unknown amount that is there must say so.
-    entry |= {key: False for key, (known, there) in amounts_unknown.items() if there and not known}
+    # Amounts that are absent are read as unknown; only amounts that are present but unknown need the key.
+    entry |= {key: False for key, (known, present) in known_and_present.items() if present and not known}
     entry["nodes"] = list(_node_entries(cluster))
     text = yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=100)
     try:
@@ -300,12 +299,12 @@ def write(cluster: Cluster, path: Path) -> None:
         raise BadFile(path, f"cannot be written: {error.strerror or error}") from None
 
 
-def _plain(noun: GpuType | Link | Rack | Tenant) -> dict[str, Any]:
-    fields: dict[str, Any] = msgspec.to_builtins(noun)
-    return {name: _short(value) if isinstance(value, float) else value for name, value in fields.items()}
+def _to_mapping(struct: GpuType | Link | Rack | Tenant) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(struct)
+    return {name: _int_if_whole(value) if isinstance(value, float) else value for name, value in fields.items()}
 
 
-def _short(value: float) -> int | float:
+def _int_if_whole(value: float) -> int | float:
     return int(value) if value == int(value) else value
 
 
@@ -315,32 +314,32 @@ def _node_entries(cluster: Cluster) -> Iterator[dict[str, Any]]:
         if first.gpus or first.gpu_type:
             entry |= {"gpus": first.gpus, "gpu_type": first.gpu_type}
         if cluster.cpus_known or first.cpu_milli:
-            entry["cpus"] = _short(first.cpu_milli / WHOLE)
+            entry["cpus"] = _int_if_whole(first.cpu_milli / WHOLE)
         if cluster.memory_known or first.memory_mib:
-            entry["memory_gib"] = _short(first.memory_mib / 1024)
+            entry["memory_gib"] = _int_if_whole(first.memory_mib / 1024)
         if first.rack:
             entry["rack"] = first.rack
         if first.inside != PCIE:
-            entry["inside"] = _plain(first.inside)
+            entry["inside"] = _to_mapping(first.inside)
         for key, watts in (("idle_watts", first.idle_watts), ("busy_watts", first.busy_watts)):
             if watts:
-                entry[key] = _short(watts)
+                entry[key] = _int_if_whole(watts)
         yield entry
 
 
 def _equal_neighbours(nodes: tuple[Node, ...]) -> Iterator[tuple[Node, list[str]]]:
-    """Runs of nodes that differ only in the number at the end of their names, which counts up by one."""
+    """Group neighbouring nodes that differ only in a number at the end of their names that counts up by one."""
 
-    def alike(place_and_node: tuple[int, Node]) -> tuple[object, ...]:
-        place, node = place_and_node
+    def group_key(indexed_node: tuple[int, Node]) -> tuple[object, ...]:
+        index, node = indexed_node
         stem, digits = _stem_and_digits(node.name)
-        step = int(digits) - place if digits else node.name
-        return (stem, step, msgspec.structs.replace(node, name="any"))
+        offset = int(digits) - index if digits else node.name
+        return (stem, offset, msgspec.structs.replace(node, name="any"))
 
-    for _, group in groupby(enumerate(nodes), key=alike):
+    for _, group in groupby(enumerate(nodes), key=group_key):
         first, *others = (node for _, node in group)
         names = [first.name, *(node.name for node in others)]
-        if len(names) > 1 and _names(_pattern(names), None) != names:  # 8, 9, 010: written one by one
+        if len(names) > 1 and _names(_pattern(names), None) != names:  # such as 8, 9, 010
             yield from ((first, [name]) for name in names)
         else:
             yield first, names
@@ -353,10 +352,10 @@ def _stem_and_digits(name: str) -> tuple[str, str]:
 
 
 def _pattern(names: list[str]) -> str:
-    """What `_names` reads back. A lone name that looks like a pattern cannot be written."""
+    """Return a pattern that `_names` expands to these names. A single name that looks like a range is an error."""
     if len(names) == 1:
         if _RANGE.fullmatch(names[0]):
-            raise BadValue(f"node {names[0]!r} cannot be written: its name reads as a range")
+            raise BadValue(f"node {names[0]!r} cannot be written: its name would be read as a range")
         return names[0]
     stem, first = _stem_and_digits(names[0])
     return f"{stem}[{first}-{_stem_and_digits(names[-1])[1]}]"
@@ -387,43 +386,43 @@ def _cluster_of_rows(
     cpu_milli: Callable[[float], int],
     memory_mib: Callable[[float], int],
 ) -> Cluster:
-    """A node a row; CPUs or memory that no node has are not known."""
+    """Build a cluster from one row per node; CPUs or memory that no row gives are unknown."""
     name, gpu_type, gpus, cpu, memory = columns
     cells = [table.index(column) for column in columns]
     nodes: list[Node] = []
-    given: dict[str, bool] = {}
+    is_given: dict[str, bool] = {}
 
     def amount(text: str, column: str) -> float:
-        """All nodes have it, or none has."""
-        if given.setdefault(column, bool(text)) != bool(text):
+        """Parse an amount that all rows must give, or none."""
+        if is_given.setdefault(column, bool(text)) != bool(text):
             raise BadCell(column, text, "a number in every row, or in none")
-        return number(text, column) if text else 0.0
+        return parse_number(text, column) if text else 0.0
 
     for row in table.rows():
         try:
             if len(row) != len(table.columns):
                 raise BadCell("row", f"{len(row)} cells", f"{len(table.columns)} cells")
             cell = dict(zip(columns, (row[index] for index in cells), strict=True))
-            count = whole(cell[gpus], gpus)
+            count = parse_whole(cell[gpus], gpus)
             nodes.append(
                 Node(
                     cell[name],
                     count,
-                    (cell[gpu_type] or ANY_TYPE) if count else "",
+                    (cell[gpu_type] or UNKNOWN_GPU_TYPE) if count else "",
                     cpu_milli(amount(cell[cpu], cpu)),
                     memory_mib(amount(cell[memory], memory)),
                 )
             )
-        except BadCell as wrong:
-            raise table.bad(wrong) from None
+        except BadCell as bad_cell:
+            raise table.bad_row(bad_cell) from None
         except BadValue as error:
-            raise table.bad(BadCell("row", str(error), "a node that can be built")) from None
+            raise table.bad_row(BadCell("row", str(error), "a valid node")) from None
     try:
         return Cluster(
             tuple(nodes),
             name=source.name,
-            cpus_known=given.get(cpu, False),
-            memory_known=given.get(memory, False),
+            cpus_known=is_given.get(cpu, False),
+            memory_known=is_given.get(memory, False),
         )
     except BadValue as error:
         raise BadFile(source.path, str(error)) from None

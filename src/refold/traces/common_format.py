@@ -1,7 +1,7 @@
-"""The common columns: one plain table that every other format can be written as, and read back from.
+"""The common format: a CSV table that every trace can be converted to.
 
-What a column cannot say (a class, a plan, a time limit) stands in `extra`, parted by `|`, as `key=JSON`
-(a class stands without quotes: `class=best-effort`).
+Job fields without a column of their own (class, plan, time limit and so on) are stored in `extra` as `key=JSON`,
+separated by `|`. The class is written without quotes: `class=best-effort`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from refold.errors import BadFile
 from refold.model import WHOLE, Demand, Job, JobClass, mib_from_gib, milli_from_number
 from refold.traces.text_source import (
     BadCell,
-    JobOfRow,
+    RowParser,
     TextSource,
     TextTable,
-    jobs_of_rows,
-    number,
-    number_or_none,
-    type_list,
-    whole,
+    parse_gpu_types,
+    parse_number,
+    parse_number_or_none,
+    parse_rows,
+    parse_whole,
 )
-from refold.traces.trace import Trace, in_order, in_whole_file
+from refold.traces.trace import Trace, make_trace, whole_file_note
 
 COLUMNS = (
     "job_id",
@@ -48,7 +48,7 @@ COLUMNS = (
     "truncated",
     "extra",
 )
-NEEDED = ("job_id", "submit_s", "num_gpu")
+REQUIRED_COLUMNS = ("job_id", "submit_s", "num_gpu")
 
 CLASS_OF_QOS = {
     "BE": "best-effort",
@@ -57,7 +57,7 @@ CLASS_OF_QOS = {
     "Burstable": "guaranteed",
     "Guaranteed": "guaranteed",
 }
-"""Kubernetes' words for how a pod may be treated, as openb has them."""
+"""The job class of each quality-of-service class in openb."""
 
 _DEMAND_COLUMNS = (
     "num_inst",
@@ -89,84 +89,89 @@ _DEFAULTS = Job("defaults")
 
 
 def recognises(first_line: str) -> bool:
-    """The header has our names."""
-    return set(NEEDED) <= set(first_line.split(","))
+    """Return whether the header has the required columns."""
+    return set(REQUIRED_COLUMNS) <= set(first_line.split(","))
 
 
 def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
-    """Jobs from the common columns, in any order; only job_id, submit_s and num_gpu must be there."""
+    """Read the jobs; columns may be in any order, and only job_id, submit_s and num_gpu are required."""
     table = TextTable(source)
-    for column in NEEDED:
+    for column in REQUIRED_COLUMNS:
         table.index(column)
-    cut: list[str] = []
-    jobs, left_out = jobs_of_rows(table, _job_reader(table, gpus_per_instance, cut), skip_bad=skip_bad)
-    return in_order(source.name, jobs, left_out=left_out, notes=_notes(jobs, cut))
+    truncated_ids: list[str] = []
+    jobs, skipped_rows = parse_rows(table, _make_row_parser(table, gpus_per_instance, truncated_ids), skip_bad=skip_bad)
+    return make_trace(source.name, jobs, skipped_rows=skipped_rows, notes=_notes(jobs, truncated_ids))
 
 
-def _notes(jobs: list[Job], cut: list[str]) -> list[str]:
+def _notes(jobs: list[Job], truncated_ids: list[str]) -> list[str]:
     unknown = sum(job.work is None for job in jobs)
-    notes = [in_whole_file(len(cut), "duration", "cut short by the source, and read so")] if cut else []
-    return notes + ([in_whole_file(unknown, "job", "without a duration")] if unknown else [])
+    notes = []
+    if truncated_ids:
+        notes.append(whole_file_note(len(truncated_ids), "duration", "truncated by the source, used as given"))
+    return notes + ([whole_file_note(unknown, "job", "without a duration")] if unknown else [])
 
 
-def _job_reader(table: TextTable, gpus_per_instance: int, cut: list[str]) -> JobOfRow:
-    """How to read a row; ids of jobs cut short go to `cut`. Few demands differ, so each is read once."""
+def _make_row_parser(table: TextTable, gpus_per_instance: int, truncated_ids: list[str]) -> RowParser:
+    """Return a parser of rows that adds the ids of truncated jobs to `truncated_ids`.
+
+    Few demands differ, so each is parsed once.
+    """
     width = len(table.columns)
 
     def cells(*columns: str) -> Callable[[list[str]], tuple[str, ...]]:
-        """These columns of a row; one that the file lacks reads as empty (the cell behind the last)."""
-        found = (table.index_or_none(column) for column in columns)
-        return itemgetter(*(width if index is None else index for index in found))
+        """Return a getter of these columns; missing columns read the empty cell that is added to each row."""
+        indices = (table.index_or_none(column) for column in columns)
+        return itemgetter(*(width if index is None else index for index in indices))
 
-    own_cells = cells("job_id", "submit_s", "duration_s", "user", "group", "truncated", "extra")
+    job_cells = cells("job_id", "submit_s", "duration_s", "user", "group", "truncated", "extra")
     demand_cells = cells(*_DEMAND_COLUMNS)
     demands: dict[tuple[str, ...], Demand] = {}
 
-    def job_of_row(row: list[str]) -> Job:
+    def parse_row(row: list[str]) -> Job:
         row.append("")
         key = demand_cells(row)
         demand = demands.get(key)
         if demand is None:
-            demand = demands[key] = _demand(gpus_per_instance, *key)
-        job_id, submitted, duration, user, group, truncated, extra = own_cells(row)
+            demand = demands[key] = _parse_demand(gpus_per_instance, *key)
+        job_id, submitted, duration, user, group, truncated, extra = job_cells(row)
         if not job_id:
             raise BadCell("job_id", job_id, "a name")
-        seconds = number(submitted, "submit_s")
-        work = number(duration, "duration_s") if duration else None
+        seconds = parse_number(submitted, "submit_s")
+        work = parse_number(duration, "duration_s") if duration else None
         if truncated == "True":
-            cut.append(job_id)
+            truncated_ids.append(job_id)
         if extra:
-            fields = {"tenant": group or "default", **_fields_of_extra(extra)}
+            fields = {"tenant": group or "default", **_parse_extra(extra)}
             return Job(job_id, seconds, demand, work, user=user, **fields)
         return Job(job_id, seconds, demand, work, group or "default", user)
 
-    return job_of_row
+    return parse_row
 
 
-def _demand(gpus_per_instance: int, *cells: str) -> Demand:
+def _parse_demand(gpus_per_instance: int, *cells: str) -> Demand:
     num_inst, gpu_per_inst, num_gpu, gpu_milli, cpu_per_inst, mem_gib_per_inst, gpu_type = cells
-    total = whole(num_gpu, "num_gpu") if num_gpu or not gpu_per_inst else None
+    total = parse_whole(num_gpu, "num_gpu") if num_gpu or not gpu_per_inst else None
     if num_inst or gpu_per_inst:
-        instances = whole(num_inst, "num_inst") if num_inst else 1
-        gpus = whole(gpu_per_inst, "gpu_per_inst") if gpu_per_inst else (total or 0) // max(instances, 1)
+        instances = parse_whole(num_inst, "num_inst") if num_inst else 1
+        gpus = parse_whole(gpu_per_inst, "gpu_per_inst") if gpu_per_inst else (total or 0) // max(instances, 1)
         if instances < 1:
             raise BadCell("num_inst", num_inst, "a whole number ≥ 1")
         if total is not None and total != instances * gpus:
-            raise BadCell("num_gpu", num_gpu, f"{instances} × {gpus}, as num_inst and gpu_per_inst say")
+            raise BadCell("num_gpu", num_gpu, f"{instances} × {gpus}, the product of num_inst and gpu_per_inst")
     else:
         instances, gpus = equal_instances(total or 0, gpus_per_instance)
     return Demand(
         instances,
         gpus,
-        _share(gpu_milli, gpus),
-        milli_from_number(number_or_none(cpu_per_inst, "cpu_per_inst") or 0.0),
-        mib_from_gib(number_or_none(mem_gib_per_inst, "mem_gib_per_inst") or 0.0),
-        type_list(gpu_type),
+        _parse_gpu_milli(gpu_milli, gpus),
+        milli_from_number(parse_number_or_none(cpu_per_inst, "cpu_per_inst") or 0.0),
+        mib_from_gib(parse_number_or_none(mem_gib_per_inst, "mem_gib_per_inst") or 0.0),
+        parse_gpu_types(gpu_type),
     )
 
 
-def _share(gpu_milli: str, gpus: int) -> int:
-    milli = whole(gpu_milli, "gpu_milli") if gpu_milli else WHOLE
+def _parse_gpu_milli(gpu_milli: str, gpus: int) -> int:
+    milli = parse_whole(gpu_milli, "gpu_milli") if gpu_milli else WHOLE
     if milli == 0 and gpus == 0:
         return WHOLE
     if not 1 <= milli <= WHOLE:
@@ -175,21 +180,24 @@ def _share(gpu_milli: str, gpus: int) -> int:
 
 
 def equal_instances(total: int, gpus_per_instance: int) -> tuple[int, int]:
-    """Instances, and GPUs of each: the largest equal parts of `total` that are ≤ `gpus_per_instance`."""
+    """Split `total` GPUs into instances of equal size, as large as possible but at most `gpus_per_instance`.
+
+    Return the number of instances and the GPUs of each.
+    """
     if total == 0:
         return 1, 0
     size = next(size for size in range(min(total, gpus_per_instance), 0, -1) if total % size == 0)
     return total // size, size
 
 
-def _fields_of_extra(extra: str) -> dict[str, Any]:
-    """What `extra` says of a job: `key=JSON` for our keys, a QoS word, else the workload's name."""
+def _parse_extra(extra: str) -> dict[str, Any]:
+    """Parse `extra`: `key=JSON` for known keys, a quality-of-service class, or else the name of the workload."""
     fields: dict[str, Any] = {}
     for part in extra.split("|"):
         key, equals, value = part.partition("=")
         field = _FIELD_OF_KEY.get(key) if equals else None
         if field:
-            fields[field] = _value(field, key, value)
+            fields[field] = _parse_value(field, key, value)
         elif part in CLASS_OF_QOS:
             fields["job_class"] = CLASS_OF_QOS[part]
         else:
@@ -197,7 +205,7 @@ def _fields_of_extra(extra: str) -> dict[str, Any]:
     return fields
 
 
-def _value(field: str, key: str, value: str) -> object:
+def _parse_value(field: str, key: str, value: str) -> object:
     try:
         if field == "job_class":
             return msgspec.convert(value, JobClass)
@@ -207,60 +215,63 @@ def _value(field: str, key: str, value: str) -> object:
 
 
 def write(jobs: Iterable[Job], path: Path) -> None:
-    """The jobs as a table, gzipped when the name ends in .gz. GPU types may hold no '|', names no '\\r'."""
+    """Write the jobs as a table, gzipped if the name ends in .gz.
+
+    GPU types must not contain '|', and names no '\\r'.
+    """
     text = io.StringIO(newline="")
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(COLUMNS)
-    lines.writerows(map(_row, jobs))
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(map(_format_row, jobs))
     content = text.getvalue().encode()
     try:
-        # No time in the gzip header, so that the same jobs give the same bytes.
+        # No time stamp in the gzip header: the same jobs give the same bytes.
         path.write_bytes(gzip.compress(content, mtime=0) if path.name.endswith(".gz") else content)
     except OSError as error:
         raise BadFile(path, f"cannot be written: {error.strerror or error}") from None
 
 
-def _row(job: Job) -> tuple[object, ...]:
+def _format_row(job: Job) -> tuple[object, ...]:
     demand = job.demand
     return (
         job.id,
-        _plain(job.submitted),
-        "" if job.work is None else _plain(job.work),
+        _int_if_whole(job.submitted),
+        "" if job.work is None else _int_if_whole(job.work),
         demand.instances,
         demand.gpus,
         demand.instances * demand.gpus,
         demand.gpu_milli,
-        _plain(demand.cpu_milli / WHOLE),
-        _plain(demand.memory_mib / 1024),
+        _int_if_whole(demand.cpu_milli / WHOLE),
+        _int_if_whole(demand.memory_mib / 1024),
         "|".join(demand.gpu_types),
         job.user,
         "" if job.tenant == "default" else job.tenant,
         "",
         "",
-        _extra(job),
+        _format_extra(job),
     )
 
 
-def _plain(value: float) -> int | float:
-    """Whole numbers without '.0'; all others with every digit they need."""
+def _int_if_whole(value: float) -> int | float:
+    """Return whole numbers as int, to be written without '.0'."""
     return int(value) if value == int(value) else value
 
 
-def _extra(job: Job) -> str:
+def _format_extra(job: Job) -> str:
     parts = []
     for key, field in _FIELD_OF_KEY.items():
         value = getattr(job, field)
         if value == getattr(_DEFAULTS, field) or (field == "tenant" and value):
             continue
-        if field == "workload" and _stands_for_itself(value):
+        if field == "workload" and _needs_no_key(value):
             parts.append(value)
         elif field == "job_class":
             parts.append(f"{key}={value}")
         else:
-            # A bar can only stand inside a JSON string, where it may be written by its number.
+            # A bar can only occur inside a JSON string, where it can be escaped.
             parts.append(f"{key}={msgspec.json.encode(value).decode().replace('|', chr(92) + 'u007c')}")
     return "|".join(parts)
 
 
-def _stands_for_itself(workload: str) -> bool:
+def _needs_no_key(workload: str) -> bool:
     return "|" not in workload and workload not in CLASS_OF_QOS and workload.partition("=")[0] not in _FIELD_OF_KEY

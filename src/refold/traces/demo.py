@@ -1,4 +1,4 @@
-"""The workload and cluster that ship with the package. `python -m refold.traces.demo` writes them anew."""
+"""The demo workload and cluster that ship with the package; `python -m refold.traces.demo` regenerates them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _T4_NODE = Node("any", 2, T4, 32_000, 128 * 1024, idle_watts=120, busy_watts=300
 
 
 def demo_cluster() -> Cluster:
-    """16 nodes and 92 GPUs of three types, in four racks, as a cluster looks that grew over the years."""
+    """Return a heterogeneous cluster: 16 nodes with 92 GPUs of three types in four racks."""
     nodes = [
         *_nodes("a100", range(3), _A100_NODE, "rack-1"),
         *_nodes("a100", range(3, 6), _A100_NODE, "rack-2"),
@@ -60,12 +60,12 @@ def demo_cluster() -> Cluster:
     )
 
 
-def _nodes(stem: str, numbers: range, like: Node, rack: str) -> list[Node]:
-    return [msgspec.structs.replace(like, name=f"{stem}-{number}", rack=rack) for number in numbers]
+def _nodes(prefix: str, numbers: range, template: Node, rack: str) -> list[Node]:
+    return [msgspec.structs.replace(template, name=f"{prefix}-{number}", rack=rack) for number in numbers]
 
 
 def demo_shape() -> WorkloadShape:
-    """Most jobs are small and short, many take part of a GPU; most GPU time goes to gangs and long runs."""
+    """Most jobs are small and short, and many use a fraction of a GPU; most GPU time goes to gangs and long jobs."""
     any_type, large_types = (), (A100, V100)
     return WorkloadShape(
         jobs=JOBS,
@@ -85,7 +85,7 @@ def demo_shape() -> WorkloadShape:
         ),
         tenants=(("vision", 0.40), ("language", 0.30), ("speech", 0.18), ("robotics", 0.12)),
         users_per_tenant=6,
-        habit=0.6,
+        user_correlation=0.6,
         time_limits=True,
         name="demo",
     )
@@ -97,7 +97,7 @@ def _demand(gpus: int, types: tuple[str, ...], *, milli: int = 1000, cpus: int =
 
 
 def demo_trace() -> Trace:
-    """The jobs, at a load where queues form and policies differ."""
+    """Generate the jobs, at a load that is high enough for queues to form and policies to differ."""
     return generate(demo_shape().for_load(demo_cluster(), LOAD), SEED)
 
 

@@ -1,4 +1,4 @@
-"""Microsoft Philly (ATC'19), the original `cluster_job_log`: a JSON list of jobs with their attempts."""
+"""Microsoft Philly (ATC'19): the original `cluster_job_log`, a JSON list of jobs with their attempts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from refold.errors import BadFile, BadRow, BadValue
 from refold.model import Demand, Job
 from refold.traces.common_format import equal_instances
 from refold.traces.text_source import BadCell, TextSource
-from refold.traces.timestamps import from_first_submission, moment, moment_or_none
-from refold.traces.trace import Trace, in_order, in_whole_file
+from refold.traces.timestamps import parse_time, parse_time_or_none, shift_to_first_submission
+from refold.traces.trace import Trace, make_trace, whole_file_note
 
 
 class _Detail(msgspec.Struct):
@@ -27,7 +27,7 @@ class _Attempt(msgspec.Struct):
     detail: list[_Detail] = []
 
 
-class _Logged(msgspec.Struct):
+class _LogEntry(msgspec.Struct):
     jobid: str
     submitted_time: str
     attempts: list[_Attempt]
@@ -37,25 +37,25 @@ class _Logged(msgspec.Struct):
 
 
 def recognises(first_line: str) -> bool:
-    """It is a JSON list."""
+    """Return whether the line begins a JSON list."""
     return first_line.startswith("[")
 
 
 def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
-    """One job per entry: the GPUs of its last attempt, the run time of all; tenants are virtual clusters."""
+    """Read one job per entry: the GPUs of its last attempt, the run time of all; tenants are virtual clusters."""
     jobs: list[Job] = []
-    left_out: list[BadRow] = []
+    skipped_rows: list[BadRow] = []
     never_ran: Counter[str] = Counter()
-    decoder = msgspec.json.Decoder(_Logged)
+    decoder = msgspec.json.Decoder(_LogEntry)
     for line, entry in _entries(source):
         try:
             job = _job(decoder.decode(entry), gpus_per_instance)
         except msgspec.ValidationError as error:
             bad = _bad_entry(source, line, entry, error)
-        except BadCell as wrong:
-            bad = BadRow(source.path, line, wrong.column, wrong.found, wrong.expected)
+        except BadCell as cell:
+            bad = BadRow(source.path, line, cell.column, cell.found, cell.expected)
         except BadValue as error:
-            bad = BadRow(source.path, line, "entry", str(error), "a job that can be built")
+            bad = BadRow(source.path, line, "entry", str(error), "a valid job")
         else:
             if job is None:
                 never_ran["jobs"] += 1
@@ -64,21 +64,21 @@ def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace
             continue
         if not skip_bad:
             raise bad
-        left_out.append(bad)
-    jobs, notes = from_first_submission(jobs)
+        skipped_rows.append(bad)
+    jobs, notes = shift_to_first_submission(jobs)
     if never_ran["jobs"]:
         notes.append(
-            in_whole_file(
+            whole_file_note(
                 never_ran["jobs"],
                 "job",
-                "left out that never ran, or never ended: the log does not say what was asked for, or for how long",
+                "skipped that never ran or never ended: the log has no GPUs or no run time for them",
             )
         )
-    return in_order(source.name, jobs, left_out=left_out, notes=notes)
+    return make_trace(source.name, jobs, skipped_rows=skipped_rows, notes=notes)
 
 
 def _entries(source: TextSource) -> Iterator[tuple[int, bytes]]:
-    """Each entry of the list, still as JSON, and the line it begins on."""
+    """Yield the line number and the JSON text of each entry."""
     content = source.text.encode()
     try:
         entries = msgspec.json.decode(content, type=list[msgspec.Raw])
@@ -96,28 +96,28 @@ def _entries(source: TextSource) -> Iterator[tuple[int, bytes]]:
 
 
 def _bad_entry(source: TextSource, line: int, entry: bytes, error: msgspec.ValidationError) -> BadRow:
-    """'Expected `str`, got `int` - at `$.jobid`' says which key, and what was expected there."""
-    expected, _, place = str(error).partition(" - at ")
-    key = re.sub(r"^\$\.?", "", place.strip("`")) or "entry"
-    found = entry[:40].decode(errors="replace") + ("…" if len(entry) > 40 else "")
-    return BadRow(source.path, line, key, found, expected[:1].lower() + expected[1:])
+    """Parse key and expected type from 'Expected `str`, got `int` - at `$.jobid`'."""
+    expected, _, json_path = str(error).partition(" - at ")
+    key = re.sub(r"^\$\.?", "", json_path.strip("`")) or "entry"
+    excerpt = entry[:40].decode(errors="replace") + ("…" if len(entry) > 40 else "")
+    return BadRow(source.path, line, key, excerpt, expected[:1].lower() + expected[1:])
 
 
-def _job(logged: _Logged, gpus_per_instance: int) -> Job | None:
-    """The job, or None when no attempt of it both began and ended."""
-    submitted = moment(logged.submitted_time, "submitted_time")
-    runs = [run for attempt in logged.attempts if (run := _run_seconds(attempt)) is not None]
+def _job(entry: _LogEntry, gpus_per_instance: int) -> Job | None:
+    """Return the job, or None if no attempt both started and ended."""
+    submitted = parse_time(entry.submitted_time, "submitted_time")
+    runs = [run for attempt in entry.attempts if (run := _run_seconds(attempt)) is not None]
     if not runs:
         return None
-    gpus = next((count for attempt in reversed(logged.attempts) if (count := _gpus(attempt))), 0)
+    gpus = next((count for attempt in reversed(entry.attempts) if (count := _gpus(attempt))), 0)
     instances, each = equal_instances(gpus, gpus_per_instance)
     return Job(
-        logged.jobid,
+        entry.jobid,
         submitted,
         Demand(instances, each),
         sum(runs),
-        tenant=logged.vc or "default",
-        user=logged.user or "",
+        tenant=entry.vc or "default",
+        user=entry.user or "",
     )
 
 
@@ -126,10 +126,10 @@ def _gpus(attempt: _Attempt) -> int:
 
 
 def _run_seconds(attempt: _Attempt) -> float | None:
-    start = moment_or_none(attempt.start_time, "attempts.start_time")
-    end = moment_or_none(attempt.end_time, "attempts.end_time")
+    start = parse_time_or_none(attempt.start_time, "attempts.start_time")
+    end = parse_time_or_none(attempt.end_time, "attempts.end_time")
     if start is None or end is None:
         return None
     if end < start:
-        raise BadCell("attempts.end_time", attempt.end_time, f"a time that is not before {attempt.start_time}")
+        raise BadCell("attempts.end_time", attempt.end_time, f"a time ≥ {attempt.start_time}")
     return end - start

@@ -8,10 +8,10 @@ import msgspec
 
 from refold.model import Demand, Job, Plan
 from refold.traces.common_format import equal_instances
-from refold.traces.text_source import BadCell, JobOfRow, TextSource, TextTable, jobs_of_rows, number, whole
-from refold.traces.trace import Trace, in_order
+from refold.traces.text_source import BadCell, RowParser, TextSource, TextTable, parse_number, parse_rows, parse_whole
+from refold.traces.trace import Trace, make_trace
 
-NEEDED = (
+REQUIRED_COLUMNS = (
     "name",
     "submission_time",
     "duration",
@@ -22,67 +22,67 @@ NEEDED = (
     "steps",
     "is_sla",
 )
-BATCHES = {"vit": 64, "roberta": 64, "bert": 32, "t5": 16, "gpt2": 16, "llama7": 8, "llama30": 4}
-"""Samples of a step, which the file does not say: the global batches of Rubick's artifact."""
+GLOBAL_BATCHES = {"vit": 64, "roberta": 64, "bert": 32, "t5": 16, "gpt2": 16, "llama7": 8, "llama30": 4}
+"""Samples per step, which the file does not give: the global batch sizes of Rubick's artifact."""
 
 TENANTS = {"guaranteed": "A", "best-effort": "B"}
-"""Of a file that has both classes: tenant A has the quota, and tenant B has none, as in Rubick's evaluation."""
+"""Tenants if a file has both classes: A has the quota and B has none, as in Rubick's evaluation."""
 
-ACCUMULATION = 2
-"""`ga` does not say how many micro-steps are accumulated: the fewest that deserve the name."""
+ACCUMULATION_STEPS = 2
+"""Gradient accumulation steps of the plan code `ga`, which does not give a number: the smallest possible."""
 
 
 def recognises(first_line: str) -> bool:
-    """The header has the workload's names."""
-    return set(NEEDED) <= set(first_line.split(","))
+    """Return whether the header has the columns of a Rubick workload."""
+    return set(REQUIRED_COLUMNS) <= set(first_line.split(","))
 
 
 def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
-    """One reshapable job a row, with its plan and batch; `is_sla` says who is guaranteed."""
+    """Read one reshapable job per row, with its plan and batch; jobs with `is_sla` are guaranteed."""
     table = TextTable(source)
-    jobs, left_out = jobs_of_rows(table, _job_reader(table, gpus_per_instance), skip_bad=skip_bad)
-    notes = [f"plan 'ga' does not say how often it accumulates: read as {ACCUMULATION}"]
+    jobs, skipped_rows = parse_rows(table, _make_row_parser(table, gpus_per_instance), skip_bad=skip_bad)
+    notes = [f"plan 'ga' does not give the accumulation steps; {ACCUMULATION_STEPS} are assumed"]
     if len({job.job_class for job in jobs}) > 1:
         jobs = [msgspec.structs.replace(job, tenant=TENANTS[job.job_class]) for job in jobs]
     accumulating = any(job.plan and job.plan.accumulation > 1 for job in jobs)
-    return in_order(source.name, jobs, left_out=left_out, notes=notes if accumulating else ())
+    return make_trace(source.name, jobs, skipped_rows=skipped_rows, notes=notes if accumulating else ())
 
 
-def _job_reader(table: TextTable, gpus_per_instance: int) -> JobOfRow:
+def _make_row_parser(table: TextTable, gpus_per_instance: int) -> RowParser:
     name, submitted, duration, application, gpus, cpus, exec_plan, steps, is_sla = (
-        table.index(column) for column in NEEDED
+        table.index(column) for column in REQUIRED_COLUMNS
     )
 
-    def job_of_row(row: list[str]) -> Job:
-        total = whole(row[gpus], "num_gpus")
+    def parse_row(row: list[str]) -> Job:
+        total = parse_whole(row[gpus], "num_gpus")
         instances, each = equal_instances(total, gpus_per_instance)
-        cpu_milli = round(number(row[cpus], "num_cpus") * 1000 / instances)
+        cpu_milli = round(parse_number(row[cpus], "num_cpus") * 1000 / instances)
         return Job(
             row[name],
-            number(row[submitted], "submission_time"),
+            parse_number(row[submitted], "submission_time"),
             Demand(instances, each, cpu_milli=cpu_milli),
-            number(row[duration], "duration"),
-            job_class="guaranteed" if whole(row[is_sla], "is_sla") else "best-effort",
+            parse_number(row[duration], "duration"),
+            job_class="guaranteed" if parse_whole(row[is_sla], "is_sla") else "best-effort",
             reshapable=True,
             workload=row[application],
             plan=plan_from_code(row[exec_plan], total),
-            steps=whole(row[steps], "steps"),
-            batch=BATCHES.get(row[application], 0),
+            steps=parse_whole(row[steps], "steps"),
+            batch=GLOBAL_BATCHES.get(row[application], 0),
         )
 
-    return job_of_row
+    return parse_row
 
 
 def plan_from_code(code: str, gpus: int) -> Plan:
-    """`zero-dp`, `ga`, `gc`, `zero-offload` or `dp` on all GPUs; three digits are PP, TP, DP."""
+    """Parse `dp`, `ga`, `gc`, `zero-dp` or `zero-offload` on all GPUs, or three digits: PP, TP, DP."""
     if re.fullmatch(r"[1-9]{3}", code):
         pipeline, tensor, data = map(int, code)
         if pipeline * tensor * data != gpus:
-            raise BadCell("exec_plan", code, f"PP × TP × DP = {gpus}, the job's GPUs")
+            raise BadCell("exec_plan", code, f"PP × TP × DP = {gpus}, the number of GPUs of the job")
         return Plan(data, tensor, pipeline)
     plans = {
         "dp": Plan(gpus),
-        "ga": Plan(gpus, accumulation=ACCUMULATION),
+        "ga": Plan(gpus, accumulation=ACCUMULATION_STEPS),
         "gc": Plan(gpus, recompute="full"),
         "zero-dp": Plan(gpus, zero=2),
         "zero-offload": Plan(gpus, zero=2, offload=True),

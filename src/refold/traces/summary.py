@@ -1,4 +1,4 @@
-"""What a trace holds, in numbers: how many jobs of which size, how long, how often, whose."""
+"""Summary statistics of a trace: sizes, durations, arrivals and tenants."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import msgspec
 from refold.model import Demand, Job
 from refold.traces.trace import Trace
 
-QUANTILES = {"least": 0.0, "5 %": 0.05, "25 %": 0.25, "half": 0.5, "75 %": 0.75, "95 %": 0.95, "most": 1.0}
+QUANTILES = {"min": 0.0, "5 %": 0.05, "25 %": 0.25, "median": 0.5, "75 %": 0.75, "95 %": 0.95, "max": 1.0}
 
 _SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _SIZE_NAMES = ("1", "2", "3–4", "5–8", "9–16", "17–32", "33–64", "over 64")
 
 
 class Portion(msgspec.Struct, frozen=True):
-    """Some of the jobs (of one size, of one tenant), and the GPU time they ask for."""
+    """The jobs of one size or of one tenant, and their GPU time."""
 
     name: str
     jobs: int
@@ -28,10 +28,12 @@ class Portion(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """A trace in numbers. Times are seconds; quantiles are in the order of QUANTILES, empty when nothing is known.
+    """Summary statistics of a trace. Times are in seconds; quantiles are in the order of QUANTILES, or empty.
 
-    `offered_gpus` is the offered load: GPU-hours of work per hour of submissions, which is how many GPUs it would
-    keep busy. None where all jobs came at one moment.
+    `span` is the time from the first submission to the last; `durations` and `gaps` are the quantiles of run times and
+    of the times between consecutive submissions. `offered_gpus` is the offered load: GPU-hours of work per hour of
+    submissions, that is, the number of GPUs the jobs would keep busy. It is None if all jobs were submitted at the same
+    time.
     """
 
     name: str
@@ -44,15 +46,15 @@ class Summary(msgspec.Struct, frozen=True):
     durations: tuple[float, ...]
     gaps: tuple[float, ...]
     tenants: tuple[Portion, ...]
-    left_out: tuple[str, ...]
+    skipped_rows: tuple[str, ...]
     notes: tuple[str, ...]
 
 
 def summarise(trace: Trace) -> Summary:
-    """The trace in numbers."""
+    """Compute the summary statistics of a trace."""
     jobs = trace.jobs
     sizes = _portions(jobs, lambda job: size_name(job.demand))
-    order = ("no GPU", "part of one", *_SIZE_NAMES)
+    order = ("no GPU", "fraction", *_SIZE_NAMES)
     tenants = _portions(jobs, lambda job: job.tenant)
     return Summary(
         name=trace.name,
@@ -65,17 +67,17 @@ def summarise(trace: Trace) -> Summary:
         durations=_quantiles(job.work for job in jobs if job.work is not None),
         gaps=_quantiles(later.submitted - job.submitted for job, later in pairwise(jobs)),
         tenants=tuple(sorted(tenants, key=lambda portion: (-portion.gpu_hours, -portion.jobs, portion.name))),
-        left_out=tuple(map(str, trace.left_out)),
+        skipped_rows=tuple(map(str, trace.skipped_rows)),
         notes=trace.notes,
     )
 
 
 def size_name(demand: Demand) -> str:
-    """The class of size that people think in: how many GPUs in all."""
+    """Return the size class of a demand, by its total number of GPUs."""
     gpus = demand.total_gpus
     if gpus == 0:
         return "no GPU"
-    return "part of one" if gpus < 1 else _SIZE_NAMES[bisect_left(_SIZES, gpus)]
+    return "fraction" if gpus < 1 else _SIZE_NAMES[bisect_left(_SIZES, gpus)]
 
 
 def _portions(jobs: Sequence[Job], name_of: Callable[[Job], str]) -> list[Portion]:

@@ -1,4 +1,4 @@
-"""Text from files, plain or gzipped, and tables from text. The only place in this room that opens a trace."""
+"""Read text files, plain or gzipped, and tables of cells. No other module of this folder opens a trace file."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from refold.errors import BadFile, BadRow, BadValue
-from refold.model import LARGEST, Job
+from refold.model import MAX_AMOUNT, Job
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True)
 class TextSource:
-    """A file that was read: where it came from and its text."""
+    """The path and the text of a file."""
 
     path: Path
     text: str
 
     @property
     def name(self) -> str:
-        """The file's name without its endings: 'jobs_philly' of 'traces/jobs_philly.csv.gz'."""
+        """The file name without its suffixes: 'jobs_philly' for 'traces/jobs_philly.csv.gz'."""
         return self.path.name.removesuffix(".gz").rsplit(".", 1)[0] or self.path.name
 
     @property
     def first_line(self) -> str:
-        """The first line that is not blank, which is where most formats say what they are."""
+        """The first line that is not blank, by which most formats can be recognised."""
         return next((line.strip() for line in self.text[:65536].splitlines() if line.strip()), "")
 
 
 def open_source(path: Path) -> TextSource:
-    """The text of a file, unpacked when it is gzipped, whatever it is called."""
+    """Read a text file; gzipped content is detected and decompressed, regardless of the file name."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         raise BadFile(path, "no such file") from None
     except OSError as error:
         raise BadFile(path, f"cannot be read: {error.strerror or error}") from None
-    text = _decoded(path, _unpacked(path, content))
+    text = _decode(path, _decompress(path, content))
     if not text.strip():
         raise BadFile(path, "is empty")
     return TextSource(path, text)
 
 
-def _unpacked(path: Path, content: bytes) -> bytes:
+def _decompress(path: Path, content: bytes) -> bytes:
     if not content.startswith(_GZIP_MAGIC):
         return content
     try:
@@ -57,55 +57,55 @@ def _unpacked(path: Path, content: bytes) -> bytes:
         raise BadFile(path, f"is a damaged gzip file: {error}") from None
 
 
-def _decoded(path: Path, content: bytes) -> str:
+def _decode(path: Path, content: bytes) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadFile(path, f"is not text: byte {error.start + 1} is not UTF-8") from None
     if "\0" in text[:65536]:
-        raise BadFile(path, "is not text: it holds zero bytes")
+        raise BadFile(path, "is not text: it contains zero bytes")
     return text
 
 
 class BadCell(Exception):
-    """One cell is not what was expected. The loop over rows, which knows the line, makes a BadRow of it."""
+    """A cell has an unexpected value. The loop over rows, which knows the line number, converts it to a BadRow."""
 
     def __init__(self, column: str, found: object, expected: str) -> None:
         super().__init__(column, found, expected)
         self.column, self.found, self.expected = column, found, expected
 
 
-def number(text: str, column: str) -> float:
-    """A finite number ≥ 0 that is not absurdly large."""
+def parse_number(text: str, column: str) -> float:
+    """Parse a number from 0 to MAX_AMOUNT."""
     try:
         value = float(text)
     except ValueError:
         raise BadCell(column, text, "a number ≥ 0") from None
-    if not 0.0 <= value <= LARGEST:
-        raise BadCell(column, text, f"a number from 0 to {LARGEST}")
+    if not 0.0 <= value <= MAX_AMOUNT:
+        raise BadCell(column, text, f"a number from 0 to {MAX_AMOUNT}")
     return value
 
 
-def number_or_none(text: str, column: str) -> float | None:
-    """The same, and None where the source does not say."""
-    return number(text, column) if text else None
+def parse_number_or_none(text: str, column: str) -> float | None:
+    """Parse a number; None if the cell is empty."""
+    return parse_number(text, column) if text else None
 
 
-def whole(text: str, column: str) -> int:
-    """A whole number ≥ 0; '8' and '8.0' are the same."""
-    value = number(text, column)
+def parse_whole(text: str, column: str) -> int:
+    """Parse a whole number ≥ 0; '8' and '8.0' are the same."""
+    value = parse_number(text, column)
     if value != int(value):
         raise BadCell(column, text, "a whole number ≥ 0")
     return int(value)
 
 
-def type_list(text: str) -> tuple[str, ...]:
-    """'V100|A100' as a demand holds it: ('A100', 'V100')."""
+def parse_gpu_types(text: str) -> tuple[str, ...]:
+    """Parse 'V100|A100' as the sorted tuple ('A100', 'V100')."""
     return tuple(sorted({name for name in text.split("|") if name})) if text else ()
 
 
 class TextTable:
-    """Rows of cells under named columns."""
+    """A table of text cells with named columns."""
 
     def __init__(
         self,
@@ -133,37 +133,37 @@ class TextTable:
         return []
 
     def index(self, column: str) -> int:
-        """Where a column stands; a file without it is refused."""
+        """Return the index of a column; raise BadFile if the file does not have it."""
         if column not in self.columns:
             raise BadFile(self.path, f"has no column {column!r}; it has {', '.join(self.columns)}")
         return self.columns.index(column)
 
     def index_or_none(self, column: str) -> int | None:
-        """Where a column stands, if it is there."""
+        """Return the index of a column, or None if the file does not have it."""
         return self.columns.index(column) if column in self.columns else None
 
     def rows(self) -> Iterator[list[str]]:
-        """Every row that is not blank; `line` tells where it was."""
+        """Iterate over the rows that are not blank; `line` is the line number of the current row."""
         return (row for row in self._reader if row)
 
     @property
     def line(self) -> int:
-        """The line that was read last, counted from 1."""
+        """The number of the last line read, counted from 1."""
         return self._reader.line_num
 
-    def bad(self, wrong: BadCell) -> BadRow:
-        """A wrong cell of the row that was read last."""
-        return BadRow(self.path, self.line, wrong.column, wrong.found, wrong.expected)
+    def bad_row(self, cell: BadCell) -> BadRow:
+        """Return the error for a bad cell of the current row."""
+        return BadRow(self.path, self.line, cell.column, cell.found, cell.expected)
 
 
-JobOfRow = Callable[[list[str]], Job | None]
-"""What a reader knows: the job in a row, or None when the row holds none (a step of a job, say)."""
+RowParser = Callable[[list[str]], Job | None]
+"""Returns the job of a row, or None if the row is not a job (for example, a job step)."""
 
 
-def jobs_of_rows(table: TextTable, job_of_row: JobOfRow, *, skip_bad: bool) -> tuple[list[Job], list[BadRow]]:
-    """The jobs of a table. The first bad row is raised, or all of them are kept beside the jobs."""
+def parse_rows(table: TextTable, parse_row: RowParser, *, skip_bad: bool) -> tuple[list[Job], list[BadRow]]:
+    """Parse all rows of a table. Return the jobs and the bad rows; without `skip_bad`, raise the first bad row."""
     jobs: list[Job] = []
-    left_out: list[BadRow] = []
+    skipped_rows: list[BadRow] = []
     width = len(table.columns)
     rows = table.rows()
     while True:
@@ -171,17 +171,17 @@ def jobs_of_rows(table: TextTable, job_of_row: JobOfRow, *, skip_bad: bool) -> t
             for row in rows:
                 if len(row) != width:
                     raise BadCell("row", f"{len(row)} cells", f"{width} cells")
-                job = job_of_row(row)
+                job = parse_row(row)
                 if job is not None:
                     jobs.append(job)
-            return jobs, left_out
-        except BadCell as wrong:
-            bad = table.bad(wrong)
+            return jobs, skipped_rows
+        except BadCell as cell:
+            bad = table.bad_row(cell)
         except BadValue as error:
-            bad = table.bad(BadCell("row", str(error), "a job that can be built"))
+            bad = table.bad_row(BadCell("row", str(error), "a valid job"))
         except csv.Error as error:
-            bad = table.bad(BadCell("row", str(error), "a row of cells"))
+            bad = table.bad_row(BadCell("row", str(error), "a valid CSV row"))
             rows = table.rows()
         if not skip_bad:
             raise bad from None
-        left_out.append(bad)
+        skipped_rows.append(bad)

@@ -1,4 +1,4 @@
-"""What every reader gives: jobs in order of submission, what was left out, and how the file was read."""
+"""The result of every trace reader: jobs in order of submission, skipped rows, and notes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from refold.model import Demand, Job
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 REPLACEMENT = "\ufffd"
-"""What a control character in a name is read as: it could move the cursor, or change colours, when printed."""
+"""Replaces control characters in names, which could move the cursor or change colours when printed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A job history. `left_out`: the rows that could not be read; `notes`: the readings we had to choose."""
+    """A job history. `skipped_rows` could not be parsed; `notes` state the assumptions made when reading."""
 
     name: str
     jobs: tuple[Job, ...]
-    left_out: tuple[BadRow, ...] = ()
+    skipped_rows: tuple[BadRow, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -32,71 +32,73 @@ class Trace:
 
     @property
     def gpu_seconds(self) -> float:
-        """GPU-seconds of work in all; jobs of unknown length count nothing."""
+        """Total work in GPU-seconds; jobs of unknown duration count as 0."""
         return sum(job.demand.total_gpus * (job.work or 0.0) for job in self.jobs)
 
 
-def counted(count: int, noun: str) -> str:
-    """'1 job', '2 jobs', '1,500 jobs'."""
+def format_count(count: int, noun: str) -> str:
+    """Format a count and a noun: '1 job', '2 jobs', '1,500 jobs'."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def in_whole_file(count: int, noun: str, what: str) -> str:
-    """A note that stays true when only the first jobs of a file are used."""
-    return f"in the whole file: {counted(count, noun)} {what}"
+def whole_file_note(count: int, noun: str, what: str) -> str:
+    """Return a note that remains true if only the first jobs of a file are used."""
+    return f"in the whole file: {format_count(count, noun)} {what}"
 
 
-def in_order(name: str, jobs: Iterable[Job], *, left_out: Iterable[BadRow] = (), notes: Iterable[str] = ()) -> Trace:
-    """A Trace of these jobs, sorted by submission (the file's order breaks ties): ids unique, names printable."""
-    printable, cleaned = _with_printable_names(sorted(jobs, key=lambda job: job.submitted))
+def make_trace(
+    name: str, jobs: Iterable[Job], *, skipped_rows: Iterable[BadRow] = (), notes: Iterable[str] = ()
+) -> Trace:
+    """Return a trace of the jobs sorted by submission (stable), with unique ids and printable names."""
+    printable, changed = _with_printable_names(sorted(jobs, key=lambda job: job.submitted))
     unique, renamed = _with_unique_ids(printable)
-    if cleaned:
-        read_as = f"with control characters in their names, which are read as {REPLACEMENT!r}"
-        notes = (*notes, in_whole_file(cleaned, "job", read_as))
+    if changed:
+        replaced = f"with control characters in their names, replaced by {REPLACEMENT!r}"
+        notes = (*notes, whole_file_note(changed, "job", replaced))
     if renamed:
-        notes = (*notes, in_whole_file(renamed, "repeated id", "given a suffix (such as '.2')"))
-    return Trace(name, tuple(unique), tuple(left_out), tuple(notes))
+        notes = (*notes, whole_file_note(renamed, "duplicate id", "given a suffix (such as '.2')"))
+    return Trace(name, tuple(unique), tuple(skipped_rows), tuple(notes))
 
 
 def _with_unique_ids(jobs: list[Job]) -> tuple[list[Job], int]:
-    """The same jobs, where the second of an id becomes `id.2`, the third `id.3`; and how many were."""
+    """Rename the second job with the same id to `id.2`, the third to `id.3`; return the jobs and how many changed."""
     taken = {job.id for job in jobs}
     if len(taken) == len(jobs):
         return jobs, 0
-    last_turn: dict[str, int] = {}
+    last_suffix: dict[str, int] = {}
     unique = []
     for job in jobs:
-        turn = last_turn.get(job.id, 0) + 1
-        if turn == 1:
+        suffix = last_suffix.get(job.id, 0) + 1
+        if suffix == 1:
             unique.append(job)
         else:
-            while (new_id := f"{job.id}.{turn}") in taken:
-                turn += 1
+            while (new_id := f"{job.id}.{suffix}") in taken:
+                suffix += 1
             taken.add(new_id)
             unique.append(msgspec.structs.replace(job, id=new_id))
-        last_turn[job.id] = turn
-    return unique, len(jobs) - len(last_turn)
+        last_suffix[job.id] = suffix
+    return unique, len(jobs) - len(last_suffix)
 
 
 def _with_printable_names(jobs: list[Job]) -> tuple[list[Job], int]:
-    """The same jobs without control characters in what people read; and how many had some."""
+    """Replace control characters in ids and names; return the jobs and how many changed."""
     demands: dict[Demand, Demand] = {}
-    clean: list[Job] = []
-    cleaned = 0
+    printable_jobs: list[Job] = []
+    changed = 0
     for job in jobs:
         demand = demands.get(job.demand)
         if demand is None:
             demand = demands[job.demand] = _printable_demand(job.demand)
-        # The quick test says no to more than control characters; what it lets pass has none.
-        quick = (job.id + job.tenant + job.user + job.group + job.workload).isprintable()
-        if quick and demand == job.demand:
-            clean.append(job)
+        # Fast path: `isprintable` is false for more than control characters, but true only if there are none.
+        is_printable = (job.id + job.tenant + job.user + job.group + job.workload).isprintable()
+        if is_printable and demand == job.demand:
+            printable_jobs.append(job)
             continue
         names = {name: _printable(getattr(job, name)) for name in ("id", "tenant", "user", "group", "workload")}
         printable = msgspec.structs.replace(job, demand=demand, **names)
-        cleaned += printable != job
-        clean.append(printable)
-    return clean, cleaned
+        changed += printable != job
+        printable_jobs.append(printable)
+    return printable_jobs, changed
 
 
 def _printable(text: str) -> str:

@@ -1,6 +1,7 @@
-"""What runs real training steps: models made from their shapes, steps under a plan, and what they take.
+"""Training: measure real training steps for `refold profile`, and report progress from within a job (`progress`).
 
-Only `profiling` can be imported where PyTorch is not installed.
+To measure, models are built from their shapes and trained under a plan. Without PyTorch, only `profiling` and
+`progress` can be imported.
 """
 
 import lazy_loader

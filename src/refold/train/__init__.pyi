@@ -1,14 +1,14 @@
 from .profiling import (
-    Effort as Effort,
     ProfileConfig as ProfileConfig,
+    StepBudget as StepBudget,
     check_device as check_device,
+    choose_configs as choose_configs,
+    default_device as default_device,
+    device_name as device_name,
     measure as measure,
-    name_of_device as name_of_device,
-    need_torch as need_torch,
-    needs_no_less as needs_no_less,
+    needs_at_least_memory_of as needs_at_least_memory_of,
     profile as profile,
-    samples_to_take as samples_to_take,
-    usual_device as usual_device,
-    with_layers as with_layers,
+    require_torch as require_torch,
+    truncate_layers as truncate_layers,
 )
 from .steps import Trainer as Trainer

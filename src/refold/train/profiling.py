@@ -1,4 +1,4 @@
-"""Which configurations to try on this machine, and what comes of them. PyTorch is needed only when they are run."""
+"""Choose training configurations for this machine and measure them. PyTorch is only needed for measuring."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from refold.perf import Measurement, ModelShape
 if TYPE_CHECKING:
     from refold.train.steps import StepTimes, Trainer
 
-ENOUGH = 7
-"""Samples that a fit needs at least: as many as it has parameters."""
+MIN_SAMPLES = 7
+"""Minimum number of measurements for a fit: the number of its parameters."""
 
 
 class ProfileConfig(msgspec.Struct, frozen=True):
-    """A configuration to run: a plan, the global batch, tokens per sample, and threads of the CPU."""
+    """A configuration to measure: plan, global batch size, tokens per sample, and CPU threads."""
 
     plan: Plan
     batch: int
@@ -31,11 +31,11 @@ class ProfileConfig(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if min(self.batch, self.sequence, self.threads) < 1 or self.batch % self.plan.accumulation:
-            raise BadValue(f"a batch of {self.batch} cannot be run with {self.plan} on {self.threads} threads")
+            raise BadValue(f"a batch of {self.batch} cannot be trained with {self.plan} on {self.threads} threads")
 
     @property
     def micro_batch(self) -> int:
-        """Samples of one forward pass."""
+        """Samples per forward pass."""
         return self.batch // self.plan.accumulation
 
     def __str__(self) -> str:
@@ -43,234 +43,240 @@ class ProfileConfig(msgspec.Struct, frozen=True):
         return f"{self.plan}, {self.batch} × {self.sequence}{threads}"
 
 
-class Effort(msgspec.Struct, frozen=True):
-    """How long to look at each trial: `steps` after `warm_up`, or fewer if they take more than `seconds`, but one."""
+class StepBudget(msgspec.Struct, frozen=True):
+    """Steps to measure per configuration: `steps` after `warm_up` steps; fewer after `seconds`, but at least one."""
 
     steps: int = 5
     warm_up: int = 2
     seconds: float = 20.0
 
 
-USUAL_EFFORT = Effort()
+DEFAULT_BUDGET = StepBudget()
 
 
-def samples_to_take(
-    shape: ModelShape, *, batch: int = 0, sequence: int = 0, threads: Sequence[int] = (), count: int = ENOUGH
+def choose_configs(
+    shape: ModelShape, *, batch: int = 0, sequence: int = 0, threads: Sequence[int] = (), count: int = MIN_SAMPLES
 ) -> list[ProfileConfig]:
-    """Configurations for one device, the most telling first: at least `count` of them.
+    """Return at least `count` configurations for one device, the most informative first.
 
-    They have one global batch, as far as there are so many for it: micro-batches, what is recomputed, and offload
-    with each number of threads; then larger batches. Whether each fits into memory is found out by running it.
-    Among each `count` of them those that offload stand together: to change over takes time.
+    They vary the micro-batch size, recomputation, and offload with each number of threads at one global batch size; if
+    that gives too few, larger batches are added. Whether a configuration fits into memory is only known after running
+    it. Within each group of `count`, configurations with offload are adjacent, because switching takes time.
     """
-    batch, sequence, threads = batch or shape.batch, sequence or shape.sequence, threads or usual_threads()
-    trials = _trials_of(batch, sequence, threads)
-    while len(trials) < count:
+    batch, sequence, threads = batch or shape.batch, sequence or shape.sequence, threads or default_thread_counts()
+    configs = _configs_for_batch(batch, sequence, threads)
+    while len(configs) < count:
         batch *= 2
-        trials += _trials_of(batch, sequence, threads)
-    parts = [trials[start : start + count] for start in range(0, len(trials), count)]
-    return [trial for number, part in enumerate(parts) for trial in _together(part, offload_last=number % 2 == 0)]
+        configs += _configs_for_batch(batch, sequence, threads)
+    groups = [configs[start : start + count] for start in range(0, len(configs), count)]
+    return [
+        config for index, group in enumerate(groups) for config in _group_offload(group, offload_last=index % 2 == 0)
+    ]
 
 
-def _trials_of(batch: int, sequence: int, threads: Sequence[int]) -> list[ProfileConfig]:
-    """By rank: plans that differ most come first, and accumulating twice as much is a rank of two."""
+def _configs_for_batch(batch: int, sequence: int, threads: Sequence[int]) -> list[ProfileConfig]:
+    """Return configurations by rank: the most different plans first; twice the accumulation adds 2 to the rank."""
     kinds = [
         (0.0, Plan(), threads[0]),
         (1.0, Plan(recompute="full"), threads[0]),
         (2.25, Plan(recompute="selective"), threads[0]),
         (2.75, Plan(recompute="full", offload=True), threads[0]),
-        *((0.5 + place, Plan(offload=True), number) for place, number in enumerate(threads)),
+        *((0.5 + index, Plan(offload=True), count) for index, count in enumerate(threads)),
     ]
     ranked = [
         (
             rank + 2 * level,
-            ProfileConfig(msgspec.structs.replace(plan, accumulation=accumulation), batch, sequence, number),
+            ProfileConfig(msgspec.structs.replace(plan, accumulation=accumulation), batch, sequence, count),
         )
         for level, accumulation in enumerate(_accumulations(batch))
-        for rank, plan, number in kinds
+        for rank, plan, count in kinds
     ]
-    return [trial for _, trial in sorted(ranked, key=lambda one: one[0])]
+    return [config for _, config in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def _together(trials: list[ProfileConfig], *, offload_last: bool) -> list[ProfileConfig]:
-    """Those that offload after, or before, those that do not."""
-    return sorted(trials, key=lambda trial: trial.plan.offload == offload_last)
+def _group_offload(configs: list[ProfileConfig], *, offload_last: bool) -> list[ProfileConfig]:
+    """Move the configurations with offload to the end or the beginning."""
+    return sorted(configs, key=lambda config: config.plan.offload == offload_last)
 
 
 def _accumulations(batch: int) -> list[int]:
-    """1, and from there the next divisor of the batch that is at least twice as large."""
-    found = [1]
-    while found[-1] < batch:
-        found.append(next(number for number in range(2 * found[-1], batch + 1) if not batch % number))
-    return found
+    """Return divisors of the batch, starting with 1, each at least twice as large as the previous one."""
+    divisors = [1]
+    while divisors[-1] < batch:
+        divisors.append(next(number for number in range(2 * divisors[-1], batch + 1) if not batch % number))
+    return divisors
 
 
-def usual_threads() -> list[int]:
-    """Numbers of CPU threads worth a try on this machine: all of them, a quarter, a half, an eighth."""
+def default_thread_counts() -> list[int]:
+    """Return numbers of CPU threads to try on this machine: all, a quarter, a half, an eighth."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return [*dict.fromkeys(max(1, usable // part) for part in (1, 4, 2, 8))]
+    return [*dict.fromkeys(max(1, usable // divisor) for divisor in (1, 4, 2, 8))]
 
 
 def profile(
     shape: ModelShape,
-    trials: Iterable[ProfileConfig],
+    configs: Iterable[ProfileConfig],
     *,
     device: str = "cpu",
-    wanted: int | None = None,
-    effort: Effort = USUAL_EFFORT,
+    max_fitting: int | None = None,
+    budget: StepBudget = DEFAULT_BUDGET,
     on_step: Callable[[], None] = lambda: None,
 ) -> Iterator[Measurement]:
-    """Run trials one after the other, until `wanted` of them have fitted into memory.
+    """Measure configurations one after another, until `max_fitting` of them have fitted into memory.
 
-    What needs no less memory than a trial that did not fit is not tried. `on_step` is told of every step.
+    Configurations that need at least as much memory as one that did not fit are skipped. `on_step` is called after
+    every step.
     """
-    need_torch("refold profile")
+    require_torch("refold profile")
     from refold.train.steps import Trainer
 
-    gpu = name_of_device(device)
+    gpu = device_name(device)
     try:
         trainer = Trainer(shape, device)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise BadInput(f"the weights of {shape.name!r} alone do not fit into the memory of {gpu!r}") from None
+        raise BadInput(f"the weights of {shape.name!r} do not fit into the memory of {gpu!r}") from None
     failed: list[ProfileConfig] = []
     fitted = 0
-    for trial in trials:
-        if wanted is not None and fitted >= wanted:
+    for config in configs:
+        if max_fitting is not None and fitted >= max_fitting:
             return
-        if any(needs_no_less(trial, other) for other in failed):
+        if any(needs_at_least_memory_of(config, other) for other in failed):
             continue
-        measured = measure(trainer, trial, gpu, effort, on_step)
-        if measured.status == "ok":
+        measurement = measure(trainer, config, gpu, budget, on_step)
+        if measurement.status == "ok":
             fitted += 1
         else:
-            failed.append(trial)
-        yield measured
+            failed.append(config)
+        yield measurement
 
 
 def measure(
     trainer: Trainer,
-    trial: ProfileConfig,
+    config: ProfileConfig,
     gpu: str,
-    effort: Effort = USUAL_EFFORT,
+    budget: StepBudget = DEFAULT_BUDGET,
     on_step: Callable[[], None] = lambda: None,
 ) -> Measurement:
-    """What a step of a trial takes: medians of steps after some to warm up, and the peak of memory of all of them."""
-    known = Measurement(
-        trainer.shape.name, gpu, (1,), trial.plan, trial.batch, trial.sequence, float(trial.threads), status="oom"
+    """Measure the steps of a configuration: median times after warm-up, and peak memory including warm-up."""
+    out_of_memory = Measurement(
+        trainer.shape.name, gpu, (1,), config.plan, config.batch, config.sequence, float(config.threads), status="oom"
     )
-    trainer.clock.forget()
+    trainer.timer.reset_peak_memory()
     try:
-        times = _steps(trainer, trial, effort, on_step)
+        times = _run_steps(trainer, config, budget, on_step)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         times = []
-    if not times:  # only here are the frames gone that held the tensors
-        trainer.give_up_step()
-        return known
-    from refold.train.steps import middle_of
+    if not times:  # outside the except block, where the traceback would keep the tensors alive
+        trainer.abort_step()
+        return out_of_memory
+    from refold.train.steps import median_times
 
-    middle = middle_of(times)
-    memory, reserved = trainer.clock.peak_gib()
+    medians = median_times(times)
+    memory, reserved = trainer.timer.peak_memory_gib()
     return msgspec.structs.replace(
-        known,
-        step_seconds=middle.whole,
-        forward_seconds=middle.forward,
-        backward_seconds=middle.backward,
-        optimizer_seconds=middle.optimizer,
+        out_of_memory,
+        step_seconds=medians.total,
+        forward_seconds=medians.forward,
+        backward_seconds=medians.backward,
+        optimizer_seconds=medians.optimizer,
         memory_gib=memory,
         reserved_gib=reserved,
         status="ok",
     )
 
 
-def _steps(trainer: Trainer, trial: ProfileConfig, effort: Effort, on_step: Callable[[], None]) -> list[StepTimes]:
+def _run_steps(
+    trainer: Trainer, config: ProfileConfig, budget: StepBudget, on_step: Callable[[], None]
+) -> list[StepTimes]:
     from refold.train.models import random_batch
 
-    batch = random_batch(trainer.shape, trial.batch, trial.sequence, trainer.device, trainer.dtype)
+    batch = random_batch(trainer.shape, config.batch, config.sequence, trainer.device, trainer.dtype)
 
     def step() -> StepTimes:
-        taken = trainer.step(batch, trial.plan, trial.threads)
+        times = trainer.step(batch, config.plan, config.threads)
         on_step()
-        return taken
+        return times
 
-    for _ in range(effort.warm_up):
+    for _ in range(budget.warm_up):
         step()
-    until = perf_counter() + effort.seconds
+    deadline = perf_counter() + budget.seconds
     times = [step()]
-    while len(times) < effort.steps and perf_counter() < until:
+    while len(times) < budget.steps and perf_counter() < deadline:
         times.append(step())
     return times
 
 
-def needs_no_less(trial: ProfileConfig, other: ProfileConfig) -> bool:
-    """Whether a trial takes at least the memory of another: what follows from their plans alone, without a model."""
+def needs_at_least_memory_of(config: ProfileConfig, other: ProfileConfig) -> bool:
+    """Return whether a configuration needs at least as much memory as another, judged by their plans alone."""
     return (
-        trial.sequence >= other.sequence
-        and trial.micro_batch >= other.micro_batch
-        and RECOMPUTE.index(trial.plan.recompute) <= RECOMPUTE.index(other.plan.recompute)
-        and trial.plan.offload <= other.plan.offload
-        and (trial.plan.accumulation > 1) >= (other.plan.accumulation > 1)  # gradients are kept between micro-batches
+        config.sequence >= other.sequence
+        and config.micro_batch >= other.micro_batch
+        and RECOMPUTE.index(config.plan.recompute) <= RECOMPUTE.index(other.plan.recompute)
+        and config.plan.offload <= other.plan.offload
+        and (config.plan.accumulation > 1)
+        >= (other.plan.accumulation > 1)  # gradients stay in memory between micro-batches
     )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory of the device or of the host ran out."""
+    """Return whether the error means that the device or the host ran out of memory."""
     import torch
 
     if isinstance(error, MemoryError | torch.cuda.OutOfMemoryError):
         return True
-    said = str(error).lower()
-    return any(sign in said for sign in ("out of memory", "can't allocate memory", "alloc_failed"))
+    message = str(error).lower()
+    return any(text in message for text in ("out of memory", "can't allocate memory", "alloc_failed"))
 
 
-def need_torch(feature: str) -> None:
-    """Complain where PyTorch is absent, or does not work."""
+def require_torch(feature: str) -> None:
+    """Raise an error if PyTorch is not installed or cannot be loaded."""
     if find_spec("torch") is None:
-        raise MissingExtra(feature, "torch")
+        raise MissingExtra(feature, "train")
     try:
         import torch  # noqa: F401
     except (ImportError, OSError) as error:
         raise BadInput(f"PyTorch is installed, but cannot be loaded: {error}") from None
 
 
-def usual_device() -> str:
-    """A GPU where there is one."""
+def default_device() -> str:
+    """Return 'cuda' if PyTorch can use a GPU, else 'cpu'."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def check_device(device: str) -> None:
-    """Complain about a device that is not here."""
+    """Raise BadInput if the device is not available."""
     import torch
 
     if device != "cpu" and not (device == "cuda" and torch.cuda.is_available()):
-        has = "has no GPU that PyTorch can use" if device == "cuda" else "has 'cpu' and perhaps 'cuda'"
-        raise BadInput(f"no device {device!r}: this machine {has}")
+        reason = "this machine has no GPU that PyTorch can use" if device == "cuda" else "expected 'cpu' or 'cuda'"
+        raise BadInput(f"no device {device!r}: {reason}")
 
 
-def name_of_device(device: str) -> str:
-    """The name of this GPU in the catalogue; its own, where the catalogue does not know it; 'cpu' is 'cpu'."""
+def device_name(device: str) -> str:
+    """Return the name of the device: as in the catalogue or, for unknown GPUs, as reported by the driver."""
     if device == "cpu":
         return "cpu"
     import torch
 
-    own = torch.cuda.get_device_name()
+    reported = torch.cuda.get_device_name()
     try:
         from refold.catalogue import find_gpu
 
-        return find_gpu(own).name
+        return find_gpu(reported).name
     except RefoldError:
-        return own.removeprefix("NVIDIA ")
+        return reported.removeprefix("NVIDIA ")
 
 
-def with_layers(shape: ModelShape, layers: int) -> ModelShape:
-    """The same model with so many layers only (of each stack), under a name that says so."""
+def truncate_layers(shape: ModelShape, layers: int) -> ModelShape:
+    """Return the model with only this number of layers (in each stack) and a name that includes the number."""
     if layers >= shape.layers:
-        raise BadInput(f"model {shape.name!r} has {shape.layers} layers: it cannot be cut to {layers}")
+        raise BadInput(f"model {shape.name!r} has {shape.layers} layers: cannot reduce it to {layers}")
     return msgspec.structs.replace(
         shape,
         name=f"{shape.name}-{layers}-layers",

@@ -1,15 +1,15 @@
-"""How far a job is, told to the scheduler, and whether the scheduler wants it to stop. Needs nothing but Python.
+"""Report progress to the scheduler, and check whether the run should save a checkpoint. Standard library only.
 
     from refold.train import progress
 
     for step in range(first, steps):
         train(step)
         progress.report(step + 1)
-        if progress.checkpoint_asked():
+        if progress.checkpoint_requested():
             save(os.environ["REFOLD_CHECKPOINT"])
             sys.exit()
 
-Where nobody listens, outside of a run, both do nothing.
+Outside of a Refold run, both do nothing.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from functools import cache
 from pathlib import Path
 from time import monotonic
 
-WRITE_EVERY = 1.0
-"""Seconds. A loop of a thousand steps per second is not to be kept waiting by a disk."""
+WRITE_INTERVAL_SECONDS = 1.0
+"""Minimum time between two writes, so that fast training loops do not wait for the disk."""
 
 
 class Reporter:
-    """Writes the newest number of steps to a file: at once if it was long ago, else within a second."""
+    """Writes the latest number of steps to a file: immediately if the last write is long ago, else within a second."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
         self._steps = 0
-        self._written_at = -WRITE_EVERY
+        self._written_at = -WRITE_INTERVAL_SECONDS
         self._timer: threading.Timer | None = None
         self._process = os.getpid()
 
     def report(self, steps: int) -> None:
-        """So many steps are done."""
+        """Report the number of finished steps."""
         with self._lock:
             self._steps = steps
             if self._timer is not None and self._process == os.getpid():
                 return
-            wait = self._written_at + WRITE_EVERY - monotonic()
+            wait = self._written_at + WRITE_INTERVAL_SECONDS - monotonic()
             if wait <= 0:
                 self._write()
                 return
@@ -54,7 +54,7 @@ class Reporter:
             self._timer.start()
 
     def flush(self) -> None:
-        """Write what was not written yet."""
+        """Write a report that is still pending."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -63,37 +63,38 @@ class Reporter:
 
     def _write(self) -> None:
         self._written_at = monotonic()
-        beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        with suppress(OSError):  # a job is not to fail because nobody can be told how far it is
-            beside.write_text(f"{self._steps}\n")
-            beside.replace(self._path)
+        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        with suppress(OSError):  # a job must not fail because its progress cannot be written
+            temporary.write_text(f"{self._steps}\n")
+            temporary.replace(self._path)
 
 
-class StopSignal:
-    """Whether the signal has come that asks to save and end."""
+class StopSignalHandler:
+    """Records whether the stop signal was received."""
 
     def __init__(self, name: str) -> None:
-        self.asked = False
-        signal.signal(signal.Signals[f"SIG{name}"], self._ask)
+        self.received = False
+        signal.signal(signal.Signals[f"SIG{name}"], self._on_signal)
 
-    def _ask(self, number: int, frame: object) -> None:
+    def _on_signal(self, number: int, frame: object) -> None:
         del number, frame
-        self.asked = True
+        self.received = True
 
 
 def report(steps: int) -> None:
-    """So many steps of the job are done in all, those of earlier runs included."""
+    """Report the total number of finished steps of the job, including those of earlier runs."""
     if reporter := _reporter():
         reporter.report(steps)
 
 
-def checkpoint_asked() -> bool:
-    """Whether the run was asked to save what it has and end; from the first call on, which is the main thread's.
+def checkpoint_requested() -> bool:
+    """Return whether the run has received the stop signal, and should save a checkpoint and exit.
 
-    From then on the signal does nothing else: who asks this has to end by itself when the answer is yes.
+    The first call, which must be in the main thread, installs a handler for the stop signal. From then on the signal no
+    longer ends the process: the program must exit by itself when this returns True.
     """
-    stop_signal = _stop_signal()
-    return stop_signal is not None and stop_signal.asked
+    handler = _stop_signal_handler()
+    return handler is not None and handler.received
 
 
 @cache
@@ -107,6 +108,6 @@ def _reporter() -> Reporter | None:
 
 
 @cache
-def _stop_signal() -> StopSignal | None:
+def _stop_signal_handler() -> StopSignalHandler | None:
     name = os.environ.get("REFOLD_STOP_SIGNAL")
-    return StopSignal(name) if name else None
+    return StopSignalHandler(name) if name else None

@@ -1,4 +1,4 @@
-"""Training steps under a plan, on one device, and how long each part of them takes."""
+"""Training steps under a plan on one device, with the time of each phase."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from refold.errors import BadInput
 from refold.model import Plan
 from refold.perf import ModelShape
 from refold.train.models import Batch, build
-from refold.train.optimizers import OnDevice, OnHost, Optimizer, buckets_of
-from refold.train.timers import clock_of
+from refold.train.optimizers import DeviceOptimizer, OffloadedOptimizer, Optimizer, make_buckets
+from refold.train.timers import make_timer
 
 
 class StepTimes(msgspec.Struct, frozen=True):
-    """Seconds of one step. Copies between host and device (`transfer`) overlap the others; `loss` was before it."""
+    """Seconds of one step by phase. `transfer` (copies between host and device) overlaps the others.
 
-    whole: float
+    `loss` is the loss before the step.
+    """
+
+    total: float
     forward: float
     backward: float
     optimizer: float
@@ -29,15 +32,15 @@ class StepTimes(msgspec.Struct, frozen=True):
     loss: float
 
 
-def middle_of(steps: list[StepTimes]) -> StepTimes:
-    """The median of each part."""
-    return StepTimes(*(median(parts) for parts in zip(*map(msgspec.structs.astuple, steps), strict=True)))
+def median_times(steps: list[StepTimes]) -> StepTimes:
+    """Return the median of each field."""
+    return StepTimes(*(median(values) for values in zip(*map(msgspec.structs.astuple, steps), strict=True)))
 
 
 class Trainer:
-    """A model on a device, ready to be trained with one plan after another.
+    """A model on a device that can be trained with different plans one after another.
 
-    If nothing else is said, weights are in bfloat16 on a GPU and in float32 on a CPU; AdamW works in float32 always.
+    By default, weights are in bfloat16 on a GPU and in float32 on the CPU; AdamW always uses float32.
     """
 
     def __init__(
@@ -45,56 +48,58 @@ class Trainer:
     ) -> None:
         self.shape, self.device = shape, device
         self.dtype = dtype or (torch.bfloat16 if device.startswith("cuda") else torch.float32)
-        self.clock = clock_of(device)
+        self.timer = make_timer(device)
         self.model = build(shape, device, self.dtype, seed)
-        self._buckets = buckets_of(self.model)
+        self._buckets = make_buckets(self.model)
         self._optimizer: Optimizer | None = None
 
     @property
     def parameters(self) -> int:
-        """How many weights the model has."""
+        """Number of parameters of the model."""
         return sum(weights.numel() for weights in self.model.parameters())
 
     def step(self, batch: Batch, plan: Plan, threads: int = 1) -> StepTimes:
-        """One step on a whole batch; `threads` of the CPU update the weights where the plan offloads that."""
-        check_runs_here(plan, len(batch.inputs))
+        """Run one step on a batch. With offload, the weights are updated with this number of CPU `threads`."""
+        check_single_device(plan, len(batch.inputs))
         optimizer = self._optimizer_for(plan, threads)
         losses = []
-        self.clock.finish()
-        began = perf_counter()
-        marks = [self.clock.mark()]
-        parts = batch.parts(plan.accumulation)
-        for number, part in enumerate(parts, start=1):
-            loss = self.model(part, plan.recompute) / plan.accumulation
-            marks.append(self.clock.mark())
-            if number == len(parts):
-                optimizer.expect_last()
+        self.timer.synchronize()
+        start = perf_counter()
+        events = [self.timer.record()]
+        micro_batches = batch.split(plan.accumulation)
+        for number, micro_batch in enumerate(micro_batches, start=1):
+            loss = self.model(micro_batch, plan.recompute) / plan.accumulation
+            events.append(self.timer.record())
+            if number == len(micro_batches):
+                optimizer.begin_last_backward()
             loss.backward()
-            marks.append(self.clock.mark())
+            events.append(self.timer.record())
             losses.append(loss.detach())
             del loss
         transfer = optimizer.step()
-        marks.append(self.clock.mark())
-        self.clock.finish()
-        whole = perf_counter() - began
-        *passes, last = [earlier.seconds_until(later) for earlier, later in pairwise(marks)]
-        return StepTimes(whole, sum(passes[::2]), sum(passes[1::2]), last, transfer, float(sum(losses)))
+        events.append(self.timer.record())
+        self.timer.synchronize()
+        total = perf_counter() - start
+        *passes, update = [earlier.seconds_until(later) for earlier, later in pairwise(events)]
+        return StepTimes(total, sum(passes[::2]), sum(passes[1::2]), update, transfer, float(sum(losses)))
 
-    def give_up_step(self) -> None:
-        """Forget what a step that failed has left behind, and give back its memory."""
+    def abort_step(self) -> None:
+        """Discard the state of a failed step and release its memory."""
         if self._optimizer is not None:
-            self._optimizer.forget()
+            self._optimizer.discard_gradients()
         gc.collect()
-        self.clock.forget()
+        self.timer.reset_peak_memory()
 
     def _optimizer_for(self, plan: Plan, threads: int) -> Optimizer:
-        if isinstance(self._optimizer, OnHost if plan.offload else OnDevice):
+        if isinstance(self._optimizer, OffloadedOptimizer if plan.offload else DeviceOptimizer):
             optimizer = self._optimizer
         else:
             self._close_optimizer()
-            optimizer = OnHost(self._buckets, self.clock) if plan.offload else OnDevice(self._buckets)
+            optimizer = (
+                OffloadedOptimizer(self._buckets, self.timer) if plan.offload else DeviceOptimizer(self._buckets)
+            )
             self._optimizer = optimizer
-        if isinstance(optimizer, OnHost):
+        if isinstance(optimizer, OffloadedOptimizer):
             optimizer.threads = threads
         return optimizer
 
@@ -102,12 +107,12 @@ class Trainer:
         if self._optimizer is not None:
             self._optimizer.close()
             self._optimizer = None
-            self.give_up_step()
+            self.abort_step()
 
 
-def check_runs_here(plan: Plan, batch: int) -> None:
-    """Complain about a plan that one device cannot run. ZeRO is no hindrance: one device holds all the shards."""
+def check_single_device(plan: Plan, batch: int) -> None:
+    """Raise BadInput if one device cannot run the plan. ZeRO has no effect on one device, which holds all shards."""
     if plan.gpus > 1:
-        raise BadInput(f"plan {plan} is for {plan.gpus} GPUs, and steps are measured on one")
+        raise BadInput(f"plan {plan} is for {plan.gpus} GPUs, but steps are measured on one")
     if batch % plan.accumulation:
-        raise BadInput(f"a batch of {batch} cannot be parted into {plan.accumulation} micro-batches of one size")
+        raise BadInput(f"a batch of {batch} cannot be split into {plan.accumulation} micro-batches of equal size")

@@ -1,4 +1,4 @@
-"""When something was reached on a device, and how much memory it took until then."""
+"""Timers and peak memory of devices."""
 
 from __future__ import annotations
 
@@ -11,87 +11,91 @@ import torch
 GIB = 2**30
 
 
-class Mark(Protocol):
-    """A point in the work of a device, from which time is told once the device has passed it."""
+class TimerEvent(Protocol):
+    """A point in the work queue of a device. Its time is known once the device has reached it."""
 
     def wait(self) -> None:
-        """Until the device is here."""
+        """Wait until the device has reached this point."""
 
-    def seconds_until(self, later: Mark) -> float:
-        """From here to there."""
+    def seconds_until(self, later: TimerEvent) -> float:
+        """Return the seconds from this event to a later one."""
 
 
 class DeviceTimer(Protocol):
-    """What tells time and memory on one kind of device."""
+    """Measures time and memory on one kind of device."""
 
-    def mark(self) -> Mark:
-        """Here, in the work handed to the device so far."""
+    def record(self) -> TimerEvent:
+        """Record an event after all work submitted to the device so far."""
 
-    def finish(self) -> None:
-        """Wait until the device has done all its work."""
+    def synchronize(self) -> None:
+        """Wait until the device has finished all its work."""
 
-    def forget(self) -> None:
-        """Give back memory that nobody uses, and begin to look for a new peak."""
+    def reset_peak_memory(self) -> None:
+        """Release unused memory and reset the peak."""
 
-    def peak_gib(self) -> tuple[float, float | None]:
-        """The most that tensors took, and the most that was held for them, where that is known."""
+    def peak_memory_gib(self) -> tuple[float, float | None]:
+        """Return the peak memory of tensors, and the peak of reserved memory if known."""
 
 
-def clock_of(device: str) -> DeviceTimer:
-    """The one for this device."""
+def make_timer(device: str) -> DeviceTimer:
+    """Return the timer of a device."""
     return CudaTimer() if device.startswith("cuda") else HostTimer()
 
 
 class HostTimer:
-    """The CPU, which has done its work when it says so. Its memory is that of the process, looked at in each mark."""
+    """Timer of the CPU, which works synchronously. The memory of the process is sampled at each event."""
 
     def __init__(self) -> None:
         self._peak = _resident_gib()
 
-    def mark(self) -> HostMark:
+    def record(self) -> HostEvent:
         self._peak = max(self._peak, _resident_gib())
-        return HostMark(perf_counter())
+        return HostEvent(perf_counter())
 
-    def finish(self) -> None:
+    def synchronize(self) -> None:
         pass
 
-    def forget(self) -> None:
+    def reset_peak_memory(self) -> None:
         self._peak = _resident_gib()
 
-    def peak_gib(self) -> tuple[float, float | None]:
+    def peak_memory_gib(self) -> tuple[float, float | None]:
         return self._peak, None
 
 
-class HostMark:
-    def __init__(self, at: float) -> None:
-        self.at = at
+class HostEvent:
+    """An event of the CPU: the time at which it was recorded."""
+
+    def __init__(self, time: float) -> None:
+        self.time = time
 
     def wait(self) -> None:
         pass
 
-    def seconds_until(self, later: Mark) -> float:
-        assert isinstance(later, HostMark)
-        return later.at - self.at
+    def seconds_until(self, later: TimerEvent) -> float:
+        assert isinstance(later, HostEvent)
+        return later.time - self.time
 
 
 class CudaTimer:
-    """A GPU of NVIDIA's (or AMD's, under the same name), which works while the program goes on."""
+    """Timer of an NVIDIA GPU (or an AMD GPU, which PyTorch also calls cuda), which works asynchronously."""
 
-    def mark(self) -> CudaMark:
-        return CudaMark()
+    def record(self) -> CudaEvent:
+        return CudaEvent()
 
-    def finish(self) -> None:
+    def synchronize(self) -> None:
         torch.cuda.synchronize()
 
-    def forget(self) -> None:
+    def reset_peak_memory(self) -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
-    def peak_gib(self) -> tuple[float, float | None]:
+    def peak_memory_gib(self) -> tuple[float, float | None]:
         return torch.cuda.max_memory_allocated() / GIB, torch.cuda.max_memory_reserved() / GIB
 
 
-class CudaMark:
+class CudaEvent:
+    """A CUDA event on the current stream."""
+
     def __init__(self) -> None:
         self.event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         self.event.record()
@@ -99,20 +103,20 @@ class CudaMark:
     def wait(self) -> None:
         self.event.synchronize()
 
-    def seconds_until(self, later: Mark) -> float:
-        assert isinstance(later, CudaMark)
+    def seconds_until(self, later: TimerEvent) -> float:
+        assert isinstance(later, CudaEvent)
         milliseconds: float = self.event.elapsed_time(later.event)
         return milliseconds / 1000
 
 
 def _resident_gib() -> float:
-    """What the process has in memory now; where that is not to be had, the most it ever had."""
+    """Return the resident memory of the process; without /proc, its peak."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except OSError:
         import resource
 
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / GIB  # bytes, where there is no /proc: macOS
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / GIB  # in bytes on macOS, which has no /proc
     import os
 
     return pages * os.sysconf("SC_PAGESIZE") / GIB

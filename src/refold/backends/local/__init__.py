@@ -1,4 +1,4 @@
-"""refold.backends.local"""
+"""The local back end: runs as processes of this machine."""
 
 import lazy_loader
 

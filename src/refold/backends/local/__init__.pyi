@@ -1,5 +1,5 @@
 from .backend import SLOT as SLOT, LocalBackend as LocalBackend, local_cluster as local_cluster
-from .log_files import LogChunk as LogChunk, read_from as read_from, read_piece as read_piece, size as size
+from .log_files import LogChunk as LogChunk, log_size as log_size, read_log as read_log, read_log_at as read_log_at
 from .nvidia import (
     DetectedGpu as DetectedGpu,
     GpuProblem as GpuProblem,
@@ -8,4 +8,4 @@ from .nvidia import (
     open_driver as open_driver,
 )
 from .run_files import RunFiles as RunFiles, log_path as log_path
-from .safe_files import OutOfFileHandles as OutOfFileHandles, read_plain as read_plain
+from .safe_files import ResourceShortage as ResourceShortage, read_regular as read_regular

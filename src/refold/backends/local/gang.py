@@ -1,4 +1,4 @@
-"""The processes of one run: they start together, whoever starts them, and end together."""
+"""The gang of one run: its instances start together and end together."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from refold.backends import Report
 from refold.backends.local.environment import RunEnvironment
 from refold.backends.local.instance import Instance
 from refold.backends.local.process_tree import ProcessTree
-from refold.backends.local.run_files import Ending, RunFiles, StartNote
-from refold.backends.local.safe_files import OUT_OF_SOMETHING, OutOfFileHandles, patiently
-from refold.backends.local.shim import why_cannot_start
+from refold.backends.local.run_files import RunEnd, RunFiles, StartRecord
+from refold.backends.local.safe_files import SHORTAGE_ERRNOS, ResourceShortage, retry_on_shortage
+from refold.backends.local.shim import find_start_problem
 from refold.core import RunFailed, RunFinished, RunStarted, RunStopped, StartRun
 from refold.model import Job, Seconds
 
 
 class Gang:
-    """One run, from its start or from where an earlier daemon has left it."""
+    """One run, started by this daemon or adopted from an earlier one."""
 
     def __init__(
         self, job: Job, order: StartRun, files: RunFiles, tree: ProcessTree, grace: Seconds, folder: Path
@@ -29,107 +29,106 @@ class Gang:
         self.run = order.run
         self.files = files
         self.instances = len(order.allocation.placement)
-        self.told_to_stop = asyncio.Event()
+        self.stop_requested = asyncio.Event()
         self._order = order
         self._tree = tree
         self._grace = grace if job.launch.grace is None else job.launch.grace
         self._folder = folder
-        self._processes: list[Instance] = []
+        self._instances: list[Instance] = []
 
-    def hurry(self) -> None:
-        """End it without grace."""
-        self._tree.hurry()
-        self.told_to_stop.set()
+    def kill(self) -> None:
+        """End the run without a grace period."""
+        self._tree.skip_grace()
+        self.stop_requested.set()
 
-    async def see_through(self, report: Report, environment: RunEnvironment) -> Ending:
-        """Start it, wait, and end all of it whatever happens; then say how it went."""
-        ending = await patiently(self.files.decided)
-        if note := await patiently(self.files.start_note):
-            self._tree.mark = note.mark
-        cannot_start = None if ending else self._start(environment)
-        if ending:
-            self._take_up_what_is_left()
-        waiting = {asyncio.create_task(instance.over()) for instance in self._processes}
+    async def supervise(self, report: Report, environment: RunEnvironment) -> RunEnd:
+        """Start or adopt the run, wait for its end, end all of its processes, and return how it ended."""
+        end = await retry_on_shortage(self.files.read_end)
+        if record := await retry_on_shortage(self.files.read_start):
+            self._tree.mark = record.mark
+        start_failure = None if end else self._start(environment)
+        if end:
+            self._adopt_claimed()
+        exits = {asyncio.create_task(instance.wait()) for instance in self._instances}
         try:
-            if ending is None:
-                if cannot_start is None:
+            if end is None:
+                if start_failure is None:
                     report(RunStarted(self.job.id, self.run))
-                    await self._over_or_told_to_stop(waiting)
-                ending = self._decide(cannot_start)
+                    await self._wait_for_end_or_stop(exits)
+                end = self._record_end(start_failure)
             await self._tree.end(self._grace, self._first_signal())
-            await asyncio.gather(*waiting)
+            await asyncio.gather(*exits)
         finally:
-            for task in waiting:
+            for task in exits:
                 task.cancel()
-        return ending
+        return end
 
     def _start(self, environment: RunEnvironment) -> RunFailed | None:
-        """Start every instance that nobody has started; what went wrong, if something did."""
+        """Start every instance that is not running yet, and return the failure, if there is one."""
         if not self.job.command:
-            return self._not_started("it has no command")
-        word = self.job.command[0]
+            return self._start_failure("the job has no command")
+        program = self.job.command[0]
         try:
-            note = self.files.note_start(StartNote(self._tree.mark, _free_port() if self.instances > 1 else 0))
-            self._tree.mark = note.mark
-            environments = environment.of_run(self.job, self._order, self.files, note, self._grace)
-            if why := why_cannot_start(word, self._folder, environments[0]):
-                return self._not_started(why)
+            record = self.files.record_start(StartRecord(self._tree.mark, _free_port() if self.instances > 1 else 0))
+            self._tree.mark = record.mark
+            environments = environment.build(self.job, self._order, self.files, record, self._grace)
+            if problem := find_start_problem(program, self._folder, environments[0]):
+                return self._start_failure(problem)
             for number, variables in enumerate(environments):
                 instance = Instance(self.files, number, self._tree)
                 instance.start(self._folder, self.job.command, variables)
-                self._processes.append(instance)
-        except Exception as error:  # also of those who bring secrets: nothing is left running and unaccounted for
-            why = f"cannot start {word!r}: {getattr(error, 'strerror', None) or error}"
-            lacks = isinstance(error, OutOfFileHandles) or getattr(error, "errno", None) in OUT_OF_SOMETHING
-            return self._not_started(why, retry=lacks)
+                self._instances.append(instance)
+        except Exception as error:  # including errors of `secrets`: instances that have started must be ended
+            problem = f"cannot start {program!r}: {getattr(error, 'strerror', None) or error}"
+            shortage = isinstance(error, ResourceShortage) or getattr(error, "errno", None) in SHORTAGE_ERRNOS
+            return self._start_failure(problem, retry=shortage)
         return None
 
-    def _not_started(self, why: str, retry: bool = False) -> RunFailed:
+    def _start_failure(self, why: str, retry: bool = False) -> RunFailed:
         return RunFailed(self.job.id, self.run, why, retry=retry)
 
-    def _take_up_what_is_left(self) -> None:
-        """Of a run whose end is decided: what it takes to end it."""
-        every = [Instance(self.files, number, self._tree) for number in range(self.instances)]
-        self._processes = [instance for instance in every if instance.was_claimed()]
+    def _adopt_claimed(self) -> None:
+        """Adopt the started instances of a run whose end is recorded, in order to end them."""
+        instances = [Instance(self.files, number, self._tree) for number in range(self.instances)]
+        self._instances = [instance for instance in instances if instance.is_claimed()]
 
-    async def _over_or_told_to_stop(self, waiting: set[asyncio.Task[None]]) -> None:
-        """Until all have ended well, one has not, or the run is told to stop."""
-        told = asyncio.create_task(self.told_to_stop.wait())
-        left = set(waiting)
+    async def _wait_for_end_or_stop(self, exits: set[asyncio.Task[None]]) -> None:
+        """Wait until all instances have succeeded, one has failed, or a stop is requested."""
+        stop = asyncio.create_task(self.stop_requested.wait())
+        pending = set(exits)
         try:
-            while left and not told.done() and self._first_that_failed() is None:
-                await asyncio.wait({told, *left}, return_when=asyncio.FIRST_COMPLETED)
-                left = {task for task in left if not task.done()}
+            while pending and not stop.done() and self._first_failed() is None:
+                await asyncio.wait({stop, *pending}, return_when=asyncio.FIRST_COMPLETED)
+                pending = {task for task in pending if not task.done()}
         finally:
-            told.cancel()
+            stop.cancel()
 
-    def _decide(self, cannot_start: RunFailed | None) -> Ending:
-        """How it ends; on disk before anything is done about it, if there is room on the disk."""
-        ending = cannot_start or self._ending()
-        with suppress(OSError):  # who takes the run up after us looks at how its instances have ended, then
-            self.files.decide(ending)
-        return ending
+    def _record_end(self, start_failure: RunFailed | None) -> RunEnd:
+        """Determine how the run ends, and write it to disk before its processes are signalled."""
+        end = start_failure or self._end()
+        with suppress(OSError):  # without the file, the next daemon derives the end from the instances' exit statuses
+            self.files.record_end(end)
+        return end
 
-    def _ending(self) -> Ending:
-        bad = self._first_that_failed()
-        if bad is not None:
-            lost = any(instance.lost for instance in self._processes)
-            return RunFailed(self.job.id, self.run, self._failure(bad), retry=lost, exit_code=bad.exit_code)
-        if all(instance.failure == "" for instance in self._processes):
+    def _end(self) -> RunEnd:
+        failed = self._first_failed()
+        if failed is not None:
+            lost = any(instance.lost for instance in self._instances)
+            return RunFailed(self.job.id, self.run, self._failure_text(failed), retry=lost, exit_code=failed.exit_code)
+        if all(instance.failure == "" for instance in self._instances):
             return RunFinished(self.job.id, self.run)
         return RunStopped(self.job.id, self.run)
 
-    def _first_that_failed(self) -> Instance | None:
-        return next((instance for instance in self._processes if instance.failure), None)
+    def _first_failed(self) -> Instance | None:
+        return next((instance for instance in self._instances if instance.failure), None)
 
-    def _failure(self, bad: Instance) -> str:
-        """How the first instance to do so has ended badly."""
-        which = f"instance {self._processes.index(bad)}: " if self.instances > 1 else ""
-        return which + (bad.failure or "")
+    def _failure_text(self, failed: Instance) -> str:
+        prefix = f"instance {self._instances.index(failed)}: " if self.instances > 1 else ""
+        return prefix + (failed.failure or "")
 
     def _first_signal(self) -> signal.Signals:
-        """What asks it to save what it has; what it leaves behind has nothing to save."""
-        return signal.Signals[f"SIG{self.job.launch.stop_signal}"] if self.told_to_stop.is_set() else signal.SIGTERM
+        """Return the job's stop signal for a requested stop; SIGTERM for processes that outlive their instance."""
+        return signal.Signals[f"SIG{self.job.launch.stop_signal}"] if self.stop_requested.is_set() else signal.SIGTERM
 
 
 def _free_port() -> int:

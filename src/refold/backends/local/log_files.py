@@ -1,8 +1,8 @@
-"""The output of runs: kept in two files that do not grow beyond a limit, and read from any place on.
+"""Logs of runs: rotated between two files of bounded size, and readable from any offset.
 
-A process appends to its log. When that has half of what is allowed, its last part is copied to a second file and the
-log is emptied under the process's hands; what it writes at that very moment may be lost. Places in the output count all
-that was ever written, so they mean the same before and after: how much has gone from the log is in a third file.
+A process appends to its log. When the log reaches half of the limit, its last part is copied to a second file and the
+log is truncated in place (copytruncate); output written at that very moment may be lost. Offsets count all bytes ever
+written, so they are unaffected by rotation: a third file stores how many bytes were removed from the log.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from refold.backends.local.safe_files import OutOfFileHandles, make_plain, open_plain, plain_size, read_plain
+from refold.backends.local.safe_files import ResourceShortage, create_regular, open_regular, read_regular, regular_size
 from refold.model import Seconds
 
-MOST_OUTPUT = 64 * 2**20
-"""Bytes of output that are kept of an instance."""
+DEFAULT_MAX_OUTPUT_BYTES = 64 * 2**20
+"""Maximum output that is stored per instance."""
 
-MOST_AT_ONCE = 64 * 2**10
-COPIED_AT_ONCE = 2**20
-LONGEST_CHARACTER = 4
-LONGEST_PLACE = 18
-"""Digits of the largest number of bytes that an output is taken to have had."""
+CHUNK_BYTES = 64 * 2**10
+COPY_BYTES = 2**20
+MAX_UTF8_BYTES = 4
+MAX_OFFSET_DIGITS = 18
+"""Maximum digits of an offset in the third file; longer content was not written by the daemon."""
 
-LOOK_EVERY: Seconds = 1.0
-SOONEST_LOOK: Seconds = 0.05
+MAX_CHECK_INTERVAL: Seconds = 1.0
+MIN_CHECK_INTERVAL: Seconds = 0.05
 
 _locks: WeakValueDictionary[Path, threading.RLock] = WeakValueDictionary()
-_finding = threading.Lock()
+_locks_lock = threading.Lock()
 
 
-def _rotating(path: Path) -> threading.RLock:
-    """Held while the three files of a log do not agree with each other; gone when nobody holds it or waits for it."""
-    with _finding:
-        where = path.absolute()
-        lock = _locks.get(where)
+def _lock_of(path: Path) -> threading.RLock:
+    """Return the lock that is held while the three files of a log are inconsistent; it is freed when unused."""
+    with _locks_lock:
+        key = path.absolute()
+        lock = _locks.get(key)
         if lock is None:
-            lock = _locks[where] = threading.RLock()
+            lock = _locks[key] = threading.RLock()
         return lock
 
 
 class LogChunk(msgspec.Struct, frozen=True):
-    """A part of an output: it begins at a place and goes to the next."""
+    """A part of a log, from offset `begin` up to `next`."""
 
     data: bytes
     begin: int
@@ -55,147 +55,147 @@ class LogChunk(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """As text, whatever it is."""
+        """The data as text; invalid UTF-8 is replaced."""
         return self.data.decode(errors="replace")
 
 
-def read_from(path: Path, offset: int, most: int = MOST_AT_ONCE) -> LogChunk:
-    """What was written from a place on, or from the oldest on that is still there. It ends with a whole character."""
-    with _rotating(path):
-        base, older = _gone(path), _beside(path, "1")
-        oldest = max(0, base - plain_size(older))
+def read_log(path: Path, offset: int, limit: int = CHUNK_BYTES) -> LogChunk:
+    """Read from an offset, or from the oldest stored byte if that is later. Does not split a UTF-8 character."""
+    with _lock_of(path):
+        removed, older = _removed_bytes(path), _sibling(path, "1")
+        oldest = max(0, removed - regular_size(older))
         begin = max(offset, oldest)
-        data = _bytes_of(older, begin - oldest, most) if begin < base else b""
-        data += _bytes_of(path, begin + len(data) - base, most - len(data))
-    whole = _whole_characters(data) if len(data) < most else _whole_characters(data) or data
-    return LogChunk(whole, begin, begin + len(whole))
+        data = _read_bytes(older, begin - oldest, limit) if begin < removed else b""
+        data += _read_bytes(path, begin + len(data) - removed, limit - len(data))
+    complete = _complete_characters(data) if len(data) < limit else _complete_characters(data) or data
+    return LogChunk(complete, begin, begin + len(complete))
 
 
-def read_piece(path: Path, offset: int, most: int) -> tuple[LogChunk, bool] | None:
-    """What was written from a place on, or so many bytes from the end; whether that is all. None: there is no log."""
+def read_log_at(path: Path, offset: int, limit: int) -> tuple[LogChunk, bool] | None:
+    """Read from an offset (negative: from the end), and whether the end was reached. None if there is no log."""
     if not path.exists():
         return None
-    with _rotating(path):
-        piece = read_from(path, offset if offset >= 0 else max(0, size(path) + offset), most)
-        return piece, piece.next >= size(path)
+    with _lock_of(path):
+        chunk = read_log(path, offset if offset >= 0 else max(0, log_size(path) + offset), limit)
+        return chunk, chunk.next >= log_size(path)
 
 
-def tail(path: Path, lines: int = 10, most: int = MOST_AT_ONCE) -> LogChunk:
-    """The last lines, or as many of them as there is room for."""
-    end = size(path)
-    piece = read_from(path, end - most, most)
-    data = b"".join(piece.data.splitlines(keepends=True)[-lines:] if lines > 0 else [])
-    return LogChunk(data, piece.next - len(data), piece.next)
+def tail_log(path: Path, lines: int = 10, limit: int = CHUNK_BYTES) -> LogChunk:
+    """Return the last lines, within the last `limit` bytes."""
+    end = log_size(path)
+    chunk = read_log(path, end - limit, limit)
+    data = b"".join(chunk.data.splitlines(keepends=True)[-lines:] if lines > 0 else [])
+    return LogChunk(data, chunk.next - len(data), chunk.next)
 
 
-def size(path: Path) -> int:
-    """How much was ever written."""
-    with _rotating(path):
-        return _gone(path) + plain_size(path)
+def log_size(path: Path) -> int:
+    """Return the number of bytes ever written."""
+    with _lock_of(path):
+        return _removed_bytes(path) + regular_size(path)
 
 
-def _bytes_of(path: Path, begin: int, most: int) -> bytes:
+def _read_bytes(path: Path, begin: int, limit: int) -> bytes:
     try:
-        with open_plain(path) as file:
+        with open_regular(path) as file:
             file.seek(begin)
-            return file.read(most)
+            return file.read(limit)
     except OSError:
         return b""
 
 
-def _whole_characters(data: bytes) -> bytes:
-    """Without the beginning of a character whose rest is yet to come."""
-    for length in range(1, min(LONGEST_CHARACTER, len(data) + 1)):
+def _complete_characters(data: bytes) -> bytes:
+    """Return the data without an incomplete UTF-8 character at its end."""
+    for length in range(1, min(MAX_UTF8_BYTES, len(data) + 1)):
         byte = data[-length]
-        if byte >= 0b1100_0000:  # the first byte of a character says how many there are
-            wanted = 2 + (byte >= 0b1110_0000) + (byte >= 0b1111_0000)
-            return data[:-length] if wanted > length else data
+        if byte >= 0b1100_0000:  # the first byte of a character determines its length
+            expected = 2 + (byte >= 0b1110_0000) + (byte >= 0b1111_0000)
+            return data[:-length] if expected > length else data
         if byte < 0b1000_0000:
             return data
     return data
 
 
-def rotate(path: Path, keep: int) -> None:
-    """Move the log's last `keep` bytes to the second file, and go on with an empty log."""
-    fresh, note = _beside(path, "1.new"), _beside(path, "gone.new")
-    with _rotating(path), open_plain(path, os.O_RDWR) as log, make_plain(fresh) as older:
-        left = min(keep, os.fstat(log.fileno()).st_size)
-        log.seek(-left, os.SEEK_END)
-        while left > 0 and (piece := log.read(min(left, COPIED_AT_ONCE))):
-            older.write(piece)
-            left -= len(piece)
-        older.write(log.read(MOST_AT_ONCE))  # what came meanwhile, but for a flood: one cannot be as fast as that
+def rotate_log(path: Path, keep: int) -> None:
+    """Copy the last `keep` bytes of the log to the second file, and truncate the log."""
+    copy, record = _sibling(path, "1.new"), _sibling(path, "gone.new")
+    with _lock_of(path), open_regular(path, os.O_RDWR) as log, create_regular(copy) as older:
+        remaining = min(keep, os.fstat(log.fileno()).st_size)
+        log.seek(-remaining, os.SEEK_END)
+        while remaining > 0 and (chunk := log.read(min(remaining, COPY_BYTES))):
+            older.write(chunk)
+            remaining -= len(chunk)
+        older.write(log.read(CHUNK_BYTES))  # written meanwhile; bounded, since a fast writer would never let us finish
         older.flush()
-        with make_plain(note) as gone:
-            gone.write(b"%d\n" % (_gone(path) + log.tell()))
-        fresh.replace(_beside(path, "1"))
-        note.replace(_beside(path, "gone"))  # before the log is emptied: to be read twice is better than never
+        with create_regular(record) as file:
+            file.write(b"%d\n" % (_removed_bytes(path) + log.tell()))
+        copy.replace(_sibling(path, "1"))
+        record.replace(_sibling(path, "gone"))  # before truncation: after a crash, read twice rather than not at all
         log.truncate(0)
 
 
-def _gone(path: Path) -> int:
-    """How much was written before what the log has."""
+def _removed_bytes(path: Path) -> int:
+    """Return the number of bytes that rotation has removed from the log."""
     try:
-        digits = read_plain(_beside(path, "gone"), LONGEST_PLACE + 2).strip()
-    except (OSError, OutOfFileHandles):
+        digits = read_regular(_sibling(path, "gone"), MAX_OFFSET_DIGITS + 2).strip()
+    except (OSError, ResourceShortage):
         return 0
-    return int(digits) if digits.isdigit() and len(digits) <= LONGEST_PLACE else 0
+    return int(digits) if digits.isdigit() and len(digits) <= MAX_OFFSET_DIGITS else 0
 
 
-def _beside(path: Path, what: str) -> Path:
-    return path.with_name(f"{path.name}.{what}")
+def _sibling(path: Path, suffix: str) -> Path:
+    return path.with_name(f"{path.name}.{suffix}")
 
 
-class Rotation:
-    """Sees to it that no log of a run grows beyond a limit, as long as the run is watched."""
+class LogRotator:
+    """Keeps the logs of watched runs within a limit of bytes each."""
 
-    def __init__(self, most: int) -> None:
-        self._half = max(1, most // 2)
+    def __init__(self, limit: int) -> None:
+        self._half = max(1, limit // 2)
         self._sizes: dict[Path, int] = {}
         self._task: asyncio.Task[None] | None = None
 
     @asynccontextmanager
-    async def of(self, logs: Sequence[Path]) -> AsyncIterator[None]:
-        """Look after these logs meanwhile."""
-        self._sizes.update((path, plain_size(path)) for path in logs)
+    async def watch(self, logs: Sequence[Path]) -> AsyncIterator[None]:
+        """Rotate these logs while the context is open."""
+        self._sizes.update((path, regular_size(path)) for path in logs)
         if self._task is None:
-            self._task = asyncio.create_task(self._look_after())
+            self._task = asyncio.create_task(self._check_periodically())
         try:
             yield
         finally:
-            await self._shorten_all(logs)
+            await self._rotate_large(logs)
             for path in logs:
                 del self._sizes[path]
             if not self._sizes and self._task is not None:
                 self._task.cancel()
                 self._task = None
 
-    async def _look_after(self) -> None:
-        """The faster a log grows, the sooner it is looked at again."""
-        pause = SOONEST_LOOK
+    async def _check_periodically(self) -> None:
+        """Check all logs; the faster a log grows, the sooner it is checked again."""
+        pause = MIN_CHECK_INTERVAL
         while True:
             await asyncio.sleep(pause)
-            pauses = [await self._looked_at(path, pause) for path in list(self._sizes)]
-            pause = min(pauses, default=LOOK_EVERY)
+            pauses = [await self._check(path, pause) for path in list(self._sizes)]
+            pause = min(pauses, default=MAX_CHECK_INTERVAL)
 
-    async def _shorten_all(self, logs: Sequence[Path]) -> None:
+    async def _rotate_large(self, logs: Sequence[Path]) -> None:
         for path in logs:
-            if plain_size(path) > self._half:
-                await asyncio.to_thread(self._shorten, path)
+            if regular_size(path) > self._half:
+                await asyncio.to_thread(self._rotate_if_large, path)
 
-    async def _looked_at(self, path: Path, since: Seconds) -> Seconds:
-        """When it should be looked at again."""
-        length = plain_size(path)
-        grown = max(0, length - self._sizes.get(path, 0)) / since
+    async def _check(self, path: Path, elapsed: Seconds) -> Seconds:
+        """Rotate the log if it is too large, and return the seconds until the next check."""
+        length = regular_size(path)
+        growth = max(0, length - self._sizes.get(path, 0)) / elapsed
         if length > self._half:
-            await asyncio.to_thread(self._shorten, path)
+            await asyncio.to_thread(self._rotate_if_large, path)
             length = 0
         if path in self._sizes:
             self._sizes[path] = length
-        left = max(1, self._half - length)
-        return max(SOONEST_LOOK, min(LOOK_EVERY, left / grown if grown else LOOK_EVERY))
+        remaining = max(1, self._half - length)
+        return max(MIN_CHECK_INTERVAL, min(MAX_CHECK_INTERVAL, remaining / growth if growth else MAX_CHECK_INTERVAL))
 
-    def _shorten(self, path: Path) -> None:
-        with _rotating(path), suppress(OSError):
-            if plain_size(path) > self._half:  # somebody else may just have rotated it
-                rotate(path, self._half)
+    def _rotate_if_large(self, path: Path) -> None:
+        with _lock_of(path), suppress(OSError):
+            if regular_size(path) > self._half:  # another thread may have just rotated it
+                rotate_log(path, self._half)

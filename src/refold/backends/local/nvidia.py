@@ -1,6 +1,6 @@
-"""GPUs as NVIDIA's driver tells of them: which there are, how busy they are, and what is wrong with them.
+"""NVIDIA GPUs through the driver (NVML): detection, readings and errors.
 
-The only importer of pynvml. A machine without the library, the driver or a GPU has no GPUs, which is no error.
+The only importer of pynvml. On a machine without the library, the driver or a GPU, no GPUs are detected.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 import msgspec
 
-from refold.backends.local.xids import meaning
+from refold.backends.local.xids import describe_xid
 from refold.catalogue import find_gpu
 from refold.errors import UnknownName
 from refold.model import MiB
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _MIB = 2**20
-_MOST_EVENTS = 100
-"""As many are taken at one look: a GPU in trouble repeats itself."""
+_MAX_EVENTS_PER_POLL = 100
+"""Maximum number of events read per poll: a faulty GPU may report errors continuously."""
 
 
 class DetectedGpu(msgspec.Struct, frozen=True):
-    """A GPU that we may use; `name` is the driver's, `gpu_type` the catalogue's where that knows it."""
+    """A usable GPU. `name`: from the driver; `gpu_type`: from the catalogue, if it is listed there."""
 
     index: int
     uuid: str
@@ -36,19 +36,19 @@ class DetectedGpu(msgspec.Struct, frozen=True):
 
 
 class GpuReading(msgspec.Struct, frozen=True):
-    """A GPU at a moment; `load` is a percentage, `processes` are ids. What cannot be measured is None."""
+    """Readings of a GPU. `utilisation` in percent, `processes`: pids. None: not supported by the GPU."""
 
     index: int
     memory_used_mib: MiB | None = None
     memory_mib: MiB | None = None
-    load: float | None = None
+    utilisation: float | None = None
     celsius: float | None = None
     watts: float | None = None
     processes: tuple[int, ...] | None = None
 
 
 class GpuProblem(msgspec.Struct, frozen=True):
-    """Something that is wrong with a GPU; `bad`: nothing should run on it."""
+    """An error of a GPU. `bad`: it should not be used."""
 
     gpu_index: int
     text: str
@@ -56,7 +56,7 @@ class GpuProblem(msgspec.Struct, frozen=True):
 
 
 def find_gpus(environment: Mapping[str, str] = os.environ) -> list[DetectedGpu]:
-    """The GPUs that we may use; none, where there is no driver or library."""
+    """Return the usable GPUs; none without the driver or its library."""
     driver = open_driver(environment)
     if driver is None:
         return []
@@ -65,31 +65,31 @@ def find_gpus(environment: Mapping[str, str] = os.environ) -> list[DetectedGpu]:
 
 
 def open_driver(environment: Mapping[str, str] = os.environ) -> NvidiaDriver | None:
-    """The driver, or None where there is none."""
+    """Open the driver; None if there is none."""
     try:
         library: Any = import_module("pynvml")
     except ImportError:
         return None
     try:
         library.nvmlInit()
-        return NvidiaDriver(library, environment.get(VISIBLE))
+        return NvidiaDriver(library, environment.get(VISIBLE_VARIABLE))
     except library.NVMLError:
         return None
 
 
 class NvidiaDriver:
-    """A connection to the driver, which knows what it has told before."""
+    """A connection to the driver that remembers which errors it has reported."""
 
     def __init__(self, library: Any, visible: str | None = None) -> None:
         self._library = library
         self._handles: list[Any] = []
         self.gpus: list[DetectedGpu] = []
-        for handle, gpu in chosen(list(self._whole_gpus()), visible):
+        for handle, gpu in select_visible(list(self._whole_gpus()), visible):
             self._handles.append(handle)
             self.gpus.append(msgspec.structs.replace(gpu, index=len(self.gpus)))
-        self._ecc_errors = [self._uncorrected(handle) for handle in self._handles]
+        self._ecc_errors = [self._uncorrectable_errors(handle) for handle in self._handles]
         self._lost: set[int] = set()
-        self._events = self._listen()
+        self._events = self._subscribe()
 
     def __enter__(self) -> NvidiaDriver:
         return self
@@ -98,34 +98,37 @@ class NvidiaDriver:
         self.close()
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Close the connection."""
         with suppress(self._library.NVMLError):
             if self._events is not None:
                 self._library.nvmlEventSetFree(self._events)
             self._library.nvmlShutdown()
 
     def _whole_gpus(self) -> Iterator[tuple[Any, DetectedGpu]]:
-        """All but those that are cut into parts (MIG): work on these is placed by other means."""
+        """Yield all GPUs except those in MIG mode, which are not supported."""
         for index in range(self._library.nvmlDeviceGetCount()):
-            handle = self._ask("nvmlDeviceGetHandleByIndex", index)
-            uuid = self._ask("nvmlDeviceGetUUID", handle)
-            mig = self._ask("nvmlDeviceGetMigMode", handle)
+            handle = self._query("nvmlDeviceGetHandleByIndex", index)
+            uuid = self._query("nvmlDeviceGetUUID", handle)
+            mig = self._query("nvmlDeviceGetMigMode", handle)
             if handle is None or uuid is None or (mig and mig[0]):
                 continue
-            name = _text(self._ask("nvmlDeviceGetName", handle) or "GPU")
-            memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
-            yield handle, DetectedGpu(index, _text(uuid), name, type_of(name), memory and memory.total // _MIB)
+            name = _text(self._query("nvmlDeviceGetName", handle) or "GPU")
+            memory = self._query("nvmlDeviceGetMemoryInfo", handle)
+            yield (
+                handle,
+                DetectedGpu(index, _text(uuid), name, gpu_type_from_name(name), memory and memory.total // _MIB),
+            )
 
     def read(self) -> list[GpuReading]:
-        """How every GPU does now."""
+        """Read all GPUs."""
         return [self._reading(index, handle) for index, handle in enumerate(self._handles)]
 
     def _reading(self, index: int, handle: Any) -> GpuReading:
-        memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
-        rates = self._ask("nvmlDeviceGetUtilizationRates", handle)
-        celsius = self._ask("nvmlDeviceGetTemperature", handle, self._library.NVML_TEMPERATURE_GPU)
-        milliwatts = self._ask("nvmlDeviceGetPowerUsage", handle)
-        processes = self._ask("nvmlDeviceGetComputeRunningProcesses", handle)
+        memory = self._query("nvmlDeviceGetMemoryInfo", handle)
+        rates = self._query("nvmlDeviceGetUtilizationRates", handle)
+        celsius = self._query("nvmlDeviceGetTemperature", handle, self._library.NVML_TEMPERATURE_GPU)
+        milliwatts = self._query("nvmlDeviceGetPowerUsage", handle)
+        processes = self._query("nvmlDeviceGetComputeRunningProcesses", handle)
         return GpuReading(
             index,
             memory and memory.used // _MIB,
@@ -137,18 +140,18 @@ class NvidiaDriver:
         )
 
     def problems(self) -> list[GpuProblem]:
-        """What has gone wrong since the last call; applications' own faults are not told."""
-        return [*self._new_xids(), *self._new_ecc_errors(), *self._newly_lost()]
+        """Return new errors since the last call, except those caused by applications."""
+        return [*self._new_xids(), *self._new_ecc_errors(), *self._new_losses()]
 
-    def _listen(self) -> Any:
-        """A set of events to wait on; None where the driver has no such."""
+    def _subscribe(self) -> Any:
+        """Subscribe to XID events; None if the driver does not support them."""
         library = self._library
         try:
             events = library.nvmlEventSetCreate()
         except library.NVMLError:
             return None
         for handle in self._handles:
-            with suppress(library.NVMLError):  # of this GPU, the driver tells none
+            with suppress(library.NVMLError):  # not supported for this GPU
                 library.nvmlDeviceRegisterEvents(handle, library.nvmlEventTypeXidCriticalError, events)
         return events
 
@@ -156,32 +159,32 @@ class NvidiaDriver:
         if self._events is None:
             return
         index_of = {gpu.uuid: gpu.index for gpu in self.gpus}
-        for _ in range(_MOST_EVENTS):
-            event = self._ask("nvmlEventSetWait_v2", self._events, 0)
+        for _ in range(_MAX_EVENTS_PER_POLL):
+            event = self._query("nvmlEventSetWait_v2", self._events, 0)
             if event is None:
                 return
-            index = index_of.get(_text(self._ask("nvmlDeviceGetUUID", event.device) or ""))
-            xid = meaning(int(event.eventData))
+            index = index_of.get(_text(self._query("nvmlDeviceGetUUID", event.device) or ""))
+            xid = describe_xid(int(event.eventData))
             if index is not None and xid.verdict != "application":
-                yield GpuProblem(index, f"XID {int(event.eventData)}: {xid.says}", xid.verdict == "bad")
+                yield GpuProblem(index, f"XID {int(event.eventData)}: {xid.text}", xid.verdict == "bad")
 
     def _new_ecc_errors(self) -> Iterator[GpuProblem]:
         for index, handle in enumerate(self._handles):
-            before, now = self._ecc_errors[index], self._uncorrected(handle)
+            before, now = self._ecc_errors[index], self._uncorrectable_errors(handle)
             if now is None:
                 continue
-            self._ecc_errors[index] = now  # fewer than before: the GPU was reset
+            self._ecc_errors[index] = now  # a lower count means that the GPU was reset
             if before is not None and now > before:
-                yield GpuProblem(index, f"new errors of memory that could not be corrected: {now - before:,}", True)
+                yield GpuProblem(index, f"new uncorrectable ECC errors: {now - before:,}", True)
 
-    def _uncorrected(self, handle: Any) -> int | None:
+    def _uncorrectable_errors(self, handle: Any) -> int | None:
         library = self._library
-        count: int | None = self._ask(
+        count: int | None = self._query(
             "nvmlDeviceGetTotalEccErrors", handle, library.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, library.NVML_VOLATILE_ECC
         )
         return count
 
-    def _newly_lost(self) -> Iterator[GpuProblem]:
+    def _new_losses(self) -> Iterator[GpuProblem]:
         for index, handle in enumerate(self._handles):
             try:
                 self._library.nvmlDeviceGetTemperature(handle, self._library.NVML_TEMPERATURE_GPU)
@@ -190,45 +193,45 @@ class NvidiaDriver:
                 lost = getattr(error, "value", None) == self._library.NVML_ERROR_GPU_IS_LOST
                 if lost and index not in self._lost:
                     self._lost.add(index)
-                    yield GpuProblem(index, "the driver has lost it", True)
+                    yield GpuProblem(index, "the driver has lost the GPU", True)
 
-    def _ask(self, question: str, *about: Any) -> Any:
-        """What the driver answers; None where it cannot, which differs from GPU to GPU."""
+    def _query(self, function: str, *arguments: Any) -> Any:
+        """Call an NVML function; None if it fails, for example because the GPU does not support it."""
         try:
-            return getattr(self._library, question)(*about)
+            return getattr(self._library, function)(*arguments)
         except self._library.NVMLError:
             return None
 
 
-def chosen(found: Sequence[tuple[Any, DetectedGpu]], visible: str | None) -> list[tuple[Any, DetectedGpu]]:
-    """Those that CUDA_VISIBLE_DEVICES names, by index or the beginning of an id, up to the first that is wrong.
+def select_visible(detected: Sequence[tuple[Any, DetectedGpu]], visible: str | None) -> list[tuple[Any, DetectedGpu]]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES lists, by index or UUID prefix, up to the first invalid entry.
 
-    Indices are taken in the driver's order, which is CUDA's too where all GPUs are alike.
+    Indices are in the driver's order, which equals CUDA's order if all GPUs are of the same type.
     """
     if visible is None:
-        return list(found)
-    taken: list[tuple[Any, DetectedGpu]] = []
+        return list(detected)
+    selected: list[tuple[Any, DetectedGpu]] = []
     for word in (part.strip() for part in visible.split(",")):
-        fits = [one for one in found if _names(word, one[1])]
-        if len(fits) != 1 or fits[0] in taken:
+        matches = [candidate for candidate in detected if _matches(word, candidate[1])]
+        if len(matches) != 1 or matches[0] in selected:
             break
-        taken += fits
-    return taken
+        selected += matches
+    return selected
 
 
-def _names(word: str, gpu: DetectedGpu) -> bool:
+def _matches(word: str, gpu: DetectedGpu) -> bool:
     if word.isdecimal():
         return int(word) == gpu.index
     return word.startswith("GPU-") and gpu.uuid.startswith(word)
 
 
-def type_of(name: str) -> str:
-    """The catalogue's name for what the driver calls a GPU; else the driver's own, without spaces and the vendor."""
+def gpu_type_from_name(name: str) -> str:
+    """Return the catalogue's name of a GPU; if it is not listed, the driver's name without vendor and spaces."""
     try:
         return find_gpu(name).name
     except UnknownName:
         return re.sub(r"[^\w.]+", "-", name.removeprefix("NVIDIA ")).strip("-")[:64] or "GPU"
 
 
-def _text(said: str | bytes) -> str:
-    return said.decode(errors="replace") if isinstance(said, bytes) else said
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""One process of this machine, by more than its number: numbers are used again."""
+"""Processes of this machine, identified by pid and start time, since pids are reused."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from refold.backends.local.safe_files import OutOfFileHandles, raise_if_not_now
+from refold.backends.local.safe_files import ResourceShortage, raise_if_shortage
 from refold.model import Seconds
 
 PROC = Path("/proc")
-POLL_EVERY: Seconds = 0.2
-"""How often a process is looked at where the system cannot tell us that it has ended."""
+POLL_SECONDS: Seconds = 0.2
+"""Polling interval on systems without pidfds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """Who it is: its number, and when it started, in ticks since the machine did (None: nobody can say)."""
+    """A process: pid, and start time in clock ticks since boot (None: unknown)."""
 
     pid: int
     started: int | None = None
@@ -26,7 +26,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """A process as /proc has it. A zombie is not alive. `mark` is what a variable of its environment says."""
+    """A process as /proc describes it. A zombie is not alive. `mark`: the value of the mark variable at its start."""
 
     pid: int
     group: int
@@ -36,126 +36,128 @@ class ProcessInfo:
     mark: str = ""
 
 
-def seen(pid: int) -> ProcessInfo | None:
-    """What /proc says of a process; None: it has none, or there is no /proc."""
+def read_process(pid: int) -> ProcessInfo | None:
+    """Read a process from /proc; None if it does not exist or there is no /proc."""
     try:
-        return seen_in((PROC / str(pid) / "stat").read_bytes())
+        return parse_stat((PROC / str(pid) / "stat").read_bytes())
     except ValueError:
         return None
     except OSError as error:
-        raise_if_not_now(error)
+        raise_if_shortage(error)
         return None
 
 
-def seen_in(stat: bytes, mark: str = "") -> ProcessInfo:
-    """A line of /proc: 'pid (name) state parent group session …', and the name may hold anything."""
+def parse_stat(stat: bytes, mark: str = "") -> ProcessInfo:
+    """Parse /proc/PID/stat: 'pid (name) state parent group session …'. The name may contain any characters."""
     number, _, _ = stat.partition(b" ")
     state, _, group, session, *more = stat.rpartition(b")")[2].split()
     return ProcessInfo(int(number), int(group), int(session), int(more[15]), state not in (b"Z", b"X"), mark)
 
 
-def everybody(variable: str) -> list[ProcessInfo]:
-    """Every process that /proc has, with what this variable was in its environment when it started."""
-    found: list[ProcessInfo] = []
+def list_processes(variable: str) -> list[ProcessInfo]:
+    """Return every process in /proc, with the value of this environment variable at its start."""
+    processes: list[ProcessInfo] = []
     try:
         names = [entry.name for entry in os.scandir(PROC) if entry.name.isdecimal()]
     except OSError as error:
-        raise_if_not_now(error)
+        raise_if_shortage(error)
         raise
     for name in names:
         try:
-            found.append(seen_in(_content(f"{PROC}/{name}/stat"), _mark(f"{PROC}/{name}/environ", variable)))
+            processes.append(
+                parse_stat(_read_proc_file(f"{PROC}/{name}/stat"), _read_variable(f"{PROC}/{name}/environ", variable))
+            )
         except ValueError:
             continue
         except OSError as error:
-            raise_if_not_now(error)  # else it is gone
-    return found
+            raise_if_shortage(error)  # otherwise the process has ended meanwhile
+    return processes
 
 
-def _mark(environment: str, variable: str) -> str:
+def _read_variable(environment: str, variable: str) -> str:
     try:
-        content = b"\0" + _content(environment)
+        content = b"\0" + _read_proc_file(environment)
     except OSError as error:
-        raise_if_not_now(error)
-        return ""  # gone, or somebody else's
-    _, is_there, rest = content.partition(f"\0{variable}=".encode())
-    return rest.partition(b"\0")[0].decode("latin-1") if is_there else ""
+        raise_if_shortage(error)
+        return ""  # the process has ended or belongs to another user
+    _, separator, rest = content.partition(f"\0{variable}=".encode())
+    return rest.partition(b"\0")[0].decode("latin-1") if separator else ""
 
 
-def _content(path: str) -> bytes:
-    """A file of /proc, read with as little ado as possible: there are many of them."""
+def _read_proc_file(path: str) -> bytes:
+    """Read a file of /proc with few system calls, since many are read."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        content = piece = os.read(descriptor, 65536)
-        while piece:
-            piece = os.read(descriptor, 65536)
-            content += piece
+        content = chunk = os.read(descriptor, 65536)
+        while chunk:
+            chunk = os.read(descriptor, 65536)
+            content += chunk
         return content
     finally:
         os.close(descriptor)
 
 
 def has_proc() -> bool:
-    """Whether this system tells about its processes in files."""
+    """Whether this system has /proc."""
     return (PROC / "self" / "stat").exists()
 
 
 def boot_id() -> str:
-    """What tells one start of the machine from another."""
+    """Return the id of the current boot; empty if unknown."""
     try:
         return (PROC / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
     except OSError:
         return ""
 
 
-def process_of(pid: int) -> Process:
-    """A process that is known to be there: a child that was not collected."""
+def identify_process(pid: int) -> Process:
+    """Return the identity of a process that is known to exist: a child that has not been waited for."""
     try:
-        found = seen(pid)
-    except OutOfFileHandles:
-        found = None
-    return Process(pid, found.started if found else None)
+        info = read_process(pid)
+    except ResourceShortage:
+        info = None
+    return Process(pid, info.started if info else None)
 
 
 def is_alive(process: Process) -> bool:
-    """Whether it runs, and is still the one that is meant; yes, as long as nobody can say."""
+    """Whether the process is alive and its pid was not reused. True if that cannot be determined now."""
     if has_proc():
         try:
-            found = seen(process.pid)
-        except OutOfFileHandles:
+            info = read_process(process.pid)
+        except ResourceShortage:
             return True
-        return found is not None and found.alive and process.started in (None, found.started)
+        return info is not None and info.alive and process.started in (None, info.started)
     try:
-        return os.getsid(process.pid) == process.pid  # whom we start leads a session; that is all one can ask for here
+        return os.getsid(process.pid) == process.pid  # our processes lead their session; no better check without /proc
     except OSError:
         return False
 
 
-async def until_ended(process: Process) -> int | None:
-    """Wait for the end of a process; its exit status if it was a child of ours, as `subprocess` has it."""
+async def wait_for_exit(process: Process) -> int | None:
+    """Wait for a process to end. Return its exit code if it is our child (negative: killed by a signal), else None."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
-        return _collect(process)
-    except (AttributeError, OSError):  # no such call here, or too many files open
-        return await _polled(process)
+        return _reap(process)
+    except (AttributeError, OSError):  # not supported here, or no free file descriptor
+        return await _poll_for_exit(process)
     try:
-        if is_alive(process):  # asked after the descriptor is had, which stays with whom it was had for
-            await _until_readable(descriptor)
+        if is_alive(process):  # checked after opening the pidfd, which refers to this process even if its pid is reused
+            await _wait_readable(descriptor)
     finally:
         os.close(descriptor)
-    return _collect(process)
+    return _reap(process)
 
 
-async def _polled(process: Process) -> int | None:
+async def _poll_for_exit(process: Process) -> int | None:
     while is_alive(process):
-        if (status := _collect(process)) is not None:
+        if (status := _reap(process)) is not None:
             return status
-        await asyncio.sleep(POLL_EVERY)
-    return _collect(process)
+        await asyncio.sleep(POLL_SECONDS)
+    return _reap(process)
 
 
-async def _until_readable(descriptor: int) -> None:
+async def _wait_readable(descriptor: int) -> None:
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(descriptor, readable.set)
     try:
@@ -164,7 +166,7 @@ async def _until_readable(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
-def _collect(process: Process) -> int | None:
+def _reap(process: Process) -> int | None:
     with suppress(ChildProcessError):
         pid, status = os.waitpid(process.pid, os.WNOHANG)
         return os.waitstatus_to_exitcode(status) if pid else None

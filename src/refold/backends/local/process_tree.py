@@ -1,8 +1,8 @@
-"""The processes of one run and everything they have started, down to those that made themselves independent.
+"""The process tree of a run: its processes and all their descendants, including daemonised ones.
 
-Each process that is started leads a session of its own, and carries a mark in its environment that its
-descendants inherit. A descendant is known by either. One that leaves the session and clears its environment
-as well is lost sight of; who has to fear that needs containers.
+Every process that the back end starts leads its own session and carries a mark in its environment, which descendants
+inherit. A descendant is recognised by either. A process that leaves the session and also clears its environment is not
+found; preventing that requires containers.
 """
 
 from __future__ import annotations
@@ -13,114 +13,116 @@ import signal
 from collections.abc import Iterable
 from contextlib import suppress
 
-from refold.backends.local import process as processes
+from refold.backends.local import process
 from refold.backends.local.process import Process, ProcessInfo
-from refold.backends.local.safe_files import TRY_AGAIN_AFTER, OutOfFileHandles
+from refold.backends.local.safe_files import RETRY_SECONDS, ResourceShortage
 from refold.model import Seconds
 
-MARK = "REFOLD_MARK"
-LOOK_EVERY: Seconds = 0.05
-FIRST_LOOK: Seconds = 0.005
+MARK_VARIABLE = "REFOLD_MARK"
+MAX_POLL_SECONDS: Seconds = 0.05
+MIN_POLL_SECONDS: Seconds = 0.005
 
-_GONE = (ProcessLookupError, PermissionError)
+_NO_SUCH_GROUP = (ProcessLookupError, PermissionError)
 
 
-class Census:
-    """Looks at all processes of the machine: in a thread, and once for all who ask at the same time."""
+class ProcessScanner:
+    """Lists all processes of the machine, in a thread; concurrent requests share one scan."""
 
     def __init__(self) -> None:
-        self._coming: asyncio.Task[list[ProcessInfo]] | None = None
-        self._turn = asyncio.Lock()
+        self._next: asyncio.Task[list[ProcessInfo]] | None = None
+        self._lock = asyncio.Lock()
 
-    async def everybody(self) -> list[ProcessInfo]:
-        """Every process, at some moment after this was asked."""
-        if self._coming is None:
-            self._coming = asyncio.create_task(self._look())
-        return await asyncio.shield(self._coming)
+    async def scan(self) -> list[ProcessInfo]:
+        """Return every process, as of some moment after this call."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._scan())
+        return await asyncio.shield(self._next)
 
-    async def _look(self) -> list[ProcessInfo]:
-        async with self._turn:
-            self._coming = None  # who asks from now on wants a later one
+    async def _scan(self) -> list[ProcessInfo]:
+        async with self._lock:
+            self._next = None  # later requests need a later scan
             while True:
                 try:
-                    return await asyncio.to_thread(processes.everybody, MARK)
-                except OutOfFileHandles:  # who is not found would be taken to have ended
-                    await asyncio.sleep(TRY_AGAIN_AFTER)
+                    return await asyncio.to_thread(process.list_processes, MARK_VARIABLE)
+                except ResourceShortage:  # a process missing from the scan would count as ended
+                    await asyncio.sleep(RETRY_SECONDS)
 
 
 class ProcessTree:
-    """Whatever descends from the processes that are started with its mark."""
+    """The processes that carry a mark or belong to the sessions of its leaders."""
 
-    def __init__(self, mark: str, census: Census) -> None:
+    def __init__(self, mark: str, scanner: ProcessScanner) -> None:
         self.mark = mark
-        self._census = census
+        self._scanner = scanner
         self._leaders: dict[int, Process] = {}
-        self._hurry = False
+        self._skip_grace = False
 
-    def add_leader(self, process: Process) -> None:
-        """A process leads a session, and the session is of this tree."""
-        self._leaders[process.pid] = process
+    def add_leader(self, leader: Process) -> None:
+        """Add a session leader, whose session belongs to the tree."""
+        self._leaders[leader.pid] = leader
 
-    def hurry(self) -> None:
-        """Grant no grace any more."""
-        self._hurry = True
+    def skip_grace(self) -> None:
+        """Kill the processes without a (further) grace period."""
+        self._skip_grace = True
 
     async def end(self, grace: Seconds, first: signal.Signals = signal.SIGTERM) -> None:
-        """Ask every process to end; kill those that have not after `grace`; return when none is left."""
+        """Send signal `first` to all processes, SIGKILL after `grace` seconds, and return when none is alive."""
         groups = await self._groups()
         _signal(groups, first)
         loop = asyncio.get_running_loop()
-        until, pause = loop.time() + grace, FIRST_LOOK
-        while groups and loop.time() < until and not self._hurry:
+        deadline, pause = loop.time() + grace, MIN_POLL_SECONDS
+        while groups and loop.time() < deadline and not self._skip_grace:
             await asyncio.sleep(pause)
-            pause = min(2 * pause, LOOK_EVERY)
+            pause = min(2 * pause, MAX_POLL_SECONDS)
             groups = await self._groups()
         while groups:
             _signal(groups, signal.SIGKILL)
-            await asyncio.sleep(FIRST_LOOK)
+            await asyncio.sleep(MIN_POLL_SECONDS)
             groups = await self._groups()
 
     async def _groups(self) -> set[int]:
-        if processes.has_proc():
-            return self.groups_among(await self._census.everybody())
-        return {leader for leader in self._leaders if _answers(leader)}
+        if process.has_proc():
+            return self.groups_among(await self._scanner.scan())
+        return {leader for leader in self._leaders if _group_exists(leader)}
 
-    def groups_among(self, everybody: Iterable[ProcessInfo]) -> set[int]:
-        """The process groups in which something of the tree is alive.
+    def groups_among(self, processes: Iterable[ProcessInfo]) -> set[int]:
+        """Return the process groups with living processes of the tree.
 
-        A session is ours if its leader is gone, or still the one that we know: as long as a session has a process,
-        no other process gets the number of its leader.
+        A session belongs to the tree if its leader has ended or is still the process that was started: a pid is not
+        reused while a session of that id exists.
         """
-        everybody = list(everybody)
-        others = {
-            each.pid
-            for each in everybody
-            if each.pid in self._leaders and self._leaders[each.pid].started not in (None, each.started)
+        processes = list(processes)
+        reused = {
+            info.pid
+            for info in processes
+            if info.pid in self._leaders and self._leaders[info.pid].started not in (None, info.started)
         }
-        sessions = self._leaders.keys() - others
-        return {each.group for each in everybody if each.alive and (each.session in sessions or each.mark == self.mark)}
+        sessions = self._leaders.keys() - reused
+        return {info.group for info in processes if info.alive and (info.session in sessions or info.mark == self.mark)}
 
 
-def strays(everybody: Iterable[ProcessInfo], prefix: str, known: set[str], census: Census) -> list[ProcessTree]:
-    """The trees whose marks begin so and are not known."""
+def find_strays(
+    processes: Iterable[ProcessInfo], prefix: str, known_marks: set[str], scanner: ProcessScanner
+) -> list[ProcessTree]:
+    """Return the process trees whose mark has this prefix and is not known."""
     trees: dict[str, ProcessTree] = {}
-    for each in everybody:
-        if each.alive and each.mark.startswith(prefix) and each.mark not in known:
-            tree = trees.setdefault(each.mark, ProcessTree(each.mark, census))
-            if each.pid == each.session:
-                tree.add_leader(Process(each.pid, each.started))
+    for info in processes:
+        if info.alive and info.mark.startswith(prefix) and info.mark not in known_marks:
+            tree = trees.setdefault(info.mark, ProcessTree(info.mark, scanner))
+            if info.pid == info.session:
+                tree.add_leader(Process(info.pid, info.started))
     return list(trees.values())
 
 
 def _signal(groups: Iterable[int], number: signal.Signals) -> None:
     for group in groups:
-        with suppress(*_GONE):
+        with suppress(*_NO_SUCH_GROUP):
             os.killpg(group, number)
 
 
-def _answers(group: int) -> bool:
+def _group_exists(group: int) -> bool:
     try:
         os.killpg(group, 0)
-    except _GONE:
+    except _NO_SUCH_GROUP:
         return False
     return True

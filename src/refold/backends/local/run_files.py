@@ -1,4 +1,4 @@
-"""The files that a run leaves in its job's folder: what a daemon knows of runs that an earlier one has started."""
+"""The files of a run in its job's folder, by which a restarted daemon adopts runs that are still running."""
 
 from __future__ import annotations
 
@@ -10,98 +10,98 @@ from uuid import uuid4
 
 import msgspec
 
-from refold.backends.local.safe_files import FOLDER_FOR_US_ALONE, read_plain, write_whole
+from refold.backends.local.safe_files import OWNER_ONLY_FOLDER, read_regular, write_atomically
 from refold.core import RunFailed, RunFinished, RunStopped
 
-LONGEST_FOLDER_NAME = 200
+MAX_FOLDER_NAME_CHARS = 200
 
 _UNREADABLE = (OSError, msgspec.DecodeError, UnicodeError, RecursionError)
 
-Ending = RunFinished | RunFailed | RunStopped
-"""How a run has ended, or is about to."""
+RunEnd = RunFinished | RunFailed | RunStopped
+"""How a run ends. It is recorded before the processes of the run are signalled."""
 
 
 def log_path(out: Path, job: str, run: int, instance: int) -> Path:
-    """Where an instance's output goes. A job's id is not trusted to be a name for a folder."""
+    """Return the path of an instance's log. Job ids are escaped: they may not be valid folder names."""
     return RunFiles(out, job, run).log(instance)
 
 
-class StartNote(msgspec.Struct, frozen=True):
-    """What all instances of a run share, whoever starts them: the mark of their processes, and a port to meet at."""
+class StartRecord(msgspec.Struct, frozen=True):
+    """What all instances of a run share, across restarts: the mark of their processes and the rendezvous port."""
 
     mark: str
     port: int
 
 
 class RunFiles:
-    """Where one run's files are."""
+    """The paths and records of one run."""
 
     def __init__(self, out: Path, job: str, run: int) -> None:
-        self._whose = (job, run)
+        self._identity = (job, run)
         self._out = out
         self.folder = out / _folder_name(job)
-        self.kept = self.folder / "kept"
-        """A folder that every run of the job finds as the one before has left it."""
+        self.checkpoint_folder = self.folder / "kept"
+        """A folder that persists across the runs of the job."""
         self.end = self.folder / f"run-{run}.end"
         self._name = f"run-{run}"
         self._start = self.folder / f"{self._name}.start"
 
     def log(self, instance: int) -> Path:
-        """What it has written to its standard output and error."""
-        return self._of(instance, "log")
+        """Return the file with the instance's standard output and error."""
+        return self._path_of(instance, "log")
 
     def claim(self, instance: int) -> Path:
-        """By whom it was started."""
-        return self._of(instance, "claim")
+        """Return the file that names the process that runs the instance."""
+        return self._path_of(instance, "claim")
 
     def exit(self, instance: int) -> Path:
-        """With which status it has ended."""
-        return self._of(instance, "exit")
+        """Return the file with the instance's exit status."""
+        return self._path_of(instance, "exit")
 
     def progress(self, instance: int) -> Path:
-        """Where it may write how many steps it has done."""
-        return self._of(instance, "progress")
+        """Return the file where the instance may write the number of steps done."""
+        return self._path_of(instance, "progress")
 
-    def _of(self, instance: int, kind: str) -> Path:
+    def _path_of(self, instance: int, kind: str) -> Path:
         return self.folder / f"{self._name}.{instance}.{kind}"
 
-    def note_start(self, note: StartNote) -> StartNote:
-        """Write down how a run is started, before anything of it is; or, if that has been done, what was written."""
-        self._out.mkdir(mode=FOLDER_FOR_US_ALONE, parents=True, exist_ok=True)
-        for folder in (self.folder, self.kept):
-            folder.mkdir(mode=FOLDER_FOR_US_ALONE, exist_ok=True)
-        if earlier := self.start_note():
+    def record_start(self, record: StartRecord) -> StartRecord:
+        """Write the start record before any process starts; if there is one already, return that."""
+        self._out.mkdir(mode=OWNER_ONLY_FOLDER, parents=True, exist_ok=True)
+        for folder in (self.folder, self.checkpoint_folder):
+            folder.mkdir(mode=OWNER_ONLY_FOLDER, exist_ok=True)
+        if earlier := self.read_start():
             return earlier
-        write_whole(self._start, msgspec.json.encode(note))
-        return note
+        write_atomically(self._start, msgspec.json.encode(record))
+        return record
 
-    def start_note(self) -> StartNote | None:
-        """How the run was started, if it was."""
+    def read_start(self) -> StartRecord | None:
+        """Return the start record, or None."""
         try:
-            return msgspec.json.decode(read_plain(self._start), type=StartNote)
+            return msgspec.json.decode(read_regular(self._start), type=StartRecord)
         except _UNREADABLE:
             return None
 
-    def decide(self, ending: Ending) -> None:
-        """Write down how the run ends before it is ended: from now on nothing of it starts, and nobody decides anew."""
-        write_whole(self.end, msgspec.json.encode(ending))
+    def record_end(self, end: RunEnd) -> None:
+        """Write how the run ends before it is ended: from then on no instance starts, and the end is final."""
+        write_atomically(self.end, msgspec.json.encode(end))
 
-    def decided(self) -> Ending | None:
-        """How the run ends, if that is decided."""
+    def read_end(self) -> RunEnd | None:
+        """Return how the run ends, if that is recorded."""
         try:
-            ending: Ending = msgspec.json.decode(read_plain(self.end), type=Ending)
+            end: RunEnd = msgspec.json.decode(read_regular(self.end), type=RunEnd)
         except _UNREADABLE:
             return None
-        return ending if (ending.job, ending.run) == self._whose else None  # else a job speaks for another one
+        return end if (end.job, end.run) == self._identity else None  # a job may have written a false record
 
 
 def mark_prefix(out: Path) -> str:
-    """How the marks of all processes begin that are started for this folder."""
+    """Return the prefix of the marks of all processes started with this folder."""
     return hashlib.sha256(os.fsencode(out.resolve())).hexdigest()[:16] + "-"
 
 
 def new_mark(out: Path) -> str:
-    """A mark for the processes of one more run."""
+    """Return a new mark for the processes of a run."""
     return mark_prefix(out) + uuid4().hex
 
 
@@ -109,6 +109,6 @@ def _folder_name(job: str) -> str:
     name = quote(job, safe=" ", errors="surrogatepass")
     if name.startswith("."):
         name = "%2E" + name[1:]
-    if len(name) > LONGEST_FOLDER_NAME:
+    if len(name) > MAX_FOLDER_NAME_CHARS:
         name = f"{name[:100]}-{hashlib.sha256(name.encode()).hexdigest()}"
     return name

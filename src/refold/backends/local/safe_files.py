@@ -1,7 +1,7 @@
-"""Files where jobs may put whatever they like: only plain ones are opened, and of these only so much is read.
+"""Access to files in folders where jobs may write: only regular files are opened, and reads are bounded.
 
-To open a pipe would keep us waiting for its other end, to follow a link would touch what is not ours to touch. What we
-write is for the owner of the daemon alone.
+Opening a FIFO would block until its other end is opened, and following a symlink would access files elsewhere. Files
+created here are readable by their owner only.
 """
 
 from __future__ import annotations
@@ -16,32 +16,31 @@ from typing import IO, TypeVar
 
 from refold.model import Seconds
 
-FOR_US_ALONE = 0o600
-FOLDER_FOR_US_ALONE = 0o700
+OWNER_ONLY_FILE = 0o600
+OWNER_ONLY_FOLDER = 0o700
 
-OUT_OF_SOMETHING = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)
-"""What the machine says when it lacks files, processes, memory or room: that is no fault of the job's."""
+SHORTAGE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)
+"""Errors of a machine short of file descriptors, processes, memory or disk space: not the job's fault."""
 
-TRY_AGAIN_AFTER: Seconds = 0.1
+RETRY_SECONDS: Seconds = 0.1
 
-MOST_READ = 64 * 2**10
-"""Bytes of a note of ours: they are a few hundred, unless a job has made something else of them."""
+MAX_READ_BYTES = 64 * 2**10
+"""Maximum bytes read of a record file. Records have a few hundred, unless a job has overwritten them."""
 
-
-Found = TypeVar("Found")
-
-
-class OutOfFileHandles(Exception):
-    """The machine can open no more files: what a file says is not known, which is not to say that it is not there."""
+Result = TypeVar("Result")
 
 
-def open_plain(path: Path, flags: int = os.O_RDONLY) -> IO[bytes]:
-    """A plain file, made if `flags` say so; what is read has no buffer. OSError: there is none, or something else."""
-    waits_for_nobody = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(path, flags | waits_for_nobody, FOR_US_ALONE)
+class ResourceShortage(Exception):
+    """A file could not be opened because of a resource shortage: its content is unknown, but it may exist."""
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> IO[bytes]:
+    """Open a regular file; reading is unbuffered. OSError if it does not exist or is not a regular file."""
+    safe_flags = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags | safe_flags, OWNER_ONLY_FILE)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no plain file", str(path))
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         os.set_blocking(descriptor, True)
         if flags & os.O_WRONLY:
             return os.fdopen(descriptor, "wb")
@@ -51,49 +50,49 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> IO[bytes]:
         raise
 
 
-def make_plain(path: Path) -> IO[bytes]:
-    """A new file to write to, in the place of whatever is there."""
+def create_regular(path: Path) -> IO[bytes]:
+    """Create a file for writing, replacing whatever is at its path."""
     path.unlink(missing_ok=True)
-    return open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    return open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
 
-def read_plain(path: Path, most: int = MOST_READ) -> bytes:
-    """How a plain file begins; OSError: there is none."""
+def read_regular(path: Path, limit: int = MAX_READ_BYTES) -> bytes:
+    """Read up to `limit` bytes of a regular file. Raises OSError or `ResourceShortage`."""
     try:
-        with open_plain(path) as file:
-            return file.read(most)
+        with open_regular(path) as file:
+            return file.read(limit)
     except OSError as error:
-        raise_if_not_now(error)
+        raise_if_shortage(error)
         raise
 
 
-def raise_if_not_now(error: OSError) -> None:
-    """Tell a machine that lacks something from a file that is not there."""
-    if error.errno in OUT_OF_SOMETHING:
-        raise OutOfFileHandles(error.strerror) from None
+def raise_if_shortage(error: OSError) -> None:
+    """Raise `ResourceShortage` if that is the cause of an OSError."""
+    if error.errno in SHORTAGE_ERRNOS:
+        raise ResourceShortage(error.strerror) from None
 
 
-async def patiently(read: Callable[[], Found]) -> Found:
-    """What somebody reads from files, as soon as the machine can open some."""
+async def retry_on_shortage(read: Callable[[], Result]) -> Result:
+    """Call `read` until there is no resource shortage, and return its result."""
     while True:
         try:
             return read()
-        except OutOfFileHandles:
-            await asyncio.sleep(TRY_AGAIN_AFTER)
+        except ResourceShortage:
+            await asyncio.sleep(RETRY_SECONDS)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """All of it or nothing is there, even if we are killed meanwhile."""
-    beside = path.with_name(path.name + ".new")
-    with make_plain(beside) as file:
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file atomically: after a crash it has the old or the new content."""
+    temporary = path.with_name(path.name + ".new")
+    with create_regular(temporary) as file:
         file.write(content)
-    beside.replace(path)
+    temporary.replace(path)
 
 
-def plain_size(path: Path) -> int:
-    """How long a plain file is; 0, if there is none."""
+def regular_size(path: Path) -> int:
+    """Return the size of a regular file; 0 if there is none."""
     try:
-        found = path.lstat()
+        info = path.lstat()
     except OSError:
         return 0
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return info.st_size if stat.S_ISREG(info.st_mode) else 0

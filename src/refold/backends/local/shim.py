@@ -1,8 +1,8 @@
-"""What stands between us and a command: a shell that claims the instance, runs the command, and writes how it ended.
+"""The shim: a shell that claims an instance, runs the command, and records its exit status.
 
-It outlives us. The claim is made by creating a file that must not exist, so of two shims for the same instance one
-runs the command and the other goes away: a run is never started twice, whoever tries. (A machine that loses power may
-lose the claim as well; but then nothing runs there any more.) Nothing of a job is part of the shell's text.
+The shim outlives the daemon. It claims the instance by creating a file exclusively, so of two shims for the same
+instance only one runs the command: a run is never started twice. (A power failure may lose the claim file, but then the
+processes are gone too.) No part of a job is interpolated into the shell's text.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from refold.backends.local.process import Process, boot_id, is_alive, process_of, seen_in
+from refold.backends.local.process import Process, boot_id, identify_process, is_alive, parse_stat
 from refold.backends.local.run_files import RunFiles
-from refold.backends.local.safe_files import open_plain, read_plain
+from refold.backends.local.safe_files import open_regular, read_regular
 
-NOT_CLAIMED = 97
-"""The exit status of a shim that could not claim its instance: there is a claim already, or it cannot be written."""
+CLAIM_FAILED = 97
+"""Exit status of a shim that could not claim its instance: it is claimed already, or the file cannot be written."""
 
 SHELL = "/bin/sh"
-LONGEST_STATUS = 4
+MAX_STATUS_BYTES = 4
 
-# The signals that ask to stop go to the whole group; the shell lives through them to write how the command ended.
-# A trap is back to its default in the subshell. The end is decided in a file before it is signalled: who was started
-# too late to get the signal finds the file. Standard error goes elsewhere lest the shell says "Killed" in the log.
-TEXT = """\
+# Stop signals go to the whole process group; the shell survives them to record the exit status of the command. In the
+# subshell the traps are back at their defaults. The end of a run is recorded in a file before it is signalled: a shim
+# that starts too late to receive the signal finds the file. The shell's stderr is redirected so that it does not print
+# "Killed" to the log.
+SCRIPT = """\
 trap : HUP INT TERM USR1 USR2
 exec 9>&2 2>/dev/null
 _refold_boot=
@@ -52,60 +53,60 @@ exit "$_refold_status"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Which process has claimed an instance, and since when the machine was up then."""
+    """The process that has claimed an instance, and the boot id at that time."""
 
     process: Process
     boot: str
 
-    def holds(self) -> bool:
-        """Whether that process is still there."""
+    def is_alive(self) -> bool:
+        """Whether that process is still running."""
         return self.boot in ("", boot_id()) and is_alive(self.process)
 
 
 def start_shim(
     files: RunFiles, instance: int, folder: Path, command: Sequence[str], environment: Mapping[str, str]
 ) -> Process:
-    """Start a command behind a shim, in a session of its own, with its output appended to its log."""
-    places = map(str, (files.claim(instance), files.exit(instance), files.end, folder))
-    with open_plain(files.log(instance), os.O_WRONLY | os.O_CREAT | os.O_APPEND) as output:
+    """Start a command behind a shim, in its own session, with its output appended to the log."""
+    paths = map(str, (files.claim(instance), files.exit(instance), files.end, folder))
+    with open_regular(files.log(instance), os.O_WRONLY | os.O_CREAT | os.O_APPEND) as output:
         shell = subprocess.Popen(
-            [SHELL, "-c", TEXT, "refold-shim", *places, *command],
+            [SHELL, "-c", SCRIPT, "refold-shim", *paths, *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             env=environment,
         )
-    shell.returncode = 0  # whoever waits for the process collects it; this object has nothing more to do with it
-    return process_of(shell.pid)
+    shell.returncode = 0  # the process is reaped by `wait_for_exit`, not by this object
+    return identify_process(shell.pid)
 
 
 def read_claim(path: Path) -> Claim | None:
-    """Who has claimed an instance; None: nobody, or somebody who is about to write down who they are."""
+    """Read the claim of an instance; None if there is none or it is not completely written yet."""
     try:
-        line = read_plain(path)
+        line = read_regular(path)
         if not line.endswith(b"\n"):
             return None
         if b")" not in line:
             return Claim(Process(int(line)), "")
         stat, _, boot = line.strip().rpartition(b" ")
-        found = seen_in(stat)
-        return Claim(Process(found.pid, found.started), boot.decode())
-    except (OSError, ValueError, IndexError):  # also what a job has made of it
+        info = parse_stat(stat)
+        return Claim(Process(info.pid, info.started), boot.decode())
+    except (OSError, ValueError, IndexError):  # a job may have overwritten it
         return None
 
 
-def read_exit(path: Path) -> int | None:
-    """The status that a shim has written, if it has come to that."""
+def read_exit_status(path: Path) -> int | None:
+    """Read the exit status that a shim has recorded, or None."""
     try:
-        line = read_plain(path, LONGEST_STATUS + 1)
+        line = read_regular(path, MAX_STATUS_BYTES + 1)
     except OSError:
         return None
-    return int(line) if line.endswith(b"\n") and line[:-1].isdigit() and len(line) <= LONGEST_STATUS else None
+    return int(line) if line.endswith(b"\n") and line[:-1].isdigit() and len(line) <= MAX_STATUS_BYTES else None
 
 
-def why_not_well(status: int) -> str:
-    """How a command has ended that has not ended well; of a signal the shell says 128 and its number."""
+def describe_exit(status: int) -> str:
+    """Describe a failure: 'exit 1', 'killed by SIGKILL'. The shell reports a signal as 128 + its number."""
     meaning = {126: " (cannot be executed)", 127: " (command not found)"}
     number = -status if status < 0 else status - 128
     try:
@@ -114,12 +115,12 @@ def why_not_well(status: int) -> str:
         return f"exit {status}{meaning.get(status, '')}"
 
 
-def why_cannot_start(word: str, folder: Path, environment: Mapping[str, str]) -> str:
-    """What the system would say to a command of this name, for it is told to a shell and not to us."""
+def find_start_problem(program: str, folder: Path, environment: Mapping[str, str]) -> str:
+    """Return why the program cannot be started, or "". Checked first, since the shim cannot report why exec failed."""
     if not folder.is_dir():
-        return f"its folder {str(folder)!r} is not there"
-    sought = str(folder / word) if "/" in word else word
-    if shutil.which(sought, path=environment.get("PATH", os.defpath)):
+        return f"folder {str(folder)!r} does not exist"
+    path = str(folder / program) if "/" in program else program
+    if shutil.which(path, path=environment.get("PATH", os.defpath)):
         return ""
-    is_there = "/" in word and Path(sought).exists()
-    return f"cannot start {word!r}: {os.strerror(errno.EACCES if is_there else errno.ENOENT)}"
+    exists = "/" in program and Path(path).exists()
+    return f"cannot start {program!r}: {os.strerror(errno.EACCES if exists else errno.ENOENT)}"

@@ -1,4 +1,4 @@
-"""refold.cli.commands"""
+"""One module per command."""
 
 import lazy_loader
 

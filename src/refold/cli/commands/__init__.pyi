@@ -1,2 +1,2 @@
 from .fit import read_fit as read_fit
-from .trace import most_gpus_of_a_node as most_gpus_of_a_node
+from .trace import max_gpus_per_node as max_gpus_per_node

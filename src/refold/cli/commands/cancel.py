@@ -1,4 +1,4 @@
-"""`refold cancel`: jobs that nobody wants any more."""
+"""`refold cancel`: cancel jobs."""
 
 from __future__ import annotations
 
@@ -7,55 +7,58 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refold.cli import AnyLiveJobs, OfTenant, OfUser, daemon, first_jobs, on_each
+from refold.cli import OptionalLiveJobs, TenantFilter, UserFilter, apply_to_jobs, list_jobs, make_client
 from refold.cli.views import AsJson, plural
 
 if TYPE_CHECKING:
     from refold.api import JobStatus
     from refold.client import Client
 
-MOST_NAMED = 10
+MAX_LISTED = 10
 
 
 def cancel(
-    jobs: AnyLiveJobs = None,
-    tenant: OfTenant = None,
-    user: OfUser = None,
-    everybody: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, also if there are many.")] = False,
+    jobs: OptionalLiveJobs = None,
+    tenant: TenantFilter = None,
+    user: UserFilter = None,
+    cancel_all: Annotated[bool, typer.Option("--all", help="Cancel all jobs.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel jobs. Those that run are asked to stop, and ended after their grace.
+    """Cancel jobs. Running jobs are signalled to stop, and killed after their grace period.
 
-    Jobs are named, or all of a tenant, of a user, or of everybody are meant; then you are asked first.
+    Give job ids, or select all jobs of a tenant or user, or all jobs, after a confirmation.
 
     Examples: refold cancel train-17 train-18 · refold cancel --user ann
     """
     from refold.errors import BadInput
 
-    many = everybody or tenant is not None or user is not None
-    if bool(jobs) == many:
-        raise BadInput("cancel which jobs? Name them, or say --tenant NAME, --user NAME or --all")
-    client = daemon()
-    found = jobs or _asked_about(client, tenant or "", user or "", yes)
-    on_each(found, client.cancel, "is cancelled", as_json)
+    filtered = cancel_all or tenant is not None or user is not None
+    if bool(jobs) == filtered:
+        raise BadInput("expected either job ids, or --tenant NAME, --user NAME or --all")
+    client = make_client()
+    selected = jobs or _select_jobs(client, tenant or "", user or "", yes)
+    apply_to_jobs(selected, client.cancel, "cancelled", as_json)
 
 
-def _asked_about(client: Client, tenant: str, user: str, yes: bool) -> list[str]:
+def _select_jobs(client: Client, tenant: str, user: str, yes: bool) -> list[str]:
+    """Return the ids of the matching jobs after a confirmation."""
     from refold.errors import BadInput
 
-    found, _ = first_jobs(client, None, tenant=tenant, user=user)
-    if not found:
-        raise BadInput("no job of theirs waits or runs, so that there is nothing to cancel")
+    jobs, _ = list_jobs(client, None, tenant=tenant, user=user)
+    if not jobs:
+        raise BadInput("nothing to cancel: no matching jobs are waiting or running")
     if yes:
-        return [job.id for job in found]
+        return [job.id for job in jobs]
     if not sys.stdin.isatty():
-        raise BadInput(f"{plural(len(found), 'job')} would be cancelled, and there is nobody to ask: add --yes")
-    if not typer.confirm(f"cancel {_names(found)}?", default=False):
+        raise BadInput(
+            f"cancelling {plural(len(jobs), 'job')} needs confirmation, and stdin is not a terminal: add --yes"
+        )
+    if not typer.confirm(f"cancel {_format_jobs(jobs)}?", default=False):
         raise typer.Exit(1)
-    return [job.id for job in found]
+    return [job.id for job in jobs]
 
 
-def _names(jobs: list[JobStatus]) -> str:
-    told = ", ".join(job.id for job in jobs[:MOST_NAMED])
-    return f"{plural(len(jobs), 'job')} ({told}{', …' if len(jobs) > MOST_NAMED else ''})"
+def _format_jobs(jobs: list[JobStatus]) -> str:
+    ids = ", ".join(job.id for job in jobs[:MAX_LISTED])
+    return f"{plural(len(jobs), 'job')} ({ids}{', …' if len(jobs) > MAX_LISTED else ''})"

@@ -1,4 +1,4 @@
-"""`refold compare`: several policies on one trace, a table and a report."""
+"""`refold compare`: compare policies on a trace."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from refold.cli import (
     StuckSeed,
     StuckShare,
     TraceOrDemo,
-    WatchRules,
+    WatchOption,
     check_faults,
     check_never_ending,
     check_watch,
-    costs_from,
-    settings_from,
+    parse_costs,
+    parse_settings,
 )
 from refold.cli.commands.trace import GpusPerInstance, SkipBad
-from refold.cli.views import AsJson, Column, Table, print_json, print_tables, say, tell
+from refold.cli.views import AsJson, Column, Table, print_json, print_line, print_notes, print_tables
 
 if TYPE_CHECKING:
-    from refold.cli.inputs import Choice, Workload
+    from refold.cli.inputs import SelectedPolicy, Workload
     from refold.results import ReportRun
 
 
@@ -55,7 +55,7 @@ def compare(
     seed: Seed = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="[POLICY.]KEY=VALUE", help="A setting of all policies, or of one; repeatable."),
+        typer.Option("--set", metavar="[POLICY.]KEY=VALUE", help="Setting of one or all policies; repeatable."),
     ] = None,
     format: FormatName = None,
     skip_bad: SkipBad = False,
@@ -75,134 +75,148 @@ def compare(
     stuck: StuckShare = None,
     endless: EndlessShare = None,
     stuck_seed: StuckSeed = None,
-    watch: WatchRules = None,
+    watch: WatchOption = None,
     processes: Annotated[
-        int, typer.Option("--processes", min=1, max=256, help="Simulate so many policies at the same time.")
+        int, typer.Option("--processes", min=1, max=256, help="Number of policies to simulate in parallel.")
     ] = 1,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Write report.html into this folder.")] = Path(
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Write report.html to this folder.")] = Path(
         "refold-report"
     ),
     gap: Annotated[
-        bool, typer.Option("--gap", help="Also how far each policy is from the optimum, decision by decision.")
+        bool, typer.Option("--gap", help="Also measure the gap of each policy's decisions to the optimum.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare policies on a trace: a table, and a report with pictures.
+    """Compare policies on a trace: print a table and write a report with charts.
 
-    Every policy is simulated on the same jobs and cluster. Without arguments: all policies, on the workload that
-    comes with Refold.
+    Every policy is simulated with the same jobs and cluster. Without arguments, all policies are compared on the demo
+    trace.
 
     Example: refold compare jobs.csv --cluster 16x8:A100 --policies fifo,las,las/fgd,./mine.py
     """
-    from refold.cli import all_simulated, conditions_of, notes_of, output_folder, reading_notes, try_report
+    from refold.cli import (
+        collect_notes,
+        describe_conditions,
+        output_folder,
+        run_policies,
+        trace_notes,
+        try_write_report,
+    )
     from refold.cli.inputs import (
         TraceReadOptions,
-        charging_from,
-        chosen_policies,
-        knowledge_from,
-        limit_notes,
+        parse_charging,
+        parse_policies,
+        power_limit_notes,
+        read_knowledge,
         read_workload,
-        told,
         with_charging,
         with_faults,
+        with_knowledge,
         with_never_ending,
-        within_limits,
+        with_power_limits,
     )
 
-    given = settings_from(settings, None, seed, watch)
-    wanted, where = _asked_for(policies, placements, spread_power, given)
-    chosen = chosen_policies(wanted, where, given)
-    costs = costs_from(start_cost, stop_cost, restart_cost, checkpoint_every, report_every)
+    given = parse_settings(settings, None, seed, watch)
+    policy_names, placement_names = _parse_names(policies, placements, spread_power, given)
+    selected = parse_policies(policy_names, placement_names, given)
+    costs = parse_costs(start_cost, stop_cost, restart_cost, checkpoint_every, report_every)
     check_watch(given.get("watch"), costs.report_every)
-    known = knowledge_from(knowledge, fits)
-    charging = charging_from(charge, known)
-    chosen = told(chosen, known, charging)
+    known = read_knowledge(knowledge, fits)
+    charging = parse_charging(charge, known)
+    selected = with_knowledge(selected, known, charging)
     check_faults(faults, checkpoint_every, repair, fault_seed)
     check_never_ending(stuck, endless, stuck_seed, report_every)
     workload = read_workload(trace, cluster, TraceReadOptions(format, skip_bad, gpus_per_instance, limit), costs)
-    workload = within_limits(workload, chosen, skip_bad)
+    workload = with_power_limits(workload, selected, skip_bad)
     workload = with_charging(workload, charge, charging)
     workload = with_faults(workload, faults, repair, fault_seed or 0)
     workload = with_never_ending(workload, stuck, endless, stuck_seed or 0)
     with output_folder(out):
-        runs = all_simulated(workload, chosen, processes, gap)
-        notes = notes_of(workload, runs) + limit_notes(chosen, runs) + (_gap_notes(runs) if gap else [])
+        runs = run_policies(workload, selected, processes, gap)
+        notes = collect_notes(workload, runs) + power_limit_notes(selected, runs) + (_gap_notes(runs) if gap else [])
         title = f"{len(runs)} policies on {workload.name}"
-        report = try_report(out, runs, title, conditions_of(workload, runs), reading_notes(workload))
+        report = try_write_report(out, runs, title, describe_conditions(workload, runs), trace_notes(workload))
     if as_json:
-        print_json(_document(workload, chosen, runs, notes, report, gap))
+        print_json(_document(workload, selected, runs, notes, report, gap))
         return
-    tell(notes)
-    _print_table(workload, chosen, runs, gap)
+    print_notes(notes)
+    _print_table(workload, selected, runs, gap)
     if report:
-        say(f"report: {report}")
+        print_line(f"report: {report}")
 
 
-def _asked_for(
+def _parse_names(
     policies: str | None, placements: str | None, spread_power: bool, given: Mapping[str, Any]
 ) -> tuple[list[str], list[str]]:
-    """Policies and placements; all usual ones where nobody named any, or with --spread-power, those that take one."""
-    from refold.cli.inputs import SPREAD, refuse_other_places, takes_placement
-    from refold.registry import usual_policies
+    """Return the names of policies and placements. Defaults: all policies, with --spread-power those that take one."""
+    from refold.cli.inputs import POWER_PLACEMENT, check_spread_power, takes_placement
+    from refold.registry import default_policies
 
-    usual = [name for name in usual_policies() if not spread_power or takes_placement(name)] if policies is None else []
-    wanted = usual if policies is None else _listed("--policies", policies)
+    if policies is None:
+        names = [name for name in default_policies() if not spread_power or takes_placement(name)]
+    else:
+        names = _split_list("--policies", policies)
     if not spread_power:
-        return wanted, [] if placements is None else _listed("--placements", placements)
-    refuse_other_places(wanted, {"--placements": placements}, given)
-    return wanted, [SPREAD]
+        return names, [] if placements is None else _split_list("--placements", placements)
+    check_spread_power(names, {"--placements": placements}, given)
+    return names, [POWER_PLACEMENT]
 
 
-def _listed(option: str, text: str) -> list[str]:
+def _split_list(option: str, text: str) -> list[str]:
     from refold.errors import BadInput
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise BadInput(f"{option} is empty; name some, parted by commas, or leave it out")
+        raise BadInput(f"{option} is empty; expected names separated by commas")
     return names
 
 
 def _document(
-    workload: Workload, chosen: list[Choice], runs: list[ReportRun], notes: list[str], report: Path | None, gap: bool
+    workload: Workload,
+    selected: list[SelectedPolicy],
+    runs: list[ReportRun],
+    notes: list[str],
+    report: Path | None,
+    gap: bool,
 ) -> object:
-    from refold.cli import faults_seen
+    from refold.cli import count_node_faults
 
     return {
         "trace": workload.name,
-        "left_out": workload.left_out,
+        "skipped_rows": workload.skipped_rows,
         "notes": notes,
         "runs": [
             {
                 "name": run.name,
                 "policy": choice.policy,
                 "settings": choice.settings,
-                "node_faults": faults_seen(run.history),
+                "node_faults": count_node_faults(run.history),
                 "measures": run.measures,
                 **({"gap": _gap_of(run)} if gap else {}),
             }
-            for choice, run in zip(chosen, runs, strict=True)
+            for choice, run in zip(selected, runs, strict=True)
         ],
         "report": report and str(report),
     }
 
 
-def _print_table(workload: Workload, chosen: list[Choice], runs: list[ReportRun], gap: bool) -> None:
-    from refold.cli import faults_text
+def _print_table(workload: Workload, selected: list[SelectedPolicy], runs: list[ReportRun], gap: bool) -> None:
+    from refold.cli import format_node_faults
     from refold.cli.inputs import spreads_power
-    from refold.cli.views import comparison_table, promises_tables
+    from refold.cli.views import comparison_table, start_estimate_tables
 
-    oracles = {choice.name for choice in chosen if choice.oracle}
-    power = any(spreads_power(choice) for choice in chosen)
-    table = comparison_table(str(workload), runs, oracles, faults_text(runs), power)
-    print_tables(_with_gaps(table, runs) if gap else table, *promises_tables(runs))
+    oracles = {choice.name for choice in selected if choice.oracle}
+    power = any(spreads_power(choice) for choice in selected)
+    table = comparison_table(str(workload), runs, oracles, format_node_faults(runs), power)
+    print_tables(_with_gaps(table, runs) if gap else table, *start_estimate_tables(runs))
 
 
 def _with_gaps(table: Table, runs: list[ReportRun]) -> Table:
-    """The same with one more column."""
-    from refold.results import text_of
+    """Return the table with a column of gaps."""
+    from refold.results import format_value
 
-    columns = {**table.columns, "gap": Column("mean gap to the optimum", number=True)}
-    rows = [{**row, "gap": text_of(_gap_of(run), "%")} for row, run in zip(table.rows, runs, strict=True)]
+    columns = {**table.columns, "gap": Column("mean gap to optimum", number=True)}
+    rows = [{**row, "gap": format_value(_gap_of(run), "%")} for row, run in zip(table.rows, runs, strict=True)]
     return Table(table.title, columns, rows, table.after)
 
 

@@ -1,4 +1,4 @@
-"""`refold curve`: how much faster a model trains with more GPUs, or more CPUs."""
+"""`refold curve`: show how training throughput scales with GPUs or CPUs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from refold.cli import ClusterFile
-from refold.cli.commands.plan import TRUST
+from refold.cli.commands.plan import ACCURACY_NOTE
 from refold.cli.inputs import plan_request
 from refold.cli.views import (
     AsJson,
     Column,
     Table,
-    bar,
-    percent,
+    draw_bar,
+    format_percent,
     plural,
     print_json,
+    print_line,
+    print_notes,
     print_tables,
     progress,
-    say,
-    tell,
 )
 
 if TYPE_CHECKING:
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from refold.plans import Curve, CurvePoint, PlanLimits
     from refold.results import CurveChart
 
-PICTURES = (".svg", ".html")
+CHART_SUFFIXES = (".svg", ".html")
 
-BAR = 20
-"""Characters of the longest bar."""
+BAR_WIDTH = 20
+"""Width of the longest bar in characters."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Question:
-    """What all curves share."""
+class _CurveSetup:
+    """The part of the setup that all curves share."""
 
     model: str
     shape: ModelShape
@@ -52,12 +52,12 @@ class _Question:
 
     def __str__(self) -> str:
         each = "" if self.shape.opaque else f" of {self.sequence:,} tokens"
-        return f"{plural(self.batch, 'sample')}{each} a step, {self.engine.name}"
+        return f"{plural(self.batch, 'sample')}{each} per step, {self.engine.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Series:
-    """One curve, on GPUs of one type, up to so many of what it is against."""
+    """One curve on GPUs of one type. `up_to`: the largest number of GPUs, or of CPUs."""
 
     gpu: GpuSpec
     up_to: float
@@ -71,30 +71,39 @@ def curve(
     gpus_up_to: Annotated[
         int | None,
         typer.Option(
-            "--gpus-up-to", min=1, max=plan_request.MOST_UP_TO, help="As many GPUs at most [64, or the cluster's]."
+            "--gpus-up-to",
+            min=1,
+            max=plan_request.MAX_CURVE_GPUS,
+            help="Largest number of GPUs (default: 64, or all of the cluster).",
         ),
     ] = None,
     cpus_at: Annotated[
         int | None,
         typer.Option(
-            "--cpus-at", min=1, max=plan_request.MOST_UP_TO, metavar="GPUS", help="Also against CPUs, on so many GPUs."
+            "--cpus-at",
+            min=1,
+            max=plan_request.MAX_CURVE_GPUS,
+            metavar="GPUS",
+            help="Also show how throughput scales with CPUs, on this number of GPUs.",
         ),
     ] = None,
     batch: plan_request.Batch = None,
     seq: plan_request.Sequence = None,
-    engine: plan_request.EngineName = plan_request.USUAL_ENGINE,
+    engine: plan_request.EngineName = plan_request.DEFAULT_ENGINE,
     network: plan_request.NetworkRate = None,
     pin: plan_request.Pin = None,
     no_offload: plan_request.NoOffload = False,
     tensor_across_nodes: plan_request.TensorAcrossNodes = False,
     uneven: plan_request.Uneven = False,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Draw it: curve.svg or curve.html.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write a chart: curve.svg or curve.html.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how much faster a model trains on more GPUs.
+    """Show how training throughput scales with GPUs.
 
-    The best plan for every number of GPUs: of a cluster's, one curve for each type; or of one type with the links
-    usual for it. Exit status: 0 done, 1 nothing fits.
+    Finds the best plan for every number of GPUs: of a cluster, one curve per GPU type; or of one type with its default
+    links. Exit status: 0 success, 1 no plan fits.
 
     Example: refold curve llama-2-7b --gpu A100-80GB --gpus-up-to 64 --batch 512 --out curve.svg
 
@@ -103,84 +112,84 @@ def curve(
     from dataclasses import replace
 
     from refold.catalogue import find_engine, read_model
-    from refold.cli.inputs import sources_from, with_gpus
+    from refold.cli.inputs import parse_gpu_pools, pools_with_gpus
 
-    _check_picture(out)
+    _check_chart_path(out)
     shape = read_model(model)
-    samples, tokens, notes = plan_request.sizes_from(shape, batch, seq)
-    limits = plan_request.limits_from(pin, no_offload, tensor_across_nodes, uneven, {"--cpus-at": cpus_at})
-    question = _Question(model, shape, find_engine(engine), samples, tokens, limits)
-    sources, more = sources_from(cluster, gpu, gpus_up_to, network)
+    samples, tokens, notes = plan_request.resolve_sizes(shape, batch, seq)
+    limits = plan_request.parse_plan_limits(pin, no_offload, tensor_across_nodes, uneven, {"--cpus-at": cpus_at})
+    setup = _CurveSetup(model, shape, find_engine(engine), samples, tokens, limits)
+    pools, pool_notes = parse_gpu_pools(cluster, gpu, gpus_up_to, network)
     with progress(f"curves of {shape.name}"):
-        by_gpus = [_by_gpus(question, source) for source in sources]
+        by_gpus = [_gpu_series(setup, pool) for pool in pools]
         by_cpus = (
-            [] if cpus_at is None else [_by_cpus(question, source, cpus_at) for source in with_gpus(sources, cpus_at)]
+            [] if cpus_at is None else [_cpu_series(setup, pool, cpus_at) for pool in pools_with_gpus(pools, cpus_at)]
         )
-    notes += more + _assumed(sources, by_gpus)
-    pictures = [] if out is None else _drawn(out, _pictures(question, by_gpus, by_cpus, cpus_at))
+    notes += pool_notes + _assumption_notes(pools, by_gpus)
+    files = [] if out is None else _write_charts(out, _charts(setup, by_gpus, by_cpus, cpus_at))
     if as_json:
-        print_json(_document(question, by_gpus, by_cpus, cpus_at) | {"notes": notes, "pictures": pictures})
+        print_json(_document(setup, by_gpus, by_cpus, cpus_at) | {"notes": notes, "charts": files})
     else:
-        tell(notes)
-        tables = [_gpu_table(question, one) for one in by_gpus]
-        *others, last = [*tables, *(_cpu_table(question, one, cpus_at) for one in by_cpus)]
-        print_tables(*others, replace(last, after=[*last.after, "", TRUST]))
-        for path in pictures:
-            say(f"picture: {path}")
-    if not any(one.curve.points for one in by_gpus):
+        print_notes(notes)
+        tables = [_gpu_table(setup, series) for series in by_gpus]
+        *others, last = [*tables, *(_cpu_table(setup, series, cpus_at) for series in by_cpus)]
+        print_tables(*others, replace(last, after=[*last.after, "", ACCURACY_NOTE]))
+        for path in files:
+            print_line(f"chart: {path}")
+    if not any(series.curve.points for series in by_gpus):
         raise typer.Exit(1)
 
 
 # Curves.
 
 
-def _assumed(sources: Sequence[GpuPool], by_gpus: Sequence[_Series]) -> list[str]:
-    """What was taken for granted about hosts, where plans offload to them."""
-    from refold.perf import USUAL_CPUS_PER_GPU
+def _assumption_notes(pools: Sequence[GpuPool], by_gpus: Sequence[_Series]) -> list[str]:
+    """Return a note on the assumed CPUs and memory of hosts if any plan offloads."""
+    from refold.perf import DEFAULT_CPUS_PER_GPU
 
-    offloads = any(point.plan.offload for one in by_gpus for point in one.curve.points)
-    machines = [source.machines_for(1) for source in sources]
-    missing = [f"{USUAL_CPUS_PER_GPU:g} CPUs per GPU"] if not all(one.cpus for one in machines) else []
-    missing += ["no limit of host memory"] if not all(one.memory_gib for one in machines) else []
-    return [f"{' and '.join(missing)} are assumed, for plans that offload"] if offloads and missing else []
+    offloads = any(point.plan.offload for series in by_gpus for point in series.curve.points)
+    machines = [pool.machines_for(1) for pool in pools]
+    assumed = [f"{DEFAULT_CPUS_PER_GPU:g} CPUs per GPU"] if not all(one.cpus for one in machines) else []
+    assumed += ["no limit on host memory"] if not all(one.memory_gib for one in machines) else []
+    return [f"assuming {' and '.join(assumed)} for plans with offload"] if offloads and assumed else []
 
 
-def _by_gpus(question: _Question, source: GpuPool) -> _Series:
+def _gpu_series(setup: _CurveSetup, pool: GpuPool) -> _Series:
     from refold.plans import gpu_curve
 
-    found = gpu_curve(
-        question.shape,
-        source.machines_for,
-        range(1, source.up_to + 1),
-        question.batch,
-        question.sequence,
-        question.engine,
-        question.limits,
+    curve = gpu_curve(
+        setup.shape,
+        pool.machines_for,
+        range(1, pool.up_to + 1),
+        setup.batch,
+        setup.sequence,
+        setup.engine,
+        setup.limits,
     )
-    return _Series(source.gpu, source.up_to, found)
+    return _Series(pool.gpu, pool.up_to, curve)
 
 
-def _by_cpus(question: _Question, source: GpuPool, gpus: int) -> _Series:
-    from refold.perf import Setting
+def _cpu_series(setup: _CurveSetup, pool: GpuPool, gpus: int) -> _Series:
+    from refold.perf import TrainingSetup
     from refold.plans import cpu_curve
 
-    most = source.cpus_beside(gpus)
-    setting = Setting(question.shape, source.machines_for(gpus), question.engine, question.batch, question.sequence)
-    amounts = [*range(gpus, int(most) + 1, gpus)] or [most]
-    return _Series(source.gpu, most, cpu_curve(setting, amounts, question.limits))
+    max_cpus = pool.cpus_beside(gpus)
+    training = TrainingSetup(setup.shape, pool.machines_for(gpus), setup.engine, setup.batch, setup.sequence)
+    amounts = [*range(gpus, int(max_cpus) + 1, gpus)] or [max_cpus]
+    return _Series(pool.gpu, max_cpus, cpu_curve(training, amounts, setup.limits))
 
 
-# For people.
+# Tables.
 
 
-def _gpu_table(question: _Question, series: _Series) -> Table:
+def _gpu_table(setup: _CurveSetup, series: _Series) -> Table:
     points = series.curve.points
-    title = f"{question.shape.name} on up to {series.up_to:,} × {series.gpu.name}: {question}"
+    title = f"{setup.shape.name} on up to {series.up_to:,} × {series.gpu.name}: {setup}"
     columns = {
         "gpus": Column("GPUs", number=True),
-        "samples": Column("samples/s", plan_request.rate_text, number=True),
-        "bar": Column("", lambda share: bar(share, BAR), whole=True),
-        "of_linear": Column("per GPU", percent, number=True),
+        "samples": Column("samples/s", plan_request.format_rate, number=True),
+        "bar": Column("", lambda share: draw_bar(share, BAR_WIDTH), whole=True),
+        "efficiency": Column("efficiency", format_percent, number=True),
         "plan": Column("best plan"),
     }
     rows = [
@@ -188,34 +197,36 @@ def _gpu_table(question: _Question, series: _Series) -> Table:
             "gpus": f"{point.amount:,}",
             "samples": point.samples_per_second,
             "bar": point.samples_per_second / points[-1].samples_per_second,
-            "of_linear": share,
+            "efficiency": efficiency,
             "plan": str(point.plan),
         }
-        for point, share in zip(points, _of_linear(points), strict=True)
+        for point, efficiency in zip(points, _efficiencies(points), strict=True)
     ]
-    return Table(title, columns, rows, after=[_about_gpus(question, series)])
+    return Table(title, columns, rows, after=[_gpu_footnote(setup, series)])
 
 
-def _about_gpus(question: _Question, series: _Series) -> str:
+def _gpu_footnote(setup: _CurveSetup, series: _Series) -> str:
     if not series.curve.points:
-        command = shlex.join(["refold", "plan", question.model, "--gpus", f"{series.up_to:.0f}x{series.gpu.name}"])
-        return f"nothing fits; `{command}` says what is missing"
-    return "numbers in between are no faster than the next below; per GPU: of the most that any step does"
+        command = shlex.join(["refold", "plan", setup.model, "--gpus", f"{series.up_to:.0f}x{series.gpu.name}"])
+        return f"no plan fits; `{command}` shows what is missing"
+    return (
+        "missing numbers are no faster than the next smaller one; efficiency: throughput per GPU compared with the best"
+    )
 
 
-def _of_linear(points: Sequence[CurvePoint]) -> list[float]:
-    """Throughput per unit, as a share of the highest there is: where all are 1, the curve is a straight line."""
-    each = [point.samples_per_second / point.amount for point in points]
-    return [one / max(each) for one in each]
+def _efficiencies(points: Sequence[CurvePoint]) -> list[float]:
+    """Return the throughput per unit relative to the highest: all 1 for a linear curve."""
+    per_unit = [point.samples_per_second / point.amount for point in points]
+    return [one / max(per_unit) for one in per_unit]
 
 
-def _cpu_table(question: _Question, series: _Series, gpus: int | None) -> Table:
+def _cpu_table(setup: _CurveSetup, series: _Series, gpus: int | None) -> Table:
     points = series.curve.points
-    title = f"{question.shape.name} on {gpus} × {series.gpu.name} with up to {series.up_to:,.0f} CPUs: {question}"
+    title = f"{setup.shape.name} on {gpus} × {series.gpu.name} with up to {series.up_to:,.0f} CPUs: {setup}"
     columns = {
         "cpus": Column("CPUs", number=True),
-        "samples": Column("samples/s", plan_request.rate_text, number=True),
-        "bar": Column("", lambda share: bar(share, BAR), whole=True),
+        "samples": Column("samples/s", plan_request.format_rate, number=True),
+        "bar": Column("", lambda share: draw_bar(share, BAR_WIDTH), whole=True),
         "plan": Column("best plan"),
     }
     rows = [
@@ -227,25 +238,25 @@ def _cpu_table(question: _Question, series: _Series, gpus: int | None) -> Table:
         }
         for point in points
     ]
-    return Table(title, columns, rows, after=[_about_cpus(points)])
+    return Table(title, columns, rows, after=[_cpu_footnote(points)])
 
 
-def _about_cpus(points: Sequence[CurvePoint]) -> str:
+def _cpu_footnote(points: Sequence[CurvePoint]) -> str:
     match points:
         case []:
-            return "nothing fits"
+            return "no plan fits"
         case [only] if not only.plan.offload:
-            return f"flat: CPUs make no difference, since {only.plan} does not offload"
+            return f"constant: {only.plan} does not offload, so CPUs have no effect"
         case [_]:
-            return "flat: more CPUs bring nothing"
-    return "numbers in between are no faster than the next below"
+            return "constant: more CPUs do not increase throughput"
+    return "missing numbers are no faster than the next smaller one"
 
 
-# For programs.
+# JSON.
 
 
 def _document(
-    question: _Question, by_gpus: Sequence[_Series], by_cpus: Sequence[_Series], cpus_at: int | None
+    setup: _CurveSetup, by_gpus: Sequence[_Series], by_cpus: Sequence[_Series], cpus_at: int | None
 ) -> dict[str, Any]:
     from msgspec.structs import asdict
 
@@ -254,18 +265,18 @@ def _document(
             {
                 amount: point.amount,
                 "samples_per_second": point.samples_per_second,
-                "of_linear": share,
+                "efficiency": efficiency,
                 "plan": str(point.plan),
                 "degrees": asdict(point.plan),
             }
-            for point, share in zip(series.curve.points, _of_linear(series.curve.points), strict=True)
+            for point, efficiency in zip(series.curve.points, _efficiencies(series.curve.points), strict=True)
         ]
 
     return {
-        "model": question.shape.name,
-        "engine": question.engine.name,
-        "batch": question.batch,
-        "sequence": question.sequence,
+        "model": setup.shape.name,
+        "engine": setup.engine.name,
+        "batch": setup.batch,
+        "sequence": setup.sequence,
         "by_gpus": [{"gpu": one.gpu.name, "up_to": one.up_to, "points": points(one, "gpus")} for one in by_gpus],
         "by_cpus": [
             {"gpu": one.gpu.name, "gpus": cpus_at, "up_to": one.up_to, "points": points(one, "cpus")} for one in by_cpus
@@ -273,29 +284,29 @@ def _document(
     }
 
 
-# Pictures.
+# Charts.
 
 
-def _check_picture(out: Path | None) -> None:
-    """Complain now, and not when all is computed."""
+def _check_chart_path(out: Path | None) -> None:
+    """Check the path of the chart before anything is computed."""
     from refold.errors import BadFile
 
     if out is None:
         return
-    if out.suffix.lower() not in PICTURES:
-        raise BadFile(out, f"expected a name that ends in {' or '.join(PICTURES)}")
+    if out.suffix.lower() not in CHART_SUFFIXES:
+        raise BadFile(out, f"expected a file name that ends in {' or '.join(CHART_SUFFIXES)}")
     if out.is_dir() or not out.parent.is_dir():
-        raise BadFile(out, "is a folder" if out.is_dir() else "has no folder to be in; make it first")
+        raise BadFile(out, "is a folder" if out.is_dir() else "the folder does not exist; create it first")
 
 
-def _pictures(
-    question: _Question, by_gpus: Sequence[_Series], by_cpus: Sequence[_Series], cpus_at: int | None
+def _charts(
+    setup: _CurveSetup, by_gpus: Sequence[_Series], by_cpus: Sequence[_Series], cpus_at: int | None
 ) -> list[CurveChart]:
-    from refold.results import CurveChart, CurveStep, Stair
+    from refold.results import CurveChart, CurveStep, StepCurve
 
-    def stairs(all_series: Iterable[_Series]) -> list[Stair]:
+    def step_curves(all_series: Iterable[_Series]) -> list[StepCurve]:
         return [
-            Stair(
+            StepCurve(
                 series.gpu.name,
                 [CurveStep(point.amount, point.samples_per_second, str(point.plan)) for point in series.curve.points],
                 series.up_to,
@@ -303,24 +314,24 @@ def _pictures(
             for series in all_series
         ]
 
-    about = f"{question}; best plan for each number"
-    pictures = [CurveChart(f"{question.shape.name}: throughput by GPUs", about, "GPUs", stairs(by_gpus))]
+    subtitle = f"{setup}; best plan for each number"
+    charts = [CurveChart(f"{setup.shape.name}: throughput by GPUs", subtitle, "GPUs", step_curves(by_gpus))]
     if by_cpus:
-        title = f"{question.shape.name}: throughput by CPUs, on {plural(cpus_at or 0, 'GPU')}"
-        pictures.append(CurveChart(title, about, "CPUs", stairs(by_cpus), linear=False))
-    return pictures
+        title = f"{setup.shape.name}: throughput by CPUs, on {plural(cpus_at or 0, 'GPU')}"
+        charts.append(CurveChart(title, subtitle, "CPUs", step_curves(by_cpus), linear=False))
+    return charts
 
 
-def _drawn(out: Path, pictures: Sequence[CurveChart]) -> list[str]:
-    """The files that were written: a page has all pictures, a drawing one, so that the second has a file of its own."""
+def _write_charts(out: Path, charts: Sequence[CurveChart]) -> list[str]:
+    """Write the charts, an HTML page with all of them or one SVG file each, and return the paths."""
     from refold.errors import BadFile
-    from refold.results import page
+    from refold.results import render_page
 
     if out.suffix.lower() == ".html":
-        texts = {out: page(pictures)}
+        texts = {out: render_page(charts)}
     else:
-        names = [out, out.with_stem(f"{out.stem}-cpus")]
-        texts = {name: picture.svg() for name, picture in zip(names, pictures, strict=False)}
+        paths = [out, out.with_stem(f"{out.stem}-cpus")]
+        texts = {path: chart.svg() for path, chart in zip(paths, charts, strict=False)}
     for path, text in texts.items():
         try:
             path.write_text(text, encoding="utf-8")

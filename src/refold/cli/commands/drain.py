@@ -1,4 +1,4 @@
-"""`refold drain`: take a node, or one GPU of it, out of service."""
+"""`refold drain`: stop scheduling jobs on a node or GPU."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from typing import Annotated
 
 import typer
 
-from refold.cli import NodeName, OneGpu, daemon
+from refold.cli import GpuIndex, NodeName, make_client
 from refold.cli.views import AsJson, print_node_change
 
 
 def drain(
     node: NodeName,
-    gpu: OneGpu = None,
-    why: Annotated[str, typer.Option("--why", help="For whoever wonders.")] = "",
-    move: Annotated[bool, typer.Option("--move", help="What runs on the node has to move, too.")] = False,
+    gpu: GpuIndex = None,
+    reason: Annotated[str, typer.Option("--reason", help="Reason, shown to users.")] = "",
+    move: Annotated[bool, typer.Option("--move", help="Preempt the jobs that run on the node.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Give a node, or one GPU of it, no more work. What runs on a node runs on; what runs on that GPU has to move.
+    """Stop scheduling jobs on a node or GPU.
 
-    Example: refold drain n0 --gpu 3 --why 'fan is broken'
+    Jobs that run on the node continue unless --move is given; jobs on a drained GPU are always moved.
+
+    Example: refold drain n0 --gpu 3 --reason 'broken fan'
     """
-    drained = daemon().drain(node, why, gpu, move)
-    there = f"; {', '.join(drained.jobs)} still there" if drained.jobs and gpu is None and not move else ""
-    print_node_change(drained, gpu, f"takes no more work{there}", as_json)
+    drained = make_client().drain(node, reason, gpu, move)
+    running = f"; still running: {', '.join(drained.jobs)}" if drained.jobs and gpu is None and not move else ""
+    print_node_change(drained, gpu, f"drained{running}", as_json)

@@ -1,14 +1,14 @@
-"""`refold engines`: list the training engines of the catalogue."""
+"""`refold engines`: list the training frameworks in the catalogue."""
 
 from __future__ import annotations
 
-from refold.cli.views import AsJson, Column, Table, count, print_json, print_tables
+from refold.cli.views import AsJson, Column, Table, format_number, print_json, print_tables
 
 
 def engines(as_json: AsJson = False) -> None:
-    """List the training frameworks of the catalogue.
+    """List the training frameworks in the catalogue.
 
-    The first is what commands assume where --engine is not given. See docs/plan.md.
+    The first is the default of --engine. See docs/plan.md.
     """
     from msgspec.structs import asdict
 
@@ -20,9 +20,9 @@ def engines(as_json: AsJson = False) -> None:
     columns = {
         "name": Column("engine", whole=True),
         "arithmetic": Column("arithmetic", whole=True),
-        "bytes": Column("bytes per weight", count, number=True),
+        "bytes": Column("bytes per weight", format_number, number=True),
         "fused": Column("fused attention", lambda fused: "yes" if fused else ""),
-        "source": Column("what it is, and what it was fitted on"),
+        "source": Column("description and source of its parameters"),
     }
     rows = [
         {
@@ -34,5 +34,5 @@ def engines(as_json: AsJson = False) -> None:
         }
         for engine in known()
     ]
-    after = ["bytes per weight: itself, its gradient and what the optimizer keeps of it"]
+    after = ["bytes per weight: weight, gradient and optimizer state"]
     print_tables(Table("Engines (--engine)", columns, rows, after=after))

@@ -1,4 +1,4 @@
-"""`refold events`: what happens, a line each."""
+"""`refold events`: show scheduler events."""
 
 from __future__ import annotations
 
@@ -7,54 +7,53 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refold.cli import OfTenant, daemon, jobs_beginning
-from refold.cli.views import AsJson, clock, say
+from refold.cli import TenantFilter, complete_jobs, make_client
+from refold.cli.views import AsJson, format_clock, print_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from refold.api import Event
 
-LAST = 100
-"""Events that are told, where nobody says how many."""
+DEFAULT_LIMIT = 100
 
 
 def events(
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until interrupted.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new events until interrupted.")] = False,
     job: Annotated[
-        str | None, typer.Option("--job", metavar="JOB", help="Only of this job.", autocompletion=jobs_beginning)
+        str | None, typer.Option("--job", metavar="JOB", help="Only events of this job.", autocompletion=complete_jobs)
     ] = None,
-    tenant: OfTenant = None,
+    tenant: TenantFilter = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, metavar="N", help="Only the last so many of those that there are.")
-    ] = LAST,
+        int, typer.Option("--limit", min=1, metavar="N", help="Number of past events to show.")
+    ] = DEFAULT_LIMIT,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what happened lately: submissions, starts, stops, ends, drained nodes; with -f, also what comes.
+    """Show the latest scheduler events: submissions, starts, stops, ends, drained nodes; with -f, also new ones.
 
-    With --json each is a line of JSON, for programs.
+    With --json each event is one line of JSON.
 
     Examples: refold events · refold events -f --job train-17
     """
     from collections import deque
 
-    client = daemon()
+    client = make_client()
     job_id = client.job(job).id if job else ""
     last = deque(client.events(0, job=job_id, tenant=tenant or "", follow=False), maxlen=limit)
-    _tell(last, as_json)
+    _print_events(last, as_json)
     if follow:
         since = last[-1].number if last else 0
-        _tell(client.events(since, job=job_id, tenant=tenant or ""), as_json)
+        _print_events(client.events(since, job=job_id, tenant=tenant or ""), as_json)
 
 
-def _tell(events: Iterable[Event], as_json: bool) -> None:
+def _print_events(events: Iterable[Event], as_json: bool) -> None:
     import msgspec
 
     for event in events:
         if as_json:
             print(msgspec.json.encode(event).decode())
         else:
-            whose = f"{event.job} " if event.job else ""
+            job = f"{event.job} " if event.job else ""
             run = f"(run {event.run}) " if event.run else ""
-            say(f"{clock(event.at)}  {whose}{event.kind} {run}{event.text}".rstrip())
+            print_line(f"{format_clock(event.at)}  {job}{event.kind} {run}{event.text}".rstrip())
         sys.stdout.flush()

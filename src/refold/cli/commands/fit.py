@@ -1,4 +1,4 @@
-"""`refold fit`: correct the model of a job with steps that were measured."""
+"""`refold fit`: fit the performance model to measured steps."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from refold.cli.inputs import plan_request
-from refold.cli.views import AsJson, Column, Table, percent, print_json, print_tables, tell
+from refold.cli.views import AsJson, Column, Table, format_percent, print_json, print_notes, print_tables
 
 if TYPE_CHECKING:
-    from refold.perf import Fitted, Form, GpuSpec, Measurement, ModelShape, Setting
+    from refold.perf import Fitted, Form, GpuSpec, Measurement, ModelShape, TrainingSetup
 
 FORMS = ("corrected", "rubick-additive", "rubick-power")
 UNNAMED = "model"
-"""What samples are of where they do not say."""
+"""Model name of samples that do not name their model."""
 
-FAR = 8.0
-"""A correction by more than this factor is more likely a mistake than a discovery."""
+MAX_PLAUSIBLE_FACTOR = 8.0
+"""A fitted correction by more than this factor probably indicates an error in the samples."""
 
-WITHOUT_DATA_SHEET = 5.0
-"""How many times less the model is believed where the machine is in no catalogue."""
+UNKNOWN_GPU_PRIOR_SCALE = 5.0
+"""Factor by which the priors are widened for a machine that is not in the catalogue."""
 
 
 def fit(
-    samples: Annotated[Path, typer.Argument(metavar="SAMPLES.csv", help="Measured steps: see docs/fit.md.")],
+    samples: Annotated[Path, typer.Argument(metavar="SAMPLES.csv", help="Measured steps (see docs/fit.md).")],
     model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME|FILE", help="Which model, where the file has several.")
+        str | None, typer.Option("--model", metavar="NAME|FILE", help="Model to fit, if the file has several.")
     ] = None,
     engine: plan_request.EngineName = "pytorch",
-    form: Annotated[str, typer.Option("--form", metavar="|".join(FORMS), help="What is fitted.")] = FORMS[0],
+    form: Annotated[str, typer.Option("--form", metavar="|".join(FORMS), help="Form of the model.")] = FORMS[0],
     against: Annotated[
-        Path | None, typer.Option("--against", metavar="MORE.csv", help="Further samples, to see how well it predicts.")
+        Path | None, typer.Option("--against", metavar="MORE.csv", help="Further samples to validate the fit.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Where to save it [SAMPLES.fit.json].")
+        Path | None, typer.Option("--out", metavar="FILE", help="Output file (default: SAMPLES.fit.json).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit the model of a job to steps that were measured.
+    """Fit the performance model to measured steps.
 
-    Seven numbers are fitted to seven samples or more. Printed are the numbers with their meaning, how well the samples
-    are met and how well a new one would be, and which further sample would tell most. `refold plan --fit FILE` then
-    plans with them.
+    Seven parameters are fitted to seven or more samples. Prints the parameters with their meaning, the error on the
+    samples, the leave-one-out error, and the most informative sample to measure next. `refold plan --fit FILE` uses the
+    fit.
 
     Example: refold fit benchmarks/accuracy/h200_measured.csv --model gpt2-xl
     """
     import msgspec
 
-    from refold.perf import fit as fit_parameters, most_telling, predict
+    from refold.perf import fit as fit_parameters, most_informative_sample, predict
 
     shape, ran, gpu, notes = _read(samples, model)
     chosen = _form(form, shape, gpu, engine, ran)
@@ -58,13 +58,13 @@ def fit(
     notes += _warnings(fitted)
     more = [one for one in _of_model(_samples(against), shape, against) if one.status == "ok"] if against else []
     errors = (predict(chosen, fitted, more) / [one.step_seconds or 1.0 for one in more] - 1).tolist() if more else []
-    following = most_telling(chosen, fitted, _candidates(ran))
+    following = most_informative_sample(chosen, fitted, _candidates(ran))
     saved = out or samples.with_suffix(".fit.json")
     _save(saved, fitted)
     if as_json:
         print_json({"fitted": fitted, "next": following, "against": errors, "saved": str(saved), "notes": notes})
         return
-    tell(notes)
+    print_notes(notes)
     print_tables(*_tables(chosen, fitted, more, errors, following, saved))
 
 
@@ -75,25 +75,28 @@ def _read(path: Path, model: str | None) -> tuple[ModelShape, list[Measurement],
     found = _samples(path)
     names = sorted({one.model for one in found})
     if model is None and len(names) > 1:
-        raise BadInput(f"{path} has samples of {len(names)} models; say which with --model: {', '.join(names)}")
+        raise BadInput(f"{path} has samples of {len(names)} models; select one with --model: {', '.join(names)}")
     shape = read_model(model or names[0])
     ran = found if names == [UNNAMED] else _of_model(found, shape, path)
     gpus = sorted({one.gpu for one in ran})
     if len(gpus) > 1:
-        raise BadInput(f"{path} has samples from {len(gpus)} types of GPU ({', '.join(gpus)}): fit each alone")
+        raise BadInput(f"{path} has samples from {len(gpus)} GPU types ({', '.join(gpus)}): fit each type separately")
     notes = []
     if gpus[0].lower() in ("", "cpu"):
-        notes.append("no type of GPU is named: everything is learned from the samples alone")
+        notes.append("the samples name no GPU type: the fit uses the samples only, without a data sheet")
         return shape, ran, _unknown_machine(), notes
     return shape, ran, find_gpu(gpus[0]), notes
 
 
 def _warnings(fitted: Fitted) -> list[str]:
-    """What looks like a mistake in the samples."""
+    """Return warnings about implausible corrections, which point to errors in the samples."""
     if fitted.form != FORMS[0] or not fitted.gpu or fitted.gpu == "cpu":
         return []
-    far = {name: value for name, value in fitted.values.items() if not 1 / FAR < value < FAR}
-    return [f"{name} is {value:.3g} times what is modelled: is step_s in seconds?" for name, value in far.items()]
+    limit = MAX_PLAUSIBLE_FACTOR
+    implausible = {name: value for name, value in fitted.values.items() if not 1 / limit < value < limit}
+    return [
+        f"{name} is {value:.3g} times the modelled value: is step_s in seconds?" for name, value in implausible.items()
+    ]
 
 
 def _samples(path: Path | None) -> list[Measurement]:
@@ -114,7 +117,7 @@ def _of_model(found: Sequence[Measurement], shape: ModelShape, path: Path | None
 
 
 def _unknown_machine() -> GpuSpec:
-    """A CPU, roughly: what the fit starts from where there is no data sheet."""
+    """Return a rough CPU as the starting point of the fit without a data sheet."""
     from refold.model import Link
     from refold.perf import GpuSpec
 
@@ -129,7 +132,7 @@ def _form(name: str, shape: ModelShape, gpu: GpuSpec, engine: str, ran: Sequence
     known = gpu.name != "cpu"
     match name:
         case "corrected":
-            return CorrectedForm(_settings(shape, gpu, engine), 1.0 if known else WITHOUT_DATA_SHEET)
+            return CorrectedForm(_settings(shape, gpu, engine), 1.0 if known else UNKNOWN_GPU_PRIOR_SCALE)
         case "rubick-additive":
             return RubickForm(shape, gpu, ran, "additive")
         case "rubick-power":
@@ -138,22 +141,22 @@ def _form(name: str, shape: ModelShape, gpu: GpuSpec, engine: str, ran: Sequence
             raise UnknownName("form", name, FORMS)
 
 
-def _settings(shape: ModelShape, gpu: GpuSpec, engine: str) -> Callable[[Measurement], Setting]:
+def _settings(shape: ModelShape, gpu: GpuSpec, engine: str) -> Callable[[Measurement], TrainingSetup]:
     from refold.catalogue import find_engine
     from refold.model import Link
-    from refold.perf import Machines, Setting
+    from refold.perf import Machines, TrainingSetup
 
     framework, network = find_engine(engine), Link("network", gpu.node_network_gigabytes_per_second)
 
-    def setting_for(one: Measurement) -> Setting:
+    def setting_for(one: Measurement) -> TrainingSetup:
         machines = Machines(gpu, one.gpus_on_node, gpu.link, network, one.cpus)
-        return Setting(shape, machines, framework, one.batch, one.sequence)
+        return TrainingSetup(shape, machines, framework, one.batch, one.sequence)
 
     return setting_for
 
 
 def _candidates(ran: Sequence[Measurement]) -> list[Measurement]:
-    """What could be measured next on the same machines: other micro-batches, recomputation and offloading."""
+    """Return configurations to measure next on the same machines: other micro-batches, recomputation, offload."""
     from itertools import product
 
     import msgspec
@@ -183,7 +186,7 @@ def _save(path: Path, fitted: Fitted) -> None:
 
 
 def read_fit(path: Path) -> Fitted:
-    """What `refold fit` has saved."""
+    """Read a file saved by `refold fit`."""
     import msgspec
 
     from refold.errors import BadFile, BadValue
@@ -194,7 +197,7 @@ def read_fit(path: Path) -> Fitted:
     except OSError as error:
         raise BadFile(path, f"cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, BadValue) as error:
-        raise BadFile(path, f"is not what refold fit saves: {error}") from None
+        raise BadFile(path, f"is not a file saved by refold fit: {error}") from None
 
 
 def _tables(
@@ -205,21 +208,21 @@ def _tables(
     following: Measurement | None,
     saved: Path,
 ) -> list[Table]:
-    from refold.perf import factor_text
+    from refold.perf import format_uncertainty
 
     numbers = Table(
         f"{fitted.model} on {fitted.gpu or 'this machine'}: {fitted.form}, fitted to {len(fitted.samples)} samples",
         {
-            "name": Column("number", whole=True),
+            "name": Column("parameter", whole=True),
             "value": Column("value", number=True),
-            "spread": Column("to within", number=True),
-            "meaning": Column("what it is"),
+            "spread": Column("uncertainty", number=True),
+            "meaning": Column("meaning"),
         },
         [
             {
                 "name": one.name,
                 "value": f"{fitted.values[one.name]:.3g}",
-                "spread": factor_text(fitted.spread[one.name]),
+                "spread": format_uncertainty(fitted.spread[one.name]),
                 "meaning": one.meaning,
             }
             for one in form.parameters
@@ -227,14 +230,15 @@ def _tables(
     )
     tables = [numbers, _sample_table("Samples", fitted.samples, fitted.errors, fitted.unseen)]
     if more:
-        tables.append(_sample_table("Against further samples", more, errors, None))
-    mean = f"mean error {percent(fitted.mean_error)} on its samples, {percent(fitted.unseen_error)} on each if left out"
-    after = [mean]
+        tables.append(_sample_table("Validation samples", more, errors, None))
+    fit_error, unseen_error = format_percent(fitted.mean_error), format_percent(fitted.unseen_error)
+    after = [f"mean error: {fit_error} on the samples, {unseen_error} leave-one-out"]
     if errors:
-        after.append(f"{percent(sum(map(abs, errors)) / len(errors))} on {len(errors)} further samples")
+        validation_error = format_percent(sum(map(abs, errors)) / len(errors))
+        after.append(f"mean error: {validation_error} on {len(errors)} validation samples")
     if following is not None:
-        where = f"batch {following.batch}" + (f", {following.cpus:g} CPUs" if following.plan.offload else "")
-        after.append(f"the next sample that would tell most: {following.plan}, {where}")
+        setup = f"batch {following.batch}" + (f", {following.cpus:g} CPUs" if following.plan.offload else "")
+        after.append(f"most informative next sample: {following.plan}, {setup}")
     after.append(f"saved: {saved}" + (f"; refold plan … --fit {saved}" if _is_for_plans(fitted) else ""))
     last = tables[-1]
     tables[-1] = Table(last.title, last.columns, last.rows, after)
@@ -242,7 +246,7 @@ def _tables(
 
 
 def _is_for_plans(fitted: Fitted) -> bool:
-    """Whether `refold plan --fit` takes it: corrections do, on a type of GPU that it knows."""
+    """Whether `refold plan --fit` accepts the fit: corrections on a GPU type of the catalogue."""
     return fitted.form == FORMS[0] and fitted.gpu.lower() not in ("", "cpu")
 
 
@@ -258,14 +262,14 @@ def _sample_table(
         "error": Column("error", number=True),
     }
     if unseen is not None:
-        columns["unseen"] = Column("if left out", number=True)
+        columns["unseen"] = Column("leave-one-out", number=True)
     rows = [
         {
             "plan": str(one.plan),
             "batch": f"{one.batch:,}",
             "sequence": f"{one.sequence:,}",
             "cpus": f"{one.cpus:g}" if one.cpus else "",
-            "measured": plan_request.seconds_text(one.step_seconds or 0.0),
+            "measured": plan_request.format_step_time(one.step_seconds or 0.0),
             "error": f"{100 * errors[index]:+.1f} %",
             "unseen": f"{100 * unseen[index]:+.1f} %" if unseen is not None else "",
         }

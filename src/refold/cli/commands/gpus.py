@@ -1,15 +1,15 @@
-"""`refold gpus`: list the GPUs of the catalogue."""
+"""`refold gpus`: list the GPUs in the catalogue."""
 
 from __future__ import annotations
 
-from refold.cli.views import AsJson, Column, Table, count, print_json, print_tables
+from refold.cli.views import AsJson, Column, Table, format_number, print_json, print_tables
 
 
 def gpus(as_json: AsJson = False) -> None:
-    """List the GPUs of the catalogue.
+    """List the GPUs in the catalogue.
 
-    What their data sheets say, and the share of it that training was seen to reach. A GPU of yours that is not there:
-    see docs/catalogue.md.
+    Shows data-sheet values and the share of peak performance that training reaches. To add a GPU, see
+    docs/catalogue.md.
     """
     from msgspec.structs import asdict
 
@@ -20,14 +20,14 @@ def gpus(as_json: AsJson = False) -> None:
         return
     columns = {
         "name": Column("GPU", whole=True),
-        "memory": Column("GiB", count, number=True),
-        "half": Column("half TFLOP/s", count, number=True),
-        "reached": Column("reached", number=True),
-        "bandwidth": Column("memory GB/s", count, number=True),
+        "memory": Column("GiB", format_number, number=True),
+        "half": Column("FP16 TFLOP/s", format_number, number=True),
+        "reached": Column("efficiency", number=True),
+        "bandwidth": Column("memory GB/s", format_number, number=True),
         "link": Column("link, GB/s", whole=True),
-        "network": Column("node's network GB/s", number=True),
-        "node": Column("GPUs per node", count, number=True),
-        "watts": Column("W", count, number=True),
+        "network": Column("node network GB/s", number=True),
+        "node": Column("GPUs per node", format_number, number=True),
+        "watts": Column("W", format_number, number=True),
         "source": Column("source"),
     }
     rows = [
@@ -46,6 +46,6 @@ def gpus(as_json: AsJson = False) -> None:
         for gpu in known()
     ]
     after = [
-        "rates are dense and in one direction; reached: by large products of matrices, as fitted for the generation"
+        "TFLOP/s: dense; GB/s: one direction; efficiency: share of peak in large matrix products, fitted per generation"
     ]
     print_tables(Table("GPUs", columns, rows, after=after))

@@ -1,4 +1,4 @@
-"""`refold history`: jobs that are over, and how they ended."""
+"""`refold history`: list ended jobs."""
 
 from __future__ import annotations
 
@@ -6,73 +6,88 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from refold.cli import OfTenant, OfUser, daemon, first_jobs
-from refold.cli.views import AsJson, Column, Table, clock_near, duration, plural, print_json, print_tables, say
+from refold.cli import TenantFilter, UserFilter, list_jobs, make_client
+from refold.cli.views import (
+    AsJson,
+    Column,
+    Table,
+    format_clock_near,
+    format_elapsed,
+    plural,
+    print_json,
+    print_line,
+    print_tables,
+)
 
 if TYPE_CHECKING:
     from refold.api import JobState, JobStatus
     from refold.client import Client
 
-SHOWN = 50
-OVER = ("finished", "failed", "cancelled")
+DEFAULT_LIMIT = 50
+ENDED_STATES = ("finished", "failed", "cancelled")
 
 
-def _states_beginning(incomplete: str) -> list[str]:
-    return [state for state in OVER if state.startswith(incomplete)]
+def _complete_states(incomplete: str) -> list[str]:
+    return [state for state in ENDED_STATES if state.startswith(incomplete)]
 
 
 def history(
     since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="Ended within the last 90m, 12h, 7d.")
+        str | None,
+        typer.Option("--since", metavar="TIME", help="Only jobs that ended within this time, such as 12h or 7d."),
     ] = None,
-    tenant: OfTenant = None,
-    user: OfUser = None,
+    tenant: TenantFilter = None,
+    user: UserFilter = None,
     state: Annotated[
         str | None,
-        typer.Option("--state", help="finished, failed or cancelled only.", autocompletion=_states_beginning),
+        typer.Option(
+            "--state", help="Only jobs in this state: finished, failed or cancelled.", autocompletion=_complete_states
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, metavar="JOBS", help="So many, the latest.")] = SHOWN,
-    everybody: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, metavar="JOBS", help="Maximum number of jobs.")
+    ] = DEFAULT_LIMIT,
+    show_all: Annotated[bool, typer.Option("--all", help="Show all jobs.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List jobs that are over, the latest first: how they ended, and how long they waited and ran.
+    """List ended jobs, the latest first: state, waiting time and run time.
 
     Examples: refold history · refold history --since 1d --state failed
     """
     from refold.errors import UnknownName
-    from refold.model import seconds_from_text
+    from refold.model import parse_duration
 
-    if state is not None and state not in OVER:
-        raise UnknownName("state", state, OVER)
-    ago = None if since is None else seconds_from_text(since)
-    client = daemon()
-    now = client.about().now
+    if state is not None and state not in ENDED_STATES:
+        raise UnknownName("state", state, ENDED_STATES)
+    window = None if since is None else parse_duration(since)
+    client = make_client()
+    now = client.info().now
     states = None if state is None else [cast("JobState", state)]
-    which: dict[str, Any] = {"tenant": tenant or "", "user": user or "", "state": states, "ended": True}
-    found, total = _ended_since(client, None if ago is None else now - ago, None if everybody else limit, which)
+    filters: dict[str, Any] = {"tenant": tenant or "", "user": user or "", "state": states, "ended": True}
+    jobs, omitted = _list_ended(client, None if window is None else now - window, None if show_all else limit, filters)
     if as_json:
-        print_json(found)
+        print_json(jobs)
         return
-    if not found:
-        say("no such job is over")
+    if not jobs:
+        print_line("no matching jobs have ended")
         return
-    more = [f"… and {plural(total, 'job')} more (--all)"] if total else []
-    print_tables(Table("", _columns(), [_row(job, now) for job in found], more))
+    footer = [f"… and {plural(omitted, 'more job')} (--all)"] if omitted else []
+    print_tables(Table("", _columns(), [_row(job, now) for job in jobs], footer))
 
 
-def _ended_since(
-    client: Client, since: float | None, limit: int | None, which: dict[str, Any]
+def _list_ended(
+    client: Client, since: float | None, limit: int | None, filters: dict[str, Any]
 ) -> tuple[list[JobStatus], int]:
-    """The latest first, and how many more there are; of those since then only that there may be more is not told."""
+    """Return the ended jobs, the latest first, and the number of jobs beyond the limit (with `since` always 0)."""
     if since is None:
-        found, total = first_jobs(client, limit, **which)
-        return found, total - len(found)
-    found = []
-    for job in client.history(**{key: value for key, value in which.items() if key != "ended"}):
-        if (job.ended or 0.0) < since or len(found) == limit:
+        jobs, total = list_jobs(client, limit, **filters)
+        return jobs, total - len(jobs)
+    jobs = []
+    for job in client.history(**{key: value for key, value in filters.items() if key != "ended"}):
+        if (job.ended or 0.0) < since or len(jobs) == limit:
             break
-        found.append(job)
-    return found, 0
+        jobs.append(job)
+    return jobs, 0
 
 
 def _row(job: JobStatus, now: float) -> dict[str, str]:
@@ -83,11 +98,11 @@ def _row(job: JobStatus, now: float) -> dict[str, str]:
         "tenant": job.tenant,
         "user": job.user,
         "state": job.state,
-        "ended": clock_near(ended, now) if ended is not None else "–",
-        "waited": duration(max(0.0, started - job.submitted)) if started is not None else "–",
-        "ran": duration(max(0.0, ended - started)) if ended is not None and started is not None else "–",
+        "ended": format_clock_near(ended, now) if ended is not None else "–",
+        "waited": format_elapsed(max(0.0, started - job.submitted)) if started is not None else "–",
+        "ran": format_elapsed(max(0.0, ended - started)) if ended is not None and started is not None else "–",
         "runs": f"{job.runs}",
-        "why": job.why,
+        "reason": job.message,
     }
 
 
@@ -98,10 +113,10 @@ def _columns() -> dict[str, Column]:
         "demand": Column("GPUs", whole=True),
         "tenant": Column("tenant", whole=True),
         "user": Column("user", whole=True),
-        "state": Column("", style=lambda state: colours.get(state, ""), whole=True),
+        "state": Column("state", style=lambda state: colours.get(state, ""), whole=True),
         "ended": Column("ended", number=True),
-        "waited": Column("waited", number=True),
-        "ran": Column("ran", number=True),
+        "waited": Column("waiting time", number=True),
+        "ran": Column("run time", number=True),
         "runs": Column("runs", number=True),
-        "why": Column("why"),
+        "reason": Column("reason"),
     }

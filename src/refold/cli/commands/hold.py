@@ -1,14 +1,14 @@
-"""`refold hold`: keep jobs from starting."""
+"""`refold hold`: hold jobs so that they do not start."""
 
 from __future__ import annotations
 
-from refold.cli import LiveJobs, daemon, on_each
+from refold.cli import LiveJobsArgument, apply_to_jobs, make_client
 from refold.cli.views import AsJson
 
 
-def hold(jobs: LiveJobs, as_json: AsJson = False) -> None:
-    """Hold jobs: they are not started until they are released.
+def hold(jobs: LiveJobsArgument, as_json: AsJson = False) -> None:
+    """Hold jobs so that they do not start until they are released.
 
     Examples: refold hold train-17 · refold release train-17
     """
-    on_each(jobs, daemon().hold, "is held", as_json)
+    apply_to_jobs(jobs, make_client().hold, "held", as_json)

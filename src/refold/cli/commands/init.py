@@ -1,4 +1,4 @@
-"""`refold init`: write a commented refold.yaml to begin with."""
+"""`refold init`: write a commented refold.yaml."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import Annotated
 
 import typer
 
-from refold.cli.views import say
+from refold.cli.views import print_line
 
-DEFAULT = Path("refold.yaml")
+DEFAULT_PATH = Path("refold.yaml")
 
 
 def init(
-    path: Annotated[Path, typer.Argument(metavar="[PATH]", help="Where to write it.", show_default=True)] = DEFAULT,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    path: Annotated[Path, typer.Argument(metavar="[PATH]", help="Output file.", show_default=True)] = DEFAULT_PATH,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a commented refold.yaml: cluster, tenants, policy, what is watched for, and whom to tell.
+    """Write a commented refold.yaml: cluster, tenants, policy, monitoring and notifications.
 
-    It says what the usual settings are; change what you like, then run `refold serve`.
+    The file contains the default settings. Edit it, then start the daemon with `refold serve`.
 
     Example: refold init
     """
     from refold.backends.local import open_driver
-    from refold.server.config import write_commented
-    from refold.server.monitor import NvidiaMachine, SlotsMachine, usual_slots
+    from refold.server.config import write_template
+    from refold.server.monitor import NvidiaMachine, SlotsMachine, default_slots
 
-    target = path / DEFAULT if path.is_dir() else path
+    target = path / DEFAULT_PATH if path.is_dir() else path
     driver = open_driver()
-    machine = NvidiaMachine(driver) if driver and driver.gpus else SlotsMachine(usual_slots())
-    write_commented(target, machine, replace=force)
+    machine = NvidiaMachine(driver) if driver and driver.gpus else SlotsMachine(default_slots())
+    write_template(target, machine, replace=force)
     gpus = machine.gpus()
-    found = f"{len(gpus)} × {gpus[0].name}" if driver and driver.gpus else f"no GPUs: {len(gpus)} slots stand in"
+    found = f"{len(gpus)} × {gpus[0].name}" if driver and driver.gpus else f"no GPUs found: {len(gpus)} CPU slots"
     machine.close()
-    say(f"wrote {target} ({found}); `refold serve` starts the scheduler with it")
+    print_line(f"wrote {target} ({found}); start the daemon with `refold serve`")

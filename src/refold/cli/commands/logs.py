@@ -1,4 +1,4 @@
-"""`refold logs`: what a job prints, so far and as it comes."""
+"""`refold logs`: show job output."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refold.cli import AnyJob, daemon, reason_text
-from refold.cli.views import AsJson, Sanitizer, print_json, say, screen
+from refold.cli import JobArgument, format_reason, make_client
+from refold.cli.views import AsJson, Sanitizer, print_json, print_line, screen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,186 +16,186 @@ if TYPE_CHECKING:
     from refold.api import JobStatus, Logs
     from refold.client import Client
 
-LAST_LINES = 100
-"""Lines that a terminal is shown, where nobody says."""
+DEFAULT_LINES = 100
+"""Lines shown on a terminal without --lines."""
 
-FIRST_LOOK, LARGEST_LOOK = 16 * 1024, 1024 * 1024
-"""Bytes from the end in which the last lines are looked for: at first, and at most."""
+FIRST_TAIL_BYTES, MAX_TAIL_BYTES = 16 * 1024, 1024 * 1024
+"""Bytes from the end that are searched for the last lines: at first, and at most."""
 
-LOOK_AGAIN_AFTER = 0.4
-"""Seconds between two looks for more output."""
+POLL_SECONDS = 0.4
+"""Interval at which new output is requested."""
 
-OVER = ("finished", "failed", "cancelled")
+ENDED_STATES = ("finished", "failed", "cancelled")
 
-MOST_LOOKS_IN_VAIN = 150
-"""How often in a row a daemon may not answer: a minute, if it is not there at all."""
+MAX_FAILED_POLLS = 150
+"""Consecutive requests that may fail before following ends: about a minute."""
 
 
 def logs(
-    job: AnyJob,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what is to come, until it is over.")
-    ] = False,
-    run: Annotated[int | None, typer.Option("--run", min=1, help="Of this run [the last].")] = None,
-    instance: Annotated[int | None, typer.Option("--instance", min=0, help="Of this instance [0].")] = None,
+    job: JobArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new output until the job ends.")] = False,
+    run: Annotated[int | None, typer.Option("--run", min=1, help="Run number (default: the last).")] = None,
+    instance: Annotated[int | None, typer.Option("--instance", min=0, help="Instance number (default: 0).")] = None,
     lines: Annotated[
         int | None,
-        typer.Option("--lines", "-n", min=0, help=f"Only the last so many [on a terminal {LAST_LINES}, else all]."),
+        typer.Option(
+            "--lines", "-n", min=0, help=f"Number of last lines (default: {DEFAULT_LINES} on a terminal, else all)."
+        ),
     ] = None,
-    everybody: Annotated[
-        bool, typer.Option("--all-instances", help="Of all instances, each line with the number of its own.")
+    all_instances: Annotated[
+        bool, typer.Option("--all-instances", help="Show all instances; lines start with the instance number.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print what a job has printed; with -f, also what it will, through all its runs until it is over.
+    """Show job output; with -f, also new output of this and later runs until the job ends.
 
-    In a file or a pipe it is as it was printed. On a terminal colours are kept, and what would do more is left out.
+    On a terminal, control sequences other than colours are removed; files and pipes get the output unchanged.
 
     Examples: refold logs -f train-17 · refold logs train-17 --run 1 > first-run.txt
     """
     from refold.errors import BadInput
 
-    if everybody and instance is not None:
-        raise BadInput(f"--all-instances and --instance {instance} are two answers to one question: leave one out")
-    if as_json and (follow or everybody):
-        raise BadInput("--json is one document: leave --follow and --all-instances out, or ask the API")
-    client, wanted = daemon(), lines if lines is not None else LAST_LINES if sys.stdout.isatty() else None
+    if all_instances and instance is not None:
+        raise BadInput(f"--all-instances and --instance {instance} exclude each other: leave one of them out")
+    if as_json and (follow or all_instances):
+        raise BadInput("--json cannot be combined with --follow or --all-instances; use the API instead")
+    client, max_lines = make_client(), lines if lines is not None else DEFAULT_LINES if sys.stdout.isatty() else None
     if as_json:
-        text, piece = _text_so_far(client, job, run, instance or 0, wanted)
-        print_json({"job": job, "run": piece.run, "instance": piece.instance, "over": piece.over, "text": text})
+        text, chunk = _read_text(client, job, run, instance or 0, max_lines)
+        print_json({"job": job, "run": chunk.run, "instance": chunk.instance, "ended": chunk.ended, "text": text})
         return
-    if everybody and follow:
+    if all_instances and follow:
         _wait_for_start(client, job)
-    numbers = list(range(client.job(job).instances)) if everybody else [instance or 0]
-    streams = [_Stream(client, job, run, number, wanted, f"{number}: " if everybody else "") for number in numbers]
+    numbers = list(range(client.job(job).instances)) if all_instances else [instance or 0]
+    streams = [_Stream(client, job, run, n, max_lines, f"{n}: " if all_instances else "") for n in numbers]
     if follow:
-        _follow(client, job, streams, of_one_run=run is not None)
+        _follow(client, job, streams, one_run=run is not None)
     for stream in streams:
         stream.finish()
 
 
 def _wait_for_start(client: Client, job: str) -> None:
-    """Until it is known how many instances there are."""
-    told = False
-    while not (status := client.job(job)).runs and status.state not in OVER:
-        if not told:
-            say(_not_yet_text(status), err=True)
-            told = True
-        screen.sleep(LOOK_AGAIN_AFTER)
+    """Wait until the job has started, so that its number of instances is known."""
+    printed = False
+    while not (status := client.job(job)).runs and status.state not in ENDED_STATES:
+        if not printed:
+            print_line(_format_not_started(status), err=True)
+            printed = True
+        screen.sleep(POLL_SECONDS)
 
 
-def _not_yet_text(status: JobStatus) -> str:
-    return f"{status.id} has not started yet {reason_text(status)}"
+def _format_not_started(status: JobStatus) -> str:
+    return f"{status.id} has not started yet {format_reason(status)}"
 
 
-def _text_so_far(client: Client, job: str, run: int | None, instance: int, lines: int | None) -> tuple[str, Logs]:
-    """All of it, or its last lines; and the piece that it ends with."""
+def _read_text(client: Client, job: str, run: int | None, instance: int, lines: int | None) -> tuple[str, Logs]:
+    """Return the output so far, or its last lines, and the last chunk read."""
     if lines is not None:
-        return _last_lines(client, job, run, instance, lines)
-    text, piece = [], client.piece_of_logs(job, run=run, instance=instance)
-    while piece.text:
-        text.append(piece.text)
-        piece = client.piece_of_logs(job, run=piece.run, instance=instance, offset=piece.next)
-    return "".join(text), piece
+        return _read_last_lines(client, job, run, instance, lines)
+    text, chunk = [], client.read_logs(job, run=run, instance=instance)
+    while chunk.text:
+        text.append(chunk.text)
+        chunk = client.read_logs(job, run=chunk.run, instance=instance, offset=chunk.next)
+    return "".join(text), chunk
 
 
-def _last_lines(client: Client, job: str, run: int | None, instance: int, lines: int) -> tuple[str, Logs]:
-    look, before = FIRST_LOOK, -1
+def _read_last_lines(client: Client, job: str, run: int | None, instance: int, lines: int) -> tuple[str, Logs]:
+    size, previous_length = FIRST_TAIL_BYTES, -1
     while True:
-        piece = client.piece_of_logs(job, run=run, instance=instance, offset=-look)
-        found = piece.text.splitlines(keepends=True)
-        if len(found) > lines or look >= LARGEST_LOOK or len(piece.text) == before:
-            return "".join(found[len(found) - min(lines, len(found)) :]), piece
-        look, before = look * 8, len(piece.text)
+        chunk = client.read_logs(job, run=run, instance=instance, offset=-size)
+        found = chunk.text.splitlines(keepends=True)
+        if len(found) > lines or size >= MAX_TAIL_BYTES or len(chunk.text) == previous_length:
+            return "".join(found[len(found) - min(lines, len(found)) :]), chunk
+        size, previous_length = size * 8, len(chunk.text)
 
 
 class _Stream:
-    """The output of one instance, on its way to stdout."""
+    """Copies the output of one instance to stdout. `chunk`: the last chunk read."""
 
     def __init__(
-        self, client: Client, job: str, run: int | None, instance: int, lines: int | None, before: str
+        self, client: Client, job: str, run: int | None, instance: int, lines: int | None, prefix: str
     ) -> None:
-        self._client, self._job, self._instance, self._before = client, job, instance, before
-        self._harmless = Sanitizer() if sys.stdout.isatty() else None
-        self._begun = ""
-        self._patience = MOST_LOOKS_IN_VAIN
-        text, self.piece = _text_so_far(client, job, run, instance, lines)
+        self._client, self._job, self._instance, self._prefix = client, job, instance, prefix
+        self._sanitizer = Sanitizer() if sys.stdout.isatty() else None
+        self._incomplete_line = ""
+        self._attempts_left = MAX_FAILED_POLLS
+        text, self.chunk = _read_text(client, job, run, instance, lines)
         self._write(text)
 
-    def look(self) -> bool:
-        """Whether there was more. A daemon that does not answer is expected back, for a while."""
+    def poll(self) -> bool:
+        """Copy new output and return whether there was any. Retry for a while if the daemon does not answer."""
         from refold.errors import NoDaemon
 
-        now = self.piece
+        last = self.chunk
         try:
-            self.piece = self._client.piece_of_logs(
-                self._job, run=now.run or None, instance=self._instance, offset=now.next if now.run else 0
+            self.chunk = self._client.read_logs(
+                self._job, run=last.run or None, instance=self._instance, offset=last.next if last.run else 0
             )
         except NoDaemon:
-            self._patience -= 1
-            if not self._patience:
+            self._attempts_left -= 1
+            if not self._attempts_left:
                 raise
             return False
-        self._patience = MOST_LOOKS_IN_VAIN
-        self._write(self.piece.text)
-        return bool(self.piece.text)
+        self._attempts_left = MAX_FAILED_POLLS
+        self._write(self.chunk.text)
+        return bool(self.chunk.text)
 
-    def go_on_with(self, run: int) -> None:
-        """From the beginning of another run."""
-        self.piece = self._client.piece_of_logs(self._job, run=run, instance=self._instance)
-        self._write(self.piece.text)
+    def switch_to(self, run: int) -> None:
+        """Continue with another run, from its beginning."""
+        self.chunk = self._client.read_logs(self._job, run=run, instance=self._instance)
+        self._write(self.chunk.text)
 
     def _write(self, text: str) -> None:
-        if self._harmless is not None:
-            text = self._harmless.of(text)
-        if not self._before:
+        if self._sanitizer is not None:
+            text = self._sanitizer.clean(text)
+        if not self._prefix:
             sys.stdout.write(text)
         else:
-            *whole, self._begun = (self._begun + text).split("\n")
-            sys.stdout.writelines(f"{self._before}{line}\n" for line in whole)
+            *lines, self._incomplete_line = (self._incomplete_line + text).split("\n")
+            sys.stdout.writelines(f"{self._prefix}{line}\n" for line in lines)
         sys.stdout.flush()
 
     def finish(self) -> None:
-        """Whatever had no end of its own."""
-        if self._begun:
-            sys.stdout.write(f"{self._before}{self._begun}\n")
-        if self._harmless is not None:
-            sys.stdout.write(self._harmless.end)
+        """Write an incomplete last line and reset colours."""
+        if self._incomplete_line:
+            sys.stdout.write(f"{self._prefix}{self._incomplete_line}\n")
+        if self._sanitizer is not None:
+            sys.stdout.write(self._sanitizer.end)
         sys.stdout.flush()
 
 
-def _follow(client: Client, job: str, streams: list[_Stream], of_one_run: bool) -> None:
-    for status in _until_over(client, job, streams, of_one_run):
-        if not streams[0].piece.run:
-            say(_not_yet_text(status), err=True)
-        elif of_one_run or status.state in OVER:
-            say(f"{status.id} {_end_text(status)}", err=True)
+def _follow(client: Client, job: str, streams: list[_Stream], one_run: bool) -> None:
+    for status in _copy_until_end(client, job, streams, one_run):
+        if not streams[0].chunk.run:
+            print_line(_format_not_started(status), err=True)
+        elif one_run or status.state in ENDED_STATES:
+            print_line(f"{status.id} {_format_end(status)}", err=True)
         else:
-            say(f"{status.id}: run {streams[0].piece.run} has ended {reason_text(status)}", err=True)
+            print_line(f"{status.id}: run {streams[0].chunk.run} has ended {format_reason(status)}", err=True)
 
 
-def _until_over(client: Client, job: str, streams: list[_Stream], of_one_run: bool) -> Iterator[JobStatus]:
-    """Write what comes. How the job stands is handed out when a run has not begun, has ended, and at the end."""
-    told = -1
+def _copy_until_end(client: Client, job: str, streams: list[_Stream], one_run: bool) -> Iterator[JobStatus]:
+    """Copy new output until the job, or the one run, ends; yield the job's status before and after each run."""
+    reported_run = -1
     while True:
-        more = [stream.look() for stream in streams]
-        piece = streams[0].piece
-        if not any(more) and (piece.over or not piece.run):
+        new_output = [stream.poll() for stream in streams]
+        chunk = streams[0].chunk
+        if not any(new_output) and (chunk.ended or not chunk.run):
             status = client.job(job)
-            if not of_one_run and status.runs > piece.run > 0:
+            if not one_run and status.runs > chunk.run > 0:
                 for stream in streams:
-                    stream.go_on_with(piece.run + 1)
+                    stream.switch_to(chunk.run + 1)
                 continue
-            over = status.state in OVER or (of_one_run and piece.over)
-            if over or told != piece.run:
-                told = piece.run
+            ended = status.state in ENDED_STATES or (one_run and chunk.ended)
+            if ended or reported_run != chunk.run:
+                reported_run = chunk.run
                 yield status
-            if over:
+            if ended:
                 return
-        if not any(more):
-            screen.sleep(LOOK_AGAIN_AFTER)
+        if not any(new_output):
+            screen.sleep(POLL_SECONDS)
 
 
-def _end_text(status: JobStatus) -> str:
-    told = "is stopped" if status.state not in OVER else status.state
-    return f"{told}: {status.why}" if status.why else told
+def _format_end(status: JobStatus) -> str:
+    state = "stopped" if status.state not in ENDED_STATES else status.state
+    return f"{state}: {status.message}" if status.message else state

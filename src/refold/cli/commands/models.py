@@ -1,20 +1,20 @@
-"""`refold models`: list the models of the catalogue."""
+"""`refold models`: list the models in the catalogue."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from refold.cli.views import AsJson, Column, Table, count, print_json, print_tables
+from refold.cli.views import AsJson, Column, Table, format_number, print_json, print_tables
 
 if TYPE_CHECKING:
     from refold.perf import ModelShape
 
 
 def models(as_json: AsJson = False) -> None:
-    """List the models of the catalogue.
+    """List the models in the catalogue with their shapes and sources.
 
-    Their shapes, and where these are from. A model of your own is a file: see docs/catalogue.md.
+    To use a model that is not in the catalogue, describe it in a file: see docs/catalogue.md.
     """
     from msgspec.structs import asdict
 
@@ -31,18 +31,18 @@ def models(as_json: AsJson = False) -> None:
         return
     columns = {
         "name": Column("model", whole=True),
-        "parameters": Column("weights", _billions, number=True),
+        "parameters": Column("weights", _format_parameters, number=True),
         "kind": Column("kind", whole=True),
-        "layers": Column("layers", _if_any, number=True),
-        "hidden": Column("hidden", _if_any, number=True),
+        "layers": Column("layers", _format_nonzero, number=True),
+        "hidden": Column("hidden", _format_nonzero, number=True),
         "heads": Column("heads", whole=True),
         "experts": Column("experts", whole=True),
-        "vocabulary": Column("vocabulary", _if_any, number=True),
-        "sequence": Column("usual --seq", _if_any, number=True),
-        "batch": Column("usual --batch", count, number=True),
+        "vocabulary": Column("vocabulary", _format_nonzero, number=True),
+        "sequence": Column("default --seq", _format_nonzero, number=True),
+        "batch": Column("default --batch", format_number, number=True),
         "source": Column("source"),
     }
-    after = ["heads: of queries, and / of keys where these are fewer"]
+    after = ["heads: query heads / key-value heads, if these are fewer"]
     print_tables(Table("Models", columns, [_model_row(shape) for shape in known()], after=after))
 
 
@@ -71,9 +71,9 @@ def _aliases_by_name(aliases: Mapping[str, str]) -> dict[str, list[str]]:
     return by_name
 
 
-def _billions(parameters: int) -> str:
+def _format_parameters(parameters: int) -> str:
     return f"{parameters / 1e9:,.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:,.0f} M"
 
 
-def _if_any(number: int) -> str:
+def _format_nonzero(number: int) -> str:
     return f"{number:,}" if number else ""

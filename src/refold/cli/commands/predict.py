@@ -1,4 +1,4 @@
-"""`refold predict`: how well the durations of a trace are foreseen, beside simpler ways."""
+"""`refold predict`: evaluate run-time predictions on a trace."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from refold.cli.views import (
     AsJson,
     Column,
     Table,
-    percent,
+    format_percent,
     plural,
     print_json,
+    print_line,
+    print_notes,
     print_tables,
     progress,
-    say,
-    tell,
 )
 
 if TYPE_CHECKING:
@@ -29,14 +29,15 @@ if TYPE_CHECKING:
     from refold.research import Evaluation, Score
     from refold.traces import Trace
 
-OURS = "refold"
-HALVES = {"whole": "all jobs", "second_half": "the second half"}
-MOST_TIMES_OVERSTATED = 10.0
+OUR_METHOD = "refold"
+PARTS = {"whole": "all jobs", "second_half": "the second half"}
+MAX_OVERSTATEMENT = 10.0
+"""Largest ratio of a random time limit to the run time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """One way to foresee: how good it was on all jobs and on the second half of them, and what it cost."""
+    """A prediction method: its scores on all jobs and on the second half, and its CPU time."""
 
     name: str
     whole: Score
@@ -57,35 +58,38 @@ def predict(
             "--draw-limits",
             min=0,
             metavar="SEED",
-            help="Give jobs without a time limit one that is overstated 1 to 10 times, drawn by this seed.",
+            help="Give jobs without a time limit a random one, 1 to 10 times their run time, with this random seed.",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Write predictions.csv into this folder.")
+        Path | None, typer.Option("--out", metavar="DIR", help="Write predictions.csv to this folder.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how well the durations of a trace are foreseen, beside simpler ways.
+    """Evaluate run-time predictions on a trace, compared with simpler methods.
 
-    The trace is played causally, as if each job started when it was submitted: of each job, quantiles are asked for
-    when it comes, and its duration is told when it ends.
+    Jobs are processed in order of time, as if each started when submitted: a method predicts quantiles when a job is
+    submitted, and learns the run time when it ends.
 
     Example: refold predict demo
     """
-    read = _with_limits(_read(trace, format, skip_bad, gpus_per_instance, limit), draw_limits)
-    methods, ours = _all_played(read.jobs)
-    later = _asked_later(read.jobs)
-    written = _written(out, read.jobs, ours) if out else None
+    jobs_read = _with_limits(_read_trace(trace, format, skip_bad, gpus_per_instance, limit), draw_limits)
+    methods, own_evaluation = _evaluate_methods(jobs_read.jobs)
+    while_running = _evaluate_while_running(jobs_read.jobs)
+    written = _write_predictions(out, jobs_read.jobs, own_evaluation) if out else None
     if as_json:
-        print_json(_document(read, methods, later, written))
+        print_json(_document(jobs_read, methods, while_running, written))
         return
-    tell(read.notes)
-    print_tables(*(_table(read, methods, half) for half in HALVES), *_later_tables(later))
+    print_notes(jobs_read.notes)
+    print_tables(*(_table(jobs_read, methods, part) for part in PARTS), *_while_running_tables(while_running))
     if written:
-        say(f"predictions: {written}")
+        print_line(f"predictions: {written}")
 
 
-def _read(trace: str, format: str | None, skip_bad: bool, gpus_per_instance: int | None, limit: int | None) -> Trace:
+def _read_trace(
+    trace: str, format: str | None, skip_bad: bool, gpus_per_instance: int | None, limit: int | None
+) -> Trace:
+    """Read a trace without jobs of unknown run time."""
     from dataclasses import replace
 
     from refold.errors import BadInput
@@ -96,14 +100,14 @@ def _read(trace: str, format: str | None, skip_bad: bool, gpus_per_instance: int
         read = read_trace(trace, format=format, skip_bad=skip_bad, gpus_per_instance=each)
     known = tuple(job for job in read.jobs[:limit] if job.work is not None)
     if not known:
-        raise BadInput(f"no job of {read.name} has a duration, so nothing can be compared with what is foreseen")
-    without = len(read.jobs[:limit]) - len(known)
-    notes = (*read.notes, f"left out {plural(without, 'job')} without a duration") if without else read.notes
+        raise BadInput(f"no job of {read.name} has a duration, so predictions cannot be evaluated")
+    skipped = len(read.jobs[:limit]) - len(known)
+    notes = (*read.notes, f"skipped {plural(skipped, 'job')} without a duration") if skipped else read.notes
     return replace(read, jobs=known, notes=notes)
 
 
 def _with_limits(trace: Trace, seed: int | None) -> Trace:
-    """The trace with limits as users state them: 1 to 10 times too long, log-uniformly."""
+    """Add random time limits as users state them: 1 to 10 times the run time, log-uniformly distributed."""
     from dataclasses import replace
 
     import msgspec
@@ -111,88 +115,91 @@ def _with_limits(trace: Trace, seed: int | None) -> Trace:
 
     if seed is None:
         return trace
-    times = MOST_TIMES_OVERSTATED ** np.random.default_rng(seed).random(len(trace.jobs))
+    factors = MAX_OVERSTATEMENT ** np.random.default_rng(seed).random(len(trace.jobs))
     jobs = tuple(
         job
         if job.time_limit is not None
-        else msgspec.structs.replace(job, time_limit=max(job.work or 0.0, 1.0) * float(overstated))
-        for job, overstated in zip(trace.jobs, times, strict=True)
+        else msgspec.structs.replace(job, time_limit=max(job.work or 0.0, 1.0) * float(factor))
+        for job, factor in zip(trace.jobs, factors, strict=True)
     )
-    drawn = sum(job.time_limit is None for job in trace.jobs)
-    return replace(trace, jobs=jobs, notes=(*trace.notes, f"limits of {plural(drawn, 'job')} are drawn, seed {seed}"))
+    without = sum(job.time_limit is None for job in trace.jobs)
+    note = f"random time limits for {plural(without, 'job')}, random seed {seed}"
+    return replace(trace, jobs=jobs, notes=(*trace.notes, note))
 
 
-def _all_played(jobs: Sequence[Job]) -> tuple[list[_Method], Evaluation]:
-    """Every method on the same jobs, and what ours said; the limit only where jobs have one."""
+def _evaluate_methods(jobs: Sequence[Job]) -> tuple[list[_Method], Evaluation]:
+    """Evaluate every method on the same jobs; return also our own evaluation. Limits only if jobs have them."""
     from time import process_time
 
-    from refold.research import COMPARATORS, PredictorQuantiles, play
+    from refold.research import COMPARATORS, PredictorQuantiles, evaluate_at_submission
 
     limited = any(job.time_limit is not None for job in jobs)
-    others = {name: made for name, made in COMPARATORS.items() if limited or not name.startswith("limit")}
+    others = {name: make for name, make in COMPARATORS.items() if limited or not name.startswith("limit")}
     _compile()
-    with progress("foreseeing", len(others) + 2) as advance:
-        ours = play(jobs, PredictorQuantiles(), process_time)
+    with progress("predicting", len(others) + 2) as advance:
+        own_evaluation = evaluate_at_submission(jobs, PredictorQuantiles(), process_time)
         advance(2)
-        methods = [_method(OURS, ours)]
-        for name, made in others.items():
-            methods.append(_method(name, play(jobs, made(), process_time)))
+        methods = [_score_method(OUR_METHOD, own_evaluation)]
+        for name, make in others.items():
+            methods.append(_score_method(name, evaluate_at_submission(jobs, make(), process_time)))
             advance()
-    return methods, ours
+    return methods, own_evaluation
 
 
 def _compile() -> None:
-    """Have what is compiled ready, so that its compilation is not measured."""
+    """Compile the kernels of the predictor, so that compilation is not measured."""
     from refold.model import Job
     from refold.research import PredictorQuantiles
 
-    foreseen, job = PredictorQuantiles(), Job("first")
-    foreseen.quantiles(job, 0.0)
-    foreseen.finished(job, 1.0, 1.0)
+    predictor, job = PredictorQuantiles(), Job("first")
+    predictor.quantiles(job, 0.0)
+    predictor.finished(job, 1.0, 1.0)
 
 
-def _method(name: str, played: Evaluation) -> _Method:
+def _score_method(name: str, evaluation: Evaluation) -> _Method:
     from refold.research import score
 
-    half = len(played.lasted) // 2
+    half = len(evaluation.durations) // 2
     return _Method(
         name,
-        score(played.lasted, played.said),
-        score(played.lasted[half:], played.said[half:]),
-        played.microseconds_per_query,
-        played.microseconds_per_update,
+        score(evaluation.durations, evaluation.quantiles),
+        score(evaluation.durations[half:], evaluation.quantiles[half:]),
+        evaluation.microseconds_per_query,
+        evaluation.microseconds_per_update,
     )
 
 
-def _asked_later(jobs: Sequence[Job]) -> dict[str, Score]:
-    """How well the whole life of jobs is foreseen that have run for a while, by how long; where any has."""
-    from refold.model import text_from_seconds
-    from refold.research import LATER, play_running, score
+def _evaluate_while_running(jobs: Sequence[Job]) -> dict[str, Score]:
+    """Score predictions of the total run time of running jobs, by their elapsed time; without empty groups."""
+    from refold.model import format_duration
+    from refold.research import RECHECK_SECONDS, evaluate_while_running, score
 
-    asked = {text_from_seconds(elapsed): play_running(jobs, elapsed) for elapsed in LATER}
-    return {elapsed: score(played.lasted, played.said) for elapsed, played in asked.items() if len(played.lasted)}
+    evaluations = {format_duration(elapsed): evaluate_while_running(jobs, elapsed) for elapsed in RECHECK_SECONDS}
+    return {elapsed: score(one.durations, one.quantiles) for elapsed, one in evaluations.items() if len(one.durations)}
 
 
-def _document(trace: Trace, methods: Sequence[_Method], later: dict[str, Score], written: Path | None) -> object:
+def _document(
+    trace: Trace, methods: Sequence[_Method], while_running: dict[str, Score], written: Path | None
+) -> object:
     return {
         "trace": trace.name,
         "jobs": len(trace.jobs),
-        "left_out": len(trace.left_out),
+        "skipped_rows": len(trace.skipped_rows),
         "notes": trace.notes,
         "methods": methods,
-        "after": later,
+        "while_running": while_running,
         "predictions": written and str(written),
     }
 
 
 _MEASURES = {
     "pinball_log10": Column("pinball loss, log10 s", lambda loss: f"{loss:.4f}", number=True),
-    "pinball_hours": Column("hours", lambda loss: f"{loss:.3f}", number=True),
-    "coverage_50": Column("in 50 %", percent, number=True),
-    "coverage_80": Column("in 80 %", percent, number=True),
-    "coverage_95": Column("in 95 %", percent, number=True),
-    "median_relative_error": Column("median error", percent, number=True),
-    "rank_correlation": Column("rank corr.", lambda correlation: f"{correlation:.3f}", number=True),
+    "pinball_hours": Column("pinball loss, h", lambda loss: f"{loss:.3f}", number=True),
+    "coverage_50": Column("coverage 50 %", format_percent, number=True),
+    "coverage_80": Column("coverage 80 %", format_percent, number=True),
+    "coverage_95": Column("coverage 95 %", format_percent, number=True),
+    "median_relative_error": Column("median relative error", format_percent, number=True),
+    "rank_correlation": Column("rank correlation", lambda correlation: f"{correlation:.3f}", number=True),
 }
 
 
@@ -200,54 +207,54 @@ def _measures(score: Score) -> dict[str, Any]:
     return {name: getattr(score, name) for name in _MEASURES}
 
 
-def _table(trace: Trace, methods: Sequence[_Method], half: str) -> Table:
+def _table(trace: Trace, methods: Sequence[_Method], part: str) -> Table:
     columns = {
-        "method": Column("foreseen by", whole=True),
+        "method": Column("method", whole=True),
         **_MEASURES,
-        "query": Column("µs a query", lambda cost: f"{cost:.1f}", number=True),
-        "update": Column("µs an end", lambda cost: f"{cost:.1f}", number=True),
+        "query": Column("µs per query", lambda cost: f"{cost:.1f}", number=True),
+        "update": Column("µs per update", lambda cost: f"{cost:.1f}", number=True),
     }
     rows = [
         {
             "method": method.name,
-            **_measures(getattr(method, half)),
+            **_measures(getattr(method, part)),
             "query": method.microseconds_per_query,
             "update": method.microseconds_per_update,
         }
         for method in methods
     ]
-    jobs = getattr(methods[0], half).jobs
+    jobs = getattr(methods[0], part).jobs
     return Table(
-        f"{trace.name}: {HALVES[half]}, {plural(jobs, 'job')}",
+        f"{trace.name}: {PARTS[part]}, {plural(jobs, 'job')}",
         columns,
         rows,
-        after=["one number, without its past errors, counts as a certainty"],
+        after=["a point prediction without past errors is scored as a distribution without spread"],
     )
 
 
-def _later_tables(later: dict[str, Score]) -> list[Table]:
-    if not later:
+def _while_running_tables(while_running: dict[str, Score]) -> list[Table]:
+    if not while_running:
         return []
-    columns = {"elapsed": Column("after", whole=True), "jobs": Column("jobs", number=True), **_MEASURES}
-    rows = [{"elapsed": elapsed, "jobs": score.jobs, **_measures(score)} for elapsed, score in later.items()]
-    return [Table(f"{OURS}, asked again of jobs that still run", columns, rows)]
+    columns = {"elapsed": Column("elapsed", whole=True), "jobs": Column("jobs", number=True), **_MEASURES}
+    rows = [{"elapsed": elapsed, "jobs": score.jobs, **_measures(score)} for elapsed, score in while_running.items()]
+    return [Table(f"{OUR_METHOD}: predictions for running jobs", columns, rows)]
 
 
-def _written(folder: Path, jobs: Sequence[Job], played: Evaluation) -> Path:
-    """What was foreseen of each job, as a table."""
+def _write_predictions(folder: Path, jobs: Sequence[Job], evaluation: Evaluation) -> Path:
+    """Write the predicted quantiles of each job as CSV."""
     import csv
 
     from refold.errors import BadFile
-    from refold.research import CHANCES
+    from refold.research import QUANTILE_LEVELS
 
     path = folder / "predictions.csv"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("w", newline="") as file:
-            lines = csv.writer(file)
-            lines.writerow(["job_id", "submit_s", "duration_s", *(f"q{100 * chance:g}" for chance in CHANCES)])
-            for job, said in zip(jobs, played.said, strict=True):
-                lines.writerow([job.id, job.submitted, job.work, *(f"{seconds:.3f}" for seconds in said)])
+            writer = csv.writer(file)
+            writer.writerow(["job_id", "submit_s", "duration_s", *(f"q{100 * level:g}" for level in QUANTILE_LEVELS)])
+            for job, quantiles in zip(jobs, evaluation.quantiles, strict=True):
+                writer.writerow([job.id, job.submitted, job.work, *(f"{seconds:.3f}" for seconds in quantiles)])
     except OSError as error:
         raise BadFile(path, f"cannot be written: {error.strerror or error}") from None
     return path

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refold.cli.views import AsJson, Column, Table, plural, print_json, print_tables, progress, say, tell
+from refold.cli.views import AsJson, Column, Table, plural, print_json, print_line, print_notes, print_tables, progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -15,85 +15,92 @@ if TYPE_CHECKING:
     from refold.perf import Measurement, ModelShape
     from refold.train import ProfileConfig
 
-SAMPLES = Path("samples.csv")
+DEFAULT_OUTPUT = Path("samples.csv")
 
-LARGEST = {"cpu": (4, 64), "cuda": (32, 1_000_000)}
-"""Samples of a step and tokens of a sample, at most, where nothing is said: a few minutes should do for all of it."""
+DEFAULT_MAX_SIZES = {"cpu": (4, 64), "cuda": (32, 1_000_000)}
+"""Limits on the default batch size and sequence length, so that a profile takes a few minutes."""
 
 
 def profile(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model (see 'refold models'), or a YAML file.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model name (see 'refold models') or YAML file.")],
     batch: Annotated[
-        int | None, typer.Option("--batch", min=1, help="Samples of a step [the model's, but ≤ 32].")
+        int | None, typer.Option("--batch", min=1, help="Batch size in samples (default: the model's, at most 32).")
     ] = None,
-    seq: Annotated[int | None, typer.Option("--seq", min=1, help="Tokens of a sample [the model's].")] = None,
-    samples: Annotated[int, typer.Option("--samples", min=1, max=500, help="How many configurations to measure.")] = 7,
-    every: Annotated[bool, typer.Option("--all", help="Measure all that fit, not only the most telling.")] = False,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to measure of each; the median counts.")] = 5,
+    seq: Annotated[
+        int | None, typer.Option("--seq", min=1, help="Sequence length in tokens (default: the model's).")
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", min=1, max=500, help="Number of configurations to measure.")] = 7,
+    measure_all: Annotated[
+        bool, typer.Option("--all", help="Measure all configurations that fit, not only the most informative.")
+    ] = False,
+    steps: Annotated[
+        int, typer.Option("--steps", min=1, help="Steps to measure per configuration; the median is used.")
+    ] = 5,
     layers: Annotated[
-        int | None, typer.Option("--layers", min=1, help="Cut the model to so many layers, for a trial.")
+        int | None, typer.Option("--layers", min=1, help="Reduce the model to this number of layers, for a quick test.")
     ] = None,
-    device: Annotated[str | None, typer.Option("--device", metavar="cuda|cpu", help="Where [a GPU, if any].")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="cuda|cpu", help="Device (default: a GPU if available).")
+    ] = None,
     threads: Annotated[
-        str | None, typer.Option("--threads", metavar="N,…", help="CPU threads to try for offload [16,4,8,2 of 16].")
+        str | None,
+        typer.Option("--threads", metavar="N,…", help="CPU threads to try for offload (default: 16,4,8,2 of 16)."),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where to write the samples.")] = SAMPLES,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file.")] = DEFAULT_OUTPUT,
     as_json: AsJson = False,
 ) -> None:
-    """Measure training steps of a model on this machine: time, its parts, and memory.
+    """Measure training steps of a model on this machine: step time, its parts, and memory.
 
-    The model is built with random weights and trained for a few steps under different plans: larger and smaller
-    micro-batches, recomputation, offload to the CPU. What does not fit into memory is noted as such. `refold fit`
-    turns the samples into a model of the time. Needs PyTorch: pip install 'refold[train]'
+    The model is initialised with random weights and trained for a few steps under different plans: micro-batch sizes,
+    recomputation, offload to the CPU. Configurations that run out of memory are recorded as such. `refold fit` fits
+    the performance model to the samples. Needs PyTorch: pip install 'refold[train]'
 
     Example: refold profile gpt2-xl --batch 16 --out gpt2.csv
 
     Example: refold profile my-model.yaml --layers 2 --device cpu --batch 2 --seq 64
     """
     from refold.catalogue import read_model, write_samples
-    from refold.train import check_device, need_torch, samples_to_take, usual_device, with_layers
+    from refold.train import check_device, choose_configs, default_device, require_torch, truncate_layers
 
-    need_torch("refold profile")
+    require_torch("refold profile")
     shape = read_model(model)
-    device = device or usual_device()
+    device = device or default_device()
     check_device(device)
-    shape = with_layers(shape, layers) if layers else shape
+    shape = truncate_layers(shape, layers) if layers else shape
     batch, seq = _sizes(shape, device, batch, seq)
-    trials = samples_to_take(shape, batch=batch, sequence=seq, threads=_threads(threads), count=samples)
+    trials = choose_configs(shape, batch=batch, sequence=seq, threads=_parse_threads(threads), count=samples)
     _check_writable(out)
-    notes = [f"{shape.name} on this machine's {device}: steps of {batch} samples, {seq} tokens each"]
+    notes = [f"{shape.name} on this machine's {device}: {batch} samples of {seq} tokens per step"]
     if not as_json:
-        tell(notes)
+        print_notes(notes)
     found: list[Measurement] = []
-    for measured in _measured(shape, trials, device, None if every else samples, steps):
+    for measured in _measure(shape, trials, device, None if measure_all else samples, steps):
         found.append(measured)
-        write_samples(out, found)  # at once: who interrupts this keeps what there is
+        write_samples(out, found)  # after each sample, so that an interrupt does not lose them
         if not as_json:
-            took = f"{measured.step_seconds:.3g} s a step" if measured.step_seconds else "out of memory"
-            tell([f"{len(found)}: {measured.plan}, batch {measured.batch}: {took}"])
-    fitted = sum(one.status == "ok" for one in found)
-    if fitted < samples and not every:
-        notes.append(
-            f"only {fitted} of {plural(samples, 'sample')} fit into memory; a smaller --seq or --layers may help"
-        )
+            result = f"{measured.step_seconds:.3g} s per step" if measured.step_seconds else "out of memory"
+            print_notes([f"{len(found)}: {measured.plan}, batch {measured.batch}: {result}"])
+    fitting = sum(one.status == "ok" for one in found)
+    if fitting < samples and not measure_all:
+        notes.append(f"only {fitting} of {plural(samples, 'sample')} fit into memory; try a smaller --seq or --layers")
     if as_json:
         print_json({"model": shape.name, "device": device, "samples": found, "notes": notes, "written": str(out)})
     else:
-        tell(notes[1:])
+        print_notes(notes[1:])
         print_tables(_table(shape.name, found))
-        say(f"samples: {out}")
-    if not fitted:
+        print_line(f"samples: {out}")
+    if not fitting:
         raise typer.Exit(1)
     if not (layers or as_json):
-        say(f"next: refold fit {out}")
+        print_line(f"next: refold fit {out}")
 
 
 def _sizes(shape: ModelShape, device: str, batch: int | None, seq: int | None) -> tuple[int, int]:
-    samples, tokens = LARGEST[device]
+    samples, tokens = DEFAULT_MAX_SIZES[device]
     return batch or min(shape.batch, samples), seq or min(shape.sequence, tokens)
 
 
-def _threads(given: str | None) -> list[int]:
+def _parse_threads(given: str | None) -> list[int]:
     from refold.errors import BadInput
 
     if given is None:
@@ -105,28 +112,30 @@ def _threads(given: str | None) -> list[int]:
 
 
 def _check_writable(path: Path) -> None:
-    """Complain now, not after minutes of work, if the samples have no place to go."""
+    """Check that the output file can be written before anything is measured."""
     from refold.errors import BadFile
 
     if path.is_dir() or not path.parent.is_dir():
-        raise BadFile(path, "is a folder" if path.is_dir() else "has no folder to be in; make it first")
-    beside = path.with_name(path.name + ".part")
+        raise BadFile(path, "is a folder" if path.is_dir() else "the folder does not exist; create it first")
+    temporary = path.with_name(path.name + ".part")
     try:
-        beside.touch()
-        beside.unlink()
+        temporary.touch()
+        temporary.unlink()
     except OSError as error:
         raise BadFile(path, f"cannot be written: {error.strerror}") from None
 
 
-def _measured(
-    shape: ModelShape, trials: Sequence[ProfileConfig], device: str, wanted: int | None, steps: int
+def _measure(
+    shape: ModelShape, trials: Sequence[ProfileConfig], device: str, max_fitting: int | None, steps: int
 ) -> Iterator[Measurement]:
     from refold.train import profiling
 
-    effort = profiling.Effort(steps)
-    total = (len(trials) if wanted is None else wanted) * (effort.warm_up + steps)
+    budget = profiling.StepBudget(steps)
+    total = (len(trials) if max_fitting is None else max_fitting) * (budget.warm_up + steps)
     with progress(f"measuring {shape.name}", total) as advance:
-        yield from profiling.profile(shape, trials, device=device, wanted=wanted, effort=effort, on_step=advance)
+        yield from profiling.profile(
+            shape, trials, device=device, max_fitting=max_fitting, budget=budget, on_step=advance
+        )
 
 
 def _table(name: str, found: Sequence[Measurement]) -> Table:
@@ -134,10 +143,10 @@ def _table(name: str, found: Sequence[Measurement]) -> Table:
         "plan": Column("plan"),
         "micro_batch": Column("micro-batch", number=True),
         "threads": Column("CPU threads", number=True),
-        "step": Column("step", _milliseconds, number=True),
-        "forward": Column("forward", _milliseconds, number=True),
-        "backward": Column("backward", _milliseconds, number=True),
-        "optimizer": Column("optimiser", _milliseconds, number=True),
+        "step": Column("step", _format_milliseconds, number=True),
+        "forward": Column("forward", _format_milliseconds, number=True),
+        "backward": Column("backward", _format_milliseconds, number=True),
+        "optimizer": Column("optimiser", _format_milliseconds, number=True),
         "rate": Column("samples/s", number=True),
         "memory": Column("memory", number=True),
     }
@@ -151,14 +160,14 @@ def _table(name: str, found: Sequence[Measurement]) -> Table:
             "backward": one.backward_seconds,
             "optimizer": one.optimizer_seconds,
             "rate": f"{one.samples_per_second:,.4g}" if one.status == "ok" else "",
-            "memory": f"{one.memory_gib:,.1f} GiB" if one.memory_gib is not None else "too much",
+            "memory": f"{one.memory_gib:,.1f} GiB" if one.memory_gib is not None else "out of memory",
         }
         for one in found
     ]
-    fitted = sum(one.status == "ok" for one in found)
-    title = f"{name} on {found[0].gpu}: {plural(fitted, 'sample')}" if found else f"{name}: no samples"
+    fitting = sum(one.status == "ok" for one in found)
+    title = f"{name} on {found[0].gpu}: {plural(fitting, 'sample')}" if found else f"{name}: no samples"
     return Table(title, columns, rows)
 
 
-def _milliseconds(seconds: float | None) -> str:
+def _format_milliseconds(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds * 1000:,.1f} ms"

@@ -1,4 +1,4 @@
-"""`refold queue`: who runs, who waits, why, and when they may start; of the daemon, or at a moment of a journal."""
+"""`refold queue`: show jobs, why they wait and when they may start; of the daemon, or at a time of a journal."""
 
 from __future__ import annotations
 
@@ -8,46 +8,50 @@ from typing import Annotated
 
 import typer
 
-from refold.cli import OfTenant, OfUser, daemon, refuse_without
-from refold.cli.inputs import NOW, Arrivals, AtMoment, ForecastOptions, FutureSeed, InFutures
-from refold.cli.views import AsJson, journal_queue, live_queue, paint_again
+from refold.cli import TenantFilter, UserFilter, make_client, require_option
+from refold.cli.inputs import NOW, Arrivals, AtTime, ForecastOptions, FutureCount, FutureSeed
+from refold.cli.views import AsJson, journal_queue, live_queue, refresh_screen
 
-LOOK_AGAIN_AFTER = 2.0
-"""Seconds between two looks of --watch."""
+REFRESH_SECONDS = 2.0
+"""Refresh interval of --watch."""
 
-SHOWN = 50
-"""Jobs of the daemon's queue that are listed, where nobody says."""
+DEFAULT_LIMIT = 50
+"""Jobs of the daemon's queue that are shown without --limit."""
 
 
 def queue(
     journal: Annotated[
         Path | None,
-        typer.Argument(metavar="JOURNAL", help="Ask this file instead of the daemon; it may still be written."),
+        typer.Argument(metavar="JOURNAL", help="Read this journal instead of asking the daemon."),
     ] = None,
-    at: AtMoment = None,
-    start: Annotated[bool, typer.Option("--start", help="Say when they may start.")] = False,
-    futures: InFutures = None,
+    at: AtTime = None,
+    start: Annotated[bool, typer.Option("--start", help="Show when jobs may start.")] = False,
+    futures: FutureCount = None,
     arrivals: Arrivals = False,
     seed: FutureSeed = 0,
     running: Annotated[
-        bool, typer.Option("--running", help="Of a journal: list who runs as well, and when that may end.")
+        bool, typer.Option("--running", help="With JOURNAL: show running jobs as well, and when they may end.")
     ] = False,
-    tenant: OfTenant = None,
-    user: OfUser = None,
+    tenant: TenantFilter = None,
+    user: UserFilter = None,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", min=1, metavar="JOBS", help=f"Only so many, the first ones [of the daemon: {SHOWN}]."),
+        typer.Option(
+            "--limit",
+            min=1,
+            metavar="JOBS",
+            help=f"Maximum number of jobs (default: {DEFAULT_LIMIT}; in a journal all).",
+        ),
     ] = None,
-    everybody: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again every two seconds, until interrupted.")] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="Show all jobs.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every two seconds until interrupted.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List who runs and who waits, since when and why; with --start, when they may start.
+    """Show jobs, why they wait and when they may start (--start); of the daemon, or at a time of a journal.
 
-    The daemon is asked, or a journal, at a moment of it. What the policy has promised is told as it was. To whom it has
-    promised nothing, or with --futures to everybody, the policy's own further decisions are told: it goes on from there
-    in several futures, in which every job takes as long as was drawn from what is predicted of it. The times are half
-    of the futures', and bounds for 5 % and 95 % of them.
+    Start estimates are those of the policy. For jobs without one, or for all jobs with --futures, the policy is
+    simulated in several futures, each with random run times drawn from their predicted distributions. The estimate is
+    the median of the futures, the range their 5th to 95th percentile.
 
     Examples: refold queue · refold queue --start --watch · refold queue out/journal.jsonl --at 2h
     """
@@ -55,22 +59,25 @@ def queue(
 
     start = start or futures is not None
     if arrivals and not start:
-        raise BadInput("--arrivals needs --start: it is about when jobs may start")
+        raise BadInput("--arrivals needs --start: it applies to start estimates")
     if watch and as_json:
-        raise BadInput("--watch looks again and again, for people: leave --json out")
-    if everybody and limit is not None:
-        raise BadInput(f"--all and --limit {limit} are two answers to one question: leave one of them out")
-    ahead = ForecastOptions(start, futures, arrivals, seed)
+        raise BadInput("--watch cannot be combined with --json")
+    if show_all and limit is not None:
+        raise BadInput(f"--all and --limit {limit} exclude each other: leave one of them out")
+    forecast = ForecastOptions(start, futures, arrivals, seed)
     if journal is None:
-        refuse_without("JOURNAL", {"--at": at, "--running": running or None}, "the daemon tells who runs now, always")
-        of_daemon = live_queue.LiveQueueOptions(ahead, tenant or "", user or "", None if everybody else limit or SHOWN)
-        paint = partial(live_queue.show_daemon, daemon(), of_daemon, as_json)
+        require_option(
+            "JOURNAL", {"--at": at, "--running": running or None}, "the daemon's queue is always the current one"
+        )
+        max_jobs = None if show_all else limit or DEFAULT_LIMIT
+        live_options = live_queue.LiveQueueOptions(forecast, tenant or "", user or "", max_jobs)
+        paint = partial(live_queue.print_live_queue, make_client(), live_options, as_json)
     else:
         if watch and at is not None:
-            raise BadInput("--watch looks at the end of the journal, again and again: leave --at out")
-        refuse_without("the daemon", {"--tenant": tenant, "--user": user}, "a journal is told whole")
-        of_journal = journal_queue.JournalQueueOptions(ahead, running, limit)
-        paint = partial(journal_queue.show_journal, journal, NOW if watch else at, of_journal, as_json)
+            raise BadInput("--watch shows the end of the journal and cannot be combined with --at")
+        require_option("the daemon", {"--tenant": tenant, "--user": user}, "journals are shown unfiltered")
+        journal_options = journal_queue.JournalQueueOptions(forecast, running, limit)
+        paint = partial(journal_queue.print_journal_queue, journal, NOW if watch else at, journal_options, as_json)
     if watch:
-        paint_again(paint, LOOK_AGAIN_AFTER)
+        refresh_screen(paint, REFRESH_SECONDS)
     paint()

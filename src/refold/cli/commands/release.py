@@ -1,14 +1,14 @@
-"""`refold release`: let held jobs start again."""
+"""`refold release`: release held jobs."""
 
 from __future__ import annotations
 
-from refold.cli import LiveJobs, daemon, on_each
+from refold.cli import LiveJobsArgument, apply_to_jobs, make_client
 from refold.cli.views import AsJson
 
 
-def release(jobs: LiveJobs, as_json: AsJson = False) -> None:
-    """Release jobs that were held: they wait like others again.
+def release(jobs: LiveJobsArgument, as_json: AsJson = False) -> None:
+    """Release held jobs, so that they can be scheduled.
 
     Example: refold release train-17
     """
-    on_each(jobs, daemon().release, "is released", as_json)
+    apply_to_jobs(jobs, make_client().release, "released", as_json)

@@ -1,4 +1,4 @@
-"""`refold replay`: does a journal come out the same again, and what would another policy have done?"""
+"""`refold replay`: replay a journal, with its own or another policy."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from refold.cli import (
     Settings,
     StartCost,
     StopCost,
-    costs_from,
-    refuse_without,
-    settings_from,
+    parse_costs,
+    parse_settings,
+    require_option,
 )
-from refold.cli.inputs import Workload, recorded_in, workload_of
-from refold.cli.views import AsJson, plural, print_json, print_tables, progress, say, tell
+from refold.cli.inputs import Workload, read_recorded_run, workload_from_history
+from refold.cli.views import AsJson, plural, print_json, print_line, print_notes, print_tables, progress
 
 if TYPE_CHECKING:
-    from refold.cli.inputs import Choice
+    from refold.cli.inputs import SelectedPolicy
     from refold.core import Entry, Header, Order, Policy
     from refold.model import Cluster
     from refold.results import ReportRun
     from refold.simulator import Costs
 
 
-MOST_ORDERS = 5
-"""How many orders of a difference are told."""
+MAX_ORDERS = 5
+"""Orders of a difference that are printed."""
 
 
 def replay(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="A journal.jsonl, plain or .gz.")],
+    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="Journal file (plain or .gz).")],
     policy: OtherPolicy = None,
     placement: PlacementName = None,
     seed: Seed = None,
@@ -48,45 +48,44 @@ def replay(
     out: OutFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replay a journal, or ask what another policy would have done.
+    """Replay a journal, with its own or another policy.
 
-    The facts of the journal, of a simulation or of real runs, are fed to its policy once more, and the orders are
-    compared. Exit status: 0 the same orders came out, 1 others did.
+    The events of the journal, of a simulation or of a real cluster, are fed to its policy, and the resulting orders are
+    compared with the recorded ones. Exit status: 0 identical orders, 1 different orders.
 
-    With --policy it is another question: what would that policy have done? When runs end depends on when they
-    were started, so the facts cannot be fed to it. Instead the jobs are simulated again, each as long as it really
-    worked, with the nodes lost when they were; and both are shown side by side. Jobs that were never seen to end
-    are left out, unless their work is known. The costs of starting and stopping are those you give.
+    With --policy the journal's jobs are simulated under another policy, and both results are shown side by side. Each
+    job does its recorded work, and nodes fail as recorded. Jobs that did not end in the journal are skipped
+    unless their work is known. Start and stop overheads are those of the options.
 
     Example: refold replay out/journal.jsonl --policy srtf --out what-if
     """
     from refold.cli import output_folder
-    from refold.cli.inputs import chosen_policy
+    from refold.cli.inputs import parse_policy
 
     if policy is None:
         costs = {"--start-cost": start_cost, "--stop-cost": stop_cost, "--restart-cost": restart_cost}
         given = {"--placement": placement, "--seed": seed, "--set": settings or None, **costs}
-        refuse_without("--policy", given, "a journal replays with the policy and settings it was made with")
+        require_option("--policy", given, "without it, the journal's own policy and settings are used")
         with output_folder(out):
-            _replay_itself(journal, out, as_json)
+            _replay_own_policy(journal, out, as_json)
         return
-    choice = chosen_policy(policy, settings_from(settings, placement, seed))
+    choice = parse_policy(policy, parse_settings(settings, placement, seed))
     with output_folder(out):
-        _what_if(journal, choice, costs_from(start_cost, stop_cost, restart_cost, None), out, as_json)
+        _simulate_other_policy(journal, choice, parse_costs(start_cost, stop_cost, restart_cost, None), out, as_json)
 
 
-def _replay_itself(path: Path, out: Path | None, as_json: bool) -> None:
-    from refold.cli import make_guarded
+def _replay_own_policy(path: Path, out: Path | None, as_json: bool) -> None:
+    from refold.cli import make_guarded_policy
     from refold.errors import BadInput
     from refold.journal import read_journal
 
     header, entries = read_journal(path)
     if header.snapshot:
-        raise BadInput(f"{path} is a snapshot, in which nothing was decided: ask with --policy what one would do")
-    seen = _Counted(entries)
+        raise BadInput(f"{path} is a snapshot, which has no decisions to replay; use --policy to simulate one")
+    seen = _EntryCounter(entries)
     with progress(f"replaying {path.name}"):
-        difference = _difference(header, iter(seen), make_guarded(header.policy, header.settings))
-    report = _report(path, out, [recorded_in(path)[0]], "As it was recorded.") if out else None
+        difference = _difference(header, iter(seen), make_guarded_policy(header.policy, header.settings))
+    report = _write_report(path, out, [read_recorded_run(path)[0]], "As recorded.") if out else None
     if as_json:
         print_json(
             {
@@ -99,19 +98,19 @@ def _replay_itself(path: Path, out: Path | None, as_json: bool) -> None:
             }
         )
     else:
-        for line in difference or [f"{_entries_text(seen.entries)}, {plural(seen.orders, 'order')}: identical"]:
-            say(line)
+        for line in difference or [f"{_format_entries(seen.entries)}, {plural(seen.orders, 'order')}: identical"]:
+            print_line(line)
         if report:
-            say(f"report: {report}")
+            print_line(f"report: {report}")
     raise typer.Exit(int(bool(difference)))
 
 
-def _entries_text(entries: int) -> str:
+def _format_entries(entries: int) -> str:
     return "1 entry" if entries == 1 else f"{entries:,} entries"
 
 
 def _difference(header: Header, entries: Iterator[Entry], policy: Policy) -> list[str]:
-    """Where orders first come out otherwise than recorded, and which: a line each. Nothing, if none do."""
+    """Return lines that describe the first entry whose replayed orders differ from the recorded ones; none if equal."""
     from refold.journal import replay
 
     for number, (recorded, again) in enumerate(replay(header, entries, policy), start=1):
@@ -119,32 +118,32 @@ def _difference(header: Header, entries: Iterator[Entry], policy: Policy) -> lis
             only = [order for order in recorded.orders if order not in again.orders]
             other = [order for order in again.orders if order not in recorded.orders]
             return [
-                f"entry {number}, at {recorded.now:g} s, differs",
-                *_ordered("the journal has", only, header.cluster),
-                *_ordered("replay gives", other, header.cluster),
-                *(["the same orders, in another order"] if not only and not other else []),
+                f"entry {number} at {recorded.now:g} s differs",
+                *_format_orders("journal", only, header.cluster),
+                *_format_orders("replay", other, header.cluster),
+                *(["same orders in a different sequence"] if not only and not other else []),
             ]
     return []
 
 
-def _ordered(who: str, orders: Sequence[Order], cluster: Cluster) -> list[str]:
-    lines = [f"{who}: {_order_text(order, cluster)}" for order in orders[:MOST_ORDERS]]
-    more = len(orders) - MOST_ORDERS
-    return [*lines, f"{who}: {plural(more, 'order')} more"] if more > 0 else lines
+def _format_orders(source: str, orders: Sequence[Order], cluster: Cluster) -> list[str]:
+    lines = [f"{source}: {_format_order(order, cluster)}" for order in orders[:MAX_ORDERS]]
+    more = len(orders) - MAX_ORDERS
+    return [*lines, f"{source}: {plural(more, 'more order')}"] if more > 0 else lines
 
 
-def _order_text(order: Order, cluster: Cluster) -> str:
-    """'start run 1 of job a on n0 (GPUs 0, 1), n1 (GPU 3)', 'stop run 2 of job b (for c)'."""
+def _format_order(order: Order, cluster: Cluster) -> str:
+    """Format 'start run 1 of job a on n0 (GPUs 0, 1), n1 (GPU 3)', 'stop run 2 of job b (preempted by c)'."""
     from refold.core import StartRun
 
-    what = f"run {order.run} of job {order.job}"
+    run = f"run {order.run} of job {order.job}"
     if isinstance(order, StartRun):
-        return f"start {what} on {order.allocation.text(cluster)}"
-    return f"stop {what}" + (f" ({order.why})" if order.why else "")
+        return f"start {run} on {order.allocation.text(cluster)}"
+    return f"stop {run}" + (f" ({order.why})" if order.why else "")
 
 
-class _Counted:
-    """Entries, counted while they pass."""
+class _EntryCounter:
+    """An iterable of entries that counts the entries and orders read."""
 
     def __init__(self, entries: Iterator[Entry]) -> None:
         self._entries = entries
@@ -158,16 +157,16 @@ class _Counted:
             yield entry
 
 
-def _what_if(path: Path, choice: Choice, costs: Costs, out: Path | None, as_json: bool) -> None:
-    from refold.cli import conditions_of, faults_text, notes_of
+def _simulate_other_policy(path: Path, choice: SelectedPolicy, costs: Costs, out: Path | None, as_json: bool) -> None:
+    from refold.cli import collect_notes, describe_conditions, format_node_faults
     from refold.cli.inputs import is_oracle
-    from refold.cli.views import comparison_table, promises_tables
+    from refold.cli.views import comparison_table, start_estimate_tables
     from refold.journal import read_journal
 
     header, _ = read_journal(path)
-    runs, workload = (_both_simulated if header.snapshot else _beside_recorded)(path, choice, costs)
-    notes = notes_of(workload, runs[1:])
-    report = _report(path, out, runs, conditions_of(workload, runs[1:]), workload.notes) if out else None
+    runs, workload = (_both_simulated if header.snapshot else _recorded_and_simulated)(path, choice, costs)
+    notes = collect_notes(workload, runs[1:])
+    report = _write_report(path, out, runs, describe_conditions(workload, runs[1:]), workload.notes) if out else None
     if as_json:
         policies = [(header.policy, header.settings), (choice.policy, choice.settings)]
         print_json(
@@ -182,44 +181,44 @@ def _what_if(path: Path, choice: Choice, costs: Costs, out: Path | None, as_json
             }
         )
         return
-    tell(notes)
-    knowing = (is_oracle(header.policy), choice.oracle)
-    oracles = {run.name for run, oracle in zip(runs, knowing, strict=True) if oracle}
-    print_tables(comparison_table(str(workload), runs, oracles, faults_text(runs)), *promises_tables(runs))
+    print_notes(notes)
+    is_oracle_by_run = (is_oracle(header.policy), choice.oracle)
+    oracles = {run.name for run, oracle in zip(runs, is_oracle_by_run, strict=True) if oracle}
+    print_tables(comparison_table(str(workload), runs, oracles, format_node_faults(runs)), *start_estimate_tables(runs))
     if report:
-        say(f"report: {report}")
+        print_line(f"report: {report}")
 
 
-def _beside_recorded(path: Path, choice: Choice, costs: Costs) -> tuple[list[ReportRun], Workload]:
-    """What happened, and what the other policy would have done."""
-    recorded, _ = recorded_in(path)
-    workload = workload_of(path, recorded.history, costs)
-    return [recorded, _simulated(workload, choice)], workload
+def _recorded_and_simulated(path: Path, choice: SelectedPolicy, costs: Costs) -> tuple[list[ReportRun], Workload]:
+    """Return the recorded run and the simulated run of the other policy."""
+    recorded, _ = read_recorded_run(path)
+    workload = workload_from_history(path, recorded.history, costs)
+    return [recorded, _simulate(workload, choice)], workload
 
 
-def _both_simulated(path: Path, choice: Choice, costs: Costs) -> tuple[list[ReportRun], Workload]:
-    """Of a snapshot nobody knows yet what will happen: what its own policy would do, and what the other."""
-    from refold.cli.inputs import Choice, TraceReadOptions, is_oracle, name_of, read_queued
+def _both_simulated(path: Path, choice: SelectedPolicy, costs: Costs) -> tuple[list[ReportRun], Workload]:
+    """Return simulated runs of a snapshot's own policy and of the other one: a snapshot has no recorded run."""
+    from refold.cli.inputs import SelectedPolicy, TraceReadOptions, is_oracle, policy_label, read_backlog
     from refold.journal import read_journal
 
     header, _ = read_journal(path)
-    workload = read_queued(str(path), None, TraceReadOptions(), costs)
-    name = name_of(header.policy, header.settings)
-    own = Choice(header.policy, header.settings, name, is_oracle(header.policy))
-    return [_simulated(workload, own), _simulated(workload, choice)], workload
+    workload = read_backlog(str(path), None, TraceReadOptions(), costs)
+    name = policy_label(header.policy, header.settings)
+    own = SelectedPolicy(header.policy, header.settings, name, is_oracle(header.policy))
+    return [_simulate(workload, own), _simulate(workload, choice)], workload
 
 
-def _simulated(workload: Workload, choice: Choice) -> ReportRun:
-    from refold.cli import simulated
+def _simulate(workload: Workload, choice: SelectedPolicy) -> ReportRun:
+    from refold.cli import run_policy
     from refold.results import ReportRun
 
-    run = simulated(workload, choice)
+    run = run_policy(workload, choice)
     return ReportRun(f"{run.name} (simulated)", run.history, run.measures)
 
 
-def _report(
+def _write_report(
     path: Path, out: Path, runs: Sequence[ReportRun], conditions: str, notes: Sequence[str] = ()
 ) -> Path | None:
-    from refold.cli import try_report
+    from refold.cli import try_write_report
 
-    return try_report(out, runs, f"Journal {path.name}", conditions, notes)
+    return try_write_report(out, runs, f"Journal {path.name}", conditions, notes)

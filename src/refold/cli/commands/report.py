@@ -1,4 +1,4 @@
-"""`refold report`: the simulator's measures and report, of what has really happened."""
+"""`refold report`: write a report of recorded jobs."""
 
 from __future__ import annotations
 
@@ -9,50 +9,50 @@ from typing import Annotated
 
 import typer
 
-from refold.cli import daemon
-from refold.cli.views import AsJson, print_json, print_tables, progress, say, tell
+from refold.cli import make_client
+from refold.cli.views import AsJson, print_json, print_line, print_notes, print_tables, progress
 
 
 def report(
     journal: Annotated[
-        Path | None, typer.Argument(metavar="JOURNAL", help="A journal.jsonl, plain or .gz [the daemon's].")
+        Path | None, typer.Argument(metavar="JOURNAL", help="Journal file, plain or .gz (default: the daemon's).")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Write report.html into this folder.")] = Path(
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Write report.html to this folder.")] = Path(
         "refold-report"
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Measure what has happened, and draw it: waiting, use of the GPUs, tenants, promises; as after a simulation.
+    """Print the measures of recorded jobs and write a report: waiting times, GPU use, tenants, start estimates.
 
-    The daemon's journal is read, or a file.
+    Reads the daemon's journal, or a file.
 
-    Examples: refold report · refold report out/journal.jsonl -o what-happened
+    Examples: refold report · refold report out/journal.jsonl -o report
     """
-    from refold.cli import output_folder, try_report
-    from refold.cli.inputs import recorded_in
+    from refold.cli import output_folder, try_write_report
+    from refold.cli.inputs import read_recorded_run
     from refold.cli.views import measure_tables
-    from refold.results import unfinished_text
+    from refold.results import describe_unfinished
 
     with ExitStack() as folders:
         folders.enter_context(output_folder(out))
-        path = journal or folders.enter_context(_journal_of_daemon())
+        path = journal or folders.enter_context(_download_journal())
         name = "the daemon's journal" if journal is None else journal.name
-        run, _ = recorded_in(path)
-        written = try_report(out, [run], f"What happened: {name}", "As it was recorded.", [])
-    notes = [text for text in [unfinished_text(run.history)] if text]
+        run, _ = read_recorded_run(path)
+        written = try_write_report(out, [run], f"Recorded jobs: {name}", "As recorded.", [])
+    notes = [text for text in [describe_unfinished(run.history)] if text]
     if as_json:
         print_json({"journal": name, "measures": run.measures, "notes": notes, "report": written and str(written)})
         return
-    tell(notes)
+    print_notes(notes)
     print_tables(*measure_tables(f"{run.name}, {name}", run))
     if written:
-        say(f"report: {written}")
+        print_line(f"report: {written}")
 
 
 @contextmanager
-def _journal_of_daemon() -> Iterator[Path]:
-    """A copy of it, kept as long as this is in use."""
+def _download_journal() -> Iterator[Path]:
+    """Download the daemon's journal to a temporary file that exists inside the context."""
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory(prefix="refold-") as folder, progress("fetching the journal"):
-        yield daemon().journal(Path(folder) / "journal.jsonl")
+        yield make_client().journal(Path(folder) / "journal.jsonl")

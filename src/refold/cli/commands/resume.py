@@ -1,14 +1,14 @@
-"""`refold resume`: put a drained node or GPU back into service."""
+"""`refold resume`: return a drained node or GPU to service."""
 
 from __future__ import annotations
 
-from refold.cli import NodeName, OneGpu, daemon
+from refold.cli import GpuIndex, NodeName, make_client
 from refold.cli.views import AsJson, print_node_change
 
 
-def resume(node: NodeName, gpu: OneGpu = None, as_json: AsJson = False) -> None:
-    """Give a node, or one GPU of it, work again.
+def resume(node: NodeName, gpu: GpuIndex = None, as_json: AsJson = False) -> None:
+    """Return a drained node or GPU to service.
 
     Example: refold resume n0
     """
-    print_node_change(daemon().resume(node, gpu), gpu, "takes work again", as_json)
+    print_node_change(make_client().resume(node, gpu), gpu, "resumed", as_json)

@@ -1,4 +1,4 @@
-"""`refold run`: run a list of commands on the slots of this machine, under any policy."""
+"""`refold run`: run a list of jobs on this machine without a daemon."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from refold.cli import PlacementName, PolicyName, Settings, WatchRules, make_folder, settings_from
-from refold.cli.views import AsJson, Column, Table, print_json, print_tables, printable, say
+from refold.cli import PlacementName, PolicyName, Settings, WatchOption, make_folder, parse_settings
+from refold.cli.views import AsJson, Column, Table, print_json, print_line, print_tables, printable
 
 if TYPE_CHECKING:
     from refold.core import Entry, Event, Header, Policy, View
@@ -20,85 +20,88 @@ if TYPE_CHECKING:
     from refold.model import Allocation, Job
     from refold.server import JobOutcome, JobOutcomes
 
-JOURNAL = "journal.jsonl"
-LOGS = "logs"
-LAST_LINES = 5
-LAST_BYTES = 8192
-COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+JOURNAL_FILE_NAME = "journal.jsonl"
+LOGS_FOLDER_NAME = "logs"
+MAX_LOG_LINES = 5
+MAX_LOG_BYTES = 8192
+CONTROL_SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def run(
-    jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="A YAML list of jobs; see examples/jobs.yaml.")],
-    slots: Annotated[int, typer.Option("--slots", min=1, max=62, help="How many slots (GPUs) there are.")],
+    jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="YAML list of jobs (see examples/jobs.yaml).")],
+    slots: Annotated[int, typer.Option("--slots", min=1, max=62, help="Number of slots (GPUs).")],
     policy: PolicyName = "fifo",
     placement: PlacementName = None,
     settings: Settings = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="A folder for journal and logs [refold-runs/DATE-TIME].")
+        Path | None, typer.Option("--out", help="Folder for journal and logs (default: refold-runs/DATE-TIME).")
     ] = None,
-    grace: Annotated[str, typer.Option("--grace", help="How long a run may take to stop before it is killed.")] = "10s",
-    watch: WatchRules = None,
+    grace: Annotated[str, typer.Option("--grace", help="Time that a run has to stop before it is killed.")] = "10s",
+    watch: WatchOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a list of commands on the slots of this machine. Exit status: 0 all finished, 1 not all, 130 interrupted.
+    """Run a list of jobs on this machine without a daemon, under any policy.
+
+    Exit status: 0 all jobs finished, 1 some did not, 130 interrupted.
 
     Example: refold run jobs.yaml --slots 4 --policy las --set threshold_gpu_seconds=600
     """
     import asyncio
 
     from refold.backends.local import local_cluster
-    from refold.cli import make_guarded
-    from refold.cli.inputs import chosen_policy
+    from refold.cli import make_guarded_policy
+    from refold.cli.inputs import parse_policy
     from refold.core import Header
     from refold.jobspec import read_jobs
-    from refold.model import seconds_from_text
+    from refold.model import parse_duration
     from refold.server import JobOutcomes
 
-    wanted, patience = read_jobs(jobs), seconds_from_text(grace)
-    choice = chosen_policy(policy, settings_from(settings, placement, watch=watch))
+    jobs_read, grace_seconds = read_jobs(jobs), parse_duration(grace)
+    choice = parse_policy(policy, parse_settings(settings, placement, watch=watch))
     _check_watch(choice.settings)
     header = Header(local_cluster(slots), choice.policy, dict(choice.settings))
-    made = make_guarded(header.policy, header.settings)
-    _rehearse(header, wanted)
+    made_policy = make_guarded_policy(header.policy, header.settings)
+    _warm_up(header, jobs_read)
     folder = _new_folder(out)
-    outcomes = JobOutcomes(wanted)
-    interrupted = asyncio.run(
-        _drive(wanted, header, made, folder, patience, _ProgressPrinter(outcomes, folder, as_json))
-    )
+    outcomes = JobOutcomes(jobs_read)
+    printer = _ProgressPrinter(outcomes, folder, as_json)
+    interrupted = asyncio.run(_drive(jobs_read, header, made_policy, folder, grace_seconds, printer))
     if as_json:
-        print_json({"journal": str(folder / JOURNAL), "jobs": list(outcomes.of.values())})
+        print_json({"journal": str(folder / JOURNAL_FILE_NAME), "jobs": list(outcomes.by_id.values())})
     else:
-        say()
+        print_line()
         print_tables(_table(outcomes, folder))
     raise typer.Exit(interrupted or int(not outcomes.all_finished()))
 
 
 def _check_watch(settings: Mapping[str, Any]) -> None:
-    """Processes do not report progress yet, so none of them can be said to make none."""
+    """Reject `no-progress`: commands cannot report progress yet."""
     from refold.errors import BadInput
     from refold.policies.common import WatchRules
 
-    rules = WatchRules.of(settings["watch"]) if "watch" in settings else None
+    rules = WatchRules.from_settings(settings["watch"]) if "watch" in settings else None
     if rules is not None and rules.no_progress is not None and not rules.silent_too:
         raise BadInput(
-            "--watch no-progress is about runs that report progress, which commands cannot do yet: "
-            "give jobs a time_limit and --watch beyond-limit, or add silent-too to end every run after that time"
+            "--watch no-progress needs progress reports, which `refold run` does not support: "
+            "give jobs a time_limit and use --watch beyond-limit, or add silent-too to end every run after that time"
         )
 
 
-def _rehearse(header: Header, jobs: list[Job]) -> None:
-    """Let another such policy decide once, for nothing: what is compiled on first use is so before the clock runs."""
-    from refold.cli import make_guarded
+def _warm_up(header: Header, jobs: list[Job]) -> None:
+    """Let another instance of the policy decide once, so that kernels are compiled before the jobs start."""
+    from refold.cli import make_guarded_policy
     from refold.core import JobSubmitted, Scheduler
 
-    scheduler = Scheduler(header.cluster, make_guarded(header.policy, header.settings), refused=lambda _: None)
+    scheduler = Scheduler(
+        header.cluster, make_guarded_policy(header.policy, header.settings), on_rejection=lambda _: None
+    )
     scheduler.step(0.0, [JobSubmitted(job) for job in jobs])
 
 
 async def _drive(
-    jobs: list[Job], header: Header, policy: Policy, folder: Path, grace: float, teller: _ProgressPrinter
+    jobs: list[Job], header: Header, policy: Policy, folder: Path, grace: float, printer: _ProgressPrinter
 ) -> int:
-    """Run them to their end; the exit status if that was brought about by a signal, else 0."""
+    """Run the jobs until all have ended; return the exit status if a signal ended them, else 0."""
     from asyncio import CancelledError
 
     from refold.backends.local import LocalBackend
@@ -106,19 +109,19 @@ async def _drive(
     from refold.journal import JournalFile
     from refold.server import LiveDriver, WallClock, interruptible
 
-    with JournalFile(folder / JOURNAL, header, safe=True) as journal:
-        scheduler = Scheduler(header.cluster, policy, journal, teller.refused)
-        driver = LiveDriver(scheduler, jobs, WallClock(), teller.step)
+    with JournalFile(folder / JOURNAL_FILE_NAME, header, durable=True) as journal:
+        scheduler = Scheduler(header.cluster, policy, journal, printer.rejected)
+        driver = LiveDriver(scheduler, jobs, WallClock(), printer.step)
 
         def stop() -> None:
             driver.cancel_all()
-            teller.interrupted(grace)
+            printer.interrupted(grace)
 
         with interruptible(stop) as interruption:
             try:
-                await driver.drive(LocalBackend(driver.report, folder / LOGS, grace))
+                await driver.drive(LocalBackend(driver.report, folder / LOGS_FOLDER_NAME, grace))
             except CancelledError:
-                teller.line("killed what was left")
+                printer.print("killed the remaining runs")
         return interruption.exit_code
 
 
@@ -128,86 +131,85 @@ def _new_folder(out: Path | None) -> Path:
     from refold.errors import BadFile
 
     folder = out or Path("refold-runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
-    if (folder / JOURNAL).exists():
-        raise BadFile(folder, "has a journal of an earlier run already; name another folder with --out")
+    if (folder / JOURNAL_FILE_NAME).exists():
+        raise BadFile(folder, "contains the journal of an earlier run; choose another folder with --out")
     return make_folder(folder)
 
 
 class _ProgressPrinter:
-    """Tells a person what happens while it happens."""
+    """Prints a line for each event."""
 
     def __init__(self, outcomes: JobOutcomes, folder: Path, on_stderr: bool) -> None:
         self._outcomes = outcomes
         self._folder = folder
         self._on_stderr = on_stderr
-        self._width = min(30, max(len(printable(job)) for job in outcomes.of))
+        self._width = min(30, max(len(printable(job)) for job in outcomes.by_id))
 
-    def line(self, text: str, fg: str | None = None) -> None:
-        """Say something. That nobody listens any more is no reason to end the jobs."""
+    def print(self, text: str, fg: str | None = None) -> None:
+        """Print a line. Ignore errors: closed output must not end the jobs."""
         with suppress(OSError):
-            say(text, err=self._on_stderr, fg=fg)
+            print_line(text, err=self._on_stderr, fg=fg)
 
     def step(self, entry: Entry, view: View) -> None:
-        """What was new in a step, and what will be stopped because of it."""
+        """Print the events of a step and the runs that it stops."""
         from refold.core import StopRun
 
-        for event in self._outcomes.note(entry, view):
-            for line in self._lines(event, view):
-                self.line(line)
+        for event in self._outcomes.apply(entry, view):
+            for line in self._event_lines(event, view):
+                self.print(line)
         for flag in entry.flags:
-            self.line(self._say(entry.now, flag.job, f"warning: {flag.why}"), typer.colors.YELLOW)
+            self.print(self._format(entry.now, flag.job, f"warning: {flag.why}"), typer.colors.YELLOW)
         for order in entry.orders:
             if isinstance(order, StopRun):
-                self.line(self._say(entry.now, order.job, f"is to stop ({order.why})"))
+                self.print(self._format(entry.now, order.job, f"stopping ({order.why})"))
 
-    def refused(self, refusal: BadDecision) -> None:
-        self.line(f"refused: {refusal}", typer.colors.YELLOW)
+    def rejected(self, rejection: BadDecision) -> None:
+        self.print(f"rejected: {rejection}", typer.colors.YELLOW)
 
     def interrupted(self, grace: float) -> None:
-        self.line(f"interrupted: every run has {grace:g} s to stop; once more to kill them now")
+        self.print(f"interrupted: runs have {grace:g} s to stop; interrupt again to kill them now")
 
-    def _lines(self, event: Event, view: View) -> list[str]:
+    def _event_lines(self, event: Event, view: View) -> list[str]:
         from refold.core import JobSubmitted, RunFailed, RunFinished, RunStarted, RunStopped
 
         match event:
             case JobSubmitted(job) if job.id in view.infeasible:
-                return [self._say(view.now, job.id, f"can never run here: it asks for {job.demand}")]
+                return [self._format(view.now, job.id, f"infeasible: requests {job.demand}")]
             case RunStarted(job_id, number):
-                again = f", run {number}" if number > 1 else ""
-                return [
-                    self._say(view.now, job_id, f"started on {_slots(self._outcomes.of[job_id].allocation)}{again}")
-                ]
+                run = f", run {number}" if number > 1 else ""
+                slots = _format_slots(self._outcomes.by_id[job_id].allocation)
+                return [self._format(view.now, job_id, f"started on {slots}{run}")]
             case RunFinished(job_id):
-                return [self._say(view.now, job_id, "finished")]
+                return [self._format(view.now, job_id, "finished")]
             case RunStopped(job_id):
-                return [self._say(view.now, job_id, "stopped")]
+                return [self._format(view.now, job_id, "stopped")]
             case RunFailed(job_id, number, why):
-                return [self._say(view.now, job_id, f"failed: {why}"), *self._last_lines(job_id, number)]
+                return [self._format(view.now, job_id, f"failed: {why}"), *self._last_lines(job_id, number)]
             case _:
                 return []
 
-    def _say(self, now: float, job_id: str, what: str) -> str:
-        return f"{now:8.1f} s  {printable(job_id):{self._width}}  {what}"
+    def _format(self, now: float, job_id: str, text: str) -> str:
+        return f"{now:8.1f} s  {printable(job_id):{self._width}}  {text}"
 
     def _last_lines(self, job_id: str, number: int) -> list[str]:
         from refold.backends.local import log_path
 
-        logs = log_path(self._folder / LOGS, job_id, number, 0).parent.glob(f"run-{number}.*.log")
+        logs = log_path(self._folder / LOGS_FOLDER_NAME, job_id, number, 0).parent.glob(f"run-{number}.*.log")
         return [f"{'':12}{path.name}: {line}" for path in sorted(logs) for line in _tail(path)]
 
 
 def _tail(path: Path) -> list[str]:
-    """The last lines of a log as they look on a screen, without what would move the cursor about."""
+    """Return the last lines of a log as a terminal would show them, without control sequences."""
     with path.open("rb") as log:
-        log.seek(max(0, path.stat().st_size - LAST_BYTES))
+        log.seek(max(0, path.stat().st_size - MAX_LOG_BYTES))
         text = log.read().decode(errors="replace")
-    seen = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
-    lines = [printable(COLOURS.sub("", line)).strip() for line in seen]
-    return [line for line in lines if line][-LAST_LINES:]
+    visible = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")]
+    lines = [printable(CONTROL_SEQUENCES.sub("", line)).strip() for line in visible]
+    return [line for line in lines if line][-MAX_LOG_LINES:]
 
 
-def _slots(allocation: Allocation | None) -> str:
-    """'slots 0-1, 3', '0.5 of slot 2'."""
+def _format_slots(allocation: Allocation | None) -> str:
+    """Format 'slots 0-1, 3', '0.5 of slot 2'."""
     from refold.model import WHOLE
 
     held = sorted({slot for share in allocation.placement for slot in share.gpus}) if allocation else []
@@ -221,30 +223,30 @@ def _slots(allocation: Allocation | None) -> str:
 
 
 def _table(outcomes: JobOutcomes, folder: Path) -> Table:
-    from refold.model import text_from_seconds
+    from refold.model import format_duration
 
-    def lasted(begin: float | None, end: float | None) -> str:
-        return "–" if begin is None or end is None else text_from_seconds(end - begin)
+    def format_span(begin: float | None, end: float | None) -> str:
+        return "–" if begin is None or end is None else format_duration(end - begin)
 
     def row(outcome: JobOutcome) -> dict[str, Any]:
         return {
             "job": outcome.job,
             "state": outcome.state,
-            "slots": _slots(outcome.allocation) if outcome.runs else "–",
-            "waited": lasted(outcome.submitted, outcome.first_started),
-            "ran": lasted(outcome.started, outcome.ended),
+            "slots": _format_slots(outcome.allocation) if outcome.runs else "–",
+            "waited": format_span(outcome.submitted, outcome.first_started),
+            "ran": format_span(outcome.started, outcome.ended),
             "runs": outcome.runs,
-            "why": outcome.why,
+            "reason": outcome.why,
         }
 
     columns = {
         "job": Column("job", whole=True),
-        "state": Column("outcome"),
-        "slots": Column("last on"),
-        "waited": Column("waited", number=True),
-        "ran": Column("last run", number=True),
+        "state": Column("state"),
+        "slots": Column("last slots"),
+        "waited": Column("waiting time", number=True),
+        "ran": Column("last run time", number=True),
         "runs": Column("runs", number=True),
-        "why": Column("why"),
+        "reason": Column("reason"),
     }
-    rows = [row(outcome) for outcome in outcomes.of.values()]
+    rows = [row(outcome) for outcome in outcomes.by_id.values()]
     return Table("Jobs", columns, rows, after=[f"journal and logs: {folder}"])

@@ -1,4 +1,4 @@
-"""`refold serve`: the scheduler of this machine."""
+"""`refold serve`: start the scheduler daemon."""
 
 from __future__ import annotations
 
@@ -8,41 +8,44 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from refold.cli import PlacementName, Settings
-from refold.cli.views import plural, say, tell
+from refold.cli.views import plural, print_line, print_notes
 
 if TYPE_CHECKING:
     from refold.server import Ready
     from refold.server.config import Config
     from refold.server.monitor import Machine
 
-CONFIG = Path("refold.yaml")
+DEFAULT_CONFIG = Path("refold.yaml")
 
 
 def serve(
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="What `refold init` writes [refold.yaml, if there].")
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="Configuration file (default: refold.yaml, if it exists)."),
     ] = None,
     slots: Annotated[
-        int | None, typer.Option("--slots", min=1, max=62, help="Offer so many CPU slots as stand-ins for GPUs.")
+        int | None, typer.Option("--slots", min=1, max=62, help="Schedule this number of CPU slots instead of GPUs.")
     ] = None,
-    policy: Annotated[str | None, typer.Option("--policy", metavar="NAME", help="Which policy decides [easy].")] = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", metavar="NAME", help="Scheduling policy (default: easy).")
+    ] = None,
     placement: PlacementName = None,
     settings: Settings = None,
-    host: Annotated[str | None, typer.Option("--host", help="Where to listen [127.0.0.1].")] = None,
+    host: Annotated[str | None, typer.Option("--host", help="Address to listen on (default: 127.0.0.1).")] = None,
     port: Annotated[
-        int | None, typer.Option("--port", min=0, max=65535, help="On which port; 0: any that is free [7170].")
+        int | None, typer.Option("--port", min=0, max=65535, help="Port; 0 chooses a free one (default: 7170).")
     ] = None,
     state: Annotated[
-        Path | None, typer.Option("--state", metavar="FOLDER", help="Where to keep everything [~/.refold].")
+        Path | None, typer.Option("--state", metavar="FOLDER", help="State folder (default: ~/.refold).")
     ] = None,
     new_token: Annotated[
-        bool, typer.Option("--new-token", help="Make another token for the owner; the old one opens nothing more.")
+        bool, typer.Option("--new-token", help="Create a new owner token and revoke the old one.")
     ] = False,
 ) -> None:
-    """Run the scheduler of this machine: finds its GPUs, or offers CPU slots; keeps all that it knows in one file.
+    """Start the scheduler daemon: detect the GPUs of this machine, or schedule CPU slots.
 
-    It listens on the loopback only, unless told otherwise with --host. Ctrl-C ends it; its runs go on, and the next
-    `refold serve` takes them up again.
+    Listens on the loopback interface only, unless --host is given. Ctrl-C stops the daemon; running jobs continue, and
+    the next `refold serve` takes control of them again.
 
     Example: refold serve --slots 4
     """
@@ -55,32 +58,32 @@ def serve(
         import uvicorn as _uvicorn  # noqa: F401
     except ImportError:
         raise MissingExtra("refold serve", "serve") from None
-    chosen = _chosen(_config(config), slots, policy, settings, placement, host, port)
-    chosen, machine = _with_something_to_share(chosen)
+    configuration = _override(_read_config(config), slots, policy, settings, placement, host, port)
+    configuration, machine = _open_machine(configuration)
     _log_to_stderr()
-    _run(asyncio, chosen, (state or state_folder()).expanduser(), machine, new_token)
+    _run(asyncio, configuration, (state or state_folder()).expanduser(), machine, new_token)
 
 
 def _run(asyncio: Any, config: Config, folder: Path, machine: Machine, new_token: bool) -> None:
-    from refold.server import ASKS_TO_END, Daemon
-    from refold.server.monitor import layout_of
+    from refold.server import TERMINATION_SIGNALS, Daemon
+    from refold.server.monitor import build_layout
 
-    layout = layout_of(machine, config)
-    what = layout.cluster.nodes[0].gpu_type
-    say(f"{plural(layout.cluster.gpus, 'slot' if layout.devices is None else what)}, policy {config.policy.name}")
+    layout = build_layout(machine, config)
+    device = "slot" if layout.devices is None else layout.cluster.nodes[0].gpu_type
+    print_line(f"{plural(layout.cluster.gpus, device)}, policy {config.policy.name}")
 
     async def serve() -> None:
         daemon = Daemon(config, folder, machine, layout, new_token=new_token)
-        for number in ASKS_TO_END:
+        for number in TERMINATION_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, daemon.end)
-        await daemon.serve(lambda ready: _welcome(ready, folder))
+        await daemon.serve(lambda ready: _print_ready(ready, folder))
 
-    _best_loop(asyncio)(serve())
-    say("ended; what was running goes on, and `refold serve` takes it up again")
+    _fastest_loop(asyncio)(serve())
+    print_line("stopped; running jobs continue, and `refold serve` takes control of them again")
 
 
-def _best_loop(asyncio: Any) -> Any:
-    """uvloop, where there is one, answers about twice as many requests."""
+def _fastest_loop(asyncio: Any) -> Any:
+    """Return the run function of uvloop if installed: it handles about twice as many requests as asyncio."""
     try:
         import uvloop
     except ImportError:
@@ -88,15 +91,15 @@ def _best_loop(asyncio: Any) -> Any:
     return uvloop.run
 
 
-def _config(path: Path | None) -> Config:
+def _read_config(path: Path | None) -> Config:
     from refold.server.config import Config, read_config
 
-    if path is None and not CONFIG.exists():
+    if path is None and not DEFAULT_CONFIG.exists():
         return Config()
-    return read_config(path or CONFIG)
+    return read_config(path or DEFAULT_CONFIG)
 
 
-def _chosen(
+def _override(
     config: Config,
     slots: int | None,
     policy: str | None,
@@ -105,38 +108,38 @@ def _chosen(
     host: str | None,
     port: int | None,
 ) -> Config:
-    """What the file says, but for what was typed."""
+    """Override the configuration with the options."""
     from msgspec.structs import replace
 
-    from refold.cli import settings_from
-    from refold.cli.inputs import chosen_policy
-    from refold.server.config import PolicyChoice
+    from refold.cli import parse_settings
+    from refold.cli.inputs import parse_policy
+    from refold.server.config import PolicyConfig
 
-    cluster, serving, decides = config.cluster, config.serve, config.policy
+    cluster, listen, policy_config = config.cluster, config.serve, config.policy
     if slots is not None:
         cluster = replace(cluster, slots=slots, nodes={}, gpus="auto")
-    typed = settings_from(settings, placement)
-    if policy is not None or typed:
-        kept = decides.settings if policy in (None, decides.name) else {}
-        choice = chosen_policy(policy or decides.name, {**kept, **typed})
-        decides = PolicyChoice(choice.policy, dict(choice.settings))
-    serving = replace(serving, **{key: value for key, value in (("host", host), ("port", port)) if value is not None})
-    return replace(config, cluster=cluster, policy=decides, serve=serving)
+    given = parse_settings(settings, placement)
+    if policy is not None or given:
+        configured = policy_config.settings if policy in (None, policy_config.name) else {}
+        selected = parse_policy(policy or policy_config.name, {**configured, **given})
+        policy_config = PolicyConfig(selected.policy, dict(selected.settings))
+    listen = replace(listen, **{key: value for key, value in (("host", host), ("port", port)) if value is not None})
+    return replace(config, cluster=cluster, policy=policy_config, serve=listen)
 
 
-def _with_something_to_share(config: Config) -> tuple[Config, Machine]:
-    """The machine's GPUs; where it has none, CPU slots that stand in for them."""
+def _open_machine(config: Config) -> tuple[Config, Machine]:
+    """Open the machine's GPUs; if it has none, CPU slots."""
     from msgspec.structs import replace
 
-    from refold.server.monitor import machine_of, usual_slots
+    from refold.server.monitor import default_slots, open_machine
 
-    machine = machine_of(config.cluster)
+    machine = open_machine(config.cluster)
     if machine.gpus():
         return config, machine
-    slots = usual_slots()
-    say(f"no GPU was found here: {plural(slots, 'CPU slot')} stand in (--slots N for another number)")
+    slots = default_slots()
+    print_line(f"no GPUs found: scheduling {plural(slots, 'CPU slot')} instead (change with --slots N)")
     config = replace(config, cluster=replace(config.cluster, slots=slots))
-    return config, machine_of(config.cluster)
+    return config, open_machine(config.cluster)
 
 
 def _log_to_stderr() -> None:
@@ -145,18 +148,18 @@ def _log_to_stderr() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
 
 
-def _welcome(ready: Ready, folder: Path) -> None:
-    from refold.client import left_address
+def _print_ready(ready: Ready, folder: Path) -> None:
+    from refold.client import read_address
 
-    tell(ready.notes)
-    say(f"serving on {ready.address}   (API: {ready.address}/docs)")
+    print_notes(ready.notes)
+    print_line(f"serving on {ready.address}   (API: {ready.address}/docs)")
     if ready.token:
-        say(f"token of the owner: {ready.token}")
-    elif left_address(folder) is None:
-        say("the owner's token is not known here any more: `refold serve --new-token` makes another")
-    say(f"state: {folder}   {plural(ready.running, 'run')}, {plural(ready.waiting, 'job')} waiting")
-    say()
-    say("next, in another terminal:")
-    say("  refold submit -- python -c 'print(\"hello\")'")
-    say("  refold queue --watch")
-    say("  refold top")
+        print_line(f"owner token: {ready.token}")
+    elif read_address(folder) is None:
+        print_line("the owner token is not stored here: create a new one with `refold serve --new-token`")
+    print_line(f"state: {folder}   {ready.running:,} running, {ready.waiting:,} waiting")
+    print_line()
+    print_line("next, in another terminal:")
+    print_line("  refold submit -- python -c 'print(\"hello\")'")
+    print_line("  refold queue --watch")
+    print_line("  refold top")

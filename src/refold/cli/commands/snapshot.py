@@ -1,4 +1,4 @@
-"""`refold snapshot`: the present as a file, to replay and to compare policies on."""
+"""`refold snapshot`: save the current state to a file."""
 
 from __future__ import annotations
 
@@ -7,30 +7,28 @@ from typing import Annotated
 
 import typer
 
-from refold.cli import daemon
-from refold.cli.views import AsJson, print_json, say
+from refold.cli import make_client
+from refold.cli.views import AsJson, print_json, print_line
 
 
 def snapshot(
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write it.")] = Path(
-        "snapshot.jsonl"
-    ),
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Output file.")] = Path("snapshot.jsonl"),
     whole: Annotated[
-        bool, typer.Option("--whole", help="With commands, environments and addresses: not for everybody's eyes.")
+        bool, typer.Option("--whole", help="Include commands, environments and addresses, which may be confidential.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write how things stand now into a file: who runs where, who waits, and what is known of the past.
+    """Save the current state to a file: running and waiting jobs, and the history used for predictions.
 
-    It is a journal: 'refold queue', 'refold whatif' and 'refold compare' read it, on any machine. What would another
-    policy do with this queue? refold compare snapshot.jsonl --policies fifo,easy,refold. Commands, variables of the
-    environment and addresses are left out, so that it can be handed around.
+    The file is a journal that 'refold queue', 'refold whatif' and 'refold compare' read on any machine. To compare
+    policies on the current queue: refold compare snapshot.jsonl --policies fifo,easy,refold. Commands, environment
+    variables and addresses are omitted, so that the file can be shared.
 
     Example: refold snapshot -o now.jsonl
     """
-    path = daemon().snapshot(out, whole=whole)
+    path = make_client().snapshot(out, whole=whole)
     if as_json:
         print_json({"snapshot": str(path)})
         return
-    say(f"snapshot: {path}")
-    say(f"what would other policies do? refold compare {path} --policies fifo,easy,refold", err=True)
+    print_line(f"snapshot: {path}")
+    print_line(f"to compare policies on it: refold compare {path} --policies fifo,easy,refold", err=True)

@@ -1,4 +1,4 @@
-"""`refold submit`: ask the daemon to run a job, having seen what would become of it."""
+"""`refold submit`: submit a job."""
 
 from __future__ import annotations
 
@@ -11,40 +11,52 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from refold.cli import AfterJobs, ForTenant, daemon, reason_text, where_text
-from refold.cli.inputs import ClassName, class_from
-from refold.cli.views import AsJson, Column, Table, clock_near, gpus_text, plural, print_json, print_tables, say, tell
+from refold.cli import DependencyOption, TenantOption, format_placement, format_reason, make_client
+from refold.cli.inputs import ClassName, parse_job_class
+from refold.cli.views import (
+    AsJson,
+    Column,
+    Table,
+    format_clock_near,
+    format_gpus,
+    plural,
+    print_json,
+    print_line,
+    print_notes,
+    print_tables,
+)
 
 if TYPE_CHECKING:
     from refold.api import JobStatus, Preview, Submission
     from refold.client import Client
 
-LONGEST_SHOWN = 60
+MAX_COMMAND_LENGTH = 60
 """Characters of a command that are shown."""
 
-MOST_AT_ONCE = 1000
-"""Jobs that the daemon takes with one question."""
+MAX_JOBS_PER_REQUEST = 1000
+"""Jobs that the daemon accepts in one request."""
 
-MOST_NAMED = 5
-"""Jobs whose ids are told to people, one by one."""
+MAX_LISTED = 5
+"""Jobs whose ids are printed."""
 
-TYPED = "refold.command"
+COMMAND_KEY = "refold.command"
+"""Key of the context's metadata with the arguments after `--`."""
 
 
-class _AfterDashes(TyperCommand):
-    """A command whose words after `--` are somebody else's: they are left as they are."""
+class _SubmitCommand(TyperCommand):
+    """A command that takes the arguments after `--` unparsed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put what follows `--` aside."""
+        """Store the arguments after `--` in the context and parse the others."""
         if "--" in args:
-            place = args.index("--")
-            ctx.meta[TYPED] = args[place + 1 :]
-            args = args[:place]
+            dashes = args.index("--")
+            ctx.meta[COMMAND_KEY] = args[dashes + 1 :]
+            args = args[:dashes]
         return super().parse_args(ctx, args)
 
 
-COMMAND_CLASSES = {"submit": _AfterDashes}
-"""What reads the words of commands that typer alone would not read as they are meant."""
+COMMAND_CLASSES = {"submit": _SubmitCommand}
+"""Command classes by command name, for `lazy_group`."""
 
 
 def submit(
@@ -52,67 +64,80 @@ def submit(
     file: Annotated[
         str | None,
         typer.Argument(
-            metavar="FILE | -- COMMAND…", help="A job as YAML, a script (#SBATCH is read), a manifest; or a command."
+            metavar="FILE | -- COMMAND…", help="Job file (YAML), script with #SBATCH lines, manifest; or a command."
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="What it is called; jobs of a name last alike.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Job name; run times are predicted from earlier jobs of the same name.")
+    ] = None,
     gpus: Annotated[
-        str | None, typer.Option("--gpus", metavar="N", help="In all: 8, a part of one (0.5), a range (2..8) [1].")
+        str | None,
+        typer.Option("--gpus", metavar="N", help="Total GPUs: a number, a share (0.5) or a range (2..8) (default: 1)."),
     ] = None,
-    gpu_type: Annotated[str | None, typer.Option("--gpu-type", metavar="NAME,…", help="Any of these [any].")] = None,
+    gpu_type: Annotated[
+        str | None, typer.Option("--gpu-type", metavar="NAME,…", help="Accepted GPU types (default: any).")
+    ] = None,
     instances: Annotated[
-        int | None, typer.Option("--instances", min=1, help="Processes that start together, or not at all [1].")
+        int | None, typer.Option("--instances", min=1, help="Number of processes, started as a gang (default: 1).")
     ] = None,
-    cpus: Annotated[float | None, typer.Option("--cpus", min=0, help="Of each instance [not asked for].")] = None,
-    memory: Annotated[str | None, typer.Option("--memory", help="Of each instance: 32, 32GB, 512MB.")] = None,
-    tenant: ForTenant = None,
+    cpus: Annotated[
+        float | None, typer.Option("--cpus", min=0, help="CPUs per instance (default: none requested).")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", help="Memory per instance, such as 32 (GiB), 32GB or 512MB.")
+    ] = None,
+    tenant: TenantOption = None,
     job_class: ClassName = None,
-    priority: Annotated[int | None, typer.Option("--priority", help="For policies that look at it [0].")] = None,
-    time: Annotated[str | None, typer.Option("--time", help="It may take so long: 90m, 12h, 2d.")] = None,
-    estimate: Annotated[
-        str | None, typer.Option("--estimate", metavar="TIME", help="It may well take so long.")
+    priority: Annotated[
+        int | None, typer.Option("--priority", help="Priority, for policies that use it (default: 0).")
     ] = None,
-    steps: Annotated[int | None, typer.Option("--steps", min=0, help="Steps of training that it wants to do.")] = None,
+    time: Annotated[str | None, typer.Option("--time", help="Time limit, such as 90m, 12h or 2d.")] = None,
+    estimate: Annotated[str | None, typer.Option("--estimate", metavar="TIME", help="Estimated run time.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", min=0, help="Number of training steps.")] = None,
     plan: Annotated[
-        str | None, typer.Option("--plan", help="auto: the scheduler chooses; off; or a plan: 'dp4 tp2' [off].")
+        str | None,
+        typer.Option("--plan", help="'auto' (chosen by the scheduler), 'off', or a plan: 'dp4 tp2' (default: off)."),
     ] = None,
     env: Annotated[
-        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="A variable; repeatable.")
+        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment variable; repeatable.")
     ] = None,
     secret: Annotated[
         list[str] | None,
-        typer.Option("--secret", metavar="NAME", help="A variable of yours that is told to nobody; repeatable."),
+        typer.Option("--secret", metavar="NAME", help="Pass this environment variable as a secret; repeatable."),
     ] = None,
     workdir: Annotated[
-        Path | None, typer.Option("--workdir", metavar="DIR", help="Where it runs [here; of a file, as it says].")
+        Path | None,
+        typer.Option("--workdir", metavar="DIR", help="Working directory (default: that of the file, or this one)."),
     ] = None,
-    retries: Annotated[int | None, typer.Option("--retries", min=0, max=1000, help="After failures [0].")] = None,
-    after: AfterJobs = None,
+    retries: Annotated[
+        int | None, typer.Option("--retries", min=0, max=1000, help="Number of retries after failures (default: 0).")
+    ] = None,
+    after: DependencyOption = None,
     notify: Annotated[
         list[str] | None,
-        typer.Option("--notify", metavar="URL", help="Whom to tell, as apprise writes it; repeatable."),
+        typer.Option("--notify", metavar="URL", help="Notification target as an apprise URL; repeatable."),
     ] = None,
-    hold: Annotated[bool, typer.Option("--hold", help="Not before it is released ('refold release').")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would become of it, and do nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Until it is over; exit with its status.")] = False,
+    hold: Annotated[bool, typer.Option("--hold", help="Hold the job until 'refold release'.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the expected outcome without submitting.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job ends; exit with its exit status.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Submit a job: a YAML file, a script, a manifest, or a command after two dashes.
+    """Submit a job: a YAML file, a script, a manifest, or a command after --.
 
-    Options come before what a file says. On a terminal you see first what would become of it, and are asked. Elsewhere
-    nothing is asked, and only the id is printed, for scripts.
+    Options override the file. On a terminal, the expected outcome is shown and confirmation requested; otherwise only
+    the job id is printed, for scripts.
 
     Examples: refold submit job.yaml · refold submit train.sbatch --gpus 4 · refold submit --gpus 2 -- python train.py
     """
-    from refold.cli.inputs import SubmitOptions, submissions_from
+    from refold.cli.inputs import SubmitOptions, read_submissions
 
     fields = {
         "name": name,
         "instances": instances,
         "cpus": cpus,
         "tenant": tenant,
-        "job_class": None if job_class is None else class_from(job_class),
+        "job_class": None if job_class is None else parse_job_class(job_class),
         "priority": priority,
         "steps": steps,
         "retries": retries,
@@ -121,115 +146,116 @@ def submit(
         "hold": hold or None,
     }
     options = SubmitOptions(fields, gpus, gpu_type, memory, time, estimate, plan, workdir, env or (), secret or ())
-    jobs, notes = submissions_from(file, context.meta.get(TYPED, ()), options)
-    tell(notes)
-    client = daemon()
+    jobs, notes = read_submissions(file, context.meta.get(COMMAND_KEY, ()), options)
+    print_notes(notes)
+    client = make_client()
     if dry_run:
-        _show(client, jobs, as_json)
+        _print_preview(client, jobs, as_json)
     else:
         _submit(client, jobs, yes, wait, as_json)
 
 
 def _submit(client: Client, jobs: Sequence[Submission], yes: bool, wait: bool, as_json: bool) -> None:
-    for_people = sys.stdin.isatty() and sys.stdout.isatty() and not as_json
-    if for_people:
-        _show(client, jobs, as_json)
+    interactive = sys.stdin.isatty() and sys.stdout.isatty() and not as_json
+    if interactive:
+        _print_preview(client, jobs, as_json)
         if not yes and not typer.confirm("submit?", default=True):
             raise typer.Exit(1)
-    submitted = _submitted(client, jobs)
+    submitted = _send(client, jobs)
     if as_json and not wait:
         print_json(submitted)
     elif not as_json:
-        _tell_next(submitted, for_people)
+        _print_submitted(submitted, interactive)
     if wait:
-        raise typer.Exit(_waited(client, submitted, as_json))
+        raise typer.Exit(_wait(client, submitted, as_json))
 
 
-def _show(client: Client, jobs: Sequence[Submission], as_json: bool) -> None:
-    """What would become of them; jobs of one file are alike, so the first is told."""
+def _print_preview(client: Client, jobs: Sequence[Submission], as_json: bool) -> None:
+    """Print the expected outcome of the first job, which stands for all: the jobs of one file are alike."""
     preview = client.preview(jobs[0])
     if as_json:
         print_json({"job": jobs[0].name, "jobs": len(jobs), "preview": preview})
         return
-    now = client.about().now
+    now = client.info().now
     rows = {
-        "job": jobs[0].name + (f", and {plural(len(jobs) - 1, 'job')} like it" if len(jobs) > 1 else ""),
-        "command": _command_text(jobs[0]),
-        "in": jobs[0].folder,
-        "size": f"{preview.demand}, {jobs[0].job_class}",
+        "job": jobs[0].name + (f", and {plural(len(jobs) - 1, 'similar job')}" if len(jobs) > 1 else ""),
+        "command": _format_command(jobs[0]),
+        "directory": jobs[0].folder,
+        "demand": f"{preview.demand}, {jobs[0].job_class}",
         "plan": preview.plan,
-        "starts": _start_text(jobs[0], preview, now),
+        "start": _format_start(jobs[0], preview, now),
     }
-    told = [{"what": what, "text": text} for what, text in rows.items() if text]
+    shown = [{"field": field, "text": text} for field, text in rows.items() if text]
     after = [f"note: {note}" for note in preview.notes]
-    print_tables(Table("", {"what": Column("", whole=True), "text": Column("")}, told, after))
+    print_tables(Table("", {"field": Column("", whole=True), "text": Column("")}, shown, after))
 
 
-def _command_text(job: Submission) -> str:
-    """A script is told by its first line that says something."""
+def _format_command(job: Submission) -> str:
+    """Format the command, shortened; a script by its first line that is not a comment."""
     text = shlex.join(job.command) if len(job.command) < 3 or job.command[1] != "-c" else job.command[2]
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
     first = lines[0] if lines else text
-    cut = len(first) > LONGEST_SHOWN or len(lines) > 1
-    return first[:LONGEST_SHOWN] + (" …" if cut else "")
+    shortened = len(first) > MAX_COMMAND_LENGTH or len(lines) > 1
+    return first[:MAX_COMMAND_LENGTH] + (" …" if shortened else "")
 
 
-def _start_text(job: Submission, preview: Preview, now: float) -> str:
-    """'at once', 'at about 14:05:00, between 14:00:00 and 15:10:00, after 3 jobs'."""
+def _format_start(job: Submission, preview: Preview, now: float) -> str:
+    """Format 'immediately', 'about 14:05:00, between 14:00:00 and 15:10:00, 3 jobs ahead'."""
     if not preview.fits:
-        return f"never: the whole cluster, empty, has no room for {gpus_text(preview.gpus)} like that"
+        return f"never: {format_gpus(preview.gpus)} as requested do not fit the empty cluster"
     if job.hold:
-        return "when it is released"
+        return "after release"
     if preview.starts_now:
-        return "at once"
-    before = f"after {plural(preview.waiting_before, 'job')} that wait before it" if preview.waiting_before else ""
-    before = before.replace("1 job that wait", "1 job that waits")
-    expected = preview.start_estimate
-    if expected is None:
-        return before or "when there is room"
-    when = f"at about {clock_near(expected.at, now)}"
-    if expected.soonest is not None and expected.latest is not None:
-        when += f", between {clock_near(expected.soonest, now)} and {clock_near(expected.latest, now)}"
-    return ", ".join(part for part in (when, before) if part)
+        return "immediately"
+    ahead = f"{plural(preview.jobs_ahead, 'job')} ahead" if preview.jobs_ahead else ""
+    estimate = preview.start_estimate
+    if estimate is None:
+        return ahead or "when resources are free"
+    when = f"about {format_clock_near(estimate.at, now)}"
+    if estimate.soonest is not None and estimate.latest is not None:
+        when += f", between {format_clock_near(estimate.soonest, now)} and {format_clock_near(estimate.latest, now)}"
+    return ", ".join(part for part in (when, ahead) if part)
 
 
-def _submitted(client: Client, jobs: Sequence[Submission]) -> list[JobStatus]:
+def _send(client: Client, jobs: Sequence[Submission]) -> list[JobStatus]:
     if len(jobs) == 1:
         return [client.submit(jobs[0])]
-    parts = (jobs[begin : begin + MOST_AT_ONCE] for begin in range(0, len(jobs), MOST_AT_ONCE))
-    return [status for part in parts for status in client.submit_all(part)]
+    batches = (jobs[begin : begin + MAX_JOBS_PER_REQUEST] for begin in range(0, len(jobs), MAX_JOBS_PER_REQUEST))
+    return [status for batch in batches for status in client.submit_all(batch)]
 
 
-def _tell_next(submitted: Sequence[JobStatus], for_people: bool) -> None:
-    if not for_people:
+def _print_submitted(submitted: Sequence[JobStatus], interactive: bool) -> None:
+    """Print the ids; on a terminal also where the jobs run or why they wait, and commands to use next."""
+    if not interactive:
         for job in submitted:
             print(job.id)
         return
-    for job in submitted[:MOST_NAMED]:
-        how = where_text(job.where) or reason_text(job)
-        say(f"{job.id} is submitted" + (f" {how}" if how else ""))
-    if len(submitted) > MOST_NAMED:
-        say(f"… and {plural(len(submitted) - MOST_NAMED, 'job')} more, up to {submitted[-1].id}")
+    for job in submitted[:MAX_LISTED]:
+        details = format_placement(job.placement) or format_reason(job)
+        print_line(f"{job.id} submitted" + (f" {details}" if details else ""))
+    if len(submitted) > MAX_LISTED:
+        print_line(f"… and {plural(len(submitted) - MAX_LISTED, 'more job')}, up to {submitted[-1].id}")
     first = submitted[0].id
-    say()
-    for command, what in (
-        (f"refold logs -f {first}", "its output, as it comes"),
-        (f"refold why {first}", "why it waits, and what happened"),
-        (f"refold cancel {first}", "if you do not want it any more"),
+    print_line()
+    for command, purpose in (
+        (f"refold logs -f {first}", "follow its output"),
+        (f"refold why {first}", "show its history and why it waits"),
+        (f"refold cancel {first}", "cancel it"),
     ):
-        say(f"  {command:{len(first) + 16}}  {what}")
+        print_line(f"  {command:{len(first) + 16}}  {purpose}")
 
 
-def _waited(client: Client, submitted: Sequence[JobStatus], as_json: bool) -> int:
-    """Until all are over: 0 if they have finished, else the exit status of the first that has not, or 1."""
+def _wait(client: Client, submitted: Sequence[JobStatus], as_json: bool) -> int:
+    """Wait until all jobs have ended; return 0 if all finished, else the exit status of the first other one, or 1."""
     try:
         ended = [client.wait(job.id) for job in submitted]
     except KeyboardInterrupt:
-        say(f"{plural(len(submitted), 'job')} left to the daemon; 'refold queue' tells how they stand", err=True)
+        jobs = "the job continues" if len(submitted) == 1 else "the jobs continue"
+        print_line(f"no longer waiting, {jobs}; see 'refold queue'", err=True)
         raise
     if as_json:
         print_json(ended)
     for job in ended:
         if not as_json:
-            say(f"{job.id} {job.state}{f': {job.why}' if job.why else ''}", err=True)
+            print_line(f"{job.id} {job.state}{f': {job.message}' if job.message else ''}", err=True)
     return next((job.exit_code or 1 for job in ended if job.state != "finished"), 0)

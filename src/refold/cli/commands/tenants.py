@@ -1,19 +1,19 @@
-"""`refold tenants`: what each may count on, what it uses, what it waits for."""
+"""`refold tenants`: list tenants with quota, usage and demand."""
 
 from __future__ import annotations
 
-from refold.cli import daemon
-from refold.cli.views import AsJson, Column, Table, bar, print_json, print_tables
+from refold.cli import make_client
+from refold.cli.views import AsJson, Column, Table, draw_bar, print_json, print_tables
 
-WIDTH = 16
+BAR_WIDTH = 16
 
 
 def tenants(as_json: AsJson = False) -> None:
-    """List the tenants: their quota and limit, what they use now, and what they wait for.
+    """List tenants with their quota, limit, current usage and waiting jobs.
 
     Example: refold tenants
     """
-    found = daemon().tenants()
+    found = make_client().tenants()
     if as_json:
         print_json(found)
         return
@@ -21,11 +21,11 @@ def tenants(as_json: AsJson = False) -> None:
         "name": Column("tenant", whole=True),
         "quota": Column("quota", number=True),
         "limit": Column("limit", number=True),
-        "gpus": Column("uses GPUs", number=True),
-        "bar": Column("of its quota", whole=True),
-        "running": Column("jobs run", number=True),
-        "waiting": Column("wait", number=True),
-        "waiting_gpus": Column("for GPUs", number=True),
+        "gpus": Column("GPUs used", number=True),
+        "bar": Column("share of quota", whole=True),
+        "running": Column("running", number=True),
+        "waiting": Column("waiting", number=True),
+        "waiting_gpus": Column("GPUs requested", number=True),
     }
     rows = [
         {
@@ -33,7 +33,7 @@ def tenants(as_json: AsJson = False) -> None:
             "quota": f"{tenant.quota_gpus:g}" if tenant.quota_gpus else "–",
             "limit": f"{tenant.limit_gpus:g}" if tenant.limit_gpus else "–",
             "gpus": f"{tenant.gpus:g}",
-            "bar": _bar_text(tenant.gpus, tenant.quota_gpus),
+            "bar": _usage_bar(tenant.gpus, tenant.quota_gpus),
             "running": f"{tenant.running:,}",
             "waiting": f"{tenant.waiting:,}",
             "waiting_gpus": f"{tenant.waiting_gpus:g}",
@@ -43,8 +43,8 @@ def tenants(as_json: AsJson = False) -> None:
     print_tables(Table("", columns, rows))
 
 
-def _bar_text(used: float, quota: float) -> str:
-    """A bar, and + where more is borrowed."""
+def _usage_bar(used: float, quota: float) -> str:
+    """Return a bar of the used share of the quota, with + if usage exceeds the quota."""
     if not quota:
         return ""
-    return bar(used / quota, WIDTH) + (" +" if used > quota else "")
+    return draw_bar(used / quota, BAR_WIDTH) + (" +" if used > quota else "")

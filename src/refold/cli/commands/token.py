@@ -1,4 +1,4 @@
-"""`refold token`: who may ask the daemon, and for what."""
+"""`refold token`: manage access tokens."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from typing import Annotated, cast
 
 import typer
 
-from refold.cli import daemon, tenants_beginning, tokens_beginning
-from refold.cli.views import AsJson, Column, Table, clock, print_json, print_tables, say
+from refold.cli import complete_tenants, complete_tokens, make_client
+from refold.cli.views import AsJson, Column, Table, format_clock, print_json, print_line, print_tables
 
 ROLES = ("owner", "member", "reader")
 
-app = typer.Typer(help="Tokens: who may ask the daemon, and for what.", no_args_is_help=True)
+app = typer.Typer(help="Manage access tokens.", no_args_is_help=True)
 
 
-def _roles_beginning(incomplete: str) -> list[str]:
+def _complete_roles(incomplete: str) -> list[str]:
     return [role for role in ROLES if role.startswith(incomplete)]
 
 
 TokenName = Annotated[
-    str, typer.Argument(metavar="NAME", help="See 'refold token list'.", autocompletion=tokens_beginning)
+    str, typer.Argument(metavar="NAME", help="Token name (see 'refold token list').", autocompletion=complete_tokens)
 ]
 
-TenantOfToken = Annotated[
+TokenTenant = Annotated[
     str,
-    typer.Option("--tenant", metavar="NAME", help="Whose jobs it is about.", autocompletion=tenants_beginning),
+    typer.Option("--tenant", metavar="NAME", help="Tenant of the token.", autocompletion=complete_tenants),
 ]
 
 
 @app.command("list")
 def list_tokens(as_json: AsJson = False) -> None:
-    """List the tokens. What they are is told to nobody, since nobody knows."""
-    found = daemon().tokens()
+    """List the tokens. Their secrets are not stored and cannot be shown."""
+    found = make_client().tokens()
     if as_json:
         print_json(found)
         return
@@ -40,7 +40,7 @@ def list_tokens(as_json: AsJson = False) -> None:
         "role": Column("role", whole=True),
         "tenant": Column("tenant", whole=True),
         "user": Column("user", whole=True),
-        "created": Column("made", clock, whole=True),
+        "created": Column("created", format_clock, whole=True),
     }
     rows = [{key: getattr(token, key) for key in columns} for token in found]
     print_tables(Table("", columns, rows))
@@ -48,20 +48,22 @@ def list_tokens(as_json: AsJson = False) -> None:
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What it is called, such as whose it is.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Token name, such as the name of its user.")],
     role: Annotated[
         str,
         typer.Option(
             "--role",
-            help="reader: may look; member: and submit for its tenant; owner: everything.",
-            autocompletion=_roles_beginning,
+            help="reader: read only; member: also submit jobs of its tenant; owner: everything.",
+            autocompletion=_complete_roles,
         ),
     ] = "member",
-    tenant: TenantOfToken = "default",
-    user: Annotated[str | None, typer.Option("--user", help="Whose jobs they are [its name].")] = None,
+    tenant: TokenTenant = "default",
+    user: Annotated[
+        str | None, typer.Option("--user", help="Owner of jobs submitted with it (default: the token's name).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token. It is told once; who has it sets REFOLD_TOKEN to it.
+    """Create a token and print its secret, which is shown only once. Use it by setting REFOLD_TOKEN.
 
     Example: refold token new ann --tenant vision
     """
@@ -70,24 +72,24 @@ def new(
 
     if role not in ROLES:
         raise UnknownName("role", role, ROLES)
-    client = daemon()
-    made = client.new_token(name, cast(Role, role), tenant, name if user is None else user)
+    client = make_client()
+    created = client.create_token(name, cast(Role, role), tenant, name if user is None else user)
     if as_json:
-        print_json(made)
+        print_json(created)
         return
-    say(f"the token {made.name}, which is told this once:")
-    print(made.token)
-    say(f"who has it: export REFOLD_ADDRESS={client.address} REFOLD_TOKEN=…", err=True)
+    print_line(f"token {created.name} (shown only once):")
+    print(created.token)
+    print_line(f"to use it: export REFOLD_ADDRESS={client.address} REFOLD_TOKEN=…", err=True)
 
 
 @app.command()
 def revoke(name: TokenName, as_json: AsJson = False) -> None:
-    """Let a token open nothing more.
+    """Revoke a token.
 
     Example: refold token revoke ann
     """
-    was = daemon().revoke_token(name)
+    revoked = make_client().revoke_token(name)
     if as_json:
-        print_json(was)
+        print_json(revoked)
     else:
-        say(f"the token {was.name} ({was.role}) opens nothing more")
+        print_line(f"token {revoked.name} ({revoked.role}) revoked")

@@ -1,4 +1,4 @@
-"""`refold whatif`: when would this job start, with 4 GPUs, with 8, as best-effort, under another policy?"""
+"""`refold whatif`: estimate when a job would start and end, with variants of its request and under other policies."""
 
 from __future__ import annotations
 
@@ -10,33 +10,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from refold.cli import OtherPolicy, daemon, refuse_without
+from refold.cli import OtherPolicy, make_client, require_option
 from refold.cli.inputs import (
     Arrivals,
-    AtMoment,
+    AtTime,
     ForecastOptions,
+    FutureCount,
     FutureSeed,
-    InFutures,
     JournalState,
     OtherClass,
-    class_from,
-    journal_state_at,
-    schedulers_from,
-    state_of_daemon,
+    make_scheduler_factory,
+    parse_job_class,
+    read_daemon_state,
+    read_journal_state,
 )
 from refold.cli.views import (
     AsJson,
     Column,
     Table,
-    between_text,
-    clock,
-    gpus_text,
-    moment_text,
+    format_clock,
+    format_interval,
+    format_moment,
     plural,
     print_json,
+    print_notes,
     print_tables,
     progress,
-    tell,
 )
 
 if TYPE_CHECKING:
@@ -44,9 +43,9 @@ if TYPE_CHECKING:
     from refold.model import Job, StartEstimate
     from refold.simulator import Futures
 
-BEST = "*"
-NOTICED = 1.0
-"""Seconds by which a job has to start later for somebody to notice."""
+BEST_MARK = "*"
+MIN_DELAY_SECONDS = 1.0
+"""A job counts as delayed if it starts later by more than this."""
 
 
 def whatif(
@@ -54,124 +53,125 @@ def whatif(
         list[Path],
         typer.Argument(
             metavar="[JOURNAL] JOB",
-            help="The first job of a file as for 'refold submit'; with a journal, as for 'refold run'.",
+            help="Job file as for 'refold submit' (the first job is used); with a journal, as for 'refold run'.",
         ),
     ],
-    at: AtMoment = None,
+    at: AtTime = None,
     gpus: Annotated[
-        str | None, typer.Option("--gpus", metavar="N,…", help="Also with so many GPUs (per instance) instead.")
+        str | None, typer.Option("--gpus", metavar="N,…", help="Also estimate with these numbers of GPUs per instance.")
     ] = None,
     job_class: OtherClass = None,
     policy: OtherPolicy = None,
-    futures: InFutures = None,
+    futures: FutureCount = None,
     arrivals: Arrivals = False,
     seed: FutureSeed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """When would a job start and end, if it were submitted now, or at a moment of a journal? As it is, and otherwise.
+    """Estimate when a job would start and end if it were submitted now, or at a time of a journal.
 
-    The policy goes on from there in several futures, with the job and without it, in which every job takes as long as
-    was drawn from what is predicted of it; the same for each way that is asked about. A job that says its work takes
-    that long; on other GPUs it is taken to be faster or slower in proportion. The times are half of the futures', and
-    bounds for 5 % and 95 % of them; the others' delay is the mean over those who wait already.
+    The policy is simulated in several futures, with and without the job, each with random run times drawn from their
+    predicted distributions; all variants see the same run times. A job with known work takes that time, scaled in
+    proportion for other numbers of GPUs. Estimates are medians of the futures, ranges their 5th to 95th percentile; the
+    delay of other jobs is the mean over jobs that are already waiting.
 
-    With --policy another policy takes over at that moment. Exit status: 1 where no way fits the cluster.
+    With --policy another policy takes over at that time. Exit status: 1 if no variant starts.
 
     Examples: refold whatif job.yaml --gpus 4,8 · refold whatif out/journal.jsonl job.yaml --class best-effort
     """
     from refold.errors import BadInput
 
-    asked = _WhatIfRequest(gpus, job_class, policy, ForecastOptions(True, futures, arrivals, seed))
+    options = _WhatIfOptions(gpus, job_class, policy, ForecastOptions(True, futures, arrivals, seed))
     match files:
-        case [job]:
-            refuse_without("JOURNAL", {"--at": at}, "the daemon is asked about now")
-            wanted, notes = _submitted(job)
-            with state_of_daemon(daemon()) as state:
-                fits = _tell(state, "the daemon", wanted, asked, notes, as_json)
-        case [journal, job]:
-            fits = _tell(journal_state_at(journal, at), str(journal), _first_job(job), asked, [], as_json)
+        case [job_file]:
+            require_option("JOURNAL", {"--at": at}, "the daemon's state is always the current one")
+            job, notes = _read_submission(job_file)
+            with read_daemon_state(make_client()) as state:
+                starts = _print_estimates(state, "the daemon", job, options, notes, as_json)
+        case [journal, job_file]:
+            state = read_journal_state(journal, at)
+            starts = _print_estimates(state, str(journal), _read_first_job(job_file), options, [], as_json)
         case _:
-            raise BadInput("which job? Such as refold whatif job.yaml, or refold whatif journal.jsonl job.yaml")
-    raise typer.Exit(int(not fits))
+            raise BadInput("expected a job file: refold whatif job.yaml, or refold whatif journal.jsonl job.yaml")
+    raise typer.Exit(int(not starts))
 
 
 @dataclass(frozen=True, slots=True)
-class _WhatIfRequest:
+class _WhatIfOptions:
     gpus: str | None
     job_class: str | None
     policy: str | None
-    ahead: ForecastOptions
+    forecast: ForecastOptions
 
 
-def _tell(
-    state: JournalState, source: str, job: Job, asked: _WhatIfRequest, notes: Sequence[str], as_json: bool
+def _print_estimates(
+    state: JournalState, source: str, job: Job, options: _WhatIfOptions, notes: Sequence[str], as_json: bool
 ) -> bool:
-    """Say what would become of the job, and whether anything would."""
-    ways = _ways(state, job, asked.gpus, asked.job_class)
-    rows = _answers(state, ways, schedulers_from(state, asked.policy), asked.ahead)
-    notes = [asked.ahead.note, *_notes(ways), *notes]
-    policy, count = asked.policy, asked.ahead.count
+    """Print the estimates of all variants of the job; return whether any of them starts."""
+    variants = _make_variants(state, job, options.gpus, options.job_class)
+    rows = _estimate(state, variants, make_scheduler_factory(state, options.policy), options.forecast)
+    notes = [options.forecast.note, *_scaling_notes(variants), *notes]
+    policy, count = options.policy, options.forecast.count
     if as_json:
-        about = {"journal": source, "policy": policy or state.header.policy, "now": state.shown_now}
-        print_json({**about, "futures": count, "seed": asked.ahead.seed, "ways": rows, "notes": notes})
+        header = {"journal": source, "policy": policy or state.header.policy, "now": state.displayed_now}
+        print_json({**header, "futures": count, "seed": options.forecast.seed, "variants": rows, "notes": notes})
     else:
-        tell(notes)
-        who = f"under {policy}, from then on" if policy else f"under {state.header.policy}"
-        when = f"if it were submitted at {clock(state.shown_now)}"
-        title = f"{ways[0].job.id}, {when}, {who}; in {plural(count, 'future')}"
-        print_tables(_table(title, rows, state.shown_now))
+        print_notes(notes)
+        policy_text = f"policy {policy} from then on" if policy else f"policy {state.header.policy}"
+        when = f"submitted at {format_clock(state.displayed_now)}"
+        title = f"{variants[0].job.id}, {when}, {policy_text}, {plural(count, 'simulated future')}"
+        print_tables(_table(title, rows, state.displayed_now))
     return any(row["start"] is not None for row in rows)
 
 
-# What is asked about.
+# Variants of the job.
 
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """One way to submit the job; `scaled`: its work is taken to be in proportion to its GPUs."""
+    """A variant of the job. `scaled`: its work was scaled in proportion to its GPUs."""
 
     name: str
     job: Job
     scaled: bool = False
 
 
-def _first_job(path: Path) -> Job:
+def _read_first_job(path: Path) -> Job:
     from refold.jobspec import read_jobs
 
     return read_jobs(path)[0]
 
 
-def _submitted(path: Path) -> tuple[Job, tuple[str, ...]]:
-    """The first job of a file as `refold submit` reads it, and what of the file is not honoured."""
+def _read_submission(path: Path) -> tuple[Job, tuple[str, ...]]:
+    """Return the first job of a file as `refold submit` reads it, and notes on ignored directives."""
     from refold.jobspec import read_spec
 
-    read = read_spec(path)
-    first = read.submissions[0]
-    return first.to_job(first.name, first.tenant or "default", "", 0.0), tuple(read.notes)
+    spec = read_spec(path)
+    first = spec.submissions[0]
+    return first.to_job(first.name, first.tenant or "default", "", 0.0), tuple(spec.notes)
 
 
-def _ways(state: JournalState, given: Job, gpus: str | None, job_class: str | None) -> list[_Variant]:
-    """As given, with each other number of GPUs, and all that in another class."""
+def _make_variants(state: JournalState, given: Job, gpus: str | None, job_class: str | None) -> list[_Variant]:
+    """Return the job as given, with each number of GPUs, and all of these again with the other job class."""
     import msgspec
 
-    job = msgspec.structs.replace(given, id=_free_id(state, given.id), submitted=state.now)
-    ways = [_Variant(f"as given: {job.demand}", job), *(_with_gpus(job, text) for text in _parts(gpus))]
+    job = msgspec.structs.replace(given, id=_unused_id(state, given.id), submitted=state.now)
+    variants = [_Variant(f"as given: {job.demand}", job), *(_with_gpus(job, text) for text in _split_list(gpus))]
     if job_class is not None:
-        kind = class_from(job_class)
-        ways += [
-            _Variant(f"{way.name}, {kind}", msgspec.structs.replace(way.job, job_class=kind), way.scaled)
-            for way in ways
+        other = parse_job_class(job_class)
+        variants += [
+            _Variant(f"{one.name}, {other}", msgspec.structs.replace(one.job, job_class=other), one.scaled)
+            for one in variants
         ]
-    return ways
+    return variants
 
 
-def _parts(text: str | None) -> list[str]:
+def _split_list(text: str | None) -> list[str]:
     return [] if text is None else [part.strip() for part in text.split(",")]
 
 
-def _free_id(state: JournalState, name: str) -> str:
-    """The name, or the nearest that no job of the journal has."""
-    taken = state.present.names
+def _unused_id(state: JournalState, name: str) -> str:
+    """Return the name, or 'name (2)' and so on if a job of the journal has it."""
+    taken = state.present.used_ids
     others = (f"{name} ({number})" for number in range(2, len(taken) + 3))
     return name if name not in taken else next(other for other in others if other not in taken)
 
@@ -180,9 +180,9 @@ def _with_gpus(job: Job, text: str) -> _Variant:
     import msgspec
 
     from refold.errors import BadInput
-    from refold.jobspec import KEYS
+    from refold.jobspec import JOB_FIELDS
 
-    read, expected = KEYS["gpus"]
+    read, expected = JOB_FIELDS["gpus"]
     try:
         gpus, milli = read(float(text))
         demand = msgspec.structs.replace(job.demand, gpus=gpus, gpu_milli=milli)
@@ -195,114 +195,118 @@ def _with_gpus(job: Job, text: str) -> _Variant:
     return _Variant(str(demand), msgspec.structs.replace(job, demand=demand, work=work, gpu_range=None), scales)
 
 
-def _notes(ways: Sequence[_Variant]) -> list[str]:
-    scaled = any(way.scaled for way in ways)
-    return ["on other GPUs its work is taken to be in proportion to them"] if scaled else []
+def _scaling_notes(variants: Sequence[_Variant]) -> list[str]:
+    scaled = any(variant.scaled for variant in variants)
+    return ["run time is assumed to be inversely proportional to the number of GPUs"] if scaled else []
 
 
-# What comes of it.
+# Estimates.
 
 
-def _answers(
-    state: JournalState, ways: Sequence[_Variant], go_on: Callable[[], Scheduler], looking: ForecastOptions
+def _estimate(
+    state: JournalState,
+    variants: Sequence[_Variant],
+    make_scheduler: Callable[[], Scheduler],
+    options: ForecastOptions,
 ) -> list[dict[str, Any]]:
-    from refold.cli.inputs import charging_from
-    from refold.simulator import look_ahead
+    """Simulate the futures without the job and with each variant; return a row per variant."""
+    from refold.cli.inputs import parse_charging
+    from refold.simulator import simulate_futures
 
-    charge = charging_from(None, None).charge(state.header.cluster)
-    with progress("looking ahead", looking.count * (len(ways) + 1)) as advance:
+    charge = parse_charging(None, None).charge(state.header.cluster)
+    with progress("simulating futures", options.count * (len(variants) + 1)) as advance:
 
-        def ahead(*asked: Job) -> Futures:
-            return look_ahead(
+        def simulate(*new_jobs: Job) -> Futures:
+            return simulate_futures(
                 state.present,
-                go_on,
-                futures=looking.count,
-                seed=looking.seed,
+                make_scheduler,
+                futures=options.count,
+                seed=options.seed,
                 charge=charge,
-                asked=asked,
-                arrivals=looking.arrivals,
+                new_jobs=new_jobs,
+                arrivals=options.arrivals,
                 advance=advance,
             )
 
-        without = ahead()
-        rows = [_row(state, way, ahead(way.job), without) for way in ways]
+        without = simulate()
+        rows = [_row(state, variant, simulate(variant.job), without) for variant in variants]
     ends = [row["end"]["at"] if row["end"] else inf for row in rows]
     first = ends.index(min(ends))
-    return [{**row, "best": len(rows) > 1 and place == first and ends[place] < inf} for place, row in enumerate(rows)]
+    return [{**row, "best": len(rows) > 1 and index == first and ends[index] < inf} for index, row in enumerate(rows)]
 
 
-def _row(state: JournalState, way: _Variant, with_it: Futures, without: Futures) -> dict[str, Any]:
-    start, end = with_it.start(way.job.id), with_it.end(way.job.id)
-    delays = {job_id: _delay(job_id, with_it, without) for job_id in state.present.view.waiting}
+def _row(state: JournalState, variant: _Variant, with_job: Futures, without: Futures) -> dict[str, Any]:
+    start, end = with_job.start(variant.job.id), with_job.end(variant.job.id)
+    delays = {job_id: _delay(job_id, with_job, without) for job_id in state.present.view.waiting}
     known = [delay for delay in delays.values() if delay is not None]
     return {
-        "way": way.name,
-        "start": _told(start, state.later),
-        "end": _told(end, state.later),
-        "in": None if start is None else start.at - state.now,
-        "others_delayed": sum(known) / len(known) if known else 0.0,
-        "delayed": sum(delay > NOTICED for delay in known),
-        "fits": _fits(state, way.job),
-        "why": "" if start is not None else _why_not(state, way.job),
+        "variant": variant.name,
+        "start": _estimate_document(start, state.clock_offset),
+        "end": _estimate_document(end, state.clock_offset),
+        "wait": None if start is None else start.at - state.now,
+        "mean_delay_of_others": sum(known) / len(known) if known else 0.0,
+        "delayed_jobs": sum(delay > MIN_DELAY_SECONDS for delay in known),
+        "fits": _fits(state, variant.job),
+        "reason": "" if start is not None else _no_start_reason(state, variant.job),
     }
 
 
-def _told(expected: StartEstimate | None, later: float) -> dict[str, float | None] | None:
-    if expected is None:
+def _estimate_document(estimate: StartEstimate | None, offset: float) -> dict[str, float | None] | None:
+    if estimate is None:
         return None
-    moments = {"at": expected.at, "soonest": expected.soonest, "latest": expected.latest}
-    return {name: None if moment is None else moment + later for name, moment in moments.items()}
+    times = {"at": estimate.at, "soonest": estimate.soonest, "latest": estimate.latest}
+    return {name: None if time is None else time + offset for name, time in times.items()}
 
 
-def _delay(job_id: str, with_it: Futures, without: Futures) -> float | None:
-    """By how much later a job starts, in the mean over the futures in which it does either way."""
+def _delay(job_id: str, with_job: Futures, without: Futures) -> float | None:
+    """Return the mean delay of a job's start over the futures in which it starts both with and without the new job."""
     import numpy as np
 
-    later, before = with_it.starts(job_id), without.starts(job_id)
-    both = np.isfinite(later) & np.isfinite(before)
-    return float((later - before)[both].mean()) if both.any() else None
+    delayed, undelayed = with_job.starts(job_id), without.starts(job_id)
+    both = np.isfinite(delayed) & np.isfinite(undelayed)
+    return float((delayed - undelayed)[both].mean()) if both.any() else None
 
 
 def _fits(state: JournalState, job: Job) -> bool:
-    from refold.packing import Free
+    from refold.packing import FreeResources
 
-    return Free(state.header.cluster).fits_when_empty(job.demand)
+    return FreeResources(state.header.cluster).fits_when_empty(job.demand)
 
 
-def _why_not(state: JournalState, job: Job) -> str:
-    from refold.packing import Free
+def _no_start_reason(state: JournalState, job: Job) -> str:
+    from refold.packing import FreeResources
 
     if not _fits(state, job):
-        return f"never fits: {Free(state.header.cluster).shortage(job.demand).text(gpus_text(job.demand.gpus))}"
+        return f"infeasible: {FreeResources(state.header.cluster).shortage(job.demand).text(job.demand)}"
     return "does not start in half of the futures"
 
 
 def _table(title: str, rows: Sequence[dict[str, Any]], now: float) -> Table:
     columns = {
-        "way": Column("", whole=True),
-        "start": Column("may start", number=True),
-        "starts": Column("between", number=True),
-        "end": Column("may end", number=True),
-        "ends": Column("between", number=True),
-        "others": Column("others start later by", number=True),
-        "delayed": Column("jobs delayed", number=True),
-        "why": Column(""),
+        "variant": Column("", whole=True),
+        "start": Column("start estimate", number=True),
+        "start_range": Column("range", number=True),
+        "end": Column("end estimate", number=True),
+        "end_range": Column("range", number=True),
+        "others": Column("mean delay of others", number=True),
+        "delayed": Column("delayed jobs", number=True),
+        "reason": Column("reason" if any(row["reason"] for row in rows) else ""),
     }
     best = any(row["best"] for row in rows)
-    return Table(title, columns, [_texts(row, now) for row in rows], [f"{BEST} ends first"] if best else [])
+    return Table(title, columns, [_texts(row, now) for row in rows], [f"{BEST_MARK} earliest end"] if best else [])
 
 
 def _texts(row: dict[str, Any], now: float) -> dict[str, str]:
-    from refold.model import text_from_seconds
+    from refold.model import format_duration
 
     start, end = row["start"] or {}, row["end"] or {}
     return {
-        "way": row["way"],
-        "start": moment_text(start.get("at"), now),
-        "starts": between_text((start.get("soonest"), start.get("latest")), now),
-        "end": f"{moment_text(end.get('at'), now)} {BEST if row['best'] else ' '}",
-        "ends": between_text((end.get("soonest"), end.get("latest")), now),
-        "others": text_from_seconds(row["others_delayed"]) if row["start"] else "–",
-        "delayed": str(row["delayed"]) if row["start"] else "–",
-        "why": row["why"],
+        "variant": row["variant"],
+        "start": format_moment(start.get("at"), now),
+        "start_range": format_interval((start.get("soonest"), start.get("latest")), now),
+        "end": f"{format_moment(end.get('at'), now)} {BEST_MARK if row['best'] else ' '}",
+        "end_range": format_interval((end.get("soonest"), end.get("latest")), now),
+        "others": format_duration(row["mean_delay_of_others"]) if row["start"] else "–",
+        "delayed": str(row["delayed_jobs"]) if row["start"] else "–",
+        "reason": row["reason"],
     }

@@ -1,4 +1,4 @@
-"""`refold why`: what became of a job, told by the daemon or by a journal."""
+"""`refold why`: show the history of a job and the reason for each change."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from refold.cli import STATES, daemon, jobs_beginning, reason_text, where_text
-from refold.cli.views import AsJson, Column, Table, clock, duration, print_json, print_tables, progress
+from refold.cli import LIVE_STATES, complete_jobs, format_placement, format_reason, make_client
+from refold.cli.views import AsJson, Column, Table, format_clock, format_elapsed, print_json, print_tables, progress
 
 if TYPE_CHECKING:
     from refold.journal import History
 
-COLUMNS = {"at": Column("at", number=True), "event": Column("", whole=True), "text": Column("")}
+COLUMNS = {"at": Column("time", number=True), "event": Column("event", whole=True), "text": Column("details")}
 
-MOST_JOBS = 20
-"""How many jobs are listed where none was asked about."""
+MAX_JOBS = 20
+"""Jobs that are listed if no job is given."""
 
-MOST_SHAPES = 6
-"""How many of a job's shapes are told there."""
+MAX_RUNS = 6
+"""Runs whose GPUs are shown in that list."""
 
 
 def why(
@@ -28,16 +28,16 @@ def why(
         list[str] | None,
         typer.Argument(
             metavar="[JOURNAL] [JOB]",
-            help="A job; or a journal.jsonl, plain or .gz, and a job of that, else who was changed most.",
-            autocompletion=jobs_beginning,
+            help="Job of the daemon; or a journal file (plain or .gz) and one of its jobs.",
+            autocompletion=complete_jobs,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what became of a job, and why: waiting, starts, stops, other shapes.
+    """Show the history of a job and the reason for each change: waiting, starts, stops, reshapes.
 
-    One line for each thing that happened to it, with what it was promised and what came of that. The daemon tells it,
-    or a journal. Of a journal without a job: those that were stopped and started most.
+    Shows one line per event, with start estimates and whether they were met. The job is one of the daemon, or of a
+    journal. With a journal only, the jobs with the most runs are listed.
 
     Examples: refold why train-17 · refold why out/journal.jsonl job-17
     """
@@ -45,53 +45,53 @@ def why(
 
     match words or []:
         case [journal, job]:
-            _tell_of_journal(Path(journal), job, as_json)
+            _print_from_journal(Path(journal), job, as_json)
         case [one] if _is_journal(one):
-            _list_changed(Path(one), as_json)
+            _print_most_restarted(Path(one), as_json)
         case [job]:
-            _tell_of_daemon(job, as_json)
+            _print_from_daemon(job, as_json)
         case _:
-            raise BadInput("of which job? Such as refold why train-17, or refold why journal.jsonl train-17")
+            raise BadInput("expected a job: refold why train-17, or refold why journal.jsonl train-17")
 
 
 def _is_journal(word: str) -> bool:
-    """A file; also one that is not there, if it is called so, since no job is."""
+    """Whether a word is a file, or looks like the path of one rather than a job id."""
     return Path(word).is_file() or "/" in word or word.endswith((".jsonl", ".gz"))
 
 
-def _tell_of_daemon(job: str, as_json: bool) -> None:
-    found = daemon().why(job)
+def _print_from_daemon(job: str, as_json: bool) -> None:
+    found = make_client().why(job)
     if as_json:
         print_json(found)
         return
-    rows = [{"at": clock(one.at), "event": one.kind, "text": one.text} for one in found.story]
+    rows = [{"at": format_clock(one.at), "event": one.kind, "text": one.text} for one in found.events]
     status = found.job
-    now = f"on {where_text(status.where)}" if status.where else reason_text(status)
-    how = {"held": "is held", "infeasible": "never fits"}.get(status.state, STATES.get(status.state))
-    after = [f"it {how} {now}".rstrip()] if how else []
-    print_tables(Table(f"{status.id}, {status.demand}, {status.job_class}, of {status.tenant}", COLUMNS, rows, after))
+    now = f"on {format_placement(status.placement)}" if status.placement else format_reason(status)
+    after = [f"{status.state} {now}".rstrip()] if status.state in LIVE_STATES else []
+    title = f"{status.id}, {status.demand}, {status.job_class}, tenant {status.tenant}"
+    print_tables(Table(title, COLUMNS, rows, after))
 
 
-def _tell_of_journal(journal: Path, job: str, as_json: bool) -> None:
-    from refold.cli.views import story_of
+def _print_from_journal(journal: Path, job: str, as_json: bool) -> None:
+    from refold.cli.views import read_timeline
     from refold.journal import read_journal
 
     header, entries = read_journal(journal)
     with progress(f"reading {journal.name}"):
-        story = story_of(header, entries, job, f"refold why {journal}")
+        timeline = read_timeline(header, entries, job, f"refold why {journal}")
     if as_json:
-        print_json({"job": story.job, "policy": header.policy, "events": story.told})
+        print_json({"job": timeline.job, "policy": header.policy, "events": timeline.entries})
         return
-    rows = [{"at": clock(one.at), "event": one.event, "text": one.text} for one in story.told]
-    print_tables(Table(f"{job}, under {header.policy}", COLUMNS, rows))
+    rows = [{"at": format_clock(one.at), "event": one.event, "text": one.text} for one in timeline.entries]
+    print_tables(Table(f"{job}, policy {header.policy}", COLUMNS, rows))
 
 
-def _list_changed(journal: Path, as_json: bool) -> None:
+def _print_most_restarted(journal: Path, as_json: bool) -> None:
     from refold.journal import History, read_journal
 
     header, entries = read_journal(journal)
     with progress(f"reading {journal.name}"):
-        rows = _changed(History.from_entries(header.cluster, entries))
+        rows = _restarted_jobs(History.from_entries(header.cluster, entries))
     if as_json:
         print_json({"policy": header.policy, "jobs": rows})
         return
@@ -100,15 +100,17 @@ def _list_changed(journal: Path, as_json: bool) -> None:
         "runs": Column("runs", number=True),
         "stopped": Column("stopped", number=True),
         "failed": Column("failed", number=True),
-        "gpus": Column("GPUs of its runs", _shapes_text),
-        "waited": Column("waited", lambda seconds: duration(seconds) if seconds is not None else "–", number=True),
+        "gpus": Column("GPUs per run", _format_gpus_per_run),
+        "waited": Column(
+            "waiting time", lambda seconds: format_elapsed(seconds) if seconds is not None else "–", number=True
+        ),
     }
     after = [] if rows else ["no job was started more than once"]
-    print_tables(Table(f"Jobs with the most runs, under {header.policy}", columns, rows, after))
+    print_tables(Table(f"Jobs with the most runs, policy {header.policy}", columns, rows, after))
 
 
-def _changed(history: History) -> list[dict[str, Any]]:
-    """Jobs with more than one run, those with most first."""
+def _restarted_jobs(history: History) -> list[dict[str, Any]]:
+    """Return a row for each job with more than one run, those with the most runs first."""
     from refold.journal import Ending
 
     runs_of: dict[int, list[int]] = {}
@@ -125,16 +127,16 @@ def _changed(history: History) -> list[dict[str, Any]]:
             "gpus": [float(history.runs.gpus[run]) for run in runs_of[job]],
             "waited": _waited(history, job),
         }
-        for job in most[:MOST_JOBS]
+        for job in most[:MAX_JOBS]
     ]
 
 
 def _waited(history: History, job: int) -> float | None:
-    """Seconds without a run, of a job that ended."""
+    """Return the seconds in which an ended job had no run; None if it has not ended."""
     waited = float(history.jobs.ended[job] - history.jobs.submitted[job] - history.time_running[job])
     return max(0.0, waited) if not isnan(waited) else None
 
 
-def _shapes_text(gpus: list[float]) -> str:
-    shown = " → ".join(f"{count:g}" for count in gpus[:MOST_SHAPES])
-    return f"{shown} → …" if len(gpus) > MOST_SHAPES else shown
+def _format_gpus_per_run(gpus: list[float]) -> str:
+    shown = " → ".join(f"{count:g}" for count in gpus[:MAX_RUNS])
+    return f"{shown} → …" if len(gpus) > MAX_RUNS else shown

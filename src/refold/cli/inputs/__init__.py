@@ -1,4 +1,4 @@
-"""refold.cli.inputs"""
+"""Parse what a command works on: traces, journals, policies, machines and job files."""
 
 import lazy_loader
 

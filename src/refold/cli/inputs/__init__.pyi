@@ -1,39 +1,47 @@
-from .backlog import read_queued as read_queued
+from .backlog import read_backlog as read_backlog
 from .charges import (
-    charging_from as charging_from,
-    charging_text as charging_text,
-    knowledge_from as knowledge_from,
-    told as told,
+    format_charging as format_charging,
+    parse_charging as parse_charging,
+    read_knowledge as read_knowledge,
+    with_knowledge as with_knowledge,
 )
-from .hardware import GpuPool as GpuPool, sources_from as sources_from, with_gpus as with_gpus
-from .job_classes import ClassName as ClassName, OtherClass as OtherClass, class_from as class_from
+from .hardware import GpuPool as GpuPool, parse_gpu_pools as parse_gpu_pools, pools_with_gpus as pools_with_gpus
+from .job_classes import ClassName as ClassName, OtherClass as OtherClass, parse_job_class as parse_job_class
 from .journal_state import (
     NOW as NOW,
     Arrivals as Arrivals,
-    AtMoment as AtMoment,
+    AtTime as AtTime,
     ForecastOptions as ForecastOptions,
+    FutureCount as FutureCount,
     FutureSeed as FutureSeed,
-    InFutures as InFutures,
     JournalState as JournalState,
-    futures_of as futures_of,
-    journal_state_at as journal_state_at,
-    schedulers_from as schedulers_from,
-    state_of_daemon as state_of_daemon,
+    forecast_starts as forecast_starts,
+    make_scheduler_factory as make_scheduler_factory,
+    read_daemon_state as read_daemon_state,
+    read_journal_state as read_journal_state,
 )
-from .journal_workload import recorded_in as recorded_in, workload_of as workload_of
-from .plan_request import layout_text as layout_text, rate_text as rate_text, seconds_text as seconds_text
+from .journal_workload import read_recorded_run as read_recorded_run, workload_from_history as workload_from_history
+from .plan_request import (
+    format_layout as format_layout,
+    format_rate as format_rate,
+    format_step_time as format_step_time,
+)
 from .policy_choice import (
-    SPREAD as SPREAD,
-    Choice as Choice,
-    chosen_policies as chosen_policies,
-    chosen_policy as chosen_policy,
+    POWER_PLACEMENT as POWER_PLACEMENT,
+    SelectedPolicy as SelectedPolicy,
+    check_spread_power as check_spread_power,
     is_oracle as is_oracle,
-    name_of as name_of,
-    refuse_other_places as refuse_other_places,
+    parse_policies as parse_policies,
+    parse_policy as parse_policy,
+    policy_label as policy_label,
     takes_placement as takes_placement,
 )
-from .power_limits import limit_notes as limit_notes, spreads_power as spreads_power, within_limits as within_limits
-from .submission import SubmitOptions as SubmitOptions, submissions_from as submissions_from
+from .power_limits import (
+    power_limit_notes as power_limit_notes,
+    spreads_power as spreads_power,
+    with_power_limits as with_power_limits,
+)
+from .submission import SubmitOptions as SubmitOptions, read_submissions as read_submissions
 from .workload import (
     TraceReadOptions as TraceReadOptions,
     Workload as Workload,

@@ -1,4 +1,4 @@
-"""What jobs are charged (the truth of a simulation), and what policies are told of how fast jobs are (their belief)."""
+"""Job speeds: those that the simulator charges (the truth), and those that policies know (their belief)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from refold.cli.inputs.policy_choice import Choice
+    from refold.cli.inputs.policy_choice import SelectedPolicy
     from refold.model import Cluster, Job
     from refold.perf import Fitted, Measurement
     from refold.plans import Knowledge, Speeds
@@ -16,19 +16,22 @@ if TYPE_CHECKING:
 
 RECORDED, MODEL = "recorded", "model"
 KNOWLEDGE = "knowledge"
-"""The setting under which policies are told."""
+"""The policy setting that holds the knowledge of job speeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Charging:
-    """By what jobs are charged: `recorded`, `model`, or a table of samples; and what is known beside the catalogue."""
+    """The source of simulated job speeds: `recorded`, `model`, or the path of a table of samples.
+
+    `knowledge`: performance data in addition to the catalogue.
+    """
 
     by: str = RECORDED
     table: Sequence[Measurement] = ()
     knowledge: Knowledge | None = None
 
     def charge(self, cluster: Cluster) -> SpeedModel:
-        """The charge of a simulation. What a table has not is modelled, and what the model does not know, recorded."""
+        """Return the speed model; fallbacks: table, then performance model, then recorded times."""
         from refold.simulator import MeasuredSpeeds, ModelledSpeeds, RecordedSpeeds
 
         recorded = RecordedSpeeds(cluster)
@@ -38,31 +41,31 @@ class Charging:
         modelled = ModelledSpeeds(speeds, recorded)
         return modelled if self.by == MODEL else MeasuredSpeeds(self.table, speeds, modelled)
 
-    def charged(self, jobs: Iterable[Job], cluster: Cluster) -> int:
-        """How many jobs are charged otherwise than as recorded: of a table, those of models that it has."""
+    def count_affected(self, jobs: Iterable[Job], cluster: Cluster) -> int:
+        """Count the jobs not simulated with their recorded speed; for a table, those whose model it contains."""
         from refold.catalogue import known_model
 
         if self.by == RECORDED:
             return 0
         speeds, measured = self._speeds(cluster), {row.model for row in self.table}
 
-        def has(job: Job) -> bool:
+        def is_measured(job: Job) -> bool:
             model = known_model(job.workload) if measured else None
             return not measured or (model is not None and model.name in measured and job.steps is not None)
 
-        return sum(speeds.knows(job) and has(job) for job in jobs)
+        return sum(speeds.can_model(job) and is_measured(job) for job in jobs)
 
     def _speeds(self, cluster: Cluster) -> Speeds:
-        from refold.plans import NOTHING_MORE, Speeds
+        from refold.plans import CATALOGUE_ONLY, Speeds
 
-        return Speeds(cluster, self.knowledge or NOTHING_MORE)
+        return Speeds(cluster, self.knowledge or CATALOGUE_ONLY)
 
 
 AS_RECORDED = Charging()
 
 
-def charging_from(charge: str | None, knowledge: Knowledge | None) -> Charging:
-    """What `--charge` says; nothing said is the model, for the jobs that it knows."""
+def parse_charging(charge: str | None, knowledge: Knowledge | None) -> Charging:
+    """Parse `--charge`. The default is the performance model, for the jobs that it covers."""
     from refold.catalogue import read_samples
     from refold.errors import BadFile
 
@@ -70,11 +73,11 @@ def charging_from(charge: str | None, knowledge: Knowledge | None) -> Charging:
         return Charging(charge or MODEL, (), knowledge)
     if not Path(charge).exists():
         raise BadFile(charge, f"no such file; --charge is {RECORDED}, {MODEL}, or a CSV file of measured samples")
-    return Charging(charge, tuple(_by_the_catalogue(read_samples(charge))), knowledge)
+    return Charging(charge, tuple(_with_catalogue_names(read_samples(charge))), knowledge)
 
 
-def _by_the_catalogue(rows: Iterable[Measurement]) -> Iterable[Measurement]:
-    """Rows of models that the catalogue has, by its names for them."""
+def _with_catalogue_names(rows: Iterable[Measurement]) -> Iterable[Measurement]:
+    """Yield the rows with model names replaced by the catalogue's name, where the catalogue has the model."""
     import msgspec
 
     from refold.catalogue import known_model
@@ -85,78 +88,85 @@ def _by_the_catalogue(rows: Iterable[Measurement]) -> Iterable[Measurement]:
 
 
 def check_charging(charge: str | None, charging: Charging, jobs: Sequence[Job], cluster: Cluster, trace: str) -> None:
-    """A charge that was asked for and is no job's is refused."""
+    """Reject an explicit `--charge` that affects no job."""
     from refold.errors import BadInput
 
-    if charge is None or charging.by == RECORDED or charging.charged(jobs, cluster):
+    if charge is None or charging.by == RECORDED or charging.count_affected(jobs, cluster):
         return
-    what = "that the catalogue knows" if charging.by == MODEL else f"that {charge} has samples of, and counts its steps"
+    model = "in the catalogue" if charging.by == MODEL else f"that {charge} has samples of, has a number of steps,"
     raise BadInput(
-        f"--charge {charge} is about no job of {trace}: none is reshapable, trains a model {what}, "
-        "and asks for whole GPUs of a type that is in the catalogue"
+        f"--charge {charge} applies to no job of {trace}: no job is reshapable, trains a model {model} "
+        "and requests whole GPUs of a type in the catalogue"
     )
 
 
-def charging_text(charging: Charging, jobs: Sequence[Job], cluster: Cluster) -> str:
-    """'406 of 406 jobs as fast as the performance model says'; '' where all are as recorded."""
-    charged = charging.charged(jobs, cluster)
-    if not charged:
+def format_charging(charging: Charging, jobs: Sequence[Job], cluster: Cluster) -> str:
+    """Format 'speed of 406 of 406 jobs from the performance model'; '' if all jobs run at their recorded speed."""
+    affected = charging.count_affected(jobs, cluster)
+    if not affected:
         return ""
-    by = "the performance model says" if charging.by == MODEL else f"{Path(charging.by).name} has measured"
-    return f"{charged:,} of {len(jobs):,} jobs as fast as {by}"
+    source = "the performance model" if charging.by == MODEL else Path(charging.by).name
+    return f"speed of {affected:,} of {len(jobs):,} jobs from {source}"
 
 
-def knowledge_from(file: Path | None, fits: Sequence[Path] | None) -> Knowledge | None:
-    """What `--knowledge` and `--fit` say; None, if nothing."""
+def read_knowledge(file: Path | None, fits: Sequence[Path] | None) -> Knowledge | None:
+    """Read the files of `--knowledge` and `--fit`; None if neither is given."""
     import msgspec
 
     from refold.cli.commands import read_fit
     from refold.errors import BadFile, BadValue
-    from refold.plans import NOTHING_MORE, Knowledge
+    from refold.plans import CATALOGUE_ONLY, Knowledge
 
     if file is None and not fits:
         return None
-    known = NOTHING_MORE
+    known = CATALOGUE_ONLY
     if file is not None:
         try:
             known = msgspec.json.decode(file.read_bytes(), type=Knowledge)
         except OSError as error:
             raise BadFile(file, f"cannot be read: {error.strerror}") from None
         except (msgspec.MsgspecError, BadValue) as error:
-            raise BadFile(file, f"is not what is known of speeds: {error}") from None
+            raise BadFile(file, f"is not a knowledge file: {error}") from None
     known = msgspec.structs.replace(known, fits=(*known.fits, *map(read_fit, fits or ())))
-    for one in known.fits:
-        _check_fit(one)
+    for fit in known.fits:
+        _check_fit(fit)
     return known
 
 
 def _check_fit(fitted: Fitted) -> None:
-    """Speeds are corrected: what was fitted in another form says nothing of other plans."""
+    """Reject a fit of another form than `CorrectedForm`: it cannot predict other plans."""
     from refold.errors import BadInput
     from refold.perf import CorrectedForm
 
-    missing = [one.name for one in CorrectedForm.usual if one.name not in fitted.values]
+    missing = [one.name for one in CorrectedForm.default_parameters if one.name not in fitted.values]
     if missing:
-        what = f"the fit of {fitted.model} on {fitted.gpu or 'no GPU'} is of the form {fitted.form}"
-        raise BadInput(f"{what} and lacks {', '.join(missing)}; take what refold fit --form {CorrectedForm.name} saves")
+        raise BadInput(
+            f"the fit of {fitted.model} on {fitted.gpu or 'no GPU'} has the form {fitted.form} "
+            f"and lacks {', '.join(missing)}; use a file saved by refold fit --form {CorrectedForm.name}"
+        )
 
 
-def told(chosen: Sequence[Choice], knowledge: Knowledge | None, charging: Charging) -> list[Choice]:
-    """The policies, each that has a setting for it told what is known: as plain values, which a journal can hold."""
+def with_knowledge(
+    policies: Sequence[SelectedPolicy], knowledge: Knowledge | None, charging: Charging
+) -> list[SelectedPolicy]:
+    """Return the policies with the knowledge added to the settings of each policy that takes it.
+
+    Knowledge is passed as plain values, so that it can be stored in the journal header.
+    """
     from dataclasses import replace
 
     import msgspec
 
     from refold.errors import BadInput
-    from refold.registry import settings_of
+    from refold.registry import default_settings
 
     if knowledge is None:
-        return list(chosen)
+        return list(policies)
     plain: Any = msgspec.to_builtins(knowledge)
-    asking = [KNOWLEDGE in settings_of(choice.policy) for choice in chosen]
-    if charging.by == RECORDED and not any(asking):
-        raise BadInput("--knowledge and --fit are for policies that know how fast jobs are, and none of these does")
+    takes_knowledge = [KNOWLEDGE in default_settings(policy.policy) for policy in policies]
+    if charging.by == RECORDED and not any(takes_knowledge):
+        raise BadInput("--knowledge and --fit have no effect: none of the policies uses job speeds")
     return [
-        replace(choice, settings={KNOWLEDGE: plain, **choice.settings}) if asks else choice
-        for choice, asks in zip(chosen, asking, strict=True)
+        replace(policy, settings={KNOWLEDGE: plain, **policy.settings}) if takes else policy
+        for policy, takes in zip(policies, takes_knowledge, strict=True)
     ]

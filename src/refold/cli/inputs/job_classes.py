@@ -1,4 +1,4 @@
-"""The classes of jobs, as options."""
+"""The job class options."""
 
 from __future__ import annotations
 
@@ -12,27 +12,32 @@ if TYPE_CHECKING:
 CLASSES: tuple[JobClass, ...] = ("guaranteed", "best-effort")
 
 
-def _classes_beginning(incomplete: str) -> list[str]:
+def _complete_classes(incomplete: str) -> list[str]:
     return [name for name in CLASSES if name.startswith(incomplete)]
 
 
 ClassName = Annotated[
     str | None,
-    typer.Option("--class", metavar="CLASS", help="guaranteed or best-effort.", autocompletion=_classes_beginning),
+    typer.Option(
+        "--class", metavar="CLASS", help="Job class: guaranteed or best-effort.", autocompletion=_complete_classes
+    ),
 ]
 OtherClass = Annotated[
     str | None,
     typer.Option(
-        "--class", metavar="CLASS", help="Also as guaranteed, or as best-effort.", autocompletion=_classes_beginning
+        "--class",
+        metavar="CLASS",
+        help="Also estimate with this job class: guaranteed or best-effort.",
+        autocompletion=_complete_classes,
     ),
 ]
 
 
-def class_from(text: str) -> JobClass:
-    """A class of jobs, by its name."""
+def parse_job_class(text: str) -> JobClass:
+    """Parse the name of a job class."""
     from refold.errors import UnknownName
 
     for name in CLASSES:
         if name == text:
             return name
-    raise UnknownName("class", text, CLASSES)
+    raise UnknownName("job class", text, CLASSES)

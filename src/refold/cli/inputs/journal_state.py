@@ -1,4 +1,4 @@
-"""How things stand at a moment of a journal, and how its policy may go on: what `queue` and `whatif` share."""
+"""The state at a time of a journal, and simulated futures from there: shared by `queue` and `whatif`."""
 
 from __future__ import annotations
 
@@ -12,111 +12,128 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refold.cli.views import clock, progress
+from refold.cli.views import format_clock, progress
 
 if TYPE_CHECKING:
     from refold.client import Client
     from refold.core import Entry, Header, Scheduler
     from refold.simulator import Futures, StateAt
 
-FUTURES = 40
-"""In how many futures is looked, where nobody says."""
+DEFAULT_FUTURES = 40
+"""Number of simulated futures without --futures."""
 
-MOST_FUTURES = 10_000
+MAX_FUTURES = 10_000
 
 NOW = "now"
-"""The moment of a journal that is being written at which it is read."""
+"""Value of --at: the time at which a journal that is still being written is read."""
 
-NOBODY_ELSE = "in these futures nobody else arrives; who comes later may come first (--arrivals)"
-AS_IN_THE_PAST = "in these futures others arrive as they did in the past"
+NO_ARRIVALS_NOTE = "estimates assume no new jobs; jobs submitted later may start first (--arrivals simulates them)"
+ARRIVALS_NOTE = "estimates assume that new jobs arrive as in the past"
 
-AtMoment = Annotated[
-    str | None, typer.Option("--at", metavar="TIME", help="Such as 2d3h or 02:30:00 of the journal, or now [its end].")
+AtTime = Annotated[
+    str | None,
+    typer.Option(
+        "--at", metavar="TIME", help="Time in the journal, such as 2d3h or 02:30:00, or 'now' (default: end)."
+    ),
 ]
-InFutures = Annotated[
+FutureCount = Annotated[
     int | None,
-    typer.Option("--futures", min=1, max=MOST_FUTURES, metavar="N", help=f"Look ahead in so many [{FUTURES}]."),
+    typer.Option(
+        "--futures",
+        min=1,
+        max=MAX_FUTURES,
+        metavar="N",
+        help=f"Number of simulated futures (default: {DEFAULT_FUTURES}).",
+    ),
 ]
 Arrivals = Annotated[
-    bool, typer.Option("--arrivals", help="In the futures others arrive, as they did in the past; else nobody does.")
+    bool, typer.Option("--arrivals", help="Simulate new jobs that arrive as in the past (default: no new jobs).")
 ]
-FutureSeed = Annotated[int, typer.Option("--seed", min=0, max=2**62, help="Chance of the futures.")]
+FutureSeed = Annotated[int, typer.Option("--seed", min=0, max=2**62, help="Random seed of the futures.")]
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastOptions:
-    """Whether it is asked when jobs may start, and how that is seen; None of `futures`: where nobody has promised."""
+    """Whether to estimate when jobs start, and how.
 
-    wanted: bool = False
+    `futures`: the number of simulated futures; None: simulate only for jobs without an estimate by the policy.
+    """
+
+    enabled: bool = False
     futures: int | None = None
     arrivals: bool = False
     seed: int = 0
 
     @property
     def count(self) -> int:
-        """In how many futures is looked."""
-        return self.futures or FUTURES
+        """The number of simulated futures."""
+        return self.futures or DEFAULT_FUTURES
 
     @property
     def note(self) -> str:
-        """What everybody should know of looking ahead."""
-        return AS_IN_THE_PAST if self.arrivals else NOBODY_ELSE
+        """The assumption about arrivals, to print with the estimates."""
+        return ARRIVALS_NOTE if self.arrivals else NO_ARRIVALS_NOTE
 
 
 @dataclass(frozen=True, slots=True)
 class JournalState:
-    """How things stand at a moment of a journal. `later`: by so much the clock of people is ahead of the journal's."""
+    """The state at a time of a journal. `clock_offset`: seconds to add to journal times to get displayed times."""
 
     path: Path
     header: Header
     present: StateAt
-    later: float = 0.0
+    clock_offset: float = 0.0
 
     @property
     def now(self) -> float:
-        """That moment; of a journal in which nothing has happened yet, its beginning."""
+        """The time of the state in journal time; 0 for a journal without entries."""
         return self.present.now
 
     def entries(self) -> Iterator[Entry]:
-        """The journal's entries, from its first on."""
+        """Return all entries of the journal."""
         from refold.journal import read_journal
 
         return read_journal(self.path)[1]
 
     @property
-    def shown_now(self) -> float:
-        """That moment by the clock of people."""
-        return self.now + self.later
+    def displayed_now(self) -> float:
+        """The time of the state in displayed time."""
+        return self.now + self.clock_offset
 
 
-def journal_state_at(path: Path, at: str | None) -> JournalState:
-    """Read a journal up to a moment of it, or to its end."""
+def read_journal_state(path: Path, at: str | None) -> JournalState:
+    """Read a journal up to a time, or to its end."""
     from refold.errors import BadInput
     from refold.journal import read_journal
     from refold.simulator import StateAt
 
-    moment = None if at in (None, NOW) else moment_from_text(at or "")
+    time = None if at in (None, NOW) else parse_time(at or "")
     header, entries = read_journal(path)
-    seen = _Seen(entries)
+    tracked = _TimeTracker(entries)
     with progress(f"reading {path.name}"):
-        present = StateAt.of(header.cluster, iter(seen), moment)
-    if moment is not None and not seen.first <= moment <= seen.last:
-        there = f"goes from {clock(seen.first)} to {clock(seen.last)}" if seen.last > -inf else "has no entries yet"
-        raise BadInput(f"--at {at}: {path} {there}")
+        present = StateAt.from_entries(header.cluster, iter(tracked), time)
+    if time is not None and not tracked.first <= time <= tracked.last:
+        is_empty = tracked.last == -inf
+        span = (
+            "has no entries yet"
+            if is_empty
+            else f"covers {format_clock(tracked.first)} to {format_clock(tracked.last)}"
+        )
+        raise BadInput(f"--at {at}: {path} {span}")
     if at == NOW and present.entries:
         present.now += _seconds_since_written(path)
     return JournalState(path, header, present)
 
 
 def _seconds_since_written(path: Path) -> float:
-    """How long nothing has happened: a live scheduler writes down at once what does."""
+    """Return the time since the last entry: a live scheduler writes every event at once."""
     from time import time
 
     return max(0.0, time() - path.stat().st_mtime)
 
 
-class _Seen:
-    """Entries, with the times of the first and the last that have passed."""
+class _TimeTracker:
+    """An iterable of entries that records the times of the first and the last entry read."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries = entries
@@ -128,27 +145,29 @@ class _Seen:
             yield entry
 
 
-_CLOCK = re.compile(r"(?:(\d+)\s*d\s*)?(\d+):([0-5]\d)(?::([0-5]\d))?")
+_CLOCK_TIME = re.compile(r"(?:(\d+)\s*d\s*)?(\d+):([0-5]\d)(?::([0-5]\d))?")
 
 
-def moment_from_text(text: str) -> float:
-    """'90', '2d3h', and what tables show: '02:30:00', '1 d 02:30:00', '2026-11-15 02:30:00'."""
+def parse_time(text: str) -> float:
+    """Parse '90', '2d3h', and the formats of tables: '02:30:00', '1 d 02:30:00', '2026-11-15 02:30:00'."""
     from refold.errors import BadValue
-    from refold.model import seconds_from_text
+    from refold.model import parse_duration
 
-    if (at := _of_calendar(text.strip())) is not None:
+    if (at := _parse_calendar_time(text.strip())) is not None:
         return at
-    found = _CLOCK.fullmatch(text.strip())
+    found = _CLOCK_TIME.fullmatch(text.strip())
     if found:
         days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
         return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
     try:
-        return seconds_from_text(text)
+        return parse_duration(text)
     except BadValue:
-        raise BadValue(f"{text!r} is not a moment; write it as 90s, 2d3h, 02:30:00 or '1 d 02:30:00'") from None
+        raise BadValue(
+            f"{text!r} is not a time; expected a time such as 90s, 2d3h, 02:30:00 or '1 d 02:30:00'"
+        ) from None
 
 
-def _of_calendar(text: str) -> float | None:
+def _parse_calendar_time(text: str) -> float | None:
     from datetime import datetime
 
     try:
@@ -157,50 +176,53 @@ def _of_calendar(text: str) -> float | None:
         return None
 
 
-def futures_of(state: JournalState, about: list[str], ahead: ForecastOptions) -> Futures:
-    """The policy of the journal goes on, until those that it is about have started."""
-    from refold.cli.inputs.charges import charging_from
-    from refold.simulator import look_ahead
+def forecast_starts(state: JournalState, job_ids: list[str], options: ForecastOptions) -> Futures:
+    """Continue the journal's policy in several simulated futures until the given jobs have started."""
+    from refold.cli.inputs.charges import parse_charging
+    from refold.simulator import simulate_futures
 
-    go_on = schedulers_from(state)
-    charge = charging_from(None, None).charge(state.header.cluster)
-    with progress("looking ahead", ahead.count) as advance:
-        return look_ahead(
+    make_scheduler = make_scheduler_factory(state)
+    charge = parse_charging(None, None).charge(state.header.cluster)
+    with progress("simulating futures", options.count) as advance:
+        return simulate_futures(
             state.present,
-            go_on,
-            futures=ahead.count,
-            seed=ahead.seed,
+            make_scheduler,
+            futures=options.count,
+            seed=options.seed,
             charge=charge,
-            about=about,
-            arrivals=ahead.arrivals,
+            job_ids=job_ids,
+            arrivals=options.arrivals,
             advance=advance,
         )
 
 
-def schedulers_from(state: JournalState, policy: str | None = None) -> Callable[[], Scheduler]:
-    """Schedulers that go on from there, one per call: with the journal's policy, or another that takes over.
+def make_scheduler_factory(state: JournalState, policy: str | None = None) -> Callable[[], Scheduler]:
+    """Return a function that makes schedulers which continue from the state, with the journal's or another policy.
 
-    A snapshot has no decisions to replay: its own policy takes over.
+    The journal's policy is replayed up to the state; another policy starts there without memory, as does the policy of
+    a snapshot, which contains no decisions to replay.
     """
-    from refold.cli import make_guarded
-    from refold.cli.inputs.policy_choice import chosen_policy
-    from refold.simulator import going_on, taking_over
+    from refold.cli import make_guarded_policy
+    from refold.cli.inputs.policy_choice import parse_policy
+    from refold.simulator import continue_with_new_policy, continue_with_own_policy
 
     header, present = state.header, state.present
     with progress(f"replaying {state.path.name}"):
         if policy is None and not header.snapshot:
-            return going_on(
-                present, header.cluster, state.entries, lambda: make_guarded(header.policy, header.settings)
+            return continue_with_own_policy(
+                present, header.cluster, state.entries, lambda: make_guarded_policy(header.policy, header.settings)
             )
-        choice = chosen_policy(policy, {}) if policy is not None else header
-        return taking_over(present, header.cluster, state.entries, lambda: make_guarded(choice.policy, choice.settings))
+        choice = parse_policy(policy, {}) if policy is not None else header
+        return continue_with_new_policy(
+            present, header.cluster, state.entries, lambda: make_guarded_policy(choice.policy, choice.settings)
+        )
 
 
 @contextmanager
-def state_of_daemon(client: Client) -> Iterator[JournalState]:
-    """How things stand with the daemon now, from a snapshot that is kept as long as this is in use."""
+def read_daemon_state(client: Client) -> Iterator[JournalState]:
+    """Read the current state of the daemon from a snapshot, in a temporary file that exists inside the context."""
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory(prefix="refold-") as folder:
-        state = journal_state_at(client.snapshot(Path(folder) / "snapshot.jsonl"), None)
-        yield replace(state, later=client.about().now - state.now)
+        state = read_journal_state(client.snapshot(Path(folder) / "snapshot.jsonl"), None)
+        yield replace(state, clock_offset=client.info().now - state.now)

@@ -1,4 +1,4 @@
-"""What a journal tells: as a history to measure, and as a workload to simulate once more."""
+"""A journal as a history to measure, and as a workload to simulate again."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ if TYPE_CHECKING:
     from refold.simulator import Costs, Fault
 
 
-def recorded_in(path: Path) -> tuple[ReportRun, Header]:
-    """What happened, as the journal tells it."""
-    from refold.cli.inputs.policy_choice import name_of
+def read_recorded_run(path: Path) -> tuple[ReportRun, Header]:
+    """Read a journal as a run to measure and report, and its header."""
+    from refold.cli.inputs.policy_choice import policy_label
     from refold.journal import History, read_journal
     from refold.results import ReportRun, measure
 
     with progress(f"reading {path.name}"):
         header, entries = read_journal(path)
         history = History.from_entries(header.cluster, entries)
-        name = f"{name_of(header.policy, header.settings)} (recorded)"
+        name = f"{policy_label(header.policy, header.settings)} (recorded)"
         return ReportRun(name, history, measure(history)), header
 
 
-def workload_of(path: Path, history: History, costs: Costs) -> Workload:
-    """The jobs of a history with the work they really did, and the nodes that were lost, to simulate once more."""
+def workload_from_history(path: Path, history: History, costs: Costs) -> Workload:
+    """Return the jobs of a history, with the work that they did, and its node faults, as a workload to simulate."""
     from refold.errors import BadInput
 
-    jobs = _jobs_of(history)
+    jobs = _jobs_with_work(history)
     if not jobs:
-        raise BadInput(f"{path}: no job of it was seen to end, so there is nothing to simulate")
-    without = len(history.jobs) - len(jobs)
-    notes = [f"left out {plural(without, 'job')} not seen to end"] if without else []
-    return Workload(path.name, jobs, history.cluster, costs, _faults_of(history), notes=notes)
+        raise BadInput(f"{path}: no job of the journal has ended, so there is nothing to simulate")
+    skipped = len(history.jobs) - len(jobs)
+    notes = [f"skipped {plural(skipped, 'job')} that did not end in the journal"] if skipped else []
+    return Workload(path.name, jobs, history.cluster, costs, _node_faults(history), notes=notes)
 
 
-def _jobs_of(history: History) -> list[Job]:
-    """In order of submission, which a live journal need not have them in."""
+def _jobs_with_work(history: History) -> list[Job]:
+    """Return the jobs of known work in order of submission, which a live journal does not guarantee."""
     import msgspec
 
-    worked = _work_done(history)
+    work_done = _work_done(history)
     jobs = [
-        msgspec.structs.replace(job, work=worked.get(index, job.work))
+        msgspec.structs.replace(job, work=work_done.get(index, job.work))
         for index, job in enumerate(history.jobs.jobs)
-        if index in worked or job.work is not None
+        if index in work_done or job.work is not None
     ]
     return sorted(jobs, key=lambda job: job.submitted)
 
 
 def _work_done(history: History) -> dict[int, float]:
-    """Of each job that has ended: what its last run could go on from, and what that run did itself.
+    """Return the work of each ended job by index: what its last run resumed from, plus what that run did.
 
-    Where this is what the job said beforehand, but for rounding, it is taken at its word.
+    If this equals the stated work up to rounding, the stated work is returned.
     """
     from math import isclose
 
@@ -66,21 +66,21 @@ def _work_done(history: History) -> dict[int, float]:
 
     charge, runs = RecordedSpeeds(history.cluster), history.runs
     ended = (Outcome.FINISHED, Outcome.FAILED, Outcome.CANCELLED)
-    worked: dict[int, float] = {}
+    work_done: dict[int, float] = {}
     for run in range(len(runs)):
         index = int(runs.job[run])
         if history.jobs.outcome[index] not in ended:
             continue
         job = history.jobs.jobs[index]
-        computed = max(0.0, float(runs.end[run] - runs.computing[run]))
-        done = float(runs.kept_before[run]) + computed * charge.speed(job, runs.allocations[run])
-        said = job.work is not None and isclose(done, job.work, rel_tol=1e-6, abs_tol=1e-3)
-        worked[index] = job.work if said and job.work is not None else done
-    return worked
+        computed = max(0.0, float(runs.end[run] - runs.computing_since[run]))
+        done = float(runs.saved_before[run]) + computed * charge.speed(job, runs.allocations[run])
+        as_stated = job.work is not None and isclose(done, job.work, rel_tol=1e-6, abs_tol=1e-3)
+        work_done[index] = job.work if as_stated and job.work is not None else done
+    return work_done
 
 
-def _faults_of(history: History) -> list[Fault]:
-    """When nodes were lost; one that had not returned when the journal ends does so then."""
+def _node_faults(history: History) -> list[Fault]:
+    """Return the node faults. A node that is still down at the end of the journal is repaired at the end."""
     from refold.simulator import Fault
 
     lost: dict[int, float] = {}

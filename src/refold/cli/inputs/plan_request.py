@@ -1,4 +1,4 @@
-"""Which model, machines and plans a command about plans was asked for: the options, and what their text means."""
+"""Options of the commands about plans (model, machines, limits on plans), and the parsing of their values."""
 
 from __future__ import annotations
 
@@ -15,93 +15,101 @@ if TYPE_CHECKING:
     from refold.perf import GpuSpec, Machines, ModelShape
     from refold.plans import Pins, PlanLimits
 
-MOST_GPUS = 2**17
-"""More GPUs than any job has: beyond it, somebody mistyped."""
+MAX_GPUS = 2**17
+"""Largest number of GPUs; more is taken for a typing error."""
 
-MOST_UP_TO = 4096
-"""GPUs of a curve: more would take minutes, and fit no screen."""
+MAX_CURVE_GPUS = 4096
+"""Largest number of GPUs of a curve: more would take minutes to compute."""
 
-MOST = 2**24
-"""The same of samples in a step, of tokens in a sample, and of CPUs."""
+MAX_AMOUNT = 2**24
+"""Largest number of samples per step, tokens per sample, CPUs, GiB and GB/s."""
 
-USUAL_ENGINE = "megatron"
-"""As in the catalogue, which the options must not load; a test holds the two together."""
+DEFAULT_ENGINE = "megatron"
+"""The catalogue's default engine, repeated because options must not load the catalogue; a test compares the two."""
 
 
-def _models_beginning(incomplete: str) -> list[str]:
-    """Those of the catalogue; beside them files, which the shell completes by itself only where nothing is offered."""
+def _complete_models(incomplete: str) -> list[str]:
+    """Return catalogue models and matching files: the shell completes files itself only without other completions."""
     from refold.catalogue import model_names
 
     known = [name for name in model_names() if name.startswith(incomplete)]
     return known + sorted(path.name for path in Path().glob(f"{incomplete}*")) if known else []
 
 
-def _engines_beginning(incomplete: str) -> list[str]:
+def _complete_engines(incomplete: str) -> list[str]:
     from refold.catalogue import engines
 
     return [engine.name for engine in engines() if engine.name.startswith(incomplete)]
 
 
-def _gpu_types_beginning(incomplete: str) -> list[str]:
+def _complete_gpu_types(incomplete: str) -> list[str]:
     from refold.catalogue import gpu_names
 
     return [name for name in gpu_names() if name.startswith(incomplete)]
 
 
-def _gpus_beginning(incomplete: str) -> list[str]:
-    """'8xA10' is completed to '8xA100-80GB'; before the count is there, nothing is known of the type."""
+def _complete_gpus(incomplete: str) -> list[str]:
+    """Complete '8xA10' to '8xA100-80GB'; without a count there is nothing to complete."""
     count = re.match(r"\d+[x×]", incomplete)
-    return [count[0] + name for name in _gpu_types_beginning(incomplete[count.end() :])] if count else []
+    return [count[0] + name for name in _complete_gpu_types(incomplete[count.end() :])] if count else []
 
 
 ModelName = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="A name (see 'refold models'), a config.json or its folder, or a YAML file of shapes.",
-        autocompletion=_models_beginning,
+        help="Model name (see 'refold models'), a config.json or its folder, or a YAML file.",
+        autocompletion=_complete_models,
     ),
 ]
-GpusAsked = Annotated[
+GpusOption = Annotated[
     str,
     typer.Option(
         "--gpus",
         metavar="COUNTxTYPE",
-        help="Such as 8xA100-80GB, A100-80GB:8, or 2x8:A100-80GB on two nodes (see 'refold gpus').",
-        autocompletion=_gpus_beginning,
+        help="GPUs, such as 8xA100-80GB, A100-80GB:8, or 2x8:A100-80GB for two nodes (see 'refold gpus').",
+        autocompletion=_complete_gpus,
     ),
 ]
 GpuTypeName = Annotated[
     str | None,
-    typer.Option("--gpu", metavar="TYPE", help="The type of GPU.", autocompletion=_gpu_types_beginning),
+    typer.Option("--gpu", metavar="TYPE", help="GPU type.", autocompletion=_complete_gpu_types),
 ]
-Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Spread them over so many nodes [as few as can be].")]
+Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Number of nodes (default: as few as possible).")]
 Cpus = Annotated[
     float | None,
-    typer.Option("--cpus", min=0.001, max=MOST, help="CPU threads on all nodes together [8 per GPU]."),
+    typer.Option("--cpus", min=0.001, max=MAX_AMOUNT, help="Total CPU threads of all nodes (default: 8 per GPU)."),
 ]
 HostMemory = Annotated[
     str | None,
-    typer.Option("--host-memory", metavar="SIZE", help="Memory of all nodes together, such as 1600GB [no limit]."),
+    typer.Option(
+        "--host-memory", metavar="SIZE", help="Total memory of all nodes, such as 1600GB (default: no limit)."
+    ),
 ]
 NetworkRate = Annotated[
     str | None,
-    typer.Option("--network", metavar="RATE", help="What a node can send: 100GB/s, 800Gb/s [usual for the GPU]."),
+    typer.Option(
+        "--network", metavar="RATE", help="Bandwidth per node, such as 100GB/s or 800Gb/s (default: by GPU type)."
+    ),
 ]
 Batch = Annotated[
-    int | None, typer.Option("--batch", min=1, max=MOST, help="Samples in a step, over all GPUs [the model's own].")
+    int | None,
+    typer.Option("--batch", min=1, max=MAX_AMOUNT, help="Global batch size in samples (default: the model's)."),
 ]
-Sequence = Annotated[int | None, typer.Option("--seq", min=1, max=MOST, help="Tokens in a sample [the model's own].")]
+Sequence = Annotated[
+    int | None,
+    typer.Option("--seq", min=1, max=MAX_AMOUNT, help="Sequence length in tokens (default: the model's)."),
+]
 EngineName = Annotated[
     str,
-    typer.Option("--engine", help="The training framework (see 'refold engines').", autocompletion=_engines_beginning),
+    typer.Option("--engine", help="Training framework (see 'refold engines').", autocompletion=_complete_engines),
 ]
-Pin = Annotated[str | None, typer.Option("--pin", metavar="PLAN", help="Fix a part of the plan, such as 'tp4 zero1'.")]
-NoOffload = Annotated[bool, typer.Option("--no-offload", help="Keep everything on the GPUs.")]
+Pin = Annotated[str | None, typer.Option("--pin", metavar="PLAN", help="Fix part of the plan, such as 'tp4 zero1'.")]
+NoOffload = Annotated[bool, typer.Option("--no-offload", help="Exclude plans with offload to the host.")]
 TensorAcrossNodes = Annotated[
-    bool, typer.Option("--tensor-across-nodes", help="Let tensor-parallel groups span nodes.")
+    bool, typer.Option("--tensor-across-nodes", help="Allow tensor-parallel groups that span nodes.")
 ]
-Uneven = Annotated[bool, typer.Option("--uneven", help="Let pipeline stages differ by a layer.")]
+Uneven = Annotated[bool, typer.Option("--uneven", help="Allow pipeline stages that differ by one layer.")]
 
 
 # Machines.
@@ -111,56 +119,56 @@ _TYPE_COUNT = re.compile(r"(.+?)\s*:\s*(\d+)", re.ASCII)
 _NODES_COUNT_TYPE = re.compile(r"(\d+)\s*[x×]\s*(\d+)\s*:\s*(.+)", re.IGNORECASE | re.ASCII)
 
 
-def machines_from(
+def parse_machines(
     gpus: str, nodes: int | None, cpus: float | None, host_memory: str | None, network: str | None
 ) -> Machines:
-    """The machines that the options of `refold plan` describe."""
+    """Return the machines that the options of `refold plan` describe."""
     from msgspec.structs import replace
 
     from refold.catalogue import find_gpu
     from refold.errors import BadInput
-    from refold.perf import machines_of
+    from refold.perf import build_machines
 
-    count, name, on_nodes = _gpus_from(gpus)
+    count, name, on_nodes = _parse_gpus(gpus)
     if on_nodes and nodes not in (None, on_nodes):
-        raise BadInput(f"--gpus {gpus} is {on_nodes} nodes, and --nodes says {nodes}: say it once")
+        raise BadInput(f"--gpus {gpus} has {on_nodes} nodes but --nodes is {nodes}: leave one of them out")
     nodes = nodes or on_nodes
     gpu = find_gpu(name)
     if nodes > count:
-        raise BadInput(f"--nodes {nodes}: {count} GPUs cannot be spread over so many nodes")
-    memory = gib_from_text(host_memory) if host_memory is not None else 0.0
-    machines = machines_of(gpu, count, nodes=nodes, cpus=cpus or 0.0, memory_gib=memory)
+        raise BadInput(f"--nodes {nodes}: expected at most {count} nodes for {count} GPUs")
+    memory = parse_gib(host_memory) if host_memory is not None else 0.0
+    machines = build_machines(gpu, count, nodes=nodes, cpus=cpus or 0.0, memory_gib=memory)
     if network is None:
         return machines
     if machines.nodes == 1:
-        raise BadInput(f"--network {network} changes nothing on one node; --nodes 2 would spread the GPUs over two")
-    return replace(machines, network=network_from_text(network))
+        raise BadInput(f"--network {network} has no effect on one node; use --nodes 2 to spread the GPUs over two")
+    return replace(machines, network=parse_network(network))
 
 
-def _gpus_from(text: str) -> tuple[int, str, int]:
-    """How many GPUs, of which type, and on how many nodes, if that was said."""
+def _parse_gpus(text: str) -> tuple[int, str, int]:
+    """Parse --gpus into the number of GPUs, their type, and the number of nodes (0: not given)."""
     from refold.errors import BadInput
 
     nodes = 0
     if found := _NODES_COUNT_TYPE.fullmatch(text.strip()):
-        nodes, count, name = _limited(text, found[1]), _limited(text, found[2]), found[3]
+        nodes, count, name = _parse_count(text, found[1]), _parse_count(text, found[2]), found[3]
         count *= nodes
     elif found := _COUNT_TYPE.fullmatch(text.strip()):
-        count, name = _limited(text, found[1]), found[2]
+        count, name = _parse_count(text, found[1]), found[2]
     elif found := _TYPE_COUNT.fullmatch(text.strip()):
-        count, name = _limited(text, found[2]), found[1]
+        count, name = _parse_count(text, found[2]), found[1]
     else:
-        raise BadInput(f"--gpus {text}: expected how many of which type, such as 8xA100-80GB or A100-80GB:8")
-    if not 1 <= count <= MOST_GPUS:
-        raise BadInput(f"--gpus {text}: expected 1 to {MOST_GPUS:,} GPUs")
+        raise BadInput(f"--gpus {text}: expected a number and a type, such as 8xA100-80GB or A100-80GB:8")
+    if not 1 <= count <= MAX_GPUS:
+        raise BadInput(f"--gpus {text}: expected 1 to {MAX_GPUS:,} GPUs")
     return count, name, nodes
 
 
-def _limited(text: str, digits: str) -> int:
+def _parse_count(text: str, digits: str) -> int:
     from refold.errors import BadInput
 
-    if len(digits) > len(str(MOST_GPUS)):
-        raise BadInput(f"--gpus {text}: expected 1 to {MOST_GPUS:,} GPUs")
+    if len(digits) > len(str(MAX_GPUS)):
+        raise BadInput(f"--gpus {text}: expected 1 to {MAX_GPUS:,} GPUs")
     return int(digits)
 
 
@@ -169,99 +177,103 @@ _GIB = {"": 1.0, "gib": 1.0, "tib": 1024.0, "gb": 1e9 / 2**30, "tb": 1e12 / 2**3
 _GIGABYTES = {"GB/s": 1.0, "GBps": 1.0, "Gb/s": 1 / 8, "Gbps": 1 / 8, "gbps": 1 / 8, "Gbit/s": 1 / 8, "gbit/s": 1 / 8}
 
 
-def gib_from_text(text: str) -> float:
-    """'1600GB', '1.5TiB' or '512', which are GiB."""
-    return _amount("--host-memory", text, lambda unit: _GIB.get(unit.lower()), "memory such as 1600GB or 1.5TiB")
+def parse_gib(text: str) -> float:
+    """Parse '1600GB', '1.5TiB' or '512' (GiB) into GiB."""
+    return _parse_amount("--host-memory", text, lambda unit: _GIB.get(unit.lower()), "memory such as 1600GB or 1.5TiB")
 
 
-def network_from_text(text: str) -> Link:
-    """'100GB/s', or in bits, '800Gb/s'. A number without a unit could be either, and so could 'gb/s'."""
+def parse_network(text: str) -> Link:
+    """Parse '100GB/s' or, in bits, '800Gb/s'. Ambiguous values (no unit, 'gb/s') are rejected."""
     from refold.model import Link
 
-    return Link("network", _amount("--network", text, _GIGABYTES.get, "a rate such as 100GB/s, or 800Gb/s in bits"))
+    return Link(
+        "network", _parse_amount("--network", text, _GIGABYTES.get, "a rate such as 100GB/s, or 800Gb/s in bits")
+    )
 
 
-def _amount(option: str, text: str, factor_of: Callable[[str], float | None], expected: str) -> float:
+def _parse_amount(option: str, text: str, factor_of: Callable[[str], float | None], expected: str) -> float:
     from refold.errors import BadInput
 
     found = _AMOUNT.fullmatch(text.strip())
     factor = factor_of(found[2]) if found else None
     amount = float(found[1]) * factor if found and factor else 0.0
-    if not (isfinite(amount) and 0 < amount <= MOST):
+    if not (isfinite(amount) and 0 < amount <= MAX_AMOUNT):
         raise BadInput(f"{option} {text}: expected {expected}")
     return amount
 
 
-def usual_network(gpu: GpuSpec) -> list[str]:
-    """What to know where nobody said how fast the network is."""
-    return [f"--network {gpu.node_network_gigabytes_per_second:g}GB/s is what nodes of {gpu.name} usually have"]
+def default_network_note(gpu: GpuSpec) -> list[str]:
+    """Return a note with the assumed network bandwidth."""
+    return [f"assuming --network {gpu.node_network_gigabytes_per_second:g}GB/s, the default for nodes with {gpu.name}"]
 
 
 # Models and plans.
 
 
-def sizes_from(shape: ModelShape, batch: int | None, sequence: int | None) -> tuple[int, int, list[str]]:
-    """Samples in a step and tokens in a sample, and what to know about them."""
+def resolve_sizes(shape: ModelShape, batch: int | None, sequence: int | None) -> tuple[int, int, list[str]]:
+    """Return the batch size and sequence length with the model's defaults filled in, and notes on these."""
     from refold.errors import BadInput
 
     if shape.opaque and sequence is not None:
-        raise BadInput(f"--seq {sequence} changes nothing: of {shape.name} only totals per sample are known")
-    own = []
+        raise BadInput(f"--seq {sequence} has no effect: {shape.name} is known only by its totals per sample")
+    assumed = []
     if batch is None:
-        own.append(f"--batch {shape.batch}")
+        assumed.append(f"--batch {shape.batch}")
     if sequence is None and not shape.opaque:
-        own.append(f"--seq {shape.sequence}")
-    notes = [f"{' '.join(own)} {'are' if len(own) > 1 else 'is'} what is usual for {shape.name}"] if own else []
+        assumed.append(f"--seq {shape.sequence}")
+    notes = []
+    if assumed:
+        notes.append(f"assuming {' '.join(assumed)}, the default{'s' * (len(assumed) > 1)} for {shape.name}")
     if sequence is not None and 0 < shape.positions < sequence:
-        notes.append(f"{shape.name} has learned positions for {shape.positions:,} tokens, and --seq is {sequence:,}")
+        notes.append(f"{shape.name} has position embeddings for {shape.positions:,} tokens, but --seq is {sequence:,}")
     return batch or shape.batch, sequence or shape.sequence, notes
 
 
-def limits_from(
+def parse_plan_limits(
     pin: str | None, no_offload: bool, tensor_across_nodes: bool, uneven: bool, for_offload: Mapping[str, object]
 ) -> PlanLimits:
-    """Which plans may be chosen; `for_offload` are options that only plans that offload have a use for."""
+    """Return the limits on plans. `for_offload`: options with their values that matter only to plans with offload."""
     from refold.errors import BadInput
     from refold.plans import Pins, PlanLimits
 
     for option, value in for_offload.items():
         if no_offload and value is not None:
-            raise BadInput(f"{option} is for plans that offload, and --no-offload leaves them out")
-    pinned = Pins() if pin is None else pins_from_text(pin)
+            raise BadInput(f"{option} applies only to plans with offload, which --no-offload excludes")
+    pinned = Pins() if pin is None else parse_pins(pin)
     if no_offload and pinned.offload:
-        raise BadInput(f"--pin {pin} wants offload, and --no-offload does not: leave one of them out")
+        raise BadInput(f"--pin {pin} requires offload, which --no-offload excludes: leave one of them out")
     return PlanLimits(offload=not no_offload, tensor_across_nodes=tensor_across_nodes, uneven=uneven, pinned=pinned)
 
 
-def pins_from_text(text: str) -> Pins:
-    """'tp4 zero1', written as plans are: only what is said is pinned, also where plans have it anyway ('tp1')."""
-    from refold.model import fields_from_text
+def parse_pins(text: str) -> Pins:
+    """Parse 'tp4 zero1' in the notation of plans: only fields in the text are pinned, even at their default ('tp1')."""
+    from refold.model import parse_plan_fields
     from refold.plans import Pins
 
-    return Pins(**fields_from_text(text))
+    return Pins(**parse_plan_fields(text))
 
 
-# How people read amounts.
+# Formatting.
 
 
-def seconds_text(seconds: float) -> str:
-    """Of a step: '478.3 ms', '60.71 s', '1,488 s'."""
+def format_step_time(seconds: float) -> str:
+    """Format the duration of a step: '478.3 ms', '60.71 s', '1,488 s'."""
     if seconds < 1:
         return f"{seconds * 1000:,.1f} ms"
     return f"{seconds:.2f} s" if seconds < 100 else f"{seconds:,.1f} s" if seconds < 1000 else f"{seconds:,.0f} s"
 
 
-def rate_text(rate: float) -> str:
-    """Three digits, or as many as stand before the point: '16.7', '3,855', '0.342'."""
+def format_rate(rate: float) -> str:
+    """Format a rate with three significant digits, or all integer digits: '16.7', '3,855', '0.342'."""
     digits = 0 if rate >= 99.95 else 1 if rate >= 9.995 else 2 if rate >= 0.9995 else 3
     return f"{rate:,.{digits}f}"
 
 
-def layout_text(gpus_on_node: Iterable[int]) -> str:
-    """'1 node', '2 nodes', or where they differ '2 nodes (8 + 4 GPUs)'."""
+def format_layout(gpus_on_node: Iterable[int]) -> str:
+    """Format '1 node', '2 nodes', or for nodes of different sizes '2 nodes of 8 + 4 GPUs'."""
     from refold.cli.views import plural
 
     sizes = list(gpus_on_node)
-    kinds = list(dict.fromkeys(sizes))
-    differ = " + ".join(f"{sizes.count(kind)} × {kind}" if sizes.count(kind) > 1 else str(kind) for kind in kinds)
-    return plural(len(sizes), "node") + (f" of {differ} GPUs" if len(kinds) > 1 else "")
+    distinct = list(dict.fromkeys(sizes))
+    counted = " + ".join(f"{sizes.count(size)} × {size}" if sizes.count(size) > 1 else str(size) for size in distinct)
+    return plural(len(sizes), "node") + (f" of {counted} GPUs" if len(distinct) > 1 else "")

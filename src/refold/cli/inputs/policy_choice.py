@@ -1,4 +1,4 @@
-"""Which policies were asked for, with which settings; what cannot be is refused here, before anything is simulated."""
+"""Parse the selected policies and their settings. Errors are raised here, before anything is simulated."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-SPREAD = "genetic-power"
-"""The placement that knows of power, which `--spread-power` is short for."""
+POWER_PLACEMENT = "genetic-power"
+"""The power-aware placement rule, which `--spread-power` selects."""
 
-SECONDS = "_seconds"
-"""How settings are called that may be given as durations."""
+DURATION_SUFFIX = "_seconds"
+"""Suffix of the names of settings that accept durations such as 1h."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """A policy as it was asked for, by name or file, with its settings; `name` is what people read.
-
-    An oracle knows how long jobs will take.
-    """
+class SelectedPolicy:
+    """A policy by name or file, with its settings. `name`: label in tables. `oracle`: it knows run times in advance."""
 
     policy: str
     settings: Mapping[str, Any]
@@ -28,78 +25,81 @@ class Choice:
     oracle: bool = False
 
 
-def name_of(policy: str, settings: Mapping[str, Any]) -> str:
-    """'las', or 'las/fgd' where a placement was asked for; of a file, the file's."""
+def policy_label(policy: str, settings: Mapping[str, Any]) -> str:
+    """Return 'las', or 'las/fgd' if the settings have a placement; for a file, its name."""
     short = Path(policy).stem if policy.endswith(".py") else policy
     placement = settings.get("placement")
     return f"{short}/{placement}" if placement else short
 
 
 def is_oracle(policy: str) -> bool:
-    """Whether a policy of the package knows how long jobs will take."""
+    """Whether a policy of the package knows run times in advance."""
     from refold.policies import POLICIES
 
     return policy in POLICIES and POLICIES[policy].oracle
 
 
-def chosen_policy(text: str, settings: Mapping[str, Any]) -> Choice:
-    """One policy, by 'name', 'name/placement' or file; placement and seed may be among the settings."""
+def parse_policy(text: str, settings: Mapping[str, Any]) -> SelectedPolicy:
+    """Parse one policy: 'name', 'name/placement' or a file. The settings may contain the placement and the seed."""
     from refold.errors import BadInput
 
     policy, placement = _policy_and_placement(text)
     if not placement:
-        return _checked(policy, settings)
+        return _select_policy(policy, settings)
     if "placement" in settings:
         other = settings["placement"]
-        raise BadInput(f"{text} says where jobs go, and placement={other} does too: say it once")
-    return _checked(policy, {"placement": placement, **settings})
+        raise BadInput(f"{text} and placement={other} both select a placement: leave one of them out")
+    return _select_policy(policy, {"placement": placement, **settings})
 
 
-def chosen_policies(policies: Sequence[str], placements: Sequence[str], given: Mapping[str, Any]) -> list[Choice]:
-    """Every policy with every placement, if there are any.
+def parse_policies(
+    policies: Sequence[str], placements: Sequence[str], given: Mapping[str, Any]
+) -> list[SelectedPolicy]:
+    """Return every policy combined with every placement (none given: the policy's own).
 
-    Settings given as POLICY.KEY go to that policy, and as KEY to all.
+    A setting POLICY.KEY applies to that policy, KEY to all policies.
     """
     _check_placements(policies, placements, given)
     _check_settings(given, [_policy_and_placement(text)[0] for text in policies])
-    chosen: list[Choice] = []
+    selected: list[SelectedPolicy] = []
     for text in policies:
-        settings = _settings_of(_policy_and_placement(text)[0], given)
+        settings = _settings_for(_policy_and_placement(text)[0], given)
         for placement in placements or [""]:
-            where = {"placement": placement} if placement else {}
-            choice = chosen_policy(text, {**where, **settings})
-            if choice not in chosen:
-                chosen.append(choice)
-    return _told_apart(chosen)
+            placement_setting = {"placement": placement} if placement else {}
+            policy = parse_policy(text, {**placement_setting, **settings})
+            if policy not in selected:
+                selected.append(policy)
+    return _with_unique_names(selected)
 
 
-def refuse_other_places(
-    policies: Sequence[str], placements: Mapping[str, str | None], given: Mapping[str, Any]
-) -> None:
-    """`--spread-power` says where jobs go: nobody else may, and every policy has to take a placement.
+def check_spread_power(policies: Sequence[str], placements: Mapping[str, str | None], given: Mapping[str, Any]) -> None:
+    """Reject `--spread-power`, which selects a placement, with other placements or policies that take none.
 
-    `placements` are options that name other placements, with what they say.
+    `placements`: options that select other placements, with their values.
     """
     from refold.errors import BadInput
 
-    said = [f"{option} by {value}" for option, value in placements.items() if value is not None]
-    said += [f"--set {key} by {value}" for key, value in given.items() if key.rpartition(".")[2] == "placement"]
-    said += [f"{text} by {where}" for text in policies if (where := _policy_and_placement(text)[1])]
-    if said:
-        raise BadInput(f"--spread-power places jobs by {SPREAD}, and {said[0]}: leave one of them out")
+    others = [f"{option} {value}" for option, value in placements.items() if value is not None]
+    others += [f"--set {key}={value}" for key, value in given.items() if key.rpartition(".")[2] == "placement"]
+    others += [text for text in policies if _policy_and_placement(text)[1]]
+    if others:
+        raise BadInput(
+            f"--spread-power and {others[0]} both select a placement ({POWER_PLACEMENT} and another): "
+            "leave one of them out"
+        )
     for policy in policies:
         if not takes_placement(policy):
             raise BadInput(
-                f"--spread-power chooses a placement, and {name_of(policy, {})} takes none: it decides itself where "
-                f"jobs go. Policies that take one: {', '.join(filter(takes_placement, _all_policies()))}"
+                f"--spread-power selects a placement, but {policy_label(policy, {})} places jobs itself; "
+                f"policies that take a placement: {', '.join(filter(takes_placement, _all_policies()))}"
             )
 
 
 def takes_placement(policy: str) -> bool:
-    """Whether a placement rule can be chosen for a policy."""
-    from refold.registry import settings_of
+    """Whether a policy has a placement setting."""
+    from refold.registry import default_settings
 
-    return "placement" in settings_of(policy)
+    return "placement" in default_settings(policy)
 
 
 def _all_policies() -> list[str]:
@@ -108,37 +108,42 @@ def _all_policies() -> list[str]:
     return policy_names()
 
 
-def _checked(policy: str, settings: Mapping[str, Any]) -> Choice:
-    """The policy is made once, so that a mistake is told before the simulation and not after an hour."""
-    from refold.cli import make_guarded
-    from refold.registry import settings_of
+def _select_policy(policy: str, settings: Mapping[str, Any]) -> SelectedPolicy:
+    """Check the settings and construct the policy once, so that errors appear before the simulation."""
+    from refold.cli import make_guarded_policy
+    from refold.registry import default_settings
 
-    defaults = settings_of(policy)
-    right = {key: _as_its_default(policy, key, value, defaults.get(key)) for key, value in settings.items()}
-    made = make_guarded(policy, right)
-    return Choice(policy, right, name_of(made.name, right), is_oracle(policy) or bool(getattr(made, "oracle", False)))
+    defaults = default_settings(policy)
+    valid = {key: _check_setting(policy, key, value, defaults.get(key)) for key, value in settings.items()}
+    policy_object = make_guarded_policy(policy, valid)
+    return SelectedPolicy(
+        policy,
+        valid,
+        policy_label(policy_object.name, valid),
+        is_oracle(policy) or bool(getattr(policy_object, "oracle", False)),
+    )
 
 
-def _as_its_default(policy: str, key: str, value: Any, default: Any) -> Any:
-    """The value as what its default is: numbers are numbers, names are text; of other defaults nothing is known."""
+def _check_setting(policy: str, key: str, value: Any, default: Any) -> Any:
+    """Check that a value has the type of the setting's default; parse durations. Other types are not checked."""
     match default:
         case bool():
-            right, expected = isinstance(value, bool), "true or false"
+            valid, expected = isinstance(value, bool), "true or false"
         case int():
-            right, expected = isinstance(value, int) and not isinstance(value, bool), "a whole number"
-        case float() if key.endswith(SECONDS):
-            value = _seconds(value)
-            right, expected = _is_number(value), "a number or a duration such as 1h"
+            valid, expected = isinstance(value, int) and not isinstance(value, bool), "a whole number"
+        case float() if key.endswith(DURATION_SUFFIX):
+            value = _parse_seconds(value)
+            valid, expected = _is_number(value), "a number or a duration such as 1h"
         case float():
-            right, expected = _is_number(value), "a number"
+            valid, expected = _is_number(value), "a number"
         case str():
-            right, expected = isinstance(value, str), "a word"
+            valid, expected = isinstance(value, str), "a name"
         case _:
             return value
-    if not right:
+    if not valid:
         from refold.errors import BadInput
 
-        raise BadInput(f"{name_of(policy, {})}: {key} is {value!r}, expected {expected}")
+        raise BadInput(f"{policy_label(policy, {})}: {key} is {value!r}, expected {expected}")
     return value
 
 
@@ -146,12 +151,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
 
 
-def _seconds(value: Any) -> Any:
+def _parse_seconds(value: Any) -> Any:
     from refold.errors import BadValue
-    from refold.model import seconds_from_text
+    from refold.model import parse_duration
 
     try:
-        return seconds_from_text(value) if isinstance(value, str) else value
+        return parse_duration(value) if isinstance(value, str) else value
     except BadValue:
         return value
 
@@ -163,14 +168,14 @@ def _policy_and_placement(text: str) -> tuple[str, str]:
     return (policy, placement) if slash else (text, "")
 
 
-def _settings_of(policy: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given to all, and over it what was given to this one."""
-    to_all = {key: value for key, value in given.items() if "." not in key}
-    return to_all | {key.rpartition(".")[2]: value for key, value in given.items() if _is_for(policy, key)}
+def _settings_for(policy: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings for all policies, overridden by those for this policy."""
+    for_all = {key: value for key, value in given.items() if "." not in key}
+    return for_all | {key.rpartition(".")[2]: value for key, value in given.items() if _is_for(policy, key)}
 
 
 def _is_for(policy: str, key: str) -> bool:
-    return key.rpartition(".")[0] in (policy, name_of(policy, {}))
+    return key.rpartition(".")[0] in (policy, policy_label(policy, {}))
 
 
 def _check_placements(policies: Sequence[str], placements: Sequence[str], given: Mapping[str, Any]) -> None:
@@ -180,10 +185,10 @@ def _check_placements(policies: Sequence[str], placements: Sequence[str], given:
         return
     for text in policies:
         if _policy_and_placement(text)[1]:
-            raise BadInput(f"{text} has its placement, and --placements gives it others: leave one of them out")
+            raise BadInput(f"{text} and --placements both select a placement: leave one of them out")
     for key in given:
         if key.rpartition(".")[2] == "placement":
-            raise BadInput(f"--set {key} and --placements both say where jobs go: leave one of them out")
+            raise BadInput(f"--set {key} and --placements both select a placement: leave one of them out")
 
 
 def _check_settings(given: Mapping[str, Any], policies: Sequence[str]) -> None:
@@ -191,10 +196,10 @@ def _check_settings(given: Mapping[str, Any], policies: Sequence[str]) -> None:
 
     for key in given:
         if "." in key and not any(_is_for(policy, key) for policy in policies):
-            raise UnknownName("policy to set that of,", key.rpartition(".")[0], set(policies))
+            raise UnknownName(f"policy in --set {key}:", key.rpartition(".")[0], set(policies))
 
 
-def _told_apart(chosen: list[Choice]) -> list[Choice]:
-    """Two files may hold policies of one name: then people read the files."""
-    names = [choice.name for choice in chosen]
-    return [replace(choice, name=choice.policy) if names.count(choice.name) > 1 else choice for choice in chosen]
+def _with_unique_names(selected: list[SelectedPolicy]) -> list[SelectedPolicy]:
+    """Label policies of the same name, from different files, by their files."""
+    names = [policy.name for policy in selected]
+    return [replace(policy, name=policy.policy) if names.count(policy.name) > 1 else policy for policy in selected]

@@ -1,4 +1,4 @@
-"""What a cluster has to say, and which jobs there can be, where racks are kept within their power limits."""
+"""Checks of the cluster and the jobs for simulations with rack power limits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from refold.cli.inputs.policy_choice import SPREAD, Choice
+from refold.cli.inputs.policy_choice import POWER_PLACEMENT, SelectedPolicy
 from refold.cli.inputs.workload import Workload
 from refold.cli.views import plural
 
@@ -21,45 +21,45 @@ EXAMPLE = (
 )
 
 
-def spreads_power(choice: Choice) -> bool:
-    """Whether a policy places jobs by what racks draw."""
-    return choice.settings.get("placement") == SPREAD
+def spreads_power(policy: SelectedPolicy) -> bool:
+    """Whether a policy uses the power-aware placement."""
+    return policy.settings.get("placement") == POWER_PLACEMENT
 
 
-def within_limits(workload: Workload, chosen: Sequence[Choice], skip_bad: bool) -> Workload:
-    """The same, once it is certain that limits can be kept if any of the policies is to keep them.
+def with_power_limits(workload: Workload, policies: Sequence[SelectedPolicy], skip_bad: bool) -> Workload:
+    """Check that the power limits can be kept if any policy uses the power-aware placement, and return the workload.
 
-    A job for which no rack has the power would wait for ever, and hold up everybody behind it: such jobs are refused,
-    or left out for all policies.
+    A job that needs more power than the racks have would wait forever and block the jobs behind it: such jobs are
+    rejected, or with `skip_bad` skipped for all policies.
     """
     from refold.errors import BadInput, BadValue
     from refold.packing import Power
 
-    if not any(spreads_power(choice) for choice in chosen):
+    if not any(spreads_power(policy) for policy in policies):
         return workload
     power = Power(workload.cluster)
-    _refuse_unknown(workload.cluster, power)
+    _check_power_data(workload.cluster, power)
     try:
-        power.refuse_limits_below_idle()
+        power.reject_limits_below_idle()
     except BadValue as error:
         raise BadInput(f"cluster {workload.cluster.name}: {error}") from None
-    return _without_powerless(workload, power, skip_bad)
+    return _without_jobs_over_limit(workload, power, skip_bad)
 
 
-def limit_notes(chosen: Sequence[Choice], runs: Sequence[ReportRun]) -> list[str]:
-    """Who was to keep limits and did not: some policies also place jobs by other means, or in rounds."""
-    from refold.model import text_from_seconds
+def power_limit_notes(policies: Sequence[SelectedPolicy], runs: Sequence[ReportRun]) -> list[str]:
+    """Return notes on policies with power-aware placement that exceeded limits: some also place jobs in other ways."""
+    from refold.model import format_duration
 
     return [
-        f"{run.name}: racks were above their limits for {text_from_seconds(run.measures.power.above_limit_seconds)}, "
-        "since this policy also places jobs by other means than its placement, or in rounds"
-        for choice, run in zip(chosen, runs, strict=True)
-        if spreads_power(choice) and run.measures.power and run.measures.power.above_limit_seconds
+        f"{run.name}: racks were above their limits for {format_duration(run.measures.power.above_limit_seconds)}, "
+        "because this policy does not place all jobs with its placement rule, or places them in rounds"
+        for policy, run in zip(policies, runs, strict=True)
+        if spreads_power(policy) and run.measures.power and run.measures.power.above_limit_seconds
     ]
 
 
-def _refuse_unknown(cluster: Cluster, power: Power) -> None:
-    """What is missing is told with the fields to fill in."""
+def _check_power_data(cluster: Cluster, power: Power) -> None:
+    """Reject a cluster without power data; the message names the missing fields."""
     from math import isfinite
 
     from refold.errors import BadInput
@@ -72,38 +72,38 @@ def _refuse_unknown(cluster: Cluster, power: Power) -> None:
     if not racks:
         missing.append("no node has a rack")
     elif len(racks) == 1 and not isfinite(racks[0]):
-        missing.append("there is one rack, and it has no limit_watts")
+        missing.append("the only rack has no limit_watts")
     if missing:
         raise BadInput(
-            f"{SPREAD} places by the power of racks, of which cluster {cluster.name} says too little: "
-            f"{', and '.join(missing)}; a cluster file could have {EXAMPLE} (docs/power.md)"
+            f"{POWER_PLACEMENT} needs the power of racks, but in cluster {cluster.name} "
+            f"{', and '.join(missing)}; a cluster file can have {EXAMPLE} (docs/power.md)"
         )
 
 
-def _without_powerless(workload: Workload, power: Power, skip_bad: bool) -> Workload:
+def _without_jobs_over_limit(workload: Workload, power: Power, skip_bad: bool) -> Workload:
     from refold.errors import BadInput
 
-    powerless = _powerless(workload.jobs, power)
-    if not powerless:
+    over_limit = _jobs_over_limit(workload.jobs, power)
+    if not over_limit:
         return workload
-    first = powerless[0]
-    what = f"{plural(len(powerless), 'job')} for which racks have not the power, even when all else is idle"
+    first = over_limit[0]
+    problem = f"{plural(len(over_limit), 'job')} above the rack power limits even on an idle cluster"
     if not skip_bad:
         raise BadInput(
-            f"{what}, such as {first.id}: {first.demand}; raise limit_watts, or --skip-bad leaves such jobs out"
+            f"{problem}, such as {first.id} ({first.demand}); raise limit_watts, or skip such jobs with --skip-bad"
         )
-    gone = {job.id for job in powerless}
-    kept = [job for job in workload.jobs if job.id not in gone]
-    if not kept:
-        raise BadInput(f"{what}: these are all jobs of {workload.name}; raise limit_watts")
-    return replace(workload, jobs=kept, notes=[*workload.notes, f"left out {what}"])
+    skipped = {job.id for job in over_limit}
+    remaining = [job for job in workload.jobs if job.id not in skipped]
+    if not remaining:
+        raise BadInput(f"{problem}: these are all jobs of {workload.name}; raise limit_watts")
+    return replace(workload, jobs=remaining, notes=[*workload.notes, f"skipped {problem}"])
 
 
-def _powerless(jobs: Sequence[Job], power: Power) -> list[Job]:
-    """Jobs that fit the empty cluster but for the limits of its racks."""
-    from refold.packing import Free
+def _jobs_over_limit(jobs: Sequence[Job], power: Power) -> list[Job]:
+    """Return the jobs that fit the empty cluster except for the power limits of its racks."""
+    from refold.packing import FreeResources
 
-    free = Free(power.cluster)
+    free = FreeResources(power.cluster)
     fits = {
         demand: power.fits_when_empty(demand) or not free.fits_when_empty(demand)
         for demand in {job.demand for job in jobs}

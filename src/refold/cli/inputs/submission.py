@@ -1,4 +1,4 @@
-"""What is to be submitted: a file, a script or a command, and options that come before what it says."""
+"""Read the jobs to submit from a file, script or command. Options override the file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SubmitOptions:
-    """What was typed beside the file. `fields` are those of a submission as they are; None: nothing was said."""
+    """Options of `submit`; None: not given. `fields` are fields of a submission that need no parsing."""
 
     fields: Mapping[str, Any]
     gpus: str | None = None
@@ -29,94 +29,94 @@ class SubmitOptions:
     secrets: Sequence[str] = field(default=())
 
 
-def submissions_from(
+def read_submissions(
     file: str | None, command: Sequence[str], options: SubmitOptions
 ) -> tuple[list[Submission], tuple[str, ...]]:
-    """The jobs of a file, or the command as one, each with what the options say; and what is not honoured."""
+    """Return the jobs of a file, or the command as a job, with the options applied; and notes on ignored directives."""
     from refold.errors import BadInput
-    from refold.jobspec import from_command, one_submission, read_spec
+    from refold.jobspec import make_submission, read_spec, submission_from_command
 
     if (file is None) == (not command):
         raise BadInput(
-            "what is to be submitted? A file, such as refold submit job.yaml or refold submit job.sh, "
-            "or a command after two dashes: refold submit --gpus 2 -- python train.py"
+            "expected a file, such as refold submit job.yaml or refold submit job.sh, "
+            "or a command after --, such as refold submit --gpus 2 -- python train.py"
         )
     notes: tuple[str, ...] = ()
     if file is None:
-        found = [from_command(list(command), folder=str(Path.cwd()))]
+        submissions = [submission_from_command(list(command), folder=str(Path.cwd()))]
     else:
-        read = read_spec(Path(file))
-        found, notes = list(read.submissions), tuple(read.notes)
-    return [one_submission(one, _changes(one, options)) for one in found], notes
+        spec = read_spec(Path(file))
+        submissions, notes = list(spec.submissions), tuple(spec.notes)
+    return [make_submission(one, _overrides(one, options)) for one in submissions], notes
 
 
-def _changes(given: Submission, options: SubmitOptions) -> dict[str, Any]:
-    """Fields that the options say; some of them depend on others, and on what the file says."""
-    from refold.jobspec import gib_or_more
+def _overrides(given: Submission, options: SubmitOptions) -> dict[str, Any]:
+    """Return the fields set by the options. Some depend on other options and on the file."""
+    from refold.jobspec import parse_gib
 
     fields = {name: value for name, value in options.fields.items() if value is not None}
     instances = fields.get("instances", given.instances)
     if options.gpus is not None:
-        fields |= _gpus(options.gpus, instances)
+        fields |= _parse_gpus(options.gpus, instances)
     if options.gpu_types is not None:
         fields["gpu_types"] = [name.strip() for name in options.gpu_types.split(",") if name.strip()]
     if options.memory is not None:
-        fields["memory_gib"] = _amount("--memory", options.memory, gib_or_more, "memory such as 32 or 512MB")
+        fields["memory_gib"] = _parse_amount("--memory", options.memory, parse_gib, "memory such as 32 or 512MB")
     for name, text in (("time_limit", options.time_limit), ("estimate", options.estimate)):
         if text is not None:
-            fields[name] = _seconds("--time" if name == "time_limit" else "--estimate", text)
+            fields[name] = _parse_seconds("--time" if name == "time_limit" else "--estimate", text)
     if options.plan is not None:
-        fields["plan"] = _plan(options.plan, instances * fields.get("gpus", given.gpus))
+        fields["plan"] = _parse_plan(options.plan, instances * fields.get("gpus", given.gpus))
     if options.workdir is not None:
         fields["folder"] = str(options.workdir.expanduser().absolute())
     if options.environment:
-        fields["environment"] = {**given.environment, **dict(_variable(text) for text in options.environment)}
+        fields["environment"] = {**given.environment, **dict(_parse_variable(text) for text in options.environment)}
     if options.secrets:
-        fields["secrets"] = {**given.secrets, **{name: _secret(name) for name in options.secrets}}
+        fields["secrets"] = {**given.secrets, **{name: _read_secret(name) for name in options.secrets}}
     return fields
 
 
-def _gpus(text: str, instances: int) -> dict[str, Any]:
-    """'8', '0.5', '2..8' or 'A100:8', in all; of a part of one, each instance gets so much."""
+def _parse_gpus(text: str, instances: int) -> dict[str, Any]:
+    """Parse the total number of GPUs: '8', '2..8', 'A100:8', or '0.5', a share of a GPU for each instance."""
     from refold.errors import BadInput, BadValue
-    from refold.jobspec import wanted_from_text
+    from refold.jobspec import parse_gpu_request
 
     try:
-        wanted = wanted_from_text(text)
+        request = parse_gpu_request(text)
     except (BadValue, IndexError):
-        wanted = None
-    if wanted is None or not wanted.counted:
-        raise BadInput(f"--gpus {text}: expected a number such as 8, a part of one such as 0.5, or 2..8")
-    kinds = {"gpu_types": list(wanted.kinds)} if wanted.kinds else {}
-    if wanted.share < 1:
-        return {"gpus": 1, "gpu_share": wanted.share, "gpu_range": None, **kinds}
-    each, rest = divmod(wanted.least, instances)
+        request = None
+    if request is None or not request.has_count:
+        raise BadInput(f"--gpus {text}: expected a number such as 8, a share such as 0.5, or a range such as 2..8")
+    gpu_types = {"gpu_types": list(request.types)} if request.types else {}
+    if request.share < 1:
+        return {"gpus": 1, "gpu_share": request.share, "gpu_range": None, **gpu_types}
+    each, rest = divmod(request.minimum, instances)
     if rest:
-        raise BadInput(f"--gpus {text}: expected GPUs in all that {instances} instances have equally many of")
-    span = (wanted.least, wanted.most) if wanted.least < wanted.most else None
-    return {"gpus": each, "gpu_share": 1.0, "gpu_range": span, **kinds}
+        raise BadInput(f"--gpus {text}: expected a total that is divisible by {instances} instances")
+    span = (request.minimum, request.maximum) if request.minimum < request.maximum else None
+    return {"gpus": each, "gpu_share": 1.0, "gpu_range": span, **gpu_types}
 
 
-def _plan(text: str, gpus: int) -> str | Plan:
-    """`auto`, `off`, or a plan; where it does not say how often the data are split, by the GPUs that are left."""
-    from refold.model import Plan, fields_from_text
+def _parse_plan(text: str, gpus: int) -> str | Plan:
+    """Parse `auto`, `off`, or a plan; without a data-parallel degree, it is set to use all GPUs."""
+    from refold.model import Plan, parse_plan_fields
 
     if text in ("auto", "off"):
         return text
-    given = fields_from_text(text)
+    given = parse_plan_fields(text)
     plan = Plan(**given)
     if "data" not in given and gpus and gpus % plan.gpus == 0:
         return Plan(**given, data=gpus // plan.gpus)
     return plan
 
 
-def _seconds(option: str, text: str) -> float:
-    from refold.model import seconds_from_text
+def _parse_seconds(option: str, text: str) -> float:
+    from refold.model import parse_duration
 
-    return _amount(option, text, seconds_from_text, "how long, such as 90s, 15m, 1h30m or 2d")
+    return _parse_amount(option, text, parse_duration, "a duration such as 90s, 15m, 1h30m or 2d")
 
 
-def _amount(option: str, text: str, read: Any, expected: str) -> float:
+def _parse_amount(option: str, text: str, read: Any, expected: str) -> float:
     from refold.errors import BadInput
 
     try:
@@ -125,7 +125,7 @@ def _amount(option: str, text: str, read: Any, expected: str) -> float:
         raise BadInput(f"{option} {text}: expected {expected}") from None
 
 
-def _variable(text: str) -> tuple[str, str]:
+def _parse_variable(text: str) -> tuple[str, str]:
     from refold.errors import BadInput
 
     name, equals, value = text.partition("=")
@@ -134,10 +134,10 @@ def _variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _secret(name: str) -> str:
-    """From the environment: what is typed is in the shell's history, and in the list of processes."""
+def _read_secret(name: str) -> str:
+    """Read a secret from the environment: values on the command line appear in shell history and process lists."""
     from refold.errors import BadInput
 
     if name not in os.environ:
-        raise BadInput(f"--secret {name}: the environment has no such variable; export it first")
+        raise BadInput(f"--secret {name}: environment variable not set; export it first")
     return os.environ[name]

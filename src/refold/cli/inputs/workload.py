@@ -1,4 +1,4 @@
-"""What is simulated: jobs on a cluster, what changes cost, which nodes are lost when, and which jobs never end."""
+"""The input of a simulation: jobs, cluster, overheads, node faults, and jobs that never end."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ if TYPE_CHECKING:
     from refold.model import Cluster, Job
     from refold.simulator import Costs, Fault, NeverEnds
 
-MOST_FAULTS = 1_000_000
+MAX_FAULTS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Everything of an experiment but the policy. `left_out` and `notes` tell how the trace was read."""
+    """Everything in an experiment except the policy. `skipped_rows` and `notes` are about reading the trace."""
 
     name: str
     jobs: Sequence[Job]
     cluster: Cluster
     costs: Costs
     faults: Sequence[Fault] = ()
-    left_out: int = 0
+    skipped_rows: int = 0
     notes: Sequence[str] = ()
     charging: Charging = AS_RECORDED
     never_end: Sequence[NeverEnds] = ()
 
     def __str__(self) -> str:
-        from refold.traces import counted
+        from refold.traces import format_count
 
-        cluster = f"{counted(len(self.cluster.nodes), 'node')} with {counted(self.cluster.gpus, 'GPU')}"
-        return f"{self.name}: {counted(len(self.jobs), 'job')} on {cluster}"
+        cluster = f"{format_count(len(self.cluster.nodes), 'node')} with {format_count(self.cluster.gpus, 'GPU')}"
+        return f"{self.name}: {format_count(len(self.jobs), 'job')} on {cluster}"
 
 
 @dataclass(frozen=True, slots=True)
 class TraceReadOptions:
-    """How a trace is read; None of its format: found out from its first line. None of its limit: all of it.
+    """How to read a trace. Defaults: detect the format from the first line, read all jobs.
 
-    None of `gpus_per_instance`: as many as the cluster's largest node has.
+    `gpus_per_instance` defaults to the number of GPUs of the cluster's largest node.
     """
 
     format: str | None = None
@@ -50,7 +50,7 @@ class TraceReadOptions:
 
 
 def with_charging(workload: Workload, charge: str | None, charging: Charging) -> Workload:
-    """The same, with jobs that are as fast as `charging` says."""
+    """Return the workload with job speeds by `charging`."""
     from dataclasses import replace
 
     from refold.cli.inputs.charges import check_charging
@@ -60,43 +60,42 @@ def with_charging(workload: Workload, charge: str | None, charging: Charging) ->
 
 
 def with_faults(workload: Workload, faults: str | None, repair: str | None, seed: int) -> Workload:
-    """The same, with nodes that are lost and return for as long as the work could last."""
+    """Return the workload with random node faults and repairs, up to an upper bound of its duration."""
     from dataclasses import replace
 
     from refold.errors import BadInput
-    from refold.model import seconds_from_text
-    from refold.simulator import seeded_faults
+    from refold.model import parse_duration
+    from refold.simulator import random_faults
 
     if faults is None:
         if repair is not None:
-            raise BadInput("--repair needs --faults: how often nodes are lost, such as --faults 30d")
+            raise BadInput("--repair needs --faults: the mean time between faults per node, such as --faults 30d")
         return workload
-    between, mend, until = seconds_from_text(faults), seconds_from_text(repair or "1h"), _could_last(workload)
-    if (expected := len(workload.cluster.nodes) * until / max(between + mend, 1e-9)) > MOST_FAULTS:
-        raise BadInput(f"--faults {faults} would be {expected:,.0f} faults, expected at most {MOST_FAULTS:,}")
-    drawn = seeded_faults(workload.cluster, between=between, repair=mend, until=until, seed=seed)
-    return replace(workload, faults=drawn)
+    between, repair_seconds, until = parse_duration(faults), parse_duration(repair or "1h"), _max_duration(workload)
+    if (expected := len(workload.cluster.nodes) * until / max(between + repair_seconds, 1e-9)) > MAX_FAULTS:
+        raise BadInput(f"--faults {faults} would cause {expected:,.0f} faults, expected at most {MAX_FAULTS:,}")
+    sampled = random_faults(workload.cluster, between=between, repair=repair_seconds, until=until, seed=seed)
+    return replace(workload, faults=sampled)
 
 
 def with_never_ending(workload: Workload, stuck: float | None, endless: float | None, seed: int) -> Workload:
-    """The same, with some jobs by lot that hang, or work on and on; a note says how many."""
+    """Return the workload with random jobs that hang or run forever, and a note with their number."""
     from dataclasses import replace
 
-    from refold.simulator import Stuck, seeded_never_ending
-    from refold.traces import counted
+    from refold.simulator import Stuck, random_never_ending_jobs
 
     if not stuck and not endless:
         return workload
-    drawn = seeded_never_ending(workload.jobs, stuck=stuck or 0.0, endless=endless or 0.0, seed=seed)
-    hanging = sum(isinstance(one, Stuck) for one in drawn)
-    kinds = {"stuck": hanging, "endless": len(drawn) - hanging}
-    said = " and ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count)
-    note = f"of {counted(len(workload.jobs), 'job')}, {said or 'none'} by lot: these never end by themselves"
-    return replace(workload, never_end=drawn, notes=(*workload.notes, note))
+    sampled = random_never_ending_jobs(workload.jobs, stuck=stuck or 0.0, endless=endless or 0.0, seed=seed)
+    hanging = sum(isinstance(one, Stuck) for one in sampled)
+    kinds = {"stuck": hanging, "endless": len(sampled) - hanging}
+    counts = " and ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count)
+    note = f"jobs that never end by themselves, chosen at random: {counts or 'none'} of {len(workload.jobs):,}"
+    return replace(workload, never_end=sampled, notes=(*workload.notes, note))
 
 
-def _could_last(workload: Workload) -> float:
-    """The last submission, then the longest job, then all the work there is, at full allocation."""
+def _max_duration(workload: Workload) -> float:
+    """Return an upper bound of the duration: last submission, plus longest job, plus all work at full allocation."""
     jobs, gpus = workload.jobs, max(1, workload.cluster.gpus)
     gpu_seconds = sum((job.work or 0.0) * job.demand.total_gpus for job in jobs)
     return jobs[-1].submitted + max(job.work or 0.0 for job in jobs) + gpu_seconds / gpus

@@ -1,4 +1,4 @@
-"""Read the jobs and the cluster to simulate, from a trace or from a journal."""
+"""Read the jobs and the cluster to simulate from a trace, journal or snapshot."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ if TYPE_CHECKING:
     from refold.traces import Trace
 
 DEMO = "demo"
-"""The trace that comes with its own cluster."""
+"""The shipped trace that comes with a cluster."""
 
 
-def read_workload(trace: str, cluster: str | None, reading: TraceReadOptions, costs: Costs) -> Workload:
-    """Jobs that can be simulated, and the cluster to do so on; of a journal or snapshot, what is left to do there."""
+def read_workload(trace: str, cluster: str | None, options: TraceReadOptions, costs: Costs) -> Workload:
+    """Read the jobs and the cluster to simulate; from a journal or snapshot, the jobs that have not ended."""
     from dataclasses import replace
 
-    from refold.cli.commands import most_gpus_of_a_node
-    from refold.cli.inputs.backlog import is_journal, read_queued
-    from refold.traces import for_cluster, read_cluster, read_trace
+    from refold.cli.commands import max_gpus_per_node
+    from refold.cli.inputs.backlog import is_journal, read_backlog
+    from refold.traces import adapt_to_cluster, read_cluster, read_trace
 
-    if reading.format is None and is_journal(trace):
-        return read_queued(trace, None if cluster is None else read_cluster(cluster), reading, costs)
+    if options.format is None and is_journal(trace):
+        return read_backlog(trace, None if cluster is None else read_cluster(cluster), options, costs)
     machines = read_cluster(_cluster_for(trace, cluster))
-    each = reading.gpus_per_instance or most_gpus_of_a_node(machines)
+    each = options.gpus_per_instance or max_gpus_per_node(machines)
     with progress(f"reading {trace}"):
-        read = read_trace(trace, format=reading.format, skip_bad=reading.skip_bad, gpus_per_instance=each)
-    first = replace(read, jobs=read.jobs[: reading.limit])
-    ready = for_cluster(_with_work(first, reading.skip_bad), machines)
-    return Workload(ready.name, ready.jobs, machines, costs, (), len(ready.left_out), ready.notes)
+        read = read_trace(trace, format=options.format, skip_bad=options.skip_bad, gpus_per_instance=each)
+    first = replace(read, jobs=read.jobs[: options.limit])
+    ready = adapt_to_cluster(_with_work(first, options.skip_bad), machines)
+    return Workload(ready.name, ready.jobs, machines, costs, (), len(ready.skipped_rows), ready.notes)
 
 
 def _cluster_for(trace: str, cluster: str | None) -> str:
@@ -42,44 +42,44 @@ def _cluster_for(trace: str, cluster: str | None) -> str:
     if trace == DEMO:
         return DEMO
     raise BadInput(
-        f"on which cluster should {trace} run? Say it with --cluster: a file (YAML, or a CSV list of nodes), "
-        "or shorthand such as --cluster 135x8 for 135 nodes of 8 GPUs"
+        f"no cluster given for {trace}: use --cluster with a file (YAML, or a CSV list of nodes) "
+        "or shorthand such as 135x8 for 135 nodes of 8 GPUs"
     )
 
 
 def _with_work(trace: Trace, skip_bad: bool) -> Trace:
-    """The trace with the jobs whose durations are known; those whose are not cannot be simulated."""
+    """Return the trace without jobs of unknown duration, which cannot be simulated; reject them unless `skip_bad`."""
     from dataclasses import replace
 
     from refold.errors import BadInput
-    from refold.traces import counted
+    from refold.traces import format_count
 
     known = tuple(job for job in trace.jobs if job.work is not None)
     unknown = len(trace.jobs) - len(known)
     if not trace.jobs:
         raise BadInput(f"{trace.name} has no jobs")
     if not known:
-        raise BadInput(_no_work(trace))
+        raise BadInput(_no_durations_error(trace))
     if not unknown:
         return trace
     if skip_bad:
         return replace(
-            trace, jobs=known, notes=(*trace.notes, f"left out {counted(unknown, 'job')} without a duration")
+            trace, jobs=known, notes=(*trace.notes, f"skipped {format_count(unknown, 'job')} without a duration")
         )
     first = next(job.id for job in trace.jobs if job.work is None)
     raise BadInput(
-        f"{unknown:,} of {counted(len(trace.jobs), 'job')} of {trace.name} have no duration (the first is {first!r}); "
-        "--skip-bad leaves them out"
+        f"{unknown:,} of {format_count(len(trace.jobs), 'job')} of {trace.name} have no duration "
+        f"(the first is {first!r}); skip them with --skip-bad"
     )
 
 
-def _no_work(trace: Trace) -> str:
-    """What a trace lacks that has no durations, what it has instead, and what to do."""
-    from refold.traces import counted
+def _no_durations_error(trace: Trace) -> str:
+    """Return the error for a trace without durations: what it has instead, and what to do."""
+    from refold.traces import format_count
 
     steps = sum(job.steps is not None for job in trace.jobs)
-    instead = f"; it says how many steps {counted(steps, 'job')} took, but not how long a step is" if steps else ""
+    instead = f"; it has the steps of {format_count(steps, 'job')}, but not the time per step" if steps else ""
     return (
-        f"no job of {trace.name} has a duration{instead}: to simulate it, give each job its work in seconds, "
-        "in the column duration_s of the common columns (refold trace convert writes them)"
+        f"no job of {trace.name} has a duration{instead}: to simulate it, give each job a duration in seconds "
+        "in the column duration_s of the common CSV format (refold trace convert writes it)"
     )

@@ -1,4 +1,4 @@
-"""refold.cli.views"""
+"""Print results: tables for people, JSON for programs."""
 
 import lazy_loader
 

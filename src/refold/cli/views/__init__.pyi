@@ -1,43 +1,43 @@
-from .job_story import story_of as story_of
+from .job_timeline import read_timeline as read_timeline
 from .measures import (
     comparison_table as comparison_table,
     measure_tables as measure_tables,
-    promises_tables as promises_tables,
+    start_estimate_tables as start_estimate_tables,
 )
 from .nodes import print_node_change as print_node_change
 from .output import (
-    ERROR as ERROR,
+    ERROR_COLOUR as ERROR_COLOUR,
     Advance as Advance,
     AsJson as AsJson,
     Column as Column,
     Table as Table,
-    bar as bar,
-    count as count,
+    current_command_line as current_command_line,
+    draw_bar as draw_bar,
+    format_number as format_number,
+    format_percent as format_percent,
     output_width as output_width,
-    percent as percent,
     plural as plural,
     print_json as print_json,
+    print_line as print_line,
+    print_notes as print_notes,
     print_tables as print_tables,
     printable as printable,
     progress as progress,
-    say as say,
-    tell as tell,
-    typed_command as typed_command,
 )
 from .plans import (
+    format_factor as format_factor,
     micro_batch as micro_batch,
     plan_tables as plan_tables,
+    plan_title as plan_title,
     rejection_tables as rejection_tables,
-    times_text as times_text,
-    title_of as title_of,
 )
 from .sanitize import Sanitizer as Sanitizer
-from .screen import paint_again as paint_again
+from .screen import refresh_screen as refresh_screen
 from .times import (
-    between_text as between_text,
-    clock as clock,
-    clock_near as clock_near,
-    duration as duration,
-    gpus_text as gpus_text,
-    moment_text as moment_text,
+    format_clock as format_clock,
+    format_clock_near as format_clock_near,
+    format_elapsed as format_elapsed,
+    format_gpus as format_gpus,
+    format_interval as format_interval,
+    format_moment as format_moment,
 )

@@ -1,4 +1,4 @@
-"""Who waits at a moment of a journal, why, and when they may start."""
+"""The queue at a time of a journal: jobs, why they wait, and when they may start."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from refold.cli.inputs import ForecastOptions, JournalState, futures_of, journal_state_at
-from refold.cli.views.output import Column, Table, plural, print_json, print_tables, tell
-from refold.cli.views.times import between_text, clock, duration, gpus_text, moment_text
+from refold.cli.inputs import ForecastOptions, JournalState, forecast_starts, read_journal_state
+from refold.cli.views.output import Column, Table, plural, print_json, print_notes, print_tables
+from refold.cli.views.times import format_clock, format_elapsed, format_interval, format_moment
 
 if TYPE_CHECKING:
     from refold.model import Job, StartEstimate, Wait
@@ -16,32 +16,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JournalQueueOptions:
-    """What is to be told."""
+    """What to print. `limit`: maximum number of rows; None: all."""
 
-    ahead: ForecastOptions
+    forecast: ForecastOptions
     running: bool = False
     limit: int | None = None
 
 
-def show_journal(journal: Path, at: str | None, asked: JournalQueueOptions, as_json: bool) -> None:
-    """Tell how things stand at a moment of a journal."""
-    state = journal_state_at(journal, at)
-    shown = _shown_at(state, asked)
+def print_journal_queue(journal: Path, at: str | None, options: JournalQueueOptions, as_json: bool) -> None:
+    """Print the queue at a time of a journal."""
+    state = read_journal_state(journal, at)
+    queue = _read_queue(state, options)
     if as_json:
-        print_json(shown.document(state))
+        print_json(queue.to_document(state))
     else:
-        shown.tell(state)
+        queue.print_text(state)
 
 
 @dataclass(frozen=True, slots=True)
-class _DisplayedQueue:
+class _JournalQueue:
+    """Rows to print; `omitted`: the number of waiting jobs beyond the limit."""
+
     waiting: list[dict[str, Any]]
     running: list[dict[str, Any]] | None
-    starts: bool
-    left_out: int
+    has_estimates: bool
+    omitted: int
     notes: list[str]
 
-    def document(self, state: JournalState) -> dict[str, Any]:
+    def to_document(self, state: JournalState) -> dict[str, Any]:
         view = state.present.view
         return {
             "journal": str(state.path),
@@ -54,41 +56,37 @@ class _DisplayedQueue:
             "notes": self.notes,
         }
 
-    def tell(self, state: JournalState) -> None:
+    def print_text(self, state: JournalState) -> None:
         view, header = state.present.view, state.header
-        waiting = _jobs_wait(len(view.waiting) + len(view.infeasible))
+        counts = f"{len(view.waiting) + len(view.infeasible):,} waiting, {len(view.runs):,} running"
         free = f"{view.free_gpus:g} of {header.cluster.gpus:,} GPUs free"
-        title = f"{waiting} at {clock(state.now)}, under {header.policy}; {plural(len(view.runs), 'run')}, {free}"
-        after = [f"… and {plural(self.left_out, 'job')} more"] if self.left_out else []
-        tell(self.notes)
-        print_tables(Table(title, _waiting_columns(self.starts), self.waiting, after))
+        title = f"{format_clock(state.now)}: {counts}, {free}, policy {header.policy}"
+        footer = [f"… and {plural(self.omitted, 'more job')}"] if self.omitted else []
+        print_notes(self.notes)
+        print_tables(Table(title, _waiting_columns(self.has_estimates), self.waiting, footer))
         if self.running is not None:
-            print_tables(Table("Running", _running_columns(), self.running))
+            print_tables(Table("Running jobs", _running_columns(), self.running))
 
 
-def _jobs_wait(count: int) -> str:
-    return "nobody waits" if not count else f"{plural(count, 'job')} wait{'s' * (count == 1)}"
-
-
-def _shown_at(state: JournalState, asked: JournalQueueOptions) -> _DisplayedQueue:
+def _read_queue(state: JournalState, options: JournalQueueOptions) -> _JournalQueue:
     view = state.present.view
     jobs = [*view.waiting.values(), *view.infeasible.values()]
-    rows = [_waiting_row(state, job, place) for place, job in enumerate(jobs[: asked.limit], start=1)]
+    rows = [_waiting_row(state, job, position) for position, job in enumerate(jobs[: options.limit], start=1)]
     notes: list[str] = []
-    if asked.ahead.wanted:
-        notes = _add_starts(state, asked, rows)
-    running = _running_rows(state)[: asked.limit] if asked.running else None
-    return _DisplayedQueue(rows, running, asked.ahead.wanted, len(jobs) - len(rows), notes)
+    if options.forecast.enabled:
+        notes = _add_start_estimates(state, options.forecast, rows)
+    running = _running_rows(state)[: options.limit] if options.running else None
+    return _JournalQueue(rows, running, options.forecast.enabled, len(jobs) - len(rows), notes)
 
 
-def _waiting_row(state: JournalState, job: Job, place: int) -> dict[str, Any]:
+def _waiting_row(state: JournalState, job: Job, position: int) -> dict[str, Any]:
     present = state.present
     wait = present.view.reason(job.id)
     since = present.waiting_since.get(job.id, job.submitted)
-    if state.header.snapshot:  # which begins where everybody has waited for a while
+    if state.header.snapshot:  # its jobs were waiting before the snapshot begins
         since = job.submitted
     return {
-        "place": place,
+        "position": position,
         "job": job.id,
         "demand": str(job.demand),
         "gpus": job.demand.total_gpus,
@@ -96,59 +94,61 @@ def _waiting_row(state: JournalState, job: Job, place: int) -> dict[str, Any]:
         "since": since,
         "waited": state.now - since,
         "reason": wait.reason.value,
-        "why": _why_text(wait, job),
+        "message": _format_wait(wait, job),
     }
 
 
-def _why_text(wait: Wait, job: Job) -> str:
-    """'(Resources: 0 of 12 nodes fit: 12 × less than 8 GPUs free)'."""
+def _format_wait(wait: Wait, job: Job) -> str:
+    """Format why a job waits: '(Resources: 0 of 12 nodes fit: 12 have fewer than 8 free GPUs)'."""
     if wait.shortage is not None:
-        return f"({wait.reason.value}: {wait.shortage.text(gpus_text(job.demand.gpus))})"
-    return f"({wait.reason.value}: {plural(wait.ahead, 'job')} before it)" if wait.ahead else f"({wait.reason.value})"
+        return f"({wait.reason.value}: {wait.shortage.text(job.demand)})"
+    return f"({wait.reason.value}: {plural(wait.ahead, 'job')} ahead)" if wait.ahead else f"({wait.reason.value})"
 
 
-def _add_starts(state: JournalState, asked: JournalQueueOptions, rows: list[dict[str, Any]]) -> list[str]:
-    """When each may start, and who says so; and what to know of that."""
+def _add_start_estimates(state: JournalState, options: ForecastOptions, rows: list[dict[str, Any]]) -> list[str]:
+    """Add to each row when the job may start and the source of that estimate; return notes on the estimates.
+
+    The source is the policy's own estimate. Jobs without one, or all jobs with --futures, are simulated.
+    """
     view = state.present.view
-    promised = {row["job"]: view.start_estimate(row["job"]) for row in rows}
-    ahead = asked.ahead
-    without = [job for job in promised if job in view.waiting and (ahead.futures or not promised[job])]
-    futures = futures_of(state, without, ahead) if without else None
-    told_ahead = set(without)
+    estimates = {row["job"]: view.start_estimate(row["job"]) for row in rows}
+    forecast_jobs = [job for job in estimates if job in view.waiting and (options.futures or not estimates[job])]
+    futures = forecast_starts(state, forecast_jobs, options) if forecast_jobs else None
+    in_forecast = set(forecast_jobs)
     for row in rows:
-        if row["job"] in told_ahead and futures is not None:
-            _add_start(row, futures.start(row["job"]), plural(ahead.count, "future"))
+        if row["job"] in in_forecast and futures is not None:
+            _add_start_estimate(row, futures.start(row["job"]), plural(options.count, "future"))
         else:
-            expected = promised[row["job"]]
-            _add_start(row, expected, _promise_text(expected, state.now))
-    return [ahead.note] if without else []
+            estimate = estimates[row["job"]]
+            _add_start_estimate(row, estimate, _policy_source(estimate, state.now))
+    return [options.note] if forecast_jobs else []
 
 
-def _promise_text(promised: StartEstimate | None, now: float) -> str:
-    """Who is not told anything, is not; else it is a promise, of which the expected time or the bound may be over."""
-    if promised is None:
+def _policy_source(estimate: StartEstimate | None, now: float) -> str:
+    """Return 'policy', with a remark if the estimated time or its bound has passed; '' without an estimate."""
+    if estimate is None:
         return ""
-    if promised.latest is not None and promised.latest < now:
-        return "promise, passed"
-    return "promise, late" if promised.at < now else "promise"
+    if estimate.latest is not None and estimate.latest < now:
+        return "policy, bound passed"
+    return "policy, late" if estimate.at < now else "policy"
 
 
-def _add_start(row: dict[str, Any], expected: StartEstimate | None, by: str) -> None:
+def _add_start_estimate(row: dict[str, Any], estimate: StartEstimate | None, source: str) -> None:
     row |= {
-        "expected": expected and expected.at,
-        "soonest": expected and expected.soonest,
-        "latest": expected and expected.latest,
-        "by": by,
+        "expected": estimate and estimate.at,
+        "soonest": estimate and estimate.soonest,
+        "latest": estimate and estimate.latest,
+        "source": source,
     }
-    row["between"] = (row["soonest"], row["latest"])
+    row["range"] = (row["soonest"], row["latest"])
 
 
 def _running_rows(state: JournalState) -> list[dict[str, Any]]:
-
+    """Return a row for each run, ordered by the expected end."""
     present = state.present
     rows: list[dict[str, Any]] = []
     for run in present.view.runs.values():
-        job, end = present.view.active[run.job], present.end(run)
+        job, end = present.view.active[run.job], present.end_estimate(run)
         rows.append(
             {
                 "job": run.job,
@@ -157,31 +157,31 @@ def _running_rows(state: JournalState) -> list[dict[str, Any]]:
                 "tenant": job.tenant,
                 "since": run.since,
                 "ran": state.now - run.since,
-                "where": run.allocation.text(state.header.cluster),
+                "placement": run.allocation.text(state.header.cluster),
                 "stopping": run.stopping,
                 "expected": end.at,
                 "soonest": end.soonest,
                 "latest": end.latest,
-                "between": (end.soonest, end.latest),
+                "range": (end.soonest, end.latest),
             }
         )
     return sorted(rows, key=lambda row: (row["expected"], row["job"]))
 
 
-def _waiting_columns(starts: bool) -> dict[str, Column]:
-    when = {
-        "expected": Column("may start", moment_text, number=True),
-        "between": Column("between", between_text, number=True),
-        "by": Column("by", whole=True),
+def _waiting_columns(has_estimates: bool) -> dict[str, Column]:
+    estimates = {
+        "expected": Column("start estimate", format_moment, number=True),
+        "range": Column("range", format_interval, number=True),
+        "source": Column("source", whole=True),
     }
     return {
-        "place": Column("", number=True),
+        "position": Column("", number=True),
         "job": Column("job", whole=True),
         "demand": Column("GPUs", whole=True),
         "tenant": Column("tenant", whole=True),
-        "waited": Column("waits for", duration, number=True),
-        **(when if starts else {}),
-        "why": Column("reason"),
+        "waited": Column("waiting time", format_elapsed, number=True),
+        **(estimates if has_estimates else {}),
+        "message": Column("reason"),
     }
 
 
@@ -190,8 +190,8 @@ def _running_columns() -> dict[str, Column]:
         "job": Column("job", whole=True),
         "demand": Column("GPUs", whole=True),
         "tenant": Column("tenant", whole=True),
-        "ran": Column("runs for", duration, number=True),
-        "expected": Column("may end", moment_text, number=True),
-        "between": Column("between", between_text, number=True),
-        "where": Column("on"),
+        "ran": Column("run time", format_elapsed, number=True),
+        "expected": Column("end estimate", format_moment, number=True),
+        "range": Column("range", format_interval, number=True),
+        "placement": Column("nodes"),
     }

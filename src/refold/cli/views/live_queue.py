@@ -1,4 +1,4 @@
-"""The daemon's queue: who runs where, who waits and why, and when they may start."""
+"""The daemon's queue: running jobs with their nodes, waiting jobs with the reason, and when they may start."""
 
 from __future__ import annotations
 
@@ -6,198 +6,205 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from refold.cli import STATES, first_jobs, reason_text, where_text
-from refold.cli.inputs import ForecastOptions, futures_of, state_of_daemon
-from refold.cli.views.output import Column, Table, output_width, plural, print_json, print_tables, say, tell
-from refold.cli.views.times import between_text, duration, moment_text
+from refold.cli import format_placement, format_reason, list_jobs
+from refold.cli.inputs import ForecastOptions, forecast_starts, read_daemon_state
+from refold.cli.views.output import (
+    Column,
+    Table,
+    output_width,
+    plural,
+    print_json,
+    print_line,
+    print_notes,
+    print_tables,
+)
+from refold.cli.views.times import format_elapsed, format_interval, format_moment
 
 if TYPE_CHECKING:
-    from refold.api import DaemonInfo, Interval, JobStatus
+    from refold.api import DaemonInfo, JobStatus, TimeEstimate
     from refold.client import Client
     from refold.model import StartEstimate
 
-PROMISE = "promise"
-
-WIDE = 100
-"""Characters of a line that have room for all columns."""
+ALL_COLUMNS_WIDTH = 100
+"""Line width from which all columns are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveQueueOptions:
-    """What is to be told, and of whom; no limit: of all."""
+    """What to print, and of which jobs. `limit`: maximum number of jobs; None: all."""
 
-    ahead: ForecastOptions
+    forecast: ForecastOptions
     tenant: str = ""
     user: str = ""
     limit: int | None = None
 
 
-def show_daemon(client: Client, asked: LiveQueueOptions, as_json: bool) -> None:
-    """Tell how things stand with the daemon."""
-    found = _read_queue(client, asked)
+def print_live_queue(client: Client, options: LiveQueueOptions, as_json: bool) -> None:
+    """Print the queue of the daemon."""
+    queue = _read_queue(client, options)
     if as_json:
-        print_json(found.document())
+        print_json(queue.to_document())
     else:
-        found.tell()
+        queue.print_text()
 
 
 @dataclass(frozen=True, slots=True)
-class _Queue:
-    """What the daemon says: itself, the first of its jobs, how many more there are, and when those that wait may start.
+class _LiveQueue:
+    """The daemon's status and first jobs. `omitted`: the number of jobs beyond the limit.
 
-    `starts`: by the job, when, and who says so.
+    `estimates`: when each waiting job may start, and the source of that estimate, by job id.
     """
 
-    about: DaemonInfo
+    info: DaemonInfo
     jobs: Sequence[JobStatus]
-    left_out: int
-    starts: dict[str, tuple[Interval | None, str]] = field(default_factory=dict)
+    omitted: int
+    estimates: dict[str, tuple[TimeEstimate | None, str]] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
-    def document(self) -> dict[str, Any]:
-        """For programs."""
-        about = self.about
+    def to_document(self) -> dict[str, Any]:
+        """Return the queue for JSON output."""
+        info = self.info
         return {
-            "cluster": about.cluster,
-            "policy": about.policy,
-            "now": about.now,
-            "gpus": about.gpus,
-            "free_gpus": about.free_gpus,
-            "running": about.running,
-            "waiting": about.waiting,
-            "jobs": [self._document_of(job) for job in self.jobs],
-            "left_out": self.left_out,
+            "cluster": info.cluster,
+            "policy": info.policy,
+            "now": info.now,
+            "gpus": info.gpus,
+            "free_gpus": info.free_gpus,
+            "running": info.running,
+            "waiting": info.waiting,
+            "jobs": [self._job_document(job) for job in self.jobs],
+            "omitted": self.omitted,
             "notes": self.notes,
         }
 
-    def _document_of(self, job: JobStatus) -> dict[str, Any]:
+    def _job_document(self, job: JobStatus) -> dict[str, Any]:
         import msgspec
 
         document: dict[str, Any] = msgspec.to_builtins(job)
-        if job.id not in self.starts:
+        if job.id not in self.estimates:
             return document
-        expected, by = self.starts[job.id]
-        return {**document, "expected": msgspec.to_builtins(expected), "by": by}
+        estimate, source = self.estimates[job.id]
+        return {**document, "expected": msgspec.to_builtins(estimate), "source": source}
 
-    def tell(self) -> None:
-        """For people."""
-        about = self.about
-        free = f"{about.free_gpus:g} of {about.gpus:,} GPUs free"
-        title = f"{plural(about.running, 'job')} run, {about.waiting:,} wait, under {about.policy}; {free}"
-        title = title.replace("1 job run,", "1 job runs,").replace(" 1 wait,", " 1 waits,")
-        after = [f"… and {plural(self.left_out, 'job')} more (--all)"] if self.left_out else []
-        tell([*self.notes, *([about.storage] if about.storage else [])])
+    def print_text(self) -> None:
+        """Print the queue as a table."""
+        info = self.info
+        free = f"{info.free_gpus:g} of {info.gpus:,} GPUs free"
+        title = f"{info.running:,} running, {info.waiting:,} waiting, {free}, policy {info.policy}"
+        footer = [f"… and {plural(self.omitted, 'more job')} (--all)"] if self.omitted else []
+        print_notes([*self.notes, *([info.storage] if info.storage else [])])
         if not self.jobs:
-            say(title)
+            print_line(title)
             return
-        rows = [_row(job, about.now) | _start_row(self.starts.get(job.id), about.now) for job in self.jobs]
-        print_tables(Table(title, _columns(bool(self.starts), _left_out(self.jobs)), rows, after))
+        rows = [_row(job, info.now) | _estimate_row(self.estimates.get(job.id), info.now) for job in self.jobs]
+        print_tables(Table(title, _columns(bool(self.estimates), _hidden_columns(self.jobs)), rows, footer))
 
 
-def _read_queue(client: Client, asked: LiveQueueOptions) -> _Queue:
-    """Ask the daemon."""
-    about = client.about()
-    jobs, total = first_jobs(client, asked.limit, tenant=asked.tenant, user=asked.user)
-    left_out = total - len(jobs)
-    if not asked.ahead.wanted:
-        return _Queue(about, jobs, left_out)
-    starts, notes = _starts(client, about, [job for job in jobs if job.state == "waiting"], asked.ahead)
-    return _Queue(about, jobs, left_out, starts, notes)
+def _read_queue(client: Client, options: LiveQueueOptions) -> _LiveQueue:
+    info = client.info()
+    jobs, total = list_jobs(client, options.limit, tenant=options.tenant, user=options.user)
+    omitted = total - len(jobs)
+    if not options.forecast.enabled:
+        return _LiveQueue(info, jobs, omitted)
+    waiting = [job for job in jobs if job.state == "waiting"]
+    estimates, notes = _estimate_starts(client, info, waiting, options.forecast)
+    return _LiveQueue(info, jobs, omitted, estimates, notes)
 
 
-def _starts(
-    client: Client, about: DaemonInfo, waiting: Sequence[JobStatus], ahead: ForecastOptions
-) -> tuple[dict[str, tuple[Interval | None, str]], list[str]]:
-    """What the policy has promised; to whom it has promised nothing, or with --futures to all, what may come."""
+def _estimate_starts(
+    client: Client, info: DaemonInfo, waiting: Sequence[JobStatus], options: ForecastOptions
+) -> tuple[dict[str, tuple[TimeEstimate | None, str]], list[str]]:
+    """Return the policy's start estimates; for jobs without one, or all jobs with --futures, simulated estimates."""
     from refold.errors import Forbidden
 
-    told = {job.id: (job.start_estimate, _promise_text(job.start_estimate, about.now)) for job in waiting}
-    without = [job.id for job in waiting if ahead.futures or job.start_estimate is None]
-    if not without:
-        return told, []
+    by_policy = {job.id: (job.start_estimate, _policy_source(job.start_estimate, info.now)) for job in waiting}
+    missing = [job.id for job in waiting if options.futures or job.start_estimate is None]
+    if not missing:
+        return by_policy, []
     try:
-        seen, notes = _looked_ahead(client, without, ahead)
+        simulated, notes = _simulate_starts(client, missing, options)
     except Forbidden:
-        return told, ["only an owner can look ahead: what the policy has promised is told, and nothing else"]
-    return told | seen, notes
+        return by_policy, ["only start estimates of the policy are shown: simulating futures requires the owner role"]
+    return by_policy | simulated, notes
 
 
-def _looked_ahead(
-    client: Client, job_ids: Sequence[str], ahead: ForecastOptions
-) -> tuple[dict[str, tuple[Interval | None, str]], list[str]]:
-    with state_of_daemon(client) as state:
-        there = [job_id for job_id in job_ids if job_id in state.present.view.waiting]
-        futures = futures_of(state, there, ahead)
-    by = plural(ahead.count, "future")
-    return {job_id: (_moved(futures.start(job_id), state.later), by) for job_id in there}, [ahead.note]
+def _simulate_starts(
+    client: Client, job_ids: Sequence[str], options: ForecastOptions
+) -> tuple[dict[str, tuple[TimeEstimate | None, str]], list[str]]:
+    with read_daemon_state(client) as state:
+        waiting = [job_id for job_id in job_ids if job_id in state.present.view.waiting]
+        futures = forecast_starts(state, waiting, options)
+    source = plural(options.count, "future")
+    return {job_id: (_shift(futures.start(job_id), state.clock_offset), source) for job_id in waiting}, [options.note]
 
 
-def _moved(expected: StartEstimate | None, later: float) -> Interval | None:
-    """The same by the daemon's clock."""
-    from refold.api import Interval
+def _shift(estimate: StartEstimate | None, offset: float) -> TimeEstimate | None:
+    """Convert an estimate from journal time to the daemon's clock."""
+    from refold.api import TimeEstimate
 
-    if expected is None:
+    if estimate is None:
         return None
-    bounds = [None if moment is None else moment + later for moment in (expected.soonest, expected.latest)]
-    return Interval(expected.at + later, *bounds)
+    bounds = [None if time is None else time + offset for time in (estimate.soonest, estimate.latest)]
+    return TimeEstimate(estimate.at + offset, *bounds)
 
 
-def _promise_text(promised: Interval | None, now: float) -> str:
-    if promised is None:
+def _policy_source(estimate: TimeEstimate | None, now: float) -> str:
+    """Return 'policy', with a remark if the estimated time or its bound has passed; '' without an estimate."""
+    if estimate is None:
         return ""
-    if promised.latest is not None and promised.latest < now:
-        return f"{PROMISE}, passed"
-    return f"{PROMISE}, late" if promised.at < now else PROMISE
+    if estimate.latest is not None and estimate.latest < now:
+        return "policy, bound passed"
+    return "policy, late" if estimate.at < now else "policy"
 
 
 def _row(job: JobStatus, now: float) -> dict[str, Any]:
     since = job.started if job.state in ("running", "stopping") and job.started is not None else job.submitted
-    where = where_text(job.where)
+    nodes = format_placement(job.placement)
     steps = f"{job.steps_done:,} of {plural(job.steps, 'step')}" if job.steps and job.steps_done else ""
-    told = [where, job.plan, steps] if where else [reason_text(job)]
+    details = [nodes, job.plan, steps] if nodes else [format_reason(job)]
     warning = f"! {job.warning}" if job.warning else ""
     return {
-        "place": f"{job.place}" if job.place and job.state == "waiting" else "",
+        "position": f"{job.position}" if job.position and job.state == "waiting" else "",
         "job": job.id,
         "demand": job.demand,
         "tenant": job.tenant,
         "user": job.user,
-        "state": STATES.get(job.state, job.state),
-        "since": duration(max(0.0, now - since)),
-        "where": " ".join(part for part in (", ".join(filter(None, told)), warning) if part),
+        "state": job.state,
+        "time": format_elapsed(max(0.0, now - since)),
+        "nodes": " ".join(part for part in (", ".join(filter(None, details)), warning) if part),
     }
 
 
-def _start_row(start: tuple[Interval | None, str] | None, now: float) -> dict[str, Any]:
-    expected, by = start or (None, "")
-    if expected is None:
-        return {"expected": "–" if start else "", "between": "", "by": by}
-    between = between_text((expected.soonest, expected.latest), now)
-    return {"expected": moment_text(expected.at, now), "between": between, "by": by}
+def _estimate_row(start: tuple[TimeEstimate | None, str] | None, now: float) -> dict[str, Any]:
+    estimate, source = start or (None, "")
+    if estimate is None:
+        return {"expected": "–" if start else "", "range": "", "source": source}
+    interval = format_interval((estimate.soonest, estimate.latest), now)
+    return {"expected": format_moment(estimate.at, now), "range": interval, "source": source}
 
 
-def _left_out(jobs: Sequence[JobStatus]) -> set[str]:
-    """On a narrow screen, columns that say the same of everybody."""
-    if output_width() >= WIDE:
+def _hidden_columns(jobs: Sequence[JobStatus]) -> set[str]:
+    """Return the columns to hide on a narrow screen: those with the same value for all jobs."""
+    if output_width() >= ALL_COLUMNS_WIDTH:
         return set()
     return {key for key in ("tenant", "user") if len({getattr(job, key) for job in jobs}) == 1}
 
 
-def _columns(starts: bool, left_out: set[str]) -> dict[str, Column]:
-    when = {
-        "expected": Column("may start", number=True),
-        "between": Column("between", number=True),
-        "by": Column("by", whole=True),
+def _columns(has_estimates: bool, hidden: set[str]) -> dict[str, Column]:
+    estimates = {
+        "expected": Column("start estimate", number=True),
+        "range": Column("range", number=True),
+        "source": Column("source", whole=True),
     }
     columns = {
-        "place": Column("", number=True),
+        "position": Column("", number=True),
         "job": Column("job", whole=True),
         "demand": Column("GPUs", whole=True),
         "tenant": Column("tenant", whole=True),
         "user": Column("user", whole=True),
-        "state": Column("", whole=True),
-        "since": Column("for", number=True),
-        **(when if starts else {}),
-        "where": Column("on (reason)"),
+        "state": Column("state", whole=True),
+        "time": Column("time", number=True),
+        **(estimates if has_estimates else {}),
+        "nodes": Column("nodes (reason)"),
     }
-    return {key: column for key, column in columns.items() if key not in left_out}
+    return {key: column for key, column in columns.items() if key not in hidden}

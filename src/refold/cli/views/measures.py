@@ -1,129 +1,131 @@
-"""Measures as tables for people. What each means is in docs/measures.md."""
+"""Tables of measures. docs/measures.md defines each measure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from refold.cli.views.output import Column, Table, count
+from refold.cli.views.output import Column, Table, format_number
 
 if TYPE_CHECKING:
     from refold.results import Cell, Comparison, MeasureGroup, Measures, PowerUse, ReportRun, Spread, StartEstimateGroup
 
-MOST_TENANTS = 12
-MOST_RACKS = 12
-BEST = "*"
-ORACLE = "†"
-OF_FAULTS = ("failures", "lost")
-"""What policies are compared by as well where nodes are lost."""
+MAX_TENANTS = 12
+MAX_RACKS = 12
+BEST_MARK = "*"
+ORACLE_MARK = "†"
+FAULT_MEASURES = ("failures", "lost")
+"""Keys of the measures that are added to comparisons with node faults."""
 
 
 def measure_tables(title: str, run: ReportRun) -> list[Table]:
-    """All that is measured of one run: as a whole, per class where there are two, per tenant, per size, per rack."""
-    from refold.cli import faults_seen
+    """Return the tables of one run: totals, times, per job class (if there are two), tenant, job size and rack."""
+    from refold.cli import count_node_faults
 
     measures = run.measures
     largest = sorted(measures.tenants, key=lambda group: (-group.gpu_hours, group.name))
     classes = [_groups("Classes", "class", measures.classes, 2)] if len(measures.classes) > 1 else []
     return [
-        _facts(title, measures, faults_seen(run.history)),
+        _facts(title, measures, count_node_faults(run.history)),
         _times(measures),
         *classes,
-        _groups("Tenants", "tenant", largest[:MOST_TENANTS], len(largest)),
+        _groups("Tenants", "tenant", largest[:MAX_TENANTS], len(largest)),
         _groups("Sizes", "size", measures.sizes, len(measures.sizes)),
         *([_racks(measures.power)] if measures.power else []),
     ]
 
 
 def _facts(title: str, measures: Measures, faults: int) -> Table:
-    from refold.results import text_of
+    from refold.results import format_value
 
     outcomes = measures.outcomes
     facts = {
-        "jobs": count(measures.jobs),
-        "finished": count(outcomes.finished),
-        "failed": count(outcomes.failed) if outcomes.failed else "",
-        "cancelled": count(outcomes.cancelled) if outcomes.cancelled else "",
-        "not finished": count(outcomes.running + outcomes.waiting) if outcomes.running + outcomes.waiting else "",
-        "never fit the cluster": count(outcomes.infeasible) if outcomes.infeasible else "",
-        "makespan": text_of(measures.makespan, "s"),
-        "GPU allocation, while jobs arrive": text_of(measures.allocation, "%"),
-        "GPU allocation, to the end": text_of(measures.allocation_overall, "%"),
-        "fragmentation": text_of(measures.fragmentation, "%"),
-        "GPU-hours held": text_of(measures.gpu_hours, "h"),
-        "GPU-hours of overhead": text_of(measures.overhead_gpu_hours, "h"),
-        "overhead, of GPU-hours held": text_of(measures.overhead_share, "%") if measures.overhead_share else "",
-        "GPU-hours lost": text_of(measures.lost_gpu_hours, "h"),
-        "preemptions": count(measures.preemptions),
-        "reshapes": count(measures.reshapes) if measures.reshapes else "",
-        "node faults": count(faults) if faults else "",
-        "failed runs": count(measures.failures),
-        "Jain's index, tenants": text_of(measures.jain_tenants, "index"),
-        "Jain's index, jobs": text_of(measures.jain_jobs, "index"),
+        "jobs": format_number(measures.jobs),
+        "finished": format_number(outcomes.finished),
+        "failed": format_number(outcomes.failed) if outcomes.failed else "",
+        "cancelled": format_number(outcomes.cancelled) if outcomes.cancelled else "",
+        "not finished": format_number(outcomes.running + outcomes.waiting)
+        if outcomes.running + outcomes.waiting
+        else "",
+        "infeasible": format_number(outcomes.infeasible) if outcomes.infeasible else "",
+        "makespan": format_value(measures.makespan, "s"),
+        "GPU allocation until last submission": format_value(measures.allocation, "%"),
+        "GPU allocation overall": format_value(measures.allocation_overall, "%"),
+        "fragmentation": format_value(measures.fragmentation, "%"),
+        "GPU-hours held": format_value(measures.gpu_hours, "h"),
+        "GPU-hours of overhead": format_value(measures.overhead_gpu_hours, "h"),
+        "overhead share of GPU-hours": format_value(measures.overhead_share, "%") if measures.overhead_share else "",
+        "GPU-hours lost": format_value(measures.lost_gpu_hours, "h"),
+        "preemptions": format_number(measures.preemptions),
+        "reshapes": format_number(measures.reshapes) if measures.reshapes else "",
+        "node faults": format_number(faults) if faults else "",
+        "failed runs": format_number(measures.failures),
+        "Jain index, tenants": format_value(measures.jain_tenants, "index"),
+        "Jain index, jobs": format_value(measures.jain_jobs, "index"),
         **(_power_facts(measures.power) if measures.power else {}),
-        **(_promise_facts(measures.promises.all) if measures.promises else {}),
+        **(_estimate_facts(measures.start_estimates.all) if measures.start_estimates else {}),
     }
     columns = {"fact": Column("", whole=True), "value": Column("", number=True)}
     return Table(title, columns, [{"fact": fact, "value": value} for fact, value in facts.items() if value])
 
 
 def _power_facts(power: PowerUse) -> dict[str, str]:
-    from refold.results import text_of
+    from refold.results import format_value
 
     each = power.kwh_per_finished_gpu_hour
     return {
-        "energy, kWh": text_of(power.energy_kwh, "h"),
+        "energy, kWh": format_value(power.energy_kwh, "h"),
         "energy per GPU-hour of finished jobs, kWh": "–" if each is None else f"{each:.2f}",
-        "unevenness of racks": text_of(power.unevenness, "%") if power.unevenness is not None else "",
-        "a rack above its limit": text_of(power.above_limit_seconds, "s") if _limited(power) else "",
+        "rack power imbalance": format_value(power.imbalance, "%") if power.imbalance is not None else "",
+        "rack above power limit": format_value(power.above_limit_seconds, "s") if _has_limits(power) else "",
     }
 
 
-def _promise_facts(promises: StartEstimateGroup) -> dict[str, str]:
-    from refold.results import text_of
+def _estimate_facts(estimates: StartEstimateGroup) -> dict[str, str]:
+    from refold.results import format_value
 
     return {
-        "promised starts": count(promises.promised),
-        "promises kept": text_of(promises.share_kept, "%"),
-        "promises renewed": count(promises.renewals),
-        "promised within, median": text_of(promises.width, "s"),
-        "error of expected start, mean": text_of(promises.error.mean_absolute, "s"),
+        "jobs with a start bound": format_number(estimates.bounded),
+        "start bounds met": format_value(estimates.coverage, "%"),
+        "bounds postponed": format_number(estimates.postponements),
+        "median time to bound": format_value(estimates.width, "s"),
+        "mean start error": format_value(estimates.error.mean_absolute, "s"),
     }
 
 
-def _limited(power: PowerUse) -> bool:
+def _has_limits(power: PowerUse) -> bool:
     return any(rack.limit_watts is not None for rack in power.racks)
 
 
 def _racks(power: PowerUse) -> Table:
-    """The racks nearest to their limits first; without limits, those that drew most."""
-    from refold.results import nearest_to_limit_first, rack_text, text_of
+    """Return the table of racks, those closest to their limits first; without limits, those with the highest power."""
+    from refold.results import format_rack_name, format_value, sort_by_limit_margin
 
     columns = {
         "rack": Column("rack", whole=True),
         "mean": Column("mean power", number=True),
         "peak": Column("peak", number=True),
         "limit": Column("limit", number=True),
-        "above": Column("above it", number=True),
+        "above": Column("above limit", number=True),
         "energy": Column("kWh", number=True),
     }
     rows = [
         {
-            "rack": rack_text(rack.name),
-            "mean": text_of(rack.mean_watts, "W"),
-            "peak": text_of(rack.peak_watts, "W"),
-            "limit": text_of(rack.limit_watts, "W"),
-            "above": text_of(None if rack.limit_watts is None else rack.above_limit_seconds, "s"),
-            "energy": text_of(rack.energy_kwh, "h"),
+            "rack": format_rack_name(rack.name),
+            "mean": format_value(rack.mean_watts, "W"),
+            "peak": format_value(rack.peak_watts, "W"),
+            "limit": format_value(rack.limit_watts, "W"),
+            "above": format_value(None if rack.limit_watts is None else rack.above_limit_seconds, "s"),
+            "energy": format_value(rack.energy_kwh, "h"),
         }
-        for rack in nearest_to_limit_first(power.racks)[:MOST_RACKS]
+        for rack in sort_by_limit_margin(power.racks)[:MAX_RACKS]
     ]
-    more = len(power.racks) - MOST_RACKS
+    more = len(power.racks) - MAX_RACKS
     return Table("Racks", columns, rows, after=[f"… and {more:,} more"] if more > 0 else [])
 
 
 def _times(measures: Measures) -> Table:
-    from refold.results import text_of
+    from refold.results import format_value
 
     def row(name: str, spread: Spread, unit: str) -> dict[str, str]:
         values = {
@@ -131,109 +133,111 @@ def _times(measures: Measures) -> Table:
             "median": spread.median,
             "p90": spread.p90,
             "p99": spread.p99,
-            "most": spread.most,
+            "max": spread.max,
         }
-        return {"name": name, **{key: text_of(value, unit) for key, value in values.items()}}
+        return {"name": name, **{key: format_value(value, unit) for key, value in values.items()}}
 
     columns = {"name": Column("", whole=True)} | {
-        key: Column(key, number=True) for key in ("mean", "median", "p90", "p99", "most")
+        key: Column(key, number=True) for key in ("mean", "median", "p90", "p99", "max")
     }
     rows = [
-        row("completion", measures.completion, "s"),
-        row("waiting", measures.waiting, "s"),
-        row("to first start", measures.to_first_start, "s"),
+        row("completion time", measures.completion, "s"),
+        row("waiting time", measures.waiting, "s"),
+        row("time to first start", measures.to_first_start, "s"),
         row("slowdown", measures.slowdown, "×"),
-        row("fairness (ρ)", measures.finish_time_fairness, "×"),
-        row("jobs that passed it", measures.passed_over, "jobs"),
+        row("finish-time fairness (ρ)", measures.finish_time_fairness, "×"),
+        row("overtaken by", measures.overtaken, "jobs"),
     ]
     return Table("Times", columns, rows)
 
 
-def _groups(title: str, what: str, groups: Sequence[MeasureGroup], of_all: int) -> Table:
-    from refold.results import text_of
+def _groups(title: str, what: str, groups: Sequence[MeasureGroup], total: int) -> Table:
+    from refold.results import format_value
 
     columns = {
         "name": Column(what, whole=True),
-        "jobs": Column("jobs", count, number=True),
-        "completion": Column("mean completion", number=True),
-        "waiting": Column("mean waiting", number=True),
+        "jobs": Column("jobs", format_number, number=True),
+        "completion": Column("mean completion time", number=True),
+        "waiting": Column("mean waiting time", number=True),
         "slowdown": Column("mean slowdown", number=True),
-        "gpu_hours": Column("GPU-hours", count, number=True),
-        "preemptions": Column("preemptions", count, number=True),
+        "gpu_hours": Column("GPU-hours", format_number, number=True),
+        "preemptions": Column("preemptions", format_number, number=True),
     }
     rows = [
         {
             "name": group.name,
             "jobs": group.jobs,
-            "completion": text_of(group.completion.mean, "s"),
-            "waiting": text_of(group.waiting.mean, "s"),
-            "slowdown": text_of(group.slowdown.mean, "×"),
+            "completion": format_value(group.completion.mean, "s"),
+            "waiting": format_value(group.waiting.mean, "s"),
+            "slowdown": format_value(group.slowdown.mean, "×"),
             "gpu_hours": group.gpu_hours,
             "preemptions": group.preemptions,
         }
         for group in groups
     ]
-    more = of_all - len(groups)
+    more = total - len(groups)
     return Table(title, columns, rows, after=[f"… and {more} more"] if more > 0 else [])
 
 
 def comparison_table(
     title: str, runs: Sequence[ReportRun], oracles: Collection[str], faults: str, power: bool = False
 ) -> Table:
-    """The runs side by side: the best of each column and policies that know durations are marked.
+    """Return the comparison of runs. The best value of each column and policies that know run times are marked.
 
-    With `power`, that of racks is compared as well.
+    With `power`, the measures of rack power are included.
     """
-    from refold.results import MAIN, MORE, POWER, measure_table
+    from refold.results import MAIN_MEASURES, MORE_MEASURES, POWER_MEASURES, measure_table
 
-    measured = (*MAIN, *(one for one in MORE if faults and one[0].key in OF_FAULTS), *(POWER if power else ()))
+    measured = (
+        *MAIN_MEASURES,
+        *(one for one in MORE_MEASURES if faults and one[0].key in FAULT_MEASURES),
+        *(POWER_MEASURES if power else ()),
+    )
     comparison = measure_table([(run.name, run.measures) for run in runs], measured)
     return _side_by_side(title, comparison, oracles, _footnotes(comparison, runs, oracles, faults))
 
 
-def promises_tables(runs: Sequence[ReportRun]) -> list[Table]:
-    """How well promised starts were kept, and how far jobs were passed over; nothing where nobody promised any."""
-    from refold.results import PROMISES, measure_table
+def start_estimate_tables(runs: Sequence[ReportRun]) -> list[Table]:
+    """Return a table of start estimates and overtaking; none if no policy made start estimates."""
+    from refold.results import START_ESTIMATE_MEASURES, measure_table
 
-    if all(run.measures.promises is None for run in runs):
+    if all(run.measures.start_estimates is None for run in runs):
         return []
-    comparison = measure_table([(run.name, run.measures) for run in runs], PROMISES)
-    return [_side_by_side("Promised starts, and jobs passed over", comparison, (), [])]
+    comparison = measure_table([(run.name, run.measures) for run in runs], START_ESTIMATE_MEASURES)
+    return [_side_by_side("Start estimates and overtaking", comparison, (), [])]
 
 
 def _side_by_side(title: str, comparison: Comparison, oracles: Collection[str], after: Sequence[str]) -> Table:
     rows: list[dict[str, Any]] = [
-        {"name": f"{row.name} {ORACLE}" if row.name in oracles else row.name}
+        {"name": f"{row.name} {ORACLE_MARK}" if row.name in oracles else row.name}
         | {column.key: cell for column, cell in zip(comparison.columns, row.cells, strict=True)}
         for row in comparison.rows
     ]
     columns = {"name": Column("policy", whole=True)} | {
-        column.key: Column(column.name, _text_of_cell, number=True, style=_style_of_cell)
-        for column in comparison.columns
+        column.key: Column(column.name, _cell_text, number=True, style=_cell_style) for column in comparison.columns
     }
     return Table(title, columns, rows, after)
 
 
 def _footnotes(comparison: Comparison, runs: Sequence[ReportRun], oracles: Collection[str], faults: str) -> list[str]:
-    said = {
-        f"{BEST} the best of its column": any(cell.best for row in comparison.rows for cell in row.cells),
-        f"{ORACLE} knows how long jobs will take": any(run.name in oracles for run in runs),
-        f"{faults} while jobs were there": bool(faults),
-        _alike(runs): len(runs) > 1 and len({tuple(cell.text for cell in row.cells) for row in comparison.rows}) == 1,
+    all_equal = len(runs) > 1 and len({tuple(cell.text for cell in row.cells) for row in comparison.rows}) == 1
+    footnotes = {
+        f"{BEST_MARK} best of the column": any(cell.best for row in comparison.rows for cell in row.cells),
+        f"{ORACLE_MARK} knows run times in advance": any(run.name in oracles for run in runs),
+        f"{faults} before the last job ended": bool(faults),
+        _equal_footnote(runs): all_equal,
     }
-    return [line for line, true in said.items() if true]
+    return [line for line, applies in footnotes.items() if applies]
 
 
-def _alike(runs: Sequence[ReportRun]) -> str:
-    nobody_waited = not any(
-        run.measures.waiting.most or run.measures.outcomes.finished < run.measures.jobs for run in runs
-    )
-    return f"{'nobody waited: ' if nobody_waited else ''}all policies are alike here"
+def _equal_footnote(runs: Sequence[ReportRun]) -> str:
+    no_waiting = not any(run.measures.waiting.max or run.measures.outcomes.finished < run.measures.jobs for run in runs)
+    return f"all policies give the same result{': no job waited' if no_waiting else ''}"
 
 
-def _text_of_cell(cell: Cell) -> str:
-    return f"{cell.text} {BEST if cell.best else ' '}"
+def _cell_text(cell: Cell) -> str:
+    return f"{cell.text} {BEST_MARK if cell.best else ' '}"
 
 
-def _style_of_cell(cell: Cell) -> str:
+def _cell_style(cell: Cell) -> str:
     return "bold green" if cell.best else ""

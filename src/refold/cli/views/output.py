@@ -1,6 +1,6 @@
-"""One way to print: tables for people, JSON for programs; progress on a terminal, and only when it takes long.
+"""Output of commands: tables for people, JSON for programs, progress bars on a terminal for long operations.
 
-What is printed may come from anybody's file, so nothing in it reaches a terminal but what can be printed.
+Text may come from untrusted files, so control characters are removed before it is printed.
 """
 
 from __future__ import annotations
@@ -21,55 +21,54 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-"""The option that every command with output has."""
+"""The --json option of all commands with output."""
 
-SHOW_PROGRESS_AFTER = 1.0
-"""Seconds of work after which people want to know that something happens."""
+PROGRESS_DELAY_SECONDS = 1.0
+"""Duration of an operation after which its progress bar is shown."""
 
-WIDE_ENOUGH = 200
-"""How wide a table may be that goes to a file or a pipe: nothing there needs to fit a screen."""
+PIPE_WIDTH = 200
+"""Line width of tables that are written to a file or a pipe."""
 
+CONSOLE_WIDTH = 10_000
+"""Line width passed to rich, so that it never wraps: column widths are computed here."""
 
-NEVER_CUT = 10_000
-"""How wide rich may think the output is: how wide columns are is known here."""
+MIN_TEXT_WIDTH = 24
+"""Minimum width of a text column, unless its texts are shorter."""
 
-READABLE = 24
-"""How many characters a text has on a line at least, if it has so many."""
-
-GAP = 2
+COLUMN_GAP = 2
 """Characters between two columns."""
 
-ERROR = typer.colors.RED
+ERROR_COLOUR = typer.colors.RED
 
 
 def printable(text: str) -> str:
-    """The text on one line and without what a terminal would obey: spaces of all kinds are spaces, the rest is �."""
+    """Return the text on one line: white space becomes spaces, other control characters become �."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else " " if one.isspace() else "�" for one in text)
+    return "".join(char if char.isprintable() else " " if char.isspace() else "�" for char in text)
 
 
-def say(text: str = "", *, err: bool = False, fg: str | None = None) -> None:
-    """One line for people."""
+def print_line(text: str = "", *, err: bool = False, fg: str | None = None) -> None:
+    """Print one line without control characters."""
     typer.secho(printable(text), fg=fg, err=err)
 
 
-def tell(notes: Sequence[str]) -> None:
-    """What a person should know before believing the results; on stderr."""
+def print_notes(notes: Sequence[str]) -> None:
+    """Print notes on the results, such as assumptions and skipped rows, to stderr."""
     for note in notes:
-        say(f"note: {note}", err=True)
+        print_line(f"note: {note}", err=True)
 
 
 def plural(number: int, noun: str) -> str:
-    """'1 job', '1,500 jobs'."""
+    """Format a count with its noun: '1 job', '1,500 jobs'."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: its title, how its values read and look, and whether they are numbers (set to the right).
+    """A column of a table: its title, and the text and style of its values. Numbers are aligned to the right.
 
-    Numbers are never broken, nor is what is `whole`, such as a name.
+    Values of `number` and `whole` columns (such as names) are never wrapped.
     """
 
     title: str
@@ -81,7 +80,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows for people. `columns` by the key under which each row holds its value; the first says what a row is."""
+    """A table to print. `columns` are keyed as the values of the rows; the first column identifies the row.
+
+    `after`: lines below the table.
+    """
 
     title: str
     columns: Mapping[str, Column]
@@ -90,27 +92,27 @@ class Table:
 
 
 def print_tables(*tables: Table) -> None:
-    """Tables for people, with whatever lines belong under each."""
+    """Print tables with their titles and the lines below each."""
     from rich.console import Console
     from rich.text import Text
 
     width = output_width()
-    console = Console(highlight=False, width=NEVER_CUT)
+    console = Console(highlight=False, width=CONSOLE_WIDTH)
     for table in tables:
         if table.title:
             console.print(Text(printable(table.title), "bold"))
-        laid_out = _Layout(table)
-        for place, block in enumerate(laid_out.blocks(width)):
-            if place:
+        layout = _Layout(table)
+        for index, block in enumerate(layout.blocks(width)):
+            if index:
                 console.print()
-            console.print(laid_out.drawn(block, width))
+            console.print(layout.draw(block, width))
         for line in table.after:
             console.print(Text(printable(line), "dim"))
         console.print()
 
 
 class _Layout:
-    """How wide the columns of a table get, and which of them stand side by side."""
+    """The layout of a table: column widths, and blocks of columns if the table is wider than a line."""
 
     def __init__(self, table: Table) -> None:
         self._columns = table.columns
@@ -118,30 +120,34 @@ class _Layout:
             key: [printable(column.text(row[key])) for row in table.rows] for key, column in table.columns.items()
         }
         self._styles = {key: [column.style(row[key]) for row in table.rows] for key, column in table.columns.items()}
-        self._least = {key: self._least_width(key) for key in table.columns}
-        self._most = {key: max(_longest(self._texts[key]), len(column.title)) for key, column in table.columns.items()}
+        self._min_widths = {key: self._min_width(key) for key in table.columns}
+        self._max_widths = {
+            key: max(_longest(self._texts[key]), len(column.title)) for key, column in table.columns.items()
+        }
 
-    def _least_width(self, key: str) -> int:
-        """Titles are broken between words if need be, and so are texts, but not numbers and names."""
+    def _min_width(self, key: str) -> int:
+        """Return the minimum width of a column: titles and texts may be wrapped at spaces, numbers and names not."""
         column, texts = self._columns[key], self._texts[key]
         title = _longest(column.title.split())
         if column.number or column.whole:
             return max(title, _longest(texts))
-        return max(title, _longest(word for text in texts for word in text.split()), min(_longest(texts), READABLE))
+        return max(
+            title, _longest(word for text in texts for word in text.split()), min(_longest(texts), MIN_TEXT_WIDTH)
+        )
 
     def blocks(self, width: int) -> list[list[str]]:
-        """The columns in order, parted where a line has no room for more; each part begins with the first column."""
+        """Split the columns into blocks that fit the line width; each block repeats the first column."""
         first, *others = self._columns
-        blocks, used = [[first]], self._least[first]
+        blocks, used = [[first]], self._min_widths[first]
         for key in others:
-            if len(blocks[-1]) > 1 and used + GAP + self._least[key] > width:
+            if len(blocks[-1]) > 1 and used + COLUMN_GAP + self._min_widths[key] > width:
                 blocks.append([first])
-                used = self._least[first]
+                used = self._min_widths[first]
             blocks[-1].append(key)
-            used += GAP + self._least[key]
+            used += COLUMN_GAP + self._min_widths[key]
         return blocks
 
-    def drawn(self, block: Sequence[str], width: int) -> RichTable:
+    def draw(self, block: Sequence[str], width: int) -> RichTable:
         from rich.table import Table as RichTable
         from rich.text import Text
 
@@ -157,13 +163,13 @@ class _Layout:
         return drawn
 
     def _widths(self, block: Sequence[str], width: int) -> dict[str, int]:
-        """What each would like to have, if there is room; else what it needs, and texts share what is left."""
-        left = width - GAP * (len(block) - 1) - sum(self._least[key] for key in block)
-        widths = {key: self._least[key] for key in block}
-        for key in sorted(block, key=lambda key: self._most[key] - self._least[key]):
-            more = min(self._most[key] - self._least[key], max(0, left))
-            widths[key] += more
-            left -= more
+        """Return the column widths: first the minimum of each, then the rest to columns that need the least more."""
+        remaining = width - COLUMN_GAP * (len(block) - 1) - sum(self._min_widths[key] for key in block)
+        widths = {key: self._min_widths[key] for key in block}
+        for key in sorted(block, key=lambda key: self._max_widths[key] - self._min_widths[key]):
+            extra = min(self._max_widths[key] - self._min_widths[key], max(0, remaining))
+            widths[key] += extra
+            remaining -= extra
         return widths
 
 
@@ -174,69 +180,69 @@ def _longest(texts: Iterable[str]) -> int:
 
 
 def output_width() -> int:
-    """How many characters a line of output may have."""
+    """Return the line width of the output."""
     from shutil import get_terminal_size
 
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
         return get_terminal_size().columns
-    return WIDE_ENOUGH
+    return PIPE_WIDTH
 
 
 _ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
-"""Control characters that JSON may have as they are, and terminals obey."""
+"""Control characters that are valid in JSON strings but interpreted by terminals."""
 
 
 def print_json(document: object) -> None:
-    """The same for programs. Nouns of ours are written as they are; nothing else may be in it."""
+    """Print a document of plain values, structs and dataclasses as indented JSON."""
     import msgspec
 
     text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
     print(text.translate(_ESCAPED))
 
 
-def bar(share: float, width: int = 24) -> str:
-    """A share of 0 to 1 as a bar: '██████▌'."""
+def draw_bar(share: float, width: int = 24) -> str:
+    """Draw a share from 0 to 1 as a bar: '██████▌'."""
     eighths = round(max(0.0, min(share, 1.0)) * width * 8)
     whole, rest = divmod(eighths, 8)
     return "█" * whole + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[rest]
 
 
-def percent(share: float) -> str:
-    """'12.3 %'."""
+def format_percent(share: float) -> str:
+    """Format a share as '12.3 %'."""
     return f"{share * 100:.1f} %"
 
 
-def count(number: float) -> str:
-    """'125,303'; numbers under ten keep one digit after the point."""
+def format_number(number: float) -> str:
+    """Format '125,303'; non-integers below ten have one decimal."""
     return f"{number:,.1f}" if number < 10 and number != int(number) else f"{number:,.0f}"
 
 
 class Advance(Protocol):
-    """What `progress` hands out: call it when something is done."""
+    """The function that `progress` yields: call it to advance the bar."""
 
     def __call__(self, amount: float = 1.0) -> None: ...
 
 
 @contextmanager
 def progress(description: str, total: float | None = None) -> Iterator[Advance]:
-    """A bar on stderr, on a terminal, once the work has taken a second; anywhere else, nothing.
+    """Show a progress bar if stderr is a terminal and the operation takes longer than a second.
 
-    Without a total it only shows that work goes on.
+    Without a total the bar shows only activity.
     """
-    late = _LateBar(description, total) if sys.stderr.isatty() else None
+    delayed = _DelayedBar(description, total) if sys.stderr.isatty() else None
     try:
-        yield late.advance if late else nobody_looks
+        yield delayed.advance if delayed else ignore_progress
     finally:
-        if late:
-            late.close()
+        if delayed:
+            delayed.close()
 
 
-def nobody_looks(amount: float = 1.0) -> None:
-    """What to call where there is no bar."""
+def ignore_progress(amount: float = 1.0) -> None:
+    """Do nothing: stands for `Advance` without a bar."""
 
 
-class _LateBar:
-    """A progress bar that is drawn only when it is needed, also if the work has nothing to tell until then."""
+class _DelayedBar:
+    """A progress bar that a timer draws after a delay, whether or not the operation has advanced by then."""
 
     def __init__(self, description: str, total: float | None) -> None:
         self._description, self._total = description, total
@@ -245,7 +251,7 @@ class _LateBar:
         self._task: TaskID | None = None
         self._closed = False
         self._lock = Lock()
-        self._timer = Timer(SHOW_PROGRESS_AFTER, self._draw)
+        self._timer = Timer(PROGRESS_DELAY_SECONDS, self._draw)
         self._timer.daemon = True
         self._timer.start()
 
@@ -261,11 +267,11 @@ class _LateBar:
         with self._lock:
             if self._closed:
                 return
-            bar = Progress(console=Console(stderr=True), transient=True)
-            self._task = bar.add_task(self._description, total=self._total)
-            bar.update(self._task, completed=self._done)
-            bar.start()
-            self._bar = bar
+            drawn = Progress(console=Console(stderr=True), transient=True)
+            self._task = drawn.add_task(self._description, total=self._total)
+            drawn.update(self._task, completed=self._done)
+            drawn.start()
+            self._bar = drawn
 
     def close(self) -> None:
         self._timer.cancel()
@@ -275,6 +281,6 @@ class _LateBar:
             self._bar.stop()
 
 
-def typed_command() -> str:
-    """The command as it was typed, for those who want to make the same again."""
+def current_command_line() -> str:
+    """Return the command line of this process, to be shown in reports."""
     return shlex.join(["refold", *sys.argv[1:]])

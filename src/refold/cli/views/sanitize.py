@@ -1,4 +1,4 @@
-"""The output of somebody's program on a terminal: its colours, and nothing else that a terminal would obey."""
+"""Make the output of a job safe for a terminal: colours are passed through, other control sequences removed."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ import re
 _SEQUENCE = re.compile(
     r"""
     (?P<colours>\x1b\[[0-9;:]{0,64}m)
-    | \x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]                # moves the cursor, empties the screen, asks the terminal
-    | \x1b[\]PX^_][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)  # titles, clipboards, links, what else has an end of its own
+    | \x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]                # CSI: cursor movement, screen erasure, terminal queries
+    | \x1b[\]PX^_][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)  # OSC and similar: titles, clipboard, links
     | \x1b[ -/]*[0-~]?
     | [\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]
     """,
     re.VERBOSE,
 )
-_BEGUN = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}|[\]PX^_][^\x07\x1b]{0,4096}\x1b?)?\Z")
-_PLAIN = "\x1b[0m"
+_INCOMPLETE = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}|[\]PX^_][^\x07\x1b]{0,4096}\x1b?)?\Z")
+_RESET = "\x1b[0m"
 
 
 class Sanitizer:
-    """Makes output harmless, piece by piece: what is begun in one piece and ends in the next is one thing."""
+    """Sanitises output chunk by chunk; a control sequence may begin in one chunk and end in the next."""
 
     def __init__(self) -> None:
-        self._begun = ""
+        self._incomplete = ""
         self._coloured = False
 
-    def of(self, text: str) -> str:
-        """The next piece."""
-        text = self._begun + text
-        begun = _BEGUN.search(text)
-        self._begun = begun[0] if begun else ""
-        whole = text[: len(text) - len(self._begun)]
-        return _SEQUENCE.sub(self._kept, whole)
+    def clean(self, text: str) -> str:
+        """Return the next chunk without control sequences other than colours."""
+        text = self._incomplete + text
+        incomplete = _INCOMPLETE.search(text)
+        self._incomplete = incomplete[0] if incomplete else ""
+        complete = text[: len(text) - len(self._incomplete)]
+        return _SEQUENCE.sub(self._keep_colours, complete)
 
-    def _kept(self, found: re.Match[str]) -> str:
-        self._coloured = self._coloured or found["colours"] is not None
-        return found["colours"] or ""
+    def _keep_colours(self, match: re.Match[str]) -> str:
+        self._coloured = self._coloured or match["colours"] is not None
+        return match["colours"] or ""
 
     @property
     def end(self) -> str:
-        """What takes back the colours that are left."""
-        return _PLAIN if self._coloured else ""
+        """The sequence that resets colours; empty if none were written."""
+        return _RESET if self._coloured else ""

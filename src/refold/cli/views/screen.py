@@ -1,4 +1,4 @@
-"""The same screenful again and again, painted over the last one, until interrupted."""
+"""Refresh a screen periodically until interrupted."""
 
 from __future__ import annotations
 
@@ -9,55 +9,55 @@ from functools import partial
 from io import StringIO
 from typing import NoReturn
 
-from refold.cli.views.output import say
+from refold.cli.views.output import print_line
 
-HOME, REST_OF_LINE, REST_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+CURSOR_HOME, ERASE_LINE, ERASE_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
-class _Screenful(StringIO):
-    """What is printed meanwhile, with colours and as wide as the terminal that it is for."""
+class _TerminalBuffer(StringIO):
+    """A buffer that counts as a terminal, so that output has colours and the width of the terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
-def paint_again(paint: Callable[[], None], every: float) -> NoReturn:
-    """Print what `paint` prints, every so many seconds. On a terminal nothing flickers: lines are replaced in place.
+def refresh_screen(paint: Callable[[], None], every: float) -> NoReturn:
+    """Call `paint`, which prints, every `every` seconds. On a terminal lines are overwritten in place, without flicker.
 
-    A daemon that was there and does not answer now is expected back.
+    If the daemon stops answering after the first time, retry.
     """
-    look = paint
+    print_screen = paint
     while True:
         if sys.stdout.isatty():
-            sys.stdout.write(_screenful(look))
+            sys.stdout.write(_render(print_screen))
         else:
-            look()
+            print_screen()
         sys.stdout.flush()
         sleep(every)
-        look = partial(_patiently, paint)
+        print_screen = partial(_paint_or_retry, paint)
 
 
-def _patiently(paint: Callable[[], None]) -> None:
+def _paint_or_retry(paint: Callable[[], None]) -> None:
     from refold.errors import NoDaemon
 
     try:
         paint()
-    except NoDaemon as gone:
-        say(f"{gone} (looking again)")
+    except NoDaemon as error:
+        print_line(f"{error} (retrying)")
 
 
-def _screenful(paint: Callable[[], None]) -> str:
-    """One screenful: what is below the last line of the screen is left out, or it would scroll."""
+def _render(paint: Callable[[], None]) -> str:
+    """Return the escape sequences that draw one screen; lines that do not fit are cut off, so that nothing scrolls."""
     from shutil import get_terminal_size
 
-    with redirect_stdout(_Screenful()) as printed, redirect_stderr(printed):
+    with redirect_stdout(_TerminalBuffer()) as printed, redirect_stderr(printed):
         paint()
     lines = printed.getvalue().rstrip("\n").split("\n")[: get_terminal_size().lines - 1]
-    return HOME + "".join(f"{line}{REST_OF_LINE}\n" for line in lines) + REST_OF_SCREEN
+    return CURSOR_HOME + "".join(f"{line}{ERASE_LINE}\n" for line in lines) + ERASE_BELOW
 
 
 def sleep(seconds: float) -> None:
-    """Wait, in a place where a test need not."""
+    """Sleep; tests replace this function."""
     from time import sleep
 
     sleep(seconds)

@@ -1,58 +1,58 @@
-"""How moments and durations read: of a journal, and of the daemon, whose times are those of the calendar."""
+"""Formatting of times and durations. Journals of simulations start at 0; the daemon uses calendar time."""
 
 from __future__ import annotations
 
-CALENDAR = 1e9
-"""Seconds from which on a moment is one of the calendar: no simulated cluster lives for thirty years."""
+CALENDAR_SECONDS = 1e9
+"""Times from this value on are seconds since 1970, since no simulation spans thirty years."""
 
 
-def clock(seconds: float) -> str:
-    """'00:01:30', '2 d 03:00:00'; of the calendar '2026-11-15 08:30:00', as the clocks here show it."""
-    if seconds >= CALENDAR:
-        return _of_calendar(seconds, "%Y-%m-%d %H:%M:%S")
+def format_clock(seconds: float) -> str:
+    """Format '00:01:30', '2 d 03:00:00'; calendar times as '2026-11-15 08:30:00' in local time."""
+    if seconds >= CALENDAR_SECONDS:
+        return _format_calendar_time(seconds, "%Y-%m-%d %H:%M:%S")
     days, rest = divmod(round(seconds), 86_400)
     time = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
     return f"{days} d {time}" if days else time
 
 
-def clock_near(seconds: float, now: float) -> str:
-    """A moment of the calendar: '08:30:00' on the same day, else '2026-11-15 08:30'."""
-    same_day = _of_calendar(seconds, "%Y-%m-%d") == _of_calendar(now, "%Y-%m-%d")
-    return _of_calendar(seconds, "%H:%M:%S" if same_day else "%Y-%m-%d %H:%M")
+def format_clock_near(seconds: float, now: float) -> str:
+    """Format a calendar time: '08:30:00' on the same day as `now`, else '2026-11-15 08:30'."""
+    same_day = _format_calendar_time(seconds, "%Y-%m-%d") == _format_calendar_time(now, "%Y-%m-%d")
+    return _format_calendar_time(seconds, "%H:%M:%S" if same_day else "%Y-%m-%d %H:%M")
 
 
-def _of_calendar(seconds: float, form: str) -> str:
+def _format_calendar_time(seconds: float, pattern: str) -> str:
     from datetime import datetime
 
     try:
-        return datetime.fromtimestamp(seconds).strftime(form)
-    except (OverflowError, ValueError, OSError):  # beyond the years that a calendar has
+        return datetime.fromtimestamp(seconds).strftime(pattern)
+    except (OverflowError, ValueError, OSError):  # outside the range of datetime
         return "–"
 
 
-def moment_text(moment: float | None, now: float = 0.0) -> str:
-    """A moment, as short as its distance from now allows; one that is not known is a dash."""
+def format_moment(moment: float | None, now: float = 0.0) -> str:
+    """Format a time as short as its distance from `now` allows; None as a dash."""
     if moment is None:
         return "–"
-    return clock_near(moment, now) if moment >= CALENDAR <= now else clock(moment)
+    return format_clock_near(moment, now) if moment >= CALENDAR_SECONDS <= now else format_clock(moment)
 
 
-def between_text(between: tuple[float | None, float | None], now: float = 0.0) -> str:
-    """'02:30:00 – 05:00:00'; one of them may be open."""
-    soonest, latest = between
+def format_interval(interval: tuple[float | None, float | None], now: float = 0.0) -> str:
+    """Format '02:30:00 – 05:00:00'; None: unbounded on that side."""
+    soonest, latest = interval
     if soonest is None and latest is None:
         return "–"
-    ends = ("" if moment is None else moment_text(moment, now) for moment in between)
-    return " – ".join(ends).strip()
+    bounds = ("" if bound is None else format_moment(bound, now) for bound in interval)
+    return " – ".join(bounds).strip()
 
 
-def duration(seconds: float) -> str:
-    """'1 h 30 min'."""
-    from refold.model import text_from_seconds
+def format_elapsed(seconds: float) -> str:
+    """Format a duration as '1 h 30 min'."""
+    from refold.model import format_duration
 
-    return text_from_seconds(seconds)
+    return format_duration(seconds)
 
 
-def gpus_text(gpus: float) -> str:
-    """'1 GPU', '0.5 GPUs'."""
+def format_gpus(gpus: float) -> str:
+    """Format '1 GPU', '0.5 GPUs'."""
     return f"{gpus:g} GPU{'s' * (gpus != 1)}"

@@ -1,4 +1,4 @@
-"""Backfill policies: EASY and conservative, on predicted or known durations."""
+"""Backfill policies: EASY and conservative, on predicted, known or user-given durations."""
 
 import lazy_loader
 

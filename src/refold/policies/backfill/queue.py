@@ -1,4 +1,4 @@
-"""Jobs that wait for a place in time: who is first, who has been passed over, and who would fit into a gap."""
+"""The backfill queue: its order, how often jobs were overtaken, and which jobs fit into gaps."""
 
 from __future__ import annotations
 
@@ -14,214 +14,223 @@ from refold.packing import Ints
 from refold.policies.backfill.reservations import Reservations
 from refold.policies.backfill.sizing import JobSize
 
-Place = tuple[Any, int]
-"""A place in the order: a key, and a number that breaks ties."""
+QueuePosition = tuple[Any, int]
+"""Position in the queue: a sort key, and a number that breaks ties."""
 
-LAST: Place = ((inf,), 0)
+LAST_POSITION: QueuePosition = ((inf,), 0)
 
-
-FEW = 0.1
-"""Such a part of all is sorted rather than picked from everybody in order."""
+MAX_SORTED_SHARE = 0.1
+"""If fewer than this share of all jobs are selected, sorting them is faster than filtering the whole queue."""
 
 
 class QueuedJob:
-    """A waiting job: its place in the order, what it asks for, how long it will last, how often others went before."""
+    """A waiting job with its chosen size, its durations at that size, and its position in the queue."""
 
     __slots__ = (
+        "backfill_duration",
         "demand",
-        "faster",
+        "duration",
         "gpus",
         "job",
         "kind",
         "lane",
-        "likely",
-        "passed",
-        "place",
+        "overtaken",
         "plan",
-        "promised",
-        "sure",
+        "position",
+        "reserved_start",
+        "speedup",
     )
 
     def __init__(
-        self, job: Job, size: JobSize, place: Place, likely: Seconds, sure: Seconds, lane: int, kind: str
+        self,
+        job: Job,
+        size: JobSize,
+        position: QueuePosition,
+        duration: Seconds,
+        backfill_duration: Seconds,
+        lane: int,
+        kind: str,
     ) -> None:
         self.job = job
         self.demand, self.plan = size.demand, size.plan
         self.gpus = size.demand.total_gpus
-        self.faster = size.faster
-        self.place = place
-        self.likely = likely
-        self.sure = sure
+        self.speedup = size.speedup
+        self.position = position
+        self.duration = duration
+        """For reservations: at the setting `duration_quantile`."""
+        self.backfill_duration = backfill_duration
+        """For gaps: at the setting `confidence`."""
         self.lane = lane
         self.kind = kind
-        """Who has to wait for the same things."""
-        self.passed = 0
-        self.promised: Seconds = inf
-        """When it was first promised to start, if it was promised a place."""
+        """Jobs of the same kind wait for similar resources."""
+        self.overtaken = 0
+        """Number of jobs behind this one that have started."""
+        self.reserved_start: Seconds = inf
+        """Earliest start that was ever reserved for the job."""
 
 
 class BackfillQueue:
-    """Everybody who waits, in order; in one lane, or in two."""
+    """All waiting jobs in order, in one lane or two."""
 
-    def __init__(self, most_passed: int, most_waiting: Seconds) -> None:
-        self._most_passed, self._most_waiting = most_passed, most_waiting
-        self._of: dict[str, QueuedJob] = {}
-        self._bar: tuple[Seconds, Place] | None = None
-        """The bar, and of when it is; None: somebody has come, gone or been passed over since."""
+    def __init__(self, max_overtaken: int, max_wait: Seconds) -> None:
+        self._max_overtaken, self._max_wait = max_overtaken, max_wait
+        self._jobs: dict[str, QueuedJob] = {}
+        self._limit: tuple[Seconds, QueuePosition] | None = None
+        """Cached start limit and its time; None after a change of the queue."""
         self._lanes: tuple[list[tuple[Any, int, QueuedJob]], ...] = ([], [])
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self._jobs)
 
     def __contains__(self, job_id: str) -> bool:
-        return job_id in self._of
+        return job_id in self._jobs
 
-    def of(self, job_id: str) -> QueuedJob:
-        """A queued by its job."""
-        return self._of[job_id]
+    def get(self, job_id: str) -> QueuedJob:
+        """Return the queued job with this id."""
+        return self._jobs[job_id]
 
     def add(self, queued: QueuedJob) -> None:
-        """One more."""
-        self._bar = None
-        self._of[queued.job.id] = queued
-        insort(self._lanes[queued.lane], (*queued.place, queued))
+        """Add a job."""
+        self._limit = None
+        self._jobs[queued.job.id] = queued
+        insort(self._lanes[queued.lane], (*queued.position, queued))
 
     def remove(self, job_id: str) -> QueuedJob | None:
-        """It does not wait any more."""
-        queued = self._of.pop(job_id, None)
-        self._bar = None
+        """Remove and return a job; None if it is not in the queue."""
+        queued = self._jobs.pop(job_id, None)
+        self._limit = None
         if queued is not None:
             lane = self._lanes[queued.lane]
-            del lane[bisect_left(lane, queued.place)]
+            del lane[bisect_left(lane, queued.position)]
         return queued
 
     def first(self, depth: int) -> list[QueuedJob]:
-        """The first so many of each lane."""
+        """Return the first `depth` jobs of each lane."""
         return [queued for lane in self._lanes for _, _, queued in lane[:depth]]
 
     def in_order(self, jobs: Collection[str]) -> list[str]:
-        """These jobs, in order."""
-        if len(jobs) < FEW * len(self._of):
-            return sorted(jobs, key=lambda job_id: self._of[job_id].place)
-        one, other = self._lanes
-        order = merge(one, other) if one and other else one or other
+        """Return these jobs in queue order."""
+        if len(jobs) < MAX_SORTED_SHARE * len(self._jobs):
+            return sorted(jobs, key=lambda job_id: self._jobs[job_id].position)
+        first_lane, second_lane = self._lanes
+        order = merge(first_lane, second_lane) if first_lane and second_lane else first_lane or second_lane
         return [queued.job.id for _, _, queued in order if queued.job.id in jobs]
 
-    def sort_again(self, key: Any) -> None:
-        """Everybody's place has to be looked at again."""
-        self._bar = None
+    def resort(self, key: Any) -> None:
+        """Sort all jobs again by a new key."""
+        self._limit = None
         for lane in self._lanes:
             for _, _, queued in lane:
-                queued.place = (key(queued), queued.place[1])
-            lane[:] = sorted((*queued.place, queued) for _, _, queued in lane)
+                queued.position = (key(queued), queued.position[1])
+            lane[:] = sorted((*queued.position, queued) for _, _, queued in lane)
 
-    def until(self, last: QueuedJob) -> list[QueuedJob]:
-        """Everybody up to one of them, in order."""
-        one, other = (lane[: bisect_left(lane, last.place)] for lane in self._lanes)
-        before = merge(one, other) if one and other else one or other
-        return [*(queued for _, _, queued in before), last]
+    def up_to(self, last: QueuedJob) -> list[QueuedJob]:
+        """Return all jobs ahead of a job in queue order, and the job itself, which need not be in the queue."""
+        first_lane, second_lane = (lane[: bisect_left(lane, last.position)] for lane in self._lanes)
+        ahead = merge(first_lane, second_lane) if first_lane and second_lane else first_lane or second_lane
+        return [*(queued for _, _, queued in ahead), last]
 
-    def pass_over(self, place: Place) -> None:
-        """Somebody with this place has started: those before it were passed over."""
-        if self._most_passed:
-            self._bar = None
+    def count_overtaken(self, position: QueuePosition) -> None:
+        """Count that a job at this position has started before all jobs ahead of it."""
+        if self._max_overtaken:
+            self._limit = None
             for lane in self._lanes:
-                for _, _, queued in lane[: bisect_left(lane, place)]:
-                    queued.passed += 1
+                for _, _, queued in lane[: bisect_left(lane, position)]:
+                    queued.overtaken += 1
 
-    def bar(self, now: Seconds) -> Place:
-        """The place of the first who is not to be passed over any more: nobody behind it may start."""
-        if not self._most_passed and self._most_waiting == inf:
-            return LAST
-        if self._bar is None or self._bar[0] != now:
-            impatient = (queued.place for queued in self._of.values() if self._is_impatient(queued, now))
-            self._bar = now, min(impatient, default=LAST)
-        return self._bar[1]
+    def start_limit(self, now: Seconds) -> QueuePosition:
+        """Return the position of the first job that must not be overtaken any more: no job behind it may start."""
+        if not self._max_overtaken and self._max_wait == inf:
+            return LAST_POSITION
+        if self._limit is None or self._limit[0] != now:
+            blocking = (queued.position for queued in self._jobs.values() if self._is_blocking(queued, now))
+            self._limit = now, min(blocking, default=LAST_POSITION)
+        return self._limit[1]
 
-    def _is_impatient(self, queued: QueuedJob, now: Seconds) -> bool:
-        often = self._most_passed and queued.passed >= self._most_passed
-        return bool(often) or now - queued.job.submitted >= self._most_waiting
+    def _is_blocking(self, queued: QueuedJob, now: Seconds) -> bool:
+        too_often = self._max_overtaken and queued.overtaken >= self._max_overtaken
+        return bool(too_often) or now - queued.job.submitted >= self._max_wait
 
 
 class Gaps:
-    """Those who are promised nothing: they start where there is a gap. One line per demand, the shortest first.
+    """Jobs without a reservation, which start if they fit into a gap; per demand, the shortest first.
 
-    Of each demand it is known until when there is room at most, so that most lines need not be looked at.
+    For each demand an upper bound of the time until which it fits is stored, so that most demands need not be checked.
     """
 
     def __init__(self, shortest_first: bool) -> None:
         self._shortest_first = shortest_first
-        self._lines: dict[Demand, list[tuple[Seconds, int, QueuedJob]]] = {}
-        self._until: dict[Demand, Seconds] = {}
+        self._by_demand: dict[Demand, list[tuple[Seconds, int, QueuedJob]]] = {}
+        self._fits_until: dict[Demand, Seconds] = {}
 
     def add(self, queued: QueuedJob) -> None:
-        """One more who may start where there is room."""
-        line = self._lines.get(queued.demand)
-        if line is None:
-            line = self._lines[queued.demand] = []
-            self._until[queued.demand] = inf
-        insort(line, (queued.sure, queued.place[1], queued))
+        """Add a job."""
+        candidates = self._by_demand.get(queued.demand)
+        if candidates is None:
+            candidates = self._by_demand[queued.demand] = []
+            self._fits_until[queued.demand] = inf
+        insort(candidates, (queued.backfill_duration, queued.position[1], queued))
 
-    def everybody(self) -> Iterator[QueuedJob]:
-        """All of them."""
-        return (queued for line in self._lines.values() for _, _, queued in line)
+    def jobs(self) -> Iterator[QueuedJob]:
+        """Yield all jobs."""
+        return (queued for candidates in self._by_demand.values() for _, _, queued in candidates)
 
     def remove(self, queued: QueuedJob) -> None:
-        """It has started, or is promised something, or is gone."""
-        line = self._lines.get(queued.demand)
-        if line is None:
+        """Remove a job, if it is there."""
+        candidates = self._by_demand.get(queued.demand)
+        if candidates is None:
             return
-        at = bisect_left(line, (queued.sure, queued.place[1]))
-        if at < len(line) and line[at][2] is queued:
-            del line[at]
-            if not line:
-                del self._lines[queued.demand], self._until[queued.demand]
+        at = bisect_left(candidates, (queued.backfill_duration, queued.position[1]))
+        if at < len(candidates) and candidates[at][2] is queued:
+            del candidates[at]
+            if not candidates:
+                del self._by_demand[queued.demand], self._fits_until[queued.demand]
 
-    def open(self, view: View, nodes: Ints, reservations: Reservations) -> None:
-        """Something is free on these nodes that was not before."""
+    def reopen(self, view: View, nodes: Ints, reservations: Reservations) -> None:
+        """Raise the bounds of demands that may fit now, after resources were released on these nodes."""
         if not len(nodes):
             return
         free_gpus = view.free_gpus
-        for demand, until in self._until.items():
+        for demand, until in self._fits_until.items():
             if demand.total_gpus > free_gpus or until == inf:
                 continue
             if demand.instances > 1:
-                self._until[demand] = inf  # how many of the other nodes have room is looked at when it matters
+                self._fits_until[demand] = inf  # other nodes matter as well: checked only if the job is a candidate
             else:
-                self._until[demand] = max(until, view.now + reservations.lasts_on(nodes, demand, view.now))
+                self._fits_until[demand] = max(until, view.now + reservations.free_duration_on(nodes, demand, view.now))
 
     def close(self, demand: Demand) -> None:
-        """There is no room after all."""
-        self._until[demand] = 0.0
+        """Note that a demand does not fit."""
+        self._fits_until[demand] = 0.0
 
-    def has_room(self, demand: Demand, now: Seconds) -> bool:
-        """Whether there may be room now, though not for long enough."""
-        return self._until.get(demand, 0.0) > now
+    def may_fit(self, demand: Demand, now: Seconds) -> bool:
+        """Return whether a demand may fit now, for however short a time."""
+        return self._fits_until.get(demand, 0.0) > now
 
-    def next(self, now: Seconds, bar: Place, reservations: Reservations) -> QueuedJob | None:
-        """Who starts next: it has room for as long as it will last."""
-        while (found := self._candidate(now, bar)) is not None:
-            lasts = reservations.lasts(found.demand, now)
-            self._until[found.demand] = now + lasts
-            if found.sure <= lasts:
-                return found
+    def next(self, now: Seconds, limit: QueuePosition, reservations: Reservations) -> QueuedJob | None:
+        """Return the next job up to the `limit` that fits for as long as it will run; None if there is none."""
+        while (candidate := self._candidate(now, limit)) is not None:
+            fits_for = reservations.free_duration(candidate.demand, now)
+            self._fits_until[candidate.demand] = now + fits_for
+            if candidate.backfill_duration <= fits_for:
+                return candidate
         return None
 
-    def _candidate(self, now: Seconds, bar: Place) -> QueuedJob | None:
-        """The best of those who may have room."""
+    def _candidate(self, now: Seconds, limit: QueuePosition) -> QueuedJob | None:
+        """Return the best of the jobs that may fit by the stored bounds."""
         best: QueuedJob | None = None
-        for demand, line in self._lines.items():
-            room = self._until[demand] - now
-            if line[0][0] > room or room <= 0:
+        for demand, candidates in self._by_demand.items():
+            fits_for = self._fits_until[demand] - now
+            if candidates[0][0] > fits_for or fits_for <= 0:
                 continue
-            for sure, _, queued in line:
-                if sure > room:
+            for duration, _, queued in candidates:
+                if duration > fits_for:
                     break
-                if queued.place <= bar and (best is None or self._rank(queued) < self._rank(best)):
+                if queued.position <= limit and (best is None or self._rank(queued) < self._rank(best)):
                     best = queued
                     if self._shortest_first:
                         break
         return best
 
     def _rank(self, queued: QueuedJob) -> tuple[Any, int]:
-        return (queued.sure, queued.place[1]) if self._shortest_first else queued.place
+        return (queued.backfill_duration, queued.position[1]) if self._shortest_first else queued.position

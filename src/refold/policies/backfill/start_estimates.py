@@ -1,11 +1,11 @@
-"""Promised starts: from what is planned to what can be promised, by how plans have turned out so far.
+"""Start estimates with bounds, calibrated by how far earlier plans were off.
 
-A plan says when a job should start; ends come early or late, and others come before it. How much longer jobs waited
-than was planned when they came is kept, as logarithms of ratios, for the latest jobs of each kind. Its quantiles make a
-plan an interval: between `soonest` and `latest` a job starts with the confidence asked for. That confidence is steered
-by whether promises were kept (adaptive conformal inference, Gibbs and Candès 2021), so that what is promised to hold
-for 95 of 100 jobs does, whatever plans are worth. A promise that is overdue counts as broken as soon as that
-is seen.
+A plan says when a job should start, but runs end early or late, and other jobs get ahead of it. For each kind of job,
+the ratios of actual to planned waits of the latest jobs are stored, as logarithms. Their quantiles turn a plan into
+an interval: a job starts between `soonest` and `latest` with the desired coverage. The quantile for `latest` is
+adjusted by whether earlier bounds held (adaptive conformal inference, Gibbs and Candès 2021), so that a bound meant
+to hold for 95 of 100 jobs does, however good the plans are. A bound that has passed counts as violated as soon as
+that is observed.
 """
 
 from __future__ import annotations
@@ -17,143 +17,145 @@ from math import exp, log
 
 from refold.model import HOUR, MINUTE, Seconds, StartEstimate
 
-SHORT: Seconds = 10 * MINUTE
-"""Waits are compared as if all were longer by so much: minutes more or less are nobody's concern."""
+WAIT_OFFSET: Seconds = 10 * MINUTE
+"""Added to all waits before they are compared, so that a few minutes do not matter."""
 
-AIMED_AT = 0.98
-"""More than the 0.95 that is promised: jobs that come together are kept waiting together, long before it is learned."""
+TARGET_COVERAGE = 0.98
+"""Higher than the 0.95 that is documented: jobs that arrive together are late together, before bounds can adapt."""
 
-SOONEST = 0.05
+SOONEST_QUANTILE = 0.05
 
-AT_LEAST = log(3.0)
-"""No wait is promised to be less than so many times as long as planned."""
+MIN_LOG_MARGIN = log(3.0)
+"""The bound is never less than this many times the planned wait."""
 
-REMEMBERED = 2000
-"""How many waits of each kind are kept."""
+MAX_STORED_ERRORS = 2000
+"""Number of errors stored per kind of job."""
 
-ENOUGH = 20
-"""From fewer than so many nothing is learned; till then a wait may be `AT_FIRST` times as long as planned."""
+MIN_STORED_ERRORS = 20
+"""With fewer errors the bound is not learned; until then it is `INITIAL_LOG_MARGIN` above the planned wait."""
 
-AT_FIRST = log(20.0)
+INITIAL_LOG_MARGIN = log(20.0)
 
-STEP = 0.02
-"""How quickly the confidence is steered."""
+ADJUSTMENT_STEP = 0.02
+"""Step size of the adjustment of the quantile."""
 
-LEAST_SURE, MOST_SURE = 0.5, 1.1
-"""How far it is steered; above 1, promises are wider than all that was seen."""
+MIN_QUANTILE, MAX_QUANTILE = 0.5, 1.1
+"""Range of the adjusted quantile; above 1, bounds are wider than all observed errors."""
 
-WIDER = 20.0
-"""How much wider, as a logarithm, for each unit above 1."""
+LOG_MARGIN_PER_QUANTILE = 20.0
+"""Additional logarithmic margin for each unit of the quantile above 1."""
 
-RENEWED_BY_AT_LEAST: Seconds = HOUR / 2
-"""A promise that was broken is renewed for at least so long."""
+MIN_EXTENSION: Seconds = HOUR / 2
+"""The new bound of a job whose bound was violated is at least this far away."""
 
 
 class StartEstimates:
-    """What waiting jobs were promised, and how good promises have been."""
+    """Start estimates of waiting jobs, and how accurate earlier ones were."""
 
     def __init__(self) -> None:
-        self._made: dict[str, _FirstEstimate] = {}
-        self._overdue: list[tuple[Seconds, str]] = []
+        self._first_estimates: dict[str, _FirstEstimate] = {}
+        self._bounds: list[tuple[Seconds, str]] = []
+        """Heap of (latest start, job); may contain outdated entries."""
         self._errors_of: dict[str, _Errors] = {}
         self._all = _Errors()
 
-    def make(self, job_id: str, kind: str, now: Seconds, planned: Seconds) -> StartEstimate:
-        """Promise something to a job that is planned to start then, or something new if its promise was broken."""
-        wait = max(planned - now, 0.0) + SHORT
+    def estimate(self, job_id: str, kind: str, now: Seconds, planned: Seconds) -> StartEstimate:
+        """Return an estimate for a job that is planned to start then; it replaces an earlier one of the same job."""
+        wait = max(planned - now, 0.0) + WAIT_OFFSET
         errors = self._errors(kind)
-        latest = now + wait * exp(errors.upper()) - SHORT
-        made = self._made.get(job_id)
-        if made is None:
-            made = self._made[job_id] = _FirstEstimate(kind, now, wait)
+        latest = now + wait * exp(errors.upper_bound()) - WAIT_OFFSET
+        first_estimate = self._first_estimates.get(job_id)
+        if first_estimate is None:
+            first_estimate = self._first_estimates[job_id] = _FirstEstimate(kind, now, wait)
         else:
-            latest = max(latest, now + RENEWED_BY_AT_LEAST)
-        made.latest = latest
-        heappush(self._overdue, (latest, job_id))
-        at = min(now + max(wait * exp(errors.quantile(0.5)) - SHORT, 0.0), latest)
-        soonest = min(now + max(wait * exp(errors.quantile(SOONEST)) - SHORT, 0.0), at)
+            latest = max(latest, now + MIN_EXTENSION)
+        first_estimate.latest = latest
+        heappush(self._bounds, (latest, job_id))
+        at = min(now + max(wait * exp(errors.quantile(0.5)) - WAIT_OFFSET, 0.0), latest)
+        soonest = min(now + max(wait * exp(errors.quantile(SOONEST_QUANTILE)) - WAIT_OFFSET, 0.0), at)
         return StartEstimate(job_id, at, soonest, latest)
 
-    def overdue(self, now: Seconds) -> list[str]:
-        """Whose promises have been broken by now; each has to be made again."""
-        broken: list[str] = []
-        while self._overdue and self._overdue[0][0] < now:
-            latest, job_id = heappop(self._overdue)
-            made = self._made.get(job_id)
-            if made is not None and made.latest == latest:
-                broken.append(job_id)
-                self._judge(made, kept=False)
-        return broken
+    def pop_overdue(self, now: Seconds) -> list[str]:
+        """Return the jobs whose bound has passed since the last call; each needs a new estimate."""
+        overdue: list[str] = []
+        while self._bounds and self._bounds[0][0] < now:
+            latest, job_id = heappop(self._bounds)
+            first_estimate = self._first_estimates.get(job_id)
+            if first_estimate is not None and first_estimate.latest == latest:
+                overdue.append(job_id)
+                self._score(first_estimate, held=False)
+        return overdue
 
-    def started(self, job_id: str, now: Seconds) -> None:
-        """A job has started: how good was what it was told?"""
-        made = self._made.pop(job_id, None)
-        if made is None:
+    def note_start(self, job_id: str, now: Seconds) -> None:
+        """Learn from a job that starts now."""
+        first_estimate = self._first_estimates.pop(job_id, None)
+        if first_estimate is None:
             return
-        self._judge(made, kept=now <= made.latest)
-        error = log((now - made.at + SHORT) / made.planned_wait)
-        for errors in (self._own_errors(made.kind), self._all):
+        self._score(first_estimate, held=now <= first_estimate.latest)
+        error = log((now - first_estimate.at + WAIT_OFFSET) / first_estimate.planned_wait)
+        for errors in (self._own_errors(first_estimate.kind), self._all):
             errors.add(error)
 
     def forget(self, job_id: str) -> None:
-        """A job does not wait any more, and has not started."""
-        self._made.pop(job_id, None)
+        """Drop the estimate of a job that no longer waits and has not started."""
+        self._first_estimates.pop(job_id, None)
 
-    def _judge(self, made: _FirstEstimate, kept: bool) -> None:
-        """The first promise of a job is judged, once."""
-        if not made.judged:
-            made.judged = True
-            for errors in (self._own_errors(made.kind), self._all):
-                errors.steer(kept)
+    def _score(self, first_estimate: _FirstEstimate, held: bool) -> None:
+        """Adjust the quantile by whether the first bound of a job held; each job counts once."""
+        if not first_estimate.scored:
+            first_estimate.scored = True
+            for errors in (self._own_errors(first_estimate.kind), self._all):
+                errors.adjust(held)
 
     def _errors(self, kind: str) -> _Errors:
         own = self._own_errors(kind)
-        return own if own.is_enough else self._all
+        return own if own.are_enough else self._all
 
     def _own_errors(self, kind: str) -> _Errors:
         return self._errors_of.setdefault(kind, _Errors())
 
 
 class _FirstEstimate:
-    """When a job was first promised something, how long it was planned to wait then, and what it is promised now."""
+    """Time and planned wait of a job's first estimate, and the current bound."""
 
-    __slots__ = ("at", "judged", "kind", "latest", "planned_wait")
+    __slots__ = ("at", "kind", "latest", "planned_wait", "scored")
 
     def __init__(self, kind: str, at: Seconds, planned_wait: Seconds) -> None:
         self.kind = kind
         self.at = at
         self.planned_wait = planned_wait
         self.latest: Seconds = at
-        self.judged = False
+        self.scored = False
 
 
 class _Errors:
-    """The latest errors of plans, sorted, and the confidence that keeps promises."""
+    """The latest logarithmic errors of plans, sorted, and the adjusted quantile for the bound."""
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque()
         self._sorted: list[float] = []
-        self._confidence = AIMED_AT
+        self._bound_quantile = TARGET_COVERAGE
 
     @property
-    def is_enough(self) -> bool:
-        return len(self._sorted) >= ENOUGH
+    def are_enough(self) -> bool:
+        return len(self._sorted) >= MIN_STORED_ERRORS
 
     def add(self, error: float) -> None:
         self._latest.append(error)
         insort(self._sorted, error)
-        if len(self._latest) > REMEMBERED:
+        if len(self._latest) > MAX_STORED_ERRORS:
             del self._sorted[bisect_left(self._sorted, self._latest.popleft())]
 
-    def steer(self, kept: bool) -> None:
-        self._confidence = min(max(self._confidence + STEP * (AIMED_AT - kept), LEAST_SURE), MOST_SURE)
+    def adjust(self, held: bool) -> None:
+        adjusted = self._bound_quantile + ADJUSTMENT_STEP * (TARGET_COVERAGE - held)
+        self._bound_quantile = min(max(adjusted, MIN_QUANTILE), MAX_QUANTILE)
 
-    def upper(self) -> float:
-        """How much longer than planned a wait will be at most, with the confidence that it takes."""
-        if not self.is_enough:
-            return AT_FIRST
-        seen = self.quantile(min(self._confidence, 1.0)) + WIDER * max(self._confidence - 1.0, 0.0)
-        return max(seen, AT_LEAST)
+    def upper_bound(self) -> float:
+        """Return the logarithm of the factor by which a wait exceeds its plan at most, with the target coverage."""
+        if not self.are_enough:
+            return INITIAL_LOG_MARGIN
+        excess = LOG_MARGIN_PER_QUANTILE * max(self._bound_quantile - 1.0, 0.0)
+        return max(self.quantile(min(self._bound_quantile, 1.0)) + excess, MIN_LOG_MARGIN)
 
     def quantile(self, part: float) -> float:
         if not self._sorted:

@@ -1,4 +1,4 @@
-"""refold.policies.common"""
+"""Building blocks of policies: drafts, options, guarantees, durations, queues, reasons, rounds and the run watch."""
 
 import lazy_loader
 

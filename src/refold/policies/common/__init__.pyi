@@ -2,21 +2,27 @@ from .defragment import Defragment as Defragment
 from .draft import (
     Draft as Draft,
     Transition as Transition,
-    jobs_over as jobs_over,
-    something_happened as something_happened,
+    ended_jobs as ended_jobs,
+    has_external_changes as has_external_changes,
 )
-from .durations import DurationSource as DurationSource, Source as Source
+from .durations import DurationSource as DurationSource, DurationSourceName as DurationSourceName
 from .guarantees import GuaranteeRules as GuaranteeRules
 from .options import (
-    WORTH_MORE as WORTH_MORE,
+    MIN_SPEEDUP as MIN_SPEEDUP,
     Option as Option,
     OptionCache as OptionCache,
-    as_asked as as_asked,
-    range_of as range_of,
+    allowed_gpu_range as allowed_gpu_range,
+    requested_option as requested_option,
 )
-from .outlook import Outlook as Outlook
-from .queue_by_demand import Place as Place, QueueByDemand as QueueByDemand
+from .progress_estimator import ProgressEstimator as ProgressEstimator
+from .queue_by_demand import QueueByDemand as QueueByDemand, QueueEntry as QueueEntry
 from .reasons import Reasons as Reasons
-from .rounds import Budget as Budget, Rounds as Rounds, Wishes as Wishes, is_held as is_held, possible as possible
+from .rounds import (
+    Budget as Budget,
+    PreferredOptions as PreferredOptions,
+    Rounds as Rounds,
+    feasible_options as feasible_options,
+    matches_option as matches_option,
+)
 from .run_watch import RunWatch as RunWatch, WatchRules as WatchRules
-from .throughput import Throughput as Throughput
+from .throughput import ThroughputPacker as ThroughputPacker

@@ -1,8 +1,8 @@
-"""Who holds what, on paper: policies that think in whole targets move jobs about here, and then say what to do.
+"""Drafts of allocations: policies that compute a whole target state edit a draft and derive a decision from it.
 
-What is freed by stopping a run is not free before the run has stopped. So a decision says as much of the target as can
-be done now, and the rest is said when it can be, unless something else happens in between: then the policy thinks
-again.
+Resources of a stopped run are not free until the run has stopped. A decision therefore contains the part of the target
+that is possible now. The rest follows in later decisions, unless something else happens in between: then the policy
+computes a new target.
 """
 
 from __future__ import annotations
@@ -10,44 +10,45 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from refold.core import View
-from refold.model import WHOLE, Allocation, Decision, Demand, Plan, Reshape, Start, Stop, beyond
-from refold.packing import Free, Placer
+from refold.model import WHOLE, Allocation, Decision, Demand, Plan, Reshape, Start, Stop, additional_shares
+from refold.packing import FreeResources, Placer
 
 
 class Draft:
-    """A copy of what is held and free, to be changed at will."""
+    """An editable copy of all allocations and free resources, as they will be when stopping runs have stopped."""
 
     def __init__(self, view: View) -> None:
         self._view = view
-        self.free: Free = view.trial().free.copy()
+        self.free: FreeResources = view.trial().free.copy()
         self.changed: dict[str, str] = {}
-        """Who holds something else than now, and why."""
-        self._holds: dict[str, Allocation | None] = {}
+        """Job -> reason, for each job whose allocation differs from the current one."""
+        self._allocations: dict[str, Allocation | None] = {}
+        """Allocations that differ from those of the current runs."""
         self._down = {node for node in range(len(view.cluster.nodes)) if not view.is_up(node)}
         for run in view.runs.values():
             if run.stopping:
-                self.free.give_back(view.held_by(run.job))
+                self.free.release(view.held_by(run.job))
                 following = view.next_allocation(run.job)
                 if following is not None and self.free.take(following.placement) is not None:
                     following = None
-                self._holds[run.job] = following
+                self._allocations[run.job] = following
 
-    def holds(self, job_id: str) -> Allocation | None:
-        """What a job holds on this draft."""
-        if job_id in self._holds:
-            return self._holds[job_id]
+    def allocation_of(self, job_id: str) -> Allocation | None:
+        """Return the allocation of a job in this draft; None if it has none."""
+        if job_id in self._allocations:
+            return self._allocations[job_id]
         run = self._view.runs.get(job_id)
         return run.allocation if run is not None else None
 
-    def holders(self) -> Iterator[tuple[str, Allocation]]:
-        """Everybody who holds something."""
-        for job_id in {**self._view.runs, **self._holds}:
-            held = self.holds(job_id)
+    def allocations(self) -> Iterator[tuple[str, Allocation]]:
+        """Yield all jobs that have an allocation, with the allocation."""
+        for job_id in {**self._view.runs, **self._allocations}:
+            held = self.allocation_of(job_id)
             if held is not None:
                 yield job_id, held
 
     def may_change(self, job_id: str) -> bool:
-        """Whether a job may be stopped or get another shape: it does not run yet, or may be preempted where it is."""
+        """Return whether a job may be stopped or reshaped: it is not running, or preemptible on nodes that are up."""
         run = self._view.runs.get(job_id)
         if run is None:
             return True
@@ -56,98 +57,98 @@ class Draft:
         return not self._down or self._down.isdisjoint(run.allocation.nodes)
 
     def release(self, job_id: str, why: str = "") -> None:
-        """A job gives back all it holds."""
-        held = self.holds(job_id)
+        """Release the allocation of a job, if it has one."""
+        held = self.allocation_of(job_id)
         if held is not None:
-            self.free.give_back(held.placement)
-            self._holds[job_id] = None
+            self.free.release(held.placement)
+            self._allocations[job_id] = None
             self.changed[job_id] = why
 
     def place(self, job_id: str, placer: Placer, demand: Demand, plan: Plan | None, why: str = "") -> bool:
-        """Find a place for a job that holds nothing."""
+        """Place a job that has no allocation; return whether it fits."""
         if demand.gpu_milli == WHOLE and demand.instances * demand.gpus > self.free.whole_gpus:
             return False
         placement = placer.place(self.free, demand)
         if placement is None:
             return False
-        self._holds[job_id] = Allocation(placement, plan)
+        self._allocations[job_id] = Allocation(placement, plan)
         self.changed[job_id] = why
         return True
 
     def move(self, job_id: str, placer: Placer, demand: Demand, plan: Plan | None, why: str = "") -> bool:
-        """Find another place for a job, on what is free and what it holds; without one it stays as it is."""
-        held, before = self.holds(job_id), self.changed.get(job_id)
+        """Place a job anew on what is free and what it holds; return whether it fits. If not, nothing changes."""
+        held, before = self.allocation_of(job_id), self.changed.get(job_id)
         self.release(job_id)
         if self.place(job_id, placer, demand, plan, why):
             return True
         if held is not None:
-            self.free.take_back(held.placement)
-            self._holds[job_id] = held
+            self.free.retake(held.placement)
+            self._allocations[job_id] = held
         if before is None:
             self.changed.pop(job_id, None)
         else:
             self.changed[job_id] = before
         return False
 
-    def put(self, job_id: str, allocation: Allocation, why: str = "") -> bool:
-        """A job that holds nothing gets exactly this, if it is free."""
+    def assign(self, job_id: str, allocation: Allocation, why: str = "") -> bool:
+        """Give exactly this allocation to a job that has none; return whether it was free."""
         if self.free.take(allocation.placement) is not None:
             return False
-        self._holds[job_id] = allocation
+        self._allocations[job_id] = allocation
         run = self._view.runs.get(job_id)
         if run is not None and not run.stopping and run.allocation == allocation:
-            self.changed.pop(job_id, None)  # as it is now
+            self.changed.pop(job_id, None)  # same as the current run
         else:
             self.changed[job_id] = why
         return True
 
-    def snapshot(self) -> tuple[Free, dict[str, Allocation | None], dict[str, str]]:
-        """How it stands, to come back to."""
-        return self.free.copy(), dict(self._holds), dict(self.changed)
+    def snapshot(self) -> tuple[FreeResources, dict[str, Allocation | None], dict[str, str]]:
+        """Return a copy of the state for `restore`."""
+        return self.free.copy(), dict(self._allocations), dict(self.changed)
 
-    def restore(self, snapshot: tuple[Free, dict[str, Allocation | None], dict[str, str]]) -> None:
-        """As it stood then."""
-        self.free, self._holds, self.changed = snapshot[0].copy(), dict(snapshot[1]), dict(snapshot[2])
+    def restore(self, snapshot: tuple[FreeResources, dict[str, Allocation | None], dict[str, str]]) -> None:
+        """Return to the state of a snapshot."""
+        self.free, self._allocations, self.changed = snapshot[0].copy(), dict(snapshot[1]), dict(snapshot[2])
 
     def target(self) -> dict[str, tuple[Allocation | None, str]]:
-        """What should become of each job that was moved, and why."""
-        return {job_id: (self.holds(job_id), why) for job_id, why in self.changed.items()}
+        """Return the new allocation and the reason for each job that was changed; None: the job is to stop."""
+        return {job_id: (self.allocation_of(job_id), why) for job_id, why in self.changed.items()}
 
 
-def something_happened(view: View) -> bool:
-    """Whether anything has happened since the last look but what the policy itself had ordered."""
+def has_external_changes(view: View) -> bool:
+    """Return whether anything happened since the last round except the ends of runs that were ordered to stop."""
     changes = view.changes
-    if changes.submitted or changes.gone or changes.nodes:
+    if changes.submitted or changes.removed or changes.nodes:
         return True
     known = view.runs.keys() | view.waiting.keys() if changes.ended else ()
     return any(not run.stopping or run.job not in known for run in changes.ended)
 
 
-def jobs_over(view: View) -> list[str]:
-    """The jobs that have ended or were cancelled since the last look: nobody will ask for them again."""
+def ended_jobs(view: View) -> list[str]:
+    """Return the jobs that ended or were cancelled since the last round, so that cached data can be dropped."""
     changes = view.changes
-    over = [run.job for run in changes.ended if run.job not in view.runs and run.job not in view.waiting]
-    return [*over, *changes.gone]
+    ended = [run.job for run in changes.ended if run.job not in view.runs and run.job not in view.waiting]
+    return [*ended, *changes.removed]
 
 
 class Transition:
-    """Leads to a target in as many steps as stopping takes."""
+    """The way to a target state, in as many decisions as stopping runs requires."""
 
     def __init__(self) -> None:
-        self._left: dict[str, tuple[Allocation | None, str]] = {}
+        self._pending: dict[str, tuple[Allocation | None, str]] = {}
 
     @property
-    def awaited(self) -> Mapping[str, tuple[Allocation | None, str]]:
-        """What is still to be done."""
-        return self._left
+    def pending(self) -> Mapping[str, tuple[Allocation | None, str]]:
+        """The part of the target that was not possible yet."""
+        return self._pending
 
-    def goes_on(self, view: View) -> bool:
-        """Whether there is more to do towards the target, and nothing happened but what was to be expected."""
-        return bool(self._left) and not something_happened(view)
+    def can_continue(self, view: View) -> bool:
+        """Return whether part of the target is pending and nothing unexpected has happened."""
+        return bool(self._pending) and not has_external_changes(view)
 
-    def towards(self, view: View, target: Mapping[str, tuple[Allocation | None, str]]) -> Decision:
-        """What of a target can be done now; the rest is remembered."""
-        self._left = {}
+    def step_towards(self, view: View, target: Mapping[str, tuple[Allocation | None, str]]) -> Decision:
+        """Return the part of a target that is possible now; the rest becomes pending."""
+        self._pending = {}
         starts: list[Start] = []
         stops: list[Stop] = []
         reshapes: list[Reshape] = []
@@ -168,21 +169,21 @@ class Transition:
                 continue
             elif wanted == run.allocation:
                 continue
-            elif trial.take(beyond(wanted.placement, run.allocation.placement)):
+            elif trial.take(additional_shares(wanted.placement, run.allocation.placement)):
                 reshapes.append(Reshape(job_id, wanted, why))
                 continue
-            self._left[job_id] = (wanted, why)
+            self._pending[job_id] = (wanted, why)
         if not (starts or stops or reshapes):
-            stops = self._break_standstill(view)
+            stops = self._break_deadlock(view)
         return Decision(starts=tuple(starts), stops=tuple(stops), reshapes=tuple(reshapes))
 
-    def _break_standstill(self, view: View) -> list[Stop]:
-        """Where runs wait for each other's places and nobody is on the way to give one up, one of them has to."""
-        runs = [view.runs[job_id] for job_id in self._left if job_id in view.runs]
+    def _break_deadlock(self, view: View) -> list[Stop]:
+        """Stop one run if runs wait for each other's resources and none is stopping."""
+        runs = [view.runs[job_id] for job_id in self._pending if job_id in view.runs]
         if not runs or any(run.stopping for run in view.runs.values()):
             return []
-        return [Stop(runs[0].job, self._left[runs[0].job][1])]
+        return [Stop(runs[0].job, self._pending[runs[0].job][1])]
 
-    def go_on(self, view: View) -> Decision:
-        """The next step towards the same target."""
-        return self.towards(view, self._left)
+    def next_step(self, view: View) -> Decision:
+        """Return the next decision towards the same target."""
+        return self.step_towards(view, self._pending)

@@ -1,8 +1,9 @@
-"""Who is promised what: a guaranteed job within its tenant's quota gets at least the performance of what it asked for.
+"""Performance guarantees: a guaranteed job within its tenant's quota runs at least as fast as what it requested.
 
-Performance, not amounts: fewer GPUs with a better plan will do. A job counts in its tenant's quota with its minimum:
-the fewest GPUs, never more than it asked for, that reach that performance. Best-effort jobs are promised nothing, and
-so are guaranteed jobs beyond the quota, until others of their tenant have ended.
+The guarantee is on performance, not on amounts: fewer GPUs with a better plan are sufficient. A job counts towards
+its tenant's quota with its minimum: the fewest GPUs, never more than requested, that reach that performance.
+Best-effort jobs have no guarantee, nor have guaranteed jobs beyond the quota until other jobs of their tenant have
+ended.
 """
 
 from __future__ import annotations
@@ -12,58 +13,61 @@ from collections import defaultdict
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import WHOLE, Allocation, Job, Plan, Run, Seconds
-from refold.plans import Layout, asked_layout
-from refold.policies.common.options import Option, OptionCache, as_asked, as_asked_on
-from refold.policies.common.outlook import Outlook
+from refold.plans import Layout, requested_layout
+from refold.policies.common.options import Option, OptionCache, requested_option, requested_options
+from refold.policies.common.progress_estimator import ProgressEstimator
 
 Shape = tuple[Layout, Plan | None]
 """GPUs on each node, and the plan."""
 
-DUST = 1e-6
-"""GPUs, as sums of fractions leave it."""
+ROUNDING_GPUS = 1e-6
+"""Tolerance for rounding in sums of GPU fractions."""
 
-TOLERANCE = 0.01
-"""Nobody notices to be slower by so much."""
+SPEED_TOLERANCE = 0.01
+"""A measured speed below the guarantee by up to this share is accepted."""
 
 
 class GuaranteeRules:
-    """Floors, minima and quotas."""
+    """Guaranteed speeds, minimum options and quotas."""
 
-    def __init__(self, outlook: Outlook, options: OptionCache, safety: float = 1.0) -> None:
-        """`safety`: how many times as fast another shape must be believed to be than the one asked for, to be safe."""
-        if not safety >= 1:
-            raise BadValue(f"safety is a factor ≥ 1, not {safety}")
-        self._outlook, self._options, self._safety = outlook, options, safety
-        self._keeping: dict[tuple[object, ...], tuple[Option, ...]] = {}
+    def __init__(self, estimator: ProgressEstimator, options: OptionCache, safety_factor: float = 1.0) -> None:
+        """`safety_factor`: how many times as fast as the request another shape must be modelled to be safe."""
+        if not safety_factor >= 1:
+            raise BadValue(f"safety_factor is {safety_factor}, expected a factor ≥ 1")
+        self._estimator, self._options, self._safety = estimator, options, safety_factor
+        self._sufficient: dict[tuple[object, ...], tuple[Option, ...]] = {}
         self._admitted: dict[str, tuple[str, float]] = {}
+        """Job -> its tenant and the GPUs that it counts with in the quota."""
         self._first_report: dict[str, tuple[int, int, Seconds]] = {}
-        self._refuted: dict[str, set[Shape]] = {}
+        """Job -> number of the run, steps and time of its first report."""
+        self._too_slow: dict[str, set[Shape]] = {}
 
-    def floor(self, job: Job) -> float:
-        """The speed of what a job asked for; of a job that is not known, that of its only option."""
-        return self._outlook.speeds.asked(job).steps_per_second if self._outlook.speeds.knows(job) else 1.0
+    def guaranteed_speed(self, job: Job) -> float:
+        """Return the speed of what a job requested in steps per second; 1 for a job with unknown speed."""
+        speeds = self._estimator.speeds
+        return speeds.requested_speed(job).steps_per_second if speeds.can_model(job) else 1.0
 
-    def keeping(self, job: Job) -> tuple[Option, ...]:
-        """The options that keep a promise, from the fewest GPUs on: those that are fast enough, and what was asked."""
-        return self._at_least(job, 1.0)
+    def sufficient_options(self, job: Job) -> tuple[Option, ...]:
+        """Return the options that satisfy the guarantee, by increasing GPUs: the fast ones and the requested ones."""
+        return self._options_above(job, 1.0)
 
-    def safe(self, job: Job) -> tuple[Option, ...]:
-        """Of these, the ones that keep it even if the model errs a little."""
-        return self._at_least(job, self._safety)
+    def safe_options(self, job: Job) -> tuple[Option, ...]:
+        """Return the options that satisfy the guarantee even if the performance model errs by the safety factor."""
+        return self._options_above(job, self._safety)
 
-    def minimum(self, job: Job) -> Option:
-        """The fewest GPUs that keep a promise; never more than were asked for."""
-        return self.keeping(job)[0]
+    def minimum_option(self, job: Job) -> Option:
+        """Return the option with the fewest GPUs that satisfies the guarantee; never more than were requested."""
+        return self.sufficient_options(job)[0]
 
-    def watch(self, view: View) -> bool:
-        """See from reports whether promised runs are as fast as promised; a shape that is not is never theirs again.
+    def observe_progress(self, view: View) -> bool:
+        """Compare reported progress of guaranteed jobs with their guarantee; exclude shapes that are too slow.
 
-        Whether any was found to be too slow now.
+        Return whether a shape was newly found to be too slow.
         """
-        found = False
+        newly_excluded = False
         for run in view.changes.progressed:
-            now = view.runs.get(run.job)
-            if run.job not in self._admitted or now is None or now.number != run.number:
+            current = view.runs.get(run.job)
+            if run.job not in self._admitted or current is None or current.number != run.number:
                 continue
             steps, at = view.steps_done(run.job)
             if at != view.now:
@@ -72,48 +76,54 @@ class GuaranteeRules:
             if number != run.number:
                 self._first_report[run.job] = run.number, steps, at
             elif at > since:
-                rate = (steps - first + 1) / (at - since)  # steps are whole: there may be most of one more
-                found |= self._refute_if_slow(view.active[run.job], run, rate)
-        return found
+                rate = (steps - first + 1) / (at - since)  # + 1: most of another step may be done, reports are whole
+                newly_excluded |= self._exclude_if_slow(view.active[run.job], run, rate)
+        return newly_excluded
 
-    def _refute_if_slow(self, job: Job, run: Run, steps_per_second: float) -> bool:
-        if steps_per_second >= self.floor(job) * (1 - TOLERANCE) or _is_asked(job, run.allocation):
+    def _exclude_if_slow(self, job: Job, run: Run, steps_per_second: float) -> bool:
+        if steps_per_second >= self.guaranteed_speed(job) * (1 - SPEED_TOLERANCE) or _is_requested(job, run.allocation):
             return False
         shape = (run.allocation.gpus_on_node, run.allocation.plan)
-        refuted = self._refuted.setdefault(job.id, set())
-        if shape in refuted:
+        too_slow = self._too_slow.setdefault(job.id, set())
+        if shape in too_slow:
             return False
-        refuted.add(shape)
+        too_slow.add(shape)
         return True
 
-    def is_refuted(self, job: Job, shape: Shape) -> bool:
-        """Whether a job was seen to be too slow in a shape."""
-        return shape in self._refuted.get(job.id, ())
+    def is_too_slow(self, job: Job, shape: Shape) -> bool:
+        """Return whether a job was measured to be too slow in a shape."""
+        return shape in self._too_slow.get(job.id, ())
 
-    def _at_least(self, job: Job, factor: float) -> tuple[Option, ...]:
-        """A job that was seen to be too slow in any other shape gets no other than the one it asked for."""
-        return self._asked(job) if job.id in self._refuted else self._believed(job, factor)
+    def _options_above(self, job: Job, factor: float) -> tuple[Option, ...]:
+        """Return only the requested options once any other shape was measured to be too slow for the job."""
+        return self._requested(job) if job.id in self._too_slow else self._modelled_options(job, factor)
 
-    def _asked(self, job: Job) -> tuple[Option, ...]:
-        speeds = self._outlook.speeds
-        return as_asked_on(speeds, job) if speeds.knows(job) else (as_asked(job),)
+    def _requested(self, job: Job) -> tuple[Option, ...]:
+        speeds = self._estimator.speeds
+        return requested_options(speeds, job) if speeds.can_model(job) else (requested_option(job),)
 
-    def _believed(self, job: Job, factor: float) -> tuple[Option, ...]:
-        options = self._options.of(job)
+    def _modelled_options(self, job: Job, factor: float) -> tuple[Option, ...]:
+        options = self._options.for_job(job)
         key = (id(options), job.demand, job.plan, factor)
-        if key not in self._keeping:
-            floor, asked = self.floor(job), self._asked(job)
-            known = {(one.demand, one.plan) for one in asked}
-            fast = [one for one in options if one.speed >= factor * floor and (one.demand, one.plan) not in known]
-            # Of as many GPUs, what was asked for comes first: it keeps the promise for certain.
-            by_gpus = sorted([*asked, *fast], key=lambda one: (one.gpus, one not in asked, -one.speed))
-            self._keeping[key] = tuple(by_gpus)
-        return self._keeping[key]
+        if key not in self._sufficient:
+            speed, requested = self.guaranteed_speed(job), self._requested(job)
+            requested_shapes = {(option.demand, option.plan) for option in requested}
+            fast = [
+                option
+                for option in options
+                if option.speed >= factor * speed and (option.demand, option.plan) not in requested_shapes
+            ]
+            # With equal GPUs the requested option comes first: it satisfies the guarantee with certainty.
+            by_gpus = sorted(
+                [*requested, *fast], key=lambda option: (option.gpus, option not in requested, -option.speed)
+            )
+            self._sufficient[key] = tuple(by_gpus)
+        return self._sufficient[key]
 
-    def promised(self, view: View) -> set[str]:
-        """Guaranteed jobs within their tenants' quotas: in the order of submission, each until it ends.
+    def guaranteed_jobs(self, view: View) -> set[str]:
+        """Return the guaranteed jobs within their tenants' quotas, admitted in order of submission until they end.
 
-        Where there are no quotas nothing is promised: everybody cannot be guaranteed everything.
+        Without quotas there are no guarantees: not all jobs can be guaranteed everything.
         """
         if not view.cluster.tenants:
             return set()
@@ -124,22 +134,26 @@ class GuaranteeRules:
             else:
                 del self._admitted[job_id]
                 self._first_report.pop(job_id, None)
-                self._refuted.pop(job_id, None)
-        asking = [
+                self._too_slow.pop(job_id, None)
+        candidates = [
             job
             for job in (*view.active.values(), *view.waiting.values())
             if job.job_class == "guaranteed" and job.id not in self._admitted
         ]
-        for job in sorted(asking, key=lambda job: (job.submitted, job.id)):
-            gpus = self.minimum(job).gpus * job.demand.gpu_milli / WHOLE
+        for job in sorted(candidates, key=lambda job: (job.submitted, job.id)):
+            gpus = self.minimum_option(job).gpus * job.demand.gpu_milli / WHOLE
             quota = view.cluster.quota_gpus(job.tenant)
-            if quota and used[job.tenant] + gpus <= quota + DUST:
+            if quota and used[job.tenant] + gpus <= quota + ROUNDING_GPUS:
                 used[job.tenant] += gpus
                 self._admitted[job.id] = job.tenant, gpus
         return set(self._admitted)
 
 
-def _is_asked(job: Job, allocation: Allocation) -> bool:
-    """Whether a job runs as it asked to, or with more of its instances on one node."""
+def _is_requested(job: Job, allocation: Allocation) -> bool:
+    """Return whether an allocation is what the job requested, or has more of its instances on one node."""
     layout = allocation.gpus_on_node
-    return allocation.plan == job.plan and sum(layout) == sum(asked_layout(job)) and len(layout) <= job.demand.instances
+    return (
+        allocation.plan == job.plan
+        and sum(layout) == sum(requested_layout(job))
+        and len(layout) <= job.demand.instances
+    )

@@ -1,7 +1,7 @@
-"""Which runs to move so that a job has a place for which enough is free in sum, but in pieces.
+"""Search for runs to move so that a job fits for which enough resources are free in total, but scattered.
 
-Whoever moves goes where it is free now. So one supposed state after the other is tried out on copies of what is free,
-until every instance of the job has room and everybody who goes has another place.
+Moved runs go to resources that are free now. The search tries hypothetical states on copies of the free resources
+until all instances of the job fit and each moved run has another placement.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ import numpy as np
 
 from refold.core import View
 from refold.model import WHOLE, Allocation, Demand, Job, MiB, Milli, Placement, Reshape, Run, Seconds, Share
-from refold.packing import CPU_FREE, FIRST_GPU, GPUS, MEMORY_FREE, TYPE_BIT, UP, Free, Placer
+from refold.packing import CPU_FREE, FIRST_GPU, GPUS, MEMORY_FREE, TYPE_BIT, UP, FreeResources, Placer
 
-MOST_SUBSETS = 256
-"""So many sets of runs of one node are tried, small ones first; where there are more, a greedy one is tried last."""
+MAX_SUBSETS = 256
+"""Maximum number of sets of runs to try per node, small ones first; if there are more, a greedy one comes last."""
 
-MOST_WAYS = 64
-"""So many ways of making room for one more instance are tried, cheap ones first."""
+MAX_EVICTIONS = 64
+"""Maximum number of evictions to try for one more instance, cheap ones first."""
 
-_GO, _LOOK = 0, 1
-"""A way to make room, and a node on which none was looked for yet: a way that costs no more goes first."""
+_EVICT, _EXPAND = 0, 1
+"""Kinds of search items: an eviction to try, and a node whose evictions are not listed yet. At equal cost, evictions
+come first."""
 
 
 class Moves(msgspec.Struct, frozen=True):
-    """Runs that go elsewhere, where the waiting job will be when they have, and the GPU that is moved."""
+    """Runs to move, the placement of the waiting job afterwards, and the GPU capacity moved."""
 
     reshapes: tuple[Reshape, ...]
     placement: Placement
@@ -36,28 +37,29 @@ class Moves(msgspec.Struct, frozen=True):
 
 
 def find_moves(
-    view: View, job: Job, placer: Placer, rest_seconds: Seconds, most_moves: int, moving: Container[str] = ()
+    view: View, job: Job, placer: Placer, rest_seconds: Seconds, max_moves: int, moving: Container[str] = ()
 ) -> Moves | None:
-    """The cheapest moves found that make room for every instance of a job; None: there are none, or none are needed.
+    """Return the cheapest moves found after which all instances of a job fit; None: there are none, or none are needed.
 
-    Instances get room one after the other. For each, nodes are taken in the order of what they would cost, which is
-    the GPU of all runs that have to go, whole runs even where one share of them goes. Of equals, the node goes first on
-    which the least is missing, then the first in the cluster; on a node, fewer runs, then those that have been there
-    for longest. A way is passed over if not all that go have another place now. In the end, whoever would not have had
-    to move stays. Who is `moving` already is left alone.
+    Instances are placed one after another. For each, nodes are tried in the order of their cost: the GPU capacity of
+    all runs that have to leave, counted as whole runs even if only one share of a run leaves. Ties are broken by the
+    least missing capacity, then by the order in the cluster; on a node, by fewer runs, then by runs that have been in
+    place for longer. An eviction is rejected unless all its runs have another placement now. Finally, moves that turn
+    out to be unnecessary are dropped. Only runs that have been in place for `rest_seconds` are moved, and none of
+    `moving`.
     """
     free = view.trial().free
     runs = [run for run in _movable(view, rest_seconds) if run.job not in moving]
-    search = _Search(view, free, job.demand, placer, runs, most_moves)
-    if not search.make_room():
+    search = _Search(view, free, job.demand, placer, runs, max_moves)
+    if not search.place_all():
         return None
     search.drop_needless()
-    moves = search.moves(f"defragment: room for {job.id}")
-    return moves if moves.reshapes else None  # it has a place as it is, and the rule did not want it
+    moves = search.moves(f"defragment: to free GPUs for {job.id}")
+    return moves if moves.reshapes else None  # without moves, the job fits as it is and the placement rule rejected it
 
 
 def _movable(view: View, rest_seconds: Seconds) -> list[Run]:
-    """Runs that may be moved, those first that have been where they are for longest."""
+    """Return the runs that may be moved, those that have been in place for longest first."""
     active = view.active
     down = {node for node in range(len(view.cluster.nodes)) if not view.is_up(node)}
     runs = [
@@ -72,14 +74,14 @@ def _movable(view: View, rest_seconds: Seconds) -> list[Run]:
 
 
 class _NodeSpace(msgspec.Struct):
-    """What is free on one node: of each GPU, CPUs, memory."""
+    """Free resources of one node: per GPU, CPUs, memory."""
 
     gpus: list[Milli]
     cpu_milli: Milli
     memory_mib: MiB
 
     def without(self, shares: Sequence[Share]) -> _NodeSpace:
-        """What would be free if these were gone."""
+        """Return what would be free if these shares were released."""
         gpus, cpu, memory = self.gpus.copy(), self.cpu_milli, self.memory_mib
         for share in shares:
             for gpu in share.gpus:
@@ -89,21 +91,21 @@ class _NodeSpace(msgspec.Struct):
         return _NodeSpace(gpus, cpu, memory)
 
     def fits(self, demand: Demand) -> bool:
-        """Whether one instance has room."""
+        """Return whether one instance fits."""
         if self.cpu_milli < demand.cpu_milli or self.memory_mib < demand.memory_mib:
             return False
         return sum(free >= demand.gpu_milli for free in self.gpus) >= demand.gpus
 
 
 class _Search:
-    """One supposed state after another. Runs are named by their position in `runs`, their shares by theirs.
+    """Search state. Runs are identified by their index in `runs`, shares by their position in the run's placement.
 
-    Two things are kept apart: what is free now, where moved runs may go, and what will be free when the moved runs
-    have stopped, where the waiting job may go. The first is never more than the second.
+    Two states are tracked: resources free now, for moved runs, and resources that will be free when the moved runs have
+    stopped, for the waiting job. The first are always a subset of the second.
     """
 
     def __init__(
-        self, view: View, free: Free, demand: Demand, placer: Placer, runs: list[Run], most_moves: int
+        self, view: View, free: FreeResources, demand: Demand, placer: Placer, runs: list[Run], max_moves: int
     ) -> None:
         self._view = view
         self._free = free
@@ -112,67 +114,68 @@ class _Search:
         self._demand = demand
         self._one = msgspec.structs.replace(demand, instances=1)
         self._runs = runs
-        self._most_moves = most_moves
+        self._max_moves = max_moves
         self._placed: list[Share] = []
         self._moved: dict[int, dict[int, Share]] = {}
-        self._has_place: dict[Demand, bool] = {}
+        """Run -> position of each moved share -> new share."""
+        self._fits_now: dict[Demand, bool] = {}
         self._on_node = self._shares_on_nodes()
 
-    def make_room(self) -> bool:
-        """A place for every instance, after as few moves as it takes."""
+    def place_all(self) -> bool:
+        """Find a placement for all instances, moving as few runs as necessary; return whether there is one."""
         while len(self._placed) < self._demand.instances:
             if not self._place_one() and not self._move_for_one():
                 return False
         return True
 
     def drop_needless(self) -> None:
-        """Those who would not have had to move, seen from the end, the dearest first."""
+        """Drop moves without which the job would fit as well, the most expensive first."""
         for index in sorted(self._moved, key=lambda index: (-self._runs[index].allocation.gpu_milli, index)):
             others = {other: shares for other, shares in self._moved.items() if other != index}
-            supposed = self._free.copy()
+            hypothetical = self._free.copy()
             for other, shares in others.items():
-                supposed.give_back([self._share(other, position) for position in shares])
-                supposed.take(tuple(shares.values()))
-            placement = self._placer.place(supposed, self._demand)
+                hypothetical.release([self._share(other, position) for position in shares])
+                hypothetical.take(tuple(shares.values()))
+            placement = self._placer.place(hypothetical, self._demand)
             if placement is not None:
                 self._moved, self._placed = others, list(placement)
 
     def moves(self, why: str) -> Moves:
-        """What was found."""
+        """Return the result of the search."""
         reshapes: list[Reshape] = []
-        moved = 0
+        gpu_milli = 0
         for index, shares in sorted(self._moved.items()):
             run = self._runs[index]
             placement = tuple(shares.get(position, share) for position, share in enumerate(run.allocation.placement))
             reshapes.append(Reshape(run.job, Allocation(placement, run.allocation.plan), why))
-            moved += run.allocation.gpu_milli
-        return Moves(tuple(reshapes), tuple(self._placed), moved)
+            gpu_milli += run.allocation.gpu_milli
+        return Moves(tuple(reshapes), tuple(self._placed), gpu_milli)
 
     def _share(self, index: int, position: int) -> Share:
         return self._runs[index].allocation.placement[position]
 
     def _shares_on_nodes(self) -> dict[int, dict[int, list[int]]]:
-        """By node, the runs on it, each with its shares there, if all of these have another place on their own."""
+        """Return node -> run -> its shares there, for runs whose shares on the node each fit elsewhere on their own."""
         on_node: dict[int, dict[int, list[int]]] = {}
         for index, run in enumerate(self._runs):
             for position, share in enumerate(run.allocation.placement):
                 on_node.setdefault(share.node, {}).setdefault(index, []).append(position)
         for runs in on_node.values():
-            for index in [index for index, shares in runs.items() if not self._have_places(index, shares)]:
+            for index in [index for index, shares in runs.items() if not self._fit_elsewhere(index, shares)]:
                 del runs[index]
         return on_node
 
-    def _have_places(self, index: int, positions: list[int]) -> bool:
+    def _fit_elsewhere(self, index: int, positions: list[int]) -> bool:
         for position in positions:
             demand = self._demand_of(index, position)
-            if demand not in self._has_place:
-                self._has_place[demand] = self._free.shortage(demand).fit > 0
-            if not self._has_place[demand]:
+            if demand not in self._fits_now:
+                self._fits_now[demand] = self._free.shortage(demand).nodes_fit > 0
+            if not self._fits_now[demand]:
                 return False
         return True
 
     def _demand_of(self, index: int, position: int) -> Demand:
-        """A share as somebody asks for it who accepts no GPUs that are slower than those it has."""
+        """Return the demand that a share satisfies, restricted to GPU types at least as fast as those of the run."""
         share, cluster = self._share(index, position), self._view.cluster
         accepted = self._view.active[self._runs[index].job].demand.gpu_types or cluster.type_names
         if share.gpus and len(accepted) > 1:
@@ -184,7 +187,7 @@ class _Search:
         return Demand(1, len(share.gpus), share.gpu_milli, share.cpu_milli, share.memory_mib, accepted)
 
     def _place_one(self) -> bool:
-        """One instance more on what will be free; what it takes of that is not free now either."""
+        """Place one more instance on what will be free, and remove what it uses of that from what is free now."""
         placement = self._placer.place(self._later, self._one)
         if placement is None:
             return False
@@ -200,92 +203,97 @@ class _Search:
         return True
 
     def _move_for_one(self) -> bool:
-        """Room for one instance more, in the cheapest way that leaves nobody without a place."""
-        looks = [(least, _LOOK, 0, node, ()) for node, least in self._nodes_and_least_costs()]
-        ways: list[tuple[Milli, int, int, int, tuple[int, ...]]] = [*looks]
-        heapify(ways)
+        """Place one more instance by the cheapest eviction after which all runs have a placement."""
+        nodes = [(least, _EXPAND, 0, node, ()) for node, least in self._nodes_and_least_costs()]
+        items: list[tuple[Milli, int, int, int, tuple[int, ...]]] = [*nodes]
+        heapify(items)
         tried = 0
-        while ways and tried < MOST_WAYS:
-            _, kind, _, node, runs = heappop(ways)
-            if kind == _LOOK:
-                for more in self._ways(node):
-                    heappush(ways, (self._cost(more), _GO, len(more), node, more))
+        while items and tried < MAX_EVICTIONS:
+            _, kind, _, node, runs = heappop(items)
+            if kind == _EXPAND:
+                for eviction in self._evictions(node):
+                    heappush(items, (self._cost(eviction), _EVICT, len(eviction), node, eviction))
                 continue
             tried += 1
-            if self._move(node, runs):
+            if self._evict(node, runs):
                 return True
         return False
 
     def _nodes_and_least_costs(self) -> Iterator[tuple[int, Milli]]:
-        """Nodes that could have room, and what has to go there at least: what is missing on the emptiest GPUs."""
-        one, types = self._one, int(self._later.vector(self._one)[0, 5])
+        """Yield the nodes on which an instance could fit, with a lower bound of the cost: the capacity missing on the
+        emptiest GPUs."""
+        instance, types = self._one, int(self._later.vector(self._one)[0, 5])
         rows, gpus = self._later.nodes.tolist(), self._later.gpus.tolist()
         for node, runs in self._on_node.items():
             row = rows[node]
-            if not (runs and row[UP] and row[GPUS] >= one.gpus and row[TYPE_BIT] & types):
+            if not (runs and row[UP] and row[GPUS] >= instance.gpus and row[TYPE_BIT] & types):
                 continue
             if not self._moved.keys().isdisjoint(runs):
-                yield node, 0  # somebody who moves anyway goes free of charge
+                yield node, 0  # a run that is moved anyway costs nothing more
                 continue
-            missing = [max(0, one.gpu_milli - free) for free in gpus[row[FIRST_GPU] : row[FIRST_GPU] + row[GPUS]]]
-            yield node, sum(sorted(missing)[: one.gpus])
+            missing = [max(0, instance.gpu_milli - free) for free in gpus[row[FIRST_GPU] : row[FIRST_GPU] + row[GPUS]]]
+            yield node, sum(sorted(missing)[: instance.gpus])
 
     def _cost(self, runs: tuple[int, ...]) -> Milli:
-        """The GPU of those that do not move anyway."""
+        """Return the GPU capacity of those runs that are not moved already."""
         return sum(self._runs[index].allocation.gpu_milli for index in runs if index not in self._moved)
 
-    def _ways(self, node: int) -> list[tuple[int, ...]]:
-        """Sets of runs without which an instance has room on a node, none of which holds another."""
-        runs = [index for index in self._on_node[node] if self._staying(index, node)]
+    def _evictions(self, node: int) -> list[tuple[int, ...]]:
+        """Return sets of runs without which an instance fits on a node; no set contains another."""
+        runs = [index for index in self._on_node[node] if self._unmoved(index, node)]
         runs.sort(key=lambda index: (self._cost((index,)), index))
         row = self._later.nodes[node]
-        room = _NodeSpace(list(self._later.gpu_milli_of(node)), int(row[CPU_FREE]), int(row[MEMORY_FREE]))
+        space = _NodeSpace(list(self._later.gpu_milli_of(node)), int(row[CPU_FREE]), int(row[MEMORY_FREE]))
         subsets = (subset for size in range(1, len(runs) + 1) for subset in combinations(runs, size))
-        found: list[tuple[int, ...]] = []
-        for subset in islice(subsets, MOST_SUBSETS):
-            if not any(set(subset).issuperset(smaller) for smaller in found) and self._suffice(room, node, subset):
-                found.append(subset)
-        if 2 ** len(runs) > MOST_SUBSETS + 1:
-            found += [subset for subset in [self._greedy_way(room, node, runs)] if subset and subset not in found]
-        return [subset for subset in found if self._are_few_enough(subset)]
+        sufficient: list[tuple[int, ...]] = []
+        for subset in islice(subsets, MAX_SUBSETS):
+            if not any(set(subset).issuperset(smaller) for smaller in sufficient) and self._suffice(
+                space, node, subset
+            ):
+                sufficient.append(subset)
+        if 2 ** len(runs) > MAX_SUBSETS + 1:
+            sufficient += [
+                subset for subset in [self._greedy_eviction(space, node, runs)] if subset and subset not in sufficient
+            ]
+        return [subset for subset in sufficient if self._are_few_enough(subset)]
 
-    def _greedy_way(self, room: _NodeSpace, node: int, runs: list[int]) -> tuple[int, ...]:
-        """The cheapest runs until there is room, without those, the dearest first, that need not go."""
-        if not self._suffice(room, node, runs):
+    def _greedy_eviction(self, space: _NodeSpace, node: int, runs: list[int]) -> tuple[int, ...]:
+        """Return the cheapest runs that suffice, less those that need not leave, checked the most expensive first."""
+        if not self._suffice(space, node, runs):
             return ()
-        count = next(count for count in range(1, len(runs) + 1) if self._suffice(room, node, runs[:count]))
-        going = runs[:count]
+        count = next(count for count in range(1, len(runs) + 1) if self._suffice(space, node, runs[:count]))
+        leaving = runs[:count]
         for index in reversed(runs[:count]):
-            fewer = [other for other in going if other != index]
-            if self._suffice(room, node, fewer):
-                going = fewer
-        return tuple(going)
+            fewer = [other for other in leaving if other != index]
+            if self._suffice(space, node, fewer):
+                leaving = fewer
+        return tuple(leaving)
 
-    def _suffice(self, room: _NodeSpace, node: int, runs: Sequence[int]) -> bool:
-        return room.without([share for _, _, share in self._going(node, runs)]).fits(self._one)
+    def _suffice(self, space: _NodeSpace, node: int, runs: Sequence[int]) -> bool:
+        return space.without([share for _, _, share in self._leaving(node, runs)]).fits(self._one)
 
     def _are_few_enough(self, runs: tuple[int, ...]) -> bool:
-        return len(self._moved.keys() | runs) <= self._most_moves
+        return len(self._moved.keys() | runs) <= self._max_moves
 
-    def _staying(self, index: int, node: int) -> list[int]:
-        """The shares of a run on a node that have not been moved."""
+    def _unmoved(self, index: int, node: int) -> list[int]:
+        """Return the shares of a run on a node that have not been moved."""
         moved = self._moved.get(index, {})
         return [position for position in self._on_node[node][index] if position not in moved]
 
-    def _going(self, node: int, runs: Sequence[int]) -> list[tuple[int, int, Share]]:
-        """What goes if runs leave a node: the run, the position of the share, the share."""
+    def _leaving(self, node: int, runs: Sequence[int]) -> list[tuple[int, int, Share]]:
+        """Return the shares (run, position, share) that are released if these runs leave a node."""
         return [
-            (index, position, self._share(index, position)) for index in runs for position in self._staying(index, node)
+            (index, position, self._share(index, position)) for index in runs for position in self._unmoved(index, node)
         ]
 
-    def _move(self, node: int, runs: tuple[int, ...]) -> bool:
-        """Move runs from a node and place an instance there; or leave everything as it was."""
+    def _evict(self, node: int, runs: tuple[int, ...]) -> bool:
+        """Move runs off a node and place an instance there; return whether it worked. If not, nothing changes."""
         before = self._now.copy(), self._later.copy(), len(self._placed)
         moved_before = {index: dict(shares) for index, shares in self._moved.items()}
-        going = self._going(node, runs)
-        self._later.give_back([share for _, _, share in going])
-        going.sort(key=lambda one: -len(one[2].gpus) * one[2].gpu_milli)  # the largest first: it is the most choosy
-        if self._place_one() and all(self._move_share(index, position) for index, position, _ in going):
+        leaving = self._leaving(node, runs)
+        self._later.release([share for _, _, share in leaving])
+        leaving.sort(key=lambda item: -len(item[2].gpus) * item[2].gpu_milli)  # the largest has the fewest alternatives
+        if self._place_one() and all(self._move_share(index, position) for index, position, _ in leaving):
             return True
         self._now, self._later = before[0], before[1]
         del self._placed[before[2] :]

@@ -1,7 +1,7 @@
-"""Waiting jobs in order, one line per demand: where the first of a line has no place, none of that line has.
+"""A queue of waiting jobs, grouped by demand: if the first job of a demand does not fit, no other job of it does.
 
-So a look costs as much as there are different demands, not as there are jobs; and a line that was found
-without a place is not tried again before something is given back.
+A scheduling round therefore costs as many attempts as there are different demands, not as there are jobs, and a demand
+that did not fit is closed: it is not tried again until resources are released.
 """
 
 from __future__ import annotations
@@ -13,124 +13,126 @@ from typing import Any
 from refold.core import View
 from refold.model import Demand, Job
 
-Place = tuple[Any, int, Job]
+QueueEntry = tuple[Any, int, Job]
+"""Sort key, number that breaks ties, job."""
 
-RETURNED = -(2**60)
-"""Added to the numbers of jobs that return, so that of equals they go first, in the order of returning."""
+REQUEUED = -(2**60)
+"""Added to the numbers of requeued jobs, so that among equal keys they come first, in the order of requeueing."""
 
 
 class QueueByDemand:
-    """All waiting jobs. `key` says who is first; of equals, who was submitted first (those that return, before)."""
+    """All waiting jobs, sorted by `key`; among equal keys requeued jobs come first, then jobs in order of arrival."""
 
     def __init__(self, key: Callable[[Job], Any]) -> None:
         self._key = key
-        self._lines: dict[Demand, list[Place]] = {}
+        self._heaps: dict[Demand, list[QueueEntry]] = {}
         self._closed: set[Demand] = set()
         self._heads: list[tuple[Any, int, Demand]] = []
+        """Heap of the first entry of each open demand; may contain outdated entries."""
         self._number_of: dict[str, int] = {}
-        """Of every job its present place: it may have gone and come again, and then stands in line twice."""
+        """Number of the current entry of each job: a job that left and was added again also has an outdated entry."""
         self._added = 0
 
-    def add_new(self, view: View) -> None:
-        """Note who has come."""
-        for job in view.changes.returned:
-            self.add(job, returned=True)
+    def add_arrivals(self, view: View) -> None:
+        """Add the jobs that were submitted or requeued since the last round."""
+        for job in view.changes.requeued:
+            self.add(job, requeued=True)
         for job in view.changes.submitted:
             self.add(job)
 
-    def reopen(self, view: View) -> None:
-        """If something was given back, every line may have a place again."""
+    def reopen_if_freed(self, view: View) -> None:
+        """Reopen all demands if resources were released since the last round."""
         if view.changes.freed:
             self.reopen_all()
 
     def reopen_all(self) -> None:
-        """Every line may have a place again."""
+        """Reopen all demands: each may fit again."""
         if self._closed:
             self._closed.clear()
-            self._heads = [(line[0][0], line[0][1], demand) for demand, line in self._lines.items()]
+            self._heads = [(heap[0][0], heap[0][1], demand) for demand, heap in self._heaps.items()]
             heapify(self._heads)
 
-    def sort_again(self, view: View) -> None:
-        """Jobs have become more or less urgent while they waited; every line may have a place again."""
+    def resort(self, view: View) -> None:
+        """Sort all jobs again, after keys have changed, and reopen all demands."""
         self._closed.clear()
-        for demand, line in list(self._lines.items()):
-            line[:] = [(self._key(place[2]), *place[1:]) for place in line if self._counts(place, view)]
-            heapify(line)
-            if not line:
-                del self._lines[demand]
-        self._heads = [(line[0][0], line[0][1], demand) for demand, line in self._lines.items()]
+        for demand, heap in list(self._heaps.items()):
+            heap[:] = [(self._key(entry[2]), *entry[1:]) for entry in heap if self._is_current(entry, view)]
+            heapify(heap)
+            if not heap:
+                del self._heaps[demand]
+        self._heads = [(heap[0][0], heap[0][1], demand) for demand, heap in self._heaps.items()]
         heapify(self._heads)
 
-    def add(self, job: Job, returned: bool = False) -> bool:
-        """One job more; whether it is now the first of its line."""
+    def add(self, job: Job, requeued: bool = False) -> bool:
+        """Add a job; return whether it is now the first of its demand."""
         self._added += 1
-        number = self._added + RETURNED if returned else self._added
-        place = (self._key(job), number, job)
+        number = self._added + REQUEUED if requeued else self._added
+        entry = (self._key(job), number, job)
         self._number_of[job.id] = number
-        line = self._lines.setdefault(job.demand, [])
-        heappush(line, place)
-        is_first = line[0] is place
+        heap = self._heaps.setdefault(job.demand, [])
+        heappush(heap, entry)
+        is_first = heap[0] is entry
         if is_first and job.demand not in self._closed:
-            heappush(self._heads, (place[0], number, job.demand))
+            heappush(self._heads, (entry[0], number, job.demand))
         return is_first
 
-    def reopen_line_of(self, job: Job) -> None:
-        """The line in which a job stands may have a place again."""
+    def reopen_for(self, job: Job) -> None:
+        """Reopen the demand of a job."""
         if job.demand in self._closed:
             self._closed.remove(job.demand)
-            if line := self._lines.get(job.demand):
-                heappush(self._heads, (line[0][0], line[0][1], job.demand))
+            if heap := self._heaps.get(job.demand):
+                heappush(self._heads, (heap[0][0], heap[0][1], job.demand))
 
     def first(self, view: View) -> Job | None:
-        """The first of all jobs whose line is open; None if there is none."""
-        heads, lines = self._heads, self._lines
+        """Return the first job among all open demands; None if there is none."""
+        heads, heaps = self._heads, self._heaps
         while heads:
             key, number, demand = heads[0]
-            line = lines.get(demand)
-            if not line or demand in self._closed or line[0][0] != key or line[0][1] != number:
+            heap = heaps.get(demand)
+            if not heap or demand in self._closed or heap[0][0] != key or heap[0][1] != number:
                 heappop(heads)
-            elif not self._counts(line[0], view):
-                self._drop(demand)
+            elif not self._is_current(heap[0], view):
+                self._drop_first(demand)
             else:
-                return line[0][2]
+                return heap[0][2]
         return None
 
-    def place_of_first(self, job: Job) -> Place:
-        """Where the first of its line stands among all."""
-        return self._lines[job.demand][0]
+    def first_entry(self, job: Job) -> QueueEntry:
+        """Return the entry of a job that is the first of its demand."""
+        return self._heaps[job.demand][0]
 
-    def take_first(self, job: Job) -> Place:
-        """Take the first of all out of its line, for a while."""
-        place = self.place_of_first(job)
-        self._drop(job.demand)
-        return place
+    def pop_first(self, job: Job) -> QueueEntry:
+        """Remove a job that is the first of its demand; return its entry, which `restore` takes."""
+        entry = self.first_entry(job)
+        self._drop_first(job.demand)
+        return entry
 
-    def put_back(self, place: Place) -> None:
-        """Who was taken out stands where it stood."""
-        self._number_of[place[2].id] = place[1]
-        line = self._lines.setdefault(place[2].demand, [])
-        heappush(line, place)
-        if line[0] is place and place[2].demand not in self._closed:
-            heappush(self._heads, (place[0], place[1], place[2].demand))
+    def restore(self, entry: QueueEntry) -> None:
+        """Put a removed entry back in its former position."""
+        self._number_of[entry[2].id] = entry[1]
+        heap = self._heaps.setdefault(entry[2].demand, [])
+        heappush(heap, entry)
+        if heap[0] is entry and entry[2].demand not in self._closed:
+            heappush(self._heads, (entry[0], entry[1], entry[2].demand))
 
-    def close(self, job: Job) -> None:
-        """The first of its line has no place: nor has anyone behind it."""
+    def close_for(self, job: Job) -> None:
+        """Close the demand of a job that does not fit: no job with the same demand does."""
         self._closed.add(job.demand)
 
     def remove_first(self, job: Job) -> None:
-        """The first of all has been given a place."""
-        self._drop(job.demand)
+        """Remove a job that is the first of its demand."""
+        self._drop_first(job.demand)
 
-    def _counts(self, place: Place, view: View) -> bool:
-        job_id = place[2].id
-        return job_id in view.waiting and self._number_of.get(job_id) == place[1]
+    def _is_current(self, entry: QueueEntry, view: View) -> bool:
+        job_id = entry[2].id
+        return job_id in view.waiting and self._number_of.get(job_id) == entry[1]
 
-    def _drop(self, demand: Demand) -> None:
-        line = self._lines[demand]
-        _, number, job = heappop(line)
+    def _drop_first(self, demand: Demand) -> None:
+        heap = self._heaps[demand]
+        _, number, job = heappop(heap)
         if self._number_of.get(job.id) == number:
             del self._number_of[job.id]
-        if not line:
-            del self._lines[demand]
+        if not heap:
+            del self._heaps[demand]
         elif demand not in self._closed:
-            heappush(self._heads, (line[0][0], line[0][1], demand))
+            heappush(self._heads, (heap[0][0], heap[0][1], demand))

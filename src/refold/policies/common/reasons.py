@@ -1,4 +1,4 @@
-"""Why jobs wait, said once each: a reason is repeated only when it has become another."""
+"""Reasons why jobs wait. Each is reported once, and again only when it changes."""
 
 from __future__ import annotations
 
@@ -10,94 +10,97 @@ from refold.packing import Placer
 
 
 class Reasons:
-    """Collects what a decision says of waiting jobs. A `placer` may lack more than nodes have: the power of racks."""
+    """Collect the reasons that a decision reports. With a `placer` that limits rack power, also shortages of power."""
 
     def __init__(self, placer: Placer | None = None) -> None:
-        self._placer = placer if placer is not None and placer.minds_power else None
+        self._placer = placer if placer is not None and placer.respects_power_limits else None
         self._lacks_power: dict[str, bool] = {}
-        self._said: dict[str, Reason] = {}
+        self._reported: dict[str, Reason] = {}
         self._waits: list[Wait] = []
 
-    def no_place(self, view: View, job: Job) -> None:
-        """It was looked at and no node has room for it."""
+    def note_resources(self, view: View, job: Job) -> None:
+        """Note that the job was considered and does not fit."""
         if self._placer is not None:
-            self._no_place_or_power(self._placer, view, job)
+            self._note_resources_or_power(self._placer, view, job)
         elif self._is_new(job, Reason.RESOURCES):
             self._waits.append(Wait(job.id, Reason.RESOURCES, shortage=view.shortage(job.demand)))
 
-    def _no_place_or_power(self, placer: Placer, view: View, job: Job) -> None:
-        """The view does not count power: so it is told again when it is power that is lacking, and when no longer."""
+    def _note_resources_or_power(self, placer: Placer, view: View, job: Job) -> None:
+        """Note a shortage; report it again when it becomes, or ceases to be, one of power, which the view ignores."""
         free = view.trial().free
-        lacks_power = free.has_room_for_one(job.demand)  # there is room, and still it has no place
+        lacks_power = free.fits_one_instance(job.demand)  # the nodes have the resources, so the power limit rejects it
         if self._is_new(job, Reason.RESOURCES) or self._lacks_power.get(job.id) != lacks_power:
             self._lacks_power[job.id] = lacks_power
             self._waits.append(Wait(job.id, Reason.RESOURCES, shortage=placer.shortage(free, job.demand)))
 
-    def promised_to_others(self, job: Job) -> None:
-        """There is room for it, but not for as long as it will last: others before it are promised it."""
+    def note_reserved(self, job: Job) -> None:
+        """Note that the job fits now, but not for as long as it will run: jobs ahead of it have reservations there."""
         if self._is_new(job, Reason.RESERVED):
             self._waits.append(Wait(job.id, Reason.RESERVED))
 
-    def releasing(self, job: Job) -> None:
-        """Its place is being given back."""
+    def note_releasing(self, job: Job) -> None:
+        """Note that runs are stopping to release the resources for the job."""
         if self._is_new(job, Reason.RELEASING):
             self._waits.append(Wait(job.id, Reason.RELEASING))
 
-    def of_everybody(
+    def collect_all(
         self, view: View, starts: Sequence[Start], awaited: Container[str], behind: Container[str] = ()
     ) -> tuple[Wait, ...]:
-        """Why everybody waits who is not started; who is `behind` others is not looked at."""
-        self.note_everybody(view, starts, awaited, behind)
+        """Note reasons for all jobs that are not started, as `note_all` does, and return those that are new."""
+        self.note_all(view, starts, awaited, behind)
         return self.collect(view, starts)
 
-    def note_everybody(
+    def note_all(
         self, view: View, starts: Sequence[Start], awaited: Container[str], behind: Container[str] = ()
     ) -> None:
-        """Whose place is being given back, and who has none."""
+        """Note reasons for all jobs that are not started.
+
+        `awaited`: jobs for which resources are being released. `behind`: jobs that were not considered.
+        """
         started = {start.job for start in starts}
         for job in view.waiting.values():
             if job.id in awaited:
-                self.releasing(job)
+                self.note_releasing(job)
             elif job.id not in started and job.id not in behind:
-                self.no_place(view, job)
+                self.note_resources(view, job)
 
-    def nobody_waits(self) -> None:
-        """Whatever was said is past."""
-        self._said.clear()
+    def clear(self) -> None:
+        """Forget all reported reasons, when no job waits."""
+        self._reported.clear()
         self._lacks_power.clear()
 
     def collect(self, view: View, starts: Sequence[Start]) -> tuple[Wait, ...]:
-        """What was said in this look of those who are not started after all.
+        """Return the reasons noted in this round, except for jobs that are started.
 
-        Those who came now and were not looked at stand behind the others.
+        New jobs that were not considered wait behind the others.
         """
         changes = view.changes
         for start in starts:
             self._lacks_power.pop(start.job, None)
-            if self._said.pop(start.job, None) is not None and self._waits:
+            if self._reported.pop(start.job, None) is not None and self._waits:
                 self._waits = [wait for wait in self._waits if wait.job != start.job]
-        for job_id in changes.gone:
-            self._said.pop(job_id, None)
+        for job_id in changes.removed:
+            self._reported.pop(job_id, None)
             self._lacks_power.pop(job_id, None)
         if len(starts) < len(view.waiting):
-            self._say_who_is_ahead(view, starts)
+            self._note_priority(view, starts)
         waits, self._waits = tuple(self._waits), []
         return waits
 
-    def _say_who_is_ahead(self, view: View, starts: Sequence[Start]) -> None:
+    def _note_priority(self, view: View, starts: Sequence[Start]) -> None:
         started = {start.job for start in starts}
-        fresh = [
+        unexplained = [
             job.id
-            for job in (*view.changes.returned, *view.changes.submitted)
-            if job.id not in self._said and job.id not in started
+            for job in (*view.changes.requeued, *view.changes.submitted)
+            if job.id not in self._reported and job.id not in started
         ]
-        before = len(view.waiting) - len(starts) - len(fresh)
-        for position, job_id in enumerate(fresh):
-            self._said[job_id] = Reason.AHEAD
-            self._waits.append(Wait(job_id, Reason.AHEAD, ahead=before + position))
+        ahead = len(view.waiting) - len(starts) - len(unexplained)
+        for position, job_id in enumerate(unexplained):
+            self._reported[job_id] = Reason.PRIORITY
+            self._waits.append(Wait(job_id, Reason.PRIORITY, ahead=ahead + position))
 
     def _is_new(self, job: Job, reason: Reason) -> bool:
-        if self._said.get(job.id) is reason:
+        if self._reported.get(job.id) is reason:
             return False
-        self._said[job.id] = reason
+        self._reported[job.id] = reason
         return True

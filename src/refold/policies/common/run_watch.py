@@ -1,7 +1,7 @@
-"""Somebody beside a policy who watches runs: those that go nowhere are flagged, and after a grace ended, by rule.
+"""Run watch: a wrapper around a policy that flags runs without progress, and ends them after a grace period.
 
-The policy within decides as if nobody watched: it is not shown looks that only the watch asked for, and what it starts
-and stops is passed on untouched. A run that is ended looks to it like one whose job was cancelled.
+The wrapped policy decides as if there were no watch: it does not see rounds that only the watch requested, and its
+starts and stops are passed on unchanged. A run ended by the watch looks to it like one whose job was cancelled.
 """
 
 from __future__ import annotations
@@ -15,78 +15,78 @@ import msgspec
 
 from refold.core import Changes, Policy, View
 from refold.errors import BadInput, BadValue, UnknownName
-from refold.model import HOUR, KEEP, MINUTE, Allocation, Decision, End, Flag, Job, Run, Seconds, text_from_seconds
+from refold.model import HOUR, MINUTE, NO_CHANGE, Allocation, Decision, End, Flag, Job, Run, Seconds, format_duration
 from refold.predict import Predictor
 
-TAIL = 0.99
-"""Of so many jobs, predictions say, one like it has ended by then: beyond lies the tail."""
+TAIL_QUANTILE = 0.99
+"""Quantile of the predicted run time beyond which the tail of the distribution begins."""
 
-ROUNDING: Seconds = 1e-6
-"""Work that is more by less than this is the same, summed otherwise."""
+ROUNDING_WORK: Seconds = 1e-6
+"""Differences in work below this are rounding."""
 
-SOON: Seconds = 1.0
-"""A run that begins beyond its limit, since earlier ones have used it up, is looked at when it is there."""
+FIRST_CHECK_DELAY: Seconds = 1.0
+"""A run whose limit was already used up by earlier runs is checked this long after its start, when it exists."""
 
 
 class WatchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is watched for; nothing is that was not asked for."""
+    """Rules for runs; each applies only if it is set."""
 
     no_progress: Seconds | None = None
-    """A run that computes for so long without a report of more work done makes no progress."""
+    """A run that computes for this long without reporting more work done makes no progress."""
     silent_too: bool = False
-    """Whether that holds of jobs, too, that have never reported any."""
+    """Whether `no_progress` also applies to jobs that have never reported progress."""
     beyond_limit: bool = False
-    """Whether the time limit that its user gave is held against a job."""
+    """Whether the time limit that the user gave is enforced."""
     beyond_tail: float | None = None
-    """A job is far beyond the tail when it has run so many times as long as 99 of 100 like it were predicted to."""
+    """A job is beyond the tail when its run time exceeds this many times the 99 % quantile of its prediction."""
     tail_at_least: Seconds = HOUR
-    """Nobody is beyond the tail sooner than this."""
+    """No job is beyond the tail before it has run for this long."""
     end_beyond_tail: bool = False
-    """Whether such a job is ended as well: a prediction is no proof."""
+    """Whether jobs beyond the tail are ended; by default they are only flagged, since a prediction is not a proof."""
     grace: Seconds = 5 * MINUTE
-    """How long lies between the flag and the end."""
+    """Time between flagging and ending a run."""
     per_job: bool = False
-    """Whether a job that names its own time without progress is held to that, even if it has never reported any."""
+    """Whether the job's own time without progress applies, even if the job has never reported progress."""
 
     def __post_init__(self) -> None:
         if self.no_progress is None and not self.per_job and not self.beyond_limit and self.beyond_tail is None:
-            raise BadValue("a watch needs a rule: no_progress, per_job, beyond_limit or beyond_tail")
+            raise BadValue("watch has no rule, expected no_progress, per_job, beyond_limit or beyond_tail")
         for name, value in (("no_progress", self.no_progress), ("beyond_tail", self.beyond_tail)):
             if value is not None and not 0 < value < inf:
-                raise BadValue(f"{name} of a watch is > 0, not {value}")
+                raise BadValue(f"{name} of watch is {value}, expected > 0")
         for name, value in (("grace", self.grace), ("tail_at_least", self.tail_at_least)):
             if not 0 <= value < inf:
-                raise BadValue(f"{name} of a watch is seconds ≥ 0, not {value}")
+                raise BadValue(f"{name} of watch is {value}, expected seconds ≥ 0")
         if self.silent_too and self.no_progress is None:
-            raise BadValue("silent_too of a watch is about no_progress: say for how long")
+            raise BadValue("silent_too of watch needs no_progress")
         if self.end_beyond_tail and self.beyond_tail is None:
-            raise BadValue("end_beyond_tail of a watch is about beyond_tail: say how far")
+            raise BadValue("end_beyond_tail of watch needs beyond_tail")
 
     @staticmethod
-    def of(given: WatchRules | Mapping[str, Any]) -> WatchRules:
-        """Rules as they are in a journal's header; seconds are numbers there."""
-        if isinstance(given, WatchRules):
-            return given
-        if not isinstance(given, Mapping):
-            raise BadInput(f"watch is {given!r}, expected rules: {', '.join(WatchRules.__struct_fields__)}")
-        for name in given:
+    def from_settings(settings: WatchRules | Mapping[str, Any]) -> WatchRules:
+        """Return rules from a mapping as in a journal's header, where durations are numbers of seconds."""
+        if isinstance(settings, WatchRules):
+            return settings
+        if not isinstance(settings, Mapping):
+            raise BadInput(f"watch is {settings!r}, expected rules: {', '.join(WatchRules.__struct_fields__)}")
+        for name in settings:
             if name not in WatchRules.__struct_fields__:
-                raise UnknownName("rule of a watch", str(name), WatchRules.__struct_fields__)
+                raise UnknownName("watch rule", str(name), WatchRules.__struct_fields__)
         try:
-            return msgspec.convert(dict(given), WatchRules)
+            return msgspec.convert(dict(settings), WatchRules)
         except msgspec.ValidationError as error:
-            raise BadInput(f"watch is {dict(given)}: {error}") from None
+            raise BadInput(f"watch is {dict(settings)}: {error}") from None
 
 
 class _WatchedRun:
-    """A run: since when it computes or has last made progress, with how much done then, and what it is flagged for."""
+    """A run: when it began to compute or last made progress, the work done by then, and the rules it is flagged for."""
 
-    __slots__ = ("done", "flagged", "has_what_it_asked_for", "job", "number", "reports", "since", "steps", "tail")
+    __slots__ = ("done", "flagged", "has_requested_gpus", "job", "number", "reports", "since", "steps", "tail")
 
     def __init__(self, job: Job, number: int, allocation: Allocation, since: Seconds) -> None:
         self.job = job
         self.number = number
-        self.has_what_it_asked_for = allocation.gpu_milli >= job.demand.total_gpu_milli
+        self.has_requested_gpus = allocation.gpu_milli >= job.demand.total_gpu_milli
         self.since = since
         self.done: Seconds = 0.0
         self.steps = 0
@@ -94,24 +94,25 @@ class _WatchedRun:
         self.tail: Seconds = inf
         self.flagged: dict[str, Seconds] = {}
 
-    def will_have_done(self, seconds: Seconds) -> Seconds:
-        """When it has run for so long in all, if it goes on; a smaller share of GPUs than asked for is no measure."""
-        return max(self.since, self.since + seconds - self.done) if self.has_what_it_asked_for else inf
+    def reaches_at(self, seconds: Seconds) -> Seconds:
+        """Return when the job's total run time reaches `seconds`; infinity on fewer GPUs than requested, since the run
+        time on those is not comparable."""
+        return max(self.since, self.since + seconds - self.done) if self.has_requested_gpus else inf
 
-    def has_run(self, now: Seconds) -> str:
-        """For how long, in all its runs, so far as what they did was kept."""
-        return text_from_seconds(self.done + now - self.since)
+    def format_run_time(self, now: Seconds) -> str:
+        """Return the run time of the job over all its runs as text, without work that was lost."""
+        return format_duration(self.done + now - self.since)
 
 
 class _Rule(Protocol):
-    """From when on a run breaks a rule, if it goes on as it does; and what is then said of it."""
+    """A rule: when a run violates it if nothing changes, and the message for that."""
 
     name: str
     ends: bool
 
-    def broken_at(self, run: _WatchedRun) -> Seconds: ...
+    def violated_at(self, run: _WatchedRun) -> Seconds: ...
 
-    def says(self, run: _WatchedRun, now: Seconds) -> str: ...
+    def message(self, run: _WatchedRun, now: Seconds) -> str: ...
 
 
 class _NoProgress:
@@ -121,26 +122,25 @@ class _NoProgress:
         self._seconds = inf if seconds is None else seconds
         self._silent_too, self._per_job = silent_too, per_job
 
-    def broken_at(self, run: _WatchedRun) -> Seconds:
+    def violated_at(self, run: _WatchedRun) -> Seconds:
         own = run.job.launch.no_progress if self._per_job else None
         if own is not None:
             return run.since + own
         return run.since + self._seconds if run.reports or self._silent_too else inf
 
-    def says(self, run: _WatchedRun, now: Seconds) -> str:
-        return f"no progress for {text_from_seconds(now - run.since)}"
+    def message(self, run: _WatchedRun, now: Seconds) -> str:
+        return f"no progress for {format_duration(now - run.since)}"
 
 
 class _BeyondLimit:
     name, ends = "beyond limit", True
 
-    def broken_at(self, run: _WatchedRun) -> Seconds:
-        return run.will_have_done(run.job.time_limit or inf)
+    def violated_at(self, run: _WatchedRun) -> Seconds:
+        return run.reaches_at(run.job.time_limit or inf)
 
-    def says(self, run: _WatchedRun, now: Seconds) -> str:
-        return (
-            f"has run for {run.has_run(now)}, beyond its time limit of {text_from_seconds(run.job.time_limit or inf)}"
-        )
+    def message(self, run: _WatchedRun, now: Seconds) -> str:
+        limit = format_duration(run.job.time_limit or inf)
+        return f"has run for {run.format_run_time(now)}, beyond its time limit of {limit}"
 
 
 class _BeyondTail:
@@ -149,146 +149,152 @@ class _BeyondTail:
     def __init__(self, factor: float, at_least: Seconds, ends: bool) -> None:
         self._factor, self._at_least, self.ends = factor, at_least, ends
 
-    def broken_at(self, run: _WatchedRun) -> Seconds:
-        return run.will_have_done(max(self._at_least, self._factor * run.tail))
+    def violated_at(self, run: _WatchedRun) -> Seconds:
+        return run.reaches_at(max(self._at_least, self._factor * run.tail))
 
-    def says(self, run: _WatchedRun, now: Seconds) -> str:
-        tail = text_from_seconds(run.tail)
-        return f"has run for {run.has_run(now)}, and of 100 such jobs 99 were expected to end within {tail}"
+    def message(self, run: _WatchedRun, now: Seconds) -> str:
+        tail = format_duration(run.tail)
+        return f"has run for {run.format_run_time(now)}; 99 of 100 such jobs were expected to end within {tail}"
 
 
-def _listed(rules: WatchRules) -> list[_Rule]:
-    listed: list[_Rule] = []
+def _make_rules(rules: WatchRules) -> list[_Rule]:
+    enabled: list[_Rule] = []
     if rules.no_progress is not None or rules.per_job:
-        listed.append(_NoProgress(rules.no_progress, rules.silent_too, rules.per_job))
+        enabled.append(_NoProgress(rules.no_progress, rules.silent_too, rules.per_job))
     if rules.beyond_limit:
-        listed.append(_BeyondLimit())
+        enabled.append(_BeyondLimit())
     if rules.beyond_tail is not None:
-        listed.append(_BeyondTail(rules.beyond_tail, rules.tail_at_least, rules.end_beyond_tail))
-    return listed
+        enabled.append(_BeyondTail(rules.beyond_tail, rules.tail_at_least, rules.end_beyond_tail))
+    return enabled
 
 
 class RunWatch:
-    """A policy, and the runs that it has started with what is known of their progress."""
+    """A policy with a watch on its runs."""
 
     def __init__(self, policy: Policy, rules: WatchRules) -> None:
         self.name = policy.name
         self.oracle = bool(getattr(policy, "oracle", False))
         self._policy = policy
         self._grace = rules.grace
-        self._rules = _listed(rules)
+        self._rules = _make_rules(rules)
         self._runs: dict[str, _WatchedRun] = {}
         self._reporting: set[str] = set()
+        """Jobs that have reported progress."""
         self._tails = _Tails() if rules.beyond_tail is not None else None
-        self._looks = _CheckTimes()
-        self._wakes: list[Seconds] = []
-        self._asked: Seconds | None = None
+        self._checks = _CheckTimes()
+        self._policy_wakes: list[Seconds] = []
+        """Heap of the wake-up times that the wrapped policy has set."""
+        self._requested_wake: Seconds | None = None
         self._unseen: list[Run] = []
-        self._looks_away = False
+        """Runs that started in rounds that the wrapped policy did not see."""
+        self._disabled = False
 
-    def look_away(self) -> None:
-        """From now on nobody is flagged or ended: for imagined futures, in which runs report nothing."""
-        self._looks_away = True
+    def disable(self) -> None:
+        """Stop flagging and ending runs: for simulated futures, in which runs report nothing."""
+        self._disabled = True
 
     def decide(self, view: View) -> Decision:
-        """What the policy decides, and which runs are flagged and ended beside that."""
-        if self._looks_away:
-            return self._decision_within(view)
-        self._note_changes(view)
-        decision = self._decision_within(view)
-        left_alone = {stop.job for stop in decision.stops} | {reshape.job for reshape in decision.reshapes}
+        """Return the decision of the wrapped policy, with the runs to flag and to end."""
+        if self._disabled:
+            return self._policy_decision(view)
+        self._update(view)
+        decision = self._policy_decision(view)
+        changing = {stop.job for stop in decision.stops} | {reshape.job for reshape in decision.reshapes}
         flags: list[Flag] = []
         ends: list[End] = []
         for run in self._due(view):
-            if run.job.id not in left_alone:
-                self._judge(run, view.now, flags, ends)
+            if run.job.id not in changing:
+                self._check(run, view.now, flags, ends)
         for start in decision.starts:
-            if (job := view.waiting.get(start.job)) is not None:  # else it will be refused
-                self._begin(view, job, view.runs_so_far(job.id) + 1, start.allocation)
-        return self._with(decision, flags, ends)
+            if (job := view.waiting.get(start.job)) is not None:  # otherwise the start will be rejected
+                self._begin(view, job, view.run_count(job.id) + 1, start.allocation)
+        return self._merge(decision, flags, ends)
 
-    # The policy within.
+    # The wrapped policy.
 
-    def _decision_within(self, view: View) -> Decision:
-        wakes = self._wakes
-        asked_for = bool(wakes) and wakes[0] <= view.now
+    def _policy_decision(self, view: View) -> Decision:
+        wakes = self._policy_wakes
+        is_policy_wake = bool(wakes) and wakes[0] <= view.now
         while wakes and wakes[0] <= view.now:
             heappop(wakes)
-        if self._looks.is_due(view.now) and not asked_for and not _anything_new(view.changes):
+        if self._checks.is_due(view.now) and not is_policy_wake and not _has_events(view.changes):
             self._unseen += view.changes.started
-            return KEEP
-        decision = self._policy.decide(_Later(view, self._unseen) if self._unseen else view)
+            return NO_CHANGE
+        decision = self._policy.decide(_MergedView(view, self._unseen) if self._unseen else view)
         self._unseen = []
         if decision.wake_at is not None:
             heappush(wakes, decision.wake_at)
         return decision
 
-    def _with(self, decision: Decision, flags: list[Flag], ends: list[End]) -> Decision:
-        """Both together. When to be woken is said once, and again after what may have been refused."""
-        moments = [*self._wakes[:1], *self._looks.next()]
-        wake_at = min(moments, default=None)
-        news = bool(flags or ends)
-        if wake_at == self._asked and not news and decision.wake_at is None:
+    def _merge(self, decision: Decision, flags: list[Flag], ends: list[End]) -> Decision:
+        """Add flags, ends and the next wake-up time to a decision.
+
+        A wake-up time is requested once, and again after a decision with changes, which may have been rejected.
+        """
+        times = [*self._policy_wakes[:1], *self._checks.next()]
+        wake_at = min(times, default=None)
+        has_additions = bool(flags or ends)
+        if wake_at == self._requested_wake and not has_additions and decision.wake_at is None:
             return decision
         changes = decision.starts or decision.stops or decision.reshapes
-        self._asked = None if changes or news else wake_at
-        if wake_at == decision.wake_at and not news:
+        self._requested_wake = None if changes or has_additions else wake_at
+        if wake_at == decision.wake_at and not has_additions:
             return decision
         return msgspec.structs.replace(
             decision, flags=(*decision.flags, *flags), ends=(*decision.ends, *ends), wake_at=wake_at
         )
 
-    # What is known of runs.
+    # State of the runs.
 
-    def _note_changes(self, view: View) -> None:
+    def _update(self, view: View) -> None:
         changes = view.changes
         if self._tails is not None:
-            self._tails.note_arrivals(changes, view.now)
-        self._reporting.difference_update(changes.gone)
-        for run in changes.started:  # those of the last decision are known; one that was reshaped begins by itself
-            known, present = self._runs.get(run.job), view.runs.get(run.job)
-            if present == run and (known is None or known.number != run.number):
+            self._tails.update(changes, view.now)
+        self._reporting.difference_update(changes.removed)
+        for run in changes.started:  # starts of the last decision are known; reshaped runs begin without one
+            known, current = self._runs.get(run.job), view.runs.get(run.job)
+            if current == run and (known is None or known.number != run.number):
                 self._begin(view, view.active[run.job], run.number, run.allocation)
         for run in changes.progressed:
-            self._progressed(view, run)
+            self._note_progress(view, run)
         for run in changes.ended:
-            self._ended(view, run)
+            self._note_end(view, run)
 
     def _begin(self, view: View, job: Job, number: int, allocation: Allocation) -> None:
-        """A run begins now, or did so since the last look."""
+        """Watch a run that begins now, or began since the last round."""
         since = view.computing_since(job.id)
         run = self._runs[job.id] = _WatchedRun(job, number, allocation, view.now if since is None else since)
         run.done = view.done(job.id) - (view.now - run.since)
         run.steps = view.steps_done(job.id)[0]
         run.reports = job.id in self._reporting
         if self._tails is not None:
-            run.tail = self._tails.of(job, view.now)
-        self._look_again(run, view.now + SOON)
+            run.tail = self._tails.for_job(job, view.now)
+        self._schedule_check(run, view.now + FIRST_CHECK_DELAY)
 
-    def _progressed(self, view: View, told: Run) -> None:
-        """A report of more, or that the run has begun to compute: from then on the time without any is counted."""
-        run = self._present(view, told.job)
-        since = None if run is None else view.computing_since(told.job)
-        if run is None or since is None or run.number != told.number:
+    def _note_progress(self, view: View, reported: Run) -> None:
+        """Note that a run reported progress or began to compute; time without progress counts from then on."""
+        run = self._current_run(view, reported.job)
+        since = None if run is None else view.computing_since(reported.job)
+        if run is None or since is None or run.number != reported.number:
             return
-        done, steps = view.done(told.job) - (view.now - since), view.steps_done(told.job)[0]
-        sooner = since - done < run.since - run.done - ROUNDING  # it does more than a second's work in a second
-        if not run.reports and (done > run.done + ROUNDING or steps > run.steps):
+        done, steps = view.done(reported.job) - (view.now - since), view.steps_done(reported.job)[0]
+        sooner = since - done < run.since - run.done - ROUNDING_WORK  # more than a second of work per second
+        if not run.reports and (done > run.done + ROUNDING_WORK or steps > run.steps):
             run.reports = sooner = True
-            self._reporting.add(told.job)
+            self._reporting.add(reported.job)
         run.since, run.done, run.steps = since, done, steps
         if run.flagged:
             self._withdraw_flags(run, view.now)
-        elif sooner:  # else the look that is to come is soon enough
-            self._look_again(run)
+        elif sooner:  # otherwise the check that is already scheduled is early enough
+            self._schedule_check(run)
 
     def _withdraw_flags(self, run: _WatchedRun, now: Seconds) -> None:
         for rule in self._rules:
-            if rule.name in run.flagged and rule.broken_at(run) > now:
+            if rule.name in run.flagged and rule.violated_at(run) > now:
                 del run.flagged[rule.name]
-        self._look_again(run)
+        self._schedule_check(run)
 
-    def _ended(self, view: View, ended: Run) -> None:
+    def _note_end(self, view: View, ended: Run) -> None:
         run = self._runs.get(ended.job)
         if run is not None and run.number == ended.number:
             del self._runs[ended.job]
@@ -296,123 +302,125 @@ class RunWatch:
             return
         self._reporting.discard(ended.job)
         if self._tails is not None:
-            lasted = None if run is None or ended.stopping else run.done + view.now - run.since
-            self._tails.over(ended.job, lasted, view.now)
+            duration = None if run is None or ended.stopping else run.done + view.now - run.since
+            self._tails.remove(ended.job, duration, view.now)
 
-    def _present(self, view: View, job_id: str) -> _WatchedRun | None:
-        """A run that goes on; of one that was ordered and did not come to be, nothing is known any more."""
-        run, present = self._runs.get(job_id), view.runs.get(job_id)
-        if run is None or present is None or present.number != run.number or present.stopping:
+    def _current_run(self, view: View, job_id: str) -> _WatchedRun | None:
+        """Return the watched run of a job if it is running; None if it is stopping or its start was rejected."""
+        run, current = self._runs.get(job_id), view.runs.get(job_id)
+        if run is None or current is None or current.number != run.number or current.stopping:
             return None
         return run
 
-    # Judging them.
+    # Checks.
 
     def _due(self, view: View) -> Iterator[_WatchedRun]:
-        for job_id in self._looks.due(view.now):
-            run = self._present(view, job_id)
+        for job_id in self._checks.pop_due(view.now):
+            run = self._current_run(view, job_id)
             if run is not None:
                 yield run
 
-    def _judge(self, run: _WatchedRun, now: Seconds, flags: list[Flag], ends: list[End]) -> None:
+    def _check(self, run: _WatchedRun, now: Seconds, flags: list[Flag], ends: list[End]) -> None:
         for rule in self._rules:
-            if rule.broken_at(run) > now:
+            if rule.violated_at(run) > now:
                 continue
             if rule.name not in run.flagged:
                 run.flagged[rule.name] = now
-                flags.append(Flag(run.job.id, rule.says(run, now) + self._what_will_come(rule)))
+                flags.append(Flag(run.job.id, rule.message(run, now) + self._consequence(rule)))
             if rule.ends and run.flagged[rule.name] + self._grace <= now:
-                ends.append(End(run.job.id, rule.says(run, now)))
-                self._looks.at(now + (self._grace or MINUTE), run.job.id)  # should the decision be refused
+                ends.append(End(run.job.id, rule.message(run, now)))
+                self._checks.schedule(now + (self._grace or MINUTE), run.job.id)  # in case the decision is rejected
                 return
-        self._look_again(run)
+        self._schedule_check(run)
 
-    def _what_will_come(self, rule: _Rule) -> str:
+    def _consequence(self, rule: _Rule) -> str:
         if not rule.ends:
             return ""
-        return f"; ended in {text_from_seconds(self._grace)} if that stays so" if self._grace else "; ended now"
+        return (
+            f"; will be ended in {format_duration(self._grace)} unless this changes" if self._grace else "; ended now"
+        )
 
-    def _look_again(self, run: _WatchedRun, not_before: Seconds = -inf) -> None:
-        self._looks.at(max(not_before, min(self._next(rule, run) for rule in self._rules)), run.job.id)
+    def _schedule_check(self, run: _WatchedRun, not_before: Seconds = -inf) -> None:
+        self._checks.schedule(max(not_before, min(self._next_check(rule, run) for rule in self._rules)), run.job.id)
 
-    def _next(self, rule: _Rule, run: _WatchedRun) -> Seconds:
+    def _next_check(self, rule: _Rule, run: _WatchedRun) -> Seconds:
         if rule.name not in run.flagged:
-            return rule.broken_at(run)
+            return rule.violated_at(run)
         return run.flagged[rule.name] + self._grace if rule.ends else inf
 
 
 class _CheckTimes:
-    """When which job is looked at next. A look that has become needless is still taken: it was asked for."""
+    """When each job is checked next. A wake-up that has become unnecessary still happens, since it was requested."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[Seconds, str]] = []
         self._next_of: dict[str, Seconds] = {}
 
-    def at(self, moment: Seconds, job_id: str) -> None:
-        """Look at a job then, unless that will be done sooner."""
-        if isfinite(moment) and moment < self._next_of.get(job_id, inf):
-            self._next_of[job_id] = moment
-            heappush(self._heap, (moment, job_id))
+    def schedule(self, time: Seconds, job_id: str) -> None:
+        """Check a job at this time, unless it is due earlier anyway."""
+        if isfinite(time) and time < self._next_of.get(job_id, inf):
+            self._next_of[job_id] = time
+            heappush(self._heap, (time, job_id))
 
     def is_due(self, now: Seconds) -> bool:
-        """Whether a moment has come that was asked for."""
+        """Return whether a requested time has come."""
         return bool(self._heap) and self._heap[0][0] <= now
 
-    def due(self, now: Seconds) -> list[str]:
-        """The jobs to look at now, each once."""
+    def pop_due(self, now: Seconds) -> list[str]:
+        """Remove and return the jobs to check now, each once."""
         jobs: list[str] = []
         while self._heap and self._heap[0][0] <= now:
-            moment, job_id = heappop(self._heap)
-            if self._next_of.get(job_id) == moment:
+            time, job_id = heappop(self._heap)
+            if self._next_of.get(job_id) == time:
                 del self._next_of[job_id]
                 jobs.append(job_id)
         return jobs
 
     def next(self) -> list[Seconds]:
-        """The next moment, if there is one."""
-        return [moment for moment, _ in self._heap[:1]]
+        """Return the next time as a list of one; an empty list if there is none."""
+        return [time for time, _ in self._heap[:1]]
 
 
 class _Tails:
-    """Within how long 99 of 100 jobs like one were expected to end when it first began."""
+    """The 99 % quantile of each job's run time, as predicted when the job first began to run."""
 
     def __init__(self) -> None:
         self._predictor = Predictor()
         self._tail_of: dict[str, Seconds] = {}
         self._jobs: dict[str, Job] = {}
 
-    def note_arrivals(self, changes: Changes, now: Seconds) -> None:
-        for job, lasted in changes.remembered:
+    def update(self, changes: Changes, now: Seconds) -> None:
+        for job, duration in changes.past_jobs:
             self._predictor.submitted(job, now)
-            self._predictor.finished(job, lasted, now)
+            self._predictor.finished(job, duration, now)
         for job in changes.submitted:
-            self._come(job, now)
-        for job_id in changes.gone:
-            self.over(job_id, None, now)
+            self._add(job, now)
+        for job_id in changes.removed:
+            self.remove(job_id, None, now)
 
-    def _come(self, job: Job, now: Seconds) -> None:
+    def _add(self, job: Job, now: Seconds) -> None:
         self._jobs[job.id] = job
         self._predictor.submitted(job, now)
 
-    def of(self, job: Job, now: Seconds) -> Seconds:
-        if job.id not in self._jobs:  # it was going on when the journal began
-            self._come(job, now)
+    def for_job(self, job: Job, now: Seconds) -> Seconds:
+        if job.id not in self._jobs:  # it was running when the journal began
+            self._add(job, now)
         if job.id not in self._tail_of:
-            self._tail_of[job.id] = self._predictor.expect(job, now).quantile(TAIL)
+            self._tail_of[job.id] = self._predictor.expect(job, now).quantile(TAIL_QUANTILE)
         return self._tail_of[job.id]
 
-    def over(self, job_id: str, lasted: Seconds | None, now: Seconds) -> None:
-        """A job is over after so long; None: it did not come to an end of its own."""
+    def remove(self, job_id: str, duration: Seconds | None, now: Seconds) -> None:
+        """Remove a job and learn its run time; None: it did not end by itself, so there is nothing to learn."""
         self._tail_of.pop(job_id, None)
         job = self._jobs.pop(job_id, None)
-        if job is None or lasted is None:
+        if job is None or duration is None:
             self._predictor.forget(job_id)
         else:
-            self._predictor.finished(job, lasted, now)
+            self._predictor.finished(job, duration, now)
 
 
-class _Later(View):
-    """A view for somebody who has not looked for a while: runs that began then have begun since."""
+class _MergedView(View):
+    """A view whose changes include runs that started in rounds that the wrapped policy did not see."""
 
     def __init__(self, view: View, unseen: list[Run]) -> None:
         self.__dict__.update(view.__dict__)
@@ -420,7 +428,7 @@ class _Later(View):
 
     @property
     def changes(self) -> Changes:
-        """What has happened since the policy within last looked."""
+        """Everything that happened since the last round that the wrapped policy saw."""
         now, merged = self._state.changes, Changes()
         for kind in Changes.__slots__:
             setattr(merged, kind, getattr(now, kind))
@@ -428,7 +436,7 @@ class _Later(View):
         return merged
 
 
-def _anything_new(changes: Changes) -> bool:
-    """Whether something has happened since the last decision that is not of its own making, as its starts are."""
-    arrivals = changes.submitted or changes.returned or changes.gone or changes.remembered
+def _has_events(changes: Changes) -> bool:
+    """Return whether anything happened since the last decision other than the starts that it ordered."""
+    arrivals = changes.submitted or changes.requeued or changes.removed or changes.past_jobs
     return bool(arrivals or changes.progressed or changes.ended or changes.nodes)

@@ -1,4 +1,4 @@
-"""Published schedulers, for comparison."""
+"""Published schedulers, for comparison: AntMan, Gavel, Optimus, Pollux, Sia, Synergy and Tiresias."""
 
 import lazy_loader
 

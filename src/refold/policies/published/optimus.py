@@ -1,7 +1,7 @@
-"""Optimus (EuroSys'18): everybody gets a first share, and each further GPU goes where it saves the most time.
+"""Optimus (EuroSys'18): each job gets its smallest size, then further GPUs go where they save the most time.
 
-How long a job still takes on n GPUs is what it has left, in steps, by its speed there. After the first shares, which go
-to those who came first, the next size is given, again and again, to the job that it saves the most time per GPU.
+The remaining time of a job on n GPUs is its remaining steps divided by its speed on n GPUs. Smallest sizes are granted
+in order of arrival. Then the job with the largest marginal gain (seconds saved per GPU) gets its next size, repeatedly.
 """
 
 from __future__ import annotations
@@ -14,133 +14,146 @@ from typing import Any
 from refold.core import View
 from refold.model import Decision, Job, Seconds
 from refold.packing import Placer
-from refold.plans import NOTHING_MORE, Knowledge
-from refold.policies.common import Budget, Option, Outlook, Rounds, Wishes, is_held, possible
+from refold.plans import CATALOGUE_ONLY, Knowledge
+from refold.policies.common import (
+    Budget,
+    Option,
+    PreferredOptions,
+    ProgressEstimator,
+    Rounds,
+    feasible_options,
+    matches_option,
+)
 from refold.policies.published.replicas import Replicas
 
-ANY_NUMBER = 2**40
-"""No job is kept from having as many GPUs as it can use."""
+UNLIMITED_GPUS = 2**40
+"""Optimus does not limit how far a job grows in one round."""
 
 
 class Optimus:
-    """Further GPUs go to the job that they save the most time, in rounds."""
+    """In rounds, GPUs go to the jobs with the largest marginal gain."""
 
     name = "optimus"
 
     def __init__(
         self,
-        knowledge: Knowledge | Mapping[str, Any] = NOTHING_MORE,
+        knowledge: Knowledge | Mapping[str, Any] = CATALOGUE_ONLY,
         placement: str = "best-fit",
         seed: int = 0,
         round_seconds: Seconds = 60.0,
         restart_seconds: Seconds = 78.0,
         powers_of_two: bool = False,
     ) -> None:
-        self._knowledge = Knowledge.of(knowledge)
-        self._restart = restart_seconds
+        self._knowledge = Knowledge.from_settings(knowledge)
+        self._restart_seconds = restart_seconds
         self._powers_of_two = powers_of_two
         self._rounds = Rounds(round_seconds, Placer(placement, seed))
-        self._outlook: Outlook | None = None
+        self._estimator: ProgressEstimator | None = None
         self._replicas: Replicas | None = None
 
     def decide(self, view: View) -> Decision:
-        """Share out once a round."""
-        if self._outlook is None:
-            self._outlook = Outlook(view, self._knowledge, self._restart)
-            self._replicas = Replicas(self._outlook.speeds, self._knowledge, powers_of_two=self._powers_of_two)
-        return self._rounds.decide(view, self, self._outlook)
+        """Divide the GPUs once per round."""
+        if self._estimator is None:
+            self._estimator = ProgressEstimator(view, self._knowledge, self._restart_seconds)
+            self._replicas = Replicas(self._estimator.speeds, self._knowledge, powers_of_two=self._powers_of_two)
+        return self._rounds.decide(view, self, self._estimator)
 
     def options(self, job: Job) -> Sequence[Option]:
-        """Every number of replicas that is possible."""
+        """Return an option for every possible number of replicas."""
         assert self._replicas is not None
-        return self._replicas.of(job, ANY_NUMBER)
+        return self._replicas.for_job(job, UNLIMITED_GPUS)
 
-    def share_out(self, view: View, jobs: Mapping[str, Job], budget: Budget) -> Wishes:
-        """First shares in the order of arrival, then what saves most; whoever gains too little stays as it is."""
-        assert self._outlook is not None
-        purse = UnallocatedGpus(budget)
-        options = {job.id: possible(view, job, self.options(job)) for job in jobs.values()}
+    def allocate_gpus(self, view: View, jobs: Mapping[str, Job], budget: Budget) -> PreferredOptions:
+        """Grant smallest sizes in order of arrival, then grow by marginal gain; small gains do not reshape a run."""
+        assert self._estimator is not None
+        pool = UnallocatedGpus(budget)
+        options = {job.id: feasible_options(view, job, self.options(job)) for job in jobs.values()}
         first = {}
         for job in sorted(jobs.values(), key=lambda job: (job.submitted, job.id)):
-            option = purse.first_affordable(options[job.id])
+            option = pool.take_smallest(options[job.id])
             if option is not None:
                 first[job.id] = option
-        left = {job_id: self._outlook.left(view, jobs[job_id]) for job_id in first}
-        given = grown(first, options, left, purse)
+        remaining = {job_id: self._estimator.remaining_work(view, jobs[job_id]) for job_id in first}
+        granted = grow_by_marginal_gain(first, options, remaining, pool)
         return {
-            job_id: self._wish(view, job_id, options[job_id], option, left[job_id]) for job_id, option in given.items()
+            job_id: self._preferred_options(view, job_id, options[job_id], option, remaining[job_id])
+            for job_id, option in granted.items()
         }
 
-    def _wish(self, view: View, job_id: str, options: Sequence[Option], given: Option, left: float) -> Sequence[Option]:
-        """What was given, then less; of a run that would not make good for its restart, what it has."""
+    def _preferred_options(
+        self, view: View, job_id: str, options: Sequence[Option], granted: Option, remaining: float
+    ) -> Sequence[Option]:
+        """Return the option granted, then smaller ones; for a run that would not recover its restart, its own."""
         run = view.runs.get(job_id)
-        held = next((one for one in options if run is not None and is_held(view, one, run.allocation)), None)
-        if held is not None and held.gpus < given.gpus and left / held.speed - left / given.speed <= self._restart:
-            return [held]
-        return [given, *(option for option in reversed(options) if option.gpus < given.gpus)]
+        held = next((item for item in options if run is not None and matches_option(view, item, run.allocation)), None)
+        if held is not None and held.gpus < granted.gpus:
+            saved = remaining / held.speed - remaining / granted.speed
+            if saved <= self._restart_seconds:
+                return [held]
+        return [granted, *(option for option in reversed(options) if option.gpus < granted.gpus)]
 
 
 class UnallocatedGpus:
-    """GPUs that have not been given yet."""
+    """Pool of GPUs by type that have not been granted yet."""
 
     def __init__(self, budget: Budget) -> None:
         self._of_type = dict(budget.by_type)
 
-    def first_affordable(self, options: Sequence[Option]) -> Option | None:
-        """Pay for the first of the smallest options that can be paid for."""
+    def take_smallest(self, options: Sequence[Option]) -> Option | None:
+        """Take GPUs for the first option of the smallest size that the pool can satisfy."""
         for option in options:
             if option.gpus > options[0].gpus:
                 return None
-            if self.pay(option, option.demand.total_gpu_milli):
+            if self.take(option, option.demand.total_gpu_milli):
                 return option
         return None
 
-    def pay(self, option: Option, milli: int) -> bool:
-        """Take so much of the types of an option, the scarcest last; False, and nothing, if there is not enough."""
+    def take(self, option: Option, milli: int) -> bool:
+        """Take milli-GPUs of the option's types, scarcest type last; if there are too few, take none, return False."""
         accepted = option.demand.gpu_types or tuple(self._of_type)
         if sum(self._of_type.get(name, 0) for name in accepted) < milli:
             return False
         for name in sorted(accepted, key=lambda name: -self._of_type.get(name, 0)):
-            part = min(milli, max(0, self._of_type.get(name, 0)))
-            if part:
-                self._of_type[name] -= part
-                milli -= part
+            taken = min(milli, max(0, self._of_type.get(name, 0)))
+            if taken:
+                self._of_type[name] -= taken
+                milli -= taken
         return True
 
 
-def grown(
+def grow_by_marginal_gain(
     first: Mapping[str, Option],
     options: Mapping[str, Sequence[Option]],
-    left: Mapping[str, float],
-    purse: UnallocatedGpus,
+    remaining: Mapping[str, float],
+    pool: UnallocatedGpus,
 ) -> dict[str, Option]:
-    """Give the next size to whom it saves the most time per GPU, until nobody gains or nothing is left.
+    """Grant next sizes by marginal gain until no job gains or no GPUs are left.
 
-    Between equal gains the order of `first` decides. Who cannot be paid for gets no more.
+    Ties are broken by the order of `first`. A job whose next size exceeds the pool stops growing.
     """
-    given = dict(first)
-    turn = {job_id: position for position, job_id in enumerate(first)}
+    granted = dict(first)
+    position_of = {job_id: position for position, job_id in enumerate(first)}
     gains: list[tuple[float, int, str, Option]] = []
 
-    def offer(job_id: str) -> None:
-        now = given[job_id]
+    def push_next_size(job_id: str) -> None:
+        now = granted[job_id]
         larger = _next_size(now, options[job_id])
         if larger is not None:
-            gain = left[job_id] * (1 / now.speed - 1 / larger.speed) / (larger.gpus - now.gpus)
+            gain = remaining[job_id] * (1 / now.speed - 1 / larger.speed) / (larger.gpus - now.gpus)
             if 0 < gain < inf:
-                heappush(gains, (-gain, turn[job_id], job_id, larger))
+                heappush(gains, (-gain, position_of[job_id], job_id, larger))
 
-    for job_id in given:
-        offer(job_id)
+    for job_id in granted:
+        push_next_size(job_id)
     while gains:
         _, _, job_id, larger = heappop(gains)
-        more = larger.demand.total_gpu_milli - given[job_id].demand.total_gpu_milli
-        if purse.pay(larger, more):
-            given[job_id] = larger
-            offer(job_id)
-    return given
+        more = larger.demand.total_gpu_milli - granted[job_id].demand.total_gpu_milli
+        if pool.take(larger, more):
+            granted[job_id] = larger
+            push_next_size(job_id)
+    return granted
 
 
 def _next_size(now: Option, options: Sequence[Option]) -> Option | None:
-    """The next larger option on the same type of GPU."""
+    """Return the next larger option on the same GPU type."""
     return next((o for o in options if o.gpus > now.gpus and o.demand.gpu_types == now.demand.gpu_types), None)

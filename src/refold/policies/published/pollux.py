@@ -1,9 +1,10 @@
-"""Pollux (OSDI'21): GPUs are divided so that the harmonic mean of all jobs' speedups is as large as can be.
+"""Pollux (OSDI'21): a genetic algorithm maximises the harmonic mean of all jobs' speedups.
 
-Every round a genetic search looks for a better division than the present one. A job's speedup is its goodput against
-that on a fair share. The global batch is kept here, so a step is worth the same everywhere and goodput is throughput:
-a job keeps its plan and gets more or fewer replicas. What cannot be scaled so is outside the search, as other pods are
-for Pollux: it is run as it asked, in order of arrival, and scaled jobs share what it leaves.
+In every round the algorithm searches for an allocation matrix (GPUs per job and node) better than the current one. A
+job's speedup is its goodput relative to its goodput on a fair share of the cluster. Here the global batch size is
+fixed, so goodput equals throughput: a job keeps its plan and gets more or fewer replicas. Jobs that cannot be scaled
+are not part of the search, like pods not managed by Pollux: they run as requested, in order of arrival, and scalable
+jobs share the remaining GPUs.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ import numpy as np
 
 from refold.core import View
 from refold.errors import BadValue
-from refold.model import KEEP, WHOLE, Allocation, Cluster, Decision, Job, Plan, Seconds, Share, Start
-from refold.packing import CPU_FREE, MEMORY_FREE, UP, WHOLE_FREE, Bools, Floats, Free, Ints, Placer
-from refold.plans import NOTHING_MORE, Kind, Knowledge, Speeds, kind_of
-from refold.policies.common import Draft, Reasons, Transition, range_of
-from refold.policies.published.pollux_kernels import DivisionProblem, evolve
+from refold.model import NO_CHANGE, WHOLE, Allocation, Cluster, Decision, Job, Plan, Seconds, Share, Start
+from refold.packing import CPU_FREE, MEMORY_FREE, UP, WHOLE_FREE, Bools, Floats, FreeResources, Ints, Placer
+from refold.plans import CATALOGUE_ONLY, Knowledge, Speeds, WorkloadKind, workload_kind
+from refold.policies.common import Draft, Reasons, Transition, allowed_gpu_range
+from refold.policies.published.pollux_kernels import AllocationProblem, evolve
 
-MOST_NODES = 64
-"""No job is spread over more nodes than this: what would be known of it is a guess, and the tables stay small."""
+MAX_NODES_PER_JOB = 64
+"""Speeds on more nodes would be extrapolations, and the tables must stay small."""
 
 
 class Pollux:
-    """Scaled jobs share the cluster by goodput, divided anew every round."""
+    """In rounds, a genetic algorithm divides the cluster among scalable jobs by goodput."""
 
     name = "pollux"
 
@@ -41,169 +42,183 @@ class Pollux:
         restart_seconds: Seconds = 30.0,
         power: float = -1.0,
         growth: float = 2.0,
-        least_speedup: float = 0.01,
+        min_speedup: float = 0.01,
         placement: str = "best-fit",
         seed: int = 0,
-        knowledge: Knowledge | Mapping[str, Any] = NOTHING_MORE,
+        knowledge: Knowledge | Mapping[str, Any] = CATALOGUE_ONLY,
     ) -> None:
+        """Create the policy.
+
+        `power`: exponent of the power mean over speedups; -1 is the harmonic mean. `growth`: largest ratio of a job's
+        GPUs to the most it has requested or had so far. `min_speedup`: speedup assumed for a job without GPUs.
+        """
         if population < 2 or generations < 0:
-            raise BadValue(f"a search has a population ≥ 2 and generations ≥ 0, not {population} and {generations}")
+            raise BadValue(f"population is {population}, generations is {generations}, expected ≥ 2 and ≥ 0")
         if not (0 < round_seconds < inf and 0 <= restart_seconds < inf):
-            raise BadValue(f"a round lasts seconds > 0 and a restart ≥ 0, not {round_seconds} and {restart_seconds}")
-        if power == 0 or growth < 1 or not least_speedup > 0:
-            raise BadValue(f"power ≠ 0, growth ≥ 1, least_speedup > 0, not {power}, {growth}, {least_speedup}")
+            raise BadValue(
+                f"round_seconds is {round_seconds}, restart_seconds is {restart_seconds}, expected > 0 and ≥ 0"
+            )
+        if power == 0 or growth < 1 or not min_speedup > 0:
+            raise BadValue(
+                f"power is {power}, growth is {growth}, min_speedup is {min_speedup}, expected ≠ 0, ≥ 1 and > 0"
+            )
         self._population, self._generations, self._seed = population, generations, seed
-        self._round, self._restart = round_seconds, restart_seconds
-        self._power, self._growth, self._least = power, growth, least_speedup
-        self._knowledge = Knowledge.of(knowledge)
+        self._round_seconds, self._restart_seconds = round_seconds, restart_seconds
+        self._power, self._growth, self._min_speedup = power, growth, min_speedup
+        self._knowledge = Knowledge.from_settings(knowledge)
         self._placer = Placer(placement, seed)
-        self._steering, self._reasons = Transition(), Reasons()
+        self._transition, self._reasons = Transition(), Reasons()
         self._profiles: Profiles | None = None
-        self._largest: dict[str, int] = {}
+        self._max_gpus_held: dict[str, int] = {}
         self._next_round: Seconds = -inf
-        self._settled = False
+        self._is_settled = False
 
     def decide(self, view: View) -> Decision:
-        """Divide anew if a round is due; in between, carry on, and start what is not scaled and fits."""
+        """Run a round if one is due; between rounds, start waiting jobs that fit and are not scalable."""
         if self._profiles is None:
             self._profiles = Profiles(Speeds(view.cluster, self._knowledge))
         self._placer.observe(view)
-        self._note(view)
-        scaled = self._scaled(view, self._profiles)
-        if scaled and view.now >= self._next_round:
-            self._next_round = view.now + self._round
-            decision = self._divide(view, scaled, self._profiles)
+        self._record(view)
+        scalable = self._scalable_jobs(view, self._profiles)
+        if scalable and view.now >= self._next_round:
+            self._next_round = view.now + self._round_seconds
+            decision = self._run_round(view, scalable, self._profiles)
         else:
-            decision = self._carry_on(view, self._profiles)
-        wake_at = self._next_round if scaled and not self._settled else None
+            decision = self._between_rounds(view, self._profiles)
+        wake_at = self._next_round if scalable and not self._is_settled else None
         waits = self._reasons.collect(view, decision.starts)
-        if decision == KEEP and not waits and wake_at is None:
-            return KEEP
+        if decision == NO_CHANGE and not waits and wake_at is None:
+            return NO_CHANGE
         return msgspec.structs.replace(decision, waits=waits, wake_at=wake_at)
 
-    def _note(self, view: View) -> None:
-        """How many GPUs each job has had at most; and whether there is anything new to think about."""
+    def _record(self, view: View) -> None:
+        """Record the most GPUs each job has had, and whether anything has changed since the last round."""
         changes = view.changes
-        if changes.submitted or changes.returned or changes.ended or changes.nodes or changes.gone:
-            self._settled = False
+        if changes.submitted or changes.requeued or changes.ended or changes.nodes or changes.removed:
+            self._is_settled = False
         for run in changes.started:
-            had = self._largest.get(run.job, 0)
-            self._largest[run.job] = max(had, run.allocation.gpu_milli // WHOLE)
-        for job_id in [run.job for run in changes.ended] + changes.gone:
+            before = self._max_gpus_held.get(run.job, 0)
+            self._max_gpus_held[run.job] = max(before, run.allocation.gpu_milli // WHOLE)
+        for job_id in [run.job for run in changes.ended] + changes.removed:
             if job_id not in view.active and job_id not in view.waiting:
-                self._largest.pop(job_id, None)
+                self._max_gpus_held.pop(job_id, None)
 
-    def _scaled(self, view: View, profiles: Profiles) -> list[Job]:
-        """Jobs that the search may give other numbers of GPUs, in order of arrival."""
-        found = [job for job in view.waiting.values() if profiles.of(job) is not None]
+    def _scalable_jobs(self, view: View, profiles: Profiles) -> list[Job]:
+        """Return the jobs that the search may scale, in order of arrival."""
+        scalable = [job for job in view.waiting.values() if profiles.for_job(job) is not None]
         for run in view.runs.values():
             job = view.active[run.job]
-            on_its_way = run.stopping and view.next_allocation(run.job) is not None
-            if job.preemptible and not on_its_way and profiles.of(job) is not None:
-                found.append(job)
-        return sorted(found, key=_arrival)
+            is_moving = run.stopping and view.next_allocation(run.job) is not None
+            if job.preemptible and not is_moving and profiles.for_job(job) is not None:
+                scalable.append(job)
+        return sorted(scalable, key=_arrival)
 
     # Between rounds.
 
-    def _carry_on(self, view: View, profiles: Profiles) -> Decision:
-        decision = self._steering.go_on(view)
-        if self._steering.awaited:
+    def _between_rounds(self, view: View, profiles: Profiles) -> Decision:
+        decision = self._transition.next_step(view)
+        if self._transition.pending:
             return decision
         starting = {start.job for start in decision.starts}
         starts = list(decision.starts)
         for job in sorted(view.waiting.values(), key=_arrival):
-            if job.id in starting or profiles.of(job) is not None:
+            if job.id in starting or profiles.for_job(job) is not None:
                 continue
             placement = view.trial().place(self._placer, job.demand)
             if placement is None:
-                self._reasons.no_place(view, job)
+                self._reasons.note_resources(view, job)
             else:
                 starts.append(Start(job.id, Allocation(placement)))
         return msgspec.structs.replace(decision, starts=tuple(starts))
 
     # A round.
 
-    def _divide(self, view: View, scaled: Sequence[Job], profiles: Profiles) -> Decision:
+    def _run_round(self, view: View, scalable: Sequence[Job], profiles: Profiles) -> Decision:
         draft = Draft(view)
-        unplaced = self._place_others(draft, [job for job in view.waiting.values() if profiles.of(job) is None])
-        held = {job.id: allocation for job in scaled if (allocation := draft.holds(job.id)) is not None}
+        unplaced = self._place_others(draft, [job for job in view.waiting.values() if profiles.for_job(job) is None])
+        held = {job.id: allocation for job in scalable if (allocation := draft.allocation_of(job.id)) is not None}
         for job_id in held:
-            draft.release(job_id, "gives way")
+            draft.release(job_id, "has no GPUs in the new allocation")
         self._place_others(draft, unplaced)
-        puzzle = self._puzzle(view, draft, scaled, held, profiles)
-        chance = np.random.default_rng((self._seed, abs(round(view.now * WHOLE))))
-        division = evolve(puzzle, self._population, self._generations, chance)
-        self._carry_over(view, draft, scaled, held, division, profiles)
-        decision = self._steering.towards(view, draft.target())
-        self._reasons.note_everybody(view, decision.starts, self._steering.awaited)
-        self._settled = not self._steering.awaited and _nothing_to_gain(view, decision, puzzle, division)
+        problem = self._make_problem(view, draft, scalable, held, profiles)
+        rng = np.random.default_rng((self._seed, abs(round(view.now * WHOLE))))
+        matrix = evolve(problem, self._population, self._generations, rng)
+        self._apply(view, draft, scalable, held, matrix, profiles)
+        decision = self._transition.step_towards(view, draft.target())
+        self._reasons.note_all(view, decision.starts, self._transition.pending)
+        self._is_settled = not self._transition.pending and _is_optimal(view, decision, problem, matrix)
         return decision
 
     def _place_others(self, draft: Draft, jobs: Sequence[Job]) -> list[Job]:
-        """Give jobs that are not scaled a place, in order of arrival; returns those that found none."""
+        """Place jobs that are not scalable in order of arrival; return those that do not fit."""
         return [
             job
             for job in sorted(jobs, key=_arrival)
-            if draft.holds(job.id) is None and not draft.place(job.id, self._placer, job.demand, None)
+            if draft.allocation_of(job.id) is None and not draft.place(job.id, self._placer, job.demand, None)
         ]
 
-    def _puzzle(
+    def _make_problem(
         self, view: View, draft: Draft, jobs: Sequence[Job], held: Mapping[str, Allocation], profiles: Profiles
-    ) -> DivisionProblem:
-        rows = [profiles.row(job) for job in jobs]
-        profile_of = [profiles.of_row(row) for row in rows]
-        kinds = sorted(set(rows))
-        limit = _limits(draft.free)
-        need = np.array([profile.need for profile in profile_of], dtype=np.int64)
-        most = np.array([self._most(view.cluster, job, profile) for job, profile in zip(jobs, profile_of, strict=True)])
-        present = np.zeros((len(jobs), len(limit)), dtype=np.int64)
+    ) -> AllocationProblem:
+        indices = [profiles.index_of(job) for job in jobs]
+        job_profiles = [profiles.by_index(index) for index in indices]
+        kinds = sorted(set(indices))
+        free = _free_resources(draft.free)
+        need = np.array([profile.need for profile in job_profiles], dtype=np.int64)
+        max_gpus = np.array(
+            [self._max_gpus(view.cluster, job, profile) for job, profile in zip(jobs, job_profiles, strict=True)]
+        )
+        current = np.zeros((len(jobs), len(free)), dtype=np.int64)
         for index, job in enumerate(jobs):
-            present[index] = _on_nodes(held.get(job.id), len(limit))
-        sizes, size_below = _size_tables([profiles.of_row(row).sizes for row in kinds], profiles.most_gpus)
-        kind = np.array([kinds.index(row) for row in rows], dtype=np.int64)
-        choices = [sum(0 < size <= cap for size in sizes[row]) for row, cap in zip(kind, most, strict=True)]
-        fair = limit[:, 0].sum() / len(jobs)
-        return DivisionProblem(
+            current[index] = _gpus_per_node(held.get(job.id), len(free))
+        sizes, size_below = _size_tables([profiles.by_index(index).sizes for index in kinds], profiles.max_gpus)
+        kind = np.array([kinds.index(index) for index in indices], dtype=np.int64)
+        choices = [sum(0 < size <= cap for size in sizes[row]) for row, cap in zip(kind, max_gpus, strict=True)]
+        fair_share = free[:, 0].sum() / len(jobs)
+        return AllocationProblem(
             kind=kind,
-            most=most,
+            max_gpus=max_gpus,
             choices=np.array(choices, dtype=np.int64),
-            room=_room(limit, need, profiles.type_of_node, profile_of),
+            capacity=_max_gpus_per_node(free, need, profiles.type_of_node, job_profiles),
             need=need,
-            limit=limit,
+            free=free,
             type_of=profiles.type_of_node,
-            crowded=_crowded(draft, len(limit)),
+            distributed=_nodes_with_distributed_jobs(draft, len(free)),
             sizes=sizes,
             size_below=size_below,
-            speed=np.stack([profiles.of_row(row).speed for row in kinds]),
-            fair=np.array([profile.on_share(fair) for profile in profile_of]),
-            present=present,
-            runs=present.sum(axis=1) > 0,
-            restart=np.array(
-                [restart_factor(view.now - job.submitted, view.runs_so_far(job.id) - 1, self._restart) for job in jobs]
+            speed=np.stack([profiles.by_index(index).speed for index in kinds]),
+            fair_speed=np.array([profile.speed_on_fair_share(fair_share) for profile in job_profiles]),
+            current=current,
+            is_running=current.sum(axis=1) > 0,
+            restart_factor=np.array(
+                [
+                    restart_factor(view.now - job.submitted, view.run_count(job.id) - 1, self._restart_seconds)
+                    for job in jobs
+                ]
             ),
-            least=float(self._least),
+            min_speedup=float(self._min_speedup),
             power=float(self._power),
         )
 
-    def _most(self, cluster: Cluster, job: Job, profile: Profile) -> int:
-        """So many times what it asked for, or has had: farther out nothing is known of how it scales."""
-        known = max(job.demand.instances * job.demand.gpus, self._largest.get(job.id, 0), profile.sizes[0])
-        return min(int(known * self._growth), int(profile.speed.shape[-1]) - 1, range_of(job, cluster)[1])
+    def _max_gpus(self, cluster: Cluster, job: Job, profile: Profile) -> int:
+        """Return `growth` times the GPUs requested or held so far: beyond that, scaling has not been observed."""
+        known = max(job.demand.instances * job.demand.gpus, self._max_gpus_held.get(job.id, 0), profile.sizes[0])
+        return min(int(known * self._growth), int(profile.speed.shape[-1]) - 1, allowed_gpu_range(job, cluster)[1])
 
-    def _carry_over(
+    def _apply(
         self,
         view: View,
         draft: Draft,
         jobs: Sequence[Job],
         held: Mapping[str, Allocation],
-        division: Ints,
+        matrix: Ints,
         profiles: Profiles,
     ) -> None:
-        """Give jobs what the division says: first who keeps all, then who keeps some, then who starts."""
+        """Apply the allocation matrix to the draft: unchanged jobs first, then changed runs, then starts."""
         changed: list[tuple[Job, list[int]]] = []
-        for job, row in zip(jobs, division.tolist(), strict=True):
+        for job, row in zip(jobs, matrix.tolist(), strict=True):
             old = held.get(job.id)
-            if old is not None and row == _on_nodes(old, len(row)) and draft.put(job.id, old):
+            if old is not None and row == _gpus_per_node(old, len(row)) and draft.assign(job.id, old):
                 continue
             if any(row):
                 changed.append((job, row))
@@ -211,12 +226,12 @@ class Pollux:
             old = held.get(job.id)
             wanted = _allocation(view, draft.free, job, row, old, profiles)
             before = old.gpu_milli // WHOLE if old else 0
-            if wanted is None or not draft.put(job.id, wanted, f"from {before} to {sum(row)} GPUs"):
-                _ = old is not None and draft.put(job.id, old)
+            if wanted is None or not draft.assign(job.id, wanted, f"from {before} to {sum(row)} GPUs"):
+                _ = old is not None and draft.assign(job.id, old)
 
 
 def restart_factor(age: Seconds, restarts: int, restart_seconds: Seconds) -> float:
-    """(T - N·S) / (T + S), with age T, N restarts, and S for a restart: who is young or was restarted often stays."""
+    """Return (T - N·S) / (T + S) for age T, N restarts of S seconds: young or often restarted jobs stay unchanged."""
     if age + restart_seconds <= 0:
         return 1.0
     return max(age - max(restarts, 0) * restart_seconds, 0.0) / (age + restart_seconds)
@@ -227,21 +242,21 @@ def _arrival(job: Job) -> tuple[Seconds, str]:
 
 
 class Profile(NamedTuple):
-    """How jobs of one kind scale."""
+    """Scaling of one kind of job."""
 
     need: tuple[int, int, int]
-    """GPUs, CPUs and memory for each GPU."""
+    """GPUs, CPUs and memory per GPU."""
     types: tuple[bool, ...]
-    """Which GPU types it may have."""
+    """Whether each GPU type is accepted."""
     weights: tuple[float, ...]
-    """Their parts of a fair share."""
+    """Fraction of a fair share on each GPU type."""
     sizes: tuple[int, ...]
-    """Numbers of GPUs that it can have, ascending."""
+    """Possible numbers of GPUs, ascending."""
     speed: Floats
-    """Steps per second by type, nodes and GPUs; 0: cannot be."""
+    """Steps per second by type, nodes and GPUs; 0 where impossible."""
 
-    def on_share(self, gpus: float) -> float:
-        """Steps per second on a fair share; on less than it can run on, it is taken to run part of the time."""
+    def speed_on_fair_share(self, gpus: float) -> float:
+        """Return steps per second on a fair share; below the smallest size, the job is assumed to be time-shared."""
         fitting = [size for size in self.sizes if size <= gpus]
         size = fitting[-1] if fitting else self.sizes[0]
         by_type = [max(speeds[:, size]) * weight for speeds, weight in zip(self.speed, self.weights, strict=True)]
@@ -249,50 +264,50 @@ class Profile(NamedTuple):
 
 
 class Profiles:
-    """The profiles of jobs on one cluster, found once for each kind."""
+    """Profiles of jobs on one cluster, computed once per kind of job."""
 
     def __init__(self, speeds: Speeds) -> None:
         cluster = speeds.cluster
         self.speeds = speeds
         self.type_of_node = _types_of_nodes(cluster)
         self._largest_node = [max(_gpus_of_type(cluster, name)) for name in cluster.type_names]
-        self._nodes = [min(MOST_NODES, len(_gpus_of_type(cluster, name))) for name in cluster.type_names]
-        reach = zip(self._nodes, self._largest_node, strict=True)
-        self.most_gpus = max((nodes * gpus for nodes, gpus in reach), default=0)
+        self._nodes = [min(MAX_NODES_PER_JOB, len(_gpus_of_type(cluster, name))) for name in cluster.type_names]
+        extents = zip(self._nodes, self._largest_node, strict=True)
+        self.max_gpus = max((nodes * gpus for nodes, gpus in extents), default=0)
         self._profiles: list[Profile] = []
-        self._rows: dict[tuple[Kind, Plan, tuple[int, int, int], tuple[str, ...]], int | None] = {}
+        self._indices: dict[tuple[WorkloadKind, Plan, tuple[int, int, int], tuple[str, ...]], int | None] = {}
 
-    def of(self, job: Job) -> Profile | None:
-        """None: the job is not to be scaled."""
-        row = self._row(job)
-        return None if row is None else self._profiles[row]
+    def for_job(self, job: Job) -> Profile | None:
+        """Return a job's profile; None if it cannot be scaled."""
+        index = self._find_index(job)
+        return None if index is None else self._profiles[index]
 
-    def row(self, job: Job) -> int:
-        """The number of a scaled job's profile."""
-        row = self._row(job)
-        assert row is not None
-        return row
+    def index_of(self, job: Job) -> int:
+        """Return the index of a scalable job's profile."""
+        index = self._find_index(job)
+        assert index is not None
+        return index
 
-    def of_row(self, row: int) -> Profile:
-        """A profile by its number."""
-        return self._profiles[row]
+    def by_index(self, index: int) -> Profile:
+        """Return the profile with an index."""
+        return self._profiles[index]
 
-    def _row(self, job: Job) -> int | None:
-        if not self.speeds.knows(job):
+    def _find_index(self, job: Job) -> int | None:
+        if not self.speeds.can_model(job):
             return None
-        key = (kind_of(job), self.speeds.own_plan(job), _need(job), job.demand.gpu_types)
-        if key not in self._rows:
-            profile = self._found(job)
-            self._rows[key] = None if profile is None else len(self._profiles)
+        key = (workload_kind(job), self.speeds.own_plan(job), _need(job), job.demand.gpu_types)
+        if key not in self._indices:
+            profile = self._find_profile(job)
+            self._indices[key] = None if profile is None else len(self._profiles)
             self._profiles += [] if profile is None else [profile]
-        return self._rows[key]
+        return self._indices[key]
 
-    def _found(self, job: Job) -> Profile | None:
+    def _find_profile(self, job: Job) -> Profile | None:
         cluster, accepted = self.speeds.cluster, self.speeds.types_for(job)
-        speed = np.zeros((len(cluster.type_names), max(self._nodes) + 1, self.most_gpus + 1))
+        speed = np.zeros((len(cluster.type_names), max(self._nodes) + 1, self.max_gpus + 1))
         plan, batch = self.speeds.own_plan(job), self.speeds.batch(job)
         replica = plan.tensor * plan.pipeline
-        sizes = [replica * many for many in range(1, self.most_gpus // replica + 1) if batch % many == 0]
+        sizes = [replica * replicas for replicas in range(1, self.max_gpus // replica + 1) if batch % replicas == 0]
         for index, name in enumerate(cluster.type_names):
             if name in accepted:
                 for size, nodes in product(sizes, range(1, self._nodes[index] + 1)):
@@ -307,12 +322,12 @@ class Profiles:
         return Profile(_need(job), types, weights, tuple(sizes), speed)
 
     def _speed(self, job: Job, gpu_type: str, nodes: int, size: int) -> float:
-        """On GPUs that are spread evenly: Pollux, too, knows a layout by its GPUs and nodes alone."""
+        """Return the speed on GPUs spread evenly over nodes: Pollux models a layout by GPUs and nodes alone."""
         each, more = divmod(size, nodes)
         layout = (each + 1,) * more + (each,) * (nodes - more)
-        found = self.speeds.scaled(job, gpu_type, layout, _need(job)[1] * size / WHOLE)
-        asked = size == job.demand.instances * job.demand.gpus  # whoever asked for it knows that it fits
-        return found.steps_per_second if found and (found.fits or asked) else 0.0
+        scaled = self.speeds.scaled(job, gpu_type, layout, _need(job)[1] * size / WHOLE)
+        is_requested = size == job.demand.instances * job.demand.gpus  # the request is assumed to fit in memory
+        return scaled.steps_per_second if scaled and (scaled.fits or is_requested) else 0.0
 
 
 def _need(job: Job) -> tuple[int, int, int]:
@@ -329,36 +344,38 @@ def _types_of_nodes(cluster: Cluster) -> Ints:
     return np.array([names.index(node.gpu_type) if node.gpus else -1 for node in cluster.nodes], dtype=np.int64)
 
 
-def _limits(free: Free) -> Ints:
-    """Whole GPUs, CPUs and memory that are free on each node; none on nodes that are down."""
+def _free_resources(free: FreeResources) -> Ints:
+    """Return the free whole GPUs, CPUs and memory of each node; 0 on nodes that are down."""
     nodes = free.nodes[:-1]
     return np.ascontiguousarray(nodes[:, [WHOLE_FREE, CPU_FREE, MEMORY_FREE]] * nodes[:, [UP]])
 
 
-def _room(limit: Ints, need: Ints, type_of_node: Ints, profiles: Sequence[Profile]) -> Ints:
-    """GPUs that each job, alone, could have on each node."""
-    for_cpus = limit[None, :, 1] // np.maximum(need[:, None, 1], 1)
-    for_memory = limit[None, :, 2] // np.maximum(need[:, None, 2], 1)
-    room = np.broadcast_to(limit[None, :, 0], for_cpus.shape).copy()
-    room = np.where(need[:, None, 1] > 0, np.minimum(room, for_cpus), room)
-    room = np.where(need[:, None, 2] > 0, np.minimum(room, for_memory), room)
-    accepted = np.array([(*profile.types, False) for profile in profiles])  # -1, for nodes without GPUs, is last
-    return np.ascontiguousarray(np.where(accepted[:, type_of_node], room, 0))
+def _max_gpus_per_node(free: Ints, need: Ints, type_of_node: Ints, profiles: Sequence[Profile]) -> Ints:
+    """Return the number of GPUs that each job could have on each node if it were alone."""
+    for_cpus = free[None, :, 1] // np.maximum(need[:, None, 1], 1)
+    for_memory = free[None, :, 2] // np.maximum(need[:, None, 2], 1)
+    capacity = np.broadcast_to(free[None, :, 0], for_cpus.shape).copy()
+    capacity = np.where(need[:, None, 1] > 0, np.minimum(capacity, for_cpus), capacity)
+    capacity = np.where(need[:, None, 2] > 0, np.minimum(capacity, for_memory), capacity)
+    accepted = np.array(
+        [(*profile.types, False) for profile in profiles]
+    )  # the last column is for nodes without GPUs, type -1
+    return np.ascontiguousarray(np.where(accepted[:, type_of_node], capacity, 0))
 
 
-def _crowded(draft: Draft, nodes: int) -> Bools:
-    """Nodes where a distributed job runs that is not part of the search."""
-    crowded = np.zeros(nodes, dtype=np.bool_)
-    for _, allocation in draft.holders():
+def _nodes_with_distributed_jobs(draft: Draft, nodes: int) -> Bools:
+    """Return the nodes with a distributed job that is not part of the search."""
+    distributed = np.zeros(nodes, dtype=np.bool_)
+    for _, allocation in draft.allocations():
         if len(allocation.gpus_on_node) > 1:
-            crowded[list(allocation.nodes)] = True
-    return crowded
+            distributed[list(allocation.nodes)] = True
+    return distributed
 
 
-def _size_tables(sizes: Sequence[Sequence[int]], most: int) -> tuple[Ints, Ints]:
-    """Sizes of each kind, padded with 0; and for each number of GPUs the largest size that is not more."""
+def _size_tables(sizes: Sequence[Sequence[int]], max_gpus: int) -> tuple[Ints, Ints]:
+    """Return the sizes of each kind, padded with 0, and for each number of GPUs the largest size not above it."""
     padded = np.zeros((len(sizes), max(map(len, sizes))), dtype=np.int64)
-    below = np.zeros((len(sizes), most + 1), dtype=np.int64)
+    below = np.zeros((len(sizes), max_gpus + 1), dtype=np.int64)
     for kind, of_kind in enumerate(sizes):
         padded[kind, : len(of_kind)] = of_kind
         for size in of_kind:
@@ -366,7 +383,7 @@ def _size_tables(sizes: Sequence[Sequence[int]], most: int) -> tuple[Ints, Ints]
     return padded, below
 
 
-def _on_nodes(allocation: Allocation | None, nodes: int) -> list[int]:
+def _gpus_per_node(allocation: Allocation | None, nodes: int) -> list[int]:
     counts = [0] * nodes
     for share in allocation.placement if allocation is not None else ():
         counts[share.node] += len(share.gpus)
@@ -374,9 +391,9 @@ def _on_nodes(allocation: Allocation | None, nodes: int) -> list[int]:
 
 
 def _allocation(
-    view: View, free: Free, job: Job, row: Sequence[int], old: Allocation | None, profiles: Profiles
+    view: View, free: FreeResources, job: Job, row: Sequence[int], old: Allocation | None, profiles: Profiles
 ) -> Allocation | None:
-    """So many GPUs on each node: its own before free ones, and these before those that others give back."""
+    """Return an allocation with these GPUs per node: the job's own first, then free ones, then those still in use."""
     total = sum(row)
     layout = tuple(sorted((count for count in row if count), reverse=True))
     cluster, now_free = view.cluster, view.trial().free
@@ -393,18 +410,18 @@ def _allocation(
         idle = now_free.gpu_milli_of(node)
         whole = [gpu for gpu, milli in enumerate(free.gpu_milli_of(node)) if milli == WHOLE]
         whole.sort(key=lambda gpu: ((node, gpu) not in own, idle[gpu] < WHOLE, gpu))
-        hosts = max(memory * count, ceil(speed.host_mib * count / total))
-        shares.append(Share(node, tuple(sorted(whole[:count])), WHOLE, cpus * count, hosts))
+        host_memory = max(memory * count, ceil(speed.host_mib * count / total))
+        shares.append(Share(node, tuple(sorted(whole[:count])), WHOLE, cpus * count, host_memory))
     return Allocation(tuple(shares), speed.plan)
 
 
-def _nothing_to_gain(view: View, decision: Decision, puzzle: DivisionProblem, division: Ints) -> bool:
-    """Nobody waits, and every job has the fastest shape that it could have at all."""
+def _is_optimal(view: View, decision: Decision, problem: AllocationProblem, matrix: Ints) -> bool:
+    """Whether no job waits and every job has its fastest possible shape."""
     if len(view.waiting) > len(decision.starts):
         return False
-    for job, row in enumerate(division):
-        speeds = puzzle.speed[puzzle.kind[job]]
-        gpu_type = puzzle.type_of[int(np.argmax(row))]
+    for job, row in enumerate(matrix):
+        speeds = problem.speed[problem.kind[job]]
+        gpu_type = problem.type_of[int(np.argmax(row))]
         if speeds[gpu_type, np.count_nonzero(row), row.sum()] < speeds.max():
             return False
     return True

@@ -1,12 +1,14 @@
-"""Sia (SOSP'23): every minute an integer programme gives each job the number of GPUs that serves all of them best.
+"""Sia (SOSP'23): an integer linear program chooses the configuration of each job in rounds of one minute.
 
-As in Rubick's comparison (MLSys'25) the global batch is fixed, and only the number of replicas changes. What a job gets
-out of n GPUs, against its smallest share, is its goodput G. The programme minimises, over who gets which share,
+As in Rubick's comparison (MLSys'25), the global batch size is fixed and only the number of replicas changes. The
+goodput G of a configuration is its speed relative to the slowest configuration of the job, times the GPUs of the
+latter. The program minimises
 
-    Σ G^p + λ · (jobs that get nothing),    p = -0.5, λ = 1.1
+    Σ G^p + λ · (number of jobs without GPUs),    p = -0.5, λ = 1.1
 
-so that a second GPU for one job counts less than a first one for another. A running job that would change its share
-is taken to be slower by r = (T - N·S) / (T + S), at age T after N restarts of S seconds, so that changes are rare.
+over the assignment of at most one configuration per job, so that a second GPU for one job gains less than a first GPU
+for another. The goodput of every configuration other than a run's current one is multiplied by the restart factor
+r = (T - N·S) / (T + S), with age T, N restarts, and S seconds per restart, so that changes are rare.
 """
 
 from __future__ import annotations
@@ -24,24 +26,32 @@ from refold.core import View
 from refold.errors import BadValue
 from refold.model import WHOLE, Decision, Job, Seconds
 from refold.packing import Placer
-from refold.plans import NOTHING_MORE, Knowledge
-from refold.policies.common import Budget, Option, Outlook, Rounds, Wishes, is_held, possible
+from refold.plans import CATALOGUE_ONLY, Knowledge
+from refold.policies.common import (
+    Budget,
+    Option,
+    PreferredOptions,
+    ProgressEstimator,
+    Rounds,
+    feasible_options,
+    matches_option,
+)
 from refold.policies.published.replicas import Replicas
 
 Floats = NDArray[np.float64]
 
-MOST_COST = 3000.0
-"""No share costs more than this: a job that has only ever restarted would cost without end."""
+MAX_COST = 3000.0
+"""Upper bound of a configuration's cost, which is infinite where the restart factor is 0."""
 
-TIE = 1e-3
-"""Decides between equal sums, being less than the hundredths that costs are rounded to.
+TIE_BREAKER = 1e-3
+"""Breaks ties between equal sums; smaller than the 0.01 to which costs are rounded.
 
-What is held goes before what is not, who runs before who waits, and who came first before the others.
+Current configurations come before others, running jobs before waiting ones, then earlier submissions first.
 """
 
 
 class JobRow(NamedTuple):
-    """One job of the programme: its options, which of them it has now (-1: none), and r."""
+    """One job of the program: its options, the index of its current one (-1: none), and its restart factor."""
 
     options: Sequence[Option]
     current: int
@@ -49,13 +59,13 @@ class JobRow(NamedTuple):
 
 
 class Sia:
-    """Numbers of replicas by an integer programme over goodput, in rounds."""
+    """In rounds, an integer linear program over goodput chooses the number of replicas of each job."""
 
     name = "sia"
 
     def __init__(
         self,
-        knowledge: Knowledge | Mapping[str, Any] = NOTHING_MORE,
+        knowledge: Knowledge | Mapping[str, Any] = CATALOGUE_ONLY,
         placement: str = "best-fit",
         seed: int = 0,
         round_seconds: Seconds = 60.0,
@@ -63,44 +73,49 @@ class Sia:
         fairness_power: float = -0.5,
         queue_penalty: float = 1.1,
         growth: float = 2.0,
-        gap: float = 1e-4,
-        nodes: int = 2000,
+        solver_gap: float = 1e-4,
+        solver_nodes: int = 2000,
     ) -> None:
+        """Create the policy.
+
+        `fairness_power`: p. `queue_penalty`: λ. `growth`: largest ratio of a job's GPUs to the most it has had so far.
+        `solver_gap`, `solver_nodes`: relative gap and branch-and-bound nodes at which the solver stops.
+        """
         if not -inf < fairness_power < 0:
-            raise BadValue(f"fairness_power is {fairness_power}, expected < 0")
-        if not 1 < queue_penalty < MOST_COST:
-            raise BadValue(f"queue_penalty is {queue_penalty}, expected > 1: else nobody would be started")
+            raise BadValue(f"fairness_power is {fairness_power}, expected a number < 0")
+        if not 1 < queue_penalty < MAX_COST:
+            raise BadValue(f"queue_penalty is {queue_penalty}, expected a number > 1; otherwise no job would start")
         if not growth > 1:
-            raise BadValue(f"growth is {growth}, expected > 1")
-        if not gap >= 0 or nodes < 1:
-            raise BadValue(f"gap is {gap} and nodes is {nodes}, expected ≥ 0 and ≥ 1")
-        self._knowledge = Knowledge.of(knowledge)
+            raise BadValue(f"growth is {growth}, expected a number > 1")
+        if not solver_gap >= 0 or solver_nodes < 1:
+            raise BadValue(f"solver_gap is {solver_gap} and solver_nodes is {solver_nodes}, expected ≥ 0 and ≥ 1")
+        self._knowledge = Knowledge.from_settings(knowledge)
         self._restart_seconds = restart_seconds
         self._power, self._penalty, self._growth = fairness_power, queue_penalty, growth
-        self._limits = {"mip_rel_gap": gap, "node_limit": nodes}
+        self._limits = {"mip_rel_gap": solver_gap, "node_limit": solver_nodes}
         self._rounds = Rounds(round_seconds, Placer(placement, seed))
-        self._most_held: dict[str, float] = {}
-        self._outlook: Outlook | None = None
+        self._max_gpus_held: dict[str, float] = {}
+        self._estimator: ProgressEstimator | None = None
         self._replicas: Replicas | None = None
 
     def decide(self, view: View) -> Decision:
-        """Share out once a round."""
-        if self._outlook is None:
-            self._outlook = Outlook(view, self._knowledge, self._restart_seconds)
-            self._replicas = Replicas(self._outlook.speeds, self._knowledge, powers_of_two=True)
-        self._note_what_was_held(view)
-        return self._rounds.decide(view, self, self._outlook)
+        """Divide the GPUs once per round."""
+        if self._estimator is None:
+            self._estimator = ProgressEstimator(view, self._knowledge, self._restart_seconds)
+            self._replicas = Replicas(self._estimator.speeds, self._knowledge, powers_of_two=True)
+        self._record_gpus_held(view)
+        return self._rounds.decide(view, self, self._estimator)
 
     def options(self, job: Job) -> Sequence[Option]:
-        """What a job could have: at most twice what it ever had, so it begins as small as can be."""
+        """Return a job's options up to `growth` times the most GPUs it has had; a new job has its smallest only."""
         assert self._replicas is not None
-        return self._replicas.of(job, int(self._growth * self._most_held.get(job.id, 0)))
+        return self._replicas.for_job(job, int(self._growth * self._max_gpus_held.get(job.id, 0)))
 
-    def share_out(self, view: View, jobs: Mapping[str, Job], budget: Budget) -> Wishes:
-        """Solve the programme: who should have what, and, if there is no place for that, which less will do."""
+    def allocate_gpus(self, view: View, jobs: Mapping[str, Job], budget: Budget) -> PreferredOptions:
+        """Solve the program; for each job, return the chosen option, then smaller ones in case it does not fit."""
         in_order = sorted(jobs.values(), key=lambda job: (job.id not in view.runs, job.submitted, job.id))
         rows = [self._row(view, job) for job in in_order]
-        chosen = solved(rows, budget, self._power, self._penalty, self._limits)
+        chosen = solve(rows, budget, self._power, self._penalty, self._limits)
         return {
             job.id: row.options[choice::-1]
             for job, row, choice in zip(in_order, rows, chosen, strict=True)
@@ -108,73 +123,73 @@ class Sia:
         }
 
     def _row(self, view: View, job: Job) -> JobRow:
-        options, run = possible(view, job, self.options(job)), view.runs.get(job.id)
+        options, run = feasible_options(view, job, self.options(job)), view.runs.get(job.id)
         if run is None:
             return JobRow(options, -1, 1.0)
-        current = next((i for i, option in enumerate(options) if is_held(view, option, run.allocation)), -1)
+        current = next((i for i, option in enumerate(options) if matches_option(view, option, run.allocation)), -1)
         return JobRow(options, current, self._restart_factor(view.now - job.submitted, run.number - 1))
 
     def _restart_factor(self, age: Seconds, restarts: int) -> float:
-        """What is left of a job's goodput if it restarts as often as it has, once more; young jobs may."""
+        """Return r, or 1 for jobs younger than a restart."""
         cost = self._restart_seconds
         return 1.0 if age < cost or cost == 0 else max(0.0, age - restarts * cost) / (age + cost)
 
-    def _note_what_was_held(self, view: View) -> None:
+    def _record_gpus_held(self, view: View) -> None:
         changes = view.changes
         for run in changes.started:
             gpus = sum(run.allocation.gpus_on_node)
-            self._most_held[run.job] = max(gpus, self._most_held.get(run.job, 0))
-        for job_id in [run.job for run in changes.ended] + changes.gone:
+            self._max_gpus_held[run.job] = max(gpus, self._max_gpus_held.get(run.job, 0))
+        for job_id in [run.job for run in changes.ended] + changes.removed:
             if job_id not in view.waiting and job_id not in view.active:
-                self._most_held.pop(job_id, None)
+                self._max_gpus_held.pop(job_id, None)
 
 
-def solved(
+def solve(
     rows: Sequence[JobRow], budget: Budget, power: float, penalty: float, limits: Mapping[str, float]
 ) -> Sequence[int]:
-    """For each job which option it gets; -1: none.
+    """Return the index of each job's option; -1 for none.
 
-    The solver stops at a gap or a number of nodes, never at a time. If it has found nothing by then, everybody keeps
-    what they have.
+    The solver stops at a relative gap or a number of nodes, never after a time, so that results are reproducible. If
+    it has found no solution by then, every job keeps its current option.
     """
     if not rows:
         return []
     job_of = np.repeat(np.arange(len(rows)), [len(row.options) for row in rows])
     is_current = np.concatenate([np.arange(len(row.options)) == row.current for row in rows])
-    gain = costs(rows, power) - penalty + TIE / 2 * (job_of / len(rows) + ~is_current)
-    answer = milp(
-        gain,
-        integrality=np.ones(len(gain)),
+    objective = costs(rows, power) - penalty + TIE_BREAKER / 2 * (job_of / len(rows) + ~is_current)
+    solution = milp(
+        objective,
+        integrality=np.ones(len(objective)),
         bounds=Bounds(0, 1),
         constraints=constraints(rows, job_of, budget),
         options=dict(limits),
     )
-    if answer.x is None:
+    if solution.x is None:
         return [row.current for row in rows]
     first = np.concatenate([[0], np.cumsum([len(row.options) for row in rows])])
     chosen = np.full(len(rows), -1)
-    taken = np.flatnonzero(answer.x > 0.5)
-    chosen[job_of[taken]] = taken - first[job_of[taken]]
+    selected = np.flatnonzero(solution.x > 0.5)
+    chosen[job_of[selected]] = selected - first[job_of[selected]]
     return [int(choice) for choice in chosen]
 
 
 def costs(rows: Sequence[JobRow], power: float) -> Floats:
-    """G^p of every option of every job, in hundredths. The least goodput of a job counts as the GPUs it takes."""
+    """Return G^p of every option of every job, rounded to 0.01. G of the slowest option is its number of GPUs."""
     return np.concatenate([_row_costs(row, power) for row in rows])
 
 
 def _row_costs(row: JobRow, power: float) -> Floats:
     speeds = np.array([option.speed for option in row.options])
-    least = int(np.argmin(speeds))
-    goodput = speeds / speeds[least] * max(1.0, row.options[least].demand.total_gpus)
+    smallest = int(np.argmin(speeds))
+    goodput = speeds / speeds[smallest] * max(1.0, row.options[smallest].demand.total_gpus)
     if row.current >= 0:
         goodput[np.arange(len(goodput)) != row.current] *= row.restart_factor
     with np.errstate(divide="ignore"):
-        return np.asarray(np.minimum(np.round(goodput**power, 2), MOST_COST))
+        return np.asarray(np.minimum(np.round(goodput**power, 2), MAX_COST))
 
 
 def constraints(rows: Sequence[JobRow], job_of: NDArray[np.intp], budget: Budget) -> LinearConstraint:
-    """One option at most for each job; no more GPUs than there are, of each type and in all."""
+    """Return the constraints: at most one option per job; GPUs per type and in total within the budget."""
     options = [option for row in rows for option in row.options]
     columns = np.arange(len(options))
     one_each = csr_array((np.ones(len(options)), (job_of, columns)), shape=(len(rows), len(options)))
@@ -183,12 +198,14 @@ def constraints(rows: Sequence[JobRow], job_of: NDArray[np.intp], budget: Budget
     type_of = np.array([_only_type(option, types) for option in options])
     typed = type_of >= 0
     by_type = csr_array((gpus[typed], (type_of[typed], columns[typed])), shape=(len(types), len(options)))
-    most = np.array([*np.ones(len(rows)), *(milli / WHOLE for milli in budget.by_type.values()), budget.total / WHOLE])
+    limits = np.array(
+        [*np.ones(len(rows)), *(milli / WHOLE for milli in budget.by_type.values()), budget.total / WHOLE]
+    )
     matrix = vstack([one_each, by_type, csr_array(gpus[None, :])], format="csc")
-    return LinearConstraint(matrix, 0.0, most)
+    return LinearConstraint(matrix, 0.0, limits)
 
 
 def _only_type(option: Option, types: Mapping[str, int]) -> int:
-    """The GPU type that an option is of; -1: it may be of several."""
+    """Return the index of an option's GPU type; -1 if it accepts several."""
     accepted = option.demand.gpu_types
     return types.get(accepted[0], -1) if len(accepted) == 1 else -1

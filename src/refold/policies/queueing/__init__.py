@@ -1,4 +1,4 @@
-"""refold.policies.queueing"""
+"""Policies that order the queue: fifo, fifo-skip, sjf, srtf, las and drf."""
 
 import lazy_loader
 

@@ -1,17 +1,17 @@
-"""Dominant resource fairness (NSDI'11): the tenant with the smallest dominant share is served next."""
+"""Dominant resource fairness (NSDI'11): serve the tenant with the smallest dominant share next."""
 
 from __future__ import annotations
 
 from refold.core import View
-from refold.model import KEEP, WHOLE, Allocation, Cluster, Decision, Job, Run, Start
+from refold.model import NO_CHANGE, WHOLE, Allocation, Cluster, Decision, Job, Run, Start
 from refold.packing import Placer
 from refold.policies.common import QueueByDemand, Reasons
 
 
 class Drf:
-    """Tenants take turns by dominant share: the largest of their shares of all GPUs, CPUs and memory.
+    """Serve tenants in order of dominant share, the largest of their shares of all GPUs, CPUs and memory.
 
-    Inside a tenant the order is that of arrival; a job that has no place is passed over. Nothing is stopped.
+    Jobs of one tenant start in order of arrival; jobs that do not fit are skipped. Nothing is preempted.
     """
 
     name = "drf"
@@ -22,81 +22,81 @@ class Drf:
         self._reasons = Reasons(self._placer)
 
     def decide(self, view: View) -> Decision:
-        """Serve the poorest tenant that has a job with a place, until there is none."""
+        """Repeatedly serve the tenant with the smallest dominant share among those with a job that may fit."""
         self._placer.observe(view)
         self._update(view)
         if not view.waiting:
-            self._reasons.nobody_waits()
-            return KEEP
+            self._reasons.clear()
+            return NO_CHANGE
         starts: list[Start] = []
-        hungry = {name: tenant for name, tenant in self._tenants.items() if tenant.lines.first(view) is not None}
-        while hungry:
-            name = min(hungry, key=lambda name: (hungry[name].dominant_share(view.cluster), name))
-            tenant = hungry[name]
-            job = tenant.lines.first(view)
+        candidates = {name: tenant for name, tenant in self._tenants.items() if tenant.queue.first(view) is not None}
+        while candidates:
+            name = min(candidates, key=lambda name: (candidates[name].dominant_share(view.cluster), name))
+            tenant = candidates[name]
+            job = tenant.queue.first(view)
             if job is None:
-                del hungry[name]
+                del candidates[name]
                 continue
             placement = view.trial().place(self._placer, job.demand)
             if placement is None:
-                tenant.lines.close(job)
-                self._reasons.no_place(view, job)
+                tenant.queue.close_for(job)
+                self._reasons.note_resources(view, job)
                 continue
-            tenant.lines.remove_first(job)
-            tenant.take(job)
+            tenant.queue.remove_first(job)
+            tenant.add_start(job)
             starts.append(Start(job.id, Allocation(placement)))
         waits = self._reasons.collect(view, starts)
-        return Decision(starts=tuple(starts), waits=waits) if starts or waits else KEEP
+        return Decision(starts=tuple(starts), waits=waits) if starts or waits else NO_CHANGE
 
     def _update(self, view: View) -> None:
         changes = view.changes
         for tenant in self._tenants.values():
             for run in changes.ended:
-                tenant.give_back(run)
-            tenant.lines.reopen(view)
+                tenant.release(run)
+            tenant.queue.reopen_if_freed(view)
         for run in changes.started:
-            present = view.runs.get(run.job)
-            if present is not None and present.number == run.number:
-                self._tenant(view.active[run.job]).note(run)
-        for job in changes.returned:
-            self._tenant(job).lines.add(job, returned=True)
+            current = view.runs.get(run.job)
+            if current is not None and current.number == run.number:
+                self._tenant(view.active[run.job]).add_run(run)
+        for job in changes.requeued:
+            self._tenant(job).queue.add(job, requeued=True)
         for job in changes.submitted:
-            self._tenant(job).lines.add(job)
+            self._tenant(job).queue.add(job)
 
     def _tenant(self, job: Job) -> _Tenant:
         return self._tenants.setdefault(job.tenant, _Tenant())
 
 
 class _Tenant:
-    """A tenant's waiting jobs, and what its runs hold."""
+    """A tenant's waiting jobs, and the resources that its runs hold."""
 
     def __init__(self) -> None:
-        self.lines = QueueByDemand(lambda job: job.submitted)
+        self.queue = QueueByDemand(lambda job: job.submitted)
         self._running: set[str] = set()
         self._gpu_milli = 0
         self._cpu_milli = 0
         self._memory_mib = 0
 
-    def take(self, job: Job) -> None:
+    def add_start(self, job: Job) -> None:
         demand = job.demand
         self._running.add(job.id)
         self._gpu_milli += demand.instances * demand.gpus * demand.gpu_milli
         self._cpu_milli += demand.instances * demand.cpu_milli
         self._memory_mib += demand.instances * demand.memory_mib
 
-    def note(self, run: Run) -> None:
-        """A run that nobody here has started holds something as well."""
+    def add_run(self, run: Run) -> None:
+        """Count a run that this policy did not start, such as one from before a change of policy."""
         if run.job not in self._running:
             self._running.add(run.job)
-            self._hold(run, 1)
+            self._count(run, 1)
 
-    def give_back(self, run: Run) -> None:
+    def release(self, run: Run) -> None:
         if run.job not in self._running:
             return
         self._running.remove(run.job)
-        self._hold(run, -1)
+        self._count(run, -1)
 
-    def _hold(self, run: Run, sign: int) -> None:
+    def _count(self, run: Run, sign: int) -> None:
         for share in run.allocation.placement:
             self._gpu_milli += sign * len(share.gpus) * share.gpu_milli
             self._cpu_milli += sign * share.cpu_milli

@@ -1,4 +1,4 @@
-"""First come, first served."""
+"""First in, first out."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from refold.policies.queueing.queue import Queue
 
 
 class Fifo:
-    """Strict order of arrival: while the first has no place, everyone waits.
+    """Strict order of arrival: while the first job in the queue does not fit, no other job starts.
 
-    With `defragment`, running jobs are moved where that lets the first start; a move is believed to cost
-    `restart_seconds`, and at most `most_moves` runs are on the move at once.
+    With `defragment`, running jobs are moved if that lets the first job start. Each move is assumed to cost
+    `restart_seconds`; at most `max_moves` runs are being moved at the same time.
     """
 
     name = "fifo"
@@ -25,23 +25,23 @@ class Fifo:
         seed: int = 0,
         defragment: bool = False,
         restart_seconds: float = 78.0,
-        most_moves: int = 8,
+        max_moves: int = 8,
     ) -> None:
-        moving = Defragment(restart_seconds, most_moves)
+        defragmentation = Defragment(restart_seconds, max_moves)
         self._queue = Queue(
             Placer(placement, seed),
             key=lambda job: job.submitted,
             strict=self.strict,
-            defragment=moving if defragment else None,
+            defragment=defragmentation if defragment else None,
         )
 
     def decide(self, view: View) -> Decision:
-        """Start from the front; strictly, until one does not fit."""
+        """Start jobs from the front of the queue; in strict order, stop at the first job that does not fit."""
         return self._queue.decide(view)
 
 
 class FifoSkip(Fifo):
-    """Order of arrival, but a job that has no place is passed over by those that have."""
+    """Order of arrival; jobs that do not fit are skipped."""
 
     name = "fifo-skip"
     strict = False

@@ -1,8 +1,8 @@
-"""Starting jobs in some order and stopping others for them: what srtf and las have in common.
+"""A queue that starts jobs in a given order and preempts runs that come later in it; shared by srtf, las and tiresias.
 
-A job that has no place may claim one from runs that come after it in the order. It starts when these have
-stopped and given their place back, which takes as long as the back end takes; until then nobody behind it is
-started on what it claims.
+A job that does not fit may claim the GPUs of runs that come after it in the order. It starts when these runs have
+stopped and released their GPUs, which takes as long as the back end needs. Until then, no job behind it is started on
+what it claims.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from itertools import islice
 from typing import Any
 
 from refold.core import View
-from refold.model import KEEP, Allocation, Decision, Job, Placement, Run, Start, Stop
-from refold.packing import Free, Placer
+from refold.model import NO_CHANGE, Allocation, Decision, Job, Placement, Run, Start, Stop
+from refold.packing import FreeResources, Placer
 from refold.policies.common import QueueByDemand, Reasons
 
 Order = Callable[[View, Job], Any]
-"""How urgent a job is now; lower is more urgent. For a job that waits, it does not change while it waits."""
+"""Sort key of a job; lower is more urgent. The key of a waiting job does not change while it waits."""
 
 
 class PreemptingQueue:
-    """Whoever is first by `order` runs.
+    """Run the jobs that come first by `order`.
 
-    `rank` sorts runs as `order` does, by something that does not change while they run: so they are kept sorted.
+    `rank` sorts runs as `order` does, but by a value that does not change while they run, so that runs stay sorted.
     """
 
     def __init__(self, name: str, placer: Placer, order: Order, rank: Callable[[View, Run], Any]) -> None:
@@ -32,59 +32,64 @@ class PreemptingQueue:
         self._placer = placer
         self._order = order
         self._view: View | None = None
-        self._lines = QueueByDemand(self._key)
+        self._waiting = QueueByDemand(self._key)
         self._ranking = _Ranking(rank)
         self._claimers: list[Job] = []
         self._reasons = Reasons(self._placer)
 
     def decide(self, view: View) -> Decision:
-        """Start whoever fits, in order; stop later ones for those that do not."""
+        """Start the jobs that fit, in order; preempt later runs for those that do not."""
         self._view = view
         self._placer.observe(view)
         self._ranking.update(view)
-        self._line_up(view)
-        look = _PreemptionRound(view, self._placer, self._order, self._ranking)
-        while (job := self._lines.first(view)) is not None:
-            if look.start(job):
-                self._lines.remove_first(job)
-            elif look.claim(job):
-                self._lines.remove_first(job)
+        self._add_arrivals(view)
+        this_round = _PreemptionRound(view, self._placer, self._order, self._ranking)
+        while (job := self._waiting.first(view)) is not None:
+            if this_round.start(job):
+                self._waiting.remove_first(job)
+            elif this_round.claim(job):
+                self._waiting.remove_first(job)
                 self._claimers.append(job)
-                self._reasons.releasing(job)
+                self._reasons.note_releasing(job)
             else:
-                self._lines.close(job)
-                self._reasons.no_place(view, job)
-        starts = look.starts
+                self._waiting.close_for(job)
+                self._reasons.note_resources(view, job)
+        starts = this_round.starts
         waits = self._reasons.collect(view, starts)
-        if not (starts or look.stops or waits):
-            return KEEP
-        stops = tuple(Stop(job_id, f"{self._name}: for {claimer}") for job_id, claimer in look.stops.items())
+        if not (starts or this_round.stops or waits):
+            return NO_CHANGE
+        stops = tuple(
+            Stop(job_id, f"{self._name}: preempted for {claimer}") for job_id, claimer in this_round.stops.items()
+        )
         return Decision(starts=tuple(starts), stops=stops, waits=waits)
 
-    def _line_up(self, view: View) -> None:
-        """Whoever has come, and whoever waits for runs to stop. In front of its line, a job may do what others cannot:
-        claim the place of runs that are less urgent than it is, but not less than the one behind it."""
-        self._lines.reopen(view)
+    def _add_arrivals(self, view: View) -> None:
+        """Add new jobs, and put jobs that wait for runs to stop back in the queue.
+
+        A job that becomes the first of its demand reopens the demand: it may preempt runs that are less urgent than
+        itself but not less urgent than the job behind it.
+        """
+        self._waiting.reopen_if_freed(view)
         changes = view.changes
         claimers = [job for job in self._claimers if job.id in view.waiting]
-        back_in_line = [*claimers, *changes.returned]
+        requeued = [*claimers, *changes.requeued]
         self._claimers = []
-        for job in back_in_line:
-            if self._lines.add(job, returned=True):
-                self._lines.reopen_line_of(job)
+        for job in requeued:
+            if self._waiting.add(job, requeued=True):
+                self._waiting.reopen_for(job)
         for job in changes.submitted:
-            if self._lines.add(job):
-                self._lines.reopen_line_of(job)
+            if self._waiting.add(job):
+                self._waiting.reopen_for(job)
 
-    def rank_again(self, view: View, run: Run) -> None:
-        """A run has changed its rank after all; somebody may claim its place now."""
+    def rerank(self, view: View, run: Run) -> None:
+        """Sort a run again whose rank has changed; waiting jobs may be able to preempt it now."""
         self._ranking.move(view, run)
-        self._lines.reopen_all()
+        self._waiting.reopen_all()
 
-    def sort_again(self, view: View) -> None:
-        """The order itself has changed, for jobs that wait and for runs."""
+    def resort(self, view: View) -> None:
+        """Sort all waiting jobs and runs again, after the order itself has changed."""
         self._view = view
-        self._lines.sort_again(view)
+        self._waiting.resort(view)
         for run in view.runs.values():
             self._ranking.move(view, run)
 
@@ -94,7 +99,7 @@ class PreemptingQueue:
 
 
 class _Ranking:
-    """Runs, the most urgent first."""
+    """Runs, most urgent first."""
 
     def __init__(self, rank: Callable[[View, Run], Any]) -> None:
         self._rank = rank
@@ -112,7 +117,7 @@ class _Ranking:
                 self.move(view, run)
 
     def move(self, view: View, run: Run) -> None:
-        if run.job in self._entry_of:  # else it has just started, and is ranked as it is now
+        if run.job in self._entry_of:  # a run that has just started is ranked by its current state anyway
             self.remove(run.job)
             self.add(view, run)
 
@@ -125,30 +130,31 @@ class _Ranking:
         if entry is not None:
             del self._sorted[bisect_left(self._sorted, entry)]
 
-    def last_first(self) -> Iterator[str]:
+    def least_urgent_first(self) -> Iterator[str]:
         return (job_id for _, _, job_id in reversed(self._sorted))
 
 
 class _PreemptionRound:
-    """One look at the queue: what is started, what is stopped, what is claimed.
+    """One scheduling round: the jobs started, the runs stopped, the resources claimed.
 
-    Three things are kept apart: what is free now, what is free now and not claimed, and what will be free and not
-    claimed when every run that is stopping has stopped. The first two are one until somebody claims something.
+    Three states are tracked: resources free now, resources free now and not claimed, and resources that will be free
+    and not claimed once all stopping runs have stopped. The first two are the same until a job claims something.
     """
 
     def __init__(self, view: View, placer: Placer, order: Order, ranking: _Ranking) -> None:
         self.starts: list[Start] = []
         self.stops: dict[str, str] = {}
+        """Preempted job -> job that it is preempted for."""
         self._view = view
         self._placer = placer
         self._order = order
         self._ranking = ranking
         self._trial = view.trial()
-        self._unclaimed: Free | None = None
-        self._future: Free | None = None
+        self._unclaimed: FreeResources | None = None
+        self._future: FreeResources | None = None
 
     def start(self, job: Job) -> bool:
-        """Start a job on what is free and not claimed by one before it."""
+        """Start a job on resources that are free and not claimed by a job before it; return whether it fits."""
         if self._unclaimed is None:
             placement = self._trial.place(self._placer, job.demand)
         else:
@@ -163,26 +169,26 @@ class _PreemptionRound:
         return True
 
     def claim(self, job: Job) -> bool:
-        """Find the last runs in the order without which the job has a place; have them stopped."""
-        future = self._soon_free()
-        placement = self._placer.place(future, job.demand)  # runs that are stopping already may do
+        """Preempt the last runs in the order so that the job fits; return whether that is possible."""
+        future = self._future_free()
+        placement = self._placer.place(future, job.demand)  # runs that are already stopping may suffice
         if placement is None:
             placement = self._place_without_later_runs(job, future)
         if placement is None:
             return False
         if self._unclaimed is None:
             self._unclaimed = self._trial.free.copy()
-        self._unclaimed.take_what_is_free(placement)
+        self._unclaimed.take_available(placement)
         return True
 
-    def _place_without_later_runs(self, job: Job, future: Free) -> Placement | None:
-        later = self._later_than(job)
-        victims = self._enough_by_sum(later, job.demand.total_gpu_milli - future.gpu_milli)
-        given_up, more = 0, 1
-        while given_up < len(victims):
-            for run in victims[given_up:]:
-                future.give_back(run.allocation.placement)
-            given_up = len(victims)
+    def _place_without_later_runs(self, job: Job, future: FreeResources) -> Placement | None:
+        later = self._runs_after(job)
+        victims = self._runs_with_gpus(later, job.demand.total_gpu_milli - future.gpu_milli)
+        released, more = 0, 1
+        while released < len(victims):
+            for run in victims[released:]:
+                future.release(run.allocation.placement)
+            released = len(victims)
             placement = self._placer.place(future, job.demand)
             if placement is not None:
                 self._stop_needed(victims, job, future)
@@ -190,33 +196,33 @@ class _PreemptionRound:
             victims += islice(later, more)
             more *= 2
         for run in victims:
-            future.take_back(run.allocation.placement)
+            future.retake(run.allocation.placement)
         return None
 
-    def _soon_free(self) -> Free:
-        """What will be free when every run that is stopping has stopped, less what is claimed."""
+    def _future_free(self) -> FreeResources:
+        """Return what will be free and not claimed once all stopping runs have stopped."""
         if self._future is None:
             self._future = self._trial.free.copy()
             for run in self._view.runs.values():
                 if run.stopping:
-                    self._future.give_back(run.allocation.placement)
+                    self._future.release(run.allocation.placement)
         return self._future
 
-    def _later_than(self, job: Job) -> Iterator[Run]:
-        """Runs that may be stopped for a job, the last in the order first."""
-        view, mine = self._view, self._order(self._view, job)
-        for job_id in self._ranking.last_first():
+    def _runs_after(self, job: Job) -> Iterator[Run]:
+        """Yield the runs that may be preempted for a job, the last in the order first."""
+        view, own_key = self._view, self._order(self._view, job)
+        for job_id in self._ranking.least_urgent_first():
             run, other = view.runs[job_id], view.active[job_id]
             if run.stopping or job_id in self.stops or not other.preemptible:
                 continue
             if not all(view.is_up(share.node) for share in run.allocation.placement):
-                continue  # nobody can have its place
-            if self._order(view, other) <= mine:
+                continue  # GPUs of a node that is down cannot be reused
+            if self._order(view, other) <= own_key:
                 return
             yield run
 
-    def _enough_by_sum(self, later: Iterator[Run], missing: int) -> list[Run]:
-        """As many runs as have the GPUs that are missing; none if all together have not."""
+    def _runs_with_gpus(self, later: Iterator[Run], missing: int) -> list[Run]:
+        """Return the first runs that together hold the missing GPUs; an empty list if all of them do not suffice."""
         victims: list[Run] = []
         for run in later:
             victims.append(run)
@@ -225,8 +231,8 @@ class _PreemptionRound:
                 return victims
         return []
 
-    def _stop_needed(self, victims: list[Run], job: Job, future: Free) -> None:
-        """Of the runs that were given up, keep those whose place was not needed, the most urgent first."""
+    def _stop_needed(self, victims: list[Run], job: Job, future: FreeResources) -> None:
+        """Stop the candidates whose resources the job needs; spare the others, the most urgent first."""
         for run in reversed(victims):
             placement = run.allocation.placement
             if not self._placer.allows(future, placement) or future.take(placement) is not None:

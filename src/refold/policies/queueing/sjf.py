@@ -1,23 +1,23 @@
-"""Shortest job first: by known durations an oracle, to measure others against; or by predicted ones."""
+"""Shortest job first, by known durations (an oracle to compare with) or by predicted ones."""
 
 from __future__ import annotations
 
 from refold.core import View
 from refold.model import Decision, Job
 from refold.packing import Placer
-from refold.policies.common import Defragment, DurationSource, Source
+from refold.policies.common import Defragment, DurationSource, DurationSourceName
 from refold.policies.queueing.queue import Queue
 
 
-def work_of(job: Job) -> float:
-    """How long the job will take; a job that does not say goes last."""
+def known_duration(job: Job) -> float:
+    """Return the known duration of the job in seconds; infinity if it is not known, so that the job sorts last."""
     return float("inf") if job.work is None else job.work
 
 
 class Sjf:
-    """The shortest waiting job that fits starts first; nothing is stopped, but with `defragment` some are moved.
+    """Start the shortest waiting job that fits; do not preempt. With `defragment`, running jobs may be moved.
 
-    How long jobs last is known, predicted when they come (the median), or what their users said.
+    `durations` selects the source of run times: known, predicted at submission (the median), or the user's limit.
     """
 
     name = "sjf"
@@ -28,25 +28,25 @@ class Sjf:
         seed: int = 0,
         defragment: bool = False,
         restart_seconds: float = 78.0,
-        most_moves: int = 8,
-        durations: Source = "known",
+        max_moves: int = 8,
+        durations: DurationSourceName = "known",
     ) -> None:
-        moving = Defragment(restart_seconds, most_moves)
-        self._foresight = DurationSource(durations)
+        defragmentation = Defragment(restart_seconds, max_moves)
+        self._durations = DurationSource(durations)
         self._view: View | None = None
         self._queue = Queue(
             Placer(placement, seed),
-            key=work_of if durations == "known" else self._median,
+            key=known_duration if durations == "known" else self._median_duration,
             strict=False,
-            defragment=moving if defragment else None,
+            defragment=defragmentation if defragment else None,
         )
 
     def decide(self, view: View) -> Decision:
-        """Start whatever fits, shortest first."""
+        """Start the jobs that fit, shortest first."""
         self._view = view
-        self._foresight.observe(view)
+        self._durations.observe(view)
         return self._queue.decide(view)
 
-    def _median(self, job: Job) -> float:
+    def _median_duration(self, job: Job) -> float:
         assert self._view is not None
-        return self._foresight.life(self._view, job).quantile(0.5)
+        return self._durations.remaining_time(self._view, job).quantile(0.5)

@@ -1,4 +1,4 @@
-"""Shortest remaining time first, by known durations: the preemptive oracle."""
+"""Shortest remaining time first, by known durations: a preemptive oracle."""
 
 from __future__ import annotations
 
@@ -6,27 +6,31 @@ from refold.core import View
 from refold.model import Decision, Job, Run
 from refold.packing import Placer
 from refold.policies.queueing.preempting import PreemptingQueue
-from refold.policies.queueing.sjf import work_of
+from refold.policies.queueing.sjf import known_duration
 
 
-def remaining(view: View, job: Job) -> float:
-    """Seconds of work left."""
-    return work_of(job) - view.done(job.id)
+def remaining_seconds(view: View, job: Job) -> float:
+    """Return the remaining work of the job in seconds."""
+    return known_duration(job) - view.done(job.id)
 
 
 def expected_end(view: View, run: Run) -> float:
-    """All runs come nearer to their ends at the same pace, so the order of their ends is the order of what is left."""
-    return view.now + remaining(view, view.active[run.job])
+    """Return the expected end of the run.
+
+    All runs progress at the same rate, so their order by expected end is their order by remaining work, and unlike
+    the remaining work it does not change while they run.
+    """
+    return view.now + remaining_seconds(view, view.active[run.job])
 
 
 class Srtf:
-    """The jobs with the least work left run; longer ones are stopped for them and go on later."""
+    """Run the jobs with the least remaining work; preempt longer jobs for them."""
 
     name = "srtf"
 
     def __init__(self, placement: str = "best-fit", seed: int = 0) -> None:
-        self._queue = PreemptingQueue(self.name, Placer(placement, seed), remaining, expected_end)
+        self._queue = PreemptingQueue(self.name, Placer(placement, seed), remaining_seconds, expected_end)
 
     def decide(self, view: View) -> Decision:
-        """Start the shortest, stop the longest for them."""
+        """Start the jobs with the least remaining work, preempting those with the most."""
         return self._queue.decide(view)

@@ -1,4 +1,4 @@
-"""`refold.yaml`: nouns, how they are read, and the commented file to begin with."""
+"""`refold.yaml`: the configuration types, the reader, and the commented template."""
 
 import lazy_loader
 

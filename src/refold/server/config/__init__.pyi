@@ -1,14 +1,14 @@
 from .reader import read_config as read_config
 from .settings import (
     BadGpuRule as BadGpuRule,
-    ClusterChoice as ClusterChoice,
+    ClusterConfig as ClusterConfig,
     Config as Config,
     IdleRule as IdleRule,
-    Kind as Kind,
-    NotifyChoice as NotifyChoice,
+    NotificationKind as NotificationKind,
+    NotifyConfig as NotifyConfig,
+    OutputAction as OutputAction,
     OutputRule as OutputRule,
-    PolicyChoice as PolicyChoice,
-    Then as Then,
-    WatchChoice as WatchChoice,
+    PolicyConfig as PolicyConfig,
+    WatchConfig as WatchConfig,
 )
-from .template import write_commented as write_commented
+from .template import write_template as write_template

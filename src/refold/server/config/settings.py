@@ -1,4 +1,4 @@
-"""What the owner of a machine has to say about the scheduler on it: `refold.yaml`, read into frozen nouns."""
+"""The configuration in `refold.yaml` as frozen types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from refold.model import DAY, HOUR, MINUTE, Seconds, Tenant
 
-Kind = Literal[
+NotificationKind = Literal[
     "waiting_long",
     "started",
     "reshaped",
@@ -20,17 +20,17 @@ Kind = Literal[
     "gpu_idle",
     "gpu_bad",
 ]
-"""What messages are about. A job has `ended` that neither finished nor failed: by a rule, or since another failed."""
+"""Kinds of messages. A job has `ended` if a rule ended it or a dependency failed."""
 
-Then = Literal["no-retry", "drain-node"]
+OutputAction = Literal["no-retry", "drain-node"]
 BadGpuRule = Literal["drain", "warn", "off"]
 
 
-class ClusterChoice(msgspec.Struct, frozen=True):
-    """What there is to share out: GPUs that are found (all, or those of some numbers), or slots that stand in for GPUs.
+class ClusterConfig(msgspec.Struct, frozen=True):
+    """The resources to share: detected GPUs (all, or by number), or CPU slots in place of GPUs.
 
-    `nodes`: this machine as several, so many slots each, to try things out. `cpus` and `memory_gib` are those of each
-    node; 0: they are not shared out.
+    `nodes`: slots by node name, to present this machine as several nodes for trials. `cpus` and `memory_gib`: capacity
+    of each node; 0: not managed.
     """
 
     name: str = "localhost"
@@ -41,54 +41,54 @@ class ClusterChoice(msgspec.Struct, frozen=True):
     memory_gib: float = 0.0
 
     @property
-    def placeholders(self) -> dict[str, int]:
-        """The slots of each node, if there are no real GPUs to be shared out."""
+    def slots_by_node(self) -> dict[str, int]:
+        """Slots of each node; empty if real GPUs are shared."""
         return self.nodes or ({"localhost": self.slots} if self.slots else {})
 
 
-class PolicyChoice(msgspec.Struct, frozen=True):
-    """Who decides, with which settings."""
+class PolicyConfig(msgspec.Struct, frozen=True):
+    """Name and settings of the policy."""
 
     name: str = "easy"
     settings: dict[str, Any] = {}
 
 
 class IdleRule(msgspec.Struct, frozen=True):
-    """A run is idle whose GPUs all had a load below so many percent for so long."""
+    """A run is idle if the utilisation of all its GPUs was below a percentage for some time."""
 
-    load_below: float = 5.0
+    utilisation_below: float = 5.0
     seconds: Seconds = 30 * MINUTE
 
 
 class OutputRule(msgspec.Struct, frozen=True):
-    """What follows if a run fails with this in its output."""
+    """What to do if a run fails and its output matches a pattern."""
 
     pattern: str
-    then: Then
+    action: OutputAction
 
 
-USUAL_RULES: dict[str, Any] = {"beyond_limit": True, "grace": 5 * MINUTE}
-"""A time limit that a user gave is held against the job: whoever plans by it counts on that."""
+DEFAULT_WATCH_RULES: dict[str, Any] = {"beyond_limit": True, "grace": 5 * MINUTE}
+"""Time limits are enforced by default, because policies plan with them."""
 
 
-class WatchChoice(msgspec.Struct, frozen=True):
-    """What is watched for; `rules` are those of `refold.policies.common.run_watch.Rules`, in seconds; none: {}."""
+class WatchConfig(msgspec.Struct, frozen=True):
+    """What is monitored. `rules`: fields of `refold.policies.common.WatchRules`, times in seconds; {}: none."""
 
-    rules: dict[str, Any] = msgspec.field(default_factory=lambda: dict(USUAL_RULES))
+    rules: dict[str, Any] = msgspec.field(default_factory=lambda: dict(DEFAULT_WATCH_RULES))
     idle: IdleRule | None = IdleRule()
     bad_gpus: BadGpuRule = "drain"
     output: tuple[OutputRule, ...] = ()
 
 
-class NotifyChoice(msgspec.Struct, frozen=True):
-    """Whom to tell: `urls` by kind of message, `users` of their own jobs.
+class NotifyConfig(msgspec.Struct, frozen=True):
+    """Where notifications go: `urls` by kind for all jobs, `users` by user for their own jobs.
 
-    `tell`: what users, and the addresses that jobs came with, are told of.
+    `kinds`: which kinds are sent to users and to the addresses in job submissions.
     """
 
-    urls: dict[Kind, tuple[str, ...]] = {}
+    urls: dict[NotificationKind, tuple[str, ...]] = {}
     users: dict[str, tuple[str, ...]] = {}
-    tell: tuple[Kind, ...] = (
+    kinds: tuple[NotificationKind, ...] = (
         "waiting_long",
         "started",
         "reshaped",
@@ -102,34 +102,34 @@ class NotifyChoice(msgspec.Struct, frozen=True):
     waiting_long_after: Seconds = 4 * HOUR
 
 
-class ServeChoice(msgspec.Struct, frozen=True):
-    """Where the daemon listens, how long runs may take to stop, and what is kept of their output.
+class ServeConfig(msgspec.Struct, frozen=True):
+    """Listen address, grace period of runs, and limits for their output.
 
-    `names`: by which others reach it, beside the machine's own; what asks it by another name is refused.
+    `allowed_hosts`: host names under which clients may call the daemon, in addition to the machine's own.
     """
 
     host: str = "127.0.0.1"
     port: int = 7170
     grace: Seconds = 10.0
-    most_output: int = 64 * 2**20
+    max_output: int = 64 * 2**20
     keep_logs_for: Seconds = 30 * DAY
-    names: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
 
 
 class Config(msgspec.Struct, frozen=True):
-    """All of `refold.yaml`; what it does not say is as here."""
+    """The whole file, with defaults."""
 
-    cluster: ClusterChoice = ClusterChoice()
+    cluster: ClusterConfig = ClusterConfig()
     tenants: tuple[Tenant, ...] = ()
-    policy: PolicyChoice = PolicyChoice()
-    watch: WatchChoice = WatchChoice()
-    notify: NotifyChoice = NotifyChoice()
-    serve: ServeChoice = ServeChoice()
+    policy: PolicyConfig = PolicyConfig()
+    watch: WatchConfig = WatchConfig()
+    notify: NotifyConfig = NotifyConfig()
+    serve: ServeConfig = ServeConfig()
 
     @property
     def policy_settings(self) -> dict[str, Any]:
-        """The settings to make the policy with: its own, and the rules by which its runs are watched.
+        """Settings to create the policy with: its own and the watch rules.
 
-        What a job says itself of when it is to be taken to hang always counts.
+        `per_job` is always on: a job's own `no_progress` limit is enforced.
         """
         return {**self.policy.settings, "watch": {**self.watch.rules, "per_job": True}}

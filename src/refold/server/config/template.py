@@ -1,4 +1,4 @@
-"""The `refold.yaml` that `refold init` writes: every section and every key, commented out where the usual will do."""
+"""The `refold.yaml` that `refold init` writes: every key with its default, commented out."""
 
 from __future__ import annotations
 
@@ -11,89 +11,89 @@ from refold.errors import BadFile
 from refold.server.monitor import Machine
 
 TEXT = """\
-# How this machine is shared. What is commented out is as usual; docs/config.md has every key.
-# A line such as '#  slots: 4' is a setting: take the '#' away. Durations are written 90s, 15m, 1h30m or 2d.
+# Configuration of `refold serve`. Commented-out lines show defaults or examples; docs/config.md describes every key.
+# To change a setting, remove the leading '#'. Durations are written 90s, 15m, 1h30m or 2d.
 
-# What there is to share out{found}
+# Resources to share{found}
 cluster:
 {slots}#  name: localhost
-#  gpus: auto            # all that NVIDIA's driver tells of, or some of them: [0, 1]
-#  slots: 4              # instead of GPUs: so many stand-ins, for machines without
-#  nodes: {{a: 4, b: 4}}   # instead of these: this machine as several nodes of slots, to try things out
-#  cpus: 0               # CPUs to share out, of each node; 0: jobs get what they take
-#  memory_gib: 0         # memory, likewise
+#  gpus: auto            # all GPUs that the NVIDIA driver reports, or some of them: [0, 1]
+#  slots: 4              # instead of gpus: number of CPU slots, for machines without GPUs
+#  nodes: {{a: 4, b: 4}}   # instead of both: several simulated nodes and their slots, for trials
+#  cpus: 0               # CPUs of each node; 0: CPUs are not managed
+#  memory_gib: 0         # memory of each node; 0: memory is not managed
 
-# Who shares it. quota_gpus: what a tenant's guaranteed jobs may count on; limit_gpus: the most it may use (0: all).
-# Where nobody is named, nobody is limited.
+# Tenants. quota_gpus: GPUs reserved for guaranteed jobs; limit_gpus: maximum number of GPUs in use (0: no limit).
+# Without tenants there are no quotas and no limits.
 tenants:
 #  vision: {{quota_gpus: 4, limit_gpus: 8}}
 #  language: {{quota_gpus: 4}}
 
-# Who decides: `refold policies` lists them with their settings.
+# Scheduling policy. `refold policies` lists policies and their settings.
 policy:
 #  name: easy
-#  settings: {{most_passed: 100}}
+#  settings: {{max_overtaken: 100}}
 
-# What easy and conservative plan with.
+# Run-time predictions, used by the policies easy and conservative.
 prediction:
-#  durations: predicted  # or limit: the time limits that users gave
-#  likely: 0.5           # the quantile of durations that plans are made with
-#  confidence: 0.8       # the one that a job has to end by to be let past another
+#  durations: predicted  # or limit: use the time limits of jobs
+#  duration_quantile: 0.5  # quantile of the run time used for reservations
+#  confidence: 0.8       # quantile of the run time used for backfilling
 
-# Runs that go nowhere are flagged, and after the grace ended.
+# Stuck runs are flagged and, after the grace period, ended.
 watch:
-#  no_progress: 30m      # without a report of more steps done, from jobs that report
-#  silent_too: false     # also from jobs that never have
-#  beyond_limit: true    # longer than the time limit that its user gave
-#  beyond_tail: 3        # three times as long as 99 of 100 such jobs were expected to last: flagged only
-#  tail_at_least: 1h     # but not before this
+#  no_progress: 30m      # time without progress, for jobs that report progress
+#  silent_too: false     # also for jobs that have never reported progress
+#  beyond_limit: true    # run time above the job's time limit
+#  beyond_tail: 3        # run time above 3 × the predicted 99th percentile: flagged, not ended
+#  tail_at_least: 1h     # minimum run time for beyond_tail
 #  end_beyond_tail: false
 #  grace: 5m
-#  idle: {{load_below: 5, for: 30m}}   # percent: such a run is told of once; or off
-#  bad_gpus: drain       # what follows from a GPU's own errors (XID, ECC): drain, warn or off
-#  output:               # what follows if a run fails with this in its output
-#    - {{pattern: 'CUDA error: uncorrectable ECC', then: drain-node}}
-#    - {{pattern: 'ModuleNotFoundError', then: no-retry}}
+#  idle: {{utilisation_below: 5, for: 30m}}   # percent; idle runs are reported once; off: never
+#  bad_gpus: drain       # action on GPU hardware errors (XID, ECC): drain, warn or off
+#  output:               # action if a run fails and its output matches a pattern
+#    - {{pattern: 'CUDA error: uncorrectable ECC', action: drain-node}}
+#    - {{pattern: 'ModuleNotFoundError', action: no-retry}}
 
-# Whom to tell, at addresses as apprise writes them (github.com/caronc/apprise). Kinds: waiting_long, started,
-# reshaped, stopped, failed, finished, ended, hang_suspected, gpu_idle, gpu_bad.
+# Notifications, to Apprise URLs (github.com/caronc/apprise). Kinds: waiting_long, started, reshaped, stopped, failed,
+# finished, ended, hang_suspected, gpu_idle, gpu_bad.
 notify:
-#  urls:                 # of everybody's jobs, by kind
+#  urls:                 # for all jobs, by kind
 #    gpu_bad: [mailto://user:password@example.org]
 #    failed: [slack://tokenA/tokenB/tokenC]
-#  users:                # of their own jobs
+#  users:                # for the user's own jobs
 #    ann: [ntfys://ntfy.sh/anns-jobs]
-#  tell: [waiting_long, started, reshaped, stopped, failed, finished, ended, hang_suspected, gpu_idle]  # users and jobs
+#  kinds: [waiting_long, started, reshaped, stopped, failed, finished, ended, hang_suspected, gpu_idle]  # for users
 #  waiting_long_after: 4h
 
 # The daemon itself.
 serve:
-#  host: 127.0.0.1       # others reach it only if you say so here
-#  port: 7170            # 0: any that is free
-#  names: []             # by which others reach it, such as [gpus.lab]; the machine's own are known
-#  grace: 10s            # how long a run may take to stop, unless its job says otherwise
-#  most_output: 64MiB    # kept of each process's output
-#  keep_logs_for: 30d    # after the job has ended
+#  host: 127.0.0.1       # 0.0.0.0: listen on all interfaces
+#  port: 7170            # 0: any free port
+#  allowed_hosts: []     # host names of this daemon besides the machine's own, such as [gpus.lab]
+#  grace: 10s            # time between the stop signal and SIGKILL, unless the job sets its own
+#  max_output: 64MiB     # maximum log size per process
+#  keep_logs_for: 30d    # how long logs are kept after the job has ended
 """
 
 
-def commented(machine: Machine) -> str:
-    """The text for a machine: one without GPUs starts with slots."""
+def render_template(machine: Machine) -> str:
+    """Return the template for a machine. Without GPUs it sets a number of slots."""
     gpus = machine.gpus()
     count_of = Counter(gpu.name for gpu in gpus if gpu.gpu_type != SLOT)
     if not count_of:
-        return TEXT.format(found=". No GPUs were found here.", slots=f"  slots: {max(1, len(gpus))}\n")
+        return TEXT.format(found=". No GPUs were found on this machine.", slots=f"  slots: {max(1, len(gpus))}\n")
     found = ", ".join(f"{count} × {name}" for name, count in count_of.items())
-    return TEXT.format(found=f"; found here: {found}.", slots="")
+    return TEXT.format(found=f"; found on this machine: {found}.", slots="")
 
 
-def write_commented(path: Path, machine: Machine, *, replace: bool = False) -> None:
-    """Write it for its owner's eyes: addresses may hold passwords. Over a file that is there only if that is wanted."""
+def write_template(path: Path, machine: Machine, *, replace: bool = False) -> None:
+    """Write the template with mode 0600, because URLs may contain passwords; overwrite only if `replace`."""
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if replace else os.O_EXCL)
     try:
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
-            file.write(commented(machine))
+            file.write(render_template(machine))
     except FileExistsError:
-        raise BadFile(path, "is there already; --force writes a new one over it") from None
+        raise BadFile(path, "already exists; use --force to overwrite it") from None
     except OSError as error:
         raise BadFile(path, f"cannot be written: {error.strerror or error}") from None

@@ -1,4 +1,4 @@
-"""What is watched: the output of runs, and the GPUs of the machine."""
+"""Monitoring of GPUs and of the output of runs."""
 
 import lazy_loader
 

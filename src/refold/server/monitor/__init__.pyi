@@ -4,8 +4,8 @@ from .machine import (
     Machine as Machine,
     NvidiaMachine as NvidiaMachine,
     SlotsMachine as SlotsMachine,
-    layout_of as layout_of,
-    machine_of as machine_of,
-    usual_slots as usual_slots,
+    build_layout as build_layout,
+    default_slots as default_slots,
+    open_machine as open_machine,
 )
-from .output import LOOK_EVERY as LOOK_EVERY, OutputWatch as OutputWatch
+from .output import OUTPUT_POLL_SECONDS as OUTPUT_POLL_SECONDS, OutputWatch as OutputWatch

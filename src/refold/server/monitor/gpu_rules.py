@@ -1,4 +1,4 @@
-"""Watching over GPUs: runs that leave theirs idle, and GPUs that have gone bad. Pure: readings and times come in."""
+"""Rules for idle runs and faulty GPUs. Pure: readings and times are arguments."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from math import inf
 import msgspec
 
 from refold.backends.local import GpuProblem
-from refold.model import Seconds, text_from_seconds
+from refold.model import Seconds, format_duration
 from refold.server.config import BadGpuRule, IdleRule
-from refold.server.monitor.machine import Place
+from refold.server.monitor.machine import GpuPosition
 
 
-class Occupied(msgspec.Struct, frozen=True):
-    """A run, and the GPUs that it has."""
+class RunGpus(msgspec.Struct, frozen=True):
+    """A run and its GPUs."""
 
     job: str
     run: int
-    places: tuple[Place, ...]
+    gpus: tuple[GpuPosition, ...]
 
 
 class IdleRun(msgspec.Struct, frozen=True):
-    """A run that leaves all of its GPUs idle, and what to say of it."""
+    """A run whose GPUs are all idle, and the text to report."""
 
     job: str
     run: int
@@ -30,46 +30,50 @@ class IdleRun(msgspec.Struct, frozen=True):
 
 
 class IdleWatch:
-    """Since when which run leaves its GPUs idle; each is told of once."""
+    """Detects runs whose GPUs have been idle for the configured time. Each run is reported once."""
 
     def __init__(self, rule: IdleRule) -> None:
         self._rule = rule
         self._since: dict[tuple[str, int], Seconds] = {}
-        self._told: set[tuple[str, int]] = set()
+        self._reported: set[tuple[str, int]] = set()
 
-    def look(self, now: Seconds, runs: Iterable[Occupied], loads: Mapping[Place, float | None]) -> list[IdleRun]:
-        """Those that have become idle for long enough; a GPU whose load is not known is not called idle."""
+    def check(
+        self, now: Seconds, runs: Iterable[RunGpus], utilisation: Mapping[GpuPosition, float | None]
+    ) -> list[IdleRun]:
+        """Return runs whose idle time has just reached the threshold. A GPU of unknown utilisation is not idle."""
         present: set[tuple[str, int]] = set()
-        found: list[IdleRun] = []
+        idle_runs: list[IdleRun] = []
         for run in runs:
             key = (run.job, run.run)
             present.add(key)
-            if not self._is_idle(run, loads):
+            if not self._is_idle(run, utilisation):
                 self._since.pop(key, None)
                 continue
             idle_for = now - self._since.setdefault(key, now)
-            if idle_for >= self._rule.seconds and key not in self._told:
-                self._told.add(key)
-                found.append(IdleRun(run.job, run.run, self._text(run, idle_for)))
-        self._forget_all_but(present)
-        return found
+            if idle_for >= self._rule.seconds and key not in self._reported:
+                self._reported.add(key)
+                idle_runs.append(IdleRun(run.job, run.run, self._text(run, idle_for)))
+        self._forget_ended(present)
+        return idle_runs
 
-    def _is_idle(self, run: Occupied, loads: Mapping[Place, float | None]) -> bool:
-        known = [loads.get(place) for place in run.places]
-        return bool(known) and all((inf if load is None else load) < self._rule.load_below for load in known)
+    def _is_idle(self, run: RunGpus, utilisation: Mapping[GpuPosition, float | None]) -> bool:
+        readings = [utilisation.get(gpu) for gpu in run.gpus]
+        return bool(readings) and all(
+            (inf if value is None else value) < self._rule.utilisation_below for value in readings
+        )
 
-    def _text(self, run: Occupied, idle_for: Seconds) -> str:
-        whose = "its GPU has" if len(run.places) == 1 else f"all of its {len(run.places)} GPUs have"
-        return f"{whose} had a load below {self._rule.load_below:g} % for {text_from_seconds(idle_for)}"
+    def _text(self, run: RunGpus, idle_for: Seconds) -> str:
+        subject = "GPU utilisation" if len(run.gpus) == 1 else f"utilisation of all {len(run.gpus)} GPUs"
+        return f"{subject} below {self._rule.utilisation_below:g} % for {format_duration(idle_for)}"
 
-    def _forget_all_but(self, present: set[tuple[str, int]]) -> None:
+    def _forget_ended(self, present: set[tuple[str, int]]) -> None:
         for key in self._since.keys() - present:
             del self._since[key]
-        self._told &= present
+        self._reported &= present
 
 
 class BadGpu(msgspec.Struct, frozen=True):
-    """A GPU that something is wrong with; `drain`: nothing more is to run on it."""
+    """A GPU with a problem. `drain`: no more work may run on it."""
 
     gpu_index: int
     why: str
@@ -77,25 +81,25 @@ class BadGpu(msgspec.Struct, frozen=True):
 
 
 class BadGpuWatch:
-    """Which GPUs are known to be bad: each is drained once, until somebody says that it is well again."""
+    """Remembers faulty GPUs. Each is reported once until it is marked healthy."""
 
     def __init__(self, rule: BadGpuRule) -> None:
         self._rule = rule
         self._bad: set[int] = set()
 
-    def look(self, problems: Sequence[GpuProblem]) -> list[BadGpu]:
-        """What is to be done about new problems: a bad GPU is drained, of others people are told."""
+    def check(self, problems: Sequence[GpuProblem]) -> list[BadGpu]:
+        """Return what to do about new problems: drain faulty GPUs, report the others."""
         if self._rule == "off":
             return []
-        found: list[BadGpu] = []
+        bad_gpus: list[BadGpu] = []
         for problem in problems:
             if problem.gpu_index in self._bad:
                 continue
             if problem.bad:
                 self._bad.add(problem.gpu_index)
-            found.append(BadGpu(problem.gpu_index, problem.text, problem.bad and self._rule == "drain"))
-        return found
+            bad_gpus.append(BadGpu(problem.gpu_index, problem.text, problem.bad and self._rule == "drain"))
+        return bad_gpus
 
-    def is_well(self, gpu_index: int) -> None:
-        """It takes work again: what goes wrong from now on is news."""
+    def mark_healthy(self, gpu_index: int) -> None:
+        """Forget that this GPU is faulty, so that its next problem is reported."""
         self._bad.discard(gpu_index)

@@ -1,4 +1,4 @@
-"""The machine that the daemon runs on: its GPUs or the slots that stand in for them, and the cluster they make up."""
+"""The machine of the daemon: its GPUs, or slots in place of GPUs, and the cluster built from them."""
 
 from __future__ import annotations
 
@@ -12,175 +12,187 @@ from refold.backends.local import SLOT, DetectedGpu, GpuProblem, GpuReading, Nvi
 from refold.catalogue import find_gpu
 from refold.errors import BadInput, UnknownName
 from refold.model import PCIE, Cluster, GpuType, MiB, Node, mib_from_gib, milli_from_number
-from refold.server.config import ClusterChoice, Config
+from refold.server.config import ClusterConfig, Config
 
-MOST_SLOTS = 8
-HERE = "localhost"
-"""The name of a machine that is one node."""
+MAX_DEFAULT_SLOTS = 8
+"""Maximum default number of slots of a machine without GPUs."""
 
-Place = tuple[int, int]
-"""Which node of the cluster, and which GPU of it."""
+LOCAL_NODE_NAME = "localhost"
+"""Node name of a machine that is one node."""
+
+GpuPosition = tuple[int, int]
+"""Node index and GPU index on the node."""
 
 
 class Machine(Protocol):
-    """What has GPUs and can tell how they do."""
+    """A source of GPUs and their readings."""
 
     def gpus(self) -> Sequence[DetectedGpu]:
-        """Those that may be used; their `index` is where they stand here."""
+        """Return the usable GPUs; `index` counts from 0 in this list."""
         ...
 
     def read(self) -> Sequence[GpuReading]:
-        """How each of them does now."""
+        """Return the current readings."""
         ...
 
     def problems(self) -> Sequence[GpuProblem]:
-        """What has gone wrong with them since this was last asked."""
+        """Return the problems since the last call."""
         ...
 
     def close(self) -> None:
-        """Nobody will ask again."""
+        """Release the driver."""
         ...
 
 
 class NvidiaMachine:
-    """The GPUs of NVIDIA's driver."""
+    """The GPUs of the NVIDIA driver."""
 
     def __init__(self, driver: NvidiaDriver) -> None:
         self._driver = driver
 
     def gpus(self) -> Sequence[DetectedGpu]:
-        """Those that CUDA_VISIBLE_DEVICES leaves us."""
+        """Return the GPUs that CUDA_VISIBLE_DEVICES allows."""
         return self._driver.gpus
 
     def read(self) -> Sequence[GpuReading]:
-        """As the driver measures it."""
+        """Return the driver's readings."""
         return self._driver.read()
 
     def problems(self) -> Sequence[GpuProblem]:
-        """Errors that the driver has reported or counted."""
+        """Return errors that the driver reported or counted."""
         return self._driver.problems()
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Release the driver."""
         self._driver.close()
 
 
 class SlotsMachine:
-    """Slots that stand in for GPUs. Nothing is measured of them, and nothing goes wrong with them."""
+    """Slots in place of GPUs. They have no readings and no problems."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
 
     def gpus(self) -> Sequence[DetectedGpu]:
-        """One for each slot, which no driver knows."""
+        """Return one GPU without UUID per slot."""
         return [DetectedGpu(index, "", SLOT, SLOT) for index in range(self._slots)]
 
     def read(self) -> Sequence[GpuReading]:
-        """What is not known."""
+        """Return empty readings."""
         return [GpuReading(index) for index in range(self._slots)]
 
     def problems(self) -> Sequence[GpuProblem]:
-        """None."""
+        """Return no problems."""
         return []
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing."""
 
 
-def usual_slots() -> int:
-    """As how many slots a machine without GPUs is offered: not many, since jobs need CPUs themselves."""
-    return min(os.cpu_count() or 1, MOST_SLOTS)
+def default_slots() -> int:
+    """Return the default number of slots of a machine without GPUs: one per CPU, up to a limit."""
+    return min(os.cpu_count() or 1, MAX_DEFAULT_SLOTS)
 
 
-def machine_of(choice: ClusterChoice) -> Machine:
-    """This machine as the owner wants it used; one without GPUs and without a word of slots has neither."""
-    if choice.placeholders:
-        return SlotsMachine(sum(choice.placeholders.values()))
+def open_machine(cluster_config: ClusterConfig) -> Machine:
+    """Open this machine as configured. Without configured slots and without GPUs, the machine has no slots."""
+    if cluster_config.slots_by_node:
+        return SlotsMachine(sum(cluster_config.slots_by_node.values()))
     driver = open_driver()
     return SlotsMachine(0) if driver is None else NvidiaMachine(driver)
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """A cluster, and the GPUs that it is made of.
+    """A cluster, and how it maps to the GPUs of the machine.
 
-    `places`: for each GPU of the machine, which one of the cluster it is; None: it is left alone. `devices`: for each
-    node the ids of its GPUs, as CUDA takes them; None where slots stand in. `device_memory_mib`: for each node how much
-    memory each of its GPUs has; 0: nobody knows.
+    `positions`: for each GPU of the machine its position in the cluster, None if it is not used. `devices`: for each
+    node the UUIDs of its GPUs for CUDA, None for slots. `device_memory_mib`: for each node the memory of its smallest
+    GPU, 0 if unknown.
     """
 
     cluster: Cluster
-    places: tuple[Place | None, ...]
+    positions: tuple[GpuPosition | None, ...]
     devices: tuple[tuple[str, ...], ...] | None = None
     device_memory_mib: tuple[MiB, ...] = ()
 
 
-def cluster_of(machine: Machine, config: Config) -> Cluster:
-    """The cluster that a machine is."""
-    return layout_of(machine, config).cluster
+def build_cluster(machine: Machine, config: Config) -> Cluster:
+    """Return the cluster of a machine."""
+    return build_layout(machine, config).cluster
 
 
-def layout_of(machine: Machine, config: Config) -> Layout:
-    """A node for each type of GPU, of which there is mostly one; or the nodes that slots stand in for."""
-    choice = config.cluster
-    groups = _placeholders(machine.gpus(), choice) if choice.placeholders else _by_type(_chosen(machine.gpus(), choice))
-    place_of = {
+def build_layout(machine: Machine, config: Config) -> Layout:
+    """Return the layout: one node per GPU type (usually one), or the configured nodes of slots."""
+    cluster_config = config.cluster
+    groups = (
+        _slot_groups(machine.gpus(), cluster_config)
+        if cluster_config.slots_by_node
+        else _group_by_type(_select(machine.gpus(), cluster_config))
+    )
+    position_of = {
         gpu.index: (node, position) for node, (_, gpus) in enumerate(groups) for position, gpu in enumerate(gpus)
     }
     cluster = Cluster(
-        tuple(_node(choice, name, gpus) for name, gpus in groups),
-        () if choice.placeholders else tuple(_gpu_type(gpus[0]) for _, gpus in groups),
-        name=choice.name,
-        cpus_known=choice.cpus > 0,
-        memory_known=choice.memory_gib > 0,
+        tuple(_node(cluster_config, name, gpus) for name, gpus in groups),
+        () if cluster_config.slots_by_node else tuple(_gpu_type(gpus[0]) for _, gpus in groups),
+        name=cluster_config.name,
+        cpus_known=cluster_config.cpus > 0,
+        memory_known=cluster_config.memory_gib > 0,
         tenants=config.tenants,
     )
-    places = tuple(place_of.get(gpu.index) for gpu in machine.gpus())
-    if choice.placeholders:
-        return Layout(cluster, places)
+    positions = tuple(position_of.get(gpu.index) for gpu in machine.gpus())
+    if cluster_config.slots_by_node:
+        return Layout(cluster, positions)
     devices = tuple(tuple(gpu.uuid for gpu in gpus) for _, gpus in groups)
     memory = tuple(min(gpu.memory_mib or 0 for gpu in gpus) for _, gpus in groups)
-    return Layout(cluster, places, devices, memory)
+    return Layout(cluster, positions, devices, memory)
 
 
-def _placeholders(slots: Sequence[DetectedGpu], choice: ClusterChoice) -> list[tuple[str, Sequence[DetectedGpu]]]:
+def _slot_groups(
+    slots: Sequence[DetectedGpu], cluster_config: ClusterConfig
+) -> list[tuple[str, Sequence[DetectedGpu]]]:
     groups: list[tuple[str, Sequence[DetectedGpu]]] = []
-    taken = 0
-    for name, count in choice.placeholders.items():
-        groups.append((name, slots[taken : taken + count]))
-        taken += count
+    start = 0
+    for name, count in cluster_config.slots_by_node.items():
+        groups.append((name, slots[start : start + count]))
+        start += count
     return groups
 
 
-def _chosen(found: Sequence[DetectedGpu], choice: ClusterChoice) -> Sequence[DetectedGpu]:
-    if not found:
+def _select(gpus: Sequence[DetectedGpu], cluster_config: ClusterConfig) -> Sequence[DetectedGpu]:
+    if not gpus:
         raise BadInput(
-            "no GPUs were found here (by NVIDIA's driver); say how many slots stand in for them: "
+            "no GPUs found (NVIDIA driver); use CPU slots instead: "
             "`refold serve --slots 4`, or 'slots: 4' under 'cluster' in refold.yaml"
         )
-    if choice.gpus == "auto":
-        return found
-    for number in choice.gpus:
-        if number >= len(found):
-            raise BadInput(f"cluster.gpus names GPU {number}, and there are GPUs 0 to {len(found) - 1}")
-    return [found[number] for number in choice.gpus]
+    if cluster_config.gpus == "auto":
+        return gpus
+    for number in cluster_config.gpus:
+        if number >= len(gpus):
+            raise BadInput(f"cluster.gpus lists GPU {number}, but this machine has GPUs 0 to {len(gpus) - 1}")
+    return [gpus[number] for number in cluster_config.gpus]
 
 
-def _by_type(gpus: Sequence[DetectedGpu]) -> list[tuple[str, Sequence[DetectedGpu]]]:
-    """A node has GPUs of one type: a machine with several is as many nodes."""
+def _group_by_type(gpus: Sequence[DetectedGpu]) -> list[tuple[str, Sequence[DetectedGpu]]]:
+    """Group GPUs by type: a node has GPUs of one type only."""
     types = list(dict.fromkeys(gpu.gpu_type for gpu in gpus))
     return [
-        (HERE if len(types) == 1 else f"{HERE}-{name}", [gpu for gpu in gpus if gpu.gpu_type == name]) for name in types
+        (
+            LOCAL_NODE_NAME if len(types) == 1 else f"{LOCAL_NODE_NAME}-{name}",
+            [gpu for gpu in gpus if gpu.gpu_type == name],
+        )
+        for name in types
     ]
 
 
-def _node(choice: ClusterChoice, name: str, gpus: Sequence[DetectedGpu]) -> Node:
+def _node(cluster_config: ClusterConfig, name: str, gpus: Sequence[DetectedGpu]) -> Node:
     gpu_type = gpus[0].gpu_type
     try:
-        inside = find_gpu(gpu_type).link
+        link = find_gpu(gpu_type).link
     except UnknownName:
-        inside = PCIE
-    cpus, memory = milli_from_number(choice.cpus), mib_from_gib(choice.memory_gib)
-    return Node(name, len(gpus), gpu_type, cpus, memory, inside=inside)
+        link = PCIE
+    cpus, memory = milli_from_number(cluster_config.cpus), mib_from_gib(cluster_config.memory_gib)
+    return Node(name, len(gpus), gpu_type, cpus, memory, inside=link)
 
 
 def _gpu_type(gpu: DetectedGpu) -> GpuType:

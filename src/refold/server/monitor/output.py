@@ -1,4 +1,4 @@
-"""What running jobs say of themselves: how far they are, and that trying again would be of no use."""
+"""Monitor the output of runs: progress, and patterns that prevent a retry or drain the node."""
 
 from __future__ import annotations
 
@@ -9,177 +9,177 @@ from pathlib import Path
 import msgspec
 
 from refold.backends import Report
-from refold.backends.local import OutOfFileHandles, RunFiles, read_from, read_plain, size
+from refold.backends.local import ResourceShortage, RunFiles, log_size, read_log, read_regular
 from refold.core import RunProgressed
-from refold.jobspec import Matcher, TooSlow
-from refold.model import LARGEST, Job, Seconds
-from refold.server.config import OutputRule, Then
+from refold.jobspec import Matcher, PatternTimeout
+from refold.model import MAX_AMOUNT, Job, Seconds
+from refold.server.config import OutputAction, OutputRule
 
-LOOK_EVERY: Seconds = 5.0
-MOST_PER_LOOK = 256 * 2**10
-"""Bytes of an instance's output that are looked at at once; of more, the last."""
+OUTPUT_POLL_SECONDS: Seconds = 5.0
+MAX_BYTES_PER_POLL = 256 * 2**10
+"""Maximum new output of an instance per poll. If there is more, the oldest part is skipped."""
 
-LONGEST_LINE = 4096
-LONGEST_NUMBER = 64
+MAX_LINE_CHARS = 4096
+MAX_NUMBER_CHARS = 64
 
-Note = Callable[[str, str], None]
-"""Somebody who is told a sentence about a job."""
+NoteCallback = Callable[[str, str], None]
+"""Receives a job id and a note about the job."""
 
 
-def nobody_notes(job: str, sentence: str) -> None:
-    """For those who do not want to know."""
+def ignore_note(job: str, text: str) -> None:
+    """Do nothing."""
 
 
 class OutputWatch:
-    """Follows the output of runs, line by line. Any thread may call any of its methods."""
+    """Follows the output of runs line by line. Thread-safe."""
 
     def __init__(
         self,
         out: Path,
         report: Report,
         rules: Sequence[OutputRule] = (),
-        note: Note = nobody_notes,
+        note: NoteCallback = ignore_note,
         matcher: Matcher | None = None,
     ) -> None:
         self._out = out
         self._report = report
         self._rules = tuple(rules)
         self._note = note
-        self._followed: dict[tuple[str, int], _Followed] = {}
+        self._followed: dict[tuple[str, int], _FollowedRun] = {}
         self._matcher = matcher or Matcher()
-        self._matching = threading.Lock()
+        self._lock = threading.Lock()
         self._closed = threading.Event()
 
     def follow(self, job: Job, run: int, instances: int) -> None:
-        """A run has started, or was taken up."""
-        self._followed.setdefault((job.id, run), _Followed(job, run, instances, self._out, self._rules))
+        """Follow a run that was started or restored."""
+        self._followed.setdefault((job.id, run), _FollowedRun(job, run, instances, self._out, self._rules))
 
     def forget(self, job_id: str, run: int) -> None:
-        """Nobody will ask about this run any more."""
+        """Stop following a run."""
         self._followed.pop((job_id, run), None)
 
     def close(self) -> None:
-        """Look for nothing any more."""
+        """Stop matching patterns."""
         self._closed.set()
         self._matcher.close()
 
-    def look(self) -> None:
-        """Read what is new of every run, and report how far they are."""
+    def poll(self) -> None:
+        """Read the new output of every run and report progress."""
         for followed in list(self._followed.values()):
-            with self._matching:
-                steps = self._look_at(followed)
+            with self._lock:
+                steps = self._read_new(followed)
             if steps is not None:
                 self._report(RunProgressed(followed.job.id, followed.run, steps=steps))
 
-    def never_retry(self, job_id: str, run: int) -> bool:
-        """Whether the run's output, all of which is looked at by now, says that trying again is of no use.
+    def matches_no_retry(self, job_id: str, run: int) -> bool:
+        """Whether the run's output, read to its end, matches a no-retry pattern.
 
-        Patterns may take their time: ask this and the next where nobody waits.
+        Slow patterns may take long: call this and `drain_pattern` in a thread.
         """
-        return bool(self._said(job_id, run, "no-retry"))
+        return bool(self._matched_pattern(job_id, run, "no-retry"))
 
-    def drains(self, job_id: str, run: int) -> str:
-        """The pattern in the run's output that says that its node is not to be used; empty: none."""
-        return self._said(job_id, run, "drain-node")
+    def drain_pattern(self, job_id: str, run: int) -> str:
+        """Return the drain-node pattern that matches the run's output, or ''."""
+        return self._matched_pattern(job_id, run, "drain-node")
 
-    def _said(self, job_id: str, run: int, meaning: Then) -> str:
-        with self._matching:
+    def _matched_pattern(self, job_id: str, run: int, action: OutputAction) -> str:
+        with self._lock:
             followed = self._followed.get((job_id, run))
             if followed is None:
                 return ""
-            self._look_at(followed, to_the_end=True)
-            return followed.said.get(meaning, "")
+            self._read_new(followed, to_end=True)
+            return followed.matched.get(action, "")
 
-    def _look_at(self, followed: _Followed, to_the_end: bool = False) -> int | None:
-        """How many steps the run has done, if that is news."""
-        for text in followed.new_texts(to_the_end):
-            for rule, found in self._found(followed, text):
-                followed.learn(rule, found)
+    def _read_new(self, followed: _FollowedRun, to_end: bool = False) -> int | None:
+        """Match the new output of a run; return its step count if it changed."""
+        for text in followed.new_texts(to_end):
+            for pattern, match in self._find_matches(followed, text):
+                followed.record_match(pattern, match)
         return followed.steps_if_new()
 
-    def _found(self, followed: _Followed, text: str) -> list[tuple[_Sought, str]]:
-        """Which of the patterns were found. One that takes too long is not looked for again."""
-        while followed.sought and not self._closed.is_set():
+    def _find_matches(self, followed: _FollowedRun, text: str) -> list[tuple[_Pattern, str]]:
+        """Return the patterns that match, each with its last match. A pattern that times out is disabled."""
+        while followed.patterns and not self._closed.is_set():
             try:
-                answers = self._matcher.last_found(text, [sought.pattern for sought in followed.sought])
+                results = self._matcher.find_last_matches(text, [pattern.pattern for pattern in followed.patterns])
             except OSError:
-                return []  # no process can be had to look for them; another time
-            except TooSlow as slow:
+                return []  # cannot start the matcher process; try again at the next poll
+            except PatternTimeout as slow:
                 if self._closed.is_set():
                     return []
-                guilty = followed.sought.pop(slow.at)
+                pattern = followed.patterns.pop(slow.index)
                 self._note(
                     followed.job.id,
-                    f"{guilty.field}: {guilty.pattern!r} takes too long on its output and is not looked for any more",
+                    f"{pattern.field}: {pattern.pattern!r} took too long on the job's output and was disabled",
                 )
                 continue
             return [
-                (sought, found) for sought, found in zip(followed.sought, answers, strict=True) if found is not None
+                (pattern, match) for pattern, match in zip(followed.patterns, results, strict=True) if match is not None
             ]
         return []
 
 
-class _Sought(msgspec.Struct, frozen=True):
-    """A pattern, who asks for it, and what it means (None: progress)."""
+class _Pattern(msgspec.Struct, frozen=True):
+    """A pattern, the field that it comes from, and its action (None: it reports progress)."""
 
     pattern: str
     field: str
-    meaning: Then | None
+    action: OutputAction | None
 
 
-class _Followed:
-    """One run: how far its output was read, what is looked for in it, and what was found."""
+class _FollowedRun:
+    """One run: how far its output was read, its patterns, and what they matched."""
 
     def __init__(self, job: Job, run: int, instances: int, out: Path, rules: Sequence[OutputRule]) -> None:
         files, launch = RunFiles(out, job.id, run), job.launch
         self.job = job
         self.run = run
-        self.said: dict[Then, str] = {}
-        self.sought = [
-            *([_Sought(launch.progress, "progress", None)] if launch.progress else []),
-            *(_Sought(pattern, "never_retry", "no-retry") for pattern in launch.never_retry),
-            *(_Sought(rule.pattern, "a rule of this cluster", rule.then) for rule in rules),
+        self.matched: dict[OutputAction, str] = {}
+        self.patterns = [
+            *([_Pattern(launch.progress, "progress", None)] if launch.progress else []),
+            *(_Pattern(pattern, "never_retry", "no-retry") for pattern in launch.never_retry),
+            *(_Pattern(rule.pattern, "watch.output", rule.action) for rule in rules),
         ]
         self._progress_files = [files.progress(instance) for instance in range(instances)]
         self._logs = [files.log(instance) for instance in range(instances)]
         self._read = [0] * instances
-        self._beginnings = [""] * instances
+        self._partial_lines = [""] * instances
         self._steps: int | None = None
         self._reported: int | None = None
 
-    def new_texts(self, to_the_end: bool) -> list[str]:
-        """Whole lines that were not seen before, of each instance that has some; or what there is, at the end."""
-        if not self.sought:
+    def new_texts(self, to_end: bool) -> list[str]:
+        """Return the new complete lines of each instance, with the last incomplete one if `to_end`."""
+        if not self.patterns:
             return []
-        texts = [self._new_text(instance, to_the_end) for instance in range(len(self._logs))]
+        texts = [self._new_text(instance, to_end) for instance in range(len(self._logs))]
         return [text for text in texts if text]
 
-    def _new_text(self, instance: int, to_the_end: bool) -> str:
+    def _new_text(self, instance: int, to_end: bool) -> str:
         log = self._logs[instance]
-        begin = max(self._read[instance], size(log) - MOST_PER_LOOK)
-        text = self._beginnings[instance] if begin == self._read[instance] else ""
-        while (piece := read_from(log, begin, MOST_PER_LOOK)).data and len(text) < 2 * MOST_PER_LOOK:
-            text, begin = text + piece.text, piece.next
-        self._read[instance] = begin
-        text = text.replace("\r", "\n")  # lines that are written over again and again are lines, too
-        if to_the_end:
-            self._beginnings[instance] = ""
+        start = max(self._read[instance], log_size(log) - MAX_BYTES_PER_POLL)
+        text = self._partial_lines[instance] if start == self._read[instance] else ""
+        while (piece := read_log(log, start, MAX_BYTES_PER_POLL)).data and len(text) < 2 * MAX_BYTES_PER_POLL:
+            text, start = text + piece.text, piece.next
+        self._read[instance] = start
+        text = text.replace("\r", "\n")  # progress bars rewrite a line with carriage returns
+        if to_end:
+            self._partial_lines[instance] = ""
             return text
         lines, _, rest = text.rpartition("\n")
-        self._beginnings[instance] = rest[:LONGEST_LINE]
+        self._partial_lines[instance] = rest[:MAX_LINE_CHARS]
         return lines
 
-    def learn(self, sought: _Sought, found: str) -> None:
-        """Something was found."""
-        if sought.meaning is not None:
-            self.said.setdefault(sought.meaning, sought.pattern)
-        elif (steps := _number(found)) is not None:
+    def record_match(self, pattern: _Pattern, match: str) -> None:
+        """Store a match."""
+        if pattern.action is not None:
+            self.matched.setdefault(pattern.action, pattern.pattern)
+        elif (steps := _parse_steps(match)) is not None:
             self._steps = steps
 
     def steps_if_new(self) -> int | None:
-        """How many steps were done, by its output and its files, if nobody was told yet."""
+        """Return the step count from output and progress files if it was not reported yet."""
         for path in self._progress_files:
-            steps = _number(_beginning_of(path))
+            steps = _parse_steps(_read_start(path))
             if steps is not None and (self._steps is None or steps > self._steps):
                 self._steps = steps
         if self._steps == self._reported:
@@ -188,16 +188,16 @@ class _Followed:
         return self._steps
 
 
-def _beginning_of(path: Path) -> str:
+def _read_start(path: Path) -> str:
     try:
-        return read_plain(path, LONGEST_NUMBER).decode("ascii", "replace")
-    except (OSError, OutOfFileHandles):
+        return read_regular(path, MAX_NUMBER_CHARS).decode("ascii", "replace")
+    except (OSError, ResourceShortage):
         return ""
 
 
-def _number(text: str) -> int | None:
-    """'1,200' is a number of steps; what is none, or beyond reason, is not taken for one."""
+def _parse_steps(text: str) -> int | None:
+    """Parse a step count such as '1,200'; None if it is not a number or too large."""
     digits = text.strip().replace(",", "").replace("_", "")
-    if not digits.isascii() or not digits.isdecimal() or len(digits) > LONGEST_NUMBER:
+    if not digits.isascii() or not digits.isdecimal() or len(digits) > MAX_NUMBER_CHARS:
         return None
-    return int(digits) if int(digits) <= LARGEST else None
+    return int(digits) if int(digits) <= MAX_AMOUNT else None

@@ -1,4 +1,4 @@
-"""Telling people what happens."""
+"""Notifications to users and operators."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Addresses that tenants give, as apprise writes them: which of them the daemon is willing to write to."""
+"""Notification addresses in job submissions (Apprise URLs): which ones the daemon accepts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from refold.errors import BadValue
 
-LONGEST_ADDRESS = 1024
+MAX_ADDRESS_CHARS = 1024
 
 SAFE_SCHEMES = frozenset(
     [
@@ -44,11 +44,11 @@ SAFE_SCHEMES = frozenset(
         "zulip",
     ]
 )
-"""What tenants may name: services that are written to over the network, and nothing that starts programs, reads files
-or shows something on this machine.
+"""Schemes that tenants may use: network services only, and none that runs programs, reads files or displays messages on
+this machine.
 
-Which host it is that they name is not looked at. Who may submit jobs can send anything to this machine's own ports and
-to its network from a job as well; whoever is not trusted with that must not have a member's token.
+The host is not checked: a job can reach this machine's ports and network itself, so a member token already implies that
+trust.
 """
 
 SAFE_PARAMETERS = frozenset(
@@ -80,26 +80,28 @@ SAFE_PARAMETERS = frozenset(
         "version",
     ]
 )
-"""What such an address may say beside: nothing that names a file, or makes us wait or try for longer."""
+"""URL parameters that tenants may use: none that names a file or extends timeouts or retries."""
 
 
 def check_address(address: str) -> None:
-    """Refuse an address that a tenant should not be able to name."""
+    """Reject an address that a tenant may not use."""
     scheme, _, rest = address.partition("://")
-    # Several addresses in one text, with commas between, would be several for apprise, too.
-    if not rest or "://" in rest or len(address) > LONGEST_ADDRESS or re.search(r"[\s\x00-\x1f]", address):
-        raise BadValue("notify has an address that is not one such as ntfys://ntfy.sh/my-jobs")
+    # Apprise would split a text with commas into several addresses.
+    if not rest or "://" in rest or len(address) > MAX_ADDRESS_CHARS or re.search(r"[\s\x00-\x1f]", address):
+        raise BadValue("notify: invalid address, expected one such as ntfys://ntfy.sh/my-jobs")
     if scheme.lower() not in SAFE_SCHEMES:
-        raise BadValue(f"notify: {scheme[:32]!r} is not allowed, expected one of {', '.join(sorted(SAFE_SCHEMES))}")
+        raise BadValue(
+            f"notify: scheme {scheme[:32]!r} is not allowed, expected one of {', '.join(sorted(SAFE_SCHEMES))}"
+        )
     for parameter in re.split("[?&;]", rest)[1:]:
         name = unquote(parameter.partition("=")[0]).strip().lower()
         headers = scheme.lower().startswith("json") and name.startswith(("+", "-", ":"))
         if name not in SAFE_PARAMETERS and not headers:
-            raise BadValue(f"notify: the parameter {name[:32]!r} of an address is not allowed")
+            raise BadValue(f"notify: parameter {name[:32]!r} is not allowed in an address")
 
 
-def safe_ones(addresses: Iterable[str]) -> Iterator[str]:
-    """Those that would not be refused: what was accepted once may have been so by other rules."""
+def filter_safe(addresses: Iterable[str]) -> Iterator[str]:
+    """Yield the allowed addresses. Stored jobs may have addresses that an older version accepted."""
     for address in addresses:
         try:
             check_address(address)
@@ -108,6 +110,6 @@ def safe_ones(addresses: Iterable[str]) -> Iterator[str]:
         yield address
 
 
-def redacted(address: str) -> str:
-    """An address for people to read: the rest of it may be a secret."""
+def redact(address: str) -> str:
+    """Return an address for logs: everything after the scheme may be secret."""
     return f"{address.partition('://')[0]}://…"

@@ -1,14 +1,14 @@
-"""What happens, told to those whom it concerns."""
+"""Turn notices into notifications."""
 
 from __future__ import annotations
 
-from refold.model import Job, Seconds, text_from_seconds
-from refold.server import Kind as NewsKind, Loop, LoopStep, Notice, is_drain_placeholder
-from refold.server.config import Kind
+from refold.model import Job, Seconds, format_duration
+from refold.server import Loop, LoopStep, Notice, NoticeKind, is_drain_placeholder
+from refold.server.config import NotificationKind
 from refold.server.notify.notifier import Message, Notifier
 from refold.server.store import Store
 
-KINDS: dict[NewsKind, Kind] = {
+NOTIFICATION_KINDS: dict[NoticeKind, NotificationKind] = {
     "started": "started",
     "reshaped": "reshaped",
     "stopped": "stopped",
@@ -18,61 +18,61 @@ KINDS: dict[NewsKind, Kind] = {
     "hang suspected": "hang_suspected",
     "idle": "gpu_idle",
 }
-"""Of which news people are told, and under which name they ask for it. What they did themselves they know."""
+"""Notices that are sent as messages, and their configured kind. Users are not notified of their own actions."""
 
-PHRASES: dict[NewsKind, str] = {
+TITLE_VERBS: dict[NoticeKind, str] = {
     "ended": "was ended",
-    "hang suspected": "may hang",
+    "hang suspected": "may be stuck",
     "idle": "leaves its GPUs idle",
 }
-"""What a message says of a job, where the kind of news alone does not say it."""
+"""Verbs in titles; for all other kinds, the kind itself is the verb."""
 
-TOLD = "told to wait long"
-"""Under which name it is kept whose long wait was told."""
+LONG_WAITS_KEY = "long_waits_notified"
+"""Key in the store's `meta` table: jobs whose long wait has been reported."""
 
 
 class JobMessages:
-    """Turns news into messages; and says so of jobs that wait for long, once, however often the daemon restarts."""
+    """Sends notices as messages, and one message per job about a long wait, also across restarts."""
 
-    def __init__(self, loop: Loop, notifier: Notifier, long: Seconds, store: Store) -> None:
+    def __init__(self, loop: Loop, notifier: Notifier, threshold: Seconds, store: Store) -> None:
         self._loop = loop
         self._notifier = notifier
-        self._long = long
+        self._threshold = threshold
         self._store = store
-        self._told: set[str] = set(store.reading.remembered(TOLD, list[str]) or ())
+        self._notified: set[str] = set(store.reader.read_meta(LONG_WAITS_KEY, list[str]) or ())
 
-    def watch(self, step: LoopStep) -> None:
-        """Tell what was news in a step."""
-        for news in step.news:
-            kind = KINDS.get(news.kind)
-            if kind is not None and news.job is not None and not is_drain_placeholder(news.job):
-                self.tell(kind, news.job, _title(news), news.text)
+    def on_step(self, step: LoopStep) -> None:
+        """Send the notices of a step."""
+        for notice in step.notices:
+            kind = NOTIFICATION_KINDS.get(notice.kind)
+            if kind is not None and notice.job is not None and not is_drain_placeholder(notice.job):
+                self.notify(kind, notice.job, _title(notice), notice.text)
 
-    def tell(self, kind: Kind, job: Job, title: str, body: str = "") -> None:
-        """Tell something of a job."""
-        self._notifier.tell(Message(kind, title, body, job.id, job.user, job.tenant), job.launch.notify)
+    def notify(self, kind: NotificationKind, job: Job, title: str, body: str = "") -> None:
+        """Send a message about a job."""
+        self._notifier.notify(Message(kind, title, body, job.id, job.user, job.tenant), job.launch.notify)
 
-    async def look_for_long_waits(self) -> None:
-        """Those that have waited for long by now."""
-        new = [job for job in self._loop.view.waiting.values() if self._is_new(job)]
+    async def notify_long_waits(self) -> None:
+        """Send a message for each job whose waiting time has reached the threshold."""
+        new = [job for job in self._loop.view.waiting.values() if self._waits_long(job)]
         for job in new:
             reason = self._loop.view.reason(job.id, 0).reason.value
-            waited = text_from_seconds(self._waited(job))
-            self.tell("waiting_long", job, f"{job.id} has waited for {waited}", f"({reason})")
-        if new:  # told, then written: rather twice than never
-            self._told = {*self._told, *(job.id for job in new)} & self._loop.job_table.of.keys()
-            kept = sorted(self._told)
-            await self._loop.written(lambda: self._store.remember(TOLD, kept))
+            waited = format_duration(self._waited(job))
+            self.notify("waiting_long", job, f"{job.id} has been waiting for {waited}", f"({reason})")
+        if new:  # sent before it is stored: after a crash a message may be repeated but is not lost
+            self._notified = {*self._notified, *(job.id for job in new)} & self._loop.job_table.records.keys()
+            job_ids = sorted(self._notified)
+            await self._loop.write(lambda: self._store.write_meta(LONG_WAITS_KEY, job_ids))
 
-    def _is_new(self, job: Job) -> bool:
-        return job.id not in self._told and not is_drain_placeholder(job) and self._waited(job) >= self._long
+    def _waits_long(self, job: Job) -> bool:
+        return job.id not in self._notified and not is_drain_placeholder(job) and self._waited(job) >= self._threshold
 
     def _waited(self, job: Job) -> Seconds:
-        """How long it has been there without a run."""
-        return self._loop.now() - job.submitted - self._loop.job_table.of[job.id].ran
+        """Seconds since submission during which the job had no run."""
+        return self._loop.now() - job.submitted - self._loop.job_table.records[job.id].run_time
 
 
-def _title(news: Notice) -> str:
-    assert news.job is not None
-    again = f" (run {news.run})" if news.run > 1 else ""
-    return f"{news.job.id} {PHRASES.get(news.kind, news.kind)}{again}"
+def _title(notice: Notice) -> str:
+    assert notice.job is not None
+    run = f" (run {notice.run})" if notice.run > 1 else ""
+    return f"{notice.job.id} {TITLE_VERBS.get(notice.kind, notice.kind)}{run}"

@@ -1,4 +1,4 @@
-"""Telling people: by mail, chat or whatever else apprise knows. Nothing here blocks or fails the daemon."""
+"""Send notifications through Apprise. Nothing here blocks or fails the daemon."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from refold.model import MINUTE, Seconds
-from refold.server.config import Kind, NotifyChoice
-from refold.server.notify.addresses import redacted, safe_ones
+from refold.server.config import NotificationKind, NotifyConfig
+from refold.server.notify.addresses import filter_safe, redact
 from refold.server.notify.rate_limit import Message, RateLimiter
 
 __all__ = ["Counts", "Message", "Notifier"]
@@ -24,19 +24,19 @@ logger = logging.getLogger("refold.notify")
 
 Send = Callable[[str, Message], bool]
 
-MOST_QUEUED = 1024
-BACK_OFF: tuple[Seconds, ...] = (2.0, 10.0)
-"""How long after a failure it is tried again, and again after the next."""
+MAX_QUEUED = 1024
+RETRY_DELAYS: tuple[Seconds, ...] = (2.0, 10.0)
+"""Seconds before the first and the second retry."""
 
-PAUSE: Seconds = 5 * MINUTE
-"""How long an address is left alone that did not answer at all."""
+PAUSE_SECONDS: Seconds = 5 * MINUTE
+"""How long an address is paused after all retries have failed."""
 
-SENDING: Seconds = 20.0
-"""The longest that one message may take."""
+SEND_TIMEOUT_SECONDS: Seconds = 20.0
+"""Maximum time to send one message."""
 
-LONGEST_TITLE, LONGEST_BODY = 250, 4000
+MAX_TITLE_CHARS, MAX_BODY_CHARS = 250, 4000
 
-_TYPE_OF_KIND: dict[Kind, str] = {
+_TYPE_OF_KIND: dict[NotificationKind, str] = {
     "failed": "failure",
     "gpu_bad": "failure",
     "finished": "success",
@@ -49,7 +49,7 @@ _TYPE_OF_KIND: dict[Kind, str] = {
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """How many messages went out, how many did not, and how many were never tried since there were too many."""
+    """Messages sent, failed, and dropped because the queue was full."""
 
     sent: int = 0
     failed: int = 0
@@ -57,44 +57,44 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Notifier:
-    """Takes messages at any time and sends them from a thread of its own."""
+    """Queues messages and sends them from its own thread."""
 
-    def __init__(self, choice: NotifyChoice, send: Send | None = None, pace: RateLimiter | None = None) -> None:
-        self._choice = choice
-        self._post = _Post(send or send_by_apprise, pace or RateLimiter())
-        self._queue: queue.Queue[tuple[str, Message] | None] = queue.Queue(MOST_QUEUED)
+    def __init__(self, config: NotifyConfig, send: Send | None = None, limiter: RateLimiter | None = None) -> None:
+        self._config = config
+        self._outbox = _Outbox(send or send_with_apprise, limiter or RateLimiter())
+        self._queue: queue.Queue[tuple[str, Message] | None] = queue.Queue(MAX_QUEUED)
         self._thread: threading.Thread | None = None
         self._dropped = 0
         self._closed = False
 
-    def tell(self, message: Message, also: Iterable[str] = ()) -> None:
-        """Tell whom it concerns; `also`: the addresses that the job came with. Returns at once."""
-        for address in self.addresses(message, also):
+    def notify(self, message: Message, job_addresses: Iterable[str] = ()) -> None:
+        """Queue a message for all recipients; `job_addresses`: those of its submission. Does not block."""
+        for address in self.addresses(message, job_addresses):
             try:
                 self._queue.put_nowait((address, message))
             except queue.Full:
                 self._dropped += 1
                 if self._dropped == 1:
-                    logger.warning("notifications are dropped: more than %d wait to be sent", MOST_QUEUED)
+                    logger.warning("dropping notifications: more than %d are queued", MAX_QUEUED)
         if self._thread is None and not self._queue.empty() and not self._closed:
             self._thread = threading.Thread(target=self._work, name="notify", daemon=True)
             self._thread.start()
 
-    def addresses(self, message: Message, also: Iterable[str] = ()) -> list[str]:
-        """Whom it concerns, each once."""
-        concerned = list(self._choice.urls.get(message.kind, ()))
-        if message.kind in self._choice.tell:
-            concerned += self._choice.users.get(message.user, ())
-            concerned += safe_ones(also)
-        return list(dict.fromkeys(concerned))
+    def addresses(self, message: Message, job_addresses: Iterable[str] = ()) -> list[str]:
+        """Return the recipients of a message, each once."""
+        addresses = list(self._config.urls.get(message.kind, ()))
+        if message.kind in self._config.kinds:
+            addresses += self._config.users.get(message.user, ())
+            addresses += filter_safe(job_addresses)
+        return list(dict.fromkeys(addresses))
 
     @property
     def counts(self) -> Counts:
-        """What has become of the messages so far."""
-        return Counts(self._post.sent, self._post.failed, self._dropped)
+        """Number of messages by outcome."""
+        return Counts(self._outbox.sent, self._outbox.failed, self._dropped)
 
     def close(self, within: Seconds = 5.0) -> None:
-        """Send what waits, but do not take longer than this; what was held back goes unsaid."""
+        """Send queued messages for at most `within` seconds; messages held back are discarded."""
         self._closed = True
         if self._thread is None:
             return
@@ -107,87 +107,87 @@ class Notifier:
 
     def _work(self) -> None:
         while True:
-            due = self._post.next_due()
+            due = self._outbox.next_due()
             try:
                 item = self._queue.get(timeout=None if due is None else max(0.0, due - monotonic()))
             except queue.Empty:
-                self._post.send_due(monotonic())
+                self._outbox.send_due(monotonic())
                 continue
             if item is None:
                 return
-            self._post.take(*item, monotonic())
-            self._post.send_due(monotonic())
+            self._outbox.add(*item, monotonic())
+            self._outbox.send_due(monotonic())
 
 
-class _Post:
-    """What is under way: messages that are tried again, and those that are held back."""
+class _Outbox:
+    """Sends messages, repeats failed attempts, and respects the rate limit per address."""
 
-    def __init__(self, send: Send, pace: RateLimiter) -> None:
-        self._send, self._pace = send, pace
-        self._again: list[tuple[Seconds, int, int, str, Message]] = []
-        self._numbers = count()
-        self._silent: set[str] = set()
+    def __init__(self, send: Send, limiter: RateLimiter) -> None:
+        self._send, self._limiter = send, limiter
+        self._retries: list[tuple[Seconds, int, int, str, Message]] = []
+        self._sequence = count()
+        self._unreachable: set[str] = set()
         self.sent = 0
         self.failed = 0
 
-    def take(self, address: str, message: Message, now: Seconds) -> None:
-        """Send it, or remember that there is more to tell."""
-        if self._pace.admit(address, message, now):
-            self._try(address, message, 0, now)
+    def add(self, address: str, message: Message, now: Seconds) -> None:
+        """Send a message, or hold it back if the rate limit is reached."""
+        if self._limiter.admit(address, message, now):
+            self._attempt(address, message, 0, now)
 
     def send_due(self, now: Seconds) -> None:
-        """Try again what failed, and tell of what was held back."""
-        while self._again and self._again[0][0] <= now:
-            _, _, attempt, address, message = heappop(self._again)
-            self._try(address, message, attempt, now)
-        for address, message in self._pace.due(now):
-            self._try(address, message, 0, now)
+        """Send due retries and summaries of messages held back."""
+        while self._retries and self._retries[0][0] <= now:
+            _, _, attempt, address, message = heappop(self._retries)
+            self._attempt(address, message, attempt, now)
+        for address, message in self._limiter.due(now):
+            self._attempt(address, message, 0, now)
 
     def next_due(self) -> Seconds | None:
-        """When there is something to do."""
-        moments = [moment for moment, *_ in self._again[:1]]
-        held = self._pace.next_due()
+        """Return when something is due, or None."""
+        moments = [moment for moment, *_ in self._retries[:1]]
+        held = self._limiter.next_due()
         return min(moments if held is None else [*moments, held], default=None)
 
-    def _try(self, address: str, message: Message, attempt: int, now: Seconds) -> None:
-        if self._sent(address, message):
+    def _attempt(self, address: str, message: Message, attempt: int, now: Seconds) -> None:
+        if self._send_safely(address, message):
             self.sent += 1
-            self._silent.discard(address)
-        elif attempt < len(BACK_OFF):
-            again = now + BACK_OFF[attempt]
-            heappush(self._again, (again, next(self._numbers), attempt + 1, address, message))
-            self._pace.pause(address, again)
+            self._unreachable.discard(address)
+        elif attempt < len(RETRY_DELAYS):
+            retry_at = now + RETRY_DELAYS[attempt]
+            heappush(self._retries, (retry_at, next(self._sequence), attempt + 1, address, message))
+            self._limiter.pause(address, retry_at)
         else:
             self.failed += 1
-            self._pace.pause(address, now + PAUSE)
-            if address not in self._silent:
-                self._silent.add(address)
-                logger.warning("%s does not take notifications; it is left alone for a while", redacted(address))
+            self._limiter.pause(address, now + PAUSE_SECONDS)
+            if address not in self._unreachable:
+                self._unreachable.add(address)
+                logger.warning("cannot send notifications to %s; pausing for %g s", redact(address), PAUSE_SECONDS)
 
-    def _sent(self, address: str, message: Message) -> bool:
+    def _send_safely(self, address: str, message: Message) -> bool:
         try:
             return self._send(address, message)
-        except Exception:  # a plug-in of apprise may raise whatever it likes: it is one address that gets no message
-            logger.debug("cannot send", exc_info=True)
+        except Exception:  # an Apprise plug-in may raise anything
+            logger.debug("cannot send a notification", exc_info=True)
             return False
 
 
-def send_by_apprise(address: str, message: Message) -> bool:
-    """Whether a message went out."""
+def send_with_apprise(address: str, message: Message) -> bool:
+    """Send a message; return whether it was sent."""
     try:
         import apprise
     except ImportError:
         logger.warning("notifications need an extra: pip install 'refold[serve]'")
         return False
-    logging.getLogger("apprise").setLevel(logging.CRITICAL)  # it says what it cannot send, with the address
-    asset: Any = apprise.AppriseAsset(storage_mode="memory", service_timeout=SENDING, app_id="refold")
-    service: Any = apprise.Apprise.instantiate(address, asset=asset)  # add() would take several, with commas between
+    logging.getLogger("apprise").setLevel(logging.CRITICAL)  # it logs failures with the full address
+    asset: Any = apprise.AppriseAsset(storage_mode="memory", service_timeout=SEND_TIMEOUT_SECONDS, app_id="refold")
+    service: Any = apprise.Apprise.instantiate(address, asset=asset)  # add() would split at commas
     if service is None:
         return False
     sender = apprise.Apprise(service, asset=asset)
-    said = sender.notify(
-        title=message.title[:LONGEST_TITLE],
-        body=message.body[:LONGEST_BODY] or message.title[:LONGEST_TITLE],
+    sent = sender.notify(
+        title=message.title[:MAX_TITLE_CHARS],
+        body=message.body[:MAX_BODY_CHARS] or message.title[:MAX_TITLE_CHARS],
         notify_type=_TYPE_OF_KIND.get(message.kind, "info"),
     )
-    return bool(said)
+    return bool(sent)

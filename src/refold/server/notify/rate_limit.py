@@ -1,4 +1,4 @@
-"""How many messages an address gets: so many in a minute, and of what is beyond that one message in the end."""
+"""Rate limit per address: a maximum number of messages per minute; further ones are summarised in one message."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections import Counter, deque
 import msgspec
 
 from refold.model import MINUTE, Seconds
-from refold.server.config import Kind
+from refold.server.config import NotificationKind
 
-LIMIT = 30
-WINDOW: Seconds = MINUTE
+MAX_MESSAGES = 30
+WINDOW_SECONDS: Seconds = MINUTE
 
 
 class Message(msgspec.Struct, frozen=True):
-    """What people are told: of which kind it is, about whose job, in a line and in a few."""
+    """A notification about a job: title and body."""
 
-    kind: Kind
+    kind: NotificationKind
     title: str
     body: str = ""
     job: str = ""
@@ -24,28 +24,28 @@ class Message(msgspec.Struct, frozen=True):
     tenant: str = ""
 
 
-class _Address:
-    """What an address has got within the window, and what is held back from it until when."""
+class _AddressState:
+    """Messages sent within the window, and those held back until a time."""
 
     __slots__ = ("held", "held_until", "last", "sent")
 
     def __init__(self) -> None:
         self.sent: deque[Seconds] = deque()
-        self.held: Counter[Kind] = Counter()
+        self.held: Counter[NotificationKind] = Counter()
         self.held_until: Seconds = 0.0
         self.last: Message | None = None
 
 
 class RateLimiter:
-    """What may be sent to whom, and when."""
+    """Decides when messages may be sent to an address."""
 
-    def __init__(self, limit: int = LIMIT, window: Seconds = WINDOW) -> None:
+    def __init__(self, limit: int = MAX_MESSAGES, window: Seconds = WINDOW_SECONDS) -> None:
         self._limit, self._window = limit, window
-        self._addresses: dict[str, _Address] = {}
+        self._addresses: dict[str, _AddressState] = {}
 
     def admit(self, address: str, message: Message, now: Seconds) -> bool:
-        """Whether it may be sent now; if not, it is counted, and told of later."""
-        state = self._addresses.setdefault(address, _Address())
+        """Whether a message may be sent now; if not, it is counted for the summary."""
+        state = self._addresses.setdefault(address, _AddressState())
         while state.sent and state.sent[0] <= now - self._window:
             state.sent.popleft()
         if len(state.sent) >= self._limit and not state.held:
@@ -58,12 +58,12 @@ class RateLimiter:
         return True
 
     def pause(self, address: str, until: Seconds) -> None:
-        """Send nothing to an address until then: it does not answer."""
-        state = self._addresses.setdefault(address, _Address())
+        """Send nothing to an address until a time: it does not respond."""
+        state = self._addresses.setdefault(address, _AddressState())
         state.held_until = max(state.held_until, until)
 
     def due(self, now: Seconds) -> list[tuple[str, Message]]:
-        """What was held back, one message for each address whose time has come. Who got none lately is forgotten."""
+        """Return one summary per address that may receive messages again; forget inactive addresses."""
         messages: list[tuple[str, Message]] = []
         for address, state in list(self._addresses.items()):
             if state.held_until > now:
@@ -77,16 +77,16 @@ class RateLimiter:
         return messages
 
     def next_due(self) -> Seconds | None:
-        """When something that is held back may be sent."""
+        """Return when messages held back may be sent, or None."""
         return min((state.held_until for state in self._addresses.values() if state.held), default=None)
 
     def __len__(self) -> int:
         return len(self._addresses)
 
 
-def _summary(held: Counter[Kind], last: Message) -> Message:
+def _summary(held: Counter[NotificationKind], last: Message) -> Message:
     total = held.total()
     if total == 1:
         return last
     kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(held.items()))
-    return Message(last.kind, f"and {total:,} more", f"{kinds}; the last: {last.title}", user=last.user)
+    return Message(last.kind, f"and {total:,} more", f"{kinds}; most recent: {last.title}", user=last.user)

@@ -1,4 +1,4 @@
-"""What a daemon keeps: one SQLite file, written by one thread."""
+"""The daemon's store: one SQLite file, written by one thread."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""What is in the file that a daemon keeps, for those who ask. Nothing is changed here."""
+"""Read access to the store."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _ENTRY = msgspec.json.Decoder(Entry)
 _JOB = msgspec.json.Decoder(Job)
 _STATUS = msgspec.json.Decoder(JobStatus)
 
-PIECE = 1000
-"""Entries of a journal that are read at once."""
+ENTRIES_PER_READ = 1000
+"""Journal entries per query."""
 
-EVENT = "number, at, kind, job, run, text, tenant"
+EVENT_COLUMNS = "number, at, kind, job, run, text, tenant"
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """How things stood after an entry: the present as facts, and what is known of each job besides."""
+    """The state after an entry: a snapshot (the state as events) and the job records."""
 
     entry: int
     snapshot: tuple[Fact, ...]
@@ -33,15 +33,15 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 
 class Epoch(msgspec.Struct, frozen=True):
-    """A part of the journal that replays by itself, from its `first` entry on."""
+    """A part of the journal that replays on its own, starting at `first_entry`."""
 
     number: int
     header: Header
-    first: int
+    first_entry: int
 
 
 class EndedRow(msgspec.Struct, frozen=True):
-    """A job that is over, and where it stands among these: by when it ended, then by its number."""
+    """An ended job and its position in the order of ended jobs: end time, then number."""
 
     id: str
     ended: float
@@ -49,58 +49,61 @@ class EndedRow(msgspec.Struct, frozen=True):
 
 
 class StoreReader:
-    """Questions to the file, from any thread. Each answer is of one moment, whatever is being written meanwhile.
+    """Queries on the store, from any thread. Each query sees one consistent state.
 
-    What may take long (`ended`, `past`, `lines`) is for threads, and has a connection of its own: nobody else waits.
+    Queries that may take long (`ended_jobs`, `ended_before`, `past_jobs`, `entries`, `encoded_entries`) use a separate
+    connection, so that they do not delay the others; call them in a thread.
     """
 
     def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
-        self._reader, self._slow_reader = connect(), connect()
-        self._turn_of_slow = threading.Lock()
-        for reader in (self._reader, self._slow_reader):
-            reader.execute("PRAGMA query_only=ON")
+        self._fast, self._slow = connect(), connect()
+        self._slow_lock = threading.Lock()
+        for connection in (self._fast, self._slow):
+            connection.execute("PRAGMA query_only=ON")
 
     def close(self) -> None:
-        """No more questions."""
-        self._reader.close()
-        with self._turn_of_slow:
-            self._slow_reader.close()
+        """Close the connections."""
+        self._fast.close()
+        with self._slow_lock:
+            self._slow.close()
 
-    def remembered(self, key: str, kind: Any) -> Any:
-        """What was kept under a name, or None."""
-        row = self._reader.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
-        return None if row is None else msgspec.json.decode(row[0], type=kind)
+    def read_meta(self, key: str, type_: Any) -> Any:
+        """Return a stored value, or None."""
+        row = self._fast.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
+        return None if row is None else msgspec.json.decode(row[0], type=type_)
 
     def last_epoch(self) -> Epoch | None:
-        """The part of the journal that is being written."""
-        row = self._reader.execute("SELECT number, header, first FROM epochs ORDER BY number DESC LIMIT 1").fetchone()
+        """Return the current epoch, or None if the store is empty."""
+        row = self._fast.execute(
+            "SELECT number, header, first_entry FROM epochs ORDER BY number DESC LIMIT 1"
+        ).fetchone()
         return None if row is None else Epoch(row[0], msgspec.json.decode(row[1], type=Header), row[2])
 
     def header_at(self, entry: int) -> Header:
-        """By whom and on what an entry was decided."""
-        query = "SELECT header FROM epochs WHERE first <= ? ORDER BY first DESC LIMIT 1"
-        return msgspec.json.decode(self._reader.execute(query, (entry,)).fetchone()[0], type=Header)
+        """Return the header (cluster and policy) of the epoch that an entry belongs to."""
+        query = "SELECT header FROM epochs WHERE first_entry <= ? ORDER BY first_entry DESC LIMIT 1"
+        return msgspec.json.decode(self._fast.execute(query, (entry,)).fetchone()[0], type=Header)
 
     def last_entry(self) -> int:
-        """The number of the last entry; 0: there is none."""
-        number: int = self._reader.execute("SELECT coalesce(max(number), 0) FROM journal").fetchone()[0]
+        """Return the number of the last entry, 0 if there is none."""
+        number: int = self._fast.execute("SELECT coalesce(max(number), 0) FROM journal").fetchone()[0]
         return number
 
     def entries(self, first: int) -> Iterator[Entry]:
-        """Entries from one on."""
-        for _, lines in self.lines(first):
+        """Yield the entries from number `first` on."""
+        for _, lines in self.encoded_entries(first):
             yield from map(_ENTRY.decode, lines)
 
-    def lines(self, first: int) -> Iterator[tuple[int, list[bytes]]]:
-        """The same as they are kept, some at a time, with the number of the first of them."""
+    def encoded_entries(self, first: int) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield the same entries undecoded, in chunks: the number of the first entry and the chunk."""
         query = "SELECT number, entry FROM journal WHERE number >= ? ORDER BY number LIMIT ?"
-        while rows := self._slowly((query, (first, PIECE)))[0]:
+        while rows := self._query_slow((query, (first, ENTRIES_PER_READ)))[0]:
             yield rows[0][0], [entry for _, entry in rows]
             first = rows[-1][0] + 1
 
     def checkpoint(self, *, at_most: int | None = None) -> Checkpoint | None:
-        """The last one, or the last up to an entry."""
-        row = self._reader.execute(
+        """Return the last checkpoint, or the last one up to an entry."""
+        row = self._fast.execute(
             "SELECT entry, snapshot, records FROM checkpoints WHERE entry <= ? ORDER BY entry DESC LIMIT 1",
             (2**62 if at_most is None else at_most,),
         ).fetchone()
@@ -110,50 +113,45 @@ class StoreReader:
         return Checkpoint(row[0], snapshot, msgspec.json.decode(row[2], type=tuple[JobRecord, ...]))
 
     def last_numbers(self) -> tuple[int, int]:
-        """Those of the last job and of the last event."""
+        """Return the numbers of the last job and of the last event."""
         query = "SELECT (SELECT coalesce(max(number), 0) FROM jobs), (SELECT coalesce(max(number), 0) FROM events)"
-        job, event = self._reader.execute(query).fetchone()
+        job, event = self._fast.execute(query).fetchone()
         return job, event
 
     def job_of_request(self, request: str) -> str | None:
-        """The job that was made of a request before."""
-        row = self._reader.execute("SELECT id FROM jobs WHERE request=?", (request,)).fetchone()
+        """Return the id of the job that a request created, or None."""
+        row = self._fast.execute("SELECT id FROM jobs WHERE request=?", (request,)).fetchone()
         return None if row is None else row[0]
 
-    def job_ids(self, asked: str) -> list[str]:
-        """Jobs that somebody may mean: by id, by number, by name; the latest first."""
-        number = int(asked) if asked.isdecimal() and len(asked) < 18 else -1
-        rows = self._reader.execute("SELECT id FROM jobs WHERE id=? OR number=? LIMIT 1", (asked, number)).fetchall()
+    def find_job_ids(self, name: str) -> list[str]:
+        """Return the ids of jobs with this id, number or name, latest first; two at most."""
+        number = int(name) if name.isdecimal() and len(name) < 18 else -1
+        rows = self._fast.execute("SELECT id FROM jobs WHERE id=? OR number=? LIMIT 1", (name, number)).fetchall()
         if not rows:
-            rows = self._reader.execute(
-                "SELECT id FROM jobs WHERE name=? ORDER BY number DESC LIMIT 2", (asked,)
+            rows = self._fast.execute(
+                "SELECT id FROM jobs WHERE name=? ORDER BY number DESC LIMIT 2", (name,)
             ).fetchall()
         return [job_id for (job_id,) in rows]
 
     def latest_ids(self, count: int) -> list[str]:
-        """The ids of the latest jobs."""
-        rows = self._reader.execute("SELECT id FROM jobs ORDER BY number DESC LIMIT ?", (count,)).fetchall()
+        """Return the ids of the latest jobs."""
+        rows = self._fast.execute("SELECT id FROM jobs ORDER BY number DESC LIMIT ?", (count,)).fetchall()
         return [job_id for (job_id,) in rows]
 
     def ended_job(self, job_id: str) -> JobStatus | None:
-        """How a job that is over stands; None: it is not."""
-        row = self._reader.execute("SELECT status FROM jobs WHERE id=?", (job_id,)).fetchone()
+        """Return the status of an ended job; None if it has not ended."""
+        row = self._fast.execute("SELECT status FROM jobs WHERE id=?", (job_id,)).fetchone()
         return None if row is None or row[0] is None else _STATUS.decode(row[0])
 
-    def job_noun(self, job_id: str) -> Job:
-        """A job as it was asked for."""
-        return _JOB.decode(self._reader.execute("SELECT job FROM jobs WHERE id=?", (job_id,)).fetchone()[0])
+    def ended_jobs(self, *, states: Sequence[str], tenant: str, user: str, name: str, limit: int, after: int) -> Jobs:
+        """Return a page of ended jobs, latest first, after the job with number `after` (0: from the start).
 
-    def ended(self, *, states: Sequence[str], tenant: str, user: str, name: str, limit: int, after: int) -> Jobs:
-        """A page of jobs that are over, the latest first, after the one of a number (0: from the latest on).
-
-        A job that is over stays where it is in this order, so pages neither repeat nor leave out any, whatever ends
-        meanwhile.
+        The order of ended jobs never changes, so pages neither repeat nor skip jobs while others end.
         """
-        wanted = [("tenant=?", [tenant]), ("user=?", [user]), ("name=?", [name])]
-        wanted.append((f"state IN ({','.join('?' * len(states))})", [*states]))
-        asked = [(text, values) for text, values in wanted if any(values)]
-        where, values = [text for text, _ in asked], [value for _, some in asked for value in some]
+        conditions = [("tenant=?", [tenant]), ("user=?", [user]), ("name=?", [name])]
+        conditions.append((f"state IN ({','.join('?' * len(states))})", [*states]))
+        filters = [(text, values) for text, values in conditions if any(values)]
+        where, values = [text for text, _ in filters], [value for _, values in filters for value in values]
         count = f"SELECT coalesce(sum(jobs), 0) FROM ended_counts WHERE {' AND '.join([*where, 'jobs > 0'])}"
         if after:
             where.append("(ended, number) < (SELECT ended, number FROM jobs WHERE number=?)")
@@ -161,57 +159,59 @@ class StoreReader:
             f"SELECT number, status FROM jobs WHERE {' AND '.join([*where, 'ended IS NOT NULL'])}"
             " ORDER BY ended DESC, number DESC LIMIT ?"
         )
-        beginning = [after] if after else []
-        [(total,)], rows = self._slowly((count, values), (page, [*values, *beginning, limit + 1]))
+        start = [after] if after else []
+        [(total,)], rows = self._query_slow((count, values), (page, [*values, *start, limit + 1]))
         shown = rows[:limit]
         return Jobs([_STATUS.decode(status) for _, status in shown], total, shown[-1][0] if len(rows) > limit else None)
 
-    def ended_until(self, moment: float, after: EndedRow | None, most: int) -> list[EndedRow]:
-        """Jobs that were over by then, in the order of their ends, after one of them."""
-        reached = (after.ended, after.number) if after is not None else (float("-inf"), 0)
+    def ended_before(self, moment: float, after: EndedRow | None, limit: int) -> list[EndedRow]:
+        """Return up to `limit` jobs that ended by `moment`, in order of their end, starting after the row `after`."""
+        position = (after.ended, after.number) if after is not None else (float("-inf"), 0)
         query = (
             "SELECT id, ended, number FROM jobs WHERE ended IS NOT NULL AND ended <= ? AND (ended, number) > (?, ?)"
             " ORDER BY ended, number LIMIT ?"
         )
-        return [EndedRow(*row) for row in self._slowly((query, (moment, *reached, most)))[0]]
+        return [EndedRow(*row) for row in self._query_slow((query, (moment, *position, limit)))[0]]
 
-    def _slowly(self, *questions: tuple[str, Sequence[Any]]) -> list[list[Any]]:
-        """What is found for each of them, all at one moment."""
-        with self._turn_of_slow:
-            self._slow_reader.execute("BEGIN")
+    def _query_slow(self, *queries: tuple[str, Sequence[Any]]) -> list[list[Any]]:
+        """Run queries on the slow connection in one read transaction."""
+        with self._slow_lock:
+            self._slow.execute("BEGIN")
             try:
-                return [self._slow_reader.execute(query, values).fetchall() for query, values in questions]
+                return [self._slow.execute(query, values).fetchall() for query, values in queries]
             finally:
-                self._slow_reader.execute("COMMIT")
+                self._slow.execute("COMMIT")
 
-    def past(self, most: int) -> list[PastJob]:
-        """The latest jobs that came to an end of their own, in the order in which they did."""
+    def past_jobs(self, limit: int) -> list[PastJob]:
+        """Return the latest jobs that finished or failed, in order of their end."""
         query = (
-            "SELECT job, lasted FROM (SELECT job, lasted, ended FROM jobs WHERE ended IS NOT NULL"
-            " AND lasted IS NOT NULL ORDER BY ended DESC LIMIT ?) ORDER BY ended"
+            "SELECT job, run_time FROM (SELECT job, run_time, ended FROM jobs WHERE ended IS NOT NULL"
+            " AND run_time IS NOT NULL ORDER BY ended DESC LIMIT ?) ORDER BY ended"
         )
-        (rows,) = self._slowly((query, (most,)))
-        return [PastJob(_JOB.decode(job), lasted) for job, lasted in rows]
+        (rows,) = self._query_slow((query, (limit,)))
+        return [PastJob(_JOB.decode(job), run_time) for job, run_time in rows]
 
-    def story(self, job_id: str, most: int = 1000) -> list[Event]:
-        """What happened to a job; of a very long story the latest part."""
-        rows = self._reader.execute(
-            f"SELECT {EVENT} FROM events WHERE job=? ORDER BY number DESC LIMIT ?",
-            (job_id, most),
+    def job_events(self, job_id: str, limit: int = 1000) -> list[Event]:
+        """Return the latest events of a job, in order."""
+        rows = self._fast.execute(
+            f"SELECT {EVENT_COLUMNS} FROM events WHERE job=? ORDER BY number DESC LIMIT ?",
+            (job_id, limit),
         ).fetchall()
         return [Event(*row) for row in reversed(rows)]
 
-    def latest_events(self, most: int) -> list[Event]:
-        """The last things that happened, the latest last."""
-        rows = self._reader.execute(f"SELECT {EVENT} FROM events ORDER BY number DESC LIMIT ?", (most,)).fetchall()
+    def latest_events(self, limit: int) -> list[Event]:
+        """Return the latest events, in order."""
+        rows = self._fast.execute(
+            f"SELECT {EVENT_COLUMNS} FROM events ORDER BY number DESC LIMIT ?", (limit,)
+        ).fetchall()
         return [Event(*row) for row in reversed(rows)]
 
     def secrets(self, job_id: str) -> dict[str, str]:
-        """Variables of a job that nobody is told of but its runs."""
-        row = self._reader.execute("SELECT variables FROM secrets WHERE job=?", (job_id,)).fetchone()
+        """Return the secret environment variables of a job."""
+        row = self._fast.execute("SELECT variables FROM secrets WHERE job=?", (job_id,)).fetchone()
         return {} if row is None else msgspec.json.decode(row[0], type=dict[str, str])
 
     def tokens(self) -> list[StoredToken]:
-        """All tokens, as they are kept."""
-        rows = self._reader.execute("SELECT name, role, tenant, user, created, hash FROM tokens ORDER BY created, name")
+        """Return all stored tokens."""
+        rows = self._fast.execute("SELECT name, role, tenant, user, created, hash FROM tokens ORDER BY created, name")
         return [StoredToken(*row) for row in rows.fetchall()]

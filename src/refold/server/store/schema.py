@@ -1,16 +1,17 @@
-"""The tables of the one file that a daemon keeps."""
+"""The schema of the store."""
 
 from __future__ import annotations
 
-VERSION = 2
+VERSION = 3
 
 TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 
--- A journal begins anew with each epoch: another policy, another cluster, or too long a past to be replayed.
-CREATE TABLE epochs (number INTEGER PRIMARY KEY, header BLOB NOT NULL, first INTEGER NOT NULL);
+-- A part of the journal that replays on its own. A new one begins when the policy, its settings or the cluster change,
+-- or when the last one is too long to replay.
+CREATE TABLE epochs (number INTEGER PRIMARY KEY, header BLOB NOT NULL, first_entry INTEGER NOT NULL);
 CREATE TABLE journal (number INTEGER PRIMARY KEY, entry BLOB NOT NULL);
--- How things stood after an entry, so that not all of them have to be read after a crash.
+-- The state after an entry: recovery reads only the entries after the last checkpoint.
 CREATE TABLE checkpoints (entry INTEGER PRIMARY KEY, snapshot BLOB NOT NULL, records BLOB NOT NULL);
 
 CREATE TABLE jobs (
@@ -19,10 +20,10 @@ CREATE TABLE jobs (
     name TEXT NOT NULL,
     tenant TEXT NOT NULL,
     user TEXT NOT NULL,
-    state TEXT NOT NULL,  -- '' until it has ended
+    state TEXT NOT NULL,  -- '' while the job is active
     ended REAL,
-    lasted REAL,  -- seconds, of one that came to an end of its own
-    status BLOB,  -- as it is told, once it has ended
+    run_time REAL,  -- seconds of all its runs; NULL if it was cancelled
+    status BLOB,  -- final status, once it has ended
     job BLOB NOT NULL,
     request TEXT UNIQUE
 );
@@ -33,20 +34,20 @@ CREATE INDEX jobs_by_tenant ON jobs (tenant, ended) WHERE ended IS NOT NULL;
 CREATE INDEX jobs_by_user ON jobs (user, ended) WHERE ended IS NOT NULL;
 CREATE INDEX jobs_by_state ON jobs (state, ended) WHERE ended IS NOT NULL;
 
--- How many jobs are over, so that nobody has to count them.
+-- Number of ended jobs by the columns that queries filter by, so that totals need no scan.
 CREATE TABLE ended_counts (
     name TEXT NOT NULL, tenant TEXT NOT NULL, user TEXT NOT NULL, state TEXT NOT NULL, jobs INTEGER NOT NULL,
     PRIMARY KEY (name, tenant, user, state)
 ) WITHOUT ROWID;
-CREATE TRIGGER job_came_ended AFTER INSERT ON jobs WHEN NEW.ended IS NOT NULL BEGIN
+CREATE TRIGGER count_inserted AFTER INSERT ON jobs WHEN NEW.ended IS NOT NULL BEGIN
     INSERT INTO ended_counts VALUES (NEW.name, NEW.tenant, NEW.user, NEW.state, 1)
     ON CONFLICT DO UPDATE SET jobs = jobs + 1;
 END;
-CREATE TRIGGER job_ended AFTER UPDATE OF ended ON jobs WHEN OLD.ended IS NULL AND NEW.ended IS NOT NULL BEGIN
+CREATE TRIGGER count_ended AFTER UPDATE OF ended ON jobs WHEN OLD.ended IS NULL AND NEW.ended IS NOT NULL BEGIN
     INSERT INTO ended_counts VALUES (NEW.name, NEW.tenant, NEW.user, NEW.state, 1)
     ON CONFLICT DO UPDATE SET jobs = jobs + 1;
 END;
-CREATE TRIGGER job_was_forgotten AFTER DELETE ON jobs WHEN OLD.ended IS NOT NULL BEGIN
+CREATE TRIGGER count_deleted AFTER DELETE ON jobs WHEN OLD.ended IS NOT NULL BEGIN
     UPDATE ended_counts SET jobs = jobs - 1
     WHERE name = OLD.name AND tenant = OLD.tenant AND user = OLD.user AND state = OLD.state;
 END;

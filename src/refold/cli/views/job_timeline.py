@@ -1,0 +1,250 @@
+"""The timeline of one job in a journal: one entry per event or decision."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from refold.cli.views.output import plural
+from refold.cli.views.times import format_clock, format_elapsed, format_gpus
+
+if TYPE_CHECKING:
+    from refold.core import Entry, Event, Header, Order
+    from refold.model import Allocation, Cluster, Job, Plan, StartEstimate, Wait
+
+TIME_TOLERANCE_SECONDS = 1e-3
+"""Differences up to this are rounding errors."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResources:
+    """The resources of a run."""
+
+    run: int
+    gpus: float
+    plan: str | None
+    placement: str
+
+    def __str__(self) -> str:
+        return f"{format_gpus(self.gpus)}{f', {self.plan}' if self.plan else ''}, on {self.placement}"
+
+
+@dataclass(slots=True)
+class TimelineEntry:
+    """One event of the job. `resources`: of a started run; `next`: of the run after a stop."""
+
+    at: float
+    event: str
+    text: str = ""
+    run: int | None = None
+    reason: str | None = None
+    resources: RunResources | None = None
+    next: RunResources | None = None
+
+
+class JobTimeline:
+    """The timeline of one job, built from journal entries."""
+
+    def __init__(self, cluster: Cluster, job_id: str) -> None:
+        self._cluster, self._id = cluster, job_id
+        self.job: Job | None = None
+        self.entries: list[TimelineEntry] = []
+        self._waits: list[Wait] = []
+        self._waiting_since = self._running_since = 0.0
+        self._plan: Plan | None = None
+        self._stop: TimelineEntry | None = None
+        self._state = ""
+        self._run = 0
+        self._cancelled = False
+        self._first_estimate: StartEstimate | None = None
+        self._last_estimate: StartEstimate | None = None
+
+    def read_entry(self, entry: Entry) -> None:
+        """Add the parts of a journal entry that concern the job."""
+        for event in entry.events:
+            self._read_event(entry.now, event)
+        for flag in entry.flags:
+            if flag.job == self._id:
+                self._add(entry.now, "flagged", flag.why, run=self._run, reason=flag.why)
+        for order in entry.orders:
+            if order.job == self._id:
+                self._read_order(entry.now, order, any(end.job == self._id for end in entry.ends))
+        self._waits += [wait for wait in entry.waits if wait.job == self._id]
+        for estimate in entry.start_estimates:
+            if estimate.job == self._id:
+                self._read_estimate(entry.now, estimate)
+
+    def _read_estimate(self, now: float, estimate: StartEstimate) -> None:
+        """Add the first start estimate of a wait, and every one that postpones the bound."""
+        last, self._last_estimate = self._last_estimate, estimate
+        if last is None:
+            self._first_estimate = estimate
+            event = "start bound" if estimate.latest is not None else "start estimate"
+            self._add(now, event, _format_estimate(estimate))
+        elif estimate.latest is not None and (last.latest is None or estimate.latest > last.latest):
+            self._add(now, "bound postponed", _format_estimate(estimate))
+
+    def _add_estimate_outcome(self, now: float) -> None:
+        """Add whether the first estimate of the wait was met, and its error."""
+        estimate, self._first_estimate, self._last_estimate = self._first_estimate, None, None
+        if estimate is None:
+            return
+        error = _format_error(now - estimate.at)
+        if estimate.latest is None:
+            self._add(now, "waited", error)
+        elif now > estimate.latest + TIME_TOLERANCE_SECONDS:
+            self._add(now, "bound missed", f"{format_elapsed(now - estimate.latest)} after the bound, {error}")
+        else:
+            self._add(now, "bound met", error)
+
+    def _read_event(self, now: float, event: Event) -> None:
+        from refold.core import JobCancelled, JobSubmitted, RunFailed, RunFinished, RunStarted, RunStopped
+
+        if getattr(event, "job", None) == self._id and getattr(event, "run", self._run) != self._run:
+            return  # a late report of a run that has ended
+        match event:
+            case JobSubmitted(job) if job.id == self._id and self.job is None:
+                self.job, self._plan, self._waiting_since, self._state = job, job.plan, now, "waiting"
+                self._add(now, "submitted", _format_request(job))
+            case RunStarted(self._id, run):
+                self._add(now, "running", f"after {format_elapsed(now - self._running_since)} of start-up", run=run)
+            case RunStopped(self._id, run, done, steps):
+                self._add(now, "stopped", _format_progress(done, steps), run=run)
+                self._run = 0
+                self._waiting_since, self._state = now, "" if self._cancelled else "waiting"
+            case RunFailed(self._id, run, reason, done, retry, steps):
+                requeued = f"; requeued {_format_progress(done, steps)}" if retry else ""
+                self._add(now, "failed", f"{reason}{requeued}", run=run, reason=reason)
+                self._run = 0
+                self._waiting_since, self._state = now, "waiting" if retry and not self._cancelled else ""
+            case RunFinished(self._id, run):
+                elapsed = format_elapsed(now - self.job.submitted) if self.job else ""
+                self._add(now, "finished", f"{elapsed} after submission", run=run)
+                self._run, self._state = 0, ""
+            case JobCancelled(self._id):
+                self._add(now, "cancelled")
+                self._cancelled, self._state = True, self._state if self._state == "running" else ""
+            case _:
+                pass
+
+    def _read_order(self, now: float, order: Order, ends_job: bool) -> None:
+        from refold.core import StartRun
+
+        if not isinstance(order, StartRun):
+            event, reason = "end requested" if ends_job else "stop requested", order.why or "no reason recorded"
+            self._add(now, event, reason, run=order.run, reason=order.why or None)
+            self._cancelled = self._cancelled or ends_job
+            self._stop = None if ends_job else self.entries[-1]
+            return
+        self._add_wait(now)
+        self._add_estimate_outcome(now)
+        resources = self._resources(order.run, order.allocation)
+        self._add(now, "started", str(resources), run=order.run)
+        self.entries[-1].resources = resources
+        if self._stop is not None:
+            self._stop.next = resources
+            self._stop.text += f"; restarted {_format_delay(now - self._stop.at)}: {resources}"
+            self._stop = None
+        self._running_since, self._state, self._run = now, "running", order.run
+
+    def _resources(self, run: int, allocation: Allocation) -> RunResources:
+        from refold.model import WHOLE
+
+        plan = allocation.plan or self._plan
+        placement = allocation.text(self._cluster)
+        return RunResources(run, allocation.gpu_milli / WHOLE, str(plan) if plan else None, placement)
+
+    def _add_wait(self, now: float) -> None:
+        """Add how long the job waited, how often each reason was given, and the last reason in full."""
+        waited, waits = now - self._waiting_since, self._waits
+        self._waits = []
+        if not waits and self._is_infeasible():
+            self._add(now, "waited", f"{format_elapsed(waited)}: does not fit the empty cluster")
+            return
+        if not waits:
+            if waited > 0:
+                self._add(now, "waited", f"{format_elapsed(waited)}; no reason recorded")
+            return
+        counts = Counter(wait.reason.value for wait in waits)
+        reasons = ", ".join(f"{reason} × {count}" for reason, count in counts.most_common())
+        last = self._format_wait(waits[-1])
+        text = f"{format_elapsed(waited)}: {reasons}{f'; last: {last}' if last else ''}"
+        self._add(now, "waited", text, reason=last or None)
+
+    def _is_infeasible(self) -> bool:
+        from refold.packing import FreeResources
+
+        return self.job is not None and not FreeResources(self._cluster).fits_when_empty(self.job.demand)
+
+    def _format_wait(self, wait: Wait) -> str:
+        if wait.shortage is not None:
+            return wait.shortage.text(self.job.demand if self.job else None)
+        return f"{plural(wait.ahead, 'job')} ahead" if wait.ahead else ""
+
+    def _add(self, at: float, event: str, text: str = "", *, run: int | None = None, reason: str | None = None) -> None:
+        self.entries.append(TimelineEntry(at, event, text, run, reason))
+
+    def end(self, now: float) -> None:
+        """Add the state of the job at the end of the journal if it has not ended."""
+        if self._state == "waiting":
+            self._add_wait(now)
+            bound = self._first_estimate.latest if self._first_estimate is not None else None
+            if bound is not None and now > bound + TIME_TOLERANCE_SECONDS:
+                self._add_estimate_outcome(now)
+        if self._state:
+            self._add(now, "journal ends", f"job is still {self._state}")
+
+
+def read_timeline(header: Header, entries: Iterable[Entry], job_id: str, listed_by: str) -> JobTimeline:
+    """Read the timeline of a job from the entries of a journal."""
+    from refold.core import JobSubmitted
+    from refold.errors import UnknownName
+
+    timeline = JobTimeline(header.cluster, job_id)
+    ids: list[str] = []
+    now = 0.0
+    for entry in entries:
+        timeline.read_entry(entry)
+        now = entry.now
+        if timeline.job is None:
+            ids += [event.job.id for event in entry.events if isinstance(event, JobSubmitted)]
+    if timeline.job is None:
+        raise UnknownName("job", job_id, ids, listed_by=listed_by)
+    timeline.end(now)
+    return timeline
+
+
+def _format_estimate(estimate: StartEstimate) -> str:
+    """Format 'start at 02:00:00, between 01:00:00 and 05:00:00'."""
+    soonest, latest = estimate.soonest, estimate.latest
+    if soonest is not None and latest is not None:
+        return f"start at {format_clock(estimate.at)}, between {format_clock(soonest)} and {format_clock(latest)}"
+    bounds = [f"not before {format_clock(soonest)}"] if soonest is not None else []
+    bounds += [f"not after {format_clock(latest)}"] if latest is not None else []
+    return ", ".join([f"start at {format_clock(estimate.at)}", *bounds])
+
+
+def _format_error(seconds: float) -> str:
+    if abs(seconds) <= TIME_TOLERANCE_SECONDS:
+        return "exactly as estimated"
+    return f"{format_elapsed(abs(seconds))} {'later' if seconds > 0 else 'earlier'} than estimated"
+
+
+def _format_request(job: Job) -> str:
+    parts = [f"{job.demand}", job.workload, str(job.plan) if job.plan else "", job.job_class]
+    parts += [f"tenant {job.tenant}" if job.tenant != "default" else "", plural(job.steps, "step") if job.steps else ""]
+    parts += [
+        f"{format_elapsed(job.work)} of work" if job.work is not None else "",
+        "reshapable" if job.reshapable else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _format_progress(done: float, steps: int | None) -> str:
+    return f"with {plural(steps, 'step')} done" if steps is not None else f"with {format_elapsed(done)} of work done"
+
+
+def _format_delay(seconds: float) -> str:
+    return f"after {format_elapsed(seconds)}" if seconds else "immediately"

@@ -1,0 +1,154 @@
+"""Compile hot loops with Numba, cached on disk.
+
+The cache is outside the package: `$REFOLD_CACHE_DIR`, else `~/.cache/refold` (`$XDG_CACHE_HOME`), else a private
+temporary folder. It is keyed by the contents of the kernels' sources, not by paths or modification times: every
+checkout and installed version with the same kernels shares it. Changing a kernel of `packing` or `predict` recompiles
+all kernels, since Numba inlines these into each other.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
+from numba.extending import intrinsic
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PACKAGE = Path(__file__).parent
+_SHARED_SOURCES = [
+    *sorted(_PACKAGE.glob("packing/*.py")),
+    _PACKAGE / "predict" / "kernels.py",
+    _PACKAGE / "model" / "units.py",
+]
+_KEY = sha256(b"".join(path.read_bytes() for path in _SHARED_SOURCES)).hexdigest()
+
+
+def compiled(function: F) -> F:
+    """Compile with Numba at the first call, or load the compiled function from the cache."""
+    dispatcher: Any = numba.njit(error_model="numpy")(function)
+    kernel_cache: Any = _KernelCache(function)  # type: ignore[no-untyped-call]
+    kernel_cache._cache_file._load_index = _empty_if_unreadable(kernel_cache._cache_file._load_index)
+    dispatcher._cache = kernel_cache
+    return cast(F, dispatcher)
+
+
+@cache
+def kernel_folder() -> Path:
+    """Return a writable folder for compiled kernels: in the cache, or else a temporary one."""
+    folder = _cache_folder() / f"kernels-{_KEY[:16]}"
+    return folder if _is_writable(folder) else _temporary_folder()
+
+
+def _cache_folder() -> Path:
+    if folder := os.environ.get("REFOLD_CACHE_DIR"):
+        return Path(folder)
+    parent = os.environ.get("XDG_CACHE_HOME")
+    return (Path(parent) if parent else Path(os.path.expanduser("~")) / ".cache") / "refold"  # noqa: PTH111
+
+
+def _is_writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def _temporary_folder() -> Path:
+    """Return a temporary folder that only this user can write: cached kernels are code, and /tmp is shared."""
+    folder = Path(tempfile.gettempdir()) / f"refold-{os.getuid()}-{_KEY[:16]}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+        if status.st_uid == os.getuid() and not status.st_mode & 0o077 and _is_writable(folder):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="refold-"))
+
+
+class _KernelLocator:
+    """Cache locator for Numba: where a compiled function is stored, and for which sources it is valid."""
+
+    def __init__(self, source: Path, line: int) -> None:
+        self._source, self._line = source, line
+
+    @classmethod
+    def from_function(cls, function: Any, source: str) -> _KernelLocator:
+        return cls(Path(source), function.__code__.co_firstlineno)
+
+    def get_cache_path(self) -> str:
+        return str(kernel_folder())
+
+    def ensure_cache_path(self) -> None:
+        kernel_folder().mkdir(parents=True, exist_ok=True)
+
+    def get_source_stamp(self) -> str:
+        return _contents(self._source)
+
+    def get_disambiguator(self) -> str:
+        return str(self._line)
+
+
+@cache
+def _contents(source: Path) -> str:
+    return sha256(source.read_bytes()).hexdigest()
+
+
+class _KernelCacheFiles(CompileResultCacheImpl):
+    _locator_classes = [_KernelLocator]  # noqa: RUF012
+
+
+class _KernelCache(FunctionCache):
+    _impl_class = _KernelCacheFiles
+
+
+def _empty_if_unreadable(load_index: Callable[[], Any]) -> Callable[[], Any]:
+    """Treat a cache index as empty if it refers to classes that no longer exist under that name."""
+
+    def load() -> Any:
+        try:
+            return load_index()
+        except (AttributeError, ImportError):
+            return {}
+
+    return load
+
+
+def inlined(function: F) -> F:
+    """Compile into every caller: for short functions in inner loops, where a call would cost more than the body."""
+    return cast(F, numba.njit(inline="always", error_model="numpy")(function))
+
+
+def _trailing_zeros(_typing: Any, word: Any) -> Any:
+    """Return the index of the lowest set bit of a nonzero uint64; one machine instruction."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), generate if word == types.uint64 else None
+
+
+def _count_ones(_typing: Any, word: Any) -> Any:
+    """Return the number of set bits of a uint64; one machine instruction."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.uint64), generate if word == types.uint64 else None
+
+
+trailing_zeros = cast(Callable[[np.uint64], int], intrinsic(_trailing_zeros))
+count_ones = cast(Callable[[np.uint64], int], intrinsic(_count_ones))

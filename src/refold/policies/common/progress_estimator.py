@@ -1,0 +1,83 @@
+"""Estimates of speed and remaining work, as a policy assumes them.
+
+Speeds come from the performance model. Remaining work comes from the number of steps that jobs declare and report;
+between two reports a run is assumed to progress at its modelled speed. A job without a number of steps is assumed to
+have as much work left as it has done, as is typical of run time distributions (and as in Tiresias).
+"""
+
+from __future__ import annotations
+
+from refold.core import View
+from refold.errors import BadValue
+from refold.model import WHOLE, Allocation, Job, Run, Seconds
+from refold.plans import Knowledge, Speeds
+
+MIN_REMAINING_STEPS = 0.5
+"""A job that still runs has at least this much left: part of its last step."""
+
+MIN_REMAINING_TIME: Seconds = 60.0
+"""A job without a number of steps has at least this much left."""
+
+
+class ProgressEstimator:
+    """Speed and remaining work of jobs on one cluster."""
+
+    def __init__(self, view: View, knowledge: Knowledge, restart_seconds: Seconds, *, trust_steps: bool = True) -> None:
+        """`restart_seconds`: cost of changing a run. `trust_steps`: whether declared numbers of steps are used."""
+        if restart_seconds < 0:
+            raise BadValue(f"restart_seconds is {restart_seconds}, expected seconds ≥ 0")
+        self.speeds = Speeds(view.cluster, knowledge)
+        self.restart_seconds = restart_seconds
+        self._trust_steps = trust_steps
+        self._last: dict[str, tuple[Allocation, float]] = {}
+        """Last allocation of each job whose speed was computed, and that speed."""
+
+    def speed(self, job: Job, allocation: Allocation) -> float:
+        """Return steps per second on an allocation; 1 for a job with unknown speed, whose work is in seconds."""
+        last = self._last.get(job.id)
+        if last is None or last[0] is not allocation:
+            last = self._last[job.id] = allocation, self._compute_speed(job, allocation)
+        return last[1]
+
+    def forget(self, job_id: str) -> None:
+        """Drop the cached speed of a job that has ended."""
+        self._last.pop(job_id, None)
+
+    def _compute_speed(self, job: Job, allocation: Allocation) -> float:
+        if not self.speeds.can_model(job):
+            return 1.0
+        gpu_type = self.speeds.cluster.nodes[allocation.placement[0].node].gpu_type
+        plan = allocation.plan or self.speeds.own_plan(job)
+        cpus = allocation.cpu_milli / WHOLE
+        return self.speeds.with_plan(job, gpu_type, allocation.gpus_on_node, cpus, plan).steps_per_second
+
+    def remaining_work(self, view: View, job: Job) -> float:
+        """Return the remaining work in steps; in seconds for a job with unknown speed."""
+        if not self.speeds.can_model(job):
+            return max(view.done(job.id), MIN_REMAINING_TIME)
+        done = self._steps_done(view, job)
+        if job.steps is not None and self._trust_steps:
+            return max(job.steps - done, MIN_REMAINING_STEPS)
+        return max(done, MIN_REMAINING_TIME * self.speeds.requested_speed(job).steps_per_second)
+
+    def _steps_done(self, view: View, job: Job) -> float:
+        """Return the steps last reported plus those assumed since; for a job without steps, estimated from its work."""
+        if job.steps is None:
+            return view.done(job.id) * self.speeds.requested_speed(job).steps_per_second
+        run = view.runs.get(job.id)
+        steps, reported_at = view.steps_done(job.id)
+        if run is None or run.stopping:
+            return float(steps)
+        computing = max(0.0, view.now - max(reported_at, self._computing_since(view, run)))
+        return steps + computing * self.speed(job, run.allocation)
+
+    def startup_seconds(self, view: View, run: Run) -> Seconds:
+        """Return how much longer a run will be starting up."""
+        return max(0.0, self._computing_since(view, run) - view.now)
+
+    def _computing_since(self, view: View, run: Run) -> Seconds:
+        since = view.computing_since(run.job)
+        if since is None:
+            return view.now
+        restarting = run.number > 1 and since == run.since  # it has not reported yet that it computes
+        return since + self.restart_seconds if restarting else since

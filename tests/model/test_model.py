@@ -1,0 +1,140 @@
+"""The types of the data model reject invalid values."""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from hypothesis import given, strategies as st
+
+from refold.errors import BadValue, UnknownName
+from refold.model import Allocation, Cluster, Demand, GpuType, Job, Link, Node, Plan, Share, Shortage
+from refold.model.allocation import additional_shares
+from refold.model.units import format_duration, parse_duration
+from refold.testing import make_cluster
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Demand(instances=0), "0 instances, expected 1 to 1048576"),
+        (lambda: Demand(instances=2**30, gpus=0), "instances, expected 1 to 1048576"),
+        (lambda: Demand(gpus=-1), "-1 GPUs, expected 0 to 1048576"),
+        (lambda: Demand(gpu_milli=0), "1 to 1000 thousandths"),
+        (lambda: Demand(gpu_milli=1001), "1 to 1000 thousandths"),
+        (lambda: Demand(cpu_milli=-5), "cpu_milli and memory_mib are -5 and 0"),
+        (lambda: Demand(memory_mib=2**50), "cpu_milli and memory_mib are 0 and"),
+        (lambda: Demand(gpu_types=("b", "a")), "alphabetical"),
+        (lambda: Job(""), "needs an id"),
+        (lambda: Job("a", submitted=float("nan")), "finite time"),
+        (lambda: Job("a", work=float("inf")), "work is inf"),
+        (lambda: Job("a", work=-1.0), "work is -1"),
+        (lambda: Job("a", time_limit=0.0), "time limit"),
+        (lambda: Job("a", steps=-1), "steps"),
+        (lambda: Node(""), "needs a name"),
+        (lambda: Node("a", gpus=63, gpu_type="x"), "0 to 62"),
+        (lambda: Node("a", gpus=1), "no gpu_type"),
+        (lambda: Node("a", cpu_milli=-1), "must be 0 to"),
+        (lambda: GpuType(""), "needs a name"),
+        (lambda: GpuType("a", speed=0.0), "speed > 0"),
+        (lambda: GpuType("a", speed=float("nan")), "speed > 0"),
+        (lambda: GpuType("a", memory_gib=float("inf")), "memory and power"),
+        (lambda: Node("a", cpu_milli=2**63), "must be 0 to 1099511627776"),
+        (lambda: Link("x", 0.0), "bandwidth"),
+        (lambda: Link("x", float("nan")), "bandwidth"),
+        (lambda: Cluster(()), "at least one node"),
+        (lambda: Cluster((Node("a"), Node("a"))), "same name"),
+        (lambda: Plan(data=0), "at least 1"),
+        (lambda: Plan(zero=4), "stages 0 to 3"),
+    ],
+)
+def test_invalid_values_are_rejected(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(BadValue, match=message):
+        build()
+
+
+def test_decoded_values_are_checked_as_well() -> None:
+    with pytest.raises(msgspec.ValidationError, match="0 instances, expected 1 to 1048576"):
+        msgspec.json.decode(b'{"instances": 0}', type=Demand)
+
+
+def test_a_cluster_lists_its_gpu_types() -> None:
+    cluster = make_cluster(8, 2, 0, types=["H100", "A100", ""], speeds={"H100": 2.0})
+    assert (cluster.gpus, cluster.type_names) == (10, ("A100", "H100"))
+    assert (cluster.gpu_type("H100").speed, cluster.gpu_type("A100").speed) == (2.0, 1.0)
+    with pytest.raises(UnknownName, match="unknown GPU type 'B200'"):
+        cluster.gpu_type("B200")
+
+
+def test_demands_and_plans_are_formatted() -> None:
+    assert str(Demand(2, 8, gpu_types=("A100", "H100"))) == "2 × 8 GPU (A100|H100)"
+    assert str(Demand(1, 1, 500)) == "1 × 0.5 GPU"
+    assert str(Demand(1, 0, cpu_milli=4000)) == "4 CPU"
+    assert str(Plan(data=2, tensor=4, zero=2, accumulation=8)) == "DP2 TP4 ZeRO-2 accumulate 8"
+    assert Plan(2, 4, 3).gpus == 24
+
+
+def test_additional_shares_exclude_what_is_already_held() -> None:
+    held = (Share(0, (0, 1), 500, 1000, 10), Share(1, (0,), 1000))
+    wanted = (Share(0, (1, 2), 700, 4000, 5),)
+    more = additional_shares(wanted, held)
+    assert Allocation(more).gpu_milli == 200 + 700
+    assert sum(share.cpu_milli for share in more) == 3000
+    assert sum(share.memory_mib for share in more) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("1h30m", 5400), (" 2d ", 172800), ("1.5h", 5400), ("250ms", 0.25)]
+)
+def test_durations_are_parsed(text: str, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "1x", "-3s", "1h potato", "nan", "inf"])
+def test_invalid_durations_are_rejected(text: str) -> None:
+    with pytest.raises(BadValue, match="is not a duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (3.25, "3.2 s"),
+        (59.9, "60 s"),
+        (61, "1 min 1 s"),
+        (5400, "1 h 30 min"),
+        (86400, "1 d"),
+        (-90, "-1 min 30 s"),
+    ],
+)
+def test_durations_are_formatted_with_at_most_two_units(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+@given(st.floats(0, 1e9))
+def test_a_formatted_duration_can_be_parsed(seconds: float) -> None:
+    again = parse_duration(format_duration(seconds))
+    assert abs(again - seconds) <= max(0.06, seconds / 20)
+
+
+def test_the_number_of_steps_is_bounded() -> None:
+    with pytest.raises(BadValue, match="expected 0 to 1099511627776"):
+        Job("a", steps=10**400)
+
+
+@pytest.mark.parametrize(
+    ("shortage", "demand", "text"),
+    [
+        (Shortage(nodes=1, too_few_gpus=1), Demand(gpus=2), "0 of 1 nodes fit: 1 has fewer than 2 free GPUs"),
+        (
+            Shortage(nodes=3, too_few_gpus=2, down=1),
+            None,
+            "0 of 3 nodes fit: 2 have too few free GPUs, 1 is down",
+        ),
+        (Shortage(nodes=2, too_few_gpus=2), Demand(gpus=1), "0 of 2 nodes fit: 2 have no free GPU"),
+        (Shortage(nodes=1, too_few_gpus=1), Demand(1, 1, 500), "0 of 1 nodes fit: 1 has no GPU with 0.5 free"),
+        (Shortage(3, 2, 2, 1, too_small=1), Demand(3, 4), "2 of 3 instances fit on 1 of 2 nodes: 1 has fewer than 4"),
+    ],
+)
+def test_a_shortage_is_formatted_in_plain_english(shortage: Shortage, demand: Demand | None, text: str) -> None:
+    assert shortage.text(demand).startswith(text)

@@ -1,0 +1,392 @@
+"""State machine test of the loop: no job is lost or run twice.
+
+Requests, reports, drains, crashes, dropped orders and disk failures happen in any order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from loop_setups import FailingStore, ManualClock, UnreliableBackend, queue_state
+
+from refold.api.calls import ENDED_STATES
+from refold.api.event_stream import EventStream
+from refold.api.roles import Caller
+from refold.api.wire import Submission
+from refold.core import Header
+from refold.core.events import Event, JobHeld, RunFailed, RunFinished, RunStopped
+from refold.errors import BadDecision, BadInput, Conflict, Unavailable
+from refold.model import Cluster, Node, Reason, Tenant
+from refold.registry import make_policy
+from refold.server import drained_gpus, loop, recovery, writer
+from refold.server.backoff import Backoff
+from refold.server.dependencies import Dependencies
+from refold.server.drain import DrainManager
+from refold.server.loop import Loop
+from refold.server.service import SchedulerService
+from refold.testing import Audit
+
+CLUSTER = Cluster(
+    (Node("a", 4, "slot"), Node("b", 2, "slot")),
+    cpus_known=False,
+    memory_known=False,
+    tenants=(Tenant("default"), Tenant("small", limit_gpus=2.0)),
+)
+OWNER = Caller("owner", "owner", "default", "owner")
+RULES = {"beyond_limit": True, "grace": 60.0}
+POLICIES = ("fifo", "easy", "srtf")
+MEMORY_FOLDER = Path("/dev/shm")
+"""Preferred place for files: the speed of the disk is not tested here."""
+
+MAX_FINAL_ROUNDS = 60
+"""Rounds within which all remaining jobs must end."""
+
+Result = TypeVar("Result")
+
+
+class LiveLoop(RuleBasedStateMachine):
+    """Loop, store, service and dependencies are real; backend and clock are fakes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saved_constants = (
+            loop.CHECKPOINT_INTERVAL_ENTRIES,
+            writer.RETRY_INTERVAL_SECONDS,
+            loop.COMMIT_TIMEOUT_SECONDS,
+            recovery.MAX_REPLAYED_ENTRIES,
+        )
+        (
+            loop.CHECKPOINT_INTERVAL_ENTRIES,
+            writer.RETRY_INTERVAL_SECONDS,
+            loop.COMMIT_TIMEOUT_SECONDS,
+            recovery.MAX_REPLAYED_ENTRIES,
+        ) = 5, 0.0005, 0.005, 12
+        self.folder = Path(
+            tempfile.mkdtemp(prefix="refold-loop-", dir=MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None)
+        )
+        self.events = asyncio.new_event_loop()
+        self.backend = UnreliableBackend()
+        self.time = 0.0
+        self.acknowledged: set[str] = set()
+        self.requests = 0
+        self.cancelled: set[str] = set()
+        self.rejections: list[str] = []
+        self.audit = Audit(CLUSTER)
+        self.audited = 0
+        self.policy = "fifo"
+
+    @initialize(policy=st.sampled_from(POLICIES))
+    def start_daemon(self, policy: str) -> None:
+        self.policy = policy
+        self.do(self._start())
+
+    # Start and stop.
+
+    async def _start(self) -> None:
+        header = Header(CLUSTER, self.policy, {"watch": RULES})
+        self.store = FailingStore(self.folder)
+        recovered = recovery.recover(
+            self.store.reader, header, lambda: make_policy(header.policy, header.settings), self._record_rejection
+        )
+        self.clock = ManualClock()
+        self.clock.time = max(self.time, recovered.now)
+        event_stream = EventStream()
+        self.loop = self.store.loop = Loop(self.store, recovered, header, self.clock, event_stream)
+        self.service = SchedulerService(
+            self.loop, self.store, event_stream, DrainManager(self.loop, self.store), {}, self.folder / "logs", 0.0
+        )
+        self.loop.event_sources.append(drained_gpus.claim_freed_gpus)
+        Backoff(self.loop).attach()
+        self.loop.listeners.append(Dependencies(self.loop, self.store.reader).on_step)
+        self.recovered = None if recovered.snapshot is not None else queue_state(self.loop)
+        self.running = asyncio.create_task(self.loop.run(self.backend))
+
+    def _record_rejection(self, rejection: BadDecision) -> None:
+        self.rejections.append(str(rejection))
+
+    async def _kill(self) -> None:
+        self.running.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.running
+        self.store.close()
+
+    def do(self, work: Awaitable[Result]) -> Result:
+        """Run a coroutine and let the loop settle."""
+
+        async def work_and_settle() -> Result:
+            result = await asyncio.wait_for(work, 2)
+            await asyncio.wait_for(self._settle(), 2)
+            return result
+
+        return self.events.run_until_complete(work_and_settle())
+
+    async def _settle(self) -> None:
+        inbox = self.loop._inbox
+        while True:
+            if self.running.done():
+                self.running.result()
+            idle = self.clock.is_waiting and not inbox.arrived.is_set() and not inbox._reports
+            if idle or (self.store.fails and self.loop.problem):
+                return
+            await asyncio.sleep(0)
+
+    def call(self, work: Awaitable[Result]) -> Result | None:
+        """Call the service; None if it refused the call."""
+
+        async def without_expected_errors() -> Result | None:
+            with suppress(Conflict, BadInput, Unavailable):
+                return await work
+            return None
+
+        return self.do(without_expected_errors())
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "running"):
+                self._finish_all_jobs()
+        finally:
+            if hasattr(self, "running"):
+                self.events.run_until_complete(self._kill())
+            self.events.run_until_complete(self.events.shutdown_default_executor())
+            self.events.close()
+            (
+                loop.CHECKPOINT_INTERVAL_ENTRIES,
+                writer.RETRY_INTERVAL_SECONDS,
+                loop.COMMIT_TIMEOUT_SECONDS,
+                recovery.MAX_REPLAYED_ENTRIES,
+            ) = self.saved_constants
+            shutil.rmtree(self.folder)
+
+    def _finish_all_jobs(self) -> None:
+        """Repair everything and check that every job ends."""
+        self.repair_the_disk()
+        for node in CLUSTER.nodes:
+            for gpu in (None, *range(node.gpus)):
+                self.call(self.service.resume(OWNER, node.name, gpu=gpu))
+        for _ in range(MAX_FINAL_ROUNDS):
+            for job in [job for job in self.loop.view.held if self.loop.view.hold_reason(job) is Reason.HELD]:
+                self.call(self.service.release(OWNER, job))
+            for job in list(self.loop.view.infeasible):
+                self._cancel(job)
+            for run in list(self.backend.alive):
+                stopped = run in self.backend.stopping
+                self.backend.end(run, RunStopped(*run) if stopped else RunFinished(*run))
+            self.deliver_everything()
+            if not self.loop.job_table.records:
+                break
+            self.advance_time(61.0)
+        assert not self.loop.job_table.records, (
+            f"jobs that never end: {list(self.loop.job_table.records)}, {queue_state(self.loop)}"
+        )
+        self.all_invariants_hold()
+        assert not self.backend.alive
+
+    # User actions.
+
+    @rule(
+        gpus=st.sampled_from([0, 1, 1, 2, 3]),
+        instances=st.sampled_from([1, 1, 1, 2]),
+        share=st.sampled_from([1.0, 1.0, 0.5, 0.3]),
+        tenant=st.sampled_from(["default", "default", "small"]),
+        hold=st.booleans(),
+        limit=st.sampled_from([None, None, 30.0]),
+        estimate=st.sampled_from([None, 10.0, 100.0]),
+        after=st.booleans(),
+        priority=st.integers(0, 2),
+        preemptible=st.booleans(),
+        choice=st.integers(0, 1000),
+    )
+    def submit(
+        self,
+        gpus: int,
+        instances: int,
+        share: float,
+        tenant: str,
+        hold: bool,
+        limit: float | None,
+        estimate: float | None,
+        after: bool,
+        priority: int,
+        preemptible: bool,
+        choice: int,
+    ) -> None:
+        self.requests += 1
+        submission = Submission(
+            name="job",
+            command=["true"],
+            gpus=gpus,
+            instances=instances,
+            gpu_share=share if gpus == 1 else 1.0,
+            tenant=tenant,
+            hold=hold and not after,
+            time_limit=limit,
+            estimate=estimate,
+            priority=priority,
+            preemptible=preemptible,
+            after=[_pick(sorted(self.acknowledged), choice)] if after and self.acknowledged else [],
+            request=str(self.requests),
+        )
+        self._accept(submission)
+
+    def _accept(self, submission: Submission) -> None:
+        status = self.call(self.service.submit(OWNER, submission))
+        if status is None:
+            return
+        assert status.id not in self.acknowledged
+        self.acknowledged.add(status.id)
+        again = self.call(self.service.submit(OWNER, submission))
+        assert again is None or again.id == status.id, "the same request created two jobs"
+
+    @precondition(lambda self: self.acknowledged)
+    @rule(choice=st.integers(0, 1000), action=st.sampled_from(["cancel", "hold", "hold", "release", "release"]))
+    def change(self, choice: int, action: str) -> None:
+        job = _pick(sorted(self.acknowledged), choice)
+        if action == "cancel":
+            self._cancel(job)
+        else:
+            self.call(getattr(self.service, action)(OWNER, job))
+
+    def _cancel(self, job: str) -> None:
+        self.cancelled.add(job)  # even without an answer the request may be committed later
+        self.call(self.service.cancel(OWNER, job))
+
+    @rule(node=st.sampled_from(["a", "b"]), gpu=st.sampled_from([None, 0, 1]), move=st.booleans())
+    def drain(self, node: str, gpu: int | None, move: bool) -> None:
+        self.call(self.service.drain(OWNER, node, why="for a test", gpu=gpu, move=move))
+
+    @rule(node=st.sampled_from(["a", "b"]), gpu=st.sampled_from([None, 0, 1]))
+    def resume(self, node: str, gpu: int | None) -> None:
+        self.call(self.service.resume(OWNER, node, gpu=gpu))
+
+    # Runs and reports.
+
+    @precondition(lambda self: self.backend.alive)
+    @rule(choice=st.integers(0, 1000), how=st.sampled_from(["finished", "finished", "failed", "retried"]))
+    def end_a_run(self, choice: int, how: str) -> None:
+        run = _pick(list(self.backend.alive), choice)
+        if run in self.backend.stopping:
+            self.backend.end(run, RunStopped(*run))
+        elif how == "finished":
+            self.backend.end(run, RunFinished(*run))
+        else:
+            self.backend.end(run, RunFailed(run[0], run[1], "exit 1", retry=how == "retried"))
+
+    @precondition(lambda self: self.backend.undelivered)
+    @rule(choice=st.integers(0, 1000), copies=st.sampled_from([0, 1, 1, 1, 2]))
+    def deliver_a_report(self, choice: int, copies: int) -> None:
+        """Deliver any pending report zero, one or two times."""
+        report = self.backend.undelivered.pop(choice % len(self.backend.undelivered))
+        self.do(self._report([report] * copies))
+
+    @precondition(lambda self: self.backend.undelivered)
+    @rule()
+    def deliver_everything(self) -> None:
+        while self.backend.undelivered:
+            reports, self.backend.undelivered = self.backend.undelivered, []
+            self.do(self._report(reports))
+
+    async def _report(self, reports: Sequence[Event]) -> None:
+        for report in reports:
+            self.loop.report(report)
+            if isinstance(report, RunFailed) and report.retry:
+                self.loop.report(JobHeld(report.job, Reason.BACKOFF))
+        await asyncio.sleep(0)
+
+    @rule()
+    def drop_the_next_order(self) -> None:
+        self.backend.drops_next_order = True
+
+    # Time, crashes and disk failures.
+
+    @rule(seconds=st.sampled_from([0.5, 5.0, 61.0, 3600.0]))
+    def advance_time(self, seconds: float) -> None:
+        async def advance() -> None:
+            self.clock.advance(seconds)
+            self.time = self.clock.time
+            await asyncio.sleep(0)
+
+        self.do(advance())
+
+    @rule(policy=st.sampled_from([None, None, None, *POLICIES]), drop_reports=st.booleans())
+    def crash(self, policy: str | None, drop_reports: bool) -> None:
+        """Kill the daemon, perhaps with undelivered reports, and start another, perhaps with another policy."""
+        self.events.run_until_complete(self._kill())
+        before = self.store.last  # a commit that was under way may have succeeded
+        if drop_reports:
+            self.backend.undelivered.clear()
+        self.policy = policy or self.policy
+        self.do(self._start())
+        assert before is not None
+        self.store.last = self.store.last or before
+        if self.recovered is not None:
+            assert self.recovered == before
+        else:
+            started = {job for job, _ in set(queue_state(self.loop)[2]) - set(before[2])}
+            assert queue_state(self.loop)[0][: len(before[0])] == [job for job in before[0] if job not in started]
+
+    @rule()
+    def fill_the_disk(self) -> None:
+        self.store.fails = True
+
+    @precondition(lambda self: hasattr(self, "store") and self.store.fails)
+    @rule()
+    def repair_the_disk(self) -> None:
+        async def repair() -> None:
+            self.store.fails = False
+            await asyncio.sleep(0.001)
+
+        self.do(repair())
+
+    # Invariants.
+
+    @invariant()
+    def all_invariants_hold(self) -> None:
+        if not hasattr(self, "running"):
+            return
+        assert not self.rejections
+        self.backend.assert_no_gpu_used_twice()
+        assert set(self.backend.starts.values()) <= {1}
+        self._check_journal()
+        if not self.store.fails:
+            self._check_all_jobs_are_known()
+
+    def _check_journal(self) -> None:
+        epoch = self.store.reader.last_epoch()
+        if epoch is not None and epoch.first_entry > self.audited:
+            self.audit, self.audited = Audit(CLUSTER), epoch.first_entry - 1
+        for entry in self.store.reader.entries(self.audited + 1):
+            self.audit.write(entry)
+            self.audited += 1
+
+    def _check_all_jobs_are_known(self) -> None:
+        view = self.loop.view
+        found = self.store.reader.ended_jobs(states=[], tenant="", user="", name="", limit=10_000, after=0)
+        ended_jobs = found.jobs
+        assert found.total == len(ended_jobs)
+        job_ids = [*view.waiting, *view.held, *view.infeasible, *view.runs, *(job.id for job in ended_jobs)]
+        counts = Counter(job for job in job_ids if not job.startswith("drained:"))
+        assert set(counts.values()) <= {1}, counts
+        assert counts.keys() >= self.acknowledged, f"lost: {self.acknowledged - counts.keys()}"
+        assert view.runs.keys() == view.active.keys()
+        active = [job for job in self.loop.job_table.records if not job.startswith("drained:")]
+        assert sorted(active) == sorted(counts.keys() - {job.id for job in ended_jobs})
+        for job in ended_jobs:
+            assert job.state in ENDED_STATES
+            assert job.state != "cancelled" or job.id in self.cancelled or job.message, job
+
+
+def _pick(some: Sequence[Any], choice: int) -> Any:
+    return some[choice % len(some)]
+
+
+LiveLoop.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
+TestLoopStateful: Callable[..., Any] = LiveLoop.TestCase
