@@ -1,20 +1,28 @@
 """Fit the constants of GPUs and engines to published measurements: `python -m benchmarks.accuracy.calibrate`.
 
-Each fit is one entry of FITS: which cases, and which numbers of which GPUs and engines are free. Efficiencies
-belong to a type of GPU and are fitted once; what belongs to a framework is fitted on rows of that framework.
-Rows that `is_fitted_on` refuses are held out: `benchmarks.accuracy.no_samples` reports them apart. What is
-printed goes into src/refold/catalogue/gpus.yaml and engines.yaml by hand, so that a change of it is read.
+Each entry of FITS names the cases, and the free constants of GPUs and engines. Efficiencies belong to a GPU type and
+are fitted once; constants of a framework are fitted to rows of that framework. Rows rejected by `is_fitted_on` are held
+out: `benchmarks.accuracy.no_samples` reports them separately. The printed values are copied to
+src/refold/catalogue/gpus.yaml and engines.yaml by hand, so that changes are reviewed.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
-from benchmarks.accuracy.cases import Batch, Vector, measured_gib, measured_seconds, timed, weighed
+from benchmarks.accuracy.cases import (
+    Batch,
+    Vector,
+    measured_gib,
+    measured_seconds,
+    with_peak_memory,
+    with_step_time,
+)
 from benchmarks.accuracy.device import read_cases
 from benchmarks.accuracy.tables import Case, data_folder
 from refold.catalogue import find_engine, find_gpu
@@ -31,17 +39,17 @@ SHARES = {
     "overlap_shards",
     "overlap_tensor",
 }
-"""What cannot be more than 1."""
+"""Constants that cannot exceed 1."""
 
-TOLERANCE = 0.08
-"""Errors well beyond this share count as outliers and pull less."""
+OUTLIER_ERROR = 0.08
+"""Relative errors well above this count as outliers with less weight."""
 
-PULL = 0.05
-"""How much one prior width weighs, as if it were an error of this share in one row."""
+PRIOR_WEIGHT = 0.05
+"""A deviation by one prior width counts as much as a relative error of this size in one row."""
 
 
 class Free(NamedTuple):
-    """A number that may move: `field` of all of `owners`, from `start`, seldom by more than e^±`width`."""
+    """A free constant: `field` of all `owners`, with a prior at `start` of width e^±`width`."""
 
     owners: tuple[str, ...]
     field: str
@@ -50,15 +58,15 @@ class Free(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """Cases of some tables, and what is fitted to them."""
+    """Tables and GPUs that select the cases, and the constants that are fitted to them."""
 
     name: str
     tables: tuple[str, ...]
     gpus: tuple[str, ...]
     free: tuple[Free, ...]
-    of: Literal["time", "memory"] = "time"
+    target: Literal["time", "memory"] = "time"
     loss: Literal["soft_l1", "cauchy"] = "soft_l1"
-    """How outliers pull: less than their share, or, where a table has many that nothing explains, hardly at all."""
+    """Weight of outliers: reduced, or (cauchy) almost none, for tables with many unexplained outliers."""
 
 
 AMPERE = ("A100-40GB", "A100-80GB")
@@ -108,7 +116,7 @@ FITS = (
             Free(ZERO_2021, "passes_inner", 2.5, 0.5),
             Free(ZERO_2021, "overlap_shards", 0.3, 1.0),
         ),
-        loss="cauchy",  # the authors of the sweeps saw the same plan take from 125 to 225 seconds
+        loss="cauchy",  # the authors of the sweeps report that the same plan took between 125 and 225 seconds
     ),
     Fit(
         "H100 and H200",
@@ -159,7 +167,7 @@ FITS = (
             Free(EAGER, "logit_activation_bytes", 10.0, 0.5),
             Free(EAGER, "overhead_gib", 0.3, 0.5),
         ),
-        of="memory",
+        target="memory",
     ),
     Fit(
         "memory of nanotron",
@@ -171,7 +179,7 @@ FITS = (
             Free(("nanotron",), "logit_activation_bytes", 6.0, 0.5),
             Free(("nanotron",), "overhead_gib", 1.0, 0.5),
         ),
-        of="memory",
+        target="memory",
         loss="cauchy",
     ),
     Fit(
@@ -183,18 +191,18 @@ FITS = (
             Free(BLOOM, "logit_activation_bytes", 6.0, 0.5),
             Free(BLOOM, "overhead_gib", 3.0, 0.5),
         ),
-        of="memory",
+        target="memory",
     ),
 )
 
 
 def is_fitted_on(case: Case) -> bool:
-    """Whether constants were fitted to this row; of every table something is held out.
+    """Return whether constants are fitted to this row; a part of every table is held out.
 
     H100: the 1B and 80B models (8B is held out), and torchtitan on 8 GPUs (128 is held out). H200: BERT, GPT-2 and
     ViT (RoBERTa, T5 and LLaMA are held out). A100: llm-foundry on A100-40GB (80GB is held out), the four models of
     Korthikanti et al. with full recomputation (selective is held out), even lines of the BLOOM sweeps. V100: even
-    lines. Rubick's measurements are held out altogether.
+    lines. All of Rubick's measurements are held out.
     """
     match case.source:
         case "ultrascale_h100.csv":
@@ -214,7 +222,7 @@ def is_fitted_on(case: Case) -> bool:
 
 
 class Fitted(NamedTuple):
-    """GPUs and engines with the numbers that a fit has found."""
+    """GPUs and engines with fitted constants."""
 
     gpus: dict[str, GpuSpec]
     engines: dict[str, Engine]
@@ -227,27 +235,30 @@ class Fitted(NamedTuple):
 
 
 def fit(one: Fit, known: Fitted) -> Fitted:
-    """Least squares of logarithms, outliers pulling less, with a weak pull towards where each number started."""
+    """Fit by least squares of logarithms with a robust loss and weak priors."""
     from scipy.optimize import least_squares
 
-    pick, measure = (timed, measured_seconds) if one.of == "time" else (weighed, measured_gib)
-    cases = [
-        case for table in one.tables for case in pick(read_cases(table)) if case.gpu in one.gpus and is_fitted_on(case)
-    ]
+    if one.target == "time":
+        select, measure = with_step_time, measured_seconds
+    else:
+        select, measure = with_peak_memory, measured_gib
+    candidates = [case for table in one.tables for case in select(read_cases(table))]
+    cases = [case for case in candidates if case.gpu in one.gpus and is_fitted_on(case)]
     batch, measured = Batch(cases), measure(cases)
     widths = np.array([free.width for free in one.free])
 
     def errors(moves: Vector) -> Vector:
-        found = _moved(one.free, moves, known)
+        found = _with_constants(one.free, moves, known)
         predicted = batch.predict(found.gpu, found.engine)
-        modelled = predicted.seconds if one.of == "time" else predicted.memory_gib
-        return np.concatenate([np.log(modelled / measured), PULL * moves / widths])
+        modelled = predicted.seconds if one.target == "time" else predicted.memory_gib
+        return np.concatenate([np.log(modelled / measured), PRIOR_WEIGHT * moves / widths])
 
-    best = least_squares(errors, np.zeros(len(one.free)), loss=one.loss, f_scale=TOLERANCE, diff_step=1e-4)
-    return _moved(one.free, best.x, known)
+    best = least_squares(errors, np.zeros(len(one.free)), loss=one.loss, f_scale=OUTLIER_ERROR, diff_step=1e-4)
+    return _with_constants(one.free, best.x, known)
 
 
-def _moved(all_free: Sequence[Free], moves: Vector, known: Fitted) -> Fitted:
+def _with_constants(all_free: Sequence[Free], moves: Vector, known: Fitted) -> Fitted:
+    """Return GPUs and engines with each free constant at start × e^move."""
     found = Fitted(dict(known.gpus), dict(known.engines))
     for free, move in zip(all_free, moves, strict=True):
         value = float(free.start * np.exp(move))
@@ -255,22 +266,23 @@ def _moved(all_free: Sequence[Free], moves: Vector, known: Fitted) -> Fitted:
         for owner in free.owners:
             if free.field in Efficiency.__struct_fields__:
                 gpu = found.gpu(owner)
-                reached = msgspec.structs.replace(gpu.efficiency, **{free.field: value})
-                found.gpus[owner] = msgspec.structs.replace(gpu, efficiency=reached)
+                efficiency = msgspec.structs.replace(gpu.efficiency, **{free.field: value})
+                found.gpus[owner] = msgspec.structs.replace(gpu, efficiency=efficiency)
             else:
                 found.engines[owner] = msgspec.structs.replace(found.engine(owner), **{free.field: value})
     return found
 
 
 def main() -> None:
-    """Fit everything, and print what was found."""
+    """Run all fits and print the fitted constants."""
+    argparse.ArgumentParser(prog="python -m benchmarks.accuracy.calibrate", description=__doc__).parse_args()
     if data_folder() is None:
-        print("the published tables are not here: nothing to fit (see benchmarks/README.md)")
+        print("the published tables are not available (see benchmarks/README.md)")
         return
     found = Fitted({}, {})
     for one in FITS:
         found = fit(one, found)
-        print(f"{one.name}, fitted on {', '.join(one.tables)}")
+        print(f"{one.name}, fitted to {', '.join(one.tables)}")
         for free in one.free:
             print(f"  {' '.join(free.owners)}: {free.field}: {_value(found, free):.3g}")
 

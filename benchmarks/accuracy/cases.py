@@ -1,4 +1,4 @@
-"""Published cases put to the model, many at a time: those that differ in their plan alone are one call."""
+"""Estimates of published cases in batches: cases that differ only in their plan are estimated in one call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What the model says of each case, in the order of the cases."""
+    """Estimates for each case, in the order of the cases."""
 
     seconds: Vector
     memory_gib: Vector
@@ -25,21 +25,21 @@ class Predicted:
 
 
 class Batch:
-    """Cases, put together by what they share, so that they can be predicted again and again."""
+    """Cases grouped by everything except their plans, for repeated estimates."""
 
     def __init__(self, cases: Sequence[Case]) -> None:
         self.cases = cases
-        together: dict[object, list[int]] = defaultdict(list)
+        by_setting: dict[object, list[int]] = defaultdict(list)
         for index, case in enumerate(cases):
             key = (case.model, case.gpu, case.gpus_on_node, case.network, case.inside, case.engine, case.batch)
-            together[(*key, case.sequence, case.cpus)].append(index)
+            by_setting[(*key, case.sequence, case.cpus)].append(index)
         self._groups: list[tuple[NDArray[np.intp], PlanColumns]] = [
             (np.array(indices), plans_to_columns([cases[index].plan for index in indices]))
-            for indices in together.values()
+            for indices in by_setting.values()
         ]
 
     def predict(self, gpu: Callable[[str], GpuSpec], engine: Callable[[str], Engine]) -> Predicted:
-        """Step times and memory of all cases, with these GPUs and engines."""
+        """Estimate step times and memory of all cases with these GPUs and engines."""
         seconds, gib, fits = (np.empty(len(self.cases)) for _ in range(3))
         for indices, plans in self._groups:
             found = estimate_all(setting_of(self.cases[indices[0]], gpu, engine), plans)
@@ -48,34 +48,34 @@ class Batch:
 
 
 def setting_of(case: Case, gpu: Callable[[str], GpuSpec], engine: Callable[[str], Engine]) -> TrainingSetup:
-    """Everything of a case but its plan."""
+    """Return everything of a case except its plan."""
     kind = gpu(case.gpu)
     machines = Machines(kind, case.gpus_on_node, case.inside or kind.link, case.network, case.cpus)
     return TrainingSetup(case.model, machines, engine(case.engine), case.batch, case.sequence)
 
 
-def timed(cases: Iterable[Case]) -> list[Case]:
-    """Those whose step was measured and can be compared."""
+def with_step_time(cases: Iterable[Case]) -> list[Case]:
+    """Return the usable cases with a measured step time."""
     return [case for case in cases if case.usable and case.step_seconds]
 
 
 def measured_seconds(cases: Iterable[Case]) -> Vector:
-    """Seconds of a step; not a number where none was measured."""
+    """Return the measured step times; NaN if not measured."""
     return np.array([case.step_seconds or np.nan for case in cases])
 
 
-def weighed(cases: Iterable[Case]) -> list[Case]:
-    """Those whose peak of memory was measured and can be compared."""
+def with_peak_memory(cases: Iterable[Case]) -> list[Case]:
+    """Return the usable cases with a measured peak memory."""
     return [case for case in cases if case.usable and case.memory_gib]
 
 
 def measured_gib(cases: Iterable[Case]) -> Vector:
-    """GiB at the peak; not a number where that was not measured."""
+    """Return the measured peak memory; NaN if not measured."""
     return np.array([case.memory_gib or np.nan for case in cases])
 
 
 def by_group(cases: Sequence[Case]) -> Mapping[str, list[int]]:
-    """Which cases are compared with each other: their indices by the name of the group."""
+    """Return the indices of comparable cases by group name."""
     groups: dict[str, list[int]] = defaultdict(list)
     for index, case in enumerate(cases):
         groups[f"{case.source}: {case.group}"].append(index)

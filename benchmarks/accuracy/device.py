@@ -1,6 +1,6 @@
-"""What was measured on one H200 (`measure_device`), as cases like those of published tables.
+"""Our measurements on one H200 (`measure_device`) as cases, like those of published tables.
 
-The table is part of the repository: h200_measured.csv, made on the machine that h200_machine.json describes.
+The table is part of the repository: h200_measured.csv, measured on the machine described in h200_machine.json.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ TABLE = "h200_measured"
 
 
 def measurements() -> list[Measurement]:
-    """All of them."""
+    """Return all measurements on the H200."""
     return read_samples(FILE)
 
 
 @cache
 def read_cases(table: str) -> Sequence[Case]:
-    """The cases of a table, published or measured by us; read once."""
+    """Return the cases of a table, published or measured by us; cached."""
     if table != TABLE:
         return tuple(read_table(table))
     return tuple(_case(row, one) for row, one in enumerate(measurements(), start=2))

@@ -1,8 +1,8 @@
-"""Seven steps measured, the rest predicted, on one H200: `python -m benchmarks.accuracy.device_fit [--write]`.
+"""Prediction from seven measured steps on one H200: `python -m benchmarks.accuracy.device_fit [--write]`.
 
-The seven are chosen before anything is known (`fit.first_samples`): which samples are least sure under the model,
-one after another. The error is that of all others, which the fit has not seen; beside it stand the error without any
-sample, and how far two runs of the same trial were apart.
+The seven are chosen without measurements (`perf.choose_initial_samples`): one after another, the sample that is most
+uncertain under the model. The table shows the error on all other steps, which are not used in the fit, compared with
+the error without any sample, and the difference between two runs of the same configuration.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.accuracy.device import measurements
-from benchmarks.accuracy.reports import print_and_keep
+from benchmarks.accuracy.reports import run_report
 from benchmarks.table import markdown
 from refold.catalogue import find_engine, find_gpu, find_model, read_samples
 from refold.perf import (
@@ -35,14 +35,14 @@ SAMPLES = 7
 
 
 def setting_for(one: Measurement) -> TrainingSetup:
-    """Where a step was measured."""
+    """Return the model, machine and engine of a measured step."""
     gpu = find_gpu(one.gpu)
     machines = Machines(gpu, one.gpus_on_node, gpu.link, gpu.link, one.cpus)
     return TrainingSetup(find_model(one.model), machines, find_engine("pytorch"), one.batch, one.sequence)
 
 
 def relative_errors(form: Form, chosen: Sequence[Measurement], others: Sequence[Measurement]) -> Vector:
-    """Of samples that the fit has not seen."""
+    """Fit the form to the chosen samples, and return the absolute relative errors on the others."""
     return np.abs(unseen_errors(form, fit(form, chosen), others))
 
 
@@ -58,31 +58,33 @@ def _row(name: str, rows: Sequence[Measurement]) -> tuple[str, ...]:
     return (name, f"{len(rows)}", *figures)
 
 
-def _repeated() -> str:
-    """How far two runs of the same trials were apart."""
-    again = read_samples(REPEATED)
-    same = [one for one in measurements() if one.model == again[0].model]
-    first = {(one.plan, one.batch, one.sequence, one.cpus): one.step_seconds or 0.0 for one in same}
-    both = [(one.step_seconds or 0.0, first[one.plan, one.batch, one.sequence, one.cpus]) for one in again]
-    apart = 100 * np.abs([one / other - 1 for one, other in both])
+def _repeatability() -> str:
+    """Return a sentence on the difference between two runs of the same configurations."""
+    repeated = read_samples(REPEATED)
+    same_model = [one for one in measurements() if one.model == repeated[0].model]
+    first = {(one.plan, one.batch, one.sequence, one.cpus): one.step_seconds or 0.0 for one in same_model}
+    pairs = [(one.step_seconds or 0.0, first[one.plan, one.batch, one.sequence, one.cpus]) for one in repeated]
+    differences = 100 * np.abs([one / other - 1 for one, other in pairs])
+    median, p90 = np.median(differences), np.quantile(differences, 0.9)
     return (
-        f"{len(both)} trials of {again[0].model} were run twice: their times differ by {np.median(apart):.1f} % at the "
-        f"median, {np.quantile(apart, 0.9):.1f} % for one in ten, {apart.max():.1f} % at most."
+        f"{len(pairs)} configurations of {repeated[0].model} were measured twice: the times differ by {median:.1f} % "
+        f"at the median, {p90:.1f} % at the 90th percentile, {differences.max():.1f} % at most."
     )
 
 
 def report() -> str:
-    """A row for each model, as markdown."""
-    ran = [one for one in measurements() if one.status == "ok"]
-    rows = [_row(name, [one for one in ran if one.model == name]) for name in dict.fromkeys(one.model for one in ran)]
-    titles = ("model", "steps", "no sample: mean", "max", f"corrected, {SAMPLES} samples: mean", "max")
+    """Return a Markdown table with a row for each model."""
+    finished = [one for one in measurements() if one.status == "ok"]
+    names = dict.fromkeys(one.model for one in finished)
+    rows = [_row(name, [one for one in finished if one.model == name]) for name in names]
+    titles = ("model", "steps", "no samples: mean", "max", f"corrected, {SAMPLES} samples: mean", "max")
     table = markdown((*titles, f"Rubick's form, {SAMPLES} samples: mean", "max"), rows)
-    return f"{table}\n\n{_repeated()}"
+    return f"{table}\n\n{_repeatability()}"
 
 
 def main() -> None:
-    """Print the table; keep it with --write."""
-    print_and_keep(report, "device_fit", published=False)
+    """Print the table; write it with --write."""
+    run_report(report, "device_fit", __doc__, needs_published_tables=False)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Measure training steps of Rubick's models on this machine's GPU.
+"""Measure training steps of Rubick's models on the GPU of this machine.
 
-`python -m benchmarks.accuracy.measure_device --out DIR --minutes 9` writes DIR/measured.csv, a row as soon as it is
-measured, and DIR/machine.json. It needs PyTorch, msgspec and PyYAML, and no other part of Refold's dependencies. Each
-model has a process of its own, and a share of the time; what is most telling is measured first.
+`python -m benchmarks.accuracy.measure_device --out DIR --minutes 9` writes DIR/measured.csv, row by row, and
+DIR/machine.json. Of Refold's dependencies, it needs only PyTorch, msgspec and PyYAML. Each model has its own process
+and a share of the time; the most informative configurations are measured first.
 """
 
 from __future__ import annotations
@@ -33,85 +33,87 @@ SHARE_OF_TIME = {
     "gpt2-xl": 20,
     "llama-2-7b": 35,
 }
-"""Models, and parts of the time that each gets; what one leaves, the next ones have."""
+"""Relative shares of the time by model; unused time goes to the models that follow."""
 
-STARTS = "trial "
-"""How a line begins that says which trial comes next: `trial 3: DP1 …`."""
+CONFIG_PREFIX = "configuration "
+"""Prefix of the output line that announces the next configuration: `configuration 3: DP1 …`."""
 
-ATTEMPTS = 3
-"""Processes that a model gets, if they break off."""
+MAX_ATTEMPTS = 3
+"""Maximum number of processes per model, if they fail."""
 
 GRACE_SECONDS = 30.0
-"""How long a process may take over its time: what it has begun ends by itself, as a rule."""
+"""Time after its deadline at which a process is killed; normally it finishes its last measurement by itself."""
 
-TRIAL_SECONDS = 2.0
-"""After so long, and one step at least, a trial has been measured well enough."""
+MAX_SECONDS_PER_CONFIG = 2.0
+"""The measurement of a configuration ends after this time, and at least one step."""
 
 
 def main() -> None:
     """Measure all models, or one of them in this process."""
-    asked = _arguments()
-    if asked.only_here:
-        measure_model(asked)
+    options = _parse_options()
+    if options.only_here:
+        measure_model(options)
     else:
-        measure_models(asked)
+        measure_models(options)
 
 
-def _arguments() -> argparse.Namespace:
+def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy.measure_device", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write into")
-    parser.add_argument("--minutes", type=float, default=9.0, help="time for all models together")
-    parser.add_argument("--models", default=",".join(SHARE_OF_TIME), help="which, by name, in this order")
-    parser.add_argument("--tiny", action="store_true", help="toy models, one step of each trial: does it run?")
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="else a GPU, if there is one")
-    parser.add_argument("--only-here", action="store_true", help="one model, in this process")
-    parser.add_argument("--skip", type=int, default=0, help="trials that were begun before")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="output folder")
+    parser.add_argument("--minutes", type=float, default=9.0, help="total time for all models [9]")
+    parser.add_argument("--models", default=",".join(SHARE_OF_TIME), help="comma-separated model names, in order")
+    parser.add_argument("--tiny", action="store_true", help="use toy models and single steps, to check that it works")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: a GPU if available")
+    parser.add_argument("--only-here", action="store_true", help="measure one model in this process")
+    parser.add_argument("--skip", type=int, default=0, help="skip this many configurations")
     return parser.parse_args()
 
 
-# All models: a process for each.
+# --- all models, each in its own process --------------------------------------------------------------------
 
 
-def measure_models(asked: argparse.Namespace) -> None:
-    """One after the other, each with its share of the time that is left; another process where one has broken off."""
-    asked.out.mkdir(parents=True, exist_ok=True)
-    end = monotonic() + 60 * asked.minutes
-    names = asked.models.split(",")
-    for place, name in enumerate(names):
-        share = SHARE_OF_TIME.get(name, 10) / sum(SHARE_OF_TIME.get(other, 10) for other in names[place:])
-        until = monotonic() + share * (end - monotonic())
-        begun = 0
-        for _ in range(ATTEMPTS):
-            begun, ended_well = _measure_apart(asked, name, begun, until, end)
-            if ended_well or monotonic() > until:
+def measure_models(options: argparse.Namespace) -> None:
+    """Measure models one after the other, each for its share of the remaining time; restart failed processes."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    end = monotonic() + 60 * options.minutes
+    names = options.models.split(",")
+    for index, name in enumerate(names):
+        share = SHARE_OF_TIME.get(name, 10) / sum(SHARE_OF_TIME.get(other, 10) for other in names[index:])
+        deadline = monotonic() + share * (end - monotonic())
+        started = 0
+        for _ in range(MAX_ATTEMPTS):
+            started, succeeded = _measure_in_process(options, name, started, deadline, end)
+            if succeeded or monotonic() > deadline:
                 break
-    rows = read_samples(asked.out / "measured.csv") if (asked.out / "measured.csv").exists() else []
+    rows = read_samples(options.out / "measured.csv") if (options.out / "measured.csv").exists() else []
     for name in dict.fromkeys(one.model for one in rows):
-        ended = [one.status for one in rows if one.model == name]
-        print(f"{name}: {len(ended)} rows, {ended.count('oom')} of them out of memory")
+        statuses = [one.status for one in rows if one.model == name]
+        print(f"{name}: {len(statuses)} rows, {statuses.count('oom')} of them out of memory")
 
 
-def _measure_apart(asked: argparse.Namespace, name: str, skip: int, until: float, end: float) -> tuple[int, bool]:
-    """How many trials were begun in all, and whether the process ended by itself and well."""
-    minutes = max(0.0, until - monotonic()) / 60
+def _measure_in_process(
+    options: argparse.Namespace, name: str, skip: int, deadline: float, end: float
+) -> tuple[int, bool]:
+    """Return the number of configurations started so far, and whether the process succeeded."""
+    minutes = max(0.0, deadline - monotonic()) / 60
     command = [sys.executable, "-m", "benchmarks.accuracy.measure_device", "--only-here", "--models", name]
-    command += ["--out", str(asked.out), "--minutes", f"{minutes:.3f}", "--skip", str(skip)]
-    command += ["--tiny"] if asked.tiny else []
-    command += ["--device", asked.device] if asked.device else []
+    command += ["--out", str(options.out), "--minutes", f"{minutes:.3f}", "--skip", str(skip)]
+    command += ["--tiny"] if options.tiny else []
+    command += ["--device", options.device] if options.device else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        late = Timer(max(1.0, min(until + GRACE_SECONDS, end) - monotonic()), process.kill)
-        late.start()
+        timeout = Timer(max(1.0, min(deadline + GRACE_SECONDS, end) - monotonic()), process.kill)
+        timeout.start()
         for line in process.stdout or ():
             print(line, end="", flush=True)
-            if line.startswith(STARTS):
-                skip = int(line.removeprefix(STARTS).partition(":")[0])
-        ended_well = process.wait() == 0
-        late.cancel()
-    return skip, ended_well
+            if line.startswith(CONFIG_PREFIX):
+                skip = int(line.removeprefix(CONFIG_PREFIX).partition(":")[0])
+        succeeded = process.wait() == 0
+        timeout.cancel()
+    return skip, succeeded
 
 
-def machine() -> dict[str, object]:
-    """What it was measured on. Whoever asks holds some memory of the GPU from then on."""
+def describe_machine() -> dict[str, object]:
+    """Return the hardware and software versions. The calling process holds GPU memory afterwards."""
     import torch
 
     gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
@@ -127,104 +129,107 @@ def machine() -> dict[str, object]:
     }
 
 
-# One model, in a process of its own.
+# --- one model, in this process -----------------------------------------------------------------------------
 
 
-def measure_model(asked: argparse.Namespace) -> None:
-    """Its trials, as far as the time goes. Ends badly if a trial fails for another reason than memory."""
-    until = monotonic() + 60 * asked.minutes
-    device = asked.device or default_device()
-    (asked.out / "machine.json").write_text(json.dumps(machine(), indent=2) + "\n")
-    shape = read_model(asked.models)
-    shape = toy_of(shape) if asked.tiny else shape
-    path = asked.out / "measured.csv"
+def measure_model(options: argparse.Namespace) -> None:
+    """Measure configurations of a model until the time is up. Any failure except out of memory raises."""
+    deadline = monotonic() + 60 * options.minutes
+    device = options.device or default_device()
+    (options.out / "machine.json").write_text(json.dumps(describe_machine(), indent=2) + "\n")
+    shape = read_model(options.models)
+    shape = toy_of(shape) if options.tiny else shape
+    path = options.out / "measured.csv"
     rows = read_samples(path) if path.exists() else []
-    for measured in _measured(shape, device, 0.0 if asked.tiny else TRIAL_SECONDS, asked.skip, until):
+    seconds = 0.0 if options.tiny else MAX_SECONDS_PER_CONFIG
+    for measured in _measure_configs(shape, device, seconds, options.skip, deadline):
         rows.append(measured)
         _write(path, rows)
-        _say(measured)
+        _print_measurement(measured)
 
 
-def _measured(shape: ModelShape, device: str, seconds: float, skip: int, until: float) -> Iterator[Measurement]:
+def _measure_configs(
+    shape: ModelShape, device: str, seconds: float, skip: int, deadline: float
+) -> Iterator[Measurement]:
     from refold.train import Trainer
 
-    trials = [*dict.fromkeys(trials_of(shape, os.cpu_count() or 1))]
-    print(f"{shape.name}: {len(trials) - skip} trials on {device}", flush=True)
+    configs = [*dict.fromkeys(configs_of(shape, os.cpu_count() or 1))]
+    print(f"{shape.name}: {len(configs) - skip} configurations on {device}", flush=True)
     gpu = device_name(device)
     trainer = Trainer(shape, device)
     failed: list[ProfileConfig] = []
-    warm_up = 3  # what is compiled or loaded when it is first used is so before the second trial
-    for number, trial in enumerate(trials[skip:], start=skip + 1):
-        if monotonic() > until:
+    warm_up = 3  # steps; the first configuration includes compilation and loading on first use
+    for number, config in enumerate(configs[skip:], start=skip + 1):
+        if monotonic() > deadline:
             return
-        if any(needs_at_least_memory_of(trial, other) for other in failed):
+        if any(needs_at_least_memory_of(config, other) for other in failed):
             continue
-        print(f"{STARTS}{number}: {trial}", flush=True)
-        measured = measure(trainer, trial, gpu, StepBudget(7, warm_up, seconds))
+        print(f"{CONFIG_PREFIX}{number}: {config}", flush=True)
+        measured = measure(trainer, config, gpu, StepBudget(7, warm_up, seconds))
         if measured.status == "oom":
-            failed.append(trial)
+            failed.append(config)
         else:
             warm_up = 1
         yield measured
 
 
 def _write(path: Path, rows: list[Measurement]) -> None:
-    """All rows, or all those before, whenever this is broken off."""
-    beside = path.with_suffix(".part")
-    write_samples(beside, rows)
-    beside.replace(path)
+    """Write atomically, so that an interruption leaves the previous file intact."""
+    temporary = path.with_suffix(".part")
+    write_samples(temporary, rows)
+    temporary.replace(path)
 
 
-def _say(measured: Measurement) -> None:
+def _print_measurement(measured: Measurement) -> None:
     if measured.step_seconds is None:
         print("  out of memory", flush=True)
         return
-    parts = (measured.forward_seconds, measured.backward_seconds, measured.optimizer_seconds)
-    of_them = " + ".join(f"{seconds:.3f}" for seconds in parts if seconds is not None)
-    print(f"  {measured.step_seconds:.3f} s ({of_them}), {measured.memory_gib:.1f} GiB", flush=True)
+    phases = (measured.forward_seconds, measured.backward_seconds, measured.optimizer_seconds)
+    text = " + ".join(f"{seconds:.3f}" for seconds in phases if seconds is not None)
+    print(f"  {measured.step_seconds:.3f} s ({text}), {measured.memory_gib:.1f} GiB", flush=True)
 
 
-def trials_of(shape: ModelShape, cpus: int) -> Iterator[ProfileConfig]:
-    """At least 25 where there are CPUs enough, and perhaps some twice; the most telling first.
+def configs_of(shape: ModelShape, cpus: int) -> Iterator[ProfileConfig]:
+    """Yield at least 25 different configurations if there are enough CPUs, the most informative first.
 
-    Those that offload stand together, since to change over takes time.
+    Some may repeat. Configurations with offload are adjacent, because switching takes time.
     """
-    usual, sequence = max(shape.batch, 4), shape.sequence
+    default, sequence = max(shape.batch, 4), shape.sequence
 
-    def trial(plan: Plan, batch: int = usual, threads: int = 16, tokens: int = sequence) -> ProfileConfig:
+    def config(plan: Plan, batch: int = default, threads: int = 16, tokens: int = sequence) -> ProfileConfig:
         return ProfileConfig(plan, batch, tokens, min(threads, cpus))
 
     for accumulation in (1, 4, 2):
-        yield trial(Plan(accumulation=accumulation))
-        yield trial(Plan(accumulation=accumulation, recompute="full"))
-    yield trial(Plan(recompute="selective"))
-    yield trial(Plan(), usual // 2)
-    yield trial(Plan(accumulation=2), usual * 2)
+        yield config(Plan(accumulation=accumulation))
+        yield config(Plan(accumulation=accumulation, recompute="full"))
+    yield config(Plan(recompute="selective"))
+    yield config(Plan(), default // 2)
+    yield config(Plan(accumulation=2), default * 2)
 
     for threads in (16, 4, 8, 2):
-        yield trial(Plan(offload=True), threads=threads)
-    yield trial(Plan(offload=True, accumulation=4), threads=8)
-    yield trial(Plan(offload=True, recompute="full"), threads=8)
-    yield trial(Plan(offload=True), usual // 2)
+        yield config(Plan(offload=True), threads=threads)
+    yield config(Plan(offload=True, accumulation=4), threads=8)
+    yield config(Plan(offload=True, recompute="full"), threads=8)
+    yield config(Plan(offload=True), default // 2)
 
-    yield trial(Plan(), usual // 4)
-    yield trial(Plan(recompute="full"), usual // 2)
-    yield trial(Plan(), tokens=sequence // 2)
-    yield trial(Plan(accumulation=usual // 2))
-    yield trial(Plan(recompute="selective", accumulation=2))
-    yield trial(Plan(accumulation=usual))
-    yield trial(Plan(recompute="full"), tokens=sequence // 2)
-    yield trial(Plan(), usual * 2)
-    yield trial(Plan(recompute="full"), usual * 2)
-    yield trial(Plan(accumulation=4), usual * 2)
-    yield trial(Plan(recompute="selective"), usual * 2)
-    yield trial(Plan(), usual * 4)
-    yield trial(Plan(recompute="full"), usual * 4)
-    yield trial(Plan(accumulation=4), usual * 4)
+    yield config(Plan(), default // 4)
+    yield config(Plan(recompute="full"), default // 2)
+    yield config(Plan(), tokens=sequence // 2)
+    yield config(Plan(accumulation=default // 2))
+    yield config(Plan(recompute="selective", accumulation=2))
+    yield config(Plan(accumulation=default))
+    yield config(Plan(recompute="full"), tokens=sequence // 2)
+    yield config(Plan(), default * 2)
+    yield config(Plan(recompute="full"), default * 2)
+    yield config(Plan(accumulation=4), default * 2)
+    yield config(Plan(recompute="selective"), default * 2)
+    yield config(Plan(), default * 4)
+    yield config(Plan(recompute="full"), default * 4)
+    yield config(Plan(accumulation=4), default * 4)
 
 
 def toy_of(shape: ModelShape) -> ModelShape:
-    """The same kind of model, so small that any machine runs it."""
+    """Return a model of the same kind that is small enough for any machine."""
     return msgspec.structs.replace(
         shape,
         layers=1,

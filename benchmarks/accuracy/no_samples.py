@@ -1,7 +1,7 @@
-"""How well steps and memory are estimated without a single sample: `python -m benchmarks.accuracy.no_samples`.
+"""Accuracy of estimated step times and memory without samples: `python -m benchmarks.accuracy.no_samples`.
 
-Every published row is put to the analytical model as it is. Rows that constants were fitted on
-(`calibrate.is_fitted_on`) and rows that were held out are reported apart; `--write` keeps the tables in
+Every published row is estimated by the analytical model. Rows to which constants were fitted
+(`calibrate.is_fitted_on`) and held-out rows are reported separately; `--write` writes
 benchmarks/accuracy/no_samples.md.
 """
 
@@ -14,30 +14,38 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.accuracy.calibrate import is_fitted_on
-from benchmarks.accuracy.cases import Batch, Predicted, by_group, measured_gib, measured_seconds, timed, weighed
+from benchmarks.accuracy.cases import (
+    Batch,
+    Predicted,
+    by_group,
+    measured_gib,
+    measured_seconds,
+    with_peak_memory,
+    with_step_time,
+)
 from benchmarks.accuracy.device import read_cases
-from benchmarks.accuracy.reports import print_and_keep
+from benchmarks.accuracy.reports import run_report
 from benchmarks.accuracy.tables import Case
 from benchmarks.table import Row, as_markdown, at_least, at_most, markdown
 from refold.catalogue import find_engine, find_gpu
 
 HERE = Path(__file__).parent
-LEAST = 5
-"""A group of plans is ranked if it has at least so many."""
+MIN_GROUP_SIZE = 5
+"""Groups of plans are ranked if they have at least this many."""
 
-NEAR = 0.95
-"""A plan is as good as the best if it has this share of its throughput."""
+GOOD_PICK_SHARE = 0.95
+"""A plan is a good pick if it reaches this share of the best throughput."""
 
 
 class Part(NamedTuple):
-    """Some rows of a table: which, and in whose words."""
+    """A selection of rows of a table, and its description."""
 
     table: str
-    what: str
-    takes: Callable[[Case], bool]
+    description: str
+    includes: Callable[[Case], bool]
 
 
-def _every(_: Case) -> bool:
+def _all_rows(_: Case) -> bool:
     return True
 
 
@@ -48,7 +56,7 @@ def _is_slow(case: Case) -> bool:
 PARTS = (
     Part("ultrascale_h100", "1B and 80B (fitted on)", is_fitted_on),
     Part("ultrascale_h100", "8B (held out)", lambda case: not is_fitted_on(case)),
-    Part("ultrascale_h100", "all", _every),
+    Part("ultrascale_h100", "all", _all_rows),
     Part("ultrascale_h100", "all but rows 3 × slower than a neighbour", lambda case: not _is_slow(case)),
     Part("ultrascale_h100", "8 to 128 GPUs, without those rows", lambda case: case.gpus <= 128 and not _is_slow(case)),
     Part("h200_measured", "BERT, GPT-2, ViT (fitted on)", is_fitted_on),
@@ -59,24 +67,27 @@ PARTS = (
     Part("bigscience_sweeps", "A100, odd lines (held out)", lambda case: "A100" in case.gpu and not is_fitted_on(case)),
     Part("bigscience_sweeps", "V100, even lines (fitted on)", lambda case: "V100" in case.gpu and is_fitted_on(case)),
     Part("bigscience_sweeps", "V100, odd lines (held out)", lambda case: "V100" in case.gpu and not is_fitted_on(case)),
-    Part("rubick_measured", "all (held out)", _every),
+    Part("rubick_measured", "all (held out)", _all_rows),
     Part("torchtitan_docs", "8 GPUs (fitted on)", is_fitted_on),
     Part("torchtitan_docs", "128 GPUs (held out)", lambda case: not is_fitted_on(case)),
     Part("korthikanti2022_table5", "full recomputation (fitted on)", is_fitted_on),
     Part("korthikanti2022_table5", "selective (held out)", lambda case: not is_fitted_on(case)),
-    Part("korthikanti2022_fig1_memory", "all (held out)", _every),
+    Part("korthikanti2022_fig1_memory", "all (held out)", _all_rows),
     Part("dlperf_megatron_v100", "even lines (fitted on)", is_fitted_on),
     Part("dlperf_megatron_v100", "odd lines (held out)", lambda case: not is_fitted_on(case)),
 )
 
 
 def predicted(cases: Sequence[Case]) -> Predicted:
-    """What the model says, with the constants of the catalogue."""
+    """Estimate cases with the constants of the catalogue."""
     return Batch(cases).predict(find_gpu, find_engine)
 
 
 class TimeErrors(NamedTuple):
-    """Errors of step times over some rows, and how well plans are ranked in groups that can be."""
+    """Errors of step times, and the quality of the ranking of plans in groups.
+
+    `rank`: median rank correlation; `picked`: share of groups in which the estimated best plan is a good pick.
+    """
 
     rows: int
     median: float
@@ -87,15 +98,15 @@ class TimeErrors(NamedTuple):
 
 
 def time_errors(cases: Sequence[Case]) -> TimeErrors | None:
-    """None where nothing was timed."""
+    """Compute the errors; None if there are no cases."""
     if not cases:
         return None
-    said, measured = predicted(cases), measured_seconds(cases)
-    modelled = said.seconds
+    estimates, measured = predicted(cases), measured_seconds(cases)
+    modelled = estimates.seconds
     errors = np.abs(modelled / measured - 1)
-    ranked = [np.array(indices) for indices in by_group(cases).values() if len(indices) >= LEAST]
+    ranked = [np.array(indices) for indices in by_group(cases).values() if len(indices) >= MIN_GROUP_SIZE]
     ranks = [_rank_correlation(modelled[group], measured[group]) for group in ranked]
-    choice = np.where(said.fits, modelled, np.inf)  # what does not fit is not chosen
+    choice = np.where(estimates.fits, modelled, np.inf)  # plans that do not fit are not chosen
     shares = [measured[group].min() / measured[group][choice[group].argmin()] for group in ranked]
     return TimeErrors(
         len(cases),
@@ -103,7 +114,7 @@ def time_errors(cases: Sequence[Case]) -> TimeErrors | None:
         float(np.quantile(errors, 0.9)),
         len(ranked),
         float(np.median(ranks)) if ranks else np.nan,
-        float(np.mean(np.array(shares) >= NEAR)) if shares else np.nan,
+        float(np.mean(np.array(shares) >= GOOD_PICK_SHARE)) if shares else np.nan,
     )
 
 
@@ -114,57 +125,63 @@ def _rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def _time_row(part: Part) -> tuple[str, ...] | None:
-    found = time_errors([case for case in timed(read_cases(part.table)) if part.takes(case)])
+    found = time_errors([case for case in with_step_time(read_cases(part.table)) if part.includes(case)])
     if found is None:
         return None
     ranking = (f"{found.groups}", f"{found.rank:.2f}", _percent(found.picked)) if found.groups else ("", "", "")
-    return (part.table, part.what, f"{found.rows:,}", _percent(found.median), _percent(found.p90), *ranking)
+    return (part.table, part.description, f"{found.rows:,}", _percent(found.median), _percent(found.p90), *ranking)
 
 
 def _memory_row(part: Part) -> tuple[str, ...] | None:
-    found = memory_errors([case for case in read_cases(part.table) if part.takes(case) and case.usable])
-    if not found.peaks and not found.out:
+    found = memory_errors([case for case in read_cases(part.table) if part.includes(case) and case.usable])
+    if not found.peaks and not found.out_of_memory:
         return None
     peak = (f"{found.peaks:,}", _percent(found.median)) if found.peaks else ("", "")
-    right = (f"{found.called:,}", f"{found.out:,}", _percent(found.right)) if found.called else ("", "", "")
-    return (part.table, part.what, *peak, *right)
+    fits = ("", "", "")
+    if found.known_fits:
+        fits = (f"{found.known_fits:,}", f"{found.out_of_memory:,}", _percent(found.correct))
+    return (part.table, part.description, *peak, *fits)
 
 
 class MemoryErrors(NamedTuple):
-    """Median error of peaks, and the share of rows where it was said right whether they fit."""
+    """Median error of peak memory, and the share of rows for which `fits` is predicted correctly.
+
+    `peaks`: rows with a measured peak; `known_fits`: rows known to have run or to have run out of memory, of which
+    `out_of_memory` ran out.
+    """
 
     peaks: int
     median: float
-    called: int
-    out: int
-    right: float
+    known_fits: int
+    out_of_memory: int
+    correct: float
 
 
 def memory_errors(cases: Sequence[Case]) -> MemoryErrors:
-    """Over rows with a peak, and over rows known to have run or to have run out of memory."""
-    with_peak, called = weighed(cases), [case for case in cases if case.fits is not None]
+    """Compute the errors over rows with a peak, and over rows known to have run or to have run out of memory."""
+    with_peak, known_fits = with_peak_memory(cases), [case for case in cases if case.fits is not None]
     errors = np.abs(predicted(with_peak).memory_gib / measured_gib(with_peak) - 1) if with_peak else np.array([np.nan])
-    did = np.array([case.fits for case in called], bool)
-    right = float((predicted(called).fits == did).mean()) if called else np.nan
-    return MemoryErrors(len(with_peak), float(np.median(errors)), len(called), int((~did).sum()), right)
+    fits = np.array([case.fits for case in known_fits], bool)
+    correct = float((predicted(known_fits).fits == fits).mean()) if known_fits else np.nan
+    return MemoryErrors(len(with_peak), float(np.median(errors)), len(known_fits), int((~fits).sum()), correct)
 
 
 GOALS = (
-    ("ultrascale_h100", "", _every),
-    ("llm_foundry_a100", "", _every),
+    ("ultrascale_h100", "", _all_rows),
+    ("llm_foundry_a100", "", _all_rows),
     ("bigscience_sweeps", " (A100)", lambda case: "A100" in case.gpu),
     ("bigscience_sweeps", " (V100)", lambda case: "V100" in case.gpu),
-    ("torchtitan_docs", "", _every),
+    ("torchtitan_docs", "", _all_rows),
 )
-"""Tables for which there are goals; fitted and held-out rows together."""
+"""Tables with goals; fitted and held-out rows together."""
 
 
 def goals() -> list[Row]:
-    """What was asked for, and what came out."""
+    """Return the goals and whether they were met."""
     rows: list[Row] = []
-    for table, which, takes in GOALS:
-        cases = [case for case in read_cases(table) if case.usable and takes(case)]
-        name, time, memory = table + which, time_errors(timed(cases)), memory_errors(cases)
+    for table, selection, includes in GOALS:
+        cases = [case for case in read_cases(table) if case.usable and includes(case)]
+        name, time, memory = table + selection, time_errors(with_step_time(cases)), memory_errors(cases)
         if time is None:
             continue
         rows.append(at_most(f"{name}: median error of step times", 100 * time.median, 15, _percent(time.median), "%"))
@@ -173,9 +190,9 @@ def goals() -> list[Row]:
             rows.append(at_least(f"{name}: rank correlation in a group", time.rank, 0.9, f"{time.rank:.2f}", ""))
             share = _percent(time.picked)
             rows.append(at_least(f"{name}: groups with a pick within 5 %", 100 * time.picked, 80, share, "%"))
-        if memory.out:
-            share = _percent(memory.right)
-            rows.append(at_least(f"{name}: out of memory called right", 100 * memory.right, 90, share, "%"))
+        if memory.out_of_memory:
+            share = _percent(memory.correct)
+            rows.append(at_least(f"{name}: out of memory predicted correctly", 100 * memory.correct, 90, share, "%"))
         if memory.peaks:
             share = _percent(memory.median)
             rows.append(at_most(f"{name}: median error of peak memory", 100 * memory.median, 10, share, "%"))
@@ -187,27 +204,27 @@ def _percent(share: float) -> str:
 
 
 def report() -> str:
-    """All tables, as markdown."""
+    """Return all tables in Markdown."""
     times = [row for part in PARTS if (row := _time_row(part)) is not None]
     memories = [row for part in PARTS if (row := _memory_row(part)) is not None]
     return "\n\n".join(
         (
-            "Step times. Rank: Spearman's correlation of plans, the median over groups of five or more plans for the "
-            "same model and GPUs. Picked: share of those groups where the plan estimated to be fastest, of those "
-            "estimated to fit, has at least 95 % of the best measured throughput.",
-            markdown(("table", "rows", "number", "median error", "p90", "groups", "rank", "picked"), times),
-            "Memory. Peak: estimated against measured. Called: rows known to have run or to have run out of memory, "
-            "and the share of them where `fits` was right.",
-            markdown(("table", "rows", "peaks", "median error", "called", "out of memory", "called right"), memories),
-            "What was asked for, over all rows of a table.",
+            "Step times. Rank: Spearman's rank correlation of plans, the median over groups of five or more plans for "
+            "the same model and GPUs. Good picks: share of those groups in which the plan estimated to be fastest, of "
+            "those estimated to fit, reaches at least 95 % of the best measured throughput.",
+            markdown(("table", "rows", "number", "median error", "p90", "groups", "rank", "good picks"), times),
+            "Memory. Median error: of the estimated peak. Known: rows known to have run or to have run out of memory; "
+            "correct: share of them for which `fits` was predicted correctly.",
+            markdown(("table", "rows", "peaks", "median error", "known", "out of memory", "correct"), memories),
+            "Goals, over all rows of a table.",
             as_markdown(goals()),
         )
     )
 
 
 def main() -> None:
-    """Print the tables; keep them with --write."""
-    print_and_keep(report, "no_samples")
+    """Print the tables; write them with --write."""
+    run_report(report, "no_samples", __doc__)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Reports that are printed, and with --write kept beside the code that makes them."""
+"""Reports that are printed, and with --write stored next to the code that generates them."""
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,19 +12,24 @@ from refold.perf import Measurement
 HERE = Path(__file__).parent
 
 
-def print_and_keep(report: Callable[[], str], name: str, *, published: bool = True) -> None:
-    """Print a report; keep it as NAME.md where that was asked for. `published`: it needs the published tables."""
-    if published and data_folder() is None:
-        print("the published tables are not here: nothing to compare with (see benchmarks/README.md)")
+def run_report(
+    report: Callable[[], str], name: str, description: str | None, *, needs_published_tables: bool = True
+) -> None:
+    """Parse the command line, print a report, and with --write store it as NAME.md."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.accuracy.{name}", description=description)
+    parser.add_argument("--write", action="store_true", help=f"write benchmarks/accuracy/{name}.md")
+    options = parser.parse_args()
+    if needs_published_tables and data_folder() is None:
+        print("the published tables are not available (see benchmarks/README.md)")
         return
     text = report()
     print(text)
-    if "--write" in sys.argv[1:]:
+    if options.write:
         (HERE / f"{name}.md").write_text(text + "\n", encoding="utf-8")
 
 
 def as_measurement(case: Case, name: str = "") -> Measurement:
-    """A published step as if we had measured it; `name` where one model has several kinds of steps."""
+    """Convert a published step; `name` distinguishes several kinds of steps of one model."""
     return Measurement(
         name or case.model.name,
         case.gpu,

@@ -1,9 +1,9 @@
-"""Rubick's Table 2, from the samples that it was fitted from: `python -m benchmarks.accuracy.rubick [--write]`.
+"""Rubick's Table 2, from the authors' samples: `python -m benchmarks.accuracy.rubick [--write]`.
 
-Each model is fitted to the authors' own profiling samples (one node, 1 to 8 GPUs; three to seven of them), once in
-their seven-parameter form and once as corrections of our analytical model, and predicts the measured steps on one
-node, by family of plans. Beside it stands what the paper says of its own fit. LLaMA is left out of their form's
-column: the paper's figures for it come from values set by hand.
+Both the authors' seven-parameter form and the corrections of our analytical model are fitted to the authors' profiling
+samples of each model (one node, 1 to 8 GPUs; three to seven samples), and predict the measured steps on one node, by
+family of plans. The table also has the errors in the paper. LLaMA is omitted: the paper's values for it are set by
+hand.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from benchmarks.accuracy.cases import setting_of, timed
+from benchmarks.accuracy.cases import setting_of, with_step_time
 from benchmarks.accuracy.device import read_cases
-from benchmarks.accuracy.reports import as_measurement, print_and_keep
+from benchmarks.accuracy.reports import as_measurement, run_report
 from benchmarks.accuracy.tables import Case, data_folder
 from benchmarks.table import markdown
 from refold.catalogue import find_engine, find_gpu
@@ -27,7 +27,7 @@ from refold.perf import CorrectedForm, Form, Measurement, RubickForm, TrainingSe
 
 HERE = Path(__file__).parent
 FOLDERS = {"ViT-base": "vit", "RoBERTa-large": "roberta", "BERT-336M": "bert", "T5-1.2B": "t5", "GPT-2 1.5B": "gpt2"}
-"""Models of the measured table, and the folder of their profiling samples."""
+"""Folders of the profiling samples, by model in the measured table."""
 
 PAPER = {
     ("ViT-base", "DP"): (3.63, 6.83),
@@ -47,11 +47,11 @@ PAPER = {
     ("GPT-2 1.5B", "ZeRO-DP"): (2.52, 3.86),
     ("GPT-2 1.5B", "ZeRO-Offload"): (5.52, 8.90),
 }
-"""Rubick, Table 2: average and largest error, in percent, of the families that one node can run."""
+"""Rubick, Table 2: mean and largest error in percent, for families of plans that run on one node."""
 
 
 def family_of(plan: Plan) -> str:
-    """The paper's name for a kind of plan."""
+    """Return the paper's name of the family of a plan."""
     if plan.offload:
         return "ZeRO-Offload"
     if plan.zero:
@@ -60,12 +60,12 @@ def family_of(plan: Plan) -> str:
 
 
 def profile_samples(folder: Path, case: Case) -> Iterator[Measurement]:
-    """What the authors fitted to: seconds of forward, backward with synchronisation, optimiser, step."""
+    """Yield the authors' samples: times of forward pass, backward pass with synchronisation, optimizer and step."""
     with (
         (folder / "config.csv").open(encoding="utf-8-sig") as configs,
         (folder / "data.csv").open(encoding="utf-8-sig") as times,
     ):
-        for config, seen in zip(csv.DictReader(configs), csv.DictReader(times), strict=True):
+        for config, measured in zip(csv.DictReader(configs), csv.DictReader(times), strict=True):
             gpus, kind = int(config["gpus"]), int(config["zero_type"])
             yield Measurement(
                 model=case.model.name,
@@ -75,10 +75,10 @@ def profile_samples(folder: Path, case: Case) -> Iterator[Measurement]:
                 batch=case.batch,
                 sequence=case.sequence,
                 cpus=float(config["num_cpu_threads"]) * gpus,
-                step_seconds=float(seen["iter_time"]) / 1000,
-                forward_seconds=float(seen["forward_time"]) / 1000,
-                backward_seconds=float(seen["Tcc"]) / 1000,
-                optimizer_seconds=float(seen["Topt"]) / 1000,
+                step_seconds=float(measured["iter_time"]) / 1000,
+                forward_seconds=float(measured["forward_time"]) / 1000,
+                backward_seconds=float(measured["Tcc"]) / 1000,
+                optimizer_seconds=float(measured["Topt"]) / 1000,
             )
 
 
@@ -86,12 +86,12 @@ def _rows() -> Iterator[tuple[str, ...]]:
     folder = data_folder()
     assert folder is not None
     by_model = defaultdict(list)
-    for case in timed(read_cases("rubick_measured")):
+    for case in with_step_time(read_cases("rubick_measured")):
         if len(case.gpus_on_node) == 1 and case.plan.gpus == case.plan.data:
             by_model[case.model.name].append(case)
-    for name, where in FOLDERS.items():
+    for name, subfolder in FOLDERS.items():
         cases = by_model[name]
-        samples = list(profile_samples(folder / "rubick" / "profile" / where, cases[0]))
+        samples = list(profile_samples(folder / "rubick" / "profile" / subfolder, cases[0]))
         forms = _forms(cases[0], samples)
         fits = [fit(form, samples, min_samples=3) for form in forms]
         families = defaultdict(list)
@@ -101,8 +101,8 @@ def _rows() -> Iterator[tuple[str, ...]]:
             paper = PAPER.get((name, family))
             errors = [np.abs(relative_errors(form, found, steps)) for form, found in zip(forms, fits, strict=True)]
             figures = [f"{100 * each.mean():.1f} / {100 * each.max():.1f} %" for each in errors]
-            said = f"{paper[0]} / {paper[1]} %" if paper else ""
-            yield (name, family, f"{len(samples)}", f"{len(steps)}", said, *figures)
+            published = f"{paper[0]} / {paper[1]} %" if paper else ""
+            yield (name, family, f"{len(samples)}", f"{len(steps)}", published, *figures)
 
 
 def _forms(case: Case, samples: Sequence[Measurement]) -> list[Form]:
@@ -115,14 +115,14 @@ def _forms(case: Case, samples: Sequence[Measurement]) -> list[Form]:
 
 
 def report() -> str:
-    """The table, as markdown: mean and largest error."""
-    titles = ("model", "plans", "samples", "steps", "the paper", "its form, fitted by us", "our model, corrected")
+    """Return a Markdown table of mean and largest errors."""
+    titles = ("model", "plans", "samples", "steps", "paper", "paper's form, our fit", "our model, corrected")
     return markdown(titles, list(_rows()))
 
 
 def main() -> None:
-    """Print the table; keep it with --write."""
-    print_and_keep(report, "rubick")
+    """Print the table; write it with --write."""
+    run_report(report, "rubick", __doc__)
 
 
 if __name__ == "__main__":

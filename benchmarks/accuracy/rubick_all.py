@@ -1,11 +1,11 @@
-"""All of Rubick's measured steps from seven of each model: `python -m benchmarks.accuracy.rubick_all [--write]`.
+"""All measured steps of Rubick, predicted from seven per model: `python -m benchmarks.accuracy.rubick_all [--write]`.
 
-Its table has many placements, some with a single GPU of a node. How steps depend on them is a fact of that testbed
-(two GPUs share a network card; plain data parallelism stalls where a node lends an odd number of GPUs), so the form
-that is fitted here is of the testbed too, and not part of Refold. Samples are taken in turn: each is measured, and the
-form fitted, before the next is chosen (`fit.samples_in_turn`); the rest is predicted. Nine of the 535 timed rows are
-left out, as benchmarks/accuracy/tables.py says: six of a T5-3B whose shape and plan are not stated, and three of
-RoBERTa on one GPU that take no longer than on two.
+Rubick's table has many placements, some with a single GPU of a node. Their effect on step times is specific to that
+testbed (two GPUs share a network card; plain data parallelism stalls if a node contributes an odd number of GPUs), so
+the form that is fitted here is specific to the testbed, too, and not part of Refold. Samples are chosen adaptively: one
+is measured and the form fitted before the next is chosen (`perf.choose_samples_adaptively`); all others are predicted.
+Nine of the 535 timed rows are excluded, as documented in benchmarks/accuracy/tables.py: six of a T5-3B whose shape and
+plan are not stated, and three of RoBERTa on one GPU that are not slower than on two.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.accuracy.cases import timed
+from benchmarks.accuracy.cases import with_step_time
 from benchmarks.accuracy.device import read_cases
-from benchmarks.accuracy.reports import as_measurement, print_and_keep
+from benchmarks.accuracy.reports import as_measurement, run_report
 from benchmarks.table import Row, as_markdown, at_most, markdown
 from refold.perf import (
     Measurement,
@@ -36,32 +36,32 @@ from refold.perf import (
 HERE = Path(__file__).parent
 SAMPLES = 7
 RATE = 125e12
-"""Operations per second of an A800 in TF32, roughly: what `work` is relative to."""
+"""Approximate FLOP/s of an A800 in TF32, to which the parameter `work` is relative."""
 
 
-class Testbed:
-    """Step times on nodes of eight A800; seconds, gigabytes per second, and billions of weights."""
+class TestbedForm:
+    """Step times on nodes with eight A800. Units are seconds, GB/s and billions of weights."""
 
     name = "testbed"
     parameters: tuple[Parameter, ...] = (
-        Parameter("work", "computing, against 6 operations per weight and token at the nominal rate", 1.4, 0.4),
-        Parameter("start", "seconds a micro-batch takes besides", 0.03, 0.5),
+        Parameter("work", "compute time relative to 6 FLOPs per weight and token at the nominal rate", 1.4, 0.4),
+        Parameter("start", "fixed seconds per micro-batch", 0.03, 0.5),
         Parameter("update", "seconds to update a billion weights on a GPU", 0.07, 0.3),
-        Parameter("down", "seconds to offload a billion weights, relative", 1.0, 0.35),
-        Parameter("activations", "tensor-parallel traffic, relative to computing", 0.05, 1.0),
-        Parameter("stall", "seconds lost where a node lends an odd number of GPUs", 0.01, 1.5),
-        Parameter("megatron", "computing with tensor or pipeline parallelism, against without", 1.0, 0.7),
-        Parameter("hiding", "how far gradients hide behind the backward pass", 0.15, 0.8),
-        Parameter("stages", "pipeline traffic, relative to computing", 0.05, 1.0),
+        Parameter("offload", "relative time to offload a billion weights", 1.0, 0.35),
+        Parameter("activations", "tensor-parallel communication relative to compute", 0.05, 1.0),
+        Parameter("stall", "seconds lost if a node contributes an odd number of GPUs", 0.01, 1.5),
+        Parameter("megatron", "compute time with tensor or pipeline parallelism relative to without", 1.0, 0.7),
+        Parameter("overlap", "overlap of gradient communication with the backward pass", 0.15, 0.8),
+        Parameter("stages", "pipeline communication relative to compute", 0.05, 1.0),
         Parameter("link", "GB/s between GPUs of a node", 150.0, 0.2),
         Parameter("card", "GB/s of a network card", 20.0, 0.15),
-        Parameter("latency", "seconds that each node adds to an exchange", 0.002, 1.0),
-        Parameter("backward", "backward pass, in forward passes", 2.0, 0.1),
-        Parameter("hiding_shards", "how far shards hide under ZeRO", 0.15, 0.8),
-        Parameter("down_each", "share of offloading that each micro-batch has", 0.2, 0.5),
-        Parameter("down_once", "share of offloading that each step has", 0.2, 0.5),
+        Parameter("latency", "seconds that each node adds to a collective", 0.002, 1.0),
+        Parameter("backward", "backward time / forward time", 2.0, 0.1),
+        Parameter("overlap_shards", "overlap of communication under ZeRO", 0.15, 0.8),
+        Parameter("offload_per_micro_batch", "share of offload time per micro-batch", 0.2, 0.5),
+        Parameter("offload_per_step", "share of offload time per step", 0.2, 0.5),
         Parameter("cpu", "seconds to update a billion weights with one CPU thread", 3.0, 0.4),
-        Parameter("gather", "share of the gather that offloading shows", 0.8, 0.2),
+        Parameter("gather", "share of the gather time that offload does not hide", 0.8, 0.2),
     )
 
     def __init__(self, shape: ModelShape) -> None:
@@ -69,7 +69,7 @@ class Testbed:
         self._shape = shape
 
     def predict(self, values: Vector, samples: Sequence[Measurement]) -> PhaseTimes:
-        """Computing and stalls, gradients and how they hide, the optimiser and offloading."""
+        """Predict step times: compute, stalls, gradient communication and its overlap, optimizer, offload."""
         q = dict(zip((one.name for one in self.parameters), values.tolist(), strict=True))
         a = {
             name: np.array(column)
@@ -77,29 +77,32 @@ class Testbed:
         }
         slices = a["tensor"] * a["pipeline"]
         sliced, shards, offload = slices > 1, a["zero"] > 0, a["offload"] > 0
-        own = a["batch"] / a["data"]
+        replica_batch = a["batch"] / a["data"]
         rounds = (a["micro"] + a["pipeline"] - 1) / a["micro"]
         nominal = 6 * self._weights * 1e9 * a["sequence"] / RATE
-        work = q["work"] * nominal * np.where(sliced, q["megatron"], 1.0) * own
+        work = q["work"] * nominal * np.where(sliced, q["megatron"], 1.0) * replica_batch
         compute = work / slices * rounds + q["start"] * (a["micro"] + a["pipeline"] - 1) / a["pipeline"]
         crossing = np.where(a["tensor_crosses"] > 0, 0.5 * q["link"] / q["card"], 1.0)
         tensor = q["activations"] * work / a["pipeline"] * rounds * 2 * (1 - 1 / a["tensor"]) * crossing
         stages = q["stages"] * 0.2 * work * (a["pipeline"] - 1) * a["stages_cross"]
         share = 1 / (1 + q["backward"])
         forward = share * (compute + tensor + stages)
-        backward = (1 - share) * (compute + tensor + stages) + a["again"] * share * (work / slices * rounds + tensor)
+        backward = (1 - share) * (compute + tensor + stages) + a["recompute"] * share * (
+            work / slices * rounds + tensor
+        )
         moved = 8 * self._weights / slices * (1 - 1 / a["data"])
-        several = a["load"] > 0
-        sync = moved * np.where(several, a["load"] / q["card"], 1 / q["link"])
-        latency = several * q["latency"] * a["nodes"]
+        across_nodes = a["load"] > 0
+        sync = moved * np.where(across_nodes, a["load"] / q["card"], 1 / q["link"])
+        latency = across_nodes * q["latency"] * a["nodes"]
         whole = sliced | ~(shards | offload)
-        exponent = np.where(sliced, 1.0, 1 + np.where(whole, q["hiding"], q["hiding_shards"]))
+        exponent = np.where(sliced, 1.0, 1 + np.where(whole, q["overlap"], q["overlap_shards"]))
         exchange = _power_mean(backward, sync * np.where(whole, 1.0, 0.5) + latency + 1e-9, exponent)
         gather = np.where(whole, 0.0, (sync * 0.5 + latency) * np.where(offload, q["gather"], 1.0))
         update = np.where(offload, 0.0, q["update"] * self._weights / slices / np.where(shards, a["data"], 1.0))
-        down = offload * self._weights * q["down"]
-        host = down * q["down_each"] * a["micro"] + down * (q["cpu"] / a["data"] / a["threads"] + q["down_once"])
-        stall = q["stall"] * a["odd"] * ~offload * ~sliced * np.sqrt(a["most"] * a["data"])
+        base = offload * self._weights * q["offload"]
+        cpu_update = q["cpu"] / a["data"] / a["threads"]
+        host = base * q["offload_per_micro_batch"] * a["micro"] + base * (cpu_update + q["offload_per_step"])
+        stall = q["stall"] * a["odd"] * ~offload * ~sliced * np.sqrt(a["max_gpus"] * a["data"])
         return PhaseTimes(np.asarray(forward + stall + exchange + update + gather + host))
 
 
@@ -112,10 +115,10 @@ _COLUMNS = (
     "micro",
     "zero",
     "offload",
-    "again",
+    "recompute",
     "threads",
     "nodes",
-    "most",
+    "max_gpus",
     "odd",
     "load",
     "stages_cross",
@@ -149,7 +152,7 @@ def _columns(one: Measurement) -> tuple[float, ...]:
 
 
 def _crossings(one: Measurement) -> tuple[float, bool, bool]:
-    """Groups of replicas per network card on the busiest node; whether stages, and tensor groups, cross nodes."""
+    """Return replica groups per network card on the busiest node, and whether stages and tensor groups cross nodes."""
     plan = one.plan
     node_of = [node for node, count in enumerate(one.gpus_on_node) for _ in range(count)]
     groups: dict[int, int] = defaultdict(int)
@@ -172,22 +175,22 @@ def _power_mean(one: Vector, other: Vector, exponent: Vector) -> Vector:
 
 
 def report() -> str:
-    """Errors by model and by placement, and the goal."""
+    """Return Markdown tables of errors by model and placement, and the goal."""
     kinds: dict[str, list[Measurement]] = defaultdict(list)
     shapes: dict[str, ModelShape] = {}
-    for case in timed(read_cases("rubick_measured")):
+    for case in with_step_time(read_cases("rubick_measured")):
         one = as_measurement(case, f"{case.model.name}, batch {case.batch}")
         kinds[one.model].append(one)
         shapes[one.model] = case.model
-    rows, everything, unseen = [], [], []
+    rows, all_errors, unseen = [], [], []
     for name, steps in kinds.items():
-        form = Testbed(shapes[name])
+        form = TestbedForm(shapes[name])
         chosen = choose_samples_adaptively(form, steps, SAMPLES)
         found = fit(form, [steps[index] for index in chosen], min_samples=1)
         errors = 100 * np.abs(relative_errors(form, found, steps))
         others = np.delete(errors, chosen)
         single = [index for index, one in enumerate(steps) if len(one.gpus_on_node) == 1]
-        everything += errors.tolist()
+        all_errors += errors.tolist()
         unseen += others.tolist()
         one_node = f"{errors[single].mean():.1f} %" if single else ""
         more = np.delete(errors, single)
@@ -204,16 +207,16 @@ def report() -> str:
                 f"{np.median(errors):.1f} %",
             )
         )
-    titles = ("model", "steps", "mean error", "of those not fitted", "on one node", "on several", "3-D plans", "median")
-    goal = at_most("mean error over all steps", float(np.mean(everything)), 5, f"{np.mean(everything):.1f} %", "%")
-    rest = Row("mean error over steps that were not fitted", f"{np.mean(unseen):.1f} %")
-    number = Row("steps", f"{len(everything)}")
+    titles = ("model", "steps", "mean error", "held out", "on one node", "on several", "3-D plans", "median")
+    goal = at_most("mean error over all steps", float(np.mean(all_errors)), 5, f"{np.mean(all_errors):.1f} %", "%")
+    rest = Row("mean error over held-out steps", f"{np.mean(unseen):.1f} %")
+    number = Row("steps", f"{len(all_errors)}")
     return markdown(titles, rows) + "\n\n" + as_markdown([goal, rest, number])
 
 
 def main() -> None:
-    """Print the tables; keep them with --write."""
-    print_and_keep(report, "rubick_all")
+    """Print the tables; write them with --write."""
+    run_report(report, "rubick_all", __doc__)
 
 
 if __name__ == "__main__":

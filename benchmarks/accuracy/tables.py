@@ -1,11 +1,12 @@
-"""Published measurements of training, read into one kind of row: `python -m benchmarks.accuracy.tables` counts them.
+"""Published measurements of training, parsed into one type of row: `python -m benchmarks.accuracy.tables` counts them.
 
-The files are not part of the repository (see ../shared/data/README.md). What a file leaves open was looked up in the
-repository it came from; where that is so, the constant or the note says which document said it.
+The files are not part of the repository (see ../shared/data/README.md). Information missing in a file was looked up in
+the repository it came from; the constant or the note then names the document.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import os
 import re
@@ -40,16 +41,16 @@ ENGINES = {
     "pytorch": "plain PyTorch of 2026 without torch.compile, as benchmarks.accuracy.measure_device runs it",
     "megatron-2023-fp32": "Megatron-LM in single precision (its logs: fp16 False, bf16 False, params float32)",
 }
-"""Which training framework and era ran a case, with what decides bytes and rates."""
+"""Training frameworks by version, with the precision and features that determine bytes and rates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One plan for one model on some machines, with what was measured; None: not measured, or not known.
+    """One plan for one model on some machines, with its measurements; None: not measured or not known.
 
-    `row` is the line of the file, the header being line 1. `group` names plans that are compared with each
-    other. `network` is what a node can send, in one direction; `inside` is None where it is that of the GPU's
-    type. `fits`: False ran out of memory; None may have. What is not `usable` has its reason in `note`.
+    `row` is the line of the file; the header is line 1. `group` names comparable plans. `network` is the bandwidth of a
+    node in one direction; `inside` is None if it is that of the GPU type. `fits`: False if out of memory, None if
+    unknown. If a case is not `usable`, `note` has the reason.
     """
 
     source: str
@@ -81,94 +82,96 @@ class Case:
             raise UnknownName("engine", self.engine, ENGINES)
         measured = (self.step_seconds, self.memory_gib, self.forward_seconds, self.sync_seconds, self.optimizer_seconds)
         if not all(value is None or (isfinite(value) and value > 0) for value in measured):
-            raise BadValue(f"{where}: what was measured is {measured}, expected numbers > 0")
+            raise BadValue(f"{where}: measured values are {measured}, expected numbers > 0")
         if self.usable and self.plan.gpus != self.gpus:
             raise BadValue(f"{where}: {self.plan} is not for {self.gpus} GPUs")
         if self.usable and self.plan.data * self.plan.accumulation * self.micro_batch != self.batch:
-            raise BadValue(f"{where}: {self.plan} with micro-batches of {self.micro_batch} is no batch of {self.batch}")
+            raise BadValue(
+                f"{where}: {self.plan} with micro-batches of {self.micro_batch} does not give a batch of {self.batch}"
+            )
 
     @property
     def gpus(self) -> int:
-        """GPUs in all."""
+        """Total number of GPUs."""
         return sum(self.gpus_on_node)
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
+        """Tokens per step."""
         return self.batch * self.sequence
 
-    def noted(self, note: str, *, usable: bool = True) -> Case:
-        """The same with one more remark; once unusable, always unusable."""
+    def with_note(self, note: str, *, usable: bool = True) -> Case:
+        """Return the case with another note; a case that is not usable stays so."""
         notes = "; ".join(part for part in (self.note, note) if part)
         return replace(self, note=notes, usable=self.usable and usable)
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A file as it was read: its cases, and for each line that gave none, why."""
+    """A parsed file: its cases, and the reasons for excluded lines by line number."""
 
     name: str
     lines: int
     cases: tuple[Case, ...]
-    left_out: Mapping[int, str] = field(default_factory=dict)
+    excluded: Mapping[int, str] = field(default_factory=dict)
 
 
 class Line(NamedTuple):
-    """One line of a file of comma-separated values, by column."""
+    """One line of a CSV file."""
 
     source: str
     number: int
     cells: Mapping[str, str]
 
     def text(self, *columns: str) -> str:
-        """The first of these columns that is not empty."""
+        """Return the first of these columns that is not empty."""
         return next((self.cells[column] for column in columns if self.cells.get(column)), "")
 
     def real(self, *columns: str) -> float:
-        """A number > 0; what stands around it ('75GB', '664.64 (ms)', '5,762') does not matter."""
+        """Parse a number > 0, with units and thousands separators ('75GB', '664.64 (ms)', '5,762')."""
         found = re.search(r"\d[\d,]*\.?\d*(e\d+)?", self.text(*columns))
         if found is None or not float(found[0].replace(",", "")) > 0:
             raise BadRow(self.source, self.number, "/".join(columns), self.text(*columns), "a number > 0")
         return float(found[0].replace(",", ""))
 
-    def whole(self, *columns: str) -> int:
-        """The same, as a whole number."""
+    def integer(self, *columns: str) -> int:
+        """Parse a number > 0, rounded to an integer."""
         return round(self.real(*columns))
 
-    def maybe(self, *columns: str) -> float | None:
-        """The same, or None where there is no number > 0."""
+    def optional(self, *columns: str) -> float | None:
+        """Parse a number > 0; None if there is none."""
         return self.real(*columns) if re.search(r"[1-9]", self.text(*columns)) else None
 
 
 def data_folder() -> Path | None:
-    """Where the published tables are: $REFOLD_DATA, or ../shared/data beside the repository; None if absent."""
+    """Return the folder of the published tables: $REFOLD_DATA, or ../shared/data; None if it does not exist."""
     folder = Path(os.environ.get("REFOLD_DATA") or REPOSITORY.parent / "shared" / "data")
     return folder if folder.is_dir() else None
 
 
 def load_table(name: str) -> Table:
-    """A table by its name in TABLES, with what was left out of it."""
+    """Read a table by its name in TABLES."""
     if name not in TABLES:
         raise UnknownName("table", name, TABLES)
     folder = data_folder()
     if folder is None:
-        raise BadFile(REPOSITORY.parent / "shared" / "data", "no such folder; $REFOLD_DATA may name another")
+        raise BadFile(REPOSITORY.parent / "shared" / "data", "no such folder; set $REFOLD_DATA to another one")
     file, reader = TABLES[name]
     lines = list(_lines(folder / file))
     return reader(name, lines)
 
 
 def read_table(name: str) -> list[Case]:
-    """The cases of a table, usable or not."""
+    """Return the cases of a table, usable or not."""
     return list(load_table(name).cases)
 
 
 def summary() -> None:
-    """Print one line per table: what was read and what it can be used for."""
+    """Print a line per table with the numbers of cases by use."""
     if data_folder() is None:
-        print("no published tables here (../shared/data, or $REFOLD_DATA)")
+        print("the published tables are not available (../shared/data or $REFOLD_DATA)")
         return
-    columns = ("table", "lines", "left out", "cases", "usable", "timed", "memory", "out of memory", "unknown")
+    columns = ("table", "lines", "excluded", "cases", "usable", "timed", "memory", "out of memory", "unknown")
     rows = [columns, *(_counts(load_table(name)) for name in TABLES)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(columns))]
     for row in rows:
@@ -179,7 +182,7 @@ def _counts(table: Table) -> tuple[str, ...]:
     usable = [case for case in table.cases if case.usable]
     counts = (
         table.lines,
-        len(table.left_out),
+        len(table.excluded),
         len(table.cases),
         len(usable),
         sum(case.step_seconds is not None for case in usable),
@@ -199,23 +202,23 @@ def _lines(path: Path) -> Iterator[Line]:
         raise BadFile(path, error.strerror or "cannot be read") from error
 
 
-def _cases(name: str, lines: Sequence[Line], read: Callable[[Line], Case]) -> Table:
-    return Table(name, len(lines), _repeats(read(line) for line in lines))
+def _table_of(name: str, lines: Sequence[Line], read: Callable[[Line], Case]) -> Table:
+    return Table(name, len(lines), _note_repeats(read(line) for line in lines))
 
 
-def _repeats(cases: Iterable[Case]) -> tuple[Case, ...]:
-    """With a note on what ran before; the same figures twice count once."""
+def _note_repeats(cases: Iterable[Case]) -> tuple[Case, ...]:
+    """Add a note to repeated runs; duplicates with the same time are not usable."""
     first: dict[object, Case] = {}
     noted = []
     for case in cases:
-        what = (case.model, case.gpu, case.gpus_on_node, case.engine, case.plan, case.batch, case.sequence, case.cpus)
-        before = first.setdefault(what, case)
-        if before is case:
+        key = (case.model, case.gpu, case.gpus_on_node, case.engine, case.plan, case.batch, case.sequence, case.cpus)
+        earlier = first.setdefault(key, case)
+        if earlier is case:
             noted.append(case)
-        elif case.step_seconds is not None and case.step_seconds == before.step_seconds:
-            noted.append(case.noted(f"the figures of line {before.row} again", usable=False))
+        elif case.step_seconds is not None and case.step_seconds == earlier.step_seconds:
+            noted.append(case.with_note(f"duplicate of line {earlier.row}", usable=False))
         else:
-            noted.append(case.noted(f"another run of line {before.row}"))
+            noted.append(case.with_note(f"another run of line {earlier.row}"))
     return tuple(noted)
 
 
@@ -224,7 +227,7 @@ def _group(model: ModelShape, gpus: int, gpu: str, batch: int, sequence: int) ->
 
 
 def _gpt(name: str, layers: int, hidden: int, heads: int, vocabulary: int, positions: int) -> ModelShape:
-    """GPT as Megatron has it: biases, learned positions, one matrix for words in and out."""
+    """Return a GPT as in Megatron: biases, learned positions, tied embeddings."""
     return ModelShape(name, layers=layers, hidden=hidden, heads=heads, vocabulary=vocabulary, positions=positions)
 
 
@@ -243,8 +246,8 @@ def _llama(name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: 
     )
 
 
-# The Ultra-Scale Playbook: nanotron on AWS p5 (8 H100 and 3200 Gb/s of EFA a node), sequence 4096. Its memory is in
-# GiB: the fullest runs have 77.4, just under the 79.1 GiB that an H100 offers; as GB they would leave 7 GiB unused.
+# The Ultra-Scale Playbook: nanotron on AWS p5 (8 H100 and 3200 Gb/s of EFA per node), sequence 4096. Its memory is in
+# GiB: the largest values are 77.4, just below the 79.1 GiB of an H100; in GB they would leave 7 GiB unused.
 
 _EFA = Link("efa", 400.0)
 _NANOTRON = {
@@ -252,23 +255,23 @@ _NANOTRON = {
     "8B": _llama("8B", 32, 4096, 32, 0, 14_336, 131_072),
     "80B": _llama("80B", 80, 8192, 64, 0, 28_672, 131_072),
 }
-_SLOW = 3.0
-"""A plan this many times slower than its neighbour (half or twice the micro-batch, the other ZeRO stage) is noted."""
+_SLOW_FACTOR = 3.0
+"""Plans this many times slower than a neighbour (half or twice the micro-batch, the other ZeRO stage) get a note."""
 
 
 def _ultrascale(name: str, lines: Sequence[Line]) -> Table:
-    left_out = {line.number: "gbs_consistent is False" for line in lines if line.text("gbs_consistent") != "True"}
-    cases = _repeats(_nanotron_case(line) for line in lines if line.number not in left_out)
+    excluded = {line.number: "gbs_consistent is False" for line in lines if line.text("gbs_consistent") != "True"}
+    cases = _note_repeats(_nanotron_case(line) for line in lines if line.number not in excluded)
     ran = [case for case in cases if case.fits]
-    return Table(name, len(lines), tuple(_slow(_crashed(case, ran), ran) for case in cases), left_out)
+    return Table(name, len(lines), tuple(_note_slow(_with_crash_reason(case, ran), ran) for case in cases), excluded)
 
 
 def _nanotron_case(line: Line) -> Case:
-    pipeline, tensor, gpus, batch = (line.whole(column) for column in ("pp", "tp", "gpus", "gbs"))
+    pipeline, tensor, gpus, batch = (line.integer(column) for column in ("pp", "tp", "gpus", "gbs"))
     zero = int(line.text("zero") == "1")
-    sequence, variant = line.whole("seq_len"), line.text("variant")
+    sequence, variant = line.integer("seq_len"), line.text("variant")
     model = _nanotron_shape(line.text("model"), variant, pipeline)
-    plan = Plan(line.whole("dp"), tensor, pipeline, zero, sequence_parallel=tensor > 1)
+    plan = Plan(line.integer("dp"), tensor, pipeline, zero, sequence_parallel=tensor > 1)
     ok = line.text("status") == "ok"
     return Case(
         source=line.source,
@@ -280,20 +283,20 @@ def _nanotron_case(line: Line) -> Case:
         network=_EFA,
         inside=None,
         engine="nanotron",
-        plan=msgspec.structs.replace(plan, accumulation=line.whole("grad_acc")),
-        micro_batch=line.whole("mbs"),
+        plan=msgspec.structs.replace(plan, accumulation=line.integer("grad_acc")),
+        micro_batch=line.integer("mbs"),
         batch=batch,
         sequence=sequence,
         cpus=0.0,
         step_seconds=batch * sequence / line.real("tok_s") if ok else None,
-        memory_gib=line.maybe("peak_mem_gb"),
+        memory_gib=line.optional("peak_mem_gb"),
         fits=ok,
         note=variant if ok else "crashed or out of memory",
     )
 
 
 def _nanotron_shape(size: str, variant: str, pipeline: int) -> ModelShape:
-    """Where the file cannot tell the variant (very slow runs), that of most others: 1B has two heads under PP."""
+    """Return the shape; if the file has no variant (very slow runs), that of most others: 1B is not tied under PP."""
     shape = _NANOTRON[size]
     if "GQA" in variant:
         return msgspec.structs.replace(shape, name="70B GQA", kv_heads=8)
@@ -301,25 +304,25 @@ def _nanotron_shape(size: str, variant: str, pipeline: int) -> ModelShape:
     return msgspec.structs.replace(shape, tied=tied)
 
 
-def _crashed(case: Case, ran: Sequence[Case]) -> Case:
-    """A run that did not end did so for want of memory, unless there is a better reason."""
+def _with_crash_reason(case: Case, ran: Sequence[Case]) -> Case:
+    """Add the reason of a crash; without a better reason, a crashed run counts as out of memory."""
     if case.fits:
         return case
     plan = case.plan
     if plan.accumulation < plan.pipeline - 1:
-        why = "nanotron's pipeline needs more micro-batches"
+        reason = "nanotron's pipeline needs more micro-batches"
     elif plan.pipeline > case.model.layers:
-        why = "more stages than layers"
+        reason = "more stages than layers"
     else:
-        heavier = next((other for other in ran if _takes_more(other, case)), None)
+        heavier = next((other for other in ran if _needs_at_least_memory_of(other, case)), None)
         if heavier is None:
             return case
-        why = f"a plan that takes no less memory ran: line {heavier.row}"
-    return replace(case.noted(why), fits=None)
+        reason = f"a plan that needs at least as much memory ran: line {heavier.row}"
+    return replace(case.with_note(reason), fits=None)
 
 
-def _takes_more(other: Case, case: Case) -> bool:
-    """Whether the other plan takes at least as much memory for weights, states, activations and logits."""
+def _needs_at_least_memory_of(other: Case, case: Case) -> bool:
+    """Return whether the other plan needs at least as much memory for weights, states, activations and logits."""
     theirs, ours = other.plan, case.plan
     states_no_less = theirs.zero == 0 or (ours.zero == 1 and theirs.data <= ours.data)
     return (
@@ -328,24 +331,24 @@ def _takes_more(other: Case, case: Case) -> bool:
         and theirs.pipeline <= ours.pipeline
         and states_no_less
         and other.micro_batch >= case.micro_batch
-        and _samples_kept(other) >= _samples_kept(case)
+        and _stored_samples(other) >= _stored_samples(case)
     )
 
 
-def _samples_kept(case: Case) -> float:
-    """Samples whose activations the first stage keeps, times its share of each."""
+def _stored_samples(case: Case) -> float:
+    """Return the number of samples whose activations the first stage stores, times its share of each."""
     plan = case.plan
     return case.micro_batch * min(plan.pipeline, plan.accumulation) / plan.pipeline / plan.tensor
 
 
-def _slow(case: Case, ran: Sequence[Case]) -> Case:
+def _note_slow(case: Case, ran: Sequence[Case]) -> Case:
     faster = [
         other for other in ran if case.fits and other.group == case.group and _is_neighbour(other.plan, case.plan)
     ]
     best = min(faster, key=lambda other: other.step_seconds or 0.0, default=None)
-    if best is None or (case.step_seconds or 0.0) < _SLOW * (best.step_seconds or 0.0):
+    if best is None or (case.step_seconds or 0.0) < _SLOW_FACTOR * (best.step_seconds or 0.0):
         return case
-    return case.noted(f"more than {_SLOW:g} times slower than line {best.row}")
+    return case.with_note(f"more than {_SLOW_FACTOR:g} times slower than line {best.row}")
 
 
 def _is_neighbour(one: Plan, other: Plan) -> bool:
@@ -355,7 +358,7 @@ def _is_neighbour(one: Plan, other: Plan) -> bool:
     return many == 2 * few if one.zero == other.zero else many == few
 
 
-# llm-foundry: MPT under FSDP, 8 A100 and 1600 Gb/s of RoCE a node. Its NumParams are those of these shapes with biases.
+# llm-foundry: MPT with FSDP, 8 A100 and 1600 Gb/s of RoCE per node. NumParams matches these shapes with biases.
 
 _MPT = {
     "125m": (12, 768, 12),
@@ -372,12 +375,12 @@ _SHARDED = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2}
 
 
 def _llm_foundry(name: str, lines: Sequence[Line]) -> Table:
-    return _cases(name, lines, _mpt_case)
+    return _table_of(name, lines, _mpt_case)
 
 
 def _mpt_case(line: Line) -> Case:
     gpus, batch, micro_batch, accumulation, sequence = (
-        line.whole(column) for column in ("# GPUs", "GlobalBatchSize", "MicroBatchSize", "GradAccum", "SeqLen (T)")
+        line.integer(column) for column in ("# GPUs", "GlobalBatchSize", "MicroBatchSize", "GradAccum", "SeqLen (T)")
     )
     model = _gpt(f"MPT {line.text('Model')}", *_MPT[line.text("Model")], 50_368, sequence)
     gpu = {"a100_40gb": "A100-40GB", "a100_80gb": "A100-80GB"}[line.text("GPU")]
@@ -407,8 +410,8 @@ def _mpt_case(line: Line) -> Case:
     )
 
 
-# torchtitan, December 2024: 8 H100 a node, 400 Gb/s of RDMA each. These H100 have 96 GB of HBM2e at 2.4 TB/s and a
-# limit of 500 W (benchmarks/llama3_h100_202412_torchtitan.md). "Selective" recomputes every other product of matrices.
+# torchtitan, December 2024: 8 H100 per node, 400 Gb/s of RDMA each. These H100 have 96 GB of HBM2e at 2.4 TB/s and a
+# limit of 500 W (benchmarks/llama3_h100_202412_torchtitan.md). "Selective" recomputes every other matrix product.
 
 _LLAMA_3 = {
     "8B": _llama("Llama 3.1 8B", 32, 4096, 32, 8, 14_336, 128_256),
@@ -418,19 +421,19 @@ _LLAMA_3 = {
 
 
 def _torchtitan(name: str, lines: Sequence[Line]) -> Table:
-    left_out = {line.number: "no measurement" for line in lines if not line.text("TPS/GPU")}
-    cases = _repeats(_torchtitan_case(line) for line in lines if line.number not in left_out)
-    return Table(name, len(lines), cases, left_out)
+    excluded = {line.number: "no measurement" for line in lines if not line.text("TPS/GPU")}
+    cases = _note_repeats(_torchtitan_case(line) for line in lines if line.number not in excluded)
+    return Table(name, len(lines), cases, excluded)
 
 
 def _torchtitan_case(line: Line) -> Case:
     title = re.sub(r"^.*?(?=e \d\*\*)", "", line.text("context"))
-    how = f"{title} {line.text('Techniques')} {line.text('Parallelism')}"
-    model = _LLAMA_3[_found(r"3\.1 (\d+B)", title)]
-    gpus, local = int(_found(r"(\d+) GPUs", title)), int(_found(r"Local batch size (\d+)", title))
-    tensor, pipeline, context = (int(_found(rf"{part} ?(\d+)", how, "1")) for part in ("TP", "PP", "CP"))
-    shards = int(_found(r"FSDP (\d+)", how, str(gpus)))
-    sequence = line.whole("Sequence Length") if line.text("Sequence Length") else 8192
+    description = f"{title} {line.text('Techniques')} {line.text('Parallelism')}"
+    model = _LLAMA_3[_search(r"3\.1 (\d+B)", title)]
+    gpus, local = int(_search(r"(\d+) GPUs", title)), int(_search(r"Local batch size (\d+)", title))
+    tensor, pipeline, context = (int(_search(rf"{part} ?(\d+)", description, "1")) for part in ("TP", "PP", "CP"))
+    shards = int(_search(r"FSDP (\d+)", description, str(gpus)))
+    sequence = line.integer("Sequence Length") if line.text("Sequence Length") else 8192
     batch = local * shards
     recompute: Recompute = "selective" if "Selective" in title else "full"
     plan = Plan(shards * context, tensor, pipeline, 3, recompute=recompute, sequence_parallel=tensor > 1)
@@ -446,7 +449,8 @@ def _torchtitan_case(line: Line) -> Case:
         gpus_on_node=(8,) * (gpus // 8),
         network=Link("rdma", 400.0),
         inside=None,
-        engine="torchtitan" + ("-float8" if "Float8" in how else "-compile" if "torch.compile" in how else ""),
+        engine="torchtitan"
+        + ("-float8" if "Float8" in description else "-compile" if "torch.compile" in description else ""),
         plan=plan,
         micro_batch=local // pipeline,
         batch=batch,
@@ -456,36 +460,36 @@ def _torchtitan_case(line: Line) -> Case:
         memory_gib=memory,
         fits=True,
         note="H100 of 96 GB, 2.4 TB/s, 500 W",
-        usable="Float8" not in how,
+        usable="Float8" not in description,
     )
-    case = case.noted("selective: every other product of matrices") if recompute == "selective" else case
-    remarks = {"Float8": "float8", "AsyncTP": "asynchronous tensor parallelism", "CP ": "context parallelism"}
-    for word, remark in remarks.items():
-        case = case.noted(remark, usable=False) if word in how else case
-    return case.noted("micro-batches not stated: as many as stages", usable=False) if pipeline > 1 else case
+    case = case.with_note("selective: every other matrix product") if recompute == "selective" else case
+    notes = {"Float8": "float8", "AsyncTP": "asynchronous tensor parallelism", "CP ": "context parallelism"}
+    for word, note in notes.items():
+        case = case.with_note(note, usable=False) if word in description else case
+    return case.with_note("micro-batches not stated: as many as stages", usable=False) if pipeline > 1 else case
 
 
-def _found(pattern: str, text: str, otherwise: str | None = None) -> str:
+def _search(pattern: str, text: str, default: str | None = None) -> str:
     found = re.search(pattern, text)
-    if found is None and otherwise is None:
+    if found is None and default is None:
         raise BadValue(f"{pattern!r} is not in {text!r}")
-    return found[1] if found else otherwise or ""
+    return found[1] if found else default or ""
 
 
-# DLPerf: Megatron-LM with --checkpoint-activations on V100-SXM2-16GB, one 100 Gb/s InfiniBand card a node (its README).
-# Its TFLOP/s come out exactly with a vocabulary of 51,200 and a sequence of 2048.
+# DLPerf: Megatron-LM with --checkpoint-activations on V100-SXM2-16GB, one 100 Gb/s InfiniBand card per node (README).
+# Its TFLOP/s are reproduced exactly with a vocabulary of 51,200 and a sequence of 2048.
 
 
 def _dlperf(name: str, lines: Sequence[Line]) -> Table:
-    return _cases(name, lines, _dlperf_case)
+    return _table_of(name, lines, _dlperf_case)
 
 
 def _dlperf_case(line: Line) -> Case:
-    nodes, on_node, batch = (line.whole(name) for name in ("num-nodes", "num-gpus-per-node", "global-batch-size"))
-    layers, hidden, heads = (line.whole(name) for name in ("num-layers", "hidden-size", "num-attention-heads"))
+    nodes, on_node, batch = (line.integer(name) for name in ("num-nodes", "num-gpus-per-node", "global-batch-size"))
+    layers, hidden, heads = (line.integer(name) for name in ("num-layers", "hidden-size", "num-attention-heads"))
     model = _gpt(f"GPT {layers}×{hidden}", layers, hidden, heads, 51_200, 2048)
     data, tensor, pipeline = (
-        line.whole(f"{kind}-parallel-size") for kind in ("data", "tensor-model", "pipeline-model")
+        line.integer(f"{kind}-parallel-size") for kind in ("data", "tensor-model", "pipeline-model")
     )
     return Case(
         source=line.source,
@@ -497,8 +501,8 @@ def _dlperf_case(line: Line) -> Case:
         network=Link("infiniband", 12.5),
         inside=None,
         engine="megatron-2021",
-        plan=Plan(data, tensor, pipeline, recompute="full", accumulation=line.whole("num-accumulation-steps")),
-        micro_batch=line.whole("micro-batch-size"),
+        plan=Plan(data, tensor, pipeline, recompute="full", accumulation=line.integer("num-accumulation-steps")),
+        micro_batch=line.integer("micro-batch-size"),
         batch=batch,
         sequence=2048,
         cpus=0.0,
@@ -508,10 +512,10 @@ def _dlperf_case(line: Line) -> Case:
     )
 
 
-# Korthikanti et al. 2022, tables 3 and 5, figure 1: DGX A100, 8 HDR cards of 200 Gb/s each. The figure's memory was
+# Korthikanti et al. 2022, tables 3 and 5, figure 1: DGX A100, 8 HDR cards of 200 Gb/s each. The memory in the figure is
 # calculated by the authors (18 bytes per parameter of the layers, and activations), not measured.
 
-_KEPT: dict[str, tuple[Recompute, bool]] = {
+_RECOMPUTATION: dict[str, tuple[Recompute, bool]] = {
     "none": ("none", False),
     "full": ("full", False),
     "seqpar+selective": ("selective", True),
@@ -519,16 +523,16 @@ _KEPT: dict[str, tuple[Recompute, bool]] = {
 
 
 def _korthikanti(name: str, lines: Sequence[Line]) -> Table:
-    return _cases(name, lines, _korthikanti_case)
+    return _table_of(name, lines, _korthikanti_case)
 
 
 def _korthikanti_case(line: Line) -> Case:
     layers, hidden, heads, gpus, batch, sequence = (
-        line.whole(column) for column in ("layers", "hidden", "heads", "gpus", "gbs", "seq_len")
+        line.integer(column) for column in ("layers", "hidden", "heads", "gpus", "gbs", "seq_len")
     )
     model = _gpt(line.text("model"), layers, hidden, heads, 51_200, sequence)
-    recompute, sequence_parallel = _KEPT[line.text("recompute")]
-    data, micro_batch = line.whole("dp"), line.whole("mbs")
+    recompute, sequence_parallel = _RECOMPUTATION[line.text("recompute")]
+    data, micro_batch = line.integer("dp"), line.integer("mbs")
     return Case(
         source=line.source,
         row=line.number,
@@ -541,11 +545,11 @@ def _korthikanti_case(line: Line) -> Case:
         engine="megatron-2022",
         plan=Plan(
             data,
-            line.whole("tp"),
-            line.whole("pp"),
+            line.integer("tp"),
+            line.integer("pp"),
             recompute=recompute,
             accumulation=batch // (data * micro_batch),
-            interleave=line.whole("vpp"),
+            interleave=line.integer("vpp"),
             sequence_parallel=sequence_parallel,
         ),
         micro_batch=micro_batch,
@@ -563,7 +567,7 @@ def _korthikanti_memory(name: str, lines: Sequence[Line]) -> Table:
 
     def read(line: Line) -> Case:
         case = timed[line.text("model")]
-        recompute, sequence_parallel = _KEPT[line.text("recompute")]
+        recompute, sequence_parallel = _RECOMPUTATION[line.text("recompute")]
         return replace(
             case,
             source=line.source,
@@ -575,13 +579,13 @@ def _korthikanti_memory(name: str, lines: Sequence[Line]) -> Table:
             note="calculated by the authors: layers only, no buffers",
         )
 
-    return _cases(name, lines, read)
+    return _table_of(name, lines, read)
 
 
 # BigScience on Jean Zay: nodes of 4 V100 (40 cores) or 8 A100 (64 cores), four Omni-Path cards of 100 Gb/s each. Shapes
-# and what was switched on are from the documents and scripts of github bigscience-workshop/bigscience. On the V100
-# "an identical test scored 40% faster or slower at different times of the day" (experiments/gpt2.md). Memory is what
-# nvidia-smi shows, in whole GiB: CUDA's own 1.1 to 1.5 GiB and the allocator's reserve are in it.
+# and settings are from the documents and scripts of github bigscience-workshop/bigscience. On the V100 "an identical
+# test scored 40% faster or slower at different times of the day" (experiments/gpt2.md). Memory is from nvidia-smi, in
+# whole GiB, including 1.1 to 1.5 GiB of CUDA itself and the allocator's reserve.
 
 _OMNI_PATH = Link("omni-path", 50.0)
 _NODE = {"V100-16GB": (4, 40), "V100-32GB": (4, 40), "A100-80GB": (8, 64)}
@@ -600,7 +604,7 @@ _GPT_2 = {
     "116B": (64, 12_288),
     "206B": (64, 16_384),
 }
-"""Layers and hidden width by size, as the scripts experiments/gpt2-*/*.slurm have them; 32 heads."""
+"""Layers and hidden width by size, from the scripts experiments/gpt2-*/*.slurm; 32 heads."""
 
 _BLOOM = {
     "176B": (70, 14_336),
@@ -615,16 +619,16 @@ _BLOOM = {
     "200B": (80, 14_400),
     "205B": (81, 14_400),
 }
-"""The same for what became BLOOM, where neither columns nor context say it; the TFLOPs column confirms each."""
+"""The same for BLOOM candidates, if neither columns nor context state it; the TFLOPs column confirms each."""
 
 _CORRECTED: dict[int, tuple[dict[str, str], str]] = {
     3: ({}, "ran out of memory after 60 steps"),
     4: ({}, "ran out of memory after 60 steps"),
-    52: ({"PP": "16"}, "PP says 8; the context, and 64 GPUs, say 16"),
-    174: ({"DP": "4"}, "DP says 8; 40 nodes hold 4"),
-    175: ({"GBS": "512"}, "GBS says 2048; the context and the TFLOPs say 512"),
-    176: ({"GBS": "512"}, "GBS says 2048; the context and the TFLOPs say 512"),
-    177: ({"GBS": "512"}, "GBS says 2048; the context and the TFLOPs say 512"),
+    52: ({"PP": "16"}, "PP is stated as 8, but the context and 64 GPUs imply 16"),
+    174: ({"DP": "4"}, "DP is stated as 8, but 40 nodes allow only 4"),
+    175: ({"GBS": "512"}, "GBS is stated as 2048, but the context and the TFLOPs imply 512"),
+    176: ({"GBS": "512"}, "GBS is stated as 2048, but the context and the TFLOPs imply 512"),
+    177: ({"GBS": "512"}, "GBS is stated as 2048, but the context and the TFLOPs imply 512"),
     252: ({"NHIDDEN": "12288", "Layers": "106"}, "shape from chronicles-prequel.md"),
     253: ({"NHIDDEN": "12288", "Layers": "106"}, "shape from chronicles-prequel.md"),
 }
@@ -634,21 +638,21 @@ _MISLEADING = {
     125: "8-bit Adam",
     126: "8-bit Adam",
     127: "8-bit Adam",
-    178: "the figures of line 164 with time and rate exchanged",
+    178: "duplicate of line 164 with time and rate swapped",
 }
-_LEFT_OUT = {
-    60: "the shape of the 24B model is nowhere stated",
-    61: "the shape of the 24B model is nowhere stated",
-    92: "no batch; killed for want of host memory",
+_EXCLUDED = {
+    60: "the shape of the 24B model is not stated",
+    61: "the shape of the 24B model is not stated",
+    92: "no batch; killed because of host memory",
     **dict.fromkeys(range(120, 124), "ran with a wrong, unknown FFN width: about 58B (experiments/tr8-104B.md)"),
-    250: "no figures",
+    250: "no measurements",
 }
-_RATE_ERROR = 0.10
-"""A row whose TFLOP/s differ more than this from what its model, batch and time give contradicts itself."""
+_MAX_RATE_ERROR = 0.10
+"""Rows whose stated TFLOP/s differ by more than this from those of their model, batch and time are inconsistent."""
 
 
 class Sweep(NamedTuple):
-    """What the many tables of BigScience have in common."""
+    """The common columns of the tables of BigScience."""
 
     model: ModelShape
     gpu: str
@@ -663,8 +667,8 @@ class Sweep(NamedTuple):
 
 
 def _bigscience(name: str, lines: Sequence[Line]) -> Table:
-    cases = [_sweep_case(line) for line in lines if line.number not in _LEFT_OUT]
-    return Table(name, len(lines), _repeats(cases), _LEFT_OUT)
+    cases = [_sweep_case(line) for line in lines if line.number not in _EXCLUDED]
+    return Table(name, len(lines), _note_repeats(cases), _EXCLUDED)
 
 
 def _sweep_case(line: Line) -> Case:
@@ -672,7 +676,7 @@ def _sweep_case(line: Line) -> Case:
     line = line._replace(cells={**line.cells, **corrections})
     sweep = _sweep(line)
     on_node, cores = _NODE[sweep.gpu]
-    nodes = line.whole("GPUs") // on_node if line.text("GPUs") else line.whole("NNODES", "Nodes")
+    nodes = line.integer("GPUs") // on_node if line.text("GPUs") else line.integer("NNODES", "Nodes")
     seconds = _seconds(line)
     memory = re.search(r"(\d+(\.\d+)?)GB", line.text(*sweep.memory_column)) if seconds else None
     fits = bool(seconds) if sweep.memory_expressible or not seconds else None
@@ -696,9 +700,9 @@ def _sweep_case(line: Line) -> Case:
         fits=fits,
         usable=False,
     )
-    reasons = [_MISLEADING.get(line.number, ""), *_contradictions(case, line.maybe("TFlops", "TFLOPs"))]
-    remarks = (sweep.note, note, *reasons)
-    return replace(case, note="; ".join(filter(None, remarks)), usable=not any(reasons))
+    reasons = [_MISLEADING.get(line.number, ""), *_contradictions(case, line.optional("TFlops", "TFLOPs"))]
+    notes = (sweep.note, note, *reasons)
+    return replace(case, note="; ".join(filter(None, notes)), usable=not any(reasons))
 
 
 def _seconds(line: Line) -> float | None:
@@ -716,13 +720,16 @@ def _contradictions(case: Case, tflops: float | None) -> Iterator[str]:
     if plan.data * plan.accumulation * case.micro_batch != case.batch:
         yield f"DP × accumulation × micro-batch is not {case.batch}"
     if tflops and case.step_seconds:
-        rates = [flop / case.step_seconds / case.gpus / 1e12 for flop in _flop_as_authors_count(case)]
-        if all(abs(rate / tflops - 1) > _RATE_ERROR for rate in rates):
-            yield f"{tflops:g} TFLOPs are stated, {rates[0]:.1f} to {rates[1]:.1f} were done"
+        rates = [flops / case.step_seconds / case.gpus / 1e12 for flops in _flops_by_authors(case)]
+        if all(abs(rate / tflops - 1) > _MAX_RATE_ERROR for rate in rates):
+            yield f"{tflops:g} TFLOPs are stated, but model, batch and time give {rates[0]:.1f} to {rates[1]:.1f}"
 
 
-def _flop_as_authors_count(case: Case) -> tuple[float, float]:
-    """2 per weight, token and pass; and as Narayanan et al. 2021: 96 B s l h² (1 + s/6h + V/16lh), of four passes."""
+def _flops_by_authors(case: Case) -> tuple[float, float]:
+    """Return FLOPs per step by the two formulas in use.
+
+    2 per weight, token and pass; and Narayanan et al. 2021: 96 B s l h² (1 + s/6h + V/16lh) for four passes.
+    """
     model, passes = case.model, 4 if case.plan.recompute == "full" else 3
     layers, hidden = model.layers, model.hidden
     ends = 1 + case.sequence / (6 * hidden) + model.vocabulary / (16 * layers * hidden)
@@ -744,17 +751,17 @@ def _sweep(line: Line) -> Sweep:
 
 
 def _gpt_2_sweep(line: Line) -> Sweep:
-    """TP is 4 unless there is a column, as the documents say; all with activation checkpointing, sequence 1024."""
+    """Parse GPT-2: TP is 4 without a column (as documented); always activation checkpointing, sequence 1024."""
     section, context = line.text("section"), line.text("context")
     layers, hidden = _GPT_2[line.text("Size")]
     model = _gpt(f"GPT {layers}×{hidden}", layers, hidden, 32, 50_257, 1024)
     gpu = "V100-16GB" if "16gb" in section or "16GB nodes" in context else "V100-32GB"
-    micro_batch = line.whole("MBS", "Mic-BS", "Micro-BS")
-    chunks = line.maybe("GAS", "PP Chunks", "PP chunks")
-    data = line.whole("DP") if line.text("DP") else line.whole("GPUs")
-    batch = line.whole("GBS", "Glob-BS") if line.text("GBS", "Glob-BS") else round(micro_batch * (chunks or 1) * data)
-    tensor = line.whole("TP") if line.text("TP") else 4
-    pipeline = line.whole("PP") if line.text("PP") else 1
+    micro_batch = line.integer("MBS", "Mic-BS", "Micro-BS")
+    chunks = line.optional("GAS", "PP Chunks", "PP chunks")
+    data = line.integer("DP") if line.text("DP") else line.integer("GPUs")
+    batch = line.integer("GBS", "Glob-BS") if line.text("GBS", "Glob-BS") else round(micro_batch * (chunks or 1) * data)
+    tensor = line.integer("TP") if line.text("TP") else 4
+    pipeline = line.integer("PP") if line.text("PP") else 1
     plan = Plan(data, tensor, pipeline, recompute="full", accumulation=round(chunks or 1))
     sweep = Sweep(model, gpu, "megatron-2021", plan, batch, 1024, micro_batch)
     if "HF + Deepspeed" in section:
@@ -768,14 +775,14 @@ def _gpt_2_sweep(line: Line) -> Sweep:
 
 
 def _hf_sweep(line: Line, sweep: Sweep) -> Sweep:
-    """Where there is no column for it, all was offloaded: 'Zero 3 + Full Offload'."""
+    """Parse transformers + DeepSpeed: without a column, everything is offloaded ('Zero 3 + Full Offload')."""
     offload = line.text("Opt Offl") in ("Y", "")
     plan = msgspec.structs.replace(sweep.plan, tensor=1, zero=3, offload=offload)
     return sweep._replace(engine="hf-deepspeed-2021", plan=plan)
 
 
 def _zero_sweep(line: Line, sweep: Sweep) -> Sweep:
-    """ZeRO 3 over TP; meg_ds_zero_gpt2_perf_n16.slurm has --checkpoint-in-cpu, unless the table says otherwise."""
+    """Parse ZeRO 3 with TP; meg_ds_zero_gpt2_perf_n16.slurm has --checkpoint-in-cpu unless stated otherwise."""
     removed = line.text("PA_CPU") == "N" or (
         not line.text("PA_CPU") and "removed  `--checkpoint" in line.text("context")
     )
@@ -785,52 +792,52 @@ def _zero_sweep(line: Line, sweep: Sweep) -> Sweep:
 
 
 def _tr3_sweep(line: Line) -> Sweep:
-    """tr3m-1B3-emb-norm-pile.slurm: ZeRO 1, batch 512 of 2048 tokens; memory is in the notes."""
+    """Parse tr3m (tr3m-1B3-emb-norm-pile.slurm): ZeRO 1, batch 512 of 2048 tokens; memory is in the notes."""
     gpu = "V100-16GB" if "16GB node" in line.text("section") else "V100-32GB"
     recompute: Recompute = "none" if "After removing" in line.text("context") else "full"
     model = _gpt("GPT 24×2048", 24, 2048, 16, 50_257, 2048)
-    return _filled(
+    return _with_degrees(
         line, Sweep(model, gpu, "deepspeed-2021", Plan(zero=1, recompute=recompute), 512, 2048, 0, ("Notes",))
     )
 
 
 def _tr8_sweep(line: Line) -> Sweep:
-    """The 104B of 64 layers (PP 64 needs them), as chronicles-prequel.md describes it; batch 2048 of 2048 tokens."""
+    """Parse the 104B with 64 layers (required by PP 64; see chronicles-prequel.md); batch 2048 of 2048 tokens."""
     model = _gpt("GPT 64×11600", 64, 11_600, 80, 50_257, 2048)
     plan = Plan(zero=1, recompute="full")
-    return _filled(line, Sweep(model, "V100-32GB", "deepspeed-2021", plan, 2048, 2048, 0, ("Notes",)))
+    return _with_degrees(line, Sweep(model, "V100-32GB", "deepspeed-2021", plan, 2048, 2048, 0, ("Notes",)))
 
 
 def _tr11_sweep(line: Line) -> Sweep:
-    """ZeRO 1 and activation checkpointing throughout; 250,880 words; 64 heads unless stated ('above too')."""
+    """Parse tr11: ZeRO 1, activation checkpointing, vocabulary 250,880; 64 heads unless stated ('above too')."""
     context = line.text("context")
     layers, hidden = _BLOOM.get(line.text("Size"), (0, 0))
-    layers = int(line.text("Layers") or _found(r"NLAYERS=(\d+)", context, str(layers)))
-    hidden = int(line.text("NHIDDEN") or _found(r"HIDDEN=(\d+)", context, str(hidden)))
+    layers = int(line.text("Layers") or _search(r"NLAYERS=(\d+)", context, str(layers)))
+    hidden = int(line.text("NHIDDEN") or _search(r"HIDDEN=(\d+)", context, str(hidden)))
     heads = int(line.text("NHEADS") or (96 if hidden == 14_400 else 64))
     model = _gpt(f"GPT {layers}×{hidden}, {heads} heads", layers, hidden, heads, 250_880, 2048)
     engine = "deepspeed-2022-bf16" if line.text("Notes").startswith("02-28") else "deepspeed-2022"
     plan = Plan(zero=0 if line.text("ZS") == "0" else 1, recompute="full")
-    return _filled(line, Sweep(model, "A100-80GB", engine, plan, line.whole("GBS"), 2048, 0))
+    return _with_degrees(line, Sweep(model, "A100-80GB", engine, plan, line.integer("GBS"), 2048, 0))
 
 
-def _filled(line: Line, sweep: Sweep) -> Sweep:
-    """With degrees and micro-batch from the columns; accumulation follows."""
-    micro_batch = line.whole("MBS")
-    data = line.whole("DP") if line.text("DP") else 1
+def _with_degrees(line: Line, sweep: Sweep) -> Sweep:
+    """Return the sweep with parallel degrees and micro-batch from the columns, and the resulting accumulation."""
+    micro_batch = line.integer("MBS")
+    data = line.integer("DP") if line.text("DP") else 1
     plan = msgspec.structs.replace(
         sweep.plan,
         data=data,
-        tensor=line.whole("TP"),
-        pipeline=line.whole("PP"),
+        tensor=line.integer("TP"),
+        pipeline=line.integer("PP"),
         accumulation=max(1, sweep.batch // (data * micro_batch)),
     )
     return sweep._replace(plan=plan, micro_batch=micro_batch)
 
 
-# Rubick's measurements: 8 A800 a node, NVLink of 200 GB/s in a direction, 100 GB/s of RDMA. All in single precision.
-# Shapes: the authors' validation scripts (hidden × sequence × layers) and what the degrees divide, under the stated
-# counts; the T5 is fitted to its count, its layers are nowhere stated.
+# Rubick's measurements: 8 A800 per node, NVLink with 200 GB/s per direction, 100 GB/s of RDMA, single precision. Shapes
+# are from the authors' validation scripts (hidden × sequence × layers), consistent with the parallel degrees and the
+# stated parameter counts; the layers of the T5 are not stated and are chosen to match its count.
 
 _NVLINK_A800 = Link("nvlink", 200.0)
 _RDMA = Link("rdma", 100.0)
@@ -904,22 +911,22 @@ _RUBICK = {
     ),
 }
 _OFFLOAD_THREADS = 4
-"""CPU threads per GPU under ZeRO-Offload where the file has none: those of the authors' scripts and profiles."""
+"""CPU threads per GPU with ZeRO-Offload if the file has none, from the authors' scripts and profiles."""
 
 
 def _rubick(name: str, lines: Sequence[Line]) -> Table:
-    left_out = {line.number: "no iteration time" for line in lines if not line.text("iter_time_s")}
-    cases = _repeats(_rubick_case(line) for line in lines if line.number not in left_out)
-    return Table(name, len(lines), cases, left_out)
+    excluded = {line.number: "no iteration time" for line in lines if not line.text("iter_time_s")}
+    cases = _note_repeats(_rubick_case(line) for line in lines if line.number not in excluded)
+    return Table(name, len(lines), cases, excluded)
 
 
 def _rubick_case(line: Line) -> Case:
-    model, gpus = _RUBICK[line.text("model")], line.whole("gpus")
-    batch = line.whole("global_batch") if line.text("global_batch") else 4
+    model, gpus = _RUBICK[line.text("model")], line.integer("gpus")
+    batch = line.integer("global_batch") if line.text("global_batch") else 4
     plan, note, usable = _rubick_plan(line, batch)
-    threads = line.maybe("cpu_threads") or (_OFFLOAD_THREADS if plan.offload else 0)
+    threads = line.optional("cpu_threads") or (_OFFLOAD_THREADS if plan.offload else 0)
     in_seconds = line.text("table") in ("vit", "roberta") or (line.text("table") == "llama7" and plan.offload)
-    parts = [line.maybe(column) for column in ("forward", "overlap_sync", "optimize")]
+    parts = [line.optional(column) for column in ("forward", "overlap_sync", "optimize")]
     forward, sync, optimizer = (part and part / (1 if in_seconds else 1000) for part in parts)
     return Case(
         source=line.source,
@@ -948,28 +955,28 @@ def _rubick_case(line: Line) -> Case:
 
 
 def _rubick_plan(line: Line, batch: int) -> tuple[Plan, str, bool]:
-    """The plan, a remark on it, and whether it can be used."""
-    table, code, gpus = line.text("table"), line.text("exec_plan"), line.whole("gpus")
+    """Return the plan, a note, and whether the row is usable."""
+    table, code, gpus = line.text("table"), line.text("exec_plan"), line.integer("gpus")
     if table == "t5_3B":
         tensor = Plan(tensor=gpus, accumulation=2)
-        return tensor if code == "tp+ga" else plan_from_code(code, gpus), "neither shape nor plan is stated", False
+        return tensor if code == "tp+ga" else plan_from_code(code, gpus), "shape and plan are not stated", False
     if code == "zero-offload+gc" or (table == "llama7" and code == "zero-offload"):
-        return Plan(gpus, zero=2, offload=True, recompute="full"), "gradient checkpointing: Table 2 has it", True
+        return Plan(gpus, zero=2, offload=True, recompute="full"), "gradient checkpointing, as in Table 2", True
     plan = plan_from_code(code, gpus)
     if table == "llama7b_bsz16":
         plan = msgspec.structs.replace(plan, accumulation=batch // plan.data)
-        return plan, "micro-batches not stated: of one sample", True
+        return plan, "micro-batches not stated: one sample assumed", True
     if line.text("tp"):
         shape = "; a Megatron T5 of unknown depth" if table == "t5" else ""
-        return plan, f"one micro-batch: time does not fall with more stages{shape}", True
+        return plan, f"one micro-batch: time does not decrease with more stages{shape}", True
     if table == "gpt2" and code == "zero-dp" and gpus <= 2:
         return msgspec.structs.replace(plan, accumulation=8 // gpus), "accumulates as in validate_gpt.py", True
     if table == "roberta" and gpus == 1 and code != "gc":
-        return plan, "no slower than on two GPUs: half the batch must have been run", False
-    launched = "forward is only the time to launch it" if table in ("vit", "roberta") else ""
-    if code == "ga":  # times are those of the profiling samples of plain data parallelism, to the millisecond
-        plan, launched = Plan(gpus), "; ".join(filter(None, (launched, "one micro-batch, as in the profile")))
-    return plan, launched, True
+        return plan, "not slower than on two GPUs: probably run with half the batch", False
+    note = "the forward time is only its launch time" if table in ("vit", "roberta") else ""
+    if code == "ga":  # times equal the profiling samples of plain data parallelism to the millisecond
+        plan, note = Plan(gpus), "; ".join(filter(None, (note, "one micro-batch, as in the profile")))
+    return plan, note, True
 
 
 TABLES: Mapping[str, tuple[str, Callable[[str, Sequence[Line]], Table]]] = {
@@ -985,4 +992,5 @@ TABLES: Mapping[str, tuple[str, Callable[[str, Sequence[Line]], Table]]] = {
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m benchmarks.accuracy.tables", description=__doc__).parse_args()
     summary()

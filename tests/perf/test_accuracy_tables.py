@@ -49,7 +49,7 @@ def utilisation(case: Case) -> float:
 
 @published
 @pytest.mark.parametrize(
-    ("name", "lines", "left_out", "usable", "timed", "with_memory", "out_of_memory"),
+    ("name", "lines", "excluded", "usable", "timed", "with_memory", "out_of_memory"),
     [
         ("ultrascale_h100", 2445, 23, 2422, 1156, 1156, 952),
         ("llm_foundry_a100", 139, 0, 139, 139, 0, 0),
@@ -62,12 +62,12 @@ def utilisation(case: Case) -> float:
     ],
 )
 def test_every_line_is_a_case_or_excluded_with_a_reason(
-    name: str, lines: int, left_out: int, usable: int, timed: int, with_memory: int, out_of_memory: int
+    name: str, lines: int, excluded: int, usable: int, timed: int, with_memory: int, out_of_memory: int
 ) -> None:
     found = table(name)
-    assert (found.lines, len(found.left_out)) == (lines, left_out)
+    assert (found.lines, len(found.excluded)) == (lines, excluded)
     rows = [case.row for case in found.cases]
-    assert sorted([*rows, *found.left_out]) == list(range(2, lines + 2))
+    assert sorted([*rows, *found.excluded]) == list(range(2, lines + 2))
     used = [case for case in found.cases if case.usable]
     assert len(used) == usable
     assert sum(case.step_seconds is not None for case in used) == timed
@@ -147,7 +147,7 @@ def test_a_crash_is_not_out_of_memory_if_a_larger_plan_ran() -> None:
     case = case_at("ultrascale_h100", 171)
     assert (case.plan, case.micro_batch) == (Plan(8, 1, 2, accumulation=32), 1)
     assert case.fits is None
-    assert "takes no less memory ran" in case.note
+    assert "needs at least as much memory ran" in case.note
 
 
 @published
@@ -233,11 +233,11 @@ def test_bigscience_shapes(row: int, layers: int, hidden: int, heads: int, billi
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (8, "the figures of line 2 again"),
+        (8, "duplicate of line 2"),
         (18, "TP × PP × DP is 32, not 16"),
         (40, "DP × accumulation × micro-batch is not 2048"),
-        (75, "38.3 TFLOPs are stated, 43.1 to 43.9 were done"),
-        (178, "the figures of line 164 with time and rate exchanged; another run of line 164"),
+        (75, "38.3 TFLOPs are stated, but model, batch and time give 43.1 to 43.9"),
+        (178, "duplicate of line 164 with time and rate swapped; another run of line 164"),
     ],
 )
 def test_bigscience_contradictions_are_not_used(row: int, reason: str) -> None:
@@ -325,10 +325,10 @@ def test_a_missing_data_folder_is_reported(
 ) -> None:
     monkeypatch.setenv("REFOLD_DATA", str(tmp_path / "absent"))
     assert data_folder() is None
-    with pytest.raises(BadFile, match=r"no such folder; \$REFOLD_DATA may name another"):
+    with pytest.raises(BadFile, match=r"no such folder; set \$REFOLD_DATA to another one"):
         read_table("llm_foundry_a100")
     summary()
-    assert capsys.readouterr().out.startswith("no published tables here")
+    assert capsys.readouterr().out.startswith("the published tables are not available")
 
 
 def test_an_unknown_table_is_rejected_with_a_suggestion() -> None:

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
 
 from benchmarks.accuracy import measure_device
-from benchmarks.accuracy.measure_device import SHARE_OF_TIME, measure_model, measure_models, toy_of, trials_of
+from benchmarks.accuracy.measure_device import SHARE_OF_TIME, configs_of, measure_model, measure_models, toy_of
 
 from refold.catalogue import read_model
 from refold.catalogue.measurements import read_samples
@@ -40,11 +40,11 @@ def test_the_benchmark_needs_only_pytorch() -> None:
 def test_every_model_has_enough_configurations(name: str) -> None:
     shape = read_model(name)
     assert shape.name == name
-    trials = [*dict.fromkeys(trials_of(shape, cpus=16))]
-    assert len(trials) >= 25
-    assert {trial.threads for trial in trials if trial.plan.offload} == {2, 4, 8, 16}
-    assert {trial.plan.recompute for trial in trials} == {"none", "selective", "full"}
-    assert len({trial.batch for trial in trials}) >= 4
+    configs = [*dict.fromkeys(configs_of(shape, cpus=16))]
+    assert len(configs) >= 25
+    assert {config.threads for config in configs if config.plan.offload} == {2, 4, 8, 16}
+    assert {config.plan.recompute for config in configs} == {"none", "selective", "full"}
+    assert len({config.batch for config in configs}) >= 4
 
 
 def test_a_model_is_measured_in_a_separate_process(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_model_is_measured_in_a_separate_process(tmp_path: Path) -> None:
     assert process.returncode == 0, process.stderr
     rows = read_samples(tmp_path / "measured.csv")
     assert process.stdout.endswith(f"t5-1.2b: {len(rows)} rows, 0 of them out of memory\n")
-    assert len(rows) == len({*trials_of(toy_of(read_model("t5-1.2b")), os.cpu_count() or 1)})
+    assert len(rows) == len({*configs_of(toy_of(read_model("t5-1.2b")), os.cpu_count() or 1)})
     assert json.loads((tmp_path / "machine.json").read_text())["torch"]
 
 
@@ -79,7 +79,7 @@ def test_a_process_that_fails_is_replaced_by_one_for_the_remaining_configuration
         skipped.append(skip)
         return skip + 3, False
 
-    monkeypatch.setattr(measure_device, "_measure_apart", fail_at_third)
+    monkeypatch.setattr(measure_device, "_measure_in_process", fail_at_third)
     measure_models(make_options(tmp_path, "bert-large"))
     assert skipped == [0, 3, 6]
 
