@@ -632,7 +632,7 @@ _CORRECTED: dict[int, tuple[dict[str, str], str]] = {
     252: ({"NHIDDEN": "12288", "Layers": "106"}, "shape from chronicles-prequel.md"),
     253: ({"NHIDDEN": "12288", "Layers": "106"}, "shape from chronicles-prequel.md"),
 }
-_MISLEADING = {
+_UNUSABLE = {
     7: "the log of this run has other degrees: TP 2, no pipeline, ZeRO 3, micro-batches of 16",
     124: "8-bit Adam",
     125: "8-bit Adam",
@@ -700,7 +700,7 @@ def _sweep_case(line: Line) -> Case:
         fits=fits,
         usable=False,
     )
-    reasons = [_MISLEADING.get(line.number, ""), *_contradictions(case, line.optional("TFlops", "TFLOPs"))]
+    reasons = [_UNUSABLE.get(line.number, ""), *_contradictions(case, line.optional("TFlops", "TFLOPs"))]
     notes = (sweep.note, note, *reasons)
     return replace(case, note="; ".join(filter(None, notes)), usable=not any(reasons))
 

@@ -1,1 +1,1 @@
-"""How well durations are foreseen, beside simple ways and beside gradient-boosted trees."""
+"""Accuracy of run-time predictions, compared with simple methods and gradient-boosted trees."""
