@@ -30,7 +30,6 @@ from refold.server.fallback import FallbackPolicy, log_rejection
 from refold.server.job_table import Notice
 from refold.server.log_retention import SWEEP_INTERVAL_SECONDS, LogRetention
 from refold.server.loop import Loop, LoopStep
-from refold.server.memory_use import release_compiler_memory
 from refold.server.monitor import OUTPUT_POLL_SECONDS, GpuPoller, Layout, Machine, OutputWatch
 from refold.server.notify import JobMessages, Notifier
 from refold.server.periodic import log_task_failure, run_every
@@ -45,8 +44,6 @@ CLOCK_KEY = "clock"
 
 LOGS_FOLDER = "logs"
 LONG_WAIT_CHECK_SECONDS: Seconds = MINUTE
-RELEASE_MEMORY_INTERVAL_SECONDS: Seconds = MINUTE
-"""Repeated because a kernel that is used for the first time loads the compiler again."""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -91,7 +88,6 @@ class Daemon:
         scheduler = Scheduler(self._header.cluster, self._make_policy(), on_rejection=log_rejection)
         scheduler.step(0.0, [JobSubmitted(Job(name)) for name in ("warm-up", "warm-up-2")])
         scheduler.step(1.0, [RunFinished("warm-up", 1)])
-        release_compiler_memory()
 
     def _make_policy(self) -> Policy:
         return FallbackPolicy(partial(make_policy, self._header.policy, self._header.settings))
@@ -130,7 +126,6 @@ class Daemon:
                 run_every(lambda: asyncio.to_thread(output.poll), OUTPUT_POLL_SECONDS),
                 gpu_poller.run(),
                 run_every(messages.notify_long_waits, LONG_WAIT_CHECK_SECONDS),
-                run_every(release_compiler_memory, RELEASE_MEMORY_INTERVAL_SECONDS),
                 run_every(lambda: asyncio.to_thread(log_retention.sweep), SWEEP_INTERVAL_SECONDS),
                 _once_started(server, lambda: ready(self._make_ready(address, token, loop, backend, recovered.note))),
                 loop=loop,
