@@ -142,11 +142,11 @@ def test_policies_are_compared_on_the_jobs_of_a_snapshot(snapshot: str, tmp_path
 
 
 def test_a_running_job_of_unknown_run_time_gets_the_predicted_remaining_work(snapshot: str) -> None:
+    from refold.cli.experiment_options import TraceOptions
     from refold.cli.inputs.backlog import read_backlog
-    from refold.cli.inputs.workload import TraceReadOptions
     from refold.simulator import Costs
 
-    running, waiting, small = read_backlog(snapshot, None, TraceReadOptions(), Costs()).jobs
+    running, waiting, small = read_backlog(snapshot, None, TraceOptions(), Costs()).jobs
     assert (waiting.work, small.work) == (50.0, 500.0)
     assert running.work is not None
     assert running.work == pytest.approx(200.0 - 95.0, abs=60.0)  # it has run for 95 seconds, earlier jobs for 200

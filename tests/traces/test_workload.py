@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from refold.cli.inputs.workload import TraceReadOptions, Workload
+from refold.cli.experiment_options import TraceOptions
+from refold.cli.inputs.workload import Workload
 from refold.cli.inputs.workload_reader import read_workload
 from refold.errors import BadInput
 from refold.simulator import Costs
@@ -14,9 +15,9 @@ from refold.simulator import Costs
 HEAD = "job_id,submit_s,num_gpu,duration_s,gpu_type\n"
 
 
-def make_workload(path: Path, text: str, cluster: str, reading: TraceReadOptions | None = None) -> Workload:
+def make_workload(path: Path, text: str, cluster: str, reading: TraceOptions | None = None) -> Workload:
     (path / "jobs.csv").write_text(HEAD + text)
-    return read_workload(str(path / "jobs.csv"), cluster, reading or TraceReadOptions(), Costs())
+    return read_workload(str(path / "jobs.csv"), cluster, reading or TraceOptions(), Costs())
 
 
 def test_gpu_types_are_spelled_as_in_the_cluster(tmp_path: Path) -> None:
@@ -27,9 +28,7 @@ def test_gpu_types_are_spelled_as_in_the_cluster(tmp_path: Path) -> None:
 
 def test_gpus_are_split_by_the_largest_node_unless_a_size_is_given(tmp_path: Path) -> None:
     split = {
-        each: make_workload(tmp_path, "a,0,16,10,\n", "4x4+1x2", TraceReadOptions(gpus_per_instance=each))
-        .jobs[0]
-        .demand
+        each: make_workload(tmp_path, "a,0,16,10,\n", "4x4+1x2", TraceOptions(gpus_per_instance=each)).jobs[0].demand
         for each in (None, 2)
     }
     assert {each: (demand.instances, demand.gpus) for each, demand in split.items()} == {None: (4, 4), 2: (8, 2)}
@@ -37,16 +36,16 @@ def test_gpus_are_split_by_the_largest_node_unless_a_size_is_given(tmp_path: Pat
 
 def test_notes_refer_to_the_jobs_that_are_used(tmp_path: Path) -> None:
     text = "a,0,1,10,A100\nb,1,1,,\nc,2,1,10,V100\nd,3,1,,\n"
-    first = make_workload(tmp_path, text, "1x8:A100", TraceReadOptions(skip_bad=True, limit=2))
+    first = make_workload(tmp_path, text, "1x8:A100", TraceOptions(skip_bad=True, limit=2))
     assert [job.id for job in first.jobs] == ["a"]
     assert first.notes == ("in the whole file: 2 jobs without a duration", "skipped 1 job without a duration")
-    assert len(make_workload(tmp_path, text, "1x8:A100", TraceReadOptions(limit=1)).jobs) == 1
+    assert len(make_workload(tmp_path, text, "1x8:A100", TraceOptions(limit=1)).jobs) == 1
 
 
 def test_the_error_for_steps_without_durations_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "gavel.csv").write_text("job_id,submit_s,num_gpu,extra\na,0,1,ResNet|steps=100\n")
     with pytest.raises(BadInput) as error:
-        read_workload(str(tmp_path / "gavel.csv"), "1x8", TraceReadOptions(), Costs())
+        read_workload(str(tmp_path / "gavel.csv"), "1x8", TraceOptions(), Costs())
     assert str(error.value) == (
         "no job of gavel has a duration; it has the steps of 1 job, but not the time per step: to simulate it,"
         " give each job a duration in seconds in the column duration_s of the common CSV format"

@@ -13,6 +13,7 @@ from refold.cli.views import Advance, plural, progress
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from refold.cli.experiment_options import ExperimentOptions
     from refold.core import Header, Journal, Policy
     from refold.journal import History
     from refold.research import GapMeter
@@ -23,6 +24,28 @@ REPORT_FILE_NAME = "report.html"
 
 POLL_SECONDS = 0.2
 """Interval at which the progress of other processes is read."""
+
+
+def prepare_experiment(
+    trace: str, cluster: str | None, policies: Sequence[SelectedPolicy], options: ExperimentOptions
+) -> tuple[Workload, list[SelectedPolicy]]:
+    """Read and check everything that the options describe; return the workload and the policies to simulate."""
+    from refold.cli import inputs
+    from refold.cli.options import check_watch
+
+    costs = options.costs.parse()
+    for policy in policies:
+        check_watch(policy.settings.get("watch"), costs.report_every)
+    known = inputs.read_knowledge(options.speeds.knowledge, options.speeds.fits)
+    charging = inputs.parse_charging(options.speeds.charge, known)
+    selected = inputs.with_knowledge(policies, known, charging)
+    options.faults.check(options.costs.checkpoint_every)
+    options.never_ending.check(options.costs.report_every)
+    workload = inputs.read_workload(trace, cluster, options.trace, costs)
+    workload = inputs.with_power_limits(workload, selected, options.trace.skip_bad)
+    workload = inputs.with_charging(workload, options.speeds.charge, charging)
+    workload = inputs.with_faults(workload, options.faults)
+    return inputs.with_never_ending(workload, options.never_ending), selected
 
 
 def run_policy(workload: Workload, policy: SelectedPolicy, journal: Path | None = None, gap: bool = False) -> ReportRun:

@@ -10,7 +10,6 @@ import typer
 
 if TYPE_CHECKING:
     from refold.model import Seconds
-    from refold.simulator import Costs
 
 
 def _complete_policies(incomplete: str) -> list[str]:
@@ -54,7 +53,8 @@ def _complete_traces(incomplete: str) -> list[str]:
     return shipped + sorted(path.name for path in Path().glob(f"{incomplete}*") if path.is_file()) if shipped else []
 
 
-def _complete_formats(incomplete: str) -> list[str]:
+def complete_formats(incomplete: str) -> list[str]:
+    """Complete trace formats."""
     from refold.traces import FORMATS
 
     return [name for name in FORMATS if name.startswith(incomplete)]
@@ -96,14 +96,6 @@ DEFAULT_POLICY = "fifo"
 TRACE_HELP = "Trace file (plain or .gz), or 'demo'."
 TraceName = Annotated[str, typer.Argument(metavar="TRACE", help=TRACE_HELP, autocompletion=_complete_traces)]
 TraceOrDemo = Annotated[str, typer.Argument(metavar="[TRACE]", help=TRACE_HELP, autocompletion=_complete_traces)]
-FormatName = Annotated[
-    str | None,
-    typer.Option(
-        "--format",
-        help="Trace format, see 'refold trace formats' (default: auto-detect).",
-        autocompletion=_complete_formats,
-    ),
-]
 PolicyName = Annotated[
     str,
     typer.Option(
@@ -166,74 +158,7 @@ ClusterFile = Annotated[
     str | None,
     typer.Option("--cluster", help="Cluster file, 'demo', or shorthand such as 135x8 or 16x8:A100+4x2:T4."),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", min=1, metavar="JOBS", help="Use only the first JOBS jobs.")]
 
-StartCost = Annotated[
-    str | None, typer.Option("--start-cost", metavar="TIME", help="Overhead of a job's first start (default: 0).")
-]
-StopCost = Annotated[
-    str | None, typer.Option("--stop-cost", metavar="TIME", help="Overhead of stopping a run (default: 0).")
-]
-RestartCost = Annotated[
-    str | None,
-    typer.Option("--restart-cost", metavar="TIME", help="Overhead of every later start (default: --start-cost)."),
-]
-CheckpointEvery = Annotated[
-    str | None,
-    typer.Option(
-        "--checkpoint-every",
-        metavar="TIME",
-        help="Checkpoint interval: runs lost to node faults resume from the last checkpoint (default: no checkpoints).",
-    ),
-]
-ReportEvery = Annotated[
-    str | None,
-    typer.Option("--report-every", metavar="TIME", help="Progress report interval (default: only when runs stop)."),
-]
-ChargeBy = Annotated[
-    str | None,
-    typer.Option(
-        "--charge",
-        metavar="recorded|model|FILE",
-        help="Simulated job speed: as recorded, by the performance model, or from a CSV file of measured samples "
-        "(default: model, for reshapable jobs in the catalogue).",
-    ),
-]
-KnowledgeFile = Annotated[
-    Path | None,
-    typer.Option("--knowledge", metavar="FILE", help="JSON file with performance data in addition to the catalogue."),
-]
-FitFiles = Annotated[
-    list[Path] | None,
-    typer.Option("--fit", metavar="FILE", help="File saved by 'refold fit', for policies and model; repeatable."),
-]
-Faults = Annotated[
-    str | None, typer.Option("--faults", metavar="TIME", help="Mean time between faults per node (default: no faults).")
-]
-Repair = Annotated[
-    str | None, typer.Option("--repair", metavar="TIME", help="Mean time to repair a node (default: 1h).")
-]
-FaultSeed = Annotated[
-    int | None, typer.Option("--fault-seed", min=0, max=2**62, help="Random seed of the faults (default: 0).")
-]
-StuckShare = Annotated[
-    float | None,
-    typer.Option("--stuck", min=0.0, max=1.0, metavar="SHARE", help="Share of jobs that hang (default: 0)."),
-]
-EndlessShare = Annotated[
-    float | None,
-    typer.Option(
-        "--endless",
-        min=0.0,
-        max=1.0,
-        metavar="SHARE",
-        help="Share of jobs that never end but keep reporting progress (default: 0).",
-    ),
-]
-StuckSeed = Annotated[
-    int | None,
-    typer.Option("--stuck-seed", min=0, max=2**62, help="Random seed of --stuck and --endless (default: 0)."),
-]
 WatchOption = Annotated[
     str | None,
     typer.Option(
@@ -346,42 +271,6 @@ def _parse_setting(text: str) -> tuple[str, Any]:
         return key, json.loads(value)
     except ValueError:
         return key, value
-
-
-def parse_costs(
-    start: str | None,
-    stop: str | None,
-    restart: str | None,
-    checkpoint_every: str | None,
-    report_every: str | None = None,
-) -> Costs:
-    """Parse the overheads of starting, stopping and restarting runs, and the checkpoint and report intervals."""
-    from refold.model import parse_duration
-    from refold.simulator import Costs
-
-    first = parse_duration("0" if start is None else start)
-    return Costs(
-        start=first,
-        stop=parse_duration("0" if stop is None else stop),
-        restart=first if restart is None else parse_duration(restart),
-        checkpoint_every=None if checkpoint_every is None else parse_duration(checkpoint_every),
-        report_every=None if report_every is None else parse_duration(report_every),
-    )
-
-
-def check_faults(faults: str | None, checkpoint_every: str | None, repair: str | None, seed: int | None) -> None:
-    """Reject options about faults if --faults is not given."""
-    if faults is None:
-        dependent = {"--checkpoint-every": checkpoint_every, "--repair": repair, "--fault-seed": seed}
-        require_option("--faults", dependent, "the mean time between faults per node, such as --faults 30d")
-
-
-def check_never_ending(stuck: float | None, endless: float | None, seed: int | None, report_every: str | None) -> None:
-    """Reject --stuck-seed without jobs that never end, and --endless without progress reports."""
-    if not stuck and not endless:
-        require_option("--stuck or --endless", {"--stuck-seed": seed}, "the share of jobs that never end, such as 0.02")
-    if report_every is None:
-        require_option("--report-every", {"--endless": endless}, "an endless job keeps reporting progress")
 
 
 def make_folder(folder: Path) -> Path:

@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from refold.cli import (
-    ChargeBy,
-    CheckpointEvery,
     ClusterFile,
-    EndlessShare,
-    Faults,
-    FaultSeed,
-    FitFiles,
-    FormatName,
-    KnowledgeFile,
-    Limit,
+    ExperimentOptions,
     PlacementNames,
     PolicyNames,
-    Repair,
-    ReportEvery,
-    RestartCost,
     Seed,
     SpreadPower,
-    StartCost,
-    StopCost,
-    StuckSeed,
-    StuckShare,
     TraceOrDemo,
-    WatchOption,
-    check_faults,
-    check_never_ending,
-    check_watch,
-    parse_costs,
     parse_settings,
+    with_option_groups,
 )
-from refold.cli.commands.trace import GpusPerInstance, SkipBad
 from refold.cli.views import AsJson, Column, Table, print_json, print_line, print_notes, print_tables
 
 if TYPE_CHECKING:
@@ -46,46 +26,65 @@ if TYPE_CHECKING:
     from refold.results import ReportRun
 
 
-def compare(
-    trace: TraceOrDemo = "demo",
-    cluster: ClusterFile = None,
-    policies: PolicyNames = None,
-    placements: PlacementNames = None,
-    spread_power: SpreadPower = False,
-    seed: Seed = None,
+@dataclass(frozen=True, slots=True)
+class _PolicyOptions:
+    """The policies to compare."""
+
+    policies: PolicyNames = None
+    placements: PlacementNames = None
+    spread_power: SpreadPower = False
+    seed: Seed = None
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="[POLICY.]KEY=VALUE", help="Setting of one or all policies; repeatable."),
-    ] = None,
-    format: FormatName = None,
-    skip_bad: SkipBad = False,
-    gpus_per_instance: GpusPerInstance = None,
-    limit: Limit = None,
-    start_cost: StartCost = None,
-    stop_cost: StopCost = None,
-    restart_cost: RestartCost = None,
-    checkpoint_every: CheckpointEvery = None,
-    report_every: ReportEvery = None,
-    charge: ChargeBy = None,
-    knowledge: KnowledgeFile = None,
-    fits: FitFiles = None,
-    faults: Faults = None,
-    repair: Repair = None,
-    fault_seed: FaultSeed = None,
-    stuck: StuckShare = None,
-    endless: EndlessShare = None,
-    stuck_seed: StuckSeed = None,
-    watch: WatchOption = None,
+    ] = None
+
+    def select(self, watch: str | None) -> list[SelectedPolicy]:
+        """Return the policies with their placements and settings."""
+        from refold.cli.inputs import POWER_PLACEMENT, check_spread_power, parse_policies
+
+        given = parse_settings(self.settings, None, self.seed, watch)
+        names = self._names()
+        if self.spread_power:
+            check_spread_power(names, {"--placements": self.placements}, given)
+            return parse_policies(names, [POWER_PLACEMENT], given)
+        placements = [] if self.placements is None else _split_list("--placements", self.placements)
+        return parse_policies(names, placements, given)
+
+    def _names(self) -> list[str]:
+        """Return the names of the policies. Default: all; with --spread-power, all that take a placement."""
+        from refold.cli.inputs import takes_placement
+        from refold.registry import default_policies
+
+        if self.policies is not None:
+            return _split_list("--policies", self.policies)
+        return [name for name in default_policies() if not self.spread_power or takes_placement(name)]
+
+
+@dataclass(frozen=True, slots=True)
+class _OutputOptions:
+    """How to run the comparison and what to write."""
+
     processes: Annotated[
         int, typer.Option("--processes", min=1, max=256, help="Number of policies to simulate in parallel.")
-    ] = 1,
+    ] = 1
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Write report.html to this folder.")] = Path(
         "refold-report"
-    ),
+    )
     gap: Annotated[
         bool, typer.Option("--gap", help="Also measure the gap of each policy's decisions to the optimum.")
-    ] = False,
-    as_json: AsJson = False,
+    ] = False
+    as_json: AsJson = False
+
+
+@with_option_groups
+def compare(
+    *,
+    trace: TraceOrDemo = "demo",
+    cluster: ClusterFile = None,
+    policies: _PolicyOptions,
+    experiment: ExperimentOptions,
+    output: _OutputOptions,
 ) -> None:
     """Compare policies on a trace: print a table and write a report with charts.
 
@@ -98,68 +97,27 @@ def compare(
         collect_notes,
         describe_conditions,
         output_folder,
+        prepare_experiment,
         run_policies,
         trace_notes,
         try_write_report,
     )
-    from refold.cli.inputs import (
-        TraceReadOptions,
-        parse_charging,
-        parse_policies,
-        power_limit_notes,
-        read_knowledge,
-        read_workload,
-        with_charging,
-        with_faults,
-        with_knowledge,
-        with_never_ending,
-        with_power_limits,
-    )
+    from refold.cli.inputs import power_limit_notes
 
-    given = parse_settings(settings, None, seed, watch)
-    policy_names, placement_names = _parse_names(policies, placements, spread_power, given)
-    selected = parse_policies(policy_names, placement_names, given)
-    costs = parse_costs(start_cost, stop_cost, restart_cost, checkpoint_every, report_every)
-    check_watch(given.get("watch"), costs.report_every)
-    known = read_knowledge(knowledge, fits)
-    charging = parse_charging(charge, known)
-    selected = with_knowledge(selected, known, charging)
-    check_faults(faults, checkpoint_every, repair, fault_seed)
-    check_never_ending(stuck, endless, stuck_seed, report_every)
-    workload = read_workload(trace, cluster, TraceReadOptions(format, skip_bad, gpus_per_instance, limit), costs)
-    workload = with_power_limits(workload, selected, skip_bad)
-    workload = with_charging(workload, charge, charging)
-    workload = with_faults(workload, faults, repair, fault_seed or 0)
-    workload = with_never_ending(workload, stuck, endless, stuck_seed or 0)
+    out, gap = output.out, output.gap
+    workload, selected = prepare_experiment(trace, cluster, policies.select(experiment.watch), experiment)
     with output_folder(out):
-        runs = run_policies(workload, selected, processes, gap)
+        runs = run_policies(workload, selected, output.processes, gap)
         notes = collect_notes(workload, runs) + power_limit_notes(selected, runs) + (_gap_notes(runs) if gap else [])
         title = f"{len(runs)} policies on {workload.name}"
         report = try_write_report(out, runs, title, describe_conditions(workload, runs), trace_notes(workload))
-    if as_json:
+    if output.as_json:
         print_json(_document(workload, selected, runs, notes, report, gap))
         return
     print_notes(notes)
     _print_table(workload, selected, runs, gap)
     if report:
         print_line(f"report: {report}")
-
-
-def _parse_names(
-    policies: str | None, placements: str | None, spread_power: bool, given: Mapping[str, Any]
-) -> tuple[list[str], list[str]]:
-    """Return the names of policies and placements. Defaults: all policies, with --spread-power those that take one."""
-    from refold.cli.inputs import POWER_PLACEMENT, check_spread_power, takes_placement
-    from refold.registry import default_policies
-
-    if policies is None:
-        names = [name for name in default_policies() if not spread_power or takes_placement(name)]
-    else:
-        names = _split_list("--policies", policies)
-    if not spread_power:
-        return names, [] if placements is None else _split_list("--placements", placements)
-    check_spread_power(names, {"--placements": placements}, given)
-    return names, [POWER_PLACEMENT]
 
 
 def _split_list(option: str, text: str) -> list[str]:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from refold.cli import FormatName, Limit, TraceName
-from refold.cli.commands.trace import GPUS_PER_INSTANCE, GpusPerInstance, SkipBad
+from refold.cli import TraceName, TraceOptions, with_option_groups
 from refold.cli.views import (
     AsJson,
     Column,
@@ -46,12 +45,11 @@ class _Method:
     microseconds_per_update: float
 
 
+@with_option_groups
 def predict(
+    *,
     trace: TraceName,
-    format: FormatName = None,
-    skip_bad: SkipBad = False,
-    gpus_per_instance: GpusPerInstance = None,
-    limit: Limit = None,
+    reading: TraceOptions,
     draw_limits: Annotated[
         int | None,
         typer.Option(
@@ -73,7 +71,7 @@ def predict(
 
     Example: refold predict demo
     """
-    jobs_read = _with_limits(_read_trace(trace, format, skip_bad, gpus_per_instance, limit), draw_limits)
+    jobs_read = _with_limits(_read_trace(trace, reading), draw_limits)
     methods, own_evaluation = _evaluate_methods(jobs_read.jobs)
     while_running = _evaluate_while_running(jobs_read.jobs)
     written = _write_predictions(out, jobs_read.jobs, own_evaluation) if out else None
@@ -86,18 +84,13 @@ def predict(
         print_line(f"predictions: {written}")
 
 
-def _read_trace(
-    trace: str, format: str | None, skip_bad: bool, gpus_per_instance: int | None, limit: int | None
-) -> Trace:
+def _read_trace(trace: str, options: TraceOptions) -> Trace:
     """Read a trace without jobs of unknown run time."""
     from dataclasses import replace
 
     from refold.errors import BadInput
-    from refold.traces import read_trace
 
-    each = gpus_per_instance or GPUS_PER_INSTANCE
-    with progress(f"reading {trace}"):
-        read = read_trace(trace, format=format, skip_bad=skip_bad, gpus_per_instance=each)
+    read, limit = options.read(trace), options.limit
     known = tuple(job for job in read.jobs[:limit] if job.work is not None)
     if not known:
         raise BadInput(f"no job of {read.name} has a duration, so predictions cannot be evaluated")

@@ -11,15 +11,13 @@ import typer
 from refold.cli import (
     OtherPolicy,
     OutFolder,
+    OverheadOptions,
     PlacementName,
-    RestartCost,
     Seed,
     Settings,
-    StartCost,
-    StopCost,
-    parse_costs,
     parse_settings,
     require_option,
+    with_option_groups,
 )
 from refold.cli.inputs import Workload, read_recorded_run, workload_from_history
 from refold.cli.views import AsJson, plural, print_json, print_line, print_notes, print_tables, progress
@@ -36,15 +34,15 @@ MAX_ORDERS = 5
 """Orders of a difference that are printed."""
 
 
+@with_option_groups
 def replay(
+    *,
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="Journal file (plain or .gz).")],
     policy: OtherPolicy = None,
     placement: PlacementName = None,
     seed: Seed = None,
     settings: Settings = None,
-    start_cost: StartCost = None,
-    stop_cost: StopCost = None,
-    restart_cost: RestartCost = None,
+    overheads: OverheadOptions,
     out: OutFolder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -63,15 +61,14 @@ def replay(
     from refold.cli.inputs import parse_policy
 
     if policy is None:
-        costs = {"--start-cost": start_cost, "--stop-cost": stop_cost, "--restart-cost": restart_cost}
-        given = {"--placement": placement, "--seed": seed, "--set": settings or None, **costs}
+        given = {"--placement": placement, "--seed": seed, "--set": settings or None, **overheads.given()}
         require_option("--policy", given, "without it, the journal's own policy and settings are used")
         with output_folder(out):
             _replay_own_policy(journal, out, as_json)
         return
     choice = parse_policy(policy, parse_settings(settings, placement, seed))
     with output_folder(out):
-        _simulate_other_policy(journal, choice, parse_costs(start_cost, stop_cost, restart_cost, None), out, as_json)
+        _simulate_other_policy(journal, choice, overheads.parse(), out, as_json)
 
 
 def _replay_own_policy(path: Path, out: Path | None, as_json: bool) -> None:
@@ -198,11 +195,12 @@ def _recorded_and_simulated(path: Path, choice: SelectedPolicy, costs: Costs) ->
 
 def _both_simulated(path: Path, choice: SelectedPolicy, costs: Costs) -> tuple[list[ReportRun], Workload]:
     """Return simulated runs of a snapshot's own policy and of the other one: a snapshot has no recorded run."""
-    from refold.cli.inputs import SelectedPolicy, TraceReadOptions, is_oracle, policy_label, read_backlog
+    from refold.cli import TraceOptions
+    from refold.cli.inputs import SelectedPolicy, is_oracle, policy_label, read_backlog
     from refold.journal import read_journal
 
     header, _ = read_journal(path)
-    workload = read_backlog(str(path), None, TraceReadOptions(), costs)
+    workload = read_backlog(str(path), None, TraceOptions(), costs)
     name = policy_label(header.policy, header.settings)
     own = SelectedPolicy(header.policy, header.settings, name, is_oracle(header.policy))
     return [_simulate(workload, own), _simulate(workload, choice)], workload

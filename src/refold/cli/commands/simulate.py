@@ -2,73 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from refold.cli import (
-    ChargeBy,
-    CheckpointEvery,
     ClusterFile,
-    EndlessShare,
-    Faults,
-    FaultSeed,
-    FitFiles,
-    FormatName,
-    KnowledgeFile,
-    Limit,
+    ExperimentOptions,
     PlacementName,
     PolicyName,
-    Repair,
-    ReportEvery,
-    RestartCost,
     Seed,
     Settings,
     SpreadPower,
-    StartCost,
-    StopCost,
-    StuckSeed,
-    StuckShare,
     TraceName,
-    WatchOption,
-    check_faults,
-    check_never_ending,
-    check_watch,
-    parse_costs,
     parse_settings,
+    with_option_groups,
 )
-from refold.cli.commands.trace import GpusPerInstance, SkipBad
 from refold.cli.views import AsJson, print_json, print_line, print_notes, print_tables
 
+if TYPE_CHECKING:
+    from refold.cli.inputs import SelectedPolicy
 
+
+@dataclass(frozen=True, slots=True)
+class _PolicyOptions:
+    """The policy to simulate."""
+
+    policy: PolicyName = "fifo"
+    placement: PlacementName = None
+    spread_power: SpreadPower = False
+    seed: Seed = None
+    settings: Settings = None
+
+    def select(self, watch: str | None) -> SelectedPolicy:
+        """Return the policy with its placement and settings."""
+        from refold.cli.inputs import POWER_PLACEMENT, check_spread_power, parse_policy
+
+        placement = self.placement
+        if self.spread_power:
+            check_spread_power([self.policy], {"--placement": placement}, parse_settings(self.settings))
+            placement = POWER_PLACEMENT
+        return parse_policy(self.policy, parse_settings(self.settings, placement, self.seed, watch))
+
+
+@with_option_groups
 def simulate(
+    *,
     trace: TraceName,
     cluster: ClusterFile = None,
-    policy: PolicyName = "fifo",
-    placement: PlacementName = None,
-    spread_power: SpreadPower = False,
-    seed: Seed = None,
-    settings: Settings = None,
-    format: FormatName = None,
-    skip_bad: SkipBad = False,
-    gpus_per_instance: GpusPerInstance = None,
-    limit: Limit = None,
-    start_cost: StartCost = None,
-    stop_cost: StopCost = None,
-    restart_cost: RestartCost = None,
-    checkpoint_every: CheckpointEvery = None,
-    report_every: ReportEvery = None,
-    charge: ChargeBy = None,
-    knowledge: KnowledgeFile = None,
-    fits: FitFiles = None,
-    faults: Faults = None,
-    repair: Repair = None,
-    fault_seed: FaultSeed = None,
-    stuck: StuckShare = None,
-    endless: EndlessShare = None,
-    stuck_seed: StuckSeed = None,
-    watch: WatchOption = None,
+    policy: _PolicyOptions,
+    experiment: ExperimentOptions,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Write journal.jsonl and report.html to this folder.")
     ] = None,
@@ -90,43 +75,15 @@ def simulate(
         count_node_faults,
         describe_conditions,
         output_folder,
+        prepare_experiment,
         run_policy,
         trace_notes,
         try_write_report,
     )
-    from refold.cli.inputs import (
-        POWER_PLACEMENT,
-        TraceReadOptions,
-        check_spread_power,
-        parse_charging,
-        parse_policy,
-        power_limit_notes,
-        read_knowledge,
-        read_workload,
-        with_charging,
-        with_faults,
-        with_knowledge,
-        with_never_ending,
-        with_power_limits,
-    )
+    from refold.cli.inputs import power_limit_notes
     from refold.cli.views import measure_tables
 
-    if spread_power:
-        check_spread_power([policy], {"--placement": placement}, parse_settings(settings))
-        placement = POWER_PLACEMENT
-    choice = parse_policy(policy, parse_settings(settings, placement, seed, watch))
-    costs = parse_costs(start_cost, stop_cost, restart_cost, checkpoint_every, report_every)
-    check_watch(choice.settings.get("watch"), costs.report_every)
-    known = read_knowledge(knowledge, fits)
-    charging = parse_charging(charge, known)
-    [choice] = with_knowledge([choice], known, charging)
-    check_faults(faults, checkpoint_every, repair, fault_seed)
-    check_never_ending(stuck, endless, stuck_seed, report_every)
-    workload = read_workload(trace, cluster, TraceReadOptions(format, skip_bad, gpus_per_instance, limit), costs)
-    workload = with_power_limits(workload, [choice], skip_bad)
-    workload = with_charging(workload, charge, charging)
-    workload = with_faults(workload, faults, repair, fault_seed or 0)
-    workload = with_never_ending(workload, stuck, endless, stuck_seed or 0)
+    workload, [choice] = prepare_experiment(trace, cluster, [policy.select(experiment.watch)], experiment)
     with output_folder(out):
         journal = journal or (out / JOURNAL_FILE_NAME if out else None)
         run = run_policy(workload, choice, journal)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refold.cli import FormatName, TraceName
+from refold.cli import GPUS_PER_INSTANCE, TraceFormatOptions, TraceName, max_gpus_per_node, with_option_groups
 from refold.cli.views import (
     AsJson,
     Column,
@@ -22,7 +22,6 @@ from refold.cli.views import (
 )
 
 if TYPE_CHECKING:
-    from refold.model import Cluster
     from refold.traces import Portion, Summary, Trace, WorkloadShape
 
 app = typer.Typer(
@@ -30,40 +29,20 @@ app = typer.Typer(
 )
 
 OutFile = Annotated[Path, typer.Argument(metavar="OUT", help="Output file; compressed if it ends in .gz.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip and count invalid rows.")]
-GpusPerInstance = Annotated[
-    int | None,
-    typer.Option(
-        "--gpus-per-instance",
-        min=1,
-        help="Split jobs that have only a total of GPUs into instances of at most this many "
-        "(default: the GPUs of the largest node, or 8).",
-    ),
-]
-
-GPUS_PER_INSTANCE = 8
-"""Default GPUs per instance without a cluster."""
-
 MAX_TENANTS = 12
 MAX_SKIPPED_ROWS = 5
 
 
 @app.command()
-def show(
-    trace: TraceName,
-    format: FormatName = None,
-    skip_bad: SkipBad = False,
-    gpus_per_instance: GpusPerInstance = None,
-    as_json: AsJson = False,
-) -> None:
+@with_option_groups
+def show(trace: TraceName, reading: TraceFormatOptions, as_json: AsJson = False) -> None:
     """Summarise a trace: jobs, sizes, durations, arrivals, tenants, and skipped rows.
 
     Example: refold trace show demo
     """
-    from refold.traces import read_trace, summarise
+    from refold.traces import summarise
 
-    each = gpus_per_instance or GPUS_PER_INSTANCE
-    summary = summarise(read_trace(trace, format=format, skip_bad=skip_bad, gpus_per_instance=each))
+    summary = summarise(reading.read(trace))
     if as_json:
         print_json(summary)
     else:
@@ -145,23 +124,18 @@ def _times(summary: Summary) -> Table:
 
 
 @app.command()
+@with_option_groups
 def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help="Trace to read.")],
     out: OutFile,
-    format: FormatName = None,
-    skip_bad: SkipBad = False,
-    gpus_per_instance: GpusPerInstance = None,
+    reading: TraceFormatOptions,
     as_json: AsJson = False,
 ) -> None:
     """Convert a trace of any format to the common CSV format.
 
     Example: refold trace convert cluster_log.csv jobs.csv.gz --format helios
     """
-    from refold.traces import read_trace
-
-    each = gpus_per_instance or GPUS_PER_INSTANCE
-    trace = read_trace(source, format=format, skip_bad=skip_bad, gpus_per_instance=each)
-    _write(trace, out, as_json)
+    _write(reading.read(source), out, as_json)
 
 
 @app.command()
@@ -198,11 +172,6 @@ def generate(
         shape = _shape(jobs, like, max_gpus_per_node(machines))
         generated = relax_missing_types(draw(shape.for_load(machines, 0.9 if load is None else load), seed), machines)
     _write(generated, out, as_json)
-
-
-def max_gpus_per_node(cluster: Cluster) -> int:
-    """Return the largest number of GPUs of a node; the default without a cluster if no node has GPUs."""
-    return max(node.gpus for node in cluster.nodes) or GPUS_PER_INSTANCE
 
 
 def _shape(jobs: int, like: str | None, gpus_per_instance: int) -> WorkloadShape:

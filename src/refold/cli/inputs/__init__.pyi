@@ -43,7 +43,6 @@ from .power_limits import (
 )
 from .submission import SubmitOptions as SubmitOptions, read_submissions as read_submissions
 from .workload import (
-    TraceReadOptions as TraceReadOptions,
     Workload as Workload,
     with_charging as with_charging,
     with_faults as with_faults,

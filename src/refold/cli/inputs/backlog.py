@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from refold.cli.inputs.workload import TraceReadOptions, Workload
+from refold.cli.inputs.workload import Workload
 from refold.cli.views import progress
 
 if TYPE_CHECKING:
+    from refold.cli import TraceOptions
     from refold.model import Cluster, Job
     from refold.simulator import Costs, StateAt
 
@@ -28,7 +29,7 @@ def is_journal(trace: str) -> bool:
     return True
 
 
-def read_backlog(journal: str, cluster: Cluster | None, options: TraceReadOptions, costs: Costs) -> Workload:
+def read_backlog(journal: str, cluster: Cluster | None, options: TraceOptions, costs: Costs) -> Workload:
     """Return the running and waiting jobs at the end of a journal, all submitted at time 0, on its or another cluster.
 
     Running jobs come first, with their remaining work. Jobs of unknown run time get the predicted median.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from refold.cli.inputs.charges import AS_RECORDED, Charging
 
 if TYPE_CHECKING:
+    from refold.cli import FaultOptions, NeverEndingOptions
     from refold.model import Cluster, Job
     from refold.simulator import Costs, Fault, NeverEnds
 
@@ -36,19 +37,6 @@ class Workload:
         return f"{self.name}: {format_count(len(self.jobs), 'job')} on {cluster}"
 
 
-@dataclass(frozen=True, slots=True)
-class TraceReadOptions:
-    """How to read a trace. Defaults: detect the format from the first line, read all jobs.
-
-    `gpus_per_instance` defaults to the number of GPUs of the cluster's largest node.
-    """
-
-    format: str | None = None
-    skip_bad: bool = False
-    gpus_per_instance: int | None = None
-    limit: int | None = None
-
-
 def with_charging(workload: Workload, charge: str | None, charging: Charging) -> Workload:
     """Return the workload with job speeds by `charging`."""
     from dataclasses import replace
@@ -59,7 +47,7 @@ def with_charging(workload: Workload, charge: str | None, charging: Charging) ->
     return replace(workload, charging=charging)
 
 
-def with_faults(workload: Workload, faults: str | None, repair: str | None, seed: int) -> Workload:
+def with_faults(workload: Workload, options: FaultOptions) -> Workload:
     """Return the workload with random node faults and repairs, up to an upper bound of its duration."""
     from dataclasses import replace
 
@@ -67,26 +55,26 @@ def with_faults(workload: Workload, faults: str | None, repair: str | None, seed
     from refold.model import parse_duration
     from refold.simulator import random_faults
 
-    if faults is None:
-        if repair is not None:
-            raise BadInput("--repair needs --faults: the mean time between faults per node, such as --faults 30d")
+    if options.faults is None:
         return workload
-    between, repair_seconds, until = parse_duration(faults), parse_duration(repair or "1h"), _max_duration(workload)
-    if (expected := len(workload.cluster.nodes) * until / max(between + repair_seconds, 1e-9)) > MAX_FAULTS:
-        raise BadInput(f"--faults {faults} would cause {expected:,.0f} faults, expected at most {MAX_FAULTS:,}")
-    sampled = random_faults(workload.cluster, between=between, repair=repair_seconds, until=until, seed=seed)
+    between, repair = parse_duration(options.faults), parse_duration(options.repair or "1h")
+    until, seed = _max_duration(workload), options.fault_seed or 0
+    if (expected := len(workload.cluster.nodes) * until / max(between + repair, 1e-9)) > MAX_FAULTS:
+        raise BadInput(f"--faults {options.faults} would cause {expected:,.0f} faults, expected at most {MAX_FAULTS:,}")
+    sampled = random_faults(workload.cluster, between=between, repair=repair, until=until, seed=seed)
     return replace(workload, faults=sampled)
 
 
-def with_never_ending(workload: Workload, stuck: float | None, endless: float | None, seed: int) -> Workload:
+def with_never_ending(workload: Workload, options: NeverEndingOptions) -> Workload:
     """Return the workload with random jobs that hang or run forever, and a note with their number."""
     from dataclasses import replace
 
     from refold.simulator import Stuck, random_never_ending_jobs
 
+    stuck, endless = options.stuck or 0.0, options.endless or 0.0
     if not stuck and not endless:
         return workload
-    sampled = random_never_ending_jobs(workload.jobs, stuck=stuck or 0.0, endless=endless or 0.0, seed=seed)
+    sampled = random_never_ending_jobs(workload.jobs, stuck=stuck, endless=endless, seed=options.stuck_seed or 0)
     hanging = sum(isinstance(one, Stuck) for one in sampled)
     kinds = {"stuck": hanging, "endless": len(sampled) - hanging}
     counts = " and ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count)

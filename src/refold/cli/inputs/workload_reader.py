@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from refold.cli.inputs.workload import TraceReadOptions, Workload
-from refold.cli.views import progress
+from refold.cli.inputs.workload import Workload
 
 if TYPE_CHECKING:
+    from refold.cli import TraceOptions
     from refold.simulator import Costs
     from refold.traces import Trace
 
@@ -15,20 +15,18 @@ DEMO = "demo"
 """The shipped trace that comes with a cluster."""
 
 
-def read_workload(trace: str, cluster: str | None, options: TraceReadOptions, costs: Costs) -> Workload:
+def read_workload(trace: str, cluster: str | None, options: TraceOptions, costs: Costs) -> Workload:
     """Read the jobs and the cluster to simulate; from a journal or snapshot, the jobs that have not ended."""
     from dataclasses import replace
 
-    from refold.cli.commands import max_gpus_per_node
+    from refold.cli import max_gpus_per_node
     from refold.cli.inputs.backlog import is_journal, read_backlog
-    from refold.traces import adapt_to_cluster, read_cluster, read_trace
+    from refold.traces import adapt_to_cluster, read_cluster
 
     if options.format is None and is_journal(trace):
         return read_backlog(trace, None if cluster is None else read_cluster(cluster), options, costs)
     machines = read_cluster(_cluster_for(trace, cluster))
-    each = options.gpus_per_instance or max_gpus_per_node(machines)
-    with progress(f"reading {trace}"):
-        read = read_trace(trace, format=options.format, skip_bad=options.skip_bad, gpus_per_instance=each)
+    read = options.read(trace, max_gpus_per_node(machines))
     first = replace(read, jobs=read.jobs[: options.limit])
     ready = adapt_to_cluster(_with_work(first, options.skip_bad), machines)
     return Workload(ready.name, ready.jobs, machines, costs, (), len(ready.skipped_rows), ready.notes)

@@ -1,0 +1,225 @@
+"""Groups of options that describe an experiment, except its policies: shared by `simulate`, `compare` and others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from refold.cli.options import WatchOption, complete_formats, require_option
+from refold.cli.views import progress
+
+if TYPE_CHECKING:
+    from refold.model import Cluster
+    from refold.simulator import Costs
+    from refold.traces import Trace
+
+GPUS_PER_INSTANCE = 8
+"""Default GPUs per instance without a cluster."""
+
+MAX_SEED = 2**62
+
+
+def max_gpus_per_node(cluster: Cluster) -> int:
+    """Return the largest number of GPUs of a node; the default without a cluster if no node has GPUs."""
+    return max(node.gpus for node in cluster.nodes) or GPUS_PER_INSTANCE
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFormatOptions:
+    """How to read a trace."""
+
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="Trace format, see 'refold trace formats' (default: auto-detect).",
+            autocompletion=complete_formats,
+        ),
+    ] = None
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip and count invalid rows.")] = False
+    gpus_per_instance: Annotated[
+        int | None,
+        typer.Option(
+            "--gpus-per-instance",
+            min=1,
+            help="Split jobs that have only a total of GPUs into instances of at most this many "
+            "(default: the GPUs of the largest node, or 8).",
+        ),
+    ] = None
+
+    def read(self, trace: str, gpus_per_instance: int = GPUS_PER_INSTANCE) -> Trace:
+        """Read a trace. `gpus_per_instance` applies if the option is not given."""
+        from refold.traces import read_trace
+
+        each = self.gpus_per_instance or gpus_per_instance
+        with progress(f"reading {trace}"):
+            return read_trace(trace, format=self.format, skip_bad=self.skip_bad, gpus_per_instance=each)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOptions(TraceFormatOptions):
+    """How to read a trace, and how many of its jobs to use."""
+
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, metavar="JOBS", help="Use only the first JOBS jobs.")
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class OverheadOptions:
+    """Overheads of starting, stopping and restarting runs."""
+
+    start_cost: Annotated[
+        str | None, typer.Option("--start-cost", metavar="TIME", help="Overhead of a job's first start (default: 0).")
+    ] = None
+    stop_cost: Annotated[
+        str | None, typer.Option("--stop-cost", metavar="TIME", help="Overhead of stopping a run (default: 0).")
+    ] = None
+    restart_cost: Annotated[
+        str | None,
+        typer.Option("--restart-cost", metavar="TIME", help="Overhead of every later start (default: --start-cost)."),
+    ] = None
+
+    def given(self) -> dict[str, str | None]:
+        """Return the values by option name."""
+        return {"--start-cost": self.start_cost, "--stop-cost": self.stop_cost, "--restart-cost": self.restart_cost}
+
+    def parse(self) -> Costs:
+        """Parse the overheads."""
+        from refold.model import parse_duration
+        from refold.simulator import Costs
+
+        start = parse_duration("0" if self.start_cost is None else self.start_cost)
+        return Costs(
+            start=start,
+            stop=parse_duration("0" if self.stop_cost is None else self.stop_cost),
+            restart=start if self.restart_cost is None else parse_duration(self.restart_cost),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CostOptions(OverheadOptions):
+    """Overheads of runs, and their checkpoint and report intervals."""
+
+    checkpoint_every: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint-every",
+            metavar="TIME",
+            help="Checkpoint interval: runs lost to node faults resume from the last checkpoint "
+            "(default: no checkpoints).",
+        ),
+    ] = None
+    report_every: Annotated[
+        str | None,
+        typer.Option("--report-every", metavar="TIME", help="Progress report interval (default: only when runs stop)."),
+    ] = None
+
+    def parse(self) -> Costs:
+        """Parse the overheads and intervals."""
+        from msgspec.structs import replace
+
+        from refold.model import parse_duration
+
+        checkpoint_every = None if self.checkpoint_every is None else parse_duration(self.checkpoint_every)
+        report_every = None if self.report_every is None else parse_duration(self.report_every)
+        overheads = OverheadOptions.parse(self)
+        return replace(overheads, checkpoint_every=checkpoint_every, report_every=report_every)
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedOptions:
+    """The job speeds that the simulator charges, and those that policies know."""
+
+    charge: Annotated[
+        str | None,
+        typer.Option(
+            "--charge",
+            metavar="recorded|model|FILE",
+            help="Simulated job speed: as recorded, by the performance model, or from a CSV file of measured samples "
+            "(default: model, for reshapable jobs in the catalogue).",
+        ),
+    ] = None
+    knowledge: Annotated[
+        Path | None,
+        typer.Option(
+            "--knowledge", metavar="FILE", help="JSON file with performance data in addition to the catalogue."
+        ),
+    ] = None
+    fits: Annotated[
+        list[Path] | None,
+        typer.Option("--fit", metavar="FILE", help="File saved by 'refold fit', for policies and model; repeatable."),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class FaultOptions:
+    """Random node faults."""
+
+    faults: Annotated[
+        str | None,
+        typer.Option("--faults", metavar="TIME", help="Mean time between faults per node (default: no faults)."),
+    ] = None
+    repair: Annotated[
+        str | None, typer.Option("--repair", metavar="TIME", help="Mean time to repair a node (default: 1h).")
+    ] = None
+    fault_seed: Annotated[
+        int | None, typer.Option("--fault-seed", min=0, max=MAX_SEED, help="Random seed of the faults (default: 0).")
+    ] = None
+
+    def check(self, checkpoint_every: str | None) -> None:
+        """Reject options about faults if --faults is not given."""
+        if self.faults is None:
+            dependent = {
+                "--checkpoint-every": checkpoint_every,
+                "--repair": self.repair,
+                "--fault-seed": self.fault_seed,
+            }
+            require_option("--faults", dependent, "the mean time between faults per node, such as --faults 30d")
+
+
+@dataclass(frozen=True, slots=True)
+class NeverEndingOptions:
+    """Random jobs that never end by themselves."""
+
+    stuck: Annotated[
+        float | None,
+        typer.Option("--stuck", min=0.0, max=1.0, metavar="SHARE", help="Share of jobs that hang (default: 0)."),
+    ] = None
+    endless: Annotated[
+        float | None,
+        typer.Option(
+            "--endless",
+            min=0.0,
+            max=1.0,
+            metavar="SHARE",
+            help="Share of jobs that never end but keep reporting progress (default: 0).",
+        ),
+    ] = None
+    stuck_seed: Annotated[
+        int | None,
+        typer.Option("--stuck-seed", min=0, max=MAX_SEED, help="Random seed of --stuck and --endless (default: 0)."),
+    ] = None
+
+    def check(self, report_every: str | None) -> None:
+        """Reject --stuck-seed without jobs that never end, and --endless without progress reports."""
+        if not self.stuck and not self.endless:
+            dependent = {"--stuck-seed": self.stuck_seed}
+            require_option("--stuck or --endless", dependent, "the share of jobs that never end, such as 0.02")
+        if report_every is None:
+            require_option("--report-every", {"--endless": self.endless}, "an endless job keeps reporting progress")
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentOptions:
+    """Everything in an experiment except the trace, the cluster and the policies."""
+
+    trace: TraceOptions
+    costs: CostOptions
+    speeds: SpeedOptions
+    faults: FaultOptions
+    never_ending: NeverEndingOptions
+    watch: WatchOption = None
