@@ -358,7 +358,8 @@ DURATION = "a duration such as 90s, 15m or 1h30m"
         ("progress: step", r"progress is 'step', expected a pattern with a group such as 'step (\d+)'"),
         (
             "progress: (",
-            "progress is '(', which is not a regular expression: missing ), unterminated subpattern at position 0",
+            "progress is '(', expected a regular expression: missing ): (; "
+            "patterns have RE2 syntax (no back-references, no look-around)",
         ),
         ("hold: 1", "hold is 1, expected true or false"),
         ("retries: 1001", "retries is 1001, expected a whole number from 0 to 1000"),

@@ -149,8 +149,8 @@ def test_watch_rules_become_a_policy_setting() -> None:
         ("watch: {bad_gpus: maybe}", "line 1: watch.bad_gpus is 'maybe', expected one of drain, warn, off"),
         (
             "watch:\n  output:\n  - {pattern: '(', action: no-retry}",
-            "line 3: watch.output[0].pattern: '(' is not a regular expression: missing ), unterminated subpattern at"
-            " position 0",
+            "line 3: watch.output[0].pattern is '(', expected a regular expression: missing ): (; "
+            "patterns have RE2 syntax (no back-references, no look-around)",
         ),
         (
             "watch: {output: [{pattern: x}]}",

@@ -10,7 +10,6 @@ import pytest
 from refold.backends.local.log_files import rotate_log
 from refold.backends.local.run_files import RunFiles
 from refold.core.events import Event, RunProgressed
-from refold.jobspec.patterns import Matcher
 from refold.model import Job, Launch
 from refold.server.config.settings import OutputRule
 from refold.server.monitor.output import MAX_BYTES_PER_POLL, OutputWatch
@@ -21,12 +20,12 @@ STEPS = Launch(progress=r"step (\S+)")
 class WatchSetup:
     """An output watch on a folder, its reports and notes, and a run that writes there."""
 
-    def __init__(self, folder: Path, *rules: OutputRule) -> None:
+    def __init__(self, folder: Path, *rules: OutputRule, max_match_seconds: float = 60.0) -> None:
         self.files = RunFiles(folder, "job", 1)
         self.files.folder.mkdir()
         self.reports: list[Event] = []
         self.notes: list[tuple[str, str]] = []
-        self.watch = OutputWatch(folder, self.reports.append, rules, self._note, Matcher(0.2))
+        self.watch = OutputWatch(folder, self.reports.append, rules, self._note, max_match_seconds)
 
     def _note(self, job: str, text: str) -> None:
         self.notes.append((job, text))
@@ -53,8 +52,8 @@ MakeSetup = Callable[..., WatchSetup]
 def setups(tmp_path: Path) -> Iterator[MakeSetup]:
     created: list[WatchSetup] = []
 
-    def make(*rules: OutputRule) -> WatchSetup:
-        created.append(WatchSetup(tmp_path, *rules))
+    def make(*rules: OutputRule, **options: float) -> WatchSetup:
+        created.append(WatchSetup(tmp_path, *rules, **options))
         return created[-1]
 
     yield make
@@ -156,16 +155,36 @@ def test_configured_rules_apply_to_every_job(setups: MakeSetup) -> None:
     assert run.watch.matches_no_retry("job", 1)
 
 
-def test_a_slow_pattern_is_disabled_and_the_others_still_match(setups: MakeSetup) -> None:
+def test_a_slow_pattern_is_disabled_after_its_match(setups: MakeSetup) -> None:
+    run = setups(max_match_seconds=0.0)
+    run.follow(Launch(progress=r"step (\d+)", never_retry=("fatal",)))
+    run.write("step 1\nfatal\n")
+    assert run.steps() == [1]
+    assert run.notes == [
+        ("job", "progress: 'step (\\\\d+)' took too long on the job's output and was disabled"),
+        ("job", "never_retry: 'fatal' took too long on the job's output and was disabled"),
+    ]
+    assert run.watch.matches_no_retry("job", 1)
+    run.write("step 2\n")
+    assert run.steps() == []
+    assert len(run.notes) == 2
+
+
+def test_backtracking_does_not_disable_a_pattern(setups: MakeSetup) -> None:
     run = setups()
     run.follow(Launch(progress="step (a+)+$", never_retry=("fatal",)))
     run.write("step " + "a" * 60 + "!\nfatal\n")
     assert run.steps() == []
-    assert run.notes == [("job", "progress: 'step (a+)+$' took too long on the job's output and was disabled")]
     assert run.watch.matches_no_retry("job", 1)
-    run.write("step " + "a" * 60 + "!\n")
-    run.watch.poll()
-    assert len(run.notes) == 1
+    assert run.notes == []
+
+
+def test_an_invalid_pattern_of_a_stored_job_is_ignored(setups: MakeSetup) -> None:
+    run = setups()
+    run.follow(Launch(progress=r"step (\d+)(?=!)", never_retry=("fatal",)))
+    run.write("step 1!\nfatal\n")
+    assert run.steps() == []
+    assert run.watch.matches_no_retry("job", 1)
 
 
 def test_a_forgotten_run_is_not_read(setups: MakeSetup) -> None:

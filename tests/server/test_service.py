@@ -168,7 +168,7 @@ def test_ended_jobs_come_in_pages_and_are_redacted_for_other_tenants(tmp_path: P
 
 def test_an_invalid_pattern_is_rejected_at_submission(tmp_path: Path) -> None:
     async def submit(daemon: ManualDaemon) -> None:
-        with pytest.raises(BadValue, match="progress is '\\(', which is not a regular expression"):
+        with pytest.raises(BadValue, match="progress is '\\(', expected a regular expression: missing \\)"):
             await daemon.service.submit(OWNER, Submission("a", ["x"], progress="("))
         assert (await daemon.service.jobs(OWNER, **NO_FILTER)).total == 0
 

@@ -128,7 +128,7 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
     @property
     def patterns(self) -> list[tuple[str, str]]:
-        """The regular expressions with their fields. They are not compiled here: that can take minutes."""
+        """The regular expressions with their fields. They are not compiled here: clients need no library for that."""
         progress = [("progress", self.progress)] if self.progress else []
         return [*progress, *(("never_retry", pattern) for pattern in self.never_retry)]
 

@@ -1,7 +1,6 @@
 from .gpu_requests import parse_gpu_request as parse_gpu_request
 from .jobs_file import JOB_FIELDS as JOB_FIELDS, read_jobs as read_jobs
-from .pattern_process import compile_pattern as compile_pattern
-from .patterns import Matcher as Matcher, PatternTimeout as PatternTimeout, check_patterns as check_patterns
+from .patterns import Pattern as Pattern, check_patterns as check_patterns
 from .quantities import parse_gib as parse_gib
 from .reader import parse_spec as parse_spec, read_spec as read_spec
 from .submission import (

@@ -13,7 +13,7 @@ import msgspec
 from refold.api import MAX_NAME_CHARS, Submission, field_error
 from refold.documents import BadLine, Part
 from refold.errors import BadField, BadValue, RefoldError
-from refold.jobspec.patterns import check_patterns_in_process
+from refold.jobspec.patterns import check_patterns
 
 _KINDS = {"int": "a whole number", "float": "a number", "str": "text", "array": "a list", "object": "keys and values"}
 _EXPECTED = re.compile(r"expected (?P<kind>\w+)(?P<length> of length)?(?: (?P<relation>[<>]=?) (?P<limit>[-\d.e+]+))?")
@@ -73,7 +73,7 @@ class SpecBuilder:
         self.fields.setdefault("folder", self.source.folder)
         try:
             submission = msgspec.convert(self.fields, Submission)
-            check_patterns_in_process(submission.patterns)
+            check_patterns(submission.patterns)
         except msgspec.ValidationError as error:
             raise self._locate(field_error(error)) from None
         except BadValue as error:

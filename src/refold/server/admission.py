@@ -32,7 +32,6 @@ class Admission:
         self._find_job = find_job
         self._number = store.reader.last_numbers()[0]
         self._pending_requests: dict[str, asyncio.Future[Entry]] = {}
-        self._pattern_lock = asyncio.Lock()
 
     async def accept(self, caller: Caller, submissions: Sequence[Submission]) -> list[str]:
         """Commit the submissions as jobs and return their ids.
@@ -71,11 +70,10 @@ class Admission:
     async def check_patterns(self, submissions: Sequence[Submission]) -> None:
         """Reject invalid regular expressions.
 
-        Compiling one can take long, so it runs in a thread and other calls are served meanwhile.
+        There may be thousands, so they are compiled in a thread and other calls are served meanwhile.
         """
-        if patterns := [pattern for submission in submissions for pattern in submission.patterns]:
-            async with self._pattern_lock:
-                await asyncio.to_thread(check_patterns, patterns)
+        if patterns := dict.fromkeys(pattern for submission in submissions for pattern in submission.patterns):
+            await asyncio.to_thread(check_patterns, patterns)
 
     async def _find_accepted(self, requests: Sequence[str]) -> list[str]:
         """Return the job id of each request that was accepted before, else ''.

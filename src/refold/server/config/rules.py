@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from refold.documents import Part
 from refold.errors import BadValue, RefoldError
-from refold.jobspec import compile_pattern
+from refold.jobspec import Pattern
 from refold.server.config.settings import (
     DEFAULT_WATCH_RULES,
     BadGpuRule,
@@ -133,9 +133,10 @@ def _output_rule(part: Part) -> OutputRule:
 
 def _pattern(part: Part) -> str:
     pattern = part.text("a regular expression", maximum=512)
-    _, problem = compile_pattern(pattern)
-    if problem:
-        raise part.error(f"{pattern!r} is not a regular expression: {problem}")
+    try:
+        Pattern(pattern)
+    except BadValue as error:
+        raise part.unexpected(f"a regular expression: {error}") from None
     return pattern
 
 

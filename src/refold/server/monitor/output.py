@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-
-import msgspec
+from time import monotonic
 
 from refold.backends import Report
 from refold.backends.local import ResourceShortage, RunFiles, log_size, read_log, read_regular
 from refold.core import RunProgressed
-from refold.jobspec import Matcher, PatternTimeout
+from refold.errors import BadValue
+from refold.jobspec import Pattern
 from refold.model import MAX_AMOUNT, Job, Seconds
 from refold.server.config import OutputAction, OutputRule
 
@@ -21,6 +23,8 @@ MAX_BYTES_PER_POLL = 256 * 2**10
 
 MAX_LINE_CHARS = 4096
 MAX_NUMBER_CHARS = 64
+MAX_MATCH_SECONDS: Seconds = 1.0
+"""A pattern that takes longer on the output of one poll is disabled for the run."""
 
 NoteCallback = Callable[[str, str], None]
 """Receives a job id and a note about the job."""
@@ -39,14 +43,14 @@ class OutputWatch:
         report: Report,
         rules: Sequence[OutputRule] = (),
         note: NoteCallback = ignore_note,
-        matcher: Matcher | None = None,
+        max_match_seconds: Seconds = MAX_MATCH_SECONDS,
     ) -> None:
         self._out = out
         self._report = report
         self._rules = tuple(rules)
         self._note = note
         self._followed: dict[tuple[str, int], _FollowedRun] = {}
-        self._matcher = matcher or Matcher()
+        self._max_match_seconds = max_match_seconds
         self._lock = threading.Lock()
         self._closed = threading.Event()
 
@@ -61,7 +65,6 @@ class OutputWatch:
     def close(self) -> None:
         """Stop matching patterns."""
         self._closed.set()
-        self._matcher.close()
 
     def poll(self) -> None:
         """Read the new output of every run and report progress."""
@@ -97,49 +100,65 @@ class OutputWatch:
                 followed.record_match(pattern, match)
         return followed.steps_if_new()
 
-    def _find_matches(self, followed: _FollowedRun, text: str) -> list[tuple[_Pattern, str]]:
-        """Return the patterns that match, each with its last match. A pattern that times out is disabled."""
-        while followed.patterns and not self._closed.is_set():
-            try:
-                results = self._matcher.find_last_matches(text, [pattern.pattern for pattern in followed.patterns])
-            except OSError:
-                return []  # cannot start the matcher process; try again at the next poll
-            except PatternTimeout as slow:
-                if self._closed.is_set():
-                    return []
-                pattern = followed.patterns.pop(slow.index)
+    def _find_matches(self, followed: _FollowedRun, text: str) -> Iterator[tuple[_OutputPattern, str]]:
+        """Yield the patterns that match, each with its last match. A pattern that takes too long is disabled."""
+        for pattern in list(followed.patterns):
+            if self._closed.is_set():
+                return
+            began = monotonic()
+            match = pattern.find(text)
+            if monotonic() - began > self._max_match_seconds:
+                followed.patterns.remove(pattern)
                 self._note(
                     followed.job.id,
-                    f"{pattern.field}: {pattern.pattern!r} took too long on the job's output and was disabled",
+                    f"{pattern.field}: {pattern.text!r} took too long on the job's output and was disabled",
                 )
-                continue
-            return [
-                (pattern, match) for pattern, match in zip(followed.patterns, results, strict=True) if match is not None
-            ]
-        return []
+            if match is not None:
+                yield pattern, match
 
 
-class _Pattern(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True, eq=False)
+class _OutputPattern:
     """A pattern, the field that it comes from, and its action (None: it reports progress)."""
 
-    pattern: str
+    pattern: Pattern
     field: str
     action: OutputAction | None
+
+    @property
+    def text(self) -> str:
+        return self.pattern.pattern
+
+    def find(self, text: str) -> str | None:
+        """Return the number of steps, or '' for a pattern with an action; None if there is no match."""
+        if self.action is None:
+            return self.pattern.last_match(text)
+        return "" if self.pattern.matches(text) else None
+
+
+def _compile_patterns(job: Job, rules: Sequence[OutputRule]) -> list[_OutputPattern]:
+    """Compile the patterns of a job and of the configuration; skip invalid ones, which older versions accepted."""
+    given: list[tuple[str, str, OutputAction | None]] = [
+        *([(job.launch.progress, "progress", None)] if job.launch.progress else []),
+        *((pattern, "never_retry", "no-retry") for pattern in job.launch.never_retry),
+        *((rule.pattern, "watch.output", rule.action) for rule in rules),
+    ]
+    patterns: list[_OutputPattern] = []
+    for pattern, field, action in given:
+        with suppress(BadValue):
+            patterns.append(_OutputPattern(Pattern(pattern), field, action))
+    return patterns
 
 
 class _FollowedRun:
     """One run: how far its output was read, its patterns, and what they matched."""
 
     def __init__(self, job: Job, run: int, instances: int, out: Path, rules: Sequence[OutputRule]) -> None:
-        files, launch = RunFiles(out, job.id, run), job.launch
+        files = RunFiles(out, job.id, run)
         self.job = job
         self.run = run
         self.matched: dict[OutputAction, str] = {}
-        self.patterns = [
-            *([_Pattern(launch.progress, "progress", None)] if launch.progress else []),
-            *(_Pattern(pattern, "never_retry", "no-retry") for pattern in launch.never_retry),
-            *(_Pattern(rule.pattern, "watch.output", rule.action) for rule in rules),
-        ]
+        self.patterns = _compile_patterns(job, rules)
         self._progress_files = [files.progress(instance) for instance in range(instances)]
         self._logs = [files.log(instance) for instance in range(instances)]
         self._read = [0] * instances
@@ -169,10 +188,10 @@ class _FollowedRun:
         self._partial_lines[instance] = rest[:MAX_LINE_CHARS]
         return lines
 
-    def record_match(self, pattern: _Pattern, match: str) -> None:
+    def record_match(self, pattern: _OutputPattern, match: str) -> None:
         """Store a match."""
         if pattern.action is not None:
-            self.matched.setdefault(pattern.action, pattern.pattern)
+            self.matched.setdefault(pattern.action, pattern.text)
         elif (steps := _parse_steps(match)) is not None:
             self._steps = steps
 
