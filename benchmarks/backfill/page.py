@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from textwrap import fill
 
 from benchmarks.backfill import goals
-from benchmarks.backfill.charts import Panel, PanelChart
 from benchmarks.backfill.experiment import (
     CONFIGS,
     CONSERVATIVE,
@@ -34,6 +33,7 @@ from benchmarks.backfill.goals import (
     whole_nodes_p99,
 )
 from benchmarks.backfill.runs import COSTS, SIZES, WHOLE_NODES, Result, Results, Run, size_of
+from benchmarks.charts import Panel, PanelChart
 from benchmarks.table import as_markdown, markdown
 from refold.model import DAY, format_duration
 

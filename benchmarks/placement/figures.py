@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from benchmarks.charts import LineChart, Series
 from benchmarks.measure import REPOSITORY
 from benchmarks.placement import workloads
-from benchmarks.placement.charts import BandChart, Series
 from benchmarks.placement.confidence import Interval, interval
 from benchmarks.placement.result_cache import cached_results
 from benchmarks.table import markdown
@@ -210,7 +210,7 @@ def _gain(days: Sequence[Day], others: Sequence[Day]) -> tuple[Interval, Interva
     return interval(over_day), interval(tasks)
 
 
-def chart(trace: str, found: DaysByRule) -> BandChart:
+def chart(trace: str, found: DaysByRule) -> LineChart:
     """Return figure 3: utilisation by number of scheduled tasks."""
     count = fmean(day.tasks for days in found.values() for day in days)
     x_values = [(part + 0.5) * count / PARTS for part in range(PARTS)]
@@ -220,7 +220,7 @@ def chart(trace: str, found: DaysByRule) -> BandChart:
         intervals = [interval([100 * day.by_tasks[part] for day in days]) for part in range(PARTS)]
         series.append(Series(rule, [one.mean for one in intervals], [one.half for one in intervals]))
     subtitle = f"{TITLES[trace]}: allocated GPU share as tasks are scheduled; bands are 95 % confidence intervals"
-    return BandChart("GPU utilisation by number of scheduled tasks", subtitle, "tasks", "%", x_values, x_labels, series)
+    return LineChart("GPU utilisation by number of scheduled tasks", subtitle, "tasks", "%", x_values, x_labels, series)
 
 
 def sweep_table(name: str, by_value: Mapping[float, DaysByRule]) -> str:
@@ -259,7 +259,7 @@ python -m benchmarks.placement.figures --write
 """
 
 
-def report(quick: bool, seeds: int) -> tuple[str, dict[str, Any], dict[str, BandChart]]:
+def report(quick: bool, seeds: int) -> tuple[str, dict[str, Any], dict[str, LineChart]]:
     """Return the page, its numbers and its charts."""
     parts = [HEADING.format(first=FIRST_DAY, last=FIRST_DAY + 1, seeds=seeds)]
     plain: dict[str, Any] = {}

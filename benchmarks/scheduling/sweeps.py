@@ -14,8 +14,8 @@ from statistics import fmean
 from textwrap import fill
 
 from benchmarks.accuracy.tables import data_folder
+from benchmarks.charts import LineChart, Series
 from benchmarks.measure import REPOSITORY
-from benchmarks.scheduling.charts import LineChart, Series
 from benchmarks.scheduling.runs import Scenario, Summary, cluster_for, jobs_of, summarise_all
 from benchmarks.scheduling.testbed import charged_speeds
 from benchmarks.scheduling.variants import gpu_seconds

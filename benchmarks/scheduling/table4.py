@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.accuracy.tables import data_folder
+from benchmarks.charts import Panel, PanelChart
 from benchmarks.measure import REPOSITORY
 from benchmarks.scheduling import testbed
-from benchmarks.scheduling.charts import BarChart, Pair, Panel
 from benchmarks.scheduling.runs import Scenario, Summary, summarise_all
 from benchmarks.table import Row, as_markdown, at_most, markdown
 
@@ -214,15 +214,24 @@ def _hours(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
-def chart(found: Mapping[Scenario, Summary], policies: Sequence[str], restart: float) -> BarChart:
+def chart(found: Mapping[Scenario, Summary], policies: Sequence[str], restart: float) -> PanelChart:
     """Return the chart of mean completion times, ours and the paper's."""
     panels = []
     for trace in testbed.TRACES:
-        published = {policy: results.mean for policy, results in PAPER[trace].items()}
-        pairs = [Pair(found[key(policy, trace, restart)].mean, published.get(policy)) for policy in policies]
-        panels.append(Panel(f"{trace} ({TITLES[trace]})", pairs))
+        paper = {policy: results.mean for policy, results in PAPER[trace].items()}
+        means = [found[key(policy, trace, restart)].mean for policy in policies]
+        panels.append(Panel(f"{trace} ({TITLES[trace]})", means, [paper.get(policy) for policy in policies]))
     subtitle = f"406 jobs on 64 GPUs; {restart:g} s per restart; ours: simulation with measured steps; paper: testbed"
-    return BarChart("Mean completion time", subtitle, policies, panels, ("ours", "Rubick's paper"), "h")
+    return PanelChart(
+        "Mean completion time",
+        subtitle,
+        policies,
+        [0] * len(policies),
+        panels,
+        len(panels),
+        lambda hours: f"{hours:.2f} h",
+        legend=("ours", "Rubick's paper"),
+    )
 
 
 def main() -> None:

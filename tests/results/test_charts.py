@@ -12,9 +12,10 @@ from journals import start, step, submitted
 
 from refold.core.events import RunFinished
 from refold.journal.history import History
-from refold.results.charts import Axis, BarGroup, ChartLine, bar_chart, line_chart, nice_maximum, nice_step, ticks
+from refold.results.axes import Axis, Frame, Plot, nice_maximum, nice_step, range_axis, ticks, value_axis
+from refold.results.charts import BarGroup, ChartLine, bar_chart, line_chart
 from refold.results.gantt import FILLS, JobColours, choose_colours, count_blocks, encode_png, gantt_chart, rasterise
-from refold.results.svg import tag
+from refold.results.svg import document, series_class, tag
 from refold.testing import make_cluster, make_job
 
 
@@ -29,6 +30,8 @@ from refold.testing import make_cluster, make_job
         (Axis("count", 0, 5000), ["0", "1,000", "2,000", "3,000", "4,000", "5,000"]),
         (Axis("count", 0, 3), ["0", "1", "2", "3"]),
         (Axis("duration", 1, 7200), ["1 s", "10 s", "1 min", "10 min", "1 h"]),
+        (Axis("log", 0.5, 20), ["0.5", "1", "2", "5", "10", "20"]),
+        (Axis("count", 0, 64, [(0, "none"), (64, "all")]), ["none", "all"]),
     ],
 )
 def test_ticks_are_at_round_numbers(axis: Axis, texts: list[str]) -> None:
@@ -38,6 +41,47 @@ def test_ticks_are_at_round_numbers(axis: Axis, texts: list[str]) -> None:
 def test_tick_steps_are_one_two_or_five_times_a_power_of_ten() -> None:
     assert [nice_step(length, 5) for length in (1, 7, 23, 100, 0.3)] == pytest.approx([0.2, 2, 5, 20, 0.1])
     assert [nice_maximum(value) for value in (0.0, 7, 23, 100, 470)] == [1, 8, 25, 100, 500]
+
+
+def test_a_value_axis_begins_at_zero_unless_values_differ_widely() -> None:
+    assert value_axis([2.0, 7.5]) == Axis("count", 0.0, 8.0)
+    assert value_axis([2.0, 12.1]) == Axis("log", 2.0, 20.0)
+    assert value_axis([0.3, 700.0]) == Axis("log", 0.2, 1000.0)
+
+
+def test_a_range_axis_has_ticks_at_both_ends() -> None:
+    axis = range_axis(90.3, 93.6)
+    assert (axis.low, axis.high) == (90, 94)
+    assert [text for _, text in ticks(axis)] == ["90", "91", "92", "93", "94"]
+    assert ticks(range_axis(0.31, 0.32))[0] == (0.31, "0.31")
+
+
+def test_values_are_placed_between_the_edges_of_the_frame() -> None:
+    plot = Plot(Frame(120, 60, left=10, right=10, top=5, bottom=5), Axis("log", 1, 100), Axis("count", 0, 10))
+    assert [plot.x(value) for value in (0.1, 1, 10, 100)] == pytest.approx([10, 10, 60, 110])
+    assert [plot.y(value) for value in (0, 5, 10)] == [55, 30, 5]
+    ends = np.array([1.0, 100.0])
+    assert plot.path(ends, np.array([0.0, 10.0])) == "M10 55L110 5"
+    assert plot.band(ends, np.array([0.0, 4.0]), np.array([2.0, 6.0])) == "M10 45L110 25L110 35L10 55Z"
+
+
+def test_colours_are_reused_with_dashed_lines() -> None:
+    assert [series_class(series) for series in (0, 7, 8)] == ["s0 p0", "s7 p7", "s0 p8 dashed"]
+
+
+def test_a_document_is_a_complete_file_with_an_escaped_title() -> None:
+    text = document(200, 100, "a & b", "c < d", [tag("rect", width=5)], ".more { fill: red; }")
+    root = ElementTree.fromstring(text)
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert {name: root.attrib[name] for name in ("viewBox", "width", "height", "aria-label")} == {
+        "viewBox": "0 0 200 100",
+        "width": "200",
+        "height": "100",
+        "aria-label": "a & b",
+    }
+    style, page, title, subtitle, rect = root
+    assert "prefers-color-scheme: dark" in str(style.text) and ".more" in str(style.text)
+    assert (page.attrib["class"], title.text, subtitle.text, rect.attrib) == ("page", "a & b", "c < d", {"width": "5"})
 
 
 def test_a_rising_line_goes_from_the_bottom_left_to_the_top_right() -> None:

@@ -7,11 +7,11 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from benchmarks.charts import LineChart, Series
 from benchmarks.measure import REPOSITORY
 from benchmarks.peers import pairwise
 from benchmarks.peers.fgd_published import FgdAsPublished, typical_pods
 from benchmarks.placement import figures, optimum, saturation, upper_bounds, workloads
-from benchmarks.placement.charts import BandChart, Series
 from benchmarks.placement.confidence import Interval, interval, paired
 from benchmarks.placement.instances import Instance, fill
 from benchmarks.placement.saturation import Allocated, Column, Run, UpperBounds
@@ -273,7 +273,7 @@ def test_a_day_is_measured_by_time_by_tasks_and_by_waiting_time() -> None:
 
 def test_labels_at_the_ends_of_bands_do_not_overlap() -> None:
     series = [Series(f"rule {index}", [90.0, 95.0 + index / 100], [0.5, 0.5]) for index in range(8)]
-    drawn = BandChart("t", "a", "x", "%", (0.0, 1.0), ("0", "1"), series).svg()
+    drawn = LineChart("t", "a", "x", "%", (0.0, 1.0), ("0", "1"), series).svg()
     root = ElementTree.fromstring(drawn)
     heights = sorted(float(part.attrib["y"]) for part in root.iter() if part.attrib.get("class") == "end")
     assert float(np.diff(heights).min()) >= 16.9

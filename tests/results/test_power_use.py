@@ -16,18 +16,12 @@ from refold.journal.history import History
 from refold.model import Cluster, GpuType, Node, Rack
 from refold.model.units import HOUR
 from refold.policies.queueing.fifo import FifoSkip
-from refold.results.charts import (
-    FIRST_NON_POLICY_SERIES,
-    Axis,
-    Band,
-    ChartLine,
-    ReferenceLine,
-    line_chart,
-    series_class,
-)
+from refold.results.axes import Axis
+from refold.results.charts import Band, ChartLine, ReferenceLine, line_chart
 from refold.results.measures import Measures, measure
 from refold.results.power import PowerUse, RackPower, power_use, rack_curves, rack_power_series, sort_by_limit_margin
 from refold.results.report import ReportRun, report_html
+from refold.results.svg import FIRST_NON_POLICY_SERIES, series_class
 from refold.results.tables import POWER_MEASURES, format_value, measure_table
 from refold.simulator import simulate
 from refold.testing import make_cluster, make_job

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 from benchmarks.accuracy.tables import data_folder
+from benchmarks.charts import LineChart, Panel, PanelChart, Series
 from benchmarks.scheduling import sweeps, table4
-from benchmarks.scheduling.charts import BarChart, LineChart, Pair, Panel, Series
 from benchmarks.scheduling.runs import Scenario, Summary, simulate_scenario
 from benchmarks.scheduling.testbed import TRACES
 from benchmarks.scheduling.variants import (
@@ -279,6 +279,7 @@ def test_labels_at_the_ends_of_lines_do_not_overlap() -> None:
 
 
 def test_published_values_have_a_bar_only_if_they_exist() -> None:
-    panels = [Panel("one", [Pair(1.0, 2.0), Pair(0.5)])]
-    drawn = BarChart("t", "a", ("rubick", "las"), panels, ("ours", "theirs"), "h").svg()
+    panels = [Panel("one", [1.0, 0.5], [2.0, None])]
+    names = ("rubick", "las")
+    drawn = PanelChart("t", "a", names, (0, 0), panels, 1, "{:.2f} h".format, legend=("ours", "theirs")).svg()
     assert re.findall(r"(\d\.\d\d) h", drawn) == ["1.00", "2.00", "0.50"]

@@ -1,4 +1,4 @@
-from .charts import Frame as Frame, nice_maximum as nice_maximum, series_class as series_class, truncate as truncate
+from .axes import Axis as Axis, Frame as Frame, Plot as Plot, range_axis as range_axis, value_axis as value_axis
 from .guarantees import GuaranteeReport as GuaranteeReport, find_violations as find_violations
 from .measures import (
     MeasureGroup as MeasureGroup,
@@ -8,8 +8,6 @@ from .measures import (
     measure as measure,
 )
 from .plan_curve_chart import (
-    COLOURS as COLOURS,
-    STYLE as STYLE,
     CurveChart as CurveChart,
     CurveStep as CurveStep,
     StepCurve as StepCurve,

@@ -17,7 +17,8 @@ from refold.journal import History
 from refold.model import WHOLE, Cluster, Share, format_duration
 from refold.packing import Ints
 from refold.results import svg
-from refold.results.charts import FULL_WIDTH, Axis, Chart, Frame, truncate, x_axis
+from refold.results.axes import Axis, Frame, Plot
+from refold.results.charts import FULL_WIDTH, Chart
 from refold.results.measures import SIZES, midpoints, size_of
 
 FILLS = ("#77aadd", "#ee8866", "#44bb99", "#eedd88", "#99ddff", "#ffaabb", "#bbcc33", "#aaaa00", "#b5b8bd")
@@ -82,7 +83,8 @@ def gantt_chart(history: History, colours: JobColours, axis: Axis, *, as_image: 
         blocks = list(_blocks(history, colours, axis, frame, row_height))
         drawn = [path for path, _ in blocks]
         data["blocks"] = [block for _, block in blocks]
-    parts = [background, *drawn, *_node_labels(history.cluster, frame, row_height), *x_axis(frame, axis)]
+    x_axis = Plot(frame, axis, Axis("count", 0, gpus)).draw_x_axis()
+    parts = [background, *drawn, *_node_labels(history.cluster, frame, row_height), *x_axis]
     return Chart(svg.drawing(frame.width, frame.height, label, parts, "gantt"), data)
 
 
@@ -96,7 +98,7 @@ def _node_labels(cluster: Cluster, frame: Frame, row_height: float) -> list[str]
             parts.append(svg.horizontal_line(frame.left, frame.right_edge, top, "node-border"))
         if height and middle - last >= 15:
             last = middle
-            parts.append(svg.label_text(truncate(node.name, 12), frame.left - 8, middle, "tick y"))
+            parts.append(svg.label_text(svg.truncate(node.name, 12), frame.left - 8, middle, "tick y"))
         top += height
     return parts
 

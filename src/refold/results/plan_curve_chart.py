@@ -12,10 +12,9 @@ from itertools import pairwise
 from math import ceil, log2
 
 from refold.results import svg
-from refold.results.charts import Axis, Frame, nice_maximum, series_class, ticks, truncate
+from refold.results.axes import Axis, Frame, Plot, nice_maximum
 
-WIDTH, HEIGHT = 1000.0, 520.0
-FRAME = Frame(WIDTH, HEIGHT, left=74, right=28, top=104, bottom=54)
+FRAME = Frame(1000.0, 520.0, left=74, right=28, top=104, bottom=54)
 
 CHARACTER_WIDTH, LINE_HEIGHT = 6.3, 15.0
 """Approximate size of the characters of a label, used to avoid overlaps."""
@@ -24,32 +23,11 @@ MAX_LABEL_LENGTH = 56
 MAX_TICKS = 12
 
 STYLE = """
-:root { color-scheme: light dark;
-  --page: #ffffff; --ink: #1c2128; --soft: #5b6570; --line: #c9d0d6; --grid: #e9ecef;
-  --s0: #0072b2; --s1: #d55e00; --s2: #009e73; --s3: #b3589a; --s4: #c98a00; --s5: #3fa0d8;
-  --s6: #7a5c46; --s7: #5f6770; }
-@media (prefers-color-scheme: dark) { :root {
-  --page: #1a1e23; --ink: #e7eaee; --soft: #9ca7b3; --line: #44505c; --grid: #262c33;
-  --s0: #58aee6; --s1: #ff8a4a; --s2: #35c59b; --s3: #e29acb; --s4: #efb73e; --s5: #9ad7fb;
-  --s6: #c9a78e; --s7: #aab4bf; } }
-text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", Arial, sans-serif; fill: var(--soft); }
-.page { fill: var(--page); }
-.title { font-size: 20px; font-weight: 650; fill: var(--ink); }
-.about, .key { font-size: 13.5px; }
-.key { fill: var(--ink); }
-.grid { stroke: var(--grid); }
-.axis { stroke: var(--line); }
-.tick.y, .axis-title.y { text-anchor: end; }
-.tick.x, .axis-title.x { text-anchor: middle; }
-.line { fill: none; stroke: currentColor; stroke-width: 2.5; stroke-linejoin: round; }
 .linear { stroke: currentColor; stroke-width: 1.2; stroke-dasharray: 2 5; opacity: .75; }
-.dashed .line { stroke-dasharray: 8 4; }
 .step { fill: var(--page); stroke: currentColor; stroke-width: 2.5; }
-.swatch { fill: currentColor; }
 .label { fill: currentColor; font-size: 11.5px; }
 .label { paint-order: stroke; stroke: var(--page); stroke-width: 4px; stroke-linejoin: round; }
 """
-COLOURS = "".join(f".s{number} {{ color: var(--s{number}); }}\n" for number in range(8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,47 +60,34 @@ class CurveChart:
 
     def svg(self) -> str:
         """Return the chart as a self-contained SVG file."""
-        x, y = self._axes()
-        parts = [*self._texts(), *_grid(y), *_x_axis(x)]
-        parts += [svg.group(_linear(curve, x, y), class_=series_class(index)) for index, curve in self._with_linear()]
+        plot, drawn = self._plot(), self._drawn()
+        parts = [*self._legend(), *plot.draw_axes(), *plot.draw_titles(self.resource, "samples/s")]
+        if self.linear:
+            parts += [svg.group([_linear(plot, curve)], class_=svg.series_class(index)) for index, curve in drawn]
         parts += [
-            svg.group(_steps(curve, x, y, self.resource), class_=series_class(index)) for index, curve in self._drawn()
+            svg.group(_steps(plot, curve, self.resource), class_=svg.series_class(index)) for index, curve in drawn
         ]
-        parts += _labels([(series_class(index), curve) for index, curve in self._drawn()], x, y)
-        head = (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {HEIGHT:g}" width="{WIDTH:g}" '
-            f'height="{HEIGHT:g}" role="img" aria-label="{escape(self.title)}">'
-        )
-        return f"{head}<style>{STYLE}{COLOURS}</style>{''.join(parts)}</svg>\n"
+        parts += _labels(plot, [(svg.series_class(index), curve) for index, curve in drawn])
+        return svg.document(FRAME.width, FRAME.height, self.title, self.description, parts, STYLE)
 
     def _drawn(self) -> list[tuple[int, StepCurve]]:
         return [(index, curve) for index, curve in enumerate(self.curves) if curve.steps]
 
-    def _with_linear(self) -> list[tuple[int, StepCurve]]:
-        return self._drawn() if self.linear else []
-
-    def _axes(self) -> tuple[Axis, Axis]:
+    def _plot(self) -> Plot:
+        """Return the plot area; tick distances are powers of two, as are typical numbers of GPUs and CPUs."""
         highest = max((curve.steps[-1].samples_per_second for _, curve in self._drawn()), default=1.0)
-        return Axis("count", 0.0, max(curve.end for curve in self.curves)), Axis("count", 0.0, nice_maximum(highest))
+        end = max(curve.end for curve in self.curves)
+        distance = 2 ** max(0, ceil(log2(end / MAX_TICKS)))
+        marks = [(value, f"{value:,}") for value in range(0, int(end) + 1, distance)]
+        return Plot(FRAME, Axis("count", 0.0, end, marks), Axis("count", 0.0, nice_maximum(highest)))
 
-    def _texts(self) -> list[str]:
-        middle = FRAME.left + FRAME.plot_width / 2
-        parts = [
-            svg.tag("rect", class_="page", width=WIDTH, height=HEIGHT),
-            svg.label_text(truncate(self.title, 90), 28, 30, "title"),
-            svg.label_text(truncate(self.description, 140), 28, 54, "about"),
-            svg.label_text(self.resource, middle, HEIGHT - 16, "axis-title x"),
-            svg.label_text("samples/s", FRAME.left - 8, FRAME.top - 18, "axis-title y"),
-        ]
-        left = FRAME.left + 24
-        for index, curve in self._drawn():
-            swatch = svg.tag("rect", class_="swatch", x=left, y=76, width=18, height=4, rx=2)
-            parts.append(svg.group([swatch], class_=series_class(index)))
-            parts.append(svg.label_text(curve.name, left + 25, 78, "key"))
-            left += 60 + 8 * len(curve.name)
+    def _legend(self) -> list[str]:
+        left, y = FRAME.left + 24, 78.0
+        parts = svg.legend([(svg.series_class(index), curve.name) for index, curve in self._drawn()], left, y)
         if self.linear and self._drawn():
-            parts.append(svg.group([svg.horizontal_line(left, left + 18, 78, "linear")], class_="s7"))
-            parts.append(svg.label_text("linear scaling from the most efficient step", left + 25, 78, "key"))
+            left += sum(svg.legend_width(curve.name) for _, curve in self._drawn())
+            parts.append(svg.group([svg.horizontal_line(left, left + 18, y, "linear")], class_="s7"))
+            parts.append(svg.label_text("linear scaling from the most efficient step", left + 25, y, "key"))
         return parts
 
 
@@ -151,61 +116,29 @@ def _table(chart: CurveChart) -> str:
     return f"<table><tr><th></th><th>{chart.resource}</th><th>samples/s</th><th></th></tr>\n{rows}</table>"
 
 
-def _grid(y: Axis) -> list[str]:
-    parts = []
-    for value, text in ticks(y):
-        top = _y(y, value)
-        parts += [
-            svg.horizontal_line(FRAME.left, FRAME.right_edge, top, "grid"),
-            svg.label_text(text, FRAME.left - 8, top, "tick y"),
-        ]
-    return parts
-
-
-def _x_axis(x: Axis) -> list[str]:
-    """Draw the x axis; tick distances are powers of two, as are typical numbers of GPUs and CPUs."""
-    parts = [svg.horizontal_line(FRAME.left, FRAME.right_edge, FRAME.bottom_edge, "axis")]
-    tick_distance = 2 ** max(0, ceil(log2(x.high / MAX_TICKS)))
-    for value in range(0, int(x.high) + 1, tick_distance):
-        left = _x(x, value)
-        parts.append(svg.vertical_line(left, FRAME.bottom_edge, FRAME.bottom_edge + 4, "axis"))
-        parts.append(svg.label_text(f"{value:,}", left, FRAME.bottom_edge + 15, "tick x"))
-    return parts
-
-
-def _x(x: Axis, value: float) -> float:
-    return FRAME.left + value / x.high * FRAME.plot_width
-
-
-def _y(y: Axis, value: float) -> float:
-    return FRAME.bottom_edge - value / y.high * FRAME.plot_height
-
-
-def _linear(curve: StepCurve, x: Axis, y: Axis) -> list[str]:
+def _linear(plot: Plot, curve: StepCurve) -> str:
     """Draw the linear scaling line through the step with the highest throughput per unit."""
     per_unit = max(step.samples_per_second / step.amount for step in curve.steps)
-    end = min(curve.end, y.high / per_unit)
-    right, top = _x(x, end), _y(y, end * per_unit)
-    return [svg.tag("line", class_="linear", x1=FRAME.left, y1=FRAME.bottom_edge, x2=right, y2=top)]
+    end = min(curve.end, plot.y_axis.high / per_unit)
+    x, y = plot.x(end), plot.y(end * per_unit)
+    return svg.tag("line", class_="linear", x1=FRAME.left, y1=FRAME.bottom_edge, x2=x, y2=y)
 
 
-def _steps(curve: StepCurve, x: Axis, y: Axis, resource: str) -> list[str]:
-    first, *others = curve.steps
-    path = f"M{_point(x, y, first)}"
-    for step in others:
-        path += f"H{svg.format_number(_x(x, step.amount))}V{svg.format_number(_y(y, step.samples_per_second))}"
-    path += f"H{svg.format_number(_x(x, curve.end))}"
-    parts = [svg.tag("path", class_="line", d=path)]
-    for step in curve.steps:
-        tooltip = f"{step.amount:,.6g} {resource}: {step.samples_per_second:,.4g} samples/s, {step.plan}"
-        left, top = _x(x, step.amount), _y(y, step.samples_per_second)
-        dot = f'<circle class="step" cx="{svg.format_number(left)}" cy="{svg.format_number(top)}" r="4">'
-        parts.append(f"{dot}{svg.tag('title', f'{curve.name}, {tooltip}')}</circle>")
-    return parts
-
-
-def _point(x: Axis, y: Axis, step: CurveStep) -> str:
-    return f"{svg.format_number(_x(x, step.amount))} {svg.format_number(_y(y, step.samples_per_second))}"
+def _steps(plot: Plot, curve: StepCurve, resource: str) -> list[str]:
+    corners = [(plot.x(step.amount), plot.y(step.samples_per_second)) for step in curve.steps]
+    path = f"M{' '.join(map(svg.format_number, corners[0]))}"
+    path += "".join(f"H{svg.format_number(x)}V{svg.format_number(y)}" for x, y in corners[1:])
+    path += f"H{svg.format_number(plot.x(curve.end))}"
+    dots = [
+        svg.dot(
+            *corner,
+            4,
+            "step",
+            f"{curve.name}, {step.amount:,.6g} {resource}: {step.samples_per_second:,.4g} samples/s, {step.plan}",
+        )
+        for corner, step in zip(corners, curve.steps, strict=True)
+    ]
+    return [svg.tag("path", class_="line", d=path), *dots]
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,15 +154,15 @@ class _Box:
         )
 
 
-def _labels(curves: Sequence[tuple[str, StepCurve]], x: Axis, y: Axis) -> list[str]:
+def _labels(plot: Plot, curves: Sequence[tuple[str, StepCurve]]) -> list[str]:
     """Label the first step of each plan, highest steps first, where the label does not overlap others."""
     steps = [
-        (colour, step, _x(x, step.amount), _y(y, step.samples_per_second)) for colour, step in _plan_changes(curves)
+        (colour, step, plot.x(step.amount), plot.y(step.samples_per_second)) for colour, step in _plan_changes(curves)
     ]
     taken = [_Box(left - 6, top - 6, left + 6, top + 6) for _, _, left, top in steps]
     parts = []
     for colour, step, left, top in steps:
-        text = truncate(step.plan, MAX_LABEL_LENGTH)
+        text = svg.truncate(step.plan, MAX_LABEL_LENGTH)
         box = _label_box(left, top, CHARACTER_WIDTH * len(text))
         if box is None or any(box.overlaps(other) for other in taken):
             continue

@@ -16,20 +16,9 @@ from refold.journal import History, Outcome
 from refold.model import Cluster, format_duration
 from refold.packing import Floats
 from refold.policies import POLICIES
-from refold.results import gantt, power, tables, time_series
-from refold.results.charts import (
-    FIRST_NON_POLICY_SERIES,
-    Axis,
-    Band,
-    BarGroup,
-    Chart,
-    ChartLine,
-    ReferenceLine,
-    bar_chart,
-    line_chart,
-    nice_maximum,
-    series_class,
-)
+from refold.results import gantt, power, svg, tables, time_series
+from refold.results.axes import Axis, nice_maximum
+from refold.results.charts import Band, BarGroup, Chart, ChartLine, ReferenceLine, bar_chart, line_chart
 from refold.results.measures import Measures, Spread, midpoints
 from refold.results.unfinished import describe_unfinished
 
@@ -121,12 +110,15 @@ def report_html(
             workload=workload,
             command=command,
             version=__version__,
+            light_series=svg.series_variables(svg.LIGHT_SERIES),
+            dark_series=svg.series_variables(svg.DARK_SERIES),
+            series_rules=svg.SERIES_RULES,
             fills=gantt.FILLS,
             facts=_facts(runs),
             unfinished=unfinished,
             notes=[note for note in notes if note not in unfinished_notes],
             policies=[
-                LegendEntry(series_class(series), run.name, series, mark=ORACLE if _is_oracle(run.name) else "")
+                LegendEntry(svg.series_class(series), run.name, series, mark=ORACLE if _is_oracle(run.name) else "")
                 for series, run in enumerate(runs)
             ],
             oracle=ORACLE if any(_is_oracle(run.name) for run in runs) else "",
@@ -270,7 +262,7 @@ def _time_axis(span: tuple[float, float]) -> Axis:
 
 def _legend(runs: Sequence[ReportRun], remarks: Sequence[str] | None = None) -> list[LegendEntry]:
     remarks = remarks or [""] * len(runs)
-    return [LegendEntry(series_class(series), run.name, series, remarks[series]) for series, run in enumerate(runs)]
+    return [LegendEntry(svg.series_class(series), run.name, series, remarks[series]) for series, run in enumerate(runs)]
 
 
 def _last_submission(runs: Sequence[ReportRun], span: tuple[float, float]) -> tuple[float, str] | None:
@@ -346,15 +338,17 @@ def _power_figure(
 ) -> Figure:
     x, kilo = midpoints(*span, TIME_INTERVALS), power.WATTS_PER_KILOWATT
     lines = [
-        ChartLine(FIRST_NON_POLICY_SERIES + index, rack, x, watts / kilo)
+        ChartLine(svg.FIRST_NON_POLICY_SERIES + index, rack, x, watts / kilo)
         for index, (rack, watts) in enumerate(curves.lines)
     ]
-    legend = [LegendEntry(series_class(line.series), line.name, line.series) for line in lines]
+    legend = [LegendEntry(svg.series_class(line.series), line.name, line.series) for line in lines]
     band = None
     if curves.band is not None:
-        others = FIRST_NON_POLICY_SERIES + len(lines)
+        others = svg.FIRST_NON_POLICY_SERIES + len(lines)
         band = Band(others, x, curves.band[0] / kilo, curves.band[1] / kilo)
-        legend.append(LegendEntry(series_class(others), f"all {len(use.racks):,} racks", others, "lowest to highest"))
+        legend.append(
+            LegendEntry(svg.series_class(others), f"all {len(use.racks):,} racks", others, "lowest to highest")
+        )
     limits = [ReferenceLine(watts / kilo, text) for watts, text in curves.limits]
     label = f"Rack power over time with {name}, and the power limits"
     chart = line_chart(lines, _time_axis(span), y, label=label, wide=True, reference_lines=limits, band=band)
