@@ -25,6 +25,9 @@ from refold.testing import Audit, PolicyContract, make_cluster, make_job, reshap
 
 NO_QUOTAS = make_cluster(8, types="A800-80GB", cpus=96, memory_gib=1600)
 ONE_NODE = msgspec.structs.replace(NO_QUOTAS, tenants=(Tenant("default", 99.0),))
+TWO_NODES = msgspec.structs.replace(
+    ONE_NODE, nodes=make_cluster(8, 8, types="A800-80GB", cpus=96, memory_gib=1600).nodes
+)
 COSTS = Costs(restart=78.0, report_every=60.0)
 
 
@@ -219,6 +222,16 @@ class TestGuarantees:
         first = modelled("bert", "first", 4, 0, 200_000, job_class="guaranteed", plan=Plan(4))
         second = modelled("bert", "second", 4, 1000, 200_000, job_class="guaranteed", plan=Plan(4))
         assert Simulation([first, second]).starts[:3] == [(0, "first", 8), (1000, "first", 4), (1000, "second", 4)]
+
+    def test_a_guaranteed_job_takes_gpus_from_best_effort_jobs_before_other_guaranteed_jobs(self) -> None:
+        sure: dict[str, Any] = {"job_class": "guaranteed", "plan": Plan(4), "gpu_range": (4, 8)}
+        jobs = [
+            modelled("bert", "sure", 4, 0, 900_000, **sure),  # it has the most work left, and four GPUs to spare
+            modelled("vit", "spare", 8, 1, 400_000, gpu_range=(1, 8)),
+            modelled("bert", "new", 4, 1000, 20_000, **sure),
+        ]
+        simulation = Simulation(jobs, cluster=TWO_NODES)
+        assert simulation.starts[:4] == [(0, "sure", 8), (1, "spare", 8), (1000, "spare", 4), (1000, "new", 4)]
 
     def test_without_quotas_nothing_is_guaranteed(self) -> None:
         sure = modelled("bert", "sure", 8, 10, 200_000, job_class="guaranteed", plan=Plan(8))
