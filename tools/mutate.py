@@ -35,7 +35,6 @@ from typing import TextIO
 import coverage
 import pytest
 from _pytest.runner import runtestprotocol
-from hypothesis import Phase, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -159,6 +158,8 @@ class Session:
 
     def pytest_sessionstart(self) -> None:
         """Make failing Hypothesis tests fail at once, without a search for the smallest example."""
+        from hypothesis import Phase, settings  # not before pytest, which rewrites its assertions
+
         settings.register_profile("mutate", settings(), phases=(Phase.explicit, Phase.generate))
         settings.load_profile("mutate")
 
@@ -297,7 +298,7 @@ class Session:
         return chosen
 
     def _say(self, text: str) -> None:
-        print(text, file=self._out, flush=True)
+        print(text, file=self._out)
 
 
 class _Child:
@@ -436,21 +437,26 @@ def main() -> None:
     options = _parse_options()
     copy_tree()
     mutants = choose_mutants(options)
-    out = os.fdopen(os.dup(1), "w")
-    print(f"seed {options.seed}: {len(mutants)} mutants", file=out, flush=True)
-    os.chdir(TREE)
-    sys.path[:] = [str(TREE / "src"), *(path for path in sys.path if path != str(ROOT))]
-    session = Session(mutants, options, out)
-    arguments = ["-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(TREE)]
-    pytest.main([*arguments, "--capture=fd", *options.tests], plugins=[session])
-    tested = [mutant for mutant in mutants if mutant.status]
-    if tested:
+    with os.fdopen(os.dup(1), "w", buffering=1) as out:  # pytest captures the original
+        print(f"seed {options.seed}: {len(mutants)} mutants", file=out)
+        stopped = test_mutants(mutants, options, out)
+        tested = [mutant for mutant in mutants if mutant.status]
         report(tested, out)
     if options.json is not None:
         fields = {"seed": options.seed, "mutants": [asdict(mutant) for mutant in tested]}
         (ROOT / options.json).write_text(json.dumps(fields, indent=1) + "\n")
-    if session.stopped:
+    if stopped:
         raise SystemExit(f"stopped after {len(tested)} of {len(mutants)} mutants")
+
+
+def test_mutants(mutants: list[Mutant], options: argparse.Namespace, out: TextIO) -> bool:
+    """Set the status of all mutants; return whether the user stopped it before."""
+    os.chdir(TREE)
+    sys.path[:] = [str(TREE / "src"), *(path for path in sys.path if path != str(ROOT))]
+    session = Session(mutants, options, out)
+    arguments = ["-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(TREE)]
+    pytest.main([*arguments, *options.tests], plugins=[session])
+    return session.stopped
 
 
 def _parse_options() -> argparse.Namespace:
