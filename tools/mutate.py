@@ -153,7 +153,7 @@ class Session:
 
     def __init__(self, mutants: list[Mutant], options: argparse.Namespace, out: TextIO) -> None:
         self._mutants, self._options, self._out = mutants, options, out
-        self._paths = sorted({mutant.path for mutant in mutants})
+        self._paths = _python_files(options.paths, TREE)
         self.stopped = False
 
     def pytest_sessionstart(self) -> None:
@@ -205,6 +205,7 @@ class Session:
 
     def _record(self, items: Sequence[pytest.Item]) -> dict[str, CoveringTest]:
         tracer = coverage.Coverage(data_file=None, include=[str(TREE / path) for path in self._paths], messages=False)
+        tracer.set_option("run:disable_warnings", ["no-data-collected", "module-not-imported"])
         durations: dict[str, float] = {}
         tracer.start()
         try:
