@@ -63,8 +63,8 @@ def mutations(tree: ast.Module) -> Iterator[Mutation]:
 
 def apply_mutation(tree: ast.Module, mutation: Mutation) -> ast.Module:
     """Apply a mutation to the tree that it was found in, and return the tree."""
-    mutated = _Replace(mutation).visit(tree)
-    return ast.fix_missing_locations(mutated)
+    _Replace(mutation).visit(tree)
+    return ast.fix_missing_locations(tree)
 
 
 def _functions(node: ast.AST) -> Iterator[FunctionNode]:
@@ -220,7 +220,7 @@ class _Replace(ast.NodeTransformer):
     def __init__(self, mutation: Mutation) -> None:
         self._mutation = mutation
 
-    def visit(self, node: ast.AST) -> ast.AST | list[ast.stmt]:  # type: ignore[override]
+    def visit(self, node: ast.AST) -> ast.AST | list[ast.stmt]:
         if node is not self._mutation.node:
             return super().visit(node)  # type: ignore[no-any-return]
         replacement = self._mutation.replacement
