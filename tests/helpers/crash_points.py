@@ -19,8 +19,9 @@ import msgspec
 from refold.backends.local import backend as local_backend, gang, instance, process_tree, run_files, shim
 from refold.core.events import RunFailed, RunFinished, RunStopped
 from refold.core.orders import StartRun
-from refold.server import daemon, loop, recovery
+from refold.server import daemon, inbox, loop, recovery
 from refold.server.store import store
+from refold.server.subscribers import LoopStep
 
 Die = Callable[[], None]
 
@@ -85,10 +86,10 @@ def _record_states(path: Path) -> None:
 
     build_commit, recover = loop.Loop._build_commit, recovery.recover
 
-    def recording_build_commit(self: loop.Loop, step: loop.LoopStep, *more: Any) -> store.Commit:
+    def recording_build_commit(self: loop.Loop, step: LoopStep, *more: Any) -> store.Commit:
         commit = build_commit(self, step, *more)
         started = [order.job for order in step.entry.orders if isinstance(order, StartRun)]
-        write(_queue_state("epoch" if commit.epoch else "written", commit.number, self, started))
+        write(_queue_state("epoch" if commit.epoch else "written", commit.number, self._state, started))
         return commit
 
     def recording_recover(*arguments: Any) -> recovery.RecoveredState:
@@ -192,7 +193,7 @@ POINTS: dict[str, Callable[[Die], None]] = {
     "after the end of a run is recorded": _after(run_files.RunFiles, "record_end"),
     "while stopping": _after(process_tree, "_signal", lambda groups, _: bool(groups)),
     "after a run ends, before it is reported": _after(gang.Gang, "supervise"),
-    "after the end of a run is reported, before it is committed": _after(loop.Loop, "report", _is_end),
+    "after the end of a run is reported, before it is committed": _after(inbox.Inbox, "report", _is_end),
     "before a checkpoint": _before(store.Store, "_write_checkpoint"),
     "after a checkpoint": _after(store.Store, "_write_checkpoint"),
     "before a new epoch": _before(store.Store, "commit", _begins_epoch),

@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-from refold.server import clock, daemon, loop, writer
+from refold.server import clock, daemon, inbox, live_state, writer
 
 UNPRIVILEGED_UID = 65534
 
@@ -16,7 +16,7 @@ UNPRIVILEGED_UID = 65534
 def fill_disk_on_usr1(max_file_bytes: int, retry_interval: float = 0.02) -> None:
     """From SIGUSR1 on, files cannot grow beyond `max_file_bytes`; SIGUSR2 lifts the limit."""
     writer.RETRY_INTERVAL_SECONDS = retry_interval
-    loop.COMMIT_TIMEOUT_SECONDS = 0.3
+    inbox.COMMIT_TIMEOUT_SECONDS = 0.3
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     limited = (max_file_bytes, unlimited[1])
@@ -44,6 +44,6 @@ def use_false_clock(offset: str, boot_id: str = "") -> None:
         return true_time() + float(path.read_text())
 
     time.time = false_time
-    setattr(loop, "time", false_time)  # noqa: B010
+    setattr(live_state, "time", false_time)  # noqa: B010
     if boot_id:
         clock._read_boot_id = lambda: boot_id

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from refold.core.events import Event, RunStarted
 from refold.core.orders import Order, StartRun, StopRun
 from refold.errors import Unavailable
 from refold.model import Allocation, Job
 from refold.model.units import WHOLE
-from refold.server.loop import Loop
+from refold.server.live_state import LiveState
 from refold.server.store.store import Commit, Store
 
 
@@ -106,17 +105,17 @@ class FailingStore(Store):
     """A store that fails on demand and records the queue state at the last commit."""
 
     fails = False
-    loop: Loop | None = None
+    state: LiveState | None = None
     last: QueueState | None = None
 
     def commit(self, commit: Commit) -> None:
         if self.fails:
             raise Unavailable("the disk is full")
         super().commit(commit)
-        assert self.loop is not None
-        self.last = queue_state(self.loop)
+        assert self.state is not None
+        self.last = queue_state(self.state)
 
 
-def queue_state(state: Any) -> QueueState:
+def queue_state(state: LiveState) -> QueueState:
     view = state.view
     return list(view.waiting), sorted(view.held), [(run.job, run.number) for run in view.runs.values()]

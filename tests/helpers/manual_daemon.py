@@ -22,11 +22,16 @@ from refold.model import Cluster, Node
 from refold.model.units import HOUR
 from refold.registry import make_policy
 from refold.server.backoff import Backoff
-from refold.server.config.settings import NotifyConfig
+from refold.server.config.settings import NotifyConfig, WatchConfig
 from refold.server.dependencies import Dependencies
 from refold.server.drain import DrainManager
+from refold.server.inbox import Inbox
+from refold.server.job_queries import JobQueries
 from refold.server.job_table import Notice
+from refold.server.live_state import LiveState
 from refold.server.loop import Loop
+from refold.server.monitor.gpu_poller import GpuPoller
+from refold.server.monitor.machine import Layout, Machine, SlotsMachine
 from refold.server.monitor.output import OutputWatch
 from refold.server.notify.messages import JobMessages
 from refold.server.notify.notifier import Message, Notifier
@@ -34,6 +39,9 @@ from refold.server.recovery import recover
 from refold.server.retries import Retries
 from refold.server.service import SchedulerService
 from refold.server.store.store import Store
+from refold.server.subscribers import LoopStep, Subscriber
+from refold.server.tokens import TokenStore
+from refold.server.writer import Writer
 
 OWNER = Caller("owner", "owner", "default", "ann")
 CLUSTER = Cluster((Node("a", 2, "slot"),), cpus_known=False, memory_known=False)
@@ -51,11 +59,29 @@ class RecordingNotifier(Notifier):
         self.messages.append(message)
 
 
+class NoticeRecorder(Subscriber):
+    """Records all notices."""
+
+    def __init__(self, notices: list[Notice]) -> None:
+        self._notices = notices
+
+    def after_step(self, step: LoopStep) -> None:
+        self._notices += step.notices
+
+
 class ManualDaemon:
     """All parts of a daemon except its backend, clock and API. A new one can be started on the same folder."""
 
     def __init__(
-        self, folder: Path, backend: UnreliableBackend, *, time: float = 0.0, policy: str = "fifo", **settings: Any
+        self,
+        folder: Path,
+        backend: UnreliableBackend,
+        *,
+        time: float = 0.0,
+        policy: str = "fifo",
+        machine: Machine | None = None,
+        watch_config: WatchConfig | None = None,
+        **settings: Any,
     ) -> None:
         header = Header(CLUSTER, policy, settings)
         self.backend = backend
@@ -63,21 +89,42 @@ class ManualDaemon:
         recovered = recover(self.store.reader, header, lambda: make_policy(policy, settings), _raise)
         self.clock = ManualClock()
         self.clock.time = max(time, recovered.now)
-        self.loop = Loop(self.store, recovered, header, self.clock, EventStream())
-        self.output = OutputWatch(folder / "logs", self.loop.report)
-        self.retries = Retries(self.loop, self.output)
-        self.tokens: dict[str, StoredToken] = {}
-        drains = DrainManager(self.loop, self.store)
-        self.service = SchedulerService(self.loop, self.store, EventStream(), drains, self.tokens, folder / "logs", 0.0)
+        self.state = LiveState(recovered, header, self.clock)
+        self.writer = Writer(self.store)
+        self.inbox = Inbox(self.writer, recovered.wakes)
+        self.output = OutputWatch(folder / "logs", self.inbox.report)
         self.notifier = RecordingNotifier()
-        self.messages = JobMessages(self.loop, self.notifier, 4 * HOUR, self.store)
+        self.messages = JobMessages(self.state, self.writer, self.store, self.notifier, 4 * HOUR)
+        self.poller = GpuPoller(
+            self.state,
+            self.inbox,
+            machine or SlotsMachine(2),
+            Layout(CLUSTER, ((0, 0), (0, 1))),
+            watch_config or WatchConfig(),
+            self.messages,
+        )
+        drains = DrainManager(self.state, self.inbox, self.writer, self.store)
+        self.retries = Retries(self.state, self.inbox, self.output, drains.record_reason)
+        self.tokens: dict[str, StoredToken] = {}
+        event_stream = EventStream(self.store.reader.last_numbers()[1])
+        self.service = SchedulerService(
+            self.state,
+            self.inbox,
+            self.store,
+            JobQueries(self.state, self.writer, self.store.reader, folder / "logs"),
+            drains=drains,
+            gpus=self.poller,
+            tokens=TokenStore(self.writer, self.store, self.tokens),
+            event_stream=event_stream,
+        )
         self.notices: list[Notice] = []
-        Backoff(self.loop).attach()
-        self.loop.listeners += [
-            Dependencies(self.loop, self.store.reader).on_step,
-            self.messages.on_step,
-            lambda step: self.notices.extend(step.notices),
+        subscribers = [
+            Backoff(self.state, self.inbox),
+            Dependencies(self.state, self.inbox, self.store.reader),
+            self.messages,
+            NoticeRecorder(self.notices),
         ]
+        self.loop = Loop(self.state, self.inbox, self.writer, event_stream, subscribers)
 
     async def __aenter__(self) -> Self:
         self._running = asyncio.create_task(self.loop.run(self.backend))
@@ -102,15 +149,14 @@ class ManualDaemon:
                 await asyncio.sleep(0)
 
     def _is_busy(self) -> bool:
-        inbox = self.loop._inbox
         while self.backend.undelivered:
             self.retries.report(self.backend.undelivered.pop(0))
         return bool(
             not self.clock.is_waiting
-            or inbox.arrived.is_set()
-            or inbox._reports
+            or self.inbox.arrived.is_set()
+            or not self.inbox.is_empty
             or self.retries._tasks
-            or self.clock.time >= self.loop._next_deadline()
+            or self.clock.time >= self.loop.next_deadline()
         )
 
     async def submit(self, name: str, **more: Any) -> str:
@@ -133,14 +179,14 @@ class ManualDaemon:
     async def report(self, *events: Event) -> None:
         """Report events to the loop."""
         for event in events:
-            self.loop.report(event)
+            self.inbox.report(event)
         await asyncio.sleep(0)
         await self.settle()
 
     async def advance(self, seconds: float) -> None:
         """Advance the clock and let the loop take a step."""
         self.clock.advance(seconds)
-        self.loop._inbox.arrived.set()
+        self.inbox.arrived.set()
         await self.settle()
 
     def sent(self) -> list[tuple[str, str, str]]:

@@ -36,9 +36,9 @@ def test_a_failed_job_is_retried_after_its_backoff(tmp_path: Path) -> None:
                 status = await daemon.service.job(OWNER, job)
                 assert (status.state, status.reason) == ("held", "Backoff")
                 await daemon.advance(backoff - 0.5)
-                assert daemon.loop.view.hold_reason(job) is Reason.BACKOFF
+                assert daemon.state.view.hold_reason(job) is Reason.BACKOFF
                 await daemon.advance(1.0)
-            assert [(run.job, run.number) for run in daemon.loop.view.runs.values()] == [(job, 3)]
+            assert [(run.job, run.number) for run in daemon.state.view.runs.values()] == [(job, 3)]
             await daemon.end_run(job, RunFinished)
             assert [
                 (notice.kind, notice.run, notice.text) for notice in daemon.notices if notice.kind in ("failed", "held")
@@ -58,26 +58,23 @@ def test_other_jobs_run_during_the_backoff(tmp_path: Path) -> None:
             first, second = await daemon.submit("a", gpus=2, retries=1), await daemon.submit("b", gpus=2)
             await daemon.end_run(first, RunFailed, why="exit 1")
             await daemon.advance(10.0)
-            assert (list(daemon.loop.view.runs), list(daemon.loop.view.waiting)) == ([second], [first])
+            assert (list(daemon.state.view.runs), list(daemon.state.view.waiting)) == ([second], [first])
 
     asyncio.run(main())
 
 
 def test_the_backoff_ends_without_any_other_event(tmp_path: Path) -> None:
-    """The clock is manual but the timer is real: when it fires, the loop takes a step."""
+    """Only the clock moves: the loop wakes when the back-off has expired."""
 
     async def main() -> None:
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
             job = await daemon.submit("a", retries=1)
-            run = next(iter(daemon.backend.alive))
-            daemon.backend.end(run, RunFailed(*run, "exit 1"))
-            daemon.clock.time += 1.0
-            daemon._is_busy()
+            await daemon.end_run(job, RunFailed, why="exit 1")
+            assert daemon.state.view.hold_reason(job) is Reason.BACKOFF
+            assert not daemon.inbox.arrived.is_set()
+            daemon.clock.advance(2.0)
             async with asyncio.timeout(10):
-                while daemon.loop.view.hold_reason(job) is None:
-                    await asyncio.sleep(0)
-                daemon.clock.time += 1.99
-                while job not in daemon.loop.view.runs:
+                while job not in daemon.state.view.runs:
                     await asyncio.sleep(0.01)
 
     asyncio.run(main())
@@ -93,11 +90,11 @@ def test_a_backoff_survives_a_restart_of_the_daemon(policy: str, downtime: float
             await before.end_run(job, RunFailed, why="exit 1")
             time = before.clock.time
         async with ManualDaemon(tmp_path, backend, time=time + downtime, policy=policy) as after:
-            assert after.loop.view.hold_reason(job) is Reason.BACKOFF
-            await after.advance(0.1)
-            assert (job in after.loop.view.runs) is (downtime > 2.0)
+            expired = downtime > 2.0
+            assert (after.state.view.hold_reason(job) is Reason.BACKOFF) is not expired
+            assert (job in after.state.view.runs) is expired
             await after.advance(2.0)
-            assert job in after.loop.view.runs
+            assert job in after.state.view.runs
 
     asyncio.run(main())
 
@@ -119,7 +116,7 @@ def test_a_job_held_during_backoff_stays_held_afterwards(tmp_path: Path) -> None
             await daemon.end_run(job, RunFailed, why="exit 1")
             await daemon.service.hold(OWNER, job)
             await daemon.advance(10.0)
-            assert daemon.loop.view.hold_reason(job) is Reason.HELD
+            assert daemon.state.view.hold_reason(job) is Reason.HELD
 
     asyncio.run(main())
 
@@ -132,7 +129,7 @@ def test_a_failure_reported_twice_causes_one_backoff(tmp_path: Path) -> None:
             daemon.backend.undelivered += [RunFailed(job, 1, "exit 1")] * 2
             await daemon.advance(2.1)
             await daemon.report(JobHeld(job, Reason.BACKOFF))
-            assert [(run.number, run.stopping) for run in daemon.loop.view.runs.values()] == [(2, False)]
+            assert [(run.number, run.stopping) for run in daemon.state.view.runs.values()] == [(2, False)]
 
     asyncio.run(main())
 

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 from loop_setups import UnreliableBackend
-from manual_daemon import CLUSTER, OWNER, ManualDaemon
+from manual_daemon import OWNER, ManualDaemon
 
 from refold.backends.local.nvidia import DetectedGpu, GpuProblem, GpuReading
 from refold.core.events import RunStopped
 from refold.server.config.settings import BadGpuRule, IdleRule, WatchConfig
 from refold.server.drained_gpus import drained_gpus
-from refold.server.monitor.gpu_poller import GpuPoller
-from refold.server.monitor.machine import Layout
 
 ECC_ERROR = GpuProblem(0, "memory error", bad=True)
 
@@ -39,39 +37,35 @@ class FaultyMachine:
     def close(self) -> None: ...
 
 
-class PollerSetup:
-    """A GPU poller over such a machine, attached to a daemon."""
+class FaultyDaemon(ManualDaemon):
+    """A daemon on such a machine."""
 
-    def __init__(self, daemon: ManualDaemon, bad_gpus: BadGpuRule = "drain") -> None:
-        self.daemon, self.machine = daemon, FaultyMachine()
-        config = WatchConfig(idle=IdleRule(seconds=60.0), bad_gpus=bad_gpus)
-        self._poller = GpuPoller(
-            daemon.loop, self.machine, Layout(CLUSTER, ((0, 0), (0, 1)), None), config, daemon.messages
-        )
-        daemon.service.on_resume = self._poller.mark_healthy
+    def __init__(self, folder: Path, bad_gpus: BadGpuRule = "drain") -> None:
+        self.machine = FaultyMachine()
+        watch = WatchConfig(idle=IdleRule(seconds=60.0), bad_gpus=bad_gpus)
+        super().__init__(folder, UnreliableBackend(), machine=self.machine, watch_config=watch)
 
     async def poll(self, *problems: GpuProblem) -> None:
         self.machine.new_problems += problems
-        await self._poller.poll()
+        await self.poller.poll()
         await asyncio.sleep(0)
-        await self.daemon.settle()
+        await self.settle()
 
     def gpu_notices(self) -> list[str]:
-        return [f"{notice.kind}: {notice.text}" for notice in self.daemon.notices if notice.kind.startswith("gpu")]
+        return [f"{notice.kind}: {notice.text}" for notice in self.notices if notice.kind.startswith("gpu")]
 
 
 def test_a_faulty_gpu_is_drained_again_if_it_fails_after_being_resumed(tmp_path: Path) -> None:
     async def main() -> None:
-        async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
-            setup = PollerSetup(daemon)
+        async with FaultyDaemon(tmp_path) as daemon:
             for _ in range(2):
-                await setup.poll(ECC_ERROR)
-                await setup.poll(ECC_ERROR)
-                assert drained_gpus(daemon.loop.view) == {("a", 0): "memory error"}
+                await daemon.poll(ECC_ERROR)
+                await daemon.poll(ECC_ERROR)
+                assert drained_gpus(daemon.state.view) == {("a", 0): "memory error"}
                 await daemon.service.resume(OWNER, "a", gpu=0)
                 await daemon.settle()
-                assert drained_gpus(daemon.loop.view) == {}
-            assert setup.gpu_notices() == ["gpu drained: GPU 0 of a: memory error"] * 2
+                assert drained_gpus(daemon.state.view) == {}
+            assert daemon.gpu_notices() == ["gpu drained: GPU 0 of a: memory error"] * 2
 
     asyncio.run(main())
 
@@ -81,24 +75,22 @@ def test_resuming_a_node_marks_its_gpus_healthy_except_drained_ones(
     rule: BadGpuRule, times: int, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
-            setup = PollerSetup(daemon, rule)
-            await setup.poll(ECC_ERROR)
+        async with FaultyDaemon(tmp_path, rule) as daemon:
+            await daemon.poll(ECC_ERROR)
             await daemon.service.drain(OWNER, "a", why="", gpu=None, move=False)
             await daemon.service.resume(OWNER, "a", gpu=None)
-            await setup.poll(ECC_ERROR)
-            assert len(setup.gpu_notices()) == times
+            await daemon.poll(ECC_ERROR)
+            assert len(daemon.gpu_notices()) == times
 
     asyncio.run(main())
 
 
 def test_an_idle_run_is_reported_once(tmp_path: Path) -> None:
     async def main() -> None:
-        async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
-            setup = PollerSetup(daemon)
+        async with FaultyDaemon(tmp_path) as daemon:
             job = await daemon.submit("a")
             for _ in range(3):
-                await setup.poll()
+                await daemon.poll()
                 await daemon.advance(61.0)
             assert daemon.sent() == [
                 ("started", "a-1 started", ""),

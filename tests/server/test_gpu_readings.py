@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 from loop_setups import UnreliableBackend
-from manual_daemon import CLUSTER, OWNER, ManualDaemon
+from manual_daemon import OWNER, ManualDaemon
 
 from refold.api.wire import GpuStatus
 from refold.backends.local.nvidia import DetectedGpu, GpuProblem, GpuReading
-from refold.server.config.settings import WatchConfig
 from refold.server.monitor import gpu_poller
 from refold.server.monitor.gpu_poller import GpuPoller
-from refold.server.monitor.machine import Layout
 
 BUSY = [
     GpuStatus("a", 0, "slot", [], 1.0, utilisation=90.0, celsius=60.0),
@@ -54,12 +52,10 @@ Test = Callable[[ManualDaemon, GpuPoller, SlowDriver], Coroutine[Any, Any, None]
 
 def run_with_poller(folder: Path, test: Test) -> None:
     async def main() -> None:
-        async with ManualDaemon(folder / "state", UnreliableBackend()) as daemon:
-            driver = SlowDriver()
-            poller = GpuPoller(daemon.loop, driver, Layout(CLUSTER, ((0, 0), (0, 1))), WatchConfig(), daemon.messages)
-            daemon.service.read_gpus = poller.statuses
+        driver = SlowDriver()
+        async with ManualDaemon(folder / "state", UnreliableBackend(), machine=driver) as daemon:
             try:
-                await test(daemon, poller, driver)
+                await test(daemon, daemon.poller, driver)
             finally:
                 driver.answers.set()
 

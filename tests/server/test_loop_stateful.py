@@ -26,13 +26,22 @@ from refold.core import Header
 from refold.core.events import Event, JobHeld, RunFailed, RunFinished, RunStopped
 from refold.errors import BadDecision, BadInput, Conflict, Unavailable
 from refold.model import Cluster, Node, Reason, Tenant
+from refold.model.units import HOUR
 from refold.registry import make_policy
-from refold.server import drained_gpus, loop, recovery, writer
+from refold.server import drained_gpus, inbox, loop, recovery, writer
 from refold.server.backoff import Backoff
+from refold.server.config.settings import NotifyConfig, WatchConfig
 from refold.server.dependencies import Dependencies
 from refold.server.drain import DrainManager
+from refold.server.job_queries import JobQueries
+from refold.server.live_state import LiveState
 from refold.server.loop import Loop
+from refold.server.monitor.gpu_poller import GpuPoller
+from refold.server.monitor.machine import Layout, SlotsMachine
+from refold.server.notify.messages import JobMessages
+from refold.server.notify.notifier import Notifier
 from refold.server.service import SchedulerService
+from refold.server.tokens import TokenStore
 from refold.testing import Audit
 
 CLUSTER = Cluster(
@@ -61,13 +70,13 @@ class LiveLoop(RuleBasedStateMachine):
         self.saved_constants = (
             loop.CHECKPOINT_INTERVAL_ENTRIES,
             writer.RETRY_INTERVAL_SECONDS,
-            loop.COMMIT_TIMEOUT_SECONDS,
+            inbox.COMMIT_TIMEOUT_SECONDS,
             recovery.MAX_REPLAYED_ENTRIES,
         )
         (
             loop.CHECKPOINT_INTERVAL_ENTRIES,
             writer.RETRY_INTERVAL_SECONDS,
-            loop.COMMIT_TIMEOUT_SECONDS,
+            inbox.COMMIT_TIMEOUT_SECONDS,
             recovery.MAX_REPLAYED_ENTRIES,
         ) = 5, 0.0005, 0.005, 12
         self.folder = Path(
@@ -99,15 +108,28 @@ class LiveLoop(RuleBasedStateMachine):
         )
         self.clock = ManualClock()
         self.clock.time = max(self.time, recovered.now)
-        event_stream = EventStream()
-        self.loop = self.store.loop = Loop(self.store, recovered, header, self.clock, event_stream)
+        self.state = self.store.state = LiveState(recovered, header, self.clock)
+        commits = writer.Writer(self.store)
+        self.inbox = inbox.Inbox(commits, recovered.wakes)
+        event_stream = EventStream(self.store.reader.last_numbers()[1])
+        messages = JobMessages(self.state, commits, self.store, Notifier(NotifyConfig()), HOUR)
         self.service = SchedulerService(
-            self.loop, self.store, event_stream, DrainManager(self.loop, self.store), {}, self.folder / "logs", 0.0
+            self.state,
+            self.inbox,
+            self.store,
+            JobQueries(self.state, commits, self.store.reader, self.folder / "logs"),
+            drains=DrainManager(self.state, self.inbox, commits, self.store),
+            gpus=GpuPoller(self.state, self.inbox, SlotsMachine(0), Layout(CLUSTER, ()), WatchConfig(), messages),
+            tokens=TokenStore(commits, self.store, {}),
+            event_stream=event_stream,
         )
-        self.loop.event_sources.append(drained_gpus.claim_freed_gpus)
-        Backoff(self.loop).attach()
-        self.loop.listeners.append(Dependencies(self.loop, self.store.reader).on_step)
-        self.recovered = None if recovered.snapshot is not None else queue_state(self.loop)
+        subscribers = [
+            drained_gpus.DrainedGpus(self.state.view),
+            Backoff(self.state, self.inbox),
+            Dependencies(self.state, self.inbox, self.store.reader),
+        ]
+        self.loop = Loop(self.state, self.inbox, commits, event_stream, subscribers)
+        self.recovered = None if recovered.snapshot is not None else queue_state(self.state)
         self.running = asyncio.create_task(self.loop.run(self.backend))
 
     def _record_rejection(self, rejection: BadDecision) -> None:
@@ -130,12 +152,11 @@ class LiveLoop(RuleBasedStateMachine):
         return self.events.run_until_complete(work_and_settle())
 
     async def _settle(self) -> None:
-        inbox = self.loop._inbox
         while True:
             if self.running.done():
                 self.running.result()
-            idle = self.clock.is_waiting and not inbox.arrived.is_set() and not inbox._reports
-            if idle or (self.store.fails and self.loop.problem):
+            idle = self.clock.is_waiting and not self.inbox.arrived.is_set() and self.inbox.is_empty
+            if idle or (self.store.fails and self.inbox.problem):
                 return
             await asyncio.sleep(0)
 
@@ -161,7 +182,7 @@ class LiveLoop(RuleBasedStateMachine):
             (
                 loop.CHECKPOINT_INTERVAL_ENTRIES,
                 writer.RETRY_INTERVAL_SECONDS,
-                loop.COMMIT_TIMEOUT_SECONDS,
+                inbox.COMMIT_TIMEOUT_SECONDS,
                 recovery.MAX_REPLAYED_ENTRIES,
             ) = self.saved_constants
             shutil.rmtree(self.folder)
@@ -173,19 +194,19 @@ class LiveLoop(RuleBasedStateMachine):
             for gpu in (None, *range(node.gpus)):
                 self.call(self.service.resume(OWNER, node.name, gpu=gpu))
         for _ in range(MAX_FINAL_ROUNDS):
-            for job in [job for job in self.loop.view.held if self.loop.view.hold_reason(job) is Reason.HELD]:
+            for job in [job for job in self.state.view.held if self.state.view.hold_reason(job) is Reason.HELD]:
                 self.call(self.service.release(OWNER, job))
-            for job in list(self.loop.view.infeasible):
+            for job in list(self.state.view.infeasible):
                 self._cancel(job)
             for run in list(self.backend.alive):
                 stopped = run in self.backend.stopping
                 self.backend.end(run, RunStopped(*run) if stopped else RunFinished(*run))
             self.deliver_everything()
-            if not self.loop.job_table.records:
+            if not self.state.job_table.records:
                 break
             self.advance_time(61.0)
-        assert not self.loop.job_table.records, (
-            f"jobs that never end: {list(self.loop.job_table.records)}, {queue_state(self.loop)}"
+        assert not self.state.job_table.records, (
+            f"jobs that never end: {list(self.state.job_table.records)}, {queue_state(self.state)}"
         )
         self.all_invariants_hold()
         assert not self.backend.alive
@@ -296,9 +317,9 @@ class LiveLoop(RuleBasedStateMachine):
 
     async def _report(self, reports: Sequence[Event]) -> None:
         for report in reports:
-            self.loop.report(report)
+            self.inbox.report(report)
             if isinstance(report, RunFailed) and report.retry:
-                self.loop.report(JobHeld(report.job, Reason.BACKOFF))
+                self.inbox.report(JobHeld(report.job, Reason.BACKOFF))
         await asyncio.sleep(0)
 
     @rule()
@@ -330,8 +351,8 @@ class LiveLoop(RuleBasedStateMachine):
         if self.recovered is not None:
             assert self.recovered == before
         else:
-            started = {job for job, _ in set(queue_state(self.loop)[2]) - set(before[2])}
-            assert queue_state(self.loop)[0][: len(before[0])] == [job for job in before[0] if job not in started]
+            started = {job for job, _ in set(queue_state(self.state)[2]) - set(before[2])}
+            assert queue_state(self.state)[0][: len(before[0])] == [job for job in before[0] if job not in started]
 
     @rule()
     def fill_the_disk(self) -> None:
@@ -368,7 +389,7 @@ class LiveLoop(RuleBasedStateMachine):
             self.audited += 1
 
     def _check_all_jobs_are_known(self) -> None:
-        view = self.loop.view
+        view = self.state.view
         found = self.store.reader.ended_jobs(states=[], tenant="", user="", name="", limit=10_000, after=0)
         ended_jobs = found.jobs
         assert found.total == len(ended_jobs)
@@ -377,7 +398,7 @@ class LiveLoop(RuleBasedStateMachine):
         assert set(counts.values()) <= {1}, counts
         assert counts.keys() >= self.acknowledged, f"lost: {self.acknowledged - counts.keys()}"
         assert view.runs.keys() == view.active.keys()
-        active = [job for job in self.loop.job_table.records if not job.startswith("drained:")]
+        active = [job for job in self.state.job_table.records if not job.startswith("drained:")]
         assert sorted(active) == sorted(counts.keys() - {job.id for job in ended_jobs})
         for job in ended_jobs:
             assert job.state in ENDED_STATES

@@ -31,7 +31,7 @@ def test_each_kind_of_notice_has_one_kind_of_message_or_none(
     async def main() -> None:
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
             job = await daemon.submit("a", hold=True)
-            daemon.loop.add_notice(Notice(kind, daemon.loop.view.held[job], text="details"))
+            daemon.inbox.add_notice(Notice(kind, daemon.state.view.held[job], text="details"))
             await daemon.settle()
             assert daemon.sent() == expected
 
@@ -133,7 +133,7 @@ def test_run_time_does_not_count_as_waiting(tmp_path: Path) -> None:
             await daemon.end_run(job, RunFailed, why="exit 1")
             await daemon.advance(2 * HOUR)
             await daemon.messages.notify_long_waits()
-            assert (list(daemon.loop.view.waiting), list(daemon.loop.view.runs)) == ([job], [other])
+            assert (list(daemon.state.view.waiting), list(daemon.state.view.runs)) == ([job], [other])
             assert [kind for kind, _, _ in daemon.sent() if kind == "waiting_long"] == []
             await daemon.advance(2 * HOUR)
             await daemon.messages.notify_long_waits()

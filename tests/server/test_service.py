@@ -83,7 +83,7 @@ def test_a_token_stays_valid_if_revoking_it_failed(tmp_path: Path) -> None:
         async def fails(work: Callable[[], None]) -> None:
             raise Unavailable("the disk is full")
 
-        daemon.loop.write = fails  # type: ignore[method-assign]
+        daemon.writer.write = fails  # type: ignore[method-assign]
         with pytest.raises(Unavailable):
             await daemon.service.revoke_token(OWNER, "eve")
         assert [token.name for token in await daemon.service.tokens(OWNER)] == ["eve"]

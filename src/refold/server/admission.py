@@ -15,9 +15,10 @@ from refold.errors import BadInput, Conflict, Forbidden, TooManyRequests, Unknow
 from refold.jobspec import check_patterns
 from refold.model import Job, Reason
 from refold.server.drained_gpus import PLACEHOLDER_TENANT
-from refold.server.loop import Loop
+from refold.server.inbox import Inbox
+from refold.server.live_state import LiveState
 from refold.server.notify import check_address
-from refold.server.store import NewJob, Store
+from refold.server.store import NewJob, StoreReader
 
 MAX_ACTIVE_JOBS = 200_000
 """Maximum number of active jobs, that is, jobs that have not ended."""
@@ -26,11 +27,12 @@ MAX_ACTIVE_JOBS = 200_000
 class Admission:
     """Turns submissions into numbered jobs. A repeated request id returns the job that it created before."""
 
-    def __init__(self, loop: Loop, store: Store, find_job: Callable[[str], str]) -> None:
-        self._loop = loop
-        self._store = store
+    def __init__(self, state: LiveState, inbox: Inbox, reader: StoreReader, find_job: Callable[[str], str]) -> None:
+        self._state = state
+        self._inbox = inbox
+        self._reader = reader
         self._find_job = find_job
-        self._number = store.reader.last_numbers()[0]
+        self._number = reader.last_numbers()[0]
         self._pending_requests: dict[str, asyncio.Future[Entry]] = {}
 
     async def accept(self, caller: Caller, submissions: Sequence[Submission]) -> list[str]:
@@ -38,9 +40,10 @@ class Admission:
 
         A request that was accepted before returns the job it created then.
         """
-        if len(self._loop.job_table.records) + len(submissions) > MAX_ACTIVE_JOBS:
+        active = len(self._state.job_table.records)
+        if active + len(submissions) > MAX_ACTIVE_JOBS:
             raise TooManyRequests(
-                f"too many active jobs: {len(self._loop.job_table.records):,}, at most {MAX_ACTIVE_JOBS:,} are allowed;"
+                f"too many active jobs: {active:,}, at most {MAX_ACTIVE_JOBS:,} are allowed;"
                 " submit again when some have ended"
             )
         requests = [_request_key(caller, submission.request) for submission in submissions]
@@ -61,10 +64,10 @@ class Admission:
                 events += [JobSubmitted(job), *held]
                 ids[index] = job.id
         if new:
-            committed = self._loop.enqueue(events, new)
+            committed = self._inbox.enqueue(events, new)
             self._number = number
             self._track_requests(committed, new)
-            await self._loop.wait_until_committed(committed)
+            await self._inbox.wait_until_committed(committed)
         return ids
 
     async def check_patterns(self, submissions: Sequence[Submission]) -> None:
@@ -81,8 +84,8 @@ class Admission:
         Waits for requests that are being committed.
         """
         while pending := [self._pending_requests[request] for request in requests if request in self._pending_requests]:
-            await self._loop.wait_until_committed(pending[0])
-        return [(self._store.reader.job_of_request(request) or "") if request else "" for request in requests]
+            await self._inbox.wait_until_committed(pending[0])
+        return [(self._reader.job_of_request(request) or "") if request else "" for request in requests]
 
     def _track_requests(self, committed: asyncio.Future[Entry], new: Sequence[NewJob]) -> None:
         """Record requests as pending until they are on disk, even if the caller stops waiting."""
@@ -101,10 +104,10 @@ class Admission:
         submission = msgspec.structs.replace(submission, gpu_types=self._resolve_gpu_types(submission.gpu_types))
         for address in submission.notify:
             check_address(address)
-        job = submission.to_job(f"{submission.name}-{number}", tenant, caller.user, self._loop.now())
+        job = submission.to_job(f"{submission.name}-{number}", tenant, caller.user, self._state.now())
         self._check_tenant_limit(job)
         dependencies = [self._resolve_dependency(name) for name in submission.after]
-        unfinished = [job_id for job_id in dependencies if job_id in self._loop.job_table.records]
+        unfinished = [job_id for job_id in dependencies if job_id in self._state.job_table.records]
         job = msgspec.structs.replace(job, launch=msgspec.structs.replace(job.launch, after=tuple(unfinished)))
         if submission.hold:
             return job, [JobHeld(job.id)]
@@ -114,14 +117,14 @@ class Admission:
         tenant = submission.tenant or caller.tenant
         if not caller.can_read(tenant):
             raise Forbidden(f"a token of tenant {caller.tenant!r} cannot submit jobs for tenant {tenant!r}")
-        known = [configured.name for configured in self._loop.header.cluster.tenants]
+        known = [configured.name for configured in self._state.header.cluster.tenants]
         if tenant == PLACEHOLDER_TENANT or (known and tenant not in known and tenant != "default"):
             raise BadInput(f"unknown tenant {tenant!r}; known tenants: {', '.join(known)}")
         return tenant
 
     def _resolve_gpu_types(self, requested: Sequence[str]) -> list[str]:
         """Return the GPU types of this cluster that match the requested ones: 'a100' matches every A100."""
-        known = self._loop.header.cluster.type_names
+        known = self._state.header.cluster.type_names
         resolved: list[str] = []
         for name in requested:
             matches = [gpu_type for gpu_type in known if gpu_key(gpu_type).startswith(gpu_key(name))]
@@ -131,7 +134,7 @@ class Admission:
         return resolved
 
     def _check_tenant_limit(self, job: Job) -> None:
-        limits = {tenant.name: tenant.limit_gpus for tenant in self._loop.header.cluster.tenants}
+        limits = {tenant.name: tenant.limit_gpus for tenant in self._state.header.cluster.tenants}
         limit = limits.get(job.tenant, 0.0)
         largest = max(job.demand.total_gpus, job.gpu_range[1] if job.gpu_range else 0)
         if limit and largest > limit:
@@ -147,7 +150,7 @@ class Admission:
 
     def ended_job(self, job_id: str) -> JobStatus | None:
         """Return the status of an ended job, committed or not yet; None if the job has not ended."""
-        return self._loop.uncommitted_ends.get(job_id) or self._store.reader.ended_job(job_id)
+        return self._state.uncommitted_ends.get(job_id) or self._reader.ended_job(job_id)
 
 
 def _request_key(caller: Caller, request: str) -> str:

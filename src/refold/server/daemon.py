@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from time import time
 from typing import Any
 
 import msgspec
@@ -16,28 +15,32 @@ import uvicorn
 from refold.api import MAX_BUFFERED_EVENTS, AllowedHosts, Api, EventStream, StoredToken, TokenAuthenticator
 from refold.backends.local import LocalBackend
 from refold.client import read_address, write_address
-from refold.core import Header, JobSubmitted, Policy, RunFinished, Scheduler, StartRun
+from refold.core import Header, JobSubmitted, Policy, RunFinished, Scheduler
 from refold.errors import BadInput
 from refold.model import MINUTE, Job, Seconds
 from refold.registry import make_policy
-from refold.server import drained_gpus
 from refold.server.backoff import Backoff
 from refold.server.clock import Anchor, WallClock
 from refold.server.config import Config
 from refold.server.dependencies import Dependencies
 from refold.server.drain import DrainManager
+from refold.server.drained_gpus import DrainedGpus
 from refold.server.fallback import FallbackPolicy, log_rejection
+from refold.server.inbox import Inbox
+from refold.server.job_queries import JobQueries
 from refold.server.job_table import Notice
+from refold.server.live_state import LiveState
 from refold.server.log_retention import SWEEP_INTERVAL_SECONDS, LogRetention
-from refold.server.loop import Loop, LoopStep
-from refold.server.monitor import OUTPUT_POLL_SECONDS, GpuPoller, Layout, Machine, OutputWatch
+from refold.server.loop import Loop
+from refold.server.monitor import OUTPUT_POLL_SECONDS, GpuPoller, Layout, Machine, OutputFollower, OutputWatch
 from refold.server.notify import JobMessages, Notifier
 from refold.server.periodic import log_task_failure, run_every
 from refold.server.recovery import recover
 from refold.server.retries import Retries
 from refold.server.service import SchedulerService
 from refold.server.store import Store
-from refold.server.tokens import create_owner_token
+from refold.server.tokens import TokenStore, create_owner_token
+from refold.server.writer import Writer
 
 CLOCK_KEY = "clock"
 """Key in the store's `meta` table: when the journal began."""
@@ -93,54 +96,74 @@ class Daemon:
         return FallbackPolicy(partial(make_policy, self._header.policy, self._header.settings))
 
     async def _serve(self, store: Store, listener: socket.socket, ready: Callable[[Ready], None]) -> None:
+        config, layout, logs = self._config, self._layout, self._folder / LOGS_FOLDER
+
+        # The state, the input, and where steps are written.
         recovered = recover(store.reader, self._header, self._make_policy, log_rejection)
+        state = LiveState(recovered, self._header, _make_clock(store, recovered.now))
+        writer = Writer(store)
+        inbox = Inbox(writer, recovered.wakes)
+
+        # Parts that read the state and add input.
+        notifier = Notifier(config.notify)
+        messages = JobMessages(state, writer, store, notifier, config.notify.waiting_long_after)
+        output = OutputWatch(logs, inbox.report, config.watch.output, partial(_add_note, state, inbox))
+        gpus = GpuPoller(state, inbox, self._machine, layout, config.watch, messages)
+        drains = DrainManager(state, inbox, writer, store)
+        retries = Retries(state, inbox, output, drains.record_reason)
+        retention = LogRetention(store.reader, logs, config.serve.keep_logs_for)
+
+        # The loop and the API.
         event_stream = EventStream()
         event_stream.publish(store.reader.latest_events(MAX_BUFFERED_EVENTS))
-        loop = Loop(store, recovered, self._header, _make_clock(store, recovered.now), event_stream)
-        output = OutputWatch(self._folder / LOGS_FOLDER, loop.report, self._config.watch.output, _note_adder(loop))
-        retries = Retries(loop, output)
+        subscribers = [
+            DrainedGpus(state.view),
+            Backoff(state, inbox),
+            OutputFollower(state, output),
+            Dependencies(state, inbox, store.reader),
+            messages,
+        ]
+        loop = Loop(state, inbox, writer, event_stream, subscribers)
         backend = self._make_backend(retries, store)
-        notifier = Notifier(self._config.notify)
-        messages = JobMessages(loop, notifier, self._config.notify.waiting_long_after, store)
-        gpu_poller = GpuPoller(loop, self._machine, self._layout, self._config.watch, messages)
-        log_retention = LogRetention(store.reader, self._folder / LOGS_FOLDER, self._config.serve.keep_logs_for)
         tokens, token = _load_tokens(store, self._new_token)
-        drains = DrainManager(loop, store)
-        service = SchedulerService(loop, store, event_stream, drains, tokens, self._folder / LOGS_FOLDER, time())
-        service.read_gpus = gpu_poller.statuses
-        service.on_resume = gpu_poller.mark_healthy
-        retries.on_drain = drains.record_reason
-        loop.event_sources.append(drained_gpus.claim_freed_gpus)
-        loop.start_hooks.append(lambda: _follow_running(output, loop))
-        Backoff(loop).attach()
-        loop.listeners += [_output_follower(output, loop), Dependencies(loop, store.reader).on_step, messages.on_step]
-
-        hosts = AllowedHosts(self._config.serve.host, listener.getsockname()[0], self._config.serve.allowed_hosts)
+        service = SchedulerService(
+            state,
+            inbox,
+            store,
+            JobQueries(state, writer, store.reader, logs),
+            drains=drains,
+            gpus=gpus,
+            tokens=TokenStore(writer, store, tokens),
+            event_stream=event_stream,
+        )
+        hosts = AllowedHosts(config.serve.host, listener.getsockname()[0], config.serve.allowed_hosts)
         server = uvicorn.Server(_uvicorn_config(Api(service, TokenAuthenticator(tokens), hosts=hosts)))
         address = _format_address(listener)
         write_address(self._folder, address, token or _saved_token(self._folder))
+
+        # Run all of it.
         try:
             await self._until_ended(
                 loop.run(backend),
                 server.serve([listener]),
                 run_every(lambda: asyncio.to_thread(output.poll), OUTPUT_POLL_SECONDS),
-                gpu_poller.run(),
+                gpus.run(),
                 run_every(messages.notify_long_waits, LONG_WAIT_CHECK_SECONDS),
-                run_every(lambda: asyncio.to_thread(log_retention.sweep), SWEEP_INTERVAL_SECONDS),
-                _once_started(server, lambda: ready(self._make_ready(address, token, loop, backend, recovered.note))),
-                loop=loop,
+                run_every(lambda: asyncio.to_thread(retention.sweep), SWEEP_INTERVAL_SECONDS),
+                _once_started(server, lambda: ready(_make_ready(address, token, state, backend, recovered.note))),
+                inbox=inbox,
                 server=server,
                 event_stream=event_stream,
             )
         finally:
             output.close()
-            log_retention.close()
+            retention.close()
             await backend.detach()
             notifier.close()
             self._machine.close()
 
     async def _until_ended(
-        self, *work: Coroutine[Any, Any, None], loop: Loop, server: uvicorn.Server, event_stream: EventStream
+        self, *work: Coroutine[Any, Any, None], inbox: Inbox, server: uvicorn.Server, event_stream: EventStream
     ) -> None:
         """Run all work until `end` is called or one of the first two tasks (loop, API server) ends."""
         tasks = [asyncio.create_task(coroutine) for coroutine in work]
@@ -152,7 +175,7 @@ class Daemon:
             await asyncio.wait({main, serving, ended}, return_when=asyncio.FIRST_COMPLETED)
             server.should_exit = True
             event_stream.close()
-            loop.stop()
+            inbox.stop()
             for task in others:
                 task.cancel()
             await asyncio.gather(main, serving)
@@ -177,9 +200,10 @@ class Daemon:
             max_output_bytes=self._config.serve.max_output,
         )
 
-    def _make_ready(self, address: str, token: str, loop: Loop, backend: LocalBackend, note: str) -> Ready:
-        running = sum(not drained_gpus.is_drain_placeholder(job) for job in loop.view.active.values())
-        return Ready(address, token, running, len(loop.view.waiting), [*filter(None, [note, backend.enforcement()])])
+
+def _make_ready(address: str, token: str, state: LiveState, backend: LocalBackend, note: str) -> Ready:
+    notes = [*filter(None, [note, backend.enforcement()])]
+    return Ready(address, token, len(state.real_runs()), len(state.view.waiting), notes)
 
 
 def _open_listener(host: str, port: int) -> socket.socket:
@@ -235,36 +259,11 @@ def _saved_token(folder: Path) -> str:
     return address.token if address is not None else ""
 
 
-def _follow_running(output: OutputWatch, loop: Loop) -> None:
-    """Follow the output of runs that the previous daemon left running."""
-    for run in loop.real_runs():
-        output.follow(loop.view.active[run.job], run.number, len(run.allocation.placement))
-
-
-def _output_follower(output: OutputWatch, loop: Loop) -> Callable[[LoopStep], None]:
-    """Return a listener that follows the output of each run from its start to its end."""
-
-    def on_step(step: LoopStep) -> None:
-        for order in step.entry.orders:
-            if isinstance(order, StartRun) and order.job in loop.view.active:
-                output.follow(loop.view.active[order.job], order.run, len(order.allocation.placement))
-        for notice in step.notices:
-            if notice.job is not None and notice.kind in ("stopped", "failed", "finished", "cancelled", "ended"):
-                output.forget(notice.job.id, notice.run)
-
-    return on_step
-
-
-def _note_adder(loop: Loop) -> Callable[[str, str], None]:
-    """Return a thread-safe callback that adds a note to a job's events."""
-    event_loop = asyncio.get_running_loop()
-
-    def note(job_id: str, text: str) -> None:
-        record = loop.job_table.records.get(job_id)
-        if record is not None:
-            event_loop.call_soon_threadsafe(loop.add_notice, Notice("note", record.job, record.run, text))
-
-    return note
+def _add_note(state: LiveState, inbox: Inbox, job_id: str, text: str) -> None:
+    """Add a note to a job's events. Thread-safe."""
+    record = state.job_table.records.get(job_id)
+    if record is not None:
+        inbox.add_notice(Notice("note", record.job, record.run, text))
 
 
 async def _once_started(server: uvicorn.Server, work: Callable[[], None]) -> None:

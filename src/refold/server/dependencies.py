@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from refold.core import JobCancelled, JobReleased
 from refold.model import Job, Reason
-from refold.server.loop import Loop, LoopStep
+from refold.server.inbox import Inbox
+from refold.server.live_state import LiveState
 from refold.server.store import StoreReader
+from refold.server.subscribers import LoopStep, Subscriber
 
 
-class Dependencies:
+class Dependencies(Subscriber):
     """The dependency graph of active jobs. It is derived from the jobs alone, so a restarted daemon can rebuild it."""
 
-    def __init__(self, loop: Loop, reader: StoreReader) -> None:
-        self._loop = loop
+    def __init__(self, state: LiveState, inbox: Inbox, reader: StoreReader) -> None:
+        self._state = state
+        self._inbox = inbox
         self._reader = reader
         self._dependencies: dict[str, set[str]] = {}
         self._dependents: dict[str, set[str]] = {}
-        self._ready: set[str] = set()
-        """Jobs whose dependencies have all finished and that are still to be released."""
-        for record in list(loop.job_table.records.values()):
-            self._add(record.job)
-        self._release()
 
-    def on_step(self, step: LoopStep) -> None:
+    def started(self) -> None:
+        """Build the graph of the jobs that the previous daemon left."""
+        for record in list(self._state.job_table.records.values()):
+            self._add(record.job)
+
+    def after_step(self, step: LoopStep) -> None:
         """Update the graph with the jobs submitted and ended in a step."""
         for notice in step.notices:
             if notice.kind == "submitted" and notice.job is not None:
@@ -31,14 +34,13 @@ class Dependencies:
             self._remove(ended.record.job.id)
             for dependent in list(self._dependents.pop(ended.record.job.id, ())):
                 self._dependency_ended(dependent, ended.record.job.id, ended.state)
-        self._release()
 
     def _add(self, job: Job) -> None:
         if not job.launch.after:
             return
         self._dependencies[job.id] = set(job.launch.after)
         for dependency in job.launch.after:
-            if dependency in self._loop.job_table.records:
+            if dependency in self._state.job_table.records:
                 self._dependents.setdefault(dependency, set()).add(job.id)
             else:
                 ended = self._reader.ended_job(dependency)
@@ -51,27 +53,13 @@ class Dependencies:
         remaining.discard(dependency)
         if state != "finished":
             self._remove(job_id)
-            self._loop.report(
+            self._inbox.report(
                 JobCancelled(job_id, f"dependency {dependency!r} {'was cancelled' if state == 'cancelled' else state}")
             )
         elif not remaining:
             self._remove(job_id)
-            self._ready.add(job_id)
-
-    def _release(self) -> None:
-        """Release the jobs that are ready.
-
-        After a restart the scheduler may not know a job until the snapshot has been applied; it stays ready until
-        then.
-        """
-        view = self._loop.view
-        for job_id in list(self._ready):
-            if view.hold_reason(job_id) is Reason.DEPENDENCY:
-                self._loop.report(JobReleased(job_id))
-            if job_id not in self._loop.job_table.records or any(
-                job_id in jobs for jobs in (view.held, view.waiting, view.active, view.infeasible)
-            ):
-                self._ready.discard(job_id)
+            if self._state.view.hold_reason(job_id) is Reason.DEPENDENCY:
+                self._inbox.report(JobReleased(job_id))
 
     def _remove(self, job_id: str) -> None:
         for dependency in self._dependencies.pop(job_id, ()):

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from refold.core import Event, JobCancelled, JobHeld, JobSubmitted, RunAdopted, RunRecalled, RunStopped, View
 from refold.model import WHOLE, Allocation, Cluster, Demand, Job, Placement, Seconds, Share
+from refold.server.subscribers import Subscriber
 
 PLACEHOLDER_TENANT = "refold-drained"
 """Tenant of drain placeholders; user tenants cannot have this name."""
@@ -54,6 +55,17 @@ def resume(view: View, gpu: GpuId) -> list[Event]:
     """Return the events that end all drain placeholders of a GPU, running or not."""
     placeholders = [job.id for job in _placeholders(view) if _gpu_of(job) == gpu]
     return [event for job_id in placeholders for event in (JobCancelled(job_id), RunStopped(job_id, PLACEHOLDER_RUN))]
+
+
+class DrainedGpus(Subscriber):
+    """Claims parts of drained GPUs as soon as they are free."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def before_step(self) -> Sequence[Event]:
+        """Return the claims."""
+        return claim_freed_gpus(self._view)
 
 
 def claim_freed_gpus(view: View) -> Sequence[Event]:

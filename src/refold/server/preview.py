@@ -9,7 +9,7 @@ from refold.core import JobSubmitted, Scheduler, StartRun
 from refold.model import Job
 from refold.packing import FreeResources
 from refold.server.admission import Admission
-from refold.server.loop import Loop
+from refold.server.live_state import LiveState
 from refold.server.status import wire_estimate
 from refold.simulator import CannotCopy
 
@@ -20,14 +20,14 @@ MAX_JOBS_FOR_TRIAL = 300
 class Previewer:
     """Previews submissions. The policy is tried on one submission at a time."""
 
-    def __init__(self, loop: Loop, admission: Admission) -> None:
-        self._loop = loop
+    def __init__(self, state: LiveState, admission: Admission) -> None:
+        self._state = state
         self._admission = admission
         self._lock = asyncio.Semaphore(1)
 
     async def preview(self, caller: Caller, submission: Submission) -> Preview:
         """Return whether the job would fit, when it would start, and with which plan, as far as known."""
-        loop, view = self._loop, self._loop.view
+        state, view = self._state, self._state.view
         await self._admission.check_patterns([submission])
         job, held = self._admission.build_job(caller, submission, MAX_JOB_NUMBER)
         empty = FreeResources(view.cluster)
@@ -37,13 +37,13 @@ class Previewer:
             condition = "it is released" if submission.hold else "its dependencies have finished"
             notes.append(f"it is held until {condition}")
         plan, estimate = await self._try_policy(job) if fits and not held else ("", None)
-        notes += _notes_on_plan(submission, loop.header.policy, plan)
+        notes += _notes_on_plan(submission, state.header.policy, plan)
         return Preview(
             fits=fits,
             demand=str(job.demand),
             gpus=job.demand.total_gpus,
             plan=plan,
-            starts_now=estimate is not None and estimate.at <= loop.wall_time(loop.now()) + 1.0,
+            starts_now=estimate is not None and estimate.at <= state.wall_time(state.now()) + 1.0,
             jobs_ahead=len(view.waiting),
             start_estimate=estimate,
             notes=notes,
@@ -52,23 +52,23 @@ class Previewer:
     async def _try_policy(self, job: Job) -> tuple[str, TimeEstimate | None]:
         """Return the plan and the start estimate that the policy would give the job now."""
         async with self._lock:
-            if len(self._loop.job_table.records) > MAX_JOBS_FOR_TRIAL:
+            if len(self._state.job_table.records) > MAX_JOBS_FOR_TRIAL:
                 return "", None
             try:
-                scheduler = self._loop.copy_scheduler()
+                scheduler = self._state.copy_scheduler()
             except CannotCopy:
                 return "", None
             return await asyncio.to_thread(self._decide, scheduler, job)
 
     def _decide(self, scheduler: Scheduler, job: Job) -> tuple[str, TimeEstimate | None]:
-        loop = self._loop
-        entry = scheduler.step(loop.now(), [JobSubmitted(job)])
+        state = self._state
+        entry = scheduler.step(state.now(), [JobSubmitted(job)])
         for order in entry.orders:
             if isinstance(order, StartRun) and order.job == job.id:
                 plan = order.allocation.plan
-                return "" if plan is None else str(plan), TimeEstimate(loop.wall_time(entry.now))
+                return "" if plan is None else str(plan), TimeEstimate(state.wall_time(entry.now))
         estimate = scheduler.view.start_estimate(job.id) if job.id in scheduler.view.waiting else None
-        return "", None if estimate is None else wire_estimate(estimate, loop.wall_time)
+        return "", None if estimate is None else wire_estimate(estimate, state.wall_time)
 
 
 def _notes_on_plan(submission: Submission, policy: str, plan: str) -> list[str]:

@@ -10,8 +10,9 @@ import msgspec
 
 from refold.core import Event, JobHeld, NodeLost, RunFailed
 from refold.model import Reason
+from refold.server.inbox import Inbox
 from refold.server.job_table import JobRecord, Notice
-from refold.server.loop import Loop
+from refold.server.live_state import LiveState
 from refold.server.monitor import OutputWatch
 
 log = logging.getLogger("refold")
@@ -21,21 +22,27 @@ LOST_RUN_RETRIES = 10
 
 
 class Retries:
-    """Receives the backend's reports, adds a retry decision to failures, and passes them to the loop."""
+    """Receives the backend's reports, adds a retry decision to failures, and passes them to the loop.
 
-    def __init__(self, loop: Loop, output: OutputWatch) -> None:
-        self._loop = loop
+    `on_drain` is called with the index of each node that is drained, and the reason.
+    """
+
+    def __init__(
+        self, state: LiveState, inbox: Inbox, output: OutputWatch, on_drain: Callable[[int, str], None]
+    ) -> None:
+        self._state = state
+        self._inbox = inbox
         self._output = output
+        self._on_drain = on_drain
         self._event_loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.on_drain: Callable[[int, str], None] = lambda _node, _why: None
 
     def report(self, event: Event) -> None:
         """Pass on a report; for a failure, decide on a retry first. Thread-safe."""
         if isinstance(event, RunFailed):
             self._event_loop.call_soon_threadsafe(self._start_task, event)
         else:
-            self._loop.report(event)
+            self._inbox.report(event)
 
     def _start_task(self, event: RunFailed) -> None:
         task = self._event_loop.create_task(self._report_failure(event))
@@ -51,34 +58,34 @@ class Retries:
                 "cannot decide whether to retry run %d of %s; using the backend's decision", event.run, event.job
             )
             decided = event
-        self._loop.report(decided)
+        self._inbox.report(decided)
         if decided.retry and self._is_current(event):
             # In the same step as the failure, so that the policy cannot start the job in between.
-            self._loop.report(JobHeld(event.job, Reason.BACKOFF))
+            self._inbox.report(JobHeld(event.job, Reason.BACKOFF))
 
     async def _decide_retry(self, event: RunFailed) -> RunFailed:
         if not self._is_current(event):
             return event
-        record = self._loop.job_table.records[event.job]
+        record = self._state.job_table.records[event.job]
         no_retry, drain_pattern = await asyncio.to_thread(self._match_output, event)
         if drain_pattern:
             self._drain(record, drain_pattern)
         return msgspec.structs.replace(event, retry=not no_retry and _may_retry(event, record))
 
     def _is_current(self, event: RunFailed) -> bool:
-        record = self._loop.job_table.records.get(event.job)
+        record = self._state.job_table.records.get(event.job)
         return record is not None and record.run == event.run
 
     def _match_output(self, event: RunFailed) -> tuple[bool, str]:
         return self._output.matches_no_retry(event.job, event.run), self._output.drain_pattern(event.job, event.run)
 
     def _drain(self, record: JobRecord, pattern: str) -> None:
-        run = self._loop.view.runs.get(record.job.id)
+        run = self._state.view.runs.get(record.job.id)
         why = f"{record.job.id} failed on this node; its output matches {pattern!r}"
         for node in sorted(run.allocation.nodes) if run is not None else ():
-            self.on_drain(node, why)
-            self._loop.report(NodeLost(node))
-            self._loop.add_notice(Notice("note", record.job, record.run, f"node drained: {why}"))
+            self._on_drain(node, why)
+            self._inbox.report(NodeLost(node))
+            self._inbox.add_notice(Notice("note", record.job, record.run, f"node drained: {why}"))
 
 
 def _may_retry(event: RunFailed, record: JobRecord) -> bool:

@@ -10,21 +10,21 @@ from msgspec.structs import replace
 
 from refold.core import Entry, Event, Header, JobSubmitted, PastJob
 from refold.model import Seconds
-from refold.server.loop import Loop
+from refold.server.live_state import LiveState
 from refold.server.recovery import MAX_PAST_JOBS
 from refold.server.store import StoreReader
 
 _ENCODER = msgspec.json.Encoder()
 
 
-async def snapshot_lines(loop: Loop, reader: StoreReader, whole: bool) -> bytes:
+async def snapshot_lines(state: LiveState, reader: StoreReader, whole: bool) -> bytes:
     """Return a journal with one entry: queued jobs, runs, and the run times of past jobs.
 
     Snapshots are meant to be shared: commands, environments and addresses are removed unless `whole`.
     """
     past = await to_thread(reader.past_jobs, MAX_PAST_JOBS)
-    header = replace(loop.header, snapshot=True)
-    now, snapshot = loop.now(), loop.snapshot(past)
+    header = replace(state.header, snapshot=True)
+    now, snapshot = state.now(), state.as_events(past)
     return await to_thread(_encode, header, now, snapshot, whole)
 
 

@@ -7,8 +7,8 @@ from time import time
 from refold.api import CreatedToken, NewToken, StoredToken, TokenStatus, make_token
 from refold.errors import BadInput, Conflict, NotFound
 from refold.server import drained_gpus
-from refold.server.loop import Loop
 from refold.server.store import Store
+from refold.server.writer import Writer
 
 OWNER_NAME = "owner"
 """Name and user of the first owner token."""
@@ -27,8 +27,8 @@ def create_owner_token(store: Store) -> str:
 class TokenStore:
     """The tokens by hash. The API authenticates callers with the same mapping."""
 
-    def __init__(self, loop: Loop, store: Store, tokens: dict[str, StoredToken]) -> None:
-        self._loop = loop
+    def __init__(self, writer: Writer, store: Store, tokens: dict[str, StoredToken]) -> None:
+        self._writer = writer
         self._store = store
         self._tokens = tokens
 
@@ -45,7 +45,7 @@ class TokenStore:
         secret, stored = make_token(token, time())
         self._tokens[stored.hash] = stored  # before the write, so that no other call takes the name meanwhile
         try:
-            await self._loop.write(lambda: self._store.add_token(stored))
+            await self._writer.write(lambda: self._store.add_token(stored))
         except BaseException:
             del self._tokens[stored.hash]
             raise
@@ -60,7 +60,7 @@ class TokenStore:
             raise Conflict(f"{name!r} is the only owner token; create another owner token first")
         del self._tokens[stored.hash]  # before the write, so that two concurrent calls cannot revoke both owner tokens
         try:
-            await self._loop.write(lambda: self._store.remove_token(stored.hash))
+            await self._writer.write(lambda: self._store.remove_token(stored.hash))
         except BaseException:
             self._tokens[stored.hash] = stored
             raise

@@ -6,10 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 from refold.errors import Unavailable
 from refold.model import Seconds
-from refold.server.store import Commit, Store
+from refold.server.store import Commit
 
 RETRY_INTERVAL_SECONDS: Seconds = 1.0
 """Pause between attempts to write."""
@@ -17,13 +18,21 @@ RETRY_INTERVAL_SECONDS: Seconds = 1.0
 log = logging.getLogger("refold")
 
 
-class Writer:
-    """Commits to a store from its own thread."""
+class CommitLog(Protocol):
+    """Where the steps of a loop are written."""
 
-    def __init__(self, store: Store) -> None:
+    def commit(self, commit: Commit) -> None:
+        """Write a step; it is on disk when this returns. Raises Unavailable if nothing was written."""
+        ...
+
+
+class Writer:
+    """Commits to a log from its own thread."""
+
+    def __init__(self, commit_log: CommitLog) -> None:
         self.problem = ""
         """Why the store cannot be written at present; '' if it can."""
-        self._store = store
+        self._commit_log = commit_log
         self._thread = ThreadPoolExecutor(1, "refold-writer")
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
@@ -35,7 +44,7 @@ class Writer:
         """
         while True:
             try:
-                await self._loop.run_in_executor(self._thread, self._store.commit, commit)
+                await self._loop.run_in_executor(self._thread, self._commit_log.commit, commit)
             except Unavailable as error:
                 if not self.problem:
                     log.error("%s; retrying every %g s", error, RETRY_INTERVAL_SECONDS)

@@ -8,4 +8,8 @@ from .machine import (
     default_slots as default_slots,
     open_machine as open_machine,
 )
-from .output import OUTPUT_POLL_SECONDS as OUTPUT_POLL_SECONDS, OutputWatch as OutputWatch
+from .output import (
+    OUTPUT_POLL_SECONDS as OUTPUT_POLL_SECONDS,
+    OutputFollower as OutputFollower,
+    OutputWatch as OutputWatch,
+)

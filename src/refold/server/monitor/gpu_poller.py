@@ -10,7 +10,7 @@ from time import monotonic
 from refold.api import GpuStatus
 from refold.backends.local import GpuReading
 from refold.model import WHOLE, Seconds
-from refold.server import Loop, Notice, drained_gpus
+from refold.server import Inbox, LiveState, Notice, drained_gpus
 from refold.server.config import WatchConfig
 from refold.server.monitor.gpu_rules import BadGpu, BadGpuWatch, IdleWatch, RunGpus
 from refold.server.monitor.machine import GpuPosition, Layout, Machine
@@ -30,9 +30,16 @@ class GpuPoller:
     """Reads the machine's GPUs and acts on idle runs and faulty GPUs."""
 
     def __init__(
-        self, loop: Loop, machine: Machine, layout: Layout, config: WatchConfig, messages: JobMessages
+        self,
+        state: LiveState,
+        inbox: Inbox,
+        machine: Machine,
+        layout: Layout,
+        config: WatchConfig,
+        messages: JobMessages,
     ) -> None:
-        self._loop, self._machine, self._layout, self._messages = loop, machine, layout, messages
+        self._state, self._inbox, self._messages = state, inbox, messages
+        self._machine, self._layout = machine, layout
         self._idle = IdleWatch(config.idle) if config.idle is not None else None
         self._bad = BadGpuWatch(config.bad_gpus)
         self._readings: dict[int, GpuReading] = {}
@@ -55,12 +62,12 @@ class GpuPoller:
         for bad in self._bad.check(problems):
             self._handle_bad_gpu(bad)
         if self._idle is not None:
-            for idle in self._idle.check(self._loop.now(), self._run_gpus(), self._utilisation()):
-                self._loop.add_notice(Notice("idle", self._loop.view.active[idle.job], idle.run, idle.text))
+            for idle in self._idle.check(self._state.now(), self._run_gpus(), self._utilisation()):
+                self._inbox.add_notice(Notice("idle", self._state.view.active[idle.job], idle.run, idle.text))
 
     def mark_healthy(self, node: int, gpu: int | None) -> None:
         """Forget the problems of a resumed GPU or node, so that new ones are handled again."""
-        drained = drained_gpus.drained_gpus(self._loop.view)
+        drained = drained_gpus.drained_gpus(self._state.view)
         name = self._layout.cluster.nodes[node].name
         for index, position in enumerate(self._layout.positions):
             if (
@@ -95,7 +102,7 @@ class GpuPoller:
         }
 
     def _run_gpus(self) -> list[RunGpus]:
-        view = self._loop.view
+        view = self._state.view
         return [
             RunGpus(
                 run.job,
@@ -112,17 +119,17 @@ class GpuPoller:
             return
         node, gpu = position
         name = self._layout.cluster.nodes[node].name
-        self._loop.add_notice(
+        self._inbox.add_notice(
             Notice("gpu drained" if bad.drain else "gpu warning", text=f"GPU {gpu} of {name}: {bad.why}")
         )
         for run in self._run_gpus():
             if (node, gpu) in run.gpus:
                 self._messages.notify(
-                    "gpu_bad", self._loop.view.active[run.job], f"{run.job} uses a faulty GPU", bad.why
+                    "gpu_bad", self._state.view.active[run.job], f"{run.job} uses a faulty GPU", bad.why
                 )
-        if bad.drain and (name, gpu) not in drained_gpus.drained_gpus(self._loop.view):
-            for event in drained_gpus.drain(self._loop.view, (name, gpu), bad.why):
-                self._loop.report(event)
+        if bad.drain and (name, gpu) not in drained_gpus.drained_gpus(self._state.view):
+            for event in drained_gpus.drain(self._state.view, (name, gpu), bad.why):
+                self._inbox.report(event)
 
     # For the API.
 
@@ -131,7 +138,7 @@ class GpuPoller:
         if monotonic() - self._read_at > READING_MAX_AGE_SECONDS:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._read(), DRIVER_TIMEOUT_SECONDS)
-        view, cluster = self._loop.view, self._layout.cluster
+        view, cluster = self._state.view, self._layout.cluster
         jobs: dict[GpuPosition, list[str]] = {}
         used: dict[GpuPosition, int] = {}
         for run in view.runs.values():

@@ -11,10 +11,11 @@ from time import monotonic
 
 from refold.backends import Report
 from refold.backends.local import ResourceShortage, RunFiles, log_size, read_log, read_regular
-from refold.core import RunProgressed
+from refold.core import RunProgressed, StartRun
 from refold.errors import BadValue
 from refold.jobspec import Pattern
 from refold.model import MAX_AMOUNT, Job, Seconds
+from refold.server import LiveState, LoopStep, Subscriber
 from refold.server.config import OutputAction, OutputRule
 
 OUTPUT_POLL_SECONDS: Seconds = 5.0
@@ -115,6 +116,29 @@ class OutputWatch:
                 )
             if match is not None:
                 yield pattern, match
+
+
+class OutputFollower(Subscriber):
+    """Follows the output of each run from its start to its end."""
+
+    def __init__(self, state: LiveState, output: OutputWatch) -> None:
+        self._state = state
+        self._output = output
+
+    def started(self) -> None:
+        """Follow the runs that the previous daemon left running."""
+        for run in self._state.real_runs():
+            self._output.follow(self._state.view.active[run.job], run.number, len(run.allocation.placement))
+
+    def after_step(self, step: LoopStep) -> None:
+        """Follow the runs that were started in a step, and forget those that ended."""
+        active = self._state.view.active
+        for order in step.entry.orders:
+            if isinstance(order, StartRun) and order.job in active:
+                self._output.follow(active[order.job], order.run, len(order.allocation.placement))
+        for notice in step.notices:
+            if notice.job is not None and notice.kind in ("stopped", "failed", "finished", "cancelled", "ended"):
+                self._output.forget(notice.job.id, notice.run)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

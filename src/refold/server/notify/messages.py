@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from refold.model import Job, Seconds, format_duration
-from refold.server import Loop, LoopStep, Notice, NoticeKind, is_drain_placeholder
+from refold.server import LiveState, LoopStep, Notice, NoticeKind, Subscriber, Writer, is_drain_placeholder
 from refold.server.config import NotificationKind
 from refold.server.notify.notifier import Message, Notifier
 from refold.server.store import Store
@@ -31,17 +31,18 @@ LONG_WAITS_KEY = "long_waits_notified"
 """Key in the store's `meta` table: jobs whose long wait has been reported."""
 
 
-class JobMessages:
+class JobMessages(Subscriber):
     """Sends notices as messages, and one message per job about a long wait, also across restarts."""
 
-    def __init__(self, loop: Loop, notifier: Notifier, threshold: Seconds, store: Store) -> None:
-        self._loop = loop
+    def __init__(self, state: LiveState, writer: Writer, store: Store, notifier: Notifier, threshold: Seconds) -> None:
+        self._state = state
+        self._writer = writer
         self._notifier = notifier
         self._threshold = threshold
         self._store = store
         self._notified: set[str] = set(store.reader.read_meta(LONG_WAITS_KEY, list[str]) or ())
 
-    def on_step(self, step: LoopStep) -> None:
+    def after_step(self, step: LoopStep) -> None:
         """Send the notices of a step."""
         for notice in step.notices:
             kind = NOTIFICATION_KINDS.get(notice.kind)
@@ -54,22 +55,22 @@ class JobMessages:
 
     async def notify_long_waits(self) -> None:
         """Send a message for each job whose waiting time has reached the threshold."""
-        new = [job for job in self._loop.view.waiting.values() if self._waits_long(job)]
+        new = [job for job in self._state.view.waiting.values() if self._waits_long(job)]
         for job in new:
-            reason = self._loop.view.reason(job.id, 0).reason.value
+            reason = self._state.view.reason(job.id, 0).reason.value
             waited = format_duration(self._waited(job))
             self.notify("waiting_long", job, f"{job.id} has been waiting for {waited}", f"({reason})")
         if new:  # sent before it is stored: after a crash a message may be repeated but is not lost
-            self._notified = {*self._notified, *(job.id for job in new)} & self._loop.job_table.records.keys()
+            self._notified = {*self._notified, *(job.id for job in new)} & self._state.job_table.records.keys()
             job_ids = sorted(self._notified)
-            await self._loop.write(lambda: self._store.write_meta(LONG_WAITS_KEY, job_ids))
+            await self._writer.write(lambda: self._store.write_meta(LONG_WAITS_KEY, job_ids))
 
     def _waits_long(self, job: Job) -> bool:
         return job.id not in self._notified and not is_drain_placeholder(job) and self._waited(job) >= self._threshold
 
     def _waited(self, job: Job) -> Seconds:
         """Seconds since submission during which the job had no run."""
-        return self._loop.now() - job.submitted - self._loop.job_table.records[job.id].run_time
+        return self._state.now() - job.submitted - self._state.job_table.records[job.id].run_time
 
 
 def _title(notice: Notice) -> str:

@@ -1,0 +1,116 @@
+"""Queries about jobs: active jobs are answered from memory, ended jobs from the store."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+
+from refold.api import ENDED_STATES, Caller, JobExplanation, Jobs, JobStatus, Logs
+from refold.backends.local import LogChunk, log_path, read_log_at
+from refold.errors import Conflict, Forbidden, NotFound
+from refold.server.live_state import LiveState
+from refold.server.status import JobFilter, JobStates
+from refold.server.store import StoreReader
+from refold.server.writer import Writer
+
+
+class JobQueries:
+    """Finds jobs and reports what the caller may know about them."""
+
+    def __init__(self, state: LiveState, writer: Writer, reader: StoreReader, logs: Path) -> None:
+        self._state = state
+        self._writer = writer
+        self._reader = reader
+        self._logs = logs
+        self._active = JobStates(state.view, state.job_table.records, state.wall_time)
+
+    def find(self, name: str) -> str:
+        """Return the id of the job with this id, number or name."""
+        if name in self._state.job_table.records:
+            return name
+        job_ids = self._reader.find_job_ids(name)
+        if len(job_ids) > 1:
+            raise Conflict(f"several jobs are named {name!r}, most recently {job_ids[0]!r}; use a job id")
+        if not job_ids:
+            raise NotFound.near("job", name, self._reader.latest_ids(50), listed_by="refold queue")
+        return job_ids[0]
+
+    def status(self, caller: Caller, job_id: str) -> JobStatus:
+        """Return one job."""
+        active = self._active.state(job_id)
+        status = self._active.status(*active) if active else self._state.uncommitted_ends.get(job_id)
+        status = status or self._reader.ended_job(job_id)
+        if status is None:
+            raise NotFound(f"unknown job {job_id!r}")
+        return _redact(caller, status)
+
+    def active_page(self, caller: Caller, job_filter: JobFilter, limit: int, after: int) -> Jobs:
+        """Return a page of active jobs in queue order."""
+        return _redact_all(caller, self._active.page(job_filter, limit, after))
+
+    async def ended_page(self, caller: Caller, job_filter: JobFilter, limit: int, after: int) -> Jobs:
+        """Return a page of ended jobs, latest first."""
+        states = [name for name in job_filter.states if name in ENDED_STATES]
+        if job_filter.states and not states:
+            return Jobs([], 0)
+        if self._state.uncommitted_ends:
+            await self._writer.write(lambda: None)  # waits until the current commit is on disk
+        page = await asyncio.to_thread(
+            self._reader.ended_jobs,
+            states=states,
+            tenant=job_filter.tenant,
+            user=job_filter.user,
+            name=job_filter.name,
+            limit=limit,
+            after=after,
+        )
+        return _redact_all(caller, page)
+
+    def explain(self, caller: Caller, job: str) -> JobExplanation:
+        """Return the status and the event history of a job."""
+        status = self.status(caller, self.find(job))
+        events = self._reader.job_events(status.id)
+        if not caller.can_read(status.tenant):
+            events = [msgspec.structs.replace(event, text="") for event in events]
+        return JobExplanation(status, events)
+
+    async def read_logs(
+        self, caller: Caller, job: str, *, run: int | None, instance: int, offset: int, limit: int
+    ) -> Logs:
+        """Return a part of a run's output."""
+        status = self.status(caller, self.find(job))
+        if not caller.can_read(status.tenant):
+            raise Forbidden(
+                f"job {status.id!r} belongs to tenant {status.tenant!r}; tenant {caller.tenant!r} may not read it"
+            )
+        number = status.runs if run is None else run
+        if run is not None and run > status.runs:
+            raise NotFound(
+                f"job {status.id!r} has no run {run}; it has had {status.runs} run{'s' * (status.runs != 1)}"
+            )
+        path = log_path(self._logs, status.id, number, instance)
+        # Checked before reading: if the run has ended now, the output read below is complete.
+        record = self._state.job_table.records.get(status.id)
+        ended = number > 0 and (record is None or record.run != number)
+        read = await asyncio.to_thread(read_log_at, path, offset, limit)
+        if number and read is None and instance:
+            raise NotFound(f"run {number} of {status.id!r} has no instance {instance}")
+        chunk, at_end = read or (LogChunk(b"", max(0, offset), max(0, offset)), True)
+        return Logs(chunk.text, number, instance, chunk.next, ended and at_end)
+
+
+def _redact_all(caller: Caller, page: Jobs) -> Jobs:
+    return msgspec.structs.replace(page, jobs=[_redact(caller, job) for job in page.jobs])
+
+
+def _redact(caller: Caller, status: JobStatus) -> JobStatus:
+    """Remove what only the job's tenant may see: user, failure message, warning and progress.
+
+    That a job exists and why it waits is visible to all tenants.
+    """
+    if caller.can_read(status.tenant):
+        return status
+    message = "" if status.state in ENDED_STATES else status.message
+    return msgspec.structs.replace(status, user="", message=message, warning="", steps_done=0, steps=None)

@@ -1,0 +1,36 @@
+"""What other parts of the daemon contribute to the loop's steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from refold.core import Entry, Event
+from refold.server.job_table import EndedJobNotice, Notice
+
+
+class LoopStep(msgspec.Struct, frozen=True):
+    """A step that was committed and carried out."""
+
+    entry: Entry
+    notices: list[Notice]
+    ended: list[EndedJobNotice]
+
+
+class Subscriber:
+    """A part that takes part in every step. Subclasses override what they need; the loop calls them in order.
+
+    An error in `started` or `before_step` ends the loop: nothing was decided yet. An error in `after_step` is logged:
+    the step has been carried out.
+    """
+
+    def started(self) -> None:
+        """Called once, when the state of the previous daemon has been restored."""
+
+    def before_step(self) -> Sequence[Event]:
+        """Return events to add to the next step, before the policy decides."""
+        return ()
+
+    def after_step(self, step: LoopStep) -> None:
+        """Called after each step has been carried out."""
