@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from refold.catalogue import find_gpu, find_model, gpu_names, gpus, model_aliases, model_names, models
-from refold.catalogue.builtin import gpu_key, model_key
+from refold.catalogue import find_gpu, find_model, gpu_key, gpu_names, gpus, model_aliases, model_names, models
+from refold.catalogue.builtin import model_key
 from refold.documents.files import as_struct
 from refold.errors import BadFile, UnknownName
 from refold.perf.hardware import GpuSpec

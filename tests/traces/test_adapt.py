@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from refold.model import Demand
 from refold.testing import make_cluster, make_job
-from refold.traces.adapt import adapt_to_cluster, relax_missing_types
+from refold.traces.adapt import adapt_to_cluster, ignore_gpu_types, relax_missing_types
 from refold.traces.formats import read_cluster, read_trace
 from refold.traces.trace import Trace
 
@@ -48,11 +48,40 @@ def test_nodes_of_unknown_type_match_any_request() -> None:
     assert types_of(adapt_to_cluster(trace_requesting("t4"), read_cluster("2x8+1x2:T4"))) == [("GPU", "T4")]
 
 
+def test_types_named_as_by_slurm_are_found_in_the_cluster_and_the_note_says_so() -> None:
+    jobs = tuple(make_job(f"j{n}", types=("nvidia_a100-sxm4-80gb",) if n else ("tesla_t4",)) for n in range(3))
+    ready = adapt_to_cluster(Trace("any", jobs), MIXED)
+    assert types_of(ready) == [("T4",), ("A100",), ("A100",)]
+    assert ready.notes == (
+        "GPU types of the cluster were found by name: nvidia_a100-sxm4-80gb is A100 (2 jobs), tesla_t4 is T4 (1 job)",
+    )
+
+
+def test_a_general_name_accepts_every_variant() -> None:
+    cluster = make_cluster(8, 8, 8, types=("A100-40GB", "A100-80GB", "H100"))
+    assert types_of(adapt_to_cluster(trace_requesting("a100"), cluster)) == [("A100-40GB", "A100-80GB")]
+
+
+def test_a_given_map_comes_before_names_and_may_accept_every_type() -> None:
+    types = {"fast": ["A100"], "T4": ["A100"], "any": []}
+    assert types_of(adapt_to_cluster(trace_requesting("FAST"), MIXED, types)) == [("A100",)]
+    assert types_of(adapt_to_cluster(trace_requesting("t4"), MIXED, types)) == [("A100",)]
+    assert types_of(adapt_to_cluster(trace_requesting("any"), MIXED, types)) == [("A100", "T4")]
+
+
+def test_requested_types_can_be_ignored() -> None:
+    ready = ignore_gpu_types(trace_requesting("V100"))
+    assert types_of(ready) == [()]
+    assert ready.notes == ("requested GPU types are ignored: 1 job may run on any type",)
+    untyped = trace_requesting()
+    assert ignore_gpu_types(untyped) is untyped
+
+
 def test_types_that_the_cluster_does_not_have_are_kept_and_noted() -> None:
-    jobs = tuple(make_job(f"j{n}", types=("A100-80GB",) if n else ("H100", "V100")) for n in range(4))
+    jobs = tuple(make_job(f"j{n}", types=("L40S",) if n else ("H100", "V100")) for n in range(4))
     ready = adapt_to_cluster(Trace("any", jobs, notes=("a note",)), MIXED)
     assert ready.jobs == jobs
-    assert ready.notes == ("a note", "4 jobs request A100-80GB, H100, V100; the cluster has A100, T4")
+    assert ready.notes == ("a note", "4 jobs request L40S, H100, V100; the cluster has A100, T4 (see --gpu-types)")
 
 
 def test_jobs_that_do_not_fit_are_counted_and_the_first_is_named() -> None:

@@ -23,7 +23,7 @@ def make_workload(path: Path, text: str, cluster: str, reading: TraceOptions | N
 def test_gpu_types_are_spelled_as_in_the_cluster(tmp_path: Path) -> None:
     read = make_workload(tmp_path, "a,0,1,10,a100\nb,1,1,10,V100\n", "2x8:A100")
     assert [job.demand.gpu_types for job in read.jobs] == [("A100",), ("V100",)]
-    assert read.notes == ("1 job requests V100; the cluster has A100",)
+    assert read.notes == ("1 job requests V100; the cluster has A100 (see --gpu-types)",)
 
 
 def test_gpus_are_split_by_the_largest_node_unless_a_size_is_given(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 from .builtin import (
     find_gpu as find_gpu,
     find_model as find_model,
-    gpu_key as gpu_key,
     gpu_names as gpu_names,
     gpus as gpus,
     known_model as known_model,
@@ -10,5 +9,6 @@ from .builtin import (
     models as models,
 )
 from .engine_table import DEFAULT_ENGINE as DEFAULT_ENGINE, engines as engines, find_engine as find_engine
+from .gpu_matching import gpu_key as gpu_key, matching_gpu_names as matching_gpu_names
 from .measurements import read_samples as read_samples, write_samples as write_samples
 from .model_files import read_model as read_model

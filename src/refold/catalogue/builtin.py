@@ -12,12 +12,10 @@ from typing import Any
 import msgspec
 import yaml
 
+from refold.catalogue.gpu_matching import gpu_key, matching_gpu_names, parse_gpu_name
 from refold.documents import as_struct
 from refold.errors import UnknownName
 from refold.perf import GpuSpec, ModelShape
-
-VENDORS = {"nvidia", "tesla", "geforce", "amd", "instinct"}
-"""Vendor words in GPU names, as printed by drivers; ignored in lookups."""
 
 
 class _GpuTable(msgspec.Struct, forbid_unknown_fields=True):
@@ -73,11 +71,19 @@ def model_names() -> tuple[str, ...]:
 
 
 def find_gpu(name: str) -> GpuSpec:
-    """Return the GPU of that name: 'A100-80GB', 'a100 80gb', or as printed by a driver, 'NVIDIA A100-SXM4-80GB'."""
+    """Return the GPU of that name: 'A100-80GB', 'a100 80gb', or as printed by a driver, 'NVIDIA A100-SXM4-80GB'.
+
+    Of several GPUs that a name stands for, the first in the catalogue is returned.
+    """
     gpu = _gpu_by_key().get(gpu_key(name))
-    if gpu is None:
+    if gpu is not None:
+        return gpu
+    matches = matching_gpu_names(name, gpu_names())
+    if parse_gpu_name(name).memory_gb:
+        matches = [match for match in matches if parse_gpu_name(match).memory_gb]
+    if not matches:
         raise UnknownName("GPU", name, gpu_names(), key=gpu_key, listed_by="refold gpus")
-    return gpu
+    return _gpu_by_key()[gpu_key(matches[0])]
 
 
 def find_model(name: str) -> ModelShape:
@@ -91,11 +97,6 @@ def find_model(name: str) -> ModelShape:
 def known_model(name: str) -> ModelShape | None:
     """Return the model of that name, or None."""
     return _model_by_key().get(model_key(name))
-
-
-def gpu_key(name: str) -> str:
-    """Normalise the name of a GPU: lower case, without spaces, hyphens, underscores and vendor."""
-    return "".join(word for word in re.split(r"[\s_-]+", name.casefold()) if word not in VENDORS)
 
 
 def model_key(name: str) -> str:

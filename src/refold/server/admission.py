@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from refold.api import Caller, JobStatus, Submission
-from refold.catalogue import gpu_key
+from refold.catalogue import matching_gpu_names
 from refold.core import Entry, Event, JobHeld, JobSubmitted
 from refold.errors import BadInput, Conflict, Forbidden, TooManyRequests, UnknownName
 from refold.jobspec import check_patterns
@@ -127,7 +127,7 @@ class Admission:
         known = self._state.header.cluster.type_names
         resolved: list[str] = []
         for name in requested:
-            matches = [gpu_type for gpu_type in known if gpu_key(gpu_type).startswith(gpu_key(name))]
+            matches = matching_gpu_names(name, known)
             if not matches:
                 raise UnknownName("GPU type", name, known)
             resolved += matches

@@ -1,13 +1,15 @@
-"""Adapt a trace to a cluster: match the spelling of GPU types and report jobs that can never run there."""
+"""Adapt a trace to a cluster: find the GPU types that jobs request, and report jobs that can never run there."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 import msgspec
 
+from refold.catalogue import matching_gpu_names
 from refold.model import WHOLE, Cluster, Demand, Job
 from refold.packing import FreeResources
 from refold.traces.clusters import UNKNOWN_GPU_TYPE
@@ -17,16 +19,34 @@ MAX_TYPES_LISTED = 4
 """GPU types that a note lists by name; the others are only counted."""
 
 
-def adapt_to_cluster(trace: Trace, cluster: Cluster) -> Trace:
-    """Return the trace with GPU types spelled as in the cluster, and notes about jobs that can never run on it.
+GpuTypeMap = Mapping[str, Sequence[str]]
+"""GPU types of a cluster by the names that jobs request; an empty sequence accepts every type."""
 
-    Types are compared case-insensitively. GPUs of unknown type match every requested type. Jobs that request only
-    types the cluster does not have are left unchanged.
+
+def adapt_to_cluster(trace: Trace, cluster: Cluster, gpu_types: GpuTypeMap | None = None) -> Trace:
+    """Return the trace with the GPU types of the cluster, and notes about what was mapped and what can never run.
+
+    Requested types that `gpu_types` does not map are matched by name: 'nvidia_a100-sxm4-80gb' is an A100-80GB, 'a100'
+    any A100. GPUs of unknown type match every requested type. Jobs that request only types the cluster does not have
+    are left unchanged.
     """
-    spellings = _spellings(cluster)
-    jobs = _with_demands(trace.jobs, lambda demand: _match_spelling(demand, spellings))
-    notes = [*_unknown_type_notes(trace.jobs, cluster), *_infeasible_notes(jobs, cluster)]
+    types = _TypeResolver(cluster, gpu_types or {})
+    jobs = _with_demands(trace.jobs, types.resolve)
+    notes = [
+        *_mapped_type_notes(trace.jobs, types),
+        *_unknown_type_notes(trace.jobs, cluster),
+        *_infeasible_notes(jobs, cluster, types),
+    ]
     return replace(trace, jobs=jobs, notes=(*trace.notes, *notes))
+
+
+def ignore_gpu_types(trace: Trace) -> Trace:
+    """Return the trace with jobs that may run on any GPU type."""
+    typed = sum(bool(job.demand.gpu_types) for job in trace.jobs)
+    if not typed:
+        return trace
+    note = f"requested GPU types are ignored: {format_count(typed, 'job')} may run on any type"
+    return replace(trace, jobs=_with_demands(trace.jobs, _accept_any_type), notes=(*trace.notes, note))
 
 
 def relax_missing_types(trace: Trace, cluster: Cluster) -> Trace:
@@ -34,45 +54,50 @@ def relax_missing_types(trace: Trace, cluster: Cluster) -> Trace:
 
     For workloads generated for this cluster.
     """
-    spellings = _spellings(cluster)
-    absent = [job for job in trace.jobs if _types_absent(job.demand, spellings)]
-    dropped = _with_demands(
-        trace.jobs,
-        lambda demand: msgspec.structs.replace(demand, gpu_types=()) if _types_absent(demand, spellings) else demand,
-    )
-    types = _list_types(_requested_types(absent))
-    notes = [f"the cluster has no {types}: {format_count(len(absent), 'job')} may run on any type"] if absent else []
+    types = _TypeResolver(cluster, {})
+    absent = [job for job in trace.jobs if types.are_absent(job.demand)]
+    dropped = _with_demands(trace.jobs, lambda demand: _accept_any_type(demand) if types.are_absent(demand) else demand)
+    names = _list_types(_requested_types(absent))
+    notes = [f"the cluster has no {names}: {format_count(len(absent), 'job')} may run on any type"] if absent else []
     return adapt_to_cluster(replace(trace, jobs=dropped, notes=(*trace.notes, *notes)), cluster)
 
 
-Spellings = dict[str, set[str]]
+class _TypeResolver:
+    """Finds the GPU types of a cluster that requested names stand for."""
+
+    def __init__(self, cluster: Cluster, mapped: GpuTypeMap) -> None:
+        self._cluster_types = cluster.type_names
+        self._has_unknown = UNKNOWN_GPU_TYPE in cluster.type_names
+        self._mapped = {name.casefold(): types for name, types in mapped.items()}
+        self.matches = cache(self._matches)
+
+    def _matches(self, name: str) -> tuple[str, ...]:
+        """Return the cluster's types that a requested name stands for, without GPUs of unknown type."""
+        mapped = self._mapped.get(name.casefold())
+        if mapped is not None:
+            return tuple(mapped) or self._cluster_types
+        return tuple(matching_gpu_names(name, self._cluster_types))
+
+    def resolve(self, demand: Demand) -> Demand:
+        """Return the demand with types of the cluster; unchanged if the cluster has none of the requested types."""
+        if not demand.gpu_types:
+            return demand
+        types = {match for name in demand.gpu_types for match in self.matches(name)}
+        if self._has_unknown:
+            types.add(UNKNOWN_GPU_TYPE)
+        if types == {UNKNOWN_GPU_TYPE} and len(self._cluster_types) == 1:
+            return _accept_any_type(demand)
+        return msgspec.structs.replace(demand, gpu_types=tuple(sorted(types))) if types else demand
+
+    def are_absent(self, demand: Demand) -> bool:
+        """Return whether a demand requests GPUs, and only of types that the cluster does not have."""
+        if not demand.gpus or not demand.gpu_types or self._has_unknown:
+            return False
+        return not any(map(self.matches, demand.gpu_types))
 
 
-def _spellings(cluster: Cluster) -> Spellings:
-    """Return the cluster's GPU type names by their case-folded form."""
-    spellings: Spellings = {}
-    for name in cluster.type_names:
-        spellings.setdefault(name.casefold(), set()).add(name)
-    return spellings
-
-
-def _match_spelling(demand: Demand, spellings: Spellings) -> Demand:
-    types_in_cluster: set[str] = set().union(*(spellings.get(name.casefold(), ()) for name in demand.gpu_types))
-    if demand.gpu_types and UNKNOWN_GPU_TYPE.casefold() in spellings:
-        types_in_cluster |= {UNKNOWN_GPU_TYPE}
-    if types_in_cluster == {UNKNOWN_GPU_TYPE} and len(spellings) == 1:
-        return msgspec.structs.replace(demand, gpu_types=())
-    types = tuple(sorted(types_in_cluster))
-    return (
-        msgspec.structs.replace(demand, gpu_types=types) if types_in_cluster and types != demand.gpu_types else demand
-    )
-
-
-def _types_absent(demand: Demand, spellings: Spellings) -> bool:
-    """Return whether the demand requests GPUs, and only of types that the cluster does not have."""
-    if not demand.gpus or not demand.gpu_types or UNKNOWN_GPU_TYPE.casefold() in spellings:
-        return False
-    return not any(name.casefold() in spellings for name in demand.gpu_types)
+def _accept_any_type(demand: Demand) -> Demand:
+    return msgspec.structs.replace(demand, gpu_types=())
 
 
 def _with_demands(jobs: Iterable[Job], change: Callable[[Demand], Demand]) -> tuple[Job, ...]:
@@ -87,6 +112,17 @@ def _with_demands(jobs: Iterable[Job], change: Callable[[Demand], Demand]) -> tu
     return tuple(adapted)
 
 
+def _mapped_type_notes(jobs: Iterable[Job], types: _TypeResolver) -> list[str]:
+    """Report the requested types whose names differ from the cluster's by more than case."""
+    counts = Counter(name for job in jobs if job.demand.gpus for name in job.demand.gpu_types)
+    mapped = [
+        f"{name} is {' or '.join(types.matches(name))} ({format_count(count, 'job')})"
+        for name, count in counts.most_common()
+        if types.matches(name) and {match.casefold() for match in types.matches(name)} != {name.casefold()}
+    ]
+    return [f"GPU types of the cluster were found by name: {', '.join(mapped)}"] if mapped else []
+
+
 def _unknown_type_notes(jobs: Iterable[Job], cluster: Cluster) -> list[str]:
     if UNKNOWN_GPU_TYPE not in cluster.type_names:
         return []
@@ -98,15 +134,15 @@ def _unknown_type_notes(jobs: Iterable[Job], cluster: Cluster) -> list[str]:
     return [f"{requests}; the GPU types {where} are unknown and match any request"]
 
 
-def _infeasible_notes(jobs: Iterable[Job], cluster: Cluster) -> list[str]:
+def _infeasible_notes(jobs: Iterable[Job], cluster: Cluster, types: _TypeResolver) -> list[str]:
     """Report jobs that do not fit the empty cluster, because of the GPU type or because of the amount."""
-    free, spellings = FreeResources(cluster), _spellings(cluster)
+    free = FreeResources(cluster)
     infeasible = [job for job in jobs if not free.fits_when_empty(job.demand)]
-    wrong_type = [job for job in infeasible if _types_absent(job.demand, spellings)]
-    too_much = [job for job in infeasible if not _types_absent(job.demand, spellings)]
+    wrong_type = [job for job in infeasible if types.are_absent(job.demand)]
+    too_much = [job for job in infeasible if not types.are_absent(job.demand)]
     notes = []
     if wrong_type:
-        has = _list_types(cluster.type_names) if cluster.type_names else "no GPUs"
+        has = f"{_list_types(cluster.type_names)} (see --gpu-types)" if cluster.type_names else "no GPUs"
         notes.append(
             f"{format_count(len(wrong_type), 'job')} {_request_verb(wrong_type)} "
             f"{_list_types(_requested_types(wrong_type))}; the cluster has {has}"

@@ -111,7 +111,7 @@ def _notes(jobs: list[Job], truncated_ids: list[str]) -> list[str]:
     return notes + ([whole_file_note(unknown, "job", "without a duration")] if unknown else [])
 
 
-def _make_row_parser(table: TextTable, gpus_per_instance: int, truncated_ids: list[str]) -> RowParser:
+def _make_row_parser(table: TextTable, gpus_per_instance: int, truncated_ids: list[str]) -> RowParser[Job]:
     """Return a parser of rows that adds the ids of truncated jobs to `truncated_ids`.
 
     Few demands differ, so each is parsed once.

@@ -26,7 +26,7 @@ def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace
     return make_trace(source.name, jobs, skipped_rows=skipped_rows, notes=notes)
 
 
-def _make_row_parser(table: TextTable, gpus_per_instance: int) -> RowParser:
+def _make_row_parser(table: TextTable, gpus_per_instance: int) -> RowParser[Job]:
     name, gpus, cpus, nodes, submitted, duration = (table.index(column) for column in REQUIRED_COLUMNS)
     user, cluster, job_name = (table.index_or_none(column) for column in ("user", "vc", "jobname"))
 

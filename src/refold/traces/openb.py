@@ -46,7 +46,7 @@ def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace
     return make_trace(source.name, jobs, skipped_rows=skipped_rows, notes=notes)
 
 
-def _make_timed_row_parser(table: TextTable, counts: Counter[str]) -> RowParser:
+def _make_timed_row_parser(table: TextTable, counts: Counter[str]) -> RowParser[Job]:
     parse_row_demand = _make_demand_parser(table)
     name, created, scheduled, deleted = (table.index(column) for column in ("name", *TIMES))
     qos = table.index_or_none("qos")
@@ -67,7 +67,7 @@ def _make_timed_row_parser(table: TextTable, counts: Counter[str]) -> RowParser:
     return parse_row
 
 
-def _make_untimed_row_parser(table: TextTable) -> RowParser:
+def _make_untimed_row_parser(table: TextTable) -> RowParser[Job]:
     parse_row_demand = _make_demand_parser(table)
     name = table.index("name")
     first_line = table.line + 1

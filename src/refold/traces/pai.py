@@ -74,7 +74,7 @@ def _read_job_table(path: Path) -> dict[str, tuple[str, str]]:
     return {}
 
 
-def _make_row_parser(table: TextTable, submissions: dict[str, tuple[str, str]], counts: Counter[str]) -> RowParser:
+def _make_row_parser(table: TextTable, submissions: dict[str, tuple[str, str]], counts: Counter[str]) -> RowParser[Job]:
     job_name, task_name, inst_num, start, end, cpu, mem, gpu, gpu_type = (
         table.index(column) for column in TASK_COLUMNS if column != "status"
     )

@@ -48,7 +48,7 @@ def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace
     return make_trace(source.name, jobs, skipped_rows=skipped_rows, notes=notes if accumulating else ())
 
 
-def _make_row_parser(table: TextTable, gpus_per_instance: int) -> RowParser:
+def _make_row_parser(table: TextTable, gpus_per_instance: int) -> RowParser[Job]:
     name, submitted, duration, application, gpus, cpus, exec_plan, steps, is_sla = (
         table.index(column) for column in REQUIRED_COLUMNS
     )

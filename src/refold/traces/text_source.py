@@ -9,9 +9,10 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from refold.errors import BadFile, BadRow, BadValue
-from refold.model import MAX_AMOUNT, Job
+from refold.model import MAX_AMOUNT
 
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -156,25 +157,37 @@ class TextTable:
         return BadRow(self.path, self.line, cell.column, cell.found, cell.expected)
 
 
-RowParser = Callable[[list[str]], Job | None]
-"""Returns the job of a row, or None if the row is not a job (for example, a job step)."""
+T = TypeVar("T")
+
+RowParser = Callable[[list[str]], T | None]
+"""Returns what a row stands for, or None if the row is to be left out (for example, a job step)."""
+
+RowRepair = Callable[[list[str]], list[str]]
+"""Returns a row with the expected number of cells, made from a row with more."""
 
 
-def parse_rows(table: TextTable, parse_row: RowParser, *, skip_bad: bool) -> tuple[list[Job], list[BadRow]]:
-    """Parse all rows of a table. Return the jobs and the bad rows; without `skip_bad`, raise the first bad row."""
-    jobs: list[Job] = []
+def _no_repair(row: list[str]) -> list[str]:
+    return row
+
+
+def parse_rows(
+    table: TextTable, parse_row: RowParser[T], *, skip_bad: bool, repair: RowRepair = _no_repair
+) -> tuple[list[T], list[BadRow]]:
+    """Parse all rows of a table. Return the results and the bad rows; without `skip_bad`, raise the first bad row."""
+    parsed: list[T] = []
     skipped_rows: list[BadRow] = []
     width = len(table.columns)
     rows = table.rows()
     while True:
         try:
-            for row in rows:
+            for cells in rows:
+                row = repair(cells) if len(cells) > width else cells
                 if len(row) != width:
                     raise BadCell("row", f"{len(row)} cells", f"{width} cells")
-                job = parse_row(row)
-                if job is not None:
-                    jobs.append(job)
-            return jobs, skipped_rows
+                result = parse_row(row)
+                if result is not None:
+                    parsed.append(result)
+            return parsed, skipped_rows
         except BadCell as cell:
             bad = table.bad_row(cell)
         except BadValue as error:
