@@ -82,6 +82,17 @@ python -m benchmarks.scheduling.table4 --write
 which takes about {minutes} on two cores, or seconds if the simulations are cached under `build/`. It reads the
 published traces and measurements, which are not part of this repository (benchmarks/README.md).
 
+The same from the command line, on files that are converted from the published ones (the first writes the traces, the
+cluster, the measured steps, and the fits to seven of them per model that policies know):
+
+<!-- not run: reads the published traces, which are not part of this repository -->
+```sh
+python -m benchmarks.scheduling.testbed rubick
+refold compare rubick/random-plan.csv --cluster rubick/cluster.yaml \\
+    --charge rubick/steps.csv --knowledge rubick/knowledge.json --restart-cost 78s --report-every 1m \\
+    --policies refold,rubick,srtf,las,fifo-skip
+```
+
 ![Mean completion time of each policy on each trace, ours and the paper's](table4.svg)
 
 ## Goals

@@ -1,5 +1,7 @@
 """Rubick's testbed: its traces, its cluster, its measured step times, and what policies know of them.
 
+`python -m benchmarks.scheduling.testbed FOLDER` writes them as files for the command line (docs/results/table4.md).
+
 The simulator charges measured step times. Policies use a fit of the performance model to seven of them per model, and
 may choose among the plans that were measured for the model, as in Rubick's artifact. The seven are chosen without
 knowledge of the others.
@@ -7,21 +9,23 @@ knowledge of the others.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 from collections import defaultdict
 from functools import cache
+from pathlib import Path
 
 import msgspec
 
 from benchmarks.accuracy.device import read_cases
 from benchmarks.accuracy.tables import data_folder
 from benchmarks.measure import REPOSITORY
-from refold.catalogue import find_engine, find_gpu, find_model
+from refold.catalogue import find_engine, find_gpu, find_model, write_samples
 from refold.model import Cluster, GpuType, Job, Link, Node, Tenant, mib_from_gib, milli_from_number
 from refold.perf import CorrectedForm, Fitted, Machines, Measurement, TrainingSetup, choose_samples_adaptively, fit
 from refold.plans import Knowledge, Speeds
 from refold.simulator import MeasuredSpeeds, RecordedSpeeds
-from refold.traces import read_trace
+from refold.traces import Trace, read_trace, write_cluster, write_trace
 
 WORKLOADS = {
     "ViT-base": ("vit", "vit-base-16"),
@@ -110,3 +114,31 @@ def _fitted(rows: list[Measurement]) -> Fitted:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.encode(found))
     return found
+
+
+def write_files(folder: Path) -> list[Path]:
+    """Write the traces, the cluster, the measured steps and the knowledge of the policies; return the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / "cluster.yaml", folder / "steps.csv", folder / "knowledge.json"]
+    write_cluster(cluster(), paths[0])
+    write_samples(paths[1], measurements())
+    paths[2].write_bytes(msgspec.json.format(msgspec.json.encode(knowledge())))
+    for name in TRACES:
+        paths.append(folder / f"{name}.csv")
+        write_trace(Trace(name, jobs(name)), paths[-1])
+    return paths
+
+
+def main() -> None:
+    """Write the files."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduling.testbed", description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="output folder")
+    folder = parser.parse_args().folder
+    if data_folder() is None:
+        parser.error("needs the published traces (rubick/ of the data folder), which are not part of this repository")
+    for path in write_files(folder):
+        print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from benchmarks.accuracy.tables import data_folder
 from benchmarks.charts import LineChart, Panel, PanelChart, Series
-from benchmarks.scheduling import sweeps, table4
+from benchmarks.scheduling import sweeps, table4, testbed
 from benchmarks.scheduling.runs import Scenario, Summary, simulate_scenario
 from benchmarks.scheduling.testbed import TRACES
 from benchmarks.scheduling.variants import (
@@ -26,12 +26,16 @@ from benchmarks.scheduling.variants import (
     with_model_errors,
 )
 
+from refold.catalogue import read_samples
 from refold.core import Scheduler
+from refold.errors import BadFile
 from refold.model import Allocation, Job, Plan
+from refold.plans import Knowledge
 from refold.plans.speeds import CATALOGUE_ONLY
 from refold.policies.common.progress_estimator import ProgressEstimator
 from refold.registry import make_policy
 from refold.testing import make_cluster, make_job
+from refold.traces import read_cluster, read_trace
 
 Rows = list[list[str]]
 
@@ -283,3 +287,21 @@ def test_published_values_have_a_bar_only_if_they_exist() -> None:
     names = ("rubick", "las")
     drawn = PanelChart("t", "a", names, (0, 0), panels, 1, "{:.2f} h".format, legend=("ours", "theirs")).svg()
     assert re.findall(r"(\d\.\d\d) h", drawn) == ["1.00", "2.00", "0.50"]
+
+
+@needs_data
+def test_the_testbed_can_be_written_as_files_for_the_command_line(tmp_path: Path) -> None:
+    testbed.write_files(tmp_path)
+    assert read_cluster(tmp_path / "cluster.yaml") == testbed.cluster()
+    assert {row.model for row in read_samples(tmp_path / "steps.csv")} == {row.model for row in testbed.measurements()}
+    assert msgspec.json.decode((tmp_path / "knowledge.json").read_bytes(), type=Knowledge) == testbed.knowledge()
+    for trace in TRACES:
+        assert read_trace(tmp_path / f"{trace}.csv").jobs == testbed.jobs(trace)
+
+
+@needs_data
+def test_charging_the_published_table_itself_names_the_converter() -> None:
+    folder = data_folder()
+    assert folder is not None
+    with pytest.raises(BadFile, match=r"Rubick's table of measured steps; docs/results/table4\.md"):
+        read_samples(folder / "rubick" / "measured_iter_times.csv")

@@ -95,6 +95,8 @@ def _cells(measurement: Measurement) -> dict[str, object]:
 
 def _check_columns(path: Path, columns: Iterable[str] | None) -> None:
     columns = list(columns or ())
+    if {"exec_plan", "iter_time_s"} <= set(columns):
+        raise BadFile(path, "is Rubick's table of measured steps; docs/results/table4.md shows how to convert it")
     for column in columns:
         if column not in COLUMNS:
             raise BadFile(path, str(UnknownName("column", column, COLUMNS)))

@@ -5,6 +5,7 @@ from .formats import (
     SHIPPED as SHIPPED,
     read_cluster as read_cluster,
     read_trace as read_trace,
+    write_cluster as write_cluster,
     write_trace as write_trace,
 )
 from .rubick import plan_from_code as plan_from_code
