@@ -18,6 +18,7 @@ EXPERIMENT_OPTIONS = [
     "--skip-bad",
     "--gpus-per-instance",
     "--limit",
+    "--gpu-types",
     "--start-cost",
     "--stop-cost",
     "--restart-cost",

@@ -26,6 +26,36 @@ def test_gpu_types_are_spelled_as_in_the_cluster(tmp_path: Path) -> None:
     assert read.notes == ("1 job requests V100; the cluster has A100 (see --gpu-types)",)
 
 
+@pytest.mark.parametrize(
+    ("text", "types"),
+    [
+        ("fast: A100-80GB\nold: [t4]\n", [("A100-80GB",), ("T4",)]),
+        ("fast: a100\nold: []\n", [("A100-80GB",), ("A100-80GB", "T4")]),
+    ],
+)
+def test_gpu_types_are_mapped_by_a_file(tmp_path: Path, text: str, types: list[tuple[str, ...]]) -> None:
+    (tmp_path / "types.yaml").write_text(text)
+    reading = TraceOptions(gpu_types=str(tmp_path / "types.yaml"))
+    read = make_workload(tmp_path, "a,0,1,10,FAST\nb,1,1,10,old\n", "2x8:A100-80GB+1x2:T4", reading)
+    assert [job.demand.gpu_types for job in read.jobs] == types
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("fast: H100", "fast: unknown GPU type 'H100'"), ("[a]", "is not a mapping"), ("a: [", "is not YAML")],
+)
+def test_a_bad_map_of_gpu_types_is_an_error(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "types.yaml").write_text(text)
+    with pytest.raises(BadInput, match=problem):
+        make_workload(tmp_path, "a,0,1,10,x\n", "2x8:A100", TraceOptions(gpu_types=str(tmp_path / "types.yaml")))
+
+
+def test_gpu_types_can_be_ignored(tmp_path: Path) -> None:
+    read = make_workload(tmp_path, "a,0,1,10,V100\n", "2x8:A100", TraceOptions(gpu_types="ignore"))
+    assert [job.demand.gpu_types for job in read.jobs] == [()]
+    assert read.notes == ("requested GPU types are ignored: 1 job may run on any type",)
+
+
 def test_gpus_are_split_by_the_largest_node_unless_a_size_is_given(tmp_path: Path) -> None:
     split = {
         each: make_workload(tmp_path, "a,0,16,10,\n", "4x4+1x2", TraceOptions(gpus_per_instance=each)).jobs[0].demand

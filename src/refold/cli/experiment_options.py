@@ -66,6 +66,24 @@ class TraceOptions(TraceFormatOptions):
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, metavar="JOBS", help="Use only the first JOBS jobs.")
     ] = None
+    gpu_types: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu-types",
+            metavar="ignore|FILE",
+            help="Requested GPU types: ignore them, or map them to the cluster's by a YAML file "
+            "(default: find them by name).",
+        ),
+    ] = None
+
+    def adapt(self, trace: Trace, cluster: Cluster) -> Trace:
+        """Return the trace with the GPU types of the cluster."""
+        from refold.traces import adapt_to_cluster, ignore_gpu_types, read_gpu_type_map
+
+        if self.gpu_types == "ignore":
+            return adapt_to_cluster(ignore_gpu_types(trace), cluster)
+        mapped = None if self.gpu_types is None else read_gpu_type_map(Path(self.gpu_types), cluster)
+        return adapt_to_cluster(trace, cluster, mapped)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,9 @@
-from .adapt import adapt_to_cluster as adapt_to_cluster, relax_missing_types as relax_missing_types
+from .adapt import (
+    adapt_to_cluster as adapt_to_cluster,
+    ignore_gpu_types as ignore_gpu_types,
+    read_gpu_type_map as read_gpu_type_map,
+    relax_missing_types as relax_missing_types,
+)
 from .clusters import UNKNOWN_GPU_TYPE as UNKNOWN_GPU_TYPE
 from .formats import (
     FORMATS as FORMATS,

@@ -36,7 +36,7 @@ def read_backlog(journal: str, cluster: Cluster | None, options: TraceOptions, c
     """
     from refold.journal import read_journal
     from refold.simulator import StateAt
-    from refold.traces import Trace, adapt_to_cluster
+    from refold.traces import Trace
 
     path = Path(journal)
     header, entries = read_journal(path)
@@ -44,7 +44,7 @@ def read_backlog(journal: str, cluster: Cluster | None, options: TraceOptions, c
         state = StateAt.from_entries(header.cluster, entries)
         jobs, notes = _remaining_jobs(state, path)
     machines = cluster or header.cluster
-    ready = adapt_to_cluster(Trace(path.name, tuple(jobs[: options.limit]), (), tuple(notes)), machines)
+    ready = options.adapt(Trace(path.name, tuple(jobs[: options.limit]), (), tuple(notes)), machines)
     return Workload(ready.name, ready.jobs, machines, costs, (), 0, ready.notes)
 
 

@@ -21,14 +21,14 @@ def read_workload(trace: str, cluster: str | None, options: TraceOptions, costs:
 
     from refold.cli import max_gpus_per_node
     from refold.cli.inputs.backlog import is_journal, read_backlog
-    from refold.traces import adapt_to_cluster, read_cluster
+    from refold.traces import read_cluster
 
     if options.format is None and is_journal(trace):
         return read_backlog(trace, None if cluster is None else read_cluster(cluster), options, costs)
     machines = read_cluster(_cluster_for(trace, cluster))
     read = options.read(trace, max_gpus_per_node(machines))
     first = replace(read, jobs=read.jobs[: options.limit])
-    ready = adapt_to_cluster(_with_work(first, options.skip_bad), machines)
+    ready = options.adapt(_with_work(first, options.skip_bad), machines)
     return Workload(ready.name, ready.jobs, machines, costs, (), len(ready.skipped_rows), ready.notes)
 
 
