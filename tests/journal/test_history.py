@@ -11,7 +11,8 @@ from refold.core import Entry, Header, ListJournal
 from refold.core.events import JobCancelled, NodeLost, NodeReturned, RunFailed, RunFinished, RunStarted, RunStopped
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadJournal
-from refold.journal.history import Ending, History, HistoryJournal, NodeChange, Outcome
+from refold.journal.history import History, HistoryJournal, Outcome
+from refold.journal.job_history import Ending, NodeChange
 from refold.policies.queueing.srtf import Srtf
 from refold.simulator import simulate
 from refold.testing import make_cluster, make_job

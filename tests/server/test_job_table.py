@@ -11,4 +11,4 @@ def test_the_run_time_of_a_job_that_was_placed_at_time_zero_is_counted() -> None
     scheduler, table = Scheduler(cluster, Fifo()), JobTable(cluster)
     table.apply(scheduler.step(0.0, [JobSubmitted(make_job("a"))]), scheduler.view)
     _, ended = table.apply(scheduler.step(10.0, [RunFinished("a", 1)]), scheduler.view)
-    assert [(notice.record.job.id, notice.state, notice.run_time) for notice in ended] == [("a", "finished", 10.0)]
+    assert [(record.job.id, record.state, record.run_time) for record in ended] == [("a", "finished", 10.0)]

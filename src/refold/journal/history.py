@@ -1,7 +1,4 @@
-"""The history of jobs, runs and nodes as columns, built from journal entries as they are written or from a file.
-
-`HistoryJournal` runs inside the simulator's loop, so it only records; the columns are built once, at the end.
-"""
+"""The history of jobs, runs and nodes as columns, made from the records of a journal."""
 
 from __future__ import annotations
 
@@ -11,32 +8,11 @@ from enum import IntEnum
 from functools import cached_property
 from math import nan
 
-import msgspec
 import numpy as np
 
-from refold.core import (
-    Entry,
-    Event,
-    Header,
-    JobCancelled,
-    JobContinued,
-    JobHeld,
-    JobReleased,
-    JobSubmitted,
-    NodeLost,
-    NodeReturned,
-    PastJob,
-    RunAdopted,
-    RunFailed,
-    RunFinished,
-    RunProgressed,
-    RunRecalled,
-    RunStarted,
-    RunStopped,
-    StartRun,
-    Woke,
-)
+from refold.core import Entry, Header
 from refold.errors import BadJournal
+from refold.journal.job_history import JobHistories, JobRecord, NodeChange, RecordState, RunRecord
 from refold.model import WHOLE, Allocation, Cluster, Demand, Job, Seconds, StartEstimate
 from refold.packing import Floats, FreeResources, Ints
 
@@ -52,19 +28,22 @@ class Outcome(IntEnum):
     INFEASIBLE = 5  # it would not fit even into the empty cluster
 
 
-class Ending(IntEnum):
-    """How a run ended."""
-
-    OPEN = 0  # it was still running at the end of the history
-    FINISHED = 1
-    STOPPED = 2
-    FAILED = 3
-    CANCELLED = 4  # stopped or failed after its job was cancelled
+_OUTCOMES: dict[RecordState, Outcome] = {
+    "waiting": Outcome.WAITING,
+    "running": Outcome.RUNNING,
+    "finished": Outcome.FINISHED,
+    "failed": Outcome.FAILED,
+    "cancelled": Outcome.CANCELLED,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobColumns:
-    """One row per job, in the order of submission. Times of events that did not happen are nan."""
+    """One row per job, in the order of submission. Times of events that did not happen are nan.
+
+    `first_start` is when the first run in the journal was ordered; for a run that is older than the journal, it is
+    before its beginning.
+    """
 
     jobs: Sequence[Job]
     submitted: Floats
@@ -83,7 +62,8 @@ class JobColumns:
 class RunColumns:
     """One row per run, in the order of starts. A step is the number of an entry in the journal, from 1.
 
-    `computing_since` is when the run reported that it had started up (or when it was ordered, if it reported nothing).
+    `start` is when the run was ordered, or when the journal began, if the run is older. `computing_since` is when the
+    run reported that it had started up (or `start`, if it reported nothing).
     `stop_ordered` and `end` are nan if that did not happen. `saved_before` and `saved` are the seconds of work from
     which the job could resume before and after the run.
     """
@@ -121,14 +101,6 @@ class StartEstimateColumns:
 
     def __len__(self) -> int:
         return len(self.job)
-
-
-class NodeChange(msgspec.Struct, frozen=True):
-    """A node went down or came up."""
-
-    at: Seconds
-    node: int
-    up: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,226 +153,83 @@ class History:
         return float(self.jobs.submitted.max()) if len(self.jobs) else 0.0
 
 
-class _JobRecord(msgspec.Struct, gc=False):
-    """The record of a job while the history is built."""
+class HistoryJournal(JobHistories):
+    """A journal that records all jobs and runs, and returns them as columns.
 
-    job: Job
-    index: int
-    run: _RunRecord | None = None
-    saved: Seconds = 0.0
-    first_start: Seconds = nan
-    ended: Seconds = nan
-    outcome: Outcome = Outcome.WAITING
-    cancelled: bool = False
-
-
-class _RunRecord(msgspec.Struct, gc=False):
-    """The record of a run while the history is built."""
-
-    job: int
-    number: int
-    allocation: Allocation
-    start: Seconds
-    start_step: int
-    computing_since: Seconds
-    saved_before: Seconds
-    saved: Seconds = nan
-    stop_ordered: Seconds = nan
-    end: Seconds = nan
-    end_step: int = -1
-    ending: Ending = Ending.OPEN
-
-
-class HistoryJournal:
-    """A journal that records what a `History` needs of each entry."""
-
-    def __init__(self) -> None:
-        self._jobs: dict[str, _JobRecord] = {}
-        self._runs: list[_RunRecord] = []
-        self._node_changes: list[NodeChange] = []
-        self._start_estimates: list[tuple[int, Seconds, StartEstimate]] = []
-        self._step = 0
-        self._now: Seconds = 0.0
-
-    def write(self, entry: Entry) -> None:
-        """Record the events of an entry, then its orders, as the scheduler processed them.
-
-        Submissions, finished runs and starts are the bulk of any journal, so they are tested first, with the fastest
-        test.
-        """
-        self._step += 1
-        self._now = entry.now
-        jobs = self._jobs
-        for event in entry.events:
-            if type(event) is JobSubmitted:
-                job = event.job
-                if job.id not in jobs:
-                    jobs[job.id] = _JobRecord(job, len(jobs))
-            elif type(event) is RunFinished:
-                self._record_finish(event)
-            else:
-                self._record_event(event)
-        for order in entry.orders:
-            if type(order) is StartRun:
-                self._record_start(order)
-            elif run := self._current_run(order.job, order.run):
-                run.stop_ordered = self._now
-        for end in entry.ends:
-            jobs[end.job].cancelled = True  # by the policy, not by a user
-        if entry.start_estimates:
-            self._record_start_estimates(entry)
-
-    def _record_event(self, event: Event) -> None:
-        match event:
-            case RunStopped(job_id, number, done):
-                job = self._record_end(job_id, number, Ending.STOPPED, done)
-                if job is not None and job.cancelled:
-                    self._close_job(job, Outcome.CANCELLED)
-            case RunFailed(job_id, number, _, done, retry):
-                job = self._record_end(job_id, number, Ending.FAILED, done)
-                if job is not None and (job.cancelled or not retry):
-                    self._close_job(job, Outcome.CANCELLED if job.cancelled else Outcome.FAILED)
-            case RunStarted(job_id, number):
-                if run := self._current_run(job_id, number):
-                    run.computing_since = self._now
-            case JobCancelled(job_id):
-                self._record_cancel(job_id)
-            case NodeLost(node):
-                self._node_changes.append(NodeChange(self._now, node, False))
-            case NodeReturned(node):
-                self._node_changes.append(NodeChange(self._now, node, True))
-            case RunAdopted(job_id, number, allocation, since):
-                self._record_start(StartRun(job_id, number, allocation))
-                self._jobs[job_id].first_start = since
-            case RunProgressed() | Woke() | JobSubmitted() | RunFinished():
-                pass
-            case JobContinued(job_id, _, done) if job_id in self._jobs:
-                self._jobs[job_id].saved = done
-            case JobHeld() | JobReleased() | JobContinued() | PastJob() | RunRecalled():
-                pass  # their effects, if any, are orders, which are recorded
-
-    def _record_start_estimates(self, entry: Entry) -> None:
-        for estimate in entry.start_estimates:
-            job = self._jobs.get(estimate.job)
-            if job is None:
-                raise BadJournal(f"start estimate for job {estimate.job!r}, which was never submitted")
-            self._start_estimates.append((job.index, entry.now, estimate))
-
-    def _record_start(self, order: StartRun) -> None:
-        job = self._jobs.get(order.job)
-        if job is None:
-            raise BadJournal(f"run {order.run} of job {order.job!r}, which was never submitted")
-        now = self._now
-        job.run = run = _RunRecord(job.index, order.run, order.allocation, now, self._step, now, job.saved)
-        job.outcome = Outcome.RUNNING
-        if order.run == 1:
-            job.first_start = now
-        self._runs.append(run)
-
-    def _record_finish(self, event: RunFinished) -> None:
-        job = self._jobs.get(event.job)
-        if job is not None and (run := job.run) is not None and run.number == event.run:
-            run.end, run.end_step, run.ending = self._now, self._step, Ending.FINISHED
-            job.run, job.outcome, job.ended = None, Outcome.FINISHED, self._now
-
-    def _current_run(self, job_id: str, number: int) -> _RunRecord | None:
-        """Return the run that a report is about, or None if the report is late."""
-        job = self._jobs.get(job_id)
-        if job is None or job.run is None or job.run.number != number:
-            return None
-        return job.run
-
-    def _record_end(self, job_id: str, number: int, ending: Ending, saved: Seconds) -> _JobRecord | None:
-        """Record the end of a run, and its job as waiting for now. Returns the job, or None if the report is late."""
-        run = self._current_run(job_id, number)
-        if run is None:
-            return None
-        job = self._jobs[job_id]
-        run.end, run.end_step, run.saved = self._now, self._step, saved
-        run.ending = Ending.CANCELLED if job.cancelled else ending
-        job.run, job.saved, job.outcome = None, saved, Outcome.WAITING
-        return job
-
-    def _close_job(self, job: _JobRecord, outcome: Outcome) -> None:
-        job.outcome, job.ended = outcome, self._now
-
-    def _record_cancel(self, job_id: str) -> None:
-        job = self._jobs.get(job_id)
-        if job is None or job.outcome not in (Outcome.WAITING, Outcome.RUNNING):
-            return
-        if job.run is not None:
-            job.cancelled = True  # it is closed when its run ends
-        else:
-            self._close_job(job, Outcome.CANCELLED)
+    It runs inside the simulator's loop, so it only records; the columns are built once, at the end.
+    """
 
     def history(self, source: Header | Cluster) -> History:
         """Return the entries written so far as columns."""
         cluster = source.cluster if isinstance(source, Header) else source
         self._check_indices(cluster)
-        jobs = list(self._jobs.values())
-        tenants = tuple(sorted({record.job.tenant for record in jobs}))
+        tenants = tuple(sorted({record.job.tenant for record in self.jobs}))
+        index = {id(record): index for index, record in enumerate(self.jobs)}
         return History(
             cluster,
-            _job_columns(jobs, tenants, cluster),
-            _run_columns(self._runs),
+            _job_columns(self.jobs, tenants, cluster),
+            _run_columns(self.runs, [index[id(record)] for record in self.jobs_of_runs]),
             tenants,
-            self._node_changes,
-            self._now,
-            _start_estimate_columns(self._start_estimates),
+            self.node_changes,
+            self.now,
+            _start_estimate_columns(
+                [(index[id(record)], made_at, estimate) for record, made_at, estimate in self.start_estimates]
+            ),
         )
 
     def _check_indices(self, cluster: Cluster) -> None:
         """Check that all nodes and GPUs exist: compiled code uses their indices without bounds checks."""
         gpus = [node.gpus for node in cluster.nodes]
-        for run in self._runs:
+        for record, run in zip(self.jobs_of_runs, self.runs, strict=True):
             for share in run.allocation.placement:
                 if not 0 <= share.node < len(gpus):
                     raise BadJournal(
-                        f"{self._run_name(run)} is on node {share.node}, but the cluster has {_node_count_text(gpus)}"
+                        f"{_run_name(record, run)} is on node {share.node}, but the cluster has"
+                        f" {_node_count_text(gpus)}"
                     )
                 if share.gpus and not 0 <= min(share.gpus) <= max(share.gpus) < gpus[share.node]:
                     name, held = cluster.nodes[share.node].name, list(share.gpus)
                     raise BadJournal(
-                        f"{self._run_name(run)} is on GPUs {held} of node {name!r}, which has {gpus[share.node]}"
+                        f"{_run_name(record, run)} is on GPUs {held} of node {name!r}, which has {gpus[share.node]}"
                     )
-        for change in self._node_changes:
+        for change in self.node_changes:
             if not 0 <= change.node < len(gpus):
                 change_text = "came up" if change.up else "went down"
                 raise BadJournal(
                     f"node {change.node} {change_text} at {change.at:g} s, but the cluster has {_node_count_text(gpus)}"
                 )
 
-    def _run_name(self, run: _RunRecord) -> str:
-        job = next(id for id, job in self._jobs.items() if job.index == run.job)
-        return f"run {run.number} of job {job!r}"
+
+def _run_name(record: JobRecord, run: RunRecord) -> str:
+    return f"run {run.number} of job {record.job.id!r}"
 
 
 def _node_count_text(gpus: list[int]) -> str:
     return f"{len(gpus):,} node{'s' * (len(gpus) != 1)}, numbered from 0"
 
 
-def _job_columns(records: list[_JobRecord], tenants: tuple[str, ...], cluster: Cluster) -> JobColumns:
+def _job_columns(records: list[JobRecord], tenants: tuple[str, ...], cluster: Cluster) -> JobColumns:
     jobs = [record.job for record in records]
     code = {tenant: index for index, tenant in enumerate(tenants)}
     return JobColumns(
         jobs,
         submitted=_floats([job.submitted for job in jobs]),
-        work=_floats([nan if job.work is None else job.work for job in jobs]),
+        work=_floats([_or_nan(job.work) for job in jobs]),
         gpus=_floats([job.demand.total_gpus for job in jobs]),
         tenant=_ints([code[job.tenant] for job in jobs]),
-        first_start=_floats([record.first_start for record in records]),
-        ended=_floats([record.ended for record in records]),
+        first_start=_floats([_or_nan(record.first_placed) for record in records]),
+        ended=_floats([_or_nan(record.ended) for record in records]),
         outcome=_ints(_outcomes(records, cluster)),
     )
 
 
-def _outcomes(records: list[_JobRecord], cluster: Cluster) -> list[int]:
+def _outcomes(records: list[JobRecord], cluster: Cluster) -> list[int]:
     """Return the recorded outcomes; waiting jobs that would not fit into the empty cluster are infeasible."""
     empty = FreeResources(cluster)
     fits: dict[Demand, bool] = {}
     outcomes: list[int] = []
     for record in records:
-        outcome, demand = record.outcome, record.job.demand
+        outcome, demand = _OUTCOMES[record.state], record.job.demand
         if outcome is Outcome.WAITING:
             if demand not in fits:
                 fits[demand] = empty.fits_when_empty(demand)
@@ -409,20 +238,23 @@ def _outcomes(records: list[_JobRecord], cluster: Cluster) -> list[int]:
     return outcomes
 
 
-def _run_columns(runs: list[_RunRecord]) -> RunColumns:
+def _run_columns(runs: list[RunRecord], jobs: list[int]) -> RunColumns:
+    start = [run.start if run.adopted is None else run.adopted for run in runs]
     return RunColumns(
         [run.allocation for run in runs],
-        job=_ints([run.job for run in runs]),
+        job=_ints(jobs),
         number=_ints([run.number for run in runs]),
-        start=_floats([run.start for run in runs]),
+        start=_floats(start),
         start_step=_ints([run.start_step for run in runs]),
-        computing_since=_floats([run.computing_since for run in runs]),
-        stop_ordered=_floats([run.stop_ordered for run in runs]),
-        end=_floats([run.end for run in runs]),
+        computing_since=_floats(
+            [since if run.started is None else run.started for run, since in zip(runs, start, strict=True)]
+        ),
+        stop_ordered=_floats([_or_nan(run.stop_ordered) for run in runs]),
+        end=_floats([_or_nan(run.end) for run in runs]),
         end_step=_ints([run.end_step for run in runs]),
         ending=_ints([int(run.ending) for run in runs]),
         saved_before=_floats([run.saved_before for run in runs]),
-        saved=_floats([run.saved for run in runs]),
+        saved=_floats([nan if run.end_report is None else run.end_report.done for run in runs]),
         gpus=_floats([run.allocation.gpu_milli for run in runs]) / WHOLE,
     )
 
@@ -432,8 +264,8 @@ def _start_estimate_columns(estimates: list[tuple[int, Seconds, StartEstimate]])
         job=_ints([job for job, _, _ in estimates]),
         made_at=_floats([made_at for _, made_at, _ in estimates]),
         at=_floats([estimate.at for _, _, estimate in estimates]),
-        soonest=_floats([nan if estimate.soonest is None else estimate.soonest for _, _, estimate in estimates]),
-        latest=_floats([nan if estimate.latest is None else estimate.latest for _, _, estimate in estimates]),
+        soonest=_floats([_or_nan(estimate.soonest) for _, _, estimate in estimates]),
+        latest=_floats([_or_nan(estimate.latest) for _, _, estimate in estimates]),
     )
 
 
@@ -443,6 +275,10 @@ def sum_by_group(group: Ints, amounts: Floats, groups: int) -> Floats:
     if len(group):
         total += np.bincount(group, amounts, minlength=groups)
     return total
+
+
+def _or_nan(value: float | None) -> float:
+    return nan if value is None else value
 
 
 def _floats(values: Sequence[float]) -> Floats:

@@ -3,7 +3,7 @@ from .daemon import Daemon as Daemon, Ready as Ready
 from .drained_gpus import is_drain_placeholder as is_drain_placeholder
 from .driver import LiveDriver as LiveDriver
 from .inbox import Inbox as Inbox
-from .job_table import JobRecord as JobRecord, Notice as Notice, NoticeKind as NoticeKind
+from .job_table import Notice as Notice, NoticeKind as NoticeKind
 from .live_state import LiveState as LiveState
 from .outcomes import JobOutcome as JobOutcome, JobOutcomes as JobOutcomes
 from .signals import TERMINATION_SIGNALS as TERMINATION_SIGNALS, interruptible as interruptible

@@ -11,6 +11,7 @@ from heapq import heappop, heappush
 from refold.core import Event, JobHeld, JobReleased
 from refold.model import Reason, Seconds
 from refold.server.inbox import Inbox
+from refold.server.job_table import backoff_seconds
 from refold.server.live_state import LiveState
 from refold.server.subscribers import LoopStep, Subscriber
 
@@ -54,4 +55,4 @@ class Backoff(Subscriber):
 
     def _release_time(self, job_id: str) -> Seconds:
         record = self._state.job_table.records[job_id]
-        return (record.last_run_ended or 0.0) + record.backoff
+        return (record.last_run_ended or 0.0) + backoff_seconds(record.failures)

@@ -31,9 +31,9 @@ class Dependencies(Subscriber):
             if notice.kind == "submitted" and notice.job is not None:
                 self._add(notice.job)
         for ended in step.ended:
-            self._remove(ended.record.job.id)
-            for dependent in list(self._dependents.pop(ended.record.job.id, ())):
-                self._dependency_ended(dependent, ended.record.job.id, ended.state)
+            self._remove(ended.job.id)
+            for dependent in list(self._dependents.pop(ended.job.id, ())):
+                self._dependency_ended(dependent, ended.job.id, ended.state)
 
     def _add(self, job: Job) -> None:
         if not job.launch.after:

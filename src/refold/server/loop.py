@@ -111,7 +111,7 @@ class Loop:
         entry = state.scheduler.step(now, events)
         notices, ended = state.job_table.apply(entry, state.view)
         if snapshot:
-            self._clear_missing_runs()
+            state.job_table.lose_missing_runs(state.view)
             notices = []  # the previous daemon has published them
         if entry.wake_at is not None:
             self._inbox.wake_at(entry.wake_at)
@@ -135,12 +135,6 @@ class Loop:
         for subscriber in self._subscribers:
             _call_after_step(subscriber, step)
 
-    def _clear_missing_runs(self) -> None:
-        """Clear the run of each job whose run was not restored: its node may be missing from the new cluster."""
-        for job_id, record in self._state.job_table.records.items():
-            if record.run and job_id not in self._state.view.runs:
-                record.run = 0
-
     def _wire_events(self, step: LoopStep) -> list[wire.Event]:
         at = self._state.wall_time(step.entry.now)
         notices = [notice for notice in step.notices if notice.job is None or not is_drain_placeholder(notice.job)]
@@ -161,7 +155,7 @@ class Loop:
         self, step: LoopStep, jobs: list[NewJob], events: list[wire.Event], epoch: Header | None
     ) -> Commit:
         state = self._state
-        ended = [EndedJob(ended_status(job, state.wall_time, step.entry.now), job.run_time) for job in step.ended]
+        ended = [EndedJob(ended_status(job, state.wall_time), job.known_duration) for job in step.ended]
         checkpoint = None
         if epoch is not None or state.entry % CHECKPOINT_INTERVAL_ENTRIES == 0:
             checkpoint = Checkpoint(state.entry, state.as_events(), tuple(state.job_table.records.values()))

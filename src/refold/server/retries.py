@@ -9,9 +9,10 @@ from collections.abc import Callable
 import msgspec
 
 from refold.core import Event, JobHeld, NodeLost, RunFailed
+from refold.journal import JobRecord
 from refold.model import Reason
 from refold.server.inbox import Inbox
-from refold.server.job_table import JobRecord, Notice
+from refold.server.job_table import Notice
 from refold.server.live_state import LiveState
 from refold.server.monitor import OutputWatch
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
 import msgspec
@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from refold.api import Jobs, JobState, JobStatus, NodeGpus, NodeStatus, TenantStatus, TimeEstimate
 from refold.core import View
+from refold.journal import JobRecord
 from refold.model import WHOLE, Allocation, Cluster, Job, Seconds, StartEstimate, Wait
 from refold.server.drained_gpus import PLACEHOLDER_TENANT, drained_gpus, is_drain_placeholder
-from refold.server.job_table import EndedJobNotice, JobRecord
 
 WallTime = Callable[[Seconds], float]
 """Converts journal seconds to Unix seconds."""
@@ -42,7 +42,7 @@ NO_FILTER = JobFilter()
 class JobStates:
     """Status of active jobs, from the scheduler's view and the job table."""
 
-    def __init__(self, view: View, job_table: dict[str, JobRecord], wall_time: WallTime) -> None:
+    def __init__(self, view: View, job_table: Mapping[str, JobRecord], wall_time: WallTime) -> None:
         self._view, self._job_table, self._wall_time = view, job_table, wall_time
 
     def page(self, job_filter: JobFilter, limit: int, after: int) -> Jobs:
@@ -117,16 +117,15 @@ class JobStates:
         return self._view.reason(job_id, max(0, position - 1))
 
 
-def ended_status(ended: EndedJobNotice, wall_time: WallTime, now: Seconds) -> JobStatus:
+def ended_status(record: JobRecord, wall_time: WallTime) -> JobStatus:
     """Return the final status of an ended job."""
-    record = ended.record
     return replace(
-        _base_status(record.job, ended.state, wall_time),
+        _base_status(record.job, record.state, wall_time),
         started=_optional_time(record.first_started, wall_time),
-        ended=wall_time(now),
+        ended=_optional_time(record.ended, wall_time),
         runs=record.runs,
-        message=ended.why,
-        exit_code=ended.exit_code,
+        message=record.message,
+        exit_code=record.exit_code,
     )
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from refold.core import Entry, Event
-from refold.server.job_table import EndedJobNotice, Notice
+from refold.journal import JobRecord
+from refold.server.job_table import Notice
 
 
 class LoopStep(msgspec.Struct, frozen=True):
@@ -15,7 +16,7 @@ class LoopStep(msgspec.Struct, frozen=True):
 
     entry: Entry
     notices: list[Notice]
-    ended: list[EndedJobNotice]
+    ended: list[JobRecord]
 
 
 class Subscriber:

@@ -11,8 +11,8 @@ import msgspec
 
 from refold.api import Event, Jobs, JobStatus, StoredToken
 from refold.core import Entry, Event as Fact, Header, PastJob
+from refold.journal import JobRecord
 from refold.model import Job
-from refold.server import JobRecord
 
 _ENTRY = msgspec.json.Decoder(Entry)
 _JOB = msgspec.json.Decoder(Job)
