@@ -10,9 +10,10 @@ from typing import Any
 from refold.backends.backend import Backend, Report
 from refold.backends.local.backend import LocalBackend, local_cluster
 from refold.core import Entry, Header, Journal, Scheduler, View
-from refold.core.events import Event, RunFinished, RunStarted, RunStopped
+from refold.core.events import RunFinished, RunStarted, RunStopped
 from refold.core.orders import Order, StartRun, StopRun
 from refold.journal.files import JournalFile, read_journal
+from refold.journal.job_history import Change
 from refold.model import Demand, Job
 from refold.registry import make_policy
 from refold.server.clock import WallClock
@@ -59,8 +60,8 @@ def drive(
     return outcomes
 
 
-def _ignore(events: list[Event]) -> None:
-    """Discard the events; tests check the outcomes."""
+def _ignore(changes: list[Change]) -> None:
+    """Discard the changes; tests check the outcomes."""
 
 
 def entries_of(folder: Path) -> list[Entry]:

@@ -57,5 +57,5 @@ def test_a_run_that_finishes_while_it_is_being_ended_has_finished() -> None:
     assert outcome_after([RunFinished("job", 1)]) == ("finished", "")
 
 
-def test_a_run_that_fails_while_it_is_being_ended_has_its_own_reason() -> None:
-    assert outcome_after([RunFailed("job", 1, "exit 3")]) == ("failed", "exit 3")
+def test_a_job_whose_run_fails_while_it_is_being_ended_has_the_reason_of_the_rule() -> None:
+    assert outcome_after([RunFailed("job", 1, "exit 3")]) == ("cancelled", "stuck")

@@ -15,8 +15,9 @@ from refold.cli import PlacementName, PolicyName, Settings, WatchOption, make_fo
 from refold.cli.views import AsJson, Column, Table, print_json, print_line, print_tables, printable
 
 if TYPE_CHECKING:
-    from refold.core import Entry, Event, Header, Policy, View
+    from refold.core import Entry, Header, Policy, View
     from refold.errors import BadDecision
+    from refold.journal import Change, JobRecord
     from refold.model import Allocation, Job
     from refold.server import JobOutcome, JobOutcomes
 
@@ -151,17 +152,14 @@ class _ProgressPrinter:
             print_line(text, err=self._on_stderr, fg=fg)
 
     def step(self, entry: Entry, view: View) -> None:
-        """Print the events of a step and the runs that it stops."""
-        from refold.core import StopRun
+        """Print what a step changed."""
+        from refold.journal import Flagged
 
-        for event in self._outcomes.apply(entry, view):
-            for line in self._event_lines(event, view):
+        for change in self._outcomes.apply(entry, view):
+            if isinstance(change, Flagged):
+                self.print(self._format(entry.now, change.record, f"warning: {change.why}"), typer.colors.YELLOW)
+            for line in self._change_lines(change, view):
                 self.print(line)
-        for flag in entry.flags:
-            self.print(self._format(entry.now, flag.job, f"warning: {flag.why}"), typer.colors.YELLOW)
-        for order in entry.orders:
-            if isinstance(order, StopRun):
-                self.print(self._format(entry.now, order.job, f"stopping ({order.why})"))
 
     def rejected(self, rejection: BadDecision) -> None:
         self.print(f"rejected: {rejection}", typer.colors.YELLOW)
@@ -169,27 +167,27 @@ class _ProgressPrinter:
     def interrupted(self, grace: float) -> None:
         self.print(f"interrupted: runs have {grace:g} s to stop; interrupt again to kill them now")
 
-    def _event_lines(self, event: Event, view: View) -> list[str]:
-        from refold.core import JobSubmitted, RunFailed, RunFinished, RunStarted, RunStopped
+    def _change_lines(self, change: Change, view: View) -> list[str]:
+        from refold.journal import RunEnded, Started, StopOrdered, Submitted
 
-        match event:
-            case JobSubmitted(job) if job.id in view.infeasible:
-                return [self._format(view.now, job.id, f"infeasible: requests {job.demand}")]
-            case RunStarted(job_id, number):
-                run = f", run {number}" if number > 1 else ""
-                slots = _format_slots(self._outcomes.by_id[job_id].allocation)
-                return [self._format(view.now, job_id, f"started on {slots}{run}")]
-            case RunFinished(job_id):
-                return [self._format(view.now, job_id, "finished")]
-            case RunStopped(job_id):
-                return [self._format(view.now, job_id, "stopped")]
-            case RunFailed(job_id, number, why):
-                return [self._format(view.now, job_id, f"failed: {why}"), *self._last_lines(job_id, number)]
+        match change:
+            case Submitted(record) if record.job.id in view.infeasible:
+                return [self._format(view.now, record, f"infeasible: requests {record.job.demand}")]
+            case Started(record, run):
+                number = f", run {run.number}" if run.number > 1 else ""
+                return [self._format(view.now, record, f"started on {_format_slots(run.allocation)}{number}")]
+            case StopOrdered(record, _, why):
+                return [self._format(view.now, record, f"stopping ({why})")]
+            case RunEnded(record, run) if run.failure is not None:
+                failed = self._format(view.now, record, f"failed: {run.failure.why}")
+                return [failed, *self._last_lines(record.job.id, run.number)]
+            case RunEnded(record, run):
+                return [self._format(view.now, record, "finished" if run.end_report is None else "stopped")]
             case _:
                 return []
 
-    def _format(self, now: float, job_id: str, text: str) -> str:
-        return f"{now:8.1f} s  {printable(job_id):{self._width}}  {text}"
+    def _format(self, now: float, record: JobRecord, text: str) -> str:
+        return f"{now:8.1f} s  {printable(record.job.id):{self._width}}  {text}"
 
     def _last_lines(self, job_id: str, number: int) -> list[str]:
         from refold.backends.local import log_path

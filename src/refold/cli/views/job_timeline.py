@@ -11,8 +11,9 @@ from refold.cli.views.output import plural
 from refold.cli.views.times import format_clock, format_elapsed, format_gpus
 
 if TYPE_CHECKING:
-    from refold.core import Entry, Event, Header, Order
-    from refold.model import Allocation, Cluster, Job, Plan, StartEstimate, Wait
+    from refold.core import Entry, Header
+    from refold.journal import JobChange, JobRecord, RunRecord
+    from refold.model import Allocation, Cluster, Job, StartEstimate, Wait
 
 TIME_TOLERANCE_SECONDS = 1e-3
 """Differences up to this are rounding errors."""
@@ -48,29 +49,25 @@ class JobTimeline:
     """The timeline of one job, built from journal entries."""
 
     def __init__(self, cluster: Cluster, job_id: str) -> None:
+        from refold.journal import JobHistories
+
         self._cluster, self._id = cluster, job_id
+        self._histories = JobHistories()
         self.job: Job | None = None
         self.entries: list[TimelineEntry] = []
         self._waits: list[Wait] = []
-        self._waiting_since = self._running_since = 0.0
-        self._plan: Plan | None = None
+        self._waiting_since = 0.0
         self._stop: TimelineEntry | None = None
-        self._state = ""
-        self._run = 0
-        self._cancelled = False
         self._first_estimate: StartEstimate | None = None
         self._last_estimate: StartEstimate | None = None
 
     def read_entry(self, entry: Entry) -> None:
         """Add the parts of a journal entry that concern the job."""
-        for event in entry.events:
-            self._read_event(entry.now, event)
-        for flag in entry.flags:
-            if flag.job == self._id:
-                self._add(entry.now, "flagged", flag.why, run=self._run, reason=flag.why)
-        for order in entry.orders:
-            if order.job == self._id:
-                self._read_order(entry.now, order, any(end.job == self._id for end in entry.ends))
+        from refold.journal import NodeChange
+
+        for change in self._histories.apply(entry):
+            if not isinstance(change, NodeChange) and change.record.job.id == self._id:
+                self._read_change(entry.now, change)
         self._waits += [wait for wait in entry.waits if wait.job == self._id]
         for estimate in entry.start_estimates:
             if estimate.job == self._id:
@@ -99,60 +96,70 @@ class JobTimeline:
         else:
             self._add(now, "bound met", error)
 
-    def _read_event(self, now: float, event: Event) -> None:
-        from refold.core import JobCancelled, JobSubmitted, RunFailed, RunFinished, RunStarted, RunStopped
+    def _read_change(self, now: float, change: JobChange) -> None:
+        from refold.journal import (
+            Cancelled,
+            Flagged,
+            Held,
+            JobEnded,
+            Placed,
+            Released,
+            RunEnded,
+            Started,
+            StopOrdered,
+            Submitted,
+        )
 
-        if getattr(event, "job", None) == self._id and getattr(event, "run", self._run) != self._run:
-            return  # a late report of a run that has ended
-        match event:
-            case JobSubmitted(job) if job.id == self._id and self.job is None:
-                self.job, self._plan, self._waiting_since, self._state = job, job.plan, now, "waiting"
-                self._add(now, "submitted", _format_request(job))
-            case RunStarted(self._id, run):
-                self._add(now, "running", f"after {format_elapsed(now - self._running_since)} of start-up", run=run)
-            case RunStopped(self._id, run, done, steps):
-                self._add(now, "stopped", _format_progress(done, steps), run=run)
-                self._run = 0
-                self._waiting_since, self._state = now, "" if self._cancelled else "waiting"
-            case RunFailed(self._id, run, reason, done, retry, steps):
-                requeued = f"; requeued {_format_progress(done, steps)}" if retry else ""
-                self._add(now, "failed", f"{reason}{requeued}", run=run, reason=reason)
-                self._run = 0
-                self._waiting_since, self._state = now, "waiting" if retry and not self._cancelled else ""
-            case RunFinished(self._id, run):
-                elapsed = format_elapsed(now - self.job.submitted) if self.job else ""
-                self._add(now, "finished", f"{elapsed} after submission", run=run)
-                self._run, self._state = 0, ""
-            case JobCancelled(self._id):
+        match change:
+            case Submitted(record):
+                self.job, self._waiting_since = record.job, now
+                self._add(now, "submitted", _format_request(record.job))
+            case Placed(_, run):
+                self._add_start(now, run)
+            case Started(_, run):
+                self._add(now, "running", f"after {format_elapsed(now - run.start)} of start-up", run=run.number)
+            case StopOrdered(_, run, why, ends_job):
+                event = "end requested" if ends_job else "stop requested"
+                self._add(now, event, why or "no reason recorded", run=run.number, reason=why or None)
+                self._stop = None if ends_job else self.entries[-1]
+            case Flagged(_, why, number):
+                self._add(now, "flagged", why, run=number, reason=why)
+            case RunEnded(record, run, requeued):
+                self._waiting_since = now
+                self._add_run_end(now, record, run, requeued)
+            case Cancelled():
                 self._add(now, "cancelled")
-                self._cancelled, self._state = True, self._state if self._state == "running" else ""
-            case _:
+            case Held() | Released() | JobEnded():
                 pass
 
-    def _read_order(self, now: float, order: Order, ends_job: bool) -> None:
-        from refold.core import StartRun
-
-        if not isinstance(order, StartRun):
-            event, reason = "end requested" if ends_job else "stop requested", order.why or "no reason recorded"
-            self._add(now, event, reason, run=order.run, reason=order.why or None)
-            self._cancelled = self._cancelled or ends_job
-            self._stop = None if ends_job else self.entries[-1]
+    def _add_run_end(self, now: float, record: JobRecord, run: RunRecord, requeued: bool) -> None:
+        report, failure = run.end_report, run.failure
+        if report is None:
+            self._add(now, "finished", f"{format_elapsed(now - record.job.submitted)} after submission", run=run.number)
             return
+        progress = _format_progress(report.done, report.steps)
+        if failure is None:
+            self._add(now, "stopped", progress, run=run.number)
+        else:
+            text = f"{failure.why}; requeued {progress}" if requeued else failure.why
+            self._add(now, "failed", text, run=run.number, reason=failure.why)
+
+    def _add_start(self, now: float, run: RunRecord) -> None:
         self._add_wait(now)
         self._add_estimate_outcome(now)
-        resources = self._resources(order.run, order.allocation)
-        self._add(now, "started", str(resources), run=order.run)
+        resources = self._resources(run.number, run.allocation)
+        before = "; it began before the journal" if run.adopted is not None else ""
+        self._add(now, "started", f"{resources}{before}", run=run.number)
         self.entries[-1].resources = resources
         if self._stop is not None:
             self._stop.next = resources
             self._stop.text += f"; restarted {_format_delay(now - self._stop.at)}: {resources}"
             self._stop = None
-        self._running_since, self._state, self._run = now, "running", order.run
 
     def _resources(self, run: int, allocation: Allocation) -> RunResources:
         from refold.model import WHOLE
 
-        plan = allocation.plan or self._plan
+        plan = allocation.plan or (self.job.plan if self.job is not None else None)
         placement = allocation.text(self._cluster)
         return RunResources(run, allocation.gpu_milli / WHOLE, str(plan) if plan else None, placement)
 
@@ -188,13 +195,15 @@ class JobTimeline:
 
     def end(self, now: float) -> None:
         """Add the state of the job at the end of the journal if it has not ended."""
-        if self._state == "waiting":
+        record = self._histories.records.get(self._id)
+        if record is None:
+            return
+        if record.state == "waiting":
             self._add_wait(now)
             bound = self._first_estimate.latest if self._first_estimate is not None else None
             if bound is not None and now > bound + TIME_TOLERANCE_SECONDS:
                 self._add_estimate_outcome(now)
-        if self._state:
-            self._add(now, "journal ends", f"job is still {self._state}")
+        self._add(now, "journal ends", f"job is still {record.state}")
 
 
 def read_timeline(header: Header, entries: Iterable[Entry], job_id: str, listed_by: str) -> JobTimeline:
