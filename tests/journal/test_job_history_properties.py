@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from hypothesis import given, settings, strategies as st
@@ -38,17 +39,18 @@ from refold.testing import make_cluster, make_job
 
 CLUSTER = Cluster(make_cluster(4, 4).nodes, tenants=(Tenant("limited", limit_gpus=3.0),))
 
-JOBS: tuple[dict[str, object], ...] = (
+JOBS: tuple[dict[str, Any], ...] = (
     {},
     {"gpus": 2, "tenant": "limited"},
     {"gpus": 1, "reshapable": True, "gpu_range": (1, 3)},
     {"gpus": 2, "reshapable": True, "gpu_range": (2, 4)},
     {"gpus": 9},
 )
-IDS = tuple(f"j{number}" for number in range(6))
+IDS = ("j0", "j1", "j2", "j3")
 
 job_ids = st.sampled_from(IDS)
-run_numbers = st.integers(1, 4)
+runs_before_last = st.sampled_from((0, 0, 0, 1))
+"""Which run a report is about: 0 is the current or last one."""
 done = st.sampled_from((0.0, 7.0))
 
 
@@ -57,7 +59,7 @@ def build_job(job_id: str, kind: int) -> Job:
 
 
 def reports(make: Callable[..., Event], *fields: st.SearchStrategy[object]) -> st.SearchStrategy[Event]:
-    return st.builds(make, job_ids, run_numbers, *fields)
+    return st.builds(make, job_ids, runs_before_last, *fields)
 
 
 submissions = st.builds(JobSubmitted, st.builds(build_job, job_ids, st.integers(0, len(JOBS) - 1)))
@@ -82,6 +84,9 @@ events: st.SearchStrategy[Event] = st.one_of(
 
 policy_actions = st.sampled_from(("grow", "grow", "grow", "stop", "end", "flag", "nothing"))
 steps = st.lists(st.tuples(st.lists(events, max_size=4), policy_actions), max_size=40)
+
+
+Report = RunRecalled | RunStarted | RunProgressed | RunStopped | RunFinished | RunFailed
 
 
 @dataclass
@@ -125,25 +130,31 @@ class Setup:
         self.notices: list[Notice] = []
         self.ended: list[JobRecord] = []
         if snapshot:
-            self.step(snapshot, "nothing")
+            self.apply(snapshot)
             self.notices, self.ended = [], []
 
     def step(self, some: Iterable[Event], action: str) -> None:
+        """Apply random events, whose runs are counted backwards from the last one."""
+        self.apply([self._with_run_number(event) for event in some], action)
+
+    def apply(self, some: Sequence[Event], action: str = "nothing") -> None:
         self.now += 5.0
         self.policy.action = action
-        entry = self.scheduler.step(self.now, tuple(event for event in some if self._is_possible(event)))
+        entry = self.scheduler.step(self.now, some)
         self.entries.append(entry)
         self.histories.apply(entry)
         notices, ended = self.table.apply(entry, self.scheduler.view)
         self.notices += notices
         self.ended += ended
 
-    def _is_possible(self, event: Event) -> bool:
-        """Whether an event can occur: a run that has never been ordered to start reports nothing."""
-        view, number = self.scheduler.view, getattr(event, "run", 0)
-        job = getattr(event, "job", None)
-        known = isinstance(job, str) and any(job in jobs for jobs in (view.active, view.waiting, view.held))
-        return not known or number <= view.run_count(str(job))
+    def _with_run_number(self, event: Event) -> Event:
+        """Set the number of the run that a report is about. Only runs that have been ordered report anything."""
+        if not isinstance(event, Report):
+            return event
+        view = self.scheduler.view
+        is_known = any(event.job in jobs for jobs in (view.active, view.waiting, view.held))
+        runs = view.run_count(event.job) if is_known else 1
+        return msgspec.structs.replace(event, run=max(0, runs - event.run))
 
     def check_agreement(self) -> None:
         for records in (self.histories.records, self.table.records):
@@ -168,7 +179,10 @@ class Setup:
         timelines = Counter(event for job_id in IDS for event in self.timeline(job_id))
         assert timelines["started"] == len(history.runs)
         assert timelines["submitted"] == len(history.jobs)
-        assert sum(timelines[end] for end in ("stopped", "failed", "finished")) == len(history.runs) - endings[0]
+        assert timelines["running"] == sum(notice.kind == "started" for notice in self.notices)
+        assert (
+            sum(timelines[end] for end in ("stopped", "failed", "finished")) == len(history.runs) - endings[Ending.OPEN]
+        )
 
     def timeline(self, job_id: str) -> list[str]:
         timeline = JobTimeline(self.cluster, job_id)
@@ -194,7 +208,7 @@ def states(records: Iterable[JobRecord]) -> dict[str, JobSummary]:
         run = record.current
         assert (run is not None) == (record.state == "running")
         summaries[record.job.id] = JobSummary(
-            run and (run.number, run.start, run.stop_ordered is not None, run.allocation),
+            None if run is None else (run.number, run.start, run.stop_ordered is not None, run.allocation),
             record.runs,
             record.hold,
             record.end_reason is not None,
@@ -211,7 +225,7 @@ def states_in(scheduler: Scheduler) -> dict[str, JobSummary]:
     for job_id in (*view.waiting, *view.active, *view.held, *view.infeasible):
         run = view.runs.get(job_id)
         summaries[job_id] = JobSummary(
-            run and (run.number, run.since, run.stopping, run.allocation),
+            None if run is None else (run.number, run.since, run.stopping, run.allocation),
             view.run_count(job_id),
             holds.get(job_id),
             job_id in cancelled,
@@ -247,12 +261,11 @@ def test_records_agree_with_a_scheduler_that_continues_from_a_snapshot(
     setup.check_outputs()
 
 
-def test_the_random_events_reach_every_kind_of_end() -> None:
-    """A run that is reshaped, cancelled and stopped in one step, and one that fails after its cancellation."""
+def test_runs_that_begin_and_are_cancelled_in_one_step_are_recorded_in_that_order() -> None:
     setup = Setup()
-    setup.step([JobSubmitted(build_job("j0", 2)), JobSubmitted(build_job("j1", 0))], "grow")
-    setup.step([], "grow")  # reshapes j0
-    setup.step([RunStopped("j0", 1, 7.0), JobCancelled("j0"), JobCancelled("j1"), RunStopped("j1", 1)], "nothing")
+    setup.apply([JobSubmitted(build_job("j0", 2)), JobSubmitted(build_job("j1", 0))], "grow")
+    setup.apply([], "grow")  # reshapes j0
+    setup.apply([RunStopped("j0", 1, 7.0), JobCancelled("j0"), JobCancelled("j1"), RunStopped("j1", 1)])
     setup.check_agreement()
     assert [(one.kind, one.job and one.job.id, one.run) for one in setup.notices[-6:]] == [
         ("stopping", "j0", 1),
@@ -262,7 +275,7 @@ def test_the_random_events_reach_every_kind_of_end() -> None:
         ("stopping", "j1", 1),
         ("cancelled", "j1", 1),
     ]
-    setup.step([RunFailed("j0", 2, "killed", retry=True)], "nothing")
+    setup.apply([RunFailed("j0", 2, "killed", retry=True)])
     assert not setup.table.records
     setup.check_outputs()
 
@@ -270,14 +283,14 @@ def test_the_random_events_reach_every_kind_of_end() -> None:
 def test_a_run_of_a_continued_job_counts_from_its_snapshot() -> None:
     setup = Setup()
     allocation = Allocation((Share(0, (0,)),))
-    snapshot = [
+    snapshot: list[Event] = [
         JobSubmitted(make_job("j0")),
         JobContinued("j0", 3, done=7.0),
         RunAdopted("j0", 3, allocation, since=-40.0),
     ]
-    setup.step(snapshot, "nothing")
+    setup.apply(snapshot)
     setup.check_agreement()
-    setup.step([RunFinished("j0", 3)], "nothing")
+    setup.apply([RunFinished("j0", 3)])
     history = History.from_entries(CLUSTER, setup.entries)
     assert (history.runs.start.tolist(), history.runs.saved_before.tolist()) == ([5.0], [7.0])
     assert (history.jobs.first_start.tolist(), setup.ended[0].run_time) == ([-40.0], 50.0)
