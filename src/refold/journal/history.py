@@ -251,7 +251,7 @@ def _run_columns(runs: list[RunRecord], jobs: list[int]) -> RunColumns:
         ),
         stop_ordered=_floats([_or_nan(run.stop_ordered) for run in runs]),
         end=_floats([_or_nan(run.end) for run in runs]),
-        end_step=_ints([run.end_step for run in runs]),
+        end_step=_ints([-1 if run.end is None else run.end_step for run in runs]),
         ending=_ints([int(run.ending) for run in runs]),
         saved_before=_floats([run.saved_before for run in runs]),
         saved=_floats([nan if run.end_report is None else run.end_report.done for run in runs]),

@@ -53,7 +53,7 @@ class Ending(IntEnum):
 
 
 class RunRecord(msgspec.Struct, gc=False, omit_defaults=True):
-    """One run of a job. What did not happen is None. A step is the number of an entry, from 1.
+    """One run of a job. What did not happen is None. A step is the number of an entry, from 1; 0 if not counted.
 
     `start`: when its start was ordered; `adopted`: when the journal began, if the run was older; `started`: when it
     reported that it computes. `saved_before`: seconds of work from which the job could resume before the run.
@@ -69,7 +69,7 @@ class RunRecord(msgspec.Struct, gc=False, omit_defaults=True):
     started: Seconds | None = None
     stop_ordered: Seconds | None = None
     end: Seconds | None = None
-    end_step: int = -1
+    end_step: int = 0
     ending: Ending = Ending.OPEN
     end_report: RunStopped | RunFailed | None = None
 
@@ -273,7 +273,7 @@ class JobHistories:
     def apply(self, entry: Entry) -> list[Change]:
         """Record an entry and return what changed. Only the records of jobs that have not ended are kept."""
         changes: list[Change] = []
-        self._changes = changes
+        self._changes, self._step = changes, -1  # what is not kept needs no step numbers
         self.write(entry)
         self._changes = None
         for kept in (self.jobs, self.runs, self.jobs_of_runs, self.node_changes, self.start_estimates):
