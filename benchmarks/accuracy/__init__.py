@@ -1,1 +1,1 @@
-"""How well the performance model tells what others have measured: published tables, read into one kind of row."""
+"""Accuracy of the performance model on published measurements: tables, read into one kind of row."""

@@ -7,35 +7,28 @@ writes docs/results/backfill.md and its charts.
 
 from __future__ import annotations
 
-import argparse
-
 from benchmarks.backfill import experiment
 from benchmarks.backfill.page import charts, page
 from benchmarks.backfill.runs import run_all, stored_results
-from benchmarks.measure import REPOSITORY
+from benchmarks.result_page import FOLDER, page_parser, publish
 
-PAGES = REPOSITORY / "docs" / "results"
+PAGE = FOLDER / "backfill.md"
 
 
 def main() -> None:
     """Run what has no stored result, and print the page; write it with --write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.backfill", description=__doc__)
+    parser = page_parser("benchmarks.backfill", __doc__, "the page and its charts to docs/results")
     parser.add_argument("--quick", action="store_true", help="run 2,000 jobs of each trace; write nothing")
     parser.add_argument("--again", action="store_true", help="repeat runs that have stored results")
     parser.add_argument("--stored", action="store_true", help="run nothing; print a page of the stored results")
-    parser.add_argument("--write", action="store_true", help="write the page and its charts to docs/results")
     options = parser.parse_args()
     if message := experiment.missing_files():
         print(message)
         return
     workloads = experiment.QUICK if options.quick else experiment.WORKLOADS
     results = stored_results(workloads) if options.stored else run_all(workloads, again=options.again)
-    text = page(results, workloads)
-    print(text)
-    if options.write and not options.quick:
-        (PAGES / "backfill.md").write_text(text, encoding="utf-8")
-        for name, chart in charts(results, workloads).items():
-            (PAGES / name).write_text(chart, encoding="utf-8")
+    options.write = options.write and not options.quick
+    publish(options, PAGE, page(results, workloads), charts=charts(results, workloads) if options.write else {})
 
 
 if __name__ == "__main__":

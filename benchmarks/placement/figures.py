@@ -7,10 +7,7 @@ tasks that do not fit are skipped (fifo-skip).
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -18,10 +15,10 @@ import msgspec
 import numpy as np
 
 from benchmarks.charts import LineChart, Series
-from benchmarks.measure import REPOSITORY
 from benchmarks.placement import workloads
 from benchmarks.placement.confidence import Interval, interval
 from benchmarks.placement.result_cache import cached_results
+from benchmarks.result_page import FOLDER, measurement_parser, publish
 from benchmarks.table import markdown
 from refold.core import Entry, RunFinished, StartRun
 from refold.model import DAY, HOUR, Cluster, Job
@@ -29,7 +26,6 @@ from refold.packing import RULES, Floats
 from refold.registry import make_policy
 from refold.simulator import replay_compiled, simulate, task_columns
 
-FOLDER = REPOSITORY / "docs" / "results"
 PAGE = FOLDER / "placement_day.md"
 COMPARED = ("first-fit", "round-robin", "tetris", "best-fit", "fgd", *workloads.OURS)
 PAPER = {"round-robin": 12.8, "first-fit": 6.5, "tetris": 6.6}
@@ -291,23 +287,15 @@ def report(quick: bool, seeds: int) -> tuple[str, dict[str, Any], dict[str, Line
 
 def main() -> None:
     """Print the page; write it and its charts with --write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.placement.figures", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write the page and its charts to docs/results")
-    parser.add_argument("--quick", action="store_true", help="use two seeds and skip the sweeps")
+    quick, writes = "use two seeds and skip the sweeps", "the page and its charts to docs/results"
+    parser = measurement_parser("benchmarks.placement.figures", __doc__, quick, writes=writes)
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"number of random seeds [{SEEDS}]")
-    parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
     if message := workloads.missing_data():
         print(message)
         return
     text, plain, charts = report(options.quick, 2 if options.quick else options.seeds)
-    print(text)
-    if options.json:
-        options.json.write_text(json.dumps(plain), encoding="utf-8")
-    if options.write:
-        PAGE.write_text(text, encoding="utf-8")
-        for name, one in charts.items():
-            (FOLDER / name).write_text(one.svg(), encoding="utf-8")
+    publish(options, PAGE, text, plain, {name: one.svg() for name, one in charts.items()})
 
 
 if __name__ == "__main__":

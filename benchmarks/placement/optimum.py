@@ -7,10 +7,7 @@ assigns instances to machines and GPUs, places gangs completely or not at all, a
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -19,17 +16,17 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_matrix
 
-from benchmarks.measure import REPOSITORY
 from benchmarks.peers import pygad_placement
 from benchmarks.placement import workloads
 from benchmarks.placement.confidence import interval
 from benchmarks.placement.instances import Instance, draw_instance
 from benchmarks.placement.result_cache import cached_results
+from benchmarks.result_page import FOLDER, measurement_parser, publish
 from benchmarks.table import markdown
 from refold.model import Demand, Placement
 from refold.packing import CPU_FREE, GPUS, MEMORY_FREE, RULES, FreeResources, Placer
 
-PAGE = REPOSITORY / "docs" / "results" / "placement_optimum.md"
+PAGE = FOLDER / "placement_optimum.md"
 LEVELS = (0.70, 0.85, 0.95, 0.99)
 INSTANCES = 20
 GANGS = 0.2
@@ -274,20 +271,12 @@ def _compare_all(count: int, overloaded: bool) -> dict[float, list[Comparison]]:
 
 def main() -> None:
     """Print the page; write it with --write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.placement.optimum", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write the page to docs/results")
-    parser.add_argument("--quick", action="store_true", help="use five instances per level")
-    parser.add_argument("--json", type=Path, help="write the numbers to this file")
-    options = parser.parse_args()
+    options = measurement_parser("benchmarks.placement.optimum", __doc__, "use five instances per level").parse_args()
     if message := workloads.missing_data():
         print(message)
         return
     text, plain = report(5 if options.quick else INSTANCES)
-    print(text)
-    if options.json:
-        options.json.write_text(json.dumps(plain), encoding="utf-8")
-    if options.write:
-        PAGE.write_text(text, encoding="utf-8")
+    publish(options, PAGE, text, plain)
 
 
 if __name__ == "__main__":

@@ -7,25 +7,22 @@ pod that does not fit is rejected. *One by one*: each pod is placed on arrival. 
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
 import msgspec
 
-from benchmarks.measure import REPOSITORY
 from benchmarks.peers.fgd_published import FgdAsPublished
 from benchmarks.placement import upper_bounds, workloads
 from benchmarks.placement.confidence import Interval, interval, paired
 from benchmarks.placement.result_cache import cached_results
+from benchmarks.result_page import FOLDER, measurement_parser, publish
 from benchmarks.table import markdown
 from refold.model import WHOLE, Cluster, Demand, Job, Placement
 from refold.packing import RULES, FreeResources, Placer
 
-PAGE = REPOSITORY / "docs" / "results" / "placement.md"
+PAGE = FOLDER / "placement.md"
 SEEDS = 10
 WHOLE_STREAM = 0
 WINDOWS = (100, WHOLE_STREAM)
@@ -311,11 +308,9 @@ def report(variants: Sequence[str], windows: Sequence[int], seeds: int) -> tuple
 
 def main() -> None:
     """Print the page; write it with --write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.placement.saturation", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write the page to docs/results")
-    parser.add_argument("--quick", action="store_true", help="use two seeds, two variants and one window")
+    quick = "use two seeds, two variants and one window"
+    parser = measurement_parser("benchmarks.placement.saturation", __doc__, quick)
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"number of random seeds [{SEEDS}]")
-    parser.add_argument("--json", type=Path, help="write the numbers to this file")
     options = parser.parse_args()
     if message := workloads.missing_data():
         print(message)
@@ -324,11 +319,7 @@ def main() -> None:
         (("default", "gpushare100"), (1000,), 2) if options.quick else (workloads.VARIANTS, WINDOWS, options.seeds)
     )
     text, plain = report(variants, windows, seeds)
-    print(text)
-    if options.json:
-        options.json.write_text(json.dumps(plain), encoding="utf-8")
-    if options.write:
-        PAGE.write_text(text, encoding="utf-8")
+    publish(options, PAGE, text, plain)
 
 
 if __name__ == "__main__":

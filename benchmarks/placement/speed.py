@@ -7,27 +7,25 @@ size. Medians of CPU time; ratios are between times of one run.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 
-from benchmarks.measure import REPOSITORY, cpu_seconds, median_cpu_seconds
+from benchmarks.measure import cpu_seconds, median_cpu_seconds
 from benchmarks.peers import pairwise, pygad_placement, simpy_pygad
 from benchmarks.peers.pygad_placement import GENERATIONS, PairSearch
 from benchmarks.placement import workloads
 from benchmarks.placement.instances import Instance, draw_instance
 from benchmarks.placement.result_cache import print_progress
+from benchmarks.result_page import FOLDER, measurement_parser, publish
 from benchmarks.table import Row, as_markdown, as_plain, at_least, at_most, markdown
 from refold.model import Placement
 from refold.packing import RULES, FreeResources, Placer
 from refold.registry import make_policy
 from refold.simulator import simulate
 
-PAGE = REPOSITORY / "docs" / "results" / "placement_speed.md"
+PAGE = FOLDER / "placement_speed.md"
 LEVELS = (0.70, 0.95, 0.99)
 MACHINES, TASKS = 1000, 100
 REPEATS = 5
@@ -173,11 +171,8 @@ python -m benchmarks.placement.speed --write
 
 def main() -> None:
     """Print the page; write it with --write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.placement.speed", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write the page to docs/results")
-    parser.add_argument("--quick", action="store_true", help="run fewer and smaller measurements")
-    parser.add_argument("--json", type=Path, help="write the numbers to this file")
-    options = parser.parse_args()
+    quick = "run fewer and smaller measurements"
+    options = measurement_parser("benchmarks.placement.speed", __doc__, quick).parse_args()
     if message := workloads.missing_data():
         print(message)
         return
@@ -190,12 +185,7 @@ def main() -> None:
     parts += ["## All of openb\n", as_markdown(traces), ""]
     for rule in (rule for rule in ("best-fit", "fgd", *workloads.OURS) if rule in RULES):
         parts += [f"## Time per window, {rule}\n", grid(rule, options.quick), ""]
-    text = "\n".join(parts)
-    print(text)
-    if options.json:
-        options.json.write_text(json.dumps(as_plain([*rows, *traces])), encoding="utf-8")
-    if options.write:
-        PAGE.write_text(text, encoding="utf-8")
+    publish(options, PAGE, "\n".join(parts), as_plain([*rows, *traces]))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,7 @@ machines. Results are shares of what the exact pairwise greedy placement achieve
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -18,18 +15,18 @@ import msgspec
 import numpy as np
 from scipy.stats import mannwhitneyu
 
-from benchmarks.measure import REPOSITORY
 from benchmarks.peers import pairwise, pygad_placement
 from benchmarks.peers.pygad_placement import GENERATIONS, MISFIT, PairSearch, WindowSearch
 from benchmarks.placement import workloads
 from benchmarks.placement.confidence import interval, paired
 from benchmarks.placement.instances import Instance, draw_instance
 from benchmarks.placement.result_cache import cached_results
+from benchmarks.result_page import FOLDER, measurement_parser, publish
 from benchmarks.table import markdown
 from refold.model import Demand, Placement
 from refold.packing import RULES, Placer, best_pair
 
-PAGE = REPOSITORY / "docs" / "results" / "placement_window.md"
+PAGE = FOLDER / "placement_window.md"
 LEVELS = (0.70, 0.85, 0.95, 0.99)
 OURS = "genetic-paper"
 WINDOW_SIZES = (2, 5, 10, 20)
@@ -217,20 +214,12 @@ def report(quick: bool) -> tuple[str, dict[str, Any]]:
 
 def main() -> None:
     """Print the page; write it with --write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.placement.window", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write the page to docs/results")
-    parser.add_argument("--quick", action="store_true", help="use five instances each")
-    parser.add_argument("--json", type=Path, help="write the numbers to this file")
-    options = parser.parse_args()
+    options = measurement_parser("benchmarks.placement.window", __doc__, "use five instances each").parse_args()
     if message := workloads.missing_data():
         print(message)
         return
     text, plain = report(options.quick)
-    print(text)
-    if options.json:
-        options.json.write_text(json.dumps(plain), encoding="utf-8")
-    if options.write:
-        PAGE.write_text(text, encoding="utf-8")
+    publish(options, PAGE, text, plain)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from benchmarks.measure import REPOSITORY
+from benchmarks.result_page import FOLDER, page_parser, publish
 from benchmarks.workloads import TRACES
 from refold.model import HOUR, Job
 from refold.predict import Floats
@@ -34,7 +34,7 @@ from refold.research import (
 )
 from refold.traces import read_trace
 
-PAGE = REPOSITORY / "docs" / "results" / "prediction.md"
+PAGE = FOLDER / "prediction.md"
 FILES = {
     "Philly": "jobs_philly.csv.gz",
     "Helios Venus": "jobs_helios_venus.csv.gz",
@@ -230,22 +230,15 @@ def print_progress(text: str) -> None:
 
 def main() -> None:
     """Print the page; write it with --write."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.prediction",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = page_parser("benchmarks.prediction", __doc__, "docs/results/prediction.md")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("traces", nargs="*", choices=[*FILES, []], metavar="TRACE", help=", ".join(FILES))
-    parser.add_argument("--write", action="store_true", help="write docs/results/prediction.md")
     options = parser.parse_args()
     names = [name for name in options.traces or FILES if (TRACES / FILES[name]).exists()]
     if not names:
         print_progress("no traces in ../shared/data/traces")
         return
-    text = page([evaluate_trace(name) for name in names])
-    print(text)
-    if options.write:
-        PAGE.write_text(text)
+    publish(options, PAGE, page([evaluate_trace(name) for name in names]))
 
 
 if __name__ == "__main__":

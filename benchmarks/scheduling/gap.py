@@ -8,7 +8,6 @@ docs/results/gap.md.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.accuracy.tables import data_folder
-from benchmarks.measure import REPOSITORY
+from benchmarks.result_page import FOLDER, page_parser, publish
 from benchmarks.scheduling import testbed
 from benchmarks.table import markdown
 from refold.core import Event, JobSubmitted, Policy, RunStopped, Scheduler, StopRun, View, Woke
@@ -54,7 +53,7 @@ DEFAULT_POLICIES = (
 GAP_TOLERANCE = 0.01
 """Smaller gaps, in percent, count as none."""
 
-PAGE = REPOSITORY / "docs" / "results" / "gap.md"
+PAGE = FOLDER / "gap.md"
 
 HEADING = """# Distance from the optimum
 
@@ -206,18 +205,13 @@ def report(names: Sequence[str], count: int = INSTANCES) -> str:
 
 def main() -> None:
     """Print the page; write it with --write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduling.gap", description=__doc__)
+    parser = page_parser("benchmarks.scheduling.gap", __doc__)
     parser.add_argument("policies", nargs="*", metavar="POLICY", help=f"names or files [{' '.join(DEFAULT_POLICIES)}]")
-    parser.add_argument("--write", action="store_true", help="write the page to docs/results")
     options = parser.parse_args()
     if data_folder() is None:
         print("the published tables are not available, so the models are unknown (see benchmarks/README.md)")
         return
-    text = report(options.policies or DEFAULT_POLICIES)
-    print(text)
-    if options.write:
-        PAGE.parent.mkdir(parents=True, exist_ok=True)
-        PAGE.write_text(text, encoding="utf-8")
+    publish(options, PAGE, report(options.policies or DEFAULT_POLICIES))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ speed.md next to this file.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ import numpy as np
 
 from benchmarks.accuracy.tables import data_folder
 from benchmarks.measure import in_fresh_process, peak_memory_bytes
+from benchmarks.result_page import page_parser, publish
 from benchmarks.scheduling import testbed
 from benchmarks.scheduling.gap import make_benchmark_policy
 from benchmarks.table import Row, as_markdown, at_most, markdown
@@ -364,17 +364,13 @@ def report(policies: Sequence[str]) -> str:
 
 def main() -> None:
     """Print the page; write it with --write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduling.speed", description=__doc__)
+    parser = page_parser("benchmarks.scheduling.speed", __doc__, "speed.md next to this file")
     parser.add_argument("policies", nargs="*", metavar="POLICY", help=f"names or files [{' '.join(DEFAULT_POLICIES)}]")
-    parser.add_argument("--write", action="store_true", help="write speed.md next to this file")
     options = parser.parse_args()
     if data_folder() is None:
         print("the published tables are not available, so the models are unknown (see benchmarks/README.md)")
         return
-    text = report(options.policies or DEFAULT_POLICIES)
-    print(text)
-    if options.write:
-        PAGE.write_text(text, encoding="utf-8")
+    publish(options, PAGE, report(options.policies or DEFAULT_POLICIES))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ performance model, and with unknown remaining work. `--write` writes docs/result
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -15,14 +14,13 @@ from textwrap import fill
 
 from benchmarks.accuracy.tables import data_folder
 from benchmarks.charts import LineChart, Series
-from benchmarks.measure import REPOSITORY
+from benchmarks.result_page import FOLDER, page_parser, publish
 from benchmarks.scheduling.runs import Scenario, Summary, cluster_for, jobs_of, summarise_all
 from benchmarks.scheduling.testbed import charged_speeds
 from benchmarks.scheduling.variants import gpu_seconds
 from benchmarks.table import markdown
 from refold.model import HOUR
 
-FOLDER = REPOSITORY / "docs" / "results"
 PAGE = FOLDER / "sweeps.md"
 POLICIES = ("refold", "rubick", "rubick-e", "rubick-r", "rubick-n", "sia", "synergy", "antman", "tiresias")
 SLOW = ("pollux",)
@@ -228,9 +226,8 @@ def quick(sweep: Sweep) -> Sweep:
 
 def main() -> None:
     """Print the page; write it with --write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduling.sweeps", description=__doc__)
+    parser = page_parser("benchmarks.scheduling.sweeps", __doc__, "the page and its charts to docs/results")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(SWEEPS))
-    parser.add_argument("--write", action="store_true", help="write the page and its charts to docs/results")
     parser.add_argument("--quick", action="store_true", help="use fewer values and one random draw")
     parser.add_argument("--all", action="store_true", help=f"include slow policies: {', '.join(SLOW)}")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"number of random draws to average [{SEEDS}]")
@@ -257,13 +254,8 @@ def main() -> None:
     draws = f"the mean of {seeds} random draws" if seeds > 1 else "one random draw"
     heading = HEADING.format(options=arguments + " --all" * options.all, seeds=draws)
     text = "\n".join([heading, *(section(sweep, lines[sweep.name], found) for sweep in sweeps)])
-    print(text)
-    if options.write:
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        PAGE.write_text(text, encoding="utf-8")
-        for sweep in sweeps:
-            path = FOLDER / f"sweep_{sweep.name}.svg"
-            path.write_text(chart(sweep, lines[sweep.name], found).svg(), encoding="utf-8")
+    charts = {f"sweep_{sweep.name}.svg": chart(sweep, lines[sweep.name], found).svg() for sweep in sweeps}
+    publish(options, PAGE, text, charts=charts)
 
 
 if __name__ == "__main__":

@@ -7,19 +7,18 @@ Three traces of 406 jobs on 64 GPUs with every policy, at the restart cost of th
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.accuracy.tables import data_folder
 from benchmarks.charts import Panel, PanelChart
-from benchmarks.measure import REPOSITORY
+from benchmarks.result_page import FOLDER, page_parser, publish
 from benchmarks.scheduling import testbed
 from benchmarks.scheduling.runs import Scenario, Summary, summarise_all
 from benchmarks.table import Row, as_markdown, at_most, markdown
 
-PAGE = REPOSITORY / "docs" / "results" / "table4.md"
-CHART = PAGE.with_suffix(".svg")
+PAGE = FOLDER / "table4.md"
+CHART = "table4.svg"
 RESTARTS = (78.0, 260.0)
 COMPARED = ("rubick", "rubick-e", "rubick-r", "rubick-n", "sia", "synergy", "antman", "refold")
 FURTHER = ("tiresias", "pollux", "gavel", "optimus", "las", "fifo-skip")
@@ -247,8 +246,7 @@ def chart(found: Mapping[Scenario, Summary], policies: Sequence[str], restart: f
 
 def main() -> None:
     """Print the page; write it with --write."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduling.table4", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="write the page and its chart to docs/results")
+    parser = page_parser("benchmarks.scheduling.table4", __doc__, "the page and its chart to docs/results")
     parser.add_argument("--restart", type=float, choices=RESTARTS, help="simulate only this restart cost, in seconds")
     parser.add_argument(
         "--policies", default=",".join((*COMPARED, *FURTHER)), help="simulate only these policies, comma-separated"
@@ -263,12 +261,8 @@ def main() -> None:
         parser.error("--write needs the complete tables: omit --restart and --policies")
     scenarios = [key(policy, trace, restart) for restart in restarts for trace in testbed.TRACES for policy in policies]
     found = summarise_all(scenarios)
-    text = page(found, policies, restarts)
-    print(text)
-    if options.write:
-        PAGE.parent.mkdir(parents=True, exist_ok=True)
-        PAGE.write_text(text, encoding="utf-8")
-        CHART.write_text(chart(found, policies, RESTARTS[0]).svg(), encoding="utf-8")
+    charts = {CHART: chart(found, policies, RESTARTS[0]).svg()} if options.write else {}
+    publish(options, PAGE, page(found, policies, restarts), charts=charts)
 
 
 if __name__ == "__main__":

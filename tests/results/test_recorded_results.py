@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from benchmarks.accuracy.tables import data_folder
 from benchmarks.charts import LineChart, Panel, PanelChart, Series
+from benchmarks.result_page import FOLDER
 from benchmarks.scheduling import sweeps, table4, testbed
 from benchmarks.scheduling.runs import Scenario, Summary, simulate_scenario
 from benchmarks.scheduling.testbed import TRACES
@@ -126,7 +127,7 @@ def test_every_sweep_has_a_row_for_every_policy_and_a_chart_that_names_it(sweep:
     assert set(sweeps.POLICIES) <= set(names)
     assert set(titles[1:]) <= {sweep.text(value) for value in sweep.values}
     assert all(float(cell) > 0 for row in rows for cell in row[1:])
-    drawn = ElementTree.parse(sweeps.FOLDER / f"sweep_{sweep.name}.svg")
+    drawn = ElementTree.parse(FOLDER / f"sweep_{sweep.name}.svg")
     words = " ".join(text for text in drawn.getroot().itertext())
     assert [name for name in names if name not in words] == []
 

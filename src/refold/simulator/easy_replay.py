@@ -165,21 +165,21 @@ def _replay(
     nodes: Ints,
     gpus: Ints,
     bits: Words,
-    demand_rows: Ints,
+    rows: Ints,
     fits_empty: Ints,
     submitted: Floats,
     work: Floats,
     demand_of: Ints,
-    rule_state: Ints,
+    state: Ints,
     history: DemandHistory,
-    score_cache: ScoreCache,
+    scores: ScoreCache,
     racks: RackDraw,
     first_row: Ints,
     placements: Ints,
     started: Floats,
     ended: Floats,
 ) -> None:
-    count, demand_count = len(submitted), len(demand_rows)
+    count, demand_count = len(submitted), len(rows)
     up = np.ones(nodes.shape[0] - 1, dtype=np.int64)
     scratch = np.zeros(max(1, int(nodes[:-1, GPUS].max())), dtype=np.int64)
     times, running = np.empty(count), np.empty(count, dtype=np.int64)
@@ -208,7 +208,7 @@ def _replay(
             size -= 1
             demand, first = demand_of[task], first_row[task]
             booked_until = started[task] + max(work[task], MIN_WORK_SECONDS)
-            intervals = _change_booking(intervals, demand_rows, demand, placements, first, now, booked_until, 1)
+            intervals = _change_booking(intervals, rows, demand, placements, first, now, booked_until, 1)
             for row in range(first, first_row[task + 1]):
                 if not is_freed[placements[row, NODE]]:
                     is_freed[placements[row, NODE]] = True
@@ -231,47 +231,33 @@ def _replay(
             while not np.isnan(started[head]) or not fits_empty[demand_of[head]]:
                 head += 1
             demand, first, duration = demand_of[head], first_row[head], max(work[head], MIN_WORK_SECONDS)
-            one_demand, need = demand_rows[demand : demand + 1], need_at(demand_rows, demand)
+            one_demand, need = rows[demand : demand + 1], need_at(rows, demand)
             if reserved == head and reserved_start > now:
                 if not improved:
                     break
                 improved = False
                 intervals = _change_booking(
-                    intervals, demand_rows, demand, placements, first, reserved_start, reserved_start + duration, 1
+                    intervals, rows, demand, placements, first, reserved_start, reserved_start + duration, 1
                 )
                 start = earliest_start(intervals, nodes, up, one_demand, duration, now, reserved_start, scratch)
                 if start == np.inf:
                     intervals = _change_booking(
-                        intervals, demand_rows, demand, placements, first, reserved_start, reserved_start + duration, -1
+                        intervals, rows, demand, placements, first, reserved_start, reserved_start + duration, -1
                     )
                     break
                 freed_count = _add_freed_nodes(placements, first, need.instances, freed_nodes, freed_count)
             elif reserved == head:
                 start = reserved_start
-                intervals = _change_booking(
-                    intervals, demand_rows, demand, placements, first, start, start + duration, 1
-                )
+                intervals = _change_booking(intervals, rows, demand, placements, first, start, start + duration, 1)
             else:
                 start = earliest_start(intervals, nodes, up, one_demand, duration, now, np.inf, scratch)
                 improved = False
             if reserved != head or start != reserved_start:
                 write_free_during(intervals, nodes, gpus, bits, start, start + duration, scratch)
                 place_instances(
-                    rule,
-                    nodes,
-                    gpus,
-                    bits,
-                    demand_rows,
-                    demand,
-                    demand,
-                    rule_state,
-                    history,
-                    score_cache,
-                    racks,
-                    placements,
-                    first,
+                    rule, nodes, gpus, bits, rows, demand, demand, state, history, scores, racks, placements, first
                 )
-            intervals = _change_booking(intervals, demand_rows, demand, placements, first, start, start + duration, -1)
+            intervals = _change_booking(intervals, rows, demand, placements, first, start, start + duration, -1)
             if reserved != head:
                 _remove(queues[queue_start[demand] : queue_start[demand + 1]], queue_size[demand], head)
                 queue_size[demand] -= 1
@@ -288,10 +274,10 @@ def _replay(
         if freed_count > 0:
             for demand in range(demand_count):
                 if queue_size[demand] > 0 and free_until[demand] < np.inf:
-                    if demand_rows[demand, 0] > 1:
+                    if rows[demand, 0] > 1:
                         free_until[demand] = np.inf
                     else:
-                        one_demand = demand_rows[demand : demand + 1]
+                        one_demand = rows[demand : demand + 1]
                         longest = longest_free_duration_on(
                             intervals, nodes, up, freed_nodes[:freed_count], one_demand, now, scratch
                         )
@@ -313,28 +299,16 @@ def _replay(
             if best < 0:
                 break
             demand, first = demand_of[best], first_row[best]
-            one_demand = demand_rows[demand : demand + 1]
+            one_demand = rows[demand : demand + 1]
             longest = longest_free_duration(intervals, nodes, up, one_demand, now, scratch)
             free_until[demand] = now + longest
             if best_duration > longest:
                 continue
             write_free_during(intervals, nodes, gpus, bits, now, now + best_duration, scratch)
             place_instances(
-                rule,
-                nodes,
-                gpus,
-                bits,
-                demand_rows,
-                demand,
-                demand,
-                rule_state,
-                history,
-                score_cache,
-                racks,
-                placements,
-                first,
+                rule, nodes, gpus, bits, rows, demand, demand, state, history, scores, racks, placements, first
             )
-            intervals = _change_booking(intervals, demand_rows, demand, placements, first, now, now + best_duration, -1)
+            intervals = _change_booking(intervals, rows, demand, placements, first, now, now + best_duration, -1)
             _remove(queues[queue_start[demand] : queue_start[demand + 1]], queue_size[demand], best)
             queue_size[demand] -= 1
             started[best], ended[best] = now, now + work[best]

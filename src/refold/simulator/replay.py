@@ -256,22 +256,22 @@ def _replay(
     gpus: Ints,
     bits: Words,
     speed_of_node: Floats,
-    demand_rows: Ints,
+    rows: Ints,
     fits_empty: Ints,
     submitted: Floats,
     work: Floats,
     demand_of: Ints,
-    rule_state: Ints,
+    state: Ints,
     learns: bool,
     history: DemandHistory,
-    score_cache: ScoreCache,
+    scores: ScoreCache,
     racks: RackDraw,
     first_row: Ints,
     placements: Ints,
     started: Floats,
     ended: Floats,
 ) -> None:
-    count, demand_count = submitted.shape[0], demand_rows.shape[0]
+    count, demand_count = submitted.shape[0], rows.shape[0]
     times, running = np.empty(count), np.empty(count, dtype=np.int64)
     head_of = np.empty(demand_count, dtype=np.int64)
     next_task = _link_equal_demands(demand_of, head_of)
@@ -290,7 +290,7 @@ def _replay(
         while size > 0 and times[0] == now:
             task = pop(times, running, size)
             size -= 1
-            need = need_at(demand_rows, demand_of[task])
+            need = need_at(rows, demand_of[task])
             _release(nodes, gpus, bits, need, placements, first_row[task], first_row[task + 1])
             blocked[:] = False
             head_blocked = False
@@ -302,9 +302,7 @@ def _replay(
                 demands_seen = max(demands_seen, demand + 1)
                 tasks_seen += 1
                 if learns and is_update_due(tasks_seen):
-                    update_demand_history(
-                        rule == FGD, demand_rows, demand_counts, demands_seen, nodes, history, score_cache
-                    )
+                    update_demand_history(rule == FGD, rows, demand_counts, demands_seen, nodes, history, scores)
             arrived += 1
 
         # 2. Start tasks in the order of arrival.
@@ -320,24 +318,12 @@ def _replay(
             demand = demand_of[task]
             first = first_row[task]
             if not place_instances(
-                rule,
-                nodes,
-                gpus,
-                bits,
-                demand_rows,
-                demand,
-                demand,
-                rule_state,
-                history,
-                score_cache,
-                racks,
-                placements,
-                first,
+                rule, nodes, gpus, bits, rows, demand, demand, state, history, scores, racks, placements, first
             ):
                 blocked[demand] = True
                 head_blocked = strict
                 continue
-            need = need_at(demand_rows, demand)
+            need = need_at(rows, demand)
             started[task] = now
             ended[task] = now + work[task] / _speed(need, speed_of_node, placements, first)
             push(times, running, size, ended[task], task)
