@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run compare test lint measures mutate docs bench clean
+.PHONY: run compare test lint measures duplicates mutate docs bench clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed.run  ## start the scheduler daemon of this machine; Ctrl-C stops it
@@ -36,6 +36,10 @@ lint: $(VENV)/installed.test  ## fix what can be fixed automatically, and report
 
 measures:  ## vocabulary, façades, repeated names, import cycles, sizes, tests per line of code
 	@$(PYTHON) tools/code_measures.py
+
+duplicates: $(VENV)/installed.test  ## code that stands in two places: eight or more equal lines
+	@$(PIP) 'pylint>=3.3'
+	@$(BIN)/pylint src tests benchmarks tools examples
 
 mutate: $(VENV)/installed.test  ## sample 200 mutants and list those that no test notices; ARGS="--seed 2 --count 400 --jobs 2"
 	@$(PIP) 'coverage>=7.6'

@@ -8,8 +8,10 @@ docs/results/gap.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -203,15 +205,21 @@ def report(names: Sequence[str], count: int = INSTANCES) -> str:
     return f"{HEADING.format(count=count, seed=SEED)}\n{table}\n"
 
 
-def main() -> None:
-    """Print the page; write it with --write."""
-    parser = page_parser("benchmarks.scheduling.gap", __doc__)
-    parser.add_argument("policies", nargs="*", metavar="POLICY", help=f"names or files [{' '.join(DEFAULT_POLICIES)}]")
+def publish_policies(
+    parser: argparse.ArgumentParser, page: Path, policies: Sequence[str], report: Callable[[Sequence[str]], str]
+) -> None:
+    """Publish the report of the policies named on the command line (default: `policies`)."""
+    parser.add_argument("policies", nargs="*", metavar="POLICY", help=f"names or files [{' '.join(policies)}]")
     options = parser.parse_args()
     if data_folder() is None:
         print("the published tables are not available, so the models are unknown (see benchmarks/README.md)")
         return
-    publish(options, PAGE, report(options.policies or DEFAULT_POLICIES))
+    publish(options, page, report(options.policies or policies))
+
+
+def main() -> None:
+    """Print the page; write it with --write."""
+    publish_policies(page_parser("benchmarks.scheduling.gap", __doc__), PAGE, DEFAULT_POLICIES, report)
 
 
 if __name__ == "__main__":

@@ -21,11 +21,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from benchmarks.accuracy.tables import data_folder
 from benchmarks.measure import in_fresh_process, peak_memory_bytes
-from benchmarks.result_page import page_parser, publish
+from benchmarks.result_page import page_parser
 from benchmarks.scheduling import testbed
-from benchmarks.scheduling.gap import make_benchmark_policy
+from benchmarks.scheduling.gap import make_benchmark_policy, publish_policies
 from benchmarks.table import Row, as_markdown, at_most, markdown
 from refold.core import (
     Entry,
@@ -365,12 +364,7 @@ def report(policies: Sequence[str]) -> str:
 def main() -> None:
     """Print the page; write it with --write."""
     parser = page_parser("benchmarks.scheduling.speed", __doc__, "speed.md next to this file")
-    parser.add_argument("policies", nargs="*", metavar="POLICY", help=f"names or files [{' '.join(DEFAULT_POLICIES)}]")
-    options = parser.parse_args()
-    if data_folder() is None:
-        print("the published tables are not available, so the models are unknown (see benchmarks/README.md)")
-        return
-    publish(options, PAGE, report(options.policies or DEFAULT_POLICIES))
+    publish_policies(parser, PAGE, DEFAULT_POLICIES, report)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from refold import catalogue
 from refold.catalogue import find_gpu
 from refold.cli.inputs.plan_request import (
     DEFAULT_ENGINE,
+    MachineOptions,
     format_layout,
     format_rate,
     format_step_time,
     parse_gib,
-    parse_machines,
     parse_network,
     parse_pins,
 )
@@ -288,13 +288,13 @@ def test_if_no_plan_fits_plans_have_no_numbers(error_of: TextOf) -> None:
     "text", ["8xA100-80GB", "8 x a100", "A100:8", " A100-80GB : 8 ", "8×A100", "8XA100", "1x8:A100"]
 )
 def test_notations_of_eight_gpus(text: str) -> None:
-    assert parse_machines(text, None, None, None, None) == build_machines(find_gpu("A100-80GB"), 8)
+    assert MachineOptions(text).parse() == build_machines(find_gpu("A100-80GB"), 8)
 
 
 def test_nodes_are_given_in_the_text_or_by_an_option() -> None:
     two = build_machines(find_gpu("A100"), 8, nodes=2)
-    assert parse_machines("2x4:A100", None, None, None, None) == parse_machines("8xA100", 2, None, None, None) == two
-    assert parse_machines("8x4090", None, None, None, None).gpu.name == "RTX-4090"
+    assert MachineOptions("2x4:A100").parse() == MachineOptions("8xA100", nodes=2).parse() == two
+    assert MachineOptions("8x4090").parse().gpu.name == "RTX-4090"
 
 
 def test_units_of_memory_and_networks() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from refold.cli import ClusterFile
+from refold.cli import ClusterFile, with_option_groups
 from refold.cli.commands.plan import ACCURACY_NOTE
 from refold.cli.inputs import plan_request
 from refold.cli.views import (
@@ -64,7 +64,9 @@ class _Series:
     curve: Curve
 
 
+@with_option_groups
 def curve(
+    *,
     model: plan_request.ModelName,
     cluster: ClusterFile = None,
     gpu: plan_request.GpuTypeName = None,
@@ -87,14 +89,9 @@ def curve(
             help="Also show how throughput scales with CPUs, on this number of GPUs.",
         ),
     ] = None,
-    batch: plan_request.Batch = None,
-    seq: plan_request.Sequence = None,
-    engine: plan_request.EngineName = plan_request.DEFAULT_ENGINE,
+    training: plan_request.TrainingOptions,
     network: plan_request.NetworkRate = None,
-    pin: plan_request.Pin = None,
-    no_offload: plan_request.NoOffload = False,
-    tensor_across_nodes: plan_request.TensorAcrossNodes = False,
-    uneven: plan_request.Uneven = False,
+    limits: plan_request.PlanLimitOptions,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write a chart: curve.svg or curve.html.")
     ] = None,
@@ -116,9 +113,9 @@ def curve(
 
     _check_chart_path(out)
     shape = read_model(model)
-    samples, tokens, notes = plan_request.resolve_sizes(shape, batch, seq)
-    limits = plan_request.parse_plan_limits(pin, no_offload, tensor_across_nodes, uneven, {"--cpus-at": cpus_at})
-    setup = _CurveSetup(model, shape, find_engine(engine), samples, tokens, limits)
+    samples, tokens, notes = training.resolve_sizes(shape)
+    plan_limits = limits.parse({"--cpus-at": cpus_at})
+    setup = _CurveSetup(model, shape, find_engine(training.engine), samples, tokens, plan_limits)
     pools, pool_notes = parse_gpu_pools(cluster, gpu, gpus_up_to, network)
     with progress(f"curves of {shape.name}"):
         by_gpus = [_gpu_series(setup, pool) for pool in pools]

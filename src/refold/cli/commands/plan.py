@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from refold.cli import with_option_groups
 from refold.cli.inputs import plan_request
 from refold.cli.views import AsJson, output_width, print_json, print_line, print_notes, print_tables, printable
 
@@ -20,24 +21,17 @@ ACCURACY_NOTE = "Estimated without measurements; see docs/accuracy.md. Correct t
 """Printed below every estimate."""
 
 
+@with_option_groups
 def plan(
+    *,
     model: plan_request.ModelName,
-    gpus: plan_request.GpusOption,
-    nodes: plan_request.Nodes = None,
-    cpus: plan_request.Cpus = None,
-    host_memory: plan_request.HostMemory = None,
-    network: plan_request.NetworkRate = None,
-    batch: plan_request.Batch = None,
-    seq: plan_request.Sequence = None,
-    engine: plan_request.EngineName = plan_request.DEFAULT_ENGINE,
+    hardware: plan_request.MachineOptions,
+    training: plan_request.TrainingOptions,
     top: Annotated[int, typer.Option("--top", min=1, max=1000, help="Number of plans to show.")] = 10,
     fit: Annotated[
         Path | None, typer.Option("--fit", metavar="FILE", help="Correct estimates with a file saved by 'refold fit'.")
     ] = None,
-    pin: plan_request.Pin = None,
-    no_offload: plan_request.NoOffload = False,
-    tensor_across_nodes: plan_request.TensorAcrossNodes = False,
-    uneven: plan_request.Uneven = False,
+    limits: plan_request.PlanLimitOptions,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="PLAN", help="Show the formulas of a plan's step time.")
     ] = None,
@@ -66,22 +60,21 @@ def plan(
     if explain is not None and why is not None:
         raise BadInput("--explain and --why exclude each other: leave one of them out")
     shape = read_model(model)
-    machines = plan_request.parse_machines(gpus, nodes, cpus, host_memory, network)
-    samples, tokens, notes = plan_request.resolve_sizes(shape, batch, seq)
-    fitted = _read_fit(fit, machines.gpu.name, engine) if fit is not None else None
-    framework = find_engine(fitted.engine or engine if fitted else engine)
+    machines = hardware.parse()
+    samples, tokens, notes = training.resolve_sizes(shape)
+    fitted = _read_fit(fit, machines.gpu.name, training.engine) if fit is not None else None
+    framework = find_engine((fitted.engine if fitted else None) or training.engine)
     setup = TrainingSetup(shape, machines, framework, samples, tokens)
     if fitted is not None:
         setup = apply_corrections(setup, fitted.values)
         notes += [f"estimates are corrected with {fit}, fitted to {fitted.model} with {framework.name}"]
-    for_offload = {"--cpus": cpus, "--host-memory": host_memory}
-    limits = plan_request.parse_plan_limits(pin, no_offload, tensor_across_nodes, uneven, for_offload)
-    search = best_plans(setup, limits, top)
-    notes += _assumption_notes(setup, search, network)
+    plan_limits = limits.parse({"--cpus": hardware.cpus, "--host-memory": hardware.host_memory})
+    search = best_plans(setup, plan_limits, top)
+    notes += _assumption_notes(setup, search, hardware.network)
     if explain is not None:
-        _print_explanation(setup, limits, _find_plan(explain, search), notes, as_json)
+        _print_explanation(setup, plan_limits, _find_plan(explain, search), notes, as_json)
     elif why is not None:
-        _print_comparison(setup, limits, _find_plan(why, search), search, notes, as_json)
+        _print_comparison(setup, plan_limits, _find_plan(why, search), search, notes, as_json)
     else:
         _print_best(setup, search, notes, _accuracy_note(fitted), as_json)
 

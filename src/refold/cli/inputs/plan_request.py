@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -62,29 +63,9 @@ ModelName = Annotated[
         autocompletion=_complete_models,
     ),
 ]
-GpusOption = Annotated[
-    str,
-    typer.Option(
-        "--gpus",
-        metavar="COUNTxTYPE",
-        help="GPUs, such as 8xA100-80GB, A100-80GB:8, or 2x8:A100-80GB for two nodes (see 'refold gpus').",
-        autocompletion=_complete_gpus,
-    ),
-]
 GpuTypeName = Annotated[
     str | None,
     typer.Option("--gpu", metavar="TYPE", help="GPU type.", autocompletion=_complete_gpu_types),
-]
-Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Number of nodes (default: as few as possible).")]
-Cpus = Annotated[
-    float | None,
-    typer.Option("--cpus", min=0.001, max=MAX_AMOUNT, help="Total CPU threads of all nodes (default: 8 per GPU)."),
-]
-HostMemory = Annotated[
-    str | None,
-    typer.Option(
-        "--host-memory", metavar="SIZE", help="Total memory of all nodes, such as 1600GB (default: no limit)."
-    ),
 ]
 NetworkRate = Annotated[
     str | None,
@@ -92,57 +73,138 @@ NetworkRate = Annotated[
         "--network", metavar="RATE", help="Bandwidth per node, such as 100GB/s or 800Gb/s (default: by GPU type)."
     ),
 ]
-Batch = Annotated[
-    int | None,
-    typer.Option("--batch", min=1, max=MAX_AMOUNT, help="Global batch size in samples (default: the model's)."),
-]
-Sequence = Annotated[
-    int | None,
-    typer.Option("--seq", min=1, max=MAX_AMOUNT, help="Sequence length in tokens (default: the model's)."),
-]
 EngineName = Annotated[
     str,
     typer.Option("--engine", help="Training framework (see 'refold engines').", autocompletion=_complete_engines),
 ]
-Pin = Annotated[str | None, typer.Option("--pin", metavar="PLAN", help="Fix part of the plan, such as 'tp4 zero1'.")]
-NoOffload = Annotated[bool, typer.Option("--no-offload", help="Exclude plans with offload to the host.")]
-TensorAcrossNodes = Annotated[
-    bool, typer.Option("--tensor-across-nodes", help="Allow tensor-parallel groups that span nodes.")
-]
-Uneven = Annotated[bool, typer.Option("--uneven", help="Allow pipeline stages that differ by one layer.")]
 
 
-# Machines.
+@dataclass(frozen=True, slots=True)
+class MachineOptions:
+    """The machines of `refold plan`."""
+
+    gpus: Annotated[
+        str,
+        typer.Option(
+            "--gpus",
+            metavar="COUNTxTYPE",
+            help="GPUs, such as 8xA100-80GB, A100-80GB:8, or 2x8:A100-80GB for two nodes (see 'refold gpus').",
+            autocompletion=_complete_gpus,
+        ),
+    ]
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, help="Number of nodes (default: as few as possible).")
+    ] = None
+    cpus: Annotated[
+        float | None,
+        typer.Option("--cpus", min=0.001, max=MAX_AMOUNT, help="Total CPU threads of all nodes (default: 8 per GPU)."),
+    ] = None
+    host_memory: Annotated[
+        str | None,
+        typer.Option(
+            "--host-memory", metavar="SIZE", help="Total memory of all nodes, such as 1600GB (default: no limit)."
+        ),
+    ] = None
+    network: NetworkRate = None
+
+    def parse(self) -> Machines:
+        """Return the machines."""
+        from msgspec.structs import replace
+
+        from refold.catalogue import find_gpu
+        from refold.errors import BadInput
+        from refold.perf import build_machines
+
+        count, name, on_nodes = _parse_gpus(self.gpus)
+        if on_nodes and self.nodes not in (None, on_nodes):
+            both = f"--gpus {self.gpus} has {on_nodes} nodes but --nodes is {self.nodes}"
+            raise BadInput(f"{both}: leave one of them out")
+        nodes = self.nodes or on_nodes
+        gpu = find_gpu(name)
+        if nodes > count:
+            raise BadInput(f"--nodes {nodes}: expected at most {count} nodes for {count} GPUs")
+        memory = parse_gib(self.host_memory) if self.host_memory is not None else 0.0
+        machines = build_machines(gpu, count, nodes=nodes, cpus=self.cpus or 0.0, memory_gib=memory)
+        if self.network is None:
+            return machines
+        if machines.nodes == 1:
+            raise BadInput(
+                f"--network {self.network} has no effect on one node; use --nodes 2 to spread the GPUs over two"
+            )
+        return replace(machines, network=parse_network(self.network))
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """The batch and the framework of a training."""
+
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", min=1, max=MAX_AMOUNT, help="Global batch size in samples (default: the model's)."),
+    ] = None
+    seq: Annotated[
+        int | None,
+        typer.Option("--seq", min=1, max=MAX_AMOUNT, help="Sequence length in tokens (default: the model's)."),
+    ] = None
+    engine: EngineName = DEFAULT_ENGINE
+
+    def resolve_sizes(self, shape: ModelShape) -> tuple[int, int, list[str]]:
+        """Return the batch size and sequence length with the model's defaults filled in, and notes on these."""
+        from refold.errors import BadInput
+
+        batch, sequence = self.batch, self.seq
+        if shape.opaque and sequence is not None:
+            raise BadInput(f"--seq {sequence} has no effect: {shape.name} is known only by its totals per sample")
+        assumed = []
+        if batch is None:
+            assumed.append(f"--batch {shape.batch}")
+        if sequence is None and not shape.opaque:
+            assumed.append(f"--seq {shape.sequence}")
+        notes = []
+        if assumed:
+            notes.append(f"assuming {' '.join(assumed)}, the default{'s' * (len(assumed) > 1)} for {shape.name}")
+        if sequence is not None and 0 < shape.positions < sequence:
+            notes.append(
+                f"{shape.name} has position embeddings for {shape.positions:,} tokens, but --seq is {sequence:,}"
+            )
+        return batch or shape.batch, sequence or shape.sequence, notes
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLimitOptions:
+    """Limits on the plans to search."""
+
+    pin: Annotated[
+        str | None, typer.Option("--pin", metavar="PLAN", help="Fix part of the plan, such as 'tp4 zero1'.")
+    ] = None
+    no_offload: Annotated[bool, typer.Option("--no-offload", help="Exclude plans with offload to the host.")] = False
+    tensor_across_nodes: Annotated[
+        bool, typer.Option("--tensor-across-nodes", help="Allow tensor-parallel groups that span nodes.")
+    ] = False
+    uneven: Annotated[bool, typer.Option("--uneven", help="Allow pipeline stages that differ by one layer.")] = False
+
+    def parse(self, for_offload: Mapping[str, object]) -> PlanLimits:
+        """Return the limits. `for_offload`: options with their values that matter only to plans with offload."""
+        from refold.errors import BadInput
+        from refold.plans import Pins, PlanLimits
+
+        for option, value in for_offload.items():
+            if self.no_offload and value is not None:
+                raise BadInput(f"{option} applies only to plans with offload, which --no-offload excludes")
+        pinned = Pins() if self.pin is None else parse_pins(self.pin)
+        if self.no_offload and pinned.offload:
+            raise BadInput(f"--pin {self.pin} requires offload, which --no-offload excludes: leave one of them out")
+        return PlanLimits(
+            offload=not self.no_offload,
+            tensor_across_nodes=self.tensor_across_nodes,
+            uneven=self.uneven,
+            pinned=pinned,
+        )
+
 
 _COUNT_TYPE = re.compile(r"(\d+)\s*[x×]\s*(.+)", re.IGNORECASE | re.ASCII)
 _TYPE_COUNT = re.compile(r"(.+?)\s*:\s*(\d+)", re.ASCII)
 _NODES_COUNT_TYPE = re.compile(r"(\d+)\s*[x×]\s*(\d+)\s*:\s*(.+)", re.IGNORECASE | re.ASCII)
-
-
-def parse_machines(
-    gpus: str, nodes: int | None, cpus: float | None, host_memory: str | None, network: str | None
-) -> Machines:
-    """Return the machines that the options of `refold plan` describe."""
-    from msgspec.structs import replace
-
-    from refold.catalogue import find_gpu
-    from refold.errors import BadInput
-    from refold.perf import build_machines
-
-    count, name, on_nodes = _parse_gpus(gpus)
-    if on_nodes and nodes not in (None, on_nodes):
-        raise BadInput(f"--gpus {gpus} has {on_nodes} nodes but --nodes is {nodes}: leave one of them out")
-    nodes = nodes or on_nodes
-    gpu = find_gpu(name)
-    if nodes > count:
-        raise BadInput(f"--nodes {nodes}: expected at most {count} nodes for {count} GPUs")
-    memory = parse_gib(host_memory) if host_memory is not None else 0.0
-    machines = build_machines(gpu, count, nodes=nodes, cpus=cpus or 0.0, memory_gib=memory)
-    if network is None:
-        return machines
-    if machines.nodes == 1:
-        raise BadInput(f"--network {network} has no effect on one node; use --nodes 2 to spread the GPUs over two")
-    return replace(machines, network=parse_network(network))
 
 
 def _parse_gpus(text: str) -> tuple[int, str, int]:
@@ -205,44 +267,6 @@ def _parse_amount(option: str, text: str, factor_of: Callable[[str], float | Non
 def default_network_note(gpu: GpuSpec) -> list[str]:
     """Return a note with the assumed network bandwidth."""
     return [f"assuming --network {gpu.node_network_gigabytes_per_second:g}GB/s, the default for nodes with {gpu.name}"]
-
-
-# Models and plans.
-
-
-def resolve_sizes(shape: ModelShape, batch: int | None, sequence: int | None) -> tuple[int, int, list[str]]:
-    """Return the batch size and sequence length with the model's defaults filled in, and notes on these."""
-    from refold.errors import BadInput
-
-    if shape.opaque and sequence is not None:
-        raise BadInput(f"--seq {sequence} has no effect: {shape.name} is known only by its totals per sample")
-    assumed = []
-    if batch is None:
-        assumed.append(f"--batch {shape.batch}")
-    if sequence is None and not shape.opaque:
-        assumed.append(f"--seq {shape.sequence}")
-    notes = []
-    if assumed:
-        notes.append(f"assuming {' '.join(assumed)}, the default{'s' * (len(assumed) > 1)} for {shape.name}")
-    if sequence is not None and 0 < shape.positions < sequence:
-        notes.append(f"{shape.name} has position embeddings for {shape.positions:,} tokens, but --seq is {sequence:,}")
-    return batch or shape.batch, sequence or shape.sequence, notes
-
-
-def parse_plan_limits(
-    pin: str | None, no_offload: bool, tensor_across_nodes: bool, uneven: bool, for_offload: Mapping[str, object]
-) -> PlanLimits:
-    """Return the limits on plans. `for_offload`: options with their values that matter only to plans with offload."""
-    from refold.errors import BadInput
-    from refold.plans import Pins, PlanLimits
-
-    for option, value in for_offload.items():
-        if no_offload and value is not None:
-            raise BadInput(f"{option} applies only to plans with offload, which --no-offload excludes")
-    pinned = Pins() if pin is None else parse_pins(pin)
-    if no_offload and pinned.offload:
-        raise BadInput(f"--pin {pin} requires offload, which --no-offload excludes: leave one of them out")
-    return PlanLimits(offload=not no_offload, tensor_across_nodes=tensor_across_nodes, uneven=uneven, pinned=pinned)
 
 
 def parse_pins(text: str) -> Pins:
