@@ -15,6 +15,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from refold.cli.commands.run import run
+from refold.core.events import JobSubmitted
 from refold.errors import BadFile, BadInput, BadValue, UnknownName
 from refold.journal.files import check_replay, read_journal
 from refold.registry import make_policy
@@ -74,6 +75,17 @@ def test_the_journal_replays_with_its_own_settings(tmp_path: Path) -> None:
     header, entries = read_journal(tmp_path / "out" / "journal.jsonl")
     assert (header.policy, header.settings) == ("las", {"placement": "first-fit", "threshold_gpu_seconds": 0.5})
     assert check_replay(header, entries, make_policy(header.policy, header.settings)) > 0
+
+
+def test_jobs_are_submitted_at_their_times(tmp_path: Path) -> None:
+    jobs = "- {name: later, run: 'true', after: 300ms}\n- {name: first, run: 'true'}"
+    assert refold_run(tmp_path, jobs).exit_code == 0
+    _, entries = read_journal(tmp_path / "out" / "journal.jsonl")
+    submitted = {
+        event.job.id: entry.now for entry in entries for event in entry.events if isinstance(event, JobSubmitted)
+    }
+    assert list(submitted) == ["first", "later"]
+    assert submitted["later"] >= 0.3
 
 
 @pytest.mark.parametrize(

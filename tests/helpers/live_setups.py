@@ -9,15 +9,16 @@ from typing import Any
 
 from refold.backends.backend import Backend, Report
 from refold.backends.local.backend import LocalBackend, local_cluster
-from refold.core import Entry, Header, Journal, Scheduler, View
+from refold.core import Entry, Header, Journal, ListJournal, Policy, Scheduler, View
 from refold.core.events import RunFinished, RunStarted, RunStopped
 from refold.core.orders import Order, StartRun, StopRun
+from refold.core.scheduler import raise_rejection
+from refold.errors import BadDecision
 from refold.journal.files import JournalFile, read_journal
-from refold.journal.job_history import Change
 from refold.model import Demand, Job
 from refold.registry import make_policy
+from refold.server.batch import Batch
 from refold.server.clock import WallClock
-from refold.server.driver import LiveDriver, ignore_step
 from refold.server.outcomes import JobOutcomes
 
 TIMEOUT_SECONDS = 30.0
@@ -50,18 +51,17 @@ def drive(
     header = Header(local_cluster(slots), policy, settings or {})
 
     async def bounded(journal: Journal) -> None:
-        scheduler = Scheduler(header.cluster, make_policy(header.policy, header.settings), journal)
-        driver = LiveDriver(scheduler, jobs, WallClock(), lambda entry, view: _ignore(outcomes.apply(entry, view)))
+        def record(entry: Entry, view: View) -> None:
+            outcomes.apply(entry, view)
+
+        scheduler = Scheduler(header.cluster, make_policy(header.policy, header.settings))
+        batch = Batch(jobs, scheduler, header, journal, WallClock(), record)
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            await driver.drive(wrap(lambda report: LocalBackend(report, folder / "logs", SHORT_GRACE), driver.report))
+            await batch.run(wrap(lambda report: LocalBackend(report, folder / "logs", SHORT_GRACE), batch.report))
 
     with JournalFile(folder / "journal.jsonl", header, durable=True) as journal:
         asyncio.run(bounded(journal))
     return outcomes
-
-
-def _ignore(changes: list[Change]) -> None:
-    """Discard the changes; tests check the outcomes."""
 
 
 def entries_of(folder: Path) -> list[Entry]:
@@ -131,22 +131,23 @@ class ScriptedBackend:
         self.kept_runs = set(runs)
 
 
-async def drive_instantly(
-    scheduler: Scheduler,
+async def run_instantly(
+    policy: Policy,
     jobs: Sequence[Job],
     *,
+    on_rejection: Callable[[BadDecision], None] = raise_rejection,
     keep_running: Sequence[str] = (),
-    after_step: Callable[[LiveDriver, Entry], None] = lambda _, __: None,
-) -> tuple[ScriptedBackend, JumpingClock]:
-    """Drive jobs without real delays."""
-    clock = JumpingClock()
+    after_step: Callable[[Batch, Entry], None] = lambda _, __: None,
+) -> tuple[list[Entry], View, ScriptedBackend]:
+    """Run jobs on one slot without real delays; return the journal, the final view and the backend."""
+    journal, cluster = ListJournal(), local_cluster(1)
+    scheduler = Scheduler(cluster, policy, on_rejection=on_rejection)
 
     def on_step(entry: Entry, view: View) -> None:
-        ignore_step(entry, view)
-        after_step(driver, entry)
+        after_step(batch, entry)
 
-    driver = LiveDriver(scheduler, jobs, clock, on_step)
-    backend = ScriptedBackend(driver.report, keep_running)
+    batch = Batch(jobs, scheduler, Header(cluster, policy.name, {}), journal, JumpingClock(), on_step)
+    backend = ScriptedBackend(batch.report, keep_running)
     async with asyncio.timeout(TIMEOUT_SECONDS):
-        await driver.drive(backend)
-    return backend, clock
+        await batch.run(backend)
+    return journal.entries, scheduler.view, backend

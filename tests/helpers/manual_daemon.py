@@ -119,7 +119,7 @@ class ManualDaemon:
         )
         self.notices: list[Notice] = []
         subscribers = [
-            Backoff(self.state, self.inbox),
+            Backoff(self.state),
             Dependencies(self.state, self.inbox, self.store.reader),
             self.messages,
             NoticeRecorder(self.notices),

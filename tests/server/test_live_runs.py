@@ -77,8 +77,7 @@ class JournalCheckingBackend:
 
     async def carry_out(self, orders: Sequence[Order], jobs: Mapping[str, Job]) -> None:
         last = list(read_journal(self._journal)[1])[-1]
-        assert last.orders == tuple(orders)
-        self.seen += len(orders)
+        self.seen += sum(order in last.orders for order in orders)
         await self._inner.carry_out(orders, jobs)
 
     async def close(self) -> None:

@@ -125,7 +125,7 @@ class LiveLoop(RuleBasedStateMachine):
         )
         subscribers = [
             drained_gpus.DrainedGpus(self.state.view),
-            Backoff(self.state, self.inbox),
+            Backoff(self.state),
             Dependencies(self.state, self.inbox, self.store.reader),
         ]
         self.loop = Loop(self.state, self.inbox, commits, event_stream, subscribers)

@@ -51,7 +51,7 @@ class Recording(Subscriber):
     def started(self) -> None:
         self.calls.append(f"{self.name} started")
 
-    def before_step(self) -> Sequence[Event]:
+    def before_step(self, now: float) -> Sequence[Event]:
         self.calls.append(f"{self.name} before")
         events, self.to_add = self.to_add, []
         return events
@@ -139,7 +139,7 @@ class FailingSubscriber(Subscriber):
     def started(self) -> None:
         self._fail_in("started")
 
-    def before_step(self) -> Sequence[Event]:
+    def before_step(self, now: float) -> Sequence[Event]:
         self._fail_in("before_step")
         return ()
 

@@ -1,7 +1,7 @@
+from .batch import Batch as Batch
 from .clock import WallClock as WallClock
 from .daemon import Daemon as Daemon, Ready as Ready
 from .drained_gpus import is_drain_placeholder as is_drain_placeholder
-from .driver import LiveDriver as LiveDriver
 from .inbox import Inbox as Inbox
 from .job_table import Notice as Notice, NoticeKind as NoticeKind
 from .live_state import LiveState as LiveState

@@ -10,7 +10,6 @@ from heapq import heappop, heappush
 
 from refold.core import Event, JobHeld, JobReleased
 from refold.model import Reason, Seconds
-from refold.server.inbox import Inbox
 from refold.server.job_table import backoff_seconds
 from refold.server.live_state import LiveState
 from refold.server.subscribers import LoopStep, Subscriber
@@ -19,9 +18,8 @@ from refold.server.subscribers import LoopStep, Subscriber
 class Backoff(Subscriber):
     """Releases jobs whose back-off has expired."""
 
-    def __init__(self, state: LiveState, inbox: Inbox) -> None:
+    def __init__(self, state: LiveState) -> None:
         self._state = state
-        self._inbox = inbox
         self._due: list[tuple[Seconds, str]] = []
 
     def started(self) -> None:
@@ -29,9 +27,12 @@ class Backoff(Subscriber):
         for job_id in self._state.view.held:
             self._add(job_id)
 
-    def before_step(self) -> Sequence[Event]:
+    def next_step_at(self) -> Seconds | None:
+        """Return when the next back-off expires."""
+        return self._due[0][0] if self._due else None
+
+    def before_step(self, now: Seconds) -> Sequence[Event]:
         """Return release events for jobs whose back-off has expired."""
-        now = self._state.now()
         due: list[str] = []
         while self._due and self._due[0][0] <= now:
             due.append(heappop(self._due)[1])
@@ -45,9 +46,7 @@ class Backoff(Subscriber):
 
     def _add(self, job_id: str) -> None:
         if self._state.view.hold_reason(job_id) is Reason.BACKOFF:
-            release_time = self._release_time(job_id)
-            heappush(self._due, (release_time, job_id))
-            self._inbox.wake_at(release_time)
+            heappush(self._due, (self._release_time(job_id), job_id))
 
     def _is_due(self, job_id: str, now: Seconds) -> bool:
         """Whether the job is still in back-off and due: a user may hold it, or it may have failed again since."""

@@ -118,7 +118,7 @@ class Daemon:
         event_stream.publish(store.reader.latest_events(MAX_BUFFERED_EVENTS))
         subscribers = [
             DrainedGpus(state.view),
-            Backoff(state, inbox),
+            Backoff(state),
             OutputFollower(state, output),
             Dependencies(state, inbox, store.reader),
             messages,

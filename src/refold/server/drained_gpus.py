@@ -63,7 +63,7 @@ class DrainedGpus(Subscriber):
     def __init__(self, view: View) -> None:
         self._view = view
 
-    def before_step(self) -> Sequence[Event]:
+    def before_step(self, now: Seconds) -> Sequence[Event]:  # noqa: ARG002
         """Return the claims."""
         return claim_freed_gpus(self._view)
 

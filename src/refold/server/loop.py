@@ -79,8 +79,8 @@ class Loop:
 
     def next_deadline(self) -> Seconds:
         """Return when the next step is due if no input arrives."""
-        wake = self._inbox.next_wake()
-        return self._reissue_at if wake is None else min(self._reissue_at, wake)
+        due = [subscriber.next_step_at() for subscriber in self._subscribers]
+        return min(moment for moment in (self._reissue_at, self._inbox.next_wake(), *due) if moment is not None)
 
     async def _reissue_orders(self, backend: Backend) -> None:
         """Repeat the orders for all current runs; the backend ignores orders that it has already carried out.
@@ -101,7 +101,7 @@ class Loop:
         given = self._inbox.take(now)
         events = [*snapshot, *given.events]
         for subscriber in self._subscribers:
-            events += subscriber.before_step()
+            events += subscriber.before_step(now)
         for request in given.requests:
             events += request.events
         if not (given.requests or events or given.notices or epoch):

@@ -8,6 +8,7 @@ import msgspec
 
 from refold.core import Entry, Event
 from refold.journal import JobRecord
+from refold.model import Seconds
 from refold.server.job_table import Notice
 
 
@@ -29,8 +30,12 @@ class Subscriber:
     def started(self) -> None:
         """Called once, when the state of the previous daemon has been restored."""
 
-    def before_step(self) -> Sequence[Event]:
-        """Return events to add to the next step, before the policy decides."""
+    def next_step_at(self) -> Seconds | None:
+        """Return when a step is due even if no input arrives; None if there is no such time."""
+        return None
+
+    def before_step(self, now: Seconds) -> Sequence[Event]:  # noqa: ARG002
+        """Return events to add to the step at this time, before the policy decides."""
         return ()
 
     def after_step(self, step: LoopStep) -> None:

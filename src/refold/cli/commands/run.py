@@ -66,7 +66,7 @@ def run(
     folder = _new_folder(out)
     outcomes = JobOutcomes(jobs_read)
     printer = _ProgressPrinter(outcomes, folder, as_json)
-    interrupted = asyncio.run(_drive(jobs_read, header, made_policy, folder, grace_seconds, printer))
+    interrupted = asyncio.run(_run_jobs(jobs_read, header, made_policy, folder, grace_seconds, printer))
     if as_json:
         print_json({"journal": str(folder / JOURNAL_FILE_NAME), "jobs": list(outcomes.by_id.values())})
     else:
@@ -99,7 +99,7 @@ def _warm_up(header: Header, jobs: list[Job]) -> None:
     scheduler.step(0.0, [JobSubmitted(job) for job in jobs])
 
 
-async def _drive(
+async def _run_jobs(
     jobs: list[Job], header: Header, policy: Policy, folder: Path, grace: float, printer: _ProgressPrinter
 ) -> int:
     """Run the jobs until all have ended; return the exit status if a signal ended them, else 0."""
@@ -108,19 +108,19 @@ async def _drive(
     from refold.backends.local import LocalBackend
     from refold.core import Scheduler
     from refold.journal import JournalFile
-    from refold.server import LiveDriver, WallClock, interruptible
+    from refold.server import Batch, WallClock, interruptible
 
     with JournalFile(folder / JOURNAL_FILE_NAME, header, durable=True) as journal:
-        scheduler = Scheduler(header.cluster, policy, journal, printer.rejected)
-        driver = LiveDriver(scheduler, jobs, WallClock(), printer.step)
+        scheduler = Scheduler(header.cluster, policy, on_rejection=printer.rejected)
+        batch = Batch(jobs, scheduler, header, journal, WallClock(), printer.step)
 
         def stop() -> None:
-            driver.cancel_all()
+            batch.cancel_all()
             printer.interrupted(grace)
 
         with interruptible(stop) as interruption:
             try:
-                await driver.drive(LocalBackend(driver.report, folder / LOGS_FOLDER_NAME, grace))
+                await batch.run(LocalBackend(batch.report, folder / LOGS_FOLDER_NAME, grace))
             except CancelledError:
                 printer.print("killed the remaining runs")
         return interruption.exit_code
