@@ -17,9 +17,9 @@ from refold.errors import BadDecision
 from refold.journal.files import JournalFile, read_journal
 from refold.model import Demand, Job
 from refold.registry import make_policy
-from refold.server.batch import Batch
+from refold.server.batch import Batch, JobOutcome
 from refold.server.clock import WallClock
-from refold.server.outcomes import JobOutcomes
+from refold.server.subscribers import LoopStep
 
 TIMEOUT_SECONDS = 30.0
 SHORT_GRACE = 0.5
@@ -45,23 +45,28 @@ def drive(
     policy: str = "fifo",
     settings: dict[str, Any] | None = None,
     wrap: Wrap = unwrapped,
-) -> JobOutcomes:
+) -> dict[str, JobOutcome]:
     """Run jobs as real processes with a journal in the folder; return their outcomes."""
-    outcomes = JobOutcomes(jobs)
     header = Header(local_cluster(slots), policy, settings or {})
 
-    async def bounded(journal: Journal) -> None:
-        def record(entry: Entry, view: View) -> None:
-            outcomes.apply(entry, view)
-
+    async def bounded(journal: Journal) -> dict[str, JobOutcome]:
         scheduler = Scheduler(header.cluster, make_policy(header.policy, header.settings))
-        batch = Batch(jobs, scheduler, header, journal, WallClock(), record)
+        batch = Batch(jobs, scheduler, header, journal, WallClock(), ignore_step)
         async with asyncio.timeout(TIMEOUT_SECONDS):
             await batch.run(wrap(lambda report: LocalBackend(report, folder / "logs", SHORT_GRACE), batch.report))
+        return batch.outcomes()
 
     with JournalFile(folder / "journal.jsonl", header, durable=True) as journal:
-        asyncio.run(bounded(journal))
-    return outcomes
+        return asyncio.run(bounded(journal))
+
+
+def ignore_step(step: LoopStep) -> None:
+    """Do nothing."""
+
+
+def all_finished(outcomes: Mapping[str, JobOutcome]) -> bool:
+    """Whether every job has finished."""
+    return all(outcome.state == "finished" for outcome in outcomes.values())
 
 
 def entries_of(folder: Path) -> list[Entry]:
@@ -143,8 +148,8 @@ async def run_instantly(
     journal, cluster = ListJournal(), local_cluster(1)
     scheduler = Scheduler(cluster, policy, on_rejection=on_rejection)
 
-    def on_step(entry: Entry, view: View) -> None:
-        after_step(batch, entry)
+    def on_step(step: LoopStep) -> None:
+        after_step(batch, step.entry)
 
     batch = Batch(jobs, scheduler, Header(cluster, policy.name, {}), journal, JumpingClock(), on_step)
     backend = ScriptedBackend(batch.report, keep_running)

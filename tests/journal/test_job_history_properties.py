@@ -31,7 +31,7 @@ from refold.core.events import (
     RunStopped,
 )
 from refold.journal.history import History, Outcome
-from refold.journal.job_history import Ending, JobHistories, JobRecord
+from refold.journal.job_history import Ending, JobEnded, JobHistories, JobRecord
 from refold.model import NO_CHANGE, Allocation, Cluster, Decision, End, Flag, Job, Reason, Share, Stop, Tenant
 from refold.packing import FreeResources
 from refold.server.job_table import JobTable, Notice
@@ -143,9 +143,9 @@ class Setup:
         entry = self.scheduler.step(self.now, some)
         self.entries.append(entry)
         self.histories.apply(entry)
-        notices, ended = self.table.apply(entry, self.scheduler.view)
+        changes, notices = self.table.apply(entry, self.scheduler.view)
         self.notices += notices
-        self.ended += ended
+        self.ended += [change.record for change in changes if isinstance(change, JobEnded)]
 
     def _with_run_number(self, event: Event) -> Event:
         """Set the number of the run that a report is about. Only runs that have been ordered report anything."""

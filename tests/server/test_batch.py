@@ -8,20 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from live_setups import TIMEOUT_SECONDS, JumpingClock, ScriptedBackend, run_instantly
+from live_setups import TIMEOUT_SECONDS, JumpingClock, ScriptedBackend, ignore_step, run_instantly
+from msgspec.structs import replace
 
 from refold.backends.local.backend import local_cluster
 from refold.core import Entry, Header, ListJournal, Policy, Scheduler, View
-from refold.core.events import JobCancelled, JobSubmitted, RunFinished, RunStarted, RunStopped, Woke
+from refold.core.events import Event, JobCancelled, JobSubmitted, RunFailed, RunFinished, RunStarted, RunStopped, Woke
 from refold.core.orders import Order, StartRun, StopRun
 from refold.errors import BadDecision
 from refold.journal.files import JournalFile, check_replay, read_journal
-from refold.model import Allocation, Decision, Job, Share, Start
+from refold.model import Allocation, Decision, End, Job, Share, Start
 from refold.policies.queueing.fifo import Fifo
 from refold.policies.queueing.las import Las
-from refold.server.batch import Batch, JournalLog
+from refold.server.batch import Batch, JobOutcome, JournalLog
 from refold.server.clock import WallClock
 from refold.server.store.store import Commit
+from refold.server.subscribers import LoopStep
 from refold.testing import make_job
 
 ON_SLOT_0 = Allocation((Share(0, (0,)),))
@@ -34,10 +36,6 @@ class FunctionPolicy:
 
     def __init__(self, decide: Callable[[View], Decision]) -> None:
         self.decide = decide
-
-
-def ignore_step(entry: Entry, view: View) -> None:
-    """Do nothing."""
 
 
 def make_batch(policy: Policy, jobs: Sequence[Job], journal: ListJournal) -> Batch:
@@ -238,3 +236,74 @@ def test_the_journal_replays(tmp_path: Path) -> None:
 
     asyncio.run(main())
     assert check_replay(*read_journal(tmp_path / "journal.jsonl"), Fifo()) == 10
+
+
+def test_outcomes_are_in_the_order_of_the_list() -> None:
+    class Mixed(ScriptedBackend):
+        async def carry_out(self, orders: Sequence[Order], jobs: Mapping[str, Job]) -> None:
+            for order in orders:
+                self._report(RunStarted(order.job, order.run))
+                failed = RunFailed(order.job, order.run, "exit 3")
+                self._report(failed if order.job == "bad" else RunFinished(order.job, order.run))
+
+    async def main() -> dict[str, JobOutcome]:
+        jobs = [make_job("late", at=5.0), make_job("bad"), make_job("huge", gpus=9)]
+        header = Header(local_cluster(1), "fifo", {})
+        scheduler = Scheduler(header.cluster, Fifo())
+        batch = Batch(jobs, scheduler, header, ListJournal(), JumpingClock(), ignore_step)
+        assert batch.outcomes() == {job.id: JobOutcome(job.id) for job in jobs}
+        await batch.run(Mixed(batch.report))
+        return batch.outcomes()
+
+    assert asyncio.run(main()) == {
+        "late": JobOutcome("late", "finished", 5.0, 5.0, 5.0, 5.0, 1, "", ON_SLOT_0),
+        "bad": JobOutcome("bad", "failed", 0.0, 0.0, 0.0, 0.0, 1, "exit 3", ON_SLOT_0),
+        "huge": JobOutcome("huge", "infeasible", 0.0),
+    }
+
+
+class EndsRunsAfter:
+    """Fifo that ends all runs from a time on."""
+
+    name = "ends"
+
+    def __init__(self, since: float) -> None:
+        self._since, self._fifo = since, Fifo()
+
+    def decide(self, view: View) -> Decision:
+        """Decide as fifo until `since`, then end all runs."""
+        if view.now < self._since:
+            return replace(self._fifo.decide(view), wake_at=self._since)
+        return Decision(ends=tuple(End(run.job, "stuck") for run in view.runs.values() if not run.stopping))
+
+
+@pytest.mark.parametrize(
+    ("cancelled", "last", "outcome"),
+    [
+        (False, RunStopped("job", 1), ("cancelled", "stuck")),
+        (True, RunStopped("job", 1), ("cancelled", "")),
+        (False, RunFinished("job", 1), ("finished", "")),
+        (False, RunFailed("job", 1, "exit 3"), ("cancelled", "stuck")),
+    ],
+    ids=["ended by the rule", "cancelled before", "finishes meanwhile", "fails meanwhile"],
+)
+def test_the_outcome_of_a_job_that_a_rule_ends(cancelled: bool, last: Event, outcome: tuple[str, str]) -> None:
+    class Scripted(ScriptedBackend):
+        async def carry_out(self, orders: Sequence[Order], jobs: Mapping[str, Job]) -> None:
+            for order in orders:
+                self._report(RunStarted("job", 1) if isinstance(order, StartRun) else last)
+
+    async def main() -> JobOutcome:
+        header = Header(local_cluster(1), "ends", {})
+
+        def on_step(step: LoopStep) -> None:
+            if cancelled and RunStarted("job", 1) in step.entry.events:
+                batch.cancel_all()
+
+        scheduler = Scheduler(header.cluster, EndsRunsAfter(3.0))
+        batch = Batch([make_job("job")], scheduler, header, ListJournal(), JumpingClock(), on_step)
+        await batch.run(Scripted(batch.report))
+        return batch.outcomes()["job"]
+
+    found = asyncio.run(main())
+    assert (found.state, found.why) == outcome

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_setups import drive, entries_of, shell_job, starts, stops
+from live_setups import all_finished, drive, entries_of, shell_job, starts, stops
 
 from refold.backends.backend import Backend, Report
 from refold.backends.local.backend import local_cluster
@@ -48,7 +48,7 @@ def replays(folder: Path) -> bool:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_runs_all_jobs_and_the_journal_replays(tmp_path: Path, policy: str) -> None:
     outcomes = drive(mixed_jobs(), tmp_path, slots=3, policy=policy)
-    assert {job: outcome.state for job, outcome in outcomes.by_id.items()} == {
+    assert {job: outcome.state for job, outcome in outcomes.items()} == {
         "a": "finished",
         "gang": "finished",
         "wide": "finished",
@@ -56,7 +56,7 @@ def test_every_policy_runs_all_jobs_and_the_journal_replays(tmp_path: Path, poli
         "c": "finished",
         "d": "finished",
     }
-    assert outcomes.by_id["b"].why == "exit 3"
+    assert outcomes["b"].why == "exit 3"
     assert replays(tmp_path)
 
 
@@ -64,7 +64,7 @@ def test_no_slot_is_allocated_twice_at_the_same_time(tmp_path: Path) -> None:
     """Each process takes a lock named after its slot; a second holder would fail."""
     lock = "mkdir lock-$REFOLD_SLOTS || exit 9; sleep 0.05; rmdir lock-$REFOLD_SLOTS"
     jobs = [shell_job(f"job-{number}", f"cd '{tmp_path}' && {lock}") for number in range(8)]
-    assert drive(jobs, tmp_path, slots=2, policy="fifo-skip").all_finished()
+    assert all_finished(drive(jobs, tmp_path, slots=2, policy="fifo-skip"))
 
 
 class JournalCheckingBackend:
@@ -97,7 +97,7 @@ def test_decisions_are_on_disk_before_processes_start(tmp_path: Path) -> None:
         backends.append(JournalCheckingBackend(make(report), tmp_path / "journal.jsonl"))
         return backends[0]
 
-    assert not drive(mixed_jobs(), tmp_path, slots=3, policy="fifo", wrap=watched).all_finished()
+    assert not all_finished(drive(mixed_jobs(), tmp_path, slots=3, policy="fifo", wrap=watched))
     assert backends[0].seen == len(mixed_jobs())
 
 
@@ -162,7 +162,7 @@ def test_a_preempted_job_continues_later(
     entries = entries_of(tmp_path)
     assert starts(entries) == [("long", 1), ("short", 1), ("long", 2)]
     assert stops(entries) == [("long", 1)]
-    assert outcomes.all_finished()
+    assert all_finished(outcomes)
     assert replays(tmp_path)
 
 
@@ -175,8 +175,8 @@ def test_a_process_killed_from_outside_fails_its_job_and_frees_its_slot(tmp_path
         shell_job("next", "true"),
     ]
     outcomes = drive(jobs, tmp_path, slots=2)
-    assert [outcome.state for outcome in outcomes.by_id.values()] == ["failed", "finished", "finished"]
-    assert outcomes.by_id["victim"].why == f"killed by {signal.SIGKILL.name}"
+    assert [outcome.state for outcome in outcomes.values()] == ["failed", "finished", "finished"]
+    assert outcomes["victim"].why == f"killed by {signal.SIGKILL.name}"
     failed = [event for entry in entries_of(tmp_path) for event in entry.events if isinstance(event, RunFailed)]
     assert failed == [RunFailed("victim", 1, "killed by SIGKILL", exit_code=137)]
 
@@ -210,6 +210,6 @@ def allocations(entries: Sequence[Entry]) -> list[Any]:
 def test_many_short_jobs_all_finish(tmp_path: Path) -> None:
     jobs = [shell_job(f"job-{number}", "true") for number in range(40)]
     outcomes = drive(jobs, tmp_path, slots=4, policy="fifo")
-    assert outcomes.all_finished()
+    assert all_finished(outcomes)
     assert starts(entries_of(tmp_path)) == [(job.id, 1) for job in jobs]
     assert len(list((tmp_path / "logs").iterdir())) == 40

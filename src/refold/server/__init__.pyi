@@ -1,11 +1,10 @@
-from .batch import Batch as Batch
+from .batch import Batch as Batch, JobOutcome as JobOutcome
 from .clock import WallClock as WallClock
 from .daemon import Daemon as Daemon, Ready as Ready
 from .drained_gpus import is_drain_placeholder as is_drain_placeholder
 from .inbox import Inbox as Inbox
 from .job_table import Notice as Notice, NoticeKind as NoticeKind
 from .live_state import LiveState as LiveState
-from .outcomes import JobOutcome as JobOutcome, JobOutcomes as JobOutcomes
 from .signals import TERMINATION_SIGNALS as TERMINATION_SIGNALS, interruptible as interruptible
 from .subscribers import LoopStep as LoopStep, Subscriber as Subscriber
 from .writer import Writer as Writer

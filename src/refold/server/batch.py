@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
 
 from refold.api import EventStream
 from refold.backends import Backend
-from refold.core import Entry, Event, Header, JobCancelled, JobSubmitted, Journal, Scheduler, View
-from refold.model import Job, Seconds
+from refold.core import Event, Header, JobCancelled, JobSubmitted, Journal, Scheduler
+from refold.journal import JobRecord, RecordState, Submitted
+from refold.model import Allocation, Job, Seconds
 from refold.server.clock import Clock
 from refold.server.inbox import Inbox
 from refold.server.job_table import JobTable
@@ -23,8 +27,27 @@ from refold.server.writer import Writer
 KILL_INTERVAL_SECONDS: Seconds = 0.1
 """Pause before runs are killed again that started after the last time."""
 
-StepCallback = Callable[[Entry, View], None]
+StepCallback = Callable[[LoopStep], None]
 """Called after each step has been carried out."""
+
+OutcomeState = RecordState | Literal["not submitted", "infeasible"]
+
+
+class JobOutcome(msgspec.Struct, frozen=True):
+    """State of one job. Times are seconds since the start of the journal.
+
+    `started`, `ended`, `why` and `allocation` are those of the last run.
+    """
+
+    job: str
+    state: OutcomeState = "not submitted"
+    submitted: Seconds | None = None
+    first_started: Seconds | None = None
+    started: Seconds | None = None
+    ended: Seconds | None = None
+    runs: int = 0
+    why: str = ""
+    allocation: Allocation | None = None
 
 
 class JournalLog:
@@ -46,7 +69,7 @@ class Batch(Subscriber):
 
     def __init__(
         self,
-        jobs: Iterable[Job],
+        jobs: Sequence[Job],
         scheduler: Scheduler,
         header: Header,
         journal: Journal,
@@ -56,10 +79,15 @@ class Batch(Subscriber):
         state = LiveState(RecoveredState(scheduler, JobTable(header.cluster)), header, clock)
         writer = Writer(JournalLog(journal))
         self._view = state.view
+        self._records: dict[str, JobRecord | None] = {job.id: None for job in jobs}
         self._upcoming = deque(sorted(jobs, key=lambda job: job.submitted))
         self._on_step = on_step
         self._inbox = Inbox(writer)
         self._loop = Loop(state, self._inbox, writer, EventStream(), [self])
+
+    def outcomes(self) -> dict[str, JobOutcome]:
+        """Return the state of every job, in the order of the list."""
+        return {job_id: self._outcome(job_id, record) for job_id, record in self._records.items()}
 
     def report(self, event: Event) -> None:
         """Queue an event. Thread-safe."""
@@ -108,12 +136,31 @@ class Batch(Subscriber):
         return events
 
     def after_step(self, step: LoopStep) -> None:
-        """Stop after the last step; pass the step on."""
+        """Keep the records of new jobs; stop after the last step; pass the step on."""
+        for change in step.changes:
+            if isinstance(change, Submitted):
+                self._records[change.record.job.id] = change.record
         self._stop_at_end()
-        self._on_step(step.entry, self._view)
+        self._on_step(step)
 
     def _stop_at_end(self) -> None:
         """Stop the loop if every job has ended or can never start."""
         can_start = bool(self._view.waiting) and self._inbox.next_wake() is not None
         if not (self._upcoming or self._view.runs or can_start) and self._inbox.is_empty:
             self._inbox.stop()
+
+    def _outcome(self, job_id: str, record: JobRecord | None) -> JobOutcome:
+        if record is None:
+            return JobOutcome(job_id)
+        last = record.last
+        return JobOutcome(
+            job_id,
+            state="infeasible" if job_id in self._view.infeasible else record.state,
+            submitted=record.job.submitted,
+            first_started=record.first_started,
+            started=None if last is None else last.started,
+            ended=None if last is None else last.end,
+            runs=record.runs,
+            why=record.why if record.ended is None else record.message,
+            allocation=None if last is None else last.allocation,
+        )

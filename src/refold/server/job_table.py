@@ -82,12 +82,11 @@ class JobTable:
         self._histories = JobHistories(records, FreeResources(cluster).fits_when_empty)
         self.records: Mapping[str, JobRecord] = self._histories.records
 
-    def apply(self, entry: Entry, view: View) -> tuple[list[Notice], list[JobRecord]]:
-        """Apply an entry; return its notices, and the jobs that ended. Late and duplicate reports are ignored."""
+    def apply(self, entry: Entry, view: View) -> tuple[list[Change], list[Notice]]:
+        """Apply an entry; return what it changed, also as notices. Late and duplicate reports are ignored."""
         changes = self._histories.apply(entry)
         stopped = {change.record.job.id for change in changes if isinstance(change, RunEnded) and _was_stopped(change)}
-        notices = [notice for change in changes for notice in self._notices(change, view, stopped)]
-        return notices, [change.record for change in changes if isinstance(change, JobEnded)]
+        return changes, [notice for change in changes for notice in self._notices(change, view, stopped)]
 
     def _notices(self, change: Change, view: View, stopped: set[str]) -> Iterable[Notice]:
         match change:

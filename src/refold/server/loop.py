@@ -109,7 +109,7 @@ class Loop:
 
         # 2. Decide.
         entry = state.scheduler.step(now, events)
-        notices, ended = state.job_table.apply(entry, state.view)
+        changes, notices = state.job_table.apply(entry, state.view)
         if snapshot:
             state.job_table.lose_missing_runs(state.view)
             notices = []  # the previous daemon has published them
@@ -118,7 +118,7 @@ class Loop:
 
         # 3. Commit.
         state.entry += 1
-        step = LoopStep(entry, [*given.notices, *notices], ended)
+        step = LoopStep(entry, changes, [*given.notices, *notices])
         wire_events = self._wire_events(step)
         new_jobs = [job for request in given.requests for job in request.jobs]
         commit = self._build_commit(step, new_jobs, wire_events, epoch)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from refold.core import Entry, Event
-from refold.journal import JobRecord
+from refold.journal import Change, JobEnded, JobRecord
 from refold.model import Seconds
 from refold.server.job_table import Notice
 
@@ -16,8 +16,13 @@ class LoopStep(msgspec.Struct, frozen=True):
     """A step that was committed and carried out."""
 
     entry: Entry
+    changes: list[Change]
     notices: list[Notice]
-    ended: list[JobRecord]
+
+    @property
+    def ended(self) -> list[JobRecord]:
+        """The jobs that ended."""
+        return [change.record for change in self.changes if isinstance(change, JobEnded)]
 
 
 class Subscriber:

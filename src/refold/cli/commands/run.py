@@ -15,11 +15,11 @@ from refold.cli import PlacementName, PolicyName, Settings, WatchOption, make_fo
 from refold.cli.views import AsJson, Column, Table, print_json, print_line, print_tables, printable
 
 if TYPE_CHECKING:
-    from refold.core import Entry, Header, Policy, View
+    from refold.core import Header, Policy
     from refold.errors import BadDecision
-    from refold.journal import Change, JobRecord
+    from refold.journal import Change
     from refold.model import Allocation, Job
-    from refold.server import JobOutcome, JobOutcomes
+    from refold.server import JobOutcome, LoopStep
 
 JOURNAL_FILE_NAME = "journal.jsonl"
 LOGS_FOLDER_NAME = "logs"
@@ -55,7 +55,6 @@ def run(
     from refold.core import Header
     from refold.jobspec import read_jobs
     from refold.model import parse_duration
-    from refold.server import JobOutcomes
 
     jobs_read, grace_seconds = read_jobs(jobs), parse_duration(grace)
     choice = parse_policy(policy, parse_settings(settings, placement, watch=watch))
@@ -64,15 +63,14 @@ def run(
     made_policy = make_guarded_policy(header.policy, header.settings)
     _warm_up(header, jobs_read)
     folder = _new_folder(out)
-    outcomes = JobOutcomes(jobs_read)
-    printer = _ProgressPrinter(outcomes, folder, as_json)
-    interrupted = asyncio.run(_run_jobs(jobs_read, header, made_policy, folder, grace_seconds, printer))
+    printer = _ProgressPrinter(jobs_read, folder, as_json)
+    outcomes, interrupted = asyncio.run(_run_jobs(jobs_read, header, made_policy, folder, grace_seconds, printer))
     if as_json:
-        print_json({"journal": str(folder / JOURNAL_FILE_NAME), "jobs": list(outcomes.by_id.values())})
+        print_json({"journal": str(folder / JOURNAL_FILE_NAME), "jobs": outcomes})
     else:
         print_line()
         print_tables(_table(outcomes, folder))
-    raise typer.Exit(interrupted or int(not outcomes.all_finished()))
+    raise typer.Exit(interrupted or int(any(outcome.state != "finished" for outcome in outcomes)))
 
 
 def _check_watch(settings: Mapping[str, Any]) -> None:
@@ -101,8 +99,8 @@ def _warm_up(header: Header, jobs: list[Job]) -> None:
 
 async def _run_jobs(
     jobs: list[Job], header: Header, policy: Policy, folder: Path, grace: float, printer: _ProgressPrinter
-) -> int:
-    """Run the jobs until all have ended; return the exit status if a signal ended them, else 0."""
+) -> tuple[list[JobOutcome], int]:
+    """Run the jobs until all have ended; return their outcomes, and the exit status if a signal ended them, else 0."""
     from asyncio import CancelledError
 
     from refold.backends.local import LocalBackend
@@ -123,7 +121,7 @@ async def _run_jobs(
                 await batch.run(LocalBackend(batch.report, folder / LOGS_FOLDER_NAME, grace))
             except CancelledError:
                 printer.print("killed the remaining runs")
-        return interruption.exit_code
+        return list(batch.outcomes().values()), interruption.exit_code
 
 
 def _new_folder(out: Path | None) -> Path:
@@ -140,25 +138,28 @@ def _new_folder(out: Path | None) -> Path:
 class _ProgressPrinter:
     """Prints a line for each event."""
 
-    def __init__(self, outcomes: JobOutcomes, folder: Path, on_stderr: bool) -> None:
-        self._outcomes = outcomes
+    def __init__(self, jobs: list[Job], folder: Path, on_stderr: bool) -> None:
         self._folder = folder
         self._on_stderr = on_stderr
-        self._width = min(30, max(len(printable(job)) for job in outcomes.by_id))
+        self._width = min(30, max(len(printable(job.id)) for job in jobs))
 
     def print(self, text: str, fg: str | None = None) -> None:
         """Print a line. Ignore errors: closed output must not end the jobs."""
         with suppress(OSError):
             print_line(text, err=self._on_stderr, fg=fg)
 
-    def step(self, entry: Entry, view: View) -> None:
+    def step(self, step: LoopStep) -> None:
         """Print what a step changed."""
         from refold.journal import Flagged
 
-        for change in self._outcomes.apply(entry, view):
+        now = step.entry.now
+        for notice in step.notices:
+            if notice.kind == "infeasible" and notice.job is not None:
+                self.print(self._format(now, notice.job, f"infeasible: requests {notice.job.demand}"))
+        for change in step.changes:
             if isinstance(change, Flagged):
-                self.print(self._format(entry.now, change.record, f"warning: {change.why}"), typer.colors.YELLOW)
-            for line in self._change_lines(change, view):
+                self.print(self._format(now, change.record.job, f"warning: {change.why}"), typer.colors.YELLOW)
+            for line in self._change_lines(now, change):
                 self.print(line)
 
     def rejected(self, rejection: BadDecision) -> None:
@@ -167,27 +168,25 @@ class _ProgressPrinter:
     def interrupted(self, grace: float) -> None:
         self.print(f"interrupted: runs have {grace:g} s to stop; interrupt again to kill them now")
 
-    def _change_lines(self, change: Change, view: View) -> list[str]:
-        from refold.journal import RunEnded, Started, StopOrdered, Submitted
+    def _change_lines(self, now: float, change: Change) -> list[str]:
+        from refold.journal import RunEnded, Started, StopOrdered
 
         match change:
-            case Submitted(record) if record.job.id in view.infeasible:
-                return [self._format(view.now, record, f"infeasible: requests {record.job.demand}")]
             case Started(record, run):
                 number = f", run {run.number}" if run.number > 1 else ""
-                return [self._format(view.now, record, f"started on {_format_slots(run.allocation)}{number}")]
+                return [self._format(now, record.job, f"started on {_format_slots(run.allocation)}{number}")]
             case StopOrdered(record, _, why):
-                return [self._format(view.now, record, f"stopping ({why})")]
+                return [self._format(now, record.job, f"stopping ({why})")]
             case RunEnded(record, run) if run.failure is not None:
-                failed = self._format(view.now, record, f"failed: {run.failure.why}")
+                failed = self._format(now, record.job, f"failed: {run.failure.why}")
                 return [failed, *self._last_lines(record.job.id, run.number)]
             case RunEnded(record, run):
-                return [self._format(view.now, record, "finished" if run.end_report is None else "stopped")]
+                return [self._format(now, record.job, "finished" if run.end_report is None else "stopped")]
             case _:
                 return []
 
-    def _format(self, now: float, record: JobRecord, text: str) -> str:
-        return f"{now:8.1f} s  {printable(record.job.id):{self._width}}  {text}"
+    def _format(self, now: float, job: Job, text: str) -> str:
+        return f"{now:8.1f} s  {printable(job.id):{self._width}}  {text}"
 
     def _last_lines(self, job_id: str, number: int) -> list[str]:
         from refold.backends.local import log_path
@@ -220,7 +219,7 @@ def _format_slots(allocation: Allocation | None) -> str:
     return f"{'' if part == WHOLE else f'{part / WHOLE:g} of '}slot{'s' if len(held) > 1 else ''} {text}"
 
 
-def _table(outcomes: JobOutcomes, folder: Path) -> Table:
+def _table(outcomes: list[JobOutcome], folder: Path) -> Table:
     from refold.model import format_duration
 
     def format_span(begin: float | None, end: float | None) -> str:
@@ -246,5 +245,5 @@ def _table(outcomes: JobOutcomes, folder: Path) -> Table:
         "runs": Column("runs", number=True),
         "reason": Column("reason"),
     }
-    rows = [row(outcome) for outcome in outcomes.by_id.values()]
+    rows = [row(outcome) for outcome in outcomes]
     return Table("Jobs", columns, rows, after=[f"journal and logs: {folder}"])
