@@ -75,7 +75,7 @@ def _add_finished_jobs(folder: Path, count: int) -> None:
     """Write the rows of `count` finished jobs to the store in a few large commits."""
     with Store(folder) as store:
         number, event = store.reader.last_numbers()
-        entry, now = store.reader.last_entry(), time.time()
+        entry, now = store.reader.journal.last_entry(), time.time()
         status = store.reader.ended_job("nap-1")
         assert status is not None
         for first in range(0, count, BATCH):
@@ -84,7 +84,7 @@ def _add_finished_jobs(folder: Path, count: int) -> None:
             ended = [EndedJob(_ended_status(status, job, now - count + first), 60.0) for job in jobs]
             events = [Event(event + offset, now, "finished", job.id, 1) for offset, job in enumerate(jobs, start=1)]
             new = [NewJob(number + offset, "past", job, "", {}) for offset, job in enumerate(jobs, start=1)]
-            last = max((stored.now for stored in store.reader.entries(entry - 1)), default=0.0)
+            last = max((stored.now for stored in store.reader.journal.entries(entry - 1)), default=0.0)
             store.commit(Commit(entry, Entry(last), new, ended, events))
             number, event = number + BATCH, event + BATCH
 

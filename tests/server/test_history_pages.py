@@ -125,7 +125,7 @@ def test_counts_of_ended_jobs_stay_correct() -> None:
 def test_pages_use_an_index_instead_of_sorting() -> None:
     with ended_jobs_setup() as setup:
         plans: list[str] = []
-        reader = setup.store.reader._slow
+        reader = setup.store._read_connections._slow
         reader.set_trace_callback(plans.append)
         for which in ({}, {"name": "a"}, {"user": "ann"}, {"tenant": "vision"}, {"states": ["failed"]}):
             setup.page(after=1, **which)

@@ -381,10 +381,10 @@ class LiveLoop(RuleBasedStateMachine):
             self._check_all_jobs_are_known()
 
     def _check_journal(self) -> None:
-        epoch = self.store.reader.last_epoch()
+        epoch = self.store.reader.journal.last_epoch()
         if epoch is not None and epoch.first_entry > self.audited:
             self.audit, self.audited = Audit(CLUSTER), epoch.first_entry - 1
-        for entry in self.store.reader.entries(self.audited + 1):
+        for entry in self.store.reader.journal.entries(self.audited + 1):
             self.audit.write(entry)
             self.audited += 1
 

@@ -18,7 +18,7 @@ from refold.errors import BadDecision
 from refold.model import Cluster, Seconds
 from refold.server.drained_gpus import drain_on_new_cluster, is_about_placeholder, is_drain_placeholder
 from refold.server.job_table import JobTable
-from refold.server.store import Epoch, StoreReader
+from refold.server.store import Epoch, JournalReader, StoreReader
 from refold.simulator import RecordedDecisions
 
 MAX_REPLAYED_ENTRIES = 5_000
@@ -48,19 +48,19 @@ def recover(
     reader: StoreReader, header: Header, policy: Callable[[], Policy], on_rejection: Callable[[BadDecision], None]
 ) -> RecoveredState:
     """Restore the state that the last daemon wrote, or start empty."""
-    epoch = reader.last_epoch()
+    epoch = reader.journal.last_epoch()
     if epoch is None:
         return RecoveredState(
             Scheduler(header.cluster, policy(), on_rejection=on_rejection), JobTable(header.cluster), snapshot=()
         )
-    last = reader.last_entry()
+    last = reader.journal.last_entry()
     why = _reason_for_new_epoch(epoch, header, last)
     if not why:
-        replayed = _replay(reader, epoch, Scheduler(header.cluster, policy(), on_rejection=on_rejection))
+        replayed = _replay(reader.journal, epoch, Scheduler(header.cluster, policy(), on_rejection=on_rejection))
         if replayed is not None:
             return replayed
         why = "the policy no longer makes the recorded decisions"
-    restored = _restore(reader)
+    restored = _restore(reader.journal)
     snapshot = _snapshot_for(header.cluster, restored.scheduler, reader.past_jobs(MAX_PAST_JOBS))
     job_table = JobTable(
         header.cluster,
@@ -105,26 +105,26 @@ def _reason_for_new_epoch(epoch: Epoch, header: Header, last: int) -> str:
     return f"the previous one has {length:,} entries, too many to replay" if length > MAX_REPLAYED_ENTRIES else ""
 
 
-def _replay(reader: StoreReader, epoch: Epoch, scheduler: Scheduler) -> RecoveredState | None:
+def _replay(journal: JournalReader, epoch: Epoch, scheduler: Scheduler) -> RecoveredState | None:
     """Replay the epoch with the policy; None if it now decides differently."""
-    after_first = reader.checkpoint(at_most=epoch.first_entry)
+    after_first = journal.checkpoint(at_most=epoch.first_entry)
     assert after_first is not None, "every epoch begins with a checkpoint"
     state = RecoveredState(scheduler, JobTable(epoch.header.cluster, after_first.records), epoch.first_entry - 1)
-    for entry in reader.entries(epoch.first_entry):
+    for entry in journal.entries(epoch.first_entry):
         if scheduler.step(entry.now, entry.events).orders != entry.orders:
             return None
         _advance(state, entry, already_applied=state.entry < epoch.first_entry)
     return state
 
 
-def _restore(reader: StoreReader) -> RecoveredState:
+def _restore(journal: JournalReader) -> RecoveredState:
     """Restore the state from the last checkpoint and the recorded decisions after it."""
-    checkpoint = reader.checkpoint()
+    checkpoint = journal.checkpoint()
     assert checkpoint is not None, "every epoch begins with a checkpoint"
-    cluster = reader.header_at(checkpoint.entry).cluster
+    cluster = journal.header_at(checkpoint.entry).cluster
     policy = RecordedDecisions(lambda _: None)
     scheduler = Scheduler(cluster, policy)
-    entries = reader.entries(checkpoint.entry)
+    entries = journal.entries(checkpoint.entry)
     checkpoint_entry = next(entries)
     policy.entry = Entry(checkpoint_entry.now)
     scheduler.step(checkpoint_entry.now, checkpoint.snapshot)

@@ -222,7 +222,7 @@ class SchedulerService:
 
     def journal(self, caller: Caller) -> AsyncIterator[bytes]:
         """Yield the current epoch of the journal."""
-        return journal_lines(self._reader)
+        return journal_lines(self._reader.journal)
 
 
 def _past_participle(state: JobState) -> str:

@@ -12,7 +12,7 @@ from refold.core import Entry, Event, Header, JobSubmitted, PastJob
 from refold.model import Seconds
 from refold.server.live_state import LiveState
 from refold.server.recovery import MAX_PAST_JOBS
-from refold.server.store import StoreReader
+from refold.server.store import JournalReader, StoreReader
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -41,12 +41,12 @@ def _redact(event: Event) -> Event:
     return replace(event, job=replace(event.job, command=(), launch=launch))
 
 
-async def journal_lines(reader: StoreReader) -> AsyncIterator[bytes]:
+async def journal_lines(journal: JournalReader) -> AsyncIterator[bytes]:
     """Yield the current epoch in chunks of lines."""
-    epoch = reader.last_epoch()
+    epoch = journal.last_epoch()
     if epoch is None:
         return
     yield _ENCODER.encode(epoch.header) + b"\n"
-    chunks = reader.encoded_entries(epoch.first_entry)
+    chunks = journal.encoded_entries(epoch.first_entry)
     while chunk := await to_thread(next, chunks, None):
         yield b"".join(line + b"\n" for line in chunk[1])

@@ -1,2 +1,3 @@
-from .reader import Checkpoint as Checkpoint, EndedRow as EndedRow, Epoch as Epoch, StoreReader as StoreReader
+from .journal_reader import Checkpoint as Checkpoint, Epoch as Epoch, JournalReader as JournalReader
+from .reader import EndedRow as EndedRow, StoreReader as StoreReader
 from .store import Commit as Commit, EndedJob as EndedJob, NewJob as NewJob, Store as Store

@@ -1,43 +1,22 @@
-"""Read access to the store."""
+"""Read jobs, events, tokens and other values from the store."""
 
 from __future__ import annotations
 
-import sqlite3
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from refold.api import Event, Jobs, JobStatus, StoredToken
-from refold.core import Entry, Event as Fact, Header, PastJob
-from refold.journal import JobRecord
+from refold.core import PastJob
 from refold.model import Job
+from refold.server.store.connections import ReadConnections
+from refold.server.store.journal_reader import JournalReader
 
-_ENTRY = msgspec.json.Decoder(Entry)
 _JOB = msgspec.json.Decoder(Job)
 _STATUS = msgspec.json.Decoder(JobStatus)
 
-ENTRIES_PER_READ = 1000
-"""Journal entries per query."""
-
 EVENT_COLUMNS = "number, at, kind, job, run, text, tenant"
-
-
-class Checkpoint(msgspec.Struct, frozen=True):
-    """The state after an entry: a snapshot (the state as events) and the job records."""
-
-    entry: int
-    snapshot: tuple[Fact, ...]
-    records: tuple[JobRecord, ...]
-
-
-class Epoch(msgspec.Struct, frozen=True):
-    """A part of the journal that replays on its own, starting at `first_entry`."""
-
-    number: int
-    header: Header
-    first_entry: int
 
 
 class EndedRow(msgspec.Struct, frozen=True):
@@ -51,66 +30,18 @@ class EndedRow(msgspec.Struct, frozen=True):
 class StoreReader:
     """Queries on the store, from any thread. Each query sees one consistent state.
 
-    Queries that may take long (`ended_jobs`, `ended_before`, `past_jobs`, `entries`, `encoded_entries`) use a separate
-    connection, so that they do not delay the others; call them in a thread.
+    `ended_jobs`, `ended_before` and `past_jobs` may take long: call them in a thread.
     """
 
-    def __init__(self, connect: Callable[[], sqlite3.Connection]) -> None:
-        self._fast, self._slow = connect(), connect()
-        self._slow_lock = threading.Lock()
-        for connection in (self._fast, self._slow):
-            connection.execute("PRAGMA query_only=ON")
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._fast.close()
-        with self._slow_lock:
-            self._slow.close()
+    def __init__(self, connections: ReadConnections) -> None:
+        self.journal = JournalReader(connections)
+        self._fast = connections.fast
+        self._query_slow = connections.query_slow
 
     def read_meta(self, key: str, type_: Any) -> Any:
         """Return a stored value, or None."""
         row = self._fast.execute("SELECT value FROM meta WHERE key=?", (key,)).fetchone()
         return None if row is None else msgspec.json.decode(row[0], type=type_)
-
-    def last_epoch(self) -> Epoch | None:
-        """Return the current epoch, or None if the store is empty."""
-        row = self._fast.execute(
-            "SELECT number, header, first_entry FROM epochs ORDER BY number DESC LIMIT 1"
-        ).fetchone()
-        return None if row is None else Epoch(row[0], msgspec.json.decode(row[1], type=Header), row[2])
-
-    def header_at(self, entry: int) -> Header:
-        """Return the header (cluster and policy) of the epoch that an entry belongs to."""
-        query = "SELECT header FROM epochs WHERE first_entry <= ? ORDER BY first_entry DESC LIMIT 1"
-        return msgspec.json.decode(self._fast.execute(query, (entry,)).fetchone()[0], type=Header)
-
-    def last_entry(self) -> int:
-        """Return the number of the last entry, 0 if there is none."""
-        number: int = self._fast.execute("SELECT coalesce(max(number), 0) FROM journal").fetchone()[0]
-        return number
-
-    def entries(self, first: int) -> Iterator[Entry]:
-        """Yield the entries from number `first` on."""
-        for _, lines in self.encoded_entries(first):
-            yield from map(_ENTRY.decode, lines)
-
-    def encoded_entries(self, first: int) -> Iterator[tuple[int, list[bytes]]]:
-        """Yield the same entries undecoded, in chunks: the number of the first entry and the chunk."""
-        query = "SELECT number, entry FROM journal WHERE number >= ? ORDER BY number LIMIT ?"
-        while rows := self._query_slow((query, (first, ENTRIES_PER_READ)))[0]:
-            yield rows[0][0], [entry for _, entry in rows]
-            first = rows[-1][0] + 1
-
-    def checkpoint(self, *, at_most: int | None = None) -> Checkpoint | None:
-        """Return the last checkpoint, or the last one up to an entry."""
-        row = self._fast.execute(
-            "SELECT entry, snapshot, records FROM checkpoints WHERE entry <= ? ORDER BY entry DESC LIMIT 1",
-            (2**62 if at_most is None else at_most,),
-        ).fetchone()
-        if row is None:
-            return None
-        snapshot = msgspec.json.decode(row[1], type=tuple[Fact, ...])
-        return Checkpoint(row[0], snapshot, msgspec.json.decode(row[2], type=tuple[JobRecord, ...]))
 
     def last_numbers(self) -> tuple[int, int]:
         """Return the numbers of the last job and of the last event."""
@@ -172,15 +103,6 @@ class StoreReader:
             " ORDER BY ended, number LIMIT ?"
         )
         return [EndedRow(*row) for row in self._query_slow((query, (moment, *position, limit)))[0]]
-
-    def _query_slow(self, *queries: tuple[str, Sequence[Any]]) -> list[list[Any]]:
-        """Run queries on the slow connection in one read transaction."""
-        with self._slow_lock:
-            self._slow.execute("BEGIN")
-            try:
-                return [self._slow.execute(query, values).fetchall() for query, values in queries]
-            finally:
-                self._slow.execute("COMMIT")
 
     def past_jobs(self, limit: int) -> list[PastJob]:
         """Return the latest jobs that finished or failed, in order of their end."""

@@ -21,7 +21,9 @@ from refold.core import Entry, Header
 from refold.errors import BadFile, Unavailable
 from refold.model import Job
 from refold.server.store import schema
-from refold.server.store.reader import Checkpoint, StoreReader
+from refold.server.store.connections import ReadConnections
+from refold.server.store.journal_reader import Checkpoint
+from refold.server.store.reader import StoreReader
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -67,7 +69,8 @@ class Store:
         try:
             self._connection = self._connect()
             self._prepare()
-            self.reader = StoreReader(self._connect)
+            self._read_connections = ReadConnections(self._connect)
+            self.reader = StoreReader(self._read_connections)
         except sqlite3.Error as error:
             self._lock.close()
             raise BadFile(self._path, f"cannot be opened: {error}") from None
@@ -99,7 +102,7 @@ class Store:
 
     def close(self) -> None:
         """Close the file and release the lock."""
-        self.reader.close()
+        self._read_connections.close()
         self._connection.close()
         self._lock.close()
 

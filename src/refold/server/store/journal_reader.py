@@ -1,0 +1,80 @@
+"""Read the journal from the store: its epochs, entries and checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from refold.core import Entry, Event, Header
+from refold.journal import JobRecord
+from refold.server.store.connections import ReadConnections
+
+_ENTRY = msgspec.json.Decoder(Entry)
+
+ENTRIES_PER_READ = 1000
+"""Journal entries per query."""
+
+
+class Checkpoint(msgspec.Struct, frozen=True):
+    """The state after an entry: a snapshot (the state as events) and the job records."""
+
+    entry: int
+    snapshot: tuple[Event, ...]
+    records: tuple[JobRecord, ...]
+
+
+class Epoch(msgspec.Struct, frozen=True):
+    """A part of the journal that replays on its own, starting at `first_entry`."""
+
+    number: int
+    header: Header
+    first_entry: int
+
+
+class JournalReader:
+    """Queries on the journal, from any thread. `entries` and `encoded_entries` may take long: call them in a thread."""
+
+    def __init__(self, connections: ReadConnections) -> None:
+        self._fast = connections.fast
+        self._query_slow = connections.query_slow
+
+    def last_epoch(self) -> Epoch | None:
+        """Return the current epoch, or None if the store is empty."""
+        row = self._fast.execute(
+            "SELECT number, header, first_entry FROM epochs ORDER BY number DESC LIMIT 1"
+        ).fetchone()
+        return None if row is None else Epoch(row[0], msgspec.json.decode(row[1], type=Header), row[2])
+
+    def header_at(self, entry: int) -> Header:
+        """Return the header (cluster and policy) of the epoch that an entry belongs to."""
+        query = "SELECT header FROM epochs WHERE first_entry <= ? ORDER BY first_entry DESC LIMIT 1"
+        return msgspec.json.decode(self._fast.execute(query, (entry,)).fetchone()[0], type=Header)
+
+    def last_entry(self) -> int:
+        """Return the number of the last entry, 0 if there is none."""
+        number: int = self._fast.execute("SELECT coalesce(max(number), 0) FROM journal").fetchone()[0]
+        return number
+
+    def entries(self, first: int) -> Iterator[Entry]:
+        """Yield the entries from number `first` on."""
+        for _, lines in self.encoded_entries(first):
+            yield from map(_ENTRY.decode, lines)
+
+    def encoded_entries(self, first: int) -> Iterator[tuple[int, list[bytes]]]:
+        """Yield the same entries undecoded, in chunks: the number of the first entry and the chunk."""
+        query = "SELECT number, entry FROM journal WHERE number >= ? ORDER BY number LIMIT ?"
+        while rows := self._query_slow((query, (first, ENTRIES_PER_READ)))[0]:
+            yield rows[0][0], [entry for _, entry in rows]
+            first = rows[-1][0] + 1
+
+    def checkpoint(self, *, at_most: int | None = None) -> Checkpoint | None:
+        """Return the last checkpoint, or the last one up to an entry."""
+        row = self._fast.execute(
+            "SELECT entry, snapshot, records FROM checkpoints WHERE entry <= ? ORDER BY entry DESC LIMIT 1",
+            (2**62 if at_most is None else at_most,),
+        ).fetchone()
+        if row is None:
+            return None
+        snapshot = msgspec.json.decode(row[1], type=tuple[Event, ...])
+        return Checkpoint(row[0], snapshot, msgspec.json.decode(row[2], type=tuple[JobRecord, ...]))
