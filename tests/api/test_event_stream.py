@@ -227,8 +227,8 @@ def make_scope(path: str, token: str, query: bytes = b"", **headers: str) -> Mes
     }
 
 
-async def get(service: FakeService, path: str, token: str, query: bytes = b"", **headers: str) -> tuple[int, bytes]:
-    sent: list[Message] = []
+async def call_app(service: FakeService, scope: Any, sent: list[Message]) -> None:
+    """Call the application with a request without a body; append the messages that it sends."""
 
     async def receive() -> Message:
         await asyncio.sleep(3600)
@@ -237,7 +237,12 @@ async def get(service: FakeService, path: str, token: str, query: bytes = b"", *
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await make_app(service)(make_scope(path, token, query, **headers), receive, send)
+    await make_app(service)(scope, receive, send)
+
+
+async def get(service: FakeService, path: str, token: str, query: bytes = b"", **headers: str) -> tuple[int, bytes]:
+    sent: list[Message] = []
+    await call_app(service, make_scope(path, token, query, **headers), sent)
     return sent[0]["status"], b"".join(message["body"] for message in sent[1:])
 
 
@@ -274,15 +279,7 @@ def test_revoking_a_token_ends_its_streams() -> None:
     async def listen() -> list[bytes]:
         service = FakeService(event_stream=EventStream(heartbeat=3600.0))
         sent: list[Message] = []
-
-        async def receive() -> Message:
-            await asyncio.sleep(3600)
-            raise AssertionError
-
-        async def send(message: Any) -> None:
-            sent.append(message)
-
-        serving = asyncio.ensure_future(make_app(service)(make_scope("/api/v1/events", READER), receive, send))
+        serving = asyncio.ensure_future(call_app(service, make_scope("/api/v1/events", READER), sent))
         while not service.event_stream.listeners:
             await asyncio.sleep(0)
         service.event_stream.publish(events(1, 1))

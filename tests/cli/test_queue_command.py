@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from journals import write_entries
 from typer.testing import Result
 
 from refold.cli.inputs import journal_state
@@ -15,7 +16,6 @@ from refold.cli.views import screen
 from refold.core import Entry, Header
 from refold.core.events import JobCancelled, JobSubmitted, RunFinished
 from refold.core.orders import StartRun
-from refold.journal.files import JournalFile
 from refold.model import Allocation, Reason, Share, StartEstimate, Wait
 from refold.testing import make_cluster, make_job
 
@@ -36,10 +36,7 @@ ENTRIES = (
 
 
 def write_journal(path: Path, *entries: Entry, policy: str = "fifo") -> str:
-    with JournalFile(path, Header(make_cluster(4), policy)) as file:
-        for entry in entries:
-            file.write(entry)
-    return str(path)
+    return write_entries(path, Header(make_cluster(4), policy), entries)
 
 
 @pytest.fixture

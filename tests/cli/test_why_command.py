@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from journals import write_entries
 
 from refold.core import Entry, Header
 from refold.core.events import JobCancelled, JobSubmitted, RunFailed, RunFinished, RunStarted, RunStopped
 from refold.core.orders import StartRun, StopRun
-from refold.journal.files import JournalFile
 from refold.model import Allocation, End, Flag, Plan, Reason, Share, Shortage, StartEstimate, Wait
 from refold.testing import make_cluster, make_job
 
@@ -42,10 +42,7 @@ ENTRIES = (
 
 
 def write_journal(path: Path, *entries: Entry) -> str:
-    with JournalFile(path, Header(make_cluster(4, 4), "las")) as file:
-        for entry in entries:
-            file.write(entry)
-    return str(path)
+    return write_entries(path, Header(make_cluster(4, 4), "las"), entries)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from hypothesis import given, settings
+from journals import write_entries
 from random_histories import Grower, History, Move, finish_all_jobs, moves
 from scripted_policy import ScriptedPolicy, on
 
@@ -25,7 +26,7 @@ from refold.core.events import (
     RunStopped,
 )
 from refold.core.orders import StartRun, StopRun
-from refold.journal.files import JournalFile, check_replay, read_journal
+from refold.journal.files import check_replay, read_journal
 from refold.journal.history import History as JobHistory
 from refold.model import Cluster, Decision, Reason, Reshape, Start, Tenant
 from refold.policies.queueing.fifo import FifoSkip
@@ -200,9 +201,7 @@ def begin_with_snapshot(policy: str, past: int = 5) -> tuple[DisturbedCluster, L
 def test_a_journal_that_begins_with_a_snapshot_is_read_and_replayed(tmp_path: Path, policy: str) -> None:
     _, journal, cluster = begin_with_snapshot(policy)
     path = tmp_path / "journal.jsonl"
-    with JournalFile(path, Header(cluster, policy)) as file:
-        for entry in journal.entries:
-            file.write(entry)
+    write_entries(path, Header(cluster, policy), journal.entries)
     header, entries = read_journal(path)
     assert list(entries) == journal.entries
     assert check_replay(header, iter(journal.entries), make_policy(policy)) == len(journal.entries)

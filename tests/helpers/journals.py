@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from refold.core import Entry
+from collections.abc import Iterable
+from pathlib import Path
+
+from refold.core import Entry, Header
 from refold.core.events import Event, JobSubmitted
 from refold.core.orders import Order, StartRun, StopRun
+from refold.journal.files import JournalFile
 from refold.model import Allocation, Job, Share
 
 
@@ -20,3 +24,11 @@ def step(now: float, *items: Event | Order) -> Entry:
     orders = tuple(one for one in items if isinstance(one, StartRun | StopRun))
     events = tuple(one for one in items if not isinstance(one, StartRun | StopRun))
     return Entry(now, events, orders)
+
+
+def write_entries(path: Path, header: Header, entries: Iterable[Entry]) -> str:
+    """Write a journal file; return its path, as the argument of a command."""
+    with JournalFile(path, header) as file:
+        for entry in entries:
+            file.write(entry)
+    return str(path)

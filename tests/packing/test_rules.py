@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from plain_resources import PlainResources
 
 from refold.errors import UnknownName
 from refold.model import Cluster, Demand, Job, Node, Placement, Share
@@ -16,23 +17,13 @@ from refold.packing.layout import GPUS, MAX_FREE, MILLI_FREE, WHOLE_FREE
 from refold.testing import make_cluster
 
 
-class PlainResources:
-    """Free resources in plain Python."""
+class RuleResources(PlainResources):
+    """Free resources with the rules in plain Python."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.gpus = [[WHOLE] * node.gpus for node in cluster.nodes]
-        self.cpu = [node.cpu_milli for node in cluster.nodes]
-        self.memory = [node.memory_mib for node in cluster.nodes]
+        super().__init__(cluster)
         self.up = [True] * len(cluster.nodes)
         self.cursor = 0
-
-    def add(self, placement: Placement, sign: int) -> None:
-        for share in placement:
-            for gpu in share.gpus:
-                self.gpus[share.node][gpu] += sign * share.gpu_milli
-            self.cpu[share.node] += sign * share.cpu_milli
-            self.memory[share.node] += sign * share.memory_mib
 
     def fits(self, node: int, demand: Demand) -> bool:
         return (
@@ -137,7 +128,7 @@ def random_demand(rng: random.Random, whole_only: bool) -> Demand:
 def test_a_rule_follows_its_definition(rule: str, seed: int, whole_only: bool) -> None:
     rng = random.Random(seed)
     cluster = random_cluster(rng)
-    free, plain, placer = FreeResources(cluster), PlainResources(cluster), Placer(rule)
+    free, plain, placer = FreeResources(cluster), RuleResources(cluster), Placer(rule)
     running: list[Placement] = []
     for _ in range(60):
         if running and rng.random() < 0.35:
@@ -157,7 +148,7 @@ def test_a_rule_follows_its_definition(rule: str, seed: int, whole_only: bool) -
     assert_arrays_agree(free, plain)
 
 
-def assert_arrays_agree(free: FreeResources, plain: PlainResources) -> None:
+def assert_arrays_agree(free: FreeResources, plain: RuleResources) -> None:
     count = len(plain.gpus)
     max_gpus = max(node.gpus for node in free.cluster.nodes)
     for node in range(count):
@@ -233,7 +224,7 @@ def _fits(node: Node, demand: Demand, instances: int) -> bool:
     )
 
 
-def fragmentation_by_definition(plain: PlainResources, typical: list[tuple[Demand, float]]) -> float:
+def fragmentation_by_definition(plain: RuleResources, typical: list[tuple[Demand, float]]) -> float:
     """The definition of FGD in plain Python."""
     total = 0.0
     for node, gpus in enumerate(plain.gpus):
@@ -264,7 +255,7 @@ def test_fgd_minimises_the_growth_of_expected_fragmentation(seed: int) -> None:
     cluster = make_cluster(*(rng.choice([1, 2, 4]) for _ in range(5)), cpus=16)
     demands = [Demand(1, 1), Demand(1, 1, 500, 2000), Demand(1, 2, cpu_milli=4000), Demand(1, 1, 300)]
     submitted = [rng.choice(demands) for _ in range(8)]
-    free, plain, placer = FreeResources(cluster), PlainResources(cluster), Placer("fgd")
+    free, plain, placer = FreeResources(cluster), RuleResources(cluster), Placer("fgd")
     placer.observe(SubmittedJobs(cluster, submitted))
     typical = [(demand, submitted.count(demand) / len(submitted)) for demand in demands]
     for _ in range(12):

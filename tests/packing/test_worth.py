@@ -10,6 +10,7 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from plain_resources import PlainResources
 from scipy.optimize import linprog
 
 from refold.model import Cluster, Demand, Job, Node, Placement, Share
@@ -185,7 +186,7 @@ class PlainWorth:
             (1 + scarcity) * gpus_worth - gpus_worth * stranded + self.gang_weight * (whole / self.largest) ** 2
         )
 
-    def lost(self, resources: PlainResources, node: int, gpus: tuple[int, ...], demand: Demand) -> float:
+    def lost(self, resources: WorthResources, node: int, gpus: tuple[int, ...], demand: Demand) -> float:
         """The decrease of W, plus 0.03 × the remaining free capacity of the GPUs, or an eighth of the node's."""
         before, cpu, memory = resources.gpus[node], resources.cpu[node], resources.memory[node]
         after = [free - demand.gpu_milli if gpu in gpus else free for gpu, free in enumerate(before)]
@@ -200,21 +201,8 @@ def _milli(demand: Demand) -> int:
     return demand.instances * demand.gpus * demand.gpu_milli
 
 
-class PlainResources:
-    """Free resources in plain Python."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.gpus = [[WHOLE] * node.gpus for node in cluster.nodes]
-        self.cpu = [node.cpu_milli for node in cluster.nodes]
-        self.memory = [node.memory_mib for node in cluster.nodes]
-
-    def add(self, placement: Placement, sign: int) -> None:
-        for share in placement:
-            for gpu in share.gpus:
-                self.gpus[share.node][gpu] += sign * share.gpu_milli
-            self.cpu[share.node] += sign * share.cpu_milli
-            self.memory[share.node] += sign * share.memory_mib
+class WorthResources(PlainResources):
+    """Free resources, and the choices of GPUs for an instance."""
 
     def choices(self, node: int, demand: Demand) -> list[tuple[int, ...]]:
         """Every set of GPUs of a node on which an instance fits."""
@@ -227,7 +215,7 @@ class PlainResources:
         return list(combinations(fitting, demand.gpus))
 
 
-def chosen_gpus(resources: PlainResources, node: int, demand: Demand, worth: Floats) -> tuple[int, ...]:
+def chosen_gpus(resources: WorthResources, node: int, demand: Demand, worth: Floats) -> tuple[int, ...]:
     """One GPU: the least loss of worth, then the least remaining; several GPUs: the freest."""
     free = resources.gpus[node]
     choices = resources.choices(node, demand)
@@ -257,7 +245,7 @@ def random_machines(rng: random.Random, count: int) -> Cluster:
 def test_worth_takes_the_least_loss_and_computes_it_correctly(seed: int) -> None:
     rng = random.Random(seed)
     cluster = random_machines(rng, 5)
-    free, resources, placer = FreeResources(cluster), PlainResources(cluster), Placer("worth")
+    free, resources, placer = FreeResources(cluster), WorthResources(cluster), Placer("worth")
     seen = [rng.choice(DEMANDS) for _ in range(8)]
     placer.observe(SubmittedJobs(cluster, seen))
     plain_worth = PlainWorth(free, seen, placer._history.worth)

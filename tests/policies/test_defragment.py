@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from scripted_policy import ScriptedPolicy
 
 from refold.core import Entry, Journals, ListJournal, Policy, Scheduler, View
 from refold.core.events import Event, JobCancelled, JobSubmitted, NodeLost, RunFailed, RunFinished, RunStopped
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadDecision, BadValue
-from refold.model import NO_CHANGE, Allocation, Cluster, Decision, Job, Reason, Reshape, Share, Start
+from refold.model import Allocation, Cluster, Decision, Job, Reason, Reshape, Share, Start
 from refold.model.units import WHOLE
 from refold.packing import RULES, Placer
 from refold.policies.common.defragment import MIN_STAY_FACTOR
@@ -47,19 +48,6 @@ def late_orders(policy: Policy, jobs: Sequence[Job], cluster: Cluster, **options
 LEFT, RIGHT = make_job("left", gpus=2, work=5000), make_job("right", gpus=2, work=5000)
 WIDE = make_job("wide", at=LONG_AGO, gpus=4, work=100)
 """On two nodes of four GPUs, with a run of two on each, four GPUs are free, but not on one node."""
-
-
-class ScriptedPolicy:
-    """Returns the decision set by the test, to create a state."""
-
-    name = "scripted"
-
-    def __init__(self) -> None:
-        self.next = NO_CHANGE
-
-    def decide(self, view: View) -> Decision:
-        decision, self.next = self.next, NO_CHANGE
-        return decision
 
 
 def running(cluster: Cluster, runs: Mapping[Job, tuple[Share, ...]]) -> View:

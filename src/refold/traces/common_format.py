@@ -31,10 +31,7 @@ from refold.traces.text_source import (
 )
 from refold.traces.trace import Trace, make_trace, whole_file_note
 
-COLUMNS = (
-    "job_id",
-    "submit_s",
-    "duration_s",
+_DEMAND_COLUMNS = (
     "num_inst",
     "gpu_per_inst",
     "num_gpu",
@@ -42,6 +39,12 @@ COLUMNS = (
     "cpu_per_inst",
     "mem_gib_per_inst",
     "gpu_type",
+)
+COLUMNS = (
+    "job_id",
+    "submit_s",
+    "duration_s",
+    *_DEMAND_COLUMNS,
     "user",
     "group",
     "status",
@@ -59,15 +62,6 @@ CLASS_OF_QOS = {
 }
 """The job class of each quality-of-service class in openb."""
 
-_DEMAND_COLUMNS = (
-    "num_inst",
-    "gpu_per_inst",
-    "num_gpu",
-    "gpu_milli",
-    "cpu_per_inst",
-    "mem_gib_per_inst",
-    "gpu_type",
-)
 _FIELD_OF_KEY = {
     "workload": "workload",
     "steps": "steps",

@@ -59,7 +59,7 @@ def profile(
 
     Example: refold profile my-model.yaml --layers 2 --device cpu --batch 2 --seq 64
     """
-    from refold.catalogue import read_model, write_samples
+    from refold.catalogue import read_model
     from refold.train import check_device, choose_configs, default_device, require_torch, truncate_layers
 
     require_torch("refold profile")
@@ -73,13 +73,8 @@ def profile(
     notes = [f"{shape.name} on this machine's {device}: {batch} samples of {seq} tokens per step"]
     if not as_json:
         print_notes(notes)
-    found: list[Measurement] = []
-    for measured in _measure(shape, trials, device, None if measure_all else samples, steps):
-        found.append(measured)
-        write_samples(out, found)  # after each sample, so that an interrupt does not lose them
-        if not as_json:
-            result = f"{measured.step_seconds:.3g} s per step" if measured.step_seconds else "out of memory"
-            print_notes([f"{len(found)}: {measured.plan}, batch {measured.batch}: {result}"])
+    measurements = _measure(shape, trials, device, None if measure_all else samples, steps)
+    found = _write_measurements(out, measurements, quiet=as_json)
     fitting = sum(one.status == "ok" for one in found)
     if fitting < samples and not measure_all:
         notes.append(f"only {fitting} of {plural(samples, 'sample')} fit into memory; try a smaller --seq or --layers")
@@ -93,6 +88,20 @@ def profile(
         raise typer.Exit(1)
     if not (layers or as_json):
         print_line(f"next: refold fit {out}")
+
+
+def _write_measurements(out: Path, measurements: Iterator[Measurement], *, quiet: bool) -> list[Measurement]:
+    """Write the samples to the file after each one, so that an interrupt does not lose them; return all of them."""
+    from refold.catalogue import write_samples
+
+    found: list[Measurement] = []
+    for measured in measurements:
+        found.append(measured)
+        write_samples(out, found)
+        if not quiet:
+            result = f"{measured.step_seconds:.3g} s per step" if measured.step_seconds else "out of memory"
+            print_notes([f"{len(found)}: {measured.plan}, batch {measured.batch}: {result}"])
+    return found
 
 
 def _sizes(shape: ModelShape, device: str, batch: int | None, seq: int | None) -> tuple[int, int]:
