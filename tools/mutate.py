@@ -182,7 +182,7 @@ class Session:
 
     def _coverage(self, items: Mapping[str, pytest.Item]) -> dict[str, CoveringTest]:
         """Return the tests that pass, with the lines that they execute; from the last run, where nothing changed."""
-        sources = _digest([TREE / path for path in self._paths] + sorted((TREE / "tests" / "helpers").glob("*.py")))
+        sources = _digest([TREE / path for path in self._paths])
         by_file: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in items.values():
             by_file[item.nodeid.partition("::")[0]].append(item)
@@ -319,6 +319,7 @@ class _Child:
             try:
                 os.close(self.pipe)
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
                 os.write(write_end, self._test(tests, functions).encode())
                 status = 0
@@ -452,6 +453,7 @@ def main() -> None:
 
 def test_mutants(mutants: list[Mutant], options: argparse.Namespace, out: TextIO) -> bool:
     """Set the status of all mutants; return whether the user stopped it before."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.chdir(TREE)
     sys.path[:] = [str(TREE / "src"), *(path for path in sys.path if path != str(ROOT))]
     session = Session(mutants, options, out)
