@@ -182,22 +182,22 @@ class Session:
 
     def _coverage(self, items: Mapping[str, pytest.Item]) -> dict[str, CoveringTest]:
         """Return the tests that pass, with the lines that they execute; from the last run, where nothing changed."""
-        sources = _digest([TREE / path for path in self._paths])
         by_file: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in items.values():
             by_file[item.nodeid.partition("::")[0]].append(item)
         COVERAGE.mkdir(parents=True, exist_ok=True)
+        sources = {path: _digest(TREE / path) for path in self._paths}
         tests: dict[str, CoveringTest] = {}
         executed = 0.0
         for number, (file, its_items) in enumerate(sorted(by_file.items()), 1):
-            stored = COVERAGE / f"{_digest([TREE / file])[:16]}-{sources[:16]}.json"
-            if stored.exists():
-                found = {name: CoveringTest(**fields) for name, fields in json.loads(stored.read_text()).items()}
-            else:
+            stored = COVERAGE / f"{_digest(TREE / file)[:24]}.json"
+            found = _read_coverage(stored, sources)
+            if found is None:
                 self._say(f"coverage of {file} ({number} of {len(by_file)} files)")
                 found = self._record(its_items)
                 executed += sum(test.duration for test in found.values())
-                stored.write_text(json.dumps({name: asdict(test) for name, test in found.items()}))
+                fields = {"sources": sources, "tests": {name: asdict(test) for name, test in found.items()}}
+                stored.write_text(json.dumps(fields))
             tests |= found
         if executed < WARM_UP_SECONDS:
             self._warm_up(items, tests)
@@ -385,8 +385,18 @@ def _outcome(item: pytest.Item) -> str:
     return next((outcome for outcome in ("failed", "skipped") if outcome in outcomes), "passed")
 
 
-def _digest(paths: Sequence[Path]) -> str:
-    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
+def _read_coverage(stored: Path, sources: Mapping[str, str]) -> dict[str, CoveringTest] | None:
+    """Return the recorded coverage of a test file; None if these sources have changed or were not recorded."""
+    if not stored.exists():
+        return None
+    fields = json.loads(stored.read_text())
+    if not sources.items() <= fields["sources"].items():
+        return None
+    return {name: CoveringTest(**test) for name, test in fields["tests"].items()}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def copy_tree() -> None:
@@ -457,7 +467,18 @@ def test_mutants(mutants: list[Mutant], options: argparse.Namespace, out: TextIO
     os.chdir(TREE)
     sys.path[:] = [str(TREE / "src"), *(path for path in sys.path if path != str(ROOT))]
     session = Session(mutants, options, out)
-    arguments = ["-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(TREE)]
+    arguments = [
+        "-q",
+        "--no-header",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "-p",
+        "no:faulthandler",
+        "--rootdir",
+        str(TREE),
+    ]
     pytest.main([*arguments, *options.tests], plugins=[session])
     return session.stopped
 

@@ -78,6 +78,12 @@ class TestWorkDone:
         view = timeline.at(130.0)
         assert (view.done("a"), view.computing_since("a")) == (18.0, 112.0)
 
+    def test_a_second_report_of_the_start_is_late_once(self) -> None:
+        timeline = started(0)
+        timeline.at(112.0, RunStarted("a", 1))
+        view = timeline.at(120.0, RunStarted("a", 1))
+        assert (view.done("a"), timeline.scheduler.late_reports) == (8.0, 1)
+
     def test_reported_work_replaces_the_estimate(self) -> None:
         timeline = started(0)
         assert timeline.at(130.0, RunProgressed("a", 1, 20.0)).done("a") == 20.0
@@ -273,6 +279,36 @@ class TestFreeGpus:
         assert shortage.text(Demand(gpus=2)) == (
             "0 of 2 nodes fit: 1 has fewer than 2 free GPUs, 1 has fewer than 2 GPUs in total"
         )
+
+
+class TestReshapes:
+    def reshaped(self) -> Timeline:
+        """Return a timeline on which job a is being moved from GPU 0 to GPUs 1 and 2."""
+        timeline = started(0)
+        timeline.at(110.0, then=Decision(reshapes=(Reshape("a", on(1, 2)),)))
+        return timeline
+
+    def test_the_next_allocation_is_held_and_used(self) -> None:
+        timeline = self.reshaped()
+        view = timeline.scheduler.view
+        assert (view.next_allocation("a"), view.free_gpus) == (on(1, 2), 1.0)
+        timeline.at(120.0, RunStopped("a", 1))
+        assert (view.runs["a"].allocation, view.next_allocation("a"), view.free_gpus) == (on(1, 2), None, 2.0)
+
+    def test_the_next_allocation_is_dropped_if_the_run_fails(self) -> None:
+        timeline = self.reshaped()
+        view = timeline.at(120.0, RunFailed("a", 1, retry=True))
+        assert (view.next_allocation("a"), view.free_gpus) == (None, 4.0)
+        timeline.at(130.0, then=start("a", 3))
+        timeline.at(140.0, RunRecalled("a", 2))
+        assert (list(timeline.at(150.0, RunStopped("a", 2)).waiting), view.free_gpus) == (["a"], 4.0)
+
+    def test_a_later_stop_does_not_repeat_the_reshape(self) -> None:
+        timeline = self.reshaped()
+        timeline.at(120.0, RunStopped("a", 1))
+        timeline.at(130.0, RunRecalled("a", 2))
+        view = timeline.at(140.0, RunStopped("a", 2))
+        assert (list(view.waiting), view.free_gpus) == (["a"], 4.0)
 
 
 class TestReasons:

@@ -1,7 +1,7 @@
 """Every rule that a decision must follow: a decision that just follows it, and one that just breaks it.
 
-The scheduler of these tests has two nodes of A100s with 4 and 2 GPUs, 8 CPUs and 64 GiB each, one with a T4, and one
-with an A100 that is down. GPUs 0 and 1 of n0 are in use.
+The scheduler of these tests has nodes with 4 and 3 A100s, one with 2 T4s, and one with an A100 that is down; each has
+8 CPUs and 64 GiB. GPUs 0 and 1 of n0, 0 and 2 of n1, and 0 of n2 are in use.
 """
 
 import msgspec
@@ -33,7 +33,7 @@ from refold.testing import make_cluster, make_job
 
 TYPES = ["A100", "A100", "T4", "A100"]
 CLUSTER: Cluster = msgspec.structs.replace(
-    make_cluster(4, 2, 1, 1, types=TYPES, cpus=8, memory_gib=64), tenants=(Tenant("capped", limit_gpus=2.0),)
+    make_cluster(4, 3, 2, 1, types=TYPES, cpus=8, memory_gib=64), tenants=(Tenant("capped", limit_gpus=2.0),)
 )
 NOW = 10.0
 GIB = 1024
@@ -54,6 +54,7 @@ RUNNING = {
     make_job("runs"): on(0),
     make_job("grows", reshapable=True): on(1),
     make_job("stays", preemptible=False): on(0, node=2),
+    make_job("picky-run", types=["A100"]): on(2, node=1),
 }
 STOPPING = make_job("stops")
 
@@ -140,7 +141,10 @@ END_RUNS = Decision(ends=(End("runs", "hung"),))
         pytest.param(reshape("grows", Share(0, (1, 2))), [StopRun("grows", 1)], id="gang: growth of a reshapable job"),
         pytest.param(reshape("runs", Share(0, (3,))), [StopRun("runs", 1)], id="gang: a move of any job"),
         pytest.param(start_on("picky", 2), [StartRun("picky", 1, on(2))], id="type: accepted"),
-        pytest.param(start_on("either", 3), [StartRun("either", 1, on(3))], id="type: one of two accepted"),
+        pytest.param(
+            start_on("either", 1, node=2), [StartRun("either", 1, on(1, node=2))], id="type: one of two accepted"
+        ),
+        pytest.param(reshape("picky-run", Share(1, (1,))), [StopRun("picky-run", 1)], id="type: a move"),
         pytest.param(start_on("capped", 2, 3), [StartRun("capped", 1, on(2, 3))], id="limit: exactly the limit"),
         pytest.param(
             start("bends", Share(0, (2,), 1)),
@@ -228,7 +232,8 @@ def move_to_other_cpus(*, cpu_milli: int = 0, memory_mib: int = 0) -> Decision:
         (move_to_other_cpus(memory_mib=1), "gang", "reshaped job 'runs', which is not reshapable"),
         (start("bends"), "gang", "gave job 'bends' an empty allocation"),
         (reshape("grows"), "gang", "gave job 'grows' an empty allocation"),
-        (start_on("picky", 0, node=2), "type", "placed job 'picky' on T4, but it accepts A100"),
+        (start_on("picky", 1, node=2), "type", "placed job 'picky' on T4, but it accepts A100"),
+        (reshape("picky-run", Share(2, (1,))), "type", "placed job 'picky-run' on T4, but it accepts A100"),
         (
             start_on("capped", 2, 3, 1),
             "limit",
@@ -239,7 +244,7 @@ def move_to_other_cpus(*, cpu_milli: int = 0, memory_mib: int = 0) -> Decision:
         (reshape("grows", Share(9, (0,))), "free", "placed job 'grows' on node 9, which does not exist"),
         (start_on("bends", 4), "free", "gave job 'bends' GPUs (4,) of 'n0': no such GPU"),
         (start_on("bends", -1), "free", "gave job 'bends' GPUs (-1,) of 'n0': no such GPU"),
-        (start_on("bends", 1, node=2), "free", "gave job 'bends' GPUs (1,) of 'n2': no such GPU"),
+        (start_on("bends", 2, node=2), "free", "gave job 'bends' GPUs (2,) of 'n2': no such GPU"),
         (start_on("one", 0), "free", "started job 'one', but node 'n0': a GPU has too little free capacity"),
         (start_on("one", 0, node=1), "free", "started job 'one', but node 'n1': a GPU has too little free capacity"),
         (start_on("one", 0, node=3), "free", "started job 'one', but node 'n3': the node is down"),

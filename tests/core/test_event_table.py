@@ -27,7 +27,7 @@ from refold.core.events import (
     RunStopped,
 )
 from refold.core.orders import Order, StartRun
-from refold.model import NO_CHANGE, Cluster, Decision, End, Job, Reason, Reshape, Start, Stop, Tenant
+from refold.model import NO_CHANGE, Cluster, Decision, End, Job, Reason, Reshape, Start, Stop, Tenant, Wait
 from refold.testing import make_cluster, make_job
 
 CLUSTER: Cluster = msgspec.structs.replace(make_cluster(4), tenants=(Tenant("capped", limit_gpus=1.0),))
@@ -459,3 +459,19 @@ def test_a_scheduler_restored_from_a_snapshot_reacts_like_the_old_one(state: str
     # The target of a reshape is not part of a snapshot: such a run is one that stops, and its job is queued.
     like = "being preempted" if state == "being reshaped" else state
     assert state_after(STATES[state], EVENTS[event], restore=True) == state_after(STATES[like], EVENTS[event])
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_cancelled_job_leaves_nothing_behind(state: str) -> None:
+    setup = Setup()
+    STATES[state](setup)
+    setup.step(JobCancelled("j"))
+    if "j" in setup.view.runs:
+        setup.step(RunStopped("j", setup.view.runs["j"].number))
+    assert setup.view.free_gpus == 4 - gpus_in_use(setup.view)
+    before = setup.scheduler.late_reports
+    setup.step(JobSubmitted(JOB), then=RUN)
+    assert (state_of_job(setup), setup.scheduler.late_reports) == ("run 1", before)
+    assert (setup.view.done("j"), setup.view.gpu_seconds("j"), setup.view.start_estimate("j")) == (0.0, 0.0, None)
+    setup.step(RunStopped("j", 1))
+    assert setup.view.reason("j") == Wait("j", Reason.NOT_CONSIDERED, ahead=0)

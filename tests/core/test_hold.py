@@ -12,6 +12,7 @@ from refold.core.events import (
     JobSubmitted,
     RunFailed,
     RunFinished,
+    RunRecalled,
     RunStopped,
 )
 from refold.core.orders import StartRun, StopRun
@@ -148,3 +149,13 @@ def test_no_job_is_lost_and_no_held_job_is_started_under_random_events(moves_to_
             assert unfinished_jobs(history.view) == history.audit.jobs.keys() - history.audit.ended.keys()
             assert set(history.view.active) == set(history.view.runs)
             assert all(history.view.reason(job).reason in (Reason.HELD, Reason.DEPENDENCY) for job in history.view.held)
+
+
+def test_a_hold_applies_once() -> None:
+    history = make_history(1)
+    history.step(JobSubmitted(make_job("a")))
+    history.step(JobHeld("a"))
+    history.step(RunStopped("a", 1))
+    assert orders(history, JobReleased("a")) == (StartRun("a", 2, on(0)),)
+    history.step(RunRecalled("a", 2))
+    assert orders(history, RunStopped("a", 2)) == (StartRun("a", 3, on(0)),)

@@ -108,6 +108,17 @@ def test_a_job_over_the_limit_can_be_held_and_cancelled() -> None:
     assert history.scheduler.late_reports == 1
 
 
+@pytest.mark.parametrize("cancelled", "xyz")
+def test_only_the_job_that_leaves_the_queue_for_admission_is_removed(cancelled: str) -> None:
+    history = make_history(1, a=1)
+    history.step(*(JobSubmitted(tenant_job(name)) for name in "wxyz"))
+    history.step(JobCancelled(cancelled))
+    for name in ["w", *sorted({*"xyz"} - {cancelled})]:
+        assert list(history.view.runs) == [name]
+        history.step(RunFinished(name, 1))
+    assert unfinished_jobs(history.view) == set()
+
+
 def test_a_job_larger_than_the_limit_does_not_block_others() -> None:
     history = make_history(4, a=2)
     history.step(JobSubmitted(tenant_job("large", 3, priority=9)), JobSubmitted(tenant_job("small")))

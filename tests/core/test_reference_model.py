@@ -199,7 +199,9 @@ RESHAPE: list[Action] = [("submit", 2, 0), ("start", 2, 0), ("reshape", 2, 1)]
 @example([*SUBMIT_TWO_OF_A_TENANT_WITH_LIMIT_3, ("start", 0, 0), ("hold", 0, 0), ("stopped", 0, 0)])
 @example([*RESHAPE, ("lose", 2, 0), ("stopped", 2, 0)])
 @example([*RESHAPE, ("hold", 2, 0), ("release", 2, 0), ("stopped", 2, 0)])
-@example([*RESHAPE, ("retried", 2, 3), ("start", 2, 0)])
+@example([*RESHAPE, ("retried", 2, 3), ("start", 2, 0), ("recall", 2, 0), ("stopped", 2, 0)])
+@example([*RESHAPE, ("stopped", 2, 0), ("recall", 2, 0), ("stopped", 2, 0)])
+@example([("submit", 2, 0), ("start", 2, 0), ("hold", 2, 0), ("stopped", 2, 0), ("release", 2, 0), ("start", 2, 0)])
 @example([("submit", 2, 0), ("start", 2, 0), ("end", 2, 0), ("hold", 2, 0), ("retried", 2, 0)])
 def test_the_scheduler_agrees_with_the_model_after_every_step(to_do: Sequence[Action]) -> None:
     comparison = Comparison()

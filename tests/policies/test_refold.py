@@ -6,14 +6,14 @@ second; ViT 17, 28, 42.2 and 45.0, so it gains almost nothing from the last four
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
 from refold.core import Journals, ListJournal, Policy
 from refold.core.orders import StartRun
-from refold.errors import BadValue
+from refold.errors import BadValue, UnknownName
 from refold.journal import HistoryJournal
 from refold.model import Cluster, Job, Plan, Reason, Tenant
 from refold.plans.speeds import Speeds
@@ -137,6 +137,7 @@ class TestPreemption:
     def test_without_preemptors_jobs_wait_for_free_gpus(self) -> None:
         jobs = [modelled("vit", "long", 8, 0, 400_000), modelled("bert", "short", 4, 1000, 20_000)]
         assert Simulation(jobs, Refold(max_preemptors=0)).stops == []
+        assert Simulation(jobs, Refold(max_preemptors=1)).stops[0][:2] == (1000, "long")
 
     def test_a_job_that_is_not_preemptible_is_not_preempted(self) -> None:
         jobs = [modelled("vit", "fixed", 8, 0, 40_000, preemptible=False), make_job("sure", gpus=1, at=10)]
@@ -261,6 +262,45 @@ class TestGuarantees:
         found = find_violations(history.history(cluster), speeds, grace=78.0)
         assert found.guaranteed_jobs > 2
         assert [(one.job, one.kind, one.why) for one in found.violations] == []
+
+
+class TestThroughput:
+    """With `goal="throughput"`, the sum of the speeds counts, each relative to the speed of the job's request."""
+
+    POLICY: ClassVar[dict[str, Any]] = {"goal": "throughput"}
+    VIT = modelled("vit", "vit", 4, 0, 500_000)
+
+    def test_a_single_job_gets_all_gpus_that_make_it_faster(self) -> None:
+        simulation = Simulation([modelled("bert", "only", 2, 0, 50_000)], Refold(**self.POLICY))
+        assert (simulation.starts, simulation.stops) == ([(0, "only", 8)], [])
+
+    def test_a_run_shrinks_if_the_sum_of_speeds_rises_and_grows_again_when_gpus_are_free(self) -> None:
+        simulation = Simulation([self.VIT, modelled("bert", "bert", 4, 1000, 20_000)], Refold(**self.POLICY))
+        assert simulation.starts == [(0, "vit", 8), (1000, "vit", 4), (1000, "bert", 4), (2450, "vit", 8)]
+        assert simulation.stops == [
+            (1000, "vit", "total normalised throughput rises from 1.12 to 2.11"),
+            (2450, "vit", "total normalised throughput rises from 1.05 to 1.12"),
+        ]
+
+    def test_a_change_waits_until_no_job_has_arrived_for_its_payback_time(self) -> None:
+        # A restart of 78 s costs 1.12 × 78 = 88 units of work, regained in 88 / (2.11 - 1.12) = 88 s from 10 s on.
+        simulation = Simulation([self.VIT, modelled("bert", "bert", 4, 10, 2_000)], Refold(**self.POLICY))
+        assert simulation.wakes[0] == 98
+        assert simulation.starts[:3] == [(0, "vit", 8), (99, "vit", 4), (99, "bert", 4)]
+
+    def test_a_job_without_a_speed_model_waits_for_free_gpus(self) -> None:
+        simulation = Simulation([self.VIT, rigid("rigid", 4, 1000, 50)], Refold(**self.POLICY))
+        assert [job for _, job, _ in simulation.starts] == ["vit", "rigid"]
+        assert simulation.stops == []
+
+    def test_guaranteed_jobs_come_first(self) -> None:
+        sure = modelled("bert", "sure", 4, 1000, 20_000, job_class="guaranteed", plan=Plan(4))
+        simulation = Simulation([modelled("vit", "vit", 8, 0, 500_000), sure], Refold(**self.POLICY))
+        assert simulation.starts[:3] == [(0, "vit", 8), (1000, "vit", 4), (1000, "sure", 4)]
+
+    def test_an_unknown_goal_is_rejected(self) -> None:
+        with pytest.raises(UnknownName, match="unknown goal of refold 'speed'"):
+            Refold(goal="speed")
 
 
 class TestStarvation:
