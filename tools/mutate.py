@@ -85,9 +85,9 @@ class Mutant:
     """The number of tests that execute the line."""
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
-        """What identifies the mutant in another version of the file."""
-        return self.path, self.operator, self.before, self.after
+    def key(self) -> tuple[str, int, str, str]:
+        """What identifies the mutant in a later run, as long as its file has not changed."""
+        return self.path, self.index, self.before, self.after
 
 
 @dataclass
