@@ -103,8 +103,8 @@ class ManualDaemon:
             watch_config or WatchConfig(),
             self.messages,
         )
-        drains = DrainManager(self.state, self.inbox, self.writer, self.store)
-        self.retries = Retries(self.state, self.inbox, self.output, drains.record_reason)
+        drains = DrainManager(self.state, self.inbox)
+        self.retries = Retries(self.state, self.inbox, self.output)
         self.tokens: dict[str, StoredToken] = {}
         event_stream = EventStream(self.store.reader.last_numbers()[1])
         self.service = SchedulerService(
@@ -119,6 +119,7 @@ class ManualDaemon:
         )
         self.notices: list[Notice] = []
         subscribers = [
+            drains,
             Backoff(self.state),
             Dependencies(self.state, self.inbox, self.store.reader),
             self.messages,

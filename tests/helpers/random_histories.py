@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from refold.core import Journal, Journals, ListJournal, Policy, Scheduler, View
 from refold.core.events import (
     Event,
+    GpuLost,
+    GpuReturned,
     JobCancelled,
     JobHeld,
     JobReleased,
@@ -43,7 +45,20 @@ JOB_KINDS: list[dict[str, Any]] = [
 
 ACTIONS = (
     *("submit", "submit", "submit", "hold", "hold run", "release", "depend", "recall", "cancel", "cancel run"),
-    *("finish", "fail", "retry", "stop", "stop", "stop", "start", "progress", "lose", "return"),
+    *(
+        "finish",
+        "fail",
+        "retry",
+        "stop",
+        "stop",
+        "stop",
+        "start",
+        "progress",
+        "lose",
+        "return",
+        "lose GPU",
+        "return GPU",
+    ),
 )
 
 moves = st.lists(
@@ -84,6 +99,10 @@ class History:
         self.now += 5.0
         self.scheduler.step(self.now, events)
 
+    def _gpu(self, number: int) -> tuple[int, int]:
+        gpus = [(node, gpu) for node, kind in enumerate(self.cluster.nodes) for gpu in range(kind.gpus)]
+        return gpus[number % len(gpus)]
+
     def _events(self, kind: str, number: int) -> list[Event]:
         view = self.view
         run = _pick(list(view.runs.values()), number)
@@ -109,6 +128,10 @@ class History:
                 return [NodeLost(number % len(self.cluster.nodes))]
             case "return":
                 return [NodeReturned(number % len(self.cluster.nodes))]
+            case "lose GPU":
+                return [GpuLost(*self._gpu(number), "fan")]
+            case "return GPU":
+                return [GpuReturned(*self._gpu(number))]
             case "stop":
                 return [RunStopped(stopping.job, stopping.number, view.done(stopping.job))] if stopping else []
         return _run_events(kind, run.job, run.number, view.done(run.job)) if run else []
@@ -132,9 +155,10 @@ def _pick(some: list[T], number: int) -> T | None:
 
 
 def finish_all_jobs(scheduler: Scheduler, now: float, nodes: int) -> None:
-    """Bring nodes up, release held jobs and end runs until no job is left that can run."""
+    """Bring nodes and GPUs up, release held jobs and end runs until no job is left that can run."""
     view = scheduler.view
-    scheduler.step(now, [NodeReturned(node) for node in range(nodes) if not view.is_up(node)])
+    up: list[Event] = [NodeReturned(node) for node in range(nodes) if not view.is_up(node)]
+    scheduler.step(now, [*up, *(GpuReturned(*gpu) for gpu in view.down_gpus)])
     for _ in range(500):
         now += 5.0
         events: list[Event] = [JobReleased(job) for job in view.held if view.reason(job).reason is not Reason.LIMIT]

@@ -107,6 +107,8 @@ def test_the_error_for_a_damaged_entry_names_its_line(tmp_path: Path) -> None:
     [
         (b'{"now":-1e300}', "line 5 is at -1e\\+300 s, expected a time from"),
         (b'{"now":1e9,"events":[{"type":"NodeLost","node":999}]}', "line 5 has node 999, but the cluster has 4 nodes"),
+        (b'{"now":1e9,"events":[{"type":"GpuLost","node":999,"gpu":0}]}', "line 5 has node 999"),
+        (b'{"now":1e9,"events":[{"type":"GpuReturned","node":0,"gpu":-1}]}', "line 5 has GPU -1 of a node with"),
         (
             b'{"now":1e9,"orders":[{"type":"StartRun","job":"a","run":1,"allocation":{"placement":[{"node":-1}]}}]}',
             "line 5 has node -1",

@@ -8,7 +8,17 @@ import pytest
 from journals import start, step, submitted
 
 from refold.core import Entry, Header, ListJournal
-from refold.core.events import JobCancelled, NodeLost, NodeReturned, RunFailed, RunFinished, RunStarted, RunStopped
+from refold.core.events import (
+    GpuLost,
+    GpuReturned,
+    JobCancelled,
+    NodeLost,
+    NodeReturned,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    RunStopped,
+)
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadJournal
 from refold.journal.history import History, HistoryJournal, Outcome
@@ -118,9 +128,12 @@ def test_a_run_that_is_still_open_is_counted_up_to_the_end_of_the_history() -> N
         (start("a", gpus=(2**70,)), "of node 'n0', which has 4"),
         (NodeLost(7), "node 7 went down at 1 s, but the cluster has"),
         (NodeReturned(-2), "node -2 came up at 1 s"),
+        (GpuLost(7, 0), "node 7 went down at 1 s, but the cluster has"),
+        (GpuLost(0, 4), "GPU 4 of node 'n0' went down at 1 s, but the node has 4 GPUs"),
+        (GpuReturned(0, -1), "GPU -1 of node 'n0' came up at 1 s, but the node has 4 GPUs"),
     ],
 )
-def test_nodes_and_gpus_that_do_not_exist_are_rejected(order: StartRun | NodeLost, message: str) -> None:
+def test_nodes_and_gpus_that_do_not_exist_are_rejected(order: StartRun | NodeLost | GpuLost, message: str) -> None:
     with pytest.raises(BadJournal, match=message):
         make_history(step(0, submitted(make_job("a"))), step(1, order))
 
@@ -128,6 +141,11 @@ def test_nodes_and_gpus_that_do_not_exist_are_rejected(order: StartRun | NodeLos
 def test_node_changes_are_recorded() -> None:
     history = make_history(step(3, NodeLost(0)), step(8, NodeReturned(0)))
     assert history.node_changes == [NodeChange(3, 0, False), NodeChange(8, 0, True)]
+
+
+def test_changes_of_gpus_are_recorded() -> None:
+    history = make_history(step(3, GpuLost(0, 2, "fan")), step(8, GpuReturned(0, 2)))
+    assert history.node_changes == [NodeChange(3, 0, False, 2, "fan"), NodeChange(8, 0, True, 2)]
 
 
 def test_a_run_of_a_job_that_was_never_submitted_is_rejected() -> None:

@@ -58,6 +58,8 @@ def random_window(rng: random.Random, max_jobs: int = 40) -> tuple[FreeResources
         others.place(free, rng.choice(demand_kinds))
     if rng.random() < 0.2:
         free.set_node_up(0, False)
+    if rng.random() < 0.3:
+        free.set_gpu_up(count, rng.randrange(4), False)
     return free, [rng.choice(demand_kinds) for _ in range(rng.randint(1, max_jobs))]
 
 

@@ -67,6 +67,17 @@ def test_a_node_that_is_down_counts_as_idle() -> None:
     assert power.draw(free).tolist() == power.idle.tolist()
 
 
+def test_a_gpu_that_is_down_draws_what_its_runs_use() -> None:
+    power, free = Power(LAB), FreeResources(LAB)
+    assert free.take((Share(1, (0,), 500),)) is None
+    with_run = power.draw(free)
+    free.set_gpu_up(1, 0, False)
+    free.set_gpu_up(1, 1, False)
+    assert power.draw(free).tolist() == with_run.tolist()
+    free.release((Share(1, (0,), 500),))
+    assert power.draw(free).tolist() == power.idle.tolist()
+
+
 def test_without_busy_watts_the_draw_is_constant() -> None:
     cluster = Cluster((Node("n", 2, "X", 8000, idle_watts=300, rack="r"),), (GpuType("X", idle_watts=25),))
     power = Power(cluster)

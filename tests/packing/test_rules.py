@@ -11,7 +11,7 @@ from plain_resources import PlainResources
 from refold.errors import UnknownName
 from refold.model import Cluster, Demand, Job, Node, Placement, Share
 from refold.model.units import WHOLE
-from refold.packing import RULES, FreeResources, Placer
+from refold.packing import RULES, FreeResources, Placer, Trial
 from refold.packing.fragmentation import cluster_fragmentation
 from refold.packing.layout import GPUS, MAX_FREE, MILLI_FREE, WHOLE_FREE
 from refold.testing import make_cluster
@@ -22,8 +22,22 @@ class RuleResources(PlainResources):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
+        self.unused = [[WHOLE] * node.gpus for node in cluster.nodes]
         self.up = [True] * len(cluster.nodes)
+        self.down_gpus: set[tuple[int, int]] = set()
         self.cursor = 0
+
+    def toggle_gpu(self, node: int, gpu: int) -> None:
+        """Take a GPU down or bring it up: what no run uses of it is free if it is up."""
+        self.down_gpus ^= {(node, gpu)}
+        self.gpus[node][gpu] = 0 if (node, gpu) in self.down_gpus else self.unused[node][gpu]
+
+    def add(self, placement: Placement, sign: int) -> None:
+        super().add(placement, sign)
+        for share in placement:
+            for gpu in share.gpus:
+                self.unused[share.node][gpu] += sign * share.gpu_milli
+                self.gpus[share.node][gpu] = 0 if (share.node, gpu) in self.down_gpus else self.unused[share.node][gpu]
 
     def fits(self, node: int, demand: Demand) -> bool:
         return (
@@ -139,6 +153,8 @@ def test_a_rule_follows_its_definition(rule: str, seed: int, whole_only: bool) -
             node = rng.randrange(len(cluster.nodes))
             plain.up[node] = not plain.up[node]
             free.set_node_up(node, plain.up[node])
+        elif rng.random() < 0.2:
+            toggle_gpu(rng, free, plain)
         else:
             demand = random_demand(rng, whole_only)
             expected = plain.place(rule, demand)
@@ -146,6 +162,110 @@ def test_a_rule_follows_its_definition(rule: str, seed: int, whole_only: bool) -
             if expected:
                 running.append(expected)
     assert_arrays_agree(free, plain)
+
+
+def toggle_gpu(rng: random.Random, free: FreeResources, plain: RuleResources) -> None:
+    """Take a GPU down or bring it up. Runs may hold parts of it."""
+    node = rng.choice([node for node, gpus in enumerate(plain.unused) if gpus] or [0])
+    gpu = rng.randrange(max(1, len(plain.unused[node])))
+    if gpu < len(plain.unused[node]):
+        plain.toggle_gpu(node, gpu)
+        free.set_gpu_up(node, gpu, (node, gpu) not in plain.down_gpus)
+
+
+@given(seed=st.integers(0, 2**32))
+def test_free_resources_agree_with_a_plain_model_while_nodes_and_gpus_go_down_and_come_up(seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = make_cluster(*rng.choices([0, 1, 2, 4], k=5), 4, cpus=16, memory_gib=64)
+    free, plain = FreeResources(cluster), RuleResources(cluster)
+    held: list[Placement] = []
+    for _ in range(40):
+        match rng.choice(["take", "take", "release", "node", "gpu", "retake", "trial"]):
+            case "take":
+                share = random_share(rng, cluster)
+                fits = plain.up[share.node] and all(
+                    plain.gpus[share.node][gpu] >= share.gpu_milli for gpu in share.gpus
+                )
+                fits = fits and plain.cpu[share.node] >= share.cpu_milli
+                assert free.has((share,)) == (free.copy().take((share,)) is None) == fits
+                if free.take((share,)) is None:
+                    plain.add((share,), -1)
+                    held.append((share,))
+            case "release" if held:
+                ended = held.pop(rng.randrange(len(held)))
+                free.release(ended)
+                plain.add(ended, 1)
+            case "node":
+                node = rng.randrange(len(cluster.nodes))
+                plain.up[node] = not plain.up[node]
+                free.set_node_up(node, plain.up[node])
+            case "gpu":
+                toggle_gpu(rng, free, plain)
+            case "retake" if held:
+                free.release(held[0])
+                free.retake(held[0])
+            case "trial":
+                random_trial(rng, free, held)
+        assert_arrays_agree(free, plain)
+        assert_arrays_agree(free.copy(), plain)
+        assert free.down_gpus == plain.down_gpus
+        for placement in held:
+            is_up = all(
+                plain.up[share.node] and not any((share.node, gpu) in plain.down_gpus for gpu in share.gpus)
+                for share in placement
+            )
+            assert free.is_placement_up(placement) == is_up
+
+
+def random_share(rng: random.Random, cluster: Cluster) -> Share:
+    node = rng.randrange(len(cluster.nodes))
+    gpus = range(cluster.nodes[node].gpus)
+    picked = tuple(sorted(rng.sample(gpus, rng.randint(0, len(gpus)))))
+    return Share(node, picked, rng.choice([WHOLE, 500, 300]), rng.choice([0, 4000]))
+
+
+def random_trial(rng: random.Random, free: FreeResources, held: list[Placement]) -> None:
+    """Change free resources tentatively and undo it."""
+    trial = Trial(free)
+    for placement in rng.sample(held, len(held) // 2):
+        trial.release(placement)
+    for _ in range(3):
+        trial.take((random_share(rng, free.cluster),))
+        trial.take_available((random_share(rng, free.cluster),))
+        trial.place(Placer("best-fit"), random_demand(rng, False))
+    trial.undo()
+
+
+def test_a_gpu_that_is_down_has_no_free_part_even_when_its_runs_end() -> None:
+    free = FreeResources(make_cluster(2))
+    run: Placement = (Share(0, (0,), 300),)
+    assert free.take(run) is None
+    free.set_gpu_up(0, 0, False)
+    assert (free.gpu_milli_of(0), free.gpu_milli, free.whole_gpus) == ((0, WHOLE), WHOLE, 1)
+    free.release(run)
+    assert free.gpu_milli_of(0) == (0, WHOLE)
+    assert free.take((Share(0, (0,), 100),)) == "node 'n0': GPU 0 is down"
+    free.set_gpu_up(0, 0, True)
+    assert free.gpu_milli_of(0) == (WHOLE, WHOLE)
+
+
+def test_a_gpu_that_comes_up_has_the_part_free_that_no_run_holds() -> None:
+    free = FreeResources(make_cluster(1))
+    assert free.take((Share(0, (0,), 300),)) is None
+    for _ in range(2):
+        free.set_gpu_up(0, 0, False)
+    for _ in range(2):
+        free.set_gpu_up(0, 0, True)
+    assert free.gpu_milli_of(0) == (700,)
+
+
+def test_a_job_that_fits_only_when_a_gpu_comes_up_again_is_feasible() -> None:
+    free = FreeResources(make_cluster(2))
+    free.set_gpu_up(0, 1, False)
+    demand = Demand(1, 2)
+    assert (free.fits_when_empty(demand), free.fits_one_instance(demand)) == (True, False)
+    assert free.shortage(demand).too_few_gpus == 1
+    assert free.shortage(Demand(3, 1, 500)).instances_fit == 2
 
 
 def assert_arrays_agree(free: FreeResources, plain: RuleResources) -> None:

@@ -34,11 +34,16 @@ def node_amounts(node: int) -> list[int]:
 
 
 class PlainTimetable:
-    """A list of bookings, the free amounts in every second, and the nodes that are down."""
+    """A list of bookings, the free amounts in every second, and the nodes and GPUs that are down."""
 
-    def __init__(self, bookings: list[Booking], down: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        bookings: list[Booking],
+        down: frozenset[int] = frozenset(),
+        down_gpus: frozenset[tuple[int, int]] = frozenset(),
+    ) -> None:
         self.bookings: list[Booking] = []
-        self.down = down
+        self.down, self.down_gpus = down, down_gpus
         self._free = [[[amount] * (LAST_END + 1) for amount in node_amounts(node)] for node in NODES]
         for booking in bookings:
             self.book(booking)
@@ -57,7 +62,7 @@ class PlainTimetable:
         rest = list(self.bookings)
         for booking in cancelled:
             rest.remove(booking)
-        return PlainTimetable(rest, self.down)
+        return PlainTimetable(rest, self.down, self.down_gpus)
 
     @property
     def is_overbooked(self) -> bool:
@@ -67,7 +72,7 @@ class PlainTimetable:
         """The minimum free amounts of a node over a window: of each GPU, CPUs, memory."""
         until = int(min(end, LAST_END + 1))
         *gpus, cpu, memory = (max(0, min(column[start:until])) for column in self._free[node])
-        return gpus, cpu, memory
+        return [0 if (node, gpu) in self.down_gpus else free for gpu, free in enumerate(gpus)], cpu, memory
 
     def count(self, node: int, demand: Demand, start: int, end: float) -> int:
         """How many instances fit on a node throughout a window, by placing them one by one."""
@@ -102,16 +107,24 @@ class PlainTimetable:
         return self.only_on(nodes).longest(replace(demand, instances=1), now)
 
     def only_on(self, nodes: list[int]) -> "PlainTimetable":
-        return PlainTimetable(self.bookings, self.down | (frozenset(NODES) - frozenset(nodes)))
+        return PlainTimetable(self.bookings, self.down | (frozenset(NODES) - frozenset(nodes)), self.down_gpus)
 
 
 def booked(plain: PlainTimetable) -> Timetable:
     table = Timetable(CLUSTER)
     for node in plain.down:
         table.set_node_up(node, False)
-    for booking in plain.bookings:
+    for position, booking in enumerate(plain.bookings):
+        if position == len(plain.bookings) // 2:
+            take_gpus_down(table, plain)
         table.book(*booking)
+    take_gpus_down(table, plain)
     return table
+
+
+def take_gpus_down(table: Timetable, plain: PlainTimetable) -> None:
+    for node, gpu in plain.down_gpus:
+        table.set_gpu_up(node, gpu, False)
 
 
 def intervals_of(table: Timetable) -> list[list[tuple[float, list[int]]]]:
@@ -148,6 +161,8 @@ DEMANDS = st.builds(
     st.sampled_from([(), (), ("A100",), ("T4",), ("H100",), ("A100", "T4")]),
 )
 DOWN = st.frozensets(st.sampled_from(NODES), max_size=2)
+GPUS = [(node, gpu) for node in NODES for gpu in range(CLUSTER.nodes[node].gpus)]
+DOWN_GPUS = st.frozensets(st.sampled_from(GPUS), max_size=3)
 
 
 @st.composite
@@ -162,7 +177,7 @@ def bookings(draw: st.DrawFn) -> list[Booking]:
     return plain.bookings
 
 
-TIMETABLES = st.builds(PlainTimetable, bookings(), DOWN)
+TIMETABLES = st.builds(PlainTimetable, bookings(), DOWN, DOWN_GPUS)
 
 
 @given(TIMETABLES, DEMANDS, LENGTHS, TIMES, st.sampled_from([inf, inf, 3, 10]))
@@ -314,6 +329,19 @@ def test_a_node_that_comes_up_again_keeps_its_bookings() -> None:
     table.set_node_up(0, True)
     assert table.earliest_start(Demand(1, 3), 1, 0) == 10
     assert table.longest_free_duration(Demand(1, 3), 12) == inf
+
+
+def test_a_gpu_that_comes_up_again_keeps_its_bookings() -> None:
+    table = Timetable(CLUSTER)
+    table.book((Share(0, (0, 1, 2)),), 0, 10)
+    before = intervals_of(table)
+    table.set_gpu_up(0, 1, False)
+    assert table.earliest_start(Demand(1, 3), 1, 0) == inf
+    assert table.earliest_start(Demand(1, 2, gpu_types=("A100",)), 100, 0) == 0
+    assert table.free_during(12, 13).gpu_milli_of(0) == (WHOLE, 0, WHOLE)
+    table.set_gpu_up(0, 1, True)
+    assert intervals_of(table) == before
+    assert table.earliest_start(Demand(1, 3), 1, 0) == 10
 
 
 # --- jobs that can start earlier ----------------------------------------------------------------------------

@@ -298,6 +298,12 @@ def test_gpus_of_a_requested_type_are_spared() -> None:
 # Signatures and cached scores.
 
 
+def toggle_gpu(rng: random.Random, free: FreeResources) -> None:
+    gpus = [(node, gpu) for node, kind in enumerate(free.cluster.nodes) for gpu in range(kind.gpus)]
+    node, gpu = rng.choice(gpus)
+    free.set_gpu_up(node, gpu, not free.is_gpu_up(node, gpu))
+
+
 @given(st.integers(0, 2**32))
 def test_a_signature_depends_only_on_the_free_resources(seed: int) -> None:
     rng = random.Random(seed)
@@ -309,6 +315,8 @@ def test_a_signature_depends_only_on_the_free_resources(seed: int) -> None:
             free.release(placed.pop(rng.randrange(len(placed))))
         elif rng.random() < 0.1:
             free.set_node_up(rng.randrange(len(cluster.nodes)), rng.random() < 0.5)
+        elif rng.random() < 0.1:
+            toggle_gpu(rng, free)
         elif (placement := placer.place(free, rng.choice(DEMANDS))) is not None:
             placed.append(placement)
     signed = free.nodes.copy()
@@ -343,7 +351,7 @@ def test_cached_scores_do_not_change_placements(rule: str, seed: int) -> None:
     for _ in range(50):
         which = rng.randrange(2)
         free, placed_here = copies[which], placed[which]
-        match rng.choice(["place"] * 6 + ["release"] * 2 + ["toggle node", "submit"]):
+        match rng.choice(["place"] * 6 + ["release"] * 2 + ["toggle node", "toggle GPU", "submit"]):
             case "place":
                 demand = rng.choice(DEMANDS)
                 expected = new_placer(rule, cluster, seen).place(free.copy(), demand)
@@ -354,6 +362,8 @@ def test_cached_scores_do_not_change_placements(rule: str, seed: int) -> None:
             case "toggle node":
                 node = rng.randrange(len(cluster.nodes))
                 free.set_node_up(node, not free.is_up(node))
+            case "toggle GPU":
+                toggle_gpu(rng, free)
             case "submit":
                 more = [rng.choice(DEMANDS)] * rng.choice([1, 3])
                 placer.observe(SubmittedJobs(cluster, more))

@@ -9,7 +9,16 @@ import pytest
 from journals import start, step, submitted
 
 from refold.core import Entry, ListJournal
-from refold.core.events import JobCancelled, NodeLost, NodeReturned, RunFinished, RunStarted, RunStopped
+from refold.core.events import (
+    GpuLost,
+    GpuReturned,
+    JobCancelled,
+    NodeLost,
+    NodeReturned,
+    RunFinished,
+    RunStarted,
+    RunStopped,
+)
 from refold.core.orders import StartRun, StopRun
 from refold.journal.history import History
 from refold.model import Allocation, Cluster, Demand, Job, Plan, Share, Tenant
@@ -240,6 +249,17 @@ def test_gpus_of_a_node_that_is_down_are_not_available() -> None:
         step(10, submitted(make_training_job("a", at=10))),
         step(500, NodeReturned(0)),
         step(700, start("a")),
+    )
+    assert [(one.since, one.until) for one in found.violations if one.kind == "waiting"] == [(600, 700)]
+
+
+def test_gpus_that_are_down_are_not_available() -> None:
+    found = check_guarantees(
+        make_quota_cluster(8),
+        step(0, GpuLost(0, 3)),
+        step(10, submitted(make_job("a", at=10, gpus=8))),
+        step(500, GpuReturned(0, 3)),
+        step(700, start("a", gpus=tuple(range(8)))),
     )
     assert [(one.since, one.until) for one in found.violations if one.kind == "waiting"] == [(600, 700)]
 

@@ -10,6 +10,8 @@ from journals import start, step, submitted
 
 from refold.core import Entry, ListJournal
 from refold.core.events import (
+    GpuLost,
+    GpuReturned,
     JobCancelled,
     JobSubmitted,
     NodeLost,
@@ -270,6 +272,17 @@ def test_nodes_that_are_down_have_no_fragments() -> None:
         step(30, NodeReturned(0)),
     )
     history = History.from_entries(make_cluster(1, 1), entries)
+    assert fragmentation(history, np.array([5.0, 15.0, 25.0, 35.0])).tolist() == [1.0, 0.5, 0.5, 1.0]
+
+
+def test_gpus_that_are_down_have_no_fragments() -> None:
+    entries = (
+        step(0, submitted(make_job("a", gpus=3))),
+        step(10, GpuLost(0, 0)),
+        step(20, GpuLost(0, 0)),
+        step(30, GpuReturned(0, 0)),
+    )
+    history = History.from_entries(make_cluster(2), entries)
     assert fragmentation(history, np.array([5.0, 15.0, 25.0, 35.0])).tolist() == [1.0, 0.5, 0.5, 1.0]
 
 

@@ -13,7 +13,6 @@ from manual_daemon import OWNER, ManualDaemon
 from refold.backends.local.nvidia import DetectedGpu, GpuProblem, GpuReading
 from refold.core.events import RunStopped
 from refold.server.config.settings import BadGpuRule, IdleRule, WatchConfig
-from refold.server.drained_gpus import drained_gpus
 
 ECC_ERROR = GpuProblem(0, "memory error", bad=True)
 
@@ -61,11 +60,12 @@ def test_a_faulty_gpu_is_drained_again_if_it_fails_after_being_resumed(tmp_path:
             for _ in range(2):
                 await daemon.poll(ECC_ERROR)
                 await daemon.poll(ECC_ERROR)
-                assert drained_gpus(daemon.state.view) == {("a", 0): "memory error"}
+                assert daemon.state.view.down_gpus == {(0, 0): "memory error"}
                 await daemon.service.resume(OWNER, "a", gpu=0)
                 await daemon.settle()
-                assert drained_gpus(daemon.state.view) == {}
-            assert daemon.gpu_notices() == ["gpu drained: GPU 0 of a: memory error"] * 2
+                assert daemon.state.view.down_gpus == {}
+            drained, resumed = "gpu drained: GPU 0 of a: memory error", "gpu resumed: GPU 0 of a"
+            assert daemon.gpu_notices() == [drained, resumed] * 2
 
     asyncio.run(main())
 

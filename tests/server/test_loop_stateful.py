@@ -28,7 +28,7 @@ from refold.errors import BadDecision, BadInput, Conflict, Unavailable
 from refold.model import Cluster, Node, Reason, Tenant
 from refold.model.units import HOUR
 from refold.registry import make_policy
-from refold.server import drained_gpus, inbox, loop, recovery, writer
+from refold.server import inbox, loop, recovery, writer
 from refold.server.backoff import Backoff
 from refold.server.config.settings import NotifyConfig, WatchConfig
 from refold.server.dependencies import Dependencies
@@ -113,18 +113,19 @@ class LiveLoop(RuleBasedStateMachine):
         self.inbox = inbox.Inbox(commits, recovered.wakes)
         event_stream = EventStream(self.store.reader.last_numbers()[1])
         messages = JobMessages(self.state, commits, self.store, Notifier(NotifyConfig()), HOUR)
+        drains = DrainManager(self.state, self.inbox)
         self.service = SchedulerService(
             self.state,
             self.inbox,
             self.store,
             JobQueries(self.state, commits, self.store.reader, self.folder / "logs"),
-            drains=DrainManager(self.state, self.inbox, commits, self.store),
+            drains=drains,
             gpus=GpuPoller(self.state, self.inbox, SlotsMachine(0), Layout(CLUSTER, ()), WatchConfig(), messages),
             tokens=TokenStore(commits, self.store, {}),
             event_stream=event_stream,
         )
         subscribers = [
-            drained_gpus.DrainedGpus(self.state.view),
+            drains,
             Backoff(self.state),
             Dependencies(self.state, self.inbox, self.store.reader),
         ]
@@ -379,6 +380,7 @@ class LiveLoop(RuleBasedStateMachine):
         self._check_journal()
         if not self.store.fails:
             self._check_all_jobs_are_known()
+            self._check_drained_gpus_are_left()
 
     def _check_journal(self) -> None:
         epoch = self.store.reader.journal.last_epoch()
@@ -388,18 +390,24 @@ class LiveLoop(RuleBasedStateMachine):
             self.audit.write(entry)
             self.audited += 1
 
+    def _check_drained_gpus_are_left(self) -> None:
+        view = self.state.view
+        for run in view.runs.values():
+            gpus = [(share.node, gpu) for share in run.allocation.placement for gpu in share.gpus]
+            on_drained = any(gpu in view.down_gpus for gpu in gpus)
+            assert run.stopping or not on_drained, f"{run.job} was not recalled from a drained GPU"
+
     def _check_all_jobs_are_known(self) -> None:
         view = self.state.view
         found = self.store.reader.ended_jobs(states=[], tenant="", user="", name="", limit=10_000, after=0)
         ended_jobs = found.jobs
         assert found.total == len(ended_jobs)
         job_ids = [*view.waiting, *view.held, *view.infeasible, *view.runs, *(job.id for job in ended_jobs)]
-        counts = Counter(job for job in job_ids if not job.startswith("drained:"))
+        counts = Counter(job_ids)
         assert set(counts.values()) <= {1}, counts
         assert counts.keys() >= self.acknowledged, f"lost: {self.acknowledged - counts.keys()}"
         assert view.runs.keys() == view.active.keys()
-        active = [job for job in self.state.job_table.records if not job.startswith("drained:")]
-        assert sorted(active) == sorted(counts.keys() - {job.id for job in ended_jobs})
+        assert sorted(self.state.job_table.records) == sorted(counts.keys() - {job.id for job in ended_jobs})
         for job in ended_jobs:
             assert job.state in ENDED_STATES
             assert job.state != "cancelled" or job.id in self.cancelled or job.message, job

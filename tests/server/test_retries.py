@@ -45,7 +45,7 @@ def test_a_node_drained_because_of_output_is_noted_and_not_reported_as_a_hang(
             await daemon.end_run(job, RunFailed, why="exit 1")
             noted = [(notice.kind, notice.text) for notice in daemon.notices if notice.kind in ("note", "node down")]
             assert sorted(noted) == [
-                ("node down", "a"),
+                ("node down", "a: a-1 failed on this node; its output matches 'ECC'"),
                 ("note", "node drained: a-1 failed on this node; its output matches 'ECC'"),
             ]
             assert [kind for kind, _, _ in daemon.sent()] == ["started", "failed"]

@@ -121,6 +121,16 @@ def test_a_run_lost_with_its_node_resumes_from_its_checkpoint() -> None:
     assert end(30.0) == 80 + 100 - 60
 
 
+def test_only_the_runs_of_a_lost_gpu_fail_and_the_gpu_is_used_again_when_it_returns() -> None:
+    journal = ListJournal()
+    jobs = [make_job("a", work=100.0), make_job("b", work=100.0), make_job("c", at=1.0, work=5.0)]
+    faults = [Fault(0, 70.0, 90.0, gpu=0)]
+    simulate(jobs, make_cluster(2), make_policy("fifo-skip"), journal=journal, faults=faults)
+    failed = [event for entry in journal.entries for event in entry.events if isinstance(event, RunFailed)]
+    assert failed == [RunFailed("a", 1, "GPU lost", 0.0, retry=True)]
+    assert finish_times(journal) == {"b": 100.0, "c": 105.0, "a": 190.0}
+
+
 def test_a_start_is_reported_only_if_starting_takes_time() -> None:
     def events(costs: Costs) -> list[type]:
         journal = ListJournal()

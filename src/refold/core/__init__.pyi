@@ -9,6 +9,8 @@ from .entries import (
 )
 from .events import (
     Event as Event,
+    GpuLost as GpuLost,
+    GpuReturned as GpuReturned,
     JobCancelled as JobCancelled,
     JobContinued as JobContinued,
     JobHeld as JobHeld,

@@ -38,7 +38,7 @@ class Changes:
         self.progressed: list[Run] = []
         self.ended: list[Run] = []
         self.nodes: list[int] = []
-        """Nodes that went down or came up."""
+        """Nodes that went down or came up, or of which a GPU did."""
         self.past_jobs: list[tuple[Job, Seconds]] = []
         """Jobs that ended before the journal began, with their run times."""
 

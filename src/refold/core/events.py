@@ -114,16 +114,32 @@ class RunFailed(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=T
     exit_code: int | None = None
 
 
-class NodeLost(msgspec.Struct, gc=False, frozen=True, tag=True):
+class NodeLost(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
     """A node went down, or is drained, and accepts no new runs. What happens to its runs is reported run by run."""
 
     node: int
+    why: str = ""
 
 
 class NodeReturned(msgspec.Struct, gc=False, frozen=True, tag=True):
     """A node accepts new runs again."""
 
     node: int
+
+
+class GpuLost(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
+    """A GPU went down, or is drained, and accepts no new runs. What happens to its runs is reported run by run."""
+
+    node: int
+    gpu: int
+    why: str = ""
+
+
+class GpuReturned(msgspec.Struct, gc=False, frozen=True, tag=True):
+    """A GPU accepts new runs again."""
+
+    node: int
+    gpu: int
 
 
 class Woke(msgspec.Struct, gc=False, frozen=True, tag=True):
@@ -146,5 +162,7 @@ Event = (
     | RunRecalled
     | NodeLost
     | NodeReturned
+    | GpuLost
+    | GpuReturned
     | Woke
 )

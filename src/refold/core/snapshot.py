@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from refold.core.events import (
     Event,
+    GpuLost,
     JobCancelled,
     JobContinued,
     JobHeld,
@@ -30,8 +31,11 @@ def snapshot(state: State, past: Iterable[PastJob] = ()) -> tuple[Event, ...]:
 
 
 def _node_events(state: State) -> Iterable[Event]:
-    """Return an event for each node that is down. They follow the runs, which may still be on such a node."""
-    return [NodeLost(node) for node in range(len(state.cluster.nodes)) if not state.free.is_up(node)]
+    """Return an event for each node and GPU that is down. They follow the runs, which may still be there."""
+    return [
+        NodeLost(node, why) if gpu is None else GpuLost(node, gpu, why)
+        for (node, gpu), why in state.down_reasons.items()
+    ]
 
 
 def _job_events(state: State) -> Iterable[Event]:

@@ -8,6 +8,8 @@ from math import inf
 from refold.core.changes import Changes, Progress
 from refold.core.events import (
     Event,
+    GpuLost,
+    GpuReturned,
     JobCancelled,
     JobContinued,
     JobHeld,
@@ -30,6 +32,13 @@ from refold.core.orders import Order, StartRun, StopRun
 from refold.model import WHOLE, Allocation, Cluster, Decision, Job, Placement, Reason, Run, Seconds, StartEstimate, Wait
 from refold.packing import FreeResources
 
+Part = tuple[int, int | None]
+"""A node and one of its GPUs, or None for the node as a whole."""
+
+
+def _part(event: NodeLost | NodeReturned | GpuLost | GpuReturned) -> Part:
+    return event.node, event.gpu if isinstance(event, GpuLost | GpuReturned) else None
+
 
 class State:
     """Waiting, active, held and infeasible jobs, current runs, and free resources."""
@@ -47,6 +56,7 @@ class State:
         self.progress: dict[str, Progress] = {}
         self.reasons: dict[str, Wait] = {}
         self.start_estimates: dict[str, StartEstimate] = {}
+        self.down_reasons: dict[Part, str] = {}
         self.changes = Changes()
         self.late: Counter[str] = Counter()
         self._reshape_holdings: dict[str, Placement] = {}
@@ -100,10 +110,10 @@ class State:
                 self._adopt(event)
             case PastJob():
                 self.changes.past_jobs.append((event.job, event.run_time))
-            case NodeLost():
-                self._set_node_up(event.node, False)
-            case NodeReturned():
-                self._set_node_up(event.node, True)
+            case NodeLost() | GpuLost():
+                self._take_down(event)
+            case NodeReturned() | GpuReturned():
+                self._bring_up(event)
             case Woke():
                 pass  # it only causes another call of the policy
         return None
@@ -196,14 +206,10 @@ class State:
             self._record_steps(progress, event.steps)
 
     def _adopt(self, event: RunAdopted) -> None:
-        """Adopt a run: its resources are allocated, and the policy sees a run that it did not start.
-
-        The run of a held job takes only the part of its allocation that is free: such a job is a placeholder, for
-        example for drained GPUs.
-        """
+        """Adopt a run: its resources are allocated, and the policy sees a run that it did not start."""
         job = self.waiting.get(event.job) or self.held.get(event.job)
-        placement = self._take_adopted(event) if job is not None and self._is_on_cluster(event.allocation) else ()
-        if job is None or not placement:
+        placement = event.allocation.placement
+        if job is None or not self._is_on_cluster(event.allocation) or self.free.take(placement) is not None:
             self.late["RunAdopted"] += 1
             return
         if self.waiting.pop(event.job, None) is not None:
@@ -213,13 +219,7 @@ class State:
             self.limits.force(job)
         self.active[event.job] = job
         self.progress[event.job].runs = event.run - 1
-        self._begin_run(event.job, Allocation(placement, event.allocation.plan), event.since)
-
-    def _take_adopted(self, event: RunAdopted) -> Placement:
-        placement = event.allocation.placement
-        if event.job in self.held:
-            return tuple(share for share in self.free.take_available(placement) if share.gpus)
-        return placement if self.free.take(placement) is None else ()
+        self._begin_run(event.job, event.allocation, event.since)
 
     def _note_started(self, job_id: str) -> None:
         progress, run = self.progress[job_id], self.runs[job_id]
@@ -310,12 +310,32 @@ class State:
                 return
         self.changes.removed.append(job.id)
 
-    def _set_node_up(self, node: int, up: bool) -> None:
-        if not 0 <= node < len(self.cluster.nodes) or self.free.is_up(node) == up:
-            self.late["NodeReturned" if up else "NodeLost"] += 1
-            return
-        self.free.set_node_up(node, up)
+    def _take_down(self, event: NodeLost | GpuLost) -> None:
+        """Mark a node or a GPU as down. If it is already, only the reason is replaced, if there is a new one."""
+        if self._set_up(event, False) or (self._is_known(event) and event.why):
+            self.down_reasons[_part(event)] = event.why
+
+    def _bring_up(self, event: NodeReturned | GpuReturned) -> None:
+        if self._set_up(event, True):
+            del self.down_reasons[_part(event)]
+
+    def _set_up(self, event: NodeLost | NodeReturned | GpuLost | GpuReturned, up: bool) -> bool:
+        """Mark a node or a GPU as up or down; return whether that is a change."""
+        node, gpu = _part(event)
+        if not self._is_known(event) or up == ((node, gpu) not in self.down_reasons):
+            self.late[type(event).__name__] += 1
+            return False
+        if gpu is None:
+            self.free.set_node_up(node, up)
+        else:
+            self.free.set_gpu_up(node, gpu, up)
         self.changes.nodes.append(node)
+        return True
+
+    def _is_known(self, event: NodeLost | NodeReturned | GpuLost | GpuReturned) -> bool:
+        """Whether the cluster has the node or the GPU."""
+        node, gpu = _part(event)
+        return 0 <= node < len(self.cluster.nodes) and (gpu is None or 0 <= gpu < self.cluster.nodes[node].gpus)
 
     # Decisions.
 

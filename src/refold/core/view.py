@@ -14,6 +14,7 @@ from refold.model import (
     Cluster,
     Demand,
     Job,
+    Milli,
     Placement,
     Reason,
     Run,
@@ -66,10 +67,31 @@ class View:
         """Whether a node accepts new runs."""
         return self._state.free.is_up(node)
 
+    def is_gpu_up(self, node: int, gpu: int) -> bool:
+        """Whether a GPU accepts new runs, if its node does."""
+        return self._state.free.is_gpu_up(node, gpu)
+
+    def is_placement_up(self, placement: Placement) -> bool:
+        """Whether all nodes and GPUs of a placement accept new runs."""
+        return self._state.free.is_placement_up(placement)
+
+    def down_reason(self, node: int, gpu: int | None = None) -> str:
+        """Return why a node, or one of its GPUs, is down; '' if it is up or no reason was given."""
+        return self._state.down_reasons.get((node, gpu), "")
+
+    @property
+    def down_gpus(self) -> dict[tuple[int, int], str]:
+        """The GPUs that are down, as (node, GPU), with the reasons, whether or not their nodes are up."""
+        return {(node, gpu): why for (node, gpu), why in self._state.down_reasons.items() if gpu is not None}
+
     @property
     def free_gpus(self) -> float:
-        """Free GPUs on nodes that are up, including fractions."""
+        """Free GPUs, including fractions, on nodes that are up."""
         return self._state.free.gpu_milli / WHOLE
+
+    def free_gpu_milli(self, node: int) -> tuple[Milli, ...]:
+        """Return the free capacity of each GPU of a node, in thousandths, whether or not the node is up."""
+        return self._state.free.gpu_milli_of(node)
 
     def shortage(self, demand: Demand) -> Shortage:
         """Count the nodes that lack a resource for one instance of a demand, now."""

@@ -18,7 +18,18 @@ from typing import IO, Self, cast
 
 import msgspec
 
-from refold.core import VERSION, Entry, Header, NodeLost, NodeReturned, Policy, Scheduler, StartRun
+from refold.core import (
+    VERSION,
+    Entry,
+    GpuLost,
+    GpuReturned,
+    Header,
+    NodeLost,
+    NodeReturned,
+    Policy,
+    Scheduler,
+    StartRun,
+)
 from refold.errors import BadFile, BadJournal
 from refold.model import Cluster
 
@@ -112,8 +123,13 @@ def _read_entries(path: Path, cluster: Cluster) -> Iterator[Entry]:
 def _check_indices(path: Path, number: int, entry: Entry, cluster: Cluster) -> None:
     """Check that the nodes and GPUs of an entry exist."""
     for event in entry.events:
-        if isinstance(event, NodeLost | NodeReturned) and not 0 <= event.node < len(cluster.nodes):
+        if not isinstance(event, NodeLost | NodeReturned | GpuLost | GpuReturned):
+            continue
+        if not 0 <= event.node < len(cluster.nodes):
             raise BadFile(path, f"line {number} has node {event.node}, but the cluster has {len(cluster.nodes)} nodes")
+        gpus = cluster.nodes[event.node].gpus
+        if isinstance(event, GpuLost | GpuReturned) and not 0 <= event.gpu < gpus:
+            raise BadFile(path, f"line {number} has GPU {event.gpu} of a node with {gpus} GPUs")
     for order in entry.orders:
         if isinstance(order, StartRun):
             for share in order.allocation.placement:

@@ -193,11 +193,12 @@ class HistoryJournal(JobHistories):
                         f"{_run_name(record, run)} is on GPUs {held} of node {name!r}, which has {gpus[share.node]}"
                     )
         for change in self.node_changes:
+            change_text = f"{'came up' if change.up else 'went down'} at {change.at:g} s"
             if not 0 <= change.node < len(gpus):
-                change_text = "came up" if change.up else "went down"
-                raise BadJournal(
-                    f"node {change.node} {change_text} at {change.at:g} s, but the cluster has {_node_count_text(gpus)}"
-                )
+                raise BadJournal(f"node {change.node} {change_text}, but the cluster has {_node_count_text(gpus)}")
+            if change.gpu is not None and not 0 <= change.gpu < gpus[change.node]:
+                gpu_text = f"GPU {change.gpu} of node {cluster.nodes[change.node].name!r}"
+                raise BadJournal(f"{gpu_text} {change_text}, but the node has {gpus[change.node]} GPUs")
 
 
 def _run_name(record: JobRecord, run: RunRecord) -> str:

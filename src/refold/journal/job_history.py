@@ -16,6 +16,8 @@ import msgspec
 from refold.core import (
     Entry,
     Event,
+    GpuLost,
+    GpuReturned,
     JobCancelled,
     JobContinued,
     JobHeld,
@@ -235,11 +237,13 @@ class JobEnded(msgspec.Struct, frozen=True):
 
 
 class NodeChange(msgspec.Struct, frozen=True):
-    """A node went down or came up."""
+    """A node, or one of its GPUs, went down or came up. `why`: the reason why it went down, if one was given."""
 
     at: Seconds
     node: int
     up: bool
+    gpu: int | None = None
+    why: str = ""
 
 
 JobChange = Submitted | Held | Released | Cancelled | Placed | Started | StopOrdered | Flagged | RunEnded | JobEnded
@@ -265,7 +269,7 @@ class JobHistories:
         self.now: Seconds = 0.0
         self._step = 0
         self._fits = fits
-        self._nodes_up: dict[int, bool] = {}
+        self._is_up: dict[tuple[int, int | None], bool] = {}
         self._entry = Entry(0.0)
         self._orders_applied = 0
         self._changes: list[Change] | None = None  # built only if `apply` returns them
@@ -343,9 +347,13 @@ class JobHistories:
             case RunAdopted():
                 self._adopt(event)
             case NodeLost():
-                self._change_node(event.node, False)
+                self._change_node(NodeChange(self.now, event.node, False, why=event.why))
             case NodeReturned():
-                self._change_node(event.node, True)
+                self._change_node(NodeChange(self.now, event.node, True))
+            case GpuLost():
+                self._change_node(NodeChange(self.now, event.node, False, event.gpu, event.why))
+            case GpuReturned():
+                self._change_node(NodeChange(self.now, event.node, True, event.gpu))
             case RunProgressed() | Woke() | PastJob() | JobSubmitted() | RunFinished():
                 pass
 
@@ -526,10 +534,10 @@ class JobHistories:
 
     # Nodes and start estimates.
 
-    def _change_node(self, node: int, up: bool) -> None:
-        if self._nodes_up.get(node) is not up:
-            self._nodes_up[node] = up
-            change = NodeChange(self.now, node, up)
+    def _change_node(self, change: NodeChange) -> None:
+        part = change.node, change.gpu
+        if self._is_up.get(part) is not change.up:
+            self._is_up[part] = change.up
             self.node_changes.append(change)
             if self._changes is not None:
                 self._changes.append(change)

@@ -35,7 +35,7 @@ def _fragment(nodes: Ints, gpus: Ints, node: int, cpu_free: int, total: int, nee
     unusable = usable = 0
     first = nodes[node, FIRST_GPU]
     for gpu in range(first, first + nodes[node, GPUS]):
-        free = gpus[gpu]
+        free = max(gpus[gpu], 0)
         if free < need.milli:
             unusable += free
         else:

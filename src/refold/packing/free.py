@@ -20,7 +20,6 @@ from refold.packing.layout import (
     NODE_COLUMNS,
     TYPE_BIT,
     UNLIMITED,
-    UP,
     WHOLE_FREE,
     Ints,
     Need,
@@ -58,11 +57,14 @@ def indices_from_mask(mask: int) -> tuple[int, ...]:
 
 
 class FreeResources:
-    """Free GPUs, CPUs and memory of every node, and which nodes are up."""
+    """Free GPUs, CPUs and memory of every node, and which nodes and GPUs are down."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.nodes, self.gpus, self.bits = _build_arrays(cluster)
+        self.down_nodes: frozenset[int] = frozenset()
+        self.down_gpus: frozenset[tuple[int, int]] = frozenset()
+        """GPUs that are down, as (node, GPU), whether or not their nodes are."""
         self._vectors: dict[Demand, Ints] = {}
         self._fits_when_empty: dict[Demand, bool] = {}
 
@@ -71,6 +73,7 @@ class FreeResources:
         other = object.__new__(FreeResources)
         other.cluster = self.cluster
         other.nodes, other.gpus, other.bits = self.nodes.copy(), self.gpus.copy(), self.bits.copy()
+        other.down_nodes, other.down_gpus = self.down_nodes, self.down_gpus
         other._vectors, other._fits_when_empty = self._vectors, self._fits_when_empty
         return other
 
@@ -105,7 +108,9 @@ class FreeResources:
         )
         if result == kernels.TAKEN:
             return None
-        return f"node {self.cluster.nodes[share.node].name!r}: {_REFUSAL_TEXTS[result]}"
+        down = [gpu for gpu in share.gpus if (share.node, gpu) in self.down_gpus]
+        problem = f"GPU {down[0]} is down" if result == kernels.GPU_OVER and down else _REFUSAL_TEXTS[result]
+        return f"node {self.cluster.nodes[share.node].name!r}: {problem}"
 
     def take_available(self, placement: Placement) -> Placement:
         """Take the free part of a placement and return that part."""
@@ -134,7 +139,7 @@ class FreeResources:
             )
 
     def retake(self, placement: Iterable[Share]) -> None:
-        """Take a placement again that was just released, without checks: its nodes may be down by now."""
+        """Take a placement again that was just released, without checks: its nodes or GPUs may be down by now."""
         for share in placement:
             kernels.take_unchecked(
                 self.nodes,
@@ -157,14 +162,39 @@ class FreeResources:
     def set_node_up(self, node: int, up: bool) -> None:
         """Mark a node up or down. Resources in use on it stay in use."""
         kernels.set_node_up(self.nodes, self.bits, node, int(up))
+        self.down_nodes = self.down_nodes - {node} if up else self.down_nodes | {node}
+
+    def set_gpu_up(self, node: int, gpu: int, up: bool) -> None:
+        """Mark a GPU up or down. Parts of it in use stay in use; no part is free while it is down."""
+        if up == self.is_gpu_up(node, gpu):
+            return
+        change = Share(node, (gpu,))
+        if up:
+            self.release((change,))
+            self.down_gpus -= {(node, gpu)}
+        else:
+            self.retake((change,))
+            self.down_gpus |= {(node, gpu)}
 
     def is_up(self, node: int) -> bool:
         """Whether a node is up."""
-        return bool(self.nodes[node, UP])
+        return node not in self.down_nodes
+
+    def is_gpu_up(self, node: int, gpu: int) -> bool:
+        """Whether a GPU is up. Its node may be down."""
+        return (node, gpu) not in self.down_gpus
+
+    def is_placement_up(self, placement: Placement) -> bool:
+        """Whether all nodes and GPUs of a placement are up."""
+        if not self.down_nodes and not self.down_gpus:
+            return True
+        return all(
+            self.is_up(share.node) and all(self.is_gpu_up(share.node, gpu) for gpu in share.gpus) for share in placement
+        )
 
     @property
     def gpu_milli(self) -> int:
-        """Free GPU capacity of all nodes that are up, in thousandths of a GPU."""
+        """Free GPU capacity, in thousandths of a GPU, on nodes that are up."""
         return int(self.nodes[-1, MILLI_FREE])
 
     @property
@@ -173,9 +203,10 @@ class FreeResources:
         return int(self.nodes[-1, WHOLE_FREE])
 
     def gpu_milli_of(self, node: int) -> tuple[int, ...]:
-        """Return the free capacity of each GPU of a node, in thousandths."""
+        """Return the free capacity of each GPU of a node, in thousandths; 0 for a GPU that is down."""
         first, count = self.nodes[node, FIRST_GPU], self.nodes[node, GPUS]
-        return tuple(self.gpus[first : first + count].tolist())
+        free: list[int] = self.gpus[first : first + count].tolist()
+        return tuple(max(gpu, 0) for gpu in free) if self.down_gpus else tuple(free)
 
     def shortage(self, demand: Demand) -> Shortage:
         """Count the nodes that cannot host one instance of a demand, by the first resource they lack."""
@@ -198,7 +229,7 @@ class FreeResources:
         return kernels.any_node_fits(self.nodes, self.gpus, self.bits, self.vector(demand))
 
     def fits_when_empty(self, demand: Demand) -> bool:
-        """Whether all instances fit at once on the empty cluster with every node up.
+        """Whether all instances fit at once on the empty cluster with every node and GPU up.
 
         Instances are identical and nodes independent, so filling the nodes one after the other is exact.
         """

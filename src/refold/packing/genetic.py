@@ -298,7 +298,7 @@ def _free_worth(state: PlacementState) -> tuple[float, float]:
         if state.nodes[node, UP] == 1 and state.nodes[node, MILLI_FREE] > 0:
             first = state.nodes[node, FIRST_GPU]
             for gpu in range(first, first + state.nodes[node, GPUS]):
-                worth += state.history.worth[state.gpus[gpu]]
+                worth += state.history.worth[max(state.gpus[gpu], 0)]
             cpu += state.nodes[node, CPU_FREE]
     return worth, cpu / worth if worth > 0.0 else 0.0
 

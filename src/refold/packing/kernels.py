@@ -102,7 +102,7 @@ def adjust_free(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, mill
                 gpus[first + gpu] = free
                 signature += np.uint64(milli) * sign
             sign *= GPU_HASH
-            total += free
+            total += max(free, 0)
             max_free = max(max_free, free)
             after += free == WHOLE
         nodes[node, WHOLE_FREE] = after
@@ -316,7 +316,7 @@ def _instances_that_fit(nodes: Ints, gpus: Ints, node: int, need: Need) -> int:
         while fitting > 0 and parts > 0:  # every instance takes one part of each of `need.gpus` different GPUs
             parts = 0
             for gpu in range(first, first + nodes[node, GPUS]):
-                parts += min(fitting, gpus[gpu] // need.milli)
+                parts += min(fitting, max(gpus[gpu], 0) // need.milli)
             if parts >= fitting * need.gpus:
                 break
             fitting = parts // need.gpus

@@ -1,7 +1,8 @@
 """The arrays that packing works on, and the meaning of their columns.
 
 `nodes`  int64, one row per node, then one row with the totals of all nodes that are up; columns as below.
-`gpus`   int64, the free capacity of each GPU in thousandths; the GPUs of a node are adjacent.
+`gpus`   int64, the free capacity of each GPU in thousandths; the GPUs of a node are adjacent. The entry of a GPU that
+         is down is lower by `WHOLE`, thus at most 0: nothing fits on it, and releases need not know that it is down.
 `bits`   uint64, one bit per node. With L the number of GPUs of the largest node: row k of 0 … L is the set of nodes
          that are up and have at least k entirely free GPUs; row L+1 is always empty, so that "exactly k" is row k
          minus row k+1; row L+2+g is the set of nodes with g GPUs, which never changes. The words of row k are

@@ -18,7 +18,7 @@ from refold.jit import compiled
 from refold.model import WHOLE, Cluster, Demand, Node, Placement, Shortage
 from refold.packing.free import FreeResources
 from refold.packing.kernels import FITS, INSTANCES_THAT_FIT, count_shortages
-from refold.packing.layout import CPU_FREE, CPU_TOTAL, GPUS, MILLI_FREE, POWER_TOLERANCE_WATTS, Floats, Ints
+from refold.packing.layout import CPU_FREE, CPU_TOTAL, FIRST_GPU, GPUS, MILLI_FREE, POWER_TOLERANCE_WATTS, Floats, Ints
 
 NO_RACK = ""
 """Name of the group of nodes without a rack: it has no limit and does not take part in balancing."""
@@ -57,6 +57,8 @@ class Power:
         """Return the current draw of each rack, in watts."""
         nodes = free.nodes[:-1]
         gpu_milli = nodes[:, GPUS] * WHOLE - nodes[:, MILLI_FREE]
+        for node, gpu in free.down_gpus:  # only runs that still hold a part of it make it draw more than when idle
+            gpu_milli[node] -= WHOLE + free.gpus[nodes[node, FIRST_GPU] + gpu]
         cpu_milli = nodes[:, CPU_TOTAL] - nodes[:, CPU_FREE]
         in_use = gpu_milli * self.watts_per_gpu_milli + cpu_milli * self.watts_per_cpu_milli
         now: Floats = self.idle + self._sum_by_rack(in_use)

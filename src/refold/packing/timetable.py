@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from refold.jit import compiled, count_ones, inlined
-from refold.model import WHOLE, Cluster, Demand, Placement, Seconds
+from refold.model import WHOLE, Cluster, Demand, Placement, Seconds, Share
 from refold.packing.free import FreeResources, mask_from_indices
 from refold.packing.kernels import need_at, set_free
 from refold.packing.layout import (
@@ -62,13 +62,14 @@ class BookedJobs(NamedTuple):
 
 
 class Timetable:
-    """Free resources of one cluster over time; nothing fits on nodes that are down."""
+    """Free resources of one cluster over time; nothing fits on nodes and GPUs that are down."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._empty = FreeResources(cluster)
         self._window = FreeResources(cluster)
         self._up = np.ones(len(cluster.nodes), dtype=np.int64)
+        self._down_gpus: set[tuple[int, int]] = set()
         self._intervals = initial_intervals(self._empty)
         self._scratch = np.zeros(max(1, int(self._empty.nodes[:-1, GPUS].max())), dtype=np.int64)
 
@@ -76,6 +77,20 @@ class Timetable:
         """Mark a node up or down. Its bookings stay."""
         self._up[node] = up
         self._window.set_node_up(node, up)
+
+    def set_gpu_up(self, node: int, gpu: int, up: bool) -> None:
+        """Mark a GPU up or down. Its bookings stay; while it is down, it is also booked as a whole, without end."""
+        if up == ((node, gpu) in self._down_gpus):
+            self._down_gpus ^= {(node, gpu)}
+            self._change((Share(node, (gpu,)),), -inf, inf, 1 if up else -1)
+
+    def is_up(self, node: int) -> bool:
+        """Whether a node is up."""
+        return bool(self._up[node])
+
+    def is_gpu_up(self, node: int, gpu: int) -> bool:
+        """Whether a GPU is up."""
+        return (node, gpu) not in self._down_gpus
 
     def book(self, placement: Placement, start: Seconds, end: Seconds) -> None:
         """Book a placement from `start` to `end`, without checking that it is free."""

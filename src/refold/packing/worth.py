@@ -98,7 +98,7 @@ def loss_on(
     first, count = nodes[node, FIRST_GPU], nodes[node, GPUS]
     gpus_worth = 0.0
     for gpu in range(first, first + count):
-        gpus_worth += worth[gpus[gpu]]
+        gpus_worth += worth[max(gpus[gpu], 0)]
     mask, lost, remainder, wholes = 0, 0.0, 0, 0
     for _ in range(need.gpus):
         best, least, left = -1, np.inf, 0

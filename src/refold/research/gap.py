@@ -100,15 +100,15 @@ class GapMeter:
 
 
 def _cache_key(view: View) -> object:
-    """Return what the optimum depends on: the jobs, the allocations that cannot be moved, and the nodes that are up."""
-    up = [view.is_up(node) for node in range(len(view.cluster.nodes))]
+    """Return what the optimum depends on: the jobs, the allocations that cannot be moved, and what is down."""
+    free = view.trial().free
     held = {run.job: run.allocation for run in view.runs.values()}
     fixed = {
         job_id: allocation
         for job_id, allocation in held.items()
-        if not view.active[job_id].preemptible or not all(up[node] for node in allocation.nodes)
+        if not view.active[job_id].preemptible or not free.is_placement_up(allocation.placement)
     }
-    return frozenset((*view.waiting, *view.active)), frozenset(fixed.items()), tuple(up)
+    return frozenset((*view.waiting, *view.active)), frozenset(fixed.items()), free.down_nodes, free.down_gpus
 
 
 def gap_notes(runs: Sequence[ReportRun]) -> list[str]:

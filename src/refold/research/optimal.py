@@ -210,11 +210,11 @@ class OptimumSearch:
 
 
 def _may_move(view: View, job: Job) -> bool:
-    """Whether a job may be moved; a run on a node that is down is left until its end is reported."""
+    """Whether a job may be moved; a run on a node or GPU that is down is left until its end is reported."""
     run = view.runs.get(job.id)
     if run is None:
         return True
-    return job.preemptible and all(view.is_up(share.node) for share in run.allocation.placement)
+    return job.preemptible and view.is_placement_up(run.allocation.placement)
 
 
 def _check_size(shapes: Mapping[str, Sequence[RunShape]], cluster: Cluster) -> None:

@@ -206,14 +206,21 @@ def _avoidable_waits(
         yield from close(job, history.until)
 
 
+ALL_GPUS = -1
+"""Instead of a GPU: the node as a whole."""
+
+_ChangeKind = Literal["run ended", "job ended", "came up", "went down", "job admitted", "run started"]
+
+
 class _Change(NamedTuple):
-    """A change of a run, a job or a node. At the same time, ended runs are applied before started ones."""
+    """A change of a run, a job, a node or a GPU. At the same time, ended runs are applied before started ones."""
 
     order: int
-    kind: Literal["run ended", "job ended", "node lost", "node returned", "job admitted", "run started"]
+    kind: _ChangeKind
     target: int
     """Index of the run, the job or the node."""
     job: int = -1
+    gpu: int = ALL_GPUS
 
 
 def _changes_by_time(history: History, admitted: dict[int, Seconds]) -> Iterator[tuple[Seconds, list[_Change]]]:
@@ -232,9 +239,9 @@ def _changes_by_time(history: History, admitted: dict[int, Seconds]) -> Iterator
         if not isnan(ended):
             changes_at[ended].append(_Change(4, "job ended", job, job))
     for node_change in history.node_changes:
-        changes_at[node_change.at].append(
-            _Change(1, "node returned" if node_change.up else "node lost", node_change.node)
-        )
+        gpu = ALL_GPUS if node_change.gpu is None else node_change.gpu
+        kind: _ChangeKind = "came up" if node_change.up else "went down"
+        changes_at[node_change.at].append(_Change(1, kind, node_change.node, gpu=gpu))
     for now in sorted(changes_at):
         yield now, sorted(changes_at[now])
 
@@ -263,7 +270,7 @@ class _WaitingJobs:
                     self._add(job)
             case "job ended":
                 self._remove(job)
-            case "node lost" | "node returned":
+            case "went down" | "came up":
                 pass
 
     def _add(self, job: int) -> None:
@@ -278,7 +285,7 @@ class _WaitingJobs:
 
 
 class _AvailableGpus:
-    """GPUs that could be given to waiting jobs: all on nodes that are up, except those that runs are entitled to."""
+    """GPUs that could be given to waiting jobs: all that are up, except those that runs are entitled to."""
 
     def __init__(self, history: History, minimums: Sequence[Demand]) -> None:
         self._history, self._minimums = history, minimums
@@ -286,7 +293,8 @@ class _AvailableGpus:
         max_gpus = max(node.gpus for node in cluster.nodes)
         self._entitled = np.zeros((len(cluster.nodes), max_gpus), dtype=np.int64)
         """Thousandths of each GPU that runs are entitled to."""
-        self._exists = np.arange(max_gpus) < np.array([node.gpus for node in cluster.nodes])[:, None]
+        self._gpus_up = np.arange(max_gpus) < np.array([node.gpus for node in cluster.nodes])[:, None]
+        """Whether each node has each GPU and it is up."""
         self._up = np.ones(len(cluster.nodes), dtype=bool)
         self._node_milli: dict[str, Ints] = {
             name: np.zeros(len(cluster.nodes), dtype=np.int64) for name in ("held", "entitled", "unguaranteed")
@@ -321,10 +329,11 @@ class _AvailableGpus:
                 self._guaranteed.add(change.job)
                 if run is not None:
                     self._hold(run, 1)
-            case "node lost":
-                self._up[change.target] = False
-            case "node returned":
-                self._up[change.target] = True
+            case "went down" | "came up":
+                if change.gpu == ALL_GPUS:
+                    self._up[change.target] = change.kind == "came up"
+                else:
+                    self._gpus_up[change.target, change.gpu] = change.kind == "came up"
             case "job ended":
                 pass
 
@@ -347,7 +356,7 @@ class _AvailableGpus:
         """Assign the available GPUs to waiting jobs in order of submission; return the nodes of each job that fits."""
         if not waiting:
             return {}
-        usable = (self._exists & (self._entitled <= WHOLE - milli) for milli, _ in self._request_kinds)
+        usable = (self._gpus_up & (self._entitled <= WHOLE - milli) for milli, _ in self._request_kinds)
         free = [
             np.where(self._up & matches, gpus.sum(axis=1), 0)
             for gpus, matches in zip(usable, self._type_matches, strict=True)
@@ -363,7 +372,7 @@ class _AvailableGpus:
         cluster: Cluster = self._history.cluster
         nodes = list(dict.fromkeys(nodes))
         held, entitled, unguaranteed = (float(milli[nodes].sum()) / WHOLE for milli in self._node_milli.values())
-        free = sum(cluster.nodes[node].gpus for node in nodes) - held
+        free = float(self._gpus_up[nodes].sum()) - held
         counts = {
             "free": free,
             "held without a guarantee": unguaranteed,

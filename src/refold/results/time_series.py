@@ -100,7 +100,9 @@ def fragmentation(history: History, times: Floats) -> Floats:
     change = next(changes, None)
     for sample, time in enumerate(times):
         while change is not None and change.at <= time:
-            if free.is_up(change.node) != change.up:  # a node may be reported lost twice
+            if change.gpu is not None:
+                free.set_gpu_up(change.node, change.gpu, change.up)
+            elif free.is_up(change.node) != change.up:  # a node may be reported lost twice
                 free.set_node_up(change.node, change.up)
             change = next(changes, None)
         for run in end.get(sample, ()):

@@ -1,7 +1,6 @@
 from .batch import Batch as Batch, JobOutcome as JobOutcome
 from .clock import WallClock as WallClock
 from .daemon import Daemon as Daemon, Ready as Ready
-from .drained_gpus import is_drain_placeholder as is_drain_placeholder
 from .inbox import Inbox as Inbox
 from .job_table import Notice as Notice, NoticeKind as NoticeKind
 from .live_state import LiveState as LiveState

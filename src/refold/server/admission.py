@@ -14,7 +14,6 @@ from refold.core import Entry, Event, JobHeld, JobSubmitted
 from refold.errors import BadInput, Conflict, Forbidden, TooManyRequests, UnknownName
 from refold.jobspec import check_patterns
 from refold.model import Job, Reason
-from refold.server.drained_gpus import PLACEHOLDER_TENANT
 from refold.server.inbox import Inbox
 from refold.server.live_state import LiveState
 from refold.server.notify import check_address
@@ -118,7 +117,7 @@ class Admission:
         if not caller.can_read(tenant):
             raise Forbidden(f"a token of tenant {caller.tenant!r} cannot submit jobs for tenant {tenant!r}")
         known = [configured.name for configured in self._state.header.cluster.tenants]
-        if tenant == PLACEHOLDER_TENANT or (known and tenant not in known and tenant != "default"):
+        if known and tenant not in known and tenant != "default":
             raise BadInput(f"unknown tenant {tenant!r}; known tenants: {', '.join(known)}")
         return tenant
 

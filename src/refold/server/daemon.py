@@ -24,7 +24,6 @@ from refold.server.clock import Anchor, WallClock
 from refold.server.config import Config
 from refold.server.dependencies import Dependencies
 from refold.server.drain import DrainManager
-from refold.server.drained_gpus import DrainedGpus
 from refold.server.fallback import FallbackPolicy, log_rejection
 from refold.server.inbox import Inbox
 from refold.server.job_queries import JobQueries
@@ -109,15 +108,15 @@ class Daemon:
         messages = JobMessages(state, writer, store, notifier, config.notify.waiting_long_after)
         output = OutputWatch(logs, inbox.report, config.watch.output, partial(_add_note, state, inbox))
         gpus = GpuPoller(state, inbox, self._machine, layout, config.watch, messages)
-        drains = DrainManager(state, inbox, writer, store)
-        retries = Retries(state, inbox, output, drains.record_reason)
+        drains = DrainManager(state, inbox)
+        retries = Retries(state, inbox, output)
         retention = LogRetention(store.reader, logs, config.serve.keep_logs_for)
 
         # The loop and the API.
         event_stream = EventStream()
         event_stream.publish(store.reader.latest_events(MAX_BUFFERED_EVENTS))
         subscribers = [
-            DrainedGpus(state.view),
+            drains,
             Backoff(state),
             OutputFollower(state, output),
             Dependencies(state, inbox, store.reader),
@@ -203,7 +202,7 @@ class Daemon:
 
 def _make_ready(address: str, token: str, state: LiveState, backend: LocalBackend, note: str) -> Ready:
     notes = [*filter(None, [note, backend.enforcement()])]
-    return Ready(address, token, len(state.real_runs()), len(state.view.waiting), notes)
+    return Ready(address, token, len(state.view.active), len(state.view.waiting), notes)
 
 
 def _open_listener(host: str, port: int) -> socket.socket:

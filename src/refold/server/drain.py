@@ -1,67 +1,55 @@
-"""Drain and resume nodes and single GPUs, and store why nodes are drained."""
+"""Drain and resume nodes and single GPUs."""
 
 from __future__ import annotations
 
-import asyncio
-
-from refold.core import Event, NodeLost, NodeReturned
+from refold.core import Event, GpuLost, GpuReturned, NodeLost, NodeReturned, RunRecalled
 from refold.errors import NotFound
-from refold.server import drained_gpus
 from refold.server.inbox import Inbox
 from refold.server.live_state import LiveState
-from refold.server.store import Store
-from refold.server.writer import Writer
-
-DRAIN_REASONS_KEY = "drained"
-"""Key in the store's `meta` table: drain reason by node name."""
+from refold.server.subscribers import LoopStep, Subscriber
 
 
-class DrainManager:
-    """Drains and resumes nodes and GPUs. `drain_reasons`: reason by drained node."""
+class DrainManager(Subscriber):
+    """Drains and resumes nodes and GPUs, and recalls the runs of GPUs that are down."""
 
-    def __init__(self, state: LiveState, inbox: Inbox, writer: Writer, store: Store) -> None:
+    def __init__(self, state: LiveState, inbox: Inbox) -> None:
         self._state = state
         self._inbox = inbox
-        self._writer = writer
-        self._store = store
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.drain_reasons: dict[str, str] = store.reader.read_meta(DRAIN_REASONS_KEY, dict[str, str]) or {}
 
     async def drain(self, node: str, gpu: int | None, why: str, move: bool) -> int:
         """Drain a node, or one GPU of it, and return the node's index.
 
-        Runs on a drained GPU are always stopped and rescheduled; runs on a drained node only if `move`.
+        Runs on a drained node are stopped and rescheduled only if `move`; runs on a drained GPU always (`after_step`).
         """
-        view, index = self._state.view, self._node_index(node, gpu)
+        index = self._node_index(node, gpu)
         if gpu is not None:
-            drained = (node, gpu) in drained_gpus.drained_gpus(view)
-            await self._inbox.commit([] if drained else drained_gpus.drain(view, (node, gpu), why))
+            await self._inbox.commit([GpuLost(index, gpu, why)])
             return index
-        await self._set_reason(node, why)
-        events: list[Event] = [NodeLost(index), *(drained_gpus.recall_runs(view, index, why) if move else ())]
-        await self._inbox.commit(events)
+        recalls = [
+            RunRecalled(run.job, run.number, why)
+            for run in self._state.view.runs.values()
+            if move and not run.stopping and index in run.allocation.nodes
+        ]
+        await self._inbox.commit([NodeLost(index, why), *recalls])
         return index
 
     async def resume(self, node: str, gpu: int | None) -> int:
         """Accept work again on a node, or on one GPU of it; return the node's index."""
-        index = self._node_index(node, gpu)
-        if gpu is None:
-            await self._set_reason(node, "")
-        await self._inbox.commit(
-            [NodeReturned(index)] if gpu is None else drained_gpus.resume(self._state.view, (node, gpu))
-        )
+        view, index = self._state.view, self._node_index(node, gpu)
+        is_up = view.is_up(index) if gpu is None else view.is_gpu_up(index, gpu)
+        event: Event = NodeReturned(index) if gpu is None else GpuReturned(index, gpu)
+        await self._inbox.commit([] if is_up else [event])
         return index
 
-    def record_reason(self, node: int, why: str) -> None:
-        """Store why a node was drained, without waiting for the write."""
-        task = asyncio.create_task(self._set_reason(self._state.view.cluster.nodes[node].name, why))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _set_reason(self, node: str, why: str) -> None:
-        self.drain_reasons = {name: text for name, text in (self.drain_reasons | {node: why}).items() if text}
-        reasons = dict(self.drain_reasons)
-        await self._writer.write(lambda: self._store.write_meta(DRAIN_REASONS_KEY, reasons))
+    def after_step(self, _: LoopStep) -> None:
+        """Recall the runs that hold a part of a GPU that is down, because it was drained or reported as faulty."""
+        view = self._state.view
+        down = view.down_gpus
+        for run in view.runs.values() if down else ():
+            gpus = [(share.node, gpu) for share in run.allocation.placement for gpu in share.gpus]
+            why = next((down[gpu] for gpu in gpus if gpu in down), None)
+            if why is not None and not run.stopping:
+                self._inbox.report(RunRecalled(run.job, run.number, why))
 
     def _node_index(self, node: str, gpu: int | None) -> int:
         cluster = self._state.view.cluster

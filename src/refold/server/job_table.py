@@ -49,6 +49,7 @@ NoticeKind = Literal[
     "node down",
     "node up",
     "gpu drained",
+    "gpu resumed",
     "gpu warning",
 ]
 """The kinds of notices. A job is `cancelled` by a user and `ended` by a rule or a failed dependency.
@@ -116,10 +117,17 @@ class JobTable:
                 yield Notice("stopped", record.job, run.number)
             case JobEnded(record):
                 yield Notice(_end_kind(record), record.job, record.runs, record.message)
-            case NodeChange(_, node, up):
-                yield Notice("node up" if up else "node down", text=self._cluster.nodes[node].name)
+            case NodeChange():
+                yield self._node_notice(change)
             case Placed() | RunEnded() | Cancelled():
                 pass  # an adopted run was placed before; the notice of the end of the job follows
+
+    def _node_notice(self, change: NodeChange) -> Notice:
+        name = self._cluster.nodes[change.node].name
+        down = f": {change.why}" * bool(change.why)
+        if change.gpu is None:
+            return Notice("node up" if change.up else "node down", text=name + down)
+        return Notice("gpu resumed" if change.up else "gpu drained", text=f"GPU {change.gpu} of {name}{down}")
 
     def lose_missing_runs(self, view: View) -> None:
         """End each run that was not restored: its node may be missing from a new cluster. Its job waits again."""

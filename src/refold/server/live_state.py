@@ -7,9 +7,8 @@ from time import time
 
 from refold.api import JobStatus
 from refold.core import Event, Header, PastJob, Scheduler
-from refold.model import Run, Seconds
+from refold.model import Seconds
 from refold.server.clock import Clock
-from refold.server.drained_gpus import is_drain_placeholder
 from refold.server.recovery import RecoveredState
 from refold.simulator import Fork
 
@@ -46,7 +45,3 @@ class LiveState:
     def copy_scheduler(self) -> Scheduler:
         """Return a copy of the scheduler; its decisions have no effect."""
         return Fork(self.scheduler).copy()
-
-    def real_runs(self) -> list[Run]:
-        """Return the runs that the backend knows: all but those of drain placeholders."""
-        return [run for run in self.view.runs.values() if not is_drain_placeholder(self.view.active[run.job])]

@@ -19,7 +19,6 @@ from refold.backends import Backend
 from refold.core import Event, Header, Order, RunFailed, StartRun, StopRun
 from refold.errors import Unavailable
 from refold.model import Seconds
-from refold.server.drained_gpus import is_drain_placeholder
 from refold.server.inbox import Inbox
 from refold.server.live_state import LiveState
 from refold.server.status import ended_status
@@ -62,7 +61,7 @@ class Loop:
                 await self._step(backend, self._state.snapshot, self._state.header)
             for subscriber in self._subscribers:
                 subscriber.started()
-            await backend.stop_all_except({(run.job, run.number) for run in self._state.real_runs()})
+            await backend.stop_all_except({(run.job, run.number) for run in self._state.view.runs.values()})
             await self._reissue_orders(backend)
             while not inbox.stopping:
                 await clock.wait(inbox.arrived, self.next_deadline())
@@ -88,7 +87,7 @@ class Loop:
         After a crash this starts runs that were ordered but not started, and makes the backend repeat lost reports.
         """
         self._reissue_at = self._state.now() + REISSUE_INTERVAL_SECONDS
-        runs = self._state.real_runs()
+        runs = self._state.view.runs.values()
         orders: list[Order] = [StartRun(run.job, run.number, run.allocation) for run in runs]
         orders += [StopRun(run.job, run.number, "already stopping") for run in runs if run.stopping]
         await self._carry_out(backend, orders)
@@ -137,7 +136,6 @@ class Loop:
 
     def _wire_events(self, step: LoopStep) -> list[wire.Event]:
         at = self._state.wall_time(step.entry.now)
-        notices = [notice for notice in step.notices if notice.job is None or not is_drain_placeholder(notice.job)]
         return [
             wire.Event(
                 number,
@@ -148,7 +146,7 @@ class Loop:
                 notice.text,
                 "" if notice.job is None else notice.job.tenant,
             )
-            for number, notice in enumerate(notices, start=self._event_stream.last + 1)
+            for number, notice in enumerate(step.notices, start=self._event_stream.last + 1)
         ]
 
     def _build_commit(

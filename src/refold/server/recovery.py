@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from refold.core import Entry, Event, Header, NodeLost, PastJob, Policy, RunAdopted, Scheduler
+from refold.core import Entry, Event, GpuLost, Header, NodeLost, PastJob, Policy, RunAdopted, Scheduler
 from refold.errors import BadDecision
 from refold.model import Cluster, Seconds
-from refold.server.drained_gpus import drain_on_new_cluster, is_about_placeholder, is_drain_placeholder
 from refold.server.job_table import JobTable
 from refold.server.store import Epoch, JournalReader, StoreReader
 from refold.simulator import RecordedDecisions
@@ -62,10 +61,7 @@ def recover(
         why = "the policy no longer makes the recorded decisions"
     restored = _restore(reader.journal)
     snapshot = _snapshot_for(header.cluster, restored.scheduler, reader.past_jobs(MAX_PAST_JOBS))
-    job_table = JobTable(
-        header.cluster,
-        [record for record in restored.job_table.records.values() if not is_drain_placeholder(record.job)],
-    )
+    job_table = JobTable(header.cluster, restored.job_table.records.values())
     scheduler = Scheduler(header.cluster, policy(), on_rejection=on_rejection)
     return RecoveredState(
         scheduler, job_table, last, restored.now, snapshot=snapshot, note=f"started a new journal epoch: {why}"
@@ -75,18 +71,18 @@ def recover(
 def _snapshot_for(cluster: Cluster, before: Scheduler, past: list[PastJob]) -> tuple[Event, ...]:
     """Return the state as events for another cluster. Nodes are matched by name.
 
-    A run on a node that no longer exists is left out, so its job waits again. GPUs that were drained are drained again.
+    A run on a node that no longer exists is left out, so its job waits again. Nodes and GPUs that exist stay down.
     """
     old = before.view.cluster
     new_index = {old_index: cluster.index_of_node.get(node.name) for old_index, node in enumerate(old.nodes)}
-    events = [_move_to_cluster(event, new_index) for event in before.snapshot(past) if not is_about_placeholder(event)]
-    return (*(event for event in events if event is not None), *drain_on_new_cluster(before.view, cluster))
+    events = [_move_to_cluster(event, new_index) for event in before.snapshot(past)]
+    return tuple(event for event in events if event is not None)
 
 
 def _move_to_cluster(event: Event, new_index: Mapping[int, int | None]) -> Event | None:
-    if isinstance(event, NodeLost):
+    if isinstance(event, NodeLost | GpuLost):
         node = new_index[event.node]
-        return None if node is None else NodeLost(node)
+        return None if node is None else replace(event, node=node)
     if isinstance(event, RunAdopted):
         shares = [(share, new_index[share.node]) for share in event.allocation.placement]
         moved = tuple(replace(share, node=node) for share, node in shares if node is not None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 import msgspec
 
@@ -23,18 +22,12 @@ LOST_RUN_RETRIES = 10
 
 
 class Retries:
-    """Receives the backend's reports, adds a retry decision to failures, and passes them to the loop.
+    """Receives the backend's reports, adds a retry decision to failures, and passes them to the loop."""
 
-    `on_drain` is called with the index of each node that is drained, and the reason.
-    """
-
-    def __init__(
-        self, state: LiveState, inbox: Inbox, output: OutputWatch, on_drain: Callable[[int, str], None]
-    ) -> None:
+    def __init__(self, state: LiveState, inbox: Inbox, output: OutputWatch) -> None:
         self._state = state
         self._inbox = inbox
         self._output = output
-        self._on_drain = on_drain
         self._event_loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -84,8 +77,7 @@ class Retries:
         run = self._state.view.runs.get(record.job.id)
         why = f"{record.job.id} failed on this node; its output matches {pattern!r}"
         for node in sorted(run.allocation.nodes) if run is not None else ():
-            self._on_drain(node, why)
-            self._inbox.report(NodeLost(node))
+            self._inbox.report(NodeLost(node, why))
             self._inbox.add_notice(Notice("note", record.job, record.run, f"node drained: {why}"))
 
 

@@ -79,7 +79,7 @@ class SchedulerService:
             nodes=len(header.cluster.nodes),
             gpus=header.cluster.gpus,
             free_gpus=view.free_gpus,
-            running=len(self._state.real_runs()),
+            running=len(self._view.active),
             waiting=len(view.waiting),
             now=time(),
             started=self._started,
@@ -177,7 +177,7 @@ class SchedulerService:
 
     def nodes(self, caller: Caller) -> list[NodeStatus]:
         """Return all nodes."""
-        return node_statuses(self._view, self._drains.drain_reasons)
+        return node_statuses(self._view)
 
     async def drain(self, caller: Caller, node: str, *, why: str, gpu: int | None, move: bool) -> NodeStatus:
         """Drain a node, or one GPU of it."""

@@ -12,7 +12,6 @@ from refold.api import Jobs, JobState, JobStatus, NodeGpus, NodeStatus, TenantSt
 from refold.core import View
 from refold.journal import JobRecord
 from refold.model import WHOLE, Allocation, Cluster, Job, Seconds, StartEstimate, Wait
-from refold.server.drained_gpus import PLACEHOLDER_TENANT, drained_gpus, is_drain_placeholder
 
 WallTime = Callable[[Seconds], float]
 """Converts journal seconds to Unix seconds."""
@@ -59,26 +58,18 @@ class JobStates:
         """Yield running jobs, then queued jobs with their positions, then held and infeasible jobs."""
         view = self._view
         for run in view.runs.values():
-            job = view.active[run.job]
-            if not is_drain_placeholder(job):
-                yield ("stopping" if run.stopping else "running"), job, 0
+            yield ("stopping" if run.stopping else "running"), view.active[run.job], 0
         for position, job in enumerate(view.waiting.values(), start=1):
-            if not is_drain_placeholder(job):
-                yield "waiting", job, position
+            yield "waiting", job, position
         for job in view.held.values():
-            if not is_drain_placeholder(job):
-                yield "held", job, 0
+            yield "held", job, 0
         for job in view.infeasible.values():
-            if not is_drain_placeholder(job):
-                yield "infeasible", job, 0
+            yield "infeasible", job, 0
 
     def _count(self) -> int:
-        """Return the number of jobs that `all_jobs` yields. Drain placeholders are held or running, never waiting."""
+        """Return the number of jobs that `all_jobs` yields."""
         view = self._view
-        placeholders = sum(
-            [job.tenant for job in jobs.values()].count(PLACEHOLDER_TENANT) for jobs in (view.active, view.held)
-        )
-        return len(view.active) + len(view.waiting) + len(view.held) + len(view.infeasible) - placeholders
+        return len(view.active) + len(view.waiting) + len(view.held) + len(view.infeasible)
 
     def state(self, job_id: str) -> tuple[JobState, Job, int] | None:
         """Return state, job and queue position of an active job; None if it is not active."""
@@ -173,25 +164,24 @@ def wait_text(wait: Wait, job: Job) -> str:
     return f"{wait.ahead:,} job{'s' * (wait.ahead != 1)} ahead" if wait.ahead else ""
 
 
-def node_statuses(view: View, drain_reasons: dict[str, str]) -> list[NodeStatus]:
-    """Return the status of every node. `drain_reasons`: reason by drained node."""
+def node_statuses(view: View) -> list[NodeStatus]:
+    """Return the status of every node."""
     jobs: dict[int, list[str]] = {}
-    used: dict[int, int] = {}
     for run in view.runs.values():
-        for share in run.allocation.placement:
-            used[share.node] = used.get(share.node, 0) + len(share.gpus) * share.gpu_milli
-            if not is_drain_placeholder(view.active[run.job]) and run.job not in jobs.setdefault(share.node, []):
-                jobs[share.node].append(run.job)
-    why = {name: f"GPU {gpu} is drained: {reason}" for (name, gpu), reason in drained_gpus(view).items()}
+        for node in sorted(run.allocation.nodes):
+            jobs.setdefault(node, []).append(run.job)
+    gpu_reasons: dict[int, list[str]] = {}
+    for (node, gpu), why in sorted(view.down_gpus.items()):
+        gpu_reasons.setdefault(node, []).append(f"GPU {gpu} is drained: {why}")
     return [
         NodeStatus(
             node.name,
             view.is_up(index),
             node.gpus,
             node.gpu_type,
-            node.gpus - used.get(index, 0) / WHOLE,
+            sum(view.free_gpu_milli(index)) / WHOLE,
             jobs.get(index, []),
-            drain_reasons.get(node.name, "") or why.get(node.name, ""),
+            view.down_reason(index) or "; ".join(gpu_reasons.get(index, ())),
         )
         for index, node in enumerate(view.cluster.nodes)
     ]
@@ -207,7 +197,7 @@ def tenant_statuses(view: View) -> list[TenantStatus]:
     for jobs in (view.waiting, view.held):
         for job in jobs.values():
             waiting.setdefault(job.tenant, []).append(job.demand.total_gpus)
-    names = sorted({*configured, *running, *waiting} - {PLACEHOLDER_TENANT})
+    names = sorted({*configured, *running, *waiting})
     return [
         TenantStatus(
             name,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from time import time
 
 from refold.api import CreatedToken, NewToken, StoredToken, TokenStatus, make_token
-from refold.errors import BadInput, Conflict, NotFound
-from refold.server import drained_gpus
+from refold.errors import Conflict, NotFound
 from refold.server.store import Store
 from refold.server.writer import Writer
 
@@ -40,8 +39,6 @@ class TokenStore:
         """Create a token and return its secret, which is shown only once."""
         if any(stored.name == token.name for stored in self._tokens.values()):
             raise Conflict(f"token {token.name!r} already exists; revoke it or choose another name")
-        if token.tenant == drained_gpus.PLACEHOLDER_TENANT:
-            raise BadInput(f"tenant {token.tenant!r} is reserved")
         secret, stored = make_token(token, time())
         self._tokens[stored.hash] = stored  # before the write, so that no other call takes the name meanwhile
         try:

@@ -7,6 +7,7 @@ from math import inf
 
 from refold.core import (
     Event,
+    GpuLost,
     NodeLost,
     Order,
     RunFailed,
@@ -43,14 +44,17 @@ class _SimulatedRun:
         """Return the work done by `now`, in seconds; none is done after the stop order."""
         return max(0.0, min(now, self.stopped_at) - self.since) * self.speed
 
-    def is_on(self, nodes: Sequence[int]) -> bool:
-        return any(share.node in nodes for share in self.placement)
+    def uses(self, lost: NodeLost | GpuLost) -> bool:
+        return any(
+            share.node == lost.node and (isinstance(lost, NodeLost) or lost.gpu in share.gpus)
+            for share in self.placement
+        )
 
 
 class SimulatedBackend:
     """Computes when each run ends instead of running it. Runs report progress if `costs` has a report interval.
 
-    The runs of jobs in `never_end` end only by a stop order, or when a node goes down.
+    The runs of jobs in `never_end` end only by a stop order, or when a node or GPU that they use goes down.
     """
 
     def __init__(
@@ -90,8 +94,8 @@ class SimulatedBackend:
                 self._stop(now, order.job, order.run)
 
     def consequences(self, now: Seconds, events: Sequence[Event]) -> list[Event]:
-        """Take note of events, and return the events that they cause: runs on a node that goes down fail."""
-        nodes: list[int] = []
+        """Take note of events, and return the events that they cause: runs on a node or GPU that goes down fail."""
+        losses: list[NodeLost | GpuLost] = []
         for event in events:
             if type(event) is RunFinished:
                 run = self._runs.pop(event.job, None)
@@ -103,12 +107,17 @@ class SimulatedBackend:
                 self._done[event.job] = event.done
             elif type(event) is RunProgressed:
                 self._report_again(now, event)
-            elif type(event) is NodeLost:
-                nodes.append(event.node)
-        if not nodes:
+            elif isinstance(event, NodeLost | GpuLost):
+                losses.append(event)
+        if not losses:
             return []
-        affected = [job_id for job_id, run in self._runs.items() if run.is_on(nodes)]
-        return [self._fail_with_node(now, job_id) for job_id in affected]
+        affected = [
+            (job_id, lost) for job_id, run in self._runs.items() if (lost := next(filter(run.uses, losses), None))
+        ]
+        return [
+            self._fail(now, job_id, "node lost" if isinstance(lost, NodeLost) else "GPU lost")
+            for job_id, lost in affected
+        ]
 
     def _start(self, now: Seconds, order: StartRun) -> None:
         job, costs = self._jobs[order.job], self._costs
@@ -167,13 +176,13 @@ class SimulatedBackend:
         stopped = RunStopped(job_id, number, done, self._steps(self._jobs[job_id], done))
         run.end_event = self._agenda.add(now + self._costs.stop, stopped)
 
-    def _fail_with_node(self, now: Seconds, job_id: str) -> Event:
+    def _fail(self, now: Seconds, job_id: str, why: str) -> Event:
         run = self._runs[job_id]
         self._remove_run(job_id)
         self._withdraw_events(now, run)
         done = self._done[job_id] = self._checkpointed(self._done.get(job_id, 0.0), self._work_done(job_id, run, now))
         steps = self._steps(self._jobs[job_id], done)
-        return RunFailed(job_id, run.number, "node lost", done, retry=True, steps=steps)
+        return RunFailed(job_id, run.number, why, done, retry=True, steps=steps)
 
     def _checkpointed(self, before: Seconds, since: Seconds) -> Seconds:
         every = self._costs.checkpoint_every

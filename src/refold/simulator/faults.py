@@ -1,4 +1,4 @@
-"""Faults of a simulation: nodes that go down and come up again, and jobs that never end by themselves."""
+"""Faults of a simulation: nodes and GPUs that go down and come up again, and jobs that never end by themselves."""
 
 from __future__ import annotations
 
@@ -8,22 +8,31 @@ from math import inf
 import msgspec
 import numpy as np
 
-from refold.core import NodeLost, NodeReturned
+from refold.core import GpuLost, GpuReturned, NodeLost, NodeReturned
 from refold.errors import BadValue
 from refold.model import Cluster, Job, Seconds
 from refold.simulator.agenda import Agenda
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node goes down at `lost`, and comes up at `returned` (infinity: never)."""
+    """A node, or one of its GPUs, goes down at `lost`, and comes up at `returned` (infinity: never)."""
 
     node: int
     lost: Seconds
     returned: Seconds
+    gpu: int | None = None
 
     def __post_init__(self) -> None:
         if not -inf < self.lost < self.returned:
-            raise BadValue(f"node {self.node} comes up at {self.returned}, expected a time after {self.lost}")
+            part = f"node {self.node}" if self.gpu is None else f"GPU {self.gpu} of node {self.node}"
+            raise BadValue(f"{part} comes up at {self.returned}, expected a time after {self.lost}")
+
+    @property
+    def events(self) -> tuple[NodeLost | GpuLost, NodeReturned | GpuReturned]:
+        """What is reported when it goes down, and when it comes up."""
+        if self.gpu is None:
+            return NodeLost(self.node), NodeReturned(self.node)
+        return GpuLost(self.node, self.gpu), GpuReturned(self.node, self.gpu)
 
 
 def random_faults(cluster: Cluster, *, between: Seconds, repair: Seconds, until: Seconds, seed: int) -> list[Fault]:
@@ -47,9 +56,10 @@ def random_faults(cluster: Cluster, *, between: Seconds, repair: Seconds, until:
 def schedule_faults(agenda: Agenda, faults: Iterable[Fault]) -> None:
     """Add the events of faults to the agenda."""
     for fault in faults:
-        agenda.add(fault.lost, NodeLost(fault.node))
+        lost, returned = fault.events
+        agenda.add(fault.lost, lost)
         if fault.returned < inf:
-            agenda.add(fault.returned, NodeReturned(fault.node))
+            agenda.add(fault.returned, returned)
 
 
 class Stuck(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

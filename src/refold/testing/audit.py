@@ -7,7 +7,7 @@ Use it with any other journal of a simulation or of a live scheduler (`Journals(
 - a reshapable job gets GPUs of a type that it accepts, as many as its plan uses;
 - no job is lost, started twice, or started while it is held;
 - only preemptible runs are stopped, unless they are cancelled or recalled;
-- the loss of a node ends only runs on that node;
+- nothing starts on a node or GPU that is down, and the loss of one ends only runs on it;
 - no tenant exceeds its GPU limit.
 """
 
@@ -18,6 +18,8 @@ from collections import defaultdict
 from refold.core import (
     Entry,
     Event,
+    GpuLost,
+    GpuReturned,
     JobCancelled,
     JobContinued,
     JobHeld,
@@ -34,7 +36,7 @@ from refold.core import (
     StartRun,
     StopRun,
 )
-from refold.model import WHOLE, Allocation, Cluster, Job, Share
+from refold.model import WHOLE, Allocation, Cluster, Job
 
 
 class AuditFailed(AssertionError):
@@ -57,6 +59,7 @@ class Audit:
         self._cpu: dict[int, int] = defaultdict(int)
         self._memory: dict[int, int] = defaultdict(int)
         self._down: set[int] = set()
+        self._down_gpus: set[tuple[int, int]] = set()
         self._cancelled: set[str] = set()
         self._recalled: set[str] = set()
         self._held: set[str] = set()
@@ -70,7 +73,7 @@ class Audit:
         self._check(entry.now >= self._now, f"time went backwards from {self._now} to {entry.now}")
         self._now = entry.now
         self._ended_now.clear()
-        lost = {event.node for event in entry.events if isinstance(event, NodeLost)}
+        lost = [event for event in entry.events if isinstance(event, NodeLost | GpuLost)]
         for event in entry.events:
             self._apply_event(event, lost)
         self._cancelled |= {end.job for end in entry.ends}
@@ -85,7 +88,7 @@ class Audit:
         """Return the jobs that neither run nor have ended."""
         return [job for job in self.jobs if job not in self.running and job not in self.ended]
 
-    def _apply_event(self, event: Event, lost: set[int]) -> None:
+    def _apply_event(self, event: Event, lost: list[NodeLost | GpuLost]) -> None:
         match event:
             case JobSubmitted(job):
                 self.jobs.setdefault(job.id, job)
@@ -97,9 +100,9 @@ class Audit:
                     self._check(expected, f"{job_id!r} stopped without an order")
                 self._end(job_id, run, "")
             case RunFailed(job_id, run, why, _, retry):
-                if lost and why == "node lost" and self._is_current(job_id, run):
-                    nodes = self.running[job_id][1].nodes
-                    self._check(bool(nodes & lost), f"{job_id!r} was lost with a node that it does not run on")
+                if lost and why in ("node lost", "GPU lost") and self._is_current(job_id, run):
+                    uses = any(_uses(self.running[job_id][1], part) for part in lost)
+                    self._check(uses, f"{job_id!r} was lost with a node or GPU that it does not run on")
                 self._end(job_id, run, "" if retry else "failed")
             case JobCancelled(job_id):
                 self._cancelled.add(job_id)
@@ -116,13 +119,16 @@ class Audit:
                 self._runs[job_id] = runs
             case RunAdopted(job_id, run, allocation):
                 self._check(job_id in self.jobs, f"{job_id!r} was adopted but never submitted")
-                taken = self._free_part(allocation) if job_id in self._held else allocation
-                if job_id not in self.running and job_id not in self.ended and self._fits(taken):
-                    self._begin(job_id, run, taken)  # else the scheduler rejects the adoption, and it is retried later
+                if job_id not in self.running and job_id not in self.ended and self._fits(allocation):
+                    self._begin(job_id, run, allocation)  # else the scheduler does not adopt it
             case NodeLost(node):
                 self._down.add(node)
             case NodeReturned(node):
                 self._down.discard(node)
+            case GpuLost(node, gpu):
+                self._down_gpus.add((node, gpu))
+            case GpuReturned(node, gpu):
+                self._down_gpus.discard((node, gpu))
             case _:
                 pass
 
@@ -164,22 +170,14 @@ class Audit:
             used = sum(held.gpu_milli for job, (_, held) in self.running.items() if self.jobs[job].tenant == tenant)
             self._check(used <= limit * WHOLE, f"tenant {tenant!r} uses {used / WHOLE:g} GPUs, its limit is {limit:g}")
 
-    def _free_part(self, allocation: Allocation) -> Allocation:
-        """Return the free part of an allocation, which is all that an adopted run of a held job takes."""
-        parts = [
-            Share(share.node, (gpu,), min(WHOLE - self._gpus[share.node, gpu], share.gpu_milli))
-            for share in allocation.placement
-            for gpu in share.gpus
-            if self._gpus[share.node, gpu] < WHOLE
-        ]
-        return Allocation(tuple(parts))
-
     def _fits(self, allocation: Allocation) -> bool:
         for share in allocation.placement:
             if share.node in self._down or not share.node < len(self.cluster.nodes):
                 return False
             gpus = range(self.cluster.nodes[share.node].gpus)
             if any(gpu not in gpus or self._gpus[share.node, gpu] + share.gpu_milli > WHOLE for gpu in share.gpus):
+                return False
+            if any((share.node, gpu) in self._down_gpus for gpu in share.gpus):
                 return False
         return bool(allocation.placement)
 
@@ -229,6 +227,8 @@ class Audit:
                 sign < 0 or share.node not in self._down, f"{job_id!r} was placed on node {node.name!r}, which is down"
             )
             for gpu in share.gpus:
+                up = sign < 0 or (share.node, gpu) not in self._down_gpus
+                self._check(up, f"{job_id!r} was placed on GPU {gpu} of node {node.name!r}, which is down")
                 self._gpus[share.node, gpu] += sign * share.gpu_milli
                 held = self._gpus[share.node, gpu]
                 self._check(
@@ -246,3 +246,10 @@ class Audit:
     def _check(self, holds: bool, problem: str) -> None:
         if not holds:
             raise AuditFailed(f"entry {self.entries} at {self._now}: {problem}")
+
+
+def _uses(allocation: Allocation, lost: NodeLost | GpuLost) -> bool:
+    return any(
+        share.node == lost.node and (isinstance(lost, NodeLost) or lost.gpu in share.gpus)
+        for share in allocation.placement
+    )

@@ -1,7 +1,7 @@
 """A simulated cluster with disturbances: events that the policy did not cause.
 
-Jobs are held, released and cancelled; runs are recalled, whether preemptible or not; nodes are lost; and the scheduler
-is restarted from its snapshot while runs are active.
+Jobs are held, released and cancelled; runs are recalled, whether preemptible or not; nodes and GPUs go down; and the
+scheduler is restarted from its snapshot while runs are active.
 """
 
 from __future__ import annotations
@@ -9,28 +9,25 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import msgspec
-
 from refold.core import (
     Entry,
     Event,
+    GpuLost,
+    GpuReturned,
     JobCancelled,
     JobHeld,
     JobReleased,
-    JobSubmitted,
     Journal,
     Order,
     PastJob,
     Policy,
-    RunAdopted,
     RunRecalled,
     Scheduler,
     StopRun,
     View,
 )
-from refold.model import Allocation, Cluster, Job, Seconds, Share
+from refold.model import Cluster, Job, Seconds
 from refold.simulator import Agenda, Costs, Fault, RecordedSpeeds, SimulatedBackend, SpeedModel, schedule_faults
-from refold.testing.makers import make_job
 
 MAX_STEPS = 20_000
 """A simulation with more steps is considered to never end."""
@@ -75,21 +72,18 @@ class DisturbedCluster:
                 return
         raise AssertionError(f"time {until} s was not reached within {MAX_STEPS} steps")
 
-    def run_to_end(self, never_ending: Iterable[str] = ()) -> None:
-        """Simulate until all jobs have ended, except those that never end."""
-        remaining = set(never_ending)
+    def run_to_end(self) -> None:
+        """Simulate until all jobs have ended."""
         for _ in range(MAX_STEPS):
-            if self._agenda.all_arrived and unfinished_jobs(self.view) <= remaining:
+            if self._agenda.all_arrived and not unfinished_jobs(self.view):
                 return
             if not self._next():
                 break
-        raise AssertionError(
-            f"these jobs have not ended at {self.now} s: {sorted(unfinished_jobs(self.view) - remaining)}"
-        )
+        raise AssertionError(f"these jobs have not ended at {self.now} s: {sorted(unfinished_jobs(self.view))}")
 
     def disturb(self, disturbance: Disturbance) -> Entry:
-        """Apply a disturbance now."""
-        return self.step(list(disturbance(self.view)))
+        """Apply a disturbance now. The runs of a GPU that it takes down continue: it is drained, and not broken."""
+        return self._step(list(disturbance(self.view)))
 
     def restart_scheduler(self, policy: Policy, past: Sequence[PastJob] = (), journal: Journal | None = None) -> Entry:
         """Replace the scheduler by a new one that only knows the snapshot."""
@@ -105,7 +99,9 @@ class DisturbedCluster:
 
     def step(self, events: list[Event]) -> Entry:
         """Run one scheduler step with these events and their consequences."""
-        events += self._backend.consequences(self.now, events)
+        return self._step(events + self._backend.consequences(self.now, events))
+
+    def _step(self, events: list[Event]) -> Entry:
         entry = self.scheduler.step(self.now, events)
         self._carry_out(entry, entry.orders)
         return entry
@@ -161,7 +157,7 @@ class Disturbances:
         yield from map(JobCancelled, self._choose_one(view.waiting if self._rng.random() < 0.8 else view.runs))
 
     def _choose_one(self, jobs: Iterable[str]) -> list[str]:
-        candidates = [job_id for job_id in jobs if job_id != DRAIN_PLACEHOLDER.id]
+        candidates = list(jobs)
         return [self._rng.choice(candidates)] if candidates else []
 
 
@@ -170,20 +166,21 @@ def release_all(view: View) -> Iterator[Event]:
     yield from map(JobReleased, (*view.held, *view.runs))
 
 
-def drain_one_gpu(view: View) -> Iterator[Event]:
-    """Drain a free GPU on the last node that has one: a placeholder job, which is not preemptible, occupies it."""
-    nodes, free = view.cluster.nodes, view.trial().free
-    gpus = [(node, gpu) for node in reversed(range(len(nodes))) for gpu in range(nodes[node].gpus)]
-    for node, gpu in gpus:
-        allocation = Allocation((Share(node, (gpu,)),))
-        if view.is_up(node) and free.has(allocation.placement):
-            yield from adopt(DRAIN_PLACEHOLDER, allocation, max(0.0, view.now))
-            return
+def drain_last_gpus(view: View) -> Iterator[Event]:
+    """Drain the last GPU of every node that has more than one; their runs continue."""
+    for node, kind in enumerate(view.cluster.nodes):
+        if kind.gpus > 1:
+            yield GpuLost(node, kind.gpus - 1, "drained")
 
 
-DRAIN_PLACEHOLDER = make_job("drained", work=None, tenant="refold", preemptible=False)
+def recall_from_drained_gpus(view: View) -> Iterator[Event]:
+    """Recall the runs that still hold a part of a drained GPU."""
+    for run in view.runs.values():
+        if not view.is_placement_up(run.allocation.placement):
+            yield RunRecalled(run.job, run.number, "drained")
 
 
-def adopt(job: Job, allocation: Allocation, since: Seconds) -> tuple[Event, ...]:
-    """Submit a job that is already running."""
-    return JobSubmitted(msgspec.structs.replace(job, submitted=since)), RunAdopted(job.id, 1, allocation, since)
+def resume_gpus(view: View) -> Iterator[Event]:
+    """Resume all drained GPUs."""
+    for node, gpu in view.down_gpus:
+        yield GpuReturned(node, gpu)

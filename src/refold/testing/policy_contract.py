@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from refold.core import (
+    GpuLost,
     JobCancelled,
     JobSubmitted,
     Journals,
@@ -25,17 +26,26 @@ from refold.core import (
     Policy,
     RunFailed,
     Scheduler,
+    StartRun,
     View,
 )
 from refold.model import Cluster, Decision, Job, Reason
 from refold.plans import Speeds
 from refold.simulator import Costs, Fault, ModelledSpeeds, RecordedSpeeds, simulate
 from refold.testing.audit import Audit
-from refold.testing.disturbances import DRAIN_PLACEHOLDER, Disturbances, DisturbedCluster, drain_one_gpu, release_all
+from refold.testing.disturbances import (
+    Disturbances,
+    DisturbedCluster,
+    drain_last_gpus,
+    recall_from_drained_gpus,
+    release_all,
+    resume_gpus,
+)
 from refold.testing.makers import make_cluster, make_job
 from refold.testing.workloads import reshapable_workload, seeded_workload
 
 FAULTS = (Fault(0, 250.0, 900.0), Fault(1, 700.0, 1500.0), Fault(0, 2500.0, 2600.0))
+GPU_FAULTS = (Fault(0, 40.0, 600.0, gpu=1), Fault(2, 100.0, 900.0, gpu=0), Fault(0, 300.0, 500.0, gpu=2))
 COSTS = Costs(start=10.0, stop=5.0, restart=40.0, checkpoint_every=60.0, report_every=30.0)
 DISTURBANCES = 12
 """Disturbances per workload."""
@@ -180,8 +190,53 @@ class PolicyContract:
             jobs, cluster = seeded_workload(seed, 40)
             self._check_disturbances(_some_not_preemptible(jobs), cluster, seed)
 
+    def test_every_job_finishes_despite_lost_gpus(self) -> None:
+        """GPUs go down with their runs and return; nothing starts on a GPU that is down."""
+        for seed in self.disturbance_seeds:
+            jobs, cluster = seeded_workload(seed)
+            audit, _ = self._simulate(jobs, cluster, costs=COSTS, faults=GPU_FAULTS)
+            assert {job.id for job in jobs} == set(audit.ended), f"seed {seed}"
+
+    def test_a_gpu_is_used_again_after_it_returns(self) -> None:
+        """While one of two GPUs is down, one of two jobs waits; later each has a GPU."""
+        jobs = [make_job(name, at=1.0, work=9000.0) for name in ("a", "b")]
+        _, journal = self._simulate(jobs, make_cluster(2), faults=[Fault(0, 0.0, 500.0, gpu=0)])
+        used = [
+            (entry.now < 500.0, share.gpus)
+            for entry in journal.entries
+            if entry.now < 5000.0
+            for order in entry.orders
+            if isinstance(order, StartRun)
+            for share in order.allocation.placement
+        ]
+        assert (True, (1,)) in used
+        assert (True, (0,)) not in used
+        assert (False, (0,)) in used
+
+    def test_runs_may_continue_on_drained_gpus(self) -> None:
+        """GPUs are drained while runs hold them; later these runs are recalled, and the GPUs resumed."""
+        for seed in self.disturbance_seeds:
+            jobs, cluster = seeded_workload(seed, 40)
+            self._check_drain(jobs, cluster, until=jobs[-1].submitted)
+
+    def test_reshapable_runs_may_continue_on_drained_gpus(self) -> None:
+        """Like the previous test, with jobs that are reshaped."""
+        if not self.reshapes:
+            pytest.skip("this policy does not reshape jobs")
+        jobs, cluster = self._reshapable(1)
+        self._check_drain(jobs, cluster, until=jobs[-1].submitted, charge=_modelled(cluster), costs=COSTS)
+
+    def _check_drain(self, jobs: Sequence[Job], cluster: Cluster, until: float, **options: Any) -> None:
+        audit = Audit(cluster)
+        disturbed = DisturbedCluster(jobs, cluster, self.make_policy(), audit, **options)
+        for share, disturbance in ((0.3, drain_last_gpus), (0.6, recall_from_drained_gpus), (1.0, resume_gpus)):
+            disturbed.run_until(share * until)
+            disturbed.disturb(disturbance)
+        disturbed.run_to_end()
+        assert set(audit.ended) == {job.id for job in jobs}
+
     def test_the_policy_continues_from_a_snapshot_with_a_drained_gpu(self) -> None:
-        """A new policy takes over runs that it has not started, one of which never ends."""
+        """A new policy takes over runs that it has not started, and a GPU that is down."""
         for seed in self.disturbance_seeds:
             jobs, cluster = seeded_workload(seed, 40)
             self._check_restart(_some_not_preemptible(jobs), cluster, seed)
@@ -206,14 +261,15 @@ class PolicyContract:
     def _check_restart(self, jobs: Sequence[Job], cluster: Cluster, seed: int, **options: Any) -> None:
         before, after = Audit(cluster), Audit(cluster)
         disturbed = DisturbedCluster(jobs, cluster, self.make_policy(), before, **options)
-        disturbed.disturb(drain_one_gpu)
+        gpu = max((node, kind.gpus - 1) for node, kind in enumerate(cluster.nodes) if kind.gpus)
+        disturbed.disturb(lambda _: [GpuLost(*gpu, "drained")])
         _apply_disturbances(disturbed, seed, jobs[: len(jobs) // 2])
         past = [PastJob(make_job(f"past{number}", tenant="x"), 10.0 * number) for number in range(20)]
         disturbed.restart_scheduler(self.make_policy(), past, after)
         _apply_disturbances(disturbed, seed + 1, jobs[len(jobs) // 2 :])
-        disturbed.run_to_end({DRAIN_PLACEHOLDER.id})
+        disturbed.run_to_end()
         assert {*before.ended, *after.ended} == {job.id for job in jobs}, f"seed {seed}"
-        assert list(disturbed.view.runs) == [DRAIN_PLACEHOLDER.id]
+        assert disturbed.view.down_gpus == {gpu: "drained"}
 
     def _reshapable(self, seed: int) -> tuple[list[Job], Cluster]:
         jobs, cluster = reshapable_workload(seed)

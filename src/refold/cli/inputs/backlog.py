@@ -50,10 +50,9 @@ def read_backlog(journal: str, cluster: Cluster | None, options: TraceOptions, c
 
 def _remaining_jobs(state: StateAt, path: Path) -> tuple[list[Job], list[str]]:
     from refold.errors import BadInput
-    from refold.server import is_drain_placeholder
 
     view = state.view
-    running = [job for job in view.active.values() if not is_drain_placeholder(job)]
+    running = list(view.active.values())
     jobs = [*running, *view.waiting.values()]
     if not jobs:
         raise BadInput(

@@ -80,15 +80,16 @@ def _work_done(history: History) -> dict[int, float]:
 
 
 def _node_faults(history: History) -> list[Fault]:
-    """Return the node faults. A node that is still down at the end of the journal is repaired at the end."""
+    """Return the faults of nodes and GPUs. What is still down at the end of the journal is repaired at the end."""
     from refold.simulator import Fault
 
-    lost: dict[int, float] = {}
+    lost: dict[tuple[int, int | None], float] = {}
     faults: list[Fault] = []
     for change in history.node_changes:
+        part = change.node, change.gpu
         if not change.up:
-            lost.setdefault(change.node, change.at)
-        elif change.node in lost and lost[change.node] < change.at:
-            faults.append(Fault(change.node, lost.pop(change.node), change.at))
-    faults += [Fault(node, at, history.until) for node, at in lost.items() if at < history.until]
+            lost.setdefault(part, change.at)
+        elif part in lost and lost[part] < change.at:
+            faults.append(Fault(change.node, lost.pop(part), change.at, change.gpu))
+    faults += [Fault(node, at, history.until, gpu) for (node, gpu), at in lost.items() if at < history.until]
     return sorted(faults, key=lambda fault: (fault.lost, fault.node))

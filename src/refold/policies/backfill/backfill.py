@@ -165,8 +165,7 @@ class Backfill:
             reservations = self._reservations = Reservations(view.cluster, self._placer)
             self._whole_node = max(node.gpus for node in view.cluster.nodes)
             for node in range(len(view.cluster.nodes)):
-                if not view.is_up(node):
-                    reservations.set_node_up(node, False)
+                self._update_node(view, reservations, node)
         return reservations
 
     def _apply_changes(self, view: View, reservations: Reservations) -> None:
@@ -178,8 +177,7 @@ class Backfill:
             reservations.end_run(job.id, now)  # its start was rejected
             self._overtakers.pop(job.id, None)
         for node in changes.nodes:
-            for job_id in reservations.set_node_up(node, view.is_up(node)):
-                self._displace(job_id, None)
+            self._update_node(view, reservations, node)
         for job_id in changes.removed:
             self._remove(job_id, reservations)
             self._estimates.forget(job_id)
@@ -189,6 +187,14 @@ class Backfill:
                 reservations.add_run(run.job, run.allocation.placement, now, now + remaining)
         if self._ordering.observe(view):
             self._queue.resort(lambda queued: self._ordering.key(view, queued.job, queued.duration))
+
+    def _update_node(self, view: View, reservations: Reservations, node: int) -> None:
+        """Note whether a node and its GPUs are up; jobs with reservations on what went down need others."""
+        displaced = reservations.set_node_up(node, view.is_up(node))
+        for gpu in range(view.cluster.nodes[node].gpus):
+            displaced += reservations.set_gpu_up(node, gpu, view.is_gpu_up(node, gpu))
+        for job_id in displaced:
+            self._displace(job_id, None)
 
     def _remove(self, job_id: str, reservations: Reservations) -> QueuedJob | None:
         """Remove a job from the queue, with its reservation."""

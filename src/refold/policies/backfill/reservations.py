@@ -15,7 +15,7 @@ from math import inf
 import msgspec
 import numpy as np
 
-from refold.model import WHOLE, Cluster, Demand, Placement, Seconds
+from refold.model import WHOLE, Cluster, Demand, Placement, Seconds, Share
 from refold.packing import DEMAND_ENTRIES, BookedJobs, Floats, Ints, Placer, Timetable, mask_from_indices
 
 MAX_PLACEMENT_ATTEMPTS = 8
@@ -234,9 +234,23 @@ class Reservations:
 
     def set_node_up(self, node: int, up: bool) -> list[str]:
         """Mark a node as up or down; return the jobs whose reservations are cancelled by that."""
+        if up == self._table.is_up(node):
+            return []
         self._table.set_node_up(node, up)
+        return self._cancel_on(node, [] if up else sorted(self._on_node[node]))
+
+    def set_gpu_up(self, node: int, gpu: int, up: bool) -> list[str]:
+        """Mark a GPU as up or down; return the jobs whose reservations are cancelled by that."""
+        if up == self._table.is_gpu_up(node, gpu):
+            return []
+        self._table.set_gpu_up(node, gpu, up)
+        uses = (Share(node, (gpu,)),)
+        on_node = [] if up else sorted(self._on_node[node])
+        return self._cancel_on(node, [job for job in on_node if overlap(self._reserved[job].placement, uses)])
+
+    def _cancel_on(self, node: int, affected: list[str]) -> list[str]:
+        """Cancel the reservations of these jobs after a node, or one of its GPUs, went down or came up."""
         self._released[node] = self._newly_free[node] = None
-        affected = [] if up else sorted(self._on_node[node])
         for job_id in affected:
             self.cancel(job_id)
         return affected

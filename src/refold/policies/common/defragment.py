@@ -176,8 +176,8 @@ class Defragment:
 
 
 def _is_still_possible(view: View, plan: _PlannedStart) -> bool:
-    """Return whether an awaited run is still stopping and all nodes of the placement are up."""
-    if not all(view.is_up(share.node) for share in plan.placement):
+    """Return whether an awaited run is still stopping and all nodes and GPUs of the placement are up."""
+    if not view.is_placement_up(plan.placement):
         return False
     for job_id, number in plan.awaited:
         run = view.runs.get(job_id)

@@ -24,7 +24,6 @@ class Draft:
         """Job -> reason, for each job whose allocation differs from the current one."""
         self._allocations: dict[str, Allocation | None] = {}
         """Allocations that differ from those of the current runs."""
-        self._down = {node for node in range(len(view.cluster.nodes)) if not view.is_up(node)}
         for run in view.runs.values():
             if run.stopping:
                 self.free.release(view.held_by(run.job))
@@ -48,13 +47,13 @@ class Draft:
                 yield job_id, held
 
     def may_change(self, job_id: str) -> bool:
-        """Return whether a job may be stopped or reshaped: it is not running, or preemptible on nodes that are up."""
+        """Return whether a job may be changed: it is not running, or preemptible on nodes and GPUs that are up."""
         run = self._view.runs.get(job_id)
         if run is None:
             return True
         if run.stopping or not self._view.active[job_id].preemptible:
             return False
-        return not self._down or self._down.isdisjoint(run.allocation.nodes)
+        return self._view.is_placement_up(run.allocation.placement)
 
     def release(self, job_id: str, why: str = "") -> None:
         """Release the allocation of a job, if it has one."""

@@ -61,14 +61,13 @@ def find_moves(
 def _movable(view: View, rest_seconds: Seconds) -> list[Run]:
     """Return the runs that may be moved, those that have been in place for longest first."""
     active = view.active
-    down = {node for node in range(len(view.cluster.nodes)) if not view.is_up(node)}
     runs = [
         run
         for run in view.runs.values()
         if run.since + rest_seconds <= view.now
         and not run.stopping
         and active[run.job].preemptible
-        and (not down or down.isdisjoint(run.allocation.nodes))
+        and view.is_placement_up(run.allocation.placement)
     ]
     return sorted(runs, key=lambda run: run.since)
 

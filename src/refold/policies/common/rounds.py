@@ -38,17 +38,18 @@ class Budget(NamedTuple):
 
 
 def remaining_budget(view: View, draft: Draft, fixed: Collection[str]) -> Budget:
-    """Return the GPUs of nodes that are up, less those of the `fixed` jobs, which keep what they have."""
+    """Return the GPUs that are up, less those of the `fixed` jobs, which keep what they have."""
     nodes = view.cluster.nodes
     by_type = dict.fromkeys(view.cluster.type_names, 0)
     for index, node in enumerate(nodes):
         if node.gpus and view.is_up(index):
-            by_type[node.gpu_type] += node.gpus * WHOLE
+            by_type[node.gpu_type] += sum(view.is_gpu_up(index, gpu) for gpu in range(node.gpus)) * WHOLE
     for job_id in fixed:
         held = draft.allocation_of(job_id)
         for share in held.placement if held is not None else ():
             if share.gpus and view.is_up(share.node):
-                by_type[nodes[share.node].gpu_type] -= len(share.gpus) * share.gpu_milli
+                gpus = sum(view.is_gpu_up(share.node, gpu) for gpu in share.gpus)
+                by_type[nodes[share.node].gpu_type] -= gpus * share.gpu_milli
     return Budget(by_type)
 
 

@@ -251,7 +251,7 @@ class _Placements:
 
     def _preemptible_allocation(self, job: Job) -> Allocation | None:
         held = self.draft.allocation_of(job.id)
-        if held is None or self._is_fixed(job) or not all(self._view.is_up(node) for node in held.nodes):
+        if held is None or self._is_fixed(job) or not self._view.is_placement_up(held.placement):
             return None
         return held
 

@@ -215,8 +215,8 @@ class _PreemptionRound:
             run, other = view.runs[job_id], view.active[job_id]
             if run.stopping or job_id in self.stops or not other.preemptible:
                 continue
-            if not all(view.is_up(share.node) for share in run.allocation.placement):
-                continue  # GPUs of a node that is down cannot be reused
+            if not view.is_placement_up(run.allocation.placement):
+                continue  # what is down cannot be reused
             if self._order(view, other) <= own_key:
                 return
             yield run

@@ -9,8 +9,9 @@ from time import monotonic
 
 from refold.api import GpuStatus
 from refold.backends.local import GpuReading
+from refold.core import GpuLost
 from refold.model import WHOLE, Seconds
-from refold.server import Inbox, LiveState, Notice, drained_gpus
+from refold.server import Inbox, LiveState, Notice
 from refold.server.config import WatchConfig
 from refold.server.monitor.gpu_rules import BadGpu, BadGpuWatch, IdleWatch, RunGpus
 from refold.server.monitor.machine import GpuPosition, Layout, Machine
@@ -67,14 +68,12 @@ class GpuPoller:
 
     def mark_healthy(self, node: int, gpu: int | None) -> None:
         """Forget the problems of a resumed GPU or node, so that new ones are handled again."""
-        drained = drained_gpus.drained_gpus(self._state.view)
-        name = self._layout.cluster.nodes[node].name
         for index, position in enumerate(self._layout.positions):
             if (
                 position is not None
                 and position[0] == node
                 and gpu in (None, position[1])
-                and (name, position[1]) not in drained
+                and self._state.view.is_gpu_up(*position)
             ):
                 self._bad.mark_healthy(index)
 
@@ -102,15 +101,13 @@ class GpuPoller:
         }
 
     def _run_gpus(self) -> list[RunGpus]:
-        view = self._state.view
         return [
             RunGpus(
                 run.job,
                 run.number,
                 tuple((share.node, gpu) for share in run.allocation.placement for gpu in share.gpus),
             )
-            for run in view.runs.values()
-            if not drained_gpus.is_drain_placeholder(view.active[run.job])
+            for run in self._state.view.runs.values()
         ]
 
     def _handle_bad_gpu(self, bad: BadGpu) -> None:
@@ -118,18 +115,16 @@ class GpuPoller:
         if position is None:
             return
         node, gpu = position
-        name = self._layout.cluster.nodes[node].name
-        self._inbox.add_notice(
-            Notice("gpu drained" if bad.drain else "gpu warning", text=f"GPU {gpu} of {name}: {bad.why}")
-        )
+        if not bad.drain:
+            name = self._layout.cluster.nodes[node].name
+            self._inbox.add_notice(Notice("gpu warning", text=f"GPU {gpu} of {name}: {bad.why}"))
         for run in self._run_gpus():
             if (node, gpu) in run.gpus:
                 self._messages.notify(
                     "gpu_bad", self._state.view.active[run.job], f"{run.job} uses a faulty GPU", bad.why
                 )
-        if bad.drain and (name, gpu) not in drained_gpus.drained_gpus(self._state.view):
-            for event in drained_gpus.drain(self._state.view, (name, gpu), bad.why):
-                self._inbox.report(event)
+        if bad.drain and self._state.view.is_gpu_up(node, gpu):
+            self._inbox.report(GpuLost(node, gpu, bad.why))
 
     # For the API.
 
@@ -140,38 +135,29 @@ class GpuPoller:
                 await asyncio.wait_for(self._read(), DRIVER_TIMEOUT_SECONDS)
         view, cluster = self._state.view, self._layout.cluster
         jobs: dict[GpuPosition, list[str]] = {}
-        used: dict[GpuPosition, int] = {}
         for run in view.runs.values():
             for share in run.allocation.placement:
                 for gpu in share.gpus:
-                    used[share.node, gpu] = used.get((share.node, gpu), 0) + share.gpu_milli
-                    if not drained_gpus.is_drain_placeholder(view.active[run.job]):
-                        jobs.setdefault((share.node, gpu), []).append(run.job)
-        drained = drained_gpus.drained_gpus(view)
+                    jobs.setdefault((share.node, gpu), []).append(run.job)
         index_of = {position: index for index, position in enumerate(self._layout.positions) if position is not None}
         return [
-            self._status((node, gpu), jobs, used, drained, self._readings.get(index_of.get((node, gpu), -1)))
+            self._status((node, gpu), jobs, self._readings.get(index_of.get((node, gpu), -1)))
             for node in range(len(cluster.nodes))
             for gpu in range(cluster.nodes[node].gpus)
         ]
 
     def _status(
-        self,
-        position: GpuPosition,
-        jobs: dict[GpuPosition, list[str]],
-        used: dict[GpuPosition, int],
-        drained: dict[drained_gpus.GpuId, str],
-        reading: GpuReading | None,
+        self, position: GpuPosition, jobs: dict[GpuPosition, list[str]], reading: GpuReading | None
     ) -> GpuStatus:
-        node = self._layout.cluster.nodes[position[0]]
+        view, node = self._state.view, self._layout.cluster.nodes[position[0]]
         values = reading or GpuReading(-1)
         return GpuStatus(
             node.name,
             position[1],
             node.gpu_type,
             jobs.get(position, []),
-            1.0 - used.get(position, 0) / WHOLE,
-            drained.get((node.name, position[1]), ""),
+            view.free_gpu_milli(position[0])[position[1]] / WHOLE,
+            view.down_reason(*position),
             values.memory_used_mib,
             values.memory_mib,
             values.utilisation,

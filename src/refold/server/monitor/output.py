@@ -127,7 +127,7 @@ class OutputFollower(Subscriber):
 
     def started(self) -> None:
         """Follow the runs that the previous daemon left running."""
-        for run in self._state.real_runs():
+        for run in self._state.view.runs.values():
             self._output.follow(self._state.view.active[run.job], run.number, len(run.allocation.placement))
 
     def after_step(self, step: LoopStep) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from refold.model import Job, Seconds, format_duration
-from refold.server import LiveState, LoopStep, Notice, NoticeKind, Subscriber, Writer, is_drain_placeholder
+from refold.server import LiveState, LoopStep, Notice, NoticeKind, Subscriber, Writer
 from refold.server.config import NotificationKind
 from refold.server.notify.notifier import Message, Notifier
 from refold.server.store import Store
@@ -46,7 +46,7 @@ class JobMessages(Subscriber):
         """Send the notices of a step."""
         for notice in step.notices:
             kind = NOTIFICATION_KINDS.get(notice.kind)
-            if kind is not None and notice.job is not None and not is_drain_placeholder(notice.job):
+            if kind is not None and notice.job is not None:
                 self.notify(kind, notice.job, _title(notice), notice.text)
 
     def notify(self, kind: NotificationKind, job: Job, title: str, body: str = "") -> None:
@@ -66,7 +66,7 @@ class JobMessages(Subscriber):
             await self._writer.write(lambda: self._store.write_meta(LONG_WAITS_KEY, job_ids))
 
     def _waits_long(self, job: Job) -> bool:
-        return job.id not in self._notified and not is_drain_placeholder(job) and self._waited(job) >= self._threshold
+        return job.id not in self._notified and self._waited(job) >= self._threshold
 
     def _waited(self, job: Job) -> Seconds:
         """Seconds since submission during which the job had no run."""
