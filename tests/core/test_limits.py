@@ -5,12 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import given, settings
-from random_histories import Grower, History, Move, finish_all_jobs, moves
+from random_histories import Grower, History, Move, finish_all_jobs, moves, orders_of
 from scripted_policy import ScriptedPolicy, on
 
 from refold.core import Scheduler
 from refold.core.events import (
-    Event,
     JobCancelled,
     JobHeld,
     JobReleased,
@@ -51,11 +50,6 @@ def reasons(history: History) -> dict[str, Reason]:
     return {name: history.view.reason(name).reason for name in history.view.held}
 
 
-def orders(history: History, *events: Event) -> tuple[StartRun | StopRun, ...]:
-    history.step(*events)
-    return history.entries.entries[-1].orders
-
-
 def test_a_job_over_the_limit_waits_until_other_jobs_of_its_tenant_end() -> None:
     history = make_history(4, a=2)
     history.step(
@@ -65,15 +59,15 @@ def test_a_job_over_the_limit_waits_until_other_jobs_of_its_tenant_end() -> None
         JobSubmitted(make_job("other")),
     )
     assert (list(history.view.runs), history.view.reason("z")) == (["x", "y", "other"], Wait("z", Reason.LIMIT))
-    assert orders(history, RunFinished("y", 1)) == (StartRun("z", 1, on(1)),)
+    assert orders_of(history, RunFinished("y", 1)) == (StartRun("z", 1, on(1)),)
 
 
 def test_a_job_that_is_retried_still_counts_against_the_limit() -> None:
     history = make_history(4, a=2)
     history.step(JobSubmitted(tenant_job("x", 2)), JobSubmitted(tenant_job("y", 2)))
-    assert orders(history, RunFailed("x", 1, "exit 1", retry=True)) == (StartRun("x", 2, on(0, 1)),)
+    assert orders_of(history, RunFailed("x", 1, "exit 1", retry=True)) == (StartRun("x", 2, on(0, 1)),)
     history.step(RunRecalled("x", 2))
-    assert orders(history, RunStopped("x", 2)) == (StartRun("x", 3, on(0, 1)),)
+    assert orders_of(history, RunStopped("x", 2)) == (StartRun("x", 3, on(0, 1)),)
     assert list(history.view.held) == ["y"]
 
 
@@ -81,10 +75,10 @@ def test_a_held_job_does_not_count_and_is_queued_last_when_released() -> None:
     history = make_history(4, a=2)
     history.step(JobSubmitted(tenant_job("x", 2)), JobSubmitted(tenant_job("y", 2)), JobSubmitted(tenant_job("z", 2)))
     history.step(JobHeld("x"))
-    assert orders(history, RunStopped("x", 1)) == (StartRun("y", 1, on(0, 1)),)
+    assert orders_of(history, RunStopped("x", 1)) == (StartRun("y", 1, on(0, 1)),)
     history.step(JobReleased("x"))
     assert reasons(history) == {"z": Reason.LIMIT, "x": Reason.LIMIT}
-    assert orders(history, RunFinished("y", 1)) == (StartRun("z", 1, on(0, 1)),)
+    assert orders_of(history, RunFinished("y", 1)) == (StartRun("z", 1, on(0, 1)),)
 
 
 def test_jobs_are_admitted_by_priority_and_then_by_arrival() -> None:
@@ -104,7 +98,7 @@ def test_a_job_over_the_limit_can_be_held_and_cancelled() -> None:
     history.step(*(JobSubmitted(tenant_job(name)) for name in "wxyz"))
     history.step(JobHeld("x"), JobCancelled("y"), JobReleased("z"))
     assert reasons(history) == {"x": Reason.HELD, "z": Reason.LIMIT}
-    assert orders(history, RunFinished("w", 1)) == (StartRun("z", 1, on(0)),)
+    assert orders_of(history, RunFinished("w", 1)) == (StartRun("z", 1, on(0)),)
     assert history.scheduler.late_reports == 1
 
 
@@ -137,8 +131,8 @@ def test_a_run_older_than_the_limit_continues_and_counts() -> None:
         RunAdopted("y", 1, on(1), 0.0),
     )
     assert (list(history.view.runs), list(history.view.held)) == (["x", "y"], ["z"])
-    assert orders(history, RunFinished("x", 1)) == ()
-    assert orders(history, RunFinished("y", 1)) == (StartRun("z", 1, on(0)),)
+    assert orders_of(history, RunFinished("x", 1)) == ()
+    assert orders_of(history, RunFinished("y", 1)) == (StartRun("z", 1, on(0)),)
 
 
 def test_a_run_larger_than_a_new_limit_continues() -> None:
@@ -149,7 +143,7 @@ def test_a_run_larger_than_a_new_limit_continues() -> None:
         JobSubmitted(tenant_job("small")),
     )
     assert (list(history.view.runs), list(history.view.held)) == (["large"], ["small"])
-    assert orders(history, RunFinished("large", 1)) == (StartRun("small", 1, on(0)),)
+    assert orders_of(history, RunFinished("large", 1)) == (StartRun("small", 1, on(0)),)
 
 
 def test_fractions_of_gpus_count_as_fractions() -> None:
@@ -199,7 +193,7 @@ def test_limits_are_per_tenant_and_a_snapshot_keeps_the_order_of_admission() -> 
     history.step(JobCancelled("b3"))
     submitted = [event.job.id for event in history.scheduler.snapshot() if isinstance(event, JobSubmitted)]
     assert submitted == ["a0", "b1", "b5", "a4", "a2", "a6", "large"]
-    assert orders(history, RunFinished("a0", 1)) == (StartRun("a4", 1, on(0)),)
+    assert orders_of(history, RunFinished("a0", 1)) == (StartRun("a4", 1, on(0)),)
 
 
 def test_a_negative_limit_is_rejected() -> None:

@@ -1,11 +1,10 @@
 """Runs that are stopped for reasons outside the policy, and runs that the policy did not start."""
 
-from random_histories import History
+from random_histories import History, fifo_history, orders_of
 from scripted_policy import ScriptedPolicy, on
 
 from refold.core import Scheduler, View
 from refold.core.events import (
-    Event,
     JobCancelled,
     JobHeld,
     JobSubmitted,
@@ -22,39 +21,30 @@ from refold.policies.queueing.fifo import Fifo, FifoSkip
 from refold.testing import make_cluster, make_job
 
 
-def make_history(*sizes: int) -> History:
-    return History(make_cluster(*sizes), Fifo())
-
-
-def orders(history: History, *events: Event) -> tuple[StartRun | StopRun, ...]:
-    history.step(*events)
-    return history.entries.entries[-1].orders
-
-
 def test_a_recalled_run_stops_and_its_job_is_queued_again() -> None:
-    history = make_history(1, 1)
+    history = fifo_history(1, 1)
     history.step(JobSubmitted(make_job("a", preemptible=False)))
-    assert orders(history, NodeLost(0), RunRecalled("a", 1, "n0 is drained")) == (StopRun("a", 1, "n0 is drained"),)
-    assert orders(history, RunStopped("a", 1, 3.0)) == (StartRun("a", 2, on(0, node=1)),)
+    assert orders_of(history, NodeLost(0), RunRecalled("a", 1, "n0 is drained")) == (StopRun("a", 1, "n0 is drained"),)
+    assert orders_of(history, RunStopped("a", 1, 3.0)) == (StartRun("a", 2, on(0, node=1)),)
     assert history.view.done("a") == 3.0
 
 
 def test_recalling_a_run_that_has_ended_or_is_stopping_has_no_effect() -> None:
-    history = make_history(1)
+    history = fifo_history(1)
     history.step(JobSubmitted(make_job("a")))
     history.step(RunRecalled("a", 1))
-    assert orders(history, RunRecalled("a", 1)) == ()
-    assert orders(history, RunStopped("a", 1)) == (StartRun("a", 2, on(0)),)
-    assert orders(history, RunRecalled("a", 1), RunRecalled("unknown", 1)) == ()
+    assert orders_of(history, RunRecalled("a", 1)) == ()
+    assert orders_of(history, RunStopped("a", 1)) == (StartRun("a", 2, on(0)),)
+    assert orders_of(history, RunRecalled("a", 1), RunRecalled("unknown", 1)) == ()
     assert (history.view.runs["a"].stopping, history.scheduler.late_reports) == (False, 2)
 
 
 def test_a_recalled_job_can_be_cancelled_or_held_before_it_has_stopped() -> None:
-    history = make_history(2)
+    history = fifo_history(2)
     history.step(JobSubmitted(make_job("a")), JobSubmitted(make_job("b")))
     history.step(RunRecalled("a", 1), RunRecalled("b", 1))
-    assert orders(history, JobCancelled("a"), JobHeld("b")) == ()
-    assert orders(history, RunStopped("a", 1), RunStopped("b", 1)) == ()
+    assert orders_of(history, JobCancelled("a"), JobHeld("b")) == ()
+    assert orders_of(history, RunStopped("a", 1), RunStopped("b", 1)) == ()
     assert (history.audit.ended, list(history.view.held)) == ({"a": "cancelled"}, ["b"])
 
 
@@ -65,29 +55,29 @@ def test_a_reshaped_job_does_not_restart_on_a_node_that_is_down() -> None:
     history.step(JobSubmitted(make_job("a", gpus=2, reshapable=True)))
     policy.next = Decision(reshapes=(Reshape("a", on(0, 1, node=1), "move"),))
     history.step()
-    assert orders(history, NodeLost(1), RunRecalled("a", 1, "drained")) == ()
-    assert orders(history, RunStopped("a", 1)) == ()
+    assert orders_of(history, NodeLost(1), RunRecalled("a", 1, "drained")) == ()
+    assert orders_of(history, RunStopped("a", 1)) == ()
     assert list(history.view.waiting) == ["a"]
 
 
 def test_an_adopted_run_holds_its_gpus() -> None:
     history = History(make_cluster(2), FifoSkip())
     drained = make_job("drained", preemptible=False, tenant="refold")
-    assert orders(history, JobSubmitted(drained), RunAdopted("drained", 1, on(1), -60.0)) == ()
+    assert orders_of(history, JobSubmitted(drained), RunAdopted("drained", 1, on(1), -60.0)) == ()
     assert history.view.runs == {"drained": Run("drained", 1, on(1), -60.0)}
     assert history.view.gpu_seconds("drained") == history.now + 60.0
-    assert orders(history, JobSubmitted(make_job("a")), JobSubmitted(make_job("b"))) == (StartRun("a", 1, on(0)),)
-    assert orders(history, JobCancelled("drained")) == (StopRun("drained", 1, "cancelled"),)
-    assert orders(history, RunStopped("drained", 1)) == (StartRun("b", 1, on(1)),)
+    assert orders_of(history, JobSubmitted(make_job("a")), JobSubmitted(make_job("b"))) == (StartRun("a", 1, on(0)),)
+    assert orders_of(history, JobCancelled("drained")) == (StopRun("drained", 1, "cancelled"),)
+    assert orders_of(history, RunStopped("drained", 1)) == (StartRun("b", 1, on(1)),)
 
 
 def test_a_waiting_job_can_be_adopted_with_a_later_run_number() -> None:
-    history = make_history(1)
+    history = fifo_history(1)
     history.step(JobSubmitted(make_job("a")), JobSubmitted(make_job("b")))
     history.step(RunFinished("a", 1), JobHeld("b"))
     history.step(JobSubmitted(make_job("c", gpus=1)), RunAdopted("c", 7, on(0), 1.0))
-    assert orders(history, RunRecalled("c", 7)) == (StopRun("c", 7),)
-    assert orders(history, RunStopped("c", 7)) == (StartRun("c", 8, on(0)),)
+    assert orders_of(history, RunRecalled("c", 7)) == (StopRun("c", 7),)
+    assert orders_of(history, RunStopped("c", 7)) == (StartRun("c", 8, on(0)),)
 
 
 def test_a_run_cannot_be_adopted_twice_or_on_gpus_in_use() -> None:

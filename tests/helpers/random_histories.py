@@ -23,9 +23,11 @@ from refold.core.events import (
     RunStarted,
     RunStopped,
 )
+from refold.core.orders import StartRun, StopRun
 from refold.model import NO_CHANGE, Allocation, Cluster, Decision, Job, Reason, Reshape, Share, Start
 from refold.packing import Placer
-from refold.testing import Audit, make_job
+from refold.policies.queueing.fifo import Fifo
+from refold.testing import Audit, make_cluster, make_job
 from refold.testing.disturbances import unfinished_jobs
 
 Move = tuple[str, int]
@@ -135,6 +137,17 @@ class History:
             case "stop":
                 return [RunStopped(stopping.job, stopping.number, view.done(stopping.job))] if stopping else []
         return _run_events(kind, run.job, run.number, view.done(run.job)) if run else []
+
+
+def fifo_history(*sizes: int) -> History:
+    """Return a history of `fifo` on nodes with these numbers of GPUs."""
+    return History(make_cluster(*sizes), Fifo())
+
+
+def orders_of(history: History, *events: Event) -> tuple[StartRun | StopRun, ...]:
+    """Apply the events and return the orders that they cause."""
+    history.step(*events)
+    return history.entries.entries[-1].orders
 
 
 def _run_events(kind: str, job: str, run: int, done: float) -> list[Event]:
