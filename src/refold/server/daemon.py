@@ -113,8 +113,7 @@ class Daemon:
         retention = LogRetention(store.reader, logs, config.serve.keep_logs_for)
 
         # The loop and the API.
-        event_stream = EventStream()
-        event_stream.publish(store.reader.latest_events(MAX_BUFFERED_EVENTS))
+        event_stream = _restore_event_stream(store)
         subscribers = [
             drains,
             Backoff(state),
@@ -135,8 +134,7 @@ class Daemon:
             tokens=TokenStore(writer, store, tokens),
             event_stream=event_stream,
         )
-        hosts = AllowedHosts(config.serve.host, listener.getsockname()[0], config.serve.allowed_hosts)
-        server = uvicorn.Server(_uvicorn_config(Api(service, TokenAuthenticator(tokens), hosts=hosts)))
+        server = self._make_server(service, TokenAuthenticator(tokens), listener)
         address = _format_address(listener)
         write_address(self._folder, address, token or _saved_token(self._folder))
 
@@ -185,6 +183,12 @@ class Daemon:
 
     async def _wait_for_end(self) -> None:
         await self._ended.wait()
+
+    def _make_server(
+        self, service: SchedulerService, tokens: TokenAuthenticator, listener: socket.socket
+    ) -> uvicorn.Server:
+        hosts = AllowedHosts(self._config.serve.host, listener.getsockname()[0], self._config.serve.allowed_hosts)
+        return uvicorn.Server(_uvicorn_config(Api(service, tokens, hosts=hosts)))
 
     def _make_backend(self, retries: Retries, store: Store) -> LocalBackend:
         return LocalBackend(
@@ -244,6 +248,13 @@ def _make_clock(store: Store, last: Seconds) -> WallClock:
     now = 0.0 if anchor is None else anchor.now(at_least=last)
     store.write_meta(CLOCK_KEY, Anchor.at(now))
     return WallClock(now)
+
+
+def _restore_event_stream(store: Store) -> EventStream:
+    """Return a stream with the latest events, so that listeners can continue after a restart."""
+    event_stream = EventStream()
+    event_stream.publish(store.reader.latest_events(MAX_BUFFERED_EVENTS))
+    return event_stream
 
 
 def _load_tokens(store: Store, renew: bool) -> tuple[dict[str, StoredToken], str]:
