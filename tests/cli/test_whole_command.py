@@ -184,7 +184,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 def commands_on(page: Path) -> list[str]:
     """Return all `refold` commands in the shell blocks of a page, except `refold --version` and the like."""
     blocks = re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    lines = [line.partition(" #")[0] for block in blocks for line in block.splitlines()]
+    lines = [line.partition(" #")[0] for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     commands = [part.strip() for line in lines for part in re.split(r" [|&>] | && |; ", line)]
     return [part for part in commands if part.startswith("refold ") and not part.startswith("refold -")]
 
