@@ -4,7 +4,8 @@ RefoldError
 ├── BadValue            an object that cannot be constructed: a job with -1 GPUs
 ├── BadInput            invalid input from a user
 │   ├── BadFile         a file that is missing, unreadable or of the wrong kind
-│   ├── BadRow          one value in a file: line, column, value found, value expected
+│   │   └── BadLine     one line of a file
+│   │       └── BadRow  one value in a file: line, column, value found, value expected
 │   ├── BadField        one field of a request to the daemon
 │   └── UnknownName     unknown policy 'rubik'; did you mean 'rubick'?
 ├── BadDecision         a policy broke a rule: which policy, which rule
@@ -52,13 +53,20 @@ class BadFile(BadInput):
         self.problem = problem
 
 
-class BadRow(BadInput):
+class BadLine(BadFile):
+    """One line of a file is invalid."""
+
+    def __init__(self, path: object, line: int, problem: str) -> None:
+        super().__init__(path, problem)
+        self.args = (f"{path} line {line}: {problem}",)
+        self.line = line
+
+
+class BadRow(BadLine):
     """One value in one line of a file is invalid."""
 
     def __init__(self, path: object, line: int, column: str, found: object, expected: str) -> None:
-        super().__init__(f"{path} line {line}: {column} is {found!r}, expected {expected}")
-        self.path = str(path)
-        self.line = line
+        super().__init__(path, line, f"{column} is {found!r}, expected {expected}")
         self.column = column
         self.found = found
         self.expected = expected

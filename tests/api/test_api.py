@@ -221,7 +221,7 @@ WRONG_BODIES = {
         "",
     ),
     b'{"name": "a"}': ("command is missing", "command"),
-    b'{"name": "a", "command": ["x"], "gpu": 1}': ("unknown field 'gpu'", "gpu"),
+    b'{"name": "a", "command": ["x"], "gpu": 1}': ("unknown field 'gpu'; did you mean 'gpus'?", "gpu"),
     b'{"name": "a", "command": ["x"], "gpus": "two"}': ("gpus: expected int, got str", "gpus"),
     b'{"name": "a", "command": ["x"], "gpus": -1}': ("gpus: expected int >= 0", "gpus"),
     b'{"name": "a", "command": ["x"], "cpus": 1e999}': ("cpus: number out of range", "cpus"),
@@ -257,7 +257,7 @@ WRONG_QUERIES = {
     "ended=1": ("ended: expected bool, got int", "ended"),
     "after=null": ("after: expected int, got str", "after"),
     "state=lost": ("state[0]: invalid enum value 'lost'", "state[0]"),
-    "limits=5": ("unknown field 'limits'", "limits"),
+    "limits=5": ("unknown field 'limits'; did you mean 'limit'?", "limits"),
     "tenant=%ff": ("the query string has more than 64 parameters or is not UTF-8", ""),
     "&".join(f"a{number}=" for number in range(65)): (
         "the query string has more than 64 parameters or is not UTF-8",

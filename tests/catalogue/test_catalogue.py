@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import pytest
 
 from refold.catalogue import find_gpu, find_model, gpu_key, gpu_names, gpus, model_aliases, model_names, models
 from refold.catalogue.builtin import model_key
-from refold.documents.files import as_struct
-from refold.errors import BadFile, UnknownName
+from refold.documents import parse
+from refold.errors import RefoldError, UnknownName
 from refold.perf.hardware import GpuSpec
 from refold.perf.shapes import ModelShape
 
@@ -218,15 +219,15 @@ class GpuTable(msgspec.Struct, forbid_unknown_fields=True):
     ("change", "words"),
     [
         ({"watts": "much"}, r"gpus\[0\]\.watts is 'much', expected a number"),
-        ({"link": {"kind": "nvlink"}}, r"gpus\[0\]\.link\.gigabytes_per_second is missing"),
-        ({"efficiency": {"matmull": 0.5}}, r"gpus\[0\]\.efficiency: .*unknown field matmull"),
+        ({"link": {"kind": "nvlink"}}, r"gpus\[0\]\.link: gigabytes_per_second is missing, expected a number"),
+        ({"efficiency": {"matmull": 0.5}}, r"gpus\[0\]\.efficiency: unknown field 'matmull'; did you mean 'matmul'"),
         ({"watts": -1}, r"gpus\[0\]: GPU 'T4': .* must be > 0"),
     ],
 )
 def test_an_error_in_the_table_is_reported_with_its_location(change: dict[str, object], words: str) -> None:
     entry = msgspec.to_builtins(find_gpu("T4")) | change
-    with pytest.raises(BadFile, match="gpus.yaml: " + words):
-        as_struct("gpus.yaml", {"gpus": [entry]}, GpuTable)
+    with pytest.raises(RefoldError, match="gpus.yaml line 1: " + words):
+        parse(json.dumps({"gpus": [entry]}), GpuTable, "gpus.yaml")
 
 
 def test_a_convolution_counts_multiplications_and_additions() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from refold.catalogue import find_model, read_model
 from refold.catalogue.hugging_face import FAMILIES
-from refold.documents.files import MAX_DESCRIPTION_BYTES, as_struct, parse_json, parse_yaml
+from refold.documents import parse
 from refold.errors import BadFile, RefoldError, UnknownName
 from refold.perf.shapes import ModelShape
 
@@ -91,40 +91,37 @@ def test_a_folder_without_a_configuration_is_rejected(tmp_path: Path) -> None:
 
 
 SHAPES = [
-    ("", "is None, expected fields and their values"),
-    ("- 1", r"is \[1\], expected fields"),
-    ("tiny", "is 'tiny', expected fields"),
-    ("{a: [}", "is not YAML: "),
-    ("[" * 5000, "is nested too deeply"),
-    ("{hiden: 64}", "unknown field 'hiden'; did you mean 'hidden'?"),
+    ("", "line 1: the file is empty, expected keys and their values"),
+    ("- 1", "line 1: the file is a list, expected keys"),
+    ("tiny", "line 1: the file is 'tiny', expected keys"),
+    ("{a: [}", "line 1: is not YAML: "),
+    ("[" * 5000, "line 1: is nested too deeply"),
+    ("{hiden: 64}", "line 1: unknown field 'hiden'; did you mean 'hidden'?"),
     ("{1: 64}", "unknown field '1'"),
     ("{hidden: 0}", "hidden is 0, expected a number ≥ 1"),
     ("{hidden: -64}", "hidden is -64, expected a number ≥ 1"),
-    ("{hidden: .nan}", r"hidden is nan, expected a number up to 1e\+15"),
-    ("{sample_gflop: .nan}", "sample_gflop is nan"),
-    ("{sample_gflop: .inf}", "sample_gflop is inf"),
-    ("{hidden: 1" + "0" * 400 + "}", r"hidden is 1000.*000, expected a number up to"),
-    ("{hidden: 1" + "0" * 5000 + "}", "is not YAML: Exceeds the limit"),
-    ("{hidden: 0x" + "f" * 5000 + "}", "hidden is a number too long to print"),
+    ("{hidden: .nan}", "hidden is .nan, expected a whole number$"),
+    ("\n{sample_gflop: .nan}", "line 2: sample_gflop is .nan, expected a number"),
+    ("{sample_gflop: .inf}", r"sample_gflop is .inf, expected a number, at most 1e\+15"),
+    ("{hidden: 1" + "0" * 40 + "}", r"hidden is 1000.*000, expected a whole number, at most"),
+    ("{hidden: 1" + "0" * 5000 + "}", "a number has 5,001 digits, expected at most 100"),
+    ("{hidden: 0x" + "f" * 5000 + "}", "hidden is 0xfff.*f…, expected a whole number"),
     ("{hidden: 4k}", "hidden is '4k', expected a whole number"),
     ("{hidden: 1.5}", "hidden is 1.5, expected a whole number"),
-    ("{hidden: [64]}", r"hidden is \[64\], expected a whole number"),
-    ("{hidden: }", "hidden is None, expected a whole number"),
-    ("{hidden: true}", "hidden is True, expected a whole number"),
-    ("{hidden: 2020-01-01}", "hidden.*expected a whole number"),
+    ("{hidden: [64]}", "hidden is a list, expected a whole number"),
+    ("{hidden: }", "hidden is empty, expected a whole number"),
+    ("{hidden: true}", "hidden is true, expected a whole number"),
+    ("{hidden: 2020-01-01}", "hidden is '2020-01-01', expected a whole number"),
     ("{sample_mib: much}", "sample_mib is 'much', expected a number"),
     ("{gated: 3}", "gated is 3, expected true or false"),
-    ("{name: 7}", "name is 7, expected text"),
-    (
-        "{kind: decodr}",
-        r"unknown kind 'decodr'; did you mean 'decoder'\? \(known: decoder, encoder, encoder-decoder, opaque, vit\)",
-    ),
+    ("{name: yes}", "name is yes, expected text; quote it"),
+    ("{kind: decodr}", "kind is 'decodr', expected one of decoder, encoder, "),
     ("{hidden: 64, heads: 5}", "hidden 64 is not divisible by 5 heads"),
     ("{hidden: 64, heads: 4, kv_heads: 3}", "4 heads are not divisible by 3 kv_heads"),
     ("{experts: 2, experts_per_token: 3}", "experts_per_token is 3, expected ≤ 2"),
     ("{encoder_layers: 2}", "encoder_layers is required for kind 'encoder-decoder'"),
     ("{kind: opaque}", "needs parameters_stated and sample_gflop"),
-    ("hidden: &a [*a, *a]", r"hidden is \[\[.*\], \[.*\]\], expected a whole number"),
+    ("hidden: &a [*a, *a]", "line 1: the alias 'a' contains itself"),
 ]
 
 
@@ -132,21 +129,22 @@ SHAPES = [
 def test_invalid_shapes_are_rejected_with_file_and_field(text: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
-    with pytest.raises(BadFile, match=words) as caught:
+    with pytest.raises(RefoldError, match=words) as caught:
         read_model(path)
-    assert (caught.value.path, len(caught.value.problem) < 1000) == (str(path), True)
+    assert str(caught.value).startswith(f"{path} line ")
+    assert len(str(caught.value)) < 1000
 
 
 CONFIGS = [
-    ("", "is not JSON: Expecting value: line 1 column 1"),
-    ("{", "is not JSON: "),
+    ("", "line 1: the file is empty, expected the configuration of a model"),
+    ("{", "line 2: is not JSON: "),
     ("[" * 100_000, "is nested too deeply"),
-    ("null", "is None, expected the configuration of a model"),
-    ("[1, 2]", r"is \[1, 2\], expected the configuration"),
+    ("null", "line 1: the file is empty, expected the configuration of a model"),
+    ("[1, 2]", "line 1: the file is a list, expected the configuration of a model"),
     ("{}", r"num_attention_heads \(or n_head, n_heads, num_heads\) is missing, expected a whole number ≥ 1"),
     ('{"model_type": "mamba", "d_model": 64}', "num_attention_heads .* is missing"),
     (json.dumps(CONFIG | {"hidden_size": "64"}), "hidden_size is '64', expected a whole number"),
-    (json.dumps(CONFIG | {"hidden_size": float("nan")}), "hidden_size is nan, expected a whole number"),
+    (json.dumps(CONFIG | {"hidden_size": float("nan")}), "hidden_size is 'NaN', expected a whole number"),
     (json.dumps(CONFIG | {"num_attention_heads": 5}), "hidden 64 is not divisible by 5 heads"),
 ]
 
@@ -155,30 +153,29 @@ CONFIGS = [
 def test_invalid_configurations_are_rejected_with_file_and_key(text: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
-    with pytest.raises(BadFile, match=words) as caught:
+    with pytest.raises(RefoldError, match=words) as caught:
         read_model(path)
-    assert caught.value.path == str(path)
+    assert str(caught.value).startswith(f"{path} line ")
 
 
 def test_files_that_are_not_descriptions_are_rejected(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
-    weights.write_bytes(b"\0" * (MAX_DESCRIPTION_BYTES[".yaml"] + 1))
-    with pytest.raises(BadFile, match="has 65,537 bytes, expected a description of at most 65,536"):
+    weights.write_bytes(b"\0" * (2**20 + 1))
+    with pytest.raises(BadFile, match="has 1,048,577 bytes, expected at most 1,048,576"):
         read_model(weights)
     weights.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadFile, match="is not text"):
         read_model(weights)
-    with pytest.raises(BadFile, match="is not a file"):
+    with pytest.raises(BadFile, match="no such file"):
         read_model("/dev/null")
 
 
 @given(st.text(max_size=200))
 def test_any_text_is_read_or_rejected(text: str) -> None:
-    for read in (parse_yaml, parse_json):
-        try:
-            as_struct("mine", read("mine", text), ModelShape)
-        except RefoldError as raised:
-            assert str(raised).startswith("mine: ")
+    try:
+        parse(text, ModelShape, "mine")
+    except RefoldError as raised:
+        assert str(raised).startswith("mine line ")
 
 
 def test_the_page_documents_every_field_and_type() -> None:

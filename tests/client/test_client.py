@@ -139,7 +139,7 @@ def test_a_pinned_plan_stays_pinned() -> None:
     [
         ({}, "name is missing", "name"),
         ({"name": "a", "command": []}, "command: expected array of length >= 1", "command"),
-        ({"command": ["x"], "gpu": 1}, "unknown field 'gpu'", "gpu"),
+        ({"command": ["x"], "gpu": 1}, "unknown field 'gpu'; did you mean 'gpus'?", "gpu"),
         ({"command": ["x"], "gpus": "2"}, "gpus: expected int, got str", "gpus"),
         ({"command": "x"}, "command: expected array, got str", "command"),
     ],

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from hypothesis import given, settings, strategies as st
 
-from refold.documents.parts import BadLine, Part
+from refold.documents.parts import Part
 from refold.documents.yaml_lines import load_yaml, load_yaml_documents, read_text
-from refold.errors import BadFile, BadRow, RefoldError
+from refold.errors import BadFile, BadLine, BadRow, RefoldError
 
 
 def scalars(part: Part) -> list[tuple[int, str, object]]:
@@ -151,7 +151,7 @@ def test_a_number_must_be_finite_and_not_negative(number: str) -> None:
 def test_the_error_for_an_unknown_key_suggests_a_known_one() -> None:
     with pytest.raises(BadLine) as error:
         load_yaml("a:\n  gpu: 1\n", "f").fields()["a"].fields({"gpus": 1, "cpus": 1})
-    assert str(error.value) == "f line 2: a: unknown key 'gpu'; did you mean 'gpus'? (known: cpus, gpus)"
+    assert str(error.value) == "f line 2: a: unknown field 'gpu'; did you mean 'gpus'? (known: cpus, gpus)"
 
 
 def test_a_long_value_is_shortened_in_the_error() -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from refold.api.wire import Submission
-from refold.documents.parts import BadLine
-from refold.errors import BadFile, BadInput, BadRow, RefoldError
+from refold.errors import BadFile, BadInput, BadLine, BadRow, RefoldError
 from refold.jobspec.reader import SpecFile, parse_spec, read_spec
 from refold.jobspec.refold_yaml import FIELDS, RESOURCE_FIELDS, UNSUPPORTED, UNSUPPORTED_RESOURCES
 from refold.jobspec.submission import submission_from_command
@@ -334,7 +333,7 @@ DURATION = "a duration such as 90s, 15m or 1h30m"
         ),
         ("plan: {dp: 0}", "plan.dp is 0, expected a whole number ≥ 1"),
         ("plan: {dp: 2, data: 2}", "plan.data: data is given twice, expected once"),
-        ("plan: {dq: 2}", f"plan: unknown key 'dq' (known: {PLAN_KEYS})"),
+        ("plan: {dq: 2}", f"plan: unknown field 'dq' (known: {PLAN_KEYS})"),
         ("plan: []", f"plan is a list, expected {PLAN}"),
         ("plan: {}", f"plan is keys and their values, expected {PLAN}"),
         ("plan: dp3\ngpus: 4", "plan: DP3 needs 3 GPUs, expected a plan for the requested 4"),
@@ -348,7 +347,7 @@ DURATION = "a duration such as 90s, 15m or 1h30m"
         ("time_limit: 0", "time_limit is 0, expected a duration > 0 such as 90s, 15m or 1h30m"),
         ("time: {limit: -3}", f"time.limit is -3, expected {DURATION}"),
         ("time: {limit: 99999d}", f"time.limit is '99999d', expected {DURATION}, at most 3650 d"),
-        ("time: {limits: 3}", "time: unknown key 'limits'; did you mean 'limit'? (known: estimate, limit)"),
+        ("time: {limits: 3}", "time: unknown field 'limits'; did you mean 'limit'? (known: estimate, limit)"),
         ("checkpoint: {signal: KILL}", "checkpoint.signal is 'KILL', expected one of TERM, INT, USR1, USR2, HUP"),
         ("name: a b", "name is 'a b', expected letters, digits, '.', '_' and '-'"),
         ("name: ''", "name is '', expected a name"),
@@ -388,10 +387,10 @@ def test_errors_name_the_line(text: str, problem: str) -> None:
         ("run: []", "job.yaml line 1: run is a list, expected a command: a shell command line, or a list of arguments"),
         ("- run: x", "job.yaml line 1: the file is a list, expected the fields of a job"),
         ("just text", "job.yaml line 1: the file is 'just text', expected the fields of a job"),
-        ("run: x\n\nresource: {}", "job.yaml line 3: unknown key 'resource'; did you mean 'resources'? (known: "),
+        ("run: x\n\nresource: {}", "job.yaml line 3: unknown field 'resource'; did you mean 'resources'? (known: "),
         (
             "run: x\nresources:\n  acelerators: 1",
-            "job.yaml line 3: resources: unknown key 'acelerators'; did you mean 'accele",
+            "job.yaml line 3: resources: unknown field 'acelerators'; did you mean 'accele",
         ),
         ("run: [", "job.yaml line 2: is not YAML: did not find expected node content"),
         ("run: \ud800", "job.yaml line 1: contains half of a surrogate pair, which is not a character"),

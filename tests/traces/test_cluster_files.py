@@ -44,7 +44,7 @@ def test_tenants_and_their_quotas_are_read_and_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tenants", "problem"),
     [
-        ("[{name: a, quota: 6}]", "tenants[0]: object contains unknown field quota; did you mean quota_gpus?"),
+        ("[{name: a, quota: 6}]", "tenants[0]: unknown field 'quota'; did you mean 'quota_gpus'?"),
         ("[{name: a, quota_gpus: -1}]", "tenant 'a': quota_gpus is -1.0, expected GPUs ≥ 0"),
         ("[{name: a}, {name: a}]", "two tenants of cluster 'shared' have the same name"),
     ],

@@ -42,7 +42,11 @@ def test_gpu_types_are_mapped_by_a_file(tmp_path: Path, text: str, types: list[t
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("fast: H100", "fast: unknown GPU type 'H100'"), ("[a]", "is not a mapping"), ("a: [", "is not YAML")],
+    [
+        ("fast: H100", "fast: unknown GPU type 'H100'"),
+        ("[a]", "line 1: the file is a list, expected"),
+        ("a: [", "is not YAML"),
+    ],
 )
 def test_a_bad_map_of_gpu_types_is_an_error(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "types.yaml").write_text(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 
 import msgspec
 
@@ -12,8 +13,8 @@ _LOCATED = re.compile(r"(?P<problem>.*) - at `\$\.?(?P<field>.*)`", re.DOTALL)
 _NAMED = re.compile(r"Object (?P<is>contains unknown|missing required) field `(?P<field>[^`]*)`", re.DOTALL)
 
 
-def field_error(error: msgspec.ValidationError) -> BadField:
-    """Convert a validation error to a `BadField` whose message starts with the field."""
+def field_error(error: msgspec.ValidationError, kind: object = None) -> BadField:
+    """Convert a validation error to a `BadField` whose message names the field; `kind` is the type of the request."""
     problem, field = str(error), ""
     if located := _LOCATED.fullmatch(problem):
         problem, field = located["problem"], located["field"]
@@ -21,7 +22,9 @@ def field_error(error: msgspec.ValidationError) -> BadField:
         field = f"{field}.{named['field']}".lstrip(".")
         if named["is"].startswith("missing"):
             return BadField(f"{field} is missing", field)
-        return BadField(f"unknown field {field!r}", field)
+        known = kind.__struct_fields__ if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else ()
+        near = get_close_matches(field, known, n=1)
+        return BadField(f"unknown field {field!r}{f'; did you mean {near[0]!r}?' if near else ''}", field)
     if not field:
         return BadField(problem.replace("`", ""))
     return BadField(f"{field}: {problem[:1].lower()}{problem[1:].replace('`', '')}", field)

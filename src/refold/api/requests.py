@@ -41,7 +41,7 @@ class QueryReader:
         try:
             return msgspec.structs.asdict(msgspec.convert(arguments, self._kind))
         except msgspec.ValidationError as error:
-            raise field_error(error) from None
+            raise field_error(error, self._kind) from None
 
 
 def read_json(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
@@ -49,7 +49,7 @@ def read_json(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        raise field_error(error) from None
+        raise field_error(error, decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadField(f"the body is not JSON: {error}") from None
 

@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
-import yaml
 
 from refold.catalogue.gpu_matching import gpu_key, matching_gpu_names, parse_gpu_name
-from refold.documents import as_struct
+from refold.documents import parse
 from refold.errors import UnknownName
 from refold.perf import GpuSpec, ModelShape
+
+T = TypeVar("T")
 
 
 class _GpuTable(msgspec.Struct, forbid_unknown_fields=True):
@@ -36,12 +37,12 @@ class _ModelTable(msgspec.Struct, forbid_unknown_fields=True):
 @cache
 def gpus() -> tuple[GpuSpec, ...]:
     """Return all GPU types of the catalogue."""
-    return as_struct("gpus.yaml", document("gpus.yaml"), _GpuTable).gpus
+    return read_table("gpus.yaml", _GpuTable).gpus
 
 
 @cache
 def _model_table() -> _ModelTable:
-    return as_struct("models.yaml", document("models.yaml"), _ModelTable)
+    return read_table("models.yaml", _ModelTable)
 
 
 def models() -> tuple[ModelShape, ...]:
@@ -54,10 +55,9 @@ def model_aliases() -> Mapping[str, str]:
     return MappingProxyType(_model_table().aliases)
 
 
-def document(file: str) -> object:
-    """Load a data file of this package as plain values."""
-    text = files("refold.catalogue").joinpath(file).read_text(encoding="utf-8")
-    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+def read_table(file: str, kind: type[T]) -> T:
+    """Read a data file of this package."""
+    return parse(files("refold.catalogue").joinpath(file).read_text(encoding="utf-8"), kind, file)
 
 
 def gpu_names() -> tuple[str, ...]:

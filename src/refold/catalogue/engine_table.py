@@ -6,8 +6,7 @@ from functools import cache
 
 import msgspec
 
-from refold.catalogue.builtin import document, model_key
-from refold.documents import as_struct
+from refold.catalogue.builtin import model_key, read_table
 from refold.errors import UnknownName
 from refold.perf import Engine
 
@@ -24,7 +23,7 @@ class _EngineTable(msgspec.Struct, forbid_unknown_fields=True):
 @cache
 def engines() -> tuple[Engine, ...]:
     """Return all engines of the catalogue, the current ones first."""
-    return as_struct("engines.yaml", document("engines.yaml"), _EngineTable).engines
+    return read_table("engines.yaml", _EngineTable).engines
 
 
 def find_engine(name: str) -> Engine:

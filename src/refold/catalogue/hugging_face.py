@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from refold.documents import format_value
+from refold.documents import Part
 from refold.errors import BadValue
 from refold.perf import ModelKind, ModelShape
 
@@ -15,6 +15,8 @@ MAX_DEFAULT_SEQUENCE = 8192
 
 MAX_COUNT = 10**12
 """Upper limit of any count in a configuration."""
+
+EXPECTED_CONFIG = "the configuration of a model"
 
 HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -89,22 +91,28 @@ FAMILIES: dict[str, Family] = {
 """Supported model types. For other types, the keys are taken at face value."""
 
 
-def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
+def shape_from_config(config: Part, name: str) -> ModelShape:
     """Return the shapes of a configuration; for a multimodal model, those of its text part."""
-    text = config.get("text_config")
-    keys = _Config(text, "text_config.") if isinstance(text, dict) else _Config(config)
+    config.fields(expected=EXPECTED_CONFIG)
+    keys = _Config(config)
+    text = keys.get("text_config")
+    if text is not None and isinstance(text.value, dict):
+        keys = _Config(text)
     model_type = keys.text("model_type")
     family = FAMILIES.get(model_type) or _guess_family(keys)
     keys.reject(UNSUPPORTED_KEYS)
     fields = _common_fields(keys, family) | _type_specific_fields(model_type, keys)
-    return ModelShape(name=name, source=f"Hugging Face config of type {model_type or 'unknown'}", **fields)
+    try:
+        return ModelShape(name=name, source=f"Hugging Face config of type {model_type or 'unknown'}", **fields)
+    except BadValue as error:
+        raise config.error(error) from None
 
 
 def _guess_family(keys: _Config) -> Family:
     """Guess the family of an unknown model type."""
-    if keys.flag("is_encoder_decoder", False):
-        raise BadValue("is_encoder_decoder is true; only the encoder-decoders t5 and mt5 are supported")
-    masked = "MaskedLM" in str(keys.values.get("architectures"))
+    keys.reject({"is_encoder_decoder": "of the encoder-decoders, only t5 and mt5 are"})
+    architectures = keys.get("architectures")
+    masked = architectures is not None and "MaskedLM" in str(architectures.to_plain())
     gated = (keys.text("hidden_act") or keys.text("hidden_activation")) in ("silu", "swiglu", "swish", "geglu")
     return Family("encoder" if masked else "decoder", gated=gated)
 
@@ -169,58 +177,41 @@ def _mpt_fields(keys: _Config) -> dict[str, Any]:
 class _Config:
     """A configuration whose values may have one of several keys; null counts as missing."""
 
-    def __init__(self, values: Mapping[str, Any], prefix: str = "") -> None:
-        self.values = values
-        self._prefix = prefix
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._parts = {} if part.value is None else part.fields(expected=EXPECTED_CONFIG)
+
+    def get(self, name: str) -> Part | None:
+        """Return a value, or None if it is missing."""
+        part = self._parts.get(name)
+        return None if part is None or part.value is None else part
 
     def count(self, *names: str, default: int | None = None) -> int:
         """Return the first of the keys that is present, as an integer ≥ 1."""
-        for name in names:
-            value = self.values.get(name)
-            if value is not None:
-                return self._check_count(name, value)
+        for part in filter(None, map(self.get, names)):
+            return part.integer(f"a whole number from 1 to {MAX_COUNT:.0e}", 1, MAX_COUNT)
         if default is None:
             others = f" (or {', '.join(names[1:])})" if names[1:] else ""
-            raise BadValue(f"{self._prefix}{names[0]}{others} is missing, expected a whole number ≥ 1")
+            raise self._part.error(f"{names[0]}{others} is missing, expected a whole number ≥ 1")
         return default
-
-    def _check_count(self, name: str, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
-            raise BadValue(
-                f"{self._prefix}{name} is {format_value(value)}, expected a whole number from 1 to {MAX_COUNT:.0e}"
-            )
-        return value
 
     def flag(self, name: str, default: bool) -> bool:
         """Return a boolean."""
-        value = self.values.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise BadValue(f"{self._prefix}{name} is {format_value(value)}, expected true or false")
-        return value
+        part = self.get(name)
+        return default if part is None else part.boolean()
 
     def text(self, name: str) -> str:
         """Return a string; empty if missing."""
-        value = self.values.get(name)
-        if value is None:
-            return ""
-        if not isinstance(value, str):
-            raise BadValue(f"{self._prefix}{name} is {format_value(value)}, expected text")
-        return value
+        part = self.get(name)
+        return "" if part is None else part.text()
 
     def section(self, name: str) -> _Config:
         """Return a nested configuration; empty if missing."""
-        value = self.values.get(name)
-        if value is not None and not isinstance(value, dict):
-            raise BadValue(f"{self._prefix}{name} is {format_value(value)}, expected a mapping")
-        return _Config(value or {}, f"{self._prefix}{name}.")
+        return _Config(self._parts.get(name, Part(self._part.where, self._part.line, None)))
 
     def reject(self, reasons: Mapping[str, str]) -> None:
-        """Raise `BadValue` if one of these keys is set."""
+        """Raise an error if one of these keys is set."""
         for name, reason in reasons.items():
-            if self.values.get(name):
-                raise BadValue(
-                    f"{self._prefix}{name} is {format_value(self.values[name])} ({reason}), which is not supported; "
-                    "write the closest shapes as YAML"
-                )
+            part = self.get(name)
+            if part is not None and part.value:
+                raise part.error(f"is not supported ({reason}); write the closest shapes as YAML")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from refold.catalogue.builtin import find_model, known_model
 from refold.catalogue.hugging_face import shape_from_config
-from refold.documents import as_struct, format_value, parse_json, parse_yaml, read_description
-from refold.errors import BadFile, BadValue
+from refold.documents import Part, convert, load_yaml, read_text
+from refold.errors import BadFile
 from refold.perf import ModelShape
 
 SUFFIXES = {".json", ".yaml", ".yml"}
@@ -48,24 +48,11 @@ def _read_path(path: Path) -> ModelShape:
         if not (path / "config.json").is_file():
             raise BadFile(path, "is a folder without a config.json")
         path = path / "config.json"
-    text = read_description(path)
+    document = load_yaml(read_text(path), str(path))
     if path.suffix.lower() == ".json":
-        return _read_config(path, parse_json(path, text))
-    return _read_shapes(path, parse_yaml(path, text))
-
-
-def _read_config(path: Path, document: object) -> ModelShape:
-    if not isinstance(document, dict):
-        raise BadFile(path, f"is {format_value(document)}, expected the configuration of a model")
-    try:
         return shape_from_config(document, _model_name(path))
-    except BadValue as error:
-        raise BadFile(path, str(error)) from None
-
-
-def _read_shapes(path: Path, document: object) -> ModelShape:
-    fields = {"name": path.stem, **document} if isinstance(document, dict) else document
-    return as_struct(path, fields, ModelShape)
+    document.fields().setdefault("name", Part(document.where, 1, path.stem, path.stem, document, "name"))
+    return convert(document, ModelShape)
 
 
 def _model_name(path: Path) -> str:

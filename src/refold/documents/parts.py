@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from math import inf
+from math import inf, isnan
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from refold.errors import BadInput, BadRow, BadValue, UnknownName
+from refold.errors import BadLine, BadRow, BadValue, UnknownName
 from refold.model import Seconds, format_duration, parse_duration
+
+MAX_NUMBER = 10**15
+"""The largest absolute value of a number."""
 
 MAX_QUOTED_CHARS = 60
 """The maximum number of characters of a value or name that an error message quotes."""
 
 Value: TypeAlias = "dict[str, Part] | list[Part] | str | int | float | bool | None"
-
-
-class BadLine(BadInput):
-    """One line of a file is invalid."""
-
-    def __init__(self, path: object, line: int, problem: str) -> None:
-        super().__init__(f"{path} line {line}: {problem}")
-        self.path = str(path)
-        self.line = line
-        self.problem = problem
 
 
 class _ValueText(str):
@@ -83,23 +77,43 @@ class Part:
 
     # Typed access to the value. Each method raises `unexpected(expected)` if the value is of another type or range.
 
-    def fields(self, known: Collection[str] | None = None, expected: str = "keys and their values") -> dict[str, Part]:
-        """Return the parts of a mapping by key; if `known` is given, reject other keys."""
+    def fields(
+        self,
+        known: Collection[str] | None = None,
+        expected: str = "keys and their values",
+        hints: Mapping[str, str] = MappingProxyType({}),
+    ) -> dict[str, Part]:
+        """Return the parts of a mapping by key; if `known` is given, reject other keys.
+
+        `hints`: for names that users expect from elsewhere, what to write instead.
+        """
         if not isinstance(self.value, dict):
             raise self.unexpected(expected)
         if known is None:
             return self.value
         for key, part in self.value.items():
             if key not in known:
-                prefix = f"{self.path}: " if self.path else ""
-                raise BadLine(self.where, part.line, f"{prefix}{UnknownName('key', shorten(key), known)}")
+                unknown = (
+                    f"unknown field {key!r}; use {hints[key]}"
+                    if key in hints
+                    else UnknownName("field", shorten(key), known)
+                )
+                raise BadLine(self.where, part.line, f"{self.path}: {unknown}" if self.path else str(unknown))
         return self.value
 
-    def read(self, readers: Mapping[str, Callable[[Part], Any]]) -> dict[str, Any]:
-        """Apply a reader to each key of a mapping. Keys with an empty value are skipped, as is an empty mapping."""
-        if self.value is None:
-            return {}
-        return {key: readers[key](part) for key, part in self.fields(readers).items() if part.value is not None}
+    def has(self, key: str) -> bool:
+        """Whether this is a mapping in which a key has a value."""
+        return isinstance(self.value, dict) and key in self.value and self.value[key].value is not None
+
+    def at(self, *keys: str | int) -> Part:
+        """Return the part at a path, or the last one on the way that exists, so that errors can be located."""
+        part = self
+        for key in keys:
+            if isinstance(part.value, dict) and key in part.value:
+                part = part.value[str(key)]
+            elif isinstance(part.value, list) and isinstance(key, int):
+                part = part.value[key]
+        return part
 
     def entries(self, expected: str = "a list") -> list[Part]:
         """Return the parts of a list."""
@@ -107,9 +121,16 @@ class Part:
             raise self.unexpected(expected)
         return self.value
 
-    def text(self, expected: str = "text", maximum: int = 4096) -> str:
-        """Return non-empty text of at most `maximum` characters; a number is returned as written."""
-        if isinstance(self.value, bool) or not isinstance(self.value, str | int | float) or not self.written.strip():
+    @property
+    def is_container(self) -> bool:
+        """Whether the value is a mapping or a list."""
+        return isinstance(self.value, dict | list)
+
+    def text(self, expected: str = "text", maximum: int = 4096, blank: bool = False) -> str:
+        """Return text of at most `maximum` characters, not blank unless `blank`; a number is returned as written."""
+        if isinstance(self.value, bool):
+            raise self.unexpected(f"{expected}; quote it")
+        if not isinstance(self.value, str | int | float) or not (blank or self.written.strip()):
             raise self.unexpected(expected)
         if len(self.written) > maximum:
             raise self.unexpected(f"{expected} of at most {maximum:,} characters")
@@ -134,6 +155,15 @@ class Part:
         if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
             raise self.unexpected(expected)
         return float(value)
+
+    def finite(self, expected: str = "a number") -> Value:
+        """Return the value; a number must be finite and not absurdly large."""
+        value = self.value
+        if isinstance(value, float) and isnan(value):
+            raise self.unexpected(expected)
+        if isinstance(value, int | float) and abs(value) > MAX_NUMBER:
+            raise self.unexpected(f"{expected}, at most {MAX_NUMBER:.0e}")
+        return value
 
     def duration(self, expected: str = "a duration such as 90s, 15m or 1h30m", maximum: Seconds = 1e9) -> Seconds:
         """Return a duration in seconds, from text such as 1h30m or from a number of seconds."""

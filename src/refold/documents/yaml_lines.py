@@ -5,6 +5,7 @@ The text is untrusted: its size, its depth and its number of parts are limited, 
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,14 +13,23 @@ from typing import Any
 
 import yaml
 
-from refold.documents.parts import BadLine, Part, Value, shorten
-from refold.errors import BadFile
+from refold.documents.parts import Part, Value, shorten
+from refold.errors import BadFile, BadLine
 
-MAX_BYTES = 2**20
-MAX_DEPTH = 32
-MAX_PARTS = 20_000
 MAX_DIGITS = 100
 """The maximum number of digits of an integer; Python itself rejects more than 4,300."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The size of a document that is read."""
+
+    max_bytes: int = 2**20
+    max_depth: int = 32
+    max_parts: int = 20_000
+
+
+LIMITS = Limits()
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = "<<"
@@ -28,16 +38,17 @@ _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False,
 _INTEGER = re.compile(r"[-+]?[0-9][0-9_]*", re.ASCII)
 _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+", re.ASCII)
 _NUMBER = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", re.ASCII)
+_SURROGATES = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _NOT_FINITE = re.compile(r"([-+]?)\.(inf|Inf|INF|nan|NaN|NAN)")
 
 
-def read_text(path: Path) -> str:
-    """Read a text file of at most MAX_BYTES."""
+def read_text(path: Path, limits: Limits = LIMITS) -> str:
+    """Read a text file."""
     try:
         if not path.is_file():
             raise BadFile(path, "is a folder, expected a file" if path.is_dir() else "no such file")
-        if path.stat().st_size > MAX_BYTES:
-            raise BadFile(path, f"has {path.stat().st_size:,} bytes, expected at most {MAX_BYTES:,}")
+        if path.stat().st_size > limits.max_bytes:
+            raise BadFile(path, f"has {path.stat().st_size:,} bytes, expected at most {limits.max_bytes:,}")
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise BadFile(path, f"cannot be read: {error.strerror or error}") from None
@@ -45,19 +56,22 @@ def read_text(path: Path) -> str:
         raise BadFile(path, "is not text (UTF-8)") from None
 
 
-def load_yaml(text: str, where: str) -> Part:
+def load_yaml(text: str, where: str, limits: Limits = LIMITS) -> Part:
     """Parse a text with a single document; `where` is the file name for errors. Empty text has the value None."""
-    documents = load_yaml_documents(text, where)
+    documents = load_yaml_documents(text, where, limits)
     if len(documents) > 1:
         raise BadLine(where, documents[1].line, "a second document begins, expected one")
     return documents[0] if documents else Part(where, 1, None)
 
 
-def load_yaml_documents(text: str, where: str) -> list[Part]:
-    """Parse a text with any number of documents, separated by '---'."""
-    if len(text) > MAX_BYTES:
-        raise BadFile(where, f"has {len(text):,} characters, expected at most {MAX_BYTES:,}")
-    tree = _Tree(where)
+def load_yaml_documents(text: str, where: str, limits: Limits = LIMITS) -> list[Part]:
+    """Parse a text with any number of documents, separated by '---'. JSON is YAML but for pairs of `\\u` escapes."""
+    if len(text) > limits.max_bytes:
+        raise BadFile(where, f"has {len(text):,} characters, expected at most {limits.max_bytes:,}")
+    if text.lstrip().startswith(("{", "[")):
+        text = _SURROGATES.sub(lambda pair: str(json.loads(f'"{pair[0]}"')), text)
+    tree = _Tree(where, limits)
+    language = "JSON" if where.endswith(".json") else "YAML"
     line = 1
     try:
         for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
@@ -66,10 +80,10 @@ def load_yaml_documents(text: str, where: str) -> list[Part]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise BadLine(
-            where, mark.line + 1 if mark else line, f"is not YAML: {error.problem or error.context}"
+            where, mark.line + 1 if mark else line, f"is not {language}: {error.problem or error.context}"
         ) from None
     except (yaml.YAMLError, UnicodeError) as error:
-        raise BadLine(where, line, f"is not YAML: {shorten(' '.join(str(error).split()))}") from None
+        raise BadLine(where, line, f"is not {language}: {shorten(' '.join(str(error).split()))}") from None
     return tree.documents
 
 
@@ -86,8 +100,9 @@ class _OpenPart:
 class _Tree:
     """Builds the documents from parser events, without recursion: deep nesting must not exhaust the stack."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, limits: Limits) -> None:
         self.documents: list[Part] = []
+        self._limits = limits
         self._where = where
         self._open: list[_OpenPart] = []
         self._anchors: dict[str, Part | None] = {}
@@ -184,12 +199,14 @@ class _Tree:
 
     def _count_parts(self, more: int, line: int) -> None:
         self._part_count += more
-        if self._part_count > MAX_PARTS:
-            raise BadLine(self._where, line, f"has more than {MAX_PARTS:,} parts, counting each alias as a copy")
+        if self._part_count > self._limits.max_parts:
+            raise BadLine(
+                self._where, line, f"has more than {self._limits.max_parts:,} parts, counting each alias as a copy"
+            )
 
     def _check_depth(self, depth: int, line: int) -> None:
-        if depth > MAX_DEPTH:
-            raise BadLine(self._where, line, f"is nested too deeply, expected at most {MAX_DEPTH} levels")
+        if depth > self._limits.max_depth:
+            raise BadLine(self._where, line, f"is nested too deeply, expected at most {self._limits.max_depth} levels")
 
     def _check_unicode(self, text: str, line: int) -> str:
         try:

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from refold.api import MAX_NAME_CHARS, Submission, field_error
-from refold.documents import BadLine, Part
-from refold.errors import BadField, BadValue, RefoldError
+from refold.documents import Part
+from refold.errors import BadField, BadLine, BadValue, RefoldError
 from refold.jobspec.patterns import check_patterns
 
 _KINDS = {"int": "a whole number", "float": "a number", "str": "text", "array": "a list", "object": "keys and values"}

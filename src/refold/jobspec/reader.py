@@ -8,7 +8,8 @@ from pathlib import Path, PurePath
 import msgspec
 
 from refold.api import Submission
-from refold.documents import BadLine, Part, load_yaml_documents, read_text
+from refold.documents import Part, load_yaml_documents, read_text
+from refold.errors import BadLine
 from refold.jobspec.builder import SpecSource
 from refold.jobspec.manifests import read_manifest
 from refold.jobspec.refold_yaml import EXPECTED_JOB, read_refold_yaml

@@ -6,8 +6,8 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from refold.documents import BadLine, Part, shorten
-from refold.errors import BadRow, UnknownName
+from refold.documents import Part, shorten
+from refold.errors import BadLine, BadRow, UnknownName
 from refold.jobspec.slurm_options import LONG_NAMES, OPTIONAL_VALUE, WITHOUT_VALUE
 
 PREFIX = "#SBATCH"

@@ -34,7 +34,7 @@ def make_submission(source: Submittable | None, fields: Mapping[str, Any]) -> Su
     try:
         return msgspec.convert(values, Submission)
     except msgspec.ValidationError as error:
-        raise field_error(error) from None
+        raise field_error(error, Submission) from None
 
 
 def with_request_id(submission: Submission) -> Submission:

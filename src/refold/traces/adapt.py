@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from refold.catalogue import matching_gpu_names
-from refold.documents import parse_yaml, read_description
-from refold.errors import BadFile, UnknownName
+from refold.documents import load_yaml, read_text
+from refold.errors import UnknownName
 from refold.model import WHOLE, Cluster, Demand, Job
 from refold.packing import FreeResources
 from refold.traces.clusters import UNKNOWN_GPU_TYPE
@@ -22,24 +22,22 @@ MAX_TYPES_LISTED = 4
 """GPU types that a note lists by name; the others are only counted."""
 
 
+EXPECTED_GPU_TYPE_MAP = "requested GPU types and those of the cluster, such as 'fast: A100-80GB'"
+
 GpuTypeMap = Mapping[str, Sequence[str]]
 """GPU types of a cluster by the names that jobs request; an empty sequence accepts every type."""
 
 
 def read_gpu_type_map(path: Path, cluster: Cluster) -> GpuTypeMap:
     """Read a YAML file such as `{fast: A100-80GB, any: []}`; names of the cluster's types are found as in requests."""
-    document = parse_yaml(path, read_description(path))
-    if not isinstance(document, dict):
-        raise BadFile(path, "is not a mapping of requested GPU types, such as 'fast: A100-80GB'")
     mapped: dict[str, list[str]] = {}
-    for name, value in document.items():
-        wanted = value if isinstance(value, list) else [value]
-        mapped[str(name)] = []
-        for gpu_type in map(str, wanted):
-            found = matching_gpu_names(gpu_type, cluster.type_names)
+    for name, wanted in load_yaml(read_text(path), str(path)).fields(expected=EXPECTED_GPU_TYPE_MAP).items():
+        mapped[name] = []
+        for part in wanted.entries() if isinstance(wanted.value, list) else [wanted]:
+            found = matching_gpu_names(part.text("a GPU type"), cluster.type_names)
             if not found:
-                raise BadFile(path, f"{name}: {UnknownName('GPU type', gpu_type, cluster.type_names)}")
-            mapped[str(name)] += found
+                raise part.error(UnknownName("GPU type", part.written, cluster.type_names))
+            mapped[name] += found
     return mapped
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator
-from difflib import get_close_matches
 from importlib.resources import as_file, files
 from itertools import groupby
 from pathlib import Path
@@ -14,10 +12,10 @@ from typing import Any
 import msgspec
 import yaml
 
+from refold.documents import Limits, Part, convert, load_yaml
 from refold.errors import BadFile, BadInput, BadValue
 from refold.model import (
     ETHERNET,
-    MAX_AMOUNT,
     MAX_GPUS_PER_NODE,
     PCIE,
     WHOLE,
@@ -83,8 +81,8 @@ def from_shorthand(text: str) -> Cluster:
 # --- YAML ---------------------------------------------------------------------------------------------------
 
 
-MAX_NESTING = 20
-"""Maximum levels of nesting in a cluster file."""
+LIMITS = Limits(max_bytes=2**26, max_parts=2_000_000)
+"""Limits of a cluster file: all nodes may be listed one by one."""
 
 
 class _NodeEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -116,14 +114,12 @@ class _ClusterEntry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _from_yaml(source: TextSource) -> Cluster:
-    try:
-        entry = msgspec.convert(_load_yaml(source), _ClusterEntry)
-    except msgspec.ValidationError as error:
-        raise BadFile(source.path, _format_validation_error(error)) from None
-    cpus_known = _is_known(source, entry.cpus_known, "cpus", [node.cpus for node in entry.nodes])
-    memory_known = _is_known(source, entry.memory_known, "memory_gib", [node.memory_gib for node in entry.nodes])
-    _check_racks(source, entry)
-    nodes = [node for index, node_entry in enumerate(entry.nodes) for node in _nodes(source, index, node_entry)]
+    root = load_yaml(source.text, str(source.path), LIMITS)
+    entry = convert(root, _ClusterEntry)
+    cpus_known = _is_known(root, entry.cpus_known, "cpus", [node.cpus for node in entry.nodes])
+    memory_known = _is_known(root, entry.memory_known, "memory_gib", [node.memory_gib for node in entry.nodes])
+    _check_racks(root, entry)
+    nodes = [node for index, one in enumerate(entry.nodes) for node in _nodes(root.at("nodes", index), one)]
     try:
         return Cluster(
             tuple(nodes),
@@ -136,96 +132,25 @@ def _from_yaml(source: TextSource) -> Cluster:
             tuple(entry.tenants),
         )
     except BadValue as error:
-        raise BadFile(source.path, str(error)) from None
+        raise root.error(error) from None
 
 
-def _load_yaml(source: TextSource) -> object:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        _check_nesting(source, loader)
-        document = yaml.load(source.text, Loader=loader)
-        _check_numbers(source, document, "")
-    except yaml.YAMLError as error:
-        raise BadFile(source.path, f"is not YAML: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise BadFile(source.path, "contains itself: an alias refers to a node that encloses it") from None
-    return document
-
-
-def _check_nesting(source: TextSource, loader: Any) -> None:
-    """Reject deep nesting before loading: at some ten thousand levels the loader crashes the process."""
-    depth = 0
-    for event in yaml.parse(source.text, Loader=loader):
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > MAX_NESTING:
-            raise BadFile(source.path, f"is nested too deeply, expected at most {MAX_NESTING} levels")
-
-
-def _check_numbers(source: TextSource, value: object, key: str) -> None:
-    """Reject NaN, infinities and numbers above MAX_AMOUNT anywhere in the document."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            _check_numbers(source, inner, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            _check_numbers(source, inner, f"{key}[{index}]")
-    elif isinstance(value, int | float) and not (math.isfinite(value) and abs(value) <= MAX_AMOUNT):
-        raise BadFile(source.path, f"{key} is {value}, expected a number from 0 to {MAX_AMOUNT}")
-
-
-def _format_validation_error(error: msgspec.ValidationError) -> str:
-    """Format 'Expected `int`, got `str` - at `$.nodes[2].gpus`' as 'nodes[2].gpus: expected int, got str'."""
-    problem, _, json_path = str(error).replace("`", "").partition(" - at ")
-    key = re.sub(r"^\$\.?", "", json_path)
-    problem = problem[:1].lower() + problem[1:] if problem[1:2].islower() else problem
-    problem += _suggest_key(key, problem)
-    return f"{key}: {problem}" if key else problem
-
-
-def _suggest_key(path: str, problem: str) -> str:
-    """Return a suggestion for an unknown key: the nearest known key and the list of known keys."""
-    _, separator, unknown = problem.partition("unknown field ")
-    if not separator:
-        return ""
-    struct = _STRUCT_OF_KEY.get(re.sub(r"\[\d+\]", "", path))
-    if struct is None:
-        return ""
-    known = [field.name for field in msgspec.structs.fields(struct)]
-    near = get_close_matches(unknown, known, n=1)
-    return (f"; did you mean {near[0]}?" if near else ";") + f" (known: {', '.join(known)})"
-
-
-_STRUCT_OF_KEY: dict[str, type[msgspec.Struct]] = {
-    "": _ClusterEntry,
-    "network": Link,
-    "gpu_types": GpuType,
-    "racks": Rack,
-    "tenants": Tenant,
-    "nodes": _NodeEntry,
-    "nodes.inside": Link,
-}
-"""The type of the mapping at each path of the file."""
-
-
-def _is_known(source: TextSource, stated: bool | None, key: str, amounts: list[float | None]) -> bool:
+def _is_known(root: Part, stated: bool | None, key: str, amounts: list[float | None]) -> bool:
     """Return whether an amount is known; it must be given for all nodes or for none."""
     is_given = [amount is not None for amount in amounts]
     if any(is_given) and not all(is_given):
-        raise BadFile(source.path, f"nodes[{is_given.index(False)}].{key} is missing, though other nodes have it")
+        raise root.at("nodes", is_given.index(False)).error(f"{key} is missing, though other nodes have it")
     return any(is_given) if stated is None else stated
 
 
-def _check_racks(source: TextSource, entry: _ClusterEntry) -> None:
+def _check_racks(root: Part, entry: _ClusterEntry) -> None:
     known = {rack.name for rack in entry.racks}
     for index, node in enumerate(entry.nodes):
         if known and node.rack and node.rack not in known:
-            raise BadFile(source.path, f"nodes[{index}].rack is {node.rack!r}, expected one of {sorted(known)}")
+            raise root.at("nodes", index, "rack").unexpected(f"one of {', '.join(sorted(known))}")
 
 
-def _nodes(source: TextSource, index: int, entry: _NodeEntry) -> Iterator[Node]:
+def _nodes(part: Part, entry: _NodeEntry) -> Iterator[Node]:
     try:
         for name in _names(entry.name, entry.count):
             yield Node(
@@ -240,7 +165,7 @@ def _nodes(source: TextSource, index: int, entry: _NodeEntry) -> Iterator[Node]:
                 entry.busy_watts,
             )
     except BadValue as error:
-        raise BadFile(source.path, f"nodes[{index}]: {error}") from None
+        raise part.error(error) from None
 
 
 def _names(pattern: str, count: int | None) -> list[str]:

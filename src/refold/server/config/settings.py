@@ -1,12 +1,75 @@
-"""The configuration in `refold.yaml` as frozen types."""
+"""The configuration in `refold.yaml` as frozen types, which say what the file may contain."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
-from refold.model import DAY, HOUR, MINUTE, Seconds, Tenant
+from refold.documents import Duration, Part, PositiveDuration, ReadBy, convert
+from refold.errors import BadValue, RefoldError
+from refold.model import DAY, HOUR, MAX_GPUS_PER_NODE, MINUTE, Tenant
+
+MAX_NODES = 256
+"""Maximum number of simulated nodes on one machine."""
+
+MAX_AMOUNT = 2**20
+"""Maximum number of GPUs or CPUs, or GiB of memory."""
+
+_SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?(?:([KMGT])(i?)B?|B)?", re.ASCII)
+_POWER_OF_UNIT = {"K": 1, "M": 2, "G": 3, "T": 4}
+
+
+# Values.
+
+
+def _read_size(part: Part) -> int:
+    expected = "a size such as 64MiB"
+    match = _SIZE.fullmatch(part.text(expected))
+    if match is None:
+        raise part.unexpected(expected)
+    number, unit, binary = match.groups()
+    size = float(number) * (1024 if binary else 1000) ** _POWER_OF_UNIT.get(unit or "", 0)
+    if not 4096 <= size <= 2**50:
+        raise part.unexpected(f"{expected}, 4KiB to 1024TiB")
+    return int(size)
+
+
+def _read_pattern(part: Part) -> str:
+    from refold.jobspec import Pattern
+
+    pattern = part.text("a regular expression", maximum=512)
+    try:
+        Pattern(pattern)
+    except BadValue as error:
+        raise part.unexpected(f"a regular expression: {error}") from None
+    return pattern
+
+
+def _read_addresses(part: Part) -> list[str]:
+    """Read an address or a list of addresses."""
+    return [convert(entry, _Address) for entry in (part.entries() if isinstance(part.value, list) else [part])]
+
+
+Name = Annotated[
+    str, Meta(pattern=r"^[\w.-]{1,64}\Z", description="a name of up to 64 letters, digits, '.', '_' and '-'")
+]
+Slots = Annotated[int, Meta(ge=1, le=MAX_GPUS_PER_NODE, description=f"a number of slots from 1 to {MAX_GPUS_PER_NODE}")]
+GpuIndex = Annotated[int, Meta(ge=0, le=1023, description="a GPU number from 0 to 1023")]
+Gpus = Annotated[float, Meta(ge=0, le=MAX_AMOUNT, description="GPUs ≥ 0")]
+Percent = Annotated[float, Meta(ge=0, le=100, description="a percentage from 0 to 100")]
+Quantile = Annotated[float, Meta(ge=0, le=1, description="a quantile from 0 to 1")]
+Size = Annotated[int, ReadBy(_read_size)]
+_Address: Any = Annotated[
+    str, Meta(pattern="^[a-z0-9]+://.", description="an Apprise URL such as ntfys://ntfy.sh/our-gpus")
+]
+Addresses = Annotated[tuple[str, ...], ReadBy(_read_addresses)]
+
+
+# Sections.
+
 
 NotificationKind = Literal[
     "waiting_long",
@@ -33,12 +96,18 @@ class ClusterConfig(msgspec.Struct, frozen=True):
     of each node; 0: not managed.
     """
 
-    name: str = "localhost"
-    gpus: Literal["auto"] | tuple[int, ...] = "auto"
-    slots: int = 0
-    nodes: dict[str, int] = {}
-    cpus: float = 0.0
-    memory_gib: float = 0.0
+    name: Name = "localhost"
+    gpus: Annotated[Literal["auto"] | tuple[GpuIndex, ...], Meta(description="auto, or GPU numbers such as [0, 1]")] = (
+        "auto"
+    )
+    slots: Slots = 0
+    nodes: Annotated[dict[Name, Slots], Meta(max_length=MAX_NODES, description="nodes, such as {a: 4, b: 4}")] = {}
+    cpus: Annotated[float, Meta(ge=0, le=MAX_AMOUNT, description="CPUs ≥ 0")] = 0.0
+    memory_gib: Annotated[float, Meta(ge=0, le=MAX_AMOUNT, description="GiB ≥ 0")] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.gpus != "auto" and (not self.gpus or len(set(self.gpus)) < len(self.gpus)):
+            raise BadValue("gpus is invalid, expected at least one GPU, each once")
 
     @property
     def slots_by_node(self) -> dict[str, int]:
@@ -53,31 +122,87 @@ class PolicyConfig(msgspec.Struct, frozen=True):
     settings: dict[str, Any] = {}
 
 
+def _read_policy(part: Part) -> PolicyConfig:
+    """Read a policy name, or a name with settings. Settings are checked by creating the policy."""
+    from refold.registry import default_settings, make_policy  # imports the policy
+
+    config = PolicyConfig(part.text()) if isinstance(part.value, str) else convert(part, PolicyConfig)
+    try:
+        known = default_settings(config.name)
+    except RefoldError as error:
+        raise part.at("name").error(error) from None
+    if config.settings:
+        part.at("settings").fields(known)
+        try:
+            make_policy(config.name, config.settings)
+        except RefoldError as error:
+            raise part.at("settings").error(error) from None
+    return config
+
+
+class TenantConfig(msgspec.Struct, frozen=True):
+    """Quota and limit of a tenant, in GPUs; a limit of 0 means none."""
+
+    quota_gpus: Gpus = 0.0
+    limit_gpus: Gpus = 0.0
+
+
+def _read_tenants(part: Part) -> tuple[Tenant, ...]:
+    return tuple(
+        _read_tenant(name, part.at(name), config) for name, config in convert(part, dict[Name, TenantConfig]).items()
+    )
+
+
+def _read_tenant(name: str, part: Part, config: TenantConfig) -> Tenant:
+    if 0 < config.limit_gpus < config.quota_gpus:
+        raise part.at("limit_gpus").unexpected(f"at least quota_gpus, {config.quota_gpus:g} (0: no limit)")
+    return Tenant(name, config.quota_gpus, config.limit_gpus)
+
+
 class IdleRule(msgspec.Struct, frozen=True):
     """A run is idle if the utilisation of all its GPUs was below a percentage for some time."""
 
-    utilisation_below: float = 5.0
-    seconds: Seconds = 30 * MINUTE
+    utilisation_below: Percent = 5.0
+    seconds: PositiveDuration = msgspec.field(default=30 * MINUTE, name="for")
 
 
 class OutputRule(msgspec.Struct, frozen=True):
     """What to do if a run fails and its output matches a pattern."""
 
-    pattern: str
+    pattern: Annotated[str, ReadBy(_read_pattern)]
     action: OutputAction
 
 
-DEFAULT_WATCH_RULES: dict[str, Any] = {"beyond_limit": True, "grace": 5 * MINUTE}
-"""Time limits are enforced by default, because policies plan with them."""
+def _read_idle(part: Part) -> IdleRule | None:
+    if part.value is False:
+        return None
+    part.fields(expected="off, or a rule such as {utilisation_below: 5, for: 30m}")
+    return convert(part, IdleRule)
+
+
+RULES = ("no_progress", "silent_too", "beyond_limit", "beyond_tail", "tail_at_least", "end_beyond_tail", "grace")
 
 
 class WatchConfig(msgspec.Struct, frozen=True):
-    """What is monitored. `rules`: fields of `refold.policies.common.WatchRules`, times in seconds; {}: none."""
+    """What is monitored. Time limits are enforced by default, because policies plan with them."""
 
-    rules: dict[str, Any] = msgspec.field(default_factory=lambda: dict(DEFAULT_WATCH_RULES))
-    idle: IdleRule | None = IdleRule()
+    no_progress: PositiveDuration | None = None
+    silent_too: bool | None = None
+    beyond_limit: bool = True
+    beyond_tail: Annotated[float, Meta(gt=0, le=1e6, description="a factor such as 3")] | None = None
+    tail_at_least: Duration | None = None
+    end_beyond_tail: bool | None = None
+    grace: Duration = 5 * MINUTE
+    idle: Annotated[IdleRule | None, ReadBy(_read_idle)] = IdleRule()
     bad_gpus: BadGpuRule = "drain"
     output: tuple[OutputRule, ...] = ()
+
+    @property
+    def rules(self) -> dict[str, Any]:
+        """The fields of `refold.policies.common.WatchRules` that are set; {} if no rule is active."""
+        if not (self.no_progress or self.beyond_limit or self.beyond_tail):
+            return {}
+        return {key: value for key in RULES if (value := getattr(self, key)) is not None}
 
 
 class NotifyConfig(msgspec.Struct, frozen=True):
@@ -86,8 +211,8 @@ class NotifyConfig(msgspec.Struct, frozen=True):
     `kinds`: which kinds are sent to users and to the addresses in job submissions.
     """
 
-    urls: dict[NotificationKind, tuple[str, ...]] = {}
-    users: dict[str, tuple[str, ...]] = {}
+    urls: dict[NotificationKind, Addresses] = {}
+    users: dict[Name, Addresses] = {}
     kinds: tuple[NotificationKind, ...] = (
         "waiting_long",
         "started",
@@ -99,7 +224,7 @@ class NotifyConfig(msgspec.Struct, frozen=True):
         "hang_suspected",
         "gpu_idle",
     )
-    waiting_long_after: Seconds = 4 * HOUR
+    waiting_long_after: PositiveDuration = 4 * HOUR
 
 
 class ServeConfig(msgspec.Struct, frozen=True):
@@ -108,20 +233,20 @@ class ServeConfig(msgspec.Struct, frozen=True):
     `allowed_hosts`: host names under which clients may call the daemon, in addition to the machine's own.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 7170
-    grace: Seconds = 10.0
-    max_output: int = 64 * 2**20
-    keep_logs_for: Seconds = 30 * DAY
-    allowed_hosts: tuple[str, ...] = ()
+    host: Annotated[str, Meta(min_length=1, max_length=255, description="a listen address")] = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535, description="a port from 0 to 65535 (0: any free port)")] = 7170
+    grace: Annotated[Duration, Meta(le=DAY, description="a duration of at most a day, such as 30s")] = 10.0
+    max_output: Size = 64 * 2**20
+    keep_logs_for: PositiveDuration = 30 * DAY
+    allowed_hosts: Annotated[tuple[Name, ...], Meta(description="a list of host names such as [gpus.lab]")] = ()
 
 
 class Config(msgspec.Struct, frozen=True):
     """The whole file, with defaults."""
 
     cluster: ClusterConfig = ClusterConfig()
-    tenants: tuple[Tenant, ...] = ()
-    policy: PolicyConfig = PolicyConfig()
+    tenants: Annotated[tuple[Tenant, ...], ReadBy(_read_tenants)] = ()
+    policy: Annotated[PolicyConfig, ReadBy(_read_policy)] = PolicyConfig()
     watch: WatchConfig = WatchConfig()
     notify: NotifyConfig = NotifyConfig()
     serve: ServeConfig = ServeConfig()
