@@ -21,8 +21,9 @@ from refold.core.events import (
 )
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadJournal
+from refold.journal.changes import NodeChange
 from refold.journal.history import History, HistoryJournal, Outcome
-from refold.journal.job_history import Ending, NodeChange
+from refold.journal.records import Ending
 from refold.policies.queueing.srtf import Srtf
 from refold.simulator import simulate
 from refold.testing import make_cluster, make_job

@@ -26,7 +26,9 @@ from refold.core.events import (
 )
 from refold.core.orders import StopRun
 from refold.errors import BadJournal
-from refold.journal.job_history import Change, Ending, JobHistories, JobRecord, NodeChange, RunRecord
+from refold.journal.changes import Change, NodeChange
+from refold.journal.job_history import JobHistories
+from refold.journal.records import Ending, JobRecord, RunRecord
 from refold.model import End, Flag, Reason, StartEstimate
 from refold.testing import make_job
 

@@ -15,6 +15,8 @@ from refold.cli.views.job_timeline import JobTimeline
 from refold.core import Entry, Scheduler, View
 from refold.core.events import (
     Event,
+    GpuLost,
+    GpuReturned,
     JobCancelled,
     JobContinued,
     JobHeld,
@@ -30,8 +32,10 @@ from refold.core.events import (
     RunStarted,
     RunStopped,
 )
+from refold.journal.changes import JobEnded
 from refold.journal.history import History, Outcome
-from refold.journal.job_history import Ending, JobEnded, JobHistories, JobRecord
+from refold.journal.job_history import JobHistories
+from refold.journal.records import Ending, JobRecord
 from refold.model import NO_CHANGE, Allocation, Cluster, Decision, End, Flag, Job, Reason, Share, Stop, Tenant
 from refold.packing import FreeResources
 from refold.server.job_table import JobTable, Notice
@@ -79,6 +83,8 @@ events: st.SearchStrategy[Event] = st.one_of(
     reports(RunFailed, st.just("exit 1"), done, st.booleans()),
     st.builds(NodeLost, st.integers(0, 1)),
     st.builds(NodeReturned, st.integers(0, 1)),
+    st.builds(GpuLost, st.integers(0, 1), st.integers(0, 3)),
+    st.builds(GpuReturned, st.integers(0, 1), st.integers(0, 3)),
 )
 """Events about a few jobs and runs: many of them are late, duplicate or about jobs that do not exist."""
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from refold.core import Scheduler
-from refold.core.events import GpuLost, JobSubmitted, NodeLost
+from pathlib import Path
+
+from refold.core import Header, Scheduler
+from refold.core.events import Event, GpuLost, JobCancelled, JobSubmitted, NodeLost
+from refold.core.scheduler import raise_rejection
 from refold.model import Cluster, Node
 from refold.registry import make_policy
-from refold.server.recovery import _snapshot_for
+from refold.server.job_table import JobTable
+from refold.server.recovery import _snapshot_for, recover
+from refold.server.store import Checkpoint, Commit, Store
 from refold.testing import make_cluster, make_job
 
 
@@ -46,3 +51,21 @@ def test_a_job_whose_node_is_gone_waits_again_with_its_run_count() -> None:
     after = start_on(before, cluster("b"))
     assert {job: run.number for job, run in after.view.runs.items()} == {"on-b": 1}
     assert (list(after.view.waiting), after.view.run_count("on-a")) == (["on-a"], 1)
+
+
+def test_a_cancelled_job_whose_node_is_gone_ends(tmp_path: Path) -> None:
+    before, store = Header(cluster("a", "b"), "fifo"), Store(tmp_path)
+    scheduler, table = Scheduler(before.cluster, make_policy("fifo", {})), JobTable(before.cluster)
+    steps: list[list[Event]] = [[JobSubmitted(make_job("on-a"))], [JobCancelled("on-a")]]
+    for number, events in enumerate(steps, start=1):
+        entry = scheduler.step(float(number), events)
+        table.apply(entry, scheduler.view)
+        checkpoint = Checkpoint(number, scheduler.snapshot(), tuple(table.records.values()))
+        store.commit(Commit(number, entry, epoch=before if number == 1 else None, checkpoint=checkpoint))
+    after = Header(cluster("b"), "fifo")
+    recovered = recover(store.reader, after, lambda: make_policy("fifo", {}), raise_rejection)
+    store.close()
+    entry = recovered.scheduler.step(3.0, recovered.snapshot or ())
+    _, notices = recovered.job_table.apply(entry, recovered.scheduler.view)
+    assert [(notice.kind, notice.job and notice.job.id) for notice in notices] == [("cancelled", "on-a")]
+    assert not recovered.job_table.records

@@ -1,3 +1,18 @@
+from .changes import (
+    Cancelled as Cancelled,
+    Change as Change,
+    Flagged as Flagged,
+    Held as Held,
+    JobChange as JobChange,
+    JobEnded as JobEnded,
+    NodeChange as NodeChange,
+    Placed as Placed,
+    Released as Released,
+    RunEnded as RunEnded,
+    Started as Started,
+    StopOrdered as StopOrdered,
+    Submitted as Submitted,
+)
 from .files import (
     JournalFile as JournalFile,
     check_replay as check_replay,
@@ -10,23 +25,5 @@ from .history import (
     Outcome as Outcome,
     sum_by_group as sum_by_group,
 )
-from .job_history import (
-    Cancelled as Cancelled,
-    Change as Change,
-    Ending as Ending,
-    Flagged as Flagged,
-    Held as Held,
-    JobChange as JobChange,
-    JobEnded as JobEnded,
-    JobHistories as JobHistories,
-    JobRecord as JobRecord,
-    NodeChange as NodeChange,
-    Placed as Placed,
-    RecordState as RecordState,
-    Released as Released,
-    RunEnded as RunEnded,
-    RunRecord as RunRecord,
-    Started as Started,
-    StopOrdered as StopOrdered,
-    Submitted as Submitted,
-)
+from .job_history import JobHistories as JobHistories
+from .records import Ending as Ending, JobRecord as JobRecord, RecordState as RecordState, RunRecord as RunRecord

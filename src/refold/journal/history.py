@@ -12,7 +12,9 @@ import numpy as np
 
 from refold.core import Entry, Header
 from refold.errors import BadJournal
-from refold.journal.job_history import JobHistories, JobRecord, NodeChange, RecordState, RunRecord
+from refold.journal.changes import NodeChange
+from refold.journal.job_history import JobHistories
+from refold.journal.records import JobRecord, RecordState, RunRecord
 from refold.model import WHOLE, Allocation, Cluster, Demand, Job, Seconds, StartEstimate
 from refold.packing import Floats, FreeResources, Ints
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -129,11 +129,11 @@ class JobTable:
             return Notice("node up" if change.up else "node down", text=name + down)
         return Notice("gpu resumed" if change.up else "gpu drained", text=f"GPU {change.gpu} of {name}{down}")
 
-    def lose_missing_runs(self, view: View) -> None:
-        """End each run that was not restored: its node may be missing from a new cluster. Its job waits again."""
+    def lose_runs_except(self, restored: Container[str], now: Seconds) -> None:
+        """End the runs of all jobs but these: their nodes may be missing from a new cluster. The jobs wait again."""
         for job_id, record in self.records.items():
-            if job_id not in view.runs:
-                record.lose_run(view.now)
+            if job_id not in restored:
+                record.lose_run(now)
 
     def _format(self, allocation: Allocation) -> str:
         """Format an allocation: 'on n0 (GPUs 0, 1), n1 (0.5 of GPU 3)', and the plan."""

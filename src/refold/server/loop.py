@@ -110,7 +110,7 @@ class Loop:
         entry = state.scheduler.step(now, events)
         changes, notices = state.job_table.apply(entry, state.view)
         if snapshot:
-            state.job_table.lose_missing_runs(state.view)
+            state.job_table.lose_runs_except(state.view.runs, now)
             notices = []  # the previous daemon has published them
         if entry.wake_at is not None:
             self._inbox.wake_at(entry.wake_at)

@@ -62,6 +62,7 @@ def recover(
     restored = _restore(reader.journal)
     snapshot = _snapshot_for(header.cluster, restored.scheduler, reader.past_jobs(MAX_PAST_JOBS))
     job_table = JobTable(header.cluster, restored.job_table.records.values())
+    job_table.lose_runs_except({event.job for event in snapshot if isinstance(event, RunAdopted)}, restored.now)
     scheduler = Scheduler(header.cluster, policy(), on_rejection=on_rejection)
     return RecoveredState(
         scheduler, job_table, last, restored.now, snapshot=snapshot, note=f"started a new journal epoch: {why}"

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from refold import journal
 from refold.cli.views.output import plural
 from refold.cli.views.times import format_clock, format_elapsed, format_gpus
 
@@ -49,10 +50,8 @@ class JobTimeline:
     """The timeline of one job, built from journal entries."""
 
     def __init__(self, cluster: Cluster, job_id: str) -> None:
-        from refold.journal import JobHistories
-
         self._cluster, self._id = cluster, job_id
-        self._histories = JobHistories()
+        self._histories = journal.JobHistories()
         self.job: Job | None = None
         self.entries: list[TimelineEntry] = []
         self._waits: list[Wait] = []
@@ -63,10 +62,8 @@ class JobTimeline:
 
     def read_entry(self, entry: Entry) -> None:
         """Add the parts of a journal entry that concern the job."""
-        from refold.journal import NodeChange
-
         for change in self._histories.apply(entry):
-            if not isinstance(change, NodeChange) and change.record.job.id == self._id:
+            if not isinstance(change, journal.NodeChange) and change.record.job.id == self._id:
                 self._read_change(entry.now, change)
         self._waits += [wait for wait in entry.waits if wait.job == self._id]
         for estimate in entry.start_estimates:
@@ -97,39 +94,26 @@ class JobTimeline:
             self._add(now, "bound met", error)
 
     def _read_change(self, now: float, change: JobChange) -> None:
-        from refold.journal import (
-            Cancelled,
-            Flagged,
-            Held,
-            JobEnded,
-            Placed,
-            Released,
-            RunEnded,
-            Started,
-            StopOrdered,
-            Submitted,
-        )
-
         match change:
-            case Submitted(record):
+            case journal.Submitted(record):
                 self.job, self._waiting_since = record.job, now
                 self._add(now, "submitted", _format_request(record.job))
-            case Placed(_, run):
+            case journal.Placed(_, run):
                 self._add_start(now, run)
-            case Started(_, run):
+            case journal.Started(_, run):
                 self._add(now, "running", f"after {format_elapsed(now - run.start)} of start-up", run=run.number)
-            case StopOrdered(_, run, why, ends_job):
+            case journal.StopOrdered(_, run, why, ends_job):
                 event = "end requested" if ends_job else "stop requested"
                 self._add(now, event, why or "no reason recorded", run=run.number, reason=why or None)
                 self._stop = None if ends_job else self.entries[-1]
-            case Flagged(_, why, number):
+            case journal.Flagged(_, why, number):
                 self._add(now, "flagged", why, run=number, reason=why)
-            case RunEnded(record, run, requeued):
+            case journal.RunEnded(record, run, requeued):
                 self._waiting_since = now
                 self._add_run_end(now, record, run, requeued)
-            case Cancelled():
+            case journal.Cancelled():
                 self._add(now, "cancelled")
-            case Held() | Released() | JobEnded():
+            case journal.Held() | journal.Released() | journal.JobEnded():
                 pass
 
     def _add_run_end(self, now: float, record: JobRecord, run: RunRecord, requeued: bool) -> None:
