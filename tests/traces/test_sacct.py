@@ -11,7 +11,7 @@ import pytest
 from refold.errors import BadFile, BadRow
 from refold.model import Demand, Job
 from refold.traces import Trace, read_trace
-from refold.traces.sacct_cells import GpuRequest, parse_gpus
+from refold.traces.sacct_cells import GpuAmount, parse_gpus
 from refold.traces.text_source import BadCell
 
 HEADER = "JobID|JobName|User|Account|State|Submit|Start|End|NNodes|NCPUS|ReqTRES|AllocTRES"
@@ -116,16 +116,16 @@ def test_the_columns_of_older_versions_are_read(tmp_path: Path, requested: str, 
 @pytest.mark.parametrize(
     ("text", "gpus"),
     [
-        ("gpu:8", GpuRequest(8)),
-        ("gpu:a100:8", GpuRequest(8, ("a100",))),
-        ("gres:gpu:v100:1,gres:gpu:a100:1", GpuRequest(2, ("a100", "v100"))),
-        ("gres/gpu:3090:2", GpuRequest(2, ("3090",))),
-        ("gpu:nvidia_a100-sxm4-80gb:1(IDX:0,2)", GpuRequest(1, ("nvidia_a100-sxm4-80gb",))),
-        ("license:matlab:1", GpuRequest(0)),
-        ("gpumem:40", GpuRequest(0)),
+        ("gpu:8", GpuAmount(8)),
+        ("gpu:a100:8", GpuAmount(8, ("a100",))),
+        ("gres:gpu:v100:1,gres:gpu:a100:1", GpuAmount(2, ("a100", "v100"))),
+        ("gres/gpu:3090:2", GpuAmount(2, ("3090",))),
+        ("gpu:nvidia_a100-sxm4-80gb:1(IDX:0,2)", GpuAmount(1, ("nvidia_a100-sxm4-80gb",))),
+        ("license:matlab:1", GpuAmount(0)),
+        ("gpumem:40", GpuAmount(0)),
     ],
 )
-def test_generic_resources_are_parsed(text: str, gpus: GpuRequest) -> None:
+def test_generic_resources_are_parsed(text: str, gpus: GpuAmount) -> None:
     assert parse_gpus(text, "ReqGRES") == gpus
 
 

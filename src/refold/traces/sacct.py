@@ -13,7 +13,7 @@ from refold.model import Demand, Job
 from refold.traces.helios import demand_on_nodes
 from refold.traces.sacct_cells import (
     GPU_COLUMNS,
-    GpuRequest,
+    GpuAmount,
     parse_duration,
     parse_gpus,
     parse_memory_mib,
@@ -194,8 +194,8 @@ def _parse_demand(
     nodes = max(parse_whole(node_count or tres.get("node") or "1", "NNodes"), 1)
     cpus = parse_number(cpu_count or tres.get("cpu") or "0", "NCPUS")
     gpus = _choose_gpus(
-        GpuRequest.from_tres(requested),
-        GpuRequest.from_tres(allocated),
+        GpuAmount.from_tres(requested),
+        GpuAmount.from_tres(allocated),
         parse_gpus(req_gres, "ReqGRES").times(nodes),
         parse_gpus(alloc_gres, "AllocGRES"),
     )
@@ -209,7 +209,7 @@ def _parse_demand(
     )
 
 
-def _choose_gpus(requested: GpuRequest, allocated: GpuRequest, gres: GpuRequest, alloc_gres: GpuRequest) -> GpuRequest:
+def _choose_gpus(requested: GpuAmount, allocated: GpuAmount, gres: GpuAmount, alloc_gres: GpuAmount) -> GpuAmount:
     """Return the number that was allocated, or else requested, and the types that were requested.
 
     A job that requested GPUs of any type has no types, even if the allocation states the type that it received.
@@ -217,8 +217,8 @@ def _choose_gpus(requested: GpuRequest, allocated: GpuRequest, gres: GpuRequest,
     total = allocated.total or alloc_gres.total or requested.total or gres.total
     for request in (requested, gres, allocated, alloc_gres):
         if request.total:
-            return GpuRequest(total, request.types)
-    return GpuRequest(total)
+            return GpuAmount(total, request.types)
+    return GpuAmount(total)
 
 
 def _run_time(cells: Mapping[str, str], started: float | None) -> float | None:

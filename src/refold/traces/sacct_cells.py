@@ -21,28 +21,28 @@ _GPU = re.compile(r"(?:gres[:/])?gpu(?:[:/=](?P<type_and_count>[^()]*))?(?:\(.*\
 _OTHER = re.compile(r"(?!(?:gres[:/])?gpu\b).*")
 
 
-class GpuRequest(NamedTuple):
+class GpuAmount(NamedTuple):
     """A number of GPUs, and the accepted types (none: any)."""
 
     total: int
     types: tuple[str, ...] = ()
 
-    def times(self, nodes: int) -> GpuRequest:
+    def times(self, nodes: int) -> GpuAmount:
         """Return the total over a number of nodes."""
-        return GpuRequest(self.total * nodes, self.types)
+        return GpuAmount(self.total * nodes, self.types)
 
     @staticmethod
-    def from_tres(tres: Mapping[str, str]) -> GpuRequest:
+    def from_tres(tres: Mapping[str, str]) -> GpuAmount:
         """Return the value of `gres/gpu`, or else the sum over all `gres/gpu:TYPE`."""
         by_type = {name.removeprefix("gres/gpu:"): n for name, n in tres.items() if name.startswith("gres/gpu:")}
         if "gres/gpu" in tres:
             count = parse_whole(tres["gres/gpu"], "gres/gpu")
         else:
             count = sum(parse_whole(number, f"gres/gpu:{name}") for name, number in by_type.items())
-        return GpuRequest(count, tuple(sorted(by_type)))
+        return GpuAmount(count, tuple(sorted(by_type)))
 
 
-def parse_gpus(text: str, column: str) -> GpuRequest:
+def parse_gpus(text: str, column: str) -> GpuAmount:
     """Parse 'gpu:a100:4', 'gpu:2', 'gpu:tesla:2(S:0-1)' or 'craynetwork:1,gpu:1'; other resources are ignored."""
     total, types = 0, set[str]()
     for item in re.split(r",(?![^(]*\))", text):
@@ -56,7 +56,7 @@ def parse_gpus(text: str, column: str) -> GpuRequest:
             raise BadCell(column, text, "a list such as gpu:a100:4")
         total += parse_whole(count, column)
         types |= {name} if name else set()
-    return GpuRequest(total, tuple(sorted(types)))
+    return GpuAmount(total, tuple(sorted(types)))
 
 
 def parse_tres(text: str, column: str) -> dict[str, str]:
