@@ -20,7 +20,7 @@ from refold.journal.files import JournalFile, check_replay, read_journal
 from refold.model import Allocation, Decision, End, Job, Share, Start
 from refold.policies.queueing.fifo import Fifo
 from refold.policies.queueing.las import Las
-from refold.server.batch import Batch, JobOutcome, JournalLog
+from refold.server.batch import BatchRun, JobOutcome, JournalLog
 from refold.server.clock import WallClock
 from refold.server.store.store import Commit
 from refold.server.subscribers import LoopStep
@@ -38,10 +38,10 @@ class FunctionPolicy:
         self.decide = decide
 
 
-def make_batch(policy: Policy, jobs: Sequence[Job], journal: ListJournal) -> Batch:
+def make_batch(policy: Policy, jobs: Sequence[Job], journal: ListJournal) -> BatchRun:
     cluster = local_cluster(1)
     header = Header(cluster, policy.name, {})
-    return Batch(jobs, Scheduler(cluster, policy), header, journal, WallClock(), ignore_step)
+    return BatchRun(jobs, Scheduler(cluster, policy), header, journal, WallClock(), ignore_step)
 
 
 def test_events_reach_the_scheduler_in_time_and_orders_are_carried_out() -> None:
@@ -60,7 +60,7 @@ def test_events_reach_the_scheduler_in_time_and_orders_are_carried_out() -> None
 def test_a_policy_is_woken_at_wake_at() -> None:
     jobs = [make_job("long"), make_job("short", at=1.0)]
 
-    def finish_second_run(batch: Batch, entry: Entry) -> None:
+    def finish_second_run(batch: BatchRun, entry: Entry) -> None:
         if StartRun("long", 2, ON_SLOT_0) in entry.orders:
             batch.report(RunFinished("long", 2))
 
@@ -108,7 +108,7 @@ def test_a_bad_decision_is_rejected_and_the_loop_continues() -> None:
 def test_cancel_all_stops_runs_and_starts_nothing_more() -> None:
     jobs = [make_job("running"), make_job("waiting"), make_job("huge", gpus=9), make_job("later", at=100.0)]
 
-    def cancel_once_it_runs(batch: Batch, entry: Entry) -> None:
+    def cancel_once_it_runs(batch: BatchRun, entry: Entry) -> None:
         if RunStarted("running", 1) in entry.events:
             batch.cancel_all()
 
@@ -231,7 +231,7 @@ def test_the_journal_replays(tmp_path: Path) -> None:
 
     async def main() -> None:
         with JournalFile(tmp_path / "journal.jsonl", header, durable=True) as journal:
-            batch = Batch(jobs, Scheduler(cluster, Fifo()), header, journal, JumpingClock(), ignore_step)
+            batch = BatchRun(jobs, Scheduler(cluster, Fifo()), header, journal, JumpingClock(), ignore_step)
             await batch.run(ScriptedBackend(batch.report))
 
     asyncio.run(main())
@@ -250,7 +250,7 @@ def test_outcomes_are_in_the_order_of_the_list() -> None:
         jobs = [make_job("late", at=5.0), make_job("bad"), make_job("huge", gpus=9)]
         header = Header(local_cluster(1), "fifo", {})
         scheduler = Scheduler(header.cluster, Fifo())
-        batch = Batch(jobs, scheduler, header, ListJournal(), JumpingClock(), ignore_step)
+        batch = BatchRun(jobs, scheduler, header, ListJournal(), JumpingClock(), ignore_step)
         assert batch.outcomes() == {job.id: JobOutcome(job.id) for job in jobs}
         await batch.run(Mixed(batch.report))
         return batch.outcomes()
@@ -301,7 +301,7 @@ def test_the_outcome_of_a_job_that_a_rule_ends(cancelled: bool, last: Event, out
                 batch.cancel_all()
 
         scheduler = Scheduler(header.cluster, EndsRunsAfter(3.0))
-        batch = Batch([make_job("job")], scheduler, header, ListJournal(), JumpingClock(), on_step)
+        batch = BatchRun([make_job("job")], scheduler, header, ListJournal(), JumpingClock(), on_step)
         await batch.run(Scripted(batch.report))
         return batch.outcomes()["job"]
 

@@ -1,4 +1,4 @@
-from .batch import Batch as Batch, JobOutcome as JobOutcome
+from .batch import BatchRun as BatchRun, JobOutcome as JobOutcome
 from .clock import WallClock as WallClock
 from .daemon import Daemon as Daemon, Ready as Ready
 from .inbox import Inbox as Inbox

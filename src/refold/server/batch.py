@@ -61,7 +61,7 @@ class JournalLog:
         self._journal.write(commit.entry)
 
 
-class Batch(Subscriber):
+class BatchRun(Subscriber):
     """Jobs on a loop of their own, each submitted at its time. Create it inside a running event loop.
 
     Only the journal is kept: no later process continues the jobs.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _PolicyOptions:
+class _SeveralPolicies:
     """The policies to compare."""
 
     policies: PolicyNames = None
@@ -82,7 +82,7 @@ def compare(
     *,
     trace: TraceOrDemo = "demo",
     cluster: ClusterFile = None,
-    policies: _PolicyOptions,
+    policies: _SeveralPolicies,
     experiment: ExperimentOptions,
     output: _OutputOptions,
 ) -> None:

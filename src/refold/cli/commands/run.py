@@ -106,11 +106,11 @@ async def _run_jobs(
     from refold.backends.local import LocalBackend
     from refold.core import Scheduler
     from refold.journal import JournalFile
-    from refold.server import Batch, WallClock, interruptible
+    from refold.server import BatchRun, WallClock, interruptible
 
     with JournalFile(folder / JOURNAL_FILE_NAME, header, durable=True) as journal:
         scheduler = Scheduler(header.cluster, policy, on_rejection=printer.rejected)
-        batch = Batch(jobs, scheduler, header, journal, WallClock(), printer.step)
+        batch = BatchRun(jobs, scheduler, header, journal, WallClock(), printer.step)
 
         def stop() -> None:
             batch.cancel_all()

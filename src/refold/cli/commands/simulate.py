@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _PolicyOptions:
+class _OnePolicy:
     """The policy to simulate."""
 
     policy: PolicyName = "fifo"
@@ -52,7 +52,7 @@ def simulate(
     *,
     trace: TraceName,
     cluster: ClusterFile = None,
-    policy: _PolicyOptions,
+    policy: _OnePolicy,
     experiment: ExperimentOptions,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Write journal.jsonl and report.html to this folder.")
