@@ -17,7 +17,7 @@ from refold.errors import BadDecision
 from refold.journal.files import JournalFile, read_journal
 from refold.model import Demand, Job
 from refold.registry import make_policy
-from refold.server.batch import Batch, JobOutcome
+from refold.server.batch import BatchRun, JobOutcome
 from refold.server.clock import WallClock
 from refold.server.subscribers import LoopStep
 
@@ -51,7 +51,7 @@ def drive(
 
     async def bounded(journal: Journal) -> dict[str, JobOutcome]:
         scheduler = Scheduler(header.cluster, make_policy(header.policy, header.settings))
-        batch = Batch(jobs, scheduler, header, journal, WallClock(), ignore_step)
+        batch = BatchRun(jobs, scheduler, header, journal, WallClock(), ignore_step)
         async with asyncio.timeout(TIMEOUT_SECONDS):
             await batch.run(wrap(lambda report: LocalBackend(report, folder / "logs", SHORT_GRACE), batch.report))
         return batch.outcomes()
@@ -142,7 +142,7 @@ async def run_instantly(
     *,
     on_rejection: Callable[[BadDecision], None] = raise_rejection,
     keep_running: Sequence[str] = (),
-    after_step: Callable[[Batch, Entry], None] = lambda _, __: None,
+    after_step: Callable[[BatchRun, Entry], None] = lambda _, __: None,
 ) -> tuple[list[Entry], View, ScriptedBackend]:
     """Run jobs on one slot without real delays; return the journal, the final view and the backend."""
     journal, cluster = ListJournal(), local_cluster(1)
@@ -151,7 +151,7 @@ async def run_instantly(
     def on_step(step: LoopStep) -> None:
         after_step(batch, step.entry)
 
-    batch = Batch(jobs, scheduler, Header(cluster, policy.name, {}), journal, JumpingClock(), on_step)
+    batch = BatchRun(jobs, scheduler, Header(cluster, policy.name, {}), journal, JumpingClock(), on_step)
     backend = ScriptedBackend(batch.report, keep_running)
     async with asyncio.timeout(TIMEOUT_SECONDS):
         await batch.run(backend)
