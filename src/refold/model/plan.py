@@ -64,7 +64,7 @@ class Plan(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unk
         return " ".join(parts)
 
 
-_TOKEN = re.compile(r"(?P<name>[a-z]+)[\s=:]*(?P<value>\d+|none|selective|full)?[\s,+]*")
+_TOKEN = re.compile(r"(?P<name>[a-z]+)[\s=:]*(?P<value>\d{1,18}|none|selective|full)?[\s,+]*")
 _FIELD_BY_NAME = {
     "dp": "data",
     "data": "data",
