@@ -73,14 +73,16 @@ def test_jobs_that_have_ended_leave_no_state_behind() -> None:
     audited = AuditedScheduler(1)
 
     def sizes() -> dict[str, int]:
-        return {name: len(part) for name, part in vars(audited.view._state).items() if isinstance(part, Sized)}
+        state = audited.view._state
+        parts = {**vars(state), **vars(state.queue), **vars(state.running)}
+        return {name: len(part) for name, part in parts.items() if isinstance(part, Sized)}
 
     before = sizes()
     for number in range(5):
         audited.step(JobSubmitted(make_job(f"job-{number}")))
         audited.step(RunFinished(f"job-{number}", 1))
     assert sizes() == before
-    assert {"progress", "active", "held"} <= before.keys()
+    assert {"progress", "jobs", "held"} <= before.keys()
 
 
 def test_late_and_duplicate_reports_have_no_effect() -> None:
@@ -265,7 +267,7 @@ def test_a_bad_decision_is_rejected_with_policy_and_rule(decision: Decision, rul
     audited.scheduler = Scheduler(audited.cluster, audited.policy or ScriptedPolicy())
     audited.step(*(JobSubmitted(job) for job in jobs[:4]))
     audited.step(then=Decision((Start("runs", on(0, 1)), Start("stays", on(0, node=2)))))
-    audited.scheduler._state.waiting["picky"] = jobs[4]
+    audited.scheduler._state.queue.waiting["picky"] = jobs[4]
     audited.step(NodeLost(1))
     free = audited.view.free_gpus
     with pytest.raises(BadDecision, match=message) as rejected:

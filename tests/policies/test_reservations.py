@@ -279,6 +279,21 @@ def test_a_node_that_goes_down_cancels_the_reservations_on_it() -> None:
     assert reservations.find(Demand(2, 2), 5, 0) == Reservation((*whole(0, 1), *whole(0, 1, node=1)), 0, 5)
 
 
+def test_a_gpu_that_goes_down_cancels_the_reservations_that_use_it() -> None:
+    reservations = empty(2)
+    reservations.add_run("run", whole(1), 0, 50)
+    reservations.reserve("here", Demand(1, 1), Reservation(whole(0), 10, 20))
+    reservations.reserve("beside", Demand(1, 1), Reservation(whole(1), 60, 70))
+    reservations.reserve("both", Demand(1, 2), Reservation(whole(0, 1), 80, 90))
+    assert reservations.set_gpu_up(0, 0, False) == ["both", "here"]
+    assert reservations.set_gpu_up(0, 0, False) == []
+    assert list(reservations.reserved) == ["beside"]
+    assert reservations.find(Demand(1, 2), 5, 0) is None
+    assert reservations.find(Demand(1, 1), 5, 0) == Reservation(whole(1), 50, 55)
+    assert reservations.set_gpu_up(0, 0, True) == []
+    assert reservations.find(Demand(1, 1), 5, 0) == Reservation(whole(0), 0, 5)
+
+
 def test_free_resources_last_until_the_next_reservation() -> None:
     reservations = empty(2, 2)
     reservations.reserve("a", Demand(1, 2), Reservation(whole(0, 1), 10, 20))

@@ -21,6 +21,11 @@ class Progress:
         self.computing_since: Seconds | None = None
         self.reported_start = False
 
+    def record_steps(self, steps: int | None, now: Seconds) -> None:
+        """Record the steps done, if they were reported."""
+        if steps is not None:
+            self.steps, self.steps_at = steps, now
+
 
 class Changes:
     """The changes since the last call of the policy."""

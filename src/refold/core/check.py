@@ -56,28 +56,28 @@ def _check(state: State, decision: Decision, allocated_ids: set[int], policy: st
     for reshape in decision.reshapes:
         _check_running(state, reshape.job, seen_jobs, policy)
         _check_shares(state, reshape.job, reshape.allocation, policy)
-        _check_types(state, state.active[reshape.job], reshape.allocation, policy)
-        if not _is_move(state, reshape) and not state.active[reshape.job].reshapable:
+        _check_types(state, state.running.jobs[reshape.job], reshape.allocation, policy)
+        if not _is_move(state, reshape) and not state.running.jobs[reshape.job].reshapable:
             raise BadDecision(policy, "gang", f"reshaped job {reshape.job!r}, which is not reshapable")
-        _check_limit(state, state.active[reshape.job], reshape.allocation, policy)
+        _check_limit(state, state.running.jobs[reshape.job], reshape.allocation, policy)
     for flag in decision.flags:
-        if flag.job not in state.runs:
+        if flag.job not in state.running.runs:
             raise BadDecision(
                 policy, "running", f"flagged job {flag.job!r}, which {_state_text(state, flag.job, seen_jobs)}"
             )
     for estimate in decision.start_estimates:
-        if estimate.job not in state.waiting or estimate.job in seen_jobs:
+        if estimate.job not in state.queue.waiting or estimate.job in seen_jobs:
             raise BadDecision(policy, "reason", f"estimates the start of job {estimate.job!r}, which is not waiting")
     for wait in decision.waits:
-        if wait.job not in state.waiting or wait.job in seen_jobs:
+        if wait.job not in state.queue.waiting or wait.job in seen_jobs:
             raise BadDecision(policy, "reason", f"gives a reason for job {wait.job!r}, which is not waiting")
     _check_wake(state, decision, policy)
 
 
 def _is_move(state: State, reshape: Reshape) -> bool:
     """Whether a reshape only moves the run: every instance gets what was requested, and the plan is the same."""
-    same_plan = reshape.allocation.plan == state.runs[reshape.job].allocation.plan
-    return same_plan and _matches_demand(reshape.allocation, state.active[reshape.job].demand)
+    same_plan = reshape.allocation.plan == state.running.runs[reshape.job].allocation.plan
+    return same_plan and _matches_demand(reshape.allocation, state.running.jobs[reshape.job].demand)
 
 
 def _check_wake(state: State, decision: Decision, policy: str) -> None:
@@ -88,7 +88,7 @@ def _check_wake(state: State, decision: Decision, policy: str) -> None:
 
 
 def _check_start(state: State, start: Start, seen_jobs: set[str], policy: str) -> None:
-    job = state.waiting.get(start.job)
+    job = state.queue.waiting.get(start.job)
     if job is None or start.job in seen_jobs:
         raise BadDecision(
             policy, "waiting", f"started job {start.job!r}, which {_state_text(state, start.job, seen_jobs)}"
@@ -104,7 +104,7 @@ def _check_start(state: State, start: Start, seen_jobs: set[str], policy: str) -
 
 
 def _check_limit(state: State, job: Job, allocation: Allocation, policy: str) -> None:
-    limit = state.limits.max_gpu_milli(job)
+    limit = state.queue.limits.max_gpu_milli(job)
     if limit is not None and allocation.gpu_milli > limit:
         action = f"gave job {job.id!r} {allocation.gpu_milli / WHOLE:g} GPUs"
         raise BadDecision(policy, "limit", f"{action}, but the limit of tenant {job.tenant!r} allows {limit / WHOLE:g}")
@@ -150,10 +150,10 @@ def _check_shares(state: State, job_id: str, allocation: Allocation, policy: str
 
 
 def _check_running(state: State, job_id: str, seen_jobs: set[str], policy: str, *, ending: bool = False) -> None:
-    run = state.runs.get(job_id)
+    run = state.running.runs.get(job_id)
     if run is None or run.stopping or job_id in seen_jobs:
         raise BadDecision(policy, "running", f"changed job {job_id!r}, which {_state_text(state, job_id, seen_jobs)}")
-    if not state.active[job_id].preemptible and not ending:
+    if not state.running.jobs[job_id].preemptible and not ending:
         raise BadDecision(policy, "preemptible", f"changed job {job_id!r}, which is not preemptible")
     seen_jobs.add(job_id)
 
@@ -161,13 +161,13 @@ def _check_running(state: State, job_id: str, seen_jobs: set[str], policy: str, 
 def _state_text(state: State, job_id: str, seen_jobs: set[str]) -> str:
     if job_id in seen_jobs:
         return "appears twice in the decision"
-    if job_id in state.runs:
-        return "is stopping" if state.runs[job_id].stopping else "is running"
-    if job_id in state.waiting:
+    if job_id in state.running.runs:
+        return "is stopping" if state.running.runs[job_id].stopping else "is running"
+    if job_id in state.queue.waiting:
         return "is waiting"
-    if job_id in state.held:
+    if job_id in state.queue.held:
         return "is held"
-    return "does not fit even into the empty cluster" if job_id in state.infeasible else "is unknown"
+    return "does not fit even into the empty cluster" if job_id in state.queue.infeasible else "is unknown"
 
 
 def _allocate_starts(
@@ -189,7 +189,7 @@ def _allocate_reshapes(
 ) -> dict[str, Placement]:
     holding: dict[str, Placement] = {}
     for reshape in decision.reshapes:
-        held = state.held_by(reshape.job)
+        held = state.running.held_by(reshape.job)
         additional = additional_shares(reshape.allocation.placement, held)
         problem = state.free.take(additional)
         if problem:

@@ -89,7 +89,7 @@ class Scheduler:
                 holding = check_and_allocate(state, decision, self._policy.name, preallocated)
             except BadDecision as error:
                 self._on_rejection(error)
-                state.reject(decision)
+                state.queue.reject(decision)
                 decision, rejection = NO_CHANGE, str(error)
             else:
                 orders += self._commit(decision, holding)
@@ -113,16 +113,16 @@ class Scheduler:
         state = self._state
         orders: list[Order] = []
         for stop in decision.stops:
-            orders.append(state.stop(stop.job, stop.why))
+            orders.append(state.running.stop(stop.job, stop.why, state.now))
         for end in decision.ends:
-            orders.append(state.end(end.job, end.why))
+            orders.append(state.running.stop_for_good(end.job, end.why, state.now))
         for reshape in decision.reshapes:
             held = holding[reshape.job]
-            orders.append(state.reshape(reshape.job, reshape.allocation, held, reshape.why))
+            orders.append(state.running.reshape(reshape.job, reshape.allocation, held, reshape.why, state.now))
         for start in decision.starts:
             orders.append(state.start(start.job, start.allocation))
         for wait in decision.waits:
-            state.reasons[wait.job] = wait
+            state.queue.reasons[wait.job] = wait
         for estimate in decision.start_estimates:
-            state.start_estimates[estimate.job] = estimate
+            state.queue.start_estimates[estimate.job] = estimate
         return orders

@@ -34,7 +34,7 @@ def _node_events(state: State) -> Iterable[Event]:
     """Return an event for each node and GPU that is down. They follow the runs, which may still be there."""
     return [
         NodeLost(node, why) if gpu is None else GpuLost(node, gpu, why)
-        for (node, gpu), why in state.down_reasons.items()
+        for (node, gpu), why in state.availability.down_reasons.items()
     ]
 
 
@@ -44,16 +44,22 @@ def _job_events(state: State) -> Iterable[Event]:
     Running jobs come first, so that the limits of their tenants admit them and not others; jobs that wait for
     admission come before other held jobs.
     """
-    over_limit = {job.id: job for job in state.limits.queued()}
-    others = [job for job in state.held.values() if job.id not in over_limit]
-    jobs = (*state.active.values(), *state.waiting.values(), *over_limit.values(), *others, *state.infeasible.values())
+    over_limit = {job.id: job for job in state.queue.limits.queued()}
+    others = [job for job in state.queue.held.values() if job.id not in over_limit]
+    jobs = (
+        *state.running.jobs.values(),
+        *state.queue.waiting.values(),
+        *over_limit.values(),
+        *others,
+        *state.queue.infeasible.values(),
+    )
     for job in jobs:
         yield JobSubmitted(job)
         yield from _progress_events(state, job)
 
 
 def _progress_events(state: State, job: Job) -> Iterable[Event]:
-    progress = state.progress[job.id]
+    progress = state.running.progress[job.id]
     if progress.runs:
         done = progress.done
         if progress.computing_since is not None:
@@ -62,9 +68,9 @@ def _progress_events(state: State, job: Job) -> Iterable[Event]:
 
 
 def _run_events(state: State) -> Iterable[Event]:
-    for run in state.runs.values():
+    for run in state.running.runs.values():
         yield RunAdopted(run.job, run.number, run.allocation, run.since)
-        if state.is_cancelled(run.job):
+        if run.job in state.running.cancelled:
             yield JobCancelled(run.job)
         elif run.stopping:
             yield RunRecalled(run.job, run.number, "its stop was ordered before the snapshot")
@@ -72,8 +78,8 @@ def _run_events(state: State) -> Iterable[Event]:
 
 def _hold_events(state: State) -> Iterable[Event]:
     """Return an event for each held job, except those over their tenants' limits: they are not admitted again."""
-    for job_id, reason in state.hold_reasons.items():
+    for job_id, reason in state.queue.hold_reasons.items():
         if reason is not Reason.LIMIT:
             yield JobHeld(job_id, reason)
-    for job_id in state.hold_pending:
+    for job_id in state.queue.hold_pending:
         yield JobHeld(job_id)

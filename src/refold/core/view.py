@@ -34,15 +34,15 @@ class View:
         self._state = state
         self._trial = Trial(state.free)
         self.cluster: Cluster = state.cluster
-        self.waiting: Mapping[str, Job] = MappingProxyType(state.waiting)
+        self.waiting: Mapping[str, Job] = MappingProxyType(state.queue.waiting)
         """Jobs without a run that a policy may start, in the order in which they were queued."""
-        self.active: Mapping[str, Job] = MappingProxyType(state.active)
+        self.active: Mapping[str, Job] = MappingProxyType(state.running.jobs)
         """Jobs with a run."""
-        self.runs: Mapping[str, Run] = MappingProxyType(state.runs)
+        self.runs: Mapping[str, Run] = MappingProxyType(state.running.runs)
         """The current run of each active job."""
-        self.infeasible: Mapping[str, Job] = MappingProxyType(state.infeasible)
+        self.infeasible: Mapping[str, Job] = MappingProxyType(state.queue.infeasible)
         """Jobs that would not fit even into the empty cluster. Policies can ignore them."""
-        self.held: Mapping[str, Job] = MappingProxyType(state.held)
+        self.held: Mapping[str, Job] = MappingProxyType(state.queue.held)
         """Jobs that must not start now: held, in back-off, waiting for dependencies, or over their tenant's limit."""
 
     @property
@@ -77,12 +77,14 @@ class View:
 
     def down_reason(self, node: int, gpu: int | None = None) -> str:
         """Return why a node, or one of its GPUs, is down; '' if it is up or no reason was given."""
-        return self._state.down_reasons.get((node, gpu), "")
+        return self._state.availability.down_reasons.get((node, gpu), "")
 
     @property
     def down_gpus(self) -> dict[tuple[int, int], str]:
         """The GPUs that are down, as (node, GPU), with the reasons, whether or not their nodes are up."""
-        return {(node, gpu): why for (node, gpu), why in self._state.down_reasons.items() if gpu is not None}
+        return {
+            (node, gpu): why for (node, gpu), why in self._state.availability.down_reasons.items() if gpu is not None
+        }
 
     @property
     def free_gpus(self) -> float:
@@ -99,11 +101,11 @@ class View:
 
     def run_count(self, job_id: str) -> int:
         """Return the number of times that a job has been started."""
-        return self._state.progress[job_id].runs
+        return self._state.running.progress[job_id].runs
 
     def gpu_seconds(self, job_id: str) -> float:
         """Return the attained service of a job: GPUs held times time, over all its runs up to now."""
-        attained = self._state.progress[job_id].gpu_seconds
+        attained = self._state.running.progress[job_id].gpu_seconds
         run = self.runs.get(job_id)
         if run is not None:
             attained += (self.now - run.since) * run.allocation.gpu_milli / WHOLE
@@ -114,32 +116,32 @@ class View:
 
         This is an estimate: a run may still be starting up, or be faster or slower than on the requested resources.
         """
-        progress = self._state.progress[job_id]
+        progress = self._state.running.progress[job_id]
         if progress.computing_since is None:
             return progress.done
         return progress.done + self.now - progress.computing_since
 
     def steps_done(self, job_id: str) -> tuple[int, Seconds]:
         """Return the steps last reported as done, and the time of that report (-inf: never)."""
-        progress = self._state.progress[job_id]
+        progress = self._state.running.progress[job_id]
         return progress.steps, progress.steps_at
 
     def share_done(self, job: Job) -> float | None:
         """Return the share of its steps that a job has reported as done; None: it reports no steps."""
-        steps = self._state.progress[job.id].steps
+        steps = self._state.running.progress[job.id].steps
         return min(steps / job.steps, 1.0) if job.steps and steps else None
 
     def computing_since(self, job_id: str) -> Seconds | None:
         """Return when the current run was started or last reported progress; None if it is not computing."""
-        return self._state.progress[job_id].computing_since
+        return self._state.running.progress[job_id].computing_since
 
     def held_by(self, job_id: str) -> Placement:
         """Return the resources that a run holds now; while it is reshaped, the old and the new allocation."""
-        return self._state.held_by(job_id)
+        return self._state.running.held_by(job_id)
 
     def next_allocation(self, job_id: str) -> Allocation | None:
         """Return the next allocation of a job that is being reshaped; None: it is not."""
-        return self._state.next_allocation(job_id)
+        return self._state.running.next_allocation(job_id)
 
     def reason(self, job_id: str, ahead: int | None = None) -> Wait:
         """Return why a job waits: the last reason that the policy gave, with current counts.
@@ -150,9 +152,9 @@ class View:
         if job_id in self.infeasible:
             return Wait(job_id, Reason.INFEASIBLE, shortage=self._empty.shortage(self.infeasible[job_id].demand))
         if job_id in self.held:
-            return Wait(job_id, self._state.hold_reasons[job_id])
+            return Wait(job_id, self._state.queue.hold_reasons[job_id])
         demand = self.waiting[job_id].demand
-        last_wait = self._state.reasons.get(job_id)
+        last_wait = self._state.queue.reasons.get(job_id)
         reason = last_wait.reason if last_wait is not None else Reason.NOT_CONSIDERED
         if last_wait is not None and last_wait.shortage is not None and last_wait.shortage.at_power_limit:
             return last_wait  # only the policy knows the power limits
@@ -167,13 +169,13 @@ class View:
 
     def hold_reason(self, job_id: str) -> Reason | None:
         """Return why a job is held; None: it is not."""
-        return self._state.hold_reasons.get(job_id)
+        return self._state.queue.hold_reasons.get(job_id)
 
     def start_estimate(self, job_id: str) -> StartEstimate | None:
         """Return the last start estimate of the policy for a waiting job; None: it has given none."""
-        return self._state.start_estimates.get(job_id)
+        return self._state.queue.start_estimates.get(job_id)
 
     def jobs_ahead(self, job_id: str) -> int:
         """Return the number of jobs ahead in the queue. Counts from the end, since most queries are for new jobs."""
-        waiting = self._state.waiting
+        waiting = self._state.queue.waiting
         return len(waiting) - 1 - next(behind for behind, other in enumerate(reversed(waiting)) if other == job_id)

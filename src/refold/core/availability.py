@@ -1,0 +1,64 @@
+"""Which nodes and GPUs are up, and why others are down."""
+
+from __future__ import annotations
+
+from refold.core.changes import Changes
+from refold.core.events import GpuLost, GpuReturned, NodeLost, NodeReturned
+from refold.model import Placement
+from refold.packing import FreeResources
+
+Part = tuple[int, int | None]
+"""A node and one of its GPUs, or None for the node as a whole."""
+
+
+class Availability:
+    """The nodes and GPUs that are down, with the reasons."""
+
+    def __init__(self, free: FreeResources, changes: Changes) -> None:
+        self.down_reasons: dict[Part, str] = {}
+        self._nodes = free.cluster.nodes
+        self._free = free
+        self._changes = changes
+
+    def exists(self, placement: Placement) -> bool:
+        """Whether the cluster has all nodes and GPUs of a placement."""
+        parts: list[Part] = [(share.node, None) for share in placement]
+        parts += [(share.node, gpu) for share in placement for gpu in share.gpus]
+        return all(map(self._exists, parts))
+
+    def take_down(self, event: NodeLost | GpuLost) -> bool:
+        """Mark a node or a GPU as down; return whether it was up. If not, a new reason replaces the old one."""
+        part = _part(event)
+        if not self._exists(part):
+            return False
+        was_up = part not in self.down_reasons
+        if was_up:
+            self._set_up(part, False)
+        if was_up or event.why:
+            self.down_reasons[part] = event.why
+        return was_up
+
+    def bring_up(self, event: NodeReturned | GpuReturned) -> bool:
+        """Mark a node or a GPU as up; return whether it was down."""
+        part = _part(event)
+        if part not in self.down_reasons:
+            return False
+        del self.down_reasons[part]
+        self._set_up(part, True)
+        return True
+
+    def _exists(self, part: Part) -> bool:
+        node, gpu = part
+        return 0 <= node < len(self._nodes) and (gpu is None or 0 <= gpu < self._nodes[node].gpus)
+
+    def _set_up(self, part: Part, up: bool) -> None:
+        node, gpu = part
+        if gpu is None:
+            self._free.set_node_up(node, up)
+        else:
+            self._free.set_gpu_up(node, gpu, up)
+        self._changes.nodes.append(node)
+
+
+def _part(event: NodeLost | NodeReturned | GpuLost | GpuReturned) -> Part:
+    return event.node, event.gpu if isinstance(event, GpuLost | GpuReturned) else None

@@ -1,0 +1,125 @@
+"""Jobs without a run: waiting in the queue, held, or infeasible."""
+
+from __future__ import annotations
+
+from refold.core.changes import Changes
+from refold.core.limits import TenantLimits
+from refold.model import Cluster, Decision, Job, Reason, StartEstimate, Wait
+from refold.packing import FreeResources
+
+
+class JobQueue:
+    """The queue, with the reasons and start estimates that the policy gave, and the jobs that are hidden from it."""
+
+    def __init__(self, cluster: Cluster, free: FreeResources, changes: Changes) -> None:
+        self.waiting: dict[str, Job] = {}
+        self.held: dict[str, Job] = {}
+        self.hold_reasons: dict[str, Reason] = {}
+        self.hold_pending: set[str] = set()
+        """Jobs that are held as soon as their runs have stopped."""
+        self.infeasible: dict[str, Job] = {}
+        self.reasons: dict[str, Wait] = {}
+        self.start_estimates: dict[str, StartEstimate] = {}
+        self.limits = TenantLimits(cluster)
+        self._free = free
+        self._changes = changes
+
+    def add(self, job: Job) -> None:
+        """Queue a new job, unless it is infeasible, or its tenant has reached its limit."""
+        if self._free.fits_when_empty(job.demand):
+            self._enqueue(job)
+        else:
+            self.infeasible[job.id] = job
+
+    def requeue(self, job: Job) -> None:
+        """Queue a job again whose run has ended, or hold it if that was requested."""
+        if job.id in self.hold_pending:
+            self.hold_pending.discard(job.id)
+            self._set_aside(job, Reason.HELD)
+            self._release_usage(job)
+            return
+        self.waiting[job.id] = job
+        self._changes.requeued.append(job)
+
+    def start(self, job_id: str) -> Job:
+        """Remove and return a waiting job that starts."""
+        self.reasons.pop(job_id, None)
+        self.start_estimates.pop(job_id, None)
+        return self.waiting.pop(job_id)
+
+    def adopt(self, job: Job) -> None:
+        """Remove a waiting or held job whose run was found. A run beyond the limit of its tenant is older than that."""
+        if self.waiting.pop(job.id, None) is not None:
+            self._note_removed(job)
+        else:
+            del self.held[job.id], self.hold_reasons[job.id]
+            self.limits.force(job)
+
+    def hold(self, job_id: str, reason: Reason) -> bool:
+        """Hold a job without a run; return whether there is one."""
+        job = self.waiting.pop(job_id, None)
+        if job is not None:
+            self._note_removed(job)
+        elif (job := self.held.get(job_id)) is None:
+            return False
+        self._set_aside(job, reason)
+        self._release_usage(job)
+        return True
+
+    def release(self, job_id: str) -> bool:
+        """Queue a held job; return whether it was held, and not only over its tenant's limit."""
+        self.hold_pending.discard(job_id)
+        if self.hold_reasons.get(job_id) in (None, Reason.LIMIT):
+            return False
+        del self.hold_reasons[job_id]
+        self._enqueue(self.held.pop(job_id))
+        return True
+
+    def remove(self, job_id: str) -> Job | None:
+        """Remove and return a job without a run; None if there is none."""
+        job = self.waiting.pop(job_id, None)
+        if job is not None:
+            self._note_removed(job)
+            return job
+        self.hold_reasons.pop(job_id, None)
+        return self.infeasible.pop(job_id, None) or self.held.pop(job_id, None)
+
+    def end(self, job: Job) -> None:
+        """Forget a job that has ended, and admit others of its tenant in its place."""
+        self.reasons.pop(job.id, None)
+        self.start_estimates.pop(job.id, None)
+        self.hold_pending.discard(job.id)
+        self._release_usage(job)
+
+    def reject(self, decision: Decision) -> None:
+        """Report the jobs that a rejected decision would have started as queued again, so that the policy notices."""
+        self._changes.requeued += [self.waiting[start.job] for start in decision.starts if start.job in self.waiting]
+
+    def _enqueue(self, job: Job) -> None:
+        """Queue a job, or set it aside if its tenant has reached its limit."""
+        if self.limits.admit(job):
+            self.waiting[job.id] = job
+            self._changes.submitted.append(job)
+        else:
+            self._set_aside(job, Reason.LIMIT)
+
+    def _set_aside(self, job: Job, reason: Reason) -> None:
+        self.held[job.id] = job
+        self.hold_reasons[job.id] = reason
+
+    def _release_usage(self, job: Job) -> None:
+        """Release the usage of a job within its tenant's limit, and queue the jobs that are admitted in its place."""
+        for admitted in self.limits.release(job):
+            del self.held[admitted.id], self.hold_reasons[admitted.id]
+            self.waiting[admitted.id] = admitted
+            self._changes.submitted.append(admitted)
+
+    def _note_removed(self, job: Job) -> None:
+        """Report to the policy that a job has left the queue, unless the policy has not seen the job yet."""
+        self.reasons.pop(job.id, None)
+        self.start_estimates.pop(job.id, None)
+        for unseen in (self._changes.submitted, self._changes.requeued):
+            if job in unseen:
+                unseen.remove(job)
+                return
+        self._changes.removed.append(job.id)

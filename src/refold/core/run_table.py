@@ -1,0 +1,131 @@
+"""Jobs with a run: their runs, their progress, and what they hold."""
+
+from __future__ import annotations
+
+from refold.core.changes import Changes, Progress
+from refold.core.events import JobContinued, RunFailed, RunProgressed, RunStopped
+from refold.core.orders import StartRun, StopRun
+from refold.model import WHOLE, Allocation, Job, Placement, Run, Seconds
+from refold.packing import FreeResources
+
+
+class RunTable:
+    """The current run of each active job, and the progress of all jobs that have not ended."""
+
+    def __init__(self, free: FreeResources, changes: Changes) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.runs: dict[str, Run] = {}
+        self.progress: dict[str, Progress] = {}
+        self.cancelled: set[str] = set()
+        """Jobs that are not queued again when their runs have stopped."""
+        self._reshape_holdings: dict[str, Placement] = {}
+        self._next_allocations: dict[str, Allocation] = {}
+        self._free = free
+        self._changes = changes
+
+    def held_by(self, job_id: str) -> Placement:
+        """Return the resources that an active job holds now."""
+        return (self._reshape_holdings and self._reshape_holdings.get(job_id)) or self.runs[job_id].allocation.placement
+
+    def next_allocation(self, job_id: str) -> Allocation | None:
+        """Return the next allocation of a job that is being reshaped."""
+        return self._next_allocations.get(job_id)
+
+    # Runs.
+
+    def begin(self, job: Job, allocation: Allocation, now: Seconds, since: Seconds | None = None) -> StartRun:
+        """Start a run on an allocation that has been taken for it; `since`: when, if it is adopted."""
+        progress = self.progress[job.id]
+        progress.runs += 1
+        progress.computing_since = now
+        progress.reported_start = False
+        run = Run(job.id, progress.runs, allocation, now if since is None else since)
+        self.jobs[job.id] = job
+        self.runs[job.id] = run
+        self._changes.started.append(run)
+        return StartRun(job.id, run.number, allocation)
+
+    def stop(self, job_id: str, why: str, now: Seconds) -> StopRun:
+        """Stop a run. It holds its resources until its end is reported."""
+        run, progress = self.runs[job_id], self.progress[job_id]
+        self.runs[job_id] = Run(run.job, run.number, run.allocation, run.since, True)
+        if progress.computing_since is not None:
+            progress.done += now - progress.computing_since
+            progress.computing_since = None
+        return StopRun(job_id, run.number, why)
+
+    def stop_for_good(self, job_id: str, why: str, now: Seconds) -> StopRun:
+        """Stop a run; its job is not queued again."""
+        self.cancelled.add(job_id)
+        return self.stop(job_id, why, now)
+
+    def reshape(self, job_id: str, allocation: Allocation, holding: Placement, why: str, now: Seconds) -> StopRun:
+        """Stop a run, to start its job on another allocation at once. Until then the job holds both (`holding`)."""
+        self._reshape_holdings[job_id] = holding
+        self._next_allocations[job_id] = allocation
+        return self.stop(job_id, why, now)
+
+    def end(self, job_id: str, now: Seconds) -> Allocation | None:
+        """Release what a run holds that has ended; return the next allocation of its job if it is being reshaped."""
+        target = None
+        self._free.release(self.held_by(job_id))
+        if self._reshape_holdings:
+            self._reshape_holdings.pop(job_id, None)
+            target = self._next_allocations.pop(job_id, None)
+        run = self.runs.pop(job_id)
+        progress = self.progress[job_id]
+        progress.computing_since = None
+        progress.gpu_seconds += (now - run.since) * run.allocation.gpu_milli / WHOLE
+        self._changes.ended.append(run)
+        return target
+
+    def end_job(self, job_id: str) -> Job:
+        """Forget an active job that has ended; return it."""
+        self.cancelled.discard(job_id)
+        del self.progress[job_id]
+        return self.jobs.pop(job_id)
+
+    # Progress.
+
+    def note_started(self, job_id: str, now: Seconds) -> bool:
+        """Note that the current run computes; return whether that is new."""
+        progress = self.progress[job_id]
+        if progress.reported_start:
+            return False
+        progress.reported_start = True
+        self._resume_computing(progress, self.runs[job_id], now)
+        return True
+
+    def note_progress(self, event: RunProgressed, now: Seconds) -> bool:
+        """Note the progress of the current run; return whether there is any."""
+        progress, done, steps = self.progress[event.job], event.done, event.steps
+        if done <= progress.done and (steps is None or steps <= progress.steps):
+            return False
+        if done > progress.done:
+            progress.done = done
+        elif progress.computing_since is not None:  # only steps were reported: the estimated work up to now is kept
+            progress.done += now - progress.computing_since
+        progress.record_steps(steps, now)
+        self._resume_computing(progress, self.runs[event.job], now)
+        return True
+
+    def note_saved(self, event: RunStopped | RunFailed, now: Seconds) -> None:
+        """Note the progress from which the next run will resume."""
+        progress = self.progress[event.job]
+        progress.done = event.done
+        progress.record_steps(event.steps, now)
+
+    def restore(self, event: JobContinued, now: Seconds) -> bool:
+        """Restore the progress of a job from before the journal began; return whether it had none yet."""
+        progress = self.progress.get(event.job)
+        if progress is None or progress.runs:
+            return False
+        progress.runs, progress.done, progress.gpu_seconds = event.runs, event.done, event.gpu_seconds
+        progress.record_steps(event.steps or None, now)
+        return True
+
+    def _resume_computing(self, progress: Progress, run: Run, now: Seconds) -> None:
+        """Count work from now on, unless the run is stopping."""
+        if not run.stopping:
+            progress.computing_since = now
+            self._changes.progressed.append(run)
