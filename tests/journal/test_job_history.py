@@ -194,7 +194,7 @@ def test_a_record_of_an_earlier_epoch_is_not_changed_by_the_snapshot() -> None:
     before = record_of(*RUNNING, step(2, RunStarted("a", 1)), step(3, JobCancelled("a", "stuck"), StopRun("a", 1)))
     stored = msgspec.json.decode(msgspec.json.encode(before), type=JobRecord)
     assert stored == before
-    snapshot = step(9, submitted(make_job("a")), JobContinued("a", 1), RunAdopted("a", 1, ALLOCATION, 1.0))
+    snapshot = step(9, submitted(make_job("a")), JobContinued("a", 9, 99.0), RunAdopted("a", 1, ALLOCATION, 1.0))
     assert changes_of(snapshot, step(9, JobCancelled("a")), histories=JobHistories([stored])) == []
     assert stored == before
 
