@@ -376,6 +376,39 @@ def test_a_new_start_estimate_is_made_when_the_bound_has_passed() -> None:
         assert before.latest < then < after.latest  # a new estimate follows once the bound has passed, not before
 
 
+def test_no_start_estimate_is_made_for_a_job_that_was_cancelled() -> None:
+    scheduler = Scheduler(make_cluster(1), make_policy("easy", LIMIT))
+    jobs = [make_job(name, time_limit=60, preemptible=False) for name in ("runs", "cancelled", "waits")]
+    estimates = scheduler.step(0.0, [JobSubmitted(job) for job in jobs]).start_estimates
+    assert [estimate.job for estimate in estimates] == ["cancelled", "waits"]
+    scheduler.step(1.0, [JobCancelled("cancelled")])
+    latest = max(estimate.latest or 0.0 for estimate in estimates)
+    assert [estimate.job for estimate in scheduler.step(latest + 1.0, []).start_estimates] == ["waits"]
+
+
+def test_the_reason_says_whether_gpus_are_lacking_or_reserved() -> None:
+    """Two of four GPUs are in use. `wide` lacks GPUs; `small` would fit, but these GPUs are reserved for `wide`."""
+    policy = make_policy("easy", LIMIT)
+    scheduler = Scheduler(make_cluster(4), policy)
+    jobs = [
+        make_job("runs", gpus=2, time_limit=60, preemptible=False),
+        make_job("wide", gpus=4, time_limit=60),
+        make_job("small", gpus=2, time_limit=600),
+    ]
+    waits = scheduler.step(0.0, [JobSubmitted(job) for job in jobs]).waits
+    assert {wait.job: wait.reason for wait in waits} == {"wide": Reason.RESOURCES, "small": Reason.RESERVED}
+
+
+def test_a_job_that_may_not_start_yet_although_it_fits_has_the_reason_reserved() -> None:
+    """`old` must not be overtaken any more, so `small` waits although two GPUs are free, and has a reservation."""
+    policy = make_policy("conservative", LIMIT | {"max_wait_seconds": 10.0})
+    scheduler = Scheduler(make_cluster(4), policy)
+    scheduler.step(0.0, [JobSubmitted(make_job("runs", gpus=2, time_limit=600, preemptible=False))])
+    scheduler.step(1.0, [JobSubmitted(make_job("old", gpus=4, at=1.0, time_limit=60))])
+    waits = scheduler.step(20.0, [JobSubmitted(make_job("small", gpus=2, at=20.0, time_limit=60))]).waits
+    assert [(wait.job, wait.reason) for wait in waits] == [("small", Reason.RESERVED)]
+
+
 def test_the_first_job_starts_at_once_on_other_gpus_if_its_reserved_ones_are_late() -> None:
     jobs = [
         make_job("late", work=1000, time_limit=10, preemptible=False),

@@ -139,6 +139,13 @@ class TestPreemption:
         assert Simulation(jobs, Refold(max_preemptors=0)).stops == []
         assert Simulation(jobs, Refold(max_preemptors=1)).stops[0][:2] == (1000, "long")
 
+    @pytest.mark.parametrize(("max_preemptors", "started"), [(0, 0), (1, 1)])
+    def test_only_so_many_jobs_preempt_in_one_round(self, max_preemptors: int, started: int) -> None:
+        jobs = [modelled("vit", f"long{number}", 8, 0, 400_000, gpu_range=(1, 8)) for number in range(2)]
+        jobs += [modelled("bert", f"short{number}", 4, 1000, 20_000, gpu_range=(4, 4)) for number in range(2)]
+        simulation = Simulation(jobs, Refold(max_preemptors=max_preemptors), TWO_NODES)
+        assert [at for at, job, _ in simulation.starts if job.startswith("short")].count(1000) == started
+
     def test_a_job_that_is_not_preemptible_is_not_preempted(self) -> None:
         jobs = [modelled("vit", "fixed", 8, 0, 40_000, preemptible=False), make_job("sure", gpus=1, at=10)]
         simulation = Simulation(jobs)
@@ -288,6 +295,12 @@ class TestThroughput:
         assert simulation.wakes[0] == 98
         assert simulation.starts[:3] == [(0, "vit", 8), (99, "vit", 4), (99, "bert", 4)]
 
+    def test_runs_whose_shape_does_not_change_are_not_restarted(self) -> None:
+        jobs = [modelled("bert", f"j{number}", 4, 10 * number, 400_000, gpu_range=(4, 4)) for number in range(4)]
+        simulation = Simulation(jobs, Refold(**self.POLICY), TWO_NODES)
+        assert simulation.starts == [(0, "j0", 4), (10, "j1", 4), (20, "j2", 4), (30, "j3", 4)]
+        assert simulation.stops == []
+
     def test_a_job_without_a_speed_model_waits_for_free_gpus(self) -> None:
         simulation = Simulation([self.VIT, rigid("rigid", 4, 1000, 50)], Refold(**self.POLICY))
         assert [job for _, job, _ in simulation.starts] == ["vit", "rigid"]
@@ -330,6 +343,11 @@ class TestUnknownWork:
     def test_a_job_without_declared_steps_is_preempted_by_one_with_less_attained_service(self) -> None:
         jobs = [modelled("bert", "old", 8, 0, None, work=1000.0), modelled("bert", "new", 8, 500, None, work=1000.0)]
         assert Simulation(jobs).starts[:2] == [(0, "old", 8), (500, "new", 8)]
+
+
+def test_settings_may_be_zero() -> None:
+    policy = Refold(restart_seconds=0.0, gpu_price=0.0, max_preemptors=0, safety_factor=1.0)
+    assert Simulation([rigid("a", 1, 0, 100)], policy).starts == [(0, "a", 1)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from hypothesis import given, strategies as st
 
-from refold.model import StartEstimate
+from refold.model import MINUTE, StartEstimate
 from refold.policies.backfill.start_estimates import MIN_EXTENSION, MIN_STORED_ERRORS, WAIT_OFFSET, StartEstimates
 
 
@@ -153,3 +153,45 @@ def test_soonest_is_not_after_the_expected_start_and_that_not_after_the_latest(
     assert estimate.soonest is not None
     assert estimate.latest is not None
     assert 50 <= estimate.soonest <= estimate.at <= estimate.latest
+
+
+def learned_from(factors: list[float]) -> StartEstimates:
+    """Return estimates after jobs that were planned to wait 50 minutes and waited a multiple of that.
+
+    Waits are compared with ten minutes added: 60 minutes as planned.
+    """
+    estimates = StartEstimates()
+    for number, factor in enumerate(factors):
+        estimates.estimate(f"past{number}", "kind", 0.0, 50 * MINUTE)
+        estimates.note_start(f"past{number}", factor * 60 * MINUTE - 10 * MINUTE)
+    return estimates
+
+
+def minutes(estimate: StartEstimate) -> list[float | None]:
+    return [None if at is None else round(at / MINUTE, 6) for at in (estimate.soonest, estimate.at, estimate.latest)]
+
+
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [
+        ([1.0] * 19 + [5.0], [50, 50, 290]),  # the bound is the largest of 20 errors
+        ([1.0] * 20, [50, 50, 170]),  # at least three times the plan
+        ([0.5] * 2 + [1.0] * 9 + [2.0] * 9, [20, 50, 170]),
+        ([0.5] * 2 + [1.0] * 8 + [2.0] * 10, [20, 110, 170]),
+        ([0.1] * 20, [0, 0, 170]),  # never before now
+        ([0.5] * 19, [20, 20, 1190]),  # too few for a bound: twenty times the plan
+    ],
+)
+def test_estimates_are_quantiles_of_the_errors_of_earlier_plans(factors: list[float], expected: list[float]) -> None:
+    assert minutes(learned_from(factors).estimate("new", "kind", 0.0, 50 * MINUTE)) == expected
+
+
+def test_estimates_are_relative_to_now() -> None:
+    estimates = learned_from([0.5] * 2 + [1.0] * 9 + [2.0] * 9)
+    assert minutes(estimates.estimate("new", "kind", 1000 * MINUTE, 1050 * MINUTE)) == [1020, 1050, 1170]
+    assert minutes(estimates.estimate("due", "kind", 1000 * MINUTE, 900 * MINUTE)) == [1000, 1000, 1020]
+
+
+def test_only_the_latest_errors_are_stored() -> None:
+    estimates = learned_from([5.0] * 100 + [1.0] * 2000)
+    assert minutes(estimates.estimate("new", "kind", 0.0, 50 * MINUTE))[2] == 170
