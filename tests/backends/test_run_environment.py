@@ -12,14 +12,22 @@ from typing import Any
 import pytest
 
 from refold.backends.local.backend import LocalBackend
-from refold.backends.local.environment import Devices
+from refold.backends.local.environment import Devices, _slurm_id
 from refold.backends.local.run_files import log_path
 from refold.core.events import Event, RunFinished, RunStarted
 from refold.core.orders import StartRun
 from refold.model import Allocation, Demand, Job, Launch, Plan, Share
 
 ONE_GPU = Share(0, (0,))
-GANG_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR")
+GANG_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "NODE_RANK",
+    "MASTER_ADDR",
+)
 
 
 def run_and_read_environments(
@@ -60,7 +68,7 @@ def test_a_process_gets_its_slots_and_identity(tmp_path: Path) -> None:
         "0",
         "1",
     ]
-    assert values_of(found, "SLURM_JOB_ID", "SLURM_JOB_NAME") == ["job-7", "train"]
+    assert values_of(found, "SLURM_JOB_ID", "SLURM_JOB_NAME") == ["7", "train"]
 
 
 def test_a_gang_gets_the_variables_of_torch_distributed(tmp_path: Path) -> None:
@@ -82,11 +90,32 @@ def test_a_gang_gets_the_variables_of_slurm_and_skypilot(tmp_path: Path) -> None
     assert second["SKYPILOT_NODE_IPS"].splitlines() == ["127.0.0.1", "127.0.0.1"]
 
 
+def test_a_gang_gets_the_variables_of_jax_and_tensorflow(tmp_path: Path) -> None:
+    first, second = run_and_read_environments(tmp_path, {}, Share(0, (0,)), Share(0, (1,)))
+    coordinator = f"127.0.0.1:{first['MASTER_PORT']}"
+    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    assert [values_of(one, *names) for one in (first, second)] == [[coordinator, "2", "0"], [coordinator, "2", "1"]]
+    configs = [json.loads(one["TF_CONFIG"]) for one in (first, second)]
+    assert [config["task"] for config in configs] == [{"type": "worker", "index": index} for index in (0, 1)]
+    assert configs[0]["cluster"] == configs[1]["cluster"]
+    workers = configs[0]["cluster"]["worker"]
+    assert len({coordinator, *workers}) == 3  # every process listens on a port of its own
+
+
+@pytest.mark.parametrize(("job_id", "number"), [("train-17", 17), ("7", 7), ("a-007", 7), ("x99", 99)])
+def test_the_slurm_id_is_the_number_of_the_job(job_id: str, number: int) -> None:
+    assert _slurm_id(job_id) == number
+
+
+def test_the_slurm_id_of_a_job_without_a_number_is_the_same_in_every_run() -> None:
+    assert _slurm_id("train") == _slurm_id("train") != _slurm_id("other")
+
+
 def test_a_single_process_gets_no_gang_variables(tmp_path: Path) -> None:
     (found,) = run_and_read_environments(
         tmp_path, {"RANK": "7", "WORLD_SIZE": "8", "SLURM_NTASKS": "8"}, Share(0, (0, 1))
     )
-    assert values_of(found, *GANG_VARIABLES, "MASTER_PORT", "SLURM_PROCID", "SLURM_NTASKS") == [None] * 10
+    assert values_of(found, *GANG_VARIABLES, "MASTER_PORT", "SLURM_PROCID", "TF_CONFIG") == [None] * 10
 
 
 def test_secrets_override_the_job_and_our_variables_override_both(tmp_path: Path) -> None:

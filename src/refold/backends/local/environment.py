@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from zlib import crc32
 
 import msgspec
 
@@ -29,6 +32,10 @@ _GANG_VARIABLES = (
     "MASTER_PORT",
     "SLURM_PROCID",
     "SLURM_NTASKS",
+    "JAX_COORDINATOR_ADDRESS",
+    "JAX_NUM_PROCESSES",
+    "JAX_PROCESS_ID",
+    "TF_CONFIG",
 )
 _OUR_PREFIX = "REFOLD_"
 _MPS_FOLDER_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
@@ -139,7 +146,7 @@ class RunEnvironment:
                 **shared,
                 **self._devices.variables(share),
                 **_instance_variables(instance, placement, files),
-                **(_gang_variables(instance, len(placement), record.port) if len(placement) > 1 else {}),
+                **(_gang_variables(instance, len(placement), record) if len(placement) > 1 else {}),
             }
             for instance, share in enumerate(placement)
         ]
@@ -154,7 +161,7 @@ def _run_variables(job: Job, order: StartRun, files: RunFiles, grace: Seconds) -
         "REFOLD_CHECKPOINT": dict(job.launch.environment).get("REFOLD_CHECKPOINT") or str(files.checkpoint_folder),
         "REFOLD_STOP_SIGNAL": job.launch.stop_signal,
         "REFOLD_GRACE": f"{grace:g}",
-        "SLURM_JOB_ID": job.id,
+        "SLURM_JOB_ID": str(_slurm_id(job.id)),
         "SLURM_JOB_NAME": job.group or job.id,
         **({} if plan is None else {"REFOLD_PLAN": msgspec.json.encode(plan).decode()}),
     }
@@ -171,11 +178,24 @@ def _instance_variables(instance: int, placement: Sequence[Share], files: RunFil
     }
 
 
-def _gang_variables(instance: int, instances: int, port: int) -> dict[str, str]:
-    """Return the variables of torch.distributed and Slurm: one process per instance, each with its own GPUs.
+def _slurm_id(job_id: str) -> int:
+    """Return a number for a job, as scripts for Slurm expect: 17 for 'train-17'; a checksum if the id has no number."""
+    digits = re.search(r"[0-9]{1,9}$", job_id)
+    return int(digits[0]) if digits else crc32(job_id.encode())
+
+
+def _gang_variables(instance: int, instances: int, record: StartRecord) -> dict[str, str]:
+    """Return the variables of torch.distributed, Slurm, JAX and TensorFlow: one process per instance.
 
     Only for gangs: a single process with these variables would not start workers of its own.
     """
-    rank, world_size = str(instance), str(instances)
-    values = (rank, world_size, "0", "1", rank, rank, LOOPBACK_ADDRESS, str(port), rank, world_size)
-    return dict(zip(_GANG_VARIABLES, values, strict=True))
+    rank, world_size, coordinator = str(instance), str(instances), f"{LOOPBACK_ADDRESS}:{record.port}"
+    torch = (rank, world_size, "0", "1", rank, rank, LOOPBACK_ADDRESS, str(record.port))
+    others = (rank, world_size, coordinator, world_size, rank, _tf_config(instance, record.worker_ports))
+    return dict(zip(_GANG_VARIABLES, torch + others, strict=True))
+
+
+def _tf_config(instance: int, worker_ports: Sequence[int]) -> str:
+    """Return the cluster description that `tf.distribute` reads."""
+    workers = [f"{LOOPBACK_ADDRESS}:{port}" for port in worker_ports]
+    return json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": instance}})

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from refold.backends import Report
-from refold.backends.local.environment import RunEnvironment
+from refold.backends.local.environment import LOOPBACK_ADDRESS, RunEnvironment
 from refold.backends.local.instance import Instance
 from refold.backends.local.process_tree import ProcessTree
 from refold.backends.local.run_files import RunEnd, RunFiles, StartRecord
@@ -69,7 +69,7 @@ class Gang:
             return self._start_failure("the job has no command")
         program = self.job.command[0]
         try:
-            record = self.files.record_start(StartRecord(self._tree.mark, _free_port() if self.instances > 1 else 0))
+            record = self.files.record_start(StartRecord(self._tree.mark, *_find_ports(self.instances)))
             self._tree.mark = record.mark
             environments = environment.build(self.job, self._order, self.files, record, self._grace)
             if problem := find_start_problem(program, self._folder, environments[0]):
@@ -131,8 +131,13 @@ class Gang:
         return signal.Signals[f"SIG{self.job.launch.stop_signal}"] if self.stop_requested.is_set() else signal.SIGTERM
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _find_ports(instances: int) -> tuple[int, tuple[int, ...]]:
+    """Return free ports for the rendezvous of a gang and for each of its instances; none for a single process."""
+    if instances == 1:
+        return 0, ()
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(instances + 1)]
+        for probe in probes:
+            probe.bind((LOOPBACK_ADDRESS, 0))
+        port, *worker_ports = (probe.getsockname()[1] for probe in probes)
+        return port, tuple(worker_ports)

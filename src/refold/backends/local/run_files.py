@@ -27,10 +27,14 @@ def log_path(out: Path, job: str, run: int, instance: int) -> Path:
 
 
 class StartRecord(msgspec.Struct, frozen=True):
-    """What all instances of a run share, across restarts: the mark of their processes and the rendezvous port."""
+    """What all instances of a run share, across restarts: the mark of their processes and the ports of a gang.
+
+    `port` is that of the rendezvous; `worker_ports` has one per instance, for frameworks whose workers listen.
+    """
 
     mark: str
     port: int
+    worker_ports: tuple[int, ...] = ()
 
 
 class RunFiles:
