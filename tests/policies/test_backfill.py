@@ -17,7 +17,7 @@ from refold.errors import BadDecision, BadValue
 from refold.model import Allocation, Cluster, Decision, Job, Reason, Share, Shortage, Start, Stop, Wait
 from refold.packing import FreeResources, Placer
 from refold.policies.backfill.backfill import Backfill, Conservative, Easy
-from refold.policies.backfill.reservations import Reservation
+from refold.policies.backfill.bookings import Reservation
 from refold.registry import make_policy
 from refold.simulator import Costs, Fault, Stuck, simulate
 from refold.testing import Audit, make_cluster, make_job
@@ -64,8 +64,8 @@ class Recorder:
     def decide(self, view: View) -> Decision:
         decision = self.policy.decide(view)
         self.decisions.append((view.now, decision))
-        assert self.policy._reservations is not None
-        self.reserved.append((view.now, dict(self.policy._reservations.reserved)))
+        assert self.policy._schedule is not None
+        self.reserved.append((view.now, dict(self.policy._schedule.reservations.by_job)))
         return decision
 
 

@@ -169,6 +169,11 @@ class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         return sum(node.gpus for node in self.nodes)
 
     @cached_property
+    def max_node_gpus(self) -> int:
+        """GPUs of the largest node."""
+        return max(node.gpus for node in self.nodes)
+
+    @cached_property
     def _type_by_name(self) -> Mapping[str, GpuType]:
         return {gpu_type.name: gpu_type for gpu_type in self.gpu_types}
 

@@ -6,12 +6,11 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator
 from heapq import merge
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from refold.core import View
 from refold.model import Demand, Job, Seconds
-from refold.packing import Ints
-from refold.policies.backfill.reservations import Reservations
+from refold.policies.backfill.bookings import Bookings
 from refold.policies.backfill.sizing import JobSize
 
 QueuePosition = tuple[Any, int]
@@ -23,6 +22,17 @@ MAX_SORTED_SHARE = 0.1
 """If fewer than this share of all jobs are selected, sorting them is faster than filtering the whole queue."""
 
 
+class Request(NamedTuple):
+    """A job in the queue, with its durations on what it requested."""
+
+    job: Job
+    position: QueuePosition
+    duration: Seconds
+    """For reservations: at the setting `duration_quantile`."""
+    backfill_duration: Seconds
+    """For gaps: at the setting `confidence`."""
+
+
 class QueuedJob:
     """A waiting job with its chosen size, its durations at that size, and its position in the queue."""
 
@@ -32,8 +42,6 @@ class QueuedJob:
         "duration",
         "gpus",
         "job",
-        "kind",
-        "lane",
         "overtaken",
         "plan",
         "position",
@@ -41,28 +49,13 @@ class QueuedJob:
         "speedup",
     )
 
-    def __init__(
-        self,
-        job: Job,
-        size: JobSize,
-        position: QueuePosition,
-        duration: Seconds,
-        backfill_duration: Seconds,
-        lane: int,
-        kind: str,
-    ) -> None:
-        self.job = job
-        self.demand, self.plan = size.demand, size.plan
+    def __init__(self, request: Request, size: JobSize) -> None:
+        self.job = request.job
+        self.demand, self.plan, self.speedup = size
         self.gpus = size.demand.total_gpus
-        self.speedup = size.speedup
-        self.position = position
-        self.duration = duration
-        """For reservations: at the setting `duration_quantile`."""
-        self.backfill_duration = backfill_duration
-        """For gaps: at the setting `confidence`."""
-        self.lane = lane
-        self.kind = kind
-        """Jobs of the same kind wait for similar resources."""
+        self.position = request.position
+        self.duration = request.duration / size.speedup
+        self.backfill_duration = request.backfill_duration / size.speedup
         self.overtaken = 0
         """Number of jobs behind this one that have started."""
         self.reserved_start: Seconds = inf
@@ -72,8 +65,9 @@ class QueuedJob:
 class BackfillQueue:
     """All waiting jobs in order, in one lane or two."""
 
-    def __init__(self, max_overtaken: int, max_wait: Seconds) -> None:
-        self._max_overtaken, self._max_wait = max_overtaken, max_wait
+    def __init__(self, max_overtaken: int, max_wait: Seconds, second_lane_gpus: float = inf) -> None:
+        """`second_lane_gpus`: jobs with at least so many GPUs per node are in the second lane."""
+        self._max_overtaken, self._max_wait, self._second_lane_gpus = max_overtaken, max_wait, second_lane_gpus
         self._jobs: dict[str, QueuedJob] = {}
         self._limit: tuple[Seconds, QueuePosition] | None = None
         """Cached start limit and its time; None after a change of the queue."""
@@ -93,14 +87,14 @@ class BackfillQueue:
         """Add a job."""
         self._limit = None
         self._jobs[queued.job.id] = queued
-        insort(self._lanes[queued.lane], (*queued.position, queued))
+        insort(self._lane_of(queued), (*queued.position, queued))
 
     def remove(self, job_id: str) -> QueuedJob | None:
         """Remove and return a job; None if it is not in the queue."""
         queued = self._jobs.pop(job_id, None)
         self._limit = None
         if queued is not None:
-            lane = self._lanes[queued.lane]
+            lane = self._lane_of(queued)
             del lane[bisect_left(lane, queued.position)]
         return queued
 
@@ -147,6 +141,9 @@ class BackfillQueue:
             self._limit = now, min(blocking, default=LAST_POSITION)
         return self._limit[1]
 
+    def _lane_of(self, queued: QueuedJob) -> list[tuple[Any, int, QueuedJob]]:
+        return self._lanes[queued.demand.gpus >= self._second_lane_gpus]
+
     def _is_blocking(self, queued: QueuedJob, now: Seconds) -> bool:
         too_often = self._max_overtaken and queued.overtaken >= self._max_overtaken
         return bool(too_often) or now - queued.job.submitted >= self._max_wait
@@ -186,8 +183,9 @@ class Gaps:
             if not candidates:
                 del self._by_demand[queued.demand], self._fits_until[queued.demand]
 
-    def reopen(self, view: View, nodes: Ints, reservations: Reservations) -> None:
-        """Raise the bounds of demands that may fit now, after resources were released on these nodes."""
+    def reopen(self, view: View, bookings: Bookings) -> None:
+        """Raise the bounds of demands that may fit now because resources were released."""
+        nodes = bookings.pop_newly_free()
         if not len(nodes):
             return
         free_gpus = view.free_gpus
@@ -197,7 +195,7 @@ class Gaps:
             if demand.instances > 1:
                 self._fits_until[demand] = inf  # other nodes matter as well: checked only if the job is a candidate
             else:
-                self._fits_until[demand] = max(until, view.now + reservations.free_duration_on(nodes, demand, view.now))
+                self._fits_until[demand] = max(until, view.now + bookings.free_duration_on(nodes, demand, view.now))
 
     def close(self, demand: Demand) -> None:
         """Note that a demand does not fit."""
@@ -207,10 +205,10 @@ class Gaps:
         """Return whether a demand may fit now, for however short a time."""
         return self._fits_until.get(demand, 0.0) > now
 
-    def next(self, now: Seconds, limit: QueuePosition, reservations: Reservations) -> QueuedJob | None:
+    def next(self, now: Seconds, limit: QueuePosition, bookings: Bookings) -> QueuedJob | None:
         """Return the next job up to the `limit` that fits for as long as it will run; None if there is none."""
         while (candidate := self._candidate(now, limit)) is not None:
-            fits_for = reservations.free_duration(candidate.demand, now)
+            fits_for = bookings.free_duration(candidate.demand, now)
             self._fits_until[candidate.demand] = now + fits_for
             if candidate.backfill_duration <= fits_for:
                 return candidate

@@ -31,7 +31,6 @@ class Sizes:
         self._speeds = Speeds(cluster, knowledge)
         self._options = OptionCache(self._speeds)
         self._free = FreeResources(cluster)
-        self._whole_node = max(node.gpus for node in cluster.nodes)
 
     def for_job(self, job: Job) -> list[JobSize]:
         """Return the sizes that a job may have: as requested, or those of its GPU range."""
@@ -49,7 +48,7 @@ class Sizes:
     def _linear_size(self, job: Job, gpus: int) -> JobSize:
         """Return a size as equal instances on as few nodes as possible, with the requested CPUs and memory per GPU."""
         requested = job.demand
-        each = next(each for each in range(min(gpus, self._whole_node), 0, -1) if gpus % each == 0)
+        each = next(each for each in range(min(gpus, self._speeds.cluster.max_node_gpus), 0, -1) if gpus % each == 0)
         demand = msgspec.structs.replace(
             requested,
             instances=gpus // each,

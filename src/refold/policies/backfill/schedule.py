@@ -1,0 +1,195 @@
+"""The schedule: waiting jobs in order, the reservations of the first of them, and the runs, on one timetable.
+
+A waiting job either has a reservation or is offered gaps. A job that loses its reservation, because a run takes longer
+or a node goes down, is displaced: it gets another one before gaps are filled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from math import inf
+
+from refold.core import View
+from refold.model import Placement, Seconds
+from refold.packing import Placer
+from refold.policies.backfill.booked_runs import BookedRuns
+from refold.policies.backfill.bookings import Bookings, Reservation
+from refold.policies.backfill.queue import BackfillQueue, Gaps, QueuedJob
+from refold.policies.backfill.reservations import Reservations
+
+UNLIMITED_DEPTH = 2**60
+
+MAX_NODE_CHECKS = 150_000
+"""Maximum number of node checks per decision for resources that reservations leave when they move forward. Nodes on
+which resources were released otherwise are always checked."""
+
+SWITCH_FACTOR = 0.5
+"""A displaced job keeps waiting for the same GPUs unless others are free within this share of that time."""
+
+
+class Schedule:
+    """Queue, gaps, reservations and runs, kept consistent."""
+
+    def __init__(self, view: View, placer: Placer, queue: BackfillQueue, gaps: Gaps) -> None:
+        self.queue, self.gaps = queue, gaps
+        self.bookings = Bookings(view.cluster, placer)
+        self.runs = BookedRuns(self.bookings)
+        self.reservations = Reservations(self.bookings)
+        self._due = _DueTimes(self.reservations)
+        self._displaced: dict[str, Reservation | None] = {}
+        """Jobs that lost their reservation and need another: perhaps this one, the same placement at a later time."""
+        for node in range(len(view.cluster.nodes)):
+            if not view.is_up(node):
+                self.set_node_up(node, False)
+
+    def add(self, queued: QueuedJob) -> None:
+        """Add a waiting job, without a reservation."""
+        self.queue.add(queued)
+        self.gaps.add(queued)
+
+    def remove(self, job_id: str) -> None:
+        """Remove a job that no longer waits, with its reservation; nothing happens if it is not in the queue."""
+        queued = self.queue.remove(job_id)
+        if queued is not None:
+            self.gaps.remove(queued)
+            self.reservations.cancel(job_id)
+            self._displaced.pop(job_id, None)
+
+    def replace(self, queued: QueuedJob, other: QueuedJob) -> None:
+        """Give a job without a reservation another size."""
+        self.gaps.remove(queued)
+        self.queue.remove(queued.job.id)
+        other.overtaken, other.reserved_start = queued.overtaken, queued.reserved_start
+        self.add(other)
+        self._displaced.pop(queued.job.id, None)
+
+    def start(self, queued: QueuedJob, placement: Placement, now: Seconds) -> None:
+        """Turn a waiting job into a run."""
+        job_id, end = queued.job.id, now + queued.duration
+        reserved = self.reservations.get(job_id)
+        if reserved is not None and reserved.placement is placement:
+            self.reservations.turn_into_run(job_id, end)
+            self.runs.add(job_id, placement, now, end)
+            self.remove(job_id)
+        else:
+            self.remove(job_id)
+            self.runs.add(job_id, placement, now, end)
+
+    def reserve(self, queued: QueuedJob, reservation: Reservation) -> None:
+        """Make a reservation; it replaces an earlier one of the same job."""
+        job_id = queued.job.id
+        self.reservations.cancel(job_id)
+        self.reservations.reserve(job_id, queued.demand, reservation)
+        self._displaced.pop(job_id, None)
+        queued.reserved_start = min(queued.reserved_start, reservation.start)
+        self._due.add(reservation.start, job_id)
+        self.gaps.remove(queued)
+
+    def find(self, queued: QueuedJob, now: Seconds) -> Reservation | None:
+        """Return the earliest reservation; for a displaced job its former placement, unless another is much earlier."""
+        earliest = self.bookings.find(queued.demand, queued.duration, now)
+        former = self._displaced.pop(queued.job.id, None)
+        if earliest is None or former is None or earliest.start < now + SWITCH_FACTOR * (former.start - now):
+            return earliest
+        return former if self.bookings.is_free(former) else earliest
+
+    def without_reservation(self, depth: int) -> list[QueuedJob]:
+        """Return the jobs that should have a reservation and have none, in queue order.
+
+        These are the first `depth` jobs of each lane, and displaced jobs.
+        """
+        if depth >= UNLIMITED_DEPTH:
+            unreserved = set(self.gaps.jobs())
+        else:
+            unreserved = {queued for queued in self.queue.first(depth) if self.reservations.get(queued.job.id) is None}
+            unreserved |= {self.queue.get(job_id) for job_id in self._displaced}
+        return sorted(unreserved, key=lambda queued: queued.position)
+
+    def cancel_beyond_depth(self, depth: int, now: Seconds) -> None:
+        """Cancel reservations of jobs that are no longer among the first, because jobs were inserted ahead of them."""
+        if len(self.reservations.by_job) <= depth:
+            return
+        first = {queued.job.id for queued in self.queue.first(depth)}
+        for job_id, reserved in list(self.reservations.by_job.items()):
+            if job_id not in first and reserved.start > now:
+                self.reservations.cancel(job_id)
+                self.gaps.add(self.queue.get(job_id))
+
+    # Reservations whose time has come, or changes.
+
+    def pop_due(self, now: Seconds) -> list[QueuedJob]:
+        """Return the jobs whose reserved start has come, in queue order; each has to be started or postponed."""
+        due = [self.queue.get(job_id) for job_id in self._due.pop(now)]
+        return sorted(due, key=lambda queued: queued.position)
+
+    def postpone(self, queued: QueuedJob, now: Seconds) -> None:
+        """Let a reservation whose resources are not free yet start now."""
+        self.reservations.postpone(queued.job.id, now)
+        self._due.add(now, queued.job.id)
+
+    def next_due(self, now: Seconds) -> Seconds | None:
+        """Return when the next reservation is due; None if there is none."""
+        return self._due.next(now)
+
+    def advance(self, now: Seconds) -> list[QueuedJob]:
+        """Move reservations forward after releases; return the jobs that start earlier, in queue order."""
+        reserved = self.reservations.by_job
+        if not reserved or not self.bookings.released:
+            return []
+        moved = self.reservations.advance(self.queue.in_order(reserved), now, MAX_NODE_CHECKS)
+        for job_id in moved:
+            self._due.add(reserved[job_id].start, job_id)
+        return [self.queue.get(job_id) for job_id in moved]
+
+    def conflicting(self, placement: Placement, now: Seconds, end: Seconds) -> Iterator[QueuedJob]:
+        """Yield the jobs whose reservations overlap a placement booked until `end`, while it is overbooked."""
+        return (self.queue.get(job_id) for job_id in self.reservations.conflicting(placement, now, end))
+
+    def displace(self, queued: QueuedJob, until: Seconds) -> None:
+        """Cancel the reservation of a job whose placement is used until then."""
+        reserved = self.reservations.cancel(queued.job.id)
+        self._displaced[queued.job.id] = None if reserved is None else reserved.shifted(until)
+        self.gaps.add(queued)
+
+    def set_node_up(self, node: int, up: bool) -> None:
+        """Mark a node as up or down; jobs with reservations on a node that goes down are displaced."""
+        self.bookings.set_node_up(node, up)
+        for job_id in [] if up else self.reservations.cancel_on(node):
+            self._displaced[job_id] = None
+            self.gaps.add(self.queue.get(job_id))
+
+
+class _DueTimes:
+    """Reserved starts in order of time."""
+
+    def __init__(self, reservations: Reservations) -> None:
+        self._reservations = reservations
+        self._heap: list[tuple[Seconds, str]] = []
+        """Heap of (reserved start, job); may contain outdated entries."""
+
+    def add(self, start: Seconds, job_id: str) -> None:
+        heappush(self._heap, (start, job_id))
+
+    def pop(self, now: Seconds) -> list[str]:
+        """Remove and return the jobs whose reserved start has come."""
+        due: list[str] = []
+        while self._heap and self._heap[0][0] <= now:
+            _, job_id = heappop(self._heap)
+            reserved = self._reservations.get(job_id)
+            if reserved is not None and reserved.start <= now:
+                due.append(job_id)
+        return due
+
+    def next(self, now: Seconds) -> Seconds | None:
+        """Return the next reserved start after now; None if there is none."""
+        while self._heap:
+            at, job_id = self._heap[0]
+            reserved = self._reservations.get(job_id)
+            if reserved is not None and reserved.start == at and at > now:
+                return at if at < inf else None
+            if reserved is not None and reserved.start == at:
+                break  # its GPUs are being released: the end of that is an event
+            heappop(self._heap)
+        starts = (reservation.start for reservation in self._reservations.by_job.values())
+        return min((start for start in starts if start > now), default=None)
