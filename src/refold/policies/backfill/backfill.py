@@ -9,6 +9,7 @@ that overtook it are preempted, if they may be; otherwise its reservation is ren
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import inf
 from typing import Any, Literal, get_args
 
@@ -206,11 +207,8 @@ class Backfill:
                 continue
             end = view.now + self._durations.remaining_run_time(view, run, self._duration_quantile)
             schedule.runs.extend(job_id, view.now, end)
-            for queued in schedule.conflicting(run.allocation.placement, view.now, end):
-                may_preempt = self._preemption.may_preempt(view, schedule, queued)
-                if not (may_preempt and self._preemption.may_be_stopped(view, run, queued)):
-                    schedule.displace(queued, end)
-                # otherwise the run continues until the reserved start, and is preempted then
+            makes_way = partial(self._preemption.delays, view, schedule, run)
+            schedule.displace_conflicting(run.allocation.placement, view.now, end, makes_way)
 
     # Making reservations and filling gaps.
 
@@ -304,9 +302,7 @@ class Backfill:
 def _displace_later_jobs(schedule: Schedule, queued: QueuedJob, placement: Placement, now: Seconds) -> None:
     """Cancel reservations of jobs behind `queued` that conflict with its placement from now on."""
     end = now + queued.duration
-    for other in schedule.conflicting(placement, now, end):
-        if other.position > queued.position:
-            schedule.displace(other, end)
+    schedule.displace_conflicting(placement, now, end, lambda other: other.position > queued.position)
 
 
 def _kind(demand: Demand, whole_node: int) -> str:

@@ -40,26 +40,19 @@ class Preemption:
         """Drop a run that has ended."""
         self._overtakers.pop(job_id, None)
 
-    def may_preempt(self, view: View, schedule: Schedule, queued: QueuedJob) -> bool:
-        """Return whether a waiting job may preempt runs that overtook it when its reserved start has come."""
-        if self._preempt == "never":
-            return False
-        if self._preempt == "whole-node" and queued.demand.gpus < view.cluster.max_node_gpus:
-            return False
-        return any(queued is first for first in schedule.queue.first(1))
+    def delays(self, view: View, schedule: Schedule, run: Run, queued: QueuedJob) -> bool:
+        """Return whether a run delays a reservation that it conflicts with.
 
-    def may_be_stopped(self, view: View, run: Run, queued: QueuedJob) -> bool:
-        """Return whether a run overtook a waiting job and is preemptible."""
-        position, arrivals = self._overtakers.get(run.job, (queued.position, 0))
-        was_waiting = queued.position[1] <= arrivals
-        return was_waiting and position > queued.position and view.active[run.job].preemptible
+        If not, it continues until the reserved start and is preempted then.
+        """
+        return not (self._may_preempt(view, schedule, queued) and self._may_be_stopped(view, run, queued))
 
     def find_claim(self, view: View, schedule: Schedule) -> Claim | None:
         """Return the first overdue job that fits without its overtakers; the other lane follows in later rounds."""
         limit = schedule.queue.start_limit(view.now)
         for first in schedule.queue.first(1):
             is_overdue = view.now >= first.reserved_start and first.position <= limit
-            if not is_overdue or not self.may_preempt(view, schedule, first):
+            if not is_overdue or not self._may_preempt(view, schedule, first):
                 continue
             reserved = schedule.reservations.get(first.job.id)
             if reserved is not None and reserved.start <= view.now and _will_be_free(view, reserved.placement):
@@ -84,9 +77,23 @@ class Preemption:
         free = _free_without(view, runs)
         return [run for run in runs if not _can_stay(free, run.allocation.placement, claim.placement)]
 
+    def _may_preempt(self, view: View, schedule: Schedule, queued: QueuedJob) -> bool:
+        """Return whether a waiting job may preempt runs that overtook it when its reserved start has come."""
+        if self._preempt == "never":
+            return False
+        if self._preempt == "whole-node" and queued.demand.gpus < view.cluster.max_node_gpus:
+            return False
+        return any(queued is first for first in schedule.queue.first(1))
+
+    def _may_be_stopped(self, view: View, run: Run, queued: QueuedJob) -> bool:
+        """Return whether a run overtook a waiting job and is preemptible."""
+        position, arrivals = self._overtakers.get(run.job, (queued.position, 0))
+        was_waiting = queued.position[1] <= arrivals
+        return was_waiting and position > queued.position and view.active[run.job].preemptible
+
     def _overtakers_of(self, view: View, queued: QueuedJob) -> list[Run]:
         """Return the runs that overtook a waiting job and may be preempted."""
-        return [run for run in view.runs.values() if not run.stopping and self.may_be_stopped(view, run, queued)]
+        return [run for run in view.runs.values() if not run.stopping and self._may_be_stopped(view, run, queued)]
 
 
 def _free_without(view: View, runs: Iterable[Run]) -> FreeResources:

@@ -6,7 +6,7 @@ or a node goes down, is displaced: it gets another one before gaps are filled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 
@@ -142,22 +142,24 @@ class Schedule:
             self._due.add(reserved[job_id].start, job_id)
         return [self.queue.get(job_id) for job_id in moved]
 
-    def conflicting(self, placement: Placement, now: Seconds, end: Seconds) -> Iterator[QueuedJob]:
-        """Yield the jobs whose reservations overlap a placement booked until `end`, while it is overbooked."""
-        return (self.queue.get(job_id) for job_id in self.reservations.conflicting(placement, now, end))
-
-    def displace(self, queued: QueuedJob, until: Seconds) -> None:
-        """Cancel the reservation of a job whose placement is used until then."""
-        reserved = self.reservations.cancel(queued.job.id)
-        self._displaced[queued.job.id] = None if reserved is None else reserved.shifted(until)
-        self.gaps.add(queued)
+    def displace_conflicting(
+        self, placement: Placement, now: Seconds, end: Seconds, makes_way: Callable[[QueuedJob], bool]
+    ) -> None:
+        """Cancel reservations that overlap a placement booked until `end`, while it is overbooked, if the jobs may."""
+        for job_id in self.reservations.conflicting(placement, now, end):
+            if makes_way(self.queue.get(job_id)):
+                reserved = self.reservations.cancel(job_id)
+                self._displace(job_id, None if reserved is None else reserved.shifted(end))
 
     def set_node_up(self, node: int, up: bool) -> None:
         """Mark a node as up or down; jobs with reservations on a node that goes down are displaced."""
         self.bookings.set_node_up(node, up)
         for job_id in [] if up else self.reservations.cancel_on(node):
-            self._displaced[job_id] = None
-            self.gaps.add(self.queue.get(job_id))
+            self._displace(job_id, None)
+
+    def _displace(self, job_id: str, later: Reservation | None) -> None:
+        self._displaced[job_id] = later
+        self.gaps.add(self.queue.get(job_id))
 
 
 class _DueTimes:

@@ -7,11 +7,12 @@ computes a new target.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from refold.core import View
 from refold.model import WHOLE, Allocation, Decision, Demand, Plan, Reshape, Start, Stop, additional_shares
 from refold.packing import FreeResources, Placer
+from refold.policies.common.options import Option
 
 
 class Draft:
@@ -73,6 +74,10 @@ class Draft:
         self._allocations[job_id] = Allocation(placement, plan)
         self.changed[job_id] = why
         return True
+
+    def place_first(self, job_id: str, placer: Placer, options: Iterable[Option]) -> Option | None:
+        """Place a job that has no allocation by the first option that fits; return that, None if none fits."""
+        return next((option for option in options if self.place(job_id, placer, option.demand, option.plan)), None)
 
     def move(self, job_id: str, placer: Placer, demand: Demand, plan: Plan | None, why: str = "") -> bool:
         """Place a job anew on what is free and what it holds; return whether it fits. If not, nothing changes."""

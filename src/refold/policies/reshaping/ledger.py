@@ -26,6 +26,13 @@ class NodeShare(NamedTuple):
 NO_SHARE = NodeShare()
 
 
+def scale_share(share: NodeShare, gpus: int) -> NodeShare:
+    """Scale a share to `gpus` GPUs, with CPUs and memory in proportion."""
+    if not gpus:
+        return NO_SHARE
+    return NodeShare(gpus, share.cpu_milli * gpus // share.gpus, share.memory_mib * gpus // share.gpus)
+
+
 class Ledger:
     """Resources of jobs per node, and free resources."""
 

@@ -1,0 +1,109 @@
+"""Step 4 of a Refold round: free GPUs go to the jobs that save the most time per GPU, if the change pays back."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+from refold.model import WHOLE, Allocation, Seconds, format_duration
+from refold.packing import Placer
+from refold.policies.common import Draft, Option
+from refold.policies.reshaping.arrivals import ArrivalGap
+from refold.policies.reshaping.refold_jobs import RoundJobs
+
+MIN_SECONDS_SAVED: Seconds = 1.0
+"""A job that is not running yet starts on more GPUs if that saves more than this."""
+
+
+class _Larger(NamedTuple):
+    """A larger shape for a job. `rank` is minus the seconds saved per additional GPU, so the best sorts first."""
+
+    rank: float
+    job_id: str
+    gpus: int
+    option: Option
+    why: str
+
+
+class Growth:
+    """Gives free GPUs of a draft to jobs that have GPUs already."""
+
+    def __init__(self, jobs: RoundJobs, draft: Draft, placer: Placer, gap: ArrivalGap) -> None:
+        self._jobs, self._draft, self._placer, self._gap = jobs, draft, placer, gap
+        self._rate = 0.0
+        self._rejected: set[tuple[str, Option]] = set()
+        """Shapes that do not fit."""
+        self._wake_at: Seconds = inf
+
+    def grow(self) -> Seconds:
+        """Give free GPUs to the jobs that save the most time per GPU; return when another attempt is worthwhile."""
+        jobs, draft = self._jobs, self._draft
+        self._rate = jobs.delay_per_gpu_second(sum(draft.allocation_of(job_id) is None for job_id in jobs.view.waiting))
+        heap = [
+            larger
+            for job_id, held in draft.allocations()
+            if draft.may_change(job_id) and jobs.has_other_shapes(job_id) and (larger := self._best(job_id, held))
+        ]
+        heapify(heap)
+        while heap and draft.free.whole_gpus:
+            _, job_id, _, option, why = heappop(heap)
+            if not draft.move(job_id, self._placer, option.demand, option.plan, why):
+                self._rejected.add((job_id, option))
+            now_held = draft.allocation_of(job_id)
+            assert now_held is not None
+            following = self._best(job_id, now_held)
+            if following is not None:
+                heappush(heap, following)
+        return self._wake_at
+
+    def _best(self, job_id: str, held: Allocation) -> _Larger | None:
+        """Return the larger shape that saves the most time per GPU; None if no other is worthwhile."""
+        jobs, gpus, free = self._jobs, held.gpu_milli // WHOLE, self._draft.free.whole_gpus
+        now, best = jobs.remaining_time(job_id, held), None
+        for option in jobs.options[job_id]:
+            if not gpus < option.gpus <= gpus + free or (job_id, option) in self._rejected:
+                continue
+            then = jobs.run_time(job_id, option) + jobs.restart_cost(job_id)
+            saved = now - then - self._rate * max(0.0, then * option.gpus - now * gpus)
+            if not self._is_worthwhile(job_id, held, option, saved, now):
+                continue
+            rank = -saved / (option.gpus - gpus)
+            if best is None or rank < best.rank:
+                best = _Larger(rank, job_id, option.gpus, option, self._reason(job_id, option))
+        return best
+
+    def _is_worthwhile(self, job_id: str, held: Allocation, option: Option, saved: Seconds, now: Seconds) -> bool:
+        """Whether a larger shape is worthwhile; for a run, it must pay back before it ends or the next job arrives."""
+        restart = self._jobs.restart_cost(job_id)
+        if not restart:
+            return saved > MIN_SECONDS_SAVED
+        if saved <= restart:
+            return False
+        startup = self._jobs.startup_seconds(job_id)
+        if startup > 0:
+            self._wake_at = min(self._wake_at, self._jobs.view.now + startup)
+            return False
+        payback = self._payback_seconds(job_id, held, option)
+        if min(now, self._gap.seconds) >= payback:
+            return True
+        if now > payback:
+            self._wake_at = min(self._wake_at, self._gap.last_arrival + payback)
+        return False
+
+    def _payback_seconds(self, job_id: str, held: Allocation, option: Option) -> Seconds:
+        """Return the seconds after which a run on the new shape has caught up with the run that was not restarted."""
+        gained = 1 - self._jobs.speed(job_id, held) / option.speed
+        return self._jobs.settings.restart_seconds / gained if gained > 0 else inf
+
+    def _reason(self, job_id: str, option: Option) -> str:
+        """Return the reason for reshaping a run, relative to its present allocation; empty if it is not running."""
+        run = self._jobs.view.runs.get(job_id)
+        if run is None:
+            return ""
+        faster = option.speed / self._jobs.speed(job_id, run.allocation) - 1
+        more = option.gpus - run.allocation.gpu_milli // WHOLE
+        if faster <= 0 or more <= 0:
+            return f"moved for other jobs, now on {option.gpus} GPUs: {faster:+.0%} speed"
+        payback = format_duration(self._payback_seconds(job_id, run.allocation, option))
+        return f"took {more} free GPUs: {faster:+.0%} speed, pays back in {payback}"

@@ -1,0 +1,120 @@
+"""What Refold knows about each job in a scheduling round: shapes, remaining work, weight, guarantee, starvation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from typing import NamedTuple
+
+from refold.core import View
+from refold.model import Allocation, Job, Seconds
+from refold.policies.common import MIN_SPEEDUP, GuaranteeRules, Option, OptionCache, ProgressEstimator
+
+
+class RefoldSettings(NamedTuple):
+    """The settings of the policy that a round uses."""
+
+    restart_seconds: Seconds
+    gpu_price: float
+    weight_doubling_seconds: Seconds
+    starvation_seconds: Seconds
+    max_preemptors: int
+
+
+class JobSources(NamedTuple):
+    """Estimates that outlive a round."""
+
+    estimator: ProgressEstimator
+    options: OptionCache
+    guarantees: GuaranteeRules
+
+    def forget(self, job_id: str) -> None:
+        """Drop what is cached for a job that has ended."""
+        self.options.forget(job_id)
+        self.estimator.forget(job_id)
+
+
+class RoundJobs:
+    """All waiting and running jobs at the time of a view."""
+
+    def __init__(
+        self, view: View, sources: JobSources, settings: RefoldSettings, waiting_since: Mapping[str, Seconds]
+    ) -> None:
+        """`waiting_since`: when each waiting job was submitted or returned to the queue."""
+        estimator, options, guarantees = sources
+        self.view, self.settings = view, settings
+        self._estimator, self._guarantees, self._waiting_since = estimator, guarantees, waiting_since
+        self.by_id: dict[str, Job] = {**view.waiting, **view.active}
+        self.guaranteed = guarantees.guaranteed_jobs(view)
+        self.options = {
+            job.id: guarantees.safe_options(job) if job.id in self.guaranteed else options.for_job(job)
+            for job in self.by_id.values()
+        }
+        self.guarantee_options = {
+            job_id: guarantees.sufficient_options(self.by_id[job_id]) for job_id in self.guaranteed
+        }
+        self._remaining = {job.id: estimator.remaining_work(view, job) for job in self.by_id.values()}
+        self.weight = {job.id: self._weight_of(job) for job in self.by_id.values()}
+        self.weighted_work = {job_id: self._min_gpu_seconds(job_id) / self.weight[job_id] for job_id in self.by_id}
+
+    def _weight_of(self, job: Job) -> float:
+        """Return 1 + (time in the system until completion at full speed) / `weight_doubling_seconds`."""
+        fastest = max(option.speed for option in self.options[job.id])
+        stay = self.view.now - job.submitted + self._remaining[job.id] / fastest
+        return 1 + stay / self.settings.weight_doubling_seconds
+
+    def _min_gpu_seconds(self, job_id: str) -> float:
+        return self._remaining[job_id] * min(max(option.gpus, 1) / option.speed for option in self.options[job_id])
+
+    def has_other_shapes(self, job_id: str) -> bool:
+        """Return whether a job has more than one possible shape."""
+        return len(self.guarantee_options.get(job_id) or self.options[job_id]) > 1
+
+    def run_time(self, job_id: str, option: Option) -> Seconds:
+        """Return the seconds that a job takes in a shape for its remaining work."""
+        return self._remaining[job_id] / option.speed
+
+    def remaining_time(self, job_id: str, held: Allocation) -> Seconds:
+        """Return the seconds until a job ends with an allocation, with the rest of its startup if it has it already."""
+        seconds = self._remaining[job_id] / self.speed(job_id, held)
+        run = self.view.runs.get(job_id)
+        is_unchanged = run is not None and run.allocation == held
+        return seconds + (self.startup_seconds(job_id) if is_unchanged else 0.0)
+
+    def startup_seconds(self, job_id: str) -> Seconds:
+        """Return how much longer the run of a job will be starting up; 0 if it is not running."""
+        run = self.view.runs.get(job_id)
+        return self._estimator.startup_seconds(self.view, run) if run is not None else 0.0
+
+    def restart_cost(self, job_id: str) -> Seconds:
+        """Return the cost of reshaping a job; 0 if it is not running."""
+        return self.settings.restart_seconds if job_id in self.view.runs else 0.0
+
+    def delay_per_gpu_second(self, jobs: int) -> float:
+        """Return the price of a GPU-second: the delay of so many waiting jobs, in seconds."""
+        return self.settings.gpu_price * jobs / max(self.view.cluster.gpus, 1)
+
+    def speed(self, job_id: str, held: Allocation) -> float:
+        """Return the steps per second of a job with an allocation."""
+        return self._estimator.speed(self.by_id[job_id], held)
+
+    def requested_speed(self, job_id: str) -> float | None:
+        """Return the steps per second of what a job requested; None if its speed is unknown."""
+        speeds, job = self._estimator.speeds, self.by_id[job_id]
+        return speeds.requested_speed(job).steps_per_second if speeds.can_model(job) else None
+
+    def meets_guarantee(self, job_id: str, held: Allocation) -> bool:
+        """Return whether a guaranteed job is as fast as guaranteed, as modelled and as measured."""
+        job = self.by_id[job_id]
+        if self._guarantees.is_too_slow(job, (held.gpus_on_node, held.plan)):
+            return False
+        return self.speed(job_id, held) * MIN_SPEEDUP >= self._guarantees.guaranteed_speed(job)
+
+    def starves_at(self, job_id: str) -> Seconds:
+        """Return when a waiting job will be starving."""
+        return self._waiting_since.get(job_id, inf) + self.settings.starvation_seconds
+
+    def is_starving(self, job_id: str) -> bool:
+        """Return whether a job has waited so long that it goes first."""
+        since = self._waiting_since.get(job_id, self.view.now)
+        return self.view.now - since >= self.settings.starvation_seconds

@@ -1,0 +1,202 @@
+"""Step 3 of a Refold round: runs with more remaining work are shrunk, moved or stopped for a job.
+
+The delays of all jobs affected are summed in seconds, restarts included, and compared with the delay of waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
+from math import inf
+from typing import Any, NamedTuple
+
+from refold.model import WHOLE, Allocation, Seconds, format_duration
+from refold.packing import Placer
+from refold.policies.common import Draft, Option
+from refold.policies.reshaping.refold_jobs import RoundJobs
+
+MAX_SHAPES_TRIED = 6
+"""Number of a job's best shapes that are tried when it preempts."""
+
+MAX_FIRST_NODES = 8
+"""Number of nodes that are tried as the first node to clear for a guaranteed job."""
+
+
+class _Preemption(NamedTuple):
+    """A draft in which a job has preempted others, and the total delay, in seconds at the preemptor's weight."""
+
+    cost: Seconds
+    draft: Any
+
+
+class Preemptor:
+    """Places jobs on a draft by preempting others."""
+
+    def __init__(self, jobs: RoundJobs, draft: Draft, placer: Placer) -> None:
+        self._jobs, self._draft, self._placer = jobs, draft, placer
+        self._victims = _Victims(jobs, draft)
+        self._estimated_ends: list[tuple[Seconds, str]] | None = None
+
+    def preempt_for(
+        self, job_id: str, ranked: list[Option], costs: Mapping[Option, Seconds], placed: Option | None
+    ) -> bool:
+        """Preempt other jobs if the total delay is smaller than without; return whether it is.
+
+        `ranked`: shapes, that with the lowest of the `costs` first. `placed`: the shape that the job has without
+        preemption.
+        """
+        draft, victims = self._draft, self._victims.for_job(job_id)
+        if not victims:
+            return False
+        before = draft.snapshot()
+        if placed is not None:
+            draft.release(job_id)
+        without_job = draft.snapshot()
+        without_preemption = costs[placed] if placed is not None else self._cost_of_waiting(job_id, ranked, costs)
+        best = _Preemption(without_preemption, None)
+        guaranteed = job_id in self._jobs.guaranteed
+        one_by_one = [[other] for other in victims]
+        for groups in (one_by_one, *self._victims.by_node(victims)) if guaranteed else (one_by_one,):
+            for option in ranked if guaranteed else ranked[:MAX_SHAPES_TRIED]:
+                draft.restore(without_job)
+                harm = self._place_by_displacing(job_id, option, groups)
+                cost = costs[option] + harm / self._jobs.weight[job_id]
+                if cost < best.cost:
+                    best = _Preemption(cost, draft.snapshot())
+            if best.draft is not None:
+                break
+        draft.restore(best.draft or before)
+        if best.draft is None:
+            return False
+        self._estimated_ends = None
+        return True
+
+    def _cost_of_waiting(self, job_id: str, ranked: list[Option], costs: Mapping[Option, Seconds]) -> Seconds:
+        """Return the cost of waiting until enough runs have ended; infinite for guaranteed and starving jobs."""
+        jobs, draft = self._jobs, self._draft
+        if job_id in jobs.guaranteed or jobs.is_starving(job_id):
+            return inf
+        before = draft.snapshot()
+        if self._estimated_ends is None:
+            ends = ((jobs.remaining_time(other, held), other) for other, held in draft.allocations())
+            self._estimated_ends = sorted(ends)
+        try:
+            for seconds, other in self._estimated_ends:
+                draft.release(other)
+                placed = draft.place_first(job_id, self._placer, ranked)
+                if placed is not None:
+                    return seconds + costs[placed]
+            return inf
+        finally:
+            draft.restore(before)
+
+    def _place_by_displacing(self, job_id: str, option: Option, groups: list[list[str]]) -> Seconds:
+        """Place a job by releasing groups of victims until it fits, then place the victims again.
+
+        Returns the weighted delay of the victims; infinite if the job does not fit or a guarantee would be broken.
+        """
+        moved: dict[str, tuple[Allocation, Seconds]] = {}
+        remaining_groups = iter(groups)
+        while not self._draft.place(job_id, self._placer, option.demand, option.plan):
+            group = next(remaining_groups, None)
+            if group is None:
+                return inf
+            for other in group:
+                held = self._draft.allocation_of(other)
+                if held is not None:
+                    moved[other] = held, self._jobs.remaining_time(other, held)
+                    self._draft.release(other)
+        guaranteed_first = sorted(moved, key=lambda other: other not in self._jobs.guaranteed)
+        return sum(self._place_victim(other, *moved[other], job_id, option) for other in guaranteed_first)
+
+    def _place_victim(
+        self, job_id: str, held: Allocation, before: Seconds, preemptor: str, preemptor_option: Option
+    ) -> Seconds:
+        """Place a victim again and return its weighted delay.
+
+        It keeps its allocation if possible. Otherwise it gets the fastest shape that fits, assumed to be permanent; if
+        none fits, it waits until the preemptor has ended.
+        """
+        jobs, draft = self._jobs, self._draft
+        if draft.assign(job_id, held):
+            return 0.0
+        gpus = held.gpu_milli // WHOLE
+        option = draft.place_first(job_id, self._placer, self._fallback_shapes(job_id))
+        if option is not None:
+            later = max(0.0, jobs.run_time(job_id, option) - before) + jobs.restart_cost(job_id)
+            slower = max(0.0, 1 - option.speed / jobs.speed(job_id, held))
+            change = (
+                f"gave {gpus - option.gpus} GPUs to {preemptor}" if option.gpus < gpus else f"moved for {preemptor}"
+            )
+            draft.changed[job_id] = f"{change}: −{slower:.0%} speed, ends {format_duration(later)} later"
+            return later * jobs.weight[job_id] + self._idle_cost(job_id, option.gpus)
+        if job_id in jobs.guaranteed:
+            return inf
+        wait = jobs.run_time(preemptor, preemptor_option) + jobs.restart_cost(job_id)
+        resumes = format_duration(wait)
+        reason = "is guaranteed" if preemptor in jobs.guaranteed else "has less work left"
+        draft.changed[job_id] = f"gave all {gpus} GPUs to {preemptor}, which {reason}: resumes in about {resumes}"
+        return wait * jobs.weight[job_id] + self._idle_cost(job_id, gpus)
+
+    def _fallback_shapes(self, job_id: str) -> Sequence[Option]:
+        """Return the shapes to try for a victim, in order; none for a run that cannot be reshaped, only stopped."""
+        jobs = self._jobs
+        if job_id in jobs.view.runs and not jobs.by_id[job_id].reshapable:
+            return ()
+        # A guaranteed victim gets its smallest shape, to leave GPUs for other guaranteed victims.
+        smallest_first = jobs.guarantee_options.get(job_id)
+        return smallest_first or sorted(jobs.options[job_id], key=lambda option: -option.speed)
+
+    def _idle_cost(self, job_id: str, gpus: int) -> Seconds:
+        """Return the delay of waiting jobs caused by GPUs that restart a job and do not compute."""
+        view = self._jobs.view
+        return self._jobs.restart_cost(job_id) * gpus * len(view.waiting) / max(view.cluster.gpus, 1)
+
+
+class _Victims:
+    """The jobs that may be preempted."""
+
+    def __init__(self, jobs: RoundJobs, draft: Draft) -> None:
+        self._jobs, self._draft = jobs, draft
+        self._most_work_first: list[str] | None = None
+
+    def for_job(self, job_id: str) -> list[str]:
+        """Return the jobs that may be preempted for a job, most remaining work first."""
+        jobs, movable = self._jobs, self._movable()
+        if job_id not in jobs.guaranteed:
+            starving, work = jobs.is_starving(job_id), jobs.weighted_work[job_id]
+            longer = takewhile(lambda other: starving or jobs.weighted_work[other] > work, movable)
+            return [other for other in longer if self._draft.allocation_of(other) is not None]
+        held = [other for other in movable if other != job_id and self._draft.allocation_of(other) is not None]
+        return sorted(held, key=lambda other: other in jobs.guaranteed)  # other guaranteed jobs last
+
+    def _movable(self) -> list[str]:
+        """Return the runs that may be changed; guaranteed ones only if they have another shape."""
+        if self._most_work_first is None:
+            jobs, draft = self._jobs, self._draft
+            movable = [
+                other
+                for other in jobs.view.runs
+                if draft.allocation_of(other) is not None
+                and draft.may_change(other)
+                and (other not in jobs.guaranteed or jobs.has_other_shapes(other))
+            ]
+            self._most_work_first = sorted(movable, key=lambda other: (-jobs.weighted_work[other], other))
+        return self._most_work_first
+
+    def by_node(self, victims: list[str]) -> Iterator[list[list[str]]]:
+        """Yield the victims grouped by node, nodes with the most GPUs beyond guarantees first.
+
+        Each further item leaves out the first node of the one before.
+        """
+        jobs = self._jobs
+        on_node: dict[int, list[str]] = {}
+        spare: dict[int, int] = {}
+        for other in victims:
+            held = self._draft.allocation_of(other)
+            minimum = jobs.guarantee_options[other][0].gpus if other in jobs.guaranteed else 0
+            for share in held.placement if held is not None else ():
+                on_node.setdefault(share.node, []).append(other)
+                spare[share.node] = spare.get(share.node, 0) + max(0, len(share.gpus) - minimum)
+        groups = [on_node[node] for node in sorted(on_node, key=lambda node: (-spare[node], node))]
+        return (groups[first:] for first in range(min(len(groups), MAX_FIRST_NODES)))

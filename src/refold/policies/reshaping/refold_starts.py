@@ -1,0 +1,91 @@
+"""Steps 1 to 3 of a Refold round: waiting jobs are started in order, on free GPUs or by preemption."""
+
+from __future__ import annotations
+
+from math import inf
+
+from refold.model import Seconds
+from refold.packing import Placer
+from refold.policies.common import Draft, Option
+from refold.policies.reshaping.refold_jobs import RoundJobs
+from refold.policies.reshaping.refold_preemption import Preemptor
+
+
+class Starter:
+    """Places waiting jobs on a draft."""
+
+    def __init__(self, jobs: RoundJobs, draft: Draft, placer: Placer, max_preemptors: int) -> None:
+        """`max_preemptors`: number of jobs that may preempt others, apart from guaranteed jobs."""
+        self._jobs, self._draft, self._placer = jobs, draft, placer
+        self._preemptor = Preemptor(jobs, draft, placer)
+        self._preemptors_left = max_preemptors
+        self._unplaceable: set[tuple[Option, ...]] = set()
+        """Sets of shapes of which none fits."""
+
+    def place_waiting(self) -> None:
+        """Start waiting jobs in order: guaranteed, then starving, then by weighted remaining work."""
+        self._restore_guarantees()
+        jobs, waiting = self._jobs, self._unplaced()
+        waiting.sort(
+            key=lambda job_id: (
+                job_id not in jobs.guaranteed,
+                not jobs.is_starving(job_id),
+                jobs.weighted_work[job_id],
+                job_id,
+            )
+        )
+        for position, job_id in enumerate(waiting):
+            self._start(job_id, jobs.delay_per_gpu_second(len(waiting) - position - 1))
+
+    def next_starvation(self) -> Seconds:
+        """Return when the next job that still waits will be starving."""
+        times = (self._jobs.starves_at(job_id) for job_id in self._unplaced())
+        return min((time for time in times if time > self._jobs.view.now), default=inf)
+
+    def _unplaced(self) -> list[str]:
+        return [job_id for job_id in self._jobs.view.waiting if self._draft.allocation_of(job_id) is None]
+
+    def _restore_guarantees(self) -> None:
+        """Reshape guaranteed runs that are slower than guaranteed.
+
+        They started before the guarantee applied, or reports show that the model overestimated their speed.
+        """
+        draft = self._draft
+        for job_id in sorted(self._jobs.guaranteed):
+            held = draft.allocation_of(job_id)
+            if held is None or not draft.may_change(job_id) or self._jobs.meets_guarantee(job_id, held):
+                continue
+            before = draft.snapshot()
+            draft.release(job_id)
+            if not self._start(job_id, 0.0):
+                draft.restore(before)
+            else:
+                draft.changed[job_id] = "slower than guaranteed: reshaped to meet the guarantee"
+
+    def _start(self, job_id: str, rate: float) -> bool:
+        """Place a job; a guaranteed job without a safe shape gets any shape estimated to meet the guarantee."""
+        jobs = self._jobs
+        if self._start_with(job_id, jobs.options[job_id], rate):
+            return True
+        return job_id in jobs.guaranteed and self._start_with(job_id, jobs.guarantee_options[job_id], rate)
+
+    def _start_with(self, job_id: str, options: tuple[Option, ...], rate: float) -> bool:
+        """Place a job on free GPUs or by preemption. `rate`: delay of waiting jobs per GPU-second, in seconds."""
+        jobs = self._jobs
+        costs = {option: jobs.run_time(job_id, option) * (1 + rate * option.gpus) for option in options}
+        ranked = sorted(costs, key=costs.__getitem__)
+        placed = None
+        if options not in self._unplaceable:
+            placed = self._draft.place_first(job_id, self._placer, ranked)
+        if placed is None:
+            self._unplaceable.add(options)
+        elif costs[placed] - costs[ranked[0]] <= jobs.settings.restart_seconds:
+            return True
+        if job_id not in jobs.guaranteed:
+            if self._preemptors_left <= 0:
+                return placed is not None
+            self._preemptors_left -= 1
+        if self._preemptor.preempt_for(job_id, ranked, costs, placed):
+            self._unplaceable.clear()
+            return True
+        return placed is not None
