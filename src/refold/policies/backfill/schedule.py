@@ -36,7 +36,7 @@ class Schedule:
         self.bookings = Bookings(view.cluster, placer)
         self.runs = BookedRuns(self.bookings)
         self.reservations = Reservations(self.bookings)
-        self._due = _DueTimes(self.reservations)
+        self.due = DueTimes(self.reservations)
         self._displaced: dict[str, Reservation | None] = {}
         """Jobs that lost their reservation and need another: perhaps this one, the same placement at a later time."""
         for node in range(len(view.cluster.nodes)):
@@ -83,7 +83,7 @@ class Schedule:
         self.reservations.reserve(job_id, queued.demand, reservation)
         self._displaced.pop(job_id, None)
         queued.reserved_start = min(queued.reserved_start, reservation.start)
-        self._due.add(reservation.start, job_id)
+        self.due.add(reservation.start, job_id)
         self.gaps.remove(queued)
 
     def find(self, queued: QueuedJob, now: Seconds) -> Reservation | None:
@@ -120,17 +120,13 @@ class Schedule:
 
     def pop_due(self, now: Seconds) -> list[QueuedJob]:
         """Return the jobs whose reserved start has come, in queue order; each has to be started or postponed."""
-        due = [self.queue.get(job_id) for job_id in self._due.pop(now)]
+        due = [self.queue.get(job_id) for job_id in self.due.pop(now)]
         return sorted(due, key=lambda queued: queued.position)
 
     def postpone(self, queued: QueuedJob, now: Seconds) -> None:
         """Let a reservation whose resources are not free yet start now."""
         self.reservations.postpone(queued.job.id, now)
-        self._due.add(now, queued.job.id)
-
-    def next_due(self, now: Seconds) -> Seconds | None:
-        """Return when the next reservation is due; None if there is none."""
-        return self._due.next(now)
+        self.due.add(now, queued.job.id)
 
     def advance(self, now: Seconds) -> list[QueuedJob]:
         """Move reservations forward after releases; return the jobs that start earlier, in queue order."""
@@ -139,7 +135,7 @@ class Schedule:
             return []
         moved = self.reservations.advance(self.queue.in_order(reserved), now, MAX_NODE_CHECKS)
         for job_id in moved:
-            self._due.add(reserved[job_id].start, job_id)
+            self.due.add(reserved[job_id].start, job_id)
         return [self.queue.get(job_id) for job_id in moved]
 
     def displace_conflicting(
@@ -162,7 +158,7 @@ class Schedule:
         self.gaps.add(self.queue.get(job_id))
 
 
-class _DueTimes:
+class DueTimes:
     """Reserved starts in order of time."""
 
     def __init__(self, reservations: Reservations) -> None:
@@ -171,6 +167,7 @@ class _DueTimes:
         """Heap of (reserved start, job); may contain outdated entries."""
 
     def add(self, start: Seconds, job_id: str) -> None:
+        """Note when the reservation of a job starts."""
         heappush(self._heap, (start, job_id))
 
     def pop(self, now: Seconds) -> list[str]:
