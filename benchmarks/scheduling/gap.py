@@ -33,7 +33,7 @@ MODELS = ("vit", "roberta", "bert", "t5", "gpt2", "llama7")
 MAX_STEPS = 60
 """Policies that never settle, because jobs alternate, are evaluated after this many steps, when no run is stopping."""
 
-MAX_IDLE_WAKES = 3
+SETTLED_AFTER_STEPS = 3
 """A policy has settled if it changes nothing after this many consecutive wake-ups."""
 
 HORIZON = 3600.0
@@ -145,7 +145,7 @@ def run_until_settled(instance: Instance, policy: Policy) -> Scheduler:
         idle_steps = 0 if entry.orders else idle_steps + 1
         if events:
             continue
-        if entry.wake_at is None or entry.wake_at > HORIZON or idle_steps >= MAX_IDLE_WAKES or step >= MAX_STEPS:
+        if entry.wake_at is None or entry.wake_at > HORIZON or idle_steps >= SETTLED_AFTER_STEPS or step >= MAX_STEPS:
             break
         now, events = entry.wake_at, [Woke()]
     return scheduler

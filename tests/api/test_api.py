@@ -500,3 +500,19 @@ def test_random_requests_never_cause_an_internal_error(
     assert b"Traceback" not in answer.body
     if answer.status >= 400 and method != "HEAD":
         assert answer.problem.error
+
+
+@pytest.mark.parametrize(
+    ("fields", "reshapable"),
+    [
+        ({"plan": "auto", "workload": "gpt2"}, True),
+        ({"plan": "auto"}, False),
+        ({"plan": "auto", "reshapable": True}, True),
+        ({"workload": "gpt2"}, False),
+        ({"gpus": 2, "gpu_range": (1, 4)}, True),
+    ],
+)
+def test_a_plan_can_be_chosen_only_for_a_known_model(fields: dict[str, Any], reshapable: bool) -> None:
+    """`plan: auto` has no effect without a workload: such a job keeps its shape."""
+    submission = Submission("train", ["python", "train.py"], **fields)
+    assert submission.to_job("job-1", "default", "", 0.0).reshapable is reshapable

@@ -14,7 +14,7 @@ from refold.core import Entry, Journals, ListJournal, Policy, Scheduler, View
 from refold.core.events import JobCancelled, JobSubmitted, NodeLost, NodeReturned, RunFinished, RunStopped, Woke
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadDecision, BadValue
-from refold.model import Allocation, Cluster, Decision, Job, Reason, Share, Shortage, Start, Stop, Wait
+from refold.model import DAY, Allocation, Cluster, Decision, Job, Reason, Share, Shortage, Start, Stop, Wait
 from refold.packing import FreeResources, Placer
 from refold.policies.backfill.backfill import Backfill, Conservative, Easy
 from refold.policies.backfill.bookings import Reservation
@@ -674,8 +674,15 @@ def test_a_job_with_unknown_duration_does_not_overtake() -> None:
         assert [order.job for order in entry.orders] == ["rest"]
 
 
-def test_runs_that_never_end_do_not_block_jobs_on_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refold.simulator.simulation.GIVE_UP_SECONDS", 3600.0)  # the policy wakes every second
+def test_a_run_that_exceeds_its_known_duration_for_days_causes_few_wake_ups() -> None:
+    journal, jobs = ListJournal(), [make_job("late", work=100), make_job("next", at=1, work=10)]
+    simulate(jobs, make_cluster(1), make_policy("easy", KNOWN), journal=journal, never_end=[Stuck("late", 5.0)])
+    week = [entry.now for entry in journal.entries if entry.now < 7 * DAY]
+    assert week[:12] == [0, 1, 100, 101, 102, 104, 108, 116, 132, 164, 224, 284]
+    assert len(week) < 200
+
+
+def test_runs_that_never_end_do_not_block_jobs_on_other_gpus() -> None:
     jobs = [
         make_job("stuck", gpus=2, work=10),
         make_job("wide", at=1, gpus=4, work=10),

@@ -83,6 +83,17 @@ def test_a_known_duration_is_the_remaining_work() -> None:
         assert [world.remaining_time(job, quantile) for quantile in (0.1, 0.5, 0.9)] == [seconds] * 3
 
 
+@pytest.mark.parametrize(
+    ("late", "remaining"), [(-30, 30), (0, 1), (1, 1), (2, 2), (8, 8), (60, 60), (61, 60), (1900, 100), (9900, 500)]
+)
+def test_a_run_that_exceeds_its_known_duration_is_assumed_to_be_as_late_again(late: float, remaining: float) -> None:
+    """The bound is that of other sources: a minute, or a twentieth of the run's age."""
+    world = World("known")
+    world.step(0.0, JobSubmitted(make_job("a", work=100)), start="a")
+    world.step(100.0 + late)
+    assert world.remaining_run_time("a") == pytest.approx(remaining)
+
+
 def test_a_known_duration_is_reduced_by_the_work_done() -> None:
     world, job = World("known"), make_job("a", work=500)
     world.step(0, JobSubmitted(job), start="a")

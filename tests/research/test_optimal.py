@@ -17,7 +17,7 @@ from refold.model import NO_CHANGE, Allocation, Cluster, Decision, Job, Plan, Sh
 from refold.model.units import WHOLE
 from refold.packing import FreeResources
 from refold.plans.speeds import Speeds
-from refold.research.optimal import Optimal, Optimum, best_throughput, guaranteed_jobs, shapes_of, throughput_of
+from refold.research.optimal import Optimal, Optimum, best_throughput, guaranteed_by_request, shapes_of, throughput_of
 from refold.simulator import Costs, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
 
@@ -221,7 +221,7 @@ def test_guarantees_hold_within_the_tenants_quota_in_order_of_submission() -> No
         make_job("best-effort", gpus=1, tenant="paying", job_class="best-effort"),
     ]
     view, _ = find_optimum(cluster, jobs)
-    assert guaranteed_jobs(view) == {"first", "late"}
+    assert guaranteed_by_request(view) == {"first", "late"}
 
 
 def test_runs_that_are_not_preemptible_keep_their_placement() -> None:

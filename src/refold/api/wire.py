@@ -134,7 +134,8 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
     def to_job(self, job_id: str, tenant: str, user: str, submitted: Seconds) -> Job:
         """Return the job for the scheduler. Jobs of the same name form a group for run-time predictions."""
-        reshapable = self.reshapable or self.gpu_range is not None or self.plan == "auto"
+        may_change_plan = self.plan == "auto" and bool(self.workload)  # without a model there is nothing to choose from
+        reshapable = self.reshapable or self.gpu_range is not None or may_change_plan
         return Job(
             id=job_id,
             submitted=submitted,

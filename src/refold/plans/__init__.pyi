@@ -1,4 +1,5 @@
 from .curves import (
+    MIN_SPEEDUP as MIN_SPEEDUP,
     Curve as Curve,
     CurveCache as CurveCache,
     CurvePoint as CurvePoint,
@@ -8,7 +9,12 @@ from .curves import (
 )
 from .ranking import TIE_FACTOR as TIE_FACTOR
 from .rejections import RejectedPlans as RejectedPlans
-from .relative_speed import Minimums as Minimums, ModelledSpeedSource as ModelledSpeedSource, SpeedSource as SpeedSource
+from .relative_speed import (
+    GUARANTEE_TOLERANCE as GUARANTEE_TOLERANCE,
+    Minimums as Minimums,
+    ModelledSpeedSource as ModelledSpeedSource,
+    SpeedSource as SpeedSource,
+)
 from .rules import RULES as RULES, Rule as Rule, format_gib as format_gib, rejection_reasons as rejection_reasons
 from .search import PlanSearch as PlanSearch, best_plan as best_plan, best_plans as best_plans
 from .space import Pins as Pins, PlanLimits as PlanLimits, all_plans as all_plans, divisors as divisors

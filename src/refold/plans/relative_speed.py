@@ -13,8 +13,11 @@ from typing import Protocol
 from refold.model import WHOLE, Allocation, Demand, Job, Plan, Share
 from refold.plans.speeds import Speeds, WorkloadKind, requested_cpus, workload_kind
 
-SPEED_TOLERANCE = 1e-9
-"""Relative speeds within this of 1 count as equal: rounding errors."""
+GUARANTEE_TOLERANCE = 0.01
+"""A speed below the guaranteed one by up to this share meets the guarantee."""
+
+ROUNDING_SPEED = 1e-9
+"""Relative speeds within this of 1 count as equal."""
 
 
 class SpeedSource(Protocol):
@@ -68,7 +71,7 @@ class Minimums:
         for gpus in range(1, job.demand.instances * job.demand.gpus):
             for gpu_type in self._speeds.types_for(job):
                 allocation = self._best_on(job, gpu_type, gpus, cpus_per_gpu)
-                if allocation is not None and self._speed_source.speed(job, allocation) >= 1 - SPEED_TOLERANCE:
+                if allocation is not None and self._speed_source.speed(job, allocation) >= 1 - ROUNDING_SPEED:
                     share, instances = allocation.placement[0], len(allocation.placement)
                     yield Demand(instances, len(share.gpus), WHOLE, share.cpu_milli, 0, (gpu_type,))
 

@@ -81,8 +81,12 @@ def best_throughput(view: View, speeds: Speeds, *, guarantees: bool = True) -> O
     return OptimumSearch(speeds, guarantees=guarantees).best(view, Draft(view))
 
 
-def guaranteed_jobs(view: View) -> set[str]:
-    """Return the guaranteed jobs within their tenants' quotas, admitted in order of submission by requested GPUs."""
+def guaranteed_by_request(view: View) -> set[str]:
+    """Return the guaranteed jobs within their tenants' quotas, admitted in order of submission by requested GPUs.
+
+    Policies admit jobs by the fewest GPUs that meet the guarantee, until they end (`GuaranteeRules`). The optimum of one
+    moment depends neither on a performance model for quotas nor on what was admitted before.
+    """
     quota_left: dict[str, float] = {}
     admitted = set()
     jobs = {**view.waiting, **view.active}
@@ -159,7 +163,7 @@ class OptimumSearch:
     def meets_guarantees(self, view: View, target: Mapping[str, Allocation]) -> bool:
         """Whether every guaranteed job of the target reaches its requested speed."""
         jobs = {**view.waiting, **view.active}
-        guaranteed = guaranteed_jobs(view) & target.keys() if self._guarantees else ()
+        guaranteed = guaranteed_by_request(view) & target.keys() if self._guarantees else ()
         return all(
             normalised_throughput(self.speeds, jobs[job_id], target[job_id]) >= 1 - RELATIVE_GAP
             for job_id in guaranteed
@@ -173,7 +177,7 @@ class OptimumSearch:
         free = draft.free.copy()
         for job_id in held.keys() - staying.keys():
             free.release(held[job_id].placement)
-        guaranteed = guaranteed_jobs(view) if self._guarantees else set()
+        guaranteed = guaranteed_by_request(view) if self._guarantees else set()
         shapes = {
             job_id: self._allowed_shapes(job, job_id in guaranteed)
             for job_id, job in jobs.items()

@@ -30,10 +30,7 @@ from refold.jit import compiled
 from refold.journal import History, Outcome
 from refold.model import WHOLE, Allocation, Cluster, Demand, Job, Milli, Seconds
 from refold.packing import Ints
-from refold.plans import Minimums, ModelledSpeedSource, Speeds, SpeedSource
-
-SPEED_TOLERANCE = 0.01
-"""Runs that are below the guaranteed speed by less than this share are not violations."""
+from refold.plans import GUARANTEE_TOLERANCE, Minimums, ModelledSpeedSource, Speeds, SpeedSource
 
 GPU_TOLERANCE = 1e-6
 """Rounding error, in GPUs, of sums of GPU fractions."""
@@ -67,7 +64,7 @@ def find_violations(
     *,
     measured: SpeedSource | None = None,
     grace: Seconds,
-    tolerance: float = SPEED_TOLERANCE,
+    tolerance: float = GUARANTEE_TOLERANCE,
 ) -> GuaranteeReport:
     """Find the guarantee violations of a history, with speeds from the performance model or from `speed_source`.
 

@@ -31,8 +31,8 @@ from refold.simulator.state_at import RecordedDecisions, StateAt
 MAX_STEPS = 50_000
 """The number of steps per future: a policy with a wake-up every minute gets about a month."""
 
-MAX_IDLE_WAKES = 1_000
-"""A future ends after more wake-ups than this in a row that start no job while nothing runs."""
+MAX_IDLE_STEPS = 1_000
+"""A future ends after more steps than this in a row that start no job while nothing runs."""
 
 
 def continue_with_own_policy(
@@ -271,10 +271,10 @@ class _Future:
         unstarted, unended = set(tracked), {job.id for job in new_jobs}
         for job in new_jobs:
             self._agenda.add(self._now, JobSubmitted(job))
-        idle_wakes = 0
+        idle_steps = 0
         for _ in range(MAX_STEPS):
             upcoming = self._agenda.next() if unstarted or unended else None
-            if upcoming is None or idle_wakes > MAX_IDLE_WAKES:
+            if upcoming is None or idle_steps > MAX_IDLE_STEPS:
                 return
             entry = self._step(*upcoming)
             for order in entry.orders:
@@ -285,7 +285,7 @@ class _Future:
                 if isinstance(event, RunFinished) and event.job in unended:
                     unended.remove(event.job)
                     self.ended[event.job] = entry.now
-            idle_wakes = 0 if entry.orders or self._scheduler.view.runs else idle_wakes + 1
+            idle_steps = 0 if entry.orders or self._scheduler.view.runs else idle_steps + 1
 
     def _step(self, now: Seconds, events: list[Event]) -> Entry:
         events += self._backend.consequences(now, events)

@@ -8,7 +8,6 @@ from .draft import (
 from .durations import DurationSource as DurationSource, DurationSourceName as DurationSourceName
 from .guarantees import GuaranteeRules as GuaranteeRules
 from .options import (
-    MIN_SPEEDUP as MIN_SPEEDUP,
     Option as Option,
     OptionCache as OptionCache,
     allowed_gpu_range as allowed_gpu_range,

@@ -120,7 +120,8 @@ class DurationSource:
         age = view.now - run.since
         overrun = max(MIN_OVERRUN, MIN_OVERRUN_SHARE * age)
         if self._source == "known":
-            return max(_known_run_time(job) - view.done(job.id), MIN_RUN_TIME)
+            remaining = _known_run_time(job) - view.done(job.id)
+            return max(remaining, MIN_RUN_TIME, min(-remaining, overrun))  # as late again as it is already
         if self._source == "limit":
             return overrun
         elapsed = self._elapsed.get(job.id, 0.0) + age * speedup

@@ -13,7 +13,7 @@ from collections import defaultdict
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import WHOLE, Allocation, Job, Plan, Run, Seconds
-from refold.plans import Layout, requested_layout
+from refold.plans import GUARANTEE_TOLERANCE, Layout, requested_layout
 from refold.policies.common.options import Option, OptionCache, requested_option, requested_options
 from refold.policies.common.progress_estimator import ProgressEstimator
 
@@ -22,9 +22,6 @@ Shape = tuple[Layout, Plan | None]
 
 ROUNDING_GPUS = 1e-6
 """Tolerance for rounding in sums of GPU fractions."""
-
-SPEED_TOLERANCE = 0.01
-"""A measured speed below the guarantee by up to this share is accepted."""
 
 
 class GuaranteeRules:
@@ -46,6 +43,10 @@ class GuaranteeRules:
         """Return the speed of what a job requested in steps per second; 1 for a job with unknown speed."""
         speeds = self._estimator.speeds
         return speeds.requested_speed(job).steps_per_second if speeds.can_model(job) else 1.0
+
+    def is_fast_enough(self, job: Job, speed: float) -> bool:
+        """Return whether a modelled speed meets the guarantee."""
+        return speed * (1 + GUARANTEE_TOLERANCE) >= self.guaranteed_speed(job)
 
     def sufficient_options(self, job: Job) -> tuple[Option, ...]:
         """Return the options that satisfy the guarantee, by increasing GPUs: the fast ones and the requested ones."""
@@ -81,7 +82,9 @@ class GuaranteeRules:
         return newly_excluded
 
     def _exclude_if_slow(self, job: Job, run: Run, steps_per_second: float) -> bool:
-        if steps_per_second >= self.guaranteed_speed(job) * (1 - SPEED_TOLERANCE) or _is_requested(job, run.allocation):
+        if steps_per_second >= self.guaranteed_speed(job) * (1 - GUARANTEE_TOLERANCE) or _is_requested(
+            job, run.allocation
+        ):
             return False
         shape = (run.allocation.gpus_on_node, run.allocation.plan)
         too_slow = self._too_slow.setdefault(job.id, set())

@@ -11,10 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from refold.model import MAX_GPUS, WHOLE, Cluster, Demand, Job, Plan
-from refold.plans import Speeds, requested_cpus, requested_layout, workload_kind
-
-MIN_SPEEDUP = 1.01
-"""More GPUs are an option if they are faster by at least this factor."""
+from refold.plans import MIN_SPEEDUP, Speeds, requested_cpus, requested_layout, workload_kind
 
 MIN_SPREAD_SPEED = 0.5
 """A layout over more nodes is an option if it keeps more than this share of the speed."""

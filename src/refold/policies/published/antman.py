@@ -16,14 +16,11 @@ from refold.core import View
 from refold.errors import BadValue
 from refold.model import NO_CHANGE, WHOLE, Allocation, Decision, Demand, Job, Share
 from refold.packing import Placer
-from refold.plans import CATALOGUE_ONLY, Knowledge, Speed, Speeds
+from refold.plans import CATALOGUE_ONLY, MIN_SPEEDUP, Knowledge, Speed, Speeds
 from refold.policies.common import Draft, Reasons, Transition
 
 SIZES = (1, 2, 4, 8)
 """Numbers of GPUs by which a best-effort job is shrunk, and to which it grows on a node."""
-
-MIN_GROWTH_SPEEDUP = 1.01
-"""A job grows only if that makes it at least this many times as fast."""
 
 
 class AntMan:
@@ -236,7 +233,7 @@ class _AntManRound:
         now = self._speed(job, held)
         for wanted in self._larger_allocations(job, held, node):
             speed = self._speed_of(job, wanted.placement)
-            if speed is None or speed.steps_per_second < now * MIN_GROWTH_SPEEDUP:
+            if speed is None or speed.steps_per_second < now * MIN_SPEEDUP:
                 continue
             before = self.draft.snapshot()
             self.draft.release(job.id, "grows on free GPUs")

@@ -226,8 +226,10 @@ class Pollux:
             old = held.get(job.id)
             wanted = _allocation(view, draft.free, job, row, old, profiles)
             before = old.gpu_milli // WHOLE if old else 0
-            if wanted is None or not draft.assign(job.id, wanted, f"from {before} to {sum(row)} GPUs"):
-                _ = old is not None and draft.assign(job.id, old)
+            if wanted is not None and draft.assign(job.id, wanted, f"from {before} to {sum(row)} GPUs"):
+                continue
+            if old is not None:
+                draft.assign(job.id, old)
 
 
 def restart_factor(age: Seconds, restarts: int, restart_seconds: Seconds) -> float:

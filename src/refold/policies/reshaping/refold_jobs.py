@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from refold.core import View
 from refold.model import Allocation, Job, Seconds
-from refold.policies.common import MIN_SPEEDUP, GuaranteeRules, Option, OptionCache, ProgressEstimator
+from refold.policies.common import GuaranteeRules, Option, OptionCache, ProgressEstimator
 
 
 class RefoldSettings(NamedTuple):
@@ -108,7 +108,7 @@ class RoundJobs:
         job = self.by_id[job_id]
         if self._guarantees.is_too_slow(job, (held.gpus_on_node, held.plan)):
             return False
-        return self.speed(job_id, held) * MIN_SPEEDUP >= self._guarantees.guaranteed_speed(job)
+        return self._guarantees.is_fast_enough(job, self.speed(job_id, held))
 
     def starves_at(self, job_id: str) -> Seconds:
         """Return when a waiting job will be starving."""

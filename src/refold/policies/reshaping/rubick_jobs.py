@@ -53,9 +53,11 @@ class RubickJobs:
         """Return the minimum resource demand in GPUs, which is 0 without a guarantee."""
         return self._curves.guarantees.minimum_option(self.by_id[job_id]).gpus if job_id in self.guaranteed else 0
 
-    def guaranteed_speed(self, job_id: str) -> float:
-        """Return the guaranteed speed; 0 for jobs without a guarantee."""
-        return self._curves.guarantees.guaranteed_speed(self.by_id[job_id]) if job_id in self.guaranteed else 0.0
+    def is_fast_enough(self, job_id: str, speed: Speed) -> bool:
+        """Return whether a speed meets the guarantee of a job; True for jobs without a guarantee."""
+        if job_id not in self.guaranteed:
+            return True
+        return self._curves.guarantees.is_fast_enough(self.by_id[job_id], speed.steps_per_second)
 
     def speed(self, job_id: str, held: Allocation | None) -> float:
         """Return a job's speed with an allocation; 0 if it has none."""

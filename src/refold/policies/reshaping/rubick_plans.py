@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from refold.model import WHOLE, Plan, format_duration
 from refold.plans import Speed
-from refold.policies.common import MIN_SPEEDUP, Draft
+from refold.policies.common import Draft
 from refold.policies.reshaping.ledger import NO_SHARE, Ledger, NodeShare, scale_share
 from refold.policies.reshaping.rubick_jobs import RubickJobs
 
@@ -55,7 +55,7 @@ class PlanChooser:
             speed = jobs.speed_on(job_id, layout, cpus)
             if speed is not None and (best is None or speed.steps_per_second > best[0]):
                 best = speed.steps_per_second, speed, chosen
-        if best is None or best[0] * MIN_SPEEDUP < jobs.guaranteed_speed(job_id):
+        if best is None or not jobs.is_fast_enough(job_id, best[1]):
             return None
         return best[1] if self._allocate_memory(job_id, best[1], best[2]) else None
 
