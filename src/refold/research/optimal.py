@@ -84,7 +84,7 @@ def best_throughput(view: View, speeds: Speeds, *, guarantees: bool = True) -> O
 def guaranteed_by_request(view: View) -> set[str]:
     """Return the guaranteed jobs within their tenants' quotas, admitted in order of submission by requested GPUs.
 
-    Policies admit jobs by the fewest GPUs that meet the guarantee, until they end (`GuaranteeRules`). The optimum of one
+    Policies admit jobs by the fewest GPUs that meet the guarantee, until they end (`GuaranteeRules`). The optimum of a
     moment depends neither on a performance model for quotas nor on what was admitted before.
     """
     quota_left: dict[str, float] = {}

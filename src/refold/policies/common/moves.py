@@ -96,6 +96,51 @@ class _NodeSpace(msgspec.Struct):
         return sum(free >= demand.gpu_milli for free in self.gpus) >= demand.gpus
 
 
+class _Shares:
+    """The shares of runs. Runs are identified by their index in `runs`, shares by their position in the placement."""
+
+    def __init__(self, view: View, free: FreeResources, runs: list[Run]) -> None:
+        self._view, self._free, self._runs = view, free, runs
+        self._fits_now: dict[Demand, bool] = {}
+        self.on_node = self._shares_on_nodes()
+        """Node -> run -> its shares there, for runs whose shares on the node each fit elsewhere on their own."""
+
+    def get(self, index: int, position: int) -> Share:
+        """Return a share of a run."""
+        return self._runs[index].allocation.placement[position]
+
+    def demand_of(self, index: int, position: int) -> Demand:
+        """Return the demand that a share satisfies, restricted to GPU types at least as fast as those of the run."""
+        share, cluster = self.get(index, position), self._view.cluster
+        accepted = self._view.active[self._runs[index].job].demand.gpu_types or cluster.type_names
+        if share.gpus and len(accepted) > 1:
+            nodes = [part.node for part in self._runs[index].allocation.placement if part.gpus]
+            speed = min(cluster.gpu_type(cluster.nodes[node].gpu_type).speed for node in nodes)
+            accepted = tuple(
+                name for name in cluster.type_names if name in accepted and cluster.gpu_type(name).speed >= speed
+            )
+        return Demand(1, len(share.gpus), share.gpu_milli, share.cpu_milli, share.memory_mib, accepted)
+
+    def _shares_on_nodes(self) -> dict[int, dict[int, list[int]]]:
+        on_node: dict[int, dict[int, list[int]]] = {}
+        for index, run in enumerate(self._runs):
+            for position, share in enumerate(run.allocation.placement):
+                on_node.setdefault(share.node, {}).setdefault(index, []).append(position)
+        for runs in on_node.values():
+            for index in [index for index, shares in runs.items() if not self._fit_elsewhere(index, shares)]:
+                del runs[index]
+        return on_node
+
+    def _fit_elsewhere(self, index: int, positions: list[int]) -> bool:
+        for position in positions:
+            demand = self.demand_of(index, position)
+            if demand not in self._fits_now:
+                self._fits_now[demand] = self._free.shortage(demand).nodes_fit > 0
+            if not self._fits_now[demand]:
+                return False
+        return True
+
+
 class _Search:
     """Search state. Runs are identified by their index in `runs`, shares by their position in the run's placement.
 
@@ -106,7 +151,6 @@ class _Search:
     def __init__(
         self, view: View, free: FreeResources, demand: Demand, placer: Placer, runs: list[Run], max_moves: int
     ) -> None:
-        self._view = view
         self._free = free
         self._now, self._later = free.copy(), free.copy()
         self._placer = placer
@@ -117,8 +161,7 @@ class _Search:
         self._placed: list[Share] = []
         self._moved: dict[int, dict[int, Share]] = {}
         """Run -> position of each moved share -> new share."""
-        self._fits_now: dict[Demand, bool] = {}
-        self._on_node = self._shares_on_nodes()
+        self._shares = _Shares(view, free, runs)
 
     def place_all(self) -> bool:
         """Find a placement for all instances, moving as few runs as necessary; return whether there is one."""
@@ -133,7 +176,7 @@ class _Search:
             others = {other: shares for other, shares in self._moved.items() if other != index}
             hypothetical = self._free.copy()
             for other, shares in others.items():
-                hypothetical.release([self._share(other, position) for position in shares])
+                hypothetical.release([self._shares.get(other, position) for position in shares])
                 hypothetical.take(tuple(shares.values()))
             placement = self._placer.place(hypothetical, self._demand)
             if placement is not None:
@@ -149,41 +192,6 @@ class _Search:
             reshapes.append(Reshape(run.job, Allocation(placement, run.allocation.plan), why))
             gpu_milli += run.allocation.gpu_milli
         return Moves(tuple(reshapes), tuple(self._placed), gpu_milli)
-
-    def _share(self, index: int, position: int) -> Share:
-        return self._runs[index].allocation.placement[position]
-
-    def _shares_on_nodes(self) -> dict[int, dict[int, list[int]]]:
-        """Return node -> run -> its shares there, for runs whose shares on the node each fit elsewhere on their own."""
-        on_node: dict[int, dict[int, list[int]]] = {}
-        for index, run in enumerate(self._runs):
-            for position, share in enumerate(run.allocation.placement):
-                on_node.setdefault(share.node, {}).setdefault(index, []).append(position)
-        for runs in on_node.values():
-            for index in [index for index, shares in runs.items() if not self._fit_elsewhere(index, shares)]:
-                del runs[index]
-        return on_node
-
-    def _fit_elsewhere(self, index: int, positions: list[int]) -> bool:
-        for position in positions:
-            demand = self._demand_of(index, position)
-            if demand not in self._fits_now:
-                self._fits_now[demand] = self._free.shortage(demand).nodes_fit > 0
-            if not self._fits_now[demand]:
-                return False
-        return True
-
-    def _demand_of(self, index: int, position: int) -> Demand:
-        """Return the demand that a share satisfies, restricted to GPU types at least as fast as those of the run."""
-        share, cluster = self._share(index, position), self._view.cluster
-        accepted = self._view.active[self._runs[index].job].demand.gpu_types or cluster.type_names
-        if share.gpus and len(accepted) > 1:
-            nodes = [part.node for part in self._runs[index].allocation.placement if part.gpus]
-            speed = min(cluster.gpu_type(cluster.nodes[node].gpu_type).speed for node in nodes)
-            accepted = tuple(
-                name for name in cluster.type_names if name in accepted and cluster.gpu_type(name).speed >= speed
-            )
-        return Demand(1, len(share.gpus), share.gpu_milli, share.cpu_milli, share.memory_mib, accepted)
 
     def _place_one(self) -> bool:
         """Place one more instance on what will be free, and remove what it uses of that from what is free now."""
@@ -223,7 +231,7 @@ class _Search:
         emptiest GPUs."""
         instance, types = self._one, int(self._later.vector(self._one)[0, 5])
         rows, gpus = self._later.nodes.tolist(), self._later.gpus.tolist()
-        for node, runs in self._on_node.items():
+        for node, runs in self._shares.on_node.items():
             row = rows[node]
             if not (runs and row[UP] and row[GPUS] >= instance.gpus and row[TYPE_BIT] & types):
                 continue
@@ -239,7 +247,7 @@ class _Search:
 
     def _evictions(self, node: int) -> list[tuple[int, ...]]:
         """Return sets of runs without which an instance fits on a node; no set contains another."""
-        runs = [index for index in self._on_node[node] if self._unmoved(index, node)]
+        runs = [index for index in self._shares.on_node[node] if self._unmoved(index, node)]
         runs.sort(key=lambda index: (self._cost((index,)), index))
         row = self._later.nodes[node]
         space = _NodeSpace(list(self._later.gpu_milli_of(node)), int(row[CPU_FREE]), int(row[MEMORY_FREE]))
@@ -254,7 +262,7 @@ class _Search:
             sufficient += [
                 subset for subset in [self._greedy_eviction(space, node, runs)] if subset and subset not in sufficient
             ]
-        return [subset for subset in sufficient if self._are_few_enough(subset)]
+        return [subset for subset in sufficient if len(self._moved.keys() | subset) <= self._max_moves]
 
     def _greedy_eviction(self, space: _NodeSpace, node: int, runs: list[int]) -> tuple[int, ...]:
         """Return the cheapest runs that suffice, less those that need not leave, checked the most expensive first."""
@@ -271,18 +279,17 @@ class _Search:
     def _suffice(self, space: _NodeSpace, node: int, runs: Sequence[int]) -> bool:
         return space.without([share for _, _, share in self._leaving(node, runs)]).fits(self._one)
 
-    def _are_few_enough(self, runs: tuple[int, ...]) -> bool:
-        return len(self._moved.keys() | runs) <= self._max_moves
-
     def _unmoved(self, index: int, node: int) -> list[int]:
         """Return the shares of a run on a node that have not been moved."""
         moved = self._moved.get(index, {})
-        return [position for position in self._on_node[node][index] if position not in moved]
+        return [position for position in self._shares.on_node[node][index] if position not in moved]
 
     def _leaving(self, node: int, runs: Sequence[int]) -> list[tuple[int, int, Share]]:
         """Return the shares (run, position, share) that are released if these runs leave a node."""
         return [
-            (index, position, self._share(index, position)) for index in runs for position in self._unmoved(index, node)
+            (index, position, self._shares.get(index, position))
+            for index in runs
+            for position in self._unmoved(index, node)
         ]
 
     def _evict(self, node: int, runs: tuple[int, ...]) -> bool:
@@ -300,7 +307,7 @@ class _Search:
         return False
 
     def _move_share(self, index: int, position: int) -> bool:
-        placement = self._placer.place(self._now, self._demand_of(index, position))
+        placement = self._placer.place(self._now, self._shares.demand_of(index, position))
         if placement is None or self._later.take(placement) is not None:
             return False
         self._moved.setdefault(index, {})[position] = placement[0]

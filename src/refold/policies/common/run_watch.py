@@ -174,7 +174,7 @@ class RunWatch:
     def __init__(self, policy: Policy, rules: WatchRules) -> None:
         self.name = policy.name
         self.oracle = bool(getattr(policy, "oracle", False))
-        self._policy = policy
+        self._policy = _WatchedPolicy(policy)
         self._grace = rules.grace
         self._rules = _make_rules(rules)
         self._runs: dict[str, _WatchedRun] = {}
@@ -182,11 +182,6 @@ class RunWatch:
         """Jobs that have reported progress."""
         self._tails = _Tails() if rules.beyond_tail is not None else None
         self._checks = _CheckTimes()
-        self._policy_wakes: list[Seconds] = []
-        """Heap of the wake-up times that the wrapped policy has set."""
-        self._requested_wake: Seconds | None = None
-        self._unseen: list[Run] = []
-        """Runs that started in rounds that the wrapped policy did not see."""
         self._disabled = False
 
     def disable(self) -> None:
@@ -196,9 +191,9 @@ class RunWatch:
     def decide(self, view: View) -> Decision:
         """Return the decision of the wrapped policy, with the runs to flag and to end."""
         if self._disabled:
-            return self._policy_decision(view)
+            return self._policy.decide(view, self._checks.is_due(view.now))
         self._update(view)
-        decision = self._policy_decision(view)
+        decision = self._policy.decide(view, self._checks.is_due(view.now))
         changing = {stop.job for stop in decision.stops} | {reshape.job for reshape in decision.reshapes}
         flags: list[Flag] = []
         ends: list[End] = []
@@ -208,41 +203,7 @@ class RunWatch:
         for start in decision.starts:
             if (job := view.waiting.get(start.job)) is not None:  # otherwise the start will be rejected
                 self._begin(view, job, view.run_count(job.id) + 1, start.allocation)
-        return self._merge(decision, flags, ends)
-
-    # The wrapped policy.
-
-    def _policy_decision(self, view: View) -> Decision:
-        wakes = self._policy_wakes
-        is_policy_wake = bool(wakes) and wakes[0] <= view.now
-        while wakes and wakes[0] <= view.now:
-            heappop(wakes)
-        if self._checks.is_due(view.now) and not is_policy_wake and not _has_events(view.changes):
-            self._unseen += view.changes.started
-            return NO_CHANGE
-        decision = self._policy.decide(_MergedView(view, self._unseen) if self._unseen else view)
-        self._unseen = []
-        if decision.wake_at is not None:
-            heappush(wakes, decision.wake_at)
-        return decision
-
-    def _merge(self, decision: Decision, flags: list[Flag], ends: list[End]) -> Decision:
-        """Add flags, ends and the next wake-up time to a decision.
-
-        A wake-up time is requested once, and again after a decision with changes, which may have been rejected.
-        """
-        times = [*self._policy_wakes[:1], *self._checks.next()]
-        wake_at = min(times, default=None)
-        has_additions = bool(flags or ends)
-        if wake_at == self._requested_wake and not has_additions and decision.wake_at is None:
-            return decision
-        changes = decision.starts or decision.stops or decision.reshapes
-        self._requested_wake = None if changes or has_additions else wake_at
-        if wake_at == decision.wake_at and not has_additions:
-            return decision
-        return msgspec.structs.replace(
-            decision, flags=(*decision.flags, *flags), ends=(*decision.ends, *ends), wake_at=wake_at
-        )
+        return self._policy.merge(decision, flags, ends, self._checks.next())
 
     # State of the runs.
 
@@ -347,6 +308,50 @@ class RunWatch:
         if rule.name not in run.flagged:
             return rule.violated_at(run)
         return run.flagged[rule.name] + self._grace if rule.ends else inf
+
+
+class _WatchedPolicy:
+    """The wrapped policy, which does not see rounds that only the watch requested, and its wake-up times."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._wakes: list[Seconds] = []
+        """Heap of the wake-up times that the policy has set."""
+        self._requested_wake: Seconds | None = None
+        self._unseen: list[Run] = []
+        """Runs that started in rounds that the policy did not see."""
+
+    def decide(self, view: View, is_check: bool) -> Decision:
+        """Return the decision of the policy. `is_check`: whether the watch requested this round."""
+        wakes = self._wakes
+        is_policy_wake = bool(wakes) and wakes[0] <= view.now
+        while wakes and wakes[0] <= view.now:
+            heappop(wakes)
+        if is_check and not is_policy_wake and not _has_events(view.changes):
+            self._unseen += view.changes.started
+            return NO_CHANGE
+        decision = self._policy.decide(_MergedView(view, self._unseen) if self._unseen else view)
+        self._unseen = []
+        if decision.wake_at is not None:
+            heappush(wakes, decision.wake_at)
+        return decision
+
+    def merge(self, decision: Decision, flags: list[Flag], ends: list[End], next_check: list[Seconds]) -> Decision:
+        """Add flags, ends and the next wake-up time to a decision.
+
+        A wake-up time is requested once, and again after a decision with changes, which may have been rejected.
+        """
+        wake_at = min([*self._wakes[:1], *next_check], default=None)
+        has_additions = bool(flags or ends)
+        if wake_at == self._requested_wake and not has_additions and decision.wake_at is None:
+            return decision
+        changes = decision.starts or decision.stops or decision.reshapes
+        self._requested_wake = None if changes or has_additions else wake_at
+        if wake_at == decision.wake_at and not has_additions:
+            return decision
+        return msgspec.structs.replace(
+            decision, flags=(*decision.flags, *flags), ends=(*decision.ends, *ends), wake_at=wake_at
+        )
 
 
 class _CheckTimes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from typing import Any
 
 import msgspec
@@ -76,7 +77,7 @@ class _AntManRound:
         self._view = view
         self._placer = placer
         self._speeds = speeds
-        self._max_restarts = max_restarts
+        self._scaling = _Scaling(view, speeds, max_restarts)
         self._jobs = {**view.waiting, **view.active}
 
     # Guaranteed jobs.
@@ -168,7 +169,7 @@ class _AntManRound:
         on_node = [
             self._jobs[job_id]
             for job_id, held in self.draft.allocations()
-            if node in held.nodes and self._may_change(self._jobs[job_id])
+            if node in held.nodes and self._scaling.may_change(self._jobs[job_id])
         ]
         return [job.id for job in sorted(on_node, key=lambda job: (job.submitted, job.id), reverse=True)]
 
@@ -178,7 +179,7 @@ class _AntManRound:
         on_node = _gpus_on(held, node)
         if held is None or gpus > on_node:
             return False
-        less = self._scaled(self._jobs[job_id], _without_gpus(held, node, gpus))
+        less = self._scaling.scaled(self._jobs[job_id], _without_gpus(held, node, gpus))
         if less is None and gpus < on_node:
             return False
         self.draft.release(job_id, why)
@@ -208,7 +209,7 @@ class _AntManRound:
                 continue
             if self.draft.place(job.id, self._placer, demand, None):
                 held = self.draft.allocation_of(job.id)
-                scaled = self._scaled(job, held.placement) if held else None
+                scaled = self._scaling.scaled(job, held.placement) if held else None
                 self.draft.release(job.id)
                 if scaled is not None and self.draft.assign(job.id, scaled):
                     return True
@@ -228,11 +229,11 @@ class _AntManRound:
 
     def _grow(self, job: Job, node: int) -> bool:
         held = self.draft.allocation_of(job.id)
-        if held is None or held.nodes != {node} or not self._may_scale(job):
+        if held is None or held.nodes != {node} or not self._scaling.may_scale(job):
             return False
-        now = self._speed(job, held)
+        now = self._scaling.speed(job, held)
         for wanted in self._larger_allocations(job, held, node):
-            speed = self._speed_of(job, wanted.placement)
+            speed = self._scaling.scaled_speed(job, wanted.placement)
             if speed is None or speed.steps_per_second < now * MIN_SPEEDUP:
                 continue
             before = self.draft.snapshot()
@@ -251,36 +252,44 @@ class _AntManRound:
                 gpus = tuple(sorted(own + free[: size - len(own)]))
                 yield Allocation((_share_of(job.demand, node, gpus),))
 
-    # Possible changes of a job.
 
-    def _may_change(self, job: Job) -> bool:
+class _Scaling:
+    """Which jobs may be changed and scaled, and their speeds."""
+
+    def __init__(self, view: View, speeds: Speeds, max_restarts: int) -> None:
+        self._view, self._speeds, self._max_restarts = view, speeds, max_restarts
+
+    def may_change(self, job: Job) -> bool:
         """Whether a job is best-effort, and either not running or preemptible and not stopping."""
         run = self._view.runs.get(job.id)
         return job.job_class == "best-effort" and (run is None or (job.preemptible and not run.stopping))
 
-    def _may_scale(self, job: Job) -> bool:
+    def may_scale(self, job: Job) -> bool:
+        """Whether the number of replicas of a job may change."""
         is_running = job.id in self._view.runs
         restarts = self._view.run_count(job.id) - 1
         return self._speeds.can_model(job) and (not is_running or restarts < self._max_restarts)
 
-    def _scaled(self, job: Job, placement: tuple[Share, ...]) -> Allocation | None:
+    def scaled(self, job: Job, placement: tuple[Share, ...]) -> Allocation | None:
         """Return the job's allocation with its own plan and the replicas that fit; None if it cannot be scaled."""
-        if not placement or not self._may_scale(job):
+        if not placement or not self.may_scale(job):
             return None
-        speed = self._speed_of(job, placement)
+        speed = self.scaled_speed(job, placement)
         return Allocation(placement, speed.plan) if speed is not None else None
 
-    def _speed_of(self, job: Job, placement: tuple[Share, ...]) -> Speed | None:
+    def scaled_speed(self, job: Job, placement: tuple[Share, ...]) -> Speed | None:
+        """Return the speed with the job's own plan and the replicas that fit; None if there is no such plan."""
         allocation = Allocation(placement)
         types = {self._view.cluster.nodes[node].gpu_type for node in allocation.nodes}
         if len(types) > 1 or not types <= set(self._speeds.types_for(job)):
             return None
         return self._speeds.scaled(job, types.pop(), allocation.gpus_on_node, allocation.cpu_milli / WHOLE)
 
-    def _speed(self, job: Job, held: Allocation) -> float:
+    def speed(self, job: Job, held: Allocation) -> float:
+        """Return the steps per second with an allocation; infinity if the GPU type is not modelled: never grow."""
         gpu_type = self._view.cluster.nodes[held.placement[0].node].gpu_type
         if gpu_type not in self._speeds.types_for(job):
-            return float("inf")  # no speed model for this GPU type: never grow
+            return inf
         plan = held.plan or self._speeds.own_plan(job)
         cpus = held.cpu_milli / WHOLE
         return self._speeds.with_plan(job, gpu_type, held.gpus_on_node, cpus, plan).steps_per_second
