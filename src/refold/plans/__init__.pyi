@@ -1,3 +1,4 @@
+from .cluster_machines import Layout as Layout
 from .curves import (
     MIN_SPEEDUP as MIN_SPEEDUP,
     Curve as Curve,
@@ -21,7 +22,6 @@ from .space import Pins as Pins, PlanLimits as PlanLimits, all_plans as all_plan
 from .speeds import (
     CATALOGUE_ONLY as CATALOGUE_ONLY,
     Knowledge as Knowledge,
-    Layout as Layout,
     Speed as Speed,
     Speeds as Speeds,
     WorkloadKind as WorkloadKind,

@@ -10,33 +10,25 @@ Results are cached by layout (GPUs on each node, in descending order), since the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from refold.catalogue import DEFAULT_ENGINE, find_engine, find_gpu, known_model
-from refold.errors import UnknownName
-from refold.model import ETHERNET, PCIE, WHOLE, Cluster, Demand, Job, Link, Plan
+from refold.catalogue import DEFAULT_ENGINE, find_engine, known_model
+from refold.model import WHOLE, Cluster, Demand, Job, Plan
 from refold.perf import (
     Fitted,
-    GpuSpec,
-    Machines,
     ModelShape,
     TrainingSetup,
     apply_corrections,
     estimate_all,
     plans_to_columns,
 )
+from refold.plans.cluster_machines import MIB_PER_GIB, ClusterMachines, Layout
 from refold.plans.ranking import fastest
 from refold.plans.search import best_plan
 from refold.plans.space import DEFAULT_LIMITS, PlanLimits
-
-Layout = tuple[int, ...]
-"""GPUs on each node, in descending order."""
-
-MIB_PER_GIB = 1024
 
 
 class Knowledge(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -83,6 +75,7 @@ class Speeds:
 
     def __init__(self, cluster: Cluster, knowledge: Knowledge = CATALOGUE_ONLY) -> None:
         self.cluster = cluster
+        self._machines = ClusterMachines(cluster)
         self._fits = {(fit.model, fit.gpu): fit for fit in knowledge.fits}
         self._menu = knowledge.menu
         self._limits = knowledge.limits
@@ -104,7 +97,7 @@ class Speeds:
         if self._model(workload_kind(job)) is None:
             return []
         accepted = job.demand.gpu_types
-        return [name for name in self._gpus if not accepted or name in accepted]
+        return [name for name in self._machines.gpus if not accepted or name in accepted]
 
     def fastest(self, job: Job, gpu_type: str, layout: Layout, cpus: float) -> Speed | None:
         """Return the speed with the best plan on a layout with `cpus` in total; None if no plan fits."""
@@ -129,7 +122,7 @@ class Speeds:
 
         A GPU type that the catalogue does not have is modelled as the first one that it has.
         """
-        if gpu_type not in self._gpus:
+        if gpu_type not in self._machines.gpus:
             gpu_type = self.types_for(job)[0]
         key = (workload_kind(job), gpu_type, layout, cpus, plan)
         cached = self._cache.get(key)
@@ -153,49 +146,16 @@ class Speeds:
         model = self._model(workload_kind(job))
         return job.batch or (model.batch if model else 0) or 1
 
-    @cached_property
-    def _gpus(self) -> dict[str, GpuSpec]:
-        specs = {}
-        for name in self.cluster.type_names:
-            try:
-                specs[name] = find_gpu(name)
-            except UnknownName:
-                continue
-        return specs
-
-    @cached_property
-    def _links(self) -> dict[str, Link]:
-        """Links between the GPUs of a node, by GPU type; the default of the type if the cluster specifies none."""
-        specified = {node.gpu_type: node.inside for node in self.cluster.nodes if node.gpus and node.inside != PCIE}
-        return {name: specified.get(name, gpu.link) for name, gpu in self._gpus.items()}
-
-    @cached_property
-    def _node_memory_gib(self) -> dict[str, float]:
-        """Memory of the largest node of each GPU type; 0 (unlimited) if unknown."""
-        if not self.cluster.memory_known:
-            return dict.fromkeys(self._gpus, 0.0)
-        largest: dict[str, float] = dict.fromkeys(self._gpus, 0.0)
-        for node in self.cluster.nodes:
-            if node.gpus and node.gpu_type in largest:
-                largest[node.gpu_type] = max(largest[node.gpu_type], node.memory_mib / MIB_PER_GIB)
-        return largest
-
-    def _network(self, gpu: GpuSpec) -> Link:
-        specified = self.cluster.network
-        return specified if specified != ETHERNET else Link("network", gpu.node_network_gigabytes_per_second)
-
     def _model(self, kind: WorkloadKind) -> ModelShape | None:
         if kind not in self._models:
             self._models[kind] = known_model(kind.workload) if kind.workload else None
         return self._models[kind]
 
     def _setup(self, kind: WorkloadKind, gpu_type: str, layout: Layout, cpus: float) -> TrainingSetup:
-        model, gpu = self._model(kind), self._gpus[gpu_type]
+        model, machines = self._model(kind), self._machines.get(gpu_type, layout, cpus)
         assert model is not None
-        fit = self._fits.get((model.name, gpu.name))
+        fit = self._fits.get((model.name, machines.gpu.name))
         engine = find_engine(fit.engine if fit and fit.engine else DEFAULT_ENGINE)
-        memory = len(layout) * self._node_memory_gib[gpu_type]
-        machines = Machines(gpu, layout, self._links[gpu_type], self._network(gpu), cpus, memory)
         setup = TrainingSetup(
             model, machines, engine, kind.batch or model.batch or 1, kind.sequence or model.sequence or 1
         )
