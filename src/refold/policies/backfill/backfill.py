@@ -150,7 +150,7 @@ class Backfill:
             schedule.runs.end(job_id, now)
             self._preemption.forget(job_id)
         for node in changes.nodes:
-            schedule.set_node_up(node, view.is_up(node))
+            schedule.update_node(view, node)
         for job_id in changes.removed:
             schedule.remove(job_id)
             self._estimates.forget(job_id)

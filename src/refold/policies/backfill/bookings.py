@@ -70,10 +70,21 @@ class Bookings:
         """Return a placement that is free from now on for this long; None if there is none."""
         return self._placer.place(self.table.free_during(now, now + duration), demand)
 
-    def set_node_up(self, node: int, up: bool) -> None:
-        """Mark a node as up or down."""
+    def set_node_up(self, node: int, up: bool) -> bool:
+        """Mark a node as up or down; return whether that has changed."""
+        if up == self.table.is_up(node):
+            return False
         self.table.set_node_up(node, up)
         self._released[node] = self._newly_free[node] = None
+        return True
+
+    def set_gpu_up(self, node: int, gpu: int, up: bool) -> bool:
+        """Mark a GPU as up or down; return whether that has changed."""
+        if up == self.table.is_gpu_up(node, gpu):
+            return False
+        self.table.set_gpu_up(node, gpu, up)
+        self._released[node] = self._newly_free[node] = None
+        return True
 
     def note_released(self, placement: Placement) -> None:
         """Record that the resources of a placement were released, now or at a later time."""

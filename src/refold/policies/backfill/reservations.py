@@ -12,7 +12,7 @@ from math import inf
 
 import numpy as np
 
-from refold.model import Demand, Placement, Seconds
+from refold.model import Demand, Placement, Seconds, Share
 from refold.packing import DEMAND_ENTRIES, BookedJobs, Ints, Timetable, mask_from_indices
 from refold.policies.backfill.bookings import Bookings, Reservation
 
@@ -55,9 +55,12 @@ class Reservations:
         self._bookings.note_released(reservation.placement)
         return reservation
 
-    def cancel_on(self, node: int) -> list[str]:
-        """Cancel all reservations on a node; return their jobs."""
+    def cancel_on(self, node: int, gpu: int | None = None) -> list[str]:
+        """Cancel all reservations on a node, or those of one GPU; return their jobs."""
         affected = sorted(self._on_node[node])
+        if gpu is not None:
+            uses = (Share(node, (gpu,)),)
+            affected = [job_id for job_id in affected if overlap(self._reserved[job_id].placement, uses)]
         for job_id in affected:
             self.cancel(job_id)
         return affected

@@ -40,8 +40,7 @@ class Schedule:
         self._displaced: dict[str, Reservation | None] = {}
         """Jobs that lost their reservation and need another: perhaps this one, the same placement at a later time."""
         for node in range(len(view.cluster.nodes)):
-            if not view.is_up(node):
-                self.set_node_up(node, False)
+            self.update_node(view, node)
 
     def add(self, queued: QueuedJob) -> None:
         """Add a waiting job, without a reservation."""
@@ -147,10 +146,16 @@ class Schedule:
                 reserved = self.reservations.cancel(job_id)
                 self._displace(job_id, None if reserved is None else reserved.shifted(end))
 
-    def set_node_up(self, node: int, up: bool) -> None:
-        """Mark a node as up or down; jobs with reservations on a node that goes down are displaced."""
-        self.bookings.set_node_up(node, up)
-        for job_id in [] if up else self.reservations.cancel_on(node):
+    def update_node(self, view: View, node: int) -> None:
+        """Note whether a node and its GPUs are up; jobs with reservations on what went down are displaced."""
+        cancelled: list[str] = []
+        if self.bookings.set_node_up(node, view.is_up(node)) and not view.is_up(node):
+            cancelled += self.reservations.cancel_on(node)
+        for gpu in range(view.cluster.nodes[node].gpus):
+            up = view.is_gpu_up(node, gpu)
+            if self.bookings.set_gpu_up(node, gpu, up) and not up:
+                cancelled += self.reservations.cancel_on(node, gpu)
+        for job_id in cancelled:
             self._displace(job_id, None)
 
     def _displace(self, job_id: str, later: Reservation | None) -> None:
