@@ -32,8 +32,12 @@ class Parts:
         self.reservations = Reservations(self.bookings)
 
     def set_node_up(self, node: int, up: bool) -> list[str]:
-        self.bookings.set_node_up(node, up)
-        return [] if up else self.reservations.cancel_on(node)
+        changed = self.bookings.set_node_up(node, up)
+        return self.reservations.cancel_on(node) if changed and not up else []
+
+    def set_gpu_up(self, node: int, gpu: int, up: bool) -> list[str]:
+        changed = self.bookings.set_gpu_up(node, gpu, up)
+        return self.reservations.cancel_on(node, gpu) if changed and not up else []
 
 
 def empty(*sizes: int) -> Parts:
@@ -297,18 +301,18 @@ def test_a_node_that_goes_down_cancels_the_reservations_on_it() -> None:
 
 
 def test_a_gpu_that_goes_down_cancels_the_reservations_that_use_it() -> None:
-    reservations = empty(2)
-    reservations.add_run("run", whole(1), 0, 50)
-    reservations.reserve("here", Demand(1, 1), Reservation(whole(0), 10, 20))
-    reservations.reserve("beside", Demand(1, 1), Reservation(whole(1), 60, 70))
-    reservations.reserve("both", Demand(1, 2), Reservation(whole(0, 1), 80, 90))
-    assert reservations.set_gpu_up(0, 0, False) == ["both", "here"]
-    assert reservations.set_gpu_up(0, 0, False) == []
-    assert list(reservations.reserved) == ["beside"]
-    assert reservations.find(Demand(1, 2), 5, 0) is None
-    assert reservations.find(Demand(1, 1), 5, 0) == Reservation(whole(1), 50, 55)
-    assert reservations.set_gpu_up(0, 0, True) == []
-    assert reservations.find(Demand(1, 1), 5, 0) == Reservation(whole(0), 0, 5)
+    parts = empty(2)
+    parts.runs.add("run", whole(1), 0, 50)
+    parts.reservations.reserve("here", Demand(1, 1), Reservation(whole(0), 10, 20))
+    parts.reservations.reserve("beside", Demand(1, 1), Reservation(whole(1), 60, 70))
+    parts.reservations.reserve("both", Demand(1, 2), Reservation(whole(0, 1), 80, 90))
+    assert parts.set_gpu_up(0, 0, False) == ["both", "here"]
+    assert parts.set_gpu_up(0, 0, False) == []
+    assert list(parts.reservations.by_job) == ["beside"]
+    assert parts.bookings.find(Demand(1, 2), 5, 0) is None
+    assert parts.bookings.find(Demand(1, 1), 5, 0) == Reservation(whole(1), 50, 55)
+    assert parts.set_gpu_up(0, 0, True) == []
+    assert parts.bookings.find(Demand(1, 1), 5, 0) == Reservation(whole(0), 0, 5)
 
 
 def test_free_resources_last_until_the_next_reservation() -> None:
