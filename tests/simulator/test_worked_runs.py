@@ -196,10 +196,10 @@ class TestAgenda:
         agenda = Agenda(jobs)
         agenda.add(5.0, RunFinished("x", 1))
         agenda.add(5.0, RunFinished("y", 1))
-        assert not agenda.all_arrived
+        before = agenda.all_arrived
         expected = [RunFinished("x", 1), RunFinished("y", 1), *map(JobSubmitted, jobs)]
         assert agenda.next() == (5.0, expected)
-        assert agenda.all_arrived
+        assert (before, agenda.all_arrived) == (False, True)
         assert agenda.next() is None
 
     def test_times_are_in_order_however_they_are_added(self) -> None:
