@@ -11,6 +11,8 @@ from scripted_policy import ScriptedPolicy
 from refold.core import Scheduler, View
 from refold.core.events import (
     Event,
+    GpuLost,
+    GpuReturned,
     JobCancelled,
     JobHeld,
     JobReleased,
@@ -41,7 +43,7 @@ Action = tuple[str, int, int]
 ACTIONS = (
     *("submit", "submit", "submit", "cancel", "hold", "depend", "back off", "release", "release"),
     *("recall", "started", "progressed", "stopped", "stopped", "stopped", "failed", "retried", "finished"),
-    *("lose", "return", "start", "start", "start", "start", "stop", "end", "reshape", "late"),
+    *("lose", "return", "lose GPU", "return GPU", "start", "start", "start", "start", "stop", "end", "reshape", "late"),
 )
 
 actions = st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 6), st.integers(0, 5)), max_size=60)
@@ -95,6 +97,10 @@ class Comparison:
             case "lose" | "return":
                 model.set_up(number % 4 - 1, kind == "return")
                 return NodeReturned(number % 4 - 1) if kind == "return" else NodeLost(number % 4 - 1)
+            case "lose GPU" | "return GPU":
+                node, gpu = number % 4 - 1, variant - 1
+                model.set_gpu_up(node, gpu, kind == "return GPU")
+                return GpuReturned(node, gpu) if kind == "return GPU" else GpuLost(node, gpu)
         return self._report(kind, name, run - 1 if kind == "late" else run, done, variant)
 
     def _report(self, kind: str, name: str, run: int, done: float, variant: int) -> Event:
@@ -173,6 +179,7 @@ class Comparison:
         assert [view.is_up(node) for node in range(len(SIZES))] == [
             node not in model.down for node in range(len(SIZES))
         ]
+        assert set(view.down_gpus) == model.down_gpus
         for job in jobs:
             assert view.run_count(job.name) == job.runs
             assert view.done(job.name) == pytest.approx(job.done(now))
@@ -198,6 +205,8 @@ RESHAPE: list[Action] = [("submit", 2, 0), ("start", 2, 0), ("reshape", 2, 1)]
 @example([*SUBMIT_TWO_OF_A_TENANT_WITH_LIMIT_3, ("hold", 3, 0), ("submit", 6, 0), ("release", 3, 0)])
 @example([*SUBMIT_TWO_OF_A_TENANT_WITH_LIMIT_3, ("start", 0, 0), ("hold", 0, 0), ("stopped", 0, 0)])
 @example([*RESHAPE, ("lose", 2, 0), ("stopped", 2, 0)])
+@example([*RESHAPE, ("lose GPU", 2, 1), ("stopped", 2, 0)])
+@example([("submit", 2, 0), ("start", 2, 0), ("lose GPU", 1, 1), ("finished", 2, 0), ("return GPU", 1, 1)])
 @example([*RESHAPE, ("hold", 2, 0), ("release", 2, 0), ("stopped", 2, 0)])
 @example([*RESHAPE, ("retried", 2, 3), ("start", 2, 0), ("recall", 2, 0), ("stopped", 2, 0)])
 @example([*RESHAPE, ("stopped", 2, 0), ("recall", 2, 0), ("stopped", 2, 0)])

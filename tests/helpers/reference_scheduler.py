@@ -57,6 +57,7 @@ class ReferenceScheduler:
     jobs: dict[str, ModelJob] = field(default_factory=dict)
     queue: list[str] = field(default_factory=list)
     down: set[int] = field(default_factory=set)
+    down_gpus: set[tuple[int, int]] = field(default_factory=set)
     late: int = 0
     orders: list[tuple[str, str, int]] = field(default_factory=list)
     """(start or stop, job, number of the run), since they were last read."""
@@ -65,7 +66,7 @@ class ReferenceScheduler:
     # Resources.
 
     def free_gpus(self, node: int) -> list[int]:
-        """Return the GPUs of a node that no run holds or will hold; none if it is down."""
+        """Return the GPUs of a node that are up and that no run holds or will hold; none if the node is down."""
         if node in self.down:
             return []
         taken = {
@@ -75,7 +76,13 @@ class ReferenceScheduler:
             if place is not None and place[0] == node
             for gpu in place[1]
         }
+        taken |= {gpu for down_node, gpu in self.down_gpus if down_node == node}
         return [gpu for gpu in range(self.sizes[node]) if gpu not in taken]
+
+    def is_up(self, place: Gpus) -> bool:
+        """Whether a node and these GPUs of it are up."""
+        node, gpus = place
+        return node not in self.down and not any((node, gpu) in self.down_gpus for gpu in gpus)
 
     def usage(self, tenant: str) -> int:
         """Return the GPUs of the admitted jobs of a tenant."""
@@ -173,7 +180,7 @@ class ReferenceScheduler:
         self._end_run(job, done)
         if job.after_stop == "end":
             self._remove(job)
-        elif target is not None and not job.hold_after_stop and target[0] not in self.down:
+        elif target is not None and not job.hold_after_stop and self.is_up(target):
             self._begin_run(job, target)
         else:
             self._queue_again(job)
@@ -205,6 +212,16 @@ class ReferenceScheduler:
             self.down.remove(node)
         else:
             self.down.add(node)
+
+    def set_gpu_up(self, node: int, gpu: int, up: bool) -> None:
+        """A GPU goes down or returns."""
+        exists = 0 <= node < len(self.sizes) and 0 <= gpu < self.sizes[node]
+        if not exists or ((node, gpu) not in self.down_gpus) == up:
+            self.late += 1
+        elif up:
+            self.down_gpus.remove((node, gpu))
+        else:
+            self.down_gpus.add((node, gpu))
 
     # Decisions.
 
