@@ -6,11 +6,11 @@ import asyncio
 import http.client
 import logging
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import pytest
+from api_requests import Answer, Headers, request
 from fake_service import MEMBER, OTHER, OWNER, READER, FakeService, make_app, serve
 from hypothesis import given, settings, strategies as st
 
@@ -21,57 +21,6 @@ from refold.api.wire import DaemonInfo, Problem, Submission
 from refold.errors import BadInput, BadValue, RefoldError, TooManyRequests, Unavailable
 
 JOB = b'{"name": "train", "command": ["python", "train.py"]}'
-Headers = Sequence[tuple[str, str]]
-
-
-class Answer(NamedTuple):
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def problem(self) -> Problem:
-        return msgspec.json.decode(self.body, type=Problem)
-
-
-def request(
-    app: Api,
-    method: str,
-    path: str,
-    body: bytes | Sequence[bytes] = b"",
-    *,
-    token: str | None = OWNER,
-    headers: Headers = (),
-    host: str = "127.0.0.1:7170",
-    stalls: bool = False,
-) -> Answer:
-    """Make one ASGI request. A list of bytes arrives in chunks; `stalls`: the body never ends."""
-    path, _, query = path.partition("?")
-    given = {"host": host, "content-type": "application/json"} | (
-        {} if token is None else {"authorization": f"Bearer {token}"}
-    )
-    lines = [(name, text) for name, text in given.items() if name not in dict(headers)] + list(headers)
-    scope = {
-        "type": "http",
-        "method": method,
-        "path": path,
-        "query_string": query.encode(),
-        "headers": [(name.encode(), text.encode("latin-1")) for name, text in lines if text is not None],
-    }
-    chunks = [body] if isinstance(body, bytes) else list(body)
-    sent: list[Any] = []
-
-    async def receive() -> dict[str, Any]:
-        if not chunks:
-            await asyncio.sleep(3600)
-        return {"type": "http.request", "body": chunks.pop(0), "more_body": stalls or bool(chunks)}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    asyncio.run(app(scope, receive, send))
-    received = {name.decode(): text.decode() for name, text in sent[0]["headers"]}
-    return Answer(sent[0]["status"], received, b"".join(message["body"] for message in sent[1:]))
 
 
 def service_with_a_job() -> FakeService:

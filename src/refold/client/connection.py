@@ -68,6 +68,8 @@ class Connection:
         with self._readable_errors(), self._stream(name, query) as response:
             while chunk := response.read(CHUNK_BYTES):
                 yield chunk
+            if response.length:  # `read` with a size reports an answer that broke off as its end
+                raise http.client.IncompleteRead(b"", response.length)
 
     def events(self, timeout: float | None = None, /, **query: Any) -> Iterator[Event | int]:
         """Yield events as they arrive, and the current event number at each heartbeat.
@@ -136,6 +138,8 @@ class Connection:
         except OSError as error:
             problem = error.strerror or type(error).__name__
             raise NoDaemon(f"no daemon answers at {self.address}: {problem.lower()}") from None
+        except http.client.IncompleteRead:
+            raise NoDaemon(f"the answer of the daemon at {self.address} broke off") from None
         except (http.client.HTTPException, ValueError) as error:
             raise NoDaemon(f"the server at {self.address} is not a Refold daemon: {error!r}") from None
 
