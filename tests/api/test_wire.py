@@ -132,9 +132,15 @@ def test_every_option_reaches_the_job() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "reshapable"),
-    [({}, False), ({"reshapable": True}, True), ({"plan": "auto"}, True), ({"gpu_range": [1, 4]}, True)],
+    [
+        ({}, False),
+        ({"reshapable": True}, True),
+        ({"gpu_range": [1, 4]}, True),
+        ({"plan": "auto", "workload": "bert"}, True),
+        ({"plan": "auto"}, False),
+    ],
 )
-def test_a_job_is_reshapable_if_it_says_so_or_leaves_its_size_or_plan_open(
+def test_a_job_is_reshapable_if_it_says_so_or_leaves_its_size_or_the_plan_of_its_model_open(
     fields: dict[str, Any], reshapable: bool
 ) -> None:
     assert submit(**fields).to_job("a-1", "lab", "", 0.0).reshapable is reshapable

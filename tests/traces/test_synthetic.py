@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from refold.errors import BadValue
 from refold.model import Demand, Job
 from refold.model.units import DAY, HOUR
+from refold.testing import make_cluster, make_job
 from refold.traces.demo import LOAD, demo_cluster, demo_trace
 from refold.traces.formats import read_cluster, read_trace
 from refold.traces.synthetic import (
@@ -25,7 +28,7 @@ from refold.traces.synthetic import (
     fit_shape,
     generate,
 )
-from refold.traces.trace import Trace
+from refold.traces.trace import Trace, make_trace
 
 CLUSTER = read_cluster("16x8:A100")
 
@@ -163,3 +166,90 @@ def test_invalid_shapes_are_rejected(build_invalid: object) -> None:
     assert callable(build_invalid)
     with pytest.raises(BadValue):
         build_invalid()
+
+
+@given(
+    jobs=st.integers(1, 300),
+    seed=st.integers(0, 2**32),
+    burst=st.floats(1.0, 20.0),
+    weights=st.lists(st.floats(0.0, 5.0), max_size=24).filter(lambda weights: not weights or sum(weights) > 0.01),
+    sizes=st.lists(st.tuples(st.integers(0, 16), st.floats(0.01, 10.0)), min_size=1, max_size=4),
+)
+@settings(max_examples=60)
+def test_generated_jobs_are_valid_whatever_the_shape(
+    jobs: int, seed: int, burst: float, weights: list[float], sizes: list[tuple[int, float]]
+) -> None:
+    shape = WorkloadShape(
+        jobs,
+        PoissonArrivals(6.0, tuple(weights), burst, 30.0),
+        tuple(SizeClass(Demand(gpus=gpus), weight, Lognormal(600.0, 1.5), 0.5) for gpus, weight in sizes),
+        tenants=(("x", 3.0), ("y", 1.0), ("never", 0.0)),
+        users_per_tenant=2,
+        time_limits=True,
+    )
+    trace = generate(shape, seed)
+    assert trace == generate(shape, seed)
+    assert len({job.id for job in trace.jobs}) == jobs
+    submitted = [job.submitted for job in trace.jobs]
+    assert submitted == sorted(submitted)
+    assert submitted[0] >= 0.0
+    assert {job.demand.gpus for job in trace.jobs} <= {gpus for gpus, _ in sizes}
+    assert {job.user for job in trace.jobs} <= {"x-1", "x-2", "y-1", "y-2"}
+    for job in trace.jobs:
+        assert job.work is not None and 1.0 <= job.work <= 30 * 86400.0
+        assert job.time_limit is not None and job.time_limit >= job.work
+
+
+def test_each_size_and_tenant_has_its_share_to_within_one_job() -> None:
+    durations = Lognormal(600.0, 1.0)
+    shape = WorkloadShape(
+        100,
+        PoissonArrivals(10.0),
+        tuple(SizeClass(Demand(gpus=gpus), weight, durations) for gpus, weight in ((1, 0.505), (2, 0.295), (4, 0.2))),
+        tenants=(("x", 2.0), ("y", 1.0)),
+    )
+    trace = generate(shape, seed=4)
+    sizes, tenants = Counter(job.demand.gpus for job in trace.jobs), Counter(job.tenant for job in trace.jobs)
+    assert [abs(sizes[gpus] - share) <= 1 for gpus, share in ((1, 50.5), (2, 29.5), (4, 20))] == [True] * 3
+    assert abs(tenants["x"] - 200 / 3) <= 1
+
+
+def test_jobs_of_a_burst_arrive_within_its_seconds() -> None:
+    shape = WorkloadShape(
+        400, PoissonArrivals(1.0, burst=40.0, burst_seconds=2.0), (SizeClass(Demand(), 1.0, Lognormal(60.0, 0.1)),)
+    )
+    submitted = [job.submitted for job in generate(shape, seed=1).jobs]
+    gaps = [later - sooner for sooner, later in pairwise(submitted)]
+    assert sum(gap > 10.0 for gap in gaps) <= 10  # ten bursts of forty
+    assert len(gaps) - sum(gap > 10.0 for gap in gaps) >= 389
+
+
+def test_empirical_durations_keep_the_mean_of_what_they_were_fitted_to() -> None:
+    work = [1.0, 2.0, 3.0, 50.0, 1000.0]
+    trace = make_trace("t", [make_job(str(number), at=10.0 * number, work=each) for number, each in enumerate(work)])
+    (size_class,) = fit_shape(trace).classes
+    assert size_class.mean_gpu_seconds == pytest.approx(sum(work) / len(work), rel=0.01)
+
+
+def test_a_load_of_jobs_without_gpus_cannot_be_set() -> None:
+    shape = WorkloadShape(1, PoissonArrivals(1.0), (SizeClass(Demand(gpus=0), 1.0, Empirical((1.0,))),), name="cpu")
+    with pytest.raises(BadValue, match="workload 'cpu' requests no GPUs: its load is 0 at any arrival rate"):
+        shape.for_load(CLUSTER, 0.5)
+    with pytest.raises(BadValue, match=r"load is 0, expected a number > 0 such as 0\.9"):
+        everyday_workload(1).for_load(CLUSTER, 0)
+
+
+def test_faster_gpus_count_as_more_capacity() -> None:
+    shape = everyday_workload(10)
+    slow, fast = make_cluster(8, types="A"), make_cluster(8, types="A", speeds={"A": 2.0})
+    assert shape.load(slow) == pytest.approx(2 * shape.load(fast))
+    assert shape.for_load(fast, 0.7).load(fast) == pytest.approx(0.7)
+
+
+def test_a_trace_enlarged_by_a_whole_factor_has_exactly_as_many_copies() -> None:
+    source = make_trace("t", [make_job("a", at=100.0), make_job("b", at=5000.0)])
+    large = enlarge(source, 3, seed=1, jitter=50.0)
+    assert sorted(job.id for job in large.jobs) == ["a", "a.2", "a.3", "b", "b.2", "b.3"]
+    assert all(50.0 <= job.submitted <= 150.0 for job in large.jobs if job.id.startswith("a"))
+    assert max(job.submitted for job in large.jobs) == 5000.0
+    assert large.notes == ("enlarged 3 times with random seed 1: copies are shifted by up to 50 s",)

@@ -211,8 +211,8 @@ def write(cluster: Cluster, path: Path) -> None:
     if cluster.tenants:
         entry["tenants"] = [_to_mapping(tenant) for tenant in cluster.tenants]
     known_and_present = {
-        "cpus_known": (cluster.cpus_known, any(node.cpu_milli for node in cluster.nodes)),
-        "memory_known": (cluster.memory_known, any(node.memory_mib for node in cluster.nodes)),
+        "cpus_known": (cluster.cpus_known, cluster.cpu_milli > 0),
+        "memory_known": (cluster.memory_known, cluster.memory_mib > 0),
     }
     # Amounts that are absent are read as unknown; only amounts that are present but unknown need the key.
     entry |= {key: False for key, (known, present) in known_and_present.items() if present and not known}
@@ -234,13 +234,15 @@ def _int_if_whole(value: float) -> int | float:
 
 
 def _node_entries(cluster: Cluster) -> Iterator[dict[str, Any]]:
+    with_cpus = cluster.cpus_known or cluster.cpu_milli > 0
+    with_memory = cluster.memory_known or cluster.memory_mib > 0
     for first, names in _equal_neighbours(cluster.nodes):
         entry: dict[str, Any] = {"name": _pattern(names)}
         if first.gpus or first.gpu_type:
             entry |= {"gpus": first.gpus, "gpu_type": first.gpu_type}
-        if cluster.cpus_known or first.cpu_milli:
+        if with_cpus:
             entry["cpus"] = _int_if_whole(first.cpu_milli / WHOLE)
-        if cluster.memory_known or first.memory_mib:
+        if with_memory:
             entry["memory_gib"] = _int_if_whole(first.memory_mib / 1024)
         if first.rack:
             entry["rack"] = first.rack
