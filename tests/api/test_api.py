@@ -37,9 +37,11 @@ ROLES_OF_CALL = {
     "submit": "member owner",
     "submit_all": "member owner",
     "preview": "reader member owner",
+    "create_environment": "member owner",
     "jobs": "reader member owner",
     "job": "reader member owner",
     "why": "reader member owner",
+    "environment": "reader member owner",
     "logs": "reader member owner",
     "cancel": "member owner",
     "hold": "member owner",
@@ -56,7 +58,13 @@ ROLES_OF_CALL = {
     "journal": "owner",
     "events": "reader member owner",
 }
-BODIES = {"submit": JOB, "preview": JOB, "submit_all": b"[" + JOB + b"]", "create_token": b'{"name": "new"}'}
+BODIES = {
+    "submit": JOB,
+    "preview": JOB,
+    "submit_all": b"[" + JOB + b"]",
+    "create_token": b'{"name": "new"}',
+    "create_environment": b'{"variables": {"A": "1"}}',
+}
 PATH_VALUES = {"{job}": "train-1", "{node}": "here", "{name}": "other"}
 
 

@@ -17,8 +17,9 @@ from refold.api.calls import CALLS
 from refold.api.openapi import ERROR_DESCRIPTIONS, build_openapi, render_docs_page
 from refold.api.wire import Submission
 
-STRICTER_THAN_SCHEMA = {"submit", "submit_all", "preview"}
-"""Calls that check rules beyond their schema: patterns must compile, a fractional share needs exactly one GPU."""
+STRICTER_THAN_SCHEMA = {"submit", "submit_all", "preview", "create_environment"}
+"""Calls that check rules beyond their schema: patterns must compile, a fractional share needs exactly one GPU,
+names of variables must be valid."""
 
 
 def make_api() -> Api:

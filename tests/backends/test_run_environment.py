@@ -212,3 +212,28 @@ def test_limits_that_are_not_enforced_are_reported(
     start_mps(tmp_path)
     devices = Devices({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}, None, memory, gpus)
     assert text in devices.enforcement()
+
+
+def test_a_process_inherits_the_environment_of_its_submitter_instead_of_the_daemons(tmp_path: Path) -> None:
+    exported = {"PATH": os.environ["PATH"], "FOO": "theirs", "RANK": "5", "REFOLD_JOB": "other", "ONLY": "submitter"}
+    (found,) = run_and_read_environments(
+        tmp_path, {"FOO": "daemon", "DAEMON": "1"}, ONE_GPU, exported=lambda _: exported
+    )
+    assert values_of(found, "FOO", "ONLY", "DAEMON", "RANK", "REFOLD_JOB") == [
+        "theirs",
+        "submitter",
+        None,
+        None,
+        "job-7",
+    ]
+
+
+def test_variables_of_the_job_override_those_of_its_submitter(tmp_path: Path) -> None:
+    (found,) = run_and_read_environments(
+        tmp_path,
+        {},
+        ONE_GPU,
+        launch=Launch(environment=(("FOO", "job"),)),
+        exported=lambda _: {"PATH": os.environ["PATH"], "FOO": "submitter"},
+    )
+    assert found["FOO"] == "job"

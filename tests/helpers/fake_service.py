@@ -23,16 +23,19 @@ from refold.api.wire import (
     DaemonInfo,
     Event,
     GpuStatus,
+    JobEnvironment,
     JobExplanation,
     Jobs,
     JobState,
     JobStatus,
     Logs,
+    NewEnvironment,
     NewToken,
     NodeGpus,
     NodeStatus,
     Preview,
     Role,
+    StoredEnvironment,
     Submission,
     TenantStatus,
     TimeEstimate,
@@ -77,6 +80,8 @@ class FakeService:
         self.output: dict[str, str] = {}
         self.events_by_job: dict[str, list[Event]] = {}
         self.requests: dict[str, str] = {}
+        self.environments: dict[str, dict[str, str]] = {}
+        self.exported: dict[str, str] = {}
         self.node = NodeStatus("here", True, 4, "H100", 4.0)
 
     # For tests
@@ -106,6 +111,7 @@ class FakeService:
         """Add a job without checking permissions."""
         job_id = f"{submission.name}-{len(self.jobs_by_id) + 1}"
         job = submission.to_job(job_id, tenant, user, NOW)
+        self.exported[job_id] = submission.exported
         self.jobs_by_id[job_id] = JobStatus(
             id=job_id,
             name=submission.name,
@@ -174,6 +180,16 @@ class FakeService:
                 )
         made = [await self.submit(caller, submission) for submission in submissions]
         return Jobs(made, len(made))
+
+    async def create_environment(self, caller: Caller, environment: NewEnvironment) -> StoredEnvironment:
+        stored = StoredEnvironment(f"{len(self.environments):064x}")
+        self.environments[stored.id] = environment.variables
+        return stored
+
+    async def environment(self, caller: Caller, job: str) -> JobEnvironment:
+        status = self._find(caller, job)
+        variables = self.environments.get(self.exported[status.id], {})
+        return JobEnvironment(sorted(variables), variables if status.user == caller.user else None)
 
     async def preview(self, caller: Caller, submission: Submission) -> Preview:
         gpus = float(submission.instances * submission.gpus)

@@ -25,6 +25,7 @@ from refold.server.backoff import Backoff
 from refold.server.config.settings import NotifyConfig, WatchConfig
 from refold.server.dependencies import Dependencies
 from refold.server.drain import DrainManager
+from refold.server.environments import Environments
 from refold.server.inbox import Inbox
 from refold.server.job_queries import JobQueries
 from refold.server.job_table import Notice
@@ -112,6 +113,7 @@ class ManualDaemon:
             self.inbox,
             self.store,
             JobQueries(self.state, self.writer, self.store.reader, folder / "logs"),
+            environments=Environments(self.state, self.writer, self.store),
             drains=drains,
             gpus=self.poller,
             tokens=TokenStore(self.writer, self.store, self.tokens),

@@ -33,6 +33,7 @@ from refold.server.backoff import Backoff
 from refold.server.config.settings import NotifyConfig, WatchConfig
 from refold.server.dependencies import Dependencies
 from refold.server.drain import DrainManager
+from refold.server.environments import Environments
 from refold.server.job_queries import JobQueries
 from refold.server.live_state import LiveState
 from refold.server.loop import Loop
@@ -119,6 +120,7 @@ class LiveLoop(RuleBasedStateMachine):
             self.inbox,
             self.store,
             JobQueries(self.state, commits, self.store.reader, self.folder / "logs"),
+            environments=Environments(self.state, commits, self.store),
             drains=drains,
             gpus=GpuPoller(self.state, self.inbox, SlotsMachine(0), Layout(CLUSTER, ()), WatchConfig(), messages),
             tokens=TokenStore(commits, self.store, {}),

@@ -30,7 +30,6 @@ from refold.server.daemon import Daemon
 from refold.server.monitor.gpu_rules import BadGpu, BadGpuWatch, IdleRun, IdleWatch, RunGpus
 from refold.server.monitor.machine import Layout, NvidiaMachine, SlotsMachine, build_cluster, build_layout, open_machine
 from refold.server.retries import Retries
-from refold.server.store.store import Store
 
 GIB = 2**30
 
@@ -288,7 +287,7 @@ def test_shares_of_gpu_memory_are_enforced_if_mps_runs(tmp_path: Path, monkeypat
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     machine = NvidiaMachine(NvidiaDriver(FakeNvml(A100)))
     daemon = Daemon(Config(), tmp_path, machine, build_layout(machine, Config()))
-    backend = daemon._make_backend(cast(Retries, SimpleNamespace(report=None)), cast(Store, MagicMock()))
+    backend = daemon._make_backend(cast(Retries, SimpleNamespace(report=None)), MagicMock(), MagicMock())
     assert backend.enforcement() == (
         "A run sees only its own GPUs; MPS limits it to its share of a GPU's compute and memory."
     )

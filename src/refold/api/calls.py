@@ -15,15 +15,18 @@ from refold.api.wire import (
     DaemonInfo,
     Event,
     GpuStatus,
+    JobEnvironment,
     JobExplanation,
     Jobs,
     JobState,
     JobStatus,
     Logs,
+    NewEnvironment,
     NewToken,
     NodeStatus,
     Preview,
     Role,
+    StoredEnvironment,
     Submission,
     TenantStatus,
     TokenStatus,
@@ -114,6 +117,16 @@ CALLS: tuple[Call, ...] = (
         "Validate a submission and estimate its start, without submitting it.",
         request_type=Submission,
     ),
+    Call(
+        "create_environment",
+        "POST",
+        f"{V1}/environments",
+        "member",
+        StoredEnvironment,
+        "Store the environment variables that submitted jobs inherit.",
+        request_type=NewEnvironment,
+        status=201,
+    ),
     Call("jobs", "GET", f"{V1}/jobs", "reader", Jobs, "List jobs.", query=JobsQuery),
     Call("job", "GET", f"{V1}/jobs/{{job}}", "reader", JobStatus, "Show a job."),
     Call(
@@ -123,6 +136,14 @@ CALLS: tuple[Call, ...] = (
         "reader",
         JobExplanation,
         "Explain why a job is waiting, and show its history.",
+    ),
+    Call(
+        "environment",
+        "GET",
+        f"{V1}/jobs/{{job}}/environment",
+        "reader",
+        JobEnvironment,
+        "List the variables that a job inherits from its submitter; values only for the job's user.",
     ),
     Call("logs", "GET", f"{V1}/jobs/{{job}}/logs", "reader", Logs, "Read job output.", query=LogsQuery),
     Call("cancel", "POST", f"{V1}/jobs/{{job}}/cancel", "member", JobStatus, "Cancel a job."),
@@ -203,6 +224,14 @@ class Service(Protocol):
 
     def preview(self, caller: Caller, submission: Submission) -> Awaitable[Preview]:
         """Return what submitting the job would result in, without submitting it."""
+        ...
+
+    def create_environment(self, caller: Caller, environment: NewEnvironment) -> Awaitable[StoredEnvironment]:
+        """Store variables and return their id. It can be used by submissions of the same user."""
+        ...
+
+    def environment(self, caller: Caller, job: str) -> Awaitable[JobEnvironment]:
+        """Return the names of the variables that a job inherits from its submitter; values only to the job's user."""
         ...
 
     def jobs(

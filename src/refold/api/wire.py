@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import msgspec
@@ -36,6 +37,9 @@ MAX_ARGUMENT_BYTES = 128 * 1024 - 1
 
 MAX_ARGUMENTS = 1024
 MAX_VARIABLES = 512
+MAX_EXPORTED_BYTES = 256 * 1024
+"""Maximum size of an exported environment, names and values."""
+
 MAX_JOB_GPUS = 62 * 1024
 MAX_PATTERNS = 16
 MAX_TIME_SECONDS: Seconds = 10 * 365 * 86400.0
@@ -64,8 +68,9 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     Each of `instances` instances gets `gpus` GPUs, or the fraction `gpu_share` of one. `gpu_range`: minimum and maximum
     number of GPUs in total for a job that may be reshaped. `plan`: `auto` lets the scheduler choose (for a known
     `workload`), `off` leaves parallelism to the command, a plan pins it. `estimate`: the user's estimate of the run
-    time. `secrets`: environment variables that are neither journalled nor shown. `request`: an idempotency key;
-    submitting twice with the same key creates one job. `hold`: do not start the job until it is released.
+    time. `secrets`: environment variables that are neither journalled nor shown. `exported`: id of the environment that
+    the job's processes inherit (`POST environments`); empty: the daemon's. `request`: an idempotency key; submitting
+    twice with the same key creates one job. `hold`: do not start the job until it is released.
     """
 
     name: Name
@@ -91,6 +96,7 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     plan: Literal["auto", "off"] | Plan = "off"
     environment: Annotated[dict[str, Text], Meta(max_length=MAX_VARIABLES)] = {}
     secrets: Annotated[dict[str, Text], Meta(max_length=MAX_VARIABLES)] = {}
+    exported: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
     folder: Text = ""
     grace: Duration | None = None
     stop_signal: StopSignal = "TERM"
@@ -112,9 +118,7 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
         texts = (*self.command, self.folder, *self.environment.values(), *self.secrets.values())
         if any("\0" in text for text in texts):
             raise BadValue("command, folder, environment and secrets must not contain a NUL character")
-        for variable in (*self.environment, *self.secrets):
-            if not _VARIABLE.fullmatch(variable):
-                raise BadValue(f"environment: {variable!r} is not a valid variable name")
+        _check_variable_names((*self.environment, *self.secrets))
         for number in (self.cpus, self.memory_gib, self.time_limit, self.estimate, self.grace, self.no_progress):
             if number is not None and not math.isfinite(number):
                 raise BadValue(f"{number} is not a finite number")
@@ -165,6 +169,7 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
             gpu_range=self.gpu_range,
             launch=Launch(
                 environment=tuple(sorted(self.environment.items())),
+                exported=self.exported,
                 folder=self.folder,
                 grace=self.grace,
                 stop_signal=self.stop_signal,
@@ -176,6 +181,44 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
                 notify=tuple(self.notify),
             ),
         )
+
+
+class NewEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The environment variables of a submitter, for the jobs that name it in `exported`."""
+
+    variables: Annotated[dict[str, str], Meta(max_length=8 * MAX_VARIABLES)]
+
+    def __post_init__(self) -> None:
+        _check_variable_names(self.variables)
+        if any("\0" in value for value in self.variables.values()):
+            raise BadValue("variables must not contain a NUL character")
+        size = sum(len(text.encode("utf-8", "surrogatepass")) for item in self.variables.items() for text in item)
+        if size > MAX_EXPORTED_BYTES:
+            raise BadValue(f"variables have {size:,} bytes, expected at most {MAX_EXPORTED_BYTES:,}")
+
+
+class StoredEnvironment(msgspec.Struct, frozen=True):
+    """A stored environment: its id, for `exported`. Equal environments of one user have the same id."""
+
+    id: str
+
+
+class JobEnvironment(msgspec.Struct, frozen=True):
+    """The variables that a job's processes inherit from its submitter. `values` are null except for the job's user."""
+
+    names: list[str]
+    values: dict[str, str] | None = None
+
+
+def is_variable_name(name: str) -> bool:
+    """Whether a name is a valid name of an environment variable."""
+    return _VARIABLE.fullmatch(name) is not None
+
+
+def _check_variable_names(names: Iterable[str]) -> None:
+    for name in names:
+        if not is_variable_name(name):
+            raise BadValue(f"environment: {name!r} is not a valid variable name")
 
 
 def _check_name(field: str, name: str) -> None:
@@ -241,7 +284,10 @@ class Jobs(msgspec.Struct, frozen=True):
 
 
 class Preview(msgspec.Struct, frozen=True):
-    """The expected outcome of a submission, which has not been submitted."""
+    """The expected outcome of a submission, which has not been submitted.
+
+    `exported`: names of the variables that the job would inherit from its submitter.
+    """
 
     fits: bool
     demand: str
@@ -251,6 +297,7 @@ class Preview(msgspec.Struct, frozen=True):
     jobs_ahead: int
     start_estimate: TimeEstimate | None
     notes: list[str]
+    exported: list[str] = []
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -17,15 +17,18 @@ from refold.api import (
     DaemonInfo,
     Event,
     GpuStatus,
+    JobEnvironment,
     JobExplanation,
     Jobs,
     JobState,
     JobStatus,
     Logs,
+    NewEnvironment,
     NewToken,
     NodeStatus,
     Preview,
     Role,
+    StoredEnvironment,
     Submission,
     TenantStatus,
     TokenStatus,
@@ -81,6 +84,14 @@ class Client:
     def submit_all(self, submissions: Sequence[Submission]) -> list[JobStatus]:
         """Submit up to 1,000 jobs, all or none."""
         return self._call(Jobs, "submit_all", body=[with_request_id(submission) for submission in submissions]).jobs
+
+    def create_environment(self, variables: Mapping[str, str]) -> StoredEnvironment:
+        """Store environment variables. A submission gives the id as `exported` to inherit them."""
+        return self._call(StoredEnvironment, "create_environment", body=NewEnvironment(dict(variables)))
+
+    def environment(self, job: str | int) -> JobEnvironment:
+        """Return the variables that a job inherits from its submitter; values only for your own jobs."""
+        return self._call(JobEnvironment, "environment", job)
 
     def preview(self, source: Submittable | None = None, **fields: Any) -> Preview:
         """Return the expected outcome of a submission, without submitting it. Same arguments as `submit`."""

@@ -18,6 +18,7 @@ class Launch(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
     """Environment, working directory, stop signal, retries, progress patterns, dependencies and notifications of a job.
 
     `environment`: variables in addition to those that every run gets.
+    `exported`: id of the stored environment of the submitter; empty: runs inherit the environment of the back end.
     `folder`: the working directory; empty: a directory of the job's own, shared by its runs.
     `grace`: the time from `stop_signal` to a forced kill; None: the default of the back end.
     `progress`: a regular expression for output lines whose first group is the number of steps done.
@@ -28,6 +29,7 @@ class Launch(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
     """
 
     environment: tuple[tuple[str, str], ...] = ()
+    exported: str = ""
     folder: str = ""
     grace: Seconds | None = None
     stop_signal: StopSignal = "TERM"

@@ -14,6 +14,7 @@ from refold.core import Entry, Event, JobHeld, JobSubmitted
 from refold.errors import BadInput, Conflict, Forbidden, TooManyRequests, UnknownName
 from refold.jobspec import check_patterns
 from refold.model import Job, Reason
+from refold.server.environments import Environments
 from refold.server.inbox import Inbox
 from refold.server.live_state import LiveState
 from refold.server.notify import check_address
@@ -26,10 +27,18 @@ MAX_ACTIVE_JOBS = 200_000
 class Admission:
     """Turns submissions into numbered jobs. A repeated request id returns the job that it created before."""
 
-    def __init__(self, state: LiveState, inbox: Inbox, reader: StoreReader, find_job: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        state: LiveState,
+        inbox: Inbox,
+        reader: StoreReader,
+        environments: Environments,
+        find_job: Callable[[str], str],
+    ) -> None:
         self._state = state
         self._inbox = inbox
         self._reader = reader
+        self._environments = environments
         self._find_job = find_job
         self._number = reader.last_numbers()[0]
         self._pending_requests: dict[str, asyncio.Future[Entry]] = {}
@@ -49,6 +58,7 @@ class Admission:
         keys = [request for request in requests if request]
         if len(keys) != len(set(keys)):
             raise BadInput("request: two submissions have the same value, expected unique values")
+        self._environments.check(caller, submissions)
         await self.check_patterns(submissions)
         ids = await self._find_accepted(requests)
         # No await between here and `enqueue`, so no other task can accept the same requests.
@@ -68,6 +78,10 @@ class Admission:
             self._track_requests(committed, new)
             await self._inbox.wait_until_committed(committed)
         return ids
+
+    def exported_names(self, caller: Caller, submission: Submission) -> list[str]:
+        """Return the names of the variables that the job would inherit from its submitter."""
+        return self._environments.names(caller, submission)
 
     async def check_patterns(self, submissions: Sequence[Submission]) -> None:
         """Reject invalid regular expressions.

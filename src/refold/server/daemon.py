@@ -24,6 +24,7 @@ from refold.server.clock import Anchor, WallClock
 from refold.server.config import Config
 from refold.server.dependencies import Dependencies
 from refold.server.drain import DrainManager
+from refold.server.environments import ENVIRONMENT_SWEEP_SECONDS, Environments
 from refold.server.fallback import FallbackPolicy, log_rejection
 from refold.server.inbox import Inbox
 from refold.server.job_queries import JobQueries
@@ -110,6 +111,7 @@ class Daemon:
         gpus = GpuPoller(state, inbox, self._machine, layout, config.watch, messages)
         drains = DrainManager(state, inbox)
         retries = Retries(state, inbox, output)
+        environments = Environments(state, writer, store)
         retention = LogRetention(store.reader, logs, config.serve.keep_logs_for)
 
         # The loop and the API.
@@ -122,13 +124,14 @@ class Daemon:
             messages,
         ]
         loop = Loop(state, inbox, writer, event_stream, subscribers)
-        backend = self._make_backend(retries, store)
+        backend = self._make_backend(retries, store, environments)
         tokens, token = _load_tokens(store, self._new_token)
         service = SchedulerService(
             state,
             inbox,
             store,
             JobQueries(state, writer, store.reader, logs),
+            environments=environments,
             drains=drains,
             gpus=gpus,
             tokens=TokenStore(writer, store, tokens),
@@ -147,6 +150,7 @@ class Daemon:
                 gpus.run(),
                 run_every(messages.notify_long_waits, LONG_WAIT_CHECK_SECONDS),
                 run_every(lambda: asyncio.to_thread(retention.sweep), SWEEP_INTERVAL_SECONDS),
+                run_every(environments.sweep, ENVIRONMENT_SWEEP_SECONDS),
                 _once_started(server, lambda: ready(_make_ready(address, token, state, backend, recovered.note))),
                 inbox=inbox,
                 server=server,
@@ -190,11 +194,12 @@ class Daemon:
         hosts = AllowedHosts(self._config.serve.host, listener.getsockname()[0], self._config.serve.allowed_hosts)
         return uvicorn.Server(_uvicorn_config(Api(service, tokens, hosts=hosts)))
 
-    def _make_backend(self, retries: Retries, store: Store) -> LocalBackend:
+    def _make_backend(self, retries: Retries, store: Store, environments: Environments) -> LocalBackend:
         return LocalBackend(
             retries.report,
             self._folder / LOGS_FOLDER,
             self._config.serve.grace,
+            exported=environments.variables,
             secrets=store.reader.secrets,
             devices=self._layout.devices,
             device_memory_mib=self._layout.device_memory_mib,

@@ -47,6 +47,7 @@ class Previewer:
             jobs_ahead=len(view.waiting),
             start_estimate=estimate,
             notes=notes,
+            exported=self._admission.exported_names(caller, submission),
         )
 
     async def _try_policy(self, job: Job) -> tuple[str, TimeEstimate | None]:

@@ -13,14 +13,17 @@ from refold.api import (
     DaemonInfo,
     EventStream,
     GpuStatus,
+    JobEnvironment,
     JobExplanation,
     Jobs,
     JobState,
     JobStatus,
     Logs,
+    NewEnvironment,
     NewToken,
     NodeStatus,
     Preview,
+    StoredEnvironment,
     Submission,
     TenantStatus,
     TokenStatus,
@@ -30,6 +33,7 @@ from refold.errors import Conflict, Forbidden
 from refold.model import Reason
 from refold.server.admission import Admission
 from refold.server.drain import DrainManager
+from refold.server.environments import Environments
 from refold.server.inbox import Inbox
 from refold.server.job_queries import JobQueries
 from refold.server.live_state import LiveState
@@ -51,6 +55,7 @@ class SchedulerService:
         store: Store,
         jobs: JobQueries,
         *,
+        environments: Environments,
         drains: DrainManager,
         gpus: GpuPoller,
         tokens: TokenStore,
@@ -62,8 +67,9 @@ class SchedulerService:
         self._inbox = inbox
         self._reader = store.reader
         self._jobs = jobs
-        self._admission = Admission(state, inbox, store.reader, jobs.find)
+        self._admission = Admission(state, inbox, store.reader, environments, jobs.find)
         self._previewer = Previewer(state, self._admission)
+        self._environments = environments
         self._drains = drains
         self._gpus = gpus
         self._tokens = tokens
@@ -100,6 +106,14 @@ class SchedulerService:
         """Submit jobs in one commit: all or none."""
         ids = await self._admission.accept(caller, submissions)
         return Jobs([self._jobs.status(caller, job_id) for job_id in ids], len(ids))
+
+    async def create_environment(self, caller: Caller, environment: NewEnvironment) -> StoredEnvironment:
+        """Store the environment of a submitter."""
+        return await self._environments.create(caller, environment)
+
+    async def environment(self, caller: Caller, job: str) -> JobEnvironment:
+        """Return the variables that a job inherits from its submitter."""
+        return self._environments.of_job(caller, self._jobs.find(job))
 
     async def preview(self, caller: Caller, submission: Submission) -> Preview:
         """Return the expected outcome of a submission, without submitting it."""

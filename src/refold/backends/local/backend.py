@@ -11,7 +11,14 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from refold.backends import Report
-from refold.backends.local.environment import Devices, RunEnvironment, SecretsOf, no_secrets
+from refold.backends.local.environment import (
+    Devices,
+    ExportedOf,
+    RunEnvironment,
+    SecretsOf,
+    no_exported_environment,
+    no_secrets,
+)
 from refold.backends.local.gang import Gang
 from refold.backends.local.log_files import DEFAULT_MAX_OUTPUT_BYTES, LogRotator
 from refold.backends.local.process import has_proc
@@ -38,7 +45,8 @@ def local_cluster(slots: int) -> Cluster:
 class LocalBackend:
     """Runs each instance as a process with its descendants; the instances of a run end together.
 
-    `secrets`: secret environment variables by job. `devices`: the GPU of each slot per node; None: slots are indices
+    `exported`: the environment of a job's submitter. `secrets`: secret environment variables by job.
+    `devices`: the GPU of each slot per node; None: slots are indices
     into the GPUs that are visible to the daemon. `device_memory_mib`: memory of a GPU per node. `gpus`: whether slots
     are GPUs. `private_folders`: a job without a folder runs in one of its own instead of the daemon's.
     `max_output_bytes`: stored output per instance.
@@ -51,6 +59,7 @@ class LocalBackend:
         grace: Seconds = DEFAULT_GRACE,
         environment: Mapping[str, str] | None = None,
         *,
+        exported: ExportedOf = no_exported_environment,
         secrets: SecretsOf = no_secrets,
         devices: Sequence[Sequence[str]] | None = None,
         device_memory_mib: Sequence[MiB] = (),
@@ -64,7 +73,7 @@ class LocalBackend:
         self._grace = grace
         self._default_folder = None if private_folders else Path.cwd()
         self._devices = Devices(inherited, devices, device_memory_mib, gpus)
-        self._environment = RunEnvironment(inherited, self._devices, secrets)
+        self._environment = RunEnvironment(inherited, self._devices, exported, secrets)
         self._rotator = LogRotator(max_output_bytes)
         self._scanner = ProcessScanner()
         self._gangs: dict[tuple[str, int], Gang] = {}

@@ -19,6 +19,9 @@ from refold.model import WHOLE, Job, MiB, Seconds, Share
 SecretsOf = Callable[[str], Mapping[str, str]]
 """Returns the secret environment variables of a job, which are not in the journal."""
 
+ExportedOf = Callable[[Job], Mapping[str, str] | None]
+"""Returns the environment of a job's submitter; None: runs inherit the environment of the back end."""
+
 LOOPBACK_ADDRESS = "127.0.0.1"
 
 _GANG_VARIABLES = (
@@ -45,6 +48,11 @@ def no_secrets(job: str) -> Mapping[str, str]:
     """Return no secrets."""
     del job
     return {}
+
+
+def no_exported_environment(job: Job) -> None:
+    """Return None: runs inherit the environment of the back end."""
+    del job
 
 
 class Devices:
@@ -119,14 +127,12 @@ class Devices:
 class RunEnvironment:
     """Builds the environment of a run's processes."""
 
-    def __init__(self, inherited: Mapping[str, str], devices: Devices, secrets: SecretsOf) -> None:
-        # Variables of a gang to which the daemon itself belongs, and its own (REFOLD_TOKEN), are not inherited.
-        self._inherited = {
-            name: value
-            for name, value in inherited.items()
-            if name not in _GANG_VARIABLES and not name.startswith(_OUR_PREFIX)
-        }
+    def __init__(
+        self, inherited: Mapping[str, str], devices: Devices, exported: ExportedOf, secrets: SecretsOf
+    ) -> None:
+        self._inherited = inherited
         self._devices = devices
+        self._exported = exported
         self._secrets = secrets
 
     def build(
@@ -134,8 +140,9 @@ class RunEnvironment:
     ) -> list[dict[str, str]]:
         """Return the environment of each instance. Refold's variables override those of the job."""
         placement = order.allocation.placement
+        exported = self._exported(job)
         shared = {
-            **self._inherited,
+            **_without_identity(self._inherited if exported is None else exported),
             **dict(job.launch.environment),
             **self._secrets(job.id),
             **_run_variables(job, order, files, grace),
@@ -150,6 +157,15 @@ class RunEnvironment:
             }
             for instance, share in enumerate(placement)
         ]
+
+
+def _without_identity(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return variables without those of a gang to which the submitter or the daemon belongs, and without Refold's."""
+    return {
+        name: value
+        for name, value in variables.items()
+        if name not in _GANG_VARIABLES and not name.startswith(_OUR_PREFIX)
+    }
 
 
 def _run_variables(job: Job, order: StartRun, files: RunFiles, grace: Seconds) -> dict[str, str]:

@@ -133,6 +133,16 @@ class StoreReader:
         row = self._fast.execute("SELECT variables FROM secrets WHERE job=?", (job_id,)).fetchone()
         return {} if row is None else msgspec.json.decode(row[0], type=dict[str, str])
 
+    def environment(self, environment_id: str) -> dict[str, str] | None:
+        """Return the variables of a stored environment; None if it is not stored."""
+        row = self._fast.execute("SELECT variables FROM environments WHERE id=?", (environment_id,)).fetchone()
+        return None if row is None else msgspec.json.decode(row[0], type=dict[str, str])
+
+    def environment_user(self, environment_id: str) -> str | None:
+        """Return the user that stored an environment; None if it is not stored."""
+        row = self._fast.execute("SELECT user FROM environments WHERE id=?", (environment_id,)).fetchone()
+        return None if row is None else str(row[0])
+
     def tokens(self) -> list[StoredToken]:
         """Return all stored tokens."""
         rows = self._fast.execute("SELECT name, role, tenant, user, created, hash FROM tokens ORDER BY created, name")

@@ -63,4 +63,6 @@ CREATE TABLE tokens (
     created REAL NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE secrets (job TEXT PRIMARY KEY, variables BLOB NOT NULL) WITHOUT ROWID;
+-- Environments of submitters. The jobs that inherit one name its id.
+CREATE TABLE environments (id TEXT PRIMARY KEY, user TEXT NOT NULL, stored REAL NOT NULL, variables BLOB NOT NULL);
 """

@@ -9,6 +9,7 @@ import fcntl
 import os
 import sqlite3
 import stat
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -166,6 +167,20 @@ class Store:
     def remove_token(self, token_hash: str) -> None:
         """Delete a token."""
         self._in_transaction(lambda: self._connection.execute("DELETE FROM tokens WHERE hash=?", (token_hash,)))
+
+    def write_environment(self, environment_id: str, user: str, variables: Mapping[str, str], stored: float) -> None:
+        """Store the environment of a user."""
+        row = (environment_id, user, stored, _ENCODER.encode(variables))
+        self._in_transaction(
+            lambda: self._connection.execute("INSERT OR REPLACE INTO environments VALUES (?,?,?,?)", row)
+        )
+
+    def remove_environments(self, used: Collection[str], before: float) -> None:
+        """Delete environments that were stored before a time, except those in use."""
+        rows = self._connection.execute("SELECT id FROM environments WHERE stored < ?", (before,)).fetchall()
+        unused = [row for row in rows if row[0] not in used]
+        if unused:
+            self._in_transaction(lambda: self._connection.executemany("DELETE FROM environments WHERE id=?", unused))
 
     def write_meta(self, key: str, value: object) -> None:
         """Store a value under a key."""

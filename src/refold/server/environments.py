@@ -1,0 +1,75 @@
+"""Environments of submitters: stored once each, for as long as an active job inherits them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from time import time
+
+import msgspec
+
+from refold.api import Caller, JobEnvironment, NewEnvironment, StoredEnvironment, Submission
+from refold.errors import BadInput, NotFound
+from refold.model import HOUR, Job, Seconds
+from refold.server.live_state import LiveState
+from refold.server.store import Store
+from refold.server.writer import Writer
+
+ENVIRONMENT_SWEEP_SECONDS: Seconds = HOUR
+
+KEEP_UNUSED_SECONDS: Seconds = HOUR
+"""How long an environment is kept for submissions that follow."""
+
+
+class Environments:
+    """Stores and finds environments. They are not journalled, and only the job's user sees their values."""
+
+    def __init__(self, state: LiveState, writer: Writer, store: Store) -> None:
+        self._state = state
+        self._writer = writer
+        self._store = store
+
+    async def create(self, caller: Caller, environment: NewEnvironment) -> StoredEnvironment:
+        """Store an environment for later submissions of the same user; return its id."""
+        content = msgspec.json.encode([caller.tenant, caller.user, sorted(environment.variables.items())])
+        environment_id = hashlib.sha256(content).hexdigest()
+        now = time()
+        await self._writer.write(
+            lambda: self._store.write_environment(environment_id, caller.user, environment.variables, now)
+        )
+        return StoredEnvironment(environment_id)
+
+    def check(self, caller: Caller, submissions: Sequence[Submission]) -> None:
+        """Reject submissions that name an environment which the caller has not stored."""
+        for environment_id in {submission.exported for submission in submissions} - {""}:
+            if self._store.reader.environment_user(environment_id) != caller.user:
+                raise BadInput(f"exported: unknown environment {environment_id[:12]}…; store it before you submit")
+
+    def names(self, caller: Caller, submission: Submission) -> list[str]:
+        """Return the names of the variables that a submission would inherit."""
+        self.check(caller, [submission])
+        return sorted(self._store.reader.environment(submission.exported) or ()) if submission.exported else []
+
+    def of_job(self, caller: Caller, job_id: str) -> JobEnvironment:
+        """Return the variables that an active job inherits from its submitter."""
+        record = self._state.job_table.records.get(job_id)
+        if record is None:
+            raise NotFound(f"job {job_id!r} has ended; its environment is not kept")
+        variables = self.variables(record.job) or {}
+        is_own = caller.user == record.job.user and caller.can_read(record.job.tenant)
+        return JobEnvironment(sorted(variables), dict(variables) if is_own else None)
+
+    def variables(self, job: Job) -> Mapping[str, str] | None:
+        """Return the variables that a job inherits from its submitter; None: it inherits the daemon's."""
+        if not job.launch.exported:
+            return None
+        found = self._store.reader.environment(job.launch.exported)
+        if found is None:
+            raise NotFound(f"the environment of job {job.id!r} is missing in the store")
+        return found
+
+    async def sweep(self) -> None:
+        """Remove environments that no active job inherits, some time after they were last stored."""
+        used = {record.job.launch.exported for record in self._state.job_table.records.values()}
+        before = time() - KEEP_UNUSED_SECONDS
+        await self._writer.write(lambda: self._store.remove_environments(used, before))
