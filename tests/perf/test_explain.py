@@ -1,5 +1,7 @@
 """The explanation of an estimate against the estimate, for random plans and machines."""
 
+from math import ceil, log2
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -103,3 +105,28 @@ def test_the_pipeline_time_on_uneven_nodes_equals_its_formula(gpus_on_node: tupl
     setup, plan = TrainingSetup(MODELS[0], machines, ENGINES[0], 64, 512), Plan(pipeline=2)
     lines = {line.name: line.value for section in explain(setup, plan) for line in section.lines}
     assert lines["pipeline_time"] == pytest.approx(estimate(setup, plan).seconds["pipeline"])
+
+
+@given(setups, plans)
+def test_every_line_can_be_computed_from_the_lines_before_it(setup: TrainingSetup, plan: Plan) -> None:
+    functions = {"max": max, "min": min, "ceil": ceil, "log2": log2}
+    values: dict[str, float] = {}
+    for section in explain(setup, plan):
+        for line in section.lines:
+            if line.formula:
+                found = eval(line.formula, {"__builtins__": {}}, {**values, **functions})
+                assert line.value == pytest.approx(found, rel=1e-12, abs=1e-300), line.name
+            values[line.name] = line.value
+
+
+def test_an_explanation_goes_from_inputs_to_memory() -> None:
+    setup = TrainingSetup(MODELS[0], Machines(GPU, (8,), GPU.link, Link("network", 50.0)), ENGINES[0], 64, 1024)
+    sections = explain(setup, Plan(8))
+    assert [section.title for section in sections] == [
+        "Inputs",
+        "One layer, one micro-batch",
+        "Communication",
+        "Step",
+        "Memory of the fullest GPU",
+    ]
+    assert all(line.meaning and (line.numbers if line.formula else not line.numbers) for line in sections[3].lines)

@@ -238,6 +238,48 @@ def test_rubicks_parameters_are_recovered(overlap: str) -> None:
     assert fitted.values["k_opt_off"] == pytest.approx(truth[3], rel=0.2)
 
 
+def test_rubicks_form_of_tensor_and_pipeline_parallelism() -> None:
+    """Two pipeline stages of four GPUs on one node, in ms; see the docstring of the form and its communication."""
+    profiled = [sample(Plan(8), 0.157, forward_seconds=0.040, batch=32)]
+    form = RubickForm(MODEL, GPU, profiled, "additive", pcie=64.0, link=100.0, network=20.0)
+    values = np.array([2.0, 1.0, 1e-8, 4.0, 15.0, 30.0, 20.0])
+    query = sample(Plan(1, 4, 2, accumulation=4), batch=32)
+    step = float(form.predict(values, [query]).step[0]) * 1000
+    micro_batch = 0.040 * 8 / 32 * 1000 * 32 / (4 * 8) * (4 + 2 - 1) / 4  # forward, with the bubble
+    width = MODEL.hidden * 512 * 32 / 2**20
+    tensor = 8 * 4 * width * MODEL.blocks * 3 / 4 / 100.0
+    pipeline = 16 * width / 4 * 2 / 20.0
+    update = 1e-8 * MODEL.parameters / 2**20 / 8
+    assert step == pytest.approx(4 * 3 * micro_batch + tensor + pipeline + update + 15.0 + 20.0)
+
+
+def test_rubicks_forward_time_is_that_of_plans_without_recomputation_if_there_are_any() -> None:
+    plain, recomputed = (
+        sample(Plan(1, recompute=mode), 1.0, forward_seconds=seconds)  # type: ignore[arg-type]
+        for mode, seconds in (("none", 0.3), ("full", 0.9))
+    )
+    start = np.array([parameter.start for parameter in RubickForm(MODEL, GPU, [plain]).parameters])
+    steps = [
+        float(RubickForm(MODEL, GPU, profiled).predict(start, [plain]).step[0])
+        for profiled in ([plain], [plain, recomputed, recomputed], [recomputed])
+    ]
+    assert steps[0] == steps[1] < steps[2]
+
+
+def test_measured_parts_of_steps_are_fitted_too() -> None:
+    """Steps as modelled, but with optimizer times of twice that: the update takes longer, and other parts less."""
+    samples = measured([1.0] * 7)
+    slower = [
+        msgspec.structs.replace(measurement, optimizer_seconds=2 * (measurement.optimizer_seconds or 0.0))
+        for measurement in samples
+    ]
+    assert fit(FORM, slower).values["update"] > 1.1 > fit(FORM, samples).values["update"]
+
+
+def test_there_are_no_errors_without_samples() -> None:
+    assert relative_errors(FORM, fit(FORM, measured([1.0] * 7)), []) == []
+
+
 def test_rubicks_form_needs_a_forward_time() -> None:
     with pytest.raises(BadInput, match="no sample has a forward time"):
         RubickForm(MODEL, GPU, [sample(Plan(1))])

@@ -356,3 +356,32 @@ def test_host_memory_is_unlimited_unless_it_is_known() -> None:
     for memory_gib, fits in ((needed * 1.01, True), (needed * 0.99, False)):
         setup = make_setup(machines=build_machines(GPU, 1, memory_gib=memory_gib))
         assert estimate(setup, plan).fits is fits
+
+
+def test_selective_recomputation_repeats_attention_and_its_scores() -> None:
+    attention, scores = 4 * 4 * SEQUENCE * 64 * TOKENS / PEAK, 4 * 5 * 2 * 8 * SEQUENCE * TOKENS / MEMORY
+    unfused = make_setup(fused_attention=False)
+    assert seconds(unfused, Plan(recompute="selective"), "recompute") == pytest.approx(attention + scores)
+    partly = make_setup(fused_attention=False, selective_recompute_share=0.25)
+    matmul = 2 * WEIGHTS * TOKENS / PEAK
+    expected = attention + scores + 0.25 * matmul
+    assert seconds(partly, Plan(recompute="selective"), "recompute") == pytest.approx(expected)
+
+
+def test_the_first_stage_of_a_pipeline_determines_the_update_and_the_fuller_one_the_memory() -> None:
+    """The first stage has the embeddings of 1,000 tokens and 4,000 positions, the last one only the output layer."""
+    setup = make_setup(2, msgspec.structs.replace(HEAD, positions=4000))
+    first, last = 2 * LAYER_WEIGHTS + 5000 * 64, 2 * LAYER_WEIGHTS + 1000 * 64
+    plan = Plan(pipeline=2)
+    assert seconds(setup, plan, "optimizer") == pytest.approx(first * 30 / MEMORY)
+    states = {part: gib(setup, plan, part) * GIB for part in ("weights", "gradients", "optimizer")}
+    assert gib(setup, plan, "logits") * GIB == pytest.approx(6 * TOKENS * 1000)  # the last stage is the fuller one
+    assert states == pytest.approx({"weights": 2 * last, "gradients": 4 * last, "optimizer": 12 * last})
+    many = Plan(pipeline=2, accumulation=16)
+    assert gib(setup, many, "logits") == 0  # with small micro-batches, it is the first one
+    assert gib(setup, many, "weights") * GIB == pytest.approx(2 * first)
+
+
+def test_a_batch_of_one_sample_is_estimated() -> None:
+    one = msgspec.structs.replace(make_setup(), batch=1)
+    assert seconds(one, Plan(), "compute") == pytest.approx(seconds(make_setup(), Plan(), "compute") / 16)

@@ -172,3 +172,61 @@ def test_the_predictor_beats_all_baselines_on_bursts_of_similar_jobs() -> None:
 
     others = [loss(name) for name in COMPARATORS if not name.startswith("limit")]
     assert loss("refold") < min(others)
+
+
+def test_predicted_quantiles_do_not_exceed_the_time_limit() -> None:
+    predictor = PredictorQuantiles()
+    found = predictor.quantiles(make_job("a", time_limit=120.0), 0.0)
+    assert found.max() == 120.0
+    assert found.tolist() == sorted(found.tolist())
+
+
+def test_predictors_without_history_expect_ten_minutes() -> None:
+    for name, make_predictor in COMPARATORS.items():
+        assert make_predictor().quantiles(make_job("a"), 0.0).tolist() == [600.0] * LEVEL_COUNT, name
+
+
+def test_a_group_without_history_is_predicted_from_all_jobs() -> None:
+    history = GroupHistory()
+    history.finished(make_job("past", group="g"), 42.0, 0.0)
+    assert history.quantiles(make_job("next", group="other"), 0.0).tolist() == [42.0] * LEVEL_COUNT
+
+
+def test_the_errors_of_a_point_are_quantiles_of_ratios() -> None:
+    """Limits of 100 s for runs of 50, 100 and 200 s: the median is the limit, the ends are half and twice that."""
+    errors = PointWithErrors(TimeLimit())
+    for seconds in (50.0, 100.0, 200.0):
+        job = make_job(f"past-{seconds}", time_limit=100.0)
+        errors.quantiles(job, 0.0)
+        errors.finished(job, seconds, 0.0)
+    found = dict(zip(QUANTILE_LEVELS, errors.quantiles(make_job("next", time_limit=10.0), 0.0), strict=True))
+    assert found[0.5] == pytest.approx(10.0)
+    assert (found[0.25], found[0.75]) == (pytest.approx(10 / 2**0.5), pytest.approx(10 * 2**0.5))
+
+
+def test_scores_of_a_worked_case() -> None:
+    """Two jobs of 100 s and 10,000 s, both predicted with quantiles of 1,000 s."""
+    found = score(np.array([100.0, 10_000.0]), np.full((2, LEVEL_COUNT), 1000.0))
+    assert (found.jobs, found.coverage_50, found.coverage_95) == (2, 0.0, 0.0)
+    assert found.median_relative_error == pytest.approx((9.0 + 0.9) / 2)
+    assert found.rank_correlation == 0.0
+    assert found.pinball_log10 == pytest.approx(0.5)  # one decade, half of the time on either side
+    assert found.pinball_hours == pytest.approx((0.5 * 900 + 0.5 * 9000) / 2 / 3600)
+
+
+def test_durations_below_a_second_count_as_a_second() -> None:
+    found = score(np.array([0.0, 0.5]), np.full((2, LEVEL_COUNT), 0.1))
+    assert (found.pinball_log10, found.median_relative_error, found.coverage_80) == (0.0, 0.0, 1.0)
+
+
+def test_the_cost_of_predictions_is_measured_per_job() -> None:
+    ticks = iter(range(1000))
+    evaluation = evaluate_at_submission(
+        [make_job("a"), make_job("b", at=5.0)], RecordingPredictor(), lambda: float(next(ticks))
+    )
+    assert (evaluation.microseconds_per_query, evaluation.microseconds_per_update) == (1e6, 1e6)
+
+
+def test_an_empty_history_is_evaluated() -> None:
+    assert evaluate_at_submission([], RecordingPredictor(), no_clock).quantiles.shape == (0, LEVEL_COUNT)
+    assert evaluate_while_running([make_job("short", work=5.0)], 600.0).quantiles.shape == (0, LEVEL_COUNT)
