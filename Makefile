@@ -53,7 +53,7 @@ bench: $(VENV)/installed.bench  ## measure speed, against other simulators in th
 	@$(BIN)/python -m benchmarks.speed
 
 clean:  ## remove everything that these commands have made
-	rm -rf $(VENV) build dist refold-report .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist refold-compare refold-report .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp per set of dependencies: the second `make` installs nothing unless pyproject.toml has changed.

@@ -50,8 +50,8 @@ def test_without_arguments_the_demo_trace_is_used(
     monkeypatch.chdir(tmp_path)
     document = json_of("compare", "--limit", "40")
     assert names(document) == default_policies()
-    assert (document["trace"], document["report"]) == ("demo", "refold-report/report.html")
-    assert (tmp_path / "refold-report" / "report.html").exists()
+    assert (document["trace"], document["report"]) == ("demo", "refold-compare/report.html")
+    assert (tmp_path / "refold-compare" / "report.html").exists()
 
 
 def test_policies_are_names_names_with_a_placement_or_files(

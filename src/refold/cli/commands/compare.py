@@ -69,7 +69,7 @@ class _OutputOptions:
         int, typer.Option("--processes", min=1, max=256, help="Number of policies to simulate in parallel.")
     ] = 1
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Write report.html to this folder.")] = Path(
-        "refold-report"
+        "refold-compare"
     )
     gap: Annotated[
         bool, typer.Option("--gap", help="Also measure the gap of each policy's decisions to the optimum.")
