@@ -11,12 +11,15 @@ import pytest
 from typer.testing import CliRunner
 
 from refold.cli.app import app
-from refold.core import Scheduler, View
+from refold.core import ListJournal, Scheduler, View
 from refold.core.events import JobSubmitted, RunFinished, RunProgressed, RunStopped
-from refold.model import NO_CHANGE, Allocation, Decision, Job, Reshape, Share, Start, Stop
+from refold.journal import History
+from refold.model import NO_CHANGE, Allocation, Decision, Job, Plan, Reshape, Share, Start, Stop
+from refold.plans import Speeds
 from refold.registry import make_policy
-from refold.research.gap import GapMeter, gap_between, running_after
-from refold.research.optimal import Optimal
+from refold.research.gap import GapMeter, GapRun, gap_between, gap_notes, running_after
+from refold.research.optimal import Optimal, normalised_throughput
+from refold.results import measure
 from refold.simulator import Costs, simulate
 from refold.testing import make_cluster, make_job
 
@@ -185,3 +188,45 @@ def test_compare_prints_why_the_gap_is_unavailable(
     monkeypatch.setattr("refold.research.optimal.MAX_CHOICES", 2)
     output = run_compare("--policies", "fifo", "--gap")
     assert "no gap: cluster too large for the optimum: 3 jobs on 1 nodes have 3 choices" in output
+
+
+def make_gap_run(unavailable: str = "", gap: float | None = None) -> GapRun:
+    cluster, journal = make_cluster(1), ListJournal()
+    simulate([make_job("a")], cluster, make_policy("fifo"), journal=journal)
+    history = History.from_entries(cluster, journal.entries)
+    return GapRun("fifo", history, measure(history), gap, unavailable)
+
+
+def test_each_reason_for_a_missing_gap_is_noted_once() -> None:
+    runs = [make_gap_run("too large"), make_gap_run("too large"), make_gap_run(gap=0.5), make_gap_run("no jobs")]
+    assert gap_notes(runs) == ["no gap: too large", "no gap: no jobs"]
+    assert gap_notes([]) == []
+
+
+def test_the_results_of_a_run_include_its_gap() -> None:
+    meter = GapMeter(make_policy("fifo"))
+    cluster, journal = make_cluster(2), ListJournal()
+    simulate([make_job("wide", gpus=2), make_job("a", at=1.0)], cluster, meter, journal=journal)
+    history = History.from_entries(cluster, journal.entries)
+    found = meter.report_run("fifo", history, measure(history))
+    assert (found.name, found.gap, found.unavailable) == ("fifo", meter.gap, "")
+    assert meter.name == "fifo"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workload", "expected"), [(2, "", 1.0), (1, "", 0.0), (2, "bert", 1.0)], ids=["all", "half", "modelled"]
+)
+def test_the_normalised_throughput_of_a_job_is_one_on_its_request(gpus: int, workload: str, expected: float) -> None:
+    speeds = Speeds(make_cluster(4, types=GPU))
+    job = make_job("a", gpus=2, workload=workload, reshapable=True)
+    assert normalised_throughput(speeds, job, on(0, *range(gpus))) == pytest.approx(expected)
+
+
+def test_a_modelled_job_with_fewer_gpus_has_less_throughput() -> None:
+    speeds = Speeds(make_cluster(4, types=GPU))
+    job = make_job("a", gpus=4, workload="bert", reshapable=True)
+    found = [
+        normalised_throughput(speeds, job, Allocation((Share(0, tuple(range(gpus))),), Plan(gpus)))
+        for gpus in (1, 2, 4)
+    ]
+    assert 0 < found[0] < found[1] < found[2] == pytest.approx(1.0)

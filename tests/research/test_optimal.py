@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from itertools import combinations, product
 from typing import Any
@@ -16,8 +17,15 @@ from refold.errors import BadInput
 from refold.model import NO_CHANGE, Allocation, Cluster, Decision, Job, Plan, Share, Start, Tenant
 from refold.model.units import WHOLE
 from refold.packing import FreeResources
-from refold.plans.speeds import Speeds
-from refold.research.optimal import Optimal, Optimum, best_throughput, guaranteed_by_request, shapes_of, throughput_of
+from refold.plans import Layout, Speed, Speeds
+from refold.research.optimal import (
+    Optimal,
+    Optimum,
+    best_throughput,
+    guaranteed_by_request,
+    shapes_of,
+    throughput_of,
+)
 from refold.simulator import Costs, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
 
@@ -332,3 +340,61 @@ def test_jobs_with_a_speed_model_complete_and_replay_identically() -> None:
     assert set(audit.ended) == {job.id for job in jobs}
     again = Scheduler(cluster, Optimal())
     assert all(again.step(entry.now, entry.events).orders == entry.orders for entry in journal.entries)
+
+
+class SpeedsByLayout(Speeds):
+    """Speeds from a function of the layout, with any plan."""
+
+    def __init__(self, cluster: Cluster, speed_of: Callable[[Layout], float]) -> None:
+        super().__init__(cluster)
+        self._speed_of = speed_of
+
+    def fastest(self, job: Job, gpu_type: str, layout: Layout, cpus: float) -> Speed:
+        return Speed(self._speed_of(layout), Plan(sum(layout)))
+
+    def with_plan(self, job: Job, gpu_type: str, layout: Layout, cpus: float, plan: Plan) -> Speed:
+        return Speed(self._speed_of(layout), plan)
+
+
+def layouts_of(cluster: Cluster, speed_of: Callable[[Layout], float], **more: Any) -> list[Layout]:
+    job = make_known_job("a", "bert", 1, **more)
+    shapes = shapes_of(SpeedsByLayout(cluster, speed_of), job)
+    return [tuple(part.gpus for part in shape.parts) for shape in shapes]
+
+
+@pytest.mark.parametrize("sizes", [(1,), (4,), (3, 2), (4, 4, 2), (2, 2, 2, 1)])
+def test_if_more_is_always_faster_every_layout_is_a_shape_once(sizes: tuple[int, ...]) -> None:
+    found = layouts_of(make_cluster(*sizes, types=GPU), lambda layout: float(sum(layout)))
+    expected = {
+        tuple(sorted((count for count in counts if count), reverse=True))
+        for counts in product(*(range(size + 1) for size in sizes))
+        if any(counts)
+    }
+    assert len(found) == len(set(found))
+    assert set(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("speed_of", "kept"),
+    [
+        (lambda _: 1.0, [(1,)]),
+        (lambda layout: min(2, sum(layout)), [(1,), (2,), (1, 1)]),  # a second node may be free where two GPUs are not
+        (lambda layout: sum(layout) if len(layout) == 1 else 0.5, [(1,), (2,), (3,)]),
+        (lambda layout: layout[0], [(1,), (2,), (3,)]),
+        (lambda layout: 5 - sum(layout), [(1,)]),
+    ],
+)
+def test_a_shape_is_dominated_by_one_that_fits_wherever_it_does_and_is_as_fast(
+    speed_of: Callable[[Layout], float], kept: list[Layout]
+) -> None:
+    assert layouts_of(make_cluster(3, 2, types=GPU), speed_of) == kept
+
+
+def test_shapes_are_limited_to_the_gpu_range_and_types_of_the_job() -> None:
+    def more_is_faster(layout: Layout) -> float:
+        return float(sum(layout))
+
+    cluster = make_cluster(4, 4, types=[GPU, "H100-80GB"])
+    limited = layouts_of(cluster, more_is_faster, gpu_range=(1, 3), types=["H100-80GB"])
+    assert limited == [(1,), (2,), (3,)]
+    assert sorted(layouts_of(cluster, more_is_faster)) == sorted([(1,), (2,), (3,), (4,)] * 2)  # of either type
