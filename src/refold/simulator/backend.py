@@ -107,7 +107,7 @@ class SimulatedBackend:
                 self._done[event.job] = event.done
             elif type(event) is RunProgressed:
                 self._report_again(now, event)
-            elif isinstance(event, NodeLost | GpuLost):
+            elif type(event) is NodeLost or type(event) is GpuLost:
                 losses.append(event)
         if not losses:
             return []
