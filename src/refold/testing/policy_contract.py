@@ -194,7 +194,8 @@ class PolicyContract:
         """GPUs go down with their runs and return; nothing starts on a GPU that is down."""
         for seed in self.disturbance_seeds:
             jobs, cluster = seeded_workload(seed)
-            audit, _ = self._simulate(jobs, cluster, costs=COSTS, faults=GPU_FAULTS)
+            costs = Costs(start=5.0, stop=3.0, restart=8.0, checkpoint_every=20.0)
+            audit, _ = self._simulate(jobs, cluster, costs=costs, faults=GPU_FAULTS)
             assert {job.id for job in jobs} == set(audit.ended), f"seed {seed}"
 
     def test_a_gpu_is_used_again_after_it_returns(self) -> None:
