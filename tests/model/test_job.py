@@ -16,8 +16,15 @@ from refold.model import MAX_AMOUNT, MAX_GPUS, MAX_RETRIES, Demand, Job, Launch
     [
         (lambda: Demand(0), "a job has 0 instances, expected 1 to 1048576"),
         (lambda: Demand(2**20 + 1), "a job has 1048577 instances, expected 1 to 1048576"),
+        (lambda: Demand(gpus=-1), "an instance has -1 GPUs, expected 0 to 1048576"),
         (lambda: Demand(gpus=2**20 + 1), "an instance has 1048577 GPUs, expected 0 to 1048576"),
         (lambda: Demand(gpu_milli=0), "gpu_milli is 0, expected 1 to 1000 thousandths of a GPU"),
+        (lambda: Demand(gpu_milli=1001), "gpu_milli is 1001, expected 1 to 1000 thousandths of a GPU"),
+        (lambda: Demand(cpu_milli=-5), "cpu_milli and memory_mib are -5 and 0, expected 0 to 1099511627776"),
+        (
+            lambda: Demand(memory_mib=2**50),
+            "cpu_milli and memory_mib are 0 and 1125899906842624, expected 0 to 1099511627776",
+        ),
         (
             lambda: Demand(cpu_milli=1, memory_mib=-1),
             "cpu_milli and memory_mib are 1 and -1, expected 0 to 1099511627776",
@@ -26,8 +33,19 @@ from refold.model import MAX_AMOUNT, MAX_GPUS, MAX_RETRIES, Demand, Job, Launch
             lambda: Demand(gpu_types=("A100", "A100")),
             "gpu_types is ('A100', 'A100'), expected each type once, in alphabetical order",
         ),
+        (
+            lambda: Demand(gpu_types=("V100", "A100")),
+            "gpu_types is ('V100', 'A100'), expected each type once, in alphabetical order",
+        ),
+        (lambda: Job(""), "a job needs an id"),
+        (lambda: Job("a", nan), "job 'a': submitted at nan, expected a finite time"),
         (lambda: Job("a", inf), "job 'a': submitted at inf, expected a finite time"),
         (lambda: Job("a", work=nan), "job 'a': work is nan, expected seconds ≥ 0"),
+        (lambda: Job("a", work=inf), "job 'a': work is inf, expected seconds ≥ 0"),
+        (lambda: Job("a", work=-1.0), "job 'a': work is -1.0, expected seconds ≥ 0"),
+        (lambda: Job("a", steps=-1), "job 'a': steps is -1, expected 0 to 1099511627776"),
+        (lambda: Job("a", steps=10**20), f"job 'a': steps is {10**20}, expected 0 to 1099511627776"),
+        (lambda: Job("a", time_limit=0.0), "job 'a': time limit is 0.0, expected seconds > 0"),
         (lambda: Job("a", time_limit=-1.0), "job 'a': time limit is -1.0, expected seconds > 0"),
         (lambda: Job("a", time_limit=nan), "job 'a': time limit is nan, expected seconds > 0"),
         (

@@ -94,6 +94,7 @@ def test_only_language_models_predict_tokens() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
+        (lambda: shape(layers=0), "model 'm': layers is 0, expected a number ≥ 1"),
         (lambda: shape(hidden=0), "model 'm': hidden is 0, expected a number ≥ 1"),
         (lambda: shape(positions=-1), "model 'm': positions is -1, expected a number ≥ 0"),
         (lambda: shape(sample_mib=inf), "model 'm': sample_mib is inf, expected a number ≥ 0"),
@@ -101,12 +102,20 @@ def test_only_language_models_predict_tokens() -> None:
         (lambda: shape(kv_heads=3), "model 'm': 4 heads are not divisible by 3 kv_heads"),
         (lambda: shape(experts=2, experts_per_token=3), "model 'm': experts_per_token is 3, expected ≤ 2"),
         (
+            lambda: shape(kind="encoder-decoder"),
+            "model 'm': encoder_layers is required for kind 'encoder-decoder', and only then",
+        ),
+        (
             lambda: shape(encoder_layers=2),
             "model 'm': encoder_layers is required for kind 'encoder-decoder', and only then",
         ),
         (
             lambda: ModelShape("r", "opaque", parameters_stated=5),
             "opaque model 'r' needs parameters_stated and sample_gflop",
+        ),
+        (
+            lambda: ModelShape("r", "opaque", parameters_stated=1, sample_gflop=nan),
+            "model 'r': sample_gflop is nan, expected a number ≥ 0",
         ),
         (lambda: build_machines(GPU, 0), "0 GPUs, expected at least 1"),
         (lambda: build_machines(GPU, 4, nodes=5), "4 GPUs cannot be spread over 5 nodes"),
@@ -129,8 +138,17 @@ def test_only_language_models_predict_tokens() -> None:
             "GPU 'G': memory, rates, bandwidths, power and counts must be > 0",
         ),
         (
+            lambda: Machines(GPU, (1,), GPU.link, GPU.link, inf),
+            "cpus is inf and memory_gib is 0.0, expected numbers ≥ 0",
+        ),
+        (lambda: Engine("e", launch_seconds=nan), "engine 'e': launch_seconds is nan, expected a number ≥ 0"),
+        (
             lambda: Engine("e", overlap_tensor=-0.1),
             "engine 'e': overlap_tensor is -0.1, expected a number ≥ 0",
+        ),
+        (
+            lambda: TrainingSetup(shape(), build_machines(GPU, 1), Engine("e"), 0, 1),
+            "batch is 0 and sequence is 1, expected at least 1",
         ),
         (
             lambda: TrainingSetup(shape(), build_machines(GPU, 1), Engine("e"), 1, 0),

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 
-from refold.errors import BadValue
 from refold.model.plan import parse_plan
 from refold.perf.estimation import estimate
 from refold.perf.training_setup import TrainingSetup
@@ -142,19 +141,3 @@ def test_missing_host_memory_is_reported_with_amounts(make_setup: MakeSetup) -> 
 
 def test_rule_names_are_unique() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda: PlanLimits(zero=(4,)),
-        lambda: PlanLimits(zero=()),
-        lambda: PlanLimits(max_tensor=0),
-        lambda: PlanLimits(max_interleave=0),
-        lambda: Pins(data=0),
-        lambda: Pins(zero=4),
-    ],
-)
-def test_invalid_limits_and_pins_are_rejected(wrong: Callable[[], object]) -> None:
-    with pytest.raises(BadValue):
-        wrong()

@@ -25,7 +25,17 @@ from refold.errors import BadInput, BadValue
 from refold.model import Allocation, Job, Share
 from refold.policies.queueing import Fifo
 from refold.registry import make_policy
-from refold.simulator import Agenda, Costs, Fault, RecordedSpeeds, SimulatedBackend, StateAt, schedule_faults, simulate
+from refold.simulator import (
+    Agenda,
+    Costs,
+    Fault,
+    RecordedSpeeds,
+    SimulatedBackend,
+    StateAt,
+    Stuck,
+    schedule_faults,
+    simulate,
+)
 from refold.testing import make_cluster, make_job
 
 
@@ -248,6 +258,9 @@ class TestRecordedSpeeds:
     def test_a_job_that_cannot_be_reshaped_does_not_scale(self) -> None:
         assert self.SPEEDS.speed(make_job(gpus=4), self.on(1, gpus=1)) == 3.0
 
+    def test_nodes_without_gpus_have_the_default_speed(self) -> None:
+        assert self.SPEEDS.speed_of_node.tolist() == [0.5, 3.0, 1.0]
+
     def test_a_job_without_a_duration_cannot_be_simulated(self) -> None:
         with pytest.raises(BadInput) as raised:
             self.SPEEDS.work(make_job("a", work=None))
@@ -260,6 +273,7 @@ class TestRecordedSpeeds:
         (lambda: Costs(checkpoint_every=0.0), "checkpoint_every is 0.0, expected seconds > 0"),
         (lambda: Costs(checkpoint_every=inf), "checkpoint_every is inf, expected seconds > 0"),
         (lambda: Costs(report_every=-1.0), "report_every is -1.0, expected seconds > 0"),
+        (lambda: Stuck("a", inf), "job 'a' hangs after inf, expected seconds ≥ 0"),
         (lambda: Fault(3, 5.0, 4.0), "node 3 comes up at 4.0, expected a time after 5.0"),
         (lambda: Fault(3, -inf, 4.0, gpu=1), "GPU 1 of node 3 comes up at 4.0, expected a time after -inf"),
     ],
@@ -303,6 +317,17 @@ class TestStateAt:
         state = self.state(at)
         assert (state.now, list(state.view.runs), state.waiting_since) == (at, running, waiting_since)
         assert {job: state.elapsed(job) for job in ("a", "b")} == elapsed
+
+    def test_ids_are_used_once_submitted_even_after_the_job_has_ended(self) -> None:
+        assert (self.state(1.0).used_ids, self.state().used_ids) == ({"a"}, {"a", "b"})
+
+    def test_before_the_first_entry_nothing_has_happened(self) -> None:
+        empty = StateAt.from_entries(self.CLUSTER, [], 5.0)
+        assert (empty.entries, empty.now, empty.used_ids, list(empty.view.runs)) == (0, 0.0, set(), [])
+
+    def test_a_running_job_is_predicted_to_last_longer_than_it_has(self) -> None:
+        state = self.state(10.5)
+        assert state.predicted_duration(make_job("b", at=2, work=20)).floor == 0.5
 
     def test_finished_jobs_train_the_predictor(self) -> None:
         assert self.state(9.0).predictor.unfinished == 2
