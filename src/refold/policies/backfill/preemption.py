@@ -17,7 +17,7 @@ from refold.policies.backfill.schedule import Schedule
 Preempt = Literal["never", "whole-node", "always"]
 
 
-class Claim(NamedTuple):
+class OverdueClaim(NamedTuple):
     """An overdue job, and the placement that is free once the runs that overtook it have stopped."""
 
     queued: QueuedJob
@@ -47,7 +47,7 @@ class Preemption:
         """
         return not (self._may_preempt(view, schedule, queued) and self._may_be_stopped(view, run, queued))
 
-    def find_claim(self, view: View, schedule: Schedule) -> Claim | None:
+    def find_claim(self, view: View, schedule: Schedule) -> OverdueClaim | None:
         """Return the first overdue job that fits without its overtakers; the other lane follows in later rounds."""
         limit = schedule.queue.start_limit(view.now)
         for first in schedule.queue.first(1):
@@ -59,7 +59,7 @@ class Preemption:
                 continue  # its GPUs are being released
             placement = self._place_without_overtakers(view, schedule, first)
             if placement is not None:
-                return Claim(first, placement)
+                return OverdueClaim(first, placement)
         return None
 
     def _place_without_overtakers(self, view: View, schedule: Schedule, first: QueuedJob) -> Placement | None:
@@ -71,7 +71,7 @@ class Preemption:
                 free.take_available(reserved.placement)
         return self._placer.place(free, first.demand)
 
-    def runs_to_stop(self, view: View, claim: Claim) -> list[Run]:
+    def runs_to_stop(self, view: View, claim: OverdueClaim) -> list[Run]:
         """Return those of the overtakers that must stop so that the placement is free."""
         runs = self._overtakers_of(view, claim.queued)
         free = _free_without(view, runs)
