@@ -93,6 +93,8 @@ class Table:
 
 def print_tables(*tables: Table) -> None:
     """Print tables with their titles and the lines below each."""
+    from textwrap import wrap
+
     from rich.console import Console
     from rich.text import Text
 
@@ -107,7 +109,9 @@ def print_tables(*tables: Table) -> None:
                 console.print()
             console.print(layout.draw(block, width))
         for line in table.after:
-            console.print(Text(printable(line), "dim"))
+            # Words that are longer than a line, such as paths, stay whole.
+            for part in wrap(printable(line), width, break_long_words=False, break_on_hyphens=False) or [""]:
+                console.print(Text(part, "dim"))
         console.print()
 
 
@@ -121,9 +125,7 @@ class _Layout:
         }
         self._styles = {key: [column.style(row[key]) for row in table.rows] for key, column in table.columns.items()}
         self._min_widths = {key: self._min_width(key) for key in table.columns}
-        self._max_widths = {
-            key: max(_longest(self._texts[key]), len(column.title)) for key, column in table.columns.items()
-        }
+        self._max_widths = {key: _longest([*self._texts[key], column.title]) for key, column in table.columns.items()}
 
     def _min_width(self, key: str) -> int:
         """Return the minimum width of a column: titles and texts may be wrapped at spaces, numbers and names not."""
