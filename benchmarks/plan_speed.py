@@ -23,7 +23,7 @@ from refold.perf import (
     memory_footprint,
     step_time_parts,
 )
-from refold.plans import CurveCache, PackedMachines, PlanLimits, all_plans, best_plan, best_plans, gpu_curve
+from refold.plans import PackedMachines, PlanLimits, all_plans, best_plan, best_plans, gpu_curve
 
 REPEATS = 9
 PLAN_COUNT = 200_000
@@ -82,17 +82,14 @@ def _search_row(model: ModelShape, gpus: int, batch: int, limits: PlanLimits, go
 
 
 def curve_rows() -> list[Row]:
-    """Measure throughput curves for 1 to 64 GPUs, and lookups of a cached curve."""
-    curves = CurveCache()
-    cached_curve = partial(curves.by_gpus, LLAMA_70B, PackedMachines(A100), range(1, 65), 1024, 2048, ENGINE)
-    cached = _median(partial(_repeat, cached_curve, 1000)) / 1000
-    slope = _median(partial(_repeat, partial(cached_curve().slope, 9), 1000)) / 1000
+    """Measure throughput curves for 1 to 64 GPUs, and lookups of a slope."""
+    curve = gpu_curve(LLAMA_70B, PackedMachines(A100), range(1, 65), 1024, 2048, ENGINE)
+    slope = _median(partial(_repeat, partial(curve.slope, 9), 1000)) / 1000
     return [
         _curve_row(LLAMA_70B, 1024, goal=0.05),
         _curve_row(GPT_2, 512, goal=0.05),
         _curve_row(LLAMA_70B, 1536, goal=0.05),
         _curve_row(GPT_2, 5040, goal=0.05),
-        Row("the same curve from the cache", f"{cached * 1e6:.1f} µs", cached),
         Row("slope of a curve", f"{slope * 1e6:.1f} µs", slope),
     ]
 

@@ -21,7 +21,6 @@ from refold.core.events import (
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadDecision, BadValue
 from refold.model import (
-    NO_CHANGE,
     Allocation,
     Decision,
     Demand,
@@ -222,14 +221,6 @@ def test_a_job_that_finishes_before_its_reshape_releases_both_allocations() -> N
     assert audited.view.free_gpus == 4
 
 
-def test_towards_returns_the_changes_to_a_target() -> None:
-    audited = AuditedScheduler(4, policy=ScriptedPolicy())
-    start = Decision((Start("a", on(0)), Start("b", on(1))))
-    audited.step(JobSubmitted(make_job("a")), JobSubmitted(make_job("b")), JobSubmitted(make_job("c")), then=start)
-    towards = Decision.towards(audited.view, {"b": on(1), "c": on(2)}, "smaller")
-    assert towards == Decision(starts=(Start("c", on(2)),), stops=(Stop("a", "smaller"),))
-
-
 RUNNING, WAITS = make_job("runs", gpus=2), make_job("waits", gpus=2)
 
 
@@ -331,15 +322,6 @@ def test_a_job_can_be_reshaped_away_from_a_node_that_is_down() -> None:
     assert audited.step(NodeLost(0), then=Decision(reshapes=(Reshape("a", elsewhere),))) == (StopRun("a", 1),)
     assert audited.step(RunStopped("a", 1)) == (StartRun("a", 2, elsewhere),)
     assert audited.view.free_gpus == 0
-
-
-def test_towards_ignores_runs_that_are_stopping() -> None:
-    audited = AuditedScheduler(2, policy=ScriptedPolicy())
-    audited.step(JobSubmitted(make_job("a", reshapable=True)), then=Decision((Start("a", on(0)),)))
-    target = {"a": on(1)}
-    audited.step(then=Decision.towards(audited.view, target))
-    assert Decision.towards(audited.view, target) == NO_CHANGE
-    assert audited.step(RunStopped("a", 1)) == (StartRun("a", 2, on(1)),)
 
 
 def test_no_work_is_done_while_a_run_is_stopping() -> None:

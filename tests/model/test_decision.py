@@ -1,46 +1,10 @@
 """Decisions that lead from the current allocations to a target, and shortages as text."""
 
-from collections.abc import Mapping
-
-import msgspec
 import pytest
 
-from refold.model import NO_CHANGE, Allocation, Decision, Demand, Plan, Reshape, Run, Share, Shortage, Start, Stop
+from refold.model import Allocation, Demand, Share, Shortage
 
 HERE, THERE = Allocation((Share(0, (0,)),)), Allocation((Share(1, (0,)),))
-
-
-class Runs(msgspec.Struct, frozen=True):
-    """The runs of a view."""
-
-    runs: Mapping[str, Run]
-
-
-def running(*names: str, stopping: tuple[str, ...] = ()) -> Runs:
-    return Runs({name: Run(name, 1, HERE, 0.0, name in stopping) for name in (*names, *stopping)})
-
-
-def test_jobs_of_the_target_start_and_others_stop() -> None:
-    decision = Decision.towards(running("old", "kept"), {"kept": HERE, "new": THERE}, "made room")
-    assert decision == Decision(starts=(Start("new", THERE),), stops=(Stop("old", "made room"),))
-
-
-def test_a_job_with_another_allocation_or_plan_is_reshaped() -> None:
-    replanned = Allocation(HERE.placement, Plan(1, zero=1))
-    decision = Decision.towards(running("moved", "replanned"), {"moved": THERE, "replanned": replanned}, "balance")
-    assert decision == Decision(
-        reshapes=(Reshape("moved", THERE, "balance"), Reshape("replanned", replanned, "balance"))
-    )
-
-
-def test_runs_that_are_stopping_are_left_alone() -> None:
-    view = running(stopping=("leaving", "moving"))
-    assert Decision.towards(view, {"moving": THERE}) == NO_CHANGE
-
-
-def test_a_target_that_is_reached_needs_no_change() -> None:
-    assert Decision.towards(running("a", "b"), {"a": HERE, "b": HERE}) == NO_CHANGE
-    assert Decision.towards(running(), {}) == NO_CHANGE
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from refold.perf.fitting import (
     format_uncertainty,
     most_informative_sample,
     predict,
-    prediction_spread,
     refit_if_needed,
     relative_errors,
 )
@@ -119,8 +118,6 @@ def test_the_next_sample_reduces_uncertainty_most() -> None:
     fitted = fit(FORM, measured([1.0] * 7, single_gpu))
     queries = [sample(Plan(1, accumulation=32)), sample(Plan(16)), sample(Plan(1, recompute="full", accumulation=2))]
     assert most_informative_sample(FORM, fitted, queries) == queries[1]
-    spreads = prediction_spread(FORM, fitted, queries)
-    assert spreads[1] == spreads.max()
     assert most_informative_sample(FORM, fitted, []) is None
 
 

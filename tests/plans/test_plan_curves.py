@@ -11,8 +11,7 @@ from refold.perf.engine import Engine
 from refold.perf.hardware import GpuSpec
 from refold.perf.shapes import ModelShape
 from refold.perf.training_setup import TrainingSetup
-from refold.plans import Curve, CurveCache, CurvePoint, PackedMachines, PlanLimits, cpu_curve, gpu_curve
-from refold.plans.space import DEFAULT_LIMITS
+from refold.plans import Curve, CurvePoint, PackedMachines, PlanLimits, cpu_curve, gpu_curve
 
 MakeSetup = Callable[..., TrainingSetup]
 
@@ -40,14 +39,6 @@ def test_a_curve_is_evaluated_by_its_steps(amount: int, throughput: float, slope
 def test_surplus_amounts_are_not_used() -> None:
     assert CURVE.at(7) == CurvePoint(4, 18.0, Plan(4))
     assert CURVE.at(1) is None
-
-
-def test_the_smallest_step_that_reaches_a_throughput() -> None:
-    assert CURVE.least_reaching(1.0) == CURVE.points[0]
-    assert CURVE.least_reaching(18.0) == CURVE.points[1]
-    assert CURVE.least_reaching(18.1) == CURVE.points[1]  # within the 1 % tolerance of curves
-    assert CURVE.least_reaching(19.0) == CURVE.points[2]
-    assert CURVE.least_reaching(31.0) is None
 
 
 def test_a_decreasing_curve_is_rejected() -> None:
@@ -102,19 +93,3 @@ def test_packed_machines_fill_nodes_in_order(a100: GpuSpec) -> None:
     assert (machines.inside, machines.network) == (a100.link, Link("slow", 1.0))
     assert (machines.cpus, machines.memory_gib) == (240.0, 2000.0)
     assert PackedMachines(a100, gpus_per_node=4)(4).gpus_on_node == (4,)
-
-
-def test_a_curve_is_computed_once_per_key(a100: GpuSpec, models: dict[str, ModelShape], make_setup: MakeSetup) -> None:
-    curves = CurveCache()
-
-    def cached_curve(batch: int = 16, limits: PlanLimits = DEFAULT_LIMITS) -> Curve:
-        return curves.by_gpus(
-            models["llama-2-7b"], PackedMachines(a100), range(1, 9), batch, 2048, Engine("test"), limits
-        )
-
-    assert cached_curve() is cached_curve()
-    assert cached_curve() is not cached_curve(batch=32)
-    assert cached_curve() is not cached_curve(limits=PlanLimits(offload=False))
-    setup = make_setup("llama-2-7b", on=(1,))
-    assert curves.by_cpus(setup, [1, 2]) is curves.by_cpus(setup, [1, 2])
-    assert curves.by_cpus(setup, [1, 2]) == cpu_curve(setup, [1, 2])

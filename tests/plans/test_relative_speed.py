@@ -12,7 +12,6 @@ from refold.errors import BadValue
 from refold.model import Allocation, Demand, Job, Link, Node, Plan, Share
 from refold.perf import Machines, TrainingSetup, estimate
 from refold.plans import (
-    CurveCache,
     Knowledge,
     Minimums,
     ModelledSpeedSource,
@@ -21,7 +20,6 @@ from refold.plans import (
     PlanLimits,
     Speeds,
     best_plan,
-    gpu_curve,
 )
 from refold.testing import make_cluster, make_job
 
@@ -170,16 +168,6 @@ class TestMachinesOfSpeeds:
         assert found is not None
         assert (found.plan.data, found.plan.tensor, found.plan.pipeline) == (2, 1, 4)
         assert limited.fastest(training_job(), GPU, (4,), 0.0) is None
-
-
-def test_cached_curves_of_different_models_do_not_mix() -> None:
-    gpu, engine = find_gpu(GPU), find_engine(DEFAULT_ENGINE)
-    machines, counts, cache = PackedMachines(gpu), (1, 2, 4, 8), CurveCache()
-    keys = [(find_model(name), batch) for name in ("gpt2", "bert") for batch in (16, 64)]
-    cached = [cache.by_gpus(model, machines, counts, batch, 512, engine) for model, batch in keys + keys]
-    fresh = [gpu_curve(model, machines, counts, batch, 512, engine) for model, batch in keys]
-    assert cached == fresh + fresh
-    assert len({curve.points for curve in fresh}) == 4
 
 
 @pytest.mark.parametrize(

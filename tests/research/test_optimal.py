@@ -18,10 +18,11 @@ from refold.model import NO_CHANGE, Allocation, Cluster, Decision, Job, Plan, Sh
 from refold.model.units import WHOLE
 from refold.packing import FreeResources
 from refold.plans import Layout, Speed, Speeds
+from refold.policies.common import Draft
 from refold.research.optimal import (
     Optimal,
     Optimum,
-    best_throughput,
+    OptimumSearch,
     guaranteed_by_request,
     shapes_of,
     throughput_of,
@@ -51,7 +52,7 @@ class OptimumRecorder:
         self.optimum = Optimum(0.0, 0.0, {})
 
     def decide(self, view: View) -> Decision:
-        self.optimum = best_throughput(view, Speeds(view.cluster), guarantees=self._guarantees)
+        self.optimum = OptimumSearch(Speeds(view.cluster), guarantees=self._guarantees).best(view, Draft(view))
         starts, self._starts = self._starts, ()
         return Decision(starts=starts) if starts else NO_CHANGE
 

@@ -18,8 +18,8 @@ from refold.backends.local.nvidia import (
     GpuProblem,
     GpuReading,
     NvidiaDriver,
-    find_gpus,
     gpu_type_from_name,
+    open_driver,
     select_visible,
 )
 from refold.backends.local.xids import XIDS, describe_xid
@@ -28,7 +28,7 @@ from refold.model import Cluster, GpuType, Link, Node, Tenant
 from refold.server.config.settings import ClusterConfig, Config, IdleRule
 from refold.server.daemon import Daemon
 from refold.server.monitor.gpu_rules import BadGpu, BadGpuWatch, IdleRun, IdleWatch, RunGpus
-from refold.server.monitor.machine import Layout, NvidiaMachine, SlotsMachine, build_cluster, build_layout, open_machine
+from refold.server.monitor.machine import Layout, NvidiaMachine, SlotsMachine, build_layout, open_machine
 from refold.server.retries import Retries
 
 GIB = 2**30
@@ -185,17 +185,20 @@ def test_a_machine_without_driver_or_library_has_no_gpus(monkeypatch: pytest.Mon
         raise ImportError(name)
 
     monkeypatch.setattr("refold.backends.local.nvidia.import_module", absent)
-    assert find_gpus({}) == []
+    assert open_driver({}) is None
     library = FakeNvml()
     monkeypatch.setattr(library, "nvmlInit", lambda: library._answer(0, None))
     monkeypatch.setattr("refold.backends.local.nvidia.import_module", lambda _: library)
-    assert find_gpus({}) == []
+    assert open_driver({}) is None
 
 
-def test_finding_gpus_releases_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_the_driver_releases_it(monkeypatch: pytest.MonkeyPatch) -> None:
     library = FakeNvml(T4)
     monkeypatch.setattr("refold.backends.local.nvidia.import_module", lambda _: library)
-    assert [gpu.gpu_type for gpu in find_gpus({"CUDA_VISIBLE_DEVICES": "0"})] == ["T4"]
+    driver = open_driver({"CUDA_VISIBLE_DEVICES": "0"})
+    assert driver is not None
+    assert [gpu.gpu_type for gpu in driver.gpus] == ["T4"]
+    driver.close()
     assert library.closed
 
 
@@ -308,13 +311,13 @@ def test_slots_are_distributed_over_the_configured_nodes() -> None:
         Cluster((Node("a", 2, "slot", 8000, 4096), Node("b", 1, "slot", 8000, 4096)), name="lab"),
         ((0, 0), (0, 1), (1, 0)),
     )
-    assert build_cluster(SlotsMachine(3), Config(cluster=ClusterConfig(slots=3))).gpus == 3
+    assert build_layout(SlotsMachine(3), Config(cluster=ClusterConfig(slots=3))).cluster.gpus == 3
 
 
 def test_a_machine_without_gpus_and_slots_is_an_error_with_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("refold.server.monitor.machine.open_driver", lambda: None)
     with pytest.raises(BadInput, match=r"no GPUs found .*refold serve --slots 4"):
-        build_cluster(open_machine(ClusterConfig()), Config())
+        build_layout(open_machine(ClusterConfig()), Config())
 
 
 def test_slots_have_no_readings_and_no_problems() -> None:

@@ -208,31 +208,24 @@ class Service(Protocol):
     @property
     def event_stream(self) -> EventStream:
         """The stream that subscribers read."""
-        ...
 
     def info(self, caller: Caller) -> DaemonInfo:
         """Return the daemon's status and the caller's identity."""
-        ...
 
     def submit(self, caller: Caller, submission: Submission) -> Awaitable[JobStatus]:
         """Return the new job once it is on disk. A repeated `request` returns the job of the first submission."""
-        ...
 
     def submit_all(self, caller: Caller, submissions: list[Submission]) -> Awaitable[Jobs]:
         """Submit all jobs in one transaction, or none."""
-        ...
 
     def preview(self, caller: Caller, submission: Submission) -> Awaitable[Preview]:
         """Return what submitting the job would result in, without submitting it."""
-        ...
 
     def create_environment(self, caller: Caller, environment: NewEnvironment) -> Awaitable[StoredEnvironment]:
         """Store variables and return their id. It can be used by submissions of the same user."""
-        ...
 
     def environment(self, caller: Caller, job: str) -> Awaitable[JobEnvironment]:
         """Return the names of the variables that a job inherits from its submitter; values only to the job's user."""
-        ...
 
     def jobs(
         self,
@@ -250,70 +243,53 @@ class Service(Protocol):
 
         Empty strings do not filter. `after` is the `next` of the previous page, 0 for the first page.
         """
-        ...
 
     def job(self, caller: Caller, job: str) -> Awaitable[JobStatus]:
         """Return one job."""
-        ...
 
     def why(self, caller: Caller, job: str) -> Awaitable[JobExplanation]:
         """Return a job and its history."""
-        ...
 
     def logs(
         self, caller: Caller, job: str, *, run: int | None, instance: int, offset: int, limit: int
     ) -> Awaitable[Logs]:
         """Return a chunk of output. For a job without runs: run 0, no text, not ended."""
-        ...
 
     def cancel(self, caller: Caller, job: str) -> Awaitable[JobStatus]:
         """Cancel a job. Raises Conflict if it has ended; no effect if it is being cancelled."""
-        ...
 
     def hold(self, caller: Caller, job: str) -> Awaitable[JobStatus]:
         """Hold a waiting job. Raises Conflict if it is running or has ended; no effect if it is held."""
-        ...
 
     def release(self, caller: Caller, job: str) -> Awaitable[JobStatus]:
         """Release a held job. Raises Conflict if it has ended; no effect if it is not held."""
-        ...
 
     def nodes(self, caller: Caller) -> list[NodeStatus]:
         """Return all nodes."""
-        ...
 
     def drain(self, caller: Caller, node: str, *, why: str, gpu: int | None, move: bool) -> Awaitable[NodeStatus]:
         """Drain a node or a GPU. Runs on a node continue unless `move`; runs on a single GPU are always requeued."""
-        ...
 
     def resume(self, caller: Caller, node: str, *, gpu: int | None) -> Awaitable[NodeStatus]:
         """Return a drained node or GPU to service."""
-        ...
 
     def gpus(self, caller: Caller) -> Awaitable[list[GpuStatus]]:
         """Return all GPUs."""
-        ...
 
     def tenants(self, caller: Caller) -> list[TenantStatus]:
         """Return all tenants."""
-        ...
 
     def tokens(self, caller: Caller) -> Awaitable[list[TokenStatus]]:
         """Return all tokens, without secrets."""
-        ...
 
     def create_token(self, caller: Caller, token: NewToken) -> Awaitable[CreatedToken]:
         """Create a token. Raises Conflict if the name is taken."""
-        ...
 
     def revoke_token(self, caller: Caller, name: str) -> Awaitable[TokenStatus]:
         """Revoke a token and return its last status."""
-        ...
 
     def snapshot(self, caller: Caller, *, whole: bool) -> Awaitable[bytes]:
         """Return the current state as a journal for `refold replay`; `whole`: with confidential fields."""
-        ...
 
     def journal(self, caller: Caller) -> AsyncIterator[bytes]:
         """Return the journal in chunks of whole lines."""
-        ...

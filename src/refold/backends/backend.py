@@ -27,19 +27,15 @@ class Backend(Protocol):
         running, its end is reported if it has ended, and it is never started twice. Stopping a run that has ended or
         never existed does nothing.
         """
-        ...
 
     async def close(self) -> None:
         """Kill all runs, and return when they have ended."""
-        ...
 
     async def detach(self) -> None:
         """Stop reporting and leave the runs running: another back end will adopt them."""
-        ...
 
     async def stop_all_except(self, runs: Collection[tuple[str, int]]) -> None:
         """Kill all runs except these, including runs of previous back ends, and wait for their end.
 
         Runs are given as (job id, run number).
         """
-        ...

@@ -23,7 +23,6 @@ class Policy(Protocol):
 
     def decide(self, view: View) -> Decision:
         """Return what to change now, and why the jobs that it considered wait."""
-        ...
 
 
 def raise_rejection(error: BadDecision) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
-
 import msgspec
 
 from refold.model.allocation import Allocation
-from refold.model.run import Run
 from refold.model.units import Seconds
 from refold.model.waiting import Wait
 
@@ -61,13 +57,6 @@ class StartEstimate(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
     latest: Seconds | None = None
 
 
-class HasRuns(Protocol):
-    """The part of a `View` that `Decision.towards` uses: the current run of each job that has one."""
-
-    @property
-    def runs(self) -> Mapping[str, Run]: ...
-
-
 class Decision(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
     """What to change now, why jobs wait, when they are expected to start, and when to call the policy again."""
 
@@ -79,21 +68,6 @@ class Decision(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
     wake_at: Seconds | None = None
     flags: tuple[Flag, ...] = ()
     ends: tuple[End, ...] = ()
-
-    @staticmethod
-    def towards(view: HasRuns, target: Mapping[str, Allocation], why: str = "") -> Decision:
-        """Return the changes from the current allocations to `target`, which has every job that should run.
-
-        Runs that are already stopping are left alone: pass the same target again once they have stopped.
-        """
-        held = {job: run.allocation for job, run in view.runs.items() if not run.stopping}
-        return Decision(
-            starts=tuple(Start(job, wanted) for job, wanted in target.items() if job not in view.runs),
-            stops=tuple(Stop(job, why) for job in held if job not in target),
-            reshapes=tuple(
-                Reshape(job, wanted, why) for job, wanted in target.items() if job in held and held[job] != wanted
-            ),
-        )
 
 
 NO_CHANGE = Decision()

@@ -12,7 +12,7 @@ from refold.model import RECOMPUTE, Plan
 
 Column = NDArray[np.float64]
 
-NO_RECOMPUTE, SELECTIVE, FULL = range(len(RECOMPUTE))
+_, SELECTIVE, FULL = range(len(RECOMPUTE))
 
 
 @dataclass(frozen=True, slots=True)

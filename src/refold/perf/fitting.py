@@ -71,7 +71,6 @@ class Form(Protocol):
 
     def predict(self, values: Vector, samples: Sequence[Measurement]) -> PhaseTimes:
         """Return the modelled times of the samples' plans with these parameter values; measurements are ignored."""
-        ...
 
 
 class Fitted(msgspec.Struct, frozen=True):
@@ -142,14 +141,6 @@ def relative_errors(form: Form, fitted: Fitted, samples: Sequence[Measurement]) 
     if not samples:
         return []
     return [float(error) for error in predict(form, fitted, samples) / _measured(samples) - 1]
-
-
-def prediction_spread(form: Form, fitted: Fitted, queries: Sequence[Measurement]) -> Vector:
-    """Return the relative uncertainty of the step time of each query."""
-    values = values_of(form, fitted)
-    covariance = _covariance(_slopes(form, values, fitted.samples), _widths(form))
-    slopes = _slopes(form, values, queries)
-    return np.asarray(np.sqrt(np.einsum("ij,jk,ik->i", slopes, covariance, slopes)))
 
 
 def most_informative_sample(form: Form, fitted: Fitted, candidates: Sequence[Measurement]) -> Measurement | None:

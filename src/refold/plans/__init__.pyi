@@ -2,7 +2,6 @@ from .cluster_machines import Layout as Layout
 from .curves import (
     MIN_SPEEDUP as MIN_SPEEDUP,
     Curve as Curve,
-    CurveCache as CurveCache,
     CurvePoint as CurvePoint,
     PackedMachines as PackedMachines,
     cpu_curve as cpu_curve,

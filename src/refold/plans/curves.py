@@ -7,10 +7,9 @@ left out: a job with such an allocation runs as on the smaller one and could rel
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -70,12 +69,6 @@ class Curve:
         below = self.points[step - 2] if step > 1 else None
         lost = self.points[step - 1].samples_per_second - (below.samples_per_second if below else 0.0)
         return lost / (amount - (below.amount if below else 0.0))
-
-    def least_reaching(self, samples_per_second: float) -> CurvePoint | None:
-        """Return the smallest step that reaches a throughput, within the tolerance of curves; None: out of reach."""
-        target = samples_per_second / MIN_SPEEDUP
-        step = bisect_left(self.points, target, key=lambda point: point.samples_per_second)
-        return self.points[step] if step < len(self.points) else None
 
     def _count_steps(self, amount: float) -> int:
         return bisect_right(self.points, amount, key=lambda point: point.amount)
@@ -165,33 +158,3 @@ def _keep_useful(points: Iterable[CurvePoint]) -> tuple[CurvePoint, ...]:
         if not steps or point.samples_per_second > MIN_SPEEDUP * steps[-1].samples_per_second:
             steps.append(point)
     return tuple(steps)
-
-
-class CurveCache:
-    """Cache of curves, keyed by everything that they depend on."""
-
-    def __init__(self) -> None:
-        self._cache: dict[tuple[Any, ...], Curve] = {}
-
-    def by_gpus(
-        self,
-        model: ModelShape,
-        machines_for: PackedMachines,
-        counts: Sequence[int],
-        batch: int,
-        sequence: int,
-        engine: Engine,
-        limits: PlanLimits = DEFAULT_LIMITS,
-    ) -> Curve:
-        """Return `gpu_curve`, cached."""
-        key = (model, machines_for, tuple(counts), batch, sequence, engine, limits)
-        if key not in self._cache:
-            self._cache[key] = gpu_curve(*key)
-        return self._cache[key]
-
-    def by_cpus(self, setup: TrainingSetup, cpus: Sequence[float], limits: PlanLimits = DEFAULT_LIMITS) -> Curve:
-        """Return `cpu_curve`, cached."""
-        key = (setup, tuple(cpus), limits)
-        if key not in self._cache:
-            self._cache[key] = cpu_curve(*key)
-        return self._cache[key]

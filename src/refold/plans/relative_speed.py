@@ -25,7 +25,6 @@ class SpeedSource(Protocol):
 
     def speed(self, job: Job, allocation: Allocation) -> float:
         """Return the speed of a job on an allocation, relative to its request."""
-        ...
 
 
 class ModelledSpeedSource:

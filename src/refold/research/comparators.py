@@ -30,11 +30,9 @@ class QuantilePredictor(Protocol):
 
     def quantiles(self, job: Job, now: Seconds) -> Floats:
         """Return the predicted quantiles for a job submitted now."""
-        ...
 
     def finished(self, job: Job, seconds: Seconds, now: Seconds) -> None:
         """Record the run time of a job that has ended."""
-        ...
 
 
 class PredictorQuantiles:
@@ -114,11 +112,9 @@ class PointPredictor(Protocol):
 
     def point(self, job: Job) -> Seconds:
         """Return the predicted run time."""
-        ...
 
     def learn(self, job: Job, seconds: Seconds) -> None:
         """Record the run time of a job that has ended."""
-        ...
 
 
 class PointMass:

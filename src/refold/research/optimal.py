@@ -76,11 +76,6 @@ def throughput_of(view: View, speeds: Speeds, target: Mapping[str, Allocation]) 
     )
 
 
-def best_throughput(view: View, speeds: Speeds, *, guarantees: bool = True) -> Optimum:
-    """Return the optimum for the jobs of a view. Without `guarantees`, guaranteed jobs may be slower than requested."""
-    return OptimumSearch(speeds, guarantees=guarantees).best(view, Draft(view))
-
-
 def guaranteed_by_request(view: View) -> set[str]:
     """Return the guaranteed jobs within their tenants' quotas, admitted in order of submission by requested GPUs.
 

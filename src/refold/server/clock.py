@@ -20,11 +20,9 @@ class Clock(Protocol):
 
     def now(self) -> Seconds:
         """Return seconds since the start of the journal. Never goes back."""
-        ...
 
     async def wait(self, event: asyncio.Event, until: Seconds | None) -> None:
         """Wait until the event is set or the time is reached; None: no time limit."""
-        ...
 
 
 class WallClock:

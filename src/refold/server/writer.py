@@ -23,7 +23,6 @@ class CommitLog(Protocol):
 
     def commit(self, commit: Commit) -> None:
         """Write a step; it is on disk when this returns. Raises Unavailable if nothing was written."""
-        ...
 
 
 class Writer:

@@ -43,11 +43,9 @@ class SpeedModel(Protocol):
 
     def work(self, job: Job) -> Seconds:
         """Return the run time of a job on exactly the requested resources, in seconds."""
-        ...
 
     def speed(self, job: Job, allocation: Allocation) -> float:
         """Return the speed on an allocation, relative to that on the requested resources."""
-        ...
 
 
 class RecordedSpeeds:

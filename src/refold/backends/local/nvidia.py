@@ -55,15 +55,6 @@ class GpuProblem(msgspec.Struct, frozen=True):
     bad: bool
 
 
-def find_gpus(environment: Mapping[str, str] = os.environ) -> list[DetectedGpu]:
-    """Return the usable GPUs; none without the driver or its library."""
-    driver = open_driver(environment)
-    if driver is None:
-        return []
-    with driver:
-        return driver.gpus
-
-
 def open_driver(environment: Mapping[str, str] = os.environ) -> NvidiaDriver | None:
     """Open the driver; None if there is none."""
     try:
@@ -90,12 +81,6 @@ class NvidiaDriver:
         self._ecc_errors = [self._uncorrectable_errors(handle) for handle in self._handles]
         self._lost: set[int] = set()
         self._events = self._subscribe()
-
-    def __enter__(self) -> NvidiaDriver:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connection."""

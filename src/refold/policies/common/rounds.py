@@ -58,11 +58,9 @@ class RoundPolicy(Protocol):
 
     def options(self, job: Job) -> Sequence[Option]:
         """Return what a job could have now, by increasing number of GPUs."""
-        ...
 
     def allocate_gpus(self, view: View, jobs: Mapping[str, Job], budget: Budget) -> PreferredOptions:
         """Decide which of `jobs`, waiting or running, get which options."""
-        ...
 
 
 class Rounds:

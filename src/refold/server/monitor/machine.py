@@ -29,19 +29,15 @@ class Machine(Protocol):
 
     def gpus(self) -> Sequence[DetectedGpu]:
         """Return the usable GPUs; `index` counts from 0 in this list."""
-        ...
 
     def read(self) -> Sequence[GpuReading]:
         """Return the current readings."""
-        ...
 
     def problems(self) -> Sequence[GpuProblem]:
         """Return the problems since the last call."""
-        ...
 
     def close(self) -> None:
         """Release the driver."""
-        ...
 
 
 class NvidiaMachine:
@@ -114,11 +110,6 @@ class Layout(msgspec.Struct, frozen=True):
     positions: tuple[GpuPosition | None, ...]
     devices: tuple[tuple[str, ...], ...] | None = None
     device_memory_mib: tuple[MiB, ...] = ()
-
-
-def build_cluster(machine: Machine, config: Config) -> Cluster:
-    """Return the cluster of a machine."""
-    return build_layout(machine, config).cluster
 
 
 def build_layout(machine: Machine, config: Config) -> Layout:
