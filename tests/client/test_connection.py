@@ -51,6 +51,7 @@ class ScriptedServer:
 
     def __init__(self, *connections: list[bytes]) -> None:
         self.requests: list[str] = []
+        self.headers: list[dict[str, str]] = []
         self._script = connections
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._ending = threading.Event()
@@ -72,12 +73,13 @@ class ScriptedServer:
 
     def _read_request(self, incoming: Any) -> bool:
         line = incoming.readline().decode().strip()
-        length = 0
+        headers: dict[str, str] = {}
         while header := incoming.readline().strip():
             name, _, value = header.decode().partition(": ")
-            length = int(value) if name.lower() == "content-length" else length
-        body = incoming.read(length).decode()
+            headers[name.lower()] = value
+        body = incoming.read(int(headers.get("content-length", 0))).decode()
         if line:
+            self.headers.append(headers)
             self.requests.append(f"{line.removesuffix(' HTTP/1.1')} {body}".strip())
         return bool(line)
 
@@ -102,6 +104,15 @@ def test_calls_share_one_connection() -> None:
     assert server.requests == ["GET /api/v1/info", "GET /api/v1/nodes"]
 
 
+def test_every_request_has_the_token_and_a_body_its_type() -> None:
+    with scripted([reply(INFO)], [reply(TOKEN, "201 Created")], [reply(b"{}\n")]) as (client, server):
+        client.info()
+        client.create_token("new")
+        list(client._connection.chunks("journal"))
+    assert [headers["authorization"] for headers in server.headers] == ["Bearer rf_x"] * 3
+    assert [headers.get("content-type") for headers in server.headers] == [None, "application/json", None]
+
+
 def test_a_call_over_a_connection_that_was_closed_meanwhile_is_repeated_once() -> None:
     with scripted([reply(INFO)], [reply(b"[]")]) as (client, server):
         client.info()
@@ -117,7 +128,7 @@ def test_a_new_connection_that_breaks_is_not_tried_again() -> None:
 
 
 def test_a_call_that_must_not_be_repeated_gets_a_connection_of_its_own() -> None:
-    with scripted([reply(INFO)], [reply(TOKEN, "201 Created")]) as (client, server):
+    with scripted([reply(INFO), b""], [reply(TOKEN, "201 Created")]) as (client, server):
         client.info()
         assert client.create_token("new").token == "rf_new"
     assert server.requests[1:] == ['POST /api/v1/tokens {"name":"new","role":"member","tenant":"default","user":""}']
