@@ -78,7 +78,7 @@ def test_the_journal_replays_with_its_own_settings(tmp_path: Path) -> None:
 
 
 def test_jobs_are_submitted_at_their_times(tmp_path: Path) -> None:
-    jobs = "- {name: later, run: 'true', after: 300ms}\n- {name: first, run: 'true'}"
+    jobs = "- {name: later, run: 'true', begin: 300ms}\n- {name: first, run: 'true'}"
     assert refold_run(tmp_path, jobs).exit_code == 0
     _, entries = read_journal(tmp_path / "out" / "journal.jsonl")
     submitted = {
@@ -151,7 +151,7 @@ def replays(folder: Path) -> bool:
 THREE_JOBS = """
 - {name: running, run: 'exec sleep 1000'}
 - {name: waiting, run: 'exec sleep 1000'}
-- {name: later, run: 'exec sleep 1000', after: 1h}
+- {name: later, run: 'exec sleep 1000', begin: 1h}
 """
 
 

@@ -107,7 +107,7 @@ def test_without_the_owner_role_only_the_policys_estimates_are_shown(
 
 
 def test_a_job_can_be_estimated_before_it_is_submitted(served: FakeServer, tmp_path: Path, json_of: JsonOf) -> None:
-    (tmp_path / "job.yaml").write_text("name: mine\ngpus: 1\ntime: {estimate: 100s}\nrun: 'true'\n")
+    (tmp_path / "job.yaml").write_text("name: mine\ngpus: 1\nestimate: 100s\nrun: 'true'\n")
     document = json_of("whatif", str(tmp_path / "job.yaml"), "--policy", "fifo-skip", "--gpus", "8", "--futures", "4")
     one, eight = document["variants"]
     assert one["start"]["at"] == document["now"]  # one GPU is free

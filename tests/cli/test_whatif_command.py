@@ -41,7 +41,7 @@ def journal(tmp_path: Path) -> str:
 @pytest.fixture
 def job(tmp_path: Path) -> str:
     path = tmp_path / "job.yaml"
-    path.write_text("- {name: mine, run: 'true', gpus: 4, work: 100s}\n- {name: other, run: 'true'}\n")
+    path.write_text("- {name: mine, run: 'true', gpus: 4, estimate: 100s}\n- {name: other, run: 'true'}\n")
     return str(path)
 
 
@@ -59,7 +59,7 @@ def test_each_variant_has_a_start_an_end_and_the_delay_of_others(journal: str, j
 
 
 def test_a_job_that_takes_gpus_from_a_waiting_job_delays_it(journal: str, tmp_path: Path, json_of: JsonOf) -> None:
-    (tmp_path / "long.yaml").write_text("- {name: long, run: 'true', gpus: 1, work: 90d}\n")
+    (tmp_path / "long.yaml").write_text("- {name: long, run: 'true', gpus: 1, estimate: 90d}\n")
     [only] = json_of("whatif", journal, str(tmp_path / "long.yaml"), "--futures", "5")["variants"]
     assert only["delayed_jobs"] == 1
     assert only["mean_delay_of_others"] > 86_400.0
@@ -130,6 +130,6 @@ def test_bad_input_gives_a_one_line_error(journal: str, job: str, tmp_path: Path
     assert "unknown job class 'gold'" in error_of("whatif", journal, job, "--class", "gold")
     assert "unknown policy 'fifi'; did you mean 'fifo'?" in error_of("whatif", journal, job, "--policy", "fifi")
     assert "covers 00:00:00 to 00:00:10" in error_of("whatif", journal, job, "--at", "1h")
-    assert "cannot be read" in error_of("whatif", journal, str(tmp_path / "absent.yaml"))
+    assert "absent.yaml: no such file" in error_of("whatif", journal, str(tmp_path / "absent.yaml"))
     (tmp_path / "bad.yaml").write_text("- {name: x}\n")
     assert "run is missing" in error_of("whatif", journal, str(tmp_path / "bad.yaml"))

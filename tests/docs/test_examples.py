@@ -103,7 +103,7 @@ RUN_TIMES = {"long": 3.0, "wide": 1.0, "slow": 5.0, "short": 1.0, "open": 1.0}
 
 
 def test_jobs_are_backfilled_as_the_example_describes() -> None:
-    jobs = [msgspec.structs.replace(job, work=RUN_TIMES[job.id]) for job in read_jobs(EXAMPLES / "backfill.yaml")]
+    jobs = [msgspec.structs.replace(job, work=RUN_TIMES[job.id]) for job in read_jobs(EXAMPLES / "backfill.yaml")[0]]
     journal = ListJournal()
     simulate(jobs, local_cluster(4), Easy(durations="limit"), journal=journal)
     started = [

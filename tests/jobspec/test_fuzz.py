@@ -12,8 +12,8 @@ from hypothesis import example, given, settings, strategies as st
 
 from refold.api.wire import Submission
 from refold.errors import RefoldError
+from refold.jobspec.job_fields import UNSUPPORTED, JobFields, Resources
 from refold.jobspec.reader import SpecFile, parse_spec
-from refold.jobspec.refold_yaml import FIELDS, RESOURCE_FIELDS, UNSUPPORTED
 from refold.jobspec.sbatch import READERS
 from refold.jobspec.sbatch_tasks import SIZE_OPTIONS
 from refold.jobspec.slurm_options import LONG_NAMES, UNSUPPORTED_OPTIONS
@@ -27,7 +27,8 @@ resources: {accelerators: [H100, A100], cpus: 4+, memory: 32, cloud: aws}
 envs: {LR: 1e-4, EMPTY: ''}
 setup: pip install -e .
 run: python train.py
-time: {limit: 2h, estimate: 90m}
+time_limit: 2h
+estimate: 90m
 plan: {dp: 2, zero: 1}
 checkpoint: {path: /out, signal: SIGUSR1, grace: 2m}
 progress: step (\d+)
@@ -77,9 +78,10 @@ words = st.sampled_from(
     ]
 )
 scalars = st.none() | st.booleans() | numbers | words | st.text(max_size=20)
-keys = st.sampled_from([*FIELDS, *RESOURCE_FIELDS, *UNSUPPORTED, "min", "max", "limit", "dp", "path"]) | st.text(
-    max_size=6
-)
+FIELDS = [field.encode_name for field in msgspec.structs.fields(JobFields)]
+keys = st.sampled_from(
+    [*FIELDS, *Resources.__struct_fields__, *UNSUPPORTED, "min", "max", "limit", "dp", "path"]
+) | st.text(max_size=6)
 trees = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=6), max_leaves=12
 )

@@ -1,143 +1,125 @@
-"""Job lists in YAML: their fields, and the errors for invalid ones."""
+"""Jobs for `refold run`: the file of `refold submit`, with names as ids and delays as submission times."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from refold.errors import BadFile
 from refold.jobspec.jobs_file import read_jobs
-from refold.model import Demand, Job
+from refold.model import Demand, Job, Launch
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "jobs.yaml"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def read_text(folder: Path, text: str) -> list[Job]:
+def read_text(folder: Path, text: str) -> tuple[list[Job], list[str]]:
     path = folder / "jobs.yaml"
     path.write_text(text, encoding="utf-8")
     return read_jobs(path)
 
 
-def error_of(folder: Path, text: str) -> str:
-    with pytest.raises(BadFile) as raised:
-        read_text(folder, text)
-    assert raised.value.path == str(folder / "jobs.yaml")
-    return raised.value.problem
+def job(name: str, **fields: Any) -> Job:
+    launch = Launch(folder=str(Path.cwd()))
+    defaults: dict[str, Any] = {"group": name, "command": ("sh", "-c", "x"), "launch": launch}
+    return Job(name, **defaults | fields)
 
 
-def test_name_and_command_are_the_only_required_fields(tmp_path: Path) -> None:
-    assert read_text(tmp_path, "- {name: a, run: echo hello}") == [Job("a", command=("sh", "-c", "echo hello"))]
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- {name: a, run: x}\n- {name: b, run: x}\n",
+        "jobs:\n- {name: a, run: x}\n- {name: b, run: x}\n",
+        "{name: a, run: x}\n---\n{name: b, run: x}\n",
+        "- {name: a, run: x}\n---\nname: b\nrun: x\n",
+    ],
+)
+def test_jobs_are_listed_or_separated(tmp_path: Path, text: str) -> None:
+    assert read_text(tmp_path, text) == ([job("a"), job("b")], [])
 
 
-def test_every_field_is_read(tmp_path: Path) -> None:
-    text = """
-    jobs:
-      - name: a
-        run: [python, train.py, 3]
-        gpus: 2
-        instances: 4
-        after: 1m30s
-        tenant: vision
-        user: ann
-        group: nightly
-        class: best-effort
-        priority: -1
-        work: 90
-        time_limit: 2h
-        preemptible: false
-        reshapable: true
-        gpu_range: [2, 16]
-    """
-    assert read_text(tmp_path, text) == [
-        Job(
+def test_a_delay_is_the_time_of_submission(tmp_path: Path) -> None:
+    jobs, _ = read_text(tmp_path, "- {name: a, run: x, begin: 1m30s}\n- {name: b, run: x}\n")
+    assert jobs == [job("a", submitted=90.0), job("b")]
+
+
+def test_the_fields_are_those_of_a_submission(tmp_path: Path) -> None:
+    text = "{name: a, run: [x, 3], gpus: 2..8, num_nodes: 2, tenant: vision, estimate: 90, time_limit: 2h}"
+    assert read_text(tmp_path, text)[0] == [
+        job(
             "a",
-            90.0,
-            Demand(4, 2),
-            90.0,
-            "vision",
-            "ann",
-            "nightly",
-            "best-effort",
-            priority=-1,
-            preemptible=False,
+            command=("x", "3"),
+            demand=Demand(2, 1),
+            gpu_range=(2, 8),
             reshapable=True,
+            tenant="vision",
+            work=90.0,
             time_limit=7200.0,
-            command=("python", "train.py", "3"),
-            gpu_range=(2, 16),
         )
     ]
 
 
-@pytest.mark.parametrize(
-    ("gpus", "demand"), [("0", Demand(gpus=0)), ("0.5", Demand(gpu_milli=500)), ("2.0", Demand(gpus=2))]
-)
-def test_gpus_may_be_zero_or_fractional(tmp_path: Path, gpus: str, demand: Demand) -> None:
-    assert read_text(tmp_path, f"- {{name: a, run: x, gpus: {gpus}}}")[0].demand == demand
+def test_jobs_of_the_same_name_are_numbered(tmp_path: Path) -> None:
+    jobs, _ = read_text(tmp_path, "- {name: a, run: x}\n- {name: a-1, run: x}\n- {name: a, run: x}\n- {run: x}\n")
+    assert [(job.id, job.group) for job in jobs] == [("a-2", "a"), ("a-1", "a-1"), ("a-3", "a"), ("jobs", "jobs")]
+
+
+def test_a_batch_script_can_be_run(tmp_path: Path) -> None:
+    (tmp_path / "sweep.sh").write_text("#!/bin/sh\n#SBATCH --array=0-1 --gres=gpu:1\ntrue\n")
+    jobs, _ = read_jobs(tmp_path / "sweep.sh")
+    assert [job.id for job in jobs] == ["sweep-1", "sweep-2"]
 
 
 @pytest.mark.parametrize(
-    ("entry", "problem"),
+    ("field", "problem"),
     [
-        ("gpus: two", "gpus is 'two', expected a whole number ≥ 0, or a fraction of one GPU such as 0.5"),
-        ("gpus: 1.5", "gpus is 1.5, expected a whole number ≥ 0, or a fraction of one GPU such as 0.5"),
-        ("gpus: -1", "gpus is -1, expected a whole number ≥ 0, or a fraction of one GPU such as 0.5"),
-        ("gpus: .inf", "gpus is inf, expected a whole number ≥ 0, or a fraction of one GPU such as 0.5"),
-        ("gpus: .nan", "gpus is nan, expected a whole number ≥ 0, or a fraction of one GPU such as 0.5"),
-        ("gpus: true", "gpus is True, expected a whole number ≥ 0, or a fraction of one GPU such as 0.5"),
-        ("gpus: 0.0001", "gpus is 0.0001, expected a whole number ≥ 0, or a fraction of one GPU such as 0.5"),
-        ("instances: 0", "instances is 0, expected a whole number ≥ 1"),
-        ("instances: null", "instances is None, expected a whole number ≥ 1"),
-        ("after: soon", "after is 'soon', expected the submission time as a delay after the start, such as 10s"),
-        ("time_limit: 0", "time_limit is 0, expected a time limit > 0 such as 2h"),
-        ("preemptible: 1", "preemptible is 1, expected true or false"),
-        ("priority: high", "priority is 'high', expected a whole number"),
-        ("class: gold", "class is 'gold', expected guaranteed or best-effort"),
-        ("class: [gold]", "class is ['gold'], expected guaranteed or best-effort"),
-        ("reshapable: maybe", "reshapable is 'maybe', expected true or false"),
-        ("gpu_range: 4", "gpu_range is 4, expected minimum and maximum number of GPUs, such as [1, 8]"),
-        ("gpu_range: [4]", "gpu_range is [4], expected minimum and maximum number of GPUs, such as [1, 8]"),
-        ("gpu_range: [4, 2]", "gpu_range is [4, 2], expected minimum and maximum number of GPUs, such as [1, 8]"),
-        ("gpu_range: [0, 2]", "gpu_range is [0, 2], expected minimum and maximum number of GPUs, such as [1, 8]"),
-        ("gpu_range: [1, 2]", "gpu_range requires reshapable: true"),
-        ("gpu_range: [1, 2], reshapable: true, gpus: 0.5", "gpu_range requires whole GPUs"),
-        ("tenant: [a]", "tenant is ['a'], expected text"),
-        ("gpu: 1", "unknown field 'gpu'; did you mean 'gpus'? (known: "),
+        (
+            "after: [prepare]",
+            "after is not supported by `refold run`: jobs do not wait for each other (for a delay, use begin);"
+            " use the daemon",
+        ),
+        ("hold: true", "hold is not supported by `refold run`: jobs cannot be released; use the daemon"),
+        ("secrets: {A: b}", "secrets is not supported by `refold run`: the journal would contain them; use the daemon"),
     ],
 )
-def test_an_invalid_field_is_reported_with_the_expected_value(tmp_path: Path, entry: str, problem: str) -> None:
-    found = error_of(tmp_path, f"- {{name: ok, run: x}}\n- {{name: bad, run: x, {entry}}}")
-    assert found.startswith(f"job 2 ('bad'): {problem}")
+def test_what_needs_a_daemon_is_rejected(tmp_path: Path, field: str, problem: str) -> None:
+    with pytest.raises(BadFile) as raised:
+        read_text(tmp_path, f"name: a\nrun: x\n{field}\n")
+    assert raised.value.problem == f"job 'a': {problem}"
+
+
+def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
+    jobs, notes = read_text(tmp_path, "run: x\nretries: 2\nprogress: step (.)\nresources: {zone: eu, accelerators: 1}")
+    assert len(jobs) == 1
+    assert notes == [
+        f"{tmp_path}/jobs.yaml line 4: resources.zone is ignored: jobs run on the nodes of this cluster",
+        f"{tmp_path}/jobs.yaml: retries, progress: no effect in `refold run`, only in the daemon",
+    ]
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "expected a list of jobs, or 'jobs:' and a list"),
-        ("[]", "expected a list of jobs, or 'jobs:' and a list"),
-        ("jobs: 3", "expected a list of jobs, or 'jobs:' and a list"),
-        ("- [", "is not YAML: "),
-        ("- 3", "job 1: is 3, expected fields such as 'name: …' and 'run: …'"),
-        ("- run: x", "job 1: name is missing, expected text"),
-        ("- name: a", "job 1 ('a'): run is missing, expected a command: a shell command line, or a list of arguments"),
+        ("", "line 1: has no jobs, expected the fields of a job"),
+        ("[]", "line 1: has no jobs, expected the fields of a job"),
+        ("jobs: []", "line 1: has no jobs, expected the fields of a job"),
+        ("jobs: 3", "line 1: jobs is 3, expected a list of jobs"),
+        ("- 3", "line 1: [0] is 3, expected the fields of a job"),
+        ("- name: a\n  run: x\n- name: b", "line 3: [1]: run is missing, expected a command: "),
         (
-            "- {name: a, run: ''}",
-            "job 1 ('a'): run is '', expected a command: a shell command line, or a list of arguments",
+            "- name: a\n  run: x\n  gpus: two GPUs!",
+            "line 3: [0].gpus is 'two GPUs!', expected a number such as 8",
         ),
-        ("- {name: '', run: x}", "job 1 (''): name is '', expected text"),
-        ("- {name: a, run: []}", "job 1 ('a'): run is [], expected a command: "),
-        ("- {name: a, run: [[x]]}", "job 1 ('a'): run is [['x']], expected a command: "),
-        ("- {name: a, run: x}\n- {name: a, run: y}", "job 2 ('a'): duplicate name, expected unique names"),
+        ("jobs:\n- name: a\n  run: x\n  after: 10s\n  gpu: 1", "line 5: jobs[0]: unknown field 'gpu'; use gpus"),
     ],
 )
-def test_a_file_that_is_not_a_job_list_is_rejected(tmp_path: Path, text: str, problem: str) -> None:
-    assert error_of(tmp_path, text).startswith(problem)
+def test_a_file_without_valid_jobs_is_rejected(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(BadFile) as raised:
+        read_text(tmp_path, text)
+    assert str(raised.value).startswith(f"{tmp_path}/jobs.yaml {problem}")
 
 
-def test_a_missing_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(BadFile, match="cannot be read: No such file or directory"):
-        read_jobs(tmp_path / "none.yaml")
-
-
-def test_the_example_is_valid() -> None:
-    assert len({job.id for job in read_jobs(EXAMPLE)}) > 3
+@pytest.mark.parametrize("name", ["jobs.yaml", "backfill.yaml", "train.yaml", "train.sbatch"])
+def test_the_examples_are_valid(name: str) -> None:
+    assert read_jobs(EXAMPLES / name)[0]

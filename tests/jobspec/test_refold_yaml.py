@@ -7,12 +7,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from refold.api.wire import Submission
 from refold.errors import BadFile, BadInput, BadLine, BadRow, RefoldError
+from refold.jobspec.job_fields import UNSUPPORTED, UNSUPPORTED_RESOURCES, JobFields, Resources
 from refold.jobspec.reader import SpecFile, parse_spec, read_spec
-from refold.jobspec.refold_yaml import FIELDS, RESOURCE_FIELDS, UNSUPPORTED, UNSUPPORTED_RESOURCES
 from refold.jobspec.submission import submission_from_command
 from refold.model import Plan
 
@@ -65,7 +66,8 @@ def test_every_field_is_read() -> None:
     workload: llama-2-7b
     batch: 256
     sequence: 4096
-    time: {limit: 2h, estimate: 90m}
+    time_limit: 2h
+    estimate: 90m
     plan: {dp: 4, tp: 2, zero: 1, ga: 16, gc: true}
     elastic: {min: 4, max: 16}
     checkpoint: {path: out/last.pt, signal: SIGUSR1, grace: 2m}
@@ -196,7 +198,7 @@ def test_a_plan_is_off_auto_or_pinned(text: str, plan: Any) -> None:
                 "command": ["sh", "-c", 'set -e\npip install x\nset +e\nexec "$@"', "a", "python", "my file.py"],
             },
         ),
-        ("run: x\ntime: 90", {"time_limit": 90.0}),
+        ("run: x\ntime_limit: 90", {"time_limit": 90.0}),
         ("run: x\ntime_limit: 1h30m", {"time_limit": 5400.0}),
         ("run: x\nresources: {cpus: 0.5, accelerators: 1}", {"cpus": 0.5}),
         ("run: x\nresources: {memory: 512MB, accelerators: 1}", {"memory_gib": 0.5}),
@@ -322,7 +324,7 @@ DURATION = "a duration such as 90s, 15m or 1h30m"
             "gpus: conflicts with resources.accelerators, expected the GPU type only once",
         ),
         ("gpus: 0.5\ngpus_per_node: 1", "gpus: gpus_per_node requires whole GPUs"),
-        ("time: 2h\ntime_limit: 2h", "time_limit: conflicts with time, expected only one of them"),
+        ("time: 2h", "unknown field 'time'; use time_limit"),
         ("num_nodes: 0", "num_nodes is 0, expected a whole number ≥ 1"),
         ("num_nodes: 1.5", "num_nodes is 1.5, expected a whole number ≥ 1"),
         ("elastic: {min: 8, max: 2}", "elastic: is 8 to 2, expected whole GPUs and a range that includes 8"),
@@ -341,16 +343,19 @@ DURATION = "a duration such as 90s, 15m or 1h30m"
         ("priority: high", "priority is 'high', expected a whole number"),
         ("priority: 9999999999", "priority is 9999999999, expected a whole number"),
         ("class: gold", "class is 'gold', expected one of guaranteed, best-effort"),
-        ("steps: -1", "steps is -1, expected a whole number ≥ 0"),
-        ("steps: 99999999999999", "steps is 99999999999999, expected a whole number ≤ 1,099,511,627,776"),
+        ("steps: -1", "steps is -1, expected a whole number from 0 to 1,099,511,627,776"),
+        ("steps: 99999999999999", "steps is 99999999999999, expected a whole number from 0 to 1,099,511,627,776"),
         ("time_limit: soon", f"time_limit is 'soon', expected {DURATION}"),
-        ("time_limit: 0", "time_limit is 0, expected a duration > 0 such as 90s, 15m or 1h30m"),
-        ("time: {limit: -3}", f"time.limit is -3, expected {DURATION}"),
-        ("time: {limit: 99999d}", f"time.limit is '99999d', expected {DURATION}, at most 3650 d"),
-        ("time: {limits: 3}", "time: unknown field 'limits'; did you mean 'limit'? (known: estimate, limit)"),
+        ("time_limit: 0", "time_limit is 0, expected a duration greater than 0, such as 15m"),
+        ("time_limit: -3", f"time_limit is -3, expected {DURATION}"),
+        ("time_limit: 99999d", f"time_limit is '99999d', expected {DURATION}, at most 3650 d"),
+        (
+            "hang: {no_progress: 3}",
+            "hang: unknown field 'no_progress'; did you mean 'no_progress_for'? (known: no_progress_for)",
+        ),
         ("checkpoint: {signal: KILL}", "checkpoint.signal is 'KILL', expected one of TERM, INT, USR1, USR2, HUP"),
-        ("name: a b", "name is 'a b', expected letters, digits, '.', '_' and '-'"),
-        ("name: ''", "name is '', expected a name"),
+        ("name: a b", "name is 'a b', expected a name of up to 64 letters, digits, '.', '_' and '-'"),
+        ("name: ''", "name is '', expected a name of up to 64 letters, digits, '.', '_' and '-'"),
         ("envs: {A: }", "envs.A is empty, expected text; write '' for an empty value"),
         ("envs: {'A B': x}", "envs: 'A B' is not a valid variable name"),
         ("envs: [A]", "envs is a list, expected names and their values"),
@@ -361,7 +366,7 @@ DURATION = "a duration such as 90s, 15m or 1h30m"
             "patterns have RE2 syntax (no back-references, no look-around)",
         ),
         ("hold: 1", "hold is 1, expected true or false"),
-        ("retries: 1001", "retries is 1001, expected a whole number from 0 to 1000"),
+        ("retries: 1001", "retries is 1001, expected a whole number from 0 to 1,000"),
         ("after: [[a]]", "after[0] is a list, expected text"),
         ("workdir: {url: x}", "workdir is keys and their values, expected a folder"),
         ("workdir: ~unknown-user", "workdir is '~unknown-user', expected a folder"),
@@ -377,15 +382,15 @@ def test_errors_name_the_line(text: str, problem: str) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "job.yaml line 1: is empty, expected the fields of a job, such as 'name: …' and 'run: …'"),
-        ("# nothing", "job.yaml line 1: is empty, expected"),
+        ("", "job.yaml line 1: has no jobs, expected the fields of a job, such as 'name: …' and 'run: …'"),
+        ("# nothing", "job.yaml line 1: has no jobs, expected"),
         (
             "name: a",
             "job.yaml line 1: run is missing, expected a command: a shell command line, or a list of arguments",
         ),
         ("run: ''", "job.yaml line 1: run is '', expected a command: a shell command line, or a list of arguments"),
         ("run: []", "job.yaml line 1: run is a list, expected a command: a shell command line, or a list of arguments"),
-        ("- run: x", "job.yaml line 1: the file is a list, expected the fields of a job"),
+        ("- [run]", "job.yaml line 1: [0] is a list, expected the fields of a job"),
         ("just text", "job.yaml line 1: the file is 'just text', expected the fields of a job"),
         ("run: x\n\nresource: {}", "job.yaml line 3: unknown field 'resource'; did you mean 'resources'? (known: "),
         (
@@ -464,10 +469,70 @@ def test_the_example_is_valid_and_runs() -> None:
     assert [found[1] for found in re.finditer(submission.progress, ended.stdout)] == ["1", "2"]
 
 
+@pytest.mark.parametrize(
+    ("field", "hint"),
+    [
+        ("command: x", "unknown field 'command'; use run"),
+        ("cmd: x", "unknown field 'cmd'; use run"),
+        ("script: x", "unknown field 'script'; use run"),
+        ("ngpus: 1", "unknown field 'ngpus'; use gpus"),
+        ("gpu_range: [1, 2]", "unknown field 'gpu_range'; use gpus with a range, such as 2..8"),
+        ("instances: 2", "unknown field 'instances'; use num_nodes"),
+        ("walltime: 2h", "unknown field 'walltime'; use time_limit"),
+        ("work: 2h", "unknown field 'work'; use estimate"),
+        ("mem: 4", "unknown field 'mem'; use resources: {memory: 32}"),
+        ("environment: {A: b}", "unknown field 'environment'; use envs"),
+        ("cwd: /", "unknown field 'cwd'; use workdir"),
+        ("job-name: a", "unknown field 'job-name'; use name"),
+        ("depends_on: a", "unknown field 'depends_on'; use after"),
+        ("delay: 10s", "unknown field 'delay'; use begin"),
+    ],
+)
+def test_names_of_other_schedulers_have_a_hint(field: str, hint: str) -> None:
+    assert error_of(f"run: x\n{field}") == f"job.yaml line 2: {hint}"
+
+
+def test_hints_are_for_names_that_are_not_fields() -> None:
+    fields = {field.encode_name for field in msgspec.structs.fields(JobFields)}
+    assert fields.isdisjoint(JobFields.HINTS)
+    assert {hint for hint in JobFields.HINTS.values() if re.split(r"\W", hint)[0] not in fields} == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("\x00", "line 1: is not YAML: "),
+        ("\x7fELF\x01", "line 1: is not YAML: "),
+        ("run: x\n\tgpus: 1", "line 2: is not YAML: found a tab character that violates indentation"),
+        ("run: x\nrun: y", "line 2: duplicate key 'run'"),
+        ("run: x\nenvs: " + "{a: " * 40, "line 2: is nested too deeply, expected at most 32 levels"),
+        ("run: x\nsteps: 1" + "0" * 30, "line 2: steps is 1000000000000000000000000000000, expected a whole number"),
+        ("run: x\nsteps: .nan", "line 2: steps is .nan, expected a whole number"),
+        ("run: x\nsteps: 2026-01-01", "line 2: steps is '2026-01-01', expected a whole number"),
+        ("run: x\ntenant: yes", "line 2: tenant is yes, expected text of length ≤ 64; quote it"),
+        ("run: yes", "line 1: run is yes, expected a command: a shell command line, or a list of arguments; quote it"),
+        ("run: x\nhold: 'on'", "line 2: hold is 'on', expected true or false"),
+        ("run: *x", "line 1: the alias 'x' has no anchor before it"),
+        ("run: !!binary aGk=", "line 1: the tag 'binary' is not supported"),
+        ("run: {a: b}", "line 1: run is keys and their values, expected a command"),
+        ("run:", "line 1: run is empty, expected a command"),
+        ("apiVersion: v1", "line 1: kind is missing"),
+    ],
+)
+def test_garbage_is_rejected_with_its_line(text: str, problem: str) -> None:
+    assert error_of(text).startswith(f"job.yaml {problem}")
+
+
+def test_a_delay_is_kept_beside_the_submission() -> None:
+    found = read("- {name: a, run: x}\n- {name: b, run: x, begin: 10s}")
+    assert found == SpecFile([job(name="a"), job(name="b")], [], {1: 10.0})
+
+
 def test_the_job_documentation_lists_every_field() -> None:
     page = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
-    inside = (f"resources.{key}" for key in (*RESOURCE_FIELDS, *UNSUPPORTED_RESOURCES))
-    missing = [key for key in (*FIELDS, *UNSUPPORTED, *inside) if f"`{key}" not in page]
+    inside = (f"resources.{key}" for key in (*Resources.__struct_fields__, *UNSUPPORTED_RESOURCES))
+    fields = [field.encode_name for field in msgspec.structs.fields(JobFields)]
+    missing = [key for key in (*fields, *UNSUPPORTED, *inside) if f"`{key}" not in page]
     assert missing == []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from math import inf, isnan
 from types import MappingProxyType
@@ -13,6 +13,9 @@ from refold.model import Seconds, format_duration, parse_duration
 
 MAX_NUMBER = 10**15
 """The largest absolute value of a number."""
+
+MAX_TEXT_CHARS = 4096
+"""The default limit of the length of a text."""
 
 MAX_QUOTED_CHARS = 60
 """The maximum number of characters of a value or name that an error message quotes."""
@@ -126,7 +129,7 @@ class Part:
         """Whether the value is a mapping or a list."""
         return isinstance(self.value, dict | list)
 
-    def text(self, expected: str = "text", maximum: int = 4096, blank: bool = False) -> str:
+    def text(self, expected: str = "text", maximum: int = MAX_TEXT_CHARS, blank: bool = False) -> str:
         """Return text of at most `maximum` characters, not blank unless `blank`; a number is returned as written."""
         if isinstance(self.value, bool):
             raise self.unexpected(f"{expected}; quote it")
@@ -177,12 +180,19 @@ class Part:
             raise self.unexpected(f"{expected}, at most {format_duration(maximum)}")
         return seconds
 
-    def positive_duration(self) -> Seconds:
+    def positive_duration(self, maximum: Seconds = 1e9) -> Seconds:
         """Return a duration greater than 0, in seconds."""
-        seconds = self.duration()
+        seconds = self.duration(maximum=maximum)
         if seconds == 0:
             raise self.unexpected("a duration greater than 0, such as 15m")
         return seconds
+
+    def quantity(self, parse: Callable[[str], float], expected: str) -> float:
+        """Return text parsed by a function, which raises ValueError if it is invalid."""
+        try:
+            return parse(self.text(expected))
+        except ValueError:
+            raise self.unexpected(expected) from None
 
     def one_of(self, names: Collection[str]) -> str:
         """Return the value as written, which must be one of `names`: `off` is the name 'off' here, not a boolean."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args,
 
 import msgspec
 
-from refold.documents.parts import Part, shorten
+from refold.documents.parts import MAX_TEXT_CHARS, Part, shorten
 from refold.documents.yaml_lines import LIMITS, Limits, load_yaml, read_text
 
 T = TypeVar("T")
@@ -73,7 +73,9 @@ def _reader(kind: Any) -> PartReader:
         case literal if literal is Literal:
             return _checked(lambda part: part.value if part.is_container else part.written, kind, expected)
         case text if text is str:
-            return _checked(lambda part: part.text(expected, blank=True), kind, expected)
+            meta = _metadata(kind, msgspec.Meta)
+            maximum = MAX_TEXT_CHARS if meta is None or meta.max_length is None else meta.max_length
+            return _checked(lambda part: part.text(expected, maximum, blank=True), kind, expected)
         case number if number in (int, float):
             return _checked(lambda part: part.finite(expected), kind, expected)
     return _checked(Part.to_plain, kind, expected)

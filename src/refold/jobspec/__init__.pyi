@@ -1,5 +1,5 @@
 from .gpu_requests import parse_gpu_request as parse_gpu_request
-from .jobs_file import JOB_FIELDS as JOB_FIELDS, read_jobs as read_jobs
+from .jobs_file import read_jobs as read_jobs
 from .patterns import Pattern as Pattern, check_patterns as check_patterns
 from .quantities import parse_gib as parse_gib
 from .reader import parse_spec as parse_spec, read_spec as read_spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from refold.api import MAX_NAME_CHARS, Submission, field_error
 from refold.documents import Part
 from refold.errors import BadField, BadLine, BadValue, RefoldError
 from refold.jobspec.patterns import check_patterns
+from refold.model import Seconds
 
 _KINDS = {"int": "a whole number", "float": "a number", "str": "text", "array": "a list", "object": "keys and values"}
 _EXPECTED = re.compile(r"expected (?P<kind>\w+)(?P<length> of length)?(?: (?P<relation>[<>]=?) (?P<limit>[-\d.e+]+))?")
@@ -43,20 +44,35 @@ class SpecSource:
             raise part.unexpected("a folder") from None
 
 
-@dataclass(slots=True)
-class SpecBuilder:
-    """The fields of a submission, each with the part of the file it comes from, and notes on what is ignored."""
+class ReadJob(msgspec.Struct, frozen=True):
+    """A job of a file, notes on fields that are ignored, and the delay after which it is to be submitted."""
 
-    source: SpecSource
-    root: Part
-    fields: dict[str, Any] = field(default_factory=dict)
-    parts: dict[str, Part] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    submission: Submission
+    notes: list[str]
+    begin: Seconds = 0.0
+
+
+class LocatedFields:
+    """Fields of a submission, each with the part of the file it comes from."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, Any] = {}
+        self.parts: dict[str, Part] = {}
 
     def put(self, name: str, value: Any, part: Part) -> None:
         """Set a field, and remember the part of the file it comes from."""
         self.fields[name] = value
         self.parts[name] = part
+
+
+class SpecBuilder(LocatedFields):
+    """The fields of a submission, and notes on what is ignored."""
+
+    def __init__(self, source: SpecSource, root: Part) -> None:
+        super().__init__()
+        self.source = source
+        self.root = root
+        self.notes: list[str] = []
 
     def note(self, part: Part, text: str) -> None:
         """Add a note on a part of the file."""
@@ -105,11 +121,3 @@ def _describe(expected: re.Match[str]) -> str:
 def make_job_name(text: str) -> str:
     """Make a valid job name from any text."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-")[:MAX_NAME_CHARS] or "job"
-
-
-def read_job_name(part: Part) -> str:
-    """Read a job name."""
-    name = part.text("a name", MAX_NAME_CHARS)
-    if not re.fullmatch(r"[\w.-]+", name):
-        raise part.unexpected("letters, digits, '.', '_' and '-'")
-    return name

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
 
-from refold.api import MAX_COMMAND_CHARS, MAX_TEXT_CHARS
+from refold.api import MAX_COMMAND_CHARS
 from refold.documents import Part
-from refold.jobspec.builder import SpecBuilder
+from refold.jobspec.builder import LocatedFields, SpecBuilder
 from refold.jobspec.quantities import EXPECTED_QUANTITY, parse_quantity
 
 GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
@@ -19,23 +17,9 @@ _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 _CONTAINER_FIELDS = ("name", "image", "imagePullPolicy", "command", "args", "env", "workingDir")
 
 
-@dataclass(slots=True)
-class Container:
-    """The submission fields of a container, each with the part of the manifest it comes from."""
-
-    part: Part
-    fields: dict[str, Any] = field(default_factory=dict)
-    parts: dict[str, Part] = field(default_factory=dict)
-
-    def put(self, name: str, value: Any, part: Part) -> None:
-        """Set a field, and remember the part it comes from."""
-        self.fields[name] = value
-        self.parts[name] = part
-
-
-def read_container(builder: SpecBuilder, part: Part, resources: str, read_elsewhere: Iterable[str]) -> Container:
+def read_container(builder: SpecBuilder, part: Part, resources: str, read_elsewhere: Iterable[str]) -> LocatedFields:
     """Read a container. `resources`: the key of its resources; `read_elsewhere`: keys that the caller reads."""
-    container = Container(part)
+    container = LocatedFields()
     parts = part.fields()
     for key, inner in parts.items():
         if key == "image":
@@ -44,10 +28,10 @@ def read_container(builder: SpecBuilder, part: Part, resources: str, read_elsewh
             builder.note(inner, f"{inner.path} is ignored")
     if "env" in parts:
         container.put("environment", _variables(builder, parts["env"]), parts["env"])
-    _put_command(container, parts)
+    _put_command(container, part)
     if "workingDir" in parts:
         container.put("folder", builder.source.folder_at(parts["workingDir"]), parts["workingDir"])
-    _put_resources(builder, container, parts.get(resources))
+    _put_resources(builder, container, part, parts.get(resources))
     return container
 
 
@@ -78,15 +62,14 @@ def expand_references(text: str, variables: dict[str, str]) -> str:
     return _REFERENCE.sub(value_of, text)
 
 
-def _put_command(container: Container, parts: dict[str, Part]) -> None:
+def _put_command(container: LocatedFields, part: Part) -> None:
+    parts = part.fields()
     arguments: list[str] = []
     for key in ("command", "args"):
         if key in parts:
             arguments += [_read_argument(entry) for entry in parts[key].entries("a list of arguments")]
     if not parts.get("command") or not arguments:
-        raise container.part.error(
-            "command is missing, expected a list of arguments; the command of the image is unknown"
-        )
+        raise part.error("command is missing, expected a list of arguments; the command of the image is unknown")
     variables = container.fields.get("environment", {})
     container.put("command", [expand_references(argument, variables) for argument in arguments], parts["command"])
 
@@ -95,9 +78,9 @@ def _read_argument(part: Part) -> str:
     return "" if part.value == "" else part.text("an argument", MAX_COMMAND_CHARS)
 
 
-def _put_resources(builder: SpecBuilder, container: Container, part: Part | None) -> None:
+def _put_resources(builder: SpecBuilder, container: LocatedFields, whole: Part, part: Part | None) -> None:
     """Set GPUs from the limits; CPUs and memory from the requests, as Kubernetes schedules, else from the limits."""
-    container.put("gpus", 0, part or container.part)
+    container.put("gpus", 0, part or whole)
     if part is None:
         return
     groups = part.fields(("limits", "requests", "claims"))
@@ -127,10 +110,7 @@ _FIELDS: dict[str, tuple[str, Callable[[float], float]]] = {
 
 
 def _read_quantity(part: Part) -> float:
-    try:
-        quantity = parse_quantity(part.text(EXPECTED_QUANTITY, MAX_TEXT_CHARS))
-    except ValueError:
-        raise part.unexpected(EXPECTED_QUANTITY) from None
+    quantity = part.quantity(parse_quantity, EXPECTED_QUANTITY)
     if quantity < 0:
         raise part.unexpected(EXPECTED_QUANTITY)
     return quantity

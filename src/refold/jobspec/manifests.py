@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
-from refold.api import MAX_JOB_GPUS, MAX_NAME_CHARS, MAX_TIME_SECONDS, Submission
+from refold.api import MAX_JOB_GPUS, MAX_NAME_CHARS, MAX_TIME_SECONDS
 from refold.documents import Part
 from refold.errors import UnknownName
-from refold.jobspec.builder import SpecBuilder, SpecSource, make_job_name
-from refold.jobspec.containers import Container, read_container
+from refold.jobspec.builder import LocatedFields, ReadJob, SpecBuilder, SpecSource, make_job_name
+from refold.jobspec.containers import read_container
 from refold.model import MAX_RETRIES
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -19,8 +18,8 @@ API_VERSIONS = {"Job": "batch/v1", "TrainJob": "trainer.kubeflow.org/", "PyTorch
 Parts = dict[str, Part]
 
 
-def read_manifest(document: Part, source: SpecSource) -> tuple[Submission, list[str]]:
-    """Return the submission that a manifest describes, and notes on ignored fields."""
+def read_manifest(document: Part, source: SpecSource) -> ReadJob:
+    """Read the job that a manifest describes."""
     fields = document.fields()
     kind = _required(document, "kind")
     name = kind.text("a kind")
@@ -36,7 +35,7 @@ def read_manifest(document: Part, source: SpecSource) -> tuple[Submission, list[
     spec = _required(document, "spec")
     READERS[name](builder, spec)
     _release_for_kueue(builder, labels)
-    return builder.submission(), builder.notes
+    return ReadJob(builder.submission(), builder.notes)
 
 
 def _required(part: Part, key: str) -> Part:
@@ -143,7 +142,7 @@ def _put_limits(builder: SpecBuilder, parts: Parts) -> None:
         builder.put("retries", limit.integer(f"a whole number from 0 to {MAX_RETRIES}", 0, MAX_RETRIES), limit)
 
 
-def _read_first_container(builder: SpecBuilder, template: Part) -> Container:
+def _read_first_container(builder: SpecBuilder, template: Part) -> LocatedFields:
     """Read the first container of a pod template."""
     pod = _required(template, "spec")
     parts = pod.fields()
@@ -161,7 +160,6 @@ def _read_first_container(builder: SpecBuilder, template: Part) -> Container:
     return read_container(builder, entries[0], "resources", ())
 
 
-def _put_container(builder: SpecBuilder, container: Container) -> None:
-    fields: dict[str, Any] = container.fields
-    for name, value in fields.items():
-        builder.put(name, value, container.parts.get(name, container.part))
+def _put_container(builder: SpecBuilder, container: LocatedFields) -> None:
+    for name, value in container.fields.items():
+        builder.put(name, value, container.parts[name])

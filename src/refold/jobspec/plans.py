@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from refold.documents import Part
 from refold.errors import BadInput, BadValue
@@ -28,7 +28,11 @@ _RECOMPUTE = ("gc", "recompute")
 _KEYS = (*_DEGREES, *_SWITCHES, *_RECOMPUTE, "zero", "fixed")
 
 
-def read_plan_choice(part: Part) -> str | dict[str, Any]:
+PlanChoice: TypeAlias = str | dict[str, Any]
+"""`auto`, `off`, or the pinned fields of a plan."""
+
+
+def read_plan_choice(part: Part) -> PlanChoice:
     """Read `auto`, `off`, or the pinned fields of a plan."""
     if isinstance(part.value, dict):
         return _read_mapping(part)

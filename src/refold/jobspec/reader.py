@@ -14,6 +14,7 @@ from refold.jobspec.builder import SpecSource
 from refold.jobspec.manifests import read_manifest
 from refold.jobspec.refold_yaml import EXPECTED_JOB, read_refold_yaml
 from refold.jobspec.sbatch import read_script
+from refold.model import Seconds
 
 MAX_JOBS = 1000
 """Maximum number of jobs in one file. Job arrays have a separate limit."""
@@ -25,10 +26,11 @@ _SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
 
 
 class SpecFile(msgspec.Struct, frozen=True):
-    """The submissions of a job file, and notes on fields that are ignored."""
+    """The submissions of a job file, notes on fields that are ignored, and the delays (`begin`) by index of the job."""
 
     submissions: list[Submission]
     notes: list[str] = []
+    begins: dict[int, Seconds] = {}
 
 
 def read_spec(path: Path, folder: Path | None = None) -> SpecFile:
@@ -47,17 +49,25 @@ def parse_spec(text: str, name: str, where: str, folder: str = "") -> SpecFile:
     if is_script(text, where):
         return SpecFile(*read_script(text, source))
     documents = [document for document in load_yaml_documents(text, where) if document.value is not None]
-    if not documents:
-        raise BadLine(where, 1, f"is empty, expected {EXPECTED_JOB}")
-    if len(documents) > MAX_JOBS:
-        raise documents[MAX_JOBS].error(f"has more than {MAX_JOBS:,} jobs")
-    submissions: list[Submission] = []
-    notes: list[str] = []
-    for document in documents:
-        submission, file_notes = (read_manifest if _is_manifest(document) else read_refold_yaml)(document, source)
-        submissions.append(submission)
-        notes += file_notes
-    return SpecFile(submissions, _limit_notes(notes))
+    parts = [part for document in documents for part in _job_parts(document)]
+    if not parts:
+        raise BadLine(where, 1, f"has no jobs, expected {EXPECTED_JOB}")
+    if len(parts) > MAX_JOBS:
+        raise parts[MAX_JOBS].error(f"has more than {MAX_JOBS:,} jobs")
+    jobs = [(read_manifest if _is_manifest(part) else read_refold_yaml)(part, source) for part in parts]
+    return SpecFile(
+        [job.submission for job in jobs],
+        _limit_notes([note for job in jobs for note in job.notes]),
+        {index: job.begin for index, job in enumerate(jobs) if job.begin},
+    )
+
+
+def _job_parts(document: Part) -> list[Part]:
+    """Return the jobs of a document, which is a job, a list of jobs, or `jobs:` and a list."""
+    if isinstance(document.value, dict) and document.value.keys() == {"jobs"}:
+        document = document.at("jobs")
+        return document.entries("a list of jobs")
+    return document.value if isinstance(document.value, list) else [document]
 
 
 def _limit_notes(notes: list[str]) -> list[str]:

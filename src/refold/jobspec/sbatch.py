@@ -14,8 +14,8 @@ from refold.api import MAX_COMMAND_CHARS, MAX_NAME_CHARS, Submission
 from refold.documents import Part
 from refold.jobspec.arrays import array_variables
 from refold.jobspec.builder import SpecBuilder, SpecSource, make_job_name
+from refold.jobspec.job_fields import STOP_SIGNALS
 from refold.jobspec.quantities import EXPECTED_SLURM_TIME, parse_slurm_seconds
-from refold.jobspec.refold_yaml import read_signal
 from refold.jobspec.sbatch_directives import Directives, read_directives
 from refold.jobspec.sbatch_tasks import SIZE_OPTIONS, put_tasks
 from refold.jobspec.slurm_options import UNSUPPORTED_OPTIONS
@@ -139,9 +139,11 @@ def _folder(builder: SpecBuilder, part: Part) -> None:
 
 def _signal(builder: SpecBuilder, part: Part) -> None:
     match = _SIGNAL.fullmatch(part.written)
-    if match is None:
-        raise part.unexpected("a signal such as USR1@60")
-    builder.put("stop_signal", read_signal(part, _SIGNALS.get(match["name"], match["name"])), part)
+    name = match["name"].upper().removeprefix("SIG") if match else ""
+    signal = _SIGNALS.get(name, name)
+    if match is None or signal not in STOP_SIGNALS:
+        raise part.unexpected(f"a signal such as USR1@60, one of {', '.join(STOP_SIGNALS)}")
+    builder.put("stop_signal", signal, part)
     builder.put("grace", float(match["seconds"] or 60), part)
 
 

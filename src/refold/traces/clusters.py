@@ -28,7 +28,15 @@ from refold.model import (
     mib_from_gib,
     milli_from_number,
 )
-from refold.traces.text_source import BadCell, TextSource, TextTable, open_source, parse_number, parse_whole
+from refold.traces.text_source import (
+    BadCell,
+    TextSource,
+    TextTable,
+    int_if_whole,
+    open_source,
+    parse_number,
+    parse_whole,
+)
 
 UNKNOWN_GPU_TYPE = "GPU"
 """The type name of GPUs whose type is not given."""
@@ -226,11 +234,7 @@ def write(cluster: Cluster, path: Path) -> None:
 
 def _to_mapping(struct: GpuType | Link | Rack | Tenant) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(struct)
-    return {name: _int_if_whole(value) if isinstance(value, float) else value for name, value in fields.items()}
-
-
-def _int_if_whole(value: float) -> int | float:
-    return int(value) if value == int(value) else value
+    return {name: int_if_whole(value) if isinstance(value, float) else value for name, value in fields.items()}
 
 
 def _node_entries(cluster: Cluster) -> Iterator[dict[str, Any]]:
@@ -241,16 +245,16 @@ def _node_entries(cluster: Cluster) -> Iterator[dict[str, Any]]:
         if first.gpus or first.gpu_type:
             entry |= {"gpus": first.gpus, "gpu_type": first.gpu_type}
         if with_cpus:
-            entry["cpus"] = _int_if_whole(first.cpu_milli / WHOLE)
+            entry["cpus"] = int_if_whole(first.cpu_milli / WHOLE)
         if with_memory:
-            entry["memory_gib"] = _int_if_whole(first.memory_mib / 1024)
+            entry["memory_gib"] = int_if_whole(first.memory_mib / 1024)
         if first.rack:
             entry["rack"] = first.rack
         if first.inside != PCIE:
             entry["inside"] = _to_mapping(first.inside)
         for key, watts in (("idle_watts", first.idle_watts), ("busy_watts", first.busy_watts)):
             if watts:
-                entry[key] = _int_if_whole(watts)
+                entry[key] = int_if_whole(watts)
         yield entry
 
 

@@ -23,6 +23,7 @@ from refold.traces.text_source import (
     RowParser,
     TextSource,
     TextTable,
+    int_if_whole,
     parse_gpu_types,
     parse_number,
     parse_number_or_none,
@@ -229,14 +230,14 @@ def _format_row(job: Job) -> tuple[object, ...]:
     demand = job.demand
     return (
         job.id,
-        _int_if_whole(job.submitted),
-        "" if job.work is None else _int_if_whole(job.work),
+        int_if_whole(job.submitted),
+        "" if job.work is None else int_if_whole(job.work),
         demand.instances,
         demand.gpus,
         demand.instances * demand.gpus,
         demand.gpu_milli,
-        _int_if_whole(demand.cpu_milli / WHOLE),
-        _int_if_whole(demand.memory_mib / 1024),
+        int_if_whole(demand.cpu_milli / WHOLE),
+        int_if_whole(demand.memory_mib / 1024),
         "|".join(demand.gpu_types),
         job.user,
         "" if job.tenant == "default" else job.tenant,
@@ -244,11 +245,6 @@ def _format_row(job: Job) -> tuple[object, ...]:
         "",
         _format_extra(job),
     )
-
-
-def _int_if_whole(value: float) -> int | float:
-    """Return whole numbers as int, to be written without '.0'."""
-    return int(value) if value == int(value) else value
 
 
 def _format_extra(job: Job) -> str:

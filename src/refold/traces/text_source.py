@@ -198,3 +198,8 @@ def parse_rows(
         if not skip_bad:
             raise bad from None
         skipped_rows.append(bad)
+
+
+def int_if_whole(value: float) -> int | float:
+    """Return whole numbers as int, to be written without '.0'."""
+    return int(value) if value == int(value) else value

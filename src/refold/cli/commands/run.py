@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from refold.cli import PlacementName, PolicyName, Settings, WatchOption, make_folder, parse_settings
-from refold.cli.views import AsJson, Column, Table, print_json, print_line, print_tables, printable
+from refold.cli.views import AsJson, Column, Table, print_json, print_line, print_notes, print_tables, printable
 
 if TYPE_CHECKING:
     from refold.core import Header, Policy
@@ -29,7 +29,7 @@ CONTROL_SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def run(
-    jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="YAML list of jobs (see examples/jobs.yaml).")],
+    jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="Job file, as for 'refold submit' (docs/jobs.md).")],
     slots: Annotated[int, typer.Option("--slots", min=1, max=62, help="Number of slots (GPUs).")],
     policy: PolicyName = "fifo",
     placement: PlacementName = None,
@@ -56,7 +56,8 @@ def run(
     from refold.jobspec import read_jobs
     from refold.model import parse_duration
 
-    jobs_read, grace_seconds = read_jobs(jobs), parse_duration(grace)
+    (jobs_read, notes), grace_seconds = read_jobs(jobs), parse_duration(grace)
+    print_notes(notes)
     choice = parse_policy(policy, parse_settings(settings, placement, watch=watch))
     _check_watch(choice.settings)
     header = Header(local_cluster(slots), choice.policy, dict(choice.settings))

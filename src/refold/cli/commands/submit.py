@@ -125,8 +125,8 @@ def submit(
 ) -> None:
     """Submit a job: a YAML file, a script, a manifest, or a command after --.
 
-    Options override the file. On a terminal, the expected outcome is shown and confirmation requested; otherwise only
-    the job id is printed, for scripts.
+    docs/jobs.md lists the fields of a file. Options override them. On a terminal, the expected outcome is shown and
+    confirmation requested; otherwise only the job id is printed, for scripts.
 
     Examples: refold submit job.yaml · refold submit train.sbatch --gpus 4 · refold submit --gpus 2 -- python train.py
     """

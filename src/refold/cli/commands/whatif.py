@@ -53,7 +53,7 @@ def whatif(
         list[Path],
         typer.Argument(
             metavar="[JOURNAL] JOB",
-            help="Job file as for 'refold submit' (the first job is used); with a journal, as for 'refold run'.",
+            help="Job file, as for 'refold submit' (docs/jobs.md); the first job is used.",
         ),
     ],
     at: AtTime = None,
@@ -84,12 +84,13 @@ def whatif(
     match files:
         case [job_file]:
             require_option("JOURNAL", {"--at": at}, "the daemon's state is always the current one")
-            job, notes = _read_submission(job_file)
+            job, notes = _read_first_job(job_file)
             with read_daemon_state(make_client()) as state:
                 starts = _print_estimates(state, "the daemon", job, options, notes, as_json)
         case [journal, job_file]:
             state = read_journal_state(journal, at)
-            starts = _print_estimates(state, str(journal), _read_first_job(job_file), options, [], as_json)
+            job, notes = _read_first_job(job_file)
+            starts = _print_estimates(state, str(journal), job, options, notes, as_json)
         case _:
             raise BadInput("expected a job file: refold whatif job.yaml, or refold whatif journal.jsonl job.yaml")
     raise typer.Exit(int(not starts))
@@ -135,14 +136,8 @@ class _Variant:
     scaled: bool = False
 
 
-def _read_first_job(path: Path) -> Job:
-    from refold.jobspec import read_jobs
-
-    return read_jobs(path)[0]
-
-
-def _read_submission(path: Path) -> tuple[Job, tuple[str, ...]]:
-    """Return the first job of a file as `refold submit` reads it, and notes on ignored directives."""
+def _read_first_job(path: Path) -> tuple[Job, tuple[str, ...]]:
+    """Return the first job of a file, and notes on ignored fields."""
     from refold.jobspec import read_spec
 
     spec = read_spec(path)
@@ -180,14 +175,17 @@ def _with_gpus(job: Job, text: str) -> _Variant:
     import msgspec
 
     from refold.errors import BadInput
-    from refold.jobspec import JOB_FIELDS
+    from refold.jobspec import parse_gpu_request
+    from refold.model import milli_from_number
 
-    read, expected = JOB_FIELDS["gpus"]
     try:
-        gpus, milli = read(float(text))
-        demand = msgspec.structs.replace(job.demand, gpus=gpus, gpu_milli=milli)
+        request = parse_gpu_request(text)
+        if request.types or request.minimum != request.maximum:
+            raise ValueError
+        milli = milli_from_number(request.share)
+        demand = msgspec.structs.replace(job.demand, gpus=request.minimum, gpu_milli=milli)
     except ValueError:
-        raise BadInput(f"--gpus {text}: expected {expected}") from None
+        raise BadInput(f"--gpus {text}: expected a whole number ≥ 0, or a fraction of one GPU such as 0.5") from None
     work = job.work
     scales = work is not None and bool(job.demand.total_gpu_milli and demand.total_gpu_milli)
     if work is not None and scales:

@@ -47,6 +47,8 @@ def read_submissions(
     else:
         spec = read_spec(Path(file))
         submissions, notes = list(spec.submissions), tuple(spec.notes)
+        if spec.begins:
+            notes += ("begin is ignored: the daemon starts jobs as soon as possible; use --hold and `refold release`",)
     return [make_submission(one, _overrides(one, options)) for one in submissions], notes
 
 
