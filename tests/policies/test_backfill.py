@@ -14,9 +14,9 @@ from refold.core import Entry, Journals, ListJournal, Policy, Scheduler, View
 from refold.core.events import JobCancelled, JobSubmitted, NodeLost, NodeReturned, RunFinished, RunStopped, Woke
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadDecision, BadValue
-from refold.model import DAY, Allocation, Cluster, Decision, Job, Reason, Share, Shortage, Start, Stop, Wait
+from refold.model import DAY, Allocation, Cluster, Decision, Demand, Job, Reason, Share, Shortage, Start, Stop, Wait
 from refold.packing import FreeResources, Placer
-from refold.policies.backfill.backfill import Backfill, Conservative, Easy
+from refold.policies.backfill.backfill import Backfill, Conservative, Easy, _kind
 from refold.policies.backfill.bookings import Reservation
 from refold.registry import make_policy
 from refold.simulator import Costs, Fault, Stuck, simulate
@@ -374,6 +374,22 @@ def test_a_new_start_estimate_is_made_when_the_bound_has_passed() -> None:
         assert before.latest is not None
         assert after.latest is not None
         assert before.latest < then < after.latest  # a new estimate follows once the bound has passed, not before
+
+
+@pytest.mark.parametrize(
+    ("demand", "kind"),
+    [
+        (Demand(gpu_milli=500), "part of a GPU"),
+        (Demand(), "one GPU"),
+        (Demand(gpus=2), "several GPUs"),
+        (Demand(2, 1), "several GPUs"),
+        (Demand(gpus=3), "several GPUs"),
+        (Demand(gpus=4), "a node"),
+        (Demand(2, 4), "several nodes"),
+    ],
+)
+def test_start_estimates_are_learned_by_kind_of_job(demand: Demand, kind: str) -> None:
+    assert _kind(demand, whole_node=4) == kind
 
 
 def test_no_start_estimate_is_made_for_a_job_that_was_cancelled() -> None:

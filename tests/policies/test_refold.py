@@ -241,6 +241,30 @@ class TestGuarantees:
         simulation = Simulation(jobs, cluster=TWO_NODES)
         assert simulation.starts[:4] == [(0, "sure", 8), (1, "spare", 8), (1000, "spare", 4), (1000, "new", 4)]
 
+    def test_a_guaranteed_job_that_is_displaced_is_placed_before_best_effort_jobs(self) -> None:
+        """`new` needs all of n0. Of its victims, the guaranteed one gets the two GPUs of n1; the other waits."""
+        nodes = make_cluster(8, 2, types="A800-80GB", cpus=96, memory_gib=1600).nodes
+        sure: dict[str, Any] = {"job_class": "guaranteed"}
+        jobs = [
+            modelled("bert", "sure", 2, 0, 900_000, plan=Plan(2), gpu_range=(2, 4), **sure),
+            modelled("bert", "spare", 2, 1, 900_000, gpu_range=(2, 4)),
+            modelled("bert", "new", 8, 1000, 20_000, plan=Plan(8), gpu_range=(8, 8), **sure),
+        ]
+        simulation = Simulation(jobs, cluster=msgspec.structs.replace(ONE_NODE, nodes=nodes))
+        assert simulation.starts[:4] == [(0, "sure", 4), (1, "spare", 4), (1000, "sure", 2), (1000, "new", 8)]
+        assert simulation.stops[:2] == [
+            (1000, "spare", "gave all 4 GPUs to new, which is guaranteed: resumes in about 15 min 47 s"),
+            (1000, "sure", "gave 2 GPUs to new: −46% speed, ends 15 h 5 min later"),
+        ]
+
+    def test_jobs_on_other_nodes_keep_their_gpus_when_a_node_is_cleared(self) -> None:
+        jobs = [modelled("bert", f"j{number}", 4, number, 900_000, gpu_range=(4, 4)) for number in range(4)]
+        jobs.append(modelled("bert", "new", 8, 1000, 20_000, plan=Plan(8), gpu_range=(8, 8), job_class="guaranteed"))
+        simulation = Simulation(jobs, cluster=TWO_NODES)
+        stopped = {job for at, job, _ in simulation.stops if at == 1000}
+        assert (len(stopped), simulation.starts[4]) == (2, (1000, "new", 8))
+        assert stopped in ({"j0", "j1"}, {"j2", "j3"})
+
     def test_without_quotas_nothing_is_guaranteed(self) -> None:
         sure = modelled("bert", "sure", 8, 10, 200_000, job_class="guaranteed", plan=Plan(8))
         assert Simulation([rigid("short", 8, 0, 60), sure], cluster=NO_QUOTAS).starts[:2] == [
