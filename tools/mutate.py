@@ -53,6 +53,11 @@ PATHS = (
     "src/refold/packing/placer.py",
 )
 TESTS = ("tests/core", "tests/policies", "tests/packing")
+IGNORED_TESTS = [
+    f"tests/policies/test_{name}.py"
+    for name in ("antman", "contracts", "gavel", "optimus", "pollux", "sia", "synergy", "tiresias")
+]
+"""Slow tests, of other policies than those that are mutated, and of all policies."""
 
 MIN_TEST_SECONDS = 10.0
 """A test of a mutant is a timeout after this time, plus `SLOWDOWN` times its normal duration."""
@@ -479,7 +484,8 @@ def test_mutants(mutants: list[Mutant], options: argparse.Namespace, out: TextIO
         "--rootdir",
         str(TREE),
     ]
-    pytest.main([*arguments, *options.tests], plugins=[session])
+    ignored = [f"--ignore={path}" for path in IGNORED_TESTS if path not in options.tests]
+    pytest.main([*arguments, *ignored, *options.tests], plugins=[session])
     return session.stopped
 
 
