@@ -34,6 +34,7 @@ def mutants(source: str) -> list[str]:
         ("return a // b", ["return value: return", "arithmetic: return a * b"]),
         ("return min(a, b)", ["return value: return", "builtin: return max(a, b)"]),
         ("return sorted(a, key=b)", ["return value: return", "argument: return sorted(a)"]),
+        ("return zip(a, b, strict=True)", ["return value: return"]),
         ("return a.get(b, c)", ["return value: return", "argument: return a.get(b)"]),
         ("return True", ["return value: return", "constant: return False"]),
         ("return False", ["constant: return True"]),

@@ -132,6 +132,8 @@ class _FunctionMutations:
             for operator, replacement in _expression_mutations(node):
                 located = ast.copy_location(replacement, node)
                 yield Mutation(operator, node, located, min(statement.lineno, node.lineno), last)
+        if isinstance(node, ast.keyword) and node.arg == "strict":
+            return  # a check of something that is always so
         for child in ast.iter_child_nodes(node):
             if not (isinstance(node, ast.match_case) and isinstance(child, ast.pattern)):
                 yield from self._of_part(child, statement)

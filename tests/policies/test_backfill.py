@@ -447,6 +447,32 @@ def test_runs_beside_which_the_first_job_fits_are_not_preempted() -> None:
     assert stopped(entries) == [(10, "late")]
 
 
+def test_of_two_overtakers_only_the_one_on_the_wanted_gpus_is_preempted() -> None:
+    jobs = [
+        make_job("old", gpus=2, work=10, time_limit=10),
+        make_job("first", at=1, gpus=3, work=10, time_limit=10),
+        make_job("late1", at=2, gpus=1, work=100, time_limit=8),
+        make_job("late2", at=3, gpus=1, work=100, time_limit=7),
+    ]
+    started_jobs, entries = run(make_policy("easy", LIMIT), jobs, make_cluster(4))
+    assert started_jobs[:4] == [(0, "old"), (2, "late1"), (3, "late2"), (10, "first")]
+    assert len(stopped(entries)) == 1
+
+
+def test_bounds_of_start_estimates_are_learned_from_the_starts_of_jobs() -> None:
+    """Each of forty jobs starts when it is planned to, so the bound shrinks from twenty times the wait to three."""
+    jobs = [make_job(f"j{number:02}", at=number, work=600.0, time_limit=600) for number in range(40)]
+    jobs.append(make_job("last", at=20_000.0, work=600.0, time_limit=600))
+    _, entries = run(make_policy("easy", LIMIT), jobs, make_cluster(1))
+    estimates = {estimate.job: (entry.now, estimate) for entry in entries for estimate in entry.start_estimates}
+    factors = {}
+    for job in ("j01", "last"):
+        now, estimate = estimates[job]
+        assert estimate.latest is not None
+        factors[job] = (estimate.latest - now + 600.0) / (estimate.at - now + 600.0)
+    assert factors == {"j01": pytest.approx(20.0), "last": pytest.approx(3.0)}
+
+
 def test_the_next_first_job_gets_a_reservation_before_gaps_are_filled() -> None:
     jobs = [
         make_job("a", gpus=2, work=5, time_limit=100),
@@ -721,6 +747,7 @@ def test_runs_that_never_end_do_not_block_jobs_on_other_gpus() -> None:
         ({"durations": "guessed"}, "durations is 'guessed', expected one of predicted, limit, known"),
         ({"max_overtaken": -1}, "max_overtaken is -1, expected ≥ 0 (0: no limit)"),
         ({"max_wait_seconds": -1.0}, "max_wait_seconds is -1.0, expected ≥ 0 (0: no limit)"),
+        ({"depth": -1}, "depth is -1, expected ≥ 0 (0: the default of easy)"),
     ],
 )
 def test_invalid_settings_are_rejected(settings: dict[str, Any], message: str) -> None:

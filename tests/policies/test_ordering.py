@@ -5,7 +5,7 @@ from math import log
 import pytest
 
 from refold.core import Scheduler, View
-from refold.core.events import Event, JobSubmitted, RunFinished, RunStopped
+from refold.core.events import Event, JobSubmitted, RunAdopted, RunFinished, RunStopped
 from refold.errors import BadValue
 from refold.model import NO_CHANGE, Allocation, Cluster, Decision, Job, Share, Start, Stop, Tenant
 from refold.model.units import DAY
@@ -96,6 +96,20 @@ def test_usage_of_a_day_ago_counts_half() -> None:
     assert used == pytest.approx(1000, rel=0.01)
     scheduler.step(1000 + DAY, [])
     assert policy.ordering.key(view, job, 0.0) == (0, pytest.approx(used / 2), 0.0)
+
+
+def test_usage_counts_runs_from_before_the_first_round() -> None:
+    policy, scheduler = world("fair-share")
+    policy.starts = False
+    old, new = make_job("old", tenant="old"), make_job("new", tenant="new")
+    adopted = [
+        RunAdopted("old", 1, Allocation((Share(0, (0,)),)), 0.0),
+        RunAdopted("new", 1, Allocation((Share(0, (1,)),)), DAY - 60.0),
+    ]
+    scheduler.step(DAY, [*submitted(old, new), *adopted])
+    jobs = make_job("x", tenant="old"), make_job("y", tenant="new")
+    usage = [policy.ordering.key(scheduler.view, job, 0.0)[1] for job in jobs]
+    assert usage == [pytest.approx(DAY / 2 / log(2)), pytest.approx(60.0, rel=0.001)]
 
 
 def test_usage_does_not_depend_on_the_number_of_rounds() -> None:

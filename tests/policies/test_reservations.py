@@ -332,6 +332,11 @@ def test_placements_overlap_if_they_share_resources_of_a_node() -> None:
     assert not overlap(whole(0, 1), whole(2, 3))
     assert not overlap(whole(0), whole(0, node=1))
     assert not overlap((Share(0, (0,), WHOLE, 1000),), (Share(0, (1,)),))
+    assert overlap((Share(0, (0,), WHOLE, 1000),), (Share(0, (1,), WHOLE, 1000),))
+    assert overlap((Share(0, (0,), WHOLE, 0, 1),), (Share(0, (1,), WHOLE, 0, 1),))
+    assert not overlap((Share(0, (0,), WHOLE, 0, 1),), (Share(0, (1,), WHOLE, 1000, 0),))
+    assert not overlap((Share(0, (0,), WHOLE, 1000),), (Share(1, (0,), WHOLE, 1000),))
+    assert overlap((Share(1, (0,)), Share(0, (0,))), (Share(2, (0,)), Share(0, (0,))))
 
 
 def test_ends_and_gpus_of_runs() -> None:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from refold.core import Policy, Scheduler, View
-from refold.core.events import Event, JobSubmitted, RunStopped
+from refold.core.events import Event, JobSubmitted, RunStopped, Woke
 from refold.core.orders import StopRun
 from refold.errors import BadValue
 from refold.journal import HistoryJournal
@@ -283,6 +283,15 @@ class TestPayback:
         grown = Round({bert("long", 4): 4}, make_job("cpu", gpus=0, cpus=1))
         # 78 s / (1 - 13.8/23.0)
         assert grown.reasons == {"long": "now 8 GPUs: +67% speed, pays back in 3 min 15 s"}
+
+
+def test_the_next_round_is_when_the_first_waiting_job_has_aged() -> None:
+    scheduler = Scheduler(ONE_NODE, Rubick(ageing_seconds=500.0))
+    scheduler.step(0.0, [JobSubmitted(make_job("busy", gpus=8, preemptible=False))])
+    assert scheduler.step(10.0, [JobSubmitted(bert("a", 8, at=10.0))]).wake_at == 510.0
+    assert scheduler.step(100.0, [JobSubmitted(bert("b", 8, at=100.0))]).wake_at == 510.0
+    assert scheduler.step(510.0, [Woke()]).wake_at == 600.0
+    assert scheduler.step(600.0, [Woke()]).wake_at is None
 
 
 def test_an_aged_job_goes_first_and_keeps_its_gpus() -> None:

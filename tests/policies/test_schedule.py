@@ -183,6 +183,7 @@ class TestStarts:
         reserve(schedule, second, on(1).placement, 20.0)
         reserve(schedule, first, on(0).placement, 10.0)
         assert schedule.due.next(now) == due
+        assert names(schedule.pop_due(25.0)) == "ab"  # what is due and has not started remains due
 
     def test_without_reservations_nothing_is_due(self) -> None:
         schedule = make_schedule()
@@ -208,16 +209,19 @@ class TestDisplacement:
         schedule, _ = self.displaced()
         assert (offered(schedule), names(schedule.without_reservation(0))) == ({"a"}, "a")
 
-    def test_it_gets_other_gpus_if_these_are_free_much_earlier(self) -> None:
+    def test_it_gets_other_gpus_if_these_are_free_now(self) -> None:
         schedule, job = self.displaced()
         assert schedule.find(job, 0.0) == Reservation(on(1).placement, 0.0, 10.0)
 
-    def test_it_waits_for_the_same_gpus_unless_others_are_free_much_earlier(self) -> None:
+    @pytest.mark.parametrize(("free_at", "gpu", "start"), [(19.0, 1, 19.0), (20.0, 0, 40.0), (30.0, 0, 40.0)])
+    def test_it_waits_for_the_same_gpus_unless_others_are_free_in_half_the_time(
+        self, free_at: float, gpu: int, start: float
+    ) -> None:
         schedule, job = self.displaced()
         for number, placement in enumerate((on(1).placement, on(0, node=1).placement, on(1, node=1).placement)):
-            schedule.runs.add(f"other{number}", placement, 0.0, 30.0)
-        assert schedule.find(job, 0.0) == Reservation(on(0).placement, 40.0, 50.0)
-        assert schedule.find(job, 0.0) == Reservation(on(1).placement, 30.0, 40.0)  # preferred once only
+            schedule.runs.add(f"other{number}", placement, 0.0, free_at)
+        assert schedule.find(job, 0.0) == Reservation(on(gpu).placement, start, start + 10.0)
+        assert schedule.find(job, 0.0) == Reservation(on(1).placement, free_at, free_at + 10.0)  # preferred once only
 
     def test_jobs_that_need_not_make_way_keep_their_reservations(self) -> None:
         schedule = make_schedule()

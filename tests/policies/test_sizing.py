@@ -6,6 +6,8 @@ from refold.core import ListJournal
 from refold.core.orders import StartRun
 from refold.errors import BadValue
 from refold.model import Cluster, Job
+from refold.plans import CATALOGUE_ONLY
+from refold.policies.backfill.sizing import Sizes
 from refold.policies.common.durations import DurationSource
 from refold.registry import make_policy
 from refold.simulator import simulate
@@ -23,6 +25,33 @@ def started(jobs: list[Job], cluster: Cluster, **settings: object) -> dict[str, 
         for order in entry.orders
         if isinstance(order, StartRun)
     }
+
+
+def sizes(cluster: Cluster, job: Job) -> list[tuple[int, int, float]]:
+    """Return (instances, GPUs of each, speed relative to the request) of all sizes."""
+    found = Sizes(cluster, CATALOGUE_ONLY).for_job(job)
+    return [(size.demand.instances, size.demand.gpus, size.speedup) for size in found]
+
+
+def test_a_job_without_a_range_has_one_size() -> None:
+    assert sizes(make_cluster(8), make_job("a", gpus=2, instances=2)) == [(2, 2, 1.0)]
+
+
+def test_sizes_of_a_job_with_unknown_speed_are_doubled_and_linear() -> None:
+    job = make_job("a", gpus=2, reshapable=True, gpu_range=(1, 6))
+    assert sizes(make_cluster(8), job) == [(1, 1, 0.5), (1, 2, 1.0), (1, 4, 2.0), (1, 6, 3.0), (1, 2, 1.0)]
+    assert sizes(make_cluster(4), job) == [(1, 1, 0.5), (1, 2, 1.0), (1, 4, 2.0), (1, 2, 1.0)]  # 6 do not fit
+    assert sizes(make_cluster(4, 4), job) == [(1, 1, 0.5), (1, 2, 1.0), (1, 4, 2.0), (2, 3, 3.0), (1, 2, 1.0)]
+
+
+def test_cpus_and_memory_are_those_requested_per_gpu() -> None:
+    job = make_job("a", gpus=2, cpus=6, memory_gib=4, reshapable=True, gpu_range=(1, 4))
+    found = Sizes(make_cluster(8), CATALOGUE_ONLY).for_job(job)
+    assert [(size.demand.cpu_milli, size.demand.memory_mib) for size in found[:3]] == [
+        (3000, 2048),
+        (6000, 4096),
+        (12000, 8192),
+    ]
 
 
 def test_on_an_empty_cluster_a_job_gets_the_most_gpus_of_its_range() -> None:
