@@ -6,9 +6,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from io import StringIO
-from typing import Any
+from operator import itemgetter
 
 import pytest
 from fake_service import NOW, FakeServer
@@ -21,6 +21,7 @@ from refold.cli.views.output import (
     Column,
     Table,
     draw_bar,
+    fact_table,
     format_number,
     format_percent,
     plural,
@@ -128,12 +129,17 @@ titles = st.lists(words, min_size=1, max_size=2).map(" ".join)
 @st.composite
 def tables(draw: st.DrawFn) -> Table:
     kinds = draw(st.lists(st.sampled_from(["text", "number", "whole"]), min_size=1, max_size=6))
-    columns = {
-        f"k{index}": Column(draw(titles), number=kind == "number", whole=kind == "whole")
+    columns: list[Column[Sequence[str]]] = [
+        Column(draw(titles), itemgetter(index), number=kind == "number", whole=kind == "whole")
         for index, kind in enumerate(kinds)
-    }
-    rows = draw(st.lists(st.fixed_dictionaries(dict.fromkeys(columns, cells)), min_size=1, max_size=4))
+    ]
+    rows = draw(st.lists(st.tuples(*(cells for _ in columns)), min_size=1, max_size=4))
     return Table("", columns, rows)
+
+
+def cell_columns(*titles: str, numbers: Sequence[str] = (), whole: Sequence[str] = ()) -> list[Column[Sequence[str]]]:
+    """Return columns for rows that are given as their cells."""
+    return [Column(title, itemgetter(i), title in numbers, whole=title in whole) for i, title in enumerate(titles)]
 
 
 def printed(table: Table, width: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -150,22 +156,21 @@ def printed(table: Table, width: int, monkeypatch: pytest.MonkeyPatch) -> list[s
 def test_no_word_of_a_table_is_lost_or_broken_and_lines_keep_the_width(table: Table, width: int) -> None:
     lines = printed(table, width, pytest.MonkeyPatch())
     shown = " ".join(lines).split()
-    for key, column in table.columns.items():
-        for text in (column.title, *(row[key] for row in table.rows)):
+    for column in table.columns:
+        for text in (column.title, *map(column.text, table.rows)):
             for word in text.split():
                 assert word in shown
             if column.whole and text != column.title:
                 assert any(text in line for line in lines)
-    widest = {key: max(cell_len(row[key]) for row in table.rows) for key in table.columns}
-    if all(widest[key] <= 30 for key in table.columns):  # two columns always fit
+    if all(cell_len(text) <= 30 for row in table.rows for text in row):  # two columns always fit
         assert max(map(cell_len, lines)) <= width
 
 
 def test_a_table_that_is_too_wide_is_split_into_blocks_that_repeat_the_first_column(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    columns = {"job": Column("job", whole=True), **{key: Column(key, number=True) for key in ("mean", "peak", "limit")}}
-    rows = [{"job": name, "mean": "1" * 20, "peak": "2" * 20, "limit": "3" * 20} for name in ("train", "eval")]
+    columns = cell_columns("job", "mean", "peak", "limit", numbers=("mean", "peak", "limit"), whole=("job",))
+    rows = [(name, "1" * 20, "2" * 20, "3" * 20) for name in ("train", "eval")]
     assert printed(Table("", columns, rows), 50, monkeypatch) == [
         "job                    mean                  peak",
         "train  11111111111111111111  22222222222222222222",
@@ -179,8 +184,8 @@ def test_a_table_that_is_too_wide_is_split_into_blocks_that_repeat_the_first_col
 
 
 def test_texts_are_wrapped_at_spaces_and_numbers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = {"job": Column("job", whole=True), "why": Column("reason"), "at": Column("start time", number=True)}
-    rows = [{"job": "a", "why": "0 of 16 nodes fit: 16 have fewer than 8 free GPUs", "at": "2 d 03:00:00"}]
+    columns = cell_columns("job", "reason", "start time", numbers=("start time",), whole=("job",))
+    rows = [("a", "0 of 16 nodes fit: 16 have fewer than 8 free GPUs", "2 d 03:00:00")]
     assert printed(Table("", columns, rows), 45, monkeypatch) == [
         "job  reason                        start time",
         "a    0 of 16 nodes fit: 16 have  2 d 03:00:00",
@@ -190,7 +195,7 @@ def test_texts_are_wrapped_at_spaces_and_numbers_are_not(monkeypatch: pytest.Mon
 
 
 def test_titles_and_lines_below_frame_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = Table("Two jobs", {"job": Column("job")}, [{"job": "a"}, {"job": "b"}], after=["… and 3 more"])
+    table = Table("Two jobs", [Column("job", str)], ["a", "b"], after=["… and 3 more"])
     assert printed(table, 80, monkeypatch) == ["Two jobs", "job", "a  ", "b  ", "… and 3 more", ""]
 
 
@@ -198,7 +203,7 @@ def test_lines_below_a_table_are_wrapped_between_words_and_paths_are_kept_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lines = ["a note that is longer than the screen", "", "logs: /a/long/path/of/the/folder"]
-    table = Table("", {"job": Column("job")}, [{"job": "a"}], after=lines)
+    table = Table("", [Column("job", str)], ["a"], after=lines)
     assert [line.rstrip() for line in printed(table, 20, monkeypatch)] == [
         "job",
         "a",
@@ -213,7 +218,7 @@ def test_lines_below_a_table_are_wrapped_between_words_and_paths_are_kept_whole(
 
 
 def test_a_table_without_titles_has_no_header(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = Table("", {"fact": Column(""), "value": Column("", number=True)}, [{"fact": "jobs", "value": "7"}])
+    table = fact_table("", {"jobs": "7", "empty": ""}, numbers=True)
     assert printed(table, 80, monkeypatch) == ["jobs  7", ""]
 
 
@@ -353,6 +358,6 @@ def test_the_time_of_a_job_counts_from_its_start_or_submission(served: FakeServe
 
 
 def test_any_columns_of_rows_may_be_wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: list[dict[str, Any]] = [{"a": "日本語", "b": "x"}, {"a": "ab", "b": "y"}]
-    lines = printed(Table("", {"a": Column("a"), "b": Column("b")}, rows), 80, monkeypatch)
+    rows = [("日本語", "x"), ("ab", "y")]
+    lines = printed(Table("", cell_columns("a", "b"), rows), 80, monkeypatch)
     assert lines[1:3] == ["日本語  x", "ab      y"]

@@ -172,7 +172,7 @@ def test_control_characters_are_not_printed(capsys: pytest.CaptureFixture[str]) 
     assert printable(evil) == "a b�[31m�2J���"
     print_line(evil)
     print_line(evil, err=True)
-    print_tables(Table(evil, {"x": Column("x")}, [{"x": evil}], after=[evil]))
+    print_tables(Table(evil, [Column("x", str)], [evil], after=[evil]))
     print_json({"x": evil[:-1]})
     out, err = capsys.readouterr()
     assert all(one.isprintable() or one in {"\n", "\u202e"} for one in out + err)

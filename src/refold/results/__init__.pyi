@@ -15,6 +15,7 @@ from .plan_curve_chart import (
 )
 from .power import (
     PowerUse as PowerUse,
+    RackPower as RackPower,
     format_rack_name as format_rack_name,
     sort_by_limit_margin as sort_by_limit_margin,
 )
@@ -25,8 +26,8 @@ from .tables import (
     MORE_MEASURES as MORE_MEASURES,
     POWER_MEASURES as POWER_MEASURES,
     START_ESTIMATE_MEASURES as START_ESTIMATE_MEASURES,
-    Cell as Cell,
     Comparison as Comparison,
+    MeasureRow as MeasureRow,
     format_value as format_value,
     group_table as group_table,
     measure_table as measure_table,

@@ -23,7 +23,7 @@ from refold.cli.views import AsJson, Column, Table, print_json, print_line, prin
 
 if TYPE_CHECKING:
     from refold.cli.inputs import SelectedPolicy, Workload
-    from refold.results import ReportRun
+    from refold.results import MeasureRow, ReportRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +171,13 @@ def _print_table(workload: Workload, selected: list[SelectedPolicy], runs: list[
 
 def _with_gaps(table: Table, runs: list[ReportRun]) -> Table:
     """Return the table with a column of gaps."""
+    from dataclasses import replace
+
     from refold.results import format_value
 
-    columns = {**table.columns, "gap": Column("mean gap to optimum", number=True)}
-    rows = [{**row, "gap": format_value(_gap_of(run), "%")} for row, run in zip(table.rows, runs, strict=True)]
-    return Table(table.title, columns, rows, table.after)
+    gaps = {run.name: format_value(_gap_of(run), "%") for run in runs}
+    gap: Column[MeasureRow] = Column("mean gap to optimum", lambda row: gaps[row.name], number=True)
+    return replace(table, columns=[*table.columns, gap])
 
 
 def _gap_of(run: ReportRun) -> float | None:

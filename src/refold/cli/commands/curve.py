@@ -182,24 +182,24 @@ def _cpu_series(setup: _CurveSetup, pool: GpuPool, gpus: int) -> _Series:
 def _gpu_table(setup: _CurveSetup, series: _Series) -> Table:
     points = series.curve.points
     title = f"{setup.shape.name} on up to {series.up_to:,} × {series.gpu.name}: {setup}"
-    columns = {
-        "gpus": Column("GPUs", number=True),
-        "samples": Column("samples/s", plan_request.format_rate, number=True),
-        "bar": Column("", lambda share: draw_bar(share, BAR_WIDTH), whole=True),
-        "efficiency": Column("efficiency", format_percent, number=True),
-        "plan": Column("best plan"),
-    }
-    rows = [
-        {
-            "gpus": f"{point.amount:,}",
-            "samples": point.samples_per_second,
-            "bar": point.samples_per_second / points[-1].samples_per_second,
-            "efficiency": efficiency,
-            "plan": str(point.plan),
-        }
-        for point, efficiency in zip(points, _efficiencies(points), strict=True)
+    most = max((_per_unit(point) for point in points), default=1.0)
+    columns: list[Column[CurvePoint]] = [
+        Column("GPUs", lambda point: f"{point.amount:,}", number=True),
+        *_rate_columns(points),
+        Column("efficiency", lambda point: format_percent(_per_unit(point) / most), number=True),
+        Column("best plan", lambda point: str(point.plan)),
     ]
-    return Table(title, columns, rows, after=[_gpu_footnote(setup, series)])
+    return Table(title, columns, points, after=[_gpu_footnote(setup, series)])
+
+
+def _rate_columns(points: Sequence[CurvePoint]) -> list[Column[CurvePoint]]:
+    def bar(point: CurvePoint) -> str:
+        return draw_bar(point.samples_per_second / points[-1].samples_per_second, BAR_WIDTH)
+
+    return [
+        Column("samples/s", lambda point: plan_request.format_rate(point.samples_per_second), number=True),
+        Column("", bar, whole=True),
+    ]
 
 
 def _gpu_footnote(setup: _CurveSetup, series: _Series) -> str:
@@ -213,29 +213,23 @@ def _gpu_footnote(setup: _CurveSetup, series: _Series) -> str:
 
 def _efficiencies(points: Sequence[CurvePoint]) -> list[float]:
     """Return the throughput per unit relative to the highest: all 1 for a linear curve."""
-    per_unit = [point.samples_per_second / point.amount for point in points]
-    return [one / max(per_unit) for one in per_unit]
+    highest = max(map(_per_unit, points), default=1.0)
+    return [_per_unit(point) / highest for point in points]
+
+
+def _per_unit(point: CurvePoint) -> float:
+    return point.samples_per_second / point.amount
 
 
 def _cpu_table(setup: _CurveSetup, series: _Series, gpus: int | None) -> Table:
     points = series.curve.points
     title = f"{setup.shape.name} on {gpus} × {series.gpu.name} with up to {series.up_to:,.0f} CPUs: {setup}"
-    columns = {
-        "cpus": Column("CPUs", number=True),
-        "samples": Column("samples/s", plan_request.format_rate, number=True),
-        "bar": Column("", lambda share: draw_bar(share, BAR_WIDTH), whole=True),
-        "plan": Column("best plan"),
-    }
-    rows = [
-        {
-            "cpus": f"{point.amount:,g}",
-            "samples": point.samples_per_second,
-            "bar": point.samples_per_second / points[-1].samples_per_second,
-            "plan": str(point.plan),
-        }
-        for point in points
+    columns: list[Column[CurvePoint]] = [
+        Column("CPUs", lambda point: f"{point.amount:,g}", number=True),
+        *_rate_columns(points),
+        Column("best plan", lambda point: str(point.plan)),
     ]
-    return Table(title, columns, rows, after=[_cpu_footnote(points)])
+    return Table(title, columns, points, after=[_cpu_footnote(points)])
 
 
 def _cpu_footnote(points: Sequence[CurvePoint]) -> str:

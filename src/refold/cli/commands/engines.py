@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from refold.cli.views import AsJson, Column, Table, format_number, print_json, print_tables
+
+if TYPE_CHECKING:
+    from refold.perf import Engine
 
 
 def engines(as_json: AsJson = False) -> None:
@@ -17,22 +22,16 @@ def engines(as_json: AsJson = False) -> None:
     if as_json:
         print_json([asdict(engine) for engine in known()])
         return
-    columns = {
-        "name": Column("engine", whole=True),
-        "arithmetic": Column("arithmetic", whole=True),
-        "bytes": Column("bytes per weight", format_number, number=True),
-        "fused": Column("fused attention", lambda fused: "yes" if fused else ""),
-        "source": Column("description and source of its parameters"),
-    }
-    rows = [
-        {
-            "name": engine.name,
-            "arithmetic": engine.arithmetic,
-            "bytes": engine.weight_bytes + engine.gradient_bytes + engine.optimizer_bytes,
-            "fused": engine.fused_attention,
-            "source": engine.source,
-        }
-        for engine in known()
+    columns: list[Column[Engine]] = [
+        Column("engine", lambda engine: engine.name, whole=True),
+        Column("arithmetic", lambda engine: engine.arithmetic, whole=True),
+        Column("bytes per weight", lambda engine: format_number(_bytes_per_weight(engine)), number=True),
+        Column("fused attention", lambda engine: "yes" if engine.fused_attention else ""),
+        Column("description and source of its parameters", lambda engine: engine.source),
     ]
     after = ["bytes per weight: weight, gradient and optimizer state"]
-    print_tables(Table("Engines (--engine)", columns, rows, after=after))
+    print_tables(Table("Engines (--engine)", columns, known(), after))
+
+
+def _bytes_per_weight(engine: Engine) -> float:
+    return engine.weight_bytes + engine.gradient_bytes + engine.optimizer_bytes

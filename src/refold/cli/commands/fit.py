@@ -12,7 +12,7 @@ from refold.cli.inputs import plan_request
 from refold.cli.views import AsJson, Column, Table, format_percent, print_json, print_notes, print_tables
 
 if TYPE_CHECKING:
-    from refold.perf import Fitted, Form, GpuSpec, Measurement, ModelShape, TrainingSetup
+    from refold.perf import Fitted, Form, GpuSpec, Measurement, ModelShape, Parameter, TrainingSetup
 
 FORMS = ("corrected", "rubick-additive", "rubick-power")
 UNNAMED = "model"
@@ -208,26 +208,19 @@ def _tables(
     following: Measurement | None,
     saved: Path,
 ) -> list[Table]:
+    from dataclasses import replace
+
     from refold.perf import format_uncertainty
 
-    numbers = Table(
-        f"{fitted.model} on {fitted.gpu or 'this machine'}: {fitted.form}, fitted to {len(fitted.samples)} samples",
-        {
-            "name": Column("parameter", whole=True),
-            "value": Column("value", number=True),
-            "spread": Column("uncertainty", number=True),
-            "meaning": Column("meaning"),
-        },
-        [
-            {
-                "name": one.name,
-                "value": f"{fitted.values[one.name]:.3g}",
-                "spread": format_uncertainty(fitted.spread[one.name]),
-                "meaning": one.meaning,
-            }
-            for one in form.parameters
-        ],
-    )
+    columns: list[Column[Parameter]] = [
+        Column("parameter", lambda one: one.name, whole=True),
+        Column("value", lambda one: f"{fitted.values[one.name]:.3g}", number=True),
+        Column("uncertainty", lambda one: format_uncertainty(fitted.spread[one.name]), number=True),
+        Column("meaning", lambda one: one.meaning),
+    ]
+    where = fitted.gpu or "this machine"
+    title = f"{fitted.model} on {where}: {fitted.form}, fitted to {len(fitted.samples)} samples"
+    numbers = Table(title, columns, form.parameters)
     tables = [numbers, _sample_table("Samples", fitted.samples, fitted.errors, fitted.unseen)]
     if more:
         tables.append(_sample_table("Validation samples", more, errors, None))
@@ -240,8 +233,7 @@ def _tables(
         setup = f"batch {following.batch}" + (f", {following.cpus:g} CPUs" if following.plan.offload else "")
         after.append(f"most informative next sample: {following.plan}, {setup}")
     after.append(f"saved: {saved}" + (f"; refold plan … --fit {saved}" if _is_for_plans(fitted) else ""))
-    last = tables[-1]
-    tables[-1] = Table(last.title, last.columns, last.rows, after)
+    tables[-1] = replace(tables[-1], after=after)
     return tables
 
 
@@ -253,26 +245,14 @@ def _is_for_plans(fitted: Fitted) -> bool:
 def _sample_table(
     title: str, samples: Sequence[Measurement], errors: Sequence[float], unseen: Sequence[float] | None
 ) -> Table:
-    columns = {
-        "plan": Column("plan", whole=True),
-        "batch": Column("batch", number=True),
-        "sequence": Column("tokens", number=True),
-        "cpus": Column("CPUs", number=True),
-        "measured": Column("measured", number=True),
-        "error": Column("error", number=True),
-    }
-    if unseen is not None:
-        columns["unseen"] = Column("leave-one-out", number=True)
-    rows = [
-        {
-            "plan": str(one.plan),
-            "batch": f"{one.batch:,}",
-            "sequence": f"{one.sequence:,}",
-            "cpus": f"{one.cpus:g}" if one.cpus else "",
-            "measured": plan_request.format_step_time(one.step_seconds or 0.0),
-            "error": f"{100 * errors[index]:+.1f} %",
-            "unseen": f"{100 * unseen[index]:+.1f} %" if unseen is not None else "",
-        }
-        for index, one in enumerate(samples)
+    columns: list[Column[tuple[Measurement, float, float]]] = [
+        Column("plan", lambda row: str(row[0].plan), whole=True),
+        Column("batch", lambda row: f"{row[0].batch:,}", number=True),
+        Column("tokens", lambda row: f"{row[0].sequence:,}", number=True),
+        Column("CPUs", lambda row: f"{row[0].cpus:g}" if row[0].cpus else "", number=True),
+        Column("measured", lambda row: plan_request.format_step_time(row[0].step_seconds or 0.0), number=True),
+        Column("error", lambda row: f"{100 * row[1]:+.1f} %", number=True),
     ]
-    return Table(title, columns, rows)
+    if unseen is not None:
+        columns.append(Column("leave-one-out", lambda row: f"{100 * row[2]:+.1f} %", number=True))
+    return Table(title, columns, [*zip(samples, errors, unseen or errors, strict=True)])

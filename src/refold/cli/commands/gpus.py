@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from refold.cli.views import AsJson, Column, Table, format_number, print_json, print_tables
+
+if TYPE_CHECKING:
+    from refold.perf import GpuSpec
 
 
 def gpus(as_json: AsJson = False) -> None:
@@ -18,34 +23,19 @@ def gpus(as_json: AsJson = False) -> None:
     if as_json:
         print_json([asdict(gpu) for gpu in known()])
         return
-    columns = {
-        "name": Column("GPU", whole=True),
-        "memory": Column("GiB", format_number, number=True),
-        "half": Column("FP16 TFLOP/s", format_number, number=True),
-        "reached": Column("efficiency", number=True),
-        "bandwidth": Column("memory GB/s", format_number, number=True),
-        "link": Column("link, GB/s", whole=True),
-        "network": Column("node network GB/s", number=True),
-        "node": Column("GPUs per node", format_number, number=True),
-        "watts": Column("W", format_number, number=True),
-        "source": Column("source"),
-    }
-    rows = [
-        {
-            "name": gpu.name,
-            "memory": gpu.memory_gib,
-            "half": gpu.half_tflops,
-            "reached": f"{gpu.efficiency.matmul:.0%}".replace("%", " %"),
-            "bandwidth": gpu.memory_gigabytes_per_second,
-            "link": f"{gpu.link.kind} {gpu.link.gigabytes_per_second:g}",
-            "network": f"{gpu.node_network_gigabytes_per_second:g}",
-            "node": gpu.gpus_per_node,
-            "watts": gpu.watts,
-            "source": gpu.source,
-        }
-        for gpu in known()
+    columns: list[Column[GpuSpec]] = [
+        Column("GPU", lambda gpu: gpu.name, whole=True),
+        Column("GiB", lambda gpu: format_number(gpu.memory_gib), number=True),
+        Column("FP16 TFLOP/s", lambda gpu: format_number(gpu.half_tflops), number=True),
+        Column("efficiency", lambda gpu: f"{gpu.efficiency.matmul:.0%}".replace("%", " %"), number=True),
+        Column("memory GB/s", lambda gpu: format_number(gpu.memory_gigabytes_per_second), number=True),
+        Column("link, GB/s", lambda gpu: f"{gpu.link.kind} {gpu.link.gigabytes_per_second:g}", whole=True),
+        Column("node network GB/s", lambda gpu: f"{gpu.node_network_gigabytes_per_second:g}", number=True),
+        Column("GPUs per node", lambda gpu: format_number(gpu.gpus_per_node), number=True),
+        Column("W", lambda gpu: format_number(gpu.watts), number=True),
+        Column("source", lambda gpu: gpu.source),
     ]
     after = [
         "TFLOP/s: dense; GB/s: one direction; efficiency: share of peak in large matrix products, fitted per generation"
     ]
-    print_tables(Table("GPUs", columns, rows, after=after))
+    print_tables(Table("GPUs", columns, known(), after))

@@ -72,7 +72,7 @@ def history(
         print_line("no matching jobs have ended")
         return
     footer = [f"… and {plural(omitted, 'more job')} (--all)"] if omitted else []
-    print_tables(Table("", _columns(), [_row(job, now) for job in jobs], footer))
+    print_tables(Table("", _columns(now), jobs, footer))
 
 
 def _list_ended(
@@ -90,33 +90,21 @@ def _list_ended(
     return jobs, 0
 
 
-def _row(job: JobStatus, now: float) -> dict[str, str]:
-    ended, started = job.ended, job.started
-    return {
-        "job": job.id,
-        "demand": job.demand,
-        "tenant": job.tenant,
-        "user": job.user,
-        "state": job.state,
-        "ended": format_clock_near(ended, now) if ended is not None else "–",
-        "waited": format_elapsed(max(0.0, started - job.submitted)) if started is not None else "–",
-        "ran": format_elapsed(max(0.0, ended - started)) if ended is not None and started is not None else "–",
-        "runs": f"{job.runs}",
-        "reason": job.message,
-    }
-
-
-def _columns() -> dict[str, Column]:
+def _columns(now: float) -> list[Column[JobStatus]]:
     colours = {"failed": "red", "cancelled": "yellow"}
-    return {
-        "job": Column("job", whole=True),
-        "demand": Column("GPUs", whole=True),
-        "tenant": Column("tenant", whole=True),
-        "user": Column("user", whole=True),
-        "state": Column("state", style=lambda state: colours.get(state, ""), whole=True),
-        "ended": Column("ended", number=True),
-        "waited": Column("waiting time", number=True),
-        "ran": Column("run time", number=True),
-        "runs": Column("runs", number=True),
-        "reason": Column("reason"),
-    }
+    return [
+        Column("job", lambda job: job.id, whole=True),
+        Column("GPUs", lambda job: job.demand, whole=True),
+        Column("tenant", lambda job: job.tenant, whole=True),
+        Column("user", lambda job: job.user, whole=True),
+        Column("state", lambda job: job.state, style=lambda job: colours.get(job.state, ""), whole=True),
+        Column("ended", lambda job: format_clock_near(job.ended, now) if job.ended is not None else "–", number=True),
+        Column("waiting time", lambda job: _format_span(job.submitted, job.started), number=True),
+        Column("run time", lambda job: _format_span(job.started, job.ended), number=True),
+        Column("runs", lambda job: f"{job.runs}", number=True),
+        Column("reason", lambda job: job.message),
+    ]
+
+
+def _format_span(begin: float | None, end: float | None) -> str:
+    return "–" if begin is None or end is None else format_elapsed(max(0.0, end - begin))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from refold.cli.views import AsJson, Column, Table, format_number, print_json, print_tables
 
@@ -29,39 +29,29 @@ def models(as_json: AsJson = False) -> None:
             ]
         )
         return
-    columns = {
-        "name": Column("model", whole=True),
-        "parameters": Column("weights", _format_parameters, number=True),
-        "kind": Column("kind", whole=True),
-        "layers": Column("layers", _format_nonzero, number=True),
-        "hidden": Column("hidden", _format_nonzero, number=True),
-        "heads": Column("heads", whole=True),
-        "experts": Column("experts", whole=True),
-        "vocabulary": Column("vocabulary", _format_nonzero, number=True),
-        "sequence": Column("default --seq", _format_nonzero, number=True),
-        "batch": Column("default --batch", format_number, number=True),
-        "source": Column("source"),
-    }
+    columns: list[Column[ModelShape]] = [
+        Column("model", lambda shape: shape.name, whole=True),
+        Column("weights", lambda shape: _format_parameters(shape.parameters), number=True),
+        Column("kind", lambda shape: shape.kind, whole=True),
+        Column("layers", lambda shape: _format_nonzero(not shape.opaque and shape.blocks), number=True),
+        Column("hidden", lambda shape: _format_nonzero(not shape.opaque and shape.hidden), number=True),
+        Column("heads", _format_heads, whole=True),
+        Column(
+            "experts", lambda one: f"{one.experts_per_token} of {one.experts}" if one.experts > 1 else "", whole=True
+        ),
+        Column("vocabulary", lambda shape: _format_nonzero(shape.vocabulary), number=True),
+        Column("default --seq", lambda shape: _format_nonzero(not shape.opaque and shape.sequence), number=True),
+        Column("default --batch", lambda shape: format_number(shape.batch), number=True),
+        Column("source", lambda shape: shape.source),
+    ]
     after = ["heads: query heads / key-value heads, if these are fewer"]
-    print_tables(Table("Models", columns, [_model_row(shape) for shape in known()], after=after))
+    print_tables(Table("Models", columns, known(), after))
 
 
-def _model_row(shape: ModelShape) -> dict[str, Any]:
-    shapes = not shape.opaque
-    heads = f"{shape.heads} / {shape.kv_heads}" if shape.kv_heads else f"{shape.heads}"
-    return {
-        "name": shape.name,
-        "parameters": shape.parameters,
-        "kind": shape.kind,
-        "layers": shapes and shape.blocks,
-        "hidden": shapes and shape.hidden,
-        "heads": heads if shapes else "",
-        "experts": f"{shape.experts_per_token} of {shape.experts}" if shape.experts > 1 else "",
-        "vocabulary": shape.vocabulary,
-        "sequence": shapes and shape.sequence,
-        "batch": shape.batch,
-        "source": shape.source,
-    }
+def _format_heads(shape: ModelShape) -> str:
+    if shape.opaque:
+        return ""
+    return f"{shape.heads} / {shape.kv_heads}" if shape.kv_heads else f"{shape.heads}"
 
 
 def _aliases_by_name(aliases: Mapping[str, str]) -> dict[str, list[str]]:

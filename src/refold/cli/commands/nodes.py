@@ -20,22 +20,16 @@ def nodes(as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    columns = {
-        "node": Column("node", whole=True),
-        "state": Column("state", style=lambda state: "" if state == "up" else "yellow"),
-        "gpus": Column("free GPUs", number=True),
-        "type": Column("GPU type", whole=True),
-        "jobs": Column("jobs"),
-    }
-    print_tables(Table("", columns, [_row(node) for node in found]))
+    columns: list[Column[NodeStatus]] = [
+        Column("node", lambda node: node.name, whole=True),
+        Column("state", _format_state, style=lambda node: "" if _format_state(node) == "up" else "yellow"),
+        Column("free GPUs", lambda node: f"{node.free_gpus:g} of {node.gpus}", number=True),
+        Column("GPU type", lambda node: node.gpu_type, whole=True),
+        Column("jobs", lambda node: ", ".join(node.jobs)),
+    ]
+    print_tables(Table("", columns, found))
 
 
-def _row(node: NodeStatus) -> dict[str, str]:
+def _format_state(node: NodeStatus) -> str:
     down = f"drained: {node.reason.removeprefix('drained ')}" if node.reason else "drained"
-    return {
-        "node": node.name,
-        "state": (node.reason or "up") if node.up else down,
-        "gpus": f"{node.free_gpus:g} of {node.gpus}",
-        "type": node.gpu_type,
-        "jobs": ", ".join(node.jobs),
-    }
+    return (node.reason or "up") if node.up else down

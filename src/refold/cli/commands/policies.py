@@ -26,8 +26,11 @@ def policies(as_json: AsJson = False) -> None:
     if as_json:
         print_json({"policies": [_document(one) for one in infos], "placements": rules})
         return
-    columns = {"name": Column("name", whole=True), "summary": Column("description")}
-    print_tables(_table(infos), Table("Placements (--placement)", columns, rules))
+    placements: list[Column[dict[str, str]]] = [
+        Column("name", lambda rule: rule["name"], whole=True),
+        Column("description", lambda rule: rule["summary"]),
+    ]
+    print_tables(_table(infos), Table("Placements (--placement)", placements, rules))
 
 
 def _document(one: PolicyInfo) -> dict[str, object]:
@@ -51,25 +54,16 @@ def _to_plain(default: object) -> object:
 
 
 def _table(infos: list[PolicyInfo]) -> Table:
-    columns = {
-        "name": Column("name", whole=True),
-        "summary": Column("description"),
-        "knows": Column("knows run times"),
-        "stops": Column("preempts"),
-        "settings": Column("settings (--set)"),
-        "where": Column("source"),
-    }
-    rows = [
-        {
-            "name": one.name,
-            "summary": one.summary,
-            "knows": "yes" if one.oracle else "",
-            "stops": "yes" if one.preempts else "",
-            "settings": ", ".join(f"{name}={_to_plain(default)}" for name, default in one.settings.items()),
-            "where": "refold" if one.where.startswith(PACKAGE_PREFIX) else one.where,
-        }
-        for one in infos
-        if not one.problem
+    columns: list[Column[PolicyInfo]] = [
+        Column("name", lambda one: one.name, whole=True),
+        Column("description", lambda one: one.summary),
+        Column("knows run times", lambda one: "yes" if one.oracle else ""),
+        Column("preempts", lambda one: "yes" if one.preempts else ""),
+        Column(
+            "settings (--set)",
+            lambda one: ", ".join(f"{key}={_to_plain(value)}" for key, value in one.settings.items()),
+        ),
+        Column("source", lambda one: "refold" if one.where.startswith(PACKAGE_PREFIX) else one.where),
     ]
     problems = [f"cannot load {one.where}: {one.problem}" for one in infos if one.problem]
-    return Table("Policies (--policy)", columns, rows, after=problems)
+    return Table("Policies (--policy)", columns, [one for one in infos if not one.problem], problems)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from refold.research import Evaluation, Score
     from refold.traces import Trace
 
+Row = TypeVar("Row")
 OUR_METHOD = "refold"
 PARTS = {"whole": "all jobs", "second_half": "the second half"}
 MAX_OVERSTATEMENT = 10.0
@@ -185,52 +187,39 @@ def _document(
     }
 
 
-_MEASURES = {
-    "pinball_log10": Column("pinball loss, log10 s", lambda loss: f"{loss:.4f}", number=True),
-    "pinball_hours": Column("pinball loss, h", lambda loss: f"{loss:.3f}", number=True),
-    "coverage_50": Column("coverage 50 %", format_percent, number=True),
-    "coverage_80": Column("coverage 80 %", format_percent, number=True),
-    "coverage_95": Column("coverage 95 %", format_percent, number=True),
-    "median_relative_error": Column("median relative error", format_percent, number=True),
-    "rank_correlation": Column("rank correlation", lambda correlation: f"{correlation:.3f}", number=True),
-}
-
-
-def _measures(score: Score) -> dict[str, Any]:
-    return {name: getattr(score, name) for name in _MEASURES}
+def _measure_columns(score_of: Callable[[Row], Score]) -> list[Column[Row]]:
+    return [
+        Column("pinball loss, log10 s", lambda row: f"{score_of(row).pinball_log10:.4f}", number=True),
+        Column("pinball loss, h", lambda row: f"{score_of(row).pinball_hours:.3f}", number=True),
+        Column("coverage 50 %", lambda row: format_percent(score_of(row).coverage_50), number=True),
+        Column("coverage 80 %", lambda row: format_percent(score_of(row).coverage_80), number=True),
+        Column("coverage 95 %", lambda row: format_percent(score_of(row).coverage_95), number=True),
+        Column("median relative error", lambda row: format_percent(score_of(row).median_relative_error), number=True),
+        Column("rank correlation", lambda row: f"{score_of(row).rank_correlation:.3f}", number=True),
+    ]
 
 
 def _table(trace: Trace, methods: Sequence[_Method], part: str) -> Table:
-    columns = {
-        "method": Column("method", whole=True),
-        **_MEASURES,
-        "query": Column("µs per query", lambda cost: f"{cost:.1f}", number=True),
-        "update": Column("µs per update", lambda cost: f"{cost:.1f}", number=True),
-    }
-    rows = [
-        {
-            "method": method.name,
-            **_measures(getattr(method, part)),
-            "query": method.microseconds_per_query,
-            "update": method.microseconds_per_update,
-        }
-        for method in methods
+    columns: list[Column[_Method]] = [
+        Column("method", lambda method: method.name, whole=True),
+        *_measure_columns(attrgetter(part)),
+        Column("µs per query", lambda method: f"{method.microseconds_per_query:.1f}", number=True),
+        Column("µs per update", lambda method: f"{method.microseconds_per_update:.1f}", number=True),
     ]
-    jobs = getattr(methods[0], part).jobs
-    return Table(
-        f"{trace.name}: {PARTS[part]}, {plural(jobs, 'job')}",
-        columns,
-        rows,
-        after=["a point prediction without past errors is scored as a distribution without spread"],
-    )
+    title = f"{trace.name}: {PARTS[part]}, {plural(getattr(methods[0], part).jobs, 'job')}"
+    after = ["a point prediction without past errors is scored as a distribution without spread"]
+    return Table(title, columns, methods, after)
 
 
 def _while_running_tables(while_running: dict[str, Score]) -> list[Table]:
     if not while_running:
         return []
-    columns = {"elapsed": Column("elapsed", whole=True), "jobs": Column("jobs", number=True), **_MEASURES}
-    rows = [{"elapsed": elapsed, "jobs": score.jobs, **_measures(score)} for elapsed, score in while_running.items()]
-    return [Table(f"{OUR_METHOD}: predictions for running jobs", columns, rows)]
+    columns: list[Column[tuple[str, Score]]] = [
+        Column("elapsed", lambda row: row[0], whole=True),
+        Column("jobs", lambda row: str(row[1].jobs), number=True),
+        *_measure_columns(lambda row: row[1]),
+    ]
+    return [Table(f"{OUR_METHOD}: predictions for running jobs", columns, [*while_running.items()])]
 
 
 def _write_predictions(folder: Path, jobs: Sequence[Job], evaluation: Evaluation) -> Path:

@@ -148,34 +148,24 @@ def _measure(
 
 
 def _table(name: str, found: Sequence[Measurement]) -> Table:
-    columns = {
-        "plan": Column("plan"),
-        "micro_batch": Column("micro-batch", number=True),
-        "threads": Column("CPU threads", number=True),
-        "step": Column("step", _format_milliseconds, number=True),
-        "forward": Column("forward", _format_milliseconds, number=True),
-        "backward": Column("backward", _format_milliseconds, number=True),
-        "optimizer": Column("optimiser", _format_milliseconds, number=True),
-        "rate": Column("samples/s", number=True),
-        "memory": Column("memory", number=True),
-    }
-    rows = [
-        {
-            "plan": str(one.plan),
-            "micro_batch": f"{one.micro_batch:.0f}",
-            "threads": f"{one.cpus:.0f}" if one.plan.offload else "",
-            "step": one.step_seconds,
-            "forward": one.forward_seconds,
-            "backward": one.backward_seconds,
-            "optimizer": one.optimizer_seconds,
-            "rate": f"{one.samples_per_second:,.4g}" if one.status == "ok" else "",
-            "memory": f"{one.memory_gib:,.1f} GiB" if one.memory_gib is not None else "out of memory",
-        }
-        for one in found
+    columns: list[Column[Measurement]] = [
+        Column("plan", lambda one: str(one.plan)),
+        Column("micro-batch", lambda one: f"{one.micro_batch:.0f}", number=True),
+        Column("CPU threads", lambda one: f"{one.cpus:.0f}" if one.plan.offload else "", number=True),
+        Column("step", lambda one: _format_milliseconds(one.step_seconds), number=True),
+        Column("forward", lambda one: _format_milliseconds(one.forward_seconds), number=True),
+        Column("backward", lambda one: _format_milliseconds(one.backward_seconds), number=True),
+        Column("optimiser", lambda one: _format_milliseconds(one.optimizer_seconds), number=True),
+        Column("samples/s", lambda one: f"{one.samples_per_second:,.4g}" if one.status == "ok" else "", number=True),
+        Column("memory", _format_memory, number=True),
     ]
     fitting = sum(one.status == "ok" for one in found)
     title = f"{name} on {found[0].gpu}: {plural(fitting, 'sample')}" if found else f"{name}: no samples"
-    return Table(title, columns, rows)
+    return Table(title, columns, found)
+
+
+def _format_memory(sample: Measurement) -> str:
+    return f"{sample.memory_gib:,.1f} GiB" if sample.memory_gib is not None else "out of memory"
 
 
 def _format_milliseconds(seconds: float | None) -> str:

@@ -226,25 +226,13 @@ def _table(outcomes: list[JobOutcome], folder: Path) -> Table:
     def format_span(begin: float | None, end: float | None) -> str:
         return "–" if begin is None or end is None else format_duration(end - begin)
 
-    def row(outcome: JobOutcome) -> dict[str, Any]:
-        return {
-            "job": outcome.job,
-            "state": outcome.state,
-            "slots": _format_slots(outcome.allocation) if outcome.runs else "–",
-            "waited": format_span(outcome.submitted, outcome.first_started),
-            "ran": format_span(outcome.started, outcome.ended),
-            "runs": outcome.runs,
-            "reason": outcome.why,
-        }
-
-    columns = {
-        "job": Column("job", whole=True),
-        "state": Column("state"),
-        "slots": Column("last slots"),
-        "waited": Column("waiting time", number=True),
-        "ran": Column("last run time", number=True),
-        "runs": Column("runs", number=True),
-        "reason": Column("reason"),
-    }
-    rows = [row(outcome) for outcome in outcomes]
-    return Table("Jobs", columns, rows, after=[f"journal and logs: {folder}"])
+    columns: list[Column[JobOutcome]] = [
+        Column("job", lambda outcome: outcome.job, whole=True),
+        Column("state", lambda outcome: outcome.state),
+        Column("last slots", lambda outcome: _format_slots(outcome.allocation) if outcome.runs else "–"),
+        Column("waiting time", lambda outcome: format_span(outcome.submitted, outcome.first_started), number=True),
+        Column("last run time", lambda outcome: format_span(outcome.started, outcome.ended), number=True),
+        Column("runs", lambda outcome: str(outcome.runs), number=True),
+        Column("reason", lambda outcome: outcome.why),
+    ]
+    return Table("Jobs", columns, outcomes, after=[f"journal and logs: {folder}"])

@@ -15,8 +15,7 @@ from refold.cli import DependencyOption, TenantOption, format_placement, format_
 from refold.cli.inputs import ClassName, parse_job_class
 from refold.cli.views import (
     AsJson,
-    Column,
-    Table,
+    fact_table,
     format_clock_near,
     format_gpus,
     plural,
@@ -177,7 +176,7 @@ def _print_preview(client: Client, jobs: Sequence[Submission], as_json: bool) ->
         print_json({"job": jobs[0].name, "jobs": len(jobs), "preview": preview})
         return
     now = client.info().now
-    rows = {
+    facts = {
         "job": jobs[0].name + (f", and {plural(len(jobs) - 1, 'similar job')}" if len(jobs) > 1 else ""),
         "command": _format_command(jobs[0]),
         "directory": jobs[0].folder,
@@ -185,9 +184,8 @@ def _print_preview(client: Client, jobs: Sequence[Submission], as_json: bool) ->
         "plan": preview.plan,
         "start": _format_start(jobs[0], preview, now),
     }
-    shown = [{"field": field, "text": text} for field, text in rows.items() if text]
     after = [f"note: {note}" for note in preview.notes]
-    print_tables(Table("", {"field": Column("", whole=True), "text": Column("")}, shown, after))
+    print_tables(fact_table("", facts, after))
 
 
 def _format_command(job: Submission) -> str:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from refold.cli import make_client
 from refold.cli.views import AsJson, Column, Table, draw_bar, print_json, print_tables
+
+if TYPE_CHECKING:
+    from refold.api import TenantStatus
 
 BAR_WIDTH = 16
 
@@ -17,30 +22,17 @@ def tenants(as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    columns = {
-        "name": Column("tenant", whole=True),
-        "quota": Column("quota", number=True),
-        "limit": Column("limit", number=True),
-        "gpus": Column("GPUs used", number=True),
-        "bar": Column("share of quota", whole=True),
-        "running": Column("running", number=True),
-        "waiting": Column("waiting", number=True),
-        "waiting_gpus": Column("GPUs requested", number=True),
-    }
-    rows = [
-        {
-            "name": tenant.name,
-            "quota": f"{tenant.quota_gpus:g}" if tenant.quota_gpus else "–",
-            "limit": f"{tenant.limit_gpus:g}" if tenant.limit_gpus else "–",
-            "gpus": f"{tenant.gpus:g}",
-            "bar": _usage_bar(tenant.gpus, tenant.quota_gpus),
-            "running": f"{tenant.running:,}",
-            "waiting": f"{tenant.waiting:,}",
-            "waiting_gpus": f"{tenant.waiting_gpus:g}",
-        }
-        for tenant in found
+    columns: list[Column[TenantStatus]] = [
+        Column("tenant", lambda tenant: tenant.name, whole=True),
+        Column("quota", lambda tenant: f"{tenant.quota_gpus:g}" if tenant.quota_gpus else "–", number=True),
+        Column("limit", lambda tenant: f"{tenant.limit_gpus:g}" if tenant.limit_gpus else "–", number=True),
+        Column("GPUs used", lambda tenant: f"{tenant.gpus:g}", number=True),
+        Column("share of quota", lambda tenant: _usage_bar(tenant.gpus, tenant.quota_gpus), whole=True),
+        Column("running", lambda tenant: f"{tenant.running:,}", number=True),
+        Column("waiting", lambda tenant: f"{tenant.waiting:,}", number=True),
+        Column("GPUs requested", lambda tenant: f"{tenant.waiting_gpus:g}", number=True),
     ]
-    print_tables(Table("", columns, rows))
+    print_tables(Table("", columns, found))
 
 
 def _usage_bar(used: float, quota: float) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from refold.cli import complete_tenants, complete_tokens, make_client
 from refold.cli.views import AsJson, Column, Table, format_clock, print_json, print_line, print_tables
+
+if TYPE_CHECKING:
+    from refold.api import TokenStatus
 
 ROLES = ("owner", "member", "reader")
 
@@ -35,15 +38,14 @@ def list_tokens(as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
-    columns = {
-        "name": Column("token", whole=True),
-        "role": Column("role", whole=True),
-        "tenant": Column("tenant", whole=True),
-        "user": Column("user", whole=True),
-        "created": Column("created", format_clock, whole=True),
-    }
-    rows = [{key: getattr(token, key) for key in columns} for token in found]
-    print_tables(Table("", columns, rows))
+    columns: list[Column[TokenStatus]] = [
+        Column("token", lambda token: token.name, whole=True),
+        Column("role", lambda token: token.role, whole=True),
+        Column("tenant", lambda token: token.tenant, whole=True),
+        Column("user", lambda token: token.user, whole=True),
+        Column("created", lambda token: format_clock(token.created), whole=True),
+    ]
+    print_tables(Table("", columns, found))
 
 
 @app.command()

@@ -34,6 +34,9 @@ MAX_BAR_WIDTH, MIN_BAR_WIDTH = 24, 8
 OTHER_COLUMNS_WIDTH = 70
 """Approximate width of the other columns."""
 
+MEASURED = {"memory": "memory_used_mib", "GiB": "memory_used_mib", "util": "utilisation", "°C": "celsius", "W": "watts"}
+"""Fields of the columns that are hidden if they are unknown for all GPUs."""
+
 UNKNOWN = "–"
 
 
@@ -69,27 +72,24 @@ def _paint(client: Client) -> None:
 
 def _table(info: DaemonInfo, gpus: Sequence[GpuStatus], jobs: dict[str, JobStatus]) -> Table:
     width = max(MIN_BAR_WIDTH, min(MAX_BAR_WIDTH, output_width() - OTHER_COLUMNS_WIDTH))
-    columns = {
-        "gpu": Column("GPU", whole=True),
-        "name": Column("", whole=True),
-        "bar": Column("memory", style=lambda _: "cyan", whole=True),
-        "memory": Column("GiB", number=True),
-        "utilisation": Column("util", number=True),
-        "celsius": Column("°C", number=True, style=_temperature_style),
-        "watts": Column("W", number=True),
-        "jobs": Column("job"),
-    }
-    measured = {
-        "memory": any(gpu.memory_used_mib is not None for gpu in gpus),
-        "utilisation": any(gpu.utilisation is not None for gpu in gpus),
-        "celsius": any(gpu.celsius is not None for gpu in gpus),
-        "watts": any(gpu.watts is not None for gpu in gpus),
-    }
-    measured["bar"] = measured["memory"]
-    shown = {key: column for key, column in columns.items() if measured.get(key, True)}
     one_node = len({gpu.node for gpu in gpus}) == 1
-    rows = [_row(gpu, jobs, width, one_node) for gpu in gpus]
-    return Table(_title(info), shown, rows)
+
+    def bar(gpu: GpuStatus) -> str:
+        used, total = gpu.memory_used_mib, gpu.memory_mib
+        return f"{draw_bar(used / total, width):·<{width}}" if used is not None and total else " " * width
+
+    columns: list[Column[GpuStatus]] = [
+        Column("GPU", lambda gpu: f"{gpu.index}" if one_node else f"{gpu.node}:{gpu.index}", whole=True),
+        Column("", lambda gpu: gpu.name, whole=True),
+        Column("memory", bar, style=lambda _: "cyan", whole=True),
+        Column("GiB", _format_memory, number=True),
+        Column("util", lambda gpu: UNKNOWN if gpu.utilisation is None else f"{gpu.utilisation:.0f} %", number=True),
+        Column("°C", _format_temperature, number=True, style=_temperature_style),
+        Column("W", lambda gpu: UNKNOWN if gpu.watts is None else f"{gpu.watts:.0f}", number=True),
+        Column("job", lambda gpu: _format_jobs(gpu, jobs)),
+    ]
+    unknown = {title for title, name in MEASURED.items() if all(getattr(gpu, name) is None for gpu in gpus)}
+    return Table(_title(info), [column for column in columns if column.title not in unknown], gpus)
 
 
 def _title(info: DaemonInfo) -> str:
@@ -97,18 +97,13 @@ def _title(info: DaemonInfo) -> str:
     return f"{info.cluster}: {used}, {info.running:,} running, {info.waiting:,} waiting, policy {info.policy}"
 
 
-def _row(gpu: GpuStatus, jobs: dict[str, JobStatus], width: int, one_node: bool) -> dict[str, str]:
+def _format_memory(gpu: GpuStatus) -> str:
     used, total = gpu.memory_used_mib, gpu.memory_mib
-    return {
-        "gpu": f"{gpu.index}" if one_node else f"{gpu.node}:{gpu.index}",
-        "name": gpu.name,
-        "bar": f"{draw_bar(used / total, width):·<{width}}" if used is not None and total else " " * width,
-        "memory": f"{used / 1024:.0f}/{total / 1024:.0f}" if used is not None and total else UNKNOWN,
-        "utilisation": UNKNOWN if gpu.utilisation is None else f"{gpu.utilisation:.0f} %",
-        "celsius": UNKNOWN if gpu.celsius is None else f"{gpu.celsius:.0f}",
-        "watts": UNKNOWN if gpu.watts is None else f"{gpu.watts:.0f}",
-        "jobs": _format_jobs(gpu, jobs),
-    }
+    return f"{used / 1024:.0f}/{total / 1024:.0f}" if used is not None and total else UNKNOWN
+
+
+def _format_temperature(gpu: GpuStatus) -> str:
+    return UNKNOWN if gpu.celsius is None else f"{gpu.celsius:.0f}"
 
 
 def _format_jobs(gpu: GpuStatus, jobs: dict[str, JobStatus]) -> str:
@@ -125,5 +120,5 @@ def _owner(job: JobStatus) -> str:
     return job.user or job.tenant
 
 
-def _temperature_style(celsius: str) -> str:
-    return "bold red" if celsius != UNKNOWN and float(celsius) >= HOT_CELSIUS else ""
+def _temperature_style(gpu: GpuStatus) -> str:
+    return "bold red" if gpu.celsius is not None and round(gpu.celsius) >= HOT_CELSIUS else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from refold.cli.views import (
     Column,
     Table,
     draw_bar,
+    fact_table,
     format_number,
     format_percent,
     print_json,
@@ -71,12 +73,8 @@ def _facts(summary: Summary) -> Table:
     }
     more = len(summary.skipped_rows) - MAX_SKIPPED_ROWS
     skipped = [*summary.skipped_rows[:MAX_SKIPPED_ROWS], *([f"… and {more} more"] if more > 0 else [])]
-    return Table(
-        summary.name,
-        {"fact": Column(""), "value": Column("", number=True)},
-        [{"fact": fact, "value": value} for fact, value in facts.items()],
-        after=[*(f"note: {note}" for note in summary.notes), *(f"skipped: {row}" for row in skipped)],
-    )
+    after = [*(f"note: {note}" for note in summary.notes), *(f"skipped: {row}" for row in skipped)]
+    return fact_table(summary.name, facts, after, numbers=True)
 
 
 def _format_or_dash(number: float | None) -> str:
@@ -84,29 +82,17 @@ def _format_or_dash(number: float | None) -> str:
 
 
 def _portions(title: str, what: str, portions: tuple[Portion, ...], total: int = 0) -> Table:
-    columns = {
-        "name": Column(what),
-        "jobs": Column("jobs", format_number, number=True),
-        "share_of_jobs": Column("share", format_percent, number=True),
-        "jobs_bar": Column("", draw_bar),
-        "gpu_hours": Column("GPU-hours", format_number, number=True),
-        "share_of_gpu_hours": Column("share", format_percent, number=True),
-        "hours_bar": Column("", draw_bar),
-    }
-    rows = [
-        {
-            "name": one.name,
-            "jobs": one.jobs,
-            "share_of_jobs": one.share_of_jobs,
-            "jobs_bar": one.share_of_jobs,
-            "gpu_hours": one.gpu_hours,
-            "share_of_gpu_hours": one.share_of_gpu_hours,
-            "hours_bar": one.share_of_gpu_hours,
-        }
-        for one in portions
+    columns: list[Column[Portion]] = [
+        Column(what, lambda one: one.name),
+        Column("jobs", lambda one: format_number(one.jobs), number=True),
+        Column("share", lambda one: format_percent(one.share_of_jobs), number=True),
+        Column("", lambda one: draw_bar(one.share_of_jobs)),
+        Column("GPU-hours", lambda one: format_number(one.gpu_hours), number=True),
+        Column("share", lambda one: format_percent(one.share_of_gpu_hours), number=True),
+        Column("", lambda one: draw_bar(one.share_of_gpu_hours)),
     ]
     more = total - len(portions)
-    return Table(title, columns, rows, after=[f"… and {more} more"] if more > 0 else [])
+    return Table(title, columns, portions, after=[f"… and {more} more"] if more > 0 else [])
 
 
 def _times(summary: Summary) -> Table:
@@ -115,11 +101,9 @@ def _times(summary: Summary) -> Table:
 
     kinds = {"duration": summary.durations, "time between arrivals": summary.gaps}
     known = {kind: values for kind, values in kinds.items() if values}
-    columns = {"quantile": Column("")} | {kind: Column(kind, format_duration, number=True) for kind in known}
-    rows = [
-        {"quantile": name} | {kind: values[index] for kind, values in known.items()}
-        for index, name in enumerate(QUANTILES)
-    ]
+    columns: list[Column[tuple[str, ...]]] = [Column("", itemgetter(0))]
+    columns += [Column(kind, itemgetter(index), number=True) for index, kind in enumerate(known, start=1)]
+    rows = [*zip(QUANTILES, *(map(format_duration, values) for values in known.values()), strict=True)]
     return Table("Times", columns, rows, after=[] if summary.durations else ["no durations are known"])
 
 
@@ -207,4 +191,8 @@ def formats(as_json: AsJson = False) -> None:
     if as_json:
         print_json(rows)
     else:
-        print_tables(Table("Formats", {"format": Column("format"), "summary": Column("description")}, rows))
+        columns: list[Column[dict[str, str]]] = [
+            Column("format", lambda one: one["format"]),
+            Column("description", lambda one: one["summary"]),
+        ]
+        print_tables(Table("Formats", columns, rows))

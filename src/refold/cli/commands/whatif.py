@@ -280,31 +280,27 @@ def _no_start_reason(state: JournalState, job: Job) -> str:
 
 
 def _table(title: str, rows: Sequence[dict[str, Any]], now: float) -> Table:
-    columns = {
-        "variant": Column("", whole=True),
-        "start": Column("start estimate", number=True),
-        "start_range": Column("range", number=True),
-        "end": Column("end estimate", number=True),
-        "end_range": Column("range", number=True),
-        "others": Column("mean delay of others", number=True),
-        "delayed": Column("delayed jobs", number=True),
-        "reason": Column("reason" if any(row["reason"] for row in rows) else ""),
-    }
-    best = any(row["best"] for row in rows)
-    return Table(title, columns, [_texts(row, now) for row in rows], [f"{BEST_MARK} earliest end"] if best else [])
-
-
-def _texts(row: dict[str, Any], now: float) -> dict[str, str]:
     from refold.model import format_duration
 
-    start, end = row["start"] or {}, row["end"] or {}
-    return {
-        "variant": row["variant"],
-        "start": format_moment(start.get("at"), now),
-        "start_range": format_interval((start.get("soonest"), start.get("latest")), now),
-        "end": f"{format_moment(end.get('at'), now)} {BEST_MARK if row['best'] else ' '}",
-        "end_range": format_interval((end.get("soonest"), end.get("latest")), now),
-        "others": format_duration(row["mean_delay_of_others"]) if row["start"] else "–",
-        "delayed": str(row["delayed_jobs"]) if row["start"] else "–",
-        "reason": row["reason"],
-    }
+    def interval(row: dict[str, Any], what: str) -> str:
+        estimate = row[what] or {}
+        return format_interval((estimate.get("soonest"), estimate.get("latest")), now)
+
+    def end(row: dict[str, Any]) -> str:
+        return f"{format_moment((row['end'] or {}).get('at'), now)} {BEST_MARK if row['best'] else ' '}"
+
+    def delay(row: dict[str, Any]) -> str:
+        return format_duration(row["mean_delay_of_others"]) if row["start"] else "–"
+
+    columns: list[Column[dict[str, Any]]] = [
+        Column("", lambda row: row["variant"], whole=True),
+        Column("start estimate", lambda row: format_moment((row["start"] or {}).get("at"), now), number=True),
+        Column("range", lambda row: interval(row, "start"), number=True),
+        Column("end estimate", end, number=True),
+        Column("range", lambda row: interval(row, "end"), number=True),
+        Column("mean delay of others", delay, number=True),
+        Column("delayed jobs", lambda row: str(row["delayed_jobs"]) if row["start"] else "–", number=True),
+        Column("reason" if any(row["reason"] for row in rows) else "", lambda row: row["reason"]),
+    ]
+    best = any(row["best"] for row in rows)
+    return Table(title, columns, rows, [f"{BEST_MARK} earliest end"] if best else [])

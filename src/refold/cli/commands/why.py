@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,6 @@ from refold.cli.views import AsJson, Column, Table, format_clock, format_elapsed
 if TYPE_CHECKING:
     from refold.journal import History
 
-COLUMNS = {"at": Column("time", number=True), "event": Column("event", whole=True), "text": Column("details")}
 
 MAX_JOBS = 20
 """Jobs that are listed if no job is given."""
@@ -64,12 +64,12 @@ def _print_from_daemon(job: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    rows = [{"at": format_clock(one.at), "event": one.kind, "text": one.text} for one in found.events]
+    events = [(one.at, one.kind, one.text) for one in found.events]
     status = found.job
     now = f"on {format_placement(status.placement)}" if status.placement else format_reason(status)
     after = [f"{status.state} {now}".rstrip()] if status.state in LIVE_STATES else []
     title = f"{status.id}, {status.demand}, {status.job_class}, tenant {status.tenant}"
-    print_tables(Table(title, COLUMNS, rows, after))
+    print_tables(_event_table(title, events, after))
 
 
 def _print_from_journal(journal: Path, job: str, as_json: bool) -> None:
@@ -82,8 +82,17 @@ def _print_from_journal(journal: Path, job: str, as_json: bool) -> None:
     if as_json:
         print_json({"job": timeline.job, "policy": header.policy, "events": timeline.entries})
         return
-    rows = [{"at": format_clock(one.at), "event": one.event, "text": one.text} for one in timeline.entries]
-    print_tables(Table(f"{job}, policy {header.policy}", COLUMNS, rows))
+    events = [(one.at, one.event, one.text) for one in timeline.entries]
+    print_tables(_event_table(f"{job}, policy {header.policy}", events))
+
+
+def _event_table(title: str, events: Sequence[tuple[float, str, str]], after: Sequence[str] = ()) -> Table:
+    columns: list[Column[tuple[float, str, str]]] = [
+        Column("time", lambda event: format_clock(event[0]), number=True),
+        Column("event", lambda event: event[1], whole=True),
+        Column("details", lambda event: event[2]),
+    ]
+    return Table(title, columns, events, after)
 
 
 def _print_most_restarted(journal: Path, as_json: bool) -> None:
@@ -95,16 +104,16 @@ def _print_most_restarted(journal: Path, as_json: bool) -> None:
     if as_json:
         print_json({"policy": header.policy, "jobs": rows})
         return
-    columns = {
-        "job": Column("job", whole=True),
-        "runs": Column("runs", number=True),
-        "stopped": Column("stopped", number=True),
-        "failed": Column("failed", number=True),
-        "gpus": Column("GPUs per run", _format_gpus_per_run),
-        "waited": Column(
-            "waiting time", lambda seconds: format_elapsed(seconds) if seconds is not None else "–", number=True
+    columns: list[Column[dict[str, Any]]] = [
+        Column("job", lambda row: row["job"], whole=True),
+        Column("runs", lambda row: str(row["runs"]), number=True),
+        Column("stopped", lambda row: str(row["stopped"]), number=True),
+        Column("failed", lambda row: str(row["failed"]), number=True),
+        Column("GPUs per run", lambda row: _format_gpus_per_run(row["gpus"])),
+        Column(
+            "waiting time", lambda row: "–" if row["waited"] is None else format_elapsed(row["waited"]), number=True
         ),
-    }
+    ]
     after = [] if rows else ["no job was started more than once"]
     print_tables(Table(f"Jobs with the most runs, policy {header.policy}", columns, rows, after))
 

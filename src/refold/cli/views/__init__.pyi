@@ -13,6 +13,7 @@ from .output import (
     Table as Table,
     current_command_line as current_command_line,
     draw_bar as draw_bar,
+    fact_table as fact_table,
     format_number as format_number,
     format_percent as format_percent,
     output_width as output_width,

@@ -168,30 +168,33 @@ def _running_rows(state: JournalState) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["expected"], row["job"]))
 
 
-def _waiting_columns(has_estimates: bool) -> dict[str, Column]:
-    estimates = {
-        "expected": Column("start estimate", format_moment, number=True),
-        "range": Column("range", format_interval, number=True),
-        "source": Column("source", whole=True),
-    }
-    return {
-        "position": Column("", number=True),
-        "job": Column("job", whole=True),
-        "demand": Column("GPUs", whole=True),
-        "tenant": Column("tenant", whole=True),
-        "waited": Column("waiting time", format_elapsed, number=True),
-        **(estimates if has_estimates else {}),
-        "message": Column("reason"),
-    }
+Row = dict[str, Any]
 
 
-def _running_columns() -> dict[str, Column]:
-    return {
-        "job": Column("job", whole=True),
-        "demand": Column("GPUs", whole=True),
-        "tenant": Column("tenant", whole=True),
-        "ran": Column("run time", format_elapsed, number=True),
-        "expected": Column("end estimate", format_moment, number=True),
-        "range": Column("range", format_interval, number=True),
-        "placement": Column("nodes"),
-    }
+def _waiting_columns(has_estimates: bool) -> list[Column[Row]]:
+    estimates: list[Column[Row]] = [
+        Column("start estimate", lambda row: format_moment(row["expected"]), number=True),
+        Column("range", lambda row: format_interval(row["range"]), number=True),
+        Column("source", lambda row: row["source"], whole=True),
+    ]
+    return [
+        Column("", lambda row: str(row["position"]), number=True),
+        Column("job", lambda row: row["job"], whole=True),
+        Column("GPUs", lambda row: row["demand"], whole=True),
+        Column("tenant", lambda row: row["tenant"], whole=True),
+        Column("waiting time", lambda row: format_elapsed(row["waited"]), number=True),
+        *(estimates if has_estimates else []),
+        Column("reason", lambda row: row["message"]),
+    ]
+
+
+def _running_columns() -> list[Column[Row]]:
+    return [
+        Column("job", lambda row: row["job"], whole=True),
+        Column("GPUs", lambda row: row["demand"], whole=True),
+        Column("tenant", lambda row: row["tenant"], whole=True),
+        Column("run time", lambda row: format_elapsed(row["ran"]), number=True),
+        Column("end estimate", lambda row: format_moment(row["expected"]), number=True),
+        Column("range", lambda row: format_interval(row["range"]), number=True),
+        Column("nodes", lambda row: row["placement"]),
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -96,8 +96,7 @@ class _LiveQueue:
         if not self.jobs:
             print_line(title)
             return
-        rows = [_row(job, info.now) | _estimate_row(self.estimates.get(job.id), info.now) for job in self.jobs]
-        print_tables(Table(title, _columns(bool(self.estimates), _hidden_columns(self.jobs)), rows, footer))
+        print_tables(Table(title, _columns(self), self.jobs, footer))
 
 
 def _read_queue(client: Client, options: LiveQueueOptions) -> _LiveQueue:
@@ -157,54 +156,56 @@ def _policy_source(estimate: TimeEstimate | None, now: float) -> str:
     return "policy, late" if estimate.at < now else "policy"
 
 
-def _row(job: JobStatus, now: float) -> dict[str, Any]:
+def _format_time(job: JobStatus, now: float) -> str:
     since = job.started if job.state in ("running", "stopping") and job.started is not None else job.submitted
+    return format_elapsed(max(0.0, now - since))
+
+
+def _format_details(job: JobStatus) -> str:
     nodes = format_placement(job.placement)
     steps = f"{job.steps_done:,} of {plural(job.steps, 'step')}" if job.steps and job.steps_done else ""
     details = [nodes, job.plan, steps] if nodes else [format_reason(job)]
     warning = f"! {job.warning}" if job.warning else ""
-    return {
-        "position": f"{job.position}" if job.position and job.state == "waiting" else "",
-        "job": job.id,
-        "demand": job.demand,
-        "tenant": job.tenant,
-        "user": job.user,
-        "state": job.state,
-        "time": format_elapsed(max(0.0, now - since)),
-        "nodes": " ".join(part for part in (", ".join(filter(None, details)), warning) if part),
-    }
+    return " ".join(part for part in (", ".join(filter(None, details)), warning) if part)
 
 
-def _estimate_row(start: tuple[TimeEstimate | None, str] | None, now: float) -> dict[str, Any]:
-    estimate, source = start or (None, "")
-    if estimate is None:
-        return {"expected": "–" if start else "", "range": "", "source": source}
-    interval = format_interval((estimate.soonest, estimate.latest), now)
-    return {"expected": format_moment(estimate.at, now), "range": interval, "source": source}
-
-
-def _hidden_columns(jobs: Sequence[JobStatus]) -> set[str]:
-    """Return the columns to hide on a narrow screen: those with the same value for all jobs."""
+def _columns(queue: _LiveQueue) -> list[Column[JobStatus]]:
+    now = queue.info.now
+    columns: list[Column[JobStatus]] = [
+        Column("", lambda job: f"{job.position}" if job.position and job.state == "waiting" else "", number=True),
+        Column("job", lambda job: job.id, whole=True),
+        Column("GPUs", lambda job: job.demand, whole=True),
+        Column("tenant", lambda job: job.tenant, whole=True),
+        Column("user", lambda job: job.user, whole=True),
+        Column("state", lambda job: job.state, whole=True),
+        Column("time", lambda job: _format_time(job, now), number=True),
+        *(_estimate_columns(queue.estimates, now) if queue.estimates else []),
+        Column("nodes (reason)", _format_details),
+    ]
     if output_width() >= ALL_COLUMNS_WIDTH:
-        return set()
-    return {key for key in ("tenant", "user") if len({getattr(job, key) for job in jobs}) == 1}
+        return columns
+    return [
+        column for column in columns if not (column.title in ("tenant", "user") and _is_constant(column, queue.jobs))
+    ]
 
 
-def _columns(has_estimates: bool, hidden: set[str]) -> dict[str, Column]:
-    estimates = {
-        "expected": Column("start estimate", number=True),
-        "range": Column("range", number=True),
-        "source": Column("source", whole=True),
-    }
-    columns = {
-        "position": Column("", number=True),
-        "job": Column("job", whole=True),
-        "demand": Column("GPUs", whole=True),
-        "tenant": Column("tenant", whole=True),
-        "user": Column("user", whole=True),
-        "state": Column("state", whole=True),
-        "time": Column("time", number=True),
-        **(estimates if has_estimates else {}),
-        "nodes": Column("nodes (reason)"),
-    }
-    return {key: column for key, column in columns.items() if key not in hidden}
+def _is_constant(column: Column[JobStatus], jobs: Sequence[JobStatus]) -> bool:
+    return len({column.text(job) for job in jobs}) == 1
+
+
+def _estimate_columns(estimates: Mapping[str, tuple[TimeEstimate | None, str]], now: float) -> list[Column[JobStatus]]:
+    def expected(job: JobStatus) -> str:
+        if job.id not in estimates:
+            return ""
+        estimate, _ = estimates[job.id]
+        return format_moment(estimate.at if estimate else None, now)
+
+    def interval(job: JobStatus) -> str:
+        estimate, _ = estimates.get(job.id, (None, ""))
+        return format_interval((estimate.soonest, estimate.latest), now) if estimate else ""
+
+    return [
+        Column("start estimate", expected, number=True),
+        Column("range", interval, number=True),
+        Column("source", lambda job: estimates.get(job.id, (None, ""))[1], whole=True),
+    ]

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from refold.cli.views.output import Column, Table, format_number
+from refold.cli.views.output import Column, Table, fact_table, format_number
 
 if TYPE_CHECKING:
-    from refold.results import Cell, Comparison, MeasureGroup, Measures, PowerUse, ReportRun, Spread, StartEstimateGroup
+    from refold.results import (
+        Comparison,
+        MeasureGroup,
+        MeasureRow,
+        Measures,
+        PowerUse,
+        RackPower,
+        ReportRun,
+        Spread,
+        StartEstimateGroup,
+    )
 
 MAX_TENANTS = 12
 MAX_RACKS = 12
@@ -65,8 +75,7 @@ def _facts(title: str, measures: Measures, faults: int) -> Table:
         **(_power_facts(measures.power) if measures.power else {}),
         **(_estimate_facts(measures.start_estimates.all) if measures.start_estimates else {}),
     }
-    columns = {"fact": Column("", whole=True), "value": Column("", number=True)}
-    return Table(title, columns, [{"fact": fact, "value": value} for fact, value in facts.items() if value])
+    return fact_table(title, facts, numbers=True)
 
 
 def _power_facts(power: PowerUse) -> dict[str, str]:
@@ -101,52 +110,44 @@ def _racks(power: PowerUse) -> Table:
     """Return the table of racks, those closest to their limits first; without limits, those with the highest power."""
     from refold.results import format_rack_name, format_value, sort_by_limit_margin
 
-    columns = {
-        "rack": Column("rack", whole=True),
-        "mean": Column("mean power", number=True),
-        "peak": Column("peak", number=True),
-        "limit": Column("limit", number=True),
-        "above": Column("above limit", number=True),
-        "energy": Column("kWh", number=True),
-    }
-    rows = [
-        {
-            "rack": format_rack_name(rack.name),
-            "mean": format_value(rack.mean_watts, "W"),
-            "peak": format_value(rack.peak_watts, "W"),
-            "limit": format_value(rack.limit_watts, "W"),
-            "above": format_value(None if rack.limit_watts is None else rack.above_limit_seconds, "s"),
-            "energy": format_value(rack.energy_kwh, "h"),
-        }
-        for rack in sort_by_limit_margin(power.racks)[:MAX_RACKS]
+    def above_limit(rack: RackPower) -> float | None:
+        return None if rack.limit_watts is None else rack.above_limit_seconds
+
+    columns: list[Column[RackPower]] = [
+        Column("rack", lambda rack: format_rack_name(rack.name), whole=True),
+        Column("mean power", lambda rack: format_value(rack.mean_watts, "W"), number=True),
+        Column("peak", lambda rack: format_value(rack.peak_watts, "W"), number=True),
+        Column("limit", lambda rack: format_value(rack.limit_watts, "W"), number=True),
+        Column("above limit", lambda rack: format_value(above_limit(rack), "s"), number=True),
+        Column("kWh", lambda rack: format_value(rack.energy_kwh, "h"), number=True),
     ]
     more = len(power.racks) - MAX_RACKS
-    return Table("Racks", columns, rows, after=[f"… and {more:,} more"] if more > 0 else [])
+    return Table(
+        "Racks",
+        columns,
+        sort_by_limit_margin(power.racks)[:MAX_RACKS],
+        after=[f"… and {more:,} more"] if more > 0 else [],
+    )
 
 
 def _times(measures: Measures) -> Table:
     from refold.results import format_value
 
-    def row(name: str, spread: Spread, unit: str) -> dict[str, str]:
-        values = {
-            "mean": spread.mean,
-            "median": spread.median,
-            "p90": spread.p90,
-            "p99": spread.p99,
-            "max": spread.max,
-        }
-        return {"name": name, **{key: format_value(value, unit) for key, value in values.items()}}
-
-    columns = {"name": Column("", whole=True)} | {
-        key: Column(key, number=True) for key in ("mean", "median", "p90", "p99", "max")
-    }
+    columns: list[Column[tuple[str, Spread, str]]] = [
+        Column("", lambda row: row[0], whole=True),
+        Column("mean", lambda row: format_value(row[1].mean, row[2]), number=True),
+        Column("median", lambda row: format_value(row[1].median, row[2]), number=True),
+        Column("p90", lambda row: format_value(row[1].p90, row[2]), number=True),
+        Column("p99", lambda row: format_value(row[1].p99, row[2]), number=True),
+        Column("max", lambda row: format_value(row[1].max, row[2]), number=True),
+    ]
     rows = [
-        row("completion time", measures.completion, "s"),
-        row("waiting time", measures.waiting, "s"),
-        row("time to first start", measures.to_first_start, "s"),
-        row("slowdown", measures.slowdown, "×"),
-        row("finish-time fairness (ρ)", measures.finish_time_fairness, "×"),
-        row("overtaken by", measures.overtaken, "jobs"),
+        ("completion time", measures.completion, "s"),
+        ("waiting time", measures.waiting, "s"),
+        ("time to first start", measures.to_first_start, "s"),
+        ("slowdown", measures.slowdown, "×"),
+        ("finish-time fairness (ρ)", measures.finish_time_fairness, "×"),
+        ("overtaken by", measures.overtaken, "jobs"),
     ]
     return Table("Times", columns, rows)
 
@@ -154,29 +155,17 @@ def _times(measures: Measures) -> Table:
 def _groups(title: str, what: str, groups: Sequence[MeasureGroup], total: int) -> Table:
     from refold.results import format_value
 
-    columns = {
-        "name": Column(what, whole=True),
-        "jobs": Column("jobs", format_number, number=True),
-        "completion": Column("mean completion time", number=True),
-        "waiting": Column("mean waiting time", number=True),
-        "slowdown": Column("mean slowdown", number=True),
-        "gpu_hours": Column("GPU-hours", format_number, number=True),
-        "preemptions": Column("preemptions", format_number, number=True),
-    }
-    rows = [
-        {
-            "name": group.name,
-            "jobs": group.jobs,
-            "completion": format_value(group.completion.mean, "s"),
-            "waiting": format_value(group.waiting.mean, "s"),
-            "slowdown": format_value(group.slowdown.mean, "×"),
-            "gpu_hours": group.gpu_hours,
-            "preemptions": group.preemptions,
-        }
-        for group in groups
+    columns: list[Column[MeasureGroup]] = [
+        Column(what, lambda group: group.name, whole=True),
+        Column("jobs", lambda group: format_number(group.jobs), number=True),
+        Column("mean completion time", lambda group: format_value(group.completion.mean, "s"), number=True),
+        Column("mean waiting time", lambda group: format_value(group.waiting.mean, "s"), number=True),
+        Column("mean slowdown", lambda group: format_value(group.slowdown.mean, "×"), number=True),
+        Column("GPU-hours", lambda group: format_number(group.gpu_hours), number=True),
+        Column("preemptions", lambda group: format_number(group.preemptions), number=True),
     ]
     more = total - len(groups)
-    return Table(title, columns, rows, after=[f"… and {more} more"] if more > 0 else [])
+    return Table(title, columns, groups, after=[f"… and {more} more"] if more > 0 else [])
 
 
 def comparison_table(
@@ -208,15 +197,19 @@ def start_estimate_tables(runs: Sequence[ReportRun]) -> list[Table]:
 
 
 def _side_by_side(title: str, comparison: Comparison, oracles: Collection[str], after: Sequence[str]) -> Table:
-    rows: list[dict[str, Any]] = [
-        {"name": f"{row.name} {ORACLE_MARK}" if row.name in oracles else row.name}
-        | {column.key: cell for column, cell in zip(comparison.columns, row.cells, strict=True)}
-        for row in comparison.rows
-    ]
-    columns = {"name": Column("policy", whole=True)} | {
-        column.key: Column(column.name, _cell_text, number=True, style=_cell_style) for column in comparison.columns
-    }
-    return Table(title, columns, rows, after)
+    def name(row: MeasureRow) -> str:
+        return f"{row.name} {ORACLE_MARK}" if row.name in oracles else row.name
+
+    columns: list[Column[MeasureRow]] = [Column("policy", name, whole=True)]
+    columns += [_measure_column(column.name, index) for index, column in enumerate(comparison.columns)]
+    return Table(title, columns, comparison.rows, after)
+
+
+def _measure_column(title: str, index: int) -> Column[MeasureRow]:
+    def text(row: MeasureRow) -> str:
+        return f"{row.cells[index].text} {BEST_MARK if row.cells[index].best else ' '}"
+
+    return Column(title, text, number=True, style=lambda row: "bold green" if row.cells[index].best else "")
 
 
 def _footnotes(comparison: Comparison, runs: Sequence[ReportRun], oracles: Collection[str], faults: str) -> list[str]:
@@ -233,11 +226,3 @@ def _footnotes(comparison: Comparison, runs: Sequence[ReportRun], oracles: Colle
 def _equal_footnote(runs: Sequence[ReportRun]) -> str:
     no_waiting = not any(run.measures.waiting.max or run.measures.outcomes.finished < run.measures.jobs for run in runs)
     return f"all policies give the same result{': no job waited' if no_waiting else ''}"
-
-
-def _cell_text(cell: Cell) -> str:
-    return f"{cell.text} {BEST_MARK if cell.best else ' '}"
-
-
-def _cell_style(cell: Cell) -> str:
-    return "bold green" if cell.best else ""

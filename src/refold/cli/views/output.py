@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock, Timer
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, TypeVar
 
 import typer
 
@@ -64,31 +64,40 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table: its title, and the text and style of its values. Numbers are aligned to the right.
+Row = TypeVar("Row")
 
-    Values of `number` and `whole` columns (such as names) are never wrapped.
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[Row]):
+    """A column of a table: its title, and the text and style of a row in it. Numbers are aligned to the right.
+
+    Texts of `number` and `whole` columns (such as names) are never wrapped.
     """
 
     title: str
-    text: Callable[[Any], str] = str
+    text: Callable[[Row], str]
     number: bool = False
-    style: Callable[[Any], str] = lambda _: ""
+    style: Callable[[Row], str] = lambda _: ""
     whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table to print. `columns` are keyed as the values of the rows; the first column identifies the row.
-
-    `after`: lines below the table.
-    """
+    """A table to print; the first column identifies the row. `after`: lines below the table."""
 
     title: str
-    columns: Mapping[str, Column]
-    rows: Sequence[Mapping[str, Any]]
+    columns: Sequence[Column[Any]]
+    rows: Sequence[Any]
     after: Sequence[str] = field(default=())
+
+
+def fact_table(title: str, facts: Mapping[str, str], after: Sequence[str] = (), *, numbers: bool = False) -> Table:
+    """Return a table of names and their values, without those that are empty."""
+    columns: list[Column[tuple[str, str]]] = [
+        Column("", lambda fact: fact[0], whole=True),
+        Column("", lambda fact: fact[1], number=numbers),
+    ]
+    return Table(title, columns, [fact for fact in facts.items() if fact[1]], after)
 
 
 def print_tables(*tables: Table) -> None:
@@ -116,63 +125,63 @@ def print_tables(*tables: Table) -> None:
 
 
 class _Layout:
-    """The layout of a table: column widths, and blocks of columns if the table is wider than a line."""
+    """The layout of a table: column widths, and blocks of columns if the table is wider than a line.
+
+    Columns are given by their indices.
+    """
 
     def __init__(self, table: Table) -> None:
         self._columns = table.columns
-        self._texts = {
-            key: [printable(column.text(row[key])) for row in table.rows] for key, column in table.columns.items()
-        }
-        self._styles = {key: [column.style(row[key]) for row in table.rows] for key, column in table.columns.items()}
-        self._min_widths = {key: self._min_width(key) for key in table.columns}
-        self._max_widths = {key: _longest([*self._texts[key], column.title]) for key, column in table.columns.items()}
+        self._texts = [[printable(column.text(row)) for row in table.rows] for column in table.columns]
+        self._styles = [[column.style(row) for row in table.rows] for column in table.columns]
+        self._min_widths = [_min_width(*one) for one in zip(table.columns, self._texts, strict=True)]
+        self._max_widths = [
+            _longest([*texts, column.title]) for column, texts in zip(table.columns, self._texts, strict=True)
+        ]
 
-    def _min_width(self, key: str) -> int:
-        """Return the minimum width of a column: titles and texts may be wrapped at spaces, numbers and names not."""
-        column, texts = self._columns[key], self._texts[key]
-        title = _longest(column.title.split())
-        if column.number or column.whole:
-            return max(title, _longest(texts))
-        return max(
-            title, _longest(word for text in texts for word in text.split()), min(_longest(texts), MIN_TEXT_WIDTH)
-        )
-
-    def blocks(self, width: int) -> list[list[str]]:
+    def blocks(self, width: int) -> list[list[int]]:
         """Split the columns into blocks that fit the line width; each block repeats the first column."""
-        first, *others = self._columns
-        blocks, used = [[first]], self._min_widths[first]
-        for key in others:
-            if len(blocks[-1]) > 1 and used + COLUMN_GAP + self._min_widths[key] > width:
-                blocks.append([first])
-                used = self._min_widths[first]
-            blocks[-1].append(key)
-            used += COLUMN_GAP + self._min_widths[key]
+        blocks, used = [[0]], self._min_widths[0]
+        for index, min_width in enumerate(self._min_widths[1:], start=1):
+            if len(blocks[-1]) > 1 and used + COLUMN_GAP + min_width > width:
+                blocks.append([0])
+                used = self._min_widths[0]
+            blocks[-1].append(index)
+            used += COLUMN_GAP + min_width
         return blocks
 
-    def draw(self, block: Sequence[str], width: int) -> RichTable:
+    def draw(self, block: Sequence[int], width: int) -> RichTable:
         from rich.table import Table as RichTable
         from rich.text import Text
 
-        titled = any(self._columns[key].title for key in self._columns)
-        drawn = RichTable(box=None, pad_edge=False, show_header=titled)
-        for key, characters in self._widths(block, width).items():
-            column = self._columns[key]
+        drawn = RichTable(box=None, pad_edge=False, show_header=any(column.title for column in self._columns))
+        for index, characters in self._widths(block, width).items():
+            column = self._columns[index]
             drawn.add_column(
                 column.title, justify="right" if column.number else "left", header_style="dim", width=characters
             )
-        for cells in zip(*([*zip(self._texts[key], self._styles[key], strict=True)] for key in block), strict=True):
+        for cells in zip(*(zip(self._texts[index], self._styles[index], strict=True) for index in block), strict=True):
             drawn.add_row(*(Text(text, style) for text, style in cells))
         return drawn
 
-    def _widths(self, block: Sequence[str], width: int) -> dict[str, int]:
+    def _widths(self, block: Sequence[int], width: int) -> dict[int, int]:
         """Return the column widths: first the minimum of each, then the rest to columns that need the least more."""
-        remaining = width - COLUMN_GAP * (len(block) - 1) - sum(self._min_widths[key] for key in block)
-        widths = {key: self._min_widths[key] for key in block}
-        for key in sorted(block, key=lambda key: self._max_widths[key] - self._min_widths[key]):
-            extra = min(self._max_widths[key] - self._min_widths[key], max(0, remaining))
-            widths[key] += extra
+        widths = {index: self._min_widths[index] for index in block}
+        missing = {index: self._max_widths[index] - self._min_widths[index] for index in block}
+        remaining = width - COLUMN_GAP * (len(block) - 1) - sum(widths.values())
+        for index in sorted(block, key=missing.__getitem__):
+            extra = min(missing[index], max(0, remaining))
+            widths[index] += extra
             remaining -= extra
         return widths
+
+
+def _min_width(column: Column[Any], texts: Sequence[str]) -> int:
+    """Return the minimum width of a column: titles and texts may be wrapped at spaces, numbers and names not."""
+    title = _longest(column.title.split())
+    if column.number or column.whole:
+        return max(title, _longest(texts))
+    return max(title, _longest(word for text in texts for word in text.split()), min(_longest(texts), MIN_TEXT_WIDTH))
 
 
 def _longest(texts: Iterable[str]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from refold.cli.inputs import format_layout, format_rate, format_step_time
 from refold.cli.views.output import COLUMN_GAP, Column, Table, draw_bar, format_percent, output_width, plural
@@ -21,7 +21,6 @@ DEFAULT_VALUES = {
     "zero": 0,
     "offload": False,
     "recompute": "none",
-    "host": 0.0,
 }
 """Default values: a column in which all plans have the default is hidden."""
 
@@ -81,7 +80,7 @@ def plan_tables(setting: TrainingSetup, search: PlanSearch) -> list[Table]:
     best = search.best[0]
     tables = [_best_table(setting, search), _step_table(best), _memory_table(setting, best)]
     if search.rejected:
-        tables.append(Table("Rejected plans", _REJECTED, [_rejected_row(one) for one in search.rejected]))
+        tables.append(Table("Rejected plans", _rejected_columns(), search.rejected))
     return tables
 
 
@@ -89,60 +88,49 @@ def _best_table(setting: TrainingSetup, search: PlanSearch) -> Table:
     from refold.perf import USABLE_MEMORY_SHARE
     from refold.plans import TIE_FACTOR
 
-    rows = [_row(setting, rank, estimate) for rank, estimate in enumerate(search.best, 1)]
-    columns = _columns(f"GiB of {setting.machines.gpu.memory_gib * USABLE_MEMORY_SHARE:.1f}")
-    hidden = {key for key, default in DEFAULT_VALUES.items() if all(row[key] == default for row in rows)}
+    columns = _columns(setting, search.best, f"GiB of {setting.machines.gpu.memory_gib * USABLE_MEMORY_SHARE:.1f}")
+    plans = [estimate.plan for estimate in search.best]
+    hidden = {key for key, default in DEFAULT_VALUES.items() if all(getattr(plan, key) == default for plan in plans)}
     hidden |= {"tokens"} if setting.model.opaque else set()
-    per_degree = {key: column for key, column in columns.items() if key not in {*hidden, "plan"}}
-    compact = {key: column for key, column in columns.items() if key not in {*hidden, *DEGREES}}
+    hidden |= {"host"} if all(estimate.host_gib == 0.0 for estimate in search.best) else set()
+    per_degree = [column for key, column in columns.items() if key not in {*hidden, "plan"}]
+    compact = [column for key, column in columns.items() if key not in {*hidden, *DEGREES}]
     ties = f"plans within {TIE_FACTOR - 1:.0%} count as equally fast, the simplest first"
     after = f"best of {plural(search.considered, 'plan')}; {ties.replace('%', ' %')}"
-    return Table(plan_title(setting), per_degree if _fits_one_line(per_degree, rows) else compact, rows, after=[after])
+    shown = per_degree if _fits_one_line(per_degree, search.best) else compact
+    return Table(plan_title(setting), shown, search.best, after=[after])
 
 
-def _fits_one_line(columns: Mapping[str, Column], rows: Sequence[Mapping[str, Any]]) -> bool:
+def _fits_one_line(columns: Sequence[Column[Estimate]], rows: Sequence[Estimate]) -> bool:
     """Whether all columns fit on one line."""
-    texts = {key: [*column.title.split(), *(column.text(row[key]) for row in rows)] for key, column in columns.items()}
-    return sum(max(map(len, column)) for column in texts.values()) + COLUMN_GAP * (len(texts) - 1) <= output_width()
+    texts = [[*column.title.split(), *(column.text(row) for row in rows)] for column in columns]
+    return sum(max(map(len, column)) for column in texts) + COLUMN_GAP * (len(texts) - 1) <= output_width()
 
 
-def _row(setting: TrainingSetup, rank: int, estimate: Estimate) -> dict[str, Any]:
-    from msgspec.structs import asdict
-
-    plan = estimate.plan
-    return asdict(plan) | {
-        "rank": rank,
-        "plan": str(plan),
-        "micro_batches": f"{plan.accumulation:,} × {micro_batch(setting, plan):,.4g}",
-        "step": estimate.step_seconds,
-        "samples": estimate.samples_per_second,
-        "tokens": estimate.tokens_per_second,
-        "mfu": estimate.mfu,
-        "memory": estimate.memory_gib,
-        "host": estimate.host_gib,
-    }
-
-
-def _columns(memory: str) -> dict[str, Column]:
+def _columns(setting: TrainingSetup, best: Sequence[Estimate], memory: str) -> dict[str, Column[Estimate]]:
     """Return all columns: the plan, also in one column per degree, and its estimates."""
+
+    def micro_batches(one: Estimate) -> str:
+        return f"{one.plan.accumulation:,} × {micro_batch(setting, one.plan):,.4g}"
+
     return {
-        "rank": Column("", number=True),
-        "plan": Column("plan"),
-        "data": Column("DP", number=True),
-        "tensor": Column("TP", number=True),
-        "pipeline": Column("PP", number=True),
-        "interleave": Column("interleave", number=True),
-        "sequence_parallel": Column("SP", _format_flag),
-        "zero": Column("ZeRO", number=True),
-        "offload": Column("offload", _format_flag),
-        "recompute": Column("recompute", whole=True),
-        "micro_batches": Column("micro batches", number=True),
-        "step": Column("step", format_step_time, number=True, style=lambda _: "bold"),
-        "samples": Column("samples/s", format_rate, number=True),
-        "tokens": Column("tokens/s", format_rate, number=True),
-        "mfu": Column("MFU", format_percent, number=True),
-        "memory": Column(memory, lambda gib: f"{gib:.1f}", number=True),
-        "host": Column("host GiB", lambda gib: f"{gib:,.0f}" if gib else "", number=True),
+        "rank": Column("", lambda one: str(best.index(one) + 1), number=True),
+        "plan": Column("plan", lambda one: str(one.plan)),
+        "data": Column("DP", lambda one: str(one.plan.data), number=True),
+        "tensor": Column("TP", lambda one: str(one.plan.tensor), number=True),
+        "pipeline": Column("PP", lambda one: str(one.plan.pipeline), number=True),
+        "interleave": Column("interleave", lambda one: str(one.plan.interleave), number=True),
+        "sequence_parallel": Column("SP", lambda one: _format_flag(one.plan.sequence_parallel)),
+        "zero": Column("ZeRO", lambda one: str(one.plan.zero), number=True),
+        "offload": Column("offload", lambda one: _format_flag(one.plan.offload)),
+        "recompute": Column("recompute", lambda one: one.plan.recompute, whole=True),
+        "micro_batches": Column("micro batches", micro_batches, number=True),
+        "step": Column("step", lambda one: format_step_time(one.step_seconds), number=True, style=lambda _: "bold"),
+        "samples": Column("samples/s", lambda one: format_rate(one.samples_per_second), number=True),
+        "tokens": Column("tokens/s", lambda one: format_rate(one.tokens_per_second), number=True),
+        "mfu": Column("MFU", lambda one: format_percent(one.mfu), number=True),
+        "memory": Column(memory, lambda one: f"{one.memory_gib:.1f}", number=True),
+        "host": Column("host GiB", lambda one: f"{one.host_gib:,.0f}" if one.host_gib else "", number=True),
     }
 
 
@@ -151,8 +139,8 @@ def _format_flag(value: bool) -> str:
 
 
 def _step_table(estimate: Estimate) -> Table:
-    rows = _part_rows(estimate.seconds, STEP_PARTS, estimate.step_seconds, format_step_time)
-    return Table(f"Best plan, {estimate.plan}: {format_step_time(estimate.step_seconds)} per step", _PARTS, rows)
+    title = f"Best plan, {estimate.plan}: {format_step_time(estimate.step_seconds)} per step"
+    return _part_table(title, estimate.seconds, STEP_PARTS, estimate.step_seconds, format_step_time)
 
 
 def _memory_table(setting: TrainingSetup, estimate: Estimate) -> Table:
@@ -160,53 +148,45 @@ def _memory_table(setting: TrainingSetup, estimate: Estimate) -> Table:
 
     total, used = setting.machines.gpu.memory_gib, estimate.memory_gib
     parts = estimate.memory | {"free": estimate.spare_gib, "unusable": total - used - estimate.spare_gib}
-    rows = _part_rows(parts, MEMORY_PART_MEANINGS | UNUSED_PARTS, total, _format_gib)
     after = [f"host memory: {_format_gib(estimate.host_gib)} in total"] if estimate.host_gib else []
     title = f"Memory of the fullest GPU: {_format_gib(used)} of {_format_gib(total)}"
-    return Table(title, _PARTS, rows, after)
+    return _part_table(title, parts, MEMORY_PART_MEANINGS | UNUSED_PARTS, total, _format_gib, after)
 
 
 def _format_gib(amount: float) -> str:
     return f"{amount:,.1f} GiB"
 
 
-_PARTS = {
-    "part": Column("", whole=True),
-    "amount": Column("", number=True),
-    "share": Column("", format_percent, number=True),
-    "bar": Column("", whole=True),
-    "meaning": Column("", style=lambda _: "dim"),
-}
-
-
-def _part_rows(
-    parts: Mapping[str, float], meanings: Mapping[str, str], total: float, format_amount: Callable[[float], str]
-) -> list[dict[str, Any]]:
-    def part_bar(part: str, share: float) -> str:
+def _part_table(
+    title: str,
+    parts: Mapping[str, float],
+    meanings: Mapping[str, str],
+    total: float,
+    format_amount: Callable[[float], str],
+    after: Sequence[str] = (),
+) -> Table:
+    def bar(part: str, share: float) -> str:
         return "·" * round(BAR_WIDTH * share) if part in UNUSED_PARTS else draw_bar(share, BAR_WIDTH)
 
-    return [
-        {
-            "part": part,
-            "amount": format_amount(amount),
-            "share": amount / total,
-            "bar": part_bar(part, amount / total),
-            "meaning": meanings[part],
-        }
-        for part, amount in parts.items()
-        if amount >= MIN_SHARE * total
+    columns: list[Column[tuple[str, float]]] = [
+        Column("", lambda part: part[0], whole=True),
+        Column("", lambda part: format_amount(part[1]), number=True),
+        Column("", lambda part: format_percent(part[1] / total), number=True),
+        Column("", lambda part: bar(part[0], part[1] / total), whole=True),
+        Column("", lambda part: meanings[part[0]], style=lambda _: "dim"),
     ]
+    return Table(title, columns, [part for part in parts.items() if part[1] >= MIN_SHARE * total], after)
 
 
-_REJECTED = {"reason": Column("reason"), "plans": Column("number", number=True), "example": Column("example")}
+def _rejected_columns() -> list[Column[RejectedPlans]]:
+    def number(rejected: RejectedPlans) -> str:
+        return plural(rejected.plans, "combination" if rejected.reason == "rule" else "plan")
 
-
-def _rejected_row(rejected: RejectedPlans) -> dict[str, str]:
-    return {
-        "reason": _rejection_reason(rejected),
-        "plans": plural(rejected.plans, "combination" if rejected.reason == "rule" else "plan"),
-        "example": str(rejected.example),
-    }
+    return [
+        Column("reason", _rejection_reason),
+        Column("number", number, number=True),
+        Column("example", lambda rejected: str(rejected.example)),
+    ]
 
 
 def _rejection_reason(rejected: RejectedPlans) -> str:
@@ -232,28 +212,19 @@ def rejection_tables(setting: TrainingSetup, search: PlanSearch) -> list[Table]:
     """Return the tables for a search in which no plan fits."""
     title = f"No plan fits: {plan_title(setting)}"
     tables = [_misses_table(title, search)] if search.misses else []
-    invalid = [_rejected_row(one) for one in search.rejected if one.reason == "rule"]
+    invalid = [one for one in search.rejected if one.reason == "rule"]
     if invalid:
         invalid_title = "Invalid plans" if tables else f"No plan is valid: {plan_title(setting)}"
-        tables.append(Table(invalid_title, _REJECTED, invalid))
+        tables.append(Table(invalid_title, _rejected_columns(), invalid))
     advice = search.advice or ("no number of GPUs is enough; try a smaller --batch, --seq or model",)
-    return [*tables, Table("What would help", {"advice": Column("")}, [{"advice": line} for line in advice])]
+    return [*tables, Table("What would help", [Column("", str)], advice)]
 
 
 def _misses_table(title: str, search: PlanSearch) -> Table:
-    columns = {
-        "plan": Column("closest plans"),
-        "missing": Column("missing memory", _format_gib, number=True),
-        "memory": Column("GPU memory", _format_gib, number=True),
-        "host": Column("host memory", lambda gib: _format_gib(gib) if gib else "", number=True),
-    }
-    rows = [
-        {
-            "plan": str(one.plan),
-            "missing": max(-one.spare_gib, -one.host_spare_gib),
-            "memory": one.memory_gib,
-            "host": one.host_gib,
-        }
-        for one in search.misses
+    columns: list[Column[Estimate]] = [
+        Column("closest plans", lambda one: str(one.plan)),
+        Column("missing memory", lambda one: _format_gib(max(-one.spare_gib, -one.host_spare_gib)), number=True),
+        Column("GPU memory", lambda one: _format_gib(one.memory_gib), number=True),
+        Column("host memory", lambda one: _format_gib(one.host_gib) if one.host_gib else "", number=True),
     ]
-    return Table(title, columns, rows, after=[f"closest of {plural(search.considered, 'plan')}"])
+    return Table(title, columns, search.misses, after=[f"closest of {plural(search.considered, 'plan')}"])
