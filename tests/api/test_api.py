@@ -16,6 +16,7 @@ from hypothesis import given, settings, strategies as st
 
 from refold.api.app import Api
 from refold.api.calls import CALLS, MAX_BODY_BYTES, Call
+from refold.api.queries import JobsQuery
 from refold.api.roles import Caller
 from refold.api.wire import DaemonInfo, Problem, Submission
 from refold.errors import BadInput, BadValue, RefoldError, TooManyRequests, Unavailable
@@ -235,25 +236,15 @@ def test_a_call_without_parameters_rejects_any() -> None:
 
 
 def test_parameters_arrive_with_their_types() -> None:
-    seen: list[dict[str, Any]] = []
+    seen: list[JobsQuery] = []
 
     class RecordingService(FakeService):
-        async def jobs(self, caller: Caller, **query: Any) -> Any:
+        async def jobs(self, caller: Caller, query: JobsQuery) -> Any:
             seen.append(query)
             return []
 
     request(make_app(RecordingService()), "GET", "/api/v1/jobs?state=running&state=held&limit=5&ended=true&user=%C3%A9")
-    assert seen == [
-        {
-            "state": ["running", "held"],
-            "tenant": "",
-            "user": "é",
-            "name": "",
-            "limit": 5,
-            "after": 0,
-            "ended": True,
-        }
-    ]
+    assert seen == [JobsQuery(["running", "held"], tenant="", user="é", name="", limit=5, after=0, ended=True)]
 
 
 @pytest.mark.parametrize("media", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])

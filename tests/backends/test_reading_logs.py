@@ -9,6 +9,7 @@ from pathlib import Path
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
+from refold.api import LogsQuery
 from refold.api.wire import Logs
 from refold.backends.local import log_files
 from refold.backends.local.run_files import RunFiles
@@ -29,9 +30,7 @@ def test_a_locked_log_blocks_only_its_readers(tmp_path: Path) -> None:
             holder.start()
             try:
                 held.wait()
-                reading = asyncio.create_task(
-                    daemon.service.logs(OWNER, job, run=None, instance=0, offset=-3, limit=100)
-                )
+                reading = asyncio.create_task(daemon.service.logs(OWNER, job, LogsQuery(offset=-3, limit=100)))
                 await daemon.submit("meanwhile")
                 await daemon.end_run(job, RunFinished)
                 assert not reading.done()
@@ -39,7 +38,7 @@ def test_a_locked_log_blocks_only_its_readers(tmp_path: Path) -> None:
                 release.set()
                 holder.join()
             assert await reading == Logs(" 1\n", 1, 0, 7, False)  # the run had not ended at the time of the call
-            assert await daemon.service.logs(OWNER, job, run=1, instance=0, offset=5, limit=100) == Logs(
+            assert await daemon.service.logs(OWNER, job, LogsQuery(run=1, offset=5, limit=100)) == Logs(
                 "1\n", 1, 0, 7, True
             )
 

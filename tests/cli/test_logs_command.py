@@ -11,6 +11,7 @@ from fake_service import FakeServer, FakeService
 from hypothesis import given, strategies as st
 from typer.testing import Result
 
+from refold.api.queries import LogsQuery
 from refold.api.roles import Caller
 from refold.api.wire import Logs, Submission
 from refold.cli.commands import logs
@@ -28,10 +29,10 @@ MANY_LINES = "".join(f"line {number}\n" for number in range(30_000))
 class TwoInstances(FakeService):
     """A service whose jobs have two instances that print the same output."""
 
-    async def logs(self, caller: Caller, job: str, *, run: int | None, instance: int, offset: int, limit: int) -> Logs:
-        if instance > 1:
-            raise NotFound(f"{job} has no instance {instance}")
-        return await super().logs(caller, job, run=run, instance=instance, offset=offset, limit=limit)
+    async def logs(self, caller: Caller, job: str, query: LogsQuery) -> Logs:
+        if query.instance > 1:
+            raise NotFound(f"{job} has no instance {query.instance}")
+        return await super().logs(caller, job, query)
 
 
 @pytest.fixture

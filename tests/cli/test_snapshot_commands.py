@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from fake_service import MEMBER, FakeServer, FakeService
 
+from refold.api.queries import SnapshotQuery
 from refold.api.roles import Caller
 from refold.api.wire import Submission, TimeEstimate
 from refold.core import Entry, Header
@@ -51,7 +52,7 @@ def snapshot_of(*entries: Entry) -> bytes:
 class WithSnapshot(FakeService):
     """A service with a fixed snapshot."""
 
-    async def snapshot(self, caller: Caller, *, whole: bool) -> bytes:
+    async def snapshot(self, caller: Caller, query: SnapshotQuery) -> bytes:
         return snapshot_of(SNAPSHOT_ENTRY)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar
@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 import uvicorn
 
+from refold.api import DrainQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery
 from refold.api.app import Api
 from refold.api.calls import ENDED_STATES, Service
 from refold.api.event_stream import EventStream
@@ -196,32 +197,21 @@ class FakeService:
         waiting = sum(job.state == "waiting" for job in self.jobs_by_id.values())
         return Preview(gpus <= 4, f"{gpus:g} GPUs", gpus, "", not waiting, waiting, TimeEstimate(NOW), [])
 
-    async def jobs(
-        self,
-        caller: Caller,
-        *,
-        state: Sequence[JobState] | None,
-        tenant: str,
-        user: str,
-        name: str,
-        limit: int,
-        after: int,
-        ended: bool,
-    ) -> Jobs:
+    async def jobs(self, caller: Caller, query: JobsQuery) -> Jobs:
         found = [
             job
             for job in self.jobs_by_id.values()
-            if (job.state in ENDED_STATES) == ended
-            and (state is None or job.state in state)
-            and tenant in ("", job.tenant)
-            and user in ("", job.user)
-            and name in ("", job.name)
+            if (job.state in ENDED_STATES) == query.ended
+            and (query.state is None or job.state in query.state)
+            and query.tenant in ("", job.tenant)
+            and query.user in ("", job.user)
+            and query.name in ("", job.name)
         ]
         found.sort(key=lambda job: (job.state != "running", job.position))
-        if ended:
+        if query.ended:
             found.reverse()
-        page = found[after : after + limit]
-        return Jobs(page, len(found), after + limit if after + limit < len(found) else None)
+        end = query.after + query.limit
+        return Jobs(found[query.after : end], len(found), end if end < len(found) else None)
 
     async def job(self, caller: Caller, job: str) -> JobStatus:
         return self._find(caller, job)
@@ -230,7 +220,8 @@ class FakeService:
         status = self._find(caller, job)
         return JobExplanation(status, self.events_by_job[status.id])
 
-    async def logs(self, caller: Caller, job: str, *, run: int | None, instance: int, offset: int, limit: int) -> Logs:
+    async def logs(self, caller: Caller, job: str, query: LogsQuery) -> Logs:
+        run, instance, offset = query.run, query.instance, query.offset
         status = self._find(caller, job, own=True)
         if run is not None and run > status.runs:
             raise NotFound(f"{status.id} has no run {run}; it has had {status.runs} runs")
@@ -238,7 +229,7 @@ class FakeService:
             return Logs("", 0, instance, 0, status.state in ENDED_STATES)
         output = self.output.get(status.id, "").encode()
         start = min(len(output), offset) if offset >= 0 else max(0, len(output) + offset)
-        chunk = output[start : start + limit]
+        chunk = output[start : start + query.limit]
         return Logs(
             chunk.decode(errors="replace"), status.runs, instance, start + len(chunk), status.state in ENDED_STATES
         )
@@ -264,10 +255,10 @@ class FakeService:
     def nodes(self, caller: Caller) -> list[NodeStatus]:
         return [self.node]
 
-    async def drain(self, caller: Caller, node: str, *, why: str, gpu: int | None, move: bool) -> NodeStatus:
-        return self._set_node(node, up=False, why=why)
+    async def drain(self, caller: Caller, node: str, query: DrainQuery) -> NodeStatus:
+        return self._set_node(node, up=False, why=query.why)
 
-    async def resume(self, caller: Caller, node: str, *, gpu: int | None) -> NodeStatus:
+    async def resume(self, caller: Caller, node: str, query: GpuQuery) -> NodeStatus:
         return self._set_node(node, up=True, why="")
 
     def _set_node(self, node: str, *, up: bool, why: str) -> NodeStatus:
@@ -301,8 +292,8 @@ class FakeService:
                 return known.status()
         raise NotFound.near("token", name, [known.name for known in self.stored_tokens.values()])
 
-    async def snapshot(self, caller: Caller, *, whole: bool) -> bytes:
-        return b'{"header":{"whole":true}}\n' if whole else b'{"header":{}}\n'
+    async def snapshot(self, caller: Caller, query: SnapshotQuery) -> bytes:
+        return b'{"header":{"whole":true}}\n' if query.whole else b'{"header":{}}\n'
 
     async def journal(self, caller: Caller) -> AsyncGenerator[bytes, None]:
         for number in range(3):

@@ -10,6 +10,7 @@ import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
+from refold.api import DrainQuery, GpuQuery
 from refold.backends.local.nvidia import DetectedGpu, GpuProblem, GpuReading
 from refold.core.events import RunStopped
 from refold.server.config.settings import BadGpuRule, IdleRule, WatchConfig
@@ -61,7 +62,7 @@ def test_a_faulty_gpu_is_drained_again_if_it_fails_after_being_resumed(tmp_path:
                 await daemon.poll(ECC_ERROR)
                 await daemon.poll(ECC_ERROR)
                 assert daemon.state.view.down_gpus == {(0, 0): "memory error"}
-                await daemon.service.resume(OWNER, "a", gpu=0)
+                await daemon.service.resume(OWNER, "a", GpuQuery(gpu=0))
                 await daemon.settle()
                 assert daemon.state.view.down_gpus == {}
             drained, resumed = "gpu drained: GPU 0 of a: memory error", "gpu resumed: GPU 0 of a"
@@ -77,8 +78,8 @@ def test_resuming_a_node_marks_its_gpus_healthy_except_drained_ones(
     async def main() -> None:
         async with FaultyDaemon(tmp_path, rule) as daemon:
             await daemon.poll(ECC_ERROR)
-            await daemon.service.drain(OWNER, "a", why="", gpu=None, move=False)
-            await daemon.service.resume(OWNER, "a", gpu=None)
+            await daemon.service.drain(OWNER, "a", DrainQuery())
+            await daemon.service.resume(OWNER, "a", GpuQuery())
             await daemon.poll(ECC_ERROR)
             assert len(daemon.gpu_notices()) == times
 

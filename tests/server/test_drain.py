@@ -9,6 +9,7 @@ import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
+from refold.api import DrainQuery, GpuQuery
 from refold.core.events import GpuLost, NodeLost, RunFinished, RunStopped
 from refold.errors import NotFound
 
@@ -25,11 +26,11 @@ def notices_of(daemon: ManualDaemon, *kinds: str) -> list[tuple[str, str]]:
 def test_a_free_gpu_is_drained_at_once_and_used_again_when_it_is_resumed(tmp_path: Path) -> None:
     async def main() -> None:
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
-            node = await daemon.service.drain(OWNER, "a", why="fan", gpu=0, move=False)
+            node = await daemon.service.drain(OWNER, "a", DrainQuery(why="fan", gpu=0))
             assert (node.up, node.free_gpus, node.reason) == (True, 1.0, "GPU 0 is drained: fan")
             first, second = await daemon.submit("one"), await daemon.submit("two")
             assert gpus_of(daemon) == {first: (1,)}
-            node = await daemon.service.resume(OWNER, "a", gpu=0)
+            node = await daemon.service.resume(OWNER, "a", GpuQuery(gpu=0))
             await daemon.settle()
             assert (node.free_gpus, node.reason) == (0.0, "")
             assert gpus_of(daemon) == {first: (1,), second: (0,)}
@@ -46,7 +47,7 @@ def test_runs_on_a_drained_gpu_are_stopped_and_queued_again(tmp_path: Path) -> N
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
             shared = [await daemon.submit(name, gpu_share=0.5) for name in ("one", "two")]
             whole = await daemon.submit("three")
-            await daemon.service.drain(OWNER, "a", why="fan", gpu=0, move=False)
+            await daemon.service.drain(OWNER, "a", DrainQuery(why="fan", gpu=0))
             await daemon.settle()
             assert [daemon.state.view.runs[job].stopping for job in (*shared, whole)] == [True, True, False]
             await daemon.end_run(shared[0], RunStopped)
@@ -76,12 +77,12 @@ def test_drains_and_their_reasons_survive_a_restart(tmp_path: Path, policy: str)
     async def main() -> None:
         backend = UnreliableBackend()
         async with ManualDaemon(tmp_path, backend) as daemon:
-            await daemon.service.drain(OWNER, "a", why="fan", gpu=1, move=False)
-            await daemon.service.drain(OWNER, "a", why="cables", gpu=None, move=False)
+            await daemon.service.drain(OWNER, "a", DrainQuery(why="fan", gpu=1))
+            await daemon.service.drain(OWNER, "a", DrainQuery(why="cables"))
         async with ManualDaemon(tmp_path, backend, policy=policy) as daemon:
             (node,) = daemon.service.nodes(OWNER)
             assert (node.up, node.reason, node.free_gpus) == (False, "cables", 1.0)
-            assert (await daemon.service.resume(OWNER, "a", gpu=None)).reason == "GPU 1 is drained: fan"
+            assert (await daemon.service.resume(OWNER, "a", GpuQuery())).reason == "GPU 1 is drained: fan"
             job, _ = await daemon.submit("one"), await daemon.submit("two")
             assert gpus_of(daemon) == {job: (0,)}
 
@@ -93,7 +94,7 @@ def test_runs_leave_a_drained_node_only_if_they_are_moved(tmp_path: Path, move: 
     async def main() -> None:
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
             job = await daemon.submit("one")
-            await daemon.service.drain(OWNER, "a", why="cables", gpu=None, move=move)
+            await daemon.service.drain(OWNER, "a", DrainQuery(why="cables", move=move))
             await daemon.settle()
             assert daemon.state.view.runs[job].stopping == move
             assert notices_of(daemon, "node down") == [("node down", "a: cables")]
@@ -104,10 +105,10 @@ def test_runs_leave_a_drained_node_only_if_they_are_moved(tmp_path: Path, move: 
 def test_the_last_reason_of_a_drained_node_is_shown(tmp_path: Path) -> None:
     async def main() -> None:
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
-            await daemon.service.drain(OWNER, "a", why="cables", gpu=None, move=False)
+            await daemon.service.drain(OWNER, "a", DrainQuery(why="cables"))
             await daemon.report(NodeLost(0))
             assert daemon.service.nodes(OWNER)[0].reason == "cables"
-            assert (await daemon.service.drain(OWNER, "a", why="fire", gpu=None, move=False)).reason == "fire"
+            assert (await daemon.service.drain(OWNER, "a", DrainQuery(why="fire"))).reason == "fire"
 
     asyncio.run(main())
 
@@ -115,8 +116,8 @@ def test_the_last_reason_of_a_drained_node_is_shown(tmp_path: Path) -> None:
 def test_a_gpu_that_is_up_is_not_reported_as_resumed(tmp_path: Path) -> None:
     async def main() -> None:
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
-            await daemon.service.resume(OWNER, "a", gpu=0)
-            await daemon.service.resume(OWNER, "a", gpu=None)
+            await daemon.service.resume(OWNER, "a", GpuQuery(gpu=0))
+            await daemon.service.resume(OWNER, "a", GpuQuery())
             assert notices_of(daemon, "gpu resumed", "node up") == []
 
     asyncio.run(main())
@@ -126,6 +127,6 @@ def test_only_gpus_that_exist_can_be_drained(tmp_path: Path) -> None:
     async def main() -> None:
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
             with pytest.raises(NotFound, match="node 'a' has no GPU 2: it has 2, counted from 0"):
-                await daemon.service.drain(OWNER, "a", why="", gpu=2, move=False)
+                await daemon.service.drain(OWNER, "a", DrainQuery(gpu=2))
 
     asyncio.run(main())

@@ -13,6 +13,7 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from refold.api import JobsQuery
 from refold.api.calls import ENDED_STATES
 from refold.api.wire import Jobs, JobState, JobStatus
 from refold.core import Entry
@@ -42,8 +43,7 @@ class EndedJobsSetup:
         return job.id
 
     def page(self, limit: int = 100, after: int = 0, **which: Any) -> Jobs:
-        query = {"states": [], "tenant": "", "user": "", "name": "", **which}
-        return self.store.reader.ended_jobs(limit=limit, after=after, **query)
+        return self.store.reader.ended_jobs(JobsQuery(limit=limit, after=after, **which))
 
 
 @contextmanager
@@ -83,9 +83,7 @@ end_times = st.integers(0, 3).map(float)
     before=st.lists(st.tuples(end_times, st.sampled_from("ab"), st.sampled_from(STATES)), max_size=12),
     ended_meanwhile=st.lists(st.sampled_from("ab"), max_size=8),
     limit=st.integers(1, 4),
-    which=st.sampled_from(
-        [{}, {"name": "a"}, {"states": ["failed"]}, {"name": "b", "user": "ann", "tenant": "vision"}]
-    ),
+    which=st.sampled_from([{}, {"name": "a"}, {"state": ["failed"]}, {"name": "b", "user": "ann", "tenant": "vision"}]),
 )
 def test_pages_neither_repeat_nor_skip_jobs_while_others_end(
     before: list[tuple[float, str, JobState]], ended_meanwhile: list[str], limit: int, which: dict[str, Any]
@@ -96,7 +94,7 @@ def test_pages_neither_repeat_nor_skip_jobs_while_others_end(
         expected = [
             job
             for job in sorted(setup.written, key=lambda job: (job.ended, int(job.id[2:])), reverse=True)
-            if which.get("name", job.name) == job.name and job.state in which.get("states", STATES)
+            if which.get("name", job.name) == job.name and job.state in which.get("state", STATES)
         ]
         page = setup.page(limit, **which)
         assert page.total == len(expected)
@@ -114,7 +112,7 @@ def test_counts_of_ended_jobs_stay_correct() -> None:
         for number in range(12):
             setup.end(1.0, "ab"[number % 2], ("ann", "bob")[number % 3 == 0], STATES[number % 3])
         kinds = Counter((job.name, job.user, job.state) for job in setup.written)
-        found = {kind: setup.page(name=kind[0], user=kind[1], states=[kind[2]]).total for kind in kinds}
+        found = {kind: setup.page(name=kind[0], user=kind[1], state=[kind[2]]).total for kind in kinds}
         assert found == kinds
         with sqlite3.connect(setup.store.folder / FILE_NAME) as other:
             other.execute("DELETE FROM jobs WHERE name = 'a'")
@@ -127,7 +125,7 @@ def test_pages_use_an_index_instead_of_sorting() -> None:
         plans: list[str] = []
         reader = setup.store._read_connections._slow
         reader.set_trace_callback(plans.append)
-        for which in ({}, {"name": "a"}, {"user": "ann"}, {"tenant": "vision"}, {"states": ["failed"]}):
+        for which in ({}, {"name": "a"}, {"user": "ann"}, {"tenant": "vision"}, {"state": ["failed"]}):
             setup.page(after=1, **which)
         reader.set_trace_callback(None)
         pages = [query for query in plans if "ORDER BY" in query]

@@ -18,6 +18,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from loop_setups import FailingStore, ManualClock, UnreliableBackend, queue_state
 
+from refold.api import DrainQuery, GpuQuery, JobsQuery
 from refold.api.calls import ENDED_STATES
 from refold.api.event_stream import EventStream
 from refold.api.roles import Caller
@@ -195,7 +196,7 @@ class LiveLoop(RuleBasedStateMachine):
         self.repair_the_disk()
         for node in CLUSTER.nodes:
             for gpu in (None, *range(node.gpus)):
-                self.call(self.service.resume(OWNER, node.name, gpu=gpu))
+                self.call(self.service.resume(OWNER, node.name, GpuQuery(gpu=gpu)))
         for _ in range(MAX_FINAL_ROUNDS):
             for job in [job for job in self.state.view.held if self.state.view.hold_reason(job) is Reason.HELD]:
                 self.call(self.service.release(OWNER, job))
@@ -285,11 +286,11 @@ class LiveLoop(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(["a", "b"]), gpu=st.sampled_from([None, 0, 1]), move=st.booleans())
     def drain(self, node: str, gpu: int | None, move: bool) -> None:
-        self.call(self.service.drain(OWNER, node, why="for a test", gpu=gpu, move=move))
+        self.call(self.service.drain(OWNER, node, DrainQuery(why="for a test", gpu=gpu, move=move)))
 
     @rule(node=st.sampled_from(["a", "b"]), gpu=st.sampled_from([None, 0, 1]))
     def resume(self, node: str, gpu: int | None) -> None:
-        self.call(self.service.resume(OWNER, node, gpu=gpu))
+        self.call(self.service.resume(OWNER, node, GpuQuery(gpu=gpu)))
 
     # Runs and reports.
 
@@ -401,7 +402,7 @@ class LiveLoop(RuleBasedStateMachine):
 
     def _check_all_jobs_are_known(self) -> None:
         view = self.state.view
-        found = self.store.reader.ended_jobs(states=[], tenant="", user="", name="", limit=10_000, after=0)
+        found = self.store.reader.ended_jobs(JobsQuery(limit=10_000))
         ended_jobs = found.jobs
         assert found.total == len(ended_jobs)
         job_ids = [*view.waiting, *view.held, *view.infeasible, *view.runs, *(job.id for job in ended_jobs)]

@@ -12,6 +12,7 @@ import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
+from refold.api import DrainQuery, JobsQuery, SnapshotQuery
 from refold.api.roles import Caller
 from refold.api.tokens import make_token
 from refold.api.wire import Jobs, NewToken, Role, Submission
@@ -19,16 +20,6 @@ from refold.core import Entry, Header
 from refold.core.events import JobSubmitted, PastJob, RunFinished
 from refold.errors import BadValue, Conflict, NotFound, Unavailable
 from refold.model import Launch
-
-NO_FILTER: dict[str, Any] = {
-    "state": None,
-    "tenant": "",
-    "user": "",
-    "name": "",
-    "limit": 100,
-    "after": 0,
-    "ended": False,
-}
 
 
 def run_with_daemon(folder: Path, work: Callable[[ManualDaemon], Awaitable[None]]) -> None:
@@ -104,7 +95,7 @@ def test_a_snapshot_has_no_secrets_unless_whole(tmp_path: Path) -> None:
         first = await daemon.submit("first", **WITH_SECRETS)
         await daemon.end_run(first, RunFinished)
         await daemon.submit("second", **WITH_SECRETS)
-        redacted, whole = [await daemon.service.snapshot(OWNER, whole=whole) for whole in (False, True)]
+        redacted, whole = [await daemon.service.snapshot(OWNER, SnapshotQuery(whole)) for whole in (False, True)]
         assert (b"swordfish" in redacted, b"swordfish" in whole) == (False, True)
         header, entry = redacted.splitlines()
         assert msgspec.json.decode(header, type=Header).snapshot
@@ -130,10 +121,10 @@ def test_filtered_and_unfiltered_queues_agree(tmp_path: Path) -> None:
         }
         for name, more in options.items():
             await daemon.submit(name, **more)
-        await daemon.service.drain(OWNER, "a", why="", gpu=1, move=False)
+        await daemon.service.drain(OWNER, "a", DrainQuery(gpu=1))
         await daemon.settle()
-        all_jobs = await daemon.service.jobs(OWNER, **NO_FILTER)
-        own_jobs = await daemon.service.jobs(OWNER, **{**NO_FILTER, "user": OWNER.user})
+        all_jobs = await daemon.service.jobs(OWNER, JobsQuery())
+        own_jobs = await daemon.service.jobs(OWNER, JobsQuery(user=OWNER.user))
         assert [positions(all_jobs), all_jobs.total, all_jobs.next] == [
             positions(own_jobs),
             own_jobs.total,
@@ -143,11 +134,11 @@ def test_filtered_and_unfiltered_queues_agree(tmp_path: Path) -> None:
         found: list[str] = []
         after: int | None = 0
         while after is not None:
-            page = await daemon.service.jobs(OWNER, **{**NO_FILTER, "limit": 4, "after": after})
+            page = await daemon.service.jobs(OWNER, JobsQuery(limit=4, after=after))
             found += [job.id for job in page.jobs]
             after = page.next
         assert found == [job.id for job in all_jobs.jobs]
-        assert await daemon.service.jobs(OWNER, **{**NO_FILTER, "after": 6}) == Jobs([], 6)
+        assert await daemon.service.jobs(OWNER, JobsQuery(after=6)) == Jobs([], 6)
 
     run_with_daemon(tmp_path, check)
 
@@ -157,10 +148,10 @@ def test_ended_jobs_come_in_pages_and_are_redacted_for_other_tenants(tmp_path: P
         for _ in range(3):
             await daemon.end_run(await daemon.submit("a"), RunFinished)
         stranger = Caller("eve", "reader", "other", "eve")
-        first = await daemon.service.jobs(stranger, **{**NO_FILTER, "ended": True, "limit": 2})
+        first = await daemon.service.jobs(stranger, JobsQuery(ended=True, limit=2))
         assert ([job.id for job in first.jobs], first.total, first.next) == (["a-3", "a-2"], 3, 2)
         assert {job.user for job in first.jobs} == {""}
-        last = await daemon.service.jobs(OWNER, **{**NO_FILTER, "ended": True, "after": first.next})
+        last = await daemon.service.jobs(OWNER, JobsQuery(ended=True, after=first.next or 0))
         assert ([(job.id, job.user) for job in last.jobs], last.next) == ([("a-1", "ann")], None)
 
     run_with_daemon(tmp_path, check)
@@ -170,6 +161,6 @@ def test_an_invalid_pattern_is_rejected_at_submission(tmp_path: Path) -> None:
     async def submit(daemon: ManualDaemon) -> None:
         with pytest.raises(BadValue, match="progress is '\\(', expected a regular expression: missing \\)"):
             await daemon.service.submit(OWNER, Submission("a", ["x"], progress="("))
-        assert (await daemon.service.jobs(OWNER, **NO_FILTER)).total == 0
+        assert (await daemon.service.jobs(OWNER, JobsQuery())).total == 0
 
     run_with_daemon(tmp_path, submit)

@@ -10,7 +10,15 @@ from .calls import (
 from .event_stream import MAX_BUFFERED_EVENTS as MAX_BUFFERED_EVENTS, EventStream as EventStream
 from .field_errors import field_error as field_error
 from .hosts import LOOPBACK_OF_WILDCARD as LOOPBACK_OF_WILDCARD, AllowedHosts as AllowedHosts
-from .queries import MAX_LOG_BYTES as MAX_LOG_BYTES, MAX_PAGE_JOBS as MAX_PAGE_JOBS
+from .queries import (
+    MAX_LOG_BYTES as MAX_LOG_BYTES,
+    MAX_PAGE_JOBS as MAX_PAGE_JOBS,
+    DrainQuery as DrainQuery,
+    GpuQuery as GpuQuery,
+    JobsQuery as JobsQuery,
+    LogsQuery as LogsQuery,
+    SnapshotQuery as SnapshotQuery,
+)
 from .roles import Caller as Caller
 from .tokens import StoredToken as StoredToken, TokenAuthenticator as TokenAuthenticator, make_token as make_token
 from .wire import (

@@ -16,6 +16,7 @@ from refold.api.calls import CALLS, EVENT_STREAM, JSON_LINES, Call, Service
 from refold.api.event_stream import EventFilter
 from refold.api.hosts import AllowedHosts
 from refold.api.openapi import build_openapi, render_docs_page
+from refold.api.queries import EventsQuery
 from refold.api.requests import QueryReader, read_json
 from refold.api.roles import Caller
 from refold.api.tokens import TokenAuthenticator
@@ -108,37 +109,37 @@ class Api:
         if not caller.has_role(call.role):
             raise Forbidden(f"{call.name} requires the role {call.role}; the token {caller.name!r} has {caller.role}")
         query = route.query.read(scope["query_string"])
-        arguments = path_values
+        arguments = [*path_values] if query is None else [*path_values, query]
         if route.decoder is not None:
             _check_content_type(scope)
-            arguments = (*path_values, read_json(route.decoder, await asgi.read_body(receive)))
+            arguments.append(read_json(route.decoder, await asgi.read_body(receive)))
         if call.media == EVENT_STREAM:
             chunks = await self._subscribe(caller, query, scope)
             return await _send_stream(scope, receive, send, call.media, chunks)
-        answer = getattr(self._service, call.name)(caller, *arguments, **query)
+        answer = getattr(self._service, call.name)(caller, *arguments)
         if isinstance(answer, Awaitable):
             answer = await answer
         if isinstance(answer, AsyncGenerator):
             return await _send_stream(scope, receive, send, call.media, answer)
         return Reply(call.status, answer if call.media == JSON_LINES else msgspec.json.encode(answer), call.media)
 
-    async def _subscribe(self, caller: Caller, query: dict[str, Any], scope: Scope) -> AsyncGenerator[bytes, None]:
+    async def _subscribe(self, caller: Caller, query: EventsQuery, scope: Scope) -> AsyncGenerator[bytes, None]:
         """Open an event stream. `Last-Event-ID`, which browsers send on reconnecting, overrides `since`.
 
         The stream ends when the caller's token is revoked.
         """
-        since, last_seen = query["since"], header(scope, b"last-event-id")
+        since, last_seen = query.since, header(scope, b"last-event-id")
         token = header(scope, b"authorization")
         if last_seen is not None:
             if not (last_seen.isascii() and last_seen.isdecimal() and len(last_seen) < 17):
                 raise BadField("Last-Event-ID is not an event number", "Last-Event-ID")
             since = int(last_seen)
-        job = (await self._service.job(caller, query["job"])).id if query["job"] else ""
+        job = (await self._service.job(caller, query.job)).id if query.job else ""
         stream = self._service.event_stream
         if stream.is_full:
             raise TooManyRequests(f"too many event streams: {stream.listeners} are open; try again later")
-        event_filter = EventFilter(caller, job, query["tenant"])
-        return stream.subscribe(since, event_filter, query["follow"], lambda: self._tokens.is_valid(token))
+        event_filter = EventFilter(caller, job, query.tenant)
+        return stream.subscribe(since, event_filter, query.follow, lambda: self._tokens.is_valid(token))
 
     def _check_host_and_origin(self, scope: Scope) -> None:
         """Reject requests that a foreign web page makes through the browser of an authorised user.

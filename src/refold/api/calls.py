@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import msgspec
@@ -73,7 +73,7 @@ ENDED_STATES: frozenset[JobState] = frozenset({"finished", "failed", "cancelled"
 class Call(msgspec.Struct, frozen=True):
     """One call of the API.
 
-    `name` is the method of `Service` that implements it; path parameters (`{…}`) and the fields of `query` are its
+    `name` is the method of `Service` that implements it; path parameters (`{…}`), body and `query` are its
     arguments. `repeatable`: the call is idempotent, so a client may retry it.
     """
 
@@ -227,22 +227,8 @@ class Service(Protocol):
     def environment(self, caller: Caller, job: str) -> Awaitable[JobEnvironment]:
         """Return the names of the variables that a job inherits from its submitter; values only to the job's user."""
 
-    def jobs(
-        self,
-        caller: Caller,
-        *,
-        state: Sequence[JobState] | None,
-        tenant: str,
-        user: str,
-        name: str,
-        limit: int,
-        after: int,
-        ended: bool,
-    ) -> Awaitable[Jobs]:
-        """Return a page of jobs: running jobs, then waiting ones in queue order; with `ended` ended jobs, latest first.
-
-        Empty strings do not filter. `after` is the `next` of the previous page, 0 for the first page.
-        """
+    def jobs(self, caller: Caller, query: JobsQuery) -> Awaitable[Jobs]:
+        """Return a page of jobs."""
 
     def job(self, caller: Caller, job: str) -> Awaitable[JobStatus]:
         """Return one job."""
@@ -250,9 +236,7 @@ class Service(Protocol):
     def why(self, caller: Caller, job: str) -> Awaitable[JobExplanation]:
         """Return a job and its history."""
 
-    def logs(
-        self, caller: Caller, job: str, *, run: int | None, instance: int, offset: int, limit: int
-    ) -> Awaitable[Logs]:
+    def logs(self, caller: Caller, job: str, query: LogsQuery) -> Awaitable[Logs]:
         """Return a chunk of output. For a job without runs: run 0, no text, not ended."""
 
     def cancel(self, caller: Caller, job: str) -> Awaitable[JobStatus]:
@@ -267,10 +251,10 @@ class Service(Protocol):
     def nodes(self, caller: Caller) -> list[NodeStatus]:
         """Return all nodes."""
 
-    def drain(self, caller: Caller, node: str, *, why: str, gpu: int | None, move: bool) -> Awaitable[NodeStatus]:
+    def drain(self, caller: Caller, node: str, query: DrainQuery) -> Awaitable[NodeStatus]:
         """Drain a node or a GPU. Runs on a node continue unless `move`; runs on a single GPU are always requeued."""
 
-    def resume(self, caller: Caller, node: str, *, gpu: int | None) -> Awaitable[NodeStatus]:
+    def resume(self, caller: Caller, node: str, query: GpuQuery) -> Awaitable[NodeStatus]:
         """Return a drained node or GPU to service."""
 
     def gpus(self, caller: Caller) -> Awaitable[list[GpuStatus]]:
@@ -288,8 +272,8 @@ class Service(Protocol):
     def revoke_token(self, caller: Caller, name: str) -> Awaitable[TokenStatus]:
         """Revoke a token and return its last status."""
 
-    def snapshot(self, caller: Caller, *, whole: bool) -> Awaitable[bytes]:
-        """Return the current state as a journal for `refold replay`; `whole`: with confidential fields."""
+    def snapshot(self, caller: Caller, query: SnapshotQuery) -> Awaitable[bytes]:
+        """Return the current state as a journal for `refold replay`."""
 
     def journal(self, caller: Caller) -> AsyncIterator[bytes]:
         """Return the journal in chunks of whole lines."""

@@ -25,7 +25,7 @@ Number = Annotated[int, Meta(ge=0, le=MAX_JSON_INTEGER)]
 class JobsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Select jobs: running, then waiting ones in queue order; with `ended` the ended ones, latest first.
 
-    `after` is the `next` of the previous page; 0 returns the first page.
+    Empty strings do not filter. `after` is the `next` of the previous page; 0 returns the first page.
     """
 
     state: Annotated[list[JobState], Meta(max_length=8)] | None = None

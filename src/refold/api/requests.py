@@ -14,7 +14,7 @@ MAX_PARAMETERS = 64
 
 
 class QueryReader:
-    """Parses the query string of one call into typed, checked arguments."""
+    """Parses the query string of one call into the struct of its parameters."""
 
     def __init__(self, kind: type[msgspec.Struct] | None) -> None:
         self._kind = kind
@@ -24,8 +24,8 @@ class QueryReader:
             field.name for field in fields if _includes_type(field.type, msgspec.inspect.StrType)
         }
 
-    def read(self, query: bytes) -> dict[str, Any]:
-        """Return all arguments, defaults included."""
+    def read(self, query: bytes) -> Any:
+        """Return the struct of the call; None if it has no parameters."""
         arguments: dict[str, Any] = {}
         for name, text in _split_query(query):
             if name in self._lists:
@@ -37,9 +37,9 @@ class QueryReader:
         if self._kind is None:
             for name in arguments:
                 raise BadField(f"unknown parameter {name!r}: this call has none", name)
-            return {}
+            return None
         try:
-            return msgspec.structs.asdict(msgspec.convert(arguments, self._kind))
+            return msgspec.convert(arguments, self._kind)
         except msgspec.ValidationError as error:
             raise field_error(error, self._kind) from None
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from math import inf
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self, cast
 
 import msgspec
@@ -81,9 +80,7 @@ class JournalFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

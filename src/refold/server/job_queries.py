@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 
-from refold.api import ENDED_STATES, Caller, JobExplanation, Jobs, JobStatus, Logs
+from refold.api import ENDED_STATES, Caller, JobExplanation, Jobs, JobsQuery, JobStatus, Logs, LogsQuery
 from refold.backends.local import LogChunk, log_path, read_log_at
 from refold.errors import Conflict, Forbidden, NotFound
 from refold.server.live_state import LiveState
-from refold.server.status import JobFilter, JobStates
+from refold.server.status import JobStates
 from refold.server.store import StoreReader
 from refold.server.writer import Writer
 
@@ -46,27 +46,15 @@ class JobQueries:
             raise NotFound(f"unknown job {job_id!r}")
         return _redact(caller, status)
 
-    def active_page(self, caller: Caller, job_filter: JobFilter, limit: int, after: int) -> Jobs:
+    def active_page(self, caller: Caller, query: JobsQuery) -> Jobs:
         """Return a page of active jobs in queue order."""
-        return _redact_all(caller, self._active.page(job_filter, limit, after))
+        return _redact_all(caller, self._active.page(query))
 
-    async def ended_page(self, caller: Caller, job_filter: JobFilter, limit: int, after: int) -> Jobs:
+    async def ended_page(self, caller: Caller, query: JobsQuery) -> Jobs:
         """Return a page of ended jobs, latest first."""
-        states = [name for name in job_filter.states if name in ENDED_STATES]
-        if job_filter.states and not states:
-            return Jobs([], 0)
         if self._state.uncommitted_ends:
             await self._writer.write(lambda: None)  # waits until the current commit is on disk
-        page = await asyncio.to_thread(
-            self._reader.ended_jobs,
-            states=states,
-            tenant=job_filter.tenant,
-            user=job_filter.user,
-            name=job_filter.name,
-            limit=limit,
-            after=after,
-        )
-        return _redact_all(caller, page)
+        return _redact_all(caller, await asyncio.to_thread(self._reader.ended_jobs, query))
 
     def explain(self, caller: Caller, job: str) -> JobExplanation:
         """Return the status and the event history of a job."""
@@ -76,10 +64,9 @@ class JobQueries:
             events = [msgspec.structs.replace(event, text="") for event in events]
         return JobExplanation(status, events)
 
-    async def read_logs(
-        self, caller: Caller, job: str, *, run: int | None, instance: int, offset: int, limit: int
-    ) -> Logs:
+    async def read_logs(self, caller: Caller, job: str, query: LogsQuery) -> Logs:
         """Return a part of a run's output."""
+        run, instance, offset = query.run, query.instance, query.offset
         status = self.status(caller, self.find(job))
         if not caller.can_read(status.tenant):
             raise Forbidden(
@@ -94,7 +81,7 @@ class JobQueries:
         # Checked before reading: if the run has ended now, the output read below is complete.
         record = self._state.job_table.records.get(status.id)
         ended = number > 0 and (record is None or record.run != number)
-        read = await asyncio.to_thread(read_log_at, path, offset, limit)
+        read = await asyncio.to_thread(read_log_at, path, offset, query.limit)
         if number and read is None and instance:
             raise NotFound(f"run {number} of {status.id!r} has no instance {instance}")
         chunk, at_end = read or (LogChunk(b"", max(0, offset), max(0, offset)), True)

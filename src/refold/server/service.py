@@ -11,18 +11,23 @@ from refold.api import (
     Caller,
     CreatedToken,
     DaemonInfo,
+    DrainQuery,
     EventStream,
+    GpuQuery,
     GpuStatus,
     JobEnvironment,
     JobExplanation,
     Jobs,
+    JobsQuery,
     JobState,
     JobStatus,
     Logs,
+    LogsQuery,
     NewEnvironment,
     NewToken,
     NodeStatus,
     Preview,
+    SnapshotQuery,
     StoredEnvironment,
     Submission,
     TenantStatus,
@@ -40,7 +45,7 @@ from refold.server.live_state import LiveState
 from refold.server.monitor import GpuPoller
 from refold.server.preview import Previewer
 from refold.server.snapshot import journal_lines, snapshot_lines
-from refold.server.status import JobFilter, node_statuses, tenant_statuses
+from refold.server.status import node_statuses, tenant_statuses
 from refold.server.store import Store
 from refold.server.tokens import TokenStore
 
@@ -119,23 +124,9 @@ class SchedulerService:
         """Return the expected outcome of a submission, without submitting it."""
         return await self._previewer.preview(caller, submission)
 
-    async def jobs(
-        self,
-        caller: Caller,
-        *,
-        state: Sequence[JobState] | None,
-        tenant: str,
-        user: str,
-        name: str,
-        limit: int,
-        after: int,
-        ended: bool,
-    ) -> Jobs:
+    async def jobs(self, caller: Caller, query: JobsQuery) -> Jobs:
         """Return a page of active jobs in queue order, or of ended jobs, latest first."""
-        job_filter = JobFilter(tuple(state or ()), tenant, user, name)
-        if ended:
-            return await self._jobs.ended_page(caller, job_filter, limit, after)
-        return self._jobs.active_page(caller, job_filter, limit, after)
+        return await self._jobs.ended_page(caller, query) if query.ended else self._jobs.active_page(caller, query)
 
     async def job(self, caller: Caller, job: str) -> JobStatus:
         """Return one job."""
@@ -145,9 +136,9 @@ class SchedulerService:
         """Return the status and the event history of a job."""
         return self._jobs.explain(caller, job)
 
-    async def logs(self, caller: Caller, job: str, *, run: int | None, instance: int, offset: int, limit: int) -> Logs:
+    async def logs(self, caller: Caller, job: str, query: LogsQuery) -> Logs:
         """Return a part of a run's output."""
-        return await self._jobs.read_logs(caller, job, run=run, instance=instance, offset=offset, limit=limit)
+        return await self._jobs.read_logs(caller, job, query)
 
     async def cancel(self, caller: Caller, job: str) -> JobStatus:
         """Cancel a job."""
@@ -193,15 +184,15 @@ class SchedulerService:
         """Return all nodes."""
         return node_statuses(self._view)
 
-    async def drain(self, caller: Caller, node: str, *, why: str, gpu: int | None, move: bool) -> NodeStatus:
+    async def drain(self, caller: Caller, node: str, query: DrainQuery) -> NodeStatus:
         """Drain a node, or one GPU of it."""
-        index = await self._drains.drain(node, gpu, why or f"drained by {caller.name}", move)
+        index = await self._drains.drain(node, query.gpu, query.why or f"drained by {caller.name}", query.move)
         return self.nodes(caller)[index]
 
-    async def resume(self, caller: Caller, node: str, *, gpu: int | None) -> NodeStatus:
+    async def resume(self, caller: Caller, node: str, query: GpuQuery) -> NodeStatus:
         """Accept work again on a node, or on one GPU of it."""
-        index = await self._drains.resume(node, gpu)
-        self._gpus.mark_healthy(index, gpu)
+        index = await self._drains.resume(node, query.gpu)
+        self._gpus.mark_healthy(index, query.gpu)
         return self.nodes(caller)[index]
 
     async def gpus(self, caller: Caller) -> list[GpuStatus]:
@@ -230,9 +221,9 @@ class SchedulerService:
 
     # The journal.
 
-    async def snapshot(self, caller: Caller, *, whole: bool) -> bytes:
+    async def snapshot(self, caller: Caller, query: SnapshotQuery) -> bytes:
         """Return the current state as a journal."""
-        return await snapshot_lines(self._state, self._reader, whole)
+        return await snapshot_lines(self._state, self._reader, query.whole)
 
     def journal(self, caller: Caller) -> AsyncIterator[bytes]:
         """Yield the current epoch of the journal."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 
-import msgspec
 from msgspec.structs import replace
 
-from refold.api import Jobs, JobState, JobStatus, NodeGpus, NodeStatus, TenantStatus, TimeEstimate
+from refold.api import Jobs, JobsQuery, JobState, JobStatus, NodeGpus, NodeStatus, TenantStatus, TimeEstimate
 from refold.core import View
 from refold.journal import JobRecord
 from refold.model import WHOLE, Allocation, Cluster, Job, Seconds, StartEstimate, Wait
@@ -17,41 +16,21 @@ WallTime = Callable[[Seconds], float]
 """Converts journal seconds to Unix seconds."""
 
 
-class JobFilter(msgspec.Struct, frozen=True):
-    """Selects jobs. Empty fields match everything."""
-
-    states: tuple[JobState, ...] = ()
-    tenant: str = ""
-    user: str = ""
-    name: str = ""
-
-    def includes(self, state: JobState, job: Job) -> bool:
-        """Whether a job matches."""
-        return (
-            (not self.states or state in self.states)
-            and self.tenant in ("", job.tenant)
-            and self.user in ("", job.user)
-            and self.name in ("", job.group)
-        )
-
-
-NO_FILTER = JobFilter()
-
-
 class JobStates:
     """Status of active jobs, from the scheduler's view and the job table."""
 
     def __init__(self, view: View, job_table: Mapping[str, JobRecord], wall_time: WallTime) -> None:
         self._view, self._job_table, self._wall_time = view, job_table, wall_time
 
-    def page(self, job_filter: JobFilter, limit: int, after: int) -> Jobs:
+    def page(self, query: JobsQuery) -> Jobs:
         """Return a page of matching jobs and their total number."""
-        if job_filter == NO_FILTER:  # counting does not need to visit every job
-            shown, total = list(islice(self.all_jobs(), after, after + limit)), self._count()
+        first, end = query.after, query.after + query.limit
+        if not (query.state or query.tenant or query.user or query.name):  # counting does not need to visit every job
+            shown, total = list(islice(self.all_jobs(), first, end)), self._count()
         else:
-            matching = [entry for entry in self.all_jobs() if job_filter.includes(entry[0], entry[1])]
-            shown, total = matching[after : after + limit], len(matching)
-        next_page = after + len(shown)
+            matching = [entry for entry in self.all_jobs() if _matches(query, entry[0], entry[1])]
+            shown, total = matching[first:end], len(matching)
+        next_page = first + len(shown)
         return Jobs([self.status(*entry) for entry in shown], total, next_page if shown and next_page < total else None)
 
     def all_jobs(self) -> Iterator[tuple[JobState, Job, int]]:
@@ -106,6 +85,15 @@ class JobStates:
     def _reason(self, job_id: str, position: int) -> Wait:
         """Return why a job waits. Passing its position spares the view from counting the jobs ahead."""
         return self._view.reason(job_id, max(0, position - 1))
+
+
+def _matches(query: JobsQuery, state: JobState, job: Job) -> bool:
+    return (
+        (not query.state or state in query.state)
+        and query.tenant in ("", job.tenant)
+        and query.user in ("", job.user)
+        and query.name in ("", job.group)
+    )
 
 
 def ended_status(record: JobRecord, wall_time: WallTime) -> JobStatus:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -213,17 +213,7 @@ class NotifyConfig(msgspec.Struct, frozen=True):
 
     urls: dict[NotificationKind, Addresses] = {}
     users: dict[Name, Addresses] = {}
-    kinds: tuple[NotificationKind, ...] = (
-        "waiting_long",
-        "started",
-        "reshaped",
-        "stopped",
-        "failed",
-        "finished",
-        "ended",
-        "hang_suspected",
-        "gpu_idle",
-    )
+    kinds: tuple[NotificationKind, ...] = tuple(kind for kind in get_args(NotificationKind) if kind != "gpu_bad")
     waiting_long_after: PositiveDuration = 4 * HOUR
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from refold.api import Event, Jobs, JobStatus, StoredToken
+from refold.api import Event, Jobs, JobsQuery, JobStatus, StoredToken
 from refold.core import PastJob
 from refold.model import Job
 from refold.server.store.connections import ReadConnections
@@ -74,12 +73,13 @@ class StoreReader:
         row = self._fast.execute("SELECT status FROM jobs WHERE id=?", (job_id,)).fetchone()
         return None if row is None or row[0] is None else _STATUS.decode(row[0])
 
-    def ended_jobs(self, *, states: Sequence[str], tenant: str, user: str, name: str, limit: int, after: int) -> Jobs:
-        """Return a page of ended jobs, latest first, after the job with number `after` (0: from the start).
+    def ended_jobs(self, query: JobsQuery) -> Jobs:
+        """Return a page of ended jobs, latest first.
 
         The order of ended jobs never changes, so pages neither repeat nor skip jobs while others end.
         """
-        conditions = [("tenant=?", [tenant]), ("user=?", [user]), ("name=?", [name])]
+        states, after, limit = query.state or [], query.after, query.limit
+        conditions = [("tenant=?", [query.tenant]), ("user=?", [query.user]), ("name=?", [query.name])]
         conditions.append((f"state IN ({','.join('?' * len(states))})", [*states]))
         filters = [(text, values) for text, values in conditions if any(values)]
         where, values = [text for text, _ in filters], [value for _, values in filters for value in values]

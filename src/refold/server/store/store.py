@@ -12,7 +12,6 @@ import stat
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Self
 
 import msgspec
@@ -110,9 +109,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def commit(self, commit: Commit) -> None:
