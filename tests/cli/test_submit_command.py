@@ -8,6 +8,7 @@ import select
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,11 @@ class RecordingService(FakeService):
     def __init__(self) -> None:
         super().__init__()
         self.submitted: list[Submission] = []
+        self.inherited: list[dict[str, str] | None] = []
 
     async def submit(self, caller: Caller, submission: Submission) -> JobStatus:
-        self.submitted.append(msgspec.structs.replace(submission, request=""))
+        self.inherited.append(self.environments.get(submission.exported))
+        self.submitted.append(msgspec.structs.replace(submission, request="", exported=""))
         return await super().submit(caller, submission)
 
 
@@ -148,6 +151,37 @@ def test_notes_on_ignored_directives_go_to_stderr(submitted: list[Submission], t
     assert [job.environment["SLURM_ARRAY_TASK_ID"] for job in submitted] == ["0", "1", "2"]
 
 
+@pytest.fixture
+def inherited(submitted: list[Submission], served: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The environments that submitted jobs inherit; the shell has three variables besides those of the test."""
+    assert isinstance(served.service, RecordingService)
+    for name, value in {"FOO": "1", "VIRTUAL_ENV": "/venv", "HF_TOKEN": "hf_1"}.items():
+        monkeypatch.setenv(name, value)
+    return served.service.inherited
+
+
+def test_a_job_inherits_the_environment_of_its_submitter_without_secrets(inherited: Any, invoke: Invoke) -> None:
+    result = invoke("submit", "--", "true")
+    assert "note: not exported, because they look like secrets (see --secret): HF_TOKEN" in result.stderr
+    [variables] = inherited
+    assert (variables["FOO"], variables["VIRTUAL_ENV"], "HF_TOKEN" in variables) == ("1", "/venv", False)
+
+
+def test_only_named_variables_are_exported_on_request(inherited: Any, stdout_of: TextOf) -> None:
+    stdout_of("submit", "--export", "FOO,HF_TOKEN", "--", "true")
+    [variables] = inherited
+    assert {name: variables.get(name) for name in ("FOO", "HF_TOKEN", "VIRTUAL_ENV")} == {
+        "FOO": "1",
+        "HF_TOKEN": "hf_1",
+        "VIRTUAL_ENV": None,
+    }
+
+
+def test_a_job_can_inherit_the_environment_of_the_daemon(inherited: Any, stdout_of: TextOf) -> None:
+    stdout_of("submit", "--export", "NONE", "--", "true")
+    assert inherited == [None]
+
+
 def test_a_dry_run_shows_the_expected_outcome(
     submitted: list[Submission], served: FakeServer, stdout_of: TextOf, json_of: JsonOf
 ) -> None:
@@ -176,8 +210,12 @@ def test_a_submission_as_json(submitted: list[Submission], json_of: JsonOf) -> N
 def test_wait_returns_when_the_job_ends_with_its_exit_status(
     state: str, status: int, submitted: list[Submission], served: FakeServer, invoke: Invoke
 ) -> None:
-    timer = threading.Timer(0.2, lambda: served.call(served.service.end, "train-1", state, "the reason"))
-    timer.start()
+    def end_once_submitted() -> None:
+        while "train-1" not in served.service.jobs_by_id:
+            time.sleep(0.01)
+        served.call(served.service.end, "train-1", state, "the reason")
+
+    threading.Thread(target=end_once_submitted, daemon=True).start()
     result = invoke("submit", "job.yaml", "--wait")
     assert (result.exit_code, result.stdout) == (status, "train-1\n")
     assert result.stderr == f"train-1 {state}: the reason\n"

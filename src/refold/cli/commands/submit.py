@@ -104,6 +104,15 @@ def submit(
         list[str] | None,
         typer.Option("--secret", metavar="NAME", help="Pass this environment variable as a secret; repeatable."),
     ] = None,
+    export: Annotated[
+        str,
+        typer.Option(
+            "--export",
+            metavar="ALL|NONE|A,B",
+            help="Variables of this environment that the job inherits; with NONE, it inherits the daemon's. "
+            "Variables that look like secrets are passed only if named.",
+        ),
+    ] = "ALL",
     workdir: Annotated[
         Path | None,
         typer.Option("--workdir", metavar="DIR", help="Working directory (default: that of the file, or this one)."),
@@ -148,10 +157,28 @@ def submit(
     jobs, notes = read_submissions(file, context.meta.get(COMMAND_KEY, ()), options)
     print_notes(notes)
     client = make_client()
+    jobs = _with_environment(client, jobs, export)
     if dry_run:
         _print_preview(client, jobs, as_json)
     else:
         _submit(client, jobs, yes, wait, as_json)
+
+
+def _with_environment(client: Client, jobs: Sequence[Submission], export: str) -> list[Submission]:
+    """Store the environment that the jobs inherit, and return the jobs with its id."""
+    import os
+
+    import msgspec
+
+    from refold.client import choose_exported
+
+    exported = choose_exported(os.environ, export)
+    if exported is None:
+        return list(jobs)
+    if exported.withheld:
+        print_notes([f"not exported, because they look like secrets (see --secret): {', '.join(exported.withheld)}"])
+    stored = client.create_environment(exported.variables)
+    return [msgspec.structs.replace(job, exported=stored.id) for job in jobs]
 
 
 def _submit(client: Client, jobs: Sequence[Submission], yes: bool, wait: bool, as_json: bool) -> None:
@@ -180,6 +207,7 @@ def _print_preview(client: Client, jobs: Sequence[Submission], as_json: bool) ->
         "job": jobs[0].name + (f", and {plural(len(jobs) - 1, 'similar job')}" if len(jobs) > 1 else ""),
         "command": _format_command(jobs[0]),
         "directory": jobs[0].folder,
+        "environment": f"{plural(len(preview.exported), 'variable')} of this shell" if preview.exported else "",
         "demand": f"{preview.demand}, {jobs[0].job_class}",
         "plan": preview.plan,
         "start": _format_start(jobs[0], preview, now),
