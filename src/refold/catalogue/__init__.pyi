@@ -1,4 +1,7 @@
 from .builtin import (
+    DEFAULT_ENGINE as DEFAULT_ENGINE,
+    engines as engines,
+    find_engine as find_engine,
     find_gpu as find_gpu,
     find_model as find_model,
     gpu_names as gpu_names,
@@ -8,7 +11,6 @@ from .builtin import (
     model_names as model_names,
     models as models,
 )
-from .engine_table import DEFAULT_ENGINE as DEFAULT_ENGINE, engines as engines, find_engine as find_engine
 from .gpu_matching import gpu_key as gpu_key, matching_gpu_names as matching_gpu_names
 from .measurements import read_samples as read_samples, write_samples as write_samples
 from .model_files import read_model as read_model

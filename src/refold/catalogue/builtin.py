@@ -1,4 +1,4 @@
-"""Built-in GPUs and models, looked up by name in various spellings."""
+"""Built-in GPUs, models and training frameworks, looked up by name in various spellings."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ import msgspec
 from refold.catalogue.gpu_matching import gpu_key, matching_gpu_names, parse_gpu_name
 from refold.documents import parse
 from refold.errors import UnknownName
-from refold.perf import GpuSpec, ModelShape
+from refold.perf import Engine, GpuSpec, ModelShape
 
 T = TypeVar("T")
+
+DEFAULT_ENGINE = "megatron"
+"""The engine that commands use by default."""
 
 
 class _GpuTable(msgspec.Struct, forbid_unknown_fields=True):
@@ -34,10 +37,22 @@ class _ModelTable(msgspec.Struct, forbid_unknown_fields=True):
     common: dict[str, Any]
 
 
+class _EngineTable(msgspec.Struct, forbid_unknown_fields=True):
+    """Contents of `engines.yaml`."""
+
+    engines: tuple[Engine, ...]
+
+
 @cache
 def gpus() -> tuple[GpuSpec, ...]:
     """Return all GPU types of the catalogue."""
     return read_table("gpus.yaml", _GpuTable).gpus
+
+
+@cache
+def engines() -> tuple[Engine, ...]:
+    """Return all engines of the catalogue, the current ones first."""
+    return read_table("engines.yaml", _EngineTable).engines
 
 
 @cache
@@ -113,3 +128,12 @@ def _gpu_by_key() -> Mapping[str, GpuSpec]:
 def _model_by_key() -> Mapping[str, ModelShape]:
     by_key = {model_key(model.name): model for model in models()}
     return by_key | {model_key(alias): by_key[model_key(name)] for alias, name in model_aliases().items()}
+
+
+def find_engine(name: str) -> Engine:
+    """Return the engine of that name."""
+    by_key = {model_key(engine.name): engine for engine in engines()}
+    match = by_key.get(model_key(name))
+    if match is None:
+        raise UnknownName("engine", name, [engine.name for engine in engines()])
+    return match

@@ -18,6 +18,7 @@ from .daemon_client import (
     format_reason as format_reason,
     list_jobs as list_jobs,
     make_client as make_client,
+    print_node_change as print_node_change,
 )
 from .experiment import (
     JOURNAL_FILE_NAME as JOURNAL_FILE_NAME,

@@ -10,7 +10,7 @@ import typer
 from refold.cli.views import print_json, print_line
 
 if TYPE_CHECKING:
-    from refold.api import JobStatus, NodeGpus
+    from refold.api import JobStatus, NodeGpus, NodeStatus
     from refold.client import Client
 
 COMPLETION_TIMEOUT_SECONDS = 0.5
@@ -161,3 +161,11 @@ def apply_to_jobs(jobs: Sequence[str], action: Callable[[str], JobStatus], done:
         print_line(f"{job}: {error}", err=True)
     if rejected:
         raise typer.Exit(1)
+
+
+def print_node_change(node: NodeStatus, gpu: int | None, change: str, as_json: bool) -> None:
+    """Print the new state of a node, or of one of its GPUs."""
+    if as_json:
+        print_json(node)
+        return
+    print_line(f"{f'node {node.name}' if gpu is None else f'GPU {gpu} of node {node.name}'} {change}")

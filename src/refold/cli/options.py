@@ -123,11 +123,7 @@ PolicyNames = Annotated[
 ]
 PlacementName = Annotated[
     str | None,
-    typer.Option(
-        "--placement",
-        help="Placement rule (see 'refold policies').",
-        autocompletion=_complete_placements,
-    ),
+    typer.Option("--placement", help="Placement rule (see 'refold policies').", autocompletion=_complete_placements),
 ]
 PlacementNames = Annotated[
     str | None,
@@ -141,13 +137,11 @@ PlacementNames = Annotated[
 SpreadPower = Annotated[
     bool,
     typer.Option(
-        "--spread-power",
-        help="Place jobs by genetic-power: keep racks within their power limits and balance them.",
+        "--spread-power", help="Place jobs by genetic-power: keep racks within their power limits and balance them."
     ),
 ]
 Seed = Annotated[
-    int | None,
-    typer.Option("--seed", min=0, max=2**62, help="Random seed of the policy and its placement rule."),
+    int | None, typer.Option("--seed", min=0, max=2**62, help="Random seed of the policy and its placement rule.")
 ]
 Settings = Annotated[
     list[str] | None,
@@ -155,8 +149,7 @@ Settings = Annotated[
 ]
 
 ClusterFile = Annotated[
-    str | None,
-    typer.Option("--cluster", help="Cluster file, 'demo', or shorthand such as 135x8 or 16x8:A100+4x2:T4."),
+    str | None, typer.Option("--cluster", help="Cluster file, 'demo', or shorthand such as 135x8 or 16x8:A100+4x2:T4.")
 ]
 
 WatchOption = Annotated[

@@ -63,10 +63,7 @@ def rejection_reasons(setup: TrainingSetup, plan: Plan, limits: PlanLimits = DEF
 
 def memory_shortages(result: Estimate) -> list[str]:
     """Return messages for the memory that an estimate lacks."""
-    amounts = (
-        ("memory", result.memory_gib, result.spare_gib),
-        ("host memory", result.host_gib, result.host_spare_gib),
-    )
+    amounts = (("memory", result.memory_gib, result.spare_gib), ("host memory", result.host_gib, result.host_spare_gib))
     return [
         f"out of {name} by {format_gib(-spare)} GiB: needs {format_gib(needs)} of {format_gib(needs + spare)} GiB"
         for name, needs, spare in amounts
@@ -232,9 +229,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("layers", lambda group: (not group.setup.model.opaque) & _layers_not_divisible(group), _layers_text),
     Rule(
-        "batch",
-        lambda group: np.mod(group.setup.batch, group.plans.data * group.plans.accumulation) != 0,
-        _batch_text,
+        "batch", lambda group: np.mod(group.setup.batch, group.plans.data * group.plans.accumulation) != 0, _batch_text
     ),
     Rule(
         "interleave",

@@ -17,14 +17,7 @@ import numpy as np
 
 from refold.catalogue import DEFAULT_ENGINE, find_engine, known_model
 from refold.model import WHOLE, Cluster, Demand, Job, Plan
-from refold.perf import (
-    Fitted,
-    ModelShape,
-    TrainingSetup,
-    apply_corrections,
-    estimate_all,
-    plans_to_columns,
-)
+from refold.perf import Fitted, ModelShape, TrainingSetup, apply_corrections, estimate_all, plans_to_columns
 from refold.plans.cluster_machines import MIB_PER_GIB, ClusterMachines, Layout
 from refold.plans.ranking import fastest
 from refold.plans.search import best_plan

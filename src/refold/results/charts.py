@@ -79,8 +79,7 @@ def line_chart(
         parts += _line(plot, line, filled=len(lines) == 1 and band is None)
     parts.append(svg.tag("line", class_="crosshair", y1=frame.top, y2=frame.bottom_edge, visibility="hidden"))
     return Chart(
-        svg.drawing(frame.width, frame.height, label, parts, "wide" if wide else "plot"),
-        _tooltip_data(plot, lines),
+        svg.drawing(frame.width, frame.height, label, parts, "wide" if wide else "plot"), _tooltip_data(plot, lines)
     )
 
 

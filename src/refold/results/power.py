@@ -86,8 +86,7 @@ def rack_power_series(history: History) -> RackPowerSeries | None:
     run, node, gpu_milli, cpu_milli = _shares(history)
     watts = gpu_milli * power.watts_per_gpu_milli[node] + cpu_milli * power.watts_per_cpu_milli[node]
     times, time_index = np.unique(
-        np.concatenate([history.runs.start[run], history.run_end[run], [history.first_submission]]),
-        return_inverse=True,
+        np.concatenate([history.runs.start[run], history.run_end[run], [history.first_submission]]), return_inverse=True
     )
     rack = power.rack_of[node]
     return RackPowerSeries(power, times, np.concatenate([rack, rack]), time_index[:-1], np.concatenate([watts, -watts]))

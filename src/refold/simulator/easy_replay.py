@@ -22,6 +22,7 @@ from refold.packing import (
     DemandHistory,
     Floats,
     FreeIntervals,
+    FreeResources,
     Ints,
     RackDraw,
     ScoreCache,
@@ -64,8 +65,8 @@ def replay_easy(
         raise BadInput("the compiled EASY replay does not support GPUs of different speed: use the simulator")
     if backfill_order not in get_args(BackfillOrder):
         raise UnknownName("backfill_order", backfill_order, get_args(BackfillOrder))
-    arrays = ReplayArrays.allocate(tasks, cluster)
-    free = arrays.free
+    free = FreeResources(cluster)
+    arrays = ReplayArrays.allocate(tasks, free)
     _replay(
         RULES[placement][0],
         backfill_order == "shortest",
@@ -73,21 +74,13 @@ def replay_easy(
         free.nodes,
         free.gpus,
         free.bits,
-        arrays.demand_rows,
-        arrays.fits_empty,
-        tasks.submitted,
-        tasks.work,
-        tasks.demand_of,
+        arrays,
         np.zeros(RULE_STATE_ENTRIES, dtype=np.int64),
         empty_demand_history(),
         empty_score_cache(0, len(cluster.nodes)),
         no_rack_draw(),
-        arrays.first_row,
-        arrays.placements,
-        arrays.started,
-        arrays.ended,
     )
-    return ReplayResult(tasks, arrays.started, arrays.ended, arrays.first_row, arrays.placements)
+    return arrays.result(tasks)
 
 
 @compiled
@@ -165,20 +158,13 @@ def _replay(
     nodes: Ints,
     gpus: Ints,
     bits: Words,
-    rows: Ints,
-    fits_empty: Ints,
-    submitted: Floats,
-    work: Floats,
-    demand_of: Ints,
+    arrays: ReplayArrays,
     state: Ints,
     history: DemandHistory,
     scores: ScoreCache,
     racks: RackDraw,
-    first_row: Ints,
-    placements: Ints,
-    started: Floats,
-    ended: Floats,
 ) -> None:
+    submitted, work, demand_of, rows, fits_empty, first_row, placements, started, ended = arrays
     count, demand_count = len(submitted), len(rows)
     up = np.ones(nodes.shape[0] - 1, dtype=np.int64)
     scratch = np.zeros(max(1, int(nodes[:-1, GPUS].max())), dtype=np.int64)

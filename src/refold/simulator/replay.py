@@ -100,7 +100,9 @@ def task_columns(jobs: Iterable[Job]) -> TaskColumns:
 class ReplayArrays(NamedTuple):
     """The arrays that a compiled replay reads and writes."""
 
-    free: FreeResources
+    submitted: Floats
+    work: Floats
+    demand_of: Ints
     demand_rows: Ints
     fits_empty: Ints
     first_row: Ints
@@ -109,9 +111,8 @@ class ReplayArrays(NamedTuple):
     ended: Floats
 
     @staticmethod
-    def allocate(tasks: TaskColumns, cluster: Cluster) -> ReplayArrays:
+    def allocate(tasks: TaskColumns, free: FreeResources) -> ReplayArrays:
         """Return the arrays for an empty cluster, without results."""
-        free = FreeResources(cluster)
         demand_rows = np.zeros((len(tasks.demands), DEMAND_ENTRIES), dtype=np.int64)
         for number, demand in enumerate(tasks.demands):
             demand_rows[number] = free.vector(demand)[0]
@@ -123,7 +124,11 @@ class ReplayArrays(NamedTuple):
         np.cumsum(instances, out=first_row[1:])
         placements = np.zeros((int(first_row[-1]), 2), dtype=np.int64)
         started, ended = (np.full(len(instances), np.nan) for _ in range(2))
-        return ReplayArrays(free, demand_rows, fits_empty, first_row, placements, started, ended)
+        return ReplayArrays(*tasks[:3], demand_rows, fits_empty, first_row, placements, started, ended)
+
+    def result(self, tasks: TaskColumns) -> ReplayResult:
+        """Return what the replay has written."""
+        return ReplayResult(tasks, self.started, self.ended, self.first_row, self.placements)
 
 
 def replay_compiled(
@@ -138,8 +143,8 @@ def replay_compiled(
         raise UnknownName("order of the compiled replay", order, ("fifo", "fifo-skip"))
     if np.any(np.diff(tasks.submitted) < 0):
         raise BadValue("the tasks of a replay are not in order, expected them sorted by submission")
-    arrays = ReplayArrays.allocate(tasks, cluster)
-    free = arrays.free
+    free = FreeResources(cluster)
+    arrays = ReplayArrays.allocate(tasks, free)
     rule_state = np.zeros(RULE_STATE_ENTRIES, dtype=np.int64)
     rule_state[SEED] = seed
     learns = RULES[placement][0] in LEARNING_RULES
@@ -151,22 +156,14 @@ def replay_compiled(
         free.gpus,
         free.bits,
         RecordedSpeeds(cluster).speed_of_node,
-        arrays.demand_rows,
-        arrays.fits_empty,
-        tasks.submitted,
-        tasks.work,
-        tasks.demand_of,
+        arrays,
         rule_state,
         learns,
         empty_demand_history(),
         score_cache,
         no_rack_draw(),
-        arrays.first_row,
-        arrays.placements,
-        arrays.started,
-        arrays.ended,
     )
-    return ReplayResult(tasks, arrays.started, arrays.ended, arrays.first_row, arrays.placements)
+    return arrays.result(tasks)
 
 
 @compiled
@@ -256,21 +253,14 @@ def _replay(
     gpus: Ints,
     bits: Words,
     speed_of_node: Floats,
-    rows: Ints,
-    fits_empty: Ints,
-    submitted: Floats,
-    work: Floats,
-    demand_of: Ints,
+    arrays: ReplayArrays,
     state: Ints,
     learns: bool,
     history: DemandHistory,
     scores: ScoreCache,
     racks: RackDraw,
-    first_row: Ints,
-    placements: Ints,
-    started: Floats,
-    ended: Floats,
 ) -> None:
+    submitted, work, demand_of, rows, fits_empty, first_row, placements, started, ended = arrays
     count, demand_count = submitted.shape[0], rows.shape[0]
     times, running = np.empty(count), np.empty(count, dtype=np.int64)
     head_of = np.empty(demand_count, dtype=np.int64)

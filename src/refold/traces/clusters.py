@@ -305,8 +305,7 @@ def _from_csv(source: TextSource) -> Cluster:
     if set(_OPENB) <= set(table.columns):
         return _cluster_of_rows(source, table, _OPENB, round, round)
     raise BadFile(
-        source.path,
-        f"has columns {', '.join(table.columns)}; expected {', '.join(_COMMON)} or {', '.join(_OPENB)}",
+        source.path, f"has columns {', '.join(table.columns)}; expected {', '.join(_COMMON)} or {', '.join(_OPENB)}"
     )
 
 

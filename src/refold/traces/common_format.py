@@ -32,26 +32,8 @@ from refold.traces.text_source import (
 )
 from refold.traces.trace import Trace, make_trace, whole_file_note
 
-_DEMAND_COLUMNS = (
-    "num_inst",
-    "gpu_per_inst",
-    "num_gpu",
-    "gpu_milli",
-    "cpu_per_inst",
-    "mem_gib_per_inst",
-    "gpu_type",
-)
-COLUMNS = (
-    "job_id",
-    "submit_s",
-    "duration_s",
-    *_DEMAND_COLUMNS,
-    "user",
-    "group",
-    "status",
-    "truncated",
-    "extra",
-)
+_DEMAND_COLUMNS = ("num_inst", "gpu_per_inst", "num_gpu", "gpu_milli", "cpu_per_inst", "mem_gib_per_inst", "gpu_type")
+COLUMNS = ("job_id", "submit_s", "duration_s", *_DEMAND_COLUMNS, "user", "group", "status", "truncated", "extra")
 REQUIRED_COLUMNS = ("job_id", "submit_s", "num_gpu")
 
 CLASS_OF_QOS = {

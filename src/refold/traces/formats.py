@@ -81,8 +81,7 @@ def _detect_format(source: TextSource) -> str:
             return name
     start = line[:80] + ("…" if len(line) > 80 else "")
     raise BadFile(
-        source.path,
-        f"unknown format: the file begins with {start!r}; choose one with --format ({', '.join(FORMATS)})",
+        source.path, f"unknown format: the file begins with {start!r}; choose one with --format ({', '.join(FORMATS)})"
     )
 
 

@@ -112,12 +112,7 @@ def _job(entry: _LogEntry, gpus_per_instance: int) -> Job | None:
     gpus = next((count for attempt in reversed(entry.attempts) if (count := _gpus(attempt))), 0)
     instances, each = equal_instances(gpus, gpus_per_instance)
     return Job(
-        entry.jobid,
-        submitted,
-        Demand(instances, each),
-        sum(runs),
-        tenant=entry.vc or "default",
-        user=entry.user or "",
+        entry.jobid, submitted, Demand(instances, each), sum(runs), tenant=entry.vc or "default", user=entry.user or ""
     )
 
 

@@ -109,12 +109,7 @@ class TextTable:
     """A table of text cells with named columns."""
 
     def __init__(
-        self,
-        source: TextSource,
-        *,
-        delimiter: str = ",",
-        columns: Sequence[str] | None = None,
-        quoted: bool = True,
+        self, source: TextSource, *, delimiter: str = ",", columns: Sequence[str] | None = None, quoted: bool = True
     ) -> None:
         self.path = source.path
         lines = io.StringIO(source.text, newline="")

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from refold.cli import GpuIndex, NodeName, make_client
-from refold.cli.views import AsJson, print_node_change
+from refold.cli import GpuIndex, NodeName, make_client, print_node_change
+from refold.cli.views import AsJson
 
 
 def drain(

@@ -21,8 +21,7 @@ DEFAULT_LIMIT = 50
 
 def queue(
     journal: Annotated[
-        Path | None,
-        typer.Argument(metavar="JOURNAL", help="Read this journal instead of asking the daemon."),
+        Path | None, typer.Argument(metavar="JOURNAL", help="Read this journal instead of asking the daemon.")
     ] = None,
     at: AtTime = None,
     start: Annotated[bool, typer.Option("--start", help="Show when jobs may start.")] = False,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from refold.cli import GpuIndex, NodeName, make_client
-from refold.cli.views import AsJson, print_node_change
+from refold.cli import GpuIndex, NodeName, make_client, print_node_change
+from refold.cli.views import AsJson
 
 
 def resume(node: NodeName, gpu: GpuIndex = None, as_json: AsJson = False) -> None:

@@ -26,8 +26,7 @@ TokenName = Annotated[
 ]
 
 TokenTenant = Annotated[
-    str,
-    typer.Option("--tenant", metavar="NAME", help="Tenant of the token.", autocompletion=complete_tenants),
+    str, typer.Option("--tenant", metavar="NAME", help="Tenant of the token.", autocompletion=complete_tenants)
 ]
 
 

@@ -64,8 +64,7 @@ ModelName = Annotated[
     ),
 ]
 GpuTypeName = Annotated[
-    str | None,
-    typer.Option("--gpu", metavar="TYPE", help="GPU type.", autocompletion=_complete_gpu_types),
+    str | None, typer.Option("--gpu", metavar="TYPE", help="GPU type.", autocompletion=_complete_gpu_types)
 ]
 NetworkRate = Annotated[
     str | None,
@@ -74,8 +73,7 @@ NetworkRate = Annotated[
     ),
 ]
 EngineName = Annotated[
-    str,
-    typer.Option("--engine", help="Training framework (see 'refold engines').", autocompletion=_complete_engines),
+    str, typer.Option("--engine", help="Training framework (see 'refold engines').", autocompletion=_complete_engines)
 ]
 
 
@@ -195,10 +193,7 @@ class PlanLimitOptions:
         if self.no_offload and pinned.offload:
             raise BadInput(f"--pin {self.pin} requires offload, which --no-offload excludes: leave one of them out")
         return PlanLimits(
-            offload=not self.no_offload,
-            tensor_across_nodes=self.tensor_across_nodes,
-            uneven=self.uneven,
-            pinned=pinned,
+            offload=not self.no_offload, tensor_across_nodes=self.tensor_across_nodes, uneven=self.uneven, pinned=pinned
         )
 
 

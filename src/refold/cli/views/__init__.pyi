@@ -4,7 +4,6 @@ from .measures import (
     measure_tables as measure_tables,
     start_estimate_tables as start_estimate_tables,
 )
-from .nodes import print_node_change as print_node_change
 from .output import (
     ERROR_COLOUR as ERROR_COLOUR,
     Advance as Advance,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refold.cli.inputs import ForecastOptions, JournalState, forecast_starts, read_journal_state
+from refold.cli.views.live_queue import policy_source
 from refold.cli.views.output import Column, Table, plural, print_json, print_notes, print_tables
 from refold.cli.views.times import format_clock, format_elapsed, format_interval, format_moment
 
@@ -120,17 +121,8 @@ def _add_start_estimates(state: JournalState, options: ForecastOptions, rows: li
             _add_start_estimate(row, futures.start(row["job"]), plural(options.count, "future"))
         else:
             estimate = estimates[row["job"]]
-            _add_start_estimate(row, estimate, _policy_source(estimate, state.now))
+            _add_start_estimate(row, estimate, policy_source(estimate, state.now))
     return [options.note] if forecast_jobs else []
-
-
-def _policy_source(estimate: StartEstimate | None, now: float) -> str:
-    """Return 'policy', with a remark if the estimated time or its bound has passed; '' without an estimate."""
-    if estimate is None:
-        return ""
-    if estimate.latest is not None and estimate.latest < now:
-        return "policy, bound passed"
-    return "policy, late" if estimate.at < now else "policy"
 
 
 def _add_start_estimate(row: dict[str, Any], estimate: StartEstimate | None, source: str) -> None:

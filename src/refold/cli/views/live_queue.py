@@ -116,7 +116,7 @@ def _estimate_starts(
     """Return the policy's start estimates; for jobs without one, or all jobs with --futures, simulated estimates."""
     from refold.errors import Forbidden
 
-    by_policy = {job.id: (job.start_estimate, _policy_source(job.start_estimate, info.now)) for job in waiting}
+    by_policy = {job.id: (job.start_estimate, policy_source(job.start_estimate, info.now)) for job in waiting}
     missing = [job.id for job in waiting if options.futures or job.start_estimate is None]
     if not missing:
         return by_policy, []
@@ -147,7 +147,7 @@ def _shift(estimate: StartEstimate | None, offset: float) -> TimeEstimate | None
     return TimeEstimate(estimate.at + offset, *bounds)
 
 
-def _policy_source(estimate: TimeEstimate | None, now: float) -> str:
+def policy_source(estimate: StartEstimate | TimeEstimate | None, now: float) -> str:
     """Return 'policy', with a remark if the estimated time or its bound has passed; '' without an estimate."""
     if estimate is None:
         return ""

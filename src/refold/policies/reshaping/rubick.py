@@ -30,14 +30,7 @@ from refold.errors import BadValue
 from refold.model import NO_CHANGE, Decision, Seconds
 from refold.packing import Placer
 from refold.plans import CATALOGUE_ONLY, Knowledge
-from refold.policies.common import (
-    OptionCache,
-    ProgressEstimator,
-    Reasons,
-    Transition,
-    ended_jobs,
-    has_external_changes,
-)
+from refold.policies.common import OptionCache, ProgressEstimator, Reasons, Transition, ended_jobs, has_external_changes
 from refold.policies.reshaping.rubick_jobs import RubickJobs, RubickSettings
 from refold.policies.reshaping.rubick_round import RubickRound
 from refold.policies.reshaping.sensitivity_curves import SensitivityCurves

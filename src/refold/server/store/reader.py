@@ -116,8 +116,7 @@ class StoreReader:
     def job_events(self, job_id: str, limit: int = 1000) -> list[Event]:
         """Return the latest events of a job, in order."""
         rows = self._fast.execute(
-            f"SELECT {EVENT_COLUMNS} FROM events WHERE job=? ORDER BY number DESC LIMIT ?",
-            (job_id, limit),
+            f"SELECT {EVENT_COLUMNS} FROM events WHERE job=? ORDER BY number DESC LIMIT ?", (job_id, limit)
         ).fetchall()
         return [Event(*row) for row in reversed(rows)]
 
