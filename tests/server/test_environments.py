@@ -104,10 +104,11 @@ def test_unused_environments_are_removed_after_a_while_and_used_ones_are_kept(
         job = await submit(daemon, used)
         await environments.sweep()
         reader = daemon.store.reader
-        assert (reader.environment(used), reader.environment(unused)) == (VARIABLES, {"FOO": "2"})
+        assert reader.environment(used) == ("ana", VARIABLES)
+        assert reader.environment(unused) == ("ana", {"FOO": "2"})
         monkeypatch.setattr(module, "KEEP_UNUSED_SECONDS", -1.0)
         await environments.sweep()
-        assert (reader.environment(used), reader.environment(unused)) == (VARIABLES, None)
+        assert (reader.environment(used), reader.environment(unused)) == (("ana", VARIABLES), None)
         await daemon.service.cancel(ANA, job)
         with pytest.raises(NotFound, match="has ended; its environment is not kept"):
             await daemon.service.environment(ANA, job)

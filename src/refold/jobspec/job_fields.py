@@ -98,7 +98,7 @@ class Elastic(msgspec.Struct, frozen=True):
     max: GpuCount | None = None
 
 
-class Checkpoint(msgspec.Struct, frozen=True):
+class CheckpointFields(msgspec.Struct, frozen=True):
     """Where the job saves its state, the signal that requests it, and the time it takes."""
 
     path: str | None = None
@@ -138,7 +138,7 @@ class JobFields(msgspec.Struct, frozen=True):
     reshapable: bool = False
     time_limit: PositiveJobDuration | None = None
     estimate: PositiveJobDuration | None = None
-    checkpoint: Checkpoint = Checkpoint()
+    checkpoint: CheckpointFields = CheckpointFields()
     progress: Annotated[str, Meta(min_length=1, max_length=MAX_PATTERN_CHARS)] = ""
     hang: Hang = Hang()
     retries: Annotated[int, Meta(ge=0, le=MAX_RETRIES)] = 0
@@ -170,7 +170,7 @@ class JobFields(msgspec.Struct, frozen=True):
         **dict.fromkeys(("job_class", "qos"), "class"),
         **dict.fromkeys(("model", "batch_size"), "workload and batch"),
         "no_progress": "hang: {no_progress_for: 10m}",
-        "user": "tenant; the user is the one who submits",
+        "user": "tenant; the user is that of the submitter",
     }
     """What to write instead of names that other schedulers and the REST API have."""
 

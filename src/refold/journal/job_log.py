@@ -28,7 +28,7 @@ class JobLog:
         self._step = 0
         self._entry = Entry(0.0)
         self._is_up: dict[tuple[int, int | None], bool] = {}
-        self._changes: list[Change] | None = None  # None: nobody reads them
+        self._changes: list[Change] | None = None  # None: they are not needed
 
     def _current(self, job_id: str, number: int) -> tuple[JobRecord, RunRecord] | None:
         """Return the job and run that a report is about; None if the report is late."""

@@ -42,13 +42,15 @@ class Environments:
     def check(self, caller: Caller, submissions: Sequence[Submission]) -> None:
         """Reject submissions that name an environment which the caller has not stored."""
         for environment_id in {submission.exported for submission in submissions} - {""}:
-            if self._store.reader.environment_user(environment_id) != caller.user:
+            found = self._store.reader.environment(environment_id)
+            if found is None or found.user != caller.user:
                 raise BadInput(f"exported: unknown environment {environment_id[:12]}…; store it before you submit")
 
     def names(self, caller: Caller, submission: Submission) -> list[str]:
         """Return the names of the variables that a submission would inherit."""
         self.check(caller, [submission])
-        return sorted(self._store.reader.environment(submission.exported) or ()) if submission.exported else []
+        found = self._store.reader.environment(submission.exported)
+        return [] if found is None else sorted(found.variables)
 
     def of_job(self, caller: Caller, job_id: str) -> JobEnvironment:
         """Return the variables that an active job inherits from its submitter."""
@@ -66,7 +68,7 @@ class Environments:
         found = self._store.reader.environment(job.launch.exported)
         if found is None:
             raise NotFound(f"the environment of job {job.id!r} is missing in the store")
-        return found
+        return found.variables
 
     async def sweep(self) -> None:
         """Remove environments that no active job inherits, some time after they were last stored."""

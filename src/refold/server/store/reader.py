@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,6 +16,13 @@ _JOB = msgspec.json.Decoder(Job)
 _STATUS = msgspec.json.Decoder(JobStatus)
 
 EVENT_COLUMNS = "number, at, kind, job, run, text, tenant"
+
+
+class EnvironmentRow(NamedTuple):
+    """The environment of a submitter, and its user."""
+
+    user: str
+    variables: dict[str, str]
 
 
 class EndedRow(msgspec.Struct, frozen=True):
@@ -132,15 +139,10 @@ class StoreReader:
         row = self._fast.execute("SELECT variables FROM secrets WHERE job=?", (job_id,)).fetchone()
         return {} if row is None else msgspec.json.decode(row[0], type=dict[str, str])
 
-    def environment(self, environment_id: str) -> dict[str, str] | None:
-        """Return the variables of a stored environment; None if it is not stored."""
-        row = self._fast.execute("SELECT variables FROM environments WHERE id=?", (environment_id,)).fetchone()
-        return None if row is None else msgspec.json.decode(row[0], type=dict[str, str])
-
-    def environment_user(self, environment_id: str) -> str | None:
-        """Return the user that stored an environment; None if it is not stored."""
-        row = self._fast.execute("SELECT user FROM environments WHERE id=?", (environment_id,)).fetchone()
-        return None if row is None else str(row[0])
+    def environment(self, environment_id: str) -> EnvironmentRow | None:
+        """Return a stored environment; None if it is not stored."""
+        row = self._fast.execute("SELECT user, variables FROM environments WHERE id=?", (environment_id,)).fetchone()
+        return None if row is None else EnvironmentRow(row[0], msgspec.json.decode(row[1], type=dict[str, str]))
 
     def tokens(self) -> list[StoredToken]:
         """Return all stored tokens."""
