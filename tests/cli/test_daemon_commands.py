@@ -59,7 +59,8 @@ def service(served: FakeServer) -> FakeService:
 )
 def test_without_a_daemon_the_error_says_what_to_do(words: tuple[str, ...], no_daemon: None, error_of: TextOf) -> None:
     assert error_of(*words) == (
-        "error: no Refold daemon found: start one with `refold serve`, or set REFOLD_ADDRESS and REFOLD_TOKEN\n"
+        "error: no Refold daemon found: start one with `refold serve`, or set REFOLD_HOME to its state folder, "
+        "or REFOLD_ADDRESS and REFOLD_TOKEN\n"
     )
 
 
@@ -326,7 +327,7 @@ def test_top_has_a_line_for_each_gpu(
     assert "\x1b" not in printed
     assert all(len(line) <= 80 for line in printed.splitlines())
     assert lines(printed) == [
-        "here: 0 of 4 GPUs in use, 1 running, 2 waiting, policy backfill",
+        "here: 1.75 of 4 GPUs in use, 1 drained, 1 running, 2 waiting, policy backfill",
         "GPU memory GiB util °C W job",
         "n0:0 H100-80GB ███████▌·· 60/80 97 % 88 612 train-1 (ann)",
         "n0:1 H100-80GB █████····· 40/80 50 % 61 300 train-1 (ann), b-2, 0.25 free",

@@ -70,6 +70,18 @@ def test_a_job_file_is_submitted(submitted: list[Submission], tmp_path: Path, st
     assert job.folder == str(tmp_path)
 
 
+@pytest.mark.parametrize("words", [(), ("--json",)], ids=["text", "JSON"])
+def test_a_job_that_can_never_start_is_noted_for_scripts_too(
+    words: tuple[str, ...], served: FakeServer, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def submit(_: Caller, submission: Submission) -> JobStatus:
+        return msgspec.structs.replace(served.service.add(submission), state="infeasible", message="too large")
+
+    monkeypatch.setattr(served.service, "submit", submit)
+    result = invoke("submit", *words, "--gpus", "9", "--", "true")
+    assert (result.exit_code, result.stderr) == (0, "note: true-1 can never start: too large\n")
+
+
 CHANGES: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("--name", "other"), {"name": "other"}),
     (("--gpus", "8"), {"gpus": 4}),

@@ -119,6 +119,16 @@ def test_every_command_has_help(command: str, stdout_of: TextOf) -> None:
     assert len(stdout_of(command, "--help").splitlines()) > 5
 
 
+SUBCOMMANDS = [("token", "new"), ("token", "revoke"), ("trace", "show"), ("trace", "convert"), ("trace", "generate")]
+
+
+@pytest.mark.parametrize("words", [*((command,) for command in COMMANDS), *SUBCOMMANDS], ids=" ".join)
+def test_values_in_help_are_named_by_what_they_are_and_not_by_python_types(
+    words: tuple[str, ...], stdout_of: TextOf
+) -> None:
+    assert re.findall(r"<[a-z]\S*|\[\[\w+\]\]", stdout_of(*words, "--help")) == []
+
+
 def test_bad_input_gives_a_one_line_error_and_status_2() -> None:
     ended = refold("simulate", "nothing.csv", "--cluster", "2x4")
     assert (ended.returncode, ended.stdout) == (2, "")

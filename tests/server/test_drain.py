@@ -60,12 +60,33 @@ def test_runs_on_a_drained_gpu_are_stopped_and_queued_again(tmp_path: Path) -> N
     asyncio.run(main())
 
 
+def test_gpus_of_a_drained_node_have_its_reason_unless_they_have_their_own(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
+            await daemon.service.drain(OWNER, "a", why="fan", gpu=1, move=False)
+            assert [gpu.drain_reason for gpu in await daemon.service.gpus(OWNER)] == ["", "fan"]
+            await daemon.service.drain(OWNER, "a", why="cables", gpu=None, move=False)
+            assert [gpu.drain_reason for gpu in await daemon.service.gpus(OWNER)] == ["cables", "fan"]
+
+    asyncio.run(main())
+
+
+def test_a_drain_without_a_reason_names_the_caller(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
+            node = await daemon.service.drain(OWNER, "a", why="", gpu=0, move=False)
+            assert node.reason == f"GPU 0 is drained: by {OWNER.name}"
+            assert (await daemon.service.drain(OWNER, "a", why="", gpu=None, move=False)).reason == f"by {OWNER.name}"
+
+    asyncio.run(main())
+
+
 def test_a_run_is_recalled_from_a_gpu_whatever_reports_that_the_gpu_is_down(tmp_path: Path) -> None:
     async def main() -> None:
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
             job = await daemon.submit("one")
             await daemon.report(GpuLost(0, 0, "XID 79"))
-            assert notices_of(daemon, "stopping") == [("stopping", "XID 79")]
+            assert notices_of(daemon, "stopping") == [("stopping", "GPU 0 of a is drained: XID 79")]
             await daemon.end_run(job, RunStopped)
             assert gpus_of(daemon) == {job: (1,)}
 
@@ -98,6 +119,7 @@ def test_runs_leave_a_drained_node_only_if_they_are_moved(tmp_path: Path, move: 
             await daemon.settle()
             assert daemon.state.view.runs[job].stopping == move
             assert notices_of(daemon, "node down") == [("node down", "a: cables")]
+            assert notices_of(daemon, "stopping") == [("stopping", "a is drained: cables")] * move
 
     asyncio.run(main())
 

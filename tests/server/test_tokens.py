@@ -227,7 +227,8 @@ def test_a_missing_daemon_is_an_error_with_a_hint() -> None:
     with pytest.raises(NoDaemon) as caught:
         find_address()
     assert str(caught.value) == (
-        "no Refold daemon found: start one with `refold serve`, or set REFOLD_ADDRESS and REFOLD_TOKEN"
+        "no Refold daemon found: start one with `refold serve`, or set REFOLD_HOME to its state folder, "
+        "or REFOLD_ADDRESS and REFOLD_TOKEN"
     )
 
 

@@ -35,6 +35,7 @@ class TraceFormatOptions:
         str | None,
         typer.Option(
             "--format",
+            metavar="NAME",
             help="Trace format, see 'refold trace formats' (default: auto-detect).",
             autocompletion=complete_formats,
         ),
@@ -44,6 +45,7 @@ class TraceFormatOptions:
         int | None,
         typer.Option(
             "--gpus-per-instance",
+            metavar="N",
             min=1,
             help="Split jobs that have only a total of GPUs into instances of at most this many "
             "(default: the GPUs of the largest node, or 8).",
@@ -185,7 +187,8 @@ class FaultOptions:
         str | None, typer.Option("--repair", metavar="TIME", help="Mean time to repair a node (default: 1h).")
     ] = None
     fault_seed: Annotated[
-        int | None, typer.Option("--fault-seed", min=0, max=MAX_SEED, help="Random seed of the faults (default: 0).")
+        int | None,
+        typer.Option("--fault-seed", metavar="N", min=0, max=MAX_SEED, help="Random seed of the faults (default: 0)."),
     ] = None
 
     def check(self, checkpoint_every: str | None) -> None:
@@ -219,7 +222,9 @@ class NeverEndingOptions:
     ] = None
     stuck_seed: Annotated[
         int | None,
-        typer.Option("--stuck-seed", min=0, max=MAX_SEED, help="Random seed of --stuck and --endless (default: 0)."),
+        typer.Option(
+            "--stuck-seed", metavar="N", min=0, max=MAX_SEED, help="Random seed of --stuck and --endless (default: 0)."
+        ),
     ] = None
 
     def check(self, report_every: str | None) -> None:

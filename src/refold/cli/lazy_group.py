@@ -104,7 +104,17 @@ def _load_command(name: str, entry: CommandEntry) -> Any:
     else:
         group.command(name, cls=getattr(imported, "COMMAND_CLASSES", {}).get(name))(command)
     built: Any = get_command(group)
-    return built.commands[name]
+    built = built.commands[name]
+    for subcommand in getattr(built, "commands", {name: built}).values():
+        _hide_argument_types(subcommand)
+    return built
+
+
+def _hide_argument_types(command: Any) -> None:
+    """Show arguments as 'JOB', not as 'JOB <list[str]>', which new versions of typer print."""
+    for parameter in command.params:
+        if parameter.param_type_name == "argument":
+            parameter.display_type_rich = lambda ctx: None  # noqa: ARG005
 
 
 def _do_nothing() -> None:

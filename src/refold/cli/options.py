@@ -95,11 +95,12 @@ DEFAULT_POLICY = "fifo"
 
 TRACE_HELP = "Trace file (plain or .gz), or 'demo'."
 TraceName = Annotated[str, typer.Argument(metavar="TRACE", help=TRACE_HELP, autocompletion=_complete_traces)]
-TraceOrDemo = Annotated[str, typer.Argument(metavar="[TRACE]", help=TRACE_HELP, autocompletion=_complete_traces)]
+TraceOrDemo = Annotated[str, typer.Argument(metavar="TRACE", help=TRACE_HELP, autocompletion=_complete_traces)]
 PolicyName = Annotated[
     str,
     typer.Option(
         "--policy",
+        metavar="POLICY",
         help="Scheduling policy: NAME, NAME/PLACEMENT (see 'refold policies'), or a Python file.",
         autocompletion=_complete_policies,
     ),
@@ -108,6 +109,7 @@ OtherPolicy = Annotated[
     str | None,
     typer.Option(
         "--policy",
+        metavar="POLICY",
         help="Simulate this policy instead: NAME, NAME/PLACEMENT, or a Python file.",
         autocompletion=_complete_policies,
     ),
@@ -123,7 +125,12 @@ PolicyNames = Annotated[
 ]
 PlacementName = Annotated[
     str | None,
-    typer.Option("--placement", help="Placement rule (see 'refold policies').", autocompletion=_complete_placements),
+    typer.Option(
+        "--placement",
+        metavar="NAME",
+        help="Placement rule (see 'refold policies').",
+        autocompletion=_complete_placements,
+    ),
 ]
 PlacementNames = Annotated[
     str | None,
@@ -141,7 +148,8 @@ SpreadPower = Annotated[
     ),
 ]
 Seed = Annotated[
-    int | None, typer.Option("--seed", min=0, max=2**62, help="Random seed of the policy and its placement rule.")
+    int | None,
+    typer.Option("--seed", metavar="N", min=0, max=2**62, help="Random seed of the policy and its placement rule."),
 ]
 Settings = Annotated[
     list[str] | None,
@@ -149,7 +157,10 @@ Settings = Annotated[
 ]
 
 ClusterFile = Annotated[
-    str | None, typer.Option("--cluster", help="Cluster file, 'demo', or shorthand such as 135x8 or 16x8:A100+4x2:T4.")
+    str | None,
+    typer.Option(
+        "--cluster", metavar="CLUSTER", help="Cluster file, 'demo', or shorthand such as 135x8 or 16x8:A100+4x2:T4."
+    ),
 ]
 
 WatchOption = Annotated[

@@ -11,7 +11,10 @@ import msgspec
 from refold.api import LOOPBACK_OF_WILDCARD
 from refold.errors import BadFile, BadValue, NoDaemon
 
-NO_DAEMON_MESSAGE = "no Refold daemon found: start one with `refold serve`, or set REFOLD_ADDRESS and REFOLD_TOKEN"
+NO_DAEMON_MESSAGE = (
+    "no Refold daemon found: start one with `refold serve`, or set REFOLD_HOME to its state folder, "
+    "or REFOLD_ADDRESS and REFOLD_TOKEN"
+)
 
 
 class Address(msgspec.Struct, frozen=True):

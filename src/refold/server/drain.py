@@ -26,7 +26,7 @@ class DrainManager(Subscriber):
             await self._inbox.commit([GpuLost(index, gpu, why)])
             return index
         recalls = [
-            RunRecalled(run.job, run.number, why)
+            RunRecalled(run.job, run.number, f"{node} is drained: {why}")
             for run in self._state.view.runs.values()
             if move and not run.stopping and index in run.allocation.nodes
         ]
@@ -47,9 +47,10 @@ class DrainManager(Subscriber):
         down = view.down_gpus
         for run in view.runs.values() if down else ():
             gpus = [(share.node, gpu) for share in run.allocation.placement for gpu in share.gpus]
-            why = next((down[gpu] for gpu in gpus if gpu in down), None)
-            if why is not None and not run.stopping:
-                self._inbox.report(RunRecalled(run.job, run.number, why))
+            found = next((gpu for gpu in gpus if gpu in down), None)
+            if found is not None and not run.stopping:
+                name = f"GPU {found[1]} of {view.cluster.nodes[found[0]].name}"
+                self._inbox.report(RunRecalled(run.job, run.number, f"{name} is drained: {down[found]}"))
 
     def _node_index(self, node: str, gpu: int | None) -> int:
         cluster = self._state.view.cluster

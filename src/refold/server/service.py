@@ -186,7 +186,7 @@ class SchedulerService:
 
     async def drain(self, caller: Caller, node: str, query: DrainQuery) -> NodeStatus:
         """Drain a node, or one GPU of it."""
-        index = await self._drains.drain(node, query.gpu, query.why or f"drained by {caller.name}", query.move)
+        index = await self._drains.drain(node, query.gpu, query.why or f"by {caller.name}", query.move)
         return self.nodes(caller)[index]
 
     async def resume(self, caller: Caller, node: str, query: GpuQuery) -> NodeStatus:

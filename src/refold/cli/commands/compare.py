@@ -66,7 +66,8 @@ class _OutputOptions:
     """How to run the comparison and what to write."""
 
     processes: Annotated[
-        int, typer.Option("--processes", min=1, max=256, help="Number of policies to simulate in parallel.")
+        int,
+        typer.Option("--processes", metavar="N", min=1, max=256, help="Number of policies to simulate in parallel."),
     ] = 1
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Write report.html to this folder.")] = Path(
         "refold-compare"

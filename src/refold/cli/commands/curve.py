@@ -74,6 +74,7 @@ def curve(
         int | None,
         typer.Option(
             "--gpus-up-to",
+            metavar="N",
             min=1,
             max=plan_request.MAX_CURVE_GPUS,
             help="Largest number of GPUs (default: 64, or all of the cluster).",

@@ -13,7 +13,7 @@ from refold.cli.views import AsJson
 def drain(
     node: NodeName,
     gpu: GpuIndex = None,
-    reason: Annotated[str, typer.Option("--reason", help="Reason, shown to users.")] = "",
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason, shown to users.")] = "",
     move: Annotated[bool, typer.Option("--move", help="Preempt the jobs that run on the node.")] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -41,7 +41,10 @@ def history(
     state: Annotated[
         str | None,
         typer.Option(
-            "--state", help="Only jobs in this state: finished, failed or cancelled.", autocompletion=_complete_states
+            "--state",
+            metavar="STATE",
+            help="Only jobs in this state: finished, failed or cancelled.",
+            autocompletion=_complete_states,
         ),
     ] = None,
     limit: Annotated[

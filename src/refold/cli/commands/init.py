@@ -13,7 +13,7 @@ DEFAULT_PATH = Path("refold.yaml")
 
 
 def init(
-    path: Annotated[Path, typer.Argument(metavar="[PATH]", help="Output file.", show_default=True)] = DEFAULT_PATH,
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Output file.", show_default=True)] = DEFAULT_PATH,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a commented refold.yaml: cluster, tenants, policy, monitoring and notifications.

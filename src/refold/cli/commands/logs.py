@@ -34,12 +34,20 @@ MAX_FAILED_POLLS = 150
 def logs(
     job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new output until the job ends.")] = False,
-    run: Annotated[int | None, typer.Option("--run", min=1, help="Run number (default: the last).")] = None,
-    instance: Annotated[int | None, typer.Option("--instance", min=0, help="Instance number (default: 0).")] = None,
+    run: Annotated[
+        int | None, typer.Option("--run", metavar="N", min=1, help="Run number (default: the last).")
+    ] = None,
+    instance: Annotated[
+        int | None, typer.Option("--instance", metavar="N", min=0, help="Instance number (default: 0).")
+    ] = None,
     lines: Annotated[
         int | None,
         typer.Option(
-            "--lines", "-n", min=0, help=f"Number of last lines (default: {DEFAULT_LINES} on a terminal, else all)."
+            "--lines",
+            "-n",
+            metavar="N",
+            min=0,
+            help=f"Number of last lines (default: {DEFAULT_LINES} on a terminal, else all).",
         ),
     ] = None,
     all_instances: Annotated[

@@ -31,5 +31,5 @@ def nodes(as_json: AsJson = False) -> None:
 
 
 def _format_state(node: NodeStatus) -> str:
-    down = f"drained: {node.reason.removeprefix('drained ')}" if node.reason else "drained"
+    down = f"drained: {node.reason}" if node.reason else "drained"
     return (node.reason or "up") if node.up else down

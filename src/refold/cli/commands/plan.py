@@ -27,7 +27,7 @@ def plan(
     model: plan_request.ModelName,
     hardware: plan_request.MachineOptions,
     training: plan_request.TrainingOptions,
-    top: Annotated[int, typer.Option("--top", min=1, max=1000, help="Number of plans to show.")] = 10,
+    top: Annotated[int, typer.Option("--top", metavar="N", min=1, max=1000, help="Number of plans to show.")] = 10,
     fit: Annotated[
         Path | None, typer.Option("--fit", metavar="FILE", help="Correct estimates with a file saved by 'refold fit'.")
     ] = None,

@@ -24,20 +24,26 @@ DEFAULT_MAX_SIZES = {"cpu": (4, 64), "cuda": (32, 1_000_000)}
 def profile(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model name (see 'refold models') or YAML file.")],
     batch: Annotated[
-        int | None, typer.Option("--batch", min=1, help="Batch size in samples (default: the model's, at most 32).")
+        int | None,
+        typer.Option("--batch", metavar="N", min=1, help="Batch size in samples (default: the model's, at most 32)."),
     ] = None,
     seq: Annotated[
-        int | None, typer.Option("--seq", min=1, help="Sequence length in tokens (default: the model's).")
+        int | None, typer.Option("--seq", metavar="N", min=1, help="Sequence length in tokens (default: the model's).")
     ] = None,
-    samples: Annotated[int, typer.Option("--samples", min=1, max=500, help="Number of configurations to measure.")] = 7,
+    samples: Annotated[
+        int, typer.Option("--samples", metavar="N", min=1, max=500, help="Number of configurations to measure.")
+    ] = 7,
     measure_all: Annotated[
         bool, typer.Option("--all", help="Measure all configurations that fit, not only the most informative.")
     ] = False,
     steps: Annotated[
-        int, typer.Option("--steps", min=1, help="Steps to measure per configuration; the median is used.")
+        int, typer.Option("--steps", metavar="N", min=1, help="Steps to measure per configuration; the median is used.")
     ] = 5,
     layers: Annotated[
-        int | None, typer.Option("--layers", min=1, help="Reduce the model to this number of layers, for a quick test.")
+        int | None,
+        typer.Option(
+            "--layers", metavar="N", min=1, help="Reduce the model to this number of layers, for a quick test."
+        ),
     ] = None,
     device: Annotated[
         str | None, typer.Option("--device", metavar="cuda|cpu", help="Device (default: a GPU if available).")

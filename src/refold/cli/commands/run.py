@@ -30,14 +30,17 @@ CONTROL_SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 def run(
     jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="Job file, as for 'refold submit' (docs/jobs.md).")],
-    slots: Annotated[int, typer.Option("--slots", min=1, max=62, help="Number of slots (GPUs).")],
+    slots: Annotated[int, typer.Option("--slots", metavar="N", min=1, max=62, help="Number of slots (GPUs).")],
     policy: PolicyName = "fifo",
     placement: PlacementName = None,
     settings: Settings = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for journal and logs (default: refold-runs/DATE-TIME).")
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Folder for journal and logs (default: refold-runs/DATE-TIME)."),
     ] = None,
-    grace: Annotated[str, typer.Option("--grace", help="Time that a run has to stop before it is killed.")] = "10s",
+    grace: Annotated[
+        str, typer.Option("--grace", metavar="TIME", help="Time that a run has to stop before it is killed.")
+    ] = "10s",
     watch: WatchOption = None,
     as_json: AsJson = False,
 ) -> None:

@@ -24,16 +24,20 @@ def serve(
         typer.Option("--config", metavar="FILE", help="Configuration file (default: refold.yaml, if it exists)."),
     ] = None,
     slots: Annotated[
-        int | None, typer.Option("--slots", min=1, max=62, help="Schedule this number of CPU slots instead of GPUs.")
+        int | None,
+        typer.Option("--slots", metavar="N", min=1, max=62, help="Schedule this number of CPU slots instead of GPUs."),
     ] = None,
     policy: Annotated[
         str | None, typer.Option("--policy", metavar="NAME", help="Scheduling policy (default: easy).")
     ] = None,
     placement: PlacementName = None,
     settings: Settings = None,
-    host: Annotated[str | None, typer.Option("--host", help="Address to listen on (default: 127.0.0.1).")] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on (default: 127.0.0.1).")
+    ] = None,
     port: Annotated[
-        int | None, typer.Option("--port", min=0, max=65535, help="Port; 0 chooses a free one (default: 7170).")
+        int | None,
+        typer.Option("--port", metavar="N", min=0, max=65535, help="Port; 0 chooses a free one (default: 7170)."),
     ] = None,
     state: Annotated[
         Path | None, typer.Option("--state", metavar="FOLDER", help="State folder (default: ~/.refold).")
@@ -149,7 +153,9 @@ def _log_to_stderr() -> None:
 
 
 def _print_ready(ready: Ready, folder: Path) -> None:
-    from refold.client import read_address
+    import shlex
+
+    from refold.client import read_address, state_folder
 
     print_notes(ready.notes)
     print_line(f"serving on {ready.address}   (API: {ready.address}/docs)")
@@ -160,6 +166,8 @@ def _print_ready(ready: Ready, folder: Path) -> None:
     print_line(f"state: {folder}   {ready.running:,} running, {ready.waiting:,} waiting")
     print_line()
     print_line("next, in another terminal:")
+    if folder.absolute() != state_folder().absolute():
+        print_line(f"  export REFOLD_HOME={shlex.quote(str(folder.absolute()))}")
     print_line("  refold submit -- python -c 'print(\"hello\")'")
     print_line("  refold queue --watch")
     print_line("  refold top")

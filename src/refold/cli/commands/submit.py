@@ -67,7 +67,10 @@ def submit(
         ),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", help="Job name; run times are predicted from earlier jobs of the same name.")
+        str | None,
+        typer.Option(
+            "--name", metavar="NAME", help="Job name; run times are predicted from earlier jobs of the same name."
+        ),
     ] = None,
     gpus: Annotated[
         str | None,
@@ -77,25 +80,33 @@ def submit(
         str | None, typer.Option("--gpu-type", metavar="NAME,…", help="Accepted GPU types (default: any).")
     ] = None,
     instances: Annotated[
-        int | None, typer.Option("--instances", min=1, help="Number of processes, started as a gang (default: 1).")
+        int | None,
+        typer.Option("--instances", metavar="N", min=1, help="Number of processes, started as a gang (default: 1)."),
     ] = None,
     cpus: Annotated[
-        float | None, typer.Option("--cpus", min=0, help="CPUs per instance (default: none requested).")
+        float | None, typer.Option("--cpus", metavar="N", min=0, help="CPUs per instance (default: none requested).")
     ] = None,
     memory: Annotated[
-        str | None, typer.Option("--memory", help="Memory per instance, such as 32 (GiB), 32GB or 512MB.")
+        str | None,
+        typer.Option("--memory", metavar="SIZE", help="Memory per instance, such as 32 (GiB), 32GB or 512MB."),
     ] = None,
     tenant: TenantOption = None,
     job_class: ClassName = None,
     priority: Annotated[
-        int | None, typer.Option("--priority", help="Priority, for policies that use it (default: 0).")
+        int | None, typer.Option("--priority", metavar="N", help="Priority, for policies that use it (default: 0).")
     ] = None,
-    time: Annotated[str | None, typer.Option("--time", help="Time limit, such as 90m, 12h or 2d.")] = None,
+    time: Annotated[
+        str | None, typer.Option("--time", metavar="TIME", help="Time limit, such as 90m, 12h or 2d.")
+    ] = None,
     estimate: Annotated[str | None, typer.Option("--estimate", metavar="TIME", help="Estimated run time.")] = None,
-    steps: Annotated[int | None, typer.Option("--steps", min=0, help="Number of training steps.")] = None,
+    steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=0, help="Number of training steps.")] = None,
     plan: Annotated[
         str | None,
-        typer.Option("--plan", help="'auto' (chosen by the scheduler), 'off', or a plan: 'dp4 tp2' (default: off)."),
+        typer.Option(
+            "--plan",
+            metavar="PLAN",
+            help="'auto' (chosen by the scheduler), 'off', or a plan: 'dp4 tp2' (default: off).",
+        ),
     ] = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment variable; repeatable.")
@@ -118,7 +129,8 @@ def submit(
         typer.Option("--workdir", metavar="DIR", help="Working directory (default: that of the file, or this one)."),
     ] = None,
     retries: Annotated[
-        int | None, typer.Option("--retries", min=0, max=1000, help="Number of retries after failures (default: 0).")
+        int | None,
+        typer.Option("--retries", metavar="N", min=0, max=1000, help="Number of retries after failures (default: 0)."),
     ] = None,
     after: DependencyOption = None,
     notify: Annotated[
@@ -188,6 +200,8 @@ def _submit(client: Client, jobs: Sequence[Submission], yes: bool, wait: bool, a
         if not yes and not typer.confirm("submit?", default=True):
             raise typer.Exit(1)
     submitted = _send(client, jobs)
+    if not interactive:
+        print_notes([f"{job.id} can never start: {job.message}" for job in submitted if job.state == "infeasible"])
     if as_json and not wait:
         print_json(submitted)
     elif not as_json:

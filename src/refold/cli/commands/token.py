@@ -54,13 +54,15 @@ def new(
         str,
         typer.Option(
             "--role",
+            metavar="ROLE",
             help="reader: read only; member: also submit jobs of its tenant; owner: everything.",
             autocompletion=_complete_roles,
         ),
     ] = "member",
     tenant: TokenTenant = "default",
     user: Annotated[
-        str | None, typer.Option("--user", help="Owner of jobs submitted with it (default: the token's name).")
+        str | None,
+        typer.Option("--user", metavar="NAME", help="Owner of jobs submitted with it (default: the token's name)."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

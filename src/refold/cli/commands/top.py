@@ -89,11 +89,13 @@ def _table(info: DaemonInfo, gpus: Sequence[GpuStatus], jobs: dict[str, JobStatu
         Column("job", lambda gpu: _format_jobs(gpu, jobs)),
     ]
     unknown = {title for title, name in MEASURED.items() if all(getattr(gpu, name) is None for gpu in gpus)}
-    return Table(_title(info), [column for column in columns if column.title not in unknown], gpus)
+    return Table(_title(info, gpus), [column for column in columns if column.title not in unknown], gpus)
 
 
-def _title(info: DaemonInfo) -> str:
-    used = f"{info.gpus - info.free_gpus:g} of {plural(info.gpus, 'GPU')} in use"
+def _title(info: DaemonInfo, gpus: Sequence[GpuStatus]) -> str:
+    used = f"{sum(1 - gpu.free for gpu in gpus if gpu.jobs):g} of {plural(info.gpus, 'GPU')} in use"
+    drained = sum(bool(gpu.drain_reason) for gpu in gpus)
+    used += f", {drained} drained" if drained else ""
     return f"{info.cluster}: {used}, {info.running:,} running, {info.waiting:,} waiting, policy {info.policy}"
 
 
@@ -113,7 +115,7 @@ def _format_jobs(gpu: GpuStatus, jobs: dict[str, JobStatus]) -> str:
         parts.append(f"drained: {gpu.drain_reason}")
     if not parts:
         return "free"
-    return ", ".join(parts) + (f", {gpu.free:g} free" if 0 < gpu.free < 1 else "")
+    return ", ".join(parts) + (f", {gpu.free:g} free" if 0 < gpu.free < 1 and not gpu.drain_reason else "")
 
 
 def _owner(job: JobStatus) -> str:

@@ -125,16 +125,20 @@ def convert(
 @app.command()
 def generate(
     out: OutFile,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Number of jobs.")] = 1000,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Random seed.")] = 0,
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Number of jobs.")] = 1000,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Random seed.")] = 0,
     like: Annotated[
         str | None, typer.Option("--like", metavar="TRACE", help="Use the distributions of this trace.")
     ] = None,
     cluster: Annotated[
-        str | None, typer.Option("--cluster", help="Cluster file, 'demo' or shorthand such as 16x8:A100.")
+        str | None,
+        typer.Option("--cluster", metavar="CLUSTER", help="Cluster file, 'demo' or shorthand such as 16x8:A100."),
     ] = None,
     load: Annotated[
-        float | None, typer.Option("--load", help="Offered load relative to the cluster's capacity (default: 0.9).")
+        float | None,
+        typer.Option(
+            "--load", metavar="FACTOR", help="Offered load relative to the cluster's capacity (default: 0.9)."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -49,7 +49,7 @@ FutureCount = Annotated[
 Arrivals = Annotated[
     bool, typer.Option("--arrivals", help="Simulate new jobs that arrive as in the past (default: no new jobs).")
 ]
-FutureSeed = Annotated[int, typer.Option("--seed", min=0, max=2**62, help="Random seed of the futures.")]
+FutureSeed = Annotated[int, typer.Option("--seed", metavar="N", min=0, max=2**62, help="Random seed of the futures.")]
 
 
 @dataclass(frozen=True, slots=True)

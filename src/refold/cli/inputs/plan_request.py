@@ -73,7 +73,10 @@ NetworkRate = Annotated[
     ),
 ]
 EngineName = Annotated[
-    str, typer.Option("--engine", help="Training framework (see 'refold engines').", autocompletion=_complete_engines)
+    str,
+    typer.Option(
+        "--engine", metavar="NAME", help="Training framework (see 'refold engines').", autocompletion=_complete_engines
+    ),
 ]
 
 
@@ -91,11 +94,17 @@ class MachineOptions:
         ),
     ]
     nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, help="Number of nodes (default: as few as possible).")
+        int | None, typer.Option("--nodes", metavar="N", min=1, help="Number of nodes (default: as few as possible).")
     ] = None
     cpus: Annotated[
         float | None,
-        typer.Option("--cpus", min=0.001, max=MAX_AMOUNT, help="Total CPU threads of all nodes (default: 8 per GPU)."),
+        typer.Option(
+            "--cpus",
+            metavar="N",
+            min=0.001,
+            max=MAX_AMOUNT,
+            help="Total CPU threads of all nodes (default: 8 per GPU).",
+        ),
     ] = None
     host_memory: Annotated[
         str | None,
@@ -138,11 +147,15 @@ class TrainingOptions:
 
     batch: Annotated[
         int | None,
-        typer.Option("--batch", min=1, max=MAX_AMOUNT, help="Global batch size in samples (default: the model's)."),
+        typer.Option(
+            "--batch", metavar="N", min=1, max=MAX_AMOUNT, help="Global batch size in samples (default: the model's)."
+        ),
     ] = None
     seq: Annotated[
         int | None,
-        typer.Option("--seq", min=1, max=MAX_AMOUNT, help="Sequence length in tokens (default: the model's)."),
+        typer.Option(
+            "--seq", metavar="N", min=1, max=MAX_AMOUNT, help="Sequence length in tokens (default: the model's)."
+        ),
     ] = None
     engine: EngineName = DEFAULT_ENGINE
 

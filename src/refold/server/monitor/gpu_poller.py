@@ -157,7 +157,7 @@ class GpuPoller:
             node.gpu_type,
             jobs.get(position, []),
             view.free_gpu_milli(position[0])[position[1]] / WHOLE,
-            view.down_reason(*position),
+            view.down_reason(*position) or view.down_reason(position[0]),
             values.memory_used_mib,
             values.memory_mib,
             values.utilisation,

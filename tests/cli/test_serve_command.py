@@ -1,0 +1,24 @@
+"""What `refold serve` prints when the daemon is ready."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from refold.cli.commands.serve import _print_ready
+from refold.server import Ready
+
+
+@pytest.mark.parametrize("home", ["state", "elsewhere"])
+def test_commands_of_another_terminal_need_refold_home_only_if_the_state_folder_is_another(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REFOLD_HOME", str(tmp_path / home))
+    monkeypatch.chdir(tmp_path)
+    _print_ready(Ready("http://127.0.0.1:7170", "rf_x", 0, 0, []), Path("state"))
+    hint = f"  export REFOLD_HOME={tmp_path}/state\n" if home == "elsewhere" else ""
+    assert capsys.readouterr().out.endswith(
+        "next, in another terminal:\n"
+        f"{hint}  refold submit -- python -c 'print(\"hello\")'\n  refold queue --watch\n  refold top\n"
+    )
