@@ -14,7 +14,7 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python;
 run: $(VENV)/installed.run  ## start the scheduler daemon of this machine; Ctrl-C stops it
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/refold serve
 
-compare: $(VENV)/installed.run  ## compare all policies on the workload that ships with the package, and write a report
+compare: $(VENV)/installed.run  ## compare the default policies on the workload that ships with the package, and write a report
 	@$(BIN)/refold compare --stop-cost 18s --restart-cost 1m
 
 test: $(VENV)/installed.test  ## lint, check types, run all tests; prints the time of each part

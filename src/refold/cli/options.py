@@ -119,7 +119,7 @@ PolicyNames = Annotated[
     typer.Option(
         "--policies",
         metavar="NAME,…",
-        help="Policies to compare: NAME, NAME/PLACEMENT, or a Python file (default: all).",
+        help="Policies to compare: NAME, NAME/PLACEMENT, or a Python file (default: ten of them, and your own).",
         autocompletion=_complete_policy_lists,
     ),
 ]

@@ -89,8 +89,8 @@ def compare(
 ) -> None:
     """Compare policies on a trace: print a table and write a report with charts.
 
-    Every policy is simulated with the same jobs and cluster. Without arguments, all policies are compared on the demo
-    trace.
+    Every policy is simulated with the same jobs and cluster. Without arguments, the default policies are compared on
+    the demo trace.
 
     Example: refold compare jobs.csv --cluster 16x8:A100 --policies fifo,las,las/fgd,./mine.py
     """

@@ -70,7 +70,7 @@ def whatif(
     """Estimate when a job would start and end if it were submitted now, or at a time of a journal.
 
     The policy is simulated in several futures, with and without the job, each with random run times drawn from their
-    predicted distributions; all variants see the same run times. A job with known work takes that time, scaled in
+    predicted distributions; all variants see the same run times. A job with an estimate takes that time, scaled in
     proportion for other numbers of GPUs. Estimates are medians of the futures, ranges their 5th to 95th percentile; the
     delay of other jobs is the mean over jobs that are already waiting.
 
