@@ -36,6 +36,7 @@ BODIES = {
     "submit": FOR_VISION,
     "submit_all": b"[" + FOR_VISION + b"]",
     "preview": JOB,
+    "create_environment": b'{"variables": {"SEED": "3"}}',
     "create_token": b'{"name": "new"}',
 }
 QUERIES = {"events": "?follow=false&since=0"}
@@ -47,9 +48,11 @@ STATUS_BY_CALL = {
     "submit":       (201,  201,  403,   403,  403,   401),
     "submit_all":   (201,  201,  403,   403,  403,   401),
     "preview":      (200,  200,  200,   200,  200,   401),
+    "create_environment": (201, 201, 403, 201, 403,  401),
     "jobs":         (200,  200,  200,   200,  200,   401),
     "job":          (200,  200,  200,   200,  200,   401),
     "why":          (200,  200,  200,   200,  200,   401),
+    "environment":  (200,  200,  200,   200,  200,   401),
     "logs":         (200,  200,  200,   403,  403,   401),
     "cancel":       (200,  200,  403,   403,  403,   401),
     "hold":         (200,  200,  403,   403,  403,   401),
