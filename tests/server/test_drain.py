@@ -63,9 +63,9 @@ def test_runs_on_a_drained_gpu_are_stopped_and_queued_again(tmp_path: Path) -> N
 def test_gpus_of_a_drained_node_have_its_reason_unless_they_have_their_own(tmp_path: Path) -> None:
     async def main() -> None:
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
-            await daemon.service.drain(OWNER, "a", why="fan", gpu=1, move=False)
+            await daemon.service.drain(OWNER, "a", DrainQuery(why="fan", gpu=1))
             assert [gpu.drain_reason for gpu in await daemon.service.gpus(OWNER)] == ["", "fan"]
-            await daemon.service.drain(OWNER, "a", why="cables", gpu=None, move=False)
+            await daemon.service.drain(OWNER, "a", DrainQuery(why="cables"))
             assert [gpu.drain_reason for gpu in await daemon.service.gpus(OWNER)] == ["cables", "fan"]
 
     asyncio.run(main())
@@ -74,9 +74,9 @@ def test_gpus_of_a_drained_node_have_its_reason_unless_they_have_their_own(tmp_p
 def test_a_drain_without_a_reason_names_the_caller(tmp_path: Path) -> None:
     async def main() -> None:
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
-            node = await daemon.service.drain(OWNER, "a", why="", gpu=0, move=False)
+            node = await daemon.service.drain(OWNER, "a", DrainQuery(gpu=0))
             assert node.reason == f"GPU 0 is drained: by {OWNER.name}"
-            assert (await daemon.service.drain(OWNER, "a", why="", gpu=None, move=False)).reason == f"by {OWNER.name}"
+            assert (await daemon.service.drain(OWNER, "a", DrainQuery())).reason == f"by {OWNER.name}"
 
     asyncio.run(main())
 
