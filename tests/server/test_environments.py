@@ -12,7 +12,7 @@ from loop_setups import UnreliableBackend
 from manual_daemon import ManualDaemon
 
 from refold.api import Caller, JobEnvironment, NewEnvironment, Submission
-from refold.errors import BadInput, BadValue, NotFound
+from refold.errors import BadInput, BadValue, Forbidden, NotFound
 from refold.server import environments as module
 from refold.server.environments import Environments
 
@@ -48,12 +48,13 @@ def test_equal_environments_of_a_user_are_stored_once(tmp_path: Path) -> None:
     run_with_daemon(tmp_path, work)
 
 
-def test_the_user_of_a_job_sees_values_and_others_see_names(tmp_path: Path) -> None:
+def test_the_user_of_a_job_sees_values_its_tenant_sees_names_and_others_nothing(tmp_path: Path) -> None:
     async def work(daemon: ManualDaemon) -> None:
         job = await submit(daemon, await store(daemon))
         assert await daemon.service.environment(ANA, job) == JobEnvironment(["FOO", "PATH"], VARIABLES)
-        for caller in (BOB, OTHER_ANA):
-            assert await daemon.service.environment(caller, job) == JobEnvironment(["FOO", "PATH"], None)
+        assert await daemon.service.environment(BOB, job) == JobEnvironment(["FOO", "PATH"], None)
+        with pytest.raises(Forbidden, match="belongs to tenant 'vision'; tenant 'speech' may not read it"):
+            await daemon.service.environment(OTHER_ANA, job)
 
     run_with_daemon(tmp_path, work)
 

@@ -9,7 +9,7 @@ from time import time
 import msgspec
 
 from refold.api import Caller, JobEnvironment, NewEnvironment, StoredEnvironment, Submission
-from refold.errors import BadInput, NotFound
+from refold.errors import BadInput, Forbidden, NotFound
 from refold.model import HOUR, Job, Seconds
 from refold.server.live_state import LiveState
 from refold.server.store import Store
@@ -57,9 +57,12 @@ class Environments:
         record = self._state.job_table.records.get(job_id)
         if record is None:
             raise NotFound(f"job {job_id!r} has ended; its environment is not kept")
+        if not caller.can_read(record.job.tenant):
+            raise Forbidden(
+                f"job {job_id!r} belongs to tenant {record.job.tenant!r}; tenant {caller.tenant!r} may not read it"
+            )
         variables = self.variables(record.job) or {}
-        is_own = caller.user == record.job.user and caller.can_read(record.job.tenant)
-        return JobEnvironment(sorted(variables), dict(variables) if is_own else None)
+        return JobEnvironment(sorted(variables), dict(variables) if caller.user == record.job.user else None)
 
     def variables(self, job: Job) -> Mapping[str, str] | None:
         """Return the variables that a job inherits from its submitter; None: it inherits the daemon's."""
