@@ -168,8 +168,32 @@ class TestPreemption:
         waits = [(entry.now, wait.job, wait.reason) for entry in journal.entries for wait in entry.waits]
         assert waits[0] == (1000, "short", Reason.RELEASING)
 
+    @pytest.mark.parametrize("names", ["az", "za"])
+    def test_the_job_with_the_most_remaining_work_is_preempted(self, names: str) -> None:
+        size: dict[str, Any] = {"gpu_range": (4, 4)}
+        jobs = [modelled("bert", name, 4, 0, 400_000 * (1 + nth), **size) for nth, name in enumerate(names)]
+        simulation = Simulation([*jobs, modelled("bert", "short", 4, 1000, 2_000, **size)])
+        assert [(at, job) for at, job, _ in simulation.stops] == [(1000, names[1])]
+
+    def test_the_next_round_is_when_the_first_waiting_job_starves(self) -> None:
+        jobs = [rigid("busy", 8, 0, 500, preemptible=False)]
+        jobs += [modelled("bert", name, 8, at, 500, gpu_range=(8, 8)) for name, at in (("a", 10), ("b", 100))]
+        assert Simulation(jobs, Refold(starvation_seconds=1000.0)).wakes == [1010, 1010, 1100]
+
 
 class TestGrowing:
+    @pytest.mark.parametrize("names", ["az", "za"])
+    @pytest.mark.parametrize("longer", [0, 1])
+    def test_free_gpus_go_to_the_job_that_saves_the_most_time_with_them(self, names: str, longer: int) -> None:
+        """Two equal runs of different length, on two GPUs each, when two more are free at 800 s."""
+        others = [rigid("forever", 2, 0, 100_000), rigid("ends", 2, 0, 800), rigid("soon", 2, 0, 3)]
+        jobs = [msgspec.structs.replace(job, preemptible=False) for job in others]
+        for nth, name in enumerate(names):
+            steps = 400_000 if nth == longer else 40_000
+            jobs.append(modelled("bert", name, 2, 1 + nth, steps, gpu_range=(2, 4)))
+        simulation = Simulation(jobs)
+        assert simulation.starts[3:6] == [(1, names[0], 2), (3, names[1], 2), (800, names[longer], 4)]
+
     def test_a_run_grows_when_no_job_has_arrived_for_the_payback_time(self) -> None:
         simulation = Simulation(
             [rigid("beside", 4, 0, 100, preemptible=False), modelled("bert", "long", 4, 10, 400_000)]
@@ -215,6 +239,15 @@ class TestGuarantees:
         sure = modelled("bert", "sure", 8, 10, 200_000, job_class="guaranteed", plan=Plan(8))
         simulation = Simulation([rigid("short", 8, 0, 60), sure])
         assert simulation.starts[:2] == [(0, "short", 8), (10, "sure", 8)]
+
+    def test_a_waiting_guaranteed_job_starts_before_shorter_best_effort_jobs(self) -> None:
+        size: dict[str, Any] = {"gpu_range": (8, 8)}
+        jobs = [
+            rigid("busy", 8, 0, 500, preemptible=False),
+            modelled("bert", "short", 8, 1, 500, **size),
+            modelled("bert", "sure", 8, 2, 200_000, job_class="guaranteed", plan=Plan(8), **size),
+        ]
+        assert [job for _, job, _ in Simulation(jobs).starts] == ["busy", "sure", "short"]
 
     def test_a_guaranteed_job_is_not_stopped_for_a_shorter_one(self) -> None:
         sure = modelled("bert", "sure", 8, 0, 200_000, job_class="guaranteed", plan=Plan(8))

@@ -172,6 +172,17 @@ class TestResources:
             "new": 32,
         }
 
+    @pytest.mark.parametrize(("memory_gib", "gpus"), [(16, 8), (32, 4), (64, 2)])
+    def test_gpus_are_taken_as_far_as_the_memory_of_the_node_suffices(self, memory_gib: int, gpus: int) -> None:
+        """The node has 64 GiB; the job requests two GPUs and as much memory per GPU with any other number."""
+        cluster = make_cluster(8, types="A800-80GB", cpus=96, memory_gib=64)
+        found = Round({}, bert("only", 2, memory_gib=memory_gib), cluster=cluster)
+        assert (found.gpus, found.runs["only"].allocation.placement[0].memory_mib) == ({"only": gpus}, 64 * 1024)
+
+    def test_gpus_are_taken_as_far_as_the_cpus_of_the_node_suffice(self) -> None:
+        cluster = make_cluster(8, types="A800-80GB", cpus=32, memory_gib=1600)
+        assert Round({}, bert("only", 2), cluster=cluster).gpus == {"only": 4}
+
     def test_nothing_is_taken_from_a_run_that_would_lose_more(self) -> None:
         # A first GPU gains 4.1 / 23.0 = 0.18; jobs that requested one GPU lose at least 0.37.
         assert Round({bert("a", 1): 4, bert("b", 1): 4}, bert("new", 8)).gpus == {"a": 4, "b": 4}
@@ -298,6 +309,10 @@ def test_an_aged_job_goes_first_and_keeps_its_gpus() -> None:
     jobs = [bert("old", 8, at=0.0, steps=1), bert("young", 1, at=900.0)]
     assert Round({}, *jobs).gpus == {"young": 8}
     assert Round({}, *jobs, policy=Rubick(ageing_seconds=500.0)).gpus["old"] == 8
+    assert Round({}, *jobs, policy=Rubick(ageing_seconds=1000.0)).gpus["old"] == 8
+    assert Round({}, *jobs, policy=Rubick(ageing_seconds=1000.1)).gpus == {"young": 8}
+    late = [bert("late", 8, at=600.0, steps=1), bert("young", 1, at=900.0)]
+    assert Round({}, *late, policy=Rubick(ageing_seconds=500.0)).gpus == {"young": 8}
 
 
 class TestVariants:
