@@ -28,7 +28,7 @@ TOKENS: dict[str, tuple[Role, str]] = {
 }
 """Role and tenant of each token. The job that the callers ask about belongs to the tenant `vision`."""
 
-CALLERS = ("owner", "vision-member", "vision-reader", "speech-member", "speech-reader", "nobody")
+CALLERS = ("owner", "vision-member", "vision-reader", "speech-member", "speech-reader", "anonymous")
 
 JOB = b'{"name": "train", "command": ["true"]}'
 FOR_VISION = b'{"name": "train", "command": ["true"], "tenant": "vision"}'
@@ -41,7 +41,7 @@ BODIES = {
 }
 QUERIES = {"events": "?follow=false&since=0"}
 
-#                   owner  vision       speech       nobody
+#                   owner  vision       speech       anonymous
 #                          member rdr   member rdr
 STATUS_BY_CALL = {
     "info":         (200,  200,  200,   200,  200,   401),
@@ -92,7 +92,7 @@ def with_daemon(folder: Path, check: Check) -> None:
             async def ask(caller: str, name: str, job: str = "secret-1") -> Answer:
                 call = next(call for call in CALLS if call.name == name)
                 path = call.path.format(job=job, node="a", name="spare") + QUERIES.get(name, "")
-                token = None if caller == "nobody" else f"rf_{caller}"
+                token = None if caller == "anonymous" else f"rf_{caller}"
                 answering = asyncio.ensure_future(
                     send_request(app, call.method, path, BODIES.get(name, b""), token=token)
                 )
@@ -131,7 +131,7 @@ REFUSALS = {
     ("speech-member", "cancel"): "job 'secret-1' belongs to tenant 'vision'; your token is for tenant 'speech'",
     ("vision-reader", "cancel"): "cancel requires the role member; the token 'vision-reader' has reader",
     ("vision-member", "drain"): "drain requires the role owner; the token 'vision-member' has member",
-    ("nobody", "jobs"): "no token, expected a header 'Authorization: Bearer rf_…'",
+    ("anonymous", "jobs"): "no token, expected a header 'Authorization: Bearer rf_…'",
 }
 
 

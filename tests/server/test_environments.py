@@ -122,7 +122,8 @@ def test_unused_environments_are_removed_after_a_while_and_used_ones_are_kept(
     [
         ({"a-b": "1"}, "'a-b' is not a valid variable name"),
         ({"A": "\0"}, "must not contain a NUL character"),
-        ({"A": "x" * 300_000}, "have 300,001 bytes, expected at most 262,144"),
+        ({"A": "x" * 300_000, "B": "1"}, "have 300,005 bytes, expected at most 262,144; the largest are A, B"),
+        ({"A": "x" * 131_070}, "A has 131,072 bytes, expected at most 131,071 per variable"),
     ],
 )
 def test_a_bad_environment_is_rejected(variables: dict[str, str], problem: str) -> None:

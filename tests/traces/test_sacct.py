@@ -160,10 +160,33 @@ def json_job(id: int = 7, **fields: Any) -> dict[str, Any]:
     } | fields
 
 
-def read_json(folder: Path, *jobs: dict[str, Any]) -> Trace:
+def read_json(folder: Path, *jobs: dict[str, Any], **options: Any) -> Trace:
     path = folder / "history.json"
     path.write_text(json.dumps({"meta": {"slurm": {"release": "24.05"}}, "jobs": jobs, "errors": []}, indent=1))
-    return read_trace(path)
+    return read_trace(path, **options)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        (
+            {"tres": {"allocated": [{"type": "gres", "name": "gpu", "count": -1}]}},
+            "gres/gpu is '-1', expected a number",
+        ),
+        ({"name": 7}, "name is 7, expected str"),
+        ({"tres": {"allocated": [{"count": 1}]}}, r"tres.allocated\[0\].type is None, expected a value"),
+        ({"time": "now"}, "time is 'now', expected object"),
+        ({"job_id": "x"}, "job_id is 'x', expected int"),
+    ],
+)
+def test_a_bad_job_in_json_is_named_by_its_line_and_does_not_spoil_the_others(
+    tmp_path: Path, fields: dict[str, Any], problem: str
+) -> None:
+    bad = json_job(9) | fields
+    with pytest.raises(BadRow, match=rf"history\.json line 62: {problem}"):
+        read_json(tmp_path, json_job(), bad)
+    trace = read_json(tmp_path, json_job(), bad, skip_bad=True)
+    assert ([job.id for job in trace.jobs], len(trace.skipped_rows)) == (["7"], 1)
 
 
 def test_json_is_read_like_the_table(tmp_path: Path) -> None:
@@ -197,9 +220,9 @@ def test_json_of_older_versions_and_jobs_that_never_started_are_read(tmp_path: P
     assert "in the whole file: 1 job skipped that never started" in trace.notes
 
 
-@pytest.mark.parametrize("text", ['{"jobs": [{"job_id": "x"}]}', '{"jobs": [', '{"what": 1}', "{}"])
+@pytest.mark.parametrize("text", ['{"jobs": 7}', '{"jobs": [', '{"what": 1}', "{}", '{"jobs": ' + "[" * 5000])
 def test_json_that_is_not_of_sacct_is_an_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "history.json"
     path.write_text(text)
-    with pytest.raises(BadFile, match=r"sacct --json|damaged JSON"):
+    with pytest.raises(BadFile, match=r"is not the output of sacct --json|nested too deeply"):
         read_trace(path)

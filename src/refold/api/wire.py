@@ -33,7 +33,7 @@ MAX_COMMAND_CHARS = 128 * 1024
 """Maximum length of a whole command. A batch script is passed as one of its arguments."""
 
 MAX_ARGUMENT_BYTES = 128 * 1024 - 1
-"""Maximum size of one argument: the limit of Linux (MAX_ARG_STRLEN, minus the terminating NUL)."""
+"""Maximum size of one argument or variable: the limit of Linux (MAX_ARG_STRLEN, minus the terminating NUL)."""
 
 MAX_ARGUMENTS = 1024
 MAX_VARIABLES = 512
@@ -192,9 +192,19 @@ class NewEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _check_variable_names(self.variables)
         if any("\0" in value for value in self.variables.values()):
             raise BadValue("variables must not contain a NUL character")
-        size = sum(len(text.encode("utf-8", "surrogatepass")) for item in self.variables.items() for text in item)
-        if size > MAX_EXPORTED_BYTES:
-            raise BadValue(f"variables have {size:,} bytes, expected at most {MAX_EXPORTED_BYTES:,}")
+        sizes = {
+            name: len(f"{name}={value}".encode("utf-8", "surrogatepass")) for name, value in self.variables.items()
+        }
+        largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:3]
+        if sum(sizes.values()) > MAX_EXPORTED_BYTES:
+            raise BadValue(
+                f"variables have {sum(sizes.values()):,} bytes, expected at most {MAX_EXPORTED_BYTES:,}; "
+                f"the largest are {', '.join(largest)}"
+            )
+        if largest and sizes[largest[0]] > MAX_ARGUMENT_BYTES:
+            raise BadValue(
+                f"{largest[0]} has {sizes[largest[0]]:,} bytes, expected at most {MAX_ARGUMENT_BYTES:,} per variable"
+            )
 
 
 class StoredEnvironment(msgspec.Struct, frozen=True):

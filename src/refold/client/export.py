@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from refold.api import MAX_EXPORTED_BYTES, is_variable_name
+from refold.api import is_variable_name
 from refold.errors import BadInput
 
 ALL, NONE = "ALL", "NONE"
@@ -52,17 +52,21 @@ def choose_exported(environment: Mapping[str, str], export: str = ALL) -> Export
         inherited = {name: value for name, value in inherited.items() if name in ALWAYS_EXPORTED}
     withheld = sorted(name for name in inherited if looks_secret(name) and name not in given)
     variables = {name: value for name, value in inherited.items() if name not in withheld} | given
-    _check_size(variables)
     return ExportedVariables(variables, withheld)
 
 
 def _is_exportable(name: str, value: str) -> bool:
     return (
         is_variable_name(name)  # Bash exports functions as BASH_FUNC_name%%
-        and not any("\ud800" <= character <= "\udfff" for character in value)  # bytes that are not UTF-8
+        and _is_utf8(value)
         and name not in NOT_EXPORTED
         and not name.startswith(_NOT_EXPORTED_PREFIXES)
     )
+
+
+def _is_utf8(value: str) -> bool:
+    """Whether a value has only valid UTF-8; other bytes appear as surrogates in `os.environ`."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _parse(word: str, environment: Mapping[str, str]) -> tuple[str, str]:
@@ -72,15 +76,7 @@ def _parse(word: str, environment: Mapping[str, str]) -> tuple[str, str]:
         raise BadInput(f"--export {word}: {name!r} is not a valid variable name")
     if not equals and name not in environment:
         raise BadInput(f"--export {word}: the variable is not set; give its value as {name}=VALUE")
-    return name, value if equals else environment[name]
-
-
-def _check_size(variables: Mapping[str, str]) -> None:
-    sizes = {name: len(name) + len(value.encode()) for name, value in variables.items()}
-    total = sum(sizes.values())
-    if total > MAX_EXPORTED_BYTES:
-        largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:3]
-        raise BadInput(
-            f"the environment has {total:,} bytes, expected at most {MAX_EXPORTED_BYTES:,} (the largest variables are "
-            f"{', '.join(largest)}); export only what the job needs, such as --export PATH,HOME"
-        )
+    chosen = value if equals else environment[name]
+    if not _is_utf8(chosen):
+        raise BadInput(f"--export {name}: the value is not UTF-8")
+    return name, chosen

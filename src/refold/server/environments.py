@@ -9,7 +9,7 @@ from time import time
 import msgspec
 
 from refold.api import Caller, JobEnvironment, NewEnvironment, StoredEnvironment, Submission
-from refold.errors import BadInput, Forbidden, NotFound
+from refold.errors import BadInput, NotFound
 from refold.model import HOUR, Job, Seconds
 from refold.server.live_state import LiveState
 from refold.server.store import Store
@@ -42,25 +42,23 @@ class Environments:
     def check(self, caller: Caller, submissions: Sequence[Submission]) -> None:
         """Reject submissions that name an environment which the caller has not stored."""
         for environment_id in {submission.exported for submission in submissions} - {""}:
-            found = self._store.reader.environment(environment_id)
-            if found is None or found.user != caller.user:
-                raise BadInput(f"exported: unknown environment {environment_id[:12]}…; store it before you submit")
+            self._find(caller, environment_id)
 
     def names(self, caller: Caller, submission: Submission) -> list[str]:
         """Return the names of the variables that a submission would inherit."""
-        self.check(caller, [submission])
-        found = self._store.reader.environment(submission.exported)
-        return [] if found is None else sorted(found.variables)
+        return sorted(self._find(caller, submission.exported)) if submission.exported else []
+
+    def _find(self, caller: Caller, environment_id: str) -> Mapping[str, str]:
+        found = self._store.reader.environment(environment_id)
+        if found is None or found.user != caller.user:
+            raise BadInput(f"exported: unknown environment {environment_id[:12]}…; store it before you submit")
+        return found.variables
 
     def of_job(self, caller: Caller, job_id: str) -> JobEnvironment:
-        """Return the variables that an active job inherits from its submitter."""
+        """Return the variables that an active job inherits from its submitter; values only to the job's user."""
         record = self._state.job_table.records.get(job_id)
         if record is None:
             raise NotFound(f"job {job_id!r} has ended; its environment is not kept")
-        if not caller.can_read(record.job.tenant):
-            raise Forbidden(
-                f"job {job_id!r} belongs to tenant {record.job.tenant!r}; tenant {caller.tenant!r} may not read it"
-            )
         variables = self.variables(record.job) or {}
         return JobEnvironment(sorted(variables), dict(variables) if caller.user == record.job.user else None)
 

@@ -64,14 +64,19 @@ class JobQueries:
             events = [msgspec.structs.replace(event, text="") for event in events]
         return JobExplanation(status, events)
 
-    async def read_logs(self, caller: Caller, job: str, query: LogsQuery) -> Logs:
-        """Return a part of a run's output."""
-        run, instance, offset = query.run, query.instance, query.offset
+    def readable(self, caller: Caller, job: str) -> JobStatus:
+        """Return a job of a tenant whose output and environment the caller may read; raises Forbidden for others."""
         status = self.status(caller, self.find(job))
         if not caller.can_read(status.tenant):
             raise Forbidden(
                 f"job {status.id!r} belongs to tenant {status.tenant!r}; tenant {caller.tenant!r} may not read it"
             )
+        return status
+
+    async def read_logs(self, caller: Caller, job: str, query: LogsQuery) -> Logs:
+        """Return a part of a run's output."""
+        run, instance, offset = query.run, query.instance, query.offset
+        status = self.readable(caller, job)
         number = status.runs if run is None else run
         if run is not None and run > status.runs:
             raise NotFound(

@@ -118,7 +118,7 @@ class SchedulerService:
 
     async def environment(self, caller: Caller, job: str) -> JobEnvironment:
         """Return the variables that a job inherits from its submitter."""
-        return self._environments.of_job(caller, self._jobs.find(job))
+        return self._environments.of_job(caller, self._jobs.readable(caller, job).id)
 
     async def preview(self, caller: Caller, submission: Submission) -> Preview:
         """Return the expected outcome of a submission, without submitting it."""

@@ -37,7 +37,7 @@ def _redact(event: Event) -> Event:
     """Remove command, environment and notification addresses of a job, which may contain secrets."""
     if not isinstance(event, JobSubmitted | PastJob):
         return event
-    launch = replace(event.job.launch, environment=(), notify=())
+    launch = replace(event.job.launch, environment=(), exported="", notify=())
     return replace(event, job=replace(event.job, command=(), launch=launch))
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterator
 
 import msgspec
 
-from refold.errors import BadFile, BadRow, BadValue
 from refold.model import Demand, Job
 from refold.traces.common_format import equal_instances
+from refold.traces.json_entries import decode_document, parse_entries
 from refold.traces.text_source import BadCell, TextSource
 from refold.traces.timestamps import parse_time, parse_time_or_none, shift_to_first_submission
 from refold.traces.trace import Trace, make_trace, whole_file_note
@@ -43,28 +41,17 @@ def recognises(first_line: str) -> bool:
 
 def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
     """Read one job per entry: the GPUs of its last attempt, the run time of all; tenants are virtual clusters."""
-    jobs: list[Job] = []
-    skipped_rows: list[BadRow] = []
     never_ran: Counter[str] = Counter()
-    decoder = msgspec.json.Decoder(_LogEntry)
-    for line, entry in _entries(source):
-        try:
-            job = _job(decoder.decode(entry), gpus_per_instance)
-        except msgspec.ValidationError as error:
-            bad = _bad_entry(source, line, entry, error)
-        except BadCell as cell:
-            bad = BadRow(source.path, line, cell.column, cell.found, cell.expected)
-        except BadValue as error:
-            bad = BadRow(source.path, line, "entry", str(error), "a valid job")
-        else:
-            if job is None:
-                never_ran["jobs"] += 1
-            else:
-                jobs.append(job)
-            continue
-        if not skip_bad:
-            raise bad
-        skipped_rows.append(bad)
+
+    def parse(entry: _LogEntry) -> Job | None:
+        job = _job(entry, gpus_per_instance)
+        never_ran["jobs"] += job is None
+        return job
+
+    entries = decode_document(source, list[msgspec.Raw], "a JSON list of jobs")
+    jobs, skipped_rows = parse_entries(source, entries, _LogEntry, parse)
+    if skipped_rows and not skip_bad:
+        raise skipped_rows[0]
     jobs, notes = shift_to_first_submission(jobs)
     if never_ran["jobs"]:
         notes.append(
@@ -75,32 +62,6 @@ def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace
             )
         )
     return make_trace(source.name, jobs, skipped_rows=skipped_rows, notes=notes)
-
-
-def _entries(source: TextSource) -> Iterator[tuple[int, bytes]]:
-    """Yield the line number and the JSON text of each entry."""
-    content = source.text.encode()
-    try:
-        entries = msgspec.json.decode(content, type=list[msgspec.Raw])
-    except msgspec.DecodeError as error:
-        raise BadFile(source.path, f"is not a JSON list of jobs: {error}") from None
-    except RecursionError:
-        raise BadFile(source.path, "is nested too deeply") from None
-    line, start, end = 1, 0, 0
-    for raw in entries:
-        entry = bytes(raw)
-        before, start = start, content.index(entry, end)
-        line += content.count(b"\n", before, start)
-        end = start + len(entry)
-        yield line, entry
-
-
-def _bad_entry(source: TextSource, line: int, entry: bytes, error: msgspec.ValidationError) -> BadRow:
-    """Parse key and expected type from 'Expected `str`, got `int` - at `$.jobid`'."""
-    expected, _, json_path = str(error).partition(" - at ")
-    key = re.sub(r"^\$\.?", "", json_path.strip("`")) or "entry"
-    excerpt = entry[:40].decode(errors="replace") + ("…" if len(entry) > 40 else "")
-    return BadRow(source.path, line, key, excerpt, expected[:1].lower() + expected[1:])
 
 
 def _job(entry: _LogEntry, gpus_per_instance: int) -> Job | None:

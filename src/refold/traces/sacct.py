@@ -11,6 +11,7 @@ import msgspec
 from refold.errors import BadFile, BadRow
 from refold.model import Demand, Job
 from refold.traces.helios import demand_on_nodes
+from refold.traces.json_entries import decode_document, parse_entries
 from refold.traces.sacct_cells import (
     GPU_COLUMNS,
     GpuAmount,
@@ -20,7 +21,7 @@ from refold.traces.sacct_cells import (
     parse_time_limit,
     parse_tres,
 )
-from refold.traces.sacct_json import read_records
+from refold.traces.sacct_json import SacctJob, SacctOutput, to_columns
 from refold.traces.text_source import BadCell, TextSource, TextTable, parse_number, parse_rows, parse_whole
 from refold.traces.timestamps import parse_time_or_none, shift_to_first_submission
 from refold.traces.trace import Trace, make_trace, whole_file_note
@@ -69,16 +70,8 @@ def _read_table(source: TextSource, rows: _SacctRows) -> tuple[list[_Run], list[
 
 
 def _read_json(source: TextSource, rows: _SacctRows) -> tuple[list[_Run], list[BadRow]]:
-    runs: list[_Run] = []
-    skipped_rows: list[BadRow] = []
-    for number, cells in enumerate(read_records(source), start=1):
-        try:
-            run = rows.run(cells)
-        except BadCell as cell:
-            skipped_rows.append(BadRow(source.path, number, cell.column, cell.found, cell.expected))
-        else:
-            runs += [run] if run is not None else []
-    return runs, skipped_rows
+    output = decode_document(source, SacctOutput, "the output of sacct --json")
+    return parse_entries(source, output.jobs, SacctJob, lambda job: rows.run(to_columns(job)))
 
 
 def _join_free_text(columns: Sequence[str], row: list[str]) -> list[str]:

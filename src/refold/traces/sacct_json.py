@@ -6,14 +6,9 @@ the state is a text or a list of flags.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import msgspec
 
-from refold.errors import BadFile
 from refold.model import MINUTE
-from refold.traces.text_source import TextSource
 
 
 class _OptionalNumber(msgspec.Struct):
@@ -58,7 +53,9 @@ class _TresLists(msgspec.Struct):
     requested: list[_Tres] = []
 
 
-class _JobEntry(msgspec.Struct):
+class SacctJob(msgspec.Struct):
+    """A job."""
+
     job_id: int
     time: _Time
     state: _State
@@ -71,22 +68,14 @@ class _JobEntry(msgspec.Struct):
     tres: _TresLists = msgspec.field(default_factory=_TresLists)
 
 
-class _Output(msgspec.Struct):
-    jobs: list[_JobEntry]
+class SacctOutput(msgspec.Struct):
+    """The output of `sacct --json`; each of `jobs` is a `SacctJob`."""
+
+    jobs: list[msgspec.Raw]
 
 
-def read_records(source: TextSource) -> Iterator[dict[str, str]]:
-    """Yield the columns of each job."""
-    try:
-        output = msgspec.json.decode(source.text.encode(), type=_Output)
-    except msgspec.ValidationError as error:
-        raise BadFile(source.path, f"is not the output of sacct --json: {error}") from None
-    except msgspec.DecodeError as error:
-        raise BadFile(source.path, f"is damaged JSON: {error}") from None
-    return map(_columns, output.jobs)
-
-
-def _columns(job: _JobEntry) -> dict[str, str]:
+def to_columns(job: SacctJob) -> dict[str, str]:
+    """Return the columns that `sacct --parsable2` would print."""
     state = job.state.current if isinstance(job.state.current, str) else " ".join(job.state.current)
     columns = {
         "JobID": _job_id(job),
@@ -105,7 +94,7 @@ def _columns(job: _JobEntry) -> dict[str, str]:
     return columns | ({"NNodes": str(job.allocation_nodes)} if job.allocation_nodes else {})
 
 
-def _job_id(job: _JobEntry) -> str:
+def _job_id(job: SacctJob) -> str:
     """Return the id as sacct prints it: 123, 123_4 for the task of an array, 123+1 for a heterogeneous component."""
     task, offset = _value(job.array.task_id), _value(job.het.job_offset)
     if job.array.job_id and task is not None:
@@ -115,7 +104,7 @@ def _job_id(job: _JobEntry) -> str:
     return str(job.job_id)
 
 
-def _value(number: Any) -> float | None:
+def _value(number: _Number) -> float | None:
     if isinstance(number, _OptionalNumber):
         return number.number if number.set and not number.infinite else None
     return float(number) if number is not None else None

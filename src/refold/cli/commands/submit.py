@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from refold.cli.views import (
 
 if TYPE_CHECKING:
     from refold.api import JobStatus, Preview, Submission
-    from refold.client import Client
+    from refold.client import Client, ExportedVariables
 
 MAX_COMMAND_LENGTH = 60
 """Characters of a command that are shown."""
@@ -151,6 +152,7 @@ def submit(
     Examples: refold submit job.yaml · refold submit train.sbatch --gpus 4 · refold submit --gpus 2 -- python train.py
     """
     from refold.cli.inputs import SubmitOptions, read_submissions
+    from refold.client import choose_exported
 
     fields = {
         "name": name,
@@ -168,25 +170,20 @@ def submit(
     options = SubmitOptions(fields, gpus, gpu_type, memory, time, estimate, plan, workdir, env or (), secret or ())
     jobs, notes = read_submissions(file, context.meta.get(COMMAND_KEY, ()), options)
     print_notes(notes)
+    exported = choose_exported(os.environ, export)
     client = make_client()
-    jobs = _with_environment(client, jobs, export)
+    if exported is not None:
+        jobs = _with_environment(client, jobs, exported)
     if dry_run:
         _print_preview(client, jobs, as_json)
     else:
         _submit(client, jobs, yes, wait, as_json)
 
 
-def _with_environment(client: Client, jobs: Sequence[Submission], export: str) -> list[Submission]:
+def _with_environment(client: Client, jobs: Sequence[Submission], exported: ExportedVariables) -> list[Submission]:
     """Store the environment that the jobs inherit, and return the jobs with its id."""
-    import os
-
     import msgspec
 
-    from refold.client import choose_exported
-
-    exported = choose_exported(os.environ, export)
-    if exported is None:
-        return list(jobs)
     if exported.withheld:
         print_notes([f"not exported, because they look like secrets (see --secret): {', '.join(exported.withheld)}"])
     stored = client.create_environment(exported.variables)
