@@ -105,10 +105,30 @@ def test_numbers_that_are_not_finite_are_rejected_in_python_too(field: str) -> N
             Submission("a", ["x"], **fields)
 
 
-def test_a_submission_without_options_is_one_preemptible_gpu() -> None:
+def test_a_submission_without_options_is_one_gpu_and_not_preemptible() -> None:
     assert submit().to_job("a-1", "lab", "ann", 5.0) == Job(
-        "a-1", 5.0, Demand(1, 1), None, "lab", "ann", group="a", command=("x",), launch=Launch()
+        "a-1", 5.0, Demand(1, 1), None, "lab", "ann", group="a", command=("x",), preemptible=False, launch=Launch()
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "preemptible"),
+    [
+        ({"preemptible": True}, True),
+        ({"job_class": "best-effort"}, True),
+        ({"gpu_range": [1, 4]}, True),
+        ({"plan": "auto", "workload": "bert"}, True),
+        ({"plan": "auto"}, False),
+        ({"gpu_range": [1, 4], "preemptible": False}, False),
+    ],
+)
+def test_a_job_is_preemptible_with_its_consent(fields: dict[str, Any], preemptible: bool) -> None:
+    assert submit(**fields).to_job("a-1", "lab", "", 0.0).preemptible is preemptible
+
+
+def test_the_owner_decides_about_jobs_that_say_nothing() -> None:
+    assert submit().to_job("a-1", "lab", "", 0.0, "always").preemptible
+    assert not submit(preemptible=False).to_job("a-1", "lab", "", 0.0, "always").preemptible
 
 
 def test_every_option_reaches_the_job() -> None:

@@ -189,12 +189,15 @@ def test_bad_input_gives_a_one_line_error(
 
 
 def test_the_history_of_a_job_ends_with_its_state(service: FakeService, stdout_of: TextOf, json_of: JsonOf) -> None:
-    assert [line.partition(" 2")[0] for line in lines(stdout_of("why", "wide"))[::2]] == [
+    assert [line.partition(" 2")[0] for line in lines(stdout_of("why", "wide"))[:3:2]] == [
         "wide-2, 1 x 4 GPUs, guaranteed, tenant vision",
         f"{clock(NOW)} submitted wide-2 submitted",
     ]
-    assert lines(stdout_of("why", "wide"))[-1] == "waiting (resources: 0 of 1 nodes fit: 1 has fewer free GPUs)"
-    assert lines(stdout_of("why", "1"))[-1] == "running on here (GPU 0)"
+    assert lines(stdout_of("why", "wide"))[-2:] == [
+        "waiting (resources: 0 of 1 nodes fit: 1 has fewer free GPUs)",
+        "preemptible: no, it does not consent",
+    ]
+    assert lines(stdout_of("why", "1"))[-2] == "running on here (GPU 0)"
     assert [event["kind"] for event in json_of("why", "train")["events"]] == ["submitted", "started"]
 
 

@@ -103,6 +103,8 @@ CHANGES: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("--secret", "A_TOKEN"), {"secrets": {"A_TOKEN": "hush"}}),
     (("--workdir", "/"), {"folder": "/"}),
     (("--retries", "2", "--after", "train-1"), {"retries": 2, "after": ["train-1"]}),
+    (("--preemptible",), {"preemptible": True}),
+    (("--no-preemptible",), {"preemptible": False}),
     (("--notify", "json://x", "--hold"), {"notify": ["json://x"], "hold": True}),
 ]
 
@@ -204,6 +206,7 @@ def test_a_dry_run_shows_the_expected_outcome(
         ["command", "python train.py"],
         ["directory", str(Path.cwd())],
         ["demand", "4 GPUs, guaranteed"],
+        ["preemptible", "no, it does not consent"],
         ["start", "immediately"],
     ]
     assert json_of("submit", "job.yaml", "--dry-run")["preview"]["starts_now"] is True

@@ -128,6 +128,8 @@ class FakeService:
             message="" if submission.hold else "0 of 1 nodes fit: 1 has fewer free GPUs",
             start_estimate=TimeEstimate(NOW + 60, NOW + 30, NOW + 300),
             steps=submission.steps,
+            preemptible=job.preemptible,
+            consent=submission.consent("by-consent").why,
             time_limit=submission.time_limit,
             instances=submission.instances,
             position=0 if submission.hold else 1 + sum(one.state == "waiting" for one in self.jobs_by_id.values()),
@@ -195,7 +197,19 @@ class FakeService:
     async def preview(self, caller: Caller, submission: Submission) -> Preview:
         gpus = float(submission.instances * submission.gpus)
         waiting = sum(job.state == "waiting" for job in self.jobs_by_id.values())
-        return Preview(gpus <= 4, f"{gpus:g} GPUs", gpus, "", not waiting, waiting, TimeEstimate(NOW), [])
+        consent = submission.consent("by-consent")
+        return Preview(
+            gpus <= 4,
+            f"{gpus:g} GPUs",
+            gpus,
+            "",
+            not waiting,
+            waiting,
+            TimeEstimate(NOW),
+            [],
+            preemptible=consent.is_given,
+            consent=consent.why,
+        )
 
     async def jobs(self, caller: Caller, query: JobsQuery) -> Jobs:
         found = [

@@ -18,7 +18,7 @@ from refold.api.wire import Submission
 from refold.core import Header
 from refold.core.events import Event, RunFailed, RunFinished, RunStopped
 from refold.errors import BadDecision
-from refold.model import Cluster, Node
+from refold.model import Cluster, Node, Preemption
 from refold.model.units import HOUR
 from refold.registry import make_policy
 from refold.server.backoff import Backoff
@@ -82,6 +82,7 @@ class ManualDaemon:
         policy: str = "fifo",
         machine: Machine | None = None,
         watch_config: WatchConfig | None = None,
+        preemption: Preemption = "by-consent",
         **settings: Any,
     ) -> None:
         header = Header(CLUSTER, policy, settings)
@@ -118,6 +119,7 @@ class ManualDaemon:
             gpus=self.poller,
             tokens=TokenStore(self.writer, self.store, self.tokens),
             event_stream=event_stream,
+            preemption=preemption,
         )
         self.notices: list[Notice] = []
         subscribers = [

@@ -22,7 +22,7 @@ def read_text(folder: Path, text: str) -> tuple[list[Job], list[str]]:
 
 def job(name: str, **fields: Any) -> Job:
     launch = Launch(folder=str(Path.cwd()))
-    defaults: dict[str, Any] = {"group": name, "command": ("sh", "-c", "x"), "launch": launch}
+    defaults: dict[str, Any] = {"group": name, "command": ("sh", "-c", "x"), "preemptible": False, "launch": launch}
     return Job(name, **defaults | fields)
 
 
@@ -53,6 +53,7 @@ def test_the_fields_are_those_of_a_submission(tmp_path: Path) -> None:
             demand=Demand(2, 1),
             gpu_range=(2, 8),
             reshapable=True,
+            preemptible=True,
             tenant="vision",
             work=90.0,
             time_limit=7200.0,

@@ -39,6 +39,22 @@ def job(**overrides: Any) -> Submission:
     return Submission(**{"name": "job", "command": ["sh", "-c", "x"], "folder": "/home/ann"} | overrides)
 
 
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("checkpoint: {signal: USR1}", {"stop_signal": "USR1", "preemptible": True}),
+        (
+            "checkpoint: {path: out}",
+            {"environment": {"REFOLD_CHECKPOINT": "/home/ann/out"}, "preemptible": True},
+        ),
+        ("checkpoint: {grace: 5s}", {"grace": 5.0}),
+        ("checkpoint: {signal: USR1}\npreemptible: false", {"stop_signal": "USR1", "preemptible": False}),
+    ],
+)
+def test_a_job_that_saves_its_state_when_it_is_stopped_is_preemptible(text: str, fields: dict[str, Any]) -> None:
+    assert gives(text, **fields)
+
+
 def test_a_command_is_the_only_required_field() -> None:
     assert read("run: python train.py") == SpecFile(
         [Submission("job", ["sh", "-c", "python train.py"], folder="/home/ann")], []

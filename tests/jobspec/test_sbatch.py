@@ -88,7 +88,7 @@ def error_of(*directives: str) -> str:
         ("-t UNLIMITED", {}),
         ("--account=vision", {"tenant": "vision", "environment": {"SLURM_JOB_ACCOUNT": "vision"}}),
         ("--chdir=/data", {"folder": "/data"}),
-        ("--requeue", {"retries": 1}),
+        ("--requeue", {"retries": 1, "preemptible": True}),
         ("--no-requeue", {"preemptible": False}),
         ("--dependency=afterok:12", {"after": ["12"]}),
         ("-d afterok:12:13,afterok:job-14", {"after": ["12", "13", "job-14"]}),

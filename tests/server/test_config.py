@@ -102,7 +102,7 @@ def test_watch_rules_become_a_policy_setting() -> None:
         (
             "\ntenant: {}",
             "line 2: unknown field 'tenant'; did you mean 'tenants'?"
-            " (known: cluster, notify, policy, prediction, serve, tenants, watch)",
+            " (known: cluster, notify, policy, prediction, preemption, serve, tenants, watch)",
         ),
         (
             "tenants:\n  a:\n    quota: 3",
@@ -177,6 +177,7 @@ def test_watch_rules_become_a_policy_setting() -> None:
             "serve: {max_output: 1}",
             "line 1: serve.max_output is 1, expected a size such as 64MiB, 4KiB to 1024TiB",
         ),
+        ("preemption: never", "line 1: preemption is 'never', expected one of by-consent, always"),
         ("[]", "line 1: the file is a list, expected keys and their values"),
     ],
 )

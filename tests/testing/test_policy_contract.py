@@ -18,6 +18,7 @@ RESHAPING = {
     "test_every_waiting_reshapable_job_has_a_reason",
     "test_reshapable_jobs_are_handled_with_disturbances_and_a_snapshot",
     "test_reshapable_jobs_finish_despite_overhead_and_lost_nodes_and_can_be_replayed",
+    "test_reshapable_runs_are_changed_only_with_consent",
     "test_reshapable_runs_may_continue_on_drained_gpus",
 }
 """The cases for policies that reshape jobs."""
@@ -262,6 +263,7 @@ LOSES_JOBS = {
     "test_held_released_recalled_and_cancelled_jobs_are_handled",
     "test_runs_may_continue_on_drained_gpus",
     "test_the_policy_continues_from_a_snapshot_with_a_drained_gpu",
+    "test_without_consent_no_run_is_stopped",
 }
 """The cases in which a policy fails that does not start some jobs."""
 
@@ -331,6 +333,7 @@ NOTHING_CHANGES = {
             {
                 "test_held_released_recalled_and_cancelled_jobs_are_handled",
                 "test_the_policy_continues_from_a_snapshot_with_a_drained_gpu",
+                "test_without_consent_no_run_is_stopped",
             },
             "stops-anything changed job 'j0', which is not preemptible (rule: preemptible)",
         ),

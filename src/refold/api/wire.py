@@ -16,13 +16,16 @@ from msgspec import Meta
 from refold.errors import BadValue
 from refold.model import (
     WHOLE,
+    Consent,
     Demand,
     Job,
     JobClass,
     Launch,
     Plan,
+    Preemption,
     Seconds,
     StopSignal,
+    find_consent,
     mib_from_gib,
     milli_from_number,
 )
@@ -66,11 +69,13 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     """A request to run a job; the daemon assigns its id.
 
     Each of `instances` instances gets `gpus` GPUs, or the fraction `gpu_share` of one. `gpu_range`: minimum and maximum
-    number of GPUs in total for a job that may be reshaped. `plan`: `auto` lets the scheduler choose (for a known
-    `workload`), `off` leaves parallelism to the command, a plan pins it. `estimate`: the user's estimate of the run
-    time. `secrets`: environment variables that are neither journalled nor shown. `exported`: id of the environment that
-    the job's processes inherit (`POST environments`); empty: the daemon's. `request`: an idempotency key; submitting
-    twice with the same key creates one job. `hold`: do not start the job until it is released.
+    number of GPUs in total for a job that may be reshaped. `preemptible`: whether the job may be stopped or reshaped
+    for other jobs; null: if it is best-effort or reshapable, or if the daemon's configuration says so. `plan`: `auto`
+    lets the scheduler choose (for a known `workload`), `off` leaves parallelism to the command, a plan pins it.
+    `estimate`: the user's estimate of the run time. `secrets`: environment variables that are neither journalled nor
+    shown. `exported`: id of the environment that the job's processes inherit (`POST environments`); empty: the
+    daemon's. `request`: an idempotency key; submitting twice with the same key creates one job. `hold`: do not start
+    the job until it is released.
     """
 
     name: Name
@@ -85,7 +90,7 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     tenant: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] = ""
     job_class: JobClass = "guaranteed"
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31)] = 0
-    preemptible: bool = True
+    preemptible: bool | None = None
     reshapable: bool = False
     time_limit: Duration | None = None
     estimate: Duration | None = None
@@ -136,10 +141,20 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
         progress = [("progress", self.progress)] if self.progress else []
         return [*progress, *(("never_retry", pattern) for pattern in self.never_retry)]
 
-    def to_job(self, job_id: str, tenant: str, user: str, submitted: Seconds) -> Job:
-        """Return the job for the scheduler. Jobs of the same name form a group for run-time predictions."""
+    @property
+    def may_be_reshaped(self) -> bool:
+        """Whether the job says that it is reshapable, or leaves its size or the plan of its model open."""
         may_change_plan = self.plan == "auto" and bool(self.workload)  # without a model there is nothing to choose from
-        reshapable = self.reshapable or self.gpu_range is not None or may_change_plan
+        return self.reshapable or self.gpu_range is not None or may_change_plan
+
+    def consent(self, preemption: Preemption) -> Consent:
+        """Return whether the job may be preempted, under the daemon's rule for jobs that do not say so."""
+        return find_consent(self.preemptible, self.job_class, self.may_be_reshaped, preemption)
+
+    def to_job(
+        self, job_id: str, tenant: str, user: str, submitted: Seconds, preemption: Preemption = "by-consent"
+    ) -> Job:
+        """Return the job for the scheduler. Jobs of the same name form a group for run-time predictions."""
         return Job(
             id=job_id,
             submitted=submitted,
@@ -156,8 +171,8 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
             group=self.name,
             job_class=self.job_class,
             priority=self.priority,
-            preemptible=self.preemptible,
-            reshapable=reshapable,
+            preemptible=self.consent(preemption).is_given,
+            reshapable=self.may_be_reshaped,
             time_limit=self.time_limit or None,
             work=self.estimate or None,
             workload=self.workload,
@@ -256,6 +271,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     """A job and its state. `reason` (a code) and `message` say why it is waiting, or how its last run ended.
 
     `position`: position in the queue, from 1 (0: not waiting). `exit_code`: of the last run; 0 for a finished job.
+    `preemptible`: whether it may be stopped or reshaped for other jobs; `consent` says why.
     """
 
     id: str
@@ -283,6 +299,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     warning: str = ""
     exit_code: int | None = None
     instances: int = 1
+    preemptible: bool = False
+    consent: str = ""
 
 
 class Jobs(msgspec.Struct, frozen=True):
@@ -296,7 +314,8 @@ class Jobs(msgspec.Struct, frozen=True):
 class Preview(msgspec.Struct, frozen=True):
     """The expected outcome of a submission, which has not been submitted.
 
-    `exported`: names of the variables that the job would inherit from its submitter.
+    `preemptible`: whether the job could be stopped or reshaped for other jobs; `consent` says why. `exported`: names of
+    the variables that the job would inherit from its submitter.
     """
 
     fits: bool
@@ -308,6 +327,8 @@ class Preview(msgspec.Struct, frozen=True):
     start_estimate: TimeEstimate | None
     notes: list[str]
     exported: list[str] = []
+    preemptible: bool = False
+    consent: str = ""
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):

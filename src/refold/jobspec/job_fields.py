@@ -134,7 +134,7 @@ class JobFields(msgspec.Struct, frozen=True):
     tenant: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)] = ""
     job_class: JobClass = msgspec.field(default="guaranteed", name="class")
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31, description="a whole number")] = 0
-    preemptible: bool = True
+    preemptible: bool | None = None
     reshapable: bool = False
     time_limit: PositiveJobDuration | None = None
     estimate: PositiveJobDuration | None = None

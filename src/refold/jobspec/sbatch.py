@@ -175,6 +175,11 @@ def _export(builder: SpecBuilder, part: Part) -> None:
     builder.add_variables(variables, part)
 
 
+def _requeue(builder: SpecBuilder, part: Part) -> None:
+    builder.put("retries", 1, part)
+    builder.put("preemptible", True, part)
+
+
 def _put(builder: SpecBuilder, part: Part, field: str, value: Any) -> None:
     builder.put(field, value, part)
 
@@ -188,7 +193,7 @@ READERS: dict[str, Reader] = {
     "time": _time,
     "account": _tenant,
     "chdir": _folder,
-    "requeue": partial(_put, field="retries", value=1),
+    "requeue": _requeue,
     "no-requeue": partial(_put, field="preemptible", value=False),
     "dependency": _dependency,
     "signal": _signal,

@@ -17,6 +17,12 @@ from .cluster import (
     Rack as Rack,
     Tenant as Tenant,
 )
+from .consent import (
+    Consent as Consent,
+    Preemption as Preemption,
+    consent_of as consent_of,
+    find_consent as find_consent,
+)
 from .decision import (
     NO_CHANGE as NO_CHANGE,
     Decision as Decision,

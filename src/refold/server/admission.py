@@ -13,7 +13,7 @@ from refold.catalogue import matching_gpu_names
 from refold.core import Entry, Event, JobHeld, JobSubmitted
 from refold.errors import BadInput, Conflict, Forbidden, TooManyRequests, UnknownName
 from refold.jobspec import check_patterns
-from refold.model import Job, Reason
+from refold.model import Job, Preemption, Reason
 from refold.server.environments import Environments
 from refold.server.inbox import Inbox
 from refold.server.live_state import LiveState
@@ -34,12 +34,14 @@ class Admission:
         reader: StoreReader,
         environments: Environments,
         find_job: Callable[[str], str],
+        preemption: Preemption,
     ) -> None:
         self._state = state
         self._inbox = inbox
         self._reader = reader
         self._environments = environments
         self._find_job = find_job
+        self.preemption = preemption
         self._number = reader.last_numbers()[0]
         self._pending_requests: dict[str, asyncio.Future[Entry]] = {}
 
@@ -117,7 +119,8 @@ class Admission:
         submission = msgspec.structs.replace(submission, gpu_types=self._resolve_gpu_types(submission.gpu_types))
         for address in submission.notify:
             check_address(address)
-        job = submission.to_job(f"{submission.name}-{number}", tenant, caller.user, self._state.now())
+        job_id = f"{submission.name}-{number}"
+        job = submission.to_job(job_id, tenant, caller.user, self._state.now(), self.preemption)
         self._check_tenant_limit(job)
         dependencies = [self._resolve_dependency(name) for name in submission.after]
         unfinished = [job_id for job_id in dependencies if job_id in self._state.job_table.records]

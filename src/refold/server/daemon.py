@@ -136,6 +136,7 @@ class Daemon:
             gpus=gpus,
             tokens=TokenStore(writer, store, tokens),
             event_stream=event_stream,
+            preemption=config.preemption,
         )
         server = self._make_server(service, TokenAuthenticator(tokens), listener)
         address = _format_address(listener)

@@ -37,6 +37,7 @@ class Previewer:
             condition = "it is released" if submission.hold else "its dependencies have finished"
             notes.append(f"it is held until {condition}")
         plan, estimate = await self._try_policy(job) if fits and not held else ("", None)
+        consent = submission.consent(self._admission.preemption)
         notes += _notes_on_plan(submission, state.header.policy, plan)
         return Preview(
             fits=fits,
@@ -48,6 +49,8 @@ class Previewer:
             start_estimate=estimate,
             notes=notes,
             exported=self._admission.exported_names(caller, submission),
+            preemptible=consent.is_given,
+            consent=consent.why,
         )
 
     async def _try_policy(self, job: Job) -> tuple[str, TimeEstimate | None]:

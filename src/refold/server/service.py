@@ -35,7 +35,7 @@ from refold.api import (
 )
 from refold.core import Event, JobCancelled, JobHeld, JobReleased
 from refold.errors import Conflict, Forbidden
-from refold.model import Reason
+from refold.model import Preemption, Reason
 from refold.server.admission import Admission
 from refold.server.drain import DrainManager
 from refold.server.environments import Environments
@@ -65,6 +65,7 @@ class SchedulerService:
         gpus: GpuPoller,
         tokens: TokenStore,
         event_stream: EventStream,
+        preemption: Preemption = "by-consent",
     ) -> None:
         self.event_stream = event_stream
         self._state = state
@@ -72,7 +73,7 @@ class SchedulerService:
         self._inbox = inbox
         self._reader = store.reader
         self._jobs = jobs
-        self._admission = Admission(state, inbox, store.reader, environments, jobs.find)
+        self._admission = Admission(state, inbox, store.reader, environments, jobs.find, preemption)
         self._previewer = Previewer(state, self._admission)
         self._environments = environments
         self._drains = drains

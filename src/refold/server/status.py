@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from refold.api import Jobs, JobsQuery, JobState, JobStatus, NodeGpus, NodeStatus, TenantStatus, TimeEstimate
 from refold.core import View
 from refold.journal import JobRecord
-from refold.model import WHOLE, Allocation, Cluster, Job, Seconds, StartEstimate, Wait
+from refold.model import WHOLE, Allocation, Cluster, Job, Seconds, StartEstimate, Wait, consent_of
 
 WallTime = Callable[[Seconds], float]
 """Converts journal seconds to Unix seconds."""
@@ -123,6 +123,8 @@ def _base_status(job: Job, state: JobState, wall_time: WallTime) -> JobStatus:
         steps=job.steps,
         time_limit=job.time_limit,
         instances=job.demand.instances,
+        preemptible=job.preemptible,
+        consent=consent_of(job).why,
     )
 
 

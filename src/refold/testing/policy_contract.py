@@ -27,6 +27,7 @@ from refold.core import (
     RunFailed,
     Scheduler,
     StartRun,
+    StopRun,
     View,
 )
 from refold.model import Cluster, Decision, Job, Reason
@@ -184,11 +185,30 @@ class PolicyContract:
         self._simulate(jobs, cluster, policy=checked, charge=_modelled(cluster), costs=COSTS)
         assert checked.unexplained == []
 
+    def test_without_consent_no_run_is_stopped(self) -> None:
+        """If no job is preemptible, every job runs once, from its start to its end."""
+        for seed in self.disturbance_seeds:
+            jobs, cluster = seeded_workload(seed)
+            self._check_consent(_not_preemptible(jobs, every=1), cluster)
+
+    def test_reshapable_runs_are_changed_only_with_consent(self) -> None:
+        """If some jobs are not preemptible, only the others are stopped or reshaped."""
+        self._skip_unless_it_reshapes()
+        for every in (1, 2):
+            jobs, cluster = self._reshapable(0)
+            self._check_consent(_not_preemptible(jobs, every), cluster, charge=_modelled(cluster), costs=COSTS)
+
+    def _check_consent(self, jobs: Sequence[Job], cluster: Cluster, **options: Any) -> None:
+        audit, journal = self._simulate(jobs, cluster, **options)
+        stopped = {order.job for entry in journal.entries for order in entry.orders if isinstance(order, StopRun)}
+        assert stopped <= {job.id for job in jobs if job.preemptible}
+        assert {job.id for job in jobs} == set(audit.ended)
+
     def test_held_released_recalled_and_cancelled_jobs_are_handled(self) -> None:
         """Runs are stopped by others, and jobs leave the queue and return; all remaining jobs finish."""
         for seed in self.disturbance_seeds:
             jobs, cluster = seeded_workload(seed, 40)
-            self._check_disturbances(_some_not_preemptible(jobs), cluster, seed)
+            self._check_disturbances(_not_preemptible(jobs, every=4), cluster, seed)
 
     def test_every_job_finishes_despite_lost_gpus(self) -> None:
         """GPUs go down with their runs and return; nothing starts on a GPU that is down."""
@@ -240,7 +260,7 @@ class PolicyContract:
         """A new policy takes over runs that it has not started, and a GPU that is down."""
         for seed in self.disturbance_seeds:
             jobs, cluster = seeded_workload(seed, 40)
-            self._check_restart(_some_not_preemptible(jobs), cluster, seed)
+            self._check_restart(_not_preemptible(jobs, every=4), cluster, seed)
 
     def test_reshapable_jobs_are_handled_with_disturbances_and_a_snapshot(self) -> None:
         """Like the previous tests, with jobs that are reshaped."""
@@ -288,8 +308,9 @@ def _modelled(cluster: Cluster) -> ModelledSpeeds:
     return ModelledSpeeds(Speeds(cluster), RecordedSpeeds(cluster))
 
 
-def _some_not_preemptible(jobs: Sequence[Job]) -> list[Job]:
-    return [msgspec.structs.replace(job, preemptible=number % 4 > 0) for number, job in enumerate(jobs)]
+def _not_preemptible(jobs: Sequence[Job], every: int) -> list[Job]:
+    """Return the jobs, of which the first and every so many others are not preemptible."""
+    return [msgspec.structs.replace(job, preemptible=number % every > 0) for number, job in enumerate(jobs)]
 
 
 def _apply_disturbances(disturbed: DisturbedCluster, seed: int, arriving: Sequence[Job]) -> None:

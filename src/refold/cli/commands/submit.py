@@ -96,6 +96,15 @@ def submit(
     priority: Annotated[
         int | None, typer.Option("--priority", metavar="N", help="Priority, for policies that use it (default: 0).")
     ] = None,
+    preemptible: Annotated[
+        bool | None,
+        typer.Option(
+            "--preemptible/--no-preemptible",
+            help="Whether the job may be stopped or reshaped for other jobs (default: only if it is best-effort or has "
+            "a range of GPUs).",
+            show_default=False,
+        ),
+    ] = None,
     time: Annotated[
         str | None, typer.Option("--time", metavar="TIME", help="Time limit, such as 90m, 12h or 2d.")
     ] = None,
@@ -161,6 +170,7 @@ def submit(
         "tenant": tenant,
         "job_class": None if job_class is None else parse_job_class(job_class),
         "priority": priority,
+        "preemptible": preemptible,
         "steps": steps,
         "retries": retries,
         "after": after or None,
@@ -213,6 +223,8 @@ def _print_preview(client: Client, jobs: Sequence[Submission], as_json: bool) ->
     if as_json:
         print_json({"job": jobs[0].name, "jobs": len(jobs), "preview": preview})
         return
+    from refold.model import Consent
+
     now = client.info().now
     facts = {
         "job": jobs[0].name + (f", and {plural(len(jobs) - 1, 'similar job')}" if len(jobs) > 1 else ""),
@@ -220,6 +232,7 @@ def _print_preview(client: Client, jobs: Sequence[Submission], as_json: bool) ->
         "directory": jobs[0].folder,
         "environment": f"{plural(len(preview.exported), 'variable')} of this shell" if preview.exported else "",
         "demand": f"{preview.demand}, {jobs[0].job_class}",
+        "preemptible": str(Consent(preview.preemptible, preview.consent)),
         "plan": preview.plan,
         "start": _format_start(jobs[0], preview, now),
     }

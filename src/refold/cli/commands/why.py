@@ -60,6 +60,8 @@ def _is_journal(word: str) -> bool:
 
 
 def _print_from_daemon(job: str, as_json: bool) -> None:
+    from refold.model import Consent
+
     found = make_client().why(job)
     if as_json:
         print_json(found)
@@ -67,7 +69,11 @@ def _print_from_daemon(job: str, as_json: bool) -> None:
     events = [(one.at, one.kind, one.text) for one in found.events]
     status = found.job
     now = f"on {format_placement(status.placement)}" if status.placement else format_reason(status)
-    after = [f"{status.state} {now}".rstrip()] if status.state in LIVE_STATES else []
+    after = (
+        [f"{status.state} {now}".rstrip(), f"preemptible: {Consent(status.preemptible, status.consent)}"]
+        if status.state in LIVE_STATES
+        else []
+    )
     title = f"{status.id}, {status.demand}, {status.job_class}, tenant {status.tenant}"
     print_tables(_event_table(title, events, after))
 

@@ -231,6 +231,7 @@ def _format_request(job: Job) -> str:
     parts += [
         f"{format_elapsed(job.work)} of work" if job.work is not None else "",
         "reshapable" if job.reshapable else "",
+        "" if job.preemptible else "not preemptible",
     ]
     return ", ".join(part for part in parts if part)
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from refold.documents import Duration, Part, PositiveDuration, ReadBy, convert
 from refold.errors import BadValue, RefoldError
-from refold.model import DAY, HOUR, MAX_GPUS_PER_NODE, MINUTE, Tenant
+from refold.model import DAY, HOUR, MAX_GPUS_PER_NODE, MINUTE, Preemption, Tenant
 
 MAX_NODES = 256
 """Maximum number of simulated nodes on one machine."""
@@ -237,6 +237,7 @@ class Config(msgspec.Struct, frozen=True):
     cluster: ClusterConfig = ClusterConfig()
     tenants: Annotated[tuple[Tenant, ...], ReadBy(_read_tenants)] = ()
     policy: Annotated[PolicyConfig, ReadBy(_read_policy)] = PolicyConfig()
+    preemption: Preemption = "by-consent"
     watch: WatchConfig = WatchConfig()
     notify: NotifyConfig = NotifyConfig()
     serve: ServeConfig = ServeConfig()

@@ -34,6 +34,9 @@ policy:
 #  name: easy
 #  settings: {{max_overtaken: 100}}
 
+# Whether jobs that do not say so may be stopped or reshaped for other jobs: by-consent (no) or always (yes).
+#preemption: by-consent
+
 # Run-time predictions, used by the policies easy and conservative.
 prediction:
 #  durations: predicted  # or limit: use the time limits of jobs

@@ -1,0 +1,47 @@
+"""Consent to preemption: which submitted jobs may be stopped or reshaped for other jobs.
+
+Jobs of a trace are preemptible unless the trace says otherwise. A submitted job is preemptible only if it consents, or
+if the owner of the cluster has decided that all jobs are.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from refold.model.job import Job, JobClass
+
+Preemption = Literal["by-consent", "always"]
+"""The owner's rule for jobs that say nothing about preemption: not preemptible, or preemptible."""
+
+
+class Consent(NamedTuple):
+    """Whether a job may be stopped or reshaped for other jobs, and why."""
+
+    is_given: bool
+    why: str
+
+    def __str__(self) -> str:
+        return f"{'yes' if self.is_given else 'no'}, {self.why}"
+
+
+def find_consent(
+    requested: bool | None, job_class: JobClass, reshapable: bool, preemption: Preemption = "by-consent"
+) -> Consent:
+    """Return whether a submitted job consents to preemption; `requested` is what it says itself, None if nothing."""
+    if requested is not None:
+        return Consent(requested, "as requested")
+    if job_class == "best-effort":
+        return Consent(True, "it is best-effort")
+    if reshapable:
+        return Consent(True, "it is reshapable")
+    if preemption == "always":
+        return Consent(True, "the daemon's configuration has preemption: always")
+    return Consent(False, "it does not consent")
+
+
+def consent_of(job: Job) -> Consent:
+    """Return the consent of an admitted job, as far as the job itself shows why."""
+    implied = find_consent(None, job.job_class, job.reshapable)
+    if implied.is_given == job.preemptible:
+        return implied
+    return Consent(job.preemptible, "as requested or configured")

@@ -1,0 +1,43 @@
+"""Consent to preemption."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from refold.model import Consent, consent_of, find_consent
+from refold.testing import make_job
+
+NO_CONSENT = Consent(False, "it does not consent")
+
+
+@pytest.mark.parametrize(
+    ("requested", "job_class", "reshapable", "by_consent", "always"),
+    [
+        (None, "guaranteed", False, NO_CONSENT, (True, "the daemon's configuration has preemption: always")),
+        (None, "best-effort", False, (True, "it is best-effort"), (True, "it is best-effort")),
+        (None, "guaranteed", True, (True, "it is reshapable"), (True, "it is reshapable")),
+        (True, "guaranteed", False, (True, "as requested"), (True, "as requested")),
+        (False, "best-effort", True, (False, "as requested"), (False, "as requested")),
+    ],
+)
+def test_a_job_is_preemptible_by_its_own_word_then_its_class_then_its_shape_then_the_configuration(
+    requested: bool | None, job_class: Any, reshapable: bool, by_consent: Any, always: Any
+) -> None:
+    assert find_consent(requested, job_class, reshapable) == by_consent
+    assert find_consent(requested, job_class, reshapable, "always") == always
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"preemptible": False}, "no, it does not consent"),
+        ({"preemptible": False, "job_class": "best-effort"}, "no, as requested or configured"),
+        ({"job_class": "best-effort"}, "yes, it is best-effort"),
+        ({"reshapable": True}, "yes, it is reshapable"),
+        ({}, "yes, as requested or configured"),
+    ],
+)
+def test_the_consent_of_an_admitted_job_is_described(fields: dict[str, Any], text: str) -> None:
+    assert str(consent_of(make_job(**fields))) == text
