@@ -20,6 +20,7 @@ from typer.testing import Result
 
 from refold.api.roles import Caller
 from refold.api.wire import JobStatus, Submission
+from refold.errors import BadInput
 from refold.model import Plan
 
 TextOf = Callable[..., str]
@@ -71,15 +72,15 @@ def test_a_job_file_is_submitted(submitted: list[Submission], tmp_path: Path, st
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)], ids=["text", "JSON"])
-def test_a_job_that_can_never_start_is_noted_for_scripts_too(
+def test_a_job_that_does_not_fit_yet_is_noted_for_scripts_too(
     words: tuple[str, ...], served: FakeServer, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def submit(_: Caller, submission: Submission) -> JobStatus:
         return msgspec.structs.replace(served.service.add(submission), state="infeasible", message="too large")
 
     monkeypatch.setattr(served.service, "submit", submit)
-    result = invoke("submit", *words, "--gpus", "9", "--", "true")
-    assert (result.exit_code, result.stderr) == (0, "note: true-1 can never start: too large\n")
+    result = invoke("submit", *words, "--gpus", "9", "--allow-impossible", "--", "true")
+    assert (result.exit_code, result.stderr) == (0, "note: true-1 cannot start until nodes are added: too large\n")
 
 
 CHANGES: list[tuple[tuple[str, ...], dict[str, Any]]] = [
@@ -106,6 +107,7 @@ CHANGES: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("--preemptible",), {"preemptible": True}),
     (("--no-preemptible",), {"preemptible": False}),
     (("--notify", "json://x", "--hold"), {"notify": ["json://x"], "hold": True}),
+    (("--allow-impossible",), {"allow_impossible": True}),
 ]
 
 
@@ -210,7 +212,6 @@ def test_a_dry_run_shows_the_expected_outcome(
         ["start", "immediately"],
     ]
     assert json_of("submit", "job.yaml", "--dry-run")["preview"]["starts_now"] is True
-    assert "as requested do not fit the empty cluster" in stdout_of("submit", "job.yaml", "--gpus", "64", "--dry-run")
     served.call(served.service.add, Submission("other", ["true"]))
     assert ", 1 job ahead" in stdout_of("submit", "job.yaml", "--dry-run")
     assert submitted == []
@@ -236,8 +237,8 @@ def test_wait_returns_when_the_job_ends_with_its_exit_status(
     assert result.stderr == f"train-1 {state}: the reason\n"
 
 
-def run_on_terminal(words: list[str], answer: bytes) -> tuple[str, int]:
-    """Run a command on a terminal, answer its question, and return the output and the exit status."""
+def run_on_terminal(*words: str) -> tuple[str, int]:
+    """Run a command on a terminal without any input, and return the output and the exit status."""
     keyboard, screen = pty.openpty()
     command = [sys.executable, "-m", "refold.cli.app", *words]
     process = subprocess.Popen(command, stdin=screen, stdout=screen, stderr=screen, start_new_session=True)
@@ -248,22 +249,42 @@ def run_on_terminal(words: list[str], answer: bytes) -> tuple[str, int]:
             chunk = os.read(keyboard, 4096)
         except OSError:
             break
-        if b"submit? [Y/n]" in output + chunk and b"submit? [Y/n]" not in output:
-            os.write(keyboard, answer)
         output += chunk
     os.close(keyboard)
     return output.decode().replace("\r\n", "\n"), process.wait(30)
 
 
-def test_on_a_terminal_a_preview_a_confirmation_and_next_commands_are_shown(submitted: list[Submission]) -> None:
-    output, status = run_on_terminal(["submit", "job.yaml"], b"\n")
+def test_on_a_terminal_a_preview_and_next_commands_are_shown_without_a_question(submitted: list[Submission]) -> None:
+    output, status = run_on_terminal("submit", "job.yaml")
     assert status == 0
-    assert output.index("demand") < output.index("submit? [Y/n]") < output.index("train-1 submitted")
-    assert "refold logs -f train-1" in output
+    assert output.index("demand") < output.index("train-1 submitted") < output.index("refold logs -f train-1")
     assert len(submitted) == 1
 
 
-@pytest.mark.parametrize(("answer", "expected"), [(b"n\n", 1), (b"\x04", 130)])
-def test_without_confirmation_nothing_is_submitted(answer: bytes, expected: int, submitted: list[Submission]) -> None:
-    output, status = run_on_terminal(["submit", "job.yaml"], answer)
-    assert (status, "Traceback" in output, submitted) == (expected, False, [])
+IMPOSSIBLE = "error: the job can never run on this cluster"
+
+
+@pytest.fixture
+def rejecting(submitted: list[Submission], served: FakeServer, monkeypatch: pytest.MonkeyPatch) -> list[Submission]:
+    """A daemon that rejects jobs that do not fit."""
+
+    async def submit(_: Caller, submission: Submission) -> JobStatus:
+        raise BadInput("the job can never run on this cluster")
+
+    monkeypatch.setattr(served.service, "submit", submit)
+    return submitted
+
+
+def test_a_job_that_can_never_run_is_rejected_on_a_terminal(rejecting: list[Submission]) -> None:
+    output, status = run_on_terminal("submit", "job.yaml", "--gpus", "64")
+    assert (IMPOSSIBLE in output, output.count("\n"), status) == (True, 1, 2)
+
+
+def test_a_job_that_can_never_run_is_rejected_in_a_script(rejecting: list[Submission], error_of: TextOf) -> None:
+    assert error_of("submit", "job.yaml", "--gpus", "64") == f"{IMPOSSIBLE}\n"
+
+
+def test_a_dry_run_of_a_job_that_can_never_run_says_so_and_fails(submitted: list[Submission], invoke: Invoke) -> None:
+    result = invoke("submit", "job.yaml", "--gpus", "64", "--dry-run")
+    assert (result.exit_code, "as requested do not fit the empty cluster" in result.stdout) == (2, True)
+    assert invoke("submit", "job.yaml", "--gpus", "64", "--dry-run", "--allow-impossible").exit_code == 0

@@ -18,7 +18,7 @@ from refold.api.tokens import make_token
 from refold.api.wire import Jobs, NewToken, Role, Submission
 from refold.core import Entry, Header
 from refold.core.events import JobSubmitted, PastJob, RunFinished
-from refold.errors import BadValue, Conflict, NotFound, Unavailable
+from refold.errors import BadInput, BadValue, Conflict, NotFound, Unavailable, UnknownName
 from refold.model import Launch
 
 
@@ -116,7 +116,7 @@ def test_filtered_and_unfiltered_queues_agree(tmp_path: Path) -> None:
             "b": {},
             "c": {},
             "d": {"hold": True},
-            "e": {"gpus": 99},
+            "e": {"gpus": 99, "allow_impossible": True},
             "f": {},
         }
         for name, more in options.items():
@@ -155,6 +155,36 @@ def test_ended_jobs_come_in_pages_and_are_redacted_for_other_tenants(tmp_path: P
         assert ([(job.id, job.user) for job in last.jobs], last.next) == ([("a-1", "ann")], None)
 
     run_with_daemon(tmp_path, check)
+
+
+def test_a_job_that_can_never_run_is_rejected_unless_that_is_allowed(tmp_path: Path) -> None:
+    async def submit(daemon: ManualDaemon) -> None:
+        fields: list[dict[str, Any]] = [{"gpus": 3}, {"instances": 3}]
+        for one in fields:
+            with pytest.raises(BadInput, match="the job can never run on this cluster: "):
+                await daemon.submit("wide", **one)
+        with pytest.raises(BadInput, match="never run"):  # all or none
+            await daemon.service.submit_all(OWNER, [Submission("small", ["x"]), Submission("wide", ["x"], gpus=3)])
+        assert (await daemon.service.jobs(OWNER, JobsQuery())).total == 0
+        accepted = await daemon.service.job(OWNER, await daemon.submit("wide", gpus=3, allow_impossible=True))
+        assert (accepted.state, accepted.message) == (
+            "infeasible",
+            "0 of 1 nodes fit: 1 has fewer than 3 GPUs in total",
+        )
+
+    run_with_daemon(tmp_path, submit)
+
+
+def test_a_job_may_wait_for_a_gpu_type_that_will_be_added(tmp_path: Path) -> None:
+    async def submit(daemon: ManualDaemon) -> None:
+        with pytest.raises(UnknownName, match="unknown GPU type 'h200'"):
+            await daemon.submit("train", gpu_types=["h200"])
+        accepted = await daemon.service.job(
+            OWNER, await daemon.submit("train", gpu_types=["h200"], allow_impossible=True)
+        )
+        assert (accepted.state, accepted.demand) == ("infeasible", "1 GPU (H200)")
+
+    run_with_daemon(tmp_path, submit)
 
 
 def test_an_invalid_pattern_is_rejected_at_submission(tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     `estimate`: the user's estimate of the run time. `secrets`: environment variables that are neither journalled nor
     shown. `exported`: id of the environment that the job's processes inherit (`POST environments`); empty: the
     daemon's. `request`: an idempotency key; submitting twice with the same key creates one job. `hold`: do not start
-    the job until it is released.
+    the job until it is released. `allow_impossible`: accept the job even if it does not fit the empty cluster, for
+    nodes that will be added.
     """
 
     name: Name
@@ -112,6 +113,7 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     after: Annotated[list[Name], Meta(max_length=256)] = []
     notify: Annotated[list[Text], Meta(max_length=16)] = []
     hold: bool = False
+    allow_impossible: bool = False
     request: Annotated[str, Meta(max_length=128)] = ""
 
     def __post_init__(self) -> None:

@@ -147,6 +147,7 @@ class JobFields(msgspec.Struct, frozen=True):
     begin: JobDuration = 0.0
     notify: Addresses = []
     hold: bool = False
+    allow_impossible: bool = False
 
     HINTS: ClassVar[dict[str, str]] = {
         **dict.fromkeys(("command", "cmd", "script", "args", "entrypoint", "commands"), "run"),

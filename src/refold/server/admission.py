@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from refold.api import Caller, JobStatus, Submission
-from refold.catalogue import matching_gpu_names
+from refold.catalogue import gpu_names, matching_gpu_names
 from refold.core import Entry, Event, JobHeld, JobSubmitted
 from refold.errors import BadInput, Conflict, Forbidden, TooManyRequests, UnknownName
 from refold.jobspec import check_patterns
 from refold.model import Job, Preemption, Reason
+from refold.packing import FreeResources
 from refold.server.environments import Environments
 from refold.server.inbox import Inbox
 from refold.server.live_state import LiveState
@@ -42,6 +43,7 @@ class Admission:
         self._environments = environments
         self._find_job = find_job
         self.preemption = preemption
+        self._empty_cluster = FreeResources(state.header.cluster)
         self._number = reader.last_numbers()[0]
         self._pending_requests: dict[str, asyncio.Future[Entry]] = {}
 
@@ -71,6 +73,8 @@ class Admission:
             if not ids[index]:
                 number += 1
                 job, held = self.build_job(caller, submission, number)
+                if not submission.allow_impossible and (problem := self.infeasibility(job)):
+                    raise BadInput(f"{problem} (to submit it for nodes that will be added: allow_impossible)")
                 new.append(NewJob(number, submission.name, job, requests[index], submission.secrets))
                 events += [JobSubmitted(job), *held]
                 ids[index] = job.id
@@ -116,7 +120,7 @@ class Admission:
     def build_job(self, caller: Caller, submission: Submission, number: int) -> tuple[Job, list[Event]]:
         """Return the job of a submission and the events that hold it. Raises if the submission is invalid."""
         tenant = self._tenant(caller, submission)
-        submission = msgspec.structs.replace(submission, gpu_types=self._resolve_gpu_types(submission.gpu_types))
+        submission = msgspec.structs.replace(submission, gpu_types=self._resolve_gpu_types(submission))
         for address in submission.notify:
             check_address(address)
         job_id = f"{submission.name}-{number}"
@@ -129,6 +133,13 @@ class Admission:
             return job, [JobHeld(job.id)]
         return job, [JobHeld(job.id, Reason.DEPENDENCY)] if unfinished else []
 
+    def infeasibility(self, job: Job) -> str:
+        """Return why a job can never run on this cluster, even if all nodes were empty; '' if it can."""
+        if self._empty_cluster.fits_when_empty(job.demand):
+            return ""
+        shortage = self._empty_cluster.shortage(job.demand)
+        return f"the job can never run on this cluster: {shortage.text(job.demand)}"
+
     def _tenant(self, caller: Caller, submission: Submission) -> str:
         tenant = submission.tenant or caller.tenant
         if not caller.can_read(tenant):
@@ -138,12 +149,14 @@ class Admission:
             raise BadInput(f"unknown tenant {tenant!r}; known tenants: {', '.join(known)}")
         return tenant
 
-    def _resolve_gpu_types(self, requested: Sequence[str]) -> list[str]:
+    def _resolve_gpu_types(self, submission: Submission) -> list[str]:
         """Return the GPU types of this cluster that match the requested ones: 'a100' matches every A100."""
         known = self._state.header.cluster.type_names
         resolved: list[str] = []
-        for name in requested:
+        for name in submission.gpu_types:
             matches = matching_gpu_names(name, known)
+            if not matches and submission.allow_impossible:
+                matches = matching_gpu_names(name, gpu_names()) or [name]
             if not matches:
                 raise UnknownName("GPU type", name, known)
             resolved += matches

@@ -7,7 +7,6 @@ import asyncio
 from refold.api import MAX_JOB_NUMBER, Caller, Preview, Submission, TimeEstimate
 from refold.core import JobSubmitted, Scheduler, StartRun
 from refold.model import Job
-from refold.packing import FreeResources
 from refold.server.admission import Admission
 from refold.server.live_state import LiveState
 from refold.server.status import wire_estimate
@@ -30,9 +29,8 @@ class Previewer:
         state, view = self._state, self._state.view
         await self._admission.check_patterns([submission])
         job, held = self._admission.build_job(caller, submission, MAX_JOB_NUMBER)
-        empty = FreeResources(view.cluster)
-        fits = empty.fits_when_empty(job.demand)
-        notes = [] if fits else [f"it can never run on this cluster: {empty.shortage(job.demand).text(job.demand)}"]
+        infeasibility = self._admission.infeasibility(job)
+        fits, notes = not infeasibility, [infeasibility] * bool(infeasibility)
         if held:
             condition = "it is released" if submission.hold else "its dependencies have finished"
             notes.append(f"it is held until {condition}")

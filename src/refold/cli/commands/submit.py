@@ -148,15 +148,20 @@ def submit(
         typer.Option("--notify", metavar="URL", help="Notification target as an apprise URL; repeatable."),
     ] = None,
     hold: Annotated[bool, typer.Option("--hold", help="Hold the job until 'refold release'.")] = False,
+    allow_impossible: Annotated[
+        bool,
+        typer.Option(
+            "--allow-impossible", help="Accept a job that does not fit this cluster, for nodes that will be added."
+        ),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the expected outcome without submitting.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the job ends; exit with its exit status.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Submit a job: a YAML file, a script, a manifest, or a command after --.
 
-    docs/jobs.md lists the fields of a file. Options override them. On a terminal, the expected outcome is shown and
-    confirmation requested; otherwise only the job id is printed, for scripts.
+    docs/jobs.md lists the fields of a file. Options override them. On a terminal, the expected outcome is shown too;
+    otherwise only the job id is printed, for scripts. A job that can never run on this cluster is rejected.
 
     Examples: refold submit job.yaml · refold submit train.sbatch --gpus 4 · refold submit --gpus 2 -- python train.py
     """
@@ -176,6 +181,7 @@ def submit(
         "after": after or None,
         "notify": notify or None,
         "hold": hold or None,
+        "allow_impossible": allow_impossible or None,
     }
     options = SubmitOptions(fields, gpus, gpu_type, memory, time, estimate, plan, workdir, env or (), secret or ())
     jobs, notes = read_submissions(file, context.meta.get(COMMAND_KEY, ()), options)
@@ -185,9 +191,10 @@ def submit(
     if exported is not None:
         jobs = _with_environment(client, jobs, exported)
     if dry_run:
-        _print_preview(client, jobs, as_json)
-    else:
-        _submit(client, jobs, yes, wait, as_json)
+        preview = client.preview(jobs[0])
+        _print_preview(client, jobs, preview, as_json)
+        raise typer.Exit(0 if _is_accepted(jobs[0], preview) else 2)
+    _submit(client, jobs, wait, as_json)
 
 
 def _with_environment(client: Client, jobs: Sequence[Submission], exported: ExportedVariables) -> list[Submission]:
@@ -200,15 +207,18 @@ def _with_environment(client: Client, jobs: Sequence[Submission], exported: Expo
     return [msgspec.structs.replace(job, exported=stored.id) for job in jobs]
 
 
-def _submit(client: Client, jobs: Sequence[Submission], yes: bool, wait: bool, as_json: bool) -> None:
+def _is_accepted(job: Submission, preview: Preview) -> bool:
+    return preview.fits or job.allow_impossible
+
+
+def _submit(client: Client, jobs: Sequence[Submission], wait: bool, as_json: bool) -> None:
     interactive = sys.stdin.isatty() and sys.stdout.isatty() and not as_json
-    if interactive:
-        _print_preview(client, jobs, as_json)
-        if not yes and not typer.confirm("submit?", default=True):
-            raise typer.Exit(1)
+    if interactive and _is_accepted(jobs[0], preview := client.preview(jobs[0])):
+        _print_preview(client, jobs, preview, as_json)
     submitted = _send(client, jobs)
     if not interactive:
-        print_notes([f"{job.id} can never start: {job.message}" for job in submitted if job.state == "infeasible"])
+        infeasible = [job for job in submitted if job.state == "infeasible"]
+        print_notes([f"{job.id} cannot start until nodes are added: {job.message}" for job in infeasible])
     if as_json and not wait:
         print_json(submitted)
     elif not as_json:
@@ -217,9 +227,8 @@ def _submit(client: Client, jobs: Sequence[Submission], yes: bool, wait: bool, a
         raise typer.Exit(_wait(client, submitted, as_json))
 
 
-def _print_preview(client: Client, jobs: Sequence[Submission], as_json: bool) -> None:
+def _print_preview(client: Client, jobs: Sequence[Submission], preview: Preview, as_json: bool) -> None:
     """Print the expected outcome of the first job, which stands for all: the jobs of one file are alike."""
-    preview = client.preview(jobs[0])
     if as_json:
         print_json({"job": jobs[0].name, "jobs": len(jobs), "preview": preview})
         return
