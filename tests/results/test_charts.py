@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Sequence
+from itertools import combinations
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as some
 from journals import start, step, submitted
 
 from refold.core.events import RunFinished
 from refold.journal.history import History
+from refold.packing import Floats
 from refold.results.axes import Axis, Frame, Plot, nice_maximum, nice_step, range_axis, ticks, value_axis
 from refold.results.charts import BarGroup, ChartLine, bar_chart, line_chart
 from refold.results.gantt import FILLS, JobColours, choose_colours, count_blocks, encode_png, gantt_chart, rasterise
-from refold.results.svg import document, series_class, tag
+from refold.results.line_labels import DrawnLine, place_labels
+from refold.results.svg import DARK_SERIES, LIGHT_SERIES, document, series_class, tag
 from refold.testing import make_cluster, make_job
 
 
@@ -66,7 +71,108 @@ def test_values_are_placed_between_the_edges_of_the_frame() -> None:
 
 
 def test_colours_are_reused_with_dashed_lines() -> None:
-    assert [series_class(series) for series in (0, 7, 8)] == ["s0 p0", "s7 p7", "s0 p8 dashed"]
+    assert [series_class(series) for series in (0, 9, 10)] == ["s0 p0", "s9 p9", "s0 p10 dashed"]
+
+
+LINEAR_TO_LMS = [
+    [0.4122214708, 0.5363325363, 0.0514459929],
+    [0.2119034982, 0.6806995451, 0.1073969566],
+    [0.0883024619, 0.2817188376, 0.6299787005],
+]
+LMS_TO_LAB = [
+    [0.2104542553, 0.7936177850, -0.0040720468],
+    [1.9779984951, -2.4285922050, 0.4505937099],
+    [0.0259040371, 0.7827717662, -0.8086757660],
+]
+COLOUR_VISION = {
+    "normal": np.eye(3),
+    "deuteranopia": np.array(
+        [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+    ),
+    "protanopia": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+}
+"""Linear RGB as it is seen (Machado et al. 2009)."""
+
+
+def linear(colour: str) -> Floats:
+    channels = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+def oklab(rgb: Floats) -> Floats:
+    """Return the coordinates in OKLab, in which distances are as large as they look (about 0.02 is just noticeable)."""
+    lab: Floats = np.array(LMS_TO_LAB) @ np.cbrt(np.array(LINEAR_TO_LMS) @ np.clip(rgb, 0, 1))
+    return lab
+
+
+def luminance(colour: str) -> float:
+    return float(np.array([0.2126, 0.7152, 0.0722]) @ linear(colour))
+
+
+@pytest.mark.parametrize(("colours", "page"), [(LIGHT_SERIES, "#ffffff"), (DARK_SERIES, "#1a1e23")])
+def test_ten_series_are_distinguishable_from_each_other_and_from_the_page(colours: Sequence[str], page: str) -> None:
+    assert len(colours) >= 10
+    for vision, smallest in (("normal", 0.14), ("deuteranopia", 0.075), ("protanopia", 0.075)):
+        seen = [oklab(COLOUR_VISION[vision] @ linear(colour)) for colour in colours]
+        assert min(float(np.linalg.norm(a - b)) for a, b in combinations(seen, 2)) > smallest, vision
+    for colour in colours:
+        dark, light = sorted((luminance(colour), luminance(page)))
+        assert (light + 0.05) / (dark + 0.05) >= 3, f"{colour} has too little contrast (WCAG)"
+
+
+FRAME = Frame(720, 290)
+
+
+@given(
+    some.lists(some.lists(some.floats(20, 250), min_size=2, max_size=20), min_size=2, max_size=10),
+    some.integers(1, 24),
+)
+def test_names_of_lines_are_in_the_frame_and_do_not_overlap(heights: list[list[float]], length: int) -> None:
+    lines = [
+        DrawnLine("n" * length, np.linspace(FRAME.left, FRAME.right_edge, len(ys)), np.array(ys)) for ys in heights
+    ]
+    places = [place for place in place_labels(lines, FRAME) if place is not None]
+    assert places
+    for place in places:
+        assert FRAME.left <= place.x - place.width / 2 and place.x + place.width / 2 <= FRAME.right_edge
+        assert FRAME.top <= place.y <= FRAME.bottom_edge
+    assert not any(one.overlaps(other) for one, other in combinations(places, 2))
+
+
+def test_the_name_of_a_line_is_closer_to_it_than_to_any_other() -> None:
+    x = np.linspace(FRAME.left, FRAME.right_edge, 50)
+    lines = [DrawnLine("same at first", x, np.where(x < 400, 150, height)) for height in (40.0, 150.0, 240.0)]
+    for index, place in enumerate(place_labels(lines, FRAME)):
+        assert place is not None
+        distances = [abs(float(np.interp(place.x, line.x, line.y)) - place.y) for line in lines]
+        assert distances.index(min(distances)) == index
+        assert sorted(distances)[1] > 40
+
+
+def test_lines_and_bars_are_labelled_with_their_names() -> None:
+    x = np.array([0.0, 10.0])
+    lines = [ChartLine(0, "low", x, np.array([0.1, 0.1])), ChartLine(1, "high <", x, np.array([0.9, 0.9]))]
+    html = line_chart(lines, Axis("time", 0, 10), Axis("share", 0, 1), label="two").html
+    names = [text for text in ElementTree.fromstring(html).iter("text") if "line-name" in text.attrib["class"]]
+    assert [(text.text, text.attrib["class"]) for text in names] == [
+        ("low", "line-name s0 p0"),
+        ("high <", "line-name s1 p1"),
+    ]
+
+
+def test_row_labels_are_separate_so_that_they_stay_when_the_chart_is_scrolled() -> None:
+    line = ChartLine(0, "up", np.array([0.0, 10.0]), np.array([0.0, 1.0]))
+    html = line_chart([line], Axis("time", 0, 10), Axis("share", 0, 1), label="a line").html
+    drawing, margin = ElementTree.fromstring(html)
+    assert [text.text for text in margin.iter("text")] == ["0 %", "20 %", "40 %", "60 %", "80 %", "100 %"]
+    assert "%" not in "".join(drawing.itertext())
+    # Both have the same scale: the margin is as much narrower on the page as it is in its own coordinates.
+    width, height = drawing.attrib["viewBox"].split()[2:]
+    margin_width, margin_height = margin.attrib["viewBox"].split()[2:]
+    assert height == margin_height
+    assert margin.attrib["style"] == f"width: {100 * float(margin_width) / float(width):.3f}%"
 
 
 def test_a_document_is_a_complete_file_with_an_escaped_title() -> None:
@@ -87,16 +193,16 @@ def test_a_document_is_a_complete_file_with_an_escaped_title() -> None:
 def test_a_rising_line_goes_from_the_bottom_left_to_the_top_right() -> None:
     line = ChartLine(0, "up", np.array([0.0, 10.0]), np.array([0.0, 1.0]))
     chart = line_chart([line], Axis("time", 0, 10), Axis("share", 0, 1), label="a line")
-    assert 'd="M62 262L698 14"' in chart.svg
+    assert 'd="M62 262L698 14"' in chart.html
     assert chart.data["lines"] == [{"series": 0, "name": "up", "x": [0.0, 10.0], "y": [0.0, 1.0]}]
-    ElementTree.fromstring(chart.svg)
+    ElementTree.fromstring(chart.html)
 
 
 def test_names_are_escaped_in_a_chart() -> None:
     name = '"><script>alert(1)</script>'
     bars = bar_chart([BarGroup(name, [1.0, None], ["<b>", ""])], label=name)
-    assert "<script" not in bars.svg and "<b>" not in bars.svg
-    ElementTree.fromstring(bars.svg)
+    assert "<script" not in bars.html and "<b>" not in bars.html
+    ElementTree.fromstring(bars.html)
     assert tag("text", "a<b", class_='"') == '<text class="&quot;">a&lt;b</text>'
 
 
@@ -114,7 +220,7 @@ def test_adjacent_gpus_of_a_run_share_a_block_and_shares_of_a_gpu_are_stacked() 
     history = two_tenants()
     assert count_blocks(history) == 3
     chart = gantt_chart(history, choose_colours(history), Axis("time", 0, 100), as_image=False, label="")
-    paths = [one.attrib for one in ElementTree.fromstring(chart.svg) if one.tag == "path"]
+    paths = [one.attrib for one in ElementTree.fromstring(chart.html).iter("path")]
     assert [path["class"] for path in paths] == ["f0", "f1", "f1"]
     assert [path["d"] for path in paths] == [
         "M84.0 8.0h1098.0v32.0h-1098.0z",

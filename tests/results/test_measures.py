@@ -212,6 +212,21 @@ def test_a_failed_run_loses_the_work_it_did_not_save() -> None:
     assert found.lost_gpu_hours == pytest.approx(20 / HOUR)
 
 
+def test_a_run_stopped_or_failed_while_starting_loses_all_its_time() -> None:
+    found = measure_entries(
+        make_cluster(2),
+        step(0, submitted(make_job("a", gpus=2)), submitted(make_job("b")), start("a", gpus=(0, 1))),
+        step(30, StopRun("a", 1)),
+        step(40, RunStopped("a", 1, done=0), start("b")),
+        step(45, RunFailed("b", 1, done=0, retry=True), start("a", 2, gpus=(0, 1))),
+        step(55, RunStarted("a", 2)),
+        step(155, RunFinished("a", 2)),
+    )
+    assert found.lost_seconds == 40 + 5
+    assert found.lost_gpu_hours == pytest.approx((2 * 40 + 5) / HOUR)
+    assert found.overhead_gpu_hours == pytest.approx(2 * 10 / HOUR)  # only the second start of a, which went on
+
+
 def test_lost_time_accounts_for_the_speed_of_the_gpus() -> None:
     cluster = make_cluster(2, types="H100", speeds={"H100": 2.0})
     found = measure_entries(
@@ -324,14 +339,16 @@ def journals(draw: some.DrawFn, max_faults: int = 1) -> tuple[Cluster, list[Entr
 class _Second:
     """State during one second: the jobs in the system, the GPUs that each holds, and the jobs that do not compute."""
 
-    def __init__(self, present: set[str], runs: dict[str, StartRun], idle: set[str]) -> None:
+    def __init__(self, present: set[str], runs: dict[str, StartRun], idle: set[str], in_vain: set[str]) -> None:
         self.present = present
         self.held = {job: run.allocation.gpu_milli / WHOLE for job, run in runs.items()}
-        self.idle = idle
+        self.idle = idle - in_vain
+        self.in_vain = in_vain & runs.keys()
 
 
 def seconds_of(entries: list[Entry]) -> list[_Second]:
     """Reconstruct the state of every second from the journal."""
+    in_vain = never_computing(entries)
     started = {(event.job, event.run) for entry in entries for event in entry.events if isinstance(event, RunStarted)}
     present: set[str] = set()
     runs: dict[str, StartRun] = {}
@@ -363,8 +380,31 @@ def seconds_of(entries: list[Entry]) -> list[_Second]:
                         idle.add(order.job)
                 else:
                     idle.add(order.job)
-        seconds.append(_Second(set(present), dict(runs), set(idle)))
+        lost = {job for job, run in runs.items() if (job, run.run) in in_vain}
+        seconds.append(_Second(set(present), dict(runs), set(idle), lost))
     return seconds
+
+
+def never_computing(entries: list[Entry]) -> set[tuple[str, int]]:
+    """Return the runs that were stopped or failed before they reported their start or saved any work."""
+    found: set[tuple[str, int]] = set()
+    started: set[tuple[str, int]] = set()
+    ended: set[tuple[str, int]] = set()
+    saved: dict[str, float] = {}
+    for event in (event for entry in entries for event in entry.events):
+        match event:
+            case RunStarted(job, run):
+                started.add((job, run))
+            case RunStopped(job, run, done) | RunFailed(job, run, done=done) if (job, run) not in ended:
+                ended.add((job, run))
+                if (job, run) not in started and done <= saved.get(job, 0.0):
+                    found.add((job, run))
+                saved[job] = max(done, saved.get(job, 0.0))
+            case RunFinished(job, run):
+                ended.add((job, run))
+            case _:
+                pass
+    return found
 
 
 @settings(max_examples=150, deadline=None)
@@ -382,6 +422,10 @@ def test_measures_equal_a_count_by_seconds(journal: tuple[Cluster, list[Entry]])
     assert found.gpu_hours == pytest.approx(sum(held) / HOUR)
     idle = sum(second.held[job] for second in seconds for job in second.idle)
     assert found.overhead_gpu_hours == pytest.approx(idle / HOUR)
+    in_vain = sum(second.held[job] for second in seconds for job in second.in_vain)
+    assert found.lost_gpu_hours >= in_vain / HOUR - 1e-9
+    if not found.failures:
+        assert found.lost_gpu_hours == pytest.approx(in_vain / HOUR)
     if found.submission_window is not None:
         first, last = map(int, found.submission_window)
         assert found.allocation == pytest.approx(sum(held[first:last]) / (cluster.gpus * (last - first)))

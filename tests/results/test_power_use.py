@@ -214,11 +214,11 @@ def test_different_limits_name_their_racks() -> None:
 
 
 def test_non_policy_series_begin_with_the_first_colour_and_are_not_dashed() -> None:
-    assert [series_class(series) for series in (0, 9, FIRST_NON_POLICY_SERIES, FIRST_NON_POLICY_SERIES + 9)] == [
+    assert [series_class(series) for series in (0, 11, FIRST_NON_POLICY_SERIES, FIRST_NON_POLICY_SERIES + 11)] == [
         "s0 p0",
-        "s1 p9 dashed",
+        "s1 p11 dashed",
         f"s0 p{FIRST_NON_POLICY_SERIES}",
-        f"s1 p{FIRST_NON_POLICY_SERIES + 9} dashed",
+        f"s1 p{FIRST_NON_POLICY_SERIES + 11} dashed",
     ]
 
 
@@ -232,11 +232,11 @@ def test_a_band_and_a_reference_line_are_drawn_at_their_values() -> None:
         reference_lines=[ReferenceLine(0.5, "<limit>")],
         band=Band(FIRST_NON_POLICY_SERIES, x, low, high),
     )
-    assert f'<path class="area s0 p{FIRST_NON_POLICY_SERIES}" d="M62 14L698 138L698 262L62 262Z"/>' in chart.svg
-    assert '<line class="rule" x1="62" x2="698" y1="138" y2="138"/>' in chart.svg
-    assert "&lt;limit&gt;" in chart.svg
-    assert chart.svg.count('class="area') == 1
-    ElementTree.fromstring(chart.svg)
+    assert f'<path class="area s0 p{FIRST_NON_POLICY_SERIES}" d="M62 14L698 138L698 262L62 262Z"/>' in chart.html
+    assert '<line class="rule" x1="62" x2="698" y1="138" y2="138"/>' in chart.html
+    assert "&lt;limit&gt;" in chart.html
+    assert chart.html.count('class="area') == 1
+    ElementTree.fromstring(chart.html)
 
 
 def render_report(cluster: Cluster) -> str:

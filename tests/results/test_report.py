@@ -78,7 +78,7 @@ def page() -> str:
 def test_the_report_has_all_sections_and_policies(page: str) -> None:
     sections = {attributes.get("id") for tag, attributes in Page(page).tags if tag == "section"}
     assert sections == set(SECTIONS)
-    assert page.count("<svg") == 9
+    assert page.count("<svg viewBox") == 2 * 9  # charts and their row labels
     for text in ("fifo", "srtf", "sixty jobs", "refold compare jobs.csv", "team-0", "2–4 GPUs"):
         assert text in page
 
@@ -156,6 +156,20 @@ def test_policies_that_know_run_times_have_a_footnote(page: str) -> None:
     text = report(named)
     assert "sjf/fgd †" in text and "srtf (simulated) †" in text and "mine/sjf †" not in text
     assert "†" not in report([run])
+
+
+def test_headline_cards_leave_out_policies_that_know_run_times() -> None:
+    runs = simulate_policies(make_jobs(), make_cluster(8, 4))
+    assert [run.name for run in runs] == ["fifo", "srtf"]
+    assert all("srtf" not in card for card in cards(report(runs)))
+    only_oracles = [ReportRun(name, runs[1].history, runs[1].measures) for name in ("srtf", "sjf")]
+    assert all(re.search("(srtf|sjf) †", card) for card in cards(report(only_oracles)))
+
+
+def cards(text: str) -> list[str]:
+    found = re.findall('<div class="panel card">(.*?)</div>', text, re.DOTALL)
+    assert len(found) == 4
+    return found
 
 
 def test_gantt_charts_with_many_blocks_are_images(monkeypatch: pytest.MonkeyPatch) -> None:

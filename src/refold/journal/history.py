@@ -14,7 +14,7 @@ from refold.core import Entry, Header
 from refold.errors import BadJournal
 from refold.journal.changes import NodeChange
 from refold.journal.job_history import JobHistories
-from refold.journal.records import JobRecord, RecordState, RunRecord
+from refold.journal.records import Ending, JobRecord, RecordState, RunRecord
 from refold.model import WHOLE, Allocation, Cluster, Demand, Job, Seconds, StartEstimate
 from refold.packing import Floats, FreeResources, Ints
 
@@ -65,7 +65,8 @@ class RunColumns:
     """One row per run, in the order of starts. A step is the number of an entry in the journal, from 1.
 
     `start` is when the run was ordered, or when the journal began, if the run is older. `computing_since` is when the
-    run reported that it had started up (or `start`, if it reported nothing).
+    run reported that it had started up; without a report, `start` if it finished, saved work or is older than the
+    journal, and nan if it did not.
     `stop_ordered` and `end` are nan if that did not happen. `saved_before` and `saved` are the seconds of work from
     which the job could resume before and after the run.
     """
@@ -249,9 +250,7 @@ def _run_columns(runs: list[RunRecord], jobs: list[int]) -> RunColumns:
         number=_ints([run.number for run in runs]),
         start=_floats(start),
         start_step=_ints([run.start_step for run in runs]),
-        computing_since=_floats(
-            [since if run.started is None else run.started for run, since in zip(runs, start, strict=True)]
-        ),
+        computing_since=_floats([_computing_since(run) for run in runs]),
         stop_ordered=_floats([_or_nan(run.stop_ordered) for run in runs]),
         end=_floats([_or_nan(run.end) for run in runs]),
         end_step=_ints([-1 if run.end is None else run.end_step for run in runs]),
@@ -260,6 +259,15 @@ def _run_columns(runs: list[RunRecord], jobs: list[int]) -> RunColumns:
         saved=_floats([nan if run.end_report is None else run.end_report.done for run in runs]),
         gpus=_floats([run.allocation.gpu_milli for run in runs]) / WHOLE,
     )
+
+
+def _computing_since(run: RunRecord) -> float:
+    if run.started is not None:
+        return run.started
+    if run.adopted is not None:
+        return run.adopted
+    saved_work = run.end_report is not None and run.end_report.done > run.saved_before
+    return run.start if saved_work or run.ending is Ending.FINISHED else nan
 
 
 def _start_estimate_columns(estimates: list[tuple[int, Seconds, StartEstimate]]) -> StartEstimateColumns:

@@ -89,8 +89,13 @@ class Plot:
 
     def path(self, x_values: Floats, y_values: Floats) -> str:
         """Return the SVG path through the points."""
-        points = zip(self._xs(x_values).tolist(), self._ys(y_values).tolist(), strict=True)
+        xs, ys = self.points(x_values, y_values)
+        points = zip(xs.tolist(), ys.tolist(), strict=True)
         return "M" + "L".join(f"{svg.format_number(x)} {svg.format_number(y)}" for x, y in points)
+
+    def points(self, x_values: Floats, y_values: Floats) -> tuple[Floats, Floats]:
+        """Return the coordinates of points."""
+        return self._xs(x_values), self._ys(y_values)
 
     def band(self, x_values: Floats, low: Floats, high: Floats) -> str:
         """Return the SVG path around the area between two lines."""
@@ -104,12 +109,17 @@ class Plot:
 
     def draw_axes(self) -> list[str]:
         """Draw both axes: labelled grid lines for the y axis, ticks for the x axis."""
-        parts = []
-        for value, text in ticks(self.y_axis):
-            y = self.y(value)
-            parts.append(svg.horizontal_line(self.frame.left, self.frame.right_edge, y, "grid"))
-            parts.append(svg.label_text(text, self.frame.left - 8, y, "tick y"))
-        return parts + self.draw_x_axis()
+        return [*self.draw_grid(), *self.draw_y_labels(), *self.draw_x_axis()]
+
+    def draw_grid(self) -> list[str]:
+        """Draw a horizontal line per tick of the y axis."""
+        left, right = self.frame.left, self.frame.right_edge
+        return [svg.horizontal_line(left, right, self.y(value), "grid") for value, _ in ticks(self.y_axis)]
+
+    def draw_y_labels(self) -> list[str]:
+        """Draw the labels of the y axis."""
+        x = self.frame.left - 8
+        return [svg.label_text(text, x, self.y(value), "tick y") for value, text in ticks(self.y_axis)]
 
     def draw_x_axis(self) -> list[str]:
         """Draw the x axis with its ticks and labels."""

@@ -12,6 +12,7 @@ from typing import Any
 from refold.packing import Floats
 from refold.results import svg
 from refold.results.axes import Axis, Frame, Plot
+from refold.results.line_labels import CHARACTER_WIDTH, DrawnLine, place_labels
 
 FULL_WIDTH, HALF_WIDTH = 1200.0, 720.0
 """Widths of a chart that takes the full page width, and of one of two side by side."""
@@ -48,10 +49,24 @@ class ReferenceLine:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart as SVG, safe to insert into HTML, and the data for its tooltips."""
+    """A chart as HTML with SVG, safe to insert into a page, and the data for its tooltips."""
 
-    svg: str
+    html: str
     data: dict[str, Any]
+
+
+def chart_html(frame: Frame, label: str, row_labels: Sequence[str], parts: Sequence[str], class_: str) -> str:
+    """Return a chart whose row labels, in the left margin, stay visible when it is scrolled horizontally.
+
+    `label` is the accessible name of the chart.
+    """
+    share = f"width: {100 * frame.left / frame.width:.3f}%"
+    cover = svg.tag("rect", class_="cover", width=frame.left, height=frame.bottom_edge + 4)
+    margin = svg.drawing(
+        frame.left, frame.height, [cover, *row_labels], class_="row-labels", style=share, aria_hidden="true"
+    )
+    drawing = svg.drawing(frame.width, frame.height, parts, role="img", aria_label=label)
+    return svg.parent("div", [drawing, margin], class_=f"chart {class_}")
 
 
 def line_chart(
@@ -67,7 +82,7 @@ def line_chart(
 ) -> Chart:
     """Draw a line chart. `time_mark` is a vertical line with a name; `label` is the accessible name of the chart."""
     plot = Plot(Frame(FULL_WIDTH if wide else HALF_WIDTH, 290), x, y)
-    frame, parts = plot.frame, plot.draw_axes()
+    frame, parts = plot.frame, [*plot.draw_grid(), *plot.draw_x_axis()]
     if time_mark is not None:
         parts += _time_mark(plot, *time_mark)
     if band is not None:
@@ -77,10 +92,11 @@ def line_chart(
         parts += _reference_line(plot, reference)
     for line in lines:
         parts += _line(plot, line, filled=len(lines) == 1 and band is None)
+    if len(lines) > 1:
+        parts += _line_names(plot, lines)
     parts.append(svg.tag("line", class_="crosshair", y1=frame.top, y2=frame.bottom_edge, visibility="hidden"))
-    return Chart(
-        svg.drawing(frame.width, frame.height, label, parts, "wide" if wide else "plot"), _tooltip_data(plot, lines)
-    )
+    html = chart_html(frame, label, plot.draw_y_labels(), parts, "wide" if wide else "plot")
+    return Chart(html, _tooltip_data(plot, lines))
 
 
 def _line(plot: Plot, line: ChartLine, *, filled: bool) -> list[str]:
@@ -93,6 +109,15 @@ def _line(plot: Plot, line: ChartLine, *, filled: bool) -> list[str]:
         x, y = line.marked
         parts.append(svg.tag("circle", class_=f"mark {colour}", cx=plot.x(x), cy=plot.y(y), r=4))
     return parts
+
+
+def _line_names(plot: Plot, lines: Sequence[ChartLine]) -> list[str]:
+    drawn = [DrawnLine(svg.truncate(line.name, 24), *plot.points(line.x, line.y)) for line in lines]
+    return [
+        svg.label_text(named.name, place.x, place.y, f"line-name {svg.series_class(line.series)}")
+        for line, named, place in zip(lines, drawn, place_labels(drawn, plot.frame), strict=True)
+        if place is not None
+    ]
 
 
 def _reference_line(plot: Plot, reference: ReferenceLine) -> list[str]:
@@ -144,16 +169,19 @@ BAR_HEIGHT, BAR_GAP, GROUP_GAP = 13.0, 2.0, 14.0
 def bar_chart(groups: Sequence[BarGroup], *, label: str) -> Chart:
     """Draw a horizontal bar chart with grouped bars; the text of each value is at the end of its bar."""
     group_height = max((len(group.values) for group in groups), default=0) * (BAR_HEIGHT + BAR_GAP)
-    frame = Frame(FULL_WIDTH, (group_height + GROUP_GAP) * len(groups) + 8, left=150, right=100, top=4, bottom=4)
+    longest_text = max((len(text) for group in groups for text in group.texts), default=0)
+    right = max(100.0, CHARACTER_WIDTH * longest_text)
+    frame = Frame(FULL_WIDTH, (group_height + GROUP_GAP) * len(groups) + 8, left=150, right=right, top=4, bottom=4)
     maximum = max((value for group in groups for value in group.values if value is not None), default=0.0) or 1.0
+    names: list[str] = []
     parts: list[str] = []
     for index, group in enumerate(groups):
         top = frame.top + index * (group_height + GROUP_GAP) + GROUP_GAP / 2
-        parts.append(svg.label_text(svg.truncate(group.name, 20), frame.left - 10, top + group_height / 2, "name"))
+        names.append(svg.label_text(svg.truncate(group.name, 20), frame.left - 10, top + group_height / 2, "name"))
         parts.append(svg.vertical_line(frame.left, top - 2, top + group_height, "axis"))
         for series, (value, text) in enumerate(zip(group.values, group.texts, strict=True)):
             if value is not None:
                 bar_top, length = top + series * (BAR_HEIGHT + BAR_GAP), value / maximum * frame.plot_width
                 colour = svg.series_class(series)
                 parts.append(svg.labelled_bar(frame.left, bar_top, length, BAR_HEIGHT, text, colour))
-    return Chart(svg.drawing(frame.width, frame.height, label, parts, "wide"), {})
+    return Chart(chart_html(frame, label, names, parts, "wide"), {})

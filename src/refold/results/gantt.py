@@ -18,7 +18,7 @@ from refold.model import WHOLE, Cluster, Share, format_duration
 from refold.packing import Ints
 from refold.results import svg
 from refold.results.axes import Axis, Frame, Plot
-from refold.results.charts import FULL_WIDTH, Chart
+from refold.results.charts import FULL_WIDTH, Chart, chart_html
 from refold.results.measures import SIZES, midpoints, size_of
 
 FILLS = ("#77aadd", "#ee8866", "#44bb99", "#eedd88", "#99ddff", "#ffaabb", "#bbcc33", "#aaaa00", "#b5b8bd")
@@ -84,23 +84,25 @@ def gantt_chart(history: History, colours: JobColours, axis: Axis, *, as_image: 
         drawn = [path for path, _ in blocks]
         data["blocks"] = [block for _, block in blocks]
     x_axis = Plot(frame, axis, Axis("count", 0, gpus)).draw_x_axis()
-    parts = [background, *drawn, *_node_labels(history.cluster, frame, row_height), *x_axis]
-    return Chart(svg.drawing(frame.width, frame.height, label, parts, "gantt"), data)
+    names, borders = _node_labels(history.cluster, frame, row_height)
+    return Chart(chart_html(frame, label, names, [background, *drawn, *borders, *x_axis], "gantt"), data)
 
 
-def _node_labels(cluster: Cluster, frame: Frame, row_height: float) -> list[str]:
-    """Draw lines between nodes that are high enough, and node names with sufficient distance."""
-    parts, top, last = [], frame.top, -100.0
+def _node_labels(cluster: Cluster, frame: Frame, row_height: float) -> tuple[list[str], list[str]]:
+    """Draw node names with sufficient distance, and lines between nodes that are high enough."""
+    names: list[str] = []
+    borders: list[str] = []
+    top, last = frame.top, -100.0
     for node in cluster.nodes:
         height = node.gpus * row_height
         middle = top + height / 2
         if height >= 7 and top > frame.top:
-            parts.append(svg.horizontal_line(frame.left, frame.right_edge, top, "node-border"))
+            borders.append(svg.horizontal_line(frame.left, frame.right_edge, top, "node-border"))
         if height and middle - last >= 15:
             last = middle
-            parts.append(svg.label_text(svg.truncate(node.name, 12), frame.left - 8, middle, "tick y"))
+            names.append(svg.label_text(svg.truncate(node.name, 12), frame.left - 8, middle, "tick y"))
         top += height
-    return parts
+    return names, borders
 
 
 def _first_rows(cluster: Cluster) -> list[int]:

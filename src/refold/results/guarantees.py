@@ -162,7 +162,7 @@ def _slow_runs(
             yield from close(job)
         if slow:
             if job not in since:
-                since[job] = max(float(runs.computing_since[run]), admitted[job])
+                since[job] = max(float(np.fmax(runs.start[run], runs.computing_since[run])), admitted[job])
                 reason[job] = f"{speed:.2f} × the guaranteed speed, on {_format_gpus(float(runs.gpus[run]))}"
             until[job] = float(ends[run])
     for job in list(since):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from refold.journal import Ending, History, Outcome, sum_by_group
 from refold.model import HOUR, WHOLE, Job, JobClass, Seconds
@@ -295,14 +296,23 @@ def _reshapable_jobs(history: History) -> int:
 
 
 def lost_seconds(history: History) -> Floats:
-    """Return the computing time that each failed run lost, that is, did not save; 0 for all other runs."""
+    """Return the seconds that each run lost; 0 for all other runs than these.
+
+    A failed run lost the computing time that it did not save. A run that was stopped or failed while it was starting
+    lost all of its time.
+    """
     runs = history.runs
-    lost = np.zeros(len(runs))
-    for run in np.flatnonzero(runs.ending == Ending.FAILED).tolist():
+    lost: Floats = np.where(_lost_while_starting(history), runs.end - runs.start, 0.0)
+    for run in np.flatnonzero((runs.ending == Ending.FAILED) & ~np.isnan(runs.computing_since)).tolist():
         computed = runs.end[run] - runs.computing_since[run]
         saved = max(0.0, runs.saved[run] - runs.saved_before[run]) / _speed(history, run)
         lost[run] = max(0.0, computed - saved)
     return lost
+
+
+def _lost_while_starting(history: History) -> NDArray[np.bool_]:
+    runs = history.runs
+    return np.isnan(runs.computing_since) & np.isin(runs.ending, (Ending.STOPPED, Ending.FAILED))
 
 
 def _speed(history: History, run: int) -> float:
@@ -316,12 +326,16 @@ def _speed(history: History, run: int) -> float:
 
 
 def overhead_seconds(history: History) -> Floats:
-    """Return the seconds for which each run held its GPUs without computing: while starting and while stopping."""
+    """Return the seconds for which each run held its GPUs without computing: while starting and while stopping.
+
+    Runs that were stopped or failed while starting are not included, but in `lost_seconds`.
+    """
     runs, end = history.runs, history.run_end
-    starting = np.minimum(runs.computing_since, end) - runs.start
-    stopping = end - np.where(np.isnan(runs.stop_ordered), end, np.maximum(runs.stop_ordered, runs.computing_since))
-    overhead: Floats = starting + np.maximum(stopping, 0.0)
-    return overhead
+    computing_since = np.fmin(runs.computing_since, end)
+    stop_ordered = np.where(np.isnan(runs.stop_ordered), end, runs.stop_ordered)
+    stopping = end - np.minimum(np.maximum(stop_ordered, computing_since), end)
+    overhead: Floats = computing_since - runs.start + stopping
+    return np.where(_lost_while_starting(history), 0.0, overhead)
 
 
 SIZES = ("CPU only", "fraction", "1 GPU", "2–4 GPUs", "5–8 GPUs", "9–32 GPUs", "> 32 GPUs")

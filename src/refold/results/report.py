@@ -202,6 +202,10 @@ def _is_oracle(name: str) -> bool:
     return policy is not None and policy.oracle
 
 
+def _marked(name: str) -> str:
+    return f"{name} {ORACLE}" if _is_oracle(name) else name
+
+
 def _describe_cluster(cluster: Cluster) -> str:
     types = ", ".join(cluster.type_names)
     nodes = len(cluster.nodes)
@@ -211,6 +215,8 @@ def _describe_cluster(cluster: Cluster) -> str:
 
 
 def _cards(measured: Sequence[tuple[str, Measures]]) -> list[Card]:
+    """Return the best values. Policies that know run times in advance are left out, unless there are no others."""
+    measured = [(name, measures) for name, measures in measured if not _is_oracle(name)] or measured
     comparison = tables.measure_table(measured)
     titles = {
         "completion_mean": "Mean completion time",
@@ -225,7 +231,7 @@ def _cards(measured: Sequence[tuple[str, Measures]]) -> list[Card]:
             best = next((row for row, cell in enumerate(cells) if cell.best), 0)
             policy = measured[best][0] if len(measured) > 1 else ""
             remark = _improvement(column, cells[best], cells[0], measured[0][0]) if best else _no_improvement(cells)
-            cards.append(Card(titles[column.key], cells[best].text, policy, remark))
+            cards.append(Card(titles[column.key], cells[best].text, _marked(policy), remark))
     return cards
 
 
@@ -455,7 +461,11 @@ def _groups(runs: Sequence[ReportRun], by: str) -> dict[str, Any]:
     waiting = tables.group_table(groups, "waiting", MAX_TENANTS)
     first = {group.name: group for group in groups[0][1]}
     bars = [
-        BarGroup(row.name, [cell.value for cell in row.cells], [cell.text for cell in row.cells])
+        BarGroup(
+            row.name,
+            [cell.value for cell in row.cells],
+            [f"{cell.text} {run.name}" for run, cell in zip(runs, row.cells, strict=True)],
+        )
         for row in waiting.rows
     ]
     label = f"Mean waiting time per {by}, one bar per policy"

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-LIGHT_SERIES = ("#0072b2", "#d55e00", "#009e73", "#b3589a", "#c98a00", "#3fa0d8", "#7a5c46", "#5f6770")
-DARK_SERIES = ("#58aee6", "#ff8a4a", "#35c59b", "#e29acb", "#efb73e", "#9ad7fb", "#c9a78e", "#aab4bf")
-"""Colours of series on light and dark backgrounds; further series use the same colours with dashed lines."""
+LIGHT_SERIES = (
+    "#0072b2", "#d55e00", "#009e73", "#6d1f19", "#9361fc", "#606338", "#974878", "#0b464c", "#9f81b0", "#4b298c",
+)  # fmt: skip
+DARK_SERIES = (
+    "#58aee6", "#ff8a4a", "#35c59b", "#c12d77", "#695bdd", "#6d7107", "#f1bce7", "#2a7391", "#caf9ef", "#b7e032",
+)  # fmt: skip
+"""Colours of series on light and dark backgrounds, distinguishable also with red-green colour blindness.
 
-FIRST_NON_POLICY_SERIES = 1024
+Further series use the same colours with dashed lines.
+"""
+
+FIRST_NON_POLICY_SERIES = 1000
 """Series from this number on are not policies: colours start again, and their legend entries are independent."""
 
 
@@ -36,10 +43,9 @@ def group(children: Sequence[str], **attributes: float | str) -> str:
     return parent("g", children, **attributes)
 
 
-def drawing(width: float, height: float, label: str, children: Sequence[str], class_: str = "plot") -> str:
-    """Return an <svg> element; `label` is its accessible name."""
-    view_box = _view_box(width, height)
-    return parent("svg", children, class_=class_, viewBox=view_box, role="img", aria_label=label)
+def drawing(width: float, height: float, children: Sequence[str], **attributes: float | str) -> str:
+    """Return an <svg> element."""
+    return parent("svg", children, viewBox=_view_box(width, height), **attributes)
 
 
 def document(width: float, height: float, title: str, subtitle: str, children: Sequence[str], style: str = "") -> str:

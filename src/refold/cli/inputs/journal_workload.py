@@ -61,6 +61,8 @@ def _work_done(history: History) -> dict[int, float]:
     """
     from math import isclose
 
+    import numpy as np
+
     from refold.journal import Outcome
     from refold.simulator import RecordedSpeeds
 
@@ -72,7 +74,7 @@ def _work_done(history: History) -> dict[int, float]:
         if history.jobs.outcome[index] not in ended:
             continue
         job = history.jobs.jobs[index]
-        computed = max(0.0, float(runs.end[run] - runs.computing_since[run]))
+        computed = float(np.fmax(0.0, runs.end[run] - runs.computing_since[run]))
         done = float(runs.saved_before[run]) + computed * charge.speed(job, runs.allocations[run])
         as_stated = job.work is not None and isclose(done, job.work, rel_tol=1e-6, abs_tol=1e-3)
         work_done[index] = job.work if as_stated and job.work is not None else done
