@@ -1,9 +1,10 @@
 """Golden runs: the orders of each policy must equal the recorded ones.
 
 Policies that place jobs as requested run on the workload that ships with the package, one of them with every placement
-rule; policies that reshape jobs run on a small seeded workload. A failure means that orders have changed. If that is
-intended, record the new ones with `python tests/policies/test_golden.py` (an argument restricts it to cases whose name
-contains it) and give the reason in the commit message.
+rule; policies that reshape jobs run on a small seeded workload. `refold`, `rubick` and backfill run with several
+settings on many small workloads. A failure means that orders have changed. If that is intended, record the new ones
+with `python tests/policies/test_golden.py` (an argument restricts it to cases whose name contains it) and give the
+reason in the commit message.
 """
 
 import json
@@ -12,15 +13,17 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from refold.core import Entry
 from refold.core.orders import Order, StartRun
+from refold.model import Cluster, Job
 from refold.packing import RULES
 from refold.plans.speeds import Speeds
 from refold.registry import make_policy
-from refold.simulator import Costs, RecordedSpeeds, simulate
+from refold.simulator import Costs, Fault, RecordedSpeeds, simulate
 from refold.simulator.modelled_speeds import ModelledSpeeds
-from refold.testing import reshapable_workload
+from refold.testing import reshapable_workload, seeded_workload
 from refold.traces.formats import read_cluster, read_trace
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -37,10 +40,32 @@ RESHAPING = (
     "optimus",
     "tiresias",
 )
+VARIANTS: dict[str, dict[str, object]] = {
+    "refold": {},
+    "refold goal=throughput": {"goal": "throughput"},
+    "refold eager": {"max_preemptors": 1, "starvation_seconds": 300.0, "gpu_price": 1.0},
+    "rubick": {},
+}
+"""Settings of the policies that run on many small workloads."""
+
+WORKLOADS = ("steady", "burst", "scarce")
+"""Arrivals over an hour; within three minutes; over an hour on nodes with few CPUs and little memory."""
+
+BACKFILL: dict[str, dict[str, object]] = {
+    "easy": {},
+    "easy patient": {"preempt": "never", "max_overtaken": 2, "depth": 4, "confidence": 0.95},
+    "easy shortest": {"order": "shortest", "backfill_order": "queue", "max_wait_seconds": 120.0},
+    "conservative": {},
+    "conservative lanes": {"lanes": True, "durations": "known", "duration_quantile": 0.9},
+}
+"""Settings of backfill on small workloads of all kinds of jobs, with node faults."""
+
 CASES = [
     *(f"{policy}/best-fit" for policy in NOT_RESHAPING),
     *(f"fifo-skip/{rule}" for rule in RULES if rule != "best-fit"),
     *(f"{policy}/reshapable" for policy in RESHAPING),
+    *(f"{variant}/{workload}/{seed}" for variant in VARIANTS for workload in WORKLOADS for seed in (1, 2, 3)),
+    *(f"{variant}/faults/{seed}" for variant in BACKFILL for seed in (1, 2, 3)),
 ]
 
 
@@ -80,8 +105,25 @@ class DigestWithoutTimes(Digest):
 
 
 def run(case: str) -> dict[str, object]:
-    policy, workload = case.split("/")
-    return run_reshapable(policy) if workload == "reshapable" else run_demo(policy, workload)
+    policy, workload, *seed = case.split("/")
+    if workload == "faults":
+        return run_with_faults(int(seed[0]), policy.split()[0], BACKFILL[policy])
+    if seed:
+        return run_reshapable(*small_workload(workload, int(seed[0])), policy.split()[0], VARIANTS[policy])
+    if workload == "reshapable":
+        return run_reshapable(*reshapable_workload(7, jobs=40), policy, {})
+    return run_demo(policy, workload)
+
+
+def small_workload(kind: str, seed: int) -> tuple[list[Job], Cluster]:
+    """Return a small workload of one of the kinds in WORKLOADS."""
+    jobs, cluster = reshapable_workload(seed, jobs=20)
+    if kind == "burst":
+        jobs = [replace(job, submitted=job.submitted / 20) for job in jobs]
+    if kind == "scarce":
+        nodes = [replace(node, cpu_milli=48_000, memory_mib=300 * 1024) for node in cluster.nodes]
+        cluster = replace(cluster, nodes=tuple(nodes))
+    return jobs, cluster
 
 
 def run_demo(policy: str, placement: str) -> dict[str, object]:
@@ -91,11 +133,18 @@ def run_demo(policy: str, placement: str) -> dict[str, object]:
     return digest.summary()
 
 
-def run_reshapable(policy: str) -> dict[str, object]:
+def run_reshapable(jobs: list[Job], cluster: Cluster, policy: str, settings: dict[str, object]) -> dict[str, object]:
     digest, costs = DigestWithoutTimes(), Costs(start=10.0, stop=5.0, restart=60.0, report_every=60.0)
-    jobs, cluster = reshapable_workload(7, jobs=40)
     charge = ModelledSpeeds(Speeds(cluster), RecordedSpeeds(cluster))
-    simulate(jobs, cluster, make_policy(policy), journal=digest, charge=charge, costs=costs)
+    simulate(jobs, cluster, make_policy(policy, settings), journal=digest, charge=charge, costs=costs)
+    return digest.summary()
+
+
+def run_with_faults(seed: int, policy: str, settings: dict[str, object]) -> dict[str, object]:
+    digest, costs = DigestWithoutTimes(), Costs(start=2.0, stop=1.0, restart=4.0, checkpoint_every=15.0)
+    jobs, cluster = seeded_workload(seed, jobs=50)
+    faults = [Fault(0, 100.0, 180.0), Fault(2, 150.0, 400.0)]
+    simulate(jobs, cluster, make_policy(policy, settings), journal=digest, costs=costs, faults=faults)
     return digest.summary()
 
 
