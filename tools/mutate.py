@@ -496,7 +496,7 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument("--paths", nargs="+", default=PATHS, help="files and folders to mutate")
     parser.add_argument("--tests", nargs="+", default=TESTS, help="files and folders of tests")
     parser.add_argument("--jobs", type=int, default=1, help="mutants tested at the same time (default 1)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="tests per mutant, in seconds (default 60)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="tests per mutant, in seconds (default 30)")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--survivors-of", type=Path, help="test only the survivors in this file again")
     return parser.parse_args()
