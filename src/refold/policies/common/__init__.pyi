@@ -24,4 +24,5 @@ from .rounds import (
     matches_option as matches_option,
 )
 from .run_watch import RunWatch as RunWatch, WatchRules as WatchRules
+from .sharing import Sharing as Sharing
 from .throughput import ThroughputPacker as ThroughputPacker

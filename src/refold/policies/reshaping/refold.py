@@ -1,6 +1,6 @@
 """Refold's own policy: least remaining work first, each job at its most profitable size, with restart costs charged.
 
-A scheduling round has four steps, all on a `Draft`:
+A scheduling round has five steps, all on a `Draft`:
 
 1. Order the waiting jobs by remaining work, least first: GPU-seconds at the job's most efficient size, divided by a
    weight that grows with the job's time in the system (`weight_doubling_seconds`).
@@ -9,7 +9,9 @@ A scheduling round has four steps, all on a `Draft`:
 3. If no shape fits, or only a poor one, the job may preempt: runs with more remaining work are shrunk, moved or
    stopped. The delay of all jobs affected is summed in seconds, restarts included, and compared with the delay of
    waiting until enough runs end.
-4. Give the remaining free GPUs to the jobs that save the most time per GPU. A run is reshaped only if that saves more
+4. If jobs are still without GPUs, runs that requested a range of GPUs and hold more than they requested are shrunk, so
+   that each gets its minimum (`Sharing`).
+5. Give the remaining free GPUs to the jobs that save the most time per GPU. A run is reshaped only if that saves more
    than a restart costs, and only if the gap between arrivals is long enough for the change to pay back before the
    next job arrives.
 

@@ -1,4 +1,4 @@
-"""Step 4 of a Refold round: free GPUs go to the jobs that save the most time per GPU, if the change pays back."""
+"""Step 5 of a Refold round: free GPUs go to the jobs that save the most time per GPU, if the change pays back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps 1 to 3 of a Refold round: waiting jobs are started in order, on free GPUs or by preemption."""
+"""Steps 1 to 4 of a Refold round: waiting jobs are started in order, on free GPUs, by preemption or by sharing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from math import inf
 
 from refold.model import Seconds
 from refold.packing import Placer
-from refold.policies.common import Draft, Option
+from refold.policies.common import Draft, Option, Sharing
 from refold.policies.reshaping.refold_jobs import RoundJobs
 from refold.policies.reshaping.refold_preemption import Preemptor
 
@@ -23,19 +23,22 @@ class Starter:
         """Sets of shapes of which none fits."""
 
     def place_waiting(self) -> None:
-        """Start waiting jobs in order: guaranteed, then starving, then by weighted remaining work."""
+        """Start waiting jobs in order; then let jobs without GPUs share those that others hold beyond their request."""
         self._restore_guarantees()
-        jobs, waiting = self._jobs, self._unplaced()
-        waiting.sort(
-            key=lambda job_id: (
-                job_id not in jobs.guaranteed,
-                not jobs.is_starving(job_id),
-                jobs.weighted_work[job_id],
-                job_id,
-            )
-        )
+        jobs, waiting = self._jobs, sorted(self._unplaced(), key=self._order)
         for position, job_id in enumerate(waiting):
             self._start(job_id, jobs.delay_per_gpu_second(len(waiting) - position - 1))
+        stopped = [job_id for job_id in self._draft.changed if job_id in jobs.view.runs and self._has_no_gpus(job_id)]
+        sharing = Sharing(self._draft, self._placer, jobs.by_id, self._options_of)
+        sharing.place(sorted([*self._unplaced(), *stopped], key=self._order))
+
+    def _order(self, job_id: str) -> tuple[bool, bool, float, str]:
+        """Sort key: guaranteed jobs first, then starving ones, then by weighted remaining work."""
+        jobs = self._jobs
+        return job_id not in jobs.guaranteed, not jobs.is_starving(job_id), jobs.weighted_work[job_id], job_id
+
+    def _options_of(self, job_id: str) -> tuple[Option, ...]:
+        return self._jobs.guarantee_options.get(job_id) or self._jobs.options[job_id]
 
     def next_starvation(self) -> Seconds:
         """Return when the next job that still waits will be starving."""
@@ -43,7 +46,10 @@ class Starter:
         return min((time for time in times if time > self._jobs.view.now), default=inf)
 
     def _unplaced(self) -> list[str]:
-        return [job_id for job_id in self._jobs.view.waiting if self._draft.allocation_of(job_id) is None]
+        return [job_id for job_id in self._jobs.view.waiting if self._has_no_gpus(job_id)]
+
+    def _has_no_gpus(self, job_id: str) -> bool:
+        return self._draft.allocation_of(job_id) is None
 
     def _restore_guarantees(self) -> None:
         """Reshape guaranteed runs that are slower than guaranteed.

@@ -49,9 +49,18 @@ class RubickJobs:
         """Return the options that satisfy the guarantee, by increasing GPUs."""
         return self._curves.guarantees.sufficient_options(self.by_id[job_id])
 
+    def options(self, job_id: str) -> tuple[Option, ...]:
+        """Return the shapes that a job may have; of a guaranteed job, those that satisfy the guarantee."""
+        if job_id in self.guaranteed:
+            return self.sufficient_options(job_id)
+        return self._curves.options.for_job(self.by_id[job_id])
+
     def minimum(self, job_id: str) -> int:
-        """Return the minimum resource demand in GPUs, which is 0 without a guarantee."""
-        return self._curves.guarantees.minimum_option(self.by_id[job_id]).gpus if job_id in self.guaranteed else 0
+        """Return the minimum resource demand in GPUs: by guarantee, else of the job's own range, else 0."""
+        job = self.by_id[job_id]
+        if job_id in self.guaranteed:
+            return self._curves.guarantees.minimum_option(job).gpus
+        return job.gpu_range[0] if job.gpu_range else 0
 
     def is_fast_enough(self, job_id: str, speed: Speed) -> bool:
         """Return whether a speed meets the guarantee of a job; True for jobs without a guarantee."""
@@ -98,9 +107,7 @@ class Sensitivity:
         return inf if job_id in self._jobs.aged else self._jobs.curve(job_id).loss(self._ledger.gpus(job_id))
 
     def can_lose(self, job_id: str) -> bool:
-        """Whether a job has more than its minimum resource demand, which is 0 without a guarantee."""
-        if job_id not in self._jobs.guaranteed:
-            return self._jobs.settings.resources
+        """Whether a job has more than its minimum resource demand."""
         return self._jobs.settings.resources and self._ledger.gpus(job_id) > self._jobs.minimum(job_id)
 
     def is_below_minimum(self, job_id: str) -> bool:

@@ -6,7 +6,7 @@ from math import inf
 
 from refold.model import WHOLE, Plan, Run
 from refold.packing import Placer
-from refold.policies.common import Draft, Option
+from refold.policies.common import Draft, Option, Sharing
 from refold.policies.reshaping.ledger import Ledger
 from refold.policies.reshaping.rubick_gathering import Gatherer
 from refold.policies.reshaping.rubick_jobs import RubickJobs, Sensitivity
@@ -51,6 +51,8 @@ class RubickRound:
         for job_id in (*first, *others):
             if self.draft.allocation_of(job_id) is None:  # too few CPUs per GPU, or a guarantee
                 self._place_by_option(job_id)
+        sharing = Sharing(self.draft, self._placer, self._jobs.by_id, self._jobs.options)
+        sharing.place(job_id for job_id in self._waiting if self.draft.allocation_of(job_id) is None)
 
     def _slope_order(self, job_id: str) -> tuple[float, float, str]:
         """Sort key by descending slope: GPUs, then CPUs."""
