@@ -28,8 +28,8 @@ def rows(quick: bool) -> list[Row]:
     cpu_seconds_of_command(place)  # compiles and caches kernels that have changed
     warm = _median(place, times)
     with tempfile.TemporaryDirectory() as empty:
-        cold = cpu_seconds_of_command(place, {"NUMBA_CACHE_DIR": empty})
-        again = cpu_seconds_of_command(place, {"NUMBA_CACHE_DIR": empty})
+        cold = cpu_seconds_of_command(place, {"REFOLD_CACHE_DIR": empty})
+        again = cpu_seconds_of_command(place, {"REFOLD_CACHE_DIR": empty})
     bare = _median([sys.executable, "-c", "import numba"], times)
     return [
         at_most("refold --help", help_seconds, 0.3, f"{help_seconds:.2f} s", "s"),

@@ -6,10 +6,11 @@ import argparse
 import json
 import sys
 
-from benchmarks.live import api_call, history, idle, start_latency, submissions
+from benchmarks.live import api_call, cold_start, history, idle, start_latency, submissions
 from benchmarks.table import Row, as_markdown, as_plain, as_text
 
 CASES = {
+    "cold-start": cold_start.rows,
     "start-latency": start_latency.rows,
     "submissions": submissions.rows,
     "idle": idle.rows,

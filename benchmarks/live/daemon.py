@@ -44,28 +44,35 @@ class Daemon:
 
 
 @contextmanager
-def run_daemon(*options: str, folder: Path | None = None) -> Iterator[Daemon]:
-    """Run `refold serve` with these options, and stop it at the end."""
+def run_daemon(*options: str, folder: Path | None = None, cache: Path | None = None) -> Iterator[Daemon]:
+    """Run `refold serve` with these options, and stop it at the end.
+
+    `cache`: another folder of compiled kernels; without it, the daemon is ready when its policy is compiled.
+    """
     with tempfile.TemporaryDirectory(prefix="refold-") as temporary:
         home = folder or Path(temporary) / "state"
         command = [sys.executable, "-m", "refold.cli.app", "serve", "--port", "0", "--state", str(home), *options]
         before = read_address(home) if home.exists() else None
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=temporary, start_new_session=True)
+        environment = {**os.environ, **({"REFOLD_CACHE_DIR": str(cache)} if cache else {})}
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, cwd=temporary, start_new_session=True, env=environment
+        )
         try:
-            yield Daemon(home, process, _wait_until_ready(home, process, before))
+            yield Daemon(home, process, _wait_until_ready(home, process, before, compiled=cache is None))
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(30)
 
 
-def _wait_until_ready(home: Path, process: subprocess.Popen[bytes], before: object) -> Address:
+def _wait_until_ready(home: Path, process: subprocess.Popen[bytes], before: object, compiled: bool) -> Address:
     """Wait until the daemon has written a new address file and answers; return the address."""
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         address = read_address(home) if home.exists() else None
         if address is not None and address != before:
             with suppress(RefoldError):  # the address is written before the daemon accepts connections
-                Client(address.address, address.token).info()
-                return address
+                note = Client(address.address, address.token).info().policy_note
+                if not (compiled and note):
+                    return address
         time.sleep(0.01)
     raise RuntimeError(f"the daemon did not start: exit status {process.poll()}")

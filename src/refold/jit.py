@@ -9,8 +9,11 @@ all kernels, since Numba inlines these into each other.
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -46,15 +49,35 @@ def compiled(function: F) -> F:
 @cache
 def kernel_folder() -> Path:
     """Return a writable folder for compiled kernels: in the cache, or else a temporary one."""
-    folder = _cache_folder() / f"kernels-{_KEY[:16]}"
-    return folder if _is_writable(folder) else _temporary_folder()
+    name = f"kernels-{_KEY[:16]}"
+    folder = _cache_folder() / name
+    return folder if _is_writable(folder) else _temporary_folder() / name
+
+
+class KernelNotCached(Exception):
+    """A kernel is not in the cache, and would have to be compiled."""
+
+
+_cached_only = ContextVar("cached_only", default=False)
+
+
+@contextmanager
+def cached_kernels_only() -> Iterator[None]:
+    """Raise KernelNotCached instead of compiling, inside the context and in this thread."""
+    token = _cached_only.set(True)
+    try:
+        yield
+    finally:
+        _cached_only.reset(token)
 
 
 def _cache_folder() -> Path:
     if folder := os.environ.get("REFOLD_CACHE_DIR"):
         return Path(folder)
-    parent = os.environ.get("XDG_CACHE_HOME")
-    return (Path(parent) if parent else Path(os.path.expanduser("~")) / ".cache") / "refold"  # noqa: PTH111
+    if parent := os.environ.get("XDG_CACHE_HOME"):
+        return Path(parent) / "refold"
+    home = os.path.expanduser("~")  # noqa: PTH111
+    return Path(home) / ".cache" / "refold" if home != "~" else _temporary_folder()  # the user has no home folder
 
 
 def _is_writable(folder: Path) -> bool:
@@ -66,13 +89,15 @@ def _is_writable(folder: Path) -> bool:
         return False
 
 
+@cache
 def _temporary_folder() -> Path:
     """Return a temporary folder that only this user can write: cached kernels are code, and /tmp is shared."""
-    folder = Path(tempfile.gettempdir()) / f"refold-{os.getuid()}-{_KEY[:16]}"
+    folder = Path(tempfile.gettempdir()) / f"refold-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
-        if status.st_uid == os.getuid() and not status.st_mode & 0o077 and _is_writable(folder):
+        is_private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+        if is_private and status.st_uid == os.getuid() and _is_writable(folder):
             return folder
     except OSError:
         pass
@@ -113,6 +138,12 @@ class _KernelCacheFiles(CompileResultCacheImpl):
 
 class _KernelCache(FunctionCache):
     _impl_class = _KernelCacheFiles
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        overload = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        if overload is None and _cached_only.get():
+            raise KernelNotCached
+        return overload
 
 
 def _empty_if_unreadable(load_index: Callable[[], Any]) -> Callable[[], Any]:

@@ -28,6 +28,7 @@ import msgspec
 from msgspec.structs import replace
 
 from refold.client.client import Client
+from refold.core import Header
 from refold.errors import RefoldError
 
 TIMEOUT_SECONDS = 60.0
@@ -37,7 +38,10 @@ SHORT_GRACE = 0.2
 
 
 class DaemonOptions(msgspec.Struct, frozen=True):
-    """Options of a daemon. `prepare`: 'module:function', called first in its process with `arguments`."""
+    """Options of a daemon. `prepare`: 'module:function', called first in its process with `arguments`.
+
+    `uncompiled`: the policy counts as not compiled until `RealDaemon.finish_compilation`.
+    """
 
     folder: str
     slots: int = 4
@@ -46,6 +50,7 @@ class DaemonOptions(msgspec.Struct, frozen=True):
     grace: float = SHORT_GRACE
     max_output: int = 2**20
     keep_logs_for: float = 30 * 86400.0
+    uncompiled: bool = False
     prepare: str = ""
     arguments: dict[str, Any] = {}
 
@@ -134,6 +139,10 @@ class RealDaemon:
             self.ended = fork_server().call(ForkRequest(pid=self.pid))
         return self.ended
 
+    def finish_compilation(self, problem: str = "") -> None:
+        """End the compilation of an `uncompiled` policy."""
+        write_whole(compilation_result(self.folder), problem.encode())
+
     def log(self) -> str:
         """Return its log."""
         return log_of(self.folder).read_text(errors="replace")
@@ -154,6 +163,11 @@ class RealDaemon:
             time.sleep(0.005)
         self.kill()
         raise AssertionError(f"the daemon does not serve after {TIMEOUT_SECONDS:g} s:\n{self.log()}")
+
+
+def compilation_result(folder: Path) -> Path:
+    """Return the file that ends the compilation for a daemon: why it failed, or nothing."""
+    return folder.with_name(f"{folder.name}.compiled")
 
 
 def log_of(folder: Path) -> Path:
@@ -265,7 +279,8 @@ def _serve(options: DaemonOptions, folder: Path) -> None:
         _write_report(folder, StartupReport(ready.address, left.token if left else "", notes=ready.notes))
 
     async def main() -> None:
-        daemon = Daemon(config, folder, machine, build_layout(machine, config))
+        kernels = _SlowKernels(folder) if options.uncompiled else _ReadyKernels()
+        daemon = Daemon(config, folder, machine, build_layout(machine, config), kernels=kernels)
         for number in TERMINATION_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, daemon.end)
         await daemon.serve(ready)
@@ -273,10 +288,40 @@ def _serve(options: DaemonOptions, folder: Path) -> None:
     uvloop.run(main())
 
 
+class _ReadyKernels:
+    """All kernels are there: those of the tests' policies are loaded before forking, others compiled when needed."""
+
+    def load(self, header: Header) -> bool:
+        return True
+
+    async def compile(self, header: Header, report: Callable[[str], None]) -> str:
+        raise AssertionError("there is nothing to compile")
+
+
+class _SlowKernels:
+    """Kernels whose compilation ends when a file with its result exists."""
+
+    def __init__(self, folder: Path) -> None:
+        self._result = compilation_result(folder)
+
+    def load(self, header: Header) -> bool:
+        return self._result.exists()
+
+    async def compile(self, header: Header, report: Callable[[str], None]) -> str:
+        report("1 kernel")
+        while not self._result.exists():
+            await asyncio.sleep(0.01)
+        return self._result.read_text()
+
+
 def _write_report(folder: Path, report: StartupReport) -> None:
-    path = folder.with_name(f"{folder.name}.startup")
+    write_whole(folder.with_name(f"{folder.name}.startup"), msgspec.json.encode(report))
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that never exists in part."""
     beside = path.with_name(f"{path.name}.new")
-    beside.write_bytes(msgspec.json.encode(report))
+    beside.write_bytes(content)
     beside.replace(path)
 
 

@@ -416,7 +416,10 @@ class CreatedToken(msgspec.Struct, frozen=True):
 
 
 class DaemonInfo(msgspec.Struct, frozen=True):
-    """The daemon's status. `storage`: why its store cannot be written, or ''; `role`, `tenant`, `user`: the caller."""
+    """The daemon's status. `storage`: why its store cannot be written, or ''; `role`, `tenant`, `user`: the caller.
+
+    `policy_note`: why another policy than the configured one schedules at present, or ''.
+    """
 
     version: str
     cluster: str
@@ -429,6 +432,7 @@ class DaemonInfo(msgspec.Struct, frozen=True):
     now: float
     started: float
     storage: str = ""
+    policy_note: str = ""
     role: str = ""
     tenant: str = ""
     user: str = ""

@@ -50,6 +50,12 @@ POLICIES: dict[str, PolicyEntry] = {
     "fifo-skip": PolicyEntry(
         "refold.policies.queueing.fifo", "FifoSkip", "Order of arrival; jobs that do not fit are skipped."
     ),
+    "fcfs": PolicyEntry(
+        "refold.policies.queueing.fcfs",
+        "Fcfs",
+        "Order of arrival, first fit; needs no compilation: the daemon's until its own policy is compiled.",
+        compared_by_default=False,
+    ),
     "sjf": PolicyEntry("refold.policies.queueing.sjf", "Sjf", "Shortest job first, by known durations.", oracle=True),
     "srtf": PolicyEntry(
         "refold.policies.queueing.srtf", "Srtf", "Shortest remaining time first.", oracle=True, preempts=True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 from zlib import crc32
 
@@ -78,8 +79,6 @@ class Predictor:
         self._modelled_seconds = modelled_seconds
         self._tables = _empty_tables()
         self._weights = _initial_weights()
-        self._prior = kernels.log_odds_tree(kernels.log_normal_bins(*PRIOR))
-        self._ratios = _ratio_priors()
         self._tick = 0
         self._unfinished: dict[str, _Submitted] = {}
         self._static_hashes: dict[tuple[object, ...], Hashes] = {}
@@ -97,7 +96,7 @@ class Predictor:
         """Return the run-time distribution of a job that has not started."""
         keys, hints = self._context_keys(job, now)
         survival = kernels.predict_survival(
-            keys, hints, _variant(hints), self._tables, self._prior, self._ratios, self._weights
+            keys, hints, _variant(hints), self._tables, _prior(), _ratio_priors(), self._weights
         )
         return DurationDistribution(survival, 0.0, math.inf if job.time_limit is None else job.time_limit)
 
@@ -145,7 +144,7 @@ class Predictor:
 
     def _record(self, job: Job, now: Seconds) -> _Submitted:
         keys, hints = self._context_keys(job, now)
-        inputs, experience = kernels.collect_inputs(keys, hints, self._tables, self._prior, self._ratios)
+        inputs, experience = kernels.collect_inputs(keys, hints, self._tables, _prior(), _ratio_priors())
         prediction = DurationDistribution(kernels.mix_survival(inputs, _variant(hints), experience, self._weights))
         return _Submitted(keys, hints, inputs.astype(np.float16), experience, prediction)
 
@@ -192,6 +191,16 @@ def _empty_tables() -> ContextTables:
     )
 
 
+# The priors are computed at first use: creating a policy must not compile anything.
+
+
+@cache
+def _prior() -> Singles:
+    """Return the prior of a job about which nothing is known."""
+    return kernels.log_odds_tree(kernels.log_normal_bins(*PRIOR))
+
+
+@cache
 def _ratio_priors() -> Singles:
     """Return the prior of each hint: a log-normal curve around a fraction of the hint."""
     ratio_one = kernels.FIRST_EDGE * 2.0 ** (kernels.RATIO_ONE_BIN / kernels.BINS_PER_DOUBLING)

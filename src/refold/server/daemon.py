@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -15,9 +16,9 @@ import uvicorn
 from refold.api import MAX_BUFFERED_EVENTS, AllowedHosts, Api, EventStream, StoredToken, TokenAuthenticator
 from refold.backends.local import LocalBackend
 from refold.client import read_address, write_address
-from refold.core import Header, JobSubmitted, Policy, RunFinished, Scheduler
+from refold.core import Header, Policy, Scheduler
 from refold.errors import BadInput
-from refold.model import MINUTE, Job, Seconds
+from refold.model import MINUTE, Seconds
 from refold.registry import make_policy
 from refold.server.backoff import Backoff
 from refold.server.clock import Anchor, WallClock
@@ -31,15 +32,16 @@ from refold.server.job_queries import JobQueries
 from refold.server.job_table import Notice
 from refold.server.live_state import LiveState
 from refold.server.log_retention import SWEEP_INTERVAL_SECONDS, LogRetention
-from refold.server.loop import Loop
+from refold.server.loop import Loop, PolicyChange
 from refold.server.monitor import OUTPUT_POLL_SECONDS, GpuPoller, Layout, Machine, OutputFollower, OutputWatch
 from refold.server.notify import JobMessages, Notifier
 from refold.server.periodic import log_task_failure, run_every
-from refold.server.recovery import recover
+from refold.server.recovery import MAX_PAST_JOBS, recover
 from refold.server.retries import Retries
 from refold.server.service import SchedulerService
 from refold.server.store import Store
 from refold.server.tokens import TokenStore, create_owner_token
+from refold.server.warm_up import CachedKernels, Kernels
 from refold.server.writer import Writer
 
 CLOCK_KEY = "clock"
@@ -47,6 +49,11 @@ CLOCK_KEY = "clock"
 
 LOGS_FOLDER = "logs"
 LONG_WAIT_CHECK_SECONDS: Seconds = MINUTE
+
+UNCOMPILED_POLICY = "fcfs"
+"""The policy that schedules while the configured one is being compiled. It needs no kernels but those of the state."""
+
+log = logging.getLogger("refold")
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -63,10 +70,18 @@ class Daemon:
     """The daemon: one store, loop, backend and API. Create it inside a running event loop."""
 
     def __init__(
-        self, config: Config, folder: Path, machine: Machine, layout: Layout, *, new_token: bool = False
+        self,
+        config: Config,
+        folder: Path,
+        machine: Machine,
+        layout: Layout,
+        *,
+        new_token: bool = False,
+        kernels: Kernels | None = None,
     ) -> None:
         """`new_token`: create a new owner token, because the old one was lost or leaked."""
         self._new_token = new_token
+        self._kernels = kernels or CachedKernels()
         self._config = config
         self._folder = folder
         self._machine = machine
@@ -80,27 +95,19 @@ class Daemon:
 
     async def serve(self, ready: Callable[[Ready], None]) -> None:
         """Serve until `end` is called; call `ready` once the API answers."""
-        self._warm_up()
         with Store(self._folder) as store:
             listener = _open_listener(self._config.serve.host, self._config.serve.port)
             with listener:
                 await self._serve(store, listener, ready)
 
-    def _warm_up(self) -> None:
-        """Run a second instance of the policy on two jobs: its kernels are then compiled before the first request."""
-        scheduler = Scheduler(self._header.cluster, self._make_policy(), on_rejection=log_rejection)
-        scheduler.step(0.0, [JobSubmitted(Job(name)) for name in ("warm-up", "warm-up-2")])
-        scheduler.step(1.0, [RunFinished("warm-up", 1)])
-
-    def _make_policy(self) -> Policy:
-        return FallbackPolicy(partial(make_policy, self._header.policy, self._header.settings))
-
     async def _serve(self, store: Store, listener: socket.socket, ready: Callable[[Ready], None]) -> None:
         config, layout, logs = self._config, self._layout, self._folder / LOGS_FOLDER
 
         # The state, the input, and where steps are written.
-        recovered = recover(store.reader, self._header, self._make_policy, log_rejection)
-        state = LiveState(recovered, self._header, _make_clock(store, recovered.now))
+        compiled = self._kernels.load(self._header)
+        header = self._header if compiled else Header(layout.cluster, UNCOMPILED_POLICY)
+        recovered = recover(store.reader, header, partial(_make_policy, header), log_rejection)
+        state = LiveState(recovered, header, _make_clock(store, recovered.now))
         writer = Writer(store)
         inbox = Inbox(writer, recovered.wakes)
 
@@ -152,6 +159,7 @@ class Daemon:
                 run_every(messages.notify_long_waits, LONG_WAIT_CHECK_SECONDS),
                 run_every(lambda: asyncio.to_thread(retention.sweep), SWEEP_INTERVAL_SECONDS),
                 run_every(environments.sweep, ENVIRONMENT_SWEEP_SECONDS),
+                *([] if compiled else [self._compile_policy(state, loop, store)]),
                 _once_started(server, lambda: ready(_make_ready(address, token, state, backend, recovered.note))),
                 inbox=inbox,
                 server=server,
@@ -163,6 +171,28 @@ class Daemon:
             await backend.detach()
             notifier.close()
             self._machine.close()
+
+    async def _compile_policy(self, state: LiveState, loop: Loop, store: Store) -> None:
+        """Compile the policy, then let it schedule."""
+        header = self._header
+
+        def report(progress: str) -> None:
+            state.policy_note = (
+                f"compiling policy {header.policy} ({progress}); until then, jobs start in order of arrival"
+            )
+            log.info(state.policy_note)
+
+        report("about a minute on a new machine")
+        problem = await self._kernels.compile(header, report)
+        if problem:
+            state.policy_note = f"policy {header.policy} cannot be compiled: {problem}; jobs start in order of arrival"
+            log.error(state.policy_note)
+            return
+        await asyncio.to_thread(self._kernels.load, header)
+        past = await asyncio.to_thread(store.reader.past_jobs, MAX_PAST_JOBS)
+        loop.change_policy(PolicyChange(header, _make_scheduler(header), past))
+        state.policy_note = ""
+        log.info("policy %s is compiled, and schedules from now on", header.policy)
 
     async def _until_ended(
         self, *work: Coroutine[Any, Any, None], inbox: Inbox, server: uvicorn.Server, event_stream: EventStream
@@ -208,6 +238,14 @@ class Daemon:
             private_folders=True,
             max_output_bytes=self._config.serve.max_output,
         )
+
+
+def _make_policy(header: Header) -> Policy:
+    return FallbackPolicy(partial(make_policy, header.policy, header.settings))
+
+
+def _make_scheduler(header: Header) -> Scheduler:
+    return Scheduler(header.cluster, _make_policy(header), on_rejection=log_rejection)
 
 
 def _make_ready(address: str, token: str, state: LiveState, backend: LocalBackend, note: str) -> Ready:

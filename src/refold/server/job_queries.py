@@ -24,7 +24,10 @@ class JobQueries:
         self._writer = writer
         self._reader = reader
         self._logs = logs
-        self._active = JobStates(state.view, state.job_table.records, state.wall_time)
+
+    @property
+    def _active(self) -> JobStates:
+        return JobStates(self._state.view, self._state.job_table.records, self._state.wall_time)
 
     def find(self, name: str) -> str:
         """Return the id of the job with this id, number or name."""

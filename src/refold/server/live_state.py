@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from time import time
 
 from refold.api import JobStatus
-from refold.core import Event, Header, PastJob, Scheduler
+from refold.core import Event, Header, PastJob, Scheduler, View
 from refold.model import Seconds
 from refold.server.clock import Clock
 from refold.server.recovery import RecoveredState
@@ -23,12 +23,24 @@ class LiveState:
         self.header = header
         self.clock = clock
         self.scheduler = recovered.scheduler
-        self.view = recovered.scheduler.view
         self.job_table = recovered.job_table
         self.entry = recovered.entry
         self.snapshot = recovered.snapshot
+        self.policy_note = ""
+        """Why another policy than the configured one schedules at present; '' if it does not."""
         self.uncommitted_ends: dict[str, JobStatus] = {}
         """Jobs that end in the step being committed: no longer in the job table, not yet in the store."""
+
+    @property
+    def view(self) -> View:
+        """The view of the scheduler. It is another one after `begin_epoch`."""
+        return self.scheduler.view
+
+    def begin_epoch(self, header: Header, scheduler: Scheduler, past: Iterable[PastJob]) -> tuple[Event, ...]:
+        """Continue with a new scheduler; return the events that bring it to the current state, for its first step."""
+        snapshot = self.as_events(past)
+        self.header, self.scheduler = header, scheduler
+        return snapshot
 
     def now(self) -> Seconds:
         """Return seconds since the start of the journal."""

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from refold.api import EventStream, wire
 from refold.backends import Backend
-from refold.core import Event, Header, Order, RunFailed, StartRun, StopRun
+from refold.core import Event, Header, Order, PastJob, RunFailed, Scheduler, StartRun, StopRun
 from refold.errors import Unavailable
 from refold.model import Seconds
 from refold.server.inbox import Inbox
@@ -33,6 +34,14 @@ REISSUE_INTERVAL_SECONDS: Seconds = 60.0
 """How often the current orders are repeated, so that the backend repeats reports that were lost."""
 
 log = logging.getLogger("refold")
+
+
+class PolicyChange(NamedTuple):
+    """The scheduler of the next epoch, its header, and the jobs that have ended."""
+
+    header: Header
+    scheduler: Scheduler
+    past: Sequence[PastJob]
 
 
 class Loop:
@@ -52,6 +61,7 @@ class Loop:
         self._event_stream = event_stream
         self._subscribers = subscribers
         self._reissue_at: Seconds = 0.0
+        self._policy_change: PolicyChange | None = None
 
     async def run(self, backend: Backend) -> None:
         """Restore the runs of the previous daemon, then take a step whenever input arrives, until the inbox stops."""
@@ -65,6 +75,8 @@ class Loop:
             await self._reissue_orders(backend)
             while not inbox.stopping:
                 await clock.wait(inbox.arrived, self.next_deadline())
+                if self._policy_change is not None:
+                    await self._change_policy(backend, self._policy_change)
                 if clock.now() >= self._reissue_at:
                     await self._reissue_orders(backend)
                 await self._step(backend)
@@ -75,6 +87,16 @@ class Loop:
         finally:
             inbox.close()
             self._writer.close()
+
+    def change_policy(self, change: PolicyChange) -> None:
+        """Continue with another scheduler from the next step on."""
+        self._policy_change = change
+        self._inbox.arrived.set()
+
+    async def _change_policy(self, backend: Backend, change: PolicyChange) -> None:
+        self._policy_change = None
+        snapshot = self._state.begin_epoch(change.header, change.scheduler, change.past)
+        await self._step(backend, snapshot, change.header)
 
     def next_deadline(self) -> Seconds:
         """Return when the next step is due if no input arrives."""
@@ -111,7 +133,7 @@ class Loop:
         changes, notices = state.job_table.apply(entry, state.view)
         if snapshot:
             state.job_table.lose_runs_except(state.view.runs, now)
-            notices = []  # the previous daemon has published them
+            notices = [notice for notice in notices if notice.job is not None]  # the state of nodes is not news
         if entry.wake_at is not None:
             self._inbox.wake_at(entry.wake_at)
 

@@ -69,7 +69,6 @@ class SchedulerService:
     ) -> None:
         self.event_stream = event_stream
         self._state = state
-        self._view = state.view
         self._inbox = inbox
         self._reader = store.reader
         self._jobs = jobs
@@ -83,7 +82,7 @@ class SchedulerService:
 
     def info(self, caller: Caller) -> DaemonInfo:
         """Describe the daemon and the caller's rights."""
-        view, header = self._view, self._state.header
+        view, header = self._state.view, self._state.header
         return DaemonInfo(
             version=__version__,
             cluster=header.cluster.name,
@@ -91,11 +90,12 @@ class SchedulerService:
             nodes=len(header.cluster.nodes),
             gpus=header.cluster.gpus,
             free_gpus=view.free_gpus,
-            running=len(self._view.active),
+            running=len(view.active),
             waiting=len(view.waiting),
             now=time(),
             started=self._started,
             storage=self._inbox.problem,
+            policy_note=self._state.policy_note,
             role=caller.role,
             tenant=caller.tenant,
             user=caller.user,
@@ -160,7 +160,7 @@ class SchedulerService:
         status = await self._check_changeable(caller, job)
         if status.state != "held":
             return status
-        after = self._view.held[status.id].launch.after
+        after = self._state.view.held[status.id].launch.after
         if any(dependency in self._state.job_table.records for dependency in after):
             return await self._commit(caller, status, [JobHeld(status.id, Reason.DEPENDENCY)])
         return await self._commit(caller, status, [JobReleased(status.id)])
@@ -183,7 +183,7 @@ class SchedulerService:
 
     def nodes(self, caller: Caller) -> list[NodeStatus]:
         """Return all nodes."""
-        return node_statuses(self._view)
+        return node_statuses(self._state.view)
 
     async def drain(self, caller: Caller, node: str, query: DrainQuery) -> NodeStatus:
         """Drain a node, or one GPU of it."""
@@ -202,7 +202,7 @@ class SchedulerService:
 
     def tenants(self, caller: Caller) -> list[TenantStatus]:
         """Return all tenants."""
-        return tenant_statuses(self._view)
+        return tenant_statuses(self._state.view)
 
     # Tokens.
 

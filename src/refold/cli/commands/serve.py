@@ -150,6 +150,7 @@ def _log_to_stderr() -> None:
     import logging
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("refold").setLevel(logging.INFO)
 
 
 def _print_ready(ready: Ready, folder: Path) -> None:

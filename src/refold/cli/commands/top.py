@@ -66,7 +66,7 @@ def top(
 def _paint(client: Client) -> None:
     info, gpus = client.info(), client.gpus()
     jobs, _ = list_jobs(client, len(gpus) + 1, state=["running", "stopping"])
-    print_notes([info.storage] if info.storage else [])
+    print_notes(list(filter(None, (info.storage, info.policy_note))))
     print_tables(_table(info, gpus, {job.id: job for job in jobs}))
 
 

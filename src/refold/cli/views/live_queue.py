@@ -74,7 +74,7 @@ class _LiveQueue:
             "waiting": info.waiting,
             "jobs": [self._job_document(job) for job in self.jobs],
             "omitted": self.omitted,
-            "notes": self.notes,
+            "notes": [*self.notes, *filter(None, (info.storage, info.policy_note))],
         }
 
     def _job_document(self, job: JobStatus) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class _LiveQueue:
         free = f"{info.free_gpus:g} of {info.gpus:,} GPUs free"
         title = f"{info.running:,} running, {info.waiting:,} waiting, {free}, policy {info.policy}"
         footer = [f"… and {plural(self.omitted, 'more job')} (--all)"] if self.omitted else []
-        print_notes([*self.notes, *([info.storage] if info.storage else [])])
+        print_notes([*self.notes, *filter(None, (info.storage, info.policy_note))])
         if not self.jobs:
             print_line(title)
             return
