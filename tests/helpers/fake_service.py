@@ -77,6 +77,7 @@ class FakeService:
     ) -> None:
         self.stored_tokens = known_tokens() if stored_tokens is None else stored_tokens
         self.event_stream = EventStream() if event_stream is None else event_stream
+        self.policy_note = ""
         self.jobs_by_id: dict[str, JobStatus] = {}
         self.output: dict[str, str] = {}
         self.events_by_job: dict[str, list[Event]] = {}
@@ -159,7 +160,10 @@ class FakeService:
         states = [job.state for job in self.jobs_by_id.values()]
         running, waiting = states.count("running"), states.count("waiting")
         return DaemonInfo(
-            "0.1.0", "here", "backfill", 1, 4, 4.0, running, waiting, NOW, NOW, "ok", caller.role, caller.tenant
+            *("0.1.0", "here", "backfill", 1, 4, 4.0, running, waiting, NOW, NOW),
+            role=caller.role,
+            tenant=caller.tenant,
+            policy_note=self.policy_note,
         )
 
     async def submit(self, caller: Caller, submission: Submission) -> JobStatus:

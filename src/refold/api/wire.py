@@ -432,10 +432,10 @@ class DaemonInfo(msgspec.Struct, frozen=True):
     now: float
     started: float
     storage: str = ""
-    policy_note: str = ""
     role: str = ""
     tenant: str = ""
     user: str = ""
+    policy_note: str = ""
 
 
 class Logs(msgspec.Struct, frozen=True):
