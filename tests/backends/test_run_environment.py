@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from refold.backends.local.backend import LocalBackend
-from refold.backends.local.environment import Devices, _slurm_id
+from refold.backends.local.environment import Devices, number_of
 from refold.backends.local.run_files import log_path
 from refold.core.events import Event, RunFinished, RunStarted
 from refold.core.orders import StartRun
-from refold.model import Allocation, Demand, Job, Launch, Plan, Share
+from refold.model import Allocation, ArrayTask, Demand, Job, Launch, Plan, Share
 
 ONE_GPU = Share(0, (0,))
 GANG_VARIABLES = (
@@ -104,11 +104,19 @@ def test_a_gang_gets_the_variables_of_jax_and_tensorflow(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("job_id", "number"), [("train-17", 17), ("7", 7), ("a-007", 7), ("x99", 99)])
 def test_the_slurm_id_is_the_number_of_the_job(job_id: str, number: int) -> None:
-    assert _slurm_id(job_id) == number
+    assert number_of(job_id) == number
 
 
 def test_the_slurm_id_of_a_job_without_a_number_is_the_same_in_every_run() -> None:
-    assert _slurm_id("train") == _slurm_id("train") != _slurm_id("other")
+    assert number_of("train") == number_of("train") != number_of("other")
+
+
+def test_a_task_of_an_array_gets_its_number_and_those_of_the_array(tmp_path: Path) -> None:
+    place = ArrayTask("sweep-12", 6, number=14, count=3, minimum=2, maximum=6, step=2)
+    (found,) = run_and_read_environments(tmp_path, {"SLURM_ARRAY_TASK_ID": "1"}, ONE_GPU, launch=Launch(array=place))
+    assert values_of(found, "REFOLD_ARRAY", "REFOLD_ARRAY_TASK_ID", "SLURM_JOB_ID") == ["sweep-12", "6", "14"]
+    names = ("JOB_ID", "TASK_ID", "TASK_COUNT", "TASK_MIN", "TASK_MAX", "TASK_STEP")
+    assert values_of(found, *(f"SLURM_ARRAY_{name}" for name in names)) == ["12", "6", "3", "2", "6", "2"]
 
 
 def test_a_single_process_gets_no_gang_variables(tmp_path: Path) -> None:

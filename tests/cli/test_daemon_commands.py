@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_service import MEMBER, NOW, OTHER, READER, FakeServer, FakeService
+from fake_service import MEMBER, NOW, OTHER, OWNER, READER, FakeServer, FakeService
 from typer.testing import Result
 
 from refold.api.wire import GpuStatus, NodeStatus, Submission, TenantStatus
@@ -233,6 +233,47 @@ def test_rejected_jobs_set_the_status_and_do_not_stop_the_others(
     first, second = result.stderr.splitlines()
     assert first == "1: train-1 cannot be cancelled: it is cancelled"
     assert second.startswith("no-such-job: unknown job 'no-such-job'")
+
+
+@pytest.fixture
+def array(served: FakeServer, service: FakeService) -> list[str]:
+    """An array of three waiting jobs besides the jobs of `service`."""
+    jobs = Client(served.address, OWNER).submit_all([make_submission("sweep", array="0-2", tenant="vision")])
+    return [job.id for job in jobs]
+
+
+def test_a_pattern_or_an_array_stands_for_all_its_jobs(
+    array: list[str], service: FakeService, invoke: Invoke, stdout_of: TextOf
+) -> None:
+    held = invoke("hold", "sweep-4")
+    assert held.stderr == "sweep-4 matches 3 jobs: sweep-4_0, sweep-4_1, sweep-4_2\n"
+    assert held.stdout == "sweep-4_0 held\nsweep-4_1 held\nsweep-4_2 held\n"
+    assert stdout_of("release", "sweep-4_2") == "sweep-4_2 released\n"
+    assert stdout_of("release", "sweep*") == "sweep-4_0 released\nsweep-4_1 released\n"  # the held ones
+    assert stdout_of("cancel", "*_[01]", "sweep*") == "sweep-4_0 cancelled\nsweep-4_1 cancelled\nsweep-4_2 cancelled\n"
+    assert [service.jobs_by_id[job].state for job in array] == ["cancelled"] * 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("cancel", "nothing-*"), "no active job matches 'nothing-*'"),
+        (("hold", "train-*"), "no waiting or held job matches 'train-*'"),
+        (("release", "w*", "wide"), "no held job matches 'w*'"),
+    ],
+)
+def test_a_pattern_without_a_match_is_an_error(
+    words: tuple[str, ...], message: str, service: FakeService, error_of: TextOf
+) -> None:
+    assert message in error_of(*words)
+    assert [job.state for job in service.jobs_by_id.values()] == ["running", "waiting", "waiting"]
+
+
+def test_a_pattern_leaves_out_the_jobs_of_other_tenants(
+    array: list[str], service: FakeService, error_of: TextOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REFOLD_TOKEN", OTHER)
+    assert "no active job matches 'sweep-*'" in error_of("cancel", "sweep-*")
 
 
 def test_all_jobs_of_a_user_are_cancelled(service: FakeService, json_of: JsonOf) -> None:

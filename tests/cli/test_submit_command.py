@@ -104,6 +104,8 @@ CHANGES: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("--secret", "A_TOKEN"), {"secrets": {"A_TOKEN": "hush"}}),
     (("--workdir", "/"), {"folder": "/"}),
     (("--retries", "2", "--after", "train-1"), {"retries": 2, "after": ["train-1"]}),
+    (("--after", "afterany:7:8", "--after", "singleton"), {"after": ["afterany:7", "afterany:8", "singleton"]}),
+    (("--dependency", "afterany:train-7"), {"after": ["afterany:train-7"]}),
     (("--preemptible",), {"preemptible": True}),
     (("--no-preemptible",), {"preemptible": False}),
     (("--notify", "json://x", "--hold"), {"notify": ["json://x"], "hold": True}),
@@ -141,6 +143,11 @@ def test_options_override_the_file(
         (("job.yaml", "--memory", "lots"), "--memory lots: expected memory"),
         (("job.yaml", "--time", "soon"), "--time soon: expected a duration"),
         (("job.yaml", "--estimate", "inf"), "--estimate inf: expected a duration"),
+        (("job.yaml", "--begin", "soon"), "--begin soon: expected a time within ten years, such as now+10m"),
+        (("job.yaml", "--begin", "now+99999d"), "--begin now+99999d: expected a time within ten years"),
+        (("job.yaml", "--after", "afterwards:7"), "--after afterwards:7: expected JOB, afterok:JOB"),
+        (("job.yaml", "--array", "9-0"), "array is '9-0', expected task numbers"),
+        (("job.yaml", "--array", "0-99999"), "array is '0-99999', expected task numbers"),
         (("job.yaml", "--class", "best"), "unknown job class 'best'"),
         (("job.yaml", "--plan", "xp3"), "'xp3' is not a plan"),
         (("job.yaml", "--env", "A"), "--env A: expected NAME=VALUE"),
@@ -159,12 +166,35 @@ def test_bad_input_gives_a_one_line_error(
 
 
 def test_notes_on_ignored_directives_go_to_stderr(submitted: list[Submission], tmp_path: Path, invoke: Invoke) -> None:
-    (tmp_path / "a.sbatch").write_text("#!/bin/bash\n#SBATCH --partition=long\n#SBATCH --array=0-2\nhostname\n")
+    (tmp_path / "a.sbatch").write_text("#!/bin/bash\n#SBATCH --partition=long\nhostname\n")
     result = invoke("submit", "a.sbatch")
-    assert result.exit_code == 0
-    assert result.stdout.split() == ["a-1", "a-2", "a-3"]
+    assert (result.exit_code, result.stdout) == (0, "a-1\n")
     assert "note: a.sbatch line 2" in result.stderr
-    assert [job.environment["SLURM_ARRAY_TASK_ID"] for job in submitted] == ["0", "1", "2"]
+
+
+def test_an_array_is_submitted_as_one_and_its_id_printed(
+    submitted: list[Submission], tmp_path: Path, stdout_of: TextOf, json_of: JsonOf
+) -> None:
+    (tmp_path / "a.sbatch").write_text("#!/bin/bash\n#SBATCH --array=0-9\nhostname\n")
+    assert stdout_of("submit", "a.sbatch") == "a-1\n"
+    other = json_of("submit", "a.sbatch", "--array", "3,5%1", "--name", "b")
+    assert [job["id"] for job in other] == ["b-11_3", "b-11_5"]
+    assert [job.array for job in submitted] == ["0-9", "3,5%1"]
+
+
+def test_on_a_terminal_an_array_is_one_line(submitted: list[Submission]) -> None:
+    output, status = run_on_terminal("submit", "job.yaml", "--array", "0-9%2")
+    assert (status, "train-1 submitted 10 tasks" in output) == (0, True)
+    assert "refold logs -f train-1_0" in output
+    assert "refold cancel train-1 " in output
+
+
+def test_a_job_is_submitted_for_a_later_time(submitted: list[Submission], stdout_of: TextOf) -> None:
+    before = time.time()
+    stdout_of("submit", "job.yaml", "--begin", "now+1h")
+    [job] = submitted
+    assert job.begin is not None
+    assert before + 3600 <= job.begin <= time.time() + 3600
 
 
 @pytest.fixture

@@ -124,9 +124,9 @@ def test_keywords_override_a_job_file(tmp_path: Path) -> None:
 
 
 def test_a_file_of_several_jobs_is_rejected_as_one_submission(tmp_path: Path) -> None:
-    (tmp_path / "job.sh").write_text("#!/bin/sh\n#SBATCH --array=0-2\ntrue\n")
-    with pytest.raises(BadInput, match=r"job\.sh has 3 jobs, expected one; use submit_all for several"):
-        make_submission(tmp_path / "job.sh", {})
+    (tmp_path / "jobs.yaml").write_text("- run: a\n- run: b\n- run: c\n")
+    with pytest.raises(BadInput, match=r"jobs\.yaml has 3 jobs, expected one; use submit_all for several"):
+        make_submission(tmp_path / "jobs.yaml", {})
 
 
 def test_a_pinned_plan_stays_pinned() -> None:

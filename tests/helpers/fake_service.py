@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import TypeVar
 
 import msgspec
@@ -44,6 +45,7 @@ from refold.api.wire import (
 )
 from refold.client.address import Address
 from refold.errors import Conflict, Forbidden, NotFound
+from refold.model import parse_array, parse_dependency, task_id
 
 NOW = 1_800_000_000.0
 OWNER, MEMBER, READER, OTHER = "rf_owner", "rf_member", "rf_reader", "rf_other"
@@ -172,8 +174,9 @@ class FakeService:
         tenant = submission.tenant or caller.tenant
         if not caller.can_read(tenant):
             raise Forbidden(f"a token of tenant {caller.tenant!r} cannot submit jobs for tenant {tenant!r}")
-        for job in submission.after:
-            self._find(caller, job)
+        for dependency in map(parse_dependency, submission.after):
+            if dependency.job and dependency.kind == "afterok":
+                self._find(caller, dependency.job)
         status = self.add(submission, tenant, caller.user)
         if submission.request:
             self.requests[submission.request] = status.id
@@ -185,8 +188,18 @@ class FakeService:
                 raise Forbidden(
                     f"a token of tenant {caller.tenant!r} cannot submit jobs for tenant {submission.tenant!r}"
                 )
-        made = [await self.submit(caller, submission) for submission in submissions]
+        made = [status for one in submissions for status in await self._submit_tasks(caller, one)]
         return Jobs(made, len(made))
+
+    async def _submit_tasks(self, caller: Caller, submission: Submission) -> list[JobStatus]:
+        status = await self.submit(caller, submission)
+        if not submission.array:
+            return [status]
+        del self.jobs_by_id[status.id]
+        ids = [task_id(status.id, task) for task in parse_array(submission.array).tasks]
+        self.jobs_by_id |= {job_id: msgspec.structs.replace(status, id=job_id, array=status.id) for job_id in ids}
+        self.events_by_job |= {job_id: [] for job_id in ids}
+        return [self.jobs_by_id[job_id] for job_id in ids]
 
     async def create_environment(self, caller: Caller, environment: NewEnvironment) -> StoredEnvironment:
         stored = StoredEnvironment(f"{len(self.environments):064x}")
@@ -224,6 +237,7 @@ class FakeService:
             and query.tenant in ("", job.tenant)
             and query.user in ("", job.user)
             and query.name in ("", job.name)
+            and (not query.match or query.match == job.array or fnmatchcase(job.id, query.match))
         ]
         found.sort(key=lambda job: (job.state != "running", job.position))
         if query.ended:

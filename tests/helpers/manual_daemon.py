@@ -23,7 +23,6 @@ from refold.model.units import HOUR
 from refold.registry import make_policy
 from refold.server.backoff import Backoff
 from refold.server.config.settings import NotifyConfig, WatchConfig
-from refold.server.dependencies import Dependencies
 from refold.server.drain import DrainManager
 from refold.server.environments import Environments
 from refold.server.inbox import Inbox
@@ -39,6 +38,7 @@ from refold.server.notify.notifier import Message, Notifier
 from refold.server.recovery import recover
 from refold.server.retries import Retries
 from refold.server.service import SchedulerService
+from refold.server.start_conditions import StartConditions
 from refold.server.store.store import Store
 from refold.server.subscribers import LoopStep, Subscriber
 from refold.server.tokens import TokenStore
@@ -106,6 +106,7 @@ class ManualDaemon:
             self.messages,
         )
         drains = DrainManager(self.state, self.inbox)
+        conditions = StartConditions(self.state, self.inbox, self.store.reader)
         self.retries = Retries(self.state, self.inbox, self.output)
         self.tokens: dict[str, StoredToken] = {}
         event_stream = EventStream(self.store.reader.last_numbers()[1])
@@ -115,6 +116,7 @@ class ManualDaemon:
             self.store,
             JobQueries(self.state, self.writer, self.store.reader, folder / "logs"),
             environments=Environments(self.state, self.writer, self.store),
+            conditions=conditions,
             drains=drains,
             gpus=self.poller,
             tokens=TokenStore(self.writer, self.store, self.tokens),
@@ -125,7 +127,7 @@ class ManualDaemon:
         subscribers = [
             drains,
             Backoff(self.state),
-            Dependencies(self.state, self.inbox, self.store.reader),
+            conditions,
             self.messages,
             NoticeRecorder(self.notices),
         ]

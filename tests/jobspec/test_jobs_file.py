@@ -9,7 +9,7 @@ import pytest
 
 from refold.errors import BadFile
 from refold.jobspec.jobs_file import read_jobs
-from refold.model import Demand, Job, Launch
+from refold.model import ArrayTask, Demand, Job, Launch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -69,7 +69,18 @@ def test_jobs_of_the_same_name_are_numbered(tmp_path: Path) -> None:
 def test_a_batch_script_can_be_run(tmp_path: Path) -> None:
     (tmp_path / "sweep.sh").write_text("#!/bin/sh\n#SBATCH --array=0-1 --gres=gpu:1\ntrue\n")
     jobs, _ = read_jobs(tmp_path / "sweep.sh")
-    assert [job.id for job in jobs] == ["sweep-1", "sweep-2"]
+    assert [job.id for job in jobs] == ["sweep_0", "sweep_1"]
+    assert [job.launch.array for job in jobs] == [
+        ArrayTask("sweep", task, number=task + 1, count=2, minimum=0, maximum=1) for task in (0, 1)
+    ]
+
+
+def test_the_limit_of_an_array_has_no_effect(tmp_path: Path) -> None:
+    jobs, notes = read_text(tmp_path, "- {name: a, run: x, array: 0-3%2}\n- {name: b, run: x}\n")
+    assert [job.id for job in jobs] == ["a_0", "a_1", "a_2", "a_3", "b"]
+    assert [note.partition(": ")[2] for note in notes] == [
+        "the limit of array: no effect in `refold run`, only in the daemon"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -539,9 +539,36 @@ def test_garbage_is_rejected_with_its_line(text: str, problem: str) -> None:
     assert error_of(text).startswith(f"job.yaml {problem}")
 
 
-def test_a_delay_is_kept_beside_the_submission() -> None:
-    found = read("- {name: a, run: x}\n- {name: b, run: x, begin: 10s}")
-    assert found == SpecFile([job(name="a"), job(name="b")], [], {1: 10.0})
+def test_a_delay_is_relative_to_now() -> None:
+    found = parse_spec("- {name: a, run: x}\n- {name: b, run: x, begin: 10s}", "job", "job.yaml", now=1000.0)
+    assert [submission.begin for submission in found.submissions] == [None, 1010.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [
+        ("train-7", ["train-7"]),
+        ("[7, afterany:8]", ["7", "afterany:8"]),
+        ("afterok:7:8,singleton", ["7", "8", "singleton"]),
+        ("afternotok:train-7", ["afternotok:train-7"]),
+    ],
+)
+def test_dependencies_are_read_as_slurm_writes_them(text: str, after: list[str]) -> None:
+    assert read(f"run: x\nafter: {text}").submissions[0].after == after
+
+
+@pytest.mark.parametrize(
+    ("field", "problem"),
+    [
+        ("after: afterburner:7", "after is 'afterburner:7', expected JOB, afterok:JOB"),
+        ("after: 'afterany:'", "after is 'afterany:', expected JOB, afterok:JOB"),
+        ("array: 3-1", "array is '3-1', expected task numbers such as 0-9"),
+        ("array: [1, 2]", "array is a list, expected task numbers such as 0-9"),
+        ("begin: yesterday", "begin is 'yesterday', expected a time within ten years, such as now+10m"),
+    ],
+)
+def test_invalid_start_conditions_are_rejected(field: str, problem: str) -> None:
+    assert error_of(f"run: x\n{field}").startswith(f"job.yaml line 2: {problem}")
 
 
 def test_the_job_documentation_lists_every_field() -> None:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import time
 from typing import Any, TypeVar
 
 from hypothesis import settings, strategies as st
@@ -32,7 +33,6 @@ from refold.registry import make_policy
 from refold.server import inbox, loop, recovery, writer
 from refold.server.backoff import Backoff
 from refold.server.config.settings import NotifyConfig, WatchConfig
-from refold.server.dependencies import Dependencies
 from refold.server.drain import DrainManager
 from refold.server.environments import Environments
 from refold.server.job_queries import JobQueries
@@ -43,6 +43,7 @@ from refold.server.monitor.machine import Layout, SlotsMachine
 from refold.server.notify.messages import JobMessages
 from refold.server.notify.notifier import Notifier
 from refold.server.service import SchedulerService
+from refold.server.start_conditions import StartConditions
 from refold.server.tokens import TokenStore
 from refold.testing import Audit
 
@@ -58,14 +59,14 @@ POLICIES = ("fifo", "easy", "srtf")
 MEMORY_FOLDER = Path("/dev/shm")
 """Preferred place for files: the speed of the disk is not tested here."""
 
-MAX_FINAL_ROUNDS = 60
+MAX_FINAL_ROUNDS = 300
 """Rounds within which all remaining jobs must end."""
 
 Result = TypeVar("Result")
 
 
 class LiveLoop(RuleBasedStateMachine):
-    """Loop, store, service and dependencies are real; backend and clock are fakes."""
+    """Loop, store, service and start conditions are real; backend and clock are fakes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,12 +117,14 @@ class LiveLoop(RuleBasedStateMachine):
         event_stream = EventStream(self.store.reader.last_numbers()[1])
         messages = JobMessages(self.state, commits, self.store, Notifier(NotifyConfig()), HOUR)
         drains = DrainManager(self.state, self.inbox)
+        conditions = StartConditions(self.state, self.inbox, self.store.reader)
         self.service = SchedulerService(
             self.state,
             self.inbox,
             self.store,
             JobQueries(self.state, commits, self.store.reader, self.folder / "logs"),
             environments=Environments(self.state, commits, self.store),
+            conditions=conditions,
             drains=drains,
             gpus=GpuPoller(self.state, self.inbox, SlotsMachine(0), Layout(CLUSTER, ()), WatchConfig(), messages),
             tokens=TokenStore(commits, self.store, {}),
@@ -130,7 +133,7 @@ class LiveLoop(RuleBasedStateMachine):
         subscribers = [
             drains,
             Backoff(self.state),
-            Dependencies(self.state, self.inbox, self.store.reader),
+            conditions,
         ]
         self.loop = Loop(self.state, self.inbox, commits, event_stream, subscribers)
         self.recovered = None if recovered.snapshot is not None else queue_state(self.state)
@@ -225,7 +228,9 @@ class LiveLoop(RuleBasedStateMachine):
         hold=st.booleans(),
         limit=st.sampled_from([None, None, 30.0]),
         estimate=st.sampled_from([None, 10.0, 100.0]),
-        after=st.booleans(),
+        after=st.sampled_from(["", "", "{}", "{}", "afterany:{}", "afternotok:{}", "singleton"]),
+        array=st.sampled_from(["", "", "", "0-2", "0-2%1"]),
+        delay=st.sampled_from([None, None, None, 30.5]),
         priority=st.integers(0, 2),
         preemptible=st.booleans(),
         choice=st.integers(0, 1000),
@@ -239,7 +244,9 @@ class LiveLoop(RuleBasedStateMachine):
         hold: bool,
         limit: float | None,
         estimate: float | None,
-        after: bool,
+        after: str,
+        array: str,
+        delay: float | None,
         priority: int,
         preemptible: bool,
         choice: int,
@@ -253,23 +260,26 @@ class LiveLoop(RuleBasedStateMachine):
             gpu_share=share if gpus == 1 else 1.0,
             tenant=tenant,
             hold=hold and not after,
+            array=array,
+            begin=None if delay is None else time() + delay,
             time_limit=limit,
             estimate=estimate,
             priority=priority,
             preemptible=preemptible,
-            after=[_pick(sorted(self.acknowledged), choice)] if after and self.acknowledged else [],
+            after=[after.format(_pick(sorted(self.acknowledged), choice))] if after and self.acknowledged else [],
             request=str(self.requests),
         )
         self._accept(submission)
 
     def _accept(self, submission: Submission) -> None:
-        status = self.call(self.service.submit(OWNER, submission))
-        if status is None:
+        page = self.call(self.service.submit_all(OWNER, [submission]))
+        if page is None:
             return
-        assert status.id not in self.acknowledged
-        self.acknowledged.add(status.id)
-        again = self.call(self.service.submit(OWNER, submission))
-        assert again is None or again.id == status.id, "the same request created two jobs"
+        ids = [job.id for job in page.jobs]
+        assert self.acknowledged.isdisjoint(ids)
+        self.acknowledged.update(ids)
+        again = self.call(self.service.submit_all(OWNER, [submission]))
+        assert again is None or [job.id for job in again.jobs] == ids, "the same request created two jobs"
 
     @precondition(lambda self: self.acknowledged)
     @rule(choice=st.integers(0, 1000), action=st.sampled_from(["cancel", "hold", "hold", "release", "release"]))
@@ -379,11 +389,17 @@ class LiveLoop(RuleBasedStateMachine):
             return
         assert not self.rejections
         self.backend.assert_no_gpu_used_twice()
+        self._check_limits_of_arrays()
         assert set(self.backend.starts.values()) <= {1}
         self._check_journal()
         if not self.store.fails:
             self._check_all_jobs_are_known()
             self._check_drained_gpus_are_left()
+
+    def _check_limits_of_arrays(self) -> None:
+        places = [self.state.view.active[job].launch.array for job in self.state.view.runs]
+        running = Counter((place.array, place.limit) for place in places if place is not None and place.limit)
+        assert all(count <= limit for (_, limit), count in running.items())
 
     def _check_journal(self) -> None:
         epoch = self.store.reader.journal.last_epoch()

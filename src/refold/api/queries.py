@@ -25,13 +25,15 @@ Number = Annotated[int, Meta(ge=0, le=MAX_JSON_INTEGER)]
 class JobsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Select jobs: running, then waiting ones in queue order; with `ended` the ended ones, latest first.
 
-    Empty strings do not filter. `after` is the `next` of the previous page; 0 returns the first page.
+    Empty strings do not filter. `match` selects active jobs by pattern ('train-*'), by array ('12', 'train-12') or by
+    tasks of an array ('12_3', '12_[0-3,7]'). `after` is the `next` of the previous page; 0 returns the first page.
     """
 
     state: Annotated[list[JobState], Meta(max_length=8)] | None = None
     tenant: Name = ""
     user: Name = ""
     name: Name = ""
+    match: Annotated[str, Meta(max_length=256)] = ""
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_JOBS)] = 100
     after: Number = 0
     ended: bool = False

@@ -28,6 +28,8 @@ from refold.model import (
     find_consent,
     mib_from_gib,
     milli_from_number,
+    parse_array,
+    parse_dependency,
 )
 
 MAX_NAME_CHARS = 64
@@ -46,6 +48,7 @@ MAX_EXPORTED_BYTES = 256 * 1024
 MAX_JOB_GPUS = 62 * 1024
 MAX_PATTERNS = 16
 MAX_TIME_SECONDS: Seconds = 10 * 365 * 86400.0
+MAX_UNIX_SECONDS = 2**40
 MAX_COUNT = 2**40
 MAX_JOB_NUMBER = 10**15
 """Job numbers are smaller than this."""
@@ -59,6 +62,7 @@ Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 Count = Annotated[int, Meta(ge=0, le=MAX_JOB_GPUS)]
 Duration = Annotated[float, Meta(ge=0, le=MAX_TIME_SECONDS)]
 Pattern = Annotated[str, Meta(max_length=512)]
+DependencyText = Annotated[str, Meta(min_length=1, max_length=2 * MAX_NAME_CHARS)]
 JobState = Literal["held", "waiting", "infeasible", "running", "stopping", "finished", "failed", "cancelled"]
 """The state of a job. `infeasible`: the job does not fit even on the empty cluster."""
 
@@ -74,9 +78,11 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     lets the scheduler choose (for a known `workload`), `off` leaves parallelism to the command, a plan pins it.
     `estimate`: the user's estimate of the run time. `secrets`: environment variables that are neither journalled nor
     shown. `exported`: id of the environment that the job's processes inherit (`POST environments`); empty: the
-    daemon's. `request`: an idempotency key; submitting twice with the same key creates one job. `hold`: do not start
-    the job until it is released. `allow_impossible`: accept the job even if it does not fit the empty cluster, for
-    nodes that will be added.
+    daemon's. `request`: an idempotency key; submitting twice with the same key creates one job. `after`: jobs that must
+    end first, as in Slurm: `JOB` or `afterok:JOB`, `afterany:JOB`, `afternotok:JOB`, `singleton`. `begin`: Unix time
+    before which the job does not start. `array`: task numbers, as in Slurm (`0-9%2`): one job for each; sent to `POST
+    submissions`. `hold`: do not start the job until it is released. `allow_impossible`: accept the job even if it does
+    not fit the empty cluster, for nodes that will be added.
     """
 
     name: Name
@@ -110,7 +116,9 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     progress: Pattern = ""
     no_progress: Duration | None = None
     never_retry: Annotated[list[Pattern], Meta(max_length=MAX_PATTERNS)] = []
-    after: Annotated[list[Name], Meta(max_length=256)] = []
+    after: Annotated[list[DependencyText], Meta(max_length=256)] = []
+    begin: Annotated[float, Meta(ge=0, le=MAX_UNIX_SECONDS)] | None = None
+    array: Annotated[str, Meta(max_length=MAX_TEXT_CHARS)] = ""
     notify: Annotated[list[Text], Meta(max_length=16)] = []
     hold: bool = False
     allow_impossible: bool = False
@@ -126,11 +134,23 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
         if any("\0" in text for text in texts):
             raise BadValue("command, folder, environment and secrets must not contain a NUL character")
         _check_variable_names((*self.environment, *self.secrets))
-        for number in (self.cpus, self.memory_gib, self.time_limit, self.estimate, self.grace, self.no_progress):
+        for number in (
+            self.cpus,
+            self.memory_gib,
+            self.time_limit,
+            self.estimate,
+            self.grace,
+            self.no_progress,
+            self.begin,
+        ):
             if number is not None and not math.isfinite(number):
                 raise BadValue(f"{number} is not a finite number")
         if self.tenant:
             _check_name("tenant", self.tenant)
+        for dependency in self.after:
+            parse_dependency(dependency)
+        if self.array:
+            parse_array(self.array)
         if self.gpu_share < 1 and self.gpus != 1:
             raise BadValue(
                 f"gpu_share is {self.gpu_share:g} of {self.gpus} GPUs, expected gpus: 1 with a fractional share"
@@ -273,6 +293,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     """A job and its state. `reason` (a code) and `message` say why it is waiting, or how its last run ended.
 
     `position`: position in the queue, from 1 (0: not waiting). `exit_code`: of the last run; 0 for a finished job.
+    `array`: id of the array that the job belongs to.
     `preemptible`: whether it may be stopped or reshaped for other jobs; `consent` says why.
     """
 
@@ -301,6 +322,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     warning: str = ""
     exit_code: int | None = None
     instances: int = 1
+    array: str = ""
     preemptible: bool = False
     consent: str = ""
 

@@ -1,6 +1,7 @@
 from .app import main as main
 from .daemon_client import (
     LIVE_STATES as LIVE_STATES,
+    MAX_LISTED as MAX_LISTED,
     DependencyOption as DependencyOption,
     GpuIndex as GpuIndex,
     JobArgument as JobArgument,
@@ -19,6 +20,7 @@ from .daemon_client import (
     list_jobs as list_jobs,
     make_client as make_client,
     print_node_change as print_node_change,
+    select_jobs as select_jobs,
 )
 from .experiment import (
     JOURNAL_FILE_NAME as JOURNAL_FILE_NAME,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from refold.cli.views import print_json, print_line
+from refold.cli.views import plural, print_json, print_line
 
 if TYPE_CHECKING:
-    from refold.api import JobStatus, NodeGpus, NodeStatus
+    from refold.api import JobState, JobStatus, NodeGpus, NodeStatus
     from refold.client import Client
 
 COMPLETION_TIMEOUT_SECONDS = 0.5
@@ -20,7 +20,10 @@ MAX_COMPLETIONS = 200
 PAGE_SIZE = 1000
 """Maximum number of jobs per request."""
 
-LIVE_STATES = ("running", "stopping", "waiting", "held", "infeasible")
+MAX_LISTED = 10
+"""Jobs that are listed in a message."""
+
+LIVE_STATES: tuple[JobState, ...] = ("running", "stopping", "waiting", "held", "infeasible")
 """States of jobs that have not ended."""
 
 
@@ -86,11 +89,12 @@ def complete_tokens(incomplete: str) -> list[str]:
 
 JOB_HELP = "Job id, number, or unique name."
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=complete_jobs)]
+JOBS_HELP = "Job id, number or unique name; array (12), tasks (12_[0-3]) or pattern ('train-*')."
 LiveJobsArgument = Annotated[
-    list[str], typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=_complete_live_jobs)
+    list[str], typer.Argument(metavar="JOB", help=JOBS_HELP, autocompletion=_complete_live_jobs)
 ]
 OptionalLiveJobs = Annotated[
-    list[str] | None, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=_complete_live_jobs)
+    list[str] | None, typer.Argument(metavar="JOB", help=JOBS_HELP, autocompletion=_complete_live_jobs)
 ]
 GpuIndex = Annotated[int | None, typer.Option("--gpu", min=0, metavar="N", help="Only the GPU with this index.")]
 NodeName = Annotated[
@@ -114,8 +118,9 @@ DependencyOption = Annotated[
     list[str] | None,
     typer.Option(
         "--after",
+        "--dependency",
         metavar="JOB",
-        help="Dependency: start after this job has finished; repeatable.",
+        help="Start after this job has finished; also afterany:JOB, afternotok:JOB and singleton; repeatable.",
         autocompletion=_complete_live_jobs,
     ),
 ]
@@ -137,6 +142,32 @@ def format_reason(job: JobStatus) -> str:
     if not job.reason:
         return f"({job.message})" if job.message else ""
     return f"({job.reason}: {job.message})" if job.message else f"({job.reason})"
+
+
+def select_jobs(client: Client, words: Sequence[str], states: Sequence[JobState]) -> list[str]:
+    """Return the jobs that are named, or that match as patterns or arrays. Only the latter have to be in these states.
+
+    A line on stderr says what a pattern or array matches; one without a match is an error.
+    """
+    selected = [job for word in words for job in _matching_jobs(client, word, states)]
+    return list(dict.fromkeys(selected))
+
+
+def _matching_jobs(client: Client, word: str, states: Sequence[JobState]) -> list[str]:
+    from refold.errors import BadInput
+
+    found, _ = list_jobs(client, None, match=word) if word else ([], 0)
+    is_pattern = any(character in word for character in "*?[")
+    if [job.id for job in found] == [word] or not (found or is_pattern):
+        return [word]
+    caller = client.info()
+    own = [job for job in found if caller.role == "owner" or job.tenant == caller.tenant]
+    ids = [job.id for job in own if job.state in states]
+    if not ids:
+        raise BadInput(f"no {'active' if states == LIVE_STATES else ' or '.join(states)} job matches {word!r}")
+    more = f", … {ids[-1]}" if len(ids) > MAX_LISTED else ""
+    print_line(f"{word} matches {plural(len(ids), 'job')}: {', '.join(ids[:MAX_LISTED])}{more}", err=True)
+    return ids
 
 
 def apply_to_jobs(jobs: Sequence[str], action: Callable[[str], JobStatus], done: str, as_json: bool) -> None:

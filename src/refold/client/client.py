@@ -108,18 +108,19 @@ class Client:
         tenant: str = "",
         user: str = "",
         name: str = "",
+        match: str = "",
         limit: int = 100,
         after: int = 0,
         ended: bool | None = None,
     ) -> Jobs:
         """Return a page of jobs: running jobs, then waiting ones in queue order; with `ended` ended jobs, latest first.
 
-        `ended` defaults to whether all of `state` are final states.
+        `match` selects active jobs: 'train-*', the array '12', its tasks '12_[0-3]'. `ended` defaults to whether all of
+        `state` are final states.
         """
         only_ended = bool(state) and ENDED_STATES.issuperset(state or ()) if ended is None else ended
-        return self._call(
-            Jobs, "jobs", state=state, tenant=tenant, user=user, name=name, limit=limit, after=after, ended=only_ended
-        )
+        filters = {"state": state, "tenant": tenant, "user": user, "name": name, "match": match}
+        return self._call(Jobs, "jobs", **filters, limit=limit, after=after, ended=only_ended)
 
     def queue(self, **filters: Any) -> Iterator[JobStatus]:
         """Yield all jobs that have not ended: running jobs, then waiting ones in queue order. Filters as in `jobs`."""

@@ -1,3 +1,5 @@
+from .arrays import array_jobs as array_jobs
+from .begin_times import EXPECTED_BEGIN as EXPECTED_BEGIN, parse_begin as parse_begin
 from .gpu_requests import parse_gpu_request as parse_gpu_request
 from .jobs_file import read_jobs as read_jobs
 from .patterns import Pattern as Pattern, check_patterns as check_patterns

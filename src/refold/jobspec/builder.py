@@ -14,7 +14,6 @@ from refold.api import MAX_NAME_CHARS, Submission, field_error
 from refold.documents import Part
 from refold.errors import BadField, BadLine, BadValue, RefoldError
 from refold.jobspec.patterns import check_patterns
-from refold.model import Seconds
 
 _KINDS = {"int": "a whole number", "float": "a number", "str": "text", "array": "a list", "object": "keys and values"}
 _EXPECTED = re.compile(r"expected (?P<kind>\w+)(?P<length> of length)?(?: (?P<relation>[<>]=?) (?P<limit>[-\d.e+]+))?")
@@ -26,12 +25,14 @@ MAX_PROBLEM_CHARS = 300
 class SpecSource:
     """The file that is being read: its name in errors, the default job name, and the default working folder.
 
-    Relative folders are relative to `folder`; if that is empty (unknown), they are rejected.
+    Relative folders are relative to `folder`; if that is empty (unknown), they are rejected. Begin times are relative
+    to `now`, in Unix seconds.
     """
 
     where: str
     name: str
     folder: str = ""
+    now: float = 0.0
 
     def folder_at(self, part: Part) -> str:
         """Return the absolute path of the folder given by a part of the file."""
@@ -45,11 +46,10 @@ class SpecSource:
 
 
 class ReadJob(msgspec.Struct, frozen=True):
-    """A job of a file, notes on fields that are ignored, and the delay after which it is to be submitted."""
+    """A job of a file, and notes on fields that are ignored."""
 
     submission: Submission
     notes: list[str]
-    begin: Seconds = 0.0
 
 
 class LocatedFields:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, ClassVar, get_args
 
 import msgspec
@@ -9,10 +10,21 @@ from msgspec import Meta
 
 from refold.api import MAX_COMMAND_CHARS, MAX_JOB_GPUS, MAX_NAME_CHARS, MAX_TEXT_CHARS, MAX_TIME_SECONDS
 from refold.documents import Part, ReadBy
+from refold.errors import BadValue
+from refold.jobspec.begin_times import EXPECTED_BEGIN, parse_begin
 from refold.jobspec.gpu_requests import NO_GPU_REQUEST, GpuRequest, read_gpu_request
 from refold.jobspec.plans import PlanChoice, read_plan_choice
 from refold.jobspec.quantities import parse_cpus, parse_gib
-from refold.model import MAX_RETRIES, JobClass, Seconds, StopSignal
+from refold.model import (
+    EXPECTED_ARRAY,
+    EXPECTED_DEPENDENCY,
+    MAX_RETRIES,
+    JobClass,
+    Seconds,
+    StopSignal,
+    parse_array,
+    parse_dependencies,
+)
 
 EXPECTED_COMMAND = "a command: a shell command line, or a list of arguments"
 EXPECTED_CPUS = "CPUs per node, such as 4 or 4+"
@@ -61,6 +73,32 @@ def _read_positive_duration(part: Part) -> Seconds:
     return part.positive_duration(maximum=MAX_TIME_SECONDS)
 
 
+def read_begin(part: Part) -> Seconds:
+    """Read a begin time, in seconds from now."""
+    try:
+        return parse_begin(part.written, datetime.now().astimezone())
+    except ValueError:
+        raise part.unexpected(EXPECTED_BEGIN) from None
+
+
+def read_array(part: Part) -> str:
+    """Read the task numbers of an array as they are written: `0-9%2`, `3`."""
+    try:
+        parse_array(part.written)
+    except BadValue:
+        raise part.unexpected(EXPECTED_ARRAY) from None
+    return part.written
+
+
+def read_dependencies(part: Part) -> list[str]:
+    """Read a dependency, several in Slurm's notation, or a list of either."""
+    entries = part.value if isinstance(part.value, list) else [part]
+    try:
+        return [str(found) for entry in entries for found in parse_dependencies(entry.text(maximum=MAX_TEXT_CHARS))]
+    except BadValue:
+        raise part.unexpected(EXPECTED_DEPENDENCY) from None
+
+
 def _read_texts(part: Part, max_chars: int) -> list[str]:
     """Read a string or a list of strings."""
     entries = part.value if isinstance(part.value, list) else [part]
@@ -78,7 +116,7 @@ Tally = Annotated[int, Meta(ge=0, le=2**40)]
 GpuCount = Annotated[int, Meta(ge=1, le=MAX_JOB_GPUS, description="a total number of GPUs ≥ 1")]
 PositiveCount = Annotated[int, Meta(ge=1, le=MAX_JOB_GPUS, description="a whole number ≥ 1")]
 Request = Annotated[GpuRequest, ReadBy(read_gpu_request)]
-Names = Annotated[list[str], ReadBy(lambda part: _read_texts(part, MAX_NAME_CHARS))]
+Dependencies = Annotated[list[str], ReadBy(read_dependencies)]
 Patterns = Annotated[list[str], ReadBy(lambda part: _read_texts(part, MAX_PATTERN_CHARS))]
 Addresses = Annotated[list[str], ReadBy(lambda part: _read_texts(part, MAX_TEXT_CHARS))]
 
@@ -143,8 +181,9 @@ class JobFields(msgspec.Struct, frozen=True):
     hang: Hang = Hang()
     retries: Annotated[int, Meta(ge=0, le=MAX_RETRIES)] = 0
     never_retry: Patterns = []
-    after: Names = []
-    begin: JobDuration = 0.0
+    after: Dependencies = []
+    begin: Annotated[float, ReadBy(read_begin)] = 0.0
+    array: Annotated[str, ReadBy(read_array)] = ""
     notify: Addresses = []
     hold: bool = False
     allow_impossible: bool = False

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from time import time
 
 from refold.api import Submission
 from refold.errors import BadFile
+from refold.jobspec.arrays import array_jobs
 from refold.jobspec.reader import read_spec
-from refold.model import Job
+from refold.model import Job, parse_array
 
 UNSUPPORTED = {
     "after": "jobs do not wait for each other (for a delay, use begin)",
@@ -23,7 +25,8 @@ IGNORED = ("retries", "never_retry", "progress", "no_progress", "notify")
 
 def read_jobs(path: Path) -> tuple[list[Job], list[str]]:
     """Read the jobs of a file, in order, and notes on fields that are ignored. Jobs of the same name are numbered."""
-    spec = read_spec(path)
+    now = time()
+    spec = read_spec(path, now=now)
     for submission in spec.submissions:
         for field, reason in UNSUPPORTED.items():
             if getattr(submission, field):
@@ -31,10 +34,11 @@ def read_jobs(path: Path) -> tuple[list[Job], list[str]]:
                     path, f"job {submission.name!r}: {field} is not supported by `refold run`: {reason}; use the daemon"
                 )
     ids = _make_ids([submission.name for submission in spec.submissions])
-    jobs = [
-        submission.to_job(ids[index], submission.tenant or "default", "", spec.begins.get(index, 0.0))
-        for index, submission in enumerate(spec.submissions)
-    ]
+    jobs: list[Job] = []
+    for job_id, submission in zip(ids, spec.submissions, strict=True):
+        delay = 0.0 if submission.begin is None else max(0.0, round(submission.begin - now, 3))
+        job = submission.to_job(job_id, submission.tenant or "default", "", delay)
+        jobs += array_jobs(job, parse_array(submission.array), len(jobs) + 1) if submission.array else [job]
     return jobs, [*spec.notes, *_ignored_notes(path, spec.submissions)]
 
 
@@ -54,4 +58,6 @@ def _make_ids(names: list[str]) -> list[str]:
 
 def _ignored_notes(path: Path, submissions: list[Submission]) -> list[str]:
     ignored = [field for field in IGNORED if any(getattr(submission, field) for submission in submissions)]
+    if any("%" in submission.array for submission in submissions):
+        ignored.append("the limit of array")
     return [f"{path}: {', '.join(ignored)}: no effect in `refold run`, only in the daemon"] if ignored else []

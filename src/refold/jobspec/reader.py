@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path, PurePath
+from time import time
 
 import msgspec
 
@@ -14,7 +15,6 @@ from refold.jobspec.builder import SpecSource
 from refold.jobspec.manifests import read_manifest
 from refold.jobspec.refold_yaml import EXPECTED_JOB, read_refold_yaml
 from refold.jobspec.sbatch import read_script
-from refold.model import Seconds
 
 MAX_JOBS = 1000
 """Maximum number of jobs in one file. Job arrays have a separate limit."""
@@ -26,28 +26,31 @@ _SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
 
 
 class SpecFile(msgspec.Struct, frozen=True):
-    """The submissions of a job file, notes on fields that are ignored, and the delays (`begin`) by index of the job."""
+    """The submissions of a job file, and notes on fields that are ignored."""
 
     submissions: list[Submission]
     notes: list[str] = []
-    begins: dict[int, Seconds] = {}
 
 
-def read_spec(path: Path, folder: Path | None = None) -> SpecFile:
-    """Read a job file. Relative folders in it are relative to `folder` (default: the current folder)."""
-    return parse_spec(read_text(path), path.stem, str(path), str((folder or Path.cwd()).absolute()))
+def read_spec(path: Path, folder: Path | None = None, now: float | None = None) -> SpecFile:
+    """Read a job file. Relative folders in it are relative to `folder` (default: the current folder).
+
+    Delays (`begin: 10m`) are relative to `now`, in Unix seconds (default: the current time).
+    """
+    return parse_spec(read_text(path), path.stem, str(path), str((folder or Path.cwd()).absolute()), now)
 
 
-def parse_spec(text: str, name: str, where: str, folder: str = "") -> SpecFile:
+def parse_spec(text: str, name: str, where: str, folder: str = "", now: float | None = None) -> SpecFile:
     """Parse the text of a job file. `name`: default job name; `where`: the file's name in errors.
 
-    `folder`: the default working folder, to which relative folders are relative.
+    `folder`: the default working folder, to which relative folders are relative; `now` as in `read_spec`.
     """
     text = text.removeprefix("\ufeff")
     _reject_lone_surrogates(text, where)
-    source = SpecSource(where, name, folder)
+    source = SpecSource(where, name, folder, time() if now is None else now)
     if is_script(text, where):
-        return SpecFile(*read_script(text, source))
+        submission, notes = read_script(text, source)
+        return SpecFile([submission], notes)
     documents = [document for document in load_yaml_documents(text, where) if document.value is not None]
     parts = [part for document in documents for part in _job_parts(document)]
     if not parts:
@@ -55,11 +58,7 @@ def parse_spec(text: str, name: str, where: str, folder: str = "") -> SpecFile:
     if len(parts) > MAX_JOBS:
         raise parts[MAX_JOBS].error(f"has more than {MAX_JOBS:,} jobs")
     jobs = [(read_manifest if _is_manifest(part) else read_refold_yaml)(part, source) for part in parts]
-    return SpecFile(
-        [job.submission for job in jobs],
-        _limit_notes([note for job in jobs for note in job.notes]),
-        {index: job.begin for index, job in enumerate(jobs) if job.begin},
-    )
+    return SpecFile([job.submission for job in jobs], _limit_notes([note for job in jobs for note in job.notes]))
 
 
 def _job_parts(document: Part) -> list[Part]:

@@ -41,7 +41,9 @@ def read_refold_yaml(document: Part, source: SpecSource) -> ReadJob:
         builder.put("preemptible", True, document.at("checkpoint"))  # it saves its state when it is stopped
     if document.has("workdir"):
         builder.put("folder", source.folder_at(document.at("workdir")), document.at("workdir"))
-    return ReadJob(builder.submission(), builder.notes, fields.begin)
+    if document.has("begin"):
+        builder.put("begin", source.now + fields.begin, document.at("begin"))
+    return ReadJob(builder.submission(), builder.notes)
 
 
 _FIELD_OF_SECTION = {

@@ -8,13 +8,10 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
-import msgspec
-
 from refold.api import MAX_COMMAND_CHARS, MAX_NAME_CHARS, Submission
 from refold.documents import Part
-from refold.jobspec.arrays import array_variables
 from refold.jobspec.builder import SpecBuilder, SpecSource, make_job_name
-from refold.jobspec.job_fields import STOP_SIGNALS
+from refold.jobspec.job_fields import STOP_SIGNALS, read_array, read_begin, read_dependencies
 from refold.jobspec.quantities import EXPECTED_SLURM_TIME, parse_slurm_seconds
 from refold.jobspec.sbatch_directives import Directives, read_directives
 from refold.jobspec.sbatch_tasks import SIZE_OPTIONS, put_tasks
@@ -27,7 +24,6 @@ _PYTHON = re.compile(r"python[\d.]*")
 _CALLS_SRUN = re.compile(r"(?:^|[;&|(`\n]|\b(?:then|do|else|time)[ \t])[ \t]*srun[ \t]")
 _SIGNAL = re.compile(r"(?:[RB]+:)?(?P<name>\w{1,9})(?:@(?P<seconds>\d{1,7}))?", re.ASCII)
 _SIGNALS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM"}
-_DEPENDENCY = re.compile(r"afterok((?::[\w.-]+)+)")
 
 SRUN_FUNCTION = (
     'srun() { while :; do case "${1-}" in --) shift; break ;; --*=*|-[A-Za-z]?*) shift ;; '
@@ -40,8 +36,8 @@ It is prepended to the first line of the script, so that line numbers do not cha
 """
 
 
-def read_script(text: str, source: SpecSource) -> tuple[list[Submission], list[str]]:
-    """Return the submission of a script, or one per task of its job array, and notes on ignored options."""
+def read_script(text: str, source: SpecSource) -> tuple[Submission, list[str]]:
+    """Return the submission of a script, and notes on ignored options."""
     text = text.replace("\r\n", "\n")
     root = Part(source.where, 1, None)
     if len(text) > MAX_COMMAND_CHARS:
@@ -62,7 +58,7 @@ def read_script(text: str, source: SpecSource) -> tuple[list[Submission], list[s
     builder.put("command", [*program, "-c", SRUN_FUNCTION + text if calls_srun else text, name], root)
     put_tasks(builder, directives.options, calls_srun)
     _put_variables(builder, directives)
-    return _expand_array(builder, directives.options.get("array")), builder.notes
+    return builder.submission(), builder.notes
 
 
 def _interpreter(text: str, root: Part) -> list[str]:
@@ -96,19 +92,6 @@ _VARIABLE_OF_OPTION = {
     "gpus-per-node": "SLURM_GPUS_PER_NODE",
     "ntasks-per-node": "SLURM_NTASKS_PER_NODE",
 }
-
-
-def _expand_array(builder: SpecBuilder, array: Part | None) -> list[Submission]:
-    submission = builder.submission()
-    if array is None:
-        return [submission]
-    variables, limit = array_variables(array, submission.name)
-    if limit:
-        builder.note(array, f"%{limit} of --array is ignored: the number of concurrent tasks is not limited")
-    return [
-        msgspec.structs.replace(submission, environment=submission.environment | task_variables)
-        for task_variables in variables
-    ]
 
 
 # Readers, one per option.
@@ -148,13 +131,15 @@ def _signal(builder: SpecBuilder, part: Part) -> None:
 
 
 def _dependency(builder: SpecBuilder, part: Part) -> None:
-    after: list[str] = []
-    for dependency in part.written.split(","):
-        match = _DEPENDENCY.fullmatch(dependency)
-        if match is None:
-            raise part.unexpected("afterok:JOB or afterok:JOB:JOB; other dependency types are not supported")
-        after += match[1][1:].split(":")
-    builder.put("after", after, part)
+    builder.put("after", read_dependencies(part), part)
+
+
+def _begin(builder: SpecBuilder, part: Part) -> None:
+    builder.put("begin", builder.source.now + read_begin(part), part)
+
+
+def _array(builder: SpecBuilder, part: Part) -> None:
+    builder.put("array", read_array(part), part)
 
 
 def _priority(builder: SpecBuilder, part: Part, sign: int, default: int) -> None:
@@ -201,5 +186,7 @@ READERS: dict[str, Reader] = {
     "nice": partial(_priority, sign=-1, default=100),
     "priority": partial(_priority, sign=1, default=0),
     "export": _export,
-    **dict.fromkeys(("array", "comment", "parsable", "quiet", "verbose", "ignore-pbs"), _no_effect),
+    "array": _array,
+    "begin": _begin,
+    **dict.fromkeys(("comment", "parsable", "quiet", "verbose", "ignore-pbs"), _no_effect),
 }

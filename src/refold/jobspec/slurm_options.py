@@ -55,13 +55,12 @@ OPTIONAL_VALUE = frozenset(_names("exclusive get-user-env immediate nice no-kill
 _OUTPUT = "`refold logs JOB` shows job output"
 _MAIL = "use `refold submit --notify mailto://…`"
 _NODES = "the scheduler chooses the nodes"
-_BEGIN = "use --hold, and `refold release JOB` later"
 UNSUPPORTED_OPTIONS = {
     "partition": "there are no partitions; select a GPU type with --gres=gpu:TYPE:N",
     "qos": "use `refold submit --class best-effort` for jobs that may be preempted",
     **dict.fromkeys(("output", "error", "input", "open-mode"), _OUTPUT),
     **dict.fromkeys(("mail-type", "mail-user"), _MAIL),
-    **dict.fromkeys(("begin", "deadline", "time-min"), _BEGIN),
+    **dict.fromkeys(("deadline", "time-min"), "use --time"),
     **dict.fromkeys(
         _names(
             "cluster-constraint clusters constraint contiguous exclude exclusive immediate licenses nodefile nodelist "

@@ -4,6 +4,15 @@ from .allocation import (
     Share as Share,
     additional_shares as additional_shares,
 )
+from .array import (
+    EXPECTED_ARRAY as EXPECTED_ARRAY,
+    MAX_ARRAY_TASKS as MAX_ARRAY_TASKS,
+    ArrayTask as ArrayTask,
+    JobArray as JobArray,
+    parse_array as parse_array,
+    parse_task_numbers as parse_task_numbers,
+    task_id as task_id,
+)
 from .cluster import (
     ETHERNET as ETHERNET,
     MAX_AMOUNT as MAX_AMOUNT,
@@ -32,6 +41,13 @@ from .decision import (
     Start as Start,
     StartEstimate as StartEstimate,
     Stop as Stop,
+)
+from .dependency import (
+    EXPECTED_DEPENDENCY as EXPECTED_DEPENDENCY,
+    SINGLETON as SINGLETON,
+    Dependency as Dependency,
+    parse_dependencies as parse_dependencies,
+    parse_dependency as parse_dependency,
 )
 from .job import MAX_GPUS as MAX_GPUS, Demand as Demand, Job as Job, JobClass as JobClass
 from .launch import MAX_RETRIES as MAX_RETRIES, Launch as Launch, StopSignal as StopSignal

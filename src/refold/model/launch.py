@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import msgspec
 
 from refold.errors import BadValue
+from refold.model.array import ArrayTask
 from refold.model.units import Seconds
 
 StopSignal = Literal["TERM", "INT", "USR1", "USR2", "HUP"]
@@ -24,7 +25,8 @@ class Launch(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
     `progress`: a regular expression for output lines whose first group is the number of steps done.
     `no_progress`: a run that reports no progress for this long is considered hung.
     `never_retry`: regular expressions; a failed run whose output matches one is not retried.
-    `after`: ids of the jobs that must finish before this one is scheduled.
+    `after`: dependencies on other jobs. `begin`: the job is not scheduled before this time.
+    `array`: the place of the job in an array of jobs.
     `notify`: notification URLs, in Apprise syntax.
     """
 
@@ -38,6 +40,8 @@ class Launch(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
     no_progress: Seconds | None = None
     never_retry: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    begin: Seconds | None = None
+    array: ArrayTask | None = None
     notify: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -19,7 +19,9 @@ class Reason(StrEnum):
     RESERVED = "Reserved"  # it fits now, but the resources are reserved for jobs ahead of it
     RELEASING = "Releasing"  # its resources are being released by runs that are stopping
     HELD = "Held"  # a user holds it until it is released
-    DEPENDENCY = "Dependency"  # the jobs that it depends on have not finished
+    BEGIN_TIME = "BeginTime"  # its begin time has not come
+    DEPENDENCY = "Dependency"  # the jobs that it depends on have not ended
+    ARRAY_LIMIT = "ArrayLimit"  # as many tasks of its array are running as may run at once
     BACKOFF = "Backoff"  # it failed, and is retried after a delay
     LIMIT = "Limit"  # its tenant has reached its GPU limit
     NOT_CONSIDERED = "NotConsidered"  # the policy has not considered it yet

@@ -6,19 +6,20 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from refold.api import Caller, JobStatus, Submission
 from refold.catalogue import gpu_names, matching_gpu_names
 from refold.core import Entry, Event, JobHeld, JobSubmitted
 from refold.errors import BadInput, Conflict, Forbidden, TooManyRequests, UnknownName
-from refold.jobspec import check_patterns
-from refold.model import Job, Preemption, Reason
+from refold.jobspec import array_jobs, check_patterns
+from refold.model import Dependency, Job, Preemption, Reason, parse_array, parse_dependency, task_id
 from refold.packing import FreeResources
 from refold.server.environments import Environments
 from refold.server.inbox import Inbox
 from refold.server.live_state import LiveState
 from refold.server.notify import check_address
+from refold.server.start_conditions import first_condition
 from refold.server.store import NewJob, StoreReader
 
 MAX_ACTIVE_JOBS = 200_000
@@ -53,7 +54,7 @@ class Admission:
         A request that was accepted before returns the job it created then.
         """
         active = len(self._state.job_table.records)
-        if active + len(submissions) > MAX_ACTIVE_JOBS:
+        if active + sum(map(_job_count, submissions)) > MAX_ACTIVE_JOBS:
             raise TooManyRequests(
                 f"too many active jobs: {active:,}, at most {MAX_ACTIVE_JOBS:,} are allowed;"
                 " submit again when some have ended"
@@ -64,23 +65,24 @@ class Admission:
             raise BadInput("request: two submissions have the same value, expected unique values")
         self._environments.check(caller, submissions)
         await self.check_patterns(submissions)
-        ids = await self._find_accepted(requests)
+        accepted = await self._find_accepted(requests)
         # No await between here and `enqueue`, so no other task can accept the same requests.
+        ids: list[str] = []
         new: list[NewJob] = []
         events: list[Event] = []
-        number = self._number
-        for index, submission in enumerate(submissions):
-            if not ids[index]:
-                number += 1
-                job, held = self.build_job(caller, submission, number)
-                if not submission.allow_impossible and (problem := self.infeasibility(job)):
-                    raise BadInput(f"{problem} (to submit it for nodes that will be added: allow_impossible)")
-                new.append(NewJob(number, submission.name, job, requests[index], submission.secrets))
-                events += [JobSubmitted(job), *held]
-                ids[index] = job.id
+        for submission, request, earlier in zip(submissions, requests, accepted, strict=True):
+            if earlier:
+                ids += _ids_of_request(earlier, submission)
+                continue
+            for job in self._new_jobs(caller, submission, request, self._number + len(new) + 1):
+                new.append(job)
+                ids.append(job.job.id)
+                events.append(JobSubmitted(job.job))
+                if reason := self.hold_reason(submission, job.job):
+                    events.append(JobHeld(job.job.id, reason))
         if new:
             committed = self._inbox.enqueue(events, new)
-            self._number = number
+            self._number += len(new)
             self._track_requests(committed, new)
             await self._inbox.wait_until_committed(committed)
         return ids
@@ -98,7 +100,7 @@ class Admission:
             await asyncio.to_thread(check_patterns, patterns)
 
     async def _find_accepted(self, requests: Sequence[str]) -> list[str]:
-        """Return the job id of each request that was accepted before, else ''.
+        """Return the first job of each request that was accepted before, else ''.
 
         Waits for requests that are being committed.
         """
@@ -117,21 +119,33 @@ class Admission:
 
         committed.add_done_callback(forget)
 
-    def build_job(self, caller: Caller, submission: Submission, number: int) -> tuple[Job, list[Event]]:
-        """Return the job of a submission and the events that hold it. Raises if the submission is invalid."""
+    def _new_jobs(self, caller: Caller, submission: Submission, request: str, number: int) -> list[NewJob]:
+        """Return the job of a submission, or the tasks of its array."""
+        job = self.build_job(caller, submission, number)
+        if not submission.allow_impossible and (problem := self.infeasibility(job)):
+            raise BadInput(f"{problem}; to submit it for nodes that will be added, use allow_impossible")
+        jobs = array_jobs(job, parse_array(submission.array), number) if submission.array else [job]
+        return [
+            NewJob(number + index, submission.name, task, "" if index else request, submission.secrets)
+            for index, task in enumerate(jobs)
+        ]
+
+    def build_job(self, caller: Caller, submission: Submission, number: int) -> Job:
+        """Return the job of a submission. Raises if the submission is invalid."""
         tenant = self._tenant(caller, submission)
-        submission = msgspec.structs.replace(submission, gpu_types=self._resolve_gpu_types(submission))
+        submission = replace(submission, gpu_types=self._resolve_gpu_types(submission))
         for address in submission.notify:
             check_address(address)
         job_id = f"{submission.name}-{number}"
         job = submission.to_job(job_id, tenant, caller.user, self._state.now(), self.preemption)
         self._check_tenant_limit(job)
-        dependencies = [self._resolve_dependency(name) for name in submission.after]
-        unfinished = [job_id for job_id in dependencies if job_id in self._state.job_table.records]
-        job = msgspec.structs.replace(job, launch=msgspec.structs.replace(job.launch, after=tuple(unfinished)))
-        if submission.hold:
-            return job, [JobHeld(job.id)]
-        return job, [JobHeld(job.id, Reason.DEPENDENCY)] if unfinished else []
+        unmet = dict.fromkeys(str(unmet) for text in submission.after for unmet in self._resolve_dependency(text))
+        begin = None if submission.begin is None else self._state.journal_time(submission.begin)
+        return replace(job, launch=replace(job.launch, after=tuple(unmet), begin=begin))
+
+    def hold_reason(self, submission: Submission, job: Job) -> Reason | None:
+        """Return the reason for which a new job is held; None: it is queued."""
+        return Reason.HELD if submission.hold else first_condition(job, self._state.now())
 
     def infeasibility(self, job: Job) -> str:
         """Return why a job can never run on this cluster, even if all nodes were empty; '' if it can."""
@@ -169,17 +183,35 @@ class Admission:
         if limit and largest > limit:
             raise BadInput(f"gpus is {largest:g}, but tenant {job.tenant!r} may use at most {limit:g}")
 
-    def _resolve_dependency(self, name: str) -> str:
-        """Return the id of a dependency. Raises Conflict if it ended without finishing."""
-        job_id = self._find_job(name)
-        ended = self.ended_job(job_id)
-        if ended is not None and ended.state != "finished":
-            raise Conflict(f"dependency {job_id!r} {'was cancelled' if ended.state == 'cancelled' else ended.state}")
-        return job_id
+    def _resolve_dependency(self, text: str) -> list[Dependency]:
+        """Return the unmet dependencies: for an array, on all its jobs. Raises Conflict if one cannot be met."""
+        given = parse_dependency(text)
+        if not given.job:
+            return [given]
+        unmet: list[Dependency] = []
+        for job_id in self._reader.array_jobs(given.job) or [self._find_job(given.job)]:
+            dependency, ended = Dependency(given.kind, job_id), self.ended_job(job_id)
+            if ended is None:
+                unmet.append(dependency)
+            elif not dependency.is_met_by(ended.state):
+                raise Conflict(dependency.failure(ended.state))
+        return unmet
 
     def ended_job(self, job_id: str) -> JobStatus | None:
         """Return the status of an ended job, committed or not yet; None if the job has not ended."""
         return self._state.uncommitted_ends.get(job_id) or self._reader.ended_job(job_id)
+
+
+def _job_count(submission: Submission) -> int:
+    return len(parse_array(submission.array).tasks) if submission.array else 1
+
+
+def _ids_of_request(first: str, submission: Submission) -> list[str]:
+    """Return the ids of all jobs that a request created, given the first of them."""
+    if not submission.array:
+        return [first]
+    array_id = first.rpartition("_")[0]
+    return [task_id(array_id, task) for task in parse_array(submission.array).tasks]
 
 
 def _request_key(caller: Caller, request: str) -> str:

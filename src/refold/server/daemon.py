@@ -23,7 +23,6 @@ from refold.registry import make_policy
 from refold.server.backoff import Backoff
 from refold.server.clock import Anchor, WallClock
 from refold.server.config import Config
-from refold.server.dependencies import Dependencies
 from refold.server.drain import DrainManager
 from refold.server.environments import ENVIRONMENT_SWEEP_SECONDS, Environments
 from refold.server.fallback import FallbackPolicy, log_rejection
@@ -39,6 +38,7 @@ from refold.server.periodic import log_task_failure, run_every
 from refold.server.recovery import MAX_PAST_JOBS, recover
 from refold.server.retries import Retries
 from refold.server.service import SchedulerService
+from refold.server.start_conditions import StartConditions
 from refold.server.store import Store
 from refold.server.tokens import TokenStore, create_owner_token
 from refold.server.warm_up import CachedKernels, Kernels
@@ -119,6 +119,7 @@ class Daemon:
         drains = DrainManager(state, inbox)
         retries = Retries(state, inbox, output)
         environments = Environments(state, writer, store)
+        conditions = StartConditions(state, inbox, store.reader)
         retention = LogRetention(store.reader, logs, config.serve.keep_logs_for)
 
         # The loop and the API.
@@ -127,7 +128,7 @@ class Daemon:
             drains,
             Backoff(state),
             OutputFollower(state, output),
-            Dependencies(state, inbox, store.reader),
+            conditions,
             messages,
         ]
         loop = Loop(state, inbox, writer, event_stream, subscribers)
@@ -139,6 +140,7 @@ class Daemon:
             store,
             JobQueries(state, writer, store.reader, logs),
             environments=environments,
+            conditions=conditions,
             drains=drains,
             gpus=gpus,
             tokens=TokenStore(writer, store, tokens),

@@ -1,66 +1,56 @@
-"""Job dependencies (`after`): release a job when all of them have finished; cancel it if one fails or is cancelled."""
+"""The dependency graph of active jobs."""
 
 from __future__ import annotations
 
-from refold.core import JobCancelled, JobReleased
-from refold.model import Job, Reason
-from refold.server.inbox import Inbox
-from refold.server.live_state import LiveState
-from refold.server.store import StoreReader
-from refold.server.subscribers import LoopStep, Subscriber
+from refold.model import SINGLETON, Dependency, Job, parse_dependency
+
+_Owner = tuple[str, str, str]
+"""Tenant, user and name, which the jobs of a `singleton` dependency share."""
 
 
-class Dependencies(Subscriber):
-    """The dependency graph of active jobs. It is derived from the jobs alone, so a restarted daemon can rebuild it."""
+class DependencyGraph:
+    """Which active jobs wait for which others, and the active jobs of each name in order of submission."""
 
-    def __init__(self, state: LiveState, inbox: Inbox, reader: StoreReader) -> None:
-        self._state = state
-        self._inbox = inbox
-        self._reader = reader
-        self._dependencies: dict[str, set[str]] = {}
+    def __init__(self) -> None:
+        self._unmet: dict[str, set[Dependency]] = {}
         self._dependents: dict[str, set[str]] = {}
+        self._by_owner: dict[_Owner, dict[str, None]] = {}
 
-    def started(self) -> None:
-        """Build the graph of the jobs that the previous daemon left."""
-        for record in list(self._state.job_table.records.values()):
-            self._add(record.job)
+    def add(self, job: Job) -> list[Dependency]:
+        """Add a new job, and return its dependencies on other jobs."""
+        self._by_owner.setdefault(_owner(job), {})[job.id] = None
+        dependencies = [dependency for dependency in map(parse_dependency, job.launch.after) if dependency.job]
+        self._unmet[job.id] = set(dependencies)
+        for dependency in dependencies:
+            self._dependents.setdefault(dependency.job, set()).add(job.id)
+        return dependencies
 
-    def after_step(self, step: LoopStep) -> None:
-        """Update the graph with the jobs submitted and ended in a step."""
-        for notice in step.notices:
-            if notice.kind == "submitted" and notice.job is not None:
-                self._add(notice.job)
-        for ended in step.ended:
-            self._remove(ended.job.id)
-            for dependent in list(self._dependents.pop(ended.job.id, ())):
-                self._dependency_ended(dependent, ended.job.id, ended.state)
+    def meet(self, job_id: str, dependency: Dependency) -> None:
+        """Remove a dependency that is met."""
+        self._unmet[job_id].discard(dependency)
 
-    def _add(self, job: Job) -> None:
-        if not job.launch.after:
-            return
-        self._dependencies[job.id] = set(job.launch.after)
-        for dependency in job.launch.after:
-            if dependency in self._state.job_table.records:
-                self._dependents.setdefault(dependency, set()).add(job.id)
-            else:
-                ended = self._reader.ended_job(dependency)
-                self._dependency_ended(job.id, dependency, "is unknown" if ended is None else ended.state)
+    def is_ready(self, job: Job) -> bool:
+        """Whether all dependencies of a job are met."""
+        if self._unmet.get(job.id):
+            return False
+        return SINGLETON not in job.launch.after or next(iter(self._by_owner[_owner(job)])) == job.id
 
-    def _dependency_ended(self, job_id: str, dependency: str, state: str) -> None:
-        remaining = self._dependencies.get(job_id)
-        if remaining is None:
-            return
-        remaining.discard(dependency)
-        if state != "finished":
-            self._remove(job_id)
-            self._inbox.report(
-                JobCancelled(job_id, f"dependency {dependency!r} {'was cancelled' if state == 'cancelled' else state}")
-            )
-        elif not remaining:
-            self._remove(job_id)
-            if self._state.view.hold_reason(job_id) is Reason.DEPENDENCY:
-                self._inbox.report(JobReleased(job_id))
+    def remove(self, job: Job) -> list[tuple[str, list[Dependency]]]:
+        """Remove a job that has ended; return the jobs that depend on it, with these dependencies."""
+        owned = self._by_owner[_owner(job)]
+        owned.pop(job.id, None)
+        for dependency in self._unmet.pop(job.id, ()):
+            self._dependents.get(dependency.job, set()).discard(job.id)
+        waiting = [
+            (dependent, [dependency for dependency in self._unmet[dependent] if dependency.job == job.id])
+            for dependent in sorted(self._dependents.pop(job.id, ()))
+        ]
+        if owned:
+            waiting.append((next(iter(owned)), []))  # it may be the next singleton
+        else:
+            del self._by_owner[_owner(job)]
+        return waiting
 
-    def _remove(self, job_id: str) -> None:
-        for dependency in self._dependencies.pop(job_id, ()):
-            self._dependents.get(dependency, set()).discard(job_id)
+
+def _owner(job: Job) -> _Owner:
+    return job.tenant, job.user, job.group

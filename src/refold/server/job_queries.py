@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from refold.api import ENDED_STATES, Caller, JobExplanation, Jobs, JobsQuery, JobStatus, Logs, LogsQuery
 from refold.backends.local import LogChunk, log_path, read_log_at
-from refold.errors import Conflict, Forbidden, NotFound
+from refold.errors import BadInput, Conflict, Forbidden, NotFound
 from refold.server.live_state import LiveState
 from refold.server.status import JobStates
 from refold.server.store import StoreReader
@@ -33,6 +34,8 @@ class JobQueries:
         """Return the id of the job with this id, number or name."""
         if name in self._state.job_table.records:
             return name
+        if tasks := self._reader.array_jobs(name):
+            raise Conflict(f"{name!r} is an array of {len(tasks)} jobs; name one of them, such as {tasks[0]!r}")
         job_ids = self._reader.find_job_ids(name)
         if len(job_ids) > 1:
             raise Conflict(f"several jobs are named {name!r}, most recently {job_ids[0]!r}; use a job id")
@@ -40,9 +43,14 @@ class JobQueries:
             raise NotFound.near("job", name, self._reader.latest_ids(50), listed_by="refold queue")
         return job_ids[0]
 
-    def status(self, caller: Caller, job_id: str) -> JobStatus:
-        """Return one job."""
-        active = self._active.state(job_id)
+    def statuses(self, caller: Caller, job_ids: Sequence[str]) -> list[JobStatus]:
+        """Return several jobs."""
+        positions = self._active.positions()
+        return [self.status(caller, job_id, positions) for job_id in job_ids]
+
+    def status(self, caller: Caller, job_id: str, positions: Mapping[str, int] | None = None) -> JobStatus:
+        """Return one job. `positions`: those of queued jobs, if they are known already."""
+        active = self._active.state(job_id, positions)
         status = self._active.status(*active) if active else self._state.uncommitted_ends.get(job_id)
         status = status or self._reader.ended_job(job_id)
         if status is None:
@@ -55,6 +63,8 @@ class JobQueries:
 
     async def ended_page(self, caller: Caller, query: JobsQuery) -> Jobs:
         """Return a page of ended jobs, latest first."""
+        if query.match:
+            raise BadInput("match selects active jobs, not ended ones")
         if self._state.uncommitted_ends:
             await self._writer.write(lambda: None)  # waits until the current commit is on disk
         return _redact_all(caller, await asyncio.to_thread(self._reader.ended_jobs, query))

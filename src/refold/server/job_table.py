@@ -57,6 +57,14 @@ NoticeKind = Literal[
 `hang suspected` is reported only by the watch rules. A `note` is information that needs no action.
 """
 
+HOLD_TEXTS: Mapping[Reason, str] = {
+    Reason.HELD: "until it is released",
+    Reason.BEGIN_TIME: "until its begin time",
+    Reason.DEPENDENCY: "until its dependencies are met",
+    Reason.ARRAY_LIMIT: "until other tasks of its array have ended",
+}
+"""How long a job is held."""
+
 MAX_BACKOFF_SECONDS: Seconds = 5 * MINUTE
 """Longest back-off after a failure."""
 
@@ -99,7 +107,7 @@ class JobTable:
             case Held(record, Reason.BACKOFF):
                 yield Notice("held", record.job, record.runs, _backoff_text(record.failures))
             case Held(record, reason, run):
-                yield Notice("held", record.job, run, _HOLD_TEXTS.get(reason, "until it is released"))
+                yield Notice("held", record.job, run, HOLD_TEXTS.get(reason, ""))
             case Released(record, run):
                 yield Notice("released", record.job, run)
             case Placed(record, RunRecord(number, allocation, adopted=None)):
@@ -139,9 +147,6 @@ class JobTable:
         """Format an allocation: 'on n0 (GPUs 0, 1), n1 (0.5 of GPU 3)', and the plan."""
         plan = f", {allocation.plan}" if allocation.plan is not None else ""
         return f"on {allocation.text(self._cluster)}{plan}"
-
-
-_HOLD_TEXTS: Mapping[Reason, str] = {Reason.DEPENDENCY: "until its dependencies have finished"}
 
 
 def _backoff_text(failures: int) -> str:

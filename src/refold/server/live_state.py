@@ -50,6 +50,10 @@ class LiveState:
         """Convert journal seconds to Unix seconds."""
         return time() - self.clock.now() + moment
 
+    def journal_time(self, moment: float) -> Seconds:
+        """Convert Unix seconds to journal seconds."""
+        return self.clock.now() + moment - time()
+
     def as_events(self, past: Iterable[PastJob] = ()) -> tuple[Event, ...]:
         """Return the current state as events."""
         return self.scheduler.snapshot(past)

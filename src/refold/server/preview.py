@@ -8,6 +8,7 @@ from refold.api import MAX_JOB_NUMBER, Caller, Preview, Submission, TimeEstimate
 from refold.core import JobSubmitted, Scheduler, StartRun
 from refold.model import Job
 from refold.server.admission import Admission
+from refold.server.job_table import HOLD_TEXTS
 from refold.server.live_state import LiveState
 from refold.server.status import wire_estimate
 from refold.simulator import CannotCopy
@@ -28,12 +29,12 @@ class Previewer:
         """Return whether the job would fit, when it would start, and with which plan, as far as known."""
         state, view = self._state, self._state.view
         await self._admission.check_patterns([submission])
-        job, held = self._admission.build_job(caller, submission, MAX_JOB_NUMBER)
+        job = self._admission.build_job(caller, submission, MAX_JOB_NUMBER)
+        held = self._admission.hold_reason(submission, job)
         infeasibility = self._admission.infeasibility(job)
         fits, notes = not infeasibility, [infeasibility] * bool(infeasibility)
         if held:
-            condition = "it is released" if submission.hold else "its dependencies have finished"
-            notes.append(f"it is held until {condition}")
+            notes.append(f"it is held {HOLD_TEXTS[held]}")
         plan, estimate = await self._try_policy(job) if fits and not held else ("", None)
         consent = submission.consent(self._admission.preemption)
         notes += _notes_on_plan(submission, state.header.policy, plan)

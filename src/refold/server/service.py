@@ -34,8 +34,8 @@ from refold.api import (
     TokenStatus,
 )
 from refold.core import Event, JobCancelled, JobHeld, JobReleased
-from refold.errors import Conflict, Forbidden
-from refold.model import Preemption, Reason
+from refold.errors import BadInput, Conflict, Forbidden
+from refold.model import Preemption
 from refold.server.admission import Admission
 from refold.server.drain import DrainManager
 from refold.server.environments import Environments
@@ -45,6 +45,7 @@ from refold.server.live_state import LiveState
 from refold.server.monitor import GpuPoller
 from refold.server.preview import Previewer
 from refold.server.snapshot import journal_lines, snapshot_lines
+from refold.server.start_conditions import StartConditions
 from refold.server.status import node_statuses, tenant_statuses
 from refold.server.store import Store
 from refold.server.tokens import TokenStore
@@ -61,6 +62,7 @@ class SchedulerService:
         jobs: JobQueries,
         *,
         environments: Environments,
+        conditions: StartConditions,
         drains: DrainManager,
         gpus: GpuPoller,
         tokens: TokenStore,
@@ -75,6 +77,7 @@ class SchedulerService:
         self._admission = Admission(state, inbox, store.reader, environments, jobs.find, preemption)
         self._previewer = Previewer(state, self._admission)
         self._environments = environments
+        self._conditions = conditions
         self._drains = drains
         self._gpus = gpus
         self._tokens = tokens
@@ -105,13 +108,15 @@ class SchedulerService:
 
     async def submit(self, caller: Caller, submission: Submission) -> JobStatus:
         """Submit a job; return when it is on disk."""
+        if submission.array:
+            raise BadInput("array: an array is several jobs; send it to POST submissions (Client.submit_all)")
         (job_id,) = await self._admission.accept(caller, [submission])
         return self._jobs.status(caller, job_id)
 
     async def submit_all(self, caller: Caller, submissions: list[Submission]) -> Jobs:
         """Submit jobs in one commit: all or none."""
         ids = await self._admission.accept(caller, submissions)
-        return Jobs([self._jobs.status(caller, job_id) for job_id in ids], len(ids))
+        return Jobs(self._jobs.statuses(caller, ids), len(ids))
 
     async def create_environment(self, caller: Caller, environment: NewEnvironment) -> StoredEnvironment:
         """Store the environment of a submitter."""
@@ -156,14 +161,13 @@ class SchedulerService:
         return await self._commit(caller, status, [JobHeld(status.id)])
 
     async def release(self, caller: Caller, job: str) -> JobStatus:
-        """Release a held job. Unfinished dependencies keep holding it."""
+        """Release a held job. It stays held for conditions that are not met, such as dependencies."""
         status = await self._check_changeable(caller, job)
         if status.state != "held":
             return status
-        after = self._state.view.held[status.id].launch.after
-        if any(dependency in self._state.job_table.records for dependency in after):
-            return await self._commit(caller, status, [JobHeld(status.id, Reason.DEPENDENCY)])
-        return await self._commit(caller, status, [JobReleased(status.id)])
+        reason = self._conditions.unmet(self._state.view.held[status.id])
+        event = JobReleased(status.id) if reason is None else JobHeld(status.id, reason)
+        return await self._commit(caller, status, [event])
 
     async def _check_changeable(self, caller: Caller, job: str) -> JobStatus:
         status = await self.job(caller, job)

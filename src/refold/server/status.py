@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from itertools import islice
 
 from msgspec.structs import replace
@@ -10,7 +11,22 @@ from msgspec.structs import replace
 from refold.api import Jobs, JobsQuery, JobState, JobStatus, NodeGpus, NodeStatus, TenantStatus, TimeEstimate
 from refold.core import View
 from refold.journal import JobRecord
-from refold.model import WHOLE, Allocation, Cluster, Job, Seconds, StartEstimate, Wait, consent_of
+from refold.model import (
+    SINGLETON,
+    WHOLE,
+    Allocation,
+    Cluster,
+    Job,
+    Reason,
+    Seconds,
+    StartEstimate,
+    Wait,
+    consent_of,
+    parse_dependency,
+)
+from refold.server.job_selector import JobSelector
+
+MAX_LISTED_DEPENDENCIES = 3
 
 WallTime = Callable[[Seconds], float]
 """Converts journal seconds to Unix seconds."""
@@ -25,10 +41,16 @@ class JobStates:
     def page(self, query: JobsQuery) -> Jobs:
         """Return a page of matching jobs and their total number."""
         first, end = query.after, query.after + query.limit
-        if not (query.state or query.tenant or query.user or query.name):  # counting does not need to visit every job
+        filters = (query.state, query.tenant, query.user, query.name, query.match)
+        if not any(filters):  # counting does not need to visit every job
             shown, total = list(islice(self.all_jobs(), first, end)), self._count()
         else:
-            matching = [entry for entry in self.all_jobs() if _matches(query, entry[0], entry[1])]
+            selector = JobSelector(query.match) if query.match else None
+            matching = [
+                entry
+                for entry in self.all_jobs()
+                if _matches(query, entry[0], entry[1]) and (selector is None or selector.matches(entry[1]))
+            ]
             shown, total = matching[first:end], len(matching)
         next_page = first + len(shown)
         return Jobs([self.status(*entry) for entry in shown], total, next_page if shown and next_page < total else None)
@@ -50,13 +72,18 @@ class JobStates:
         view = self._view
         return len(view.active) + len(view.waiting) + len(view.held) + len(view.infeasible)
 
-    def state(self, job_id: str) -> tuple[JobState, Job, int] | None:
+    def positions(self) -> dict[str, int]:
+        """Return the position of each queued job."""
+        return {job_id: position for position, job_id in enumerate(self._view.waiting, start=1)}
+
+    def state(self, job_id: str, positions: Mapping[str, int] | None = None) -> tuple[JobState, Job, int] | None:
         """Return state, job and queue position of an active job; None if it is not active."""
         view = self._view
         if job_id in view.runs:
             return ("stopping" if view.runs[job_id].stopping else "running"), view.active[job_id], 0
         if job_id in view.waiting:
-            return "waiting", view.waiting[job_id], view.jobs_ahead(job_id) + 1
+            position = view.jobs_ahead(job_id) + 1 if positions is None else positions[job_id]
+            return "waiting", view.waiting[job_id], position
         if job_id in view.held:
             return "held", view.held[job_id], 0
         return ("infeasible", view.infeasible[job_id], 0) if job_id in view.infeasible else None
@@ -74,13 +101,29 @@ class JobStates:
             placement=[] if run is None else wire_placement(run.allocation, view.cluster),
             plan="" if run is None or run.allocation.plan is None else str(run.allocation.plan),
             reason="" if wait is None else wait.reason.value,
-            message=record.why if wait is None else wait_text(wait, job),
+            message=record.why if wait is None else wait_text(wait, job) or self._condition_text(wait.reason, job),
             start_estimate=None if estimate is None else wire_estimate(estimate, self._wall_time),
             steps_done=view.steps_done(job.id)[0],
             position=position,
             warning=record.warning,
             instances=job.demand.instances if run is None else len(run.allocation.placement),
         )
+
+    def _condition_text(self, reason: Reason, job: Job) -> str:
+        """Describe the condition for which a job is held: 'until 2026-11-16 14:05:00', 'afterany:train-7'."""
+        launch = job.launch
+        match reason:
+            case Reason.BEGIN_TIME if launch.begin is not None:
+                return f"until {datetime.fromtimestamp(round(self._wall_time(launch.begin))):%Y-%m-%d %H:%M:%S}"
+            case Reason.DEPENDENCY:
+                jobs = self._job_table
+                unmet = [text for text in launch.after if text == SINGLETON or parse_dependency(text).job in jobs]
+                more = f" and {len(unmet) - MAX_LISTED_DEPENDENCIES:,} more" * (len(unmet) > MAX_LISTED_DEPENDENCIES)
+                return ", ".join(unmet[:MAX_LISTED_DEPENDENCIES]) + more
+            case Reason.ARRAY_LIMIT if launch.array is not None:
+                return f"at most {launch.array.limit:,} of its tasks at once"
+            case _:
+                return ""
 
     def _reason(self, job_id: str, position: int) -> Wait:
         """Return why a job waits. Passing its position spares the view from counting the jobs ahead."""
@@ -123,6 +166,7 @@ def _base_status(job: Job, state: JobState, wall_time: WallTime) -> JobStatus:
         steps=job.steps,
         time_limit=job.time_limit,
         instances=job.demand.instances,
+        array="" if job.launch.array is None else job.launch.array.array,
         preemptible=job.preemptible,
         consent=consent_of(job).why,
     )

@@ -14,7 +14,7 @@ from refold.backends.local.process import Process, is_alive
 from refold.backends.local.process_tree import MARK_VARIABLE
 from refold.backends.local.run_files import RunFiles, StartRecord
 from refold.core import StartRun
-from refold.model import WHOLE, Job, MiB, Seconds, Share
+from refold.model import WHOLE, ArrayTask, Job, MiB, Seconds, Share
 
 SecretsOf = Callable[[str], Mapping[str, str]]
 """Returns the secret environment variables of a job, which are not in the journal."""
@@ -177,10 +177,24 @@ def _run_variables(job: Job, order: StartRun, files: RunFiles, grace: Seconds) -
         "REFOLD_CHECKPOINT": dict(job.launch.environment).get("REFOLD_CHECKPOINT") or str(files.checkpoint_folder),
         "REFOLD_STOP_SIGNAL": job.launch.stop_signal,
         "REFOLD_GRACE": f"{grace:g}",
-        "SLURM_JOB_ID": str(_slurm_id(job.id)),
+        "SLURM_JOB_ID": str(slurm_id(job)),
         "SLURM_JOB_NAME": job.group or job.id,
         **({} if plan is None else {"REFOLD_PLAN": msgspec.json.encode(plan).decode()}),
+        **({} if job.launch.array is None else _array_variables(job.launch.array)),
     }
+
+
+def _array_variables(place: ArrayTask) -> dict[str, str]:
+    variables = {
+        "JOB_ID": number_of(place.array),
+        "TASK_ID": place.task,
+        "TASK_COUNT": place.count,
+        "TASK_MIN": place.minimum,
+        "TASK_MAX": place.maximum,
+        "TASK_STEP": place.step,
+    }
+    slurm = {f"SLURM_ARRAY_{name}": str(value) for name, value in variables.items()}
+    return slurm | {"REFOLD_ARRAY": place.array, "REFOLD_ARRAY_TASK_ID": str(place.task)}
 
 
 def _instance_variables(instance: int, placement: Sequence[Share], files: RunFiles) -> dict[str, str]:
@@ -194,8 +208,13 @@ def _instance_variables(instance: int, placement: Sequence[Share], files: RunFil
     }
 
 
-def _slurm_id(job_id: str) -> int:
-    """Return a number for a job, as scripts for Slurm expect: 17 for 'train-17'; a checksum if the id has no number."""
+def slurm_id(job: Job) -> int:
+    """Return the number of a job, as scripts for Slurm expect."""
+    return number_of(job.id) if job.launch.array is None else job.launch.array.number
+
+
+def number_of(job_id: str) -> int:
+    """Return a number for a job or an array: 17 for 'train-17'; a checksum if the id has no number."""
     digits = re.search(r"[0-9]{1,9}$", job_id)
     return int(digits[0]) if digits else crc32(job_id.encode())
 

@@ -7,14 +7,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refold.cli import OptionalLiveJobs, TenantFilter, UserFilter, apply_to_jobs, list_jobs, make_client
+from refold.cli import (
+    LIVE_STATES,
+    MAX_LISTED,
+    OptionalLiveJobs,
+    TenantFilter,
+    UserFilter,
+    apply_to_jobs,
+    list_jobs,
+    make_client,
+    select_jobs,
+)
 from refold.cli.views import AsJson, plural
 
 if TYPE_CHECKING:
     from refold.api import JobStatus
     from refold.client import Client
-
-MAX_LISTED = 10
 
 
 def cancel(
@@ -27,9 +35,10 @@ def cancel(
 ) -> None:
     """Cancel jobs. Running jobs are signalled to stop, and killed after their grace period.
 
-    Give job ids, or select all jobs of a tenant or user, or all jobs, after a confirmation.
+    Give jobs, arrays or patterns; or select all jobs of a tenant or user, or all jobs, after a confirmation.
 
-    Examples: refold cancel train-17 train-18 · refold cancel --user ann
+    Examples: refold cancel train-17 train-18 · refold cancel 12_[0-3] · refold cancel 'train-*' ·
+    refold cancel --user ann
     """
     from refold.errors import BadInput
 
@@ -37,11 +46,11 @@ def cancel(
     if bool(jobs) == filtered:
         raise BadInput("expected either job ids, or --tenant NAME, --user NAME or --all")
     client = make_client()
-    selected = jobs or _select_jobs(client, tenant or "", user or "", yes)
+    selected = select_jobs(client, jobs, LIVE_STATES) if jobs else _filter_jobs(client, tenant or "", user or "", yes)
     apply_to_jobs(selected, client.cancel, "cancelled", as_json)
 
 
-def _select_jobs(client: Client, tenant: str, user: str, yes: bool) -> list[str]:
+def _filter_jobs(client: Client, tenant: str, user: str, yes: bool) -> list[str]:
     """Return the ids of the matching jobs after a confirmation."""
     from refold.errors import BadInput
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from refold.cli import LiveJobsArgument, apply_to_jobs, make_client
+from refold.cli import LiveJobsArgument, apply_to_jobs, make_client, select_jobs
 from refold.cli.views import AsJson
 
 
 def hold(jobs: LiveJobsArgument, as_json: AsJson = False) -> None:
     """Hold jobs so that they do not start until they are released.
 
-    Examples: refold hold train-17 · refold release train-17
+    Examples: refold hold train-17 · refold hold 'train-*' · refold hold 12_[0-3]
     """
-    apply_to_jobs(jobs, make_client().hold, "held", as_json)
+    client = make_client()
+    apply_to_jobs(select_jobs(client, jobs, ("waiting", "held")), client.hold, "held", as_json)

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -143,6 +144,18 @@ def submit(
         typer.Option("--retries", metavar="N", min=0, max=1000, help="Number of retries after failures (default: 0)."),
     ] = None,
     after: DependencyOption = None,
+    begin: Annotated[
+        str | None,
+        typer.Option("--begin", metavar="TIME", help="Do not start before: now+10m, 16:00 or 2026-12-31T08:00."),
+    ] = None,
+    array: Annotated[
+        str | None,
+        typer.Option(
+            "--array",
+            metavar="TASKS",
+            help="One job per task number, such as 0-9, 0-9:3 or 1,3,5-7; 0-9%2 runs at most 2 at once.",
+        ),
+    ] = None,
     notify: Annotated[
         list[str] | None,
         typer.Option("--notify", metavar="URL", help="Notification target as an apprise URL; repeatable."),
@@ -163,7 +176,8 @@ def submit(
     docs/jobs.md lists the fields of a file. Options override them. On a terminal, the expected outcome is shown too;
     otherwise only the job id is printed, for scripts. A job that can never run on this cluster is rejected.
 
-    Examples: refold submit job.yaml · refold submit train.sbatch --gpus 4 · refold submit --gpus 2 -- python train.py
+    Examples: refold submit job.yaml · refold submit train.sbatch --array 0-9%2 ·
+    refold submit --gpus 2 -- python train.py
     """
     from refold.cli.inputs import SubmitOptions, read_submissions
     from refold.client import choose_exported
@@ -178,12 +192,14 @@ def submit(
         "preemptible": preemptible,
         "steps": steps,
         "retries": retries,
-        "after": after or None,
         "notify": notify or None,
         "hold": hold or None,
+        "array": array,
         "allow_impossible": allow_impossible or None,
     }
-    options = SubmitOptions(fields, gpus, gpu_type, memory, time, estimate, plan, workdir, env or (), secret or ())
+    options = SubmitOptions(
+        fields, gpus, gpu_type, memory, time, estimate, begin, plan, workdir, env or (), secret or (), after or ()
+    )
     jobs, notes = read_submissions(file, context.meta.get(COMMAND_KEY, ()), options)
     print_notes(notes)
     exported = choose_exported(os.environ, export)
@@ -237,6 +253,7 @@ def _print_preview(client: Client, jobs: Sequence[Submission], preview: Preview,
     now = client.info().now
     facts = {
         "job": jobs[0].name + (f", and {plural(len(jobs) - 1, 'similar job')}" if len(jobs) > 1 else ""),
+        "array": jobs[0].array,
         "command": _format_command(jobs[0]),
         "directory": jobs[0].folder,
         "environment": f"{plural(len(preview.exported), 'variable')} of this shell" if preview.exported else "",
@@ -277,29 +294,32 @@ def _format_start(job: Submission, preview: Preview, now: float) -> str:
 
 
 def _send(client: Client, jobs: Sequence[Submission]) -> list[JobStatus]:
-    if len(jobs) == 1:
+    if len(jobs) == 1 and not jobs[0].array:
         return [client.submit(jobs[0])]
     batches = (jobs[begin : begin + MAX_JOBS_PER_REQUEST] for begin in range(0, len(jobs), MAX_JOBS_PER_REQUEST))
     return [status for batch in batches for status in client.submit_all(batch)]
 
 
 def _print_submitted(submitted: Sequence[JobStatus], interactive: bool) -> None:
-    """Print the ids; on a terminal also where the jobs run or why they wait, and commands to use next."""
+    """Print the ids of jobs and arrays; on a terminal also where they run or why they wait, and what to do next."""
+    by_id: dict[str, list[JobStatus]] = {}
+    for job in submitted:
+        by_id.setdefault(job.array or job.id, []).append(job)
     if not interactive:
-        for job in submitted:
-            print(job.id)
+        for job_id in by_id:
+            print(job_id)
         return
-    for job in submitted[:MAX_LISTED]:
-        details = format_placement(job.placement) or format_reason(job)
-        print_line(f"{job.id} submitted" + (f" {details}" if details else ""))
-    if len(submitted) > MAX_LISTED:
-        print_line(f"… and {plural(len(submitted) - MAX_LISTED, 'more job')}, up to {submitted[-1].id}")
-    first = submitted[0].id
+    for job_id, (job, *more) in islice(by_id.items(), MAX_LISTED):
+        details = f"{len(more) + 1:,} tasks" if job.array else format_placement(job.placement) or format_reason(job)
+        print_line(f"{job_id} submitted" + (f" {details}" if details else ""))
+    if len(by_id) > MAX_LISTED:
+        print_line(f"… and {plural(len(by_id) - MAX_LISTED, 'more job')}, up to {list(by_id)[-1]}")
+    first, whole = submitted[0].id, next(iter(by_id))
     print_line()
     for command, purpose in (
         (f"refold logs -f {first}", "follow its output"),
         (f"refold why {first}", "show its history and why it waits"),
-        (f"refold cancel {first}", "cancel it"),
+        (f"refold cancel {whole}", "cancel it"),
     ):
         print_line(f"  {command:{len(first) + 16}}  {purpose}")
 

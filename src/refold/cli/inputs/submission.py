@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from refold.api import Submission
-    from refold.model import Plan
+    from refold.model import Dependency, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +24,12 @@ class SubmitOptions:
     memory: str | None = None
     time_limit: str | None = None
     estimate: str | None = None
+    begin: str | None = None
     plan: str | None = None
     workdir: Path | None = None
     environment: Sequence[str] = field(default=())
     secrets: Sequence[str] = field(default=())
+    after: Sequence[str] = field(default=())
 
 
 def read_submissions(
@@ -47,8 +50,6 @@ def read_submissions(
     else:
         spec = read_spec(Path(file))
         submissions, notes = list(spec.submissions), tuple(spec.notes)
-        if spec.begins:
-            notes += ("begin is ignored: the daemon starts jobs as soon as possible; use --hold and `refold release`",)
     return [make_submission(one, _overrides(one, options)) for one in submissions], notes
 
 
@@ -67,6 +68,10 @@ def _overrides(given: Submission, options: SubmitOptions) -> dict[str, Any]:
     for name, text in (("time_limit", options.time_limit), ("estimate", options.estimate)):
         if text is not None:
             fields[name] = _parse_seconds("--time" if name == "time_limit" else "--estimate", text)
+    if options.begin is not None:
+        fields["begin"] = time.time() + _parse_begin(options.begin)
+    if options.after:
+        fields["after"] = [str(found) for text in options.after for found in _parse_dependencies(text)]
     if options.plan is not None:
         fields["plan"] = _parse_plan(options.plan, instances * fields.get("gpus", given.gpus))
     if options.workdir is not None:
@@ -110,6 +115,25 @@ def _parse_plan(text: str, gpus: int) -> str | Plan:
     if "data" not in given and gpus and gpus % plan.gpus == 0:
         return Plan(**given, data=gpus // plan.gpus)
     return plan
+
+
+def _parse_begin(text: str) -> float:
+    from datetime import datetime
+
+    from refold.jobspec import EXPECTED_BEGIN, parse_begin
+
+    now = datetime.now().astimezone()
+    return _parse_amount("--begin", text, lambda text: parse_begin(text, now), EXPECTED_BEGIN)
+
+
+def _parse_dependencies(text: str) -> list[Dependency]:
+    from refold.errors import BadInput, BadValue
+    from refold.model import EXPECTED_DEPENDENCY, parse_dependencies
+
+    try:
+        return parse_dependencies(text)
+    except BadValue:
+        raise BadInput(f"--after {text}: expected {EXPECTED_DEPENDENCY}") from None
 
 
 def _parse_seconds(option: str, text: str) -> float:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 import msgspec
 
 from refold.api import Event, Jobs, JobsQuery, JobStatus, StoredToken
 from refold.core import PastJob
-from refold.model import Job
+from refold.model import MAX_ARRAY_TASKS, Job, task_id
 from refold.server.store.connections import ReadConnections
 from refold.server.store.journal_reader import JournalReader
 
 _JOB = msgspec.json.Decoder(Job)
 _STATUS = msgspec.json.Decoder(JobStatus)
+
+_ARRAY = re.compile(r"(?:.*-)?(\d{1,17})", re.ASCII)
+_TASK = re.compile(r"(\d{1,17})_(\d{1,7})", re.ASCII)
 
 EVENT_COLUMNS = "number, at, kind, job, run, text, tenant"
 
@@ -61,7 +65,9 @@ class StoreReader:
         return None if row is None else row[0]
 
     def find_job_ids(self, name: str) -> list[str]:
-        """Return the ids of jobs with this id, number or name, latest first; two at most."""
+        """Return the ids of jobs with this id, number ('12', '12_3') or name, latest first; two at most."""
+        if task := _TASK.fullmatch(name):
+            name = task_id(self._array_id(int(task[1])), int(task[2]))
         number = int(name) if name.isdecimal() and len(name) < 18 else -1
         rows = self._fast.execute("SELECT id FROM jobs WHERE id=? OR number=? LIMIT 1", (name, number)).fetchall()
         if not rows:
@@ -69,6 +75,24 @@ class StoreReader:
                 "SELECT id FROM jobs WHERE name=? ORDER BY number DESC LIMIT 2", (name,)
             ).fetchall()
         return [job_id for (job_id,) in rows]
+
+    def array_jobs(self, name: str) -> list[str]:
+        """Return the ids of the tasks of the array with this id or number; none if there is no such array."""
+        match = _ARRAY.fullmatch(name)
+        array_id = self._array_id(int(match[1])) if match else ""
+        if match is None or name not in (array_id, match[1]):
+            return []
+        prefix, first = task_id(array_id, 0)[:-1], int(match[1])
+        rows = self._fast.execute(
+            "SELECT id FROM jobs WHERE number BETWEEN ? AND ? AND substr(id, 1, ?) = ? ORDER BY number",
+            (first, first + MAX_ARRAY_TASKS - 1, len(prefix), prefix),
+        ).fetchall()
+        return [job_id for (job_id,) in rows]
+
+    def _array_id(self, number: int) -> str:
+        """Return the id of an array whose first job has this number."""
+        row = self._fast.execute("SELECT name FROM jobs WHERE number=?", (number,)).fetchone()
+        return "" if row is None else f"{row[0]}-{number}"
 
     def latest_ids(self, count: int) -> list[str]:
         """Return the ids of the latest jobs."""

@@ -1,0 +1,134 @@
+"""Conditions for the start of a job: its begin time, its dependencies, and the limit of its array.
+
+A job is held until they are met. They are derived from the jobs alone, so a restarted daemon can rebuild them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+
+from refold.core import Event, JobCancelled, JobHeld, JobReleased
+from refold.journal import Held, JobEnded, Submitted
+from refold.model import Dependency, Job, Reason, Seconds
+from refold.server.array_limits import ArrayLimits
+from refold.server.dependencies import DependencyGraph
+from refold.server.inbox import Inbox
+from refold.server.live_state import LiveState
+from refold.server.store import StoreReader
+from refold.server.subscribers import LoopStep, Subscriber
+
+_CONDITIONS = (Reason.BEGIN_TIME, Reason.DEPENDENCY, Reason.ARRAY_LIMIT)
+
+
+def first_condition(job: Job, now: Seconds) -> Reason | None:
+    """Return the first condition of a new job, for which it is held until the conditions have been checked."""
+    if job.launch.begin is not None and job.launch.begin > now:
+        return Reason.BEGIN_TIME
+    if job.launch.after:
+        return Reason.DEPENDENCY
+    return Reason.ARRAY_LIMIT if job.launch.array is not None and job.launch.array.limit else None
+
+
+class StartConditions(Subscriber):
+    """Releases held jobs when their conditions are met, and cancels jobs whose dependencies cannot be met any more."""
+
+    def __init__(self, state: LiveState, inbox: Inbox, reader: StoreReader) -> None:
+        self._state = state
+        self._inbox = inbox
+        self._reader = reader
+        self._graph = DependencyGraph()
+        self._arrays = ArrayLimits()
+        self._begins: list[tuple[Seconds, str]] = []
+
+    def unmet(self, job: Job) -> Reason | None:
+        """Return the first condition of an active job that is not met."""
+        if job.launch.begin is not None and job.launch.begin > self._state.now():
+            return Reason.BEGIN_TIME
+        if not self._graph.is_ready(job):
+            return Reason.DEPENDENCY
+        return None if self._arrays.is_admitted(job) else Reason.ARRAY_LIMIT
+
+    # As a subscriber of the loop.
+
+    def started(self) -> None:
+        """Restore the conditions of the jobs that the previous daemon left."""
+        jobs = sorted((record.job for record in self._state.job_table.records.values()), key=lambda job: job.submitted)
+        for job in jobs:
+            if self._state.view.hold_reason(job.id) not in (Reason.HELD, *_CONDITIONS):
+                self._arrays.admit(job)
+        for job in jobs:
+            self._report(self._add(job))
+        for job in jobs:
+            self._report(self._advance(job.id))
+
+    def next_step_at(self) -> Seconds | None:
+        """Return the next begin time."""
+        return self._begins[0][0] if self._begins else None
+
+    def before_step(self, now: Seconds) -> Sequence[Event]:
+        """Release the jobs whose begin time has come, unless they have other conditions."""
+        events: list[Event] = []
+        while self._begins and self._begins[0][0] <= now:
+            events += self._advance(heappop(self._begins)[1])
+        return events
+
+    def after_step(self, step: LoopStep) -> None:
+        """Check the conditions that a step may have met."""
+        for change in step.changes:
+            match change:
+                case Submitted(record):
+                    self._report(self._add(record.job))
+                case Held(record, Reason.HELD):
+                    self._report(self._fill(record.job))
+                case Held(record):
+                    self._report(self._advance(record.job.id))
+                case JobEnded(record):
+                    self._report(self._fill(record.job))
+                    self._report(self._notify_dependents(record.job, record.state))
+                case _:
+                    pass
+
+    def _report(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._inbox.report(event)
+
+    def _add(self, job: Job) -> Iterator[Event]:
+        """Add a new job; its dependencies may have ended since they were checked."""
+        if job.launch.begin is not None:
+            heappush(self._begins, (job.launch.begin, job.id))
+        for dependency in self._graph.add(job):
+            if dependency.job not in self._state.job_table.records:
+                ended = self._reader.ended_job(dependency.job)
+                yield from self._dependency_ended(job.id, dependency, "is unknown" if ended is None else ended.state)
+
+    def _notify_dependents(self, ended: Job, state: str) -> Iterator[Event]:
+        for job_id, dependencies in self._graph.remove(ended):
+            for dependency in dependencies:
+                yield from self._dependency_ended(job_id, dependency, state)
+            yield from self._advance(job_id)
+
+    def _dependency_ended(self, job_id: str, dependency: Dependency, state: str) -> Iterator[Event]:
+        if dependency.is_met_by(state):
+            self._graph.meet(job_id, dependency)
+        else:
+            yield JobCancelled(job_id, dependency.failure(state))
+
+    def _fill(self, left: Job) -> Iterator[Event]:
+        """Admit other tasks of an array in place of a job that has ended or is held."""
+        for job_id in self._arrays.leave(left):
+            yield from self._advance(job_id)
+
+    def _advance(self, job_id: str) -> Iterator[Event]:
+        """Release a held job if its conditions are met, or hold it for the next one."""
+        held_for = self._state.view.hold_reason(job_id)
+        if held_for not in _CONDITIONS:
+            return
+        job = self._state.job_table.records[job_id].job
+        reason = self.unmet(job)
+        if reason is Reason.ARRAY_LIMIT and self._arrays.admit(job):
+            reason = None
+        if reason is None:
+            yield JobReleased(job_id)
+        elif reason is not held_for:
+            yield JobHeld(job_id, reason)
