@@ -36,11 +36,13 @@ def run_and_read_environments(
     *shares: Share,
     launch: Launch | None = None,
     plan: Plan | None = None,
+    pinned: Plan | None = None,
     **more: Any,
 ) -> list[dict[str, str]]:
     """Run a gang on these shares and return the environment of each process."""
     reports: list[Event] = []
-    job = Job("job-7", group="train", demand=Demand(len(shares)), command=("env", "-0"), launch=launch or Launch())
+    demand, command = Demand(len(shares)), ("env", "-0")
+    job = Job("job-7", group="train", demand=demand, command=command, launch=launch or Launch(), plan=pinned)
 
     async def run() -> None:
         backend = LocalBackend(reports.append, folder, environment={"PATH": os.environ["PATH"], **given}, **more)
@@ -154,6 +156,13 @@ def test_a_run_gets_its_plan_if_there_is_one(tmp_path: Path) -> None:
     (found,) = run_and_read_environments(tmp_path, {}, ONE_GPU, plan=Plan(data=2, zero=1))
     assert json.loads(found["REFOLD_PLAN"]) == {"data": 2, "zero": 1}
     (found,) = run_and_read_environments(tmp_path / "other", {}, ONE_GPU)
+    assert "REFOLD_PLAN" not in found
+
+
+def test_a_run_gets_the_plan_that_its_job_pins(tmp_path: Path) -> None:
+    (found,) = run_and_read_environments(tmp_path, {}, Share(0, (0, 1)), pinned=Plan(tensor=2))
+    assert json.loads(found["REFOLD_PLAN"]) == {"tensor": 2}
+    (found,) = run_and_read_environments(tmp_path / "other", {}, ONE_GPU, pinned=Plan(tensor=2))
     assert "REFOLD_PLAN" not in found
 
 

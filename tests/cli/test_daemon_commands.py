@@ -395,3 +395,11 @@ def test_top_without_measurements_shows_the_jobs_on_slots(
 ) -> None:
     monkeypatch.setattr(service, "gpus", lambda _: [GpuStatus("here", 0, "slot", ["train-1"], 0.0)])
     assert lines(stdout_of("top", "--once"))[1:] == ["GPU job", "0 slot train-1 (ann)"]
+
+
+def test_a_job_is_listed_with_the_gpus_that_it_holds(service: FakeService, stdout_of: TextOf) -> None:
+    before = service.jobs_by_id["train-1"]
+    for state, command in (("running", ("queue",)), ("finished", ("history",))):
+        service.jobs_by_id["train-1"] = msgspec.structs.replace(before, state=state, gpus=8.0, ended=NOW)
+        (row,) = [line.split() for line in lines(stdout_of(*command)) if "train-1" in line]
+        assert row[row.index("train-1") + 1 :][:2] == ["8", "GPU"]

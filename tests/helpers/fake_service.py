@@ -127,6 +127,7 @@ class FakeService:
             demand=f"{job.demand.instances} x {submission.gpus} GPUs",
             gpus=float(submission.instances * submission.gpus * submission.gpu_share),
             submitted=NOW,
+            requested_gpus=job.demand.total_gpus,
             reason="held" if submission.hold else "resources",
             message="" if submission.hold else "0 of 1 nodes fit: 1 has fewer free GPUs",
             start_estimate=TimeEstimate(NOW + 60, NOW + 30, NOW + 300),

@@ -20,6 +20,7 @@ from refold.core.events import (
     RunAdopted,
     RunFailed,
     RunFinished,
+    RunProgressed,
     RunRecalled,
     RunStarted,
     RunStopped,
@@ -77,6 +78,7 @@ def test_the_record_of_a_job_that_failed_once_and_finished() -> None:
         first_started=3,
         ended=20,
         saved=2.0,
+        steps=20,
         earlier_run_time=4.0,
         failures=1,
         why="exit 1",
@@ -229,3 +231,24 @@ def test_ended_jobs_are_forgotten_when_changes_are_read() -> None:
 def test_an_estimate_for_a_job_that_was_never_submitted_is_rejected() -> None:
     with pytest.raises(BadJournal, match="start estimate for job 'ghost', which was never submitted"):
         record_of(Entry(0, start_estimates=(StartEstimate("ghost", 1.0),)))
+
+
+@pytest.mark.parametrize(
+    ("events", "steps"),
+    [
+        ([RunProgressed("a", 1, steps=5)], 5),
+        ([RunProgressed("a", 1, steps=5), RunProgressed("a", 1, steps=3)], 5),
+        ([RunProgressed("a", 1, steps=5), RunProgressed("a", 2, steps=9)], 5),
+        ([RunProgressed("a", 1, done=3.0)], 0),
+        ([RunProgressed("a", 1, steps=5), RunFinished("a", 1), RunProgressed("a", 1, steps=9)], 5),
+        ([RunProgressed("a", 1, steps=5), RunStopped("a", 1)], 5),
+        ([RunProgressed("a", 1, steps=5), RunStopped("a", 1, steps=4)], 4),
+        ([RunFailed("a", 1, "exit 1", steps=6)], 6),
+    ],
+)
+def test_the_steps_of_a_job_are_those_last_reported_by_its_current_run(events: list[Event], steps: int) -> None:
+    assert record_of(*RUNNING, step(2, RunStarted("a", 1)), step(3, *events)).steps == steps
+
+
+def test_a_job_from_before_the_journal_keeps_its_steps() -> None:
+    assert record_of(step(0, submitted(make_job("a")), JobContinued("a", runs=2, done=9.0, steps=7))).steps == 7

@@ -292,9 +292,10 @@ class NodeGpus(msgspec.Struct, frozen=True):
 class JobStatus(msgspec.Struct, frozen=True):
     """A job and its state. `reason` (a code) and `message` say why it is waiting, or how its last run ended.
 
-    `position`: position in the queue, from 1 (0: not waiting). `exit_code`: of the last run; 0 for a finished job.
-    `array`: id of the array that the job belongs to.
-    `preemptible`: whether it may be stopped or reshaped for other jobs; `consent` says why.
+    `demand` and `requested_gpus`: the request. `gpus`: the GPUs of the current or last run; those requested before the
+    first. `plan` and `steps_done` are kept when a job ends. `position`: position in the queue, from 1 (0: not waiting).
+    `exit_code`: of the last run; 0 for a finished job. `preemptible`: whether it may be stopped or reshaped for other
+    jobs; `consent` says why. `array`: id of the array that the job belongs to.
     """
 
     id: str
@@ -325,6 +326,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     array: str = ""
     preemptible: bool = False
     consent: str = ""
+    requested_gpus: float = 0.0
 
 
 class Jobs(msgspec.Struct, frozen=True):

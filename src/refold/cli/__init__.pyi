@@ -15,6 +15,8 @@ from .daemon_client import (
     complete_jobs as complete_jobs,
     complete_tenants as complete_tenants,
     complete_tokens as complete_tokens,
+    format_held_gpus as format_held_gpus,
+    format_job_gpus as format_job_gpus,
     format_placement as format_placement,
     format_reason as format_reason,
     list_jobs as list_jobs,

@@ -137,6 +137,16 @@ def format_placement(placement: Iterable[NodeGpus]) -> str:
     return ", ".join(map(format_node, placement))
 
 
+def format_job_gpus(job: JobStatus) -> str:
+    """Format the GPUs that a job holds or held; before its first run, those that it requested."""
+    return format_held_gpus(job.demand, job.requested_gpus, job.gpus)
+
+
+def format_held_gpus(demand: str, requested: float, held: float) -> str:
+    """Format the GPUs of a run: the demand, if the run has what was requested, else their number."""
+    return demand if held == requested else f"{held:g} GPU"
+
+
 def format_reason(job: JobStatus) -> str:
     """Format why a job waits, as squeue does: '(Resources: 0 of 2 nodes fit)'."""
     if not job.reason:

@@ -133,7 +133,9 @@ class JobHistories(JobLog):
                 self._change_node(NodeChange(self.now, event.node, False, event.gpu, event.why))
             case GpuReturned():
                 self._change_node(NodeChange(self.now, event.node, True, event.gpu))
-            case RunProgressed() | Woke() | PastJob() | JobSubmitted() | RunFinished():
+            case RunProgressed():
+                self._progress(event)
+            case Woke() | PastJob() | JobSubmitted() | RunFinished():
                 pass
 
     def _apply_caused_order(self, job_id: str) -> None:
@@ -154,7 +156,7 @@ class JobHistories(JobLog):
     def _continue(self, event: JobContinued) -> None:
         record = self.records.get(event.job)
         if record is not None and not record.runs:
-            record.runs, record.saved = event.runs, event.done
+            record.runs, record.saved, record.steps = event.runs, event.done, event.steps
 
     def _cancel(self, event: JobCancelled) -> None:
         record = self.records.get(event.job)
@@ -208,11 +210,16 @@ class JobHistories(JobLog):
             record.hold = None
             self._begin_run(record, run)
 
+    def _progress(self, event: RunProgressed) -> None:
+        found = self._current(event.job, event.run)
+        if found is not None and event.steps is not None:
+            found[0].steps = max(found[0].steps, event.steps)
+
     def _stop(self, event: RunStopped) -> None:
         if (found := self._current(event.job, event.run)) is None:
             return
         record, run = found
-        run.end_report = event
+        self._record_end(record, run, event)
         if record.end_reason is not None:
             self._end_with_run(record, run, Ending.CANCELLED, "cancelled")
             return
@@ -220,11 +227,16 @@ class JobHistories(JobLog):
         self._requeue(record, run, Ending.STOPPED, event.done)
         self._apply_caused_order(event.job)  # the next run, if the job is being reshaped
 
+    def _record_end(self, record: JobRecord, run: RunRecord, event: RunStopped | RunFailed) -> None:
+        run.end_report = event
+        if event.steps is not None:
+            record.steps = event.steps
+
     def _fail(self, event: RunFailed) -> None:
         if (found := self._current(event.job, event.run)) is None:
             return
         record, run = found
-        run.end_report = event
+        self._record_end(record, run, event)
         record.failures += 1
         if record.end_reason is not None:
             self._end_with_run(record, run, Ending.CANCELLED, "cancelled")

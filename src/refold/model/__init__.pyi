@@ -60,7 +60,7 @@ from .plan import (
     parse_plan as parse_plan,
     parse_plan_fields as parse_plan_fields,
 )
-from .run import Run as Run
+from .run import Run as Run, run_plan as run_plan
 from .units import (
     DAY as DAY,
     HOUR as HOUR,

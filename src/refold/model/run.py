@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from refold.model.allocation import Allocation
-from refold.model.units import Seconds
+from refold.model.job import Job
+from refold.model.plan import Plan
+from refold.model.units import WHOLE, Seconds
 
 
 class Run(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
@@ -16,3 +18,10 @@ class Run(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
     allocation: Allocation
     since: Seconds
     stopping: bool = False
+
+
+def run_plan(job: Job, allocation: Allocation) -> Plan | None:
+    """Return the plan of a run: that of its allocation, else the one that the job pins, if it is for as many GPUs."""
+    if allocation.plan is not None or job.plan is None:
+        return allocation.plan
+    return job.plan if job.plan.gpus * WHOLE == allocation.gpu_milli else None

@@ -1,4 +1,4 @@
-"""Retries: decide whether a failed run is retried and whether its output means that its node is faulty."""
+"""Ends of runs: read the rest of the output, decide whether a failed run is retried, and whether its node is faulty."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 
 import msgspec
 
-from refold.core import Event, JobHeld, NodeLost, RunFailed
+from refold.core import Event, JobHeld, NodeLost, RunFailed, RunFinished, RunProgressed, RunStopped
 from refold.journal import JobRecord
 from refold.model import Reason
 from refold.server.inbox import Inbox
@@ -17,12 +17,17 @@ from refold.server.monitor import OutputWatch
 
 log = logging.getLogger("refold")
 
+RunEnd = RunFinished | RunStopped | RunFailed
+
 LOST_RUN_RETRIES = 10
 """Retries of runs that were lost through no fault of the job, even if the job allows fewer."""
 
 
 class Retries:
-    """Receives the backend's reports, adds a retry decision to failures, and passes them to the loop."""
+    """Receives the backend's reports and passes them to the loop.
+
+    Before the end of a run, its last progress is reported; failures get a retry decision.
+    """
 
     def __init__(self, state: LiveState, inbox: Inbox, output: OutputWatch) -> None:
         self._state = state
@@ -32,16 +37,37 @@ class Retries:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def report(self, event: Event) -> None:
-        """Pass on a report; for a failure, decide on a retry first. Thread-safe."""
-        if isinstance(event, RunFailed):
+        """Pass on a report; at the end of a run, report its last progress and decide on a retry first. Thread-safe."""
+        if isinstance(event, RunFinished | RunStopped | RunFailed):
             self._event_loop.call_soon_threadsafe(self._start_task, event)
         else:
             self._inbox.report(event)
 
-    def _start_task(self, event: RunFailed) -> None:
-        task = self._event_loop.create_task(self._report_failure(event))
+    def _start_task(self, event: RunEnd) -> None:
+        task = self._event_loop.create_task(self._report_end(event))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _report_end(self, event: RunEnd) -> None:
+        try:
+            await self._report_last_progress(event)
+        except Exception:
+            log.exception("cannot read the last progress of run %d of %s", event.run, event.job)
+        if isinstance(event, RunFailed):
+            await self._report_failure(event)
+        else:
+            self._inbox.report(event)
+
+    async def _report_last_progress(self, event: RunEnd) -> None:
+        """Report the steps that the run has written since the last poll; its output is complete only now."""
+        view = self._state.view
+        run = view.runs.get(event.job)
+        if run is None or run.number != event.run:
+            return
+        self._output.follow(view.active[event.job], event.run, len(run.allocation.placement))  # if it ended at once
+        steps = await asyncio.to_thread(self._output.read_to_end, event.job, event.run)
+        if steps is not None:
+            self._inbox.report(RunProgressed(event.job, event.run, steps=steps))
 
     async def _report_failure(self, event: RunFailed) -> None:
         """Report a failure with its retry decision. If deciding fails, report the failure as it is."""

@@ -23,6 +23,7 @@ from refold.model import (
     Wait,
     consent_of,
     parse_dependency,
+    run_plan,
 )
 from refold.server.job_selector import JobSelector
 
@@ -95,11 +96,10 @@ class JobStates:
         wait = None if run is not None else self._reason(job.id, position)
         estimate = view.start_estimate(job.id)
         return replace(
-            _base_status(job, state, self._wall_time),
+            _base_status(job, state, self._wall_time, None if run is None else run.allocation),
             started=_optional_time(record.first_started, self._wall_time),
             runs=record.runs,
             placement=[] if run is None else wire_placement(run.allocation, view.cluster),
-            plan="" if run is None or run.allocation.plan is None else str(run.allocation.plan),
             reason="" if wait is None else wait.reason.value,
             message=record.why if wait is None else wait_text(wait, job) or self._condition_text(wait.reason, job),
             start_estimate=None if estimate is None else wire_estimate(estimate, self._wall_time),
@@ -142,16 +142,19 @@ def _matches(query: JobsQuery, state: JobState, job: Job) -> bool:
 def ended_status(record: JobRecord, wall_time: WallTime) -> JobStatus:
     """Return the final status of an ended job."""
     return replace(
-        _base_status(record.job, record.state, wall_time),
+        _base_status(record.job, record.state, wall_time, None if record.last is None else record.last.allocation),
         started=_optional_time(record.first_started, wall_time),
         ended=_optional_time(record.ended, wall_time),
         runs=record.runs,
         message=record.message,
+        steps_done=record.steps,
         exit_code=record.exit_code,
     )
 
 
-def _base_status(job: Job, state: JobState, wall_time: WallTime) -> JobStatus:
+def _base_status(job: Job, state: JobState, wall_time: WallTime, allocation: Allocation | None) -> JobStatus:
+    """Return what active and ended jobs have in common. `allocation`: that of the current or last run."""
+    plan = None if allocation is None else run_plan(job, allocation)
     return JobStatus(
         id=job.id,
         name=job.group,
@@ -161,7 +164,8 @@ def _base_status(job: Job, state: JobState, wall_time: WallTime) -> JobStatus:
         job_class=job.job_class,
         priority=job.priority,
         demand=str(job.demand),
-        gpus=job.demand.total_gpus,
+        gpus=job.demand.total_gpus if allocation is None else allocation.gpu_milli / WHOLE,
+        plan="" if plan is None else str(plan),
         submitted=wall_time(job.submitted),
         steps=job.steps,
         time_limit=job.time_limit,
@@ -169,6 +173,7 @@ def _base_status(job: Job, state: JobState, wall_time: WallTime) -> JobStatus:
         array="" if job.launch.array is None else job.launch.array.array,
         preemptible=job.preemptible,
         consent=consent_of(job).why,
+        requested_gpus=job.demand.total_gpus,
     )
 
 

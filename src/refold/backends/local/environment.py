@@ -14,7 +14,7 @@ from refold.backends.local.process import Process, is_alive
 from refold.backends.local.process_tree import MARK_VARIABLE
 from refold.backends.local.run_files import RunFiles, StartRecord
 from refold.core import StartRun
-from refold.model import WHOLE, ArrayTask, Job, MiB, Seconds, Share
+from refold.model import WHOLE, ArrayTask, Job, MiB, Seconds, Share, run_plan
 
 SecretsOf = Callable[[str], Mapping[str, str]]
 """Returns the secret environment variables of a job, which are not in the journal."""
@@ -169,7 +169,7 @@ def _without_identity(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _run_variables(job: Job, order: StartRun, files: RunFiles, grace: Seconds) -> dict[str, str]:
-    plan = order.allocation.plan
+    plan = run_plan(job, order.allocation)
     return {
         "REFOLD_JOB": job.id,
         "REFOLD_RUN": str(order.run),

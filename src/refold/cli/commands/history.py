@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from refold.cli import TenantFilter, UserFilter, list_jobs, make_client
+from refold.cli import TenantFilter, UserFilter, format_job_gpus, list_jobs, make_client
 from refold.cli.views import (
     AsJson,
     Column,
@@ -97,7 +97,7 @@ def _columns(now: float) -> list[Column[JobStatus]]:
     colours = {"failed": "red", "cancelled": "yellow"}
     return [
         Column("job", lambda job: job.id, whole=True),
-        Column("GPUs", lambda job: job.demand, whole=True),
+        Column("GPUs", format_job_gpus, whole=True),
         Column("tenant", lambda job: job.tenant, whole=True),
         Column("user", lambda job: job.user, whole=True),
         Column("state", lambda job: job.state, style=lambda job: colours.get(job.state, ""), whole=True),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from refold.cli import format_held_gpus
 from refold.cli.inputs import ForecastOptions, JournalState, forecast_starts, read_journal_state
 from refold.cli.views.live_queue import policy_source
 from refold.cli.views.output import Column, Table, plural, print_json, print_notes, print_tables
@@ -145,6 +146,7 @@ def _running_rows(state: JournalState) -> list[dict[str, Any]]:
             {
                 "job": run.job,
                 "demand": str(job.demand),
+                "requested_gpus": job.demand.total_gpus,
                 "gpus": run.allocation.gpu_milli / 1000,
                 "tenant": job.tenant,
                 "since": run.since,
@@ -183,7 +185,7 @@ def _waiting_columns(has_estimates: bool) -> list[Column[Row]]:
 def _running_columns() -> list[Column[Row]]:
     return [
         Column("job", lambda row: row["job"], whole=True),
-        Column("GPUs", lambda row: row["demand"], whole=True),
+        Column("GPUs", lambda row: format_held_gpus(row["demand"], row["requested_gpus"], row["gpus"]), whole=True),
         Column("tenant", lambda row: row["tenant"], whole=True),
         Column("run time", lambda row: format_elapsed(row["ran"]), number=True),
         Column("end estimate", lambda row: format_moment(row["expected"]), number=True),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from refold.cli import format_placement, format_reason, list_jobs
+from refold.cli import format_job_gpus, format_placement, format_reason, list_jobs
 from refold.cli.inputs import ForecastOptions, forecast_starts, read_daemon_state
 from refold.cli.views.output import (
     Column,
@@ -174,7 +174,7 @@ def _columns(queue: _LiveQueue) -> list[Column[JobStatus]]:
     columns: list[Column[JobStatus]] = [
         Column("", lambda job: f"{job.position}" if job.position and job.state == "waiting" else "", number=True),
         Column("job", lambda job: job.id, whole=True),
-        Column("GPUs", lambda job: job.demand, whole=True),
+        Column("GPUs", format_job_gpus, whole=True),
         Column("tenant", lambda job: job.tenant, whole=True),
         Column("user", lambda job: job.user, whole=True),
         Column("state", lambda job: job.state, whole=True),

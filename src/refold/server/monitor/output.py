@@ -75,10 +75,16 @@ class OutputWatch:
             if steps is not None:
                 self._report(RunProgressed(followed.job.id, followed.run, steps=steps))
 
+    def read_to_end(self, job_id: str, run: int) -> int | None:
+        """Read the output of a run that has ended; return its step count if it was not reported yet."""
+        with self._lock:
+            followed = self._followed.get((job_id, run))
+            return None if followed is None else self._read_new(followed, to_end=True)
+
     def matches_no_retry(self, job_id: str, run: int) -> bool:
         """Whether the run's output, read to its end, matches a no-retry pattern.
 
-        Slow patterns may take long: call this and `drain_pattern` in a thread.
+        Slow patterns may take long: call this, `drain_pattern` and `read_to_end` in a thread.
         """
         return bool(self._matched_pattern(job_id, run, "no-retry"))
 
