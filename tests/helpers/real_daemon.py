@@ -30,6 +30,7 @@ from msgspec.structs import replace
 from refold.client.client import Client
 from refold.core import Header
 from refold.errors import RefoldError
+from refold.model import Tenant
 
 TIMEOUT_SECONDS = 60.0
 """Seconds after which a daemon that neither serves nor ends is a failure."""
@@ -46,6 +47,7 @@ class DaemonOptions(msgspec.Struct, frozen=True):
     folder: str
     slots: int = 4
     nodes: dict[str, int] = {}
+    tenants: tuple[Tenant, ...] = ()
     policy: str = "fifo"
     grace: float = SHORT_GRACE
     max_output: int = 2**20
@@ -269,7 +271,8 @@ def _serve(options: DaemonOptions, folder: Path) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     cluster = ClusterConfig(slots=0 if options.nodes else options.slots, nodes=options.nodes)
     serve = ServeConfig(port=0, grace=options.grace, max_output=options.max_output, keep_logs_for=options.keep_logs_for)
-    config = replace(Config(), cluster=cluster, policy=PolicyConfig(options.policy), serve=serve)
+    policy = PolicyConfig(options.policy)
+    config = replace(Config(), cluster=cluster, tenants=options.tenants, policy=policy, serve=serve)
     machine = open_machine(config.cluster)
 
     def ready(ready: Ready) -> None:

@@ -13,9 +13,11 @@ from .changes import (
     StopOrdered as StopOrdered,
     Submitted as Submitted,
 )
+from .epochs import read_history as read_history
 from .files import (
     JournalFile as JournalFile,
     check_replay as check_replay,
+    read_epochs as read_epochs,
     read_journal as read_journal,
     replay as replay,
 )

@@ -1,4 +1,4 @@
-"""Journal files: a header line with cluster and policy, then one JSON line per entry.
+"""Journal files: a header line with cluster and policy, then one JSON line per entry; so for each epoch.
 
 A journal is a complete record of a simulation or of a live scheduler: `replay` feeds its events to a new scheduler,
 which must give the same orders on any machine.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import gzip
 import os
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from math import inf
 from pathlib import Path
 from typing import IO, Self, cast
@@ -36,6 +38,8 @@ _ENCODER = msgspec.json.Encoder()
 _HEADER = msgspec.json.Decoder(Header)
 _ENTRY = msgspec.json.Decoder(Entry)
 _BUFFER_BYTES = 1 << 16
+_HEADER_PREFIX = b'{"cluster"'
+"""How a header begins. An entry begins with its time."""
 
 
 class _Version(msgspec.Struct):
@@ -85,27 +89,53 @@ class JournalFile:
 
 
 def read_journal(path: Path) -> tuple[Header, Iterator[Entry]]:
-    """Return the header and an iterator over the entries. An incomplete last line is ignored."""
+    """Return the header of the last epoch and an iterator over its entries. An incomplete last line is ignored."""
+    return read_epochs(path)[-1]
+
+
+def read_epochs(path: Path) -> list[tuple[Header, Iterator[Entry]]]:
+    """Return the header of each epoch and an iterator over its entries.
+
+    An epoch replays on its own. Journals of simulations have one, the daemon's a new one when its policy or cluster
+    has changed, or when it was restarted after many entries.
+    """
+    headers = {1: _read_first_header(path)}
+    with _open(path, "rb") as file:
+        for number, line in enumerate(_complete_lines(file), start=1):
+            if number > 1 and line.startswith(_HEADER_PREFIX):
+                headers[number] = _decode_header(path, line, number)
+    last_lines = [*(number - 1 for number in headers if number > 1), sys.maxsize]
+    return [
+        (header, _read_entries(path, header.cluster, number + 1, last))
+        for (number, header), last in zip(headers.items(), last_lines, strict=True)
+    ]
+
+
+def _read_first_header(path: Path) -> Header:
     try:
         with _open(path, "rb") as file:
             line = file.readline()
         version = msgspec.json.decode(line, type=_Version).version
         if version != VERSION:
             raise BadFile(path, f"is a journal of version {version}, expected {VERSION}")
-        header = _HEADER.decode(line)
+        return _HEADER.decode(line)
     except (OSError, EOFError, zlib.error) as error:
         raise BadFile(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except msgspec.MsgspecError as error:
         raise BadFile(path, f"is not a journal: {error}") from None
-    return header, _read_entries(path, header.cluster)
 
 
-def _read_entries(path: Path, cluster: Cluster) -> Iterator[Entry]:
+def _decode_header(path: Path, line: bytes, number: int) -> Header:
+    try:
+        return _HEADER.decode(line)
+    except msgspec.MsgspecError as error:
+        raise BadFile(path, f"line {number} is not the header of an epoch: {error}") from None
+
+
+def _read_entries(path: Path, cluster: Cluster, first_line: int, last_line: int) -> Iterator[Entry]:
     last = -inf
     with _open(path, "rb") as file:
-        for number, line in enumerate(_complete_lines(file), start=1):
-            if number == 1:
-                continue  # the header
+        for number, line in islice(enumerate(_complete_lines(file), start=1), first_line - 1, last_line):
             try:
                 entry = _ENTRY.decode(line)
             except msgspec.MsgspecError as error:

@@ -46,6 +46,9 @@ class JobLog:
         if record.last is None:
             record.first_placed = run.start
         else:
+            if record.last.end is None:  # the scheduler has not adopted it
+                record.lose_run(self.now)
+                record.last.end_step = self._step
             record.earlier_run_time += record.last.run_time
         record.last = run
         record.runs = run.number

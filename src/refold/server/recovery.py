@@ -65,28 +65,40 @@ def recover(
     job_table.lose_runs_except({event.job for event in snapshot if isinstance(event, RunAdopted)}, restored.now)
     scheduler = Scheduler(header.cluster, policy(), on_rejection=on_rejection)
     return RecoveredState(
-        scheduler, job_table, last, restored.now, snapshot=snapshot, note=f"started a new journal epoch: {why}"
+        scheduler,
+        job_table,
+        last,
+        restored.now,
+        snapshot=snapshot,
+        note=f"the policy starts from a snapshot of the queue and the runs: {why}",
     )
 
 
 def _snapshot_for(cluster: Cluster, before: Scheduler, past: list[PastJob]) -> tuple[Event, ...]:
-    """Return the state as events for another cluster. Nodes are matched by name.
+    """Return the state as events for another cluster. Nodes are matched by name, GPUs by their index.
 
-    A run on a node that no longer exists is left out, so its job waits again. Nodes and GPUs that exist stay down.
+    A run on a node or GPU that no longer exists is left out, so its job waits again. Nodes and GPUs that exist stay
+    down.
     """
     old = before.view.cluster
     new_index = {old_index: cluster.index_of_node.get(node.name) for old_index, node in enumerate(old.nodes)}
-    events = [_move_to_cluster(event, new_index) for event in before.snapshot(past)]
+    events = [_move_to_cluster(event, new_index, cluster) for event in before.snapshot(past)]
     return tuple(event for event in events if event is not None)
 
 
-def _move_to_cluster(event: Event, new_index: Mapping[int, int | None]) -> Event | None:
+def _move_to_cluster(event: Event, new_index: Mapping[int, int | None], cluster: Cluster) -> Event | None:
     if isinstance(event, NodeLost | GpuLost):
         node = new_index[event.node]
-        return None if node is None else replace(event, node=node)
+        if node is None or (isinstance(event, GpuLost) and event.gpu >= cluster.nodes[node].gpus):
+            return None
+        return replace(event, node=node)
     if isinstance(event, RunAdopted):
         shares = [(share, new_index[share.node]) for share in event.allocation.placement]
-        moved = tuple(replace(share, node=node) for share, node in shares if node is not None)
+        moved = tuple(
+            replace(share, node=node)
+            for share, node in shares
+            if node is not None and max(share.gpus, default=-1) < cluster.nodes[node].gpus
+        )
         if len(moved) < len(shares):
             return None
         return replace(event, allocation=replace(event.allocation, placement=moved))

@@ -42,11 +42,12 @@ def _redact(event: Event) -> Event:
 
 
 async def journal_lines(journal: JournalReader) -> AsyncIterator[bytes]:
-    """Yield the current epoch in chunks of lines."""
-    epoch = journal.last_epoch()
-    if epoch is None:
-        return
-    yield _ENCODER.encode(epoch.header) + b"\n"
-    chunks = journal.encoded_entries(epoch.first_entry)
-    while chunk := await to_thread(next, chunks, None):
-        yield b"".join(line + b"\n" for line in chunk[1])
+    """Yield all epochs in chunks of lines, each with its header."""
+    last = journal.last_entry()
+    epochs = await to_thread(journal.epochs)
+    ends = [*(epoch.first_entry for epoch in epochs[1:]), last + 1]
+    for epoch, end in zip(epochs, ends, strict=True):
+        yield _ENCODER.encode(epoch.header) + b"\n"
+        chunks = journal.encoded_entries(epoch.first_entry, end)
+        while chunk := await to_thread(next, chunks, None):
+            yield b"".join(line + b"\n" for line in chunk)

@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 
 
 def read_recorded_run(path: Path) -> tuple[ReportRun, Header]:
-    """Read a journal as a run to measure and report, and its header."""
+    """Read all epochs of a journal as a run to measure and report, and the last header."""
     from refold.cli.inputs.policy_choice import policy_label
-    from refold.journal import History, read_journal
+    from refold.journal import read_history
     from refold.results import ReportRun, measure
 
     with progress(f"reading {path.name}"):
-        header, entries = read_journal(path)
-        history = History.from_entries(header.cluster, entries)
+        header, history = read_history(path)
         name = f"{policy_label(header.policy, header.settings)} (recorded)"
         return ReportRun(name, history, measure(history)), header
 

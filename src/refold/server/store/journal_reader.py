@@ -46,6 +46,11 @@ class JournalReader:
         ).fetchone()
         return None if row is None else Epoch(row[0], msgspec.json.decode(row[1], type=Header), row[2])
 
+    def epochs(self) -> list[Epoch]:
+        """Return all epochs, in order. Call this in a thread."""
+        (rows,) = self._query_slow(("SELECT number, header, first_entry FROM epochs ORDER BY number", ()))
+        return [Epoch(number, msgspec.json.decode(header, type=Header), first) for number, header, first in rows]
+
     def header_at(self, entry: int) -> Header:
         """Return the header (cluster and policy) of the epoch that an entry belongs to."""
         query = "SELECT header FROM epochs WHERE first_entry <= ? ORDER BY first_entry DESC LIMIT 1"
@@ -58,14 +63,14 @@ class JournalReader:
 
     def entries(self, first: int) -> Iterator[Entry]:
         """Yield the entries from number `first` on."""
-        for _, lines in self.encoded_entries(first):
+        for lines in self.encoded_entries(first, 2**62):
             yield from map(_ENTRY.decode, lines)
 
-    def encoded_entries(self, first: int) -> Iterator[tuple[int, list[bytes]]]:
-        """Yield the same entries undecoded, in chunks: the number of the first entry and the chunk."""
-        query = "SELECT number, entry FROM journal WHERE number >= ? ORDER BY number LIMIT ?"
-        while rows := self._query_slow((query, (first, ENTRIES_PER_READ)))[0]:
-            yield rows[0][0], [entry for _, entry in rows]
+    def encoded_entries(self, first: int, end: int) -> Iterator[list[bytes]]:
+        """Yield the entries from `first` to before `end` undecoded, in chunks."""
+        query = "SELECT number, entry FROM journal WHERE number >= ? AND number < ? ORDER BY number LIMIT ?"
+        while rows := self._query_slow((query, (first, end, ENTRIES_PER_READ)))[0]:
+            yield [entry for _, entry in rows]
             first = rows[-1][0] + 1
 
     def checkpoint(self, *, at_most: int | None = None) -> Checkpoint | None:
