@@ -74,13 +74,22 @@ def test_a_field_is_accepted_at_its_limit_and_rejected_beyond(field: str) -> Non
     assert (str(caught.value), caught.value.field) == (problem, field)
 
 
+NUL_PROBLEM = "command, folder, output, error, environment and secrets must not contain a NUL character"
+UNKNOWN_FIELD = (
+    "error: '%q' has the unknown field '%q', expected %j (number of the job), %A (number of the array), "
+    "%a (task number in the array), %x (job name), %u (user), %t (index of the instance) or %%"
+)
+
+
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
         ({"command": ["x" * MAX_COMMAND_CHARS, "y"]}, "command has more than 131,072 characters"),
         ({"command": ["é" * (MAX_ARGUMENT_BYTES // 2 + 1)]}, "an argument of command has more than 131,071 bytes"),
-        ({"command": ["a\0b"]}, "command, folder, environment and secrets must not contain a NUL character"),
-        ({"secrets": {"KEY": "\0"}}, "command, folder, environment and secrets must not contain a NUL character"),
+        ({"command": ["a\0b"]}, NUL_PROBLEM),
+        ({"output": "a\0b"}, NUL_PROBLEM),
+        ({"error": "%q"}, UNKNOWN_FIELD),
+        ({"secrets": {"KEY": "\0"}}, NUL_PROBLEM),
         ({"environment": {"2X": ""}}, "environment: '2X' is not a valid variable name"),
         ({"secrets": {"A B": ""}}, "environment: 'A B' is not a valid variable name"),
         ({"tenant": "a/b"}, "tenant is 'a/b', expected letters, digits, '.', '_' and '-'"),

@@ -110,6 +110,7 @@ CHANGES: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("--no-preemptible",), {"preemptible": False}),
     (("--notify", "json://x", "--hold"), {"notify": ["json://x"], "hold": True}),
     (("--allow-impossible",), {"allow_impossible": True}),
+    (("-o", "%x.out", "--error", "%x.err"), {"output": "%x.out", "error": "%x.err"}),
 ]
 
 
@@ -148,6 +149,7 @@ def test_options_override_the_file(
         (("job.yaml", "--after", "afterwards:7"), "--after afterwards:7: expected JOB, afterok:JOB"),
         (("job.yaml", "--array", "9-0"), "array is '9-0', expected task numbers"),
         (("job.yaml", "--array", "0-99999"), "array is '0-99999', expected task numbers"),
+        (("job.yaml", "--output", "%q"), "output: '%q' has the unknown field '%q'"),
         (("job.yaml", "--class", "best"), "unknown job class 'best'"),
         (("job.yaml", "--plan", "xp3"), "'xp3' is not a plan"),
         (("job.yaml", "--env", "A"), "--env A: expected NAME=VALUE"),
@@ -226,6 +228,22 @@ def test_only_named_variables_are_exported_on_request(inherited: Any, stdout_of:
 def test_a_job_can_inherit_the_environment_of_the_daemon(inherited: Any, stdout_of: TextOf) -> None:
     stdout_of("submit", "--export", "NONE", "--", "true")
     assert inherited == [None]
+
+
+def test_a_script_chooses_the_variables_unless_an_option_does(
+    inherited: Any, tmp_path: Path, stdout_of: TextOf
+) -> None:
+    (tmp_path / "a.sh").write_text("#!/bin/sh\n#SBATCH --export=FOO,SEED=3\ntrue\n")
+    (tmp_path / "b.sh").write_text("#!/bin/sh\n#SBATCH --export=NONE\ntrue\n")
+    for words in (("a.sh",), ("b.sh",), ("b.sh", "--export", "VIRTUAL_ENV")):
+        stdout_of("submit", *words)
+    first, second, third = inherited
+    assert {name: first.get(name) for name in ("FOO", "SEED", "VIRTUAL_ENV")} == {
+        "FOO": "1",
+        "SEED": "3",
+        "VIRTUAL_ENV": None,
+    }
+    assert (second, third["VIRTUAL_ENV"], "FOO" in third) == (None, "/venv", False)
 
 
 def test_a_dry_run_shows_the_expected_outcome(

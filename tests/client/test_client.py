@@ -123,6 +123,31 @@ def test_keywords_override_a_job_file(tmp_path: Path) -> None:
     assert (changed.name, changed.gpus, changed.folder) == ("small", 2, "/data")
 
 
+def test_a_job_inherits_the_environment_of_the_caller_on_request(
+    served: FakeServer, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"FOO": "1", "HF_TOKEN": "hf_1"}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "job.sh").write_text("#!/bin/sh\n#SBATCH --export=HF_TOKEN\ntrue\n")
+    job = Submission("train", ["true"])
+    statuses = [
+        client.submit(job),
+        client.submit(job, export="ALL"),
+        client.submit(tmp_path / "job.sh"),
+        client.submit(tmp_path / "job.sh", export="NONE"),
+        *client.submit_all([job], export="FOO"),
+    ]
+    service = served.service
+    found = [service.environments.get(service.exported[status.id], {}) for status in statuses]
+    assert [(one.get("FOO"), one.get("HF_TOKEN")) for one in found] == [
+        (None, None),
+        ("1", None),
+        (None, "hf_1"),
+        (None, None),
+        ("1", None),
+    ]
+
+
 def test_a_file_of_several_jobs_is_rejected_as_one_submission(tmp_path: Path) -> None:
     (tmp_path / "jobs.yaml").write_text("- run: a\n- run: b\n- run: c\n")
     with pytest.raises(BadInput, match=r"jobs\.yaml has 3 jobs, expected one; use submit_all for several"):

@@ -94,6 +94,7 @@ def error_of(*directives: str) -> str:
         ("--dependency=afterok:1:2,afterany:3,singleton", {"after": ["1", "2", "afterany:3", "singleton"]}),
         ("-d afternotok:train-7", {"after": ["afternotok:train-7"]}),
         ("--array=0-9:2%4", {"array": "0-9:2%4"}),
+        ("-o out/%j.txt -e /dev/null", {"output": "out/%j.txt", "error": "/dev/null"}),
         ("-a 7", {"array": "7"}),
         ("-d afterok:12:13,afterok:job-14", {"after": ["12", "13", "job-14"]}),
         ("--signal=USR1@60", {"stop_signal": "USR1", "grace": 60.0}),
@@ -104,8 +105,6 @@ def error_of(*directives: str) -> str:
         ("--nice", {"priority": -100}),
         ("--nice=-5", {"priority": 5}),
         ("--priority=7", {"priority": 7}),
-        ("--export=ALL,A=b,C='d e'", {"environment": {"A": "b", "C": "d e"}}),
-        ("--export=NONE", {}),
         ("--comment='for # the paper'", {}),
         ("--time=10 --time=20", {"time_limit": 1200.0}),
     ],
@@ -237,6 +236,21 @@ def test_a_script_runs_in_the_folder_of_submission() -> None:
     assert (submission.folder, submission.environment["SLURM_SUBMIT_DIR"]) == ("/home/ann/out", "/home/ann")
 
 
+@pytest.mark.parametrize(
+    ("directive", "export", "variables"),
+    [
+        ("--export=ALL,A=b,C='d e'", "ALL,A=b,C=d e", {"A": "b", "C": "d e"}),
+        ("--export=NONE", "NONE", {}),
+        ("--export=NIL", "NONE", {}),
+        ("--export=PATH,SEED", "PATH,SEED", {}),
+    ],
+)
+def test_the_exported_variables_are_returned_with_the_job(
+    directive: str, export: str, variables: dict[str, str]
+) -> None:
+    assert read(directive) == SpecFile([job(directive, environment=variables)], [], export)
+
+
 def test_an_array_has_at_most_ten_thousand_tasks() -> None:
     assert "expected task numbers" in error_of("--array=0-10000")
     assert read("--array=0-9999").submissions[0].array == "0-9999"
@@ -251,7 +265,10 @@ def test_a_begin_time_is_relative_to_now() -> None:
     ("directive", "note"),
     [
         ("-p gpu", "--partition is ignored: there are no partitions; select a GPU type with --gres=gpu:TYPE:N"),
-        ("-o out/%j.txt", "--output is ignored: `refold logs JOB` shows job output"),
+        (
+            "--open-mode=append",
+            "--open-mode is ignored: the first run replaces the output file, later ones append",
+        ),
         ("--mail-type=END", "--mail-type is ignored: use `refold submit --notify mailto://…`"),
         ("--exclusive", "--exclusive is ignored: the scheduler chooses the nodes"),
         (
@@ -260,7 +277,6 @@ def test_a_begin_time_is_relative_to_now() -> None:
         ),
         ("--mem=0", "--mem=0 means all memory of a node in Slurm; here no memory is requested"),
         ("--gres=nvme:1", "--gres supports only GPUs: other resources in 'nvme:1' are ignored"),
-        ("--export=PATH", "--export=PATH: the value of the submitting shell is not used; write PATH=value"),
         ("--job-name='a b'", "the job is renamed to 'a-b': names may contain only letters, digits, '.', '_' and '-'"),
         ("--nodes=1-4", "--nodes is a range: the job requests the minimum, 1"),
     ],
@@ -341,9 +357,7 @@ def test_the_example_is_valid_and_runs() -> None:
     found = read_spec(ROOT / "examples" / "train.sbatch", Path("/"))
     [first] = found.submissions
     assert (first.name, first.gpus, first.array) == ("train", 1, "1-2")
-    assert [note.partition(": ")[2] for note in found.notes] == [
-        "--output is ignored: `refold logs JOB` shows job output"
-    ]
+    assert (first.output, found.notes) == ("train-%A_%a.out", [])
     variables = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_COUNT": "2", **first.environment}
     ended = subprocess.run(first.command, env=variables, capture_output=True, text=True, check=True)
     assert ended.stdout.splitlines()[0] == "task 1 of 2: step 1"

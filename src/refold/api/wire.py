@@ -25,6 +25,7 @@ from refold.model import (
     Preemption,
     Seconds,
     StopSignal,
+    check_output_pattern,
     find_consent,
     mib_from_gib,
     milli_from_number,
@@ -78,11 +79,12 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     lets the scheduler choose (for a known `workload`), `off` leaves parallelism to the command, a plan pins it.
     `estimate`: the user's estimate of the run time. `secrets`: environment variables that are neither journalled nor
     shown. `exported`: id of the environment that the job's processes inherit (`POST environments`); empty: the
-    daemon's. `request`: an idempotency key; submitting twice with the same key creates one job. `after`: jobs that must
-    end first, as in Slurm: `JOB` or `afterok:JOB`, `afterany:JOB`, `afternotok:JOB`, `singleton`. `begin`: Unix time
-    before which the job does not start. `array`: task numbers, as in Slurm (`0-9%2`): one job for each; sent to `POST
-    submissions`. `hold`: do not start the job until it is released. `allow_impossible`: accept the job even if it does
-    not fit the empty cluster, for nodes that will be added.
+    daemon's. `request`: an idempotency key; submitting twice with the same key creates one job. `output`, `error`:
+    files, with patterns as in Slurm, that receive a copy of the output. `after`: jobs that must end first, as in Slurm:
+    `JOB` or `afterok:JOB`, `afterany:JOB`, `afternotok:JOB`, `singleton`. `begin`: Unix time before which the job does
+    not start. `array`: task numbers, as in Slurm (`0-9%2`): one job for each; sent to `POST submissions`. `hold`: do
+    not start the job until it is released. `allow_impossible`: accept the job even if it does not fit the empty
+    cluster, for nodes that will be added.
     """
 
     name: Name
@@ -110,6 +112,8 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     secrets: Annotated[dict[str, Text], Meta(max_length=MAX_VARIABLES)] = {}
     exported: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
     folder: Text = ""
+    output: Text = ""
+    error: Text = ""
     grace: Duration | None = None
     stop_signal: StopSignal = "TERM"
     retries: Annotated[int, Meta(ge=0, le=1000)] = 0
@@ -130,9 +134,10 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
             raise BadValue(f"command has more than {MAX_COMMAND_CHARS:,} characters")
         if any(len(argument.encode("utf-8", "surrogatepass")) > MAX_ARGUMENT_BYTES for argument in self.command):
             raise BadValue(f"an argument of command has more than {MAX_ARGUMENT_BYTES:,} bytes")
-        texts = (*self.command, self.folder, *self.environment.values(), *self.secrets.values())
+        paths = (self.folder, self.output, self.error)
+        texts = (*self.command, *paths, *self.environment.values(), *self.secrets.values())
         if any("\0" in text for text in texts):
-            raise BadValue("command, folder, environment and secrets must not contain a NUL character")
+            raise BadValue("command, folder, output, error, environment and secrets must not contain a NUL character")
         _check_variable_names((*self.environment, *self.secrets))
         for number in (
             self.cpus,
@@ -147,6 +152,11 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
                 raise BadValue(f"{number} is not a finite number")
         if self.tenant:
             _check_name("tenant", self.tenant)
+        for field, pattern in (("output", self.output), ("error", self.error)):
+            try:
+                check_output_pattern(pattern)
+            except BadValue as error:
+                raise BadValue(f"{field}: {error}") from None
         for dependency in self.after:
             parse_dependency(dependency)
         if self.array:
@@ -208,6 +218,8 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
                 environment=tuple(sorted(self.environment.items())),
                 exported=self.exported,
                 folder=self.folder,
+                output=self.output,
+                error=self.error,
                 grace=self.grace,
                 stop_signal=self.stop_signal,
                 retries=self.retries,

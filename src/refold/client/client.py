@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import msgspec
+
 from refold.api import (
     ENDED_STATES,
     MAX_LOG_BYTES,
@@ -35,8 +37,9 @@ from refold.api import (
 )
 from refold.client.address import find_address
 from refold.client.connection import Connection
+from refold.client.export import choose_exported
 from refold.errors import BadFile, NoDaemon, Unavailable, WaitTimeout
-from refold.jobspec import Submittable, make_submission, with_request_id
+from refold.jobspec import Submittable, export_of, make_submission, with_request_id
 
 RETRY_SECONDS = 0.5
 """Seconds between two polls of a growing log, or of a daemon that does not answer."""
@@ -74,16 +77,26 @@ class Client:
         """Return the daemon's status and the caller's identity."""
         return self._call(DaemonInfo, "info")
 
-    def submit(self, source: Submittable | None = None, **fields: Any) -> JobStatus:
+    def submit(self, source: Submittable | None = None, *, export: str = "", **fields: Any) -> JobStatus:
         """Submit a job, given as a Submission, as a mapping or keywords of its fields, or as a job file.
 
-        Keywords override the file. When this returns, the job is on disk.
+        Keywords override the file. `export`: the variables of this process that the job inherits, as in `refold submit
+        --export`: 'ALL', 'A,B' or 'ALL,A=1'; default: those of the file's `--export`, or none: the job inherits the
+        daemon's environment. When this returns, the job is on disk.
         """
-        return self._call(JobStatus, "submit", body=with_request_id(make_submission(source, fields)))
+        submission = self._with_environment(make_submission(source, fields), export or export_of(source))
+        return self._call(JobStatus, "submit", body=with_request_id(submission))
 
-    def submit_all(self, submissions: Sequence[Submission]) -> list[JobStatus]:
-        """Submit up to 1,000 jobs, all or none."""
-        return self._call(Jobs, "submit_all", body=[with_request_id(submission) for submission in submissions]).jobs
+    def submit_all(self, submissions: Sequence[Submission], *, export: str = "") -> list[JobStatus]:
+        """Submit up to 1,000 jobs, all or none; a submission with an array becomes several. `export` as in `submit`."""
+        exporting = [self._with_environment(submission, export) for submission in submissions]
+        return self._call(Jobs, "submit_all", body=[with_request_id(submission) for submission in exporting]).jobs
+
+    def _with_environment(self, submission: Submission, export: str) -> Submission:
+        exported = choose_exported(os.environ, export) if export else None
+        if exported is None:
+            return submission
+        return msgspec.structs.replace(submission, exported=self.create_environment(exported.variables).id)
 
     def create_environment(self, variables: Mapping[str, str]) -> StoredEnvironment:
         """Store environment variables. A submission gives the id as `exported` to inherit them."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from refold.api import is_variable_name
 from refold.errors import BadInput
 
-ALL, NONE = "ALL", "NONE"
+EXPORT_ALL, EXPORT_NONE = "ALL", "NONE"
 
 ALWAYS_EXPORTED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "TZ")
 """Exported besides the variables that are named: few programs work without them."""
@@ -36,19 +36,19 @@ def looks_secret(name: str) -> bool:
     return _SECRET.search(name) is not None
 
 
-def choose_exported(environment: Mapping[str, str], export: str = ALL) -> ExportedVariables | None:
+def choose_exported(environment: Mapping[str, str], export: str = EXPORT_ALL) -> ExportedVariables | None:
     """Return the variables for `--export ALL`, `A,B` or `ALL,A=1`; None for NONE: jobs inherit the daemon's.
 
     Variables that look like secrets are exported only if they are named.
     """
     words = [word.strip() for word in export.split(",") if word.strip()]
-    if words == [NONE]:
+    if words == [EXPORT_NONE]:
         return None
-    if not words or NONE in words:
+    if not words or EXPORT_NONE in words:
         raise BadInput(f"--export {export}: expected ALL, NONE, or names of variables such as A,B or ALL,A=1")
-    given = dict(_parse(word, environment) for word in words if word != ALL)
+    given = dict(_parse(word, environment) for word in words if word != EXPORT_ALL)
     inherited = {name: value for name, value in environment.items() if _is_exportable(name, value)}
-    if ALL not in words:
+    if EXPORT_ALL not in words:
         inherited = {name: value for name, value in inherited.items() if name in ALWAYS_EXPORTED}
     withheld = sorted(name for name in inherited if looks_secret(name) and name not in given)
     variables = {name: value for name, value in inherited.items() if name not in withheld} | given

@@ -7,6 +7,7 @@ from .quantities import parse_gib as parse_gib
 from .reader import parse_spec as parse_spec, read_spec as read_spec
 from .submission import (
     Submittable as Submittable,
+    export_of as export_of,
     make_submission as make_submission,
     submission_from_command as submission_from_command,
     with_request_id as with_request_id,

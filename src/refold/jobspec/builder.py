@@ -46,10 +46,11 @@ class SpecSource:
 
 
 class ReadJob(msgspec.Struct, frozen=True):
-    """A job of a file, and notes on fields that are ignored."""
+    """A job of a file, notes on fields that are ignored, and the variables to export (`--export`; '': not given)."""
 
     submission: Submission
     notes: list[str]
+    export: str = ""
 
 
 class LocatedFields:
@@ -73,6 +74,7 @@ class SpecBuilder(LocatedFields):
         self.source = source
         self.root = root
         self.notes: list[str] = []
+        self.export = ""
 
     def note(self, part: Part, text: str) -> None:
         """Add a note on a part of the file."""

@@ -116,6 +116,7 @@ Tally = Annotated[int, Meta(ge=0, le=2**40)]
 GpuCount = Annotated[int, Meta(ge=1, le=MAX_JOB_GPUS, description="a total number of GPUs ≥ 1")]
 PositiveCount = Annotated[int, Meta(ge=1, le=MAX_JOB_GPUS, description="a whole number ≥ 1")]
 Request = Annotated[GpuRequest, ReadBy(read_gpu_request)]
+OutputPattern = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT_CHARS)]
 Dependencies = Annotated[list[str], ReadBy(read_dependencies)]
 Patterns = Annotated[list[str], ReadBy(lambda part: _read_texts(part, MAX_PATTERN_CHARS))]
 Addresses = Annotated[list[str], ReadBy(lambda part: _read_texts(part, MAX_TEXT_CHARS))]
@@ -157,6 +158,8 @@ class JobFields(msgspec.Struct, frozen=True):
     name: JobName = ""
     setup: Annotated[str, Meta(max_length=MAX_COMMAND_CHARS, description="a shell script")] = ""
     workdir: Annotated[str, Meta(min_length=1, description="a folder")] = "."
+    output: OutputPattern = ""
+    error: OutputPattern = ""
     environment: Variables = msgspec.field(default_factory=dict, name="envs")
     secrets: Variables = {}
     num_nodes: PositiveCount | None = None

@@ -26,10 +26,11 @@ _SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
 
 
 class SpecFile(msgspec.Struct, frozen=True):
-    """The submissions of a job file, and notes on fields that are ignored."""
+    """The submissions of a job file, notes on fields that are ignored, and the variables to export ('': not given)."""
 
     submissions: list[Submission]
     notes: list[str] = []
+    export: str = ""
 
 
 def read_spec(path: Path, folder: Path | None = None, now: float | None = None) -> SpecFile:
@@ -49,8 +50,8 @@ def parse_spec(text: str, name: str, where: str, folder: str = "", now: float | 
     _reject_lone_surrogates(text, where)
     source = SpecSource(where, name, folder, time() if now is None else now)
     if is_script(text, where):
-        submission, notes = read_script(text, source)
-        return SpecFile([submission], notes)
+        job = read_script(text, source)
+        return SpecFile([job.submission], job.notes, job.export)
     documents = [document for document in load_yaml_documents(text, where) if document.value is not None]
     parts = [part for document in documents for part in _job_parts(document)]
     if not parts:

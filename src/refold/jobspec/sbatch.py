@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
-from refold.api import MAX_COMMAND_CHARS, MAX_NAME_CHARS, Submission
+from refold.api import MAX_COMMAND_CHARS, MAX_NAME_CHARS, MAX_TEXT_CHARS
 from refold.documents import Part
-from refold.jobspec.builder import SpecBuilder, SpecSource, make_job_name
+from refold.jobspec.builder import ReadJob, SpecBuilder, SpecSource, make_job_name
 from refold.jobspec.job_fields import STOP_SIGNALS, read_array, read_begin, read_dependencies
 from refold.jobspec.quantities import EXPECTED_SLURM_TIME, parse_slurm_seconds
 from refold.jobspec.sbatch_directives import Directives, read_directives
@@ -36,8 +36,8 @@ It is prepended to the first line of the script, so that line numbers do not cha
 """
 
 
-def read_script(text: str, source: SpecSource) -> tuple[Submission, list[str]]:
-    """Return the submission of a script, and notes on ignored options."""
+def read_script(text: str, source: SpecSource) -> ReadJob:
+    """Read the job that a script describes."""
     text = text.replace("\r\n", "\n")
     root = Part(source.where, 1, None)
     if len(text) > MAX_COMMAND_CHARS:
@@ -58,7 +58,7 @@ def read_script(text: str, source: SpecSource) -> tuple[Submission, list[str]]:
     builder.put("command", [*program, "-c", SRUN_FUNCTION + text if calls_srun else text, name], root)
     put_tasks(builder, directives.options, calls_srun)
     _put_variables(builder, directives)
-    return builder.submission(), builder.notes
+    return ReadJob(builder.submission(), builder.notes, builder.export)
 
 
 def _interpreter(text: str, root: Part) -> list[str]:
@@ -138,6 +138,10 @@ def _begin(builder: SpecBuilder, part: Part) -> None:
     builder.put("begin", builder.source.now + read_begin(part), part)
 
 
+def _text(builder: SpecBuilder, part: Part, field: str) -> None:
+    builder.put(field, part.text(maximum=MAX_TEXT_CHARS), part)
+
+
 def _array(builder: SpecBuilder, part: Part) -> None:
     builder.put("array", read_array(part), part)
 
@@ -148,16 +152,11 @@ def _priority(builder: SpecBuilder, part: Part, sign: int, default: int) -> None
 
 
 def _export(builder: SpecBuilder, part: Part) -> None:
-    variables: dict[str, str] = {}
-    for word in part.text("variables", 2**16).split(","):
-        name, equals, value = word.partition("=")
-        if equals:
-            variables[name] = value
-        elif name not in ("ALL", "NONE", "NIL"):
-            builder.note(
-                part, f"--export={name[:64]}: the value of the submitting shell is not used; write {name[:64]}=value"
-            )
-    builder.add_variables(variables, part)
+    """Set variables that are given with a value; the others are chosen from the submitter's environment later."""
+    words = part.text("variables", 2**16).split(",")
+    given = [word.partition("=") for word in words if "=" in word]
+    builder.add_variables({name: value for name, _, value in given}, part)
+    builder.export = "NONE" if words == ["NIL"] else part.written
 
 
 def _requeue(builder: SpecBuilder, part: Part) -> None:
@@ -187,6 +186,8 @@ READERS: dict[str, Reader] = {
     "priority": partial(_priority, sign=1, default=0),
     "export": _export,
     "array": _array,
+    "output": partial(_text, field="output"),
+    "error": partial(_text, field="error"),
     "begin": _begin,
     **dict.fromkeys(("comment", "parsable", "quiet", "verbose", "ignore-pbs"), _no_effect),
 }

@@ -52,13 +52,12 @@ WITHOUT_VALUE = frozenset(
 OPTIONAL_VALUE = frozenset(_names("exclusive get-user-env immediate nice no-kill propagate"))
 """Options with an optional value, which follows '='."""
 
-_OUTPUT = "`refold logs JOB` shows job output"
 _MAIL = "use `refold submit --notify mailto://…`"
 _NODES = "the scheduler chooses the nodes"
 UNSUPPORTED_OPTIONS = {
     "partition": "there are no partitions; select a GPU type with --gres=gpu:TYPE:N",
     "qos": "use `refold submit --class best-effort` for jobs that may be preempted",
-    **dict.fromkeys(("output", "error", "input", "open-mode"), _OUTPUT),
+    "open-mode": "the first run replaces the output file, later ones append",
     **dict.fromkeys(("mail-type", "mail-user"), _MAIL),
     **dict.fromkeys(("deadline", "time-min"), "use --time"),
     **dict.fromkeys(
@@ -71,7 +70,7 @@ UNSUPPORTED_OPTIONS = {
     **dict.fromkeys(
         _names(
             "acctg-freq batch bb bbf bcast container container-id core-spec cores-per-socket cpu-freq delay-boot "
-            "distribution export-file extra extra-node-info get-user-env gid gpu-bind gpu-freq gres-flags hint "
+            "distribution export-file extra extra-node-info get-user-env gid gpu-bind gpu-freq gres-flags hint input "
             "kill-on-invalid-dep mcs-label mem-bind mincpus network ntasks-per-core ntasks-per-gpu ntasks-per-socket "
             "overcommit power profile propagate reboot resv-ports sockets-per-node stepmgr test-only thread-spec "
             "threads-per-core tres-bind tres-per-task uid wait wckey"

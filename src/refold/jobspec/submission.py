@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from refold.api import Submission, field_error
 from refold.errors import BadInput
+
+if TYPE_CHECKING:
+    from refold.jobspec.reader import SpecFile
 
 Submittable: TypeAlias = Submission | Mapping[str, Any] | str | os.PathLike[str]
 """A submission, its fields, or the path of a job file."""
@@ -37,6 +40,11 @@ def make_submission(source: Submittable | None, fields: Mapping[str, Any]) -> Su
         raise field_error(error, Submission) from None
 
 
+def export_of(source: Submittable | None) -> str:
+    """Return the variables that a job file asks to export (`#SBATCH --export`); '' if it does not."""
+    return _read_file(Path(source)).export if isinstance(source, str | os.PathLike) else ""
+
+
 def with_request_id(submission: Submission) -> Submission:
     """Add a random request id if there is none, so that a retry after a broken connection does not submit twice."""
     return submission if submission.request else msgspec.structs.replace(submission, request=os.urandom(16).hex())
@@ -48,10 +56,14 @@ def _is_command(command: object) -> bool:
     )
 
 
-def _only_submission(path: Path) -> Submission:
+def _read_file(path: Path) -> SpecFile:
     from refold.jobspec.reader import read_spec  # a client that sends no files needs no YAML parser
 
-    submissions = read_spec(path).submissions
+    return read_spec(path)
+
+
+def _only_submission(path: Path) -> Submission:
+    submissions = _read_file(path).submissions
     if len(submissions) != 1:
         raise BadInput(f"{path} has {len(submissions)} jobs, expected one; use submit_all for several")
     return submissions[0]

@@ -51,6 +51,11 @@ from .dependency import (
 )
 from .job import MAX_GPUS as MAX_GPUS, Demand as Demand, Job as Job, JobClass as JobClass
 from .launch import MAX_RETRIES as MAX_RETRIES, Launch as Launch, StopSignal as StopSignal
+from .output_pattern import (
+    OUTPUT_FIELDS as OUTPUT_FIELDS,
+    check_output_pattern as check_output_pattern,
+    expand_output_pattern as expand_output_pattern,
+)
 from .plan import (
     DEGREES as DEGREES,
     MAX_DEGREE as MAX_DEGREE,

@@ -21,6 +21,8 @@ class Launch(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
     `environment`: variables in addition to those that every run gets.
     `exported`: id of the stored environment of the submitter; empty: runs inherit the environment of the back end.
     `folder`: the working directory; empty: a directory of the job's own, shared by its runs.
+    `output`, `error`: files that receive a copy of the output, as patterns (`output_pattern`), relative to the folder;
+    without `error`, errors are part of the output.
     `grace`: the time from `stop_signal` to a forced kill; None: the default of the back end.
     `progress`: a regular expression for output lines whose first group is the number of steps done.
     `no_progress`: a run that reports no progress for this long is considered hung.
@@ -33,6 +35,8 @@ class Launch(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
     environment: tuple[tuple[str, str], ...] = ()
     exported: str = ""
     folder: str = ""
+    output: str = ""
+    error: str = ""
     grace: Seconds | None = None
     stop_signal: StopSignal = "TERM"
     retries: int = 0

@@ -14,7 +14,7 @@ from refold.backends.local.process import Process, is_alive
 from refold.backends.local.process_tree import MARK_VARIABLE
 from refold.backends.local.run_files import RunFiles, StartRecord
 from refold.core import StartRun
-from refold.model import WHOLE, ArrayTask, Job, MiB, Seconds, Share, run_plan
+from refold.model import WHOLE, ArrayTask, Job, MiB, Seconds, Share, expand_output_pattern, run_plan
 
 SecretsOf = Callable[[str], Mapping[str, str]]
 """Returns the secret environment variables of a job, which are not in the journal."""
@@ -206,6 +206,20 @@ def _instance_variables(instance: int, placement: Sequence[Share], files: RunFil
         "SKYPILOT_NUM_GPUS_PER_NODE": str(len(placement[instance].gpus)),
         "SKYPILOT_NODE_IPS": "\n".join([LOOPBACK_ADDRESS] * len(placement)),
     }
+
+
+def output_path(pattern: str, job: Job, folder: Path, instance: int) -> Path | None:
+    """Return the file that a pattern for output stands for; None without a pattern."""
+    place = job.launch.array
+    values = {
+        "j": str(slurm_id(job)),
+        "A": str(slurm_id(job) if place is None else number_of(place.array)),
+        "a": "0" if place is None else str(place.task),
+        "x": job.group or job.id,
+        "u": job.user.replace("/", "_"),
+        "t": str(instance),
+    }
+    return folder / expand_output_pattern(pattern, values) if pattern else None
 
 
 def slurm_id(job: Job) -> int:

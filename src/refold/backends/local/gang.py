@@ -9,12 +9,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from refold.backends import Report
-from refold.backends.local.environment import LOOPBACK_ADDRESS, RunEnvironment
+from refold.backends.local.environment import LOOPBACK_ADDRESS, RunEnvironment, output_path
 from refold.backends.local.instance import Instance
 from refold.backends.local.process_tree import ProcessTree
 from refold.backends.local.run_files import RunEnd, RunFiles, StartRecord
 from refold.backends.local.safe_files import SHORTAGE_ERRNOS, ResourceShortage, retry_on_shortage
-from refold.backends.local.shim import find_start_problem
+from refold.backends.local.shim import OutputCopy, find_start_problem
 from refold.core import RunFailed, RunFinished, RunStarted, RunStopped, StartRun
 from refold.model import Job, Seconds
 
@@ -72,17 +72,28 @@ class Gang:
             record = self.files.record_start(StartRecord(self._tree.mark, *_find_ports(self.instances)))
             self._tree.mark = record.mark
             environments = environment.build(self.job, self._order, self.files, record, self._grace)
-            if problem := find_start_problem(program, self._folder, environments[0]):
+            copies = [self._copies(number) for number in range(self.instances)]
+            if problem := find_start_problem(program, self._folder, environments[0], sum(copies, ())):
                 return self._start_failure(problem)
             for number, variables in enumerate(environments):
                 instance = Instance(self.files, number, self._tree)
-                instance.start(self._folder, self.job.command, variables)
+                instance.start(self._folder, self.job.command, variables, copies[number])
                 self._instances.append(instance)
         except Exception as error:  # including errors of `secrets`: instances that have started must be ended
             problem = f"cannot start {program!r}: {getattr(error, 'strerror', None) or error}"
             shortage = isinstance(error, ResourceShortage) or getattr(error, "errno", None) in SHORTAGE_ERRNOS
             return self._start_failure(problem, retry=shortage)
         return None
+
+    def _copies(self, instance: int) -> tuple[OutputCopy, ...]:
+        """Return the files that receive a copy of an instance's output. The first run replaces their content."""
+        patterns = {"output": self.job.launch.output, "error": self.job.launch.error}
+        copies: list[OutputCopy] = []
+        for stream, pattern in patterns.items():
+            path = output_path(pattern, self.job, self._folder, instance)
+            is_first = instance == 0 or path != output_path(pattern, self.job, self._folder, 0)
+            copies.append(OutputCopy(stream, path, replace=self.run == 1 and is_first))
+        return tuple(copies)
 
     def _start_failure(self, why: str, retry: bool = False) -> RunFailed:
         return RunFailed(self.job.id, self.run, why, retry=retry)

@@ -10,7 +10,15 @@ from refold.backends.local.process import Process, boot_id, wait_for_exit
 from refold.backends.local.process_tree import ProcessTree
 from refold.backends.local.run_files import RunFiles
 from refold.backends.local.safe_files import regular_size, retry_on_shortage
-from refold.backends.local.shim import CLAIM_FAILED, Claim, describe_exit, read_claim, read_exit_status, start_shim
+from refold.backends.local.shim import (
+    CLAIM_FAILED,
+    Claim,
+    OutputCopy,
+    describe_exit,
+    read_claim,
+    read_exit_status,
+    start_shim,
+)
 from refold.model import Seconds
 
 CLAIM_TIMEOUT: Seconds = 1.0
@@ -29,11 +37,13 @@ class Instance:
         self._tree = tree
         self._shim: Process | None = None
 
-    def start(self, folder: Path, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def start(
+        self, folder: Path, command: Sequence[str], environment: Mapping[str, str], copies: Sequence[OutputCopy]
+    ) -> None:
         """Run the command behind a shim, unless the instance was started before."""
         if self.is_claimed():
             return
-        self._shim = start_shim(self._files, self._number, folder, command, environment)
+        self._shim = start_shim(self._files, self._number, folder, command, environment, copies)
         self._tree.add_leader(self._shim)
 
     def is_claimed(self) -> bool:

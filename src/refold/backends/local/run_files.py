@@ -54,6 +54,10 @@ class RunFiles:
         """Return the file with the instance's standard output and error."""
         return self._path_of(instance, "log")
 
+    def pipe(self, instance: int, stream: str) -> Path:
+        """Return the pipe through which a stream is copied to a file of the job."""
+        return self._path_of(instance, f"{stream}.pipe")
+
     def claim(self, instance: int) -> Path:
         """Return the file that names the process that runs the instance."""
         return self._path_of(instance, "claim")

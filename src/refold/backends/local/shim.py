@@ -29,7 +29,8 @@ MAX_STATUS_BYTES = 4
 # Stop signals go to the whole process group; the shell survives them to record the exit status of the command. In the
 # subshell the traps are back at their defaults. The end of a run is recorded in a file before it is signalled: a shim
 # that starts too late to receive the signal finds the file. The shell's stderr is redirected so that it does not print
-# "Killed" to the log.
+# "Killed" to the log. Output is copied to files of the job by `tee`, which survives stop signals too and ends when all
+# processes have closed their output. These files are not rotated, as the log is.
 SCRIPT = """\
 trap : HUP INT TERM USR1 USR2
 exec 9>&2 2>/dev/null
@@ -38,17 +39,35 @@ _refold_boot=
 set -C
 printf '%s %s\\n' "$_refold_stat" "$_refold_boot" >"$1" || exit 97
 set +C
+_refold_copy() {
+    [ -z "$3" ] || printf '' >"$1"
+    (trap '' HUP INT TERM USR1 USR2; command -p tee -a "$1" <"$2" 2>&9 8>&- 9>&-) &
+}
+if [ -n "$5" ]; then _refold_copy "$5" "$6" "$7"; exec 8>"$6"; command -p rm -f "$6"; fi
+if [ -n "$8" ]; then _refold_copy "$8" "$9" "${10}"; exec 7>"$9"; command -p rm -f "$9"; fi
 (
     exec 2>&9 9>&-
     [ ! -e "$3" ] || exit 143
     cd -- "$4" || exit 126
-    shift 4
+    [ -z "$5" ] || exec >&8 2>&8 8>&-
+    [ -z "$8" ] || exec 2>&7 7>&-
+    shift 10
     exec "$@"
 )
 _refold_status=$?
+exec 7>&- 8>&-
 printf '%s\\n' "$_refold_status" >"$2"
 exit "$_refold_status"
 """
+
+
+@dataclass(frozen=True, slots=True)
+class OutputCopy:
+    """A file that receives a copy of a stream. `replace`: whether to empty the file first."""
+
+    stream: str
+    path: Path | None = None
+    replace: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +82,21 @@ class Claim:
         return self.boot in ("", boot_id()) and is_alive(self.process)
 
 
+NO_COPIES = (OutputCopy("output"), OutputCopy("error"))
+
+
 def start_shim(
-    files: RunFiles, instance: int, folder: Path, command: Sequence[str], environment: Mapping[str, str]
+    files: RunFiles,
+    instance: int,
+    folder: Path,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    copies: Sequence[OutputCopy] = NO_COPIES,
 ) -> Process:
-    """Start a command behind a shim, in its own session, with its output appended to the log."""
-    paths = map(str, (files.claim(instance), files.exit(instance), files.end, folder))
+    """Start a command behind a shim, in its own session, with its output appended to the log, and copied to files."""
+    paths = [str(path) for path in (files.claim(instance), files.exit(instance), files.end, folder)]
+    for copy in copies:
+        paths += _make_pipe(copy, files.pipe(instance, copy.stream))
     with open_regular(files.log(instance), os.O_WRONLY | os.O_CREAT | os.O_APPEND) as output:
         shell = subprocess.Popen(
             [SHELL, "-c", SCRIPT, "refold-shim", *paths, *command],
@@ -79,6 +108,15 @@ def start_shim(
         )
     shell.returncode = 0  # the process is reaped by `wait_for_exit`, not by this object
     return identify_process(shell.pid)
+
+
+def _make_pipe(copy: OutputCopy, pipe: Path) -> list[str]:
+    """Create the pipe for a copy, and return the arguments of the shim; empty ones if there is no copy."""
+    if copy.path is None:
+        return ["", "", ""]
+    pipe.unlink(missing_ok=True)
+    os.mkfifo(pipe, 0o600)
+    return [str(copy.path), str(pipe), "replace" if copy.replace else ""]
 
 
 def read_claim(path: Path) -> Claim | None:
@@ -115,10 +153,15 @@ def describe_exit(status: int) -> str:
         return f"exit {status}{meaning.get(status, '')}"
 
 
-def find_start_problem(program: str, folder: Path, environment: Mapping[str, str]) -> str:
+def find_start_problem(
+    program: str, folder: Path, environment: Mapping[str, str], copies: Sequence[OutputCopy] = NO_COPIES
+) -> str:
     """Return why the program cannot be started, or "". Checked first, since the shim cannot report why exec failed."""
     if not folder.is_dir():
         return f"folder {str(folder)!r} does not exist"
+    for file in filter(None, (copy.path for copy in copies)):
+        if file.is_dir() or not file.parent.is_dir():
+            return f"{file} cannot be written: {os.strerror(errno.EISDIR if file.is_dir() else errno.ENOENT)}"
     path = str(folder / program) if "/" in program else program
     if shutil.which(path, path=environment.get("PATH", os.defpath)):
         return ""

@@ -127,17 +127,30 @@ def submit(
         typer.Option("--secret", metavar="NAME", help="Pass this environment variable as a secret; repeatable."),
     ] = None,
     export: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--export",
             metavar="ALL|NONE|A,B",
             help="Variables of this environment that the job inherits; with NONE, it inherits the daemon's. "
-            "Variables that look like secrets are passed only if named.",
+            "Variables that look like secrets are passed only if named (default: ALL).",
         ),
-    ] = "ALL",
+    ] = None,
     workdir: Annotated[
         Path | None,
         typer.Option("--workdir", metavar="DIR", help="Working directory (default: that of the file, or this one)."),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Copy the output to this file, such as logs/%x-%j.out; 'refold logs' shows it in any case.",
+        ),
+    ] = None,
+    error: Annotated[
+        str | None,
+        typer.Option("--error", "-e", metavar="FILE", help="Copy standard error to this file instead."),
     ] = None,
     retries: Annotated[
         int | None,
@@ -180,7 +193,7 @@ def submit(
     refold submit --gpus 2 -- python train.py
     """
     from refold.cli.inputs import SubmitOptions, read_submissions
-    from refold.client import choose_exported
+    from refold.client import EXPORT_ALL, choose_exported
 
     fields = {
         "name": name,
@@ -195,14 +208,16 @@ def submit(
         "notify": notify or None,
         "hold": hold or None,
         "array": array,
+        "output": output,
+        "error": error,
         "allow_impossible": allow_impossible or None,
     }
     options = SubmitOptions(
         fields, gpus, gpu_type, memory, time, estimate, begin, plan, workdir, env or (), secret or (), after or ()
     )
-    jobs, notes = read_submissions(file, context.meta.get(COMMAND_KEY, ()), options)
+    jobs, notes, script_export = read_submissions(file, context.meta.get(COMMAND_KEY, ()), options)
     print_notes(notes)
-    exported = choose_exported(os.environ, export)
+    exported = choose_exported(os.environ, export or script_export or EXPORT_ALL)
     client = make_client()
     if exported is not None:
         jobs = _with_environment(client, jobs, exported)

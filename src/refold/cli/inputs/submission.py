@@ -34,8 +34,11 @@ class SubmitOptions:
 
 def read_submissions(
     file: str | None, command: Sequence[str], options: SubmitOptions
-) -> tuple[list[Submission], tuple[str, ...]]:
-    """Return the jobs of a file, or the command as a job, with the options applied; and notes on ignored directives."""
+) -> tuple[list[Submission], Sequence[str], str]:
+    """Return the jobs of a file, or the command as a job, with the options applied.
+
+    Also notes on ignored directives, and the variables that a script exports ('': not given).
+    """
     from refold.errors import BadInput
     from refold.jobspec import make_submission, read_spec, submission_from_command
 
@@ -44,13 +47,14 @@ def read_submissions(
             "expected a file, such as refold submit job.yaml or refold submit job.sh, "
             "or a command after --, such as refold submit --gpus 2 -- python train.py"
         )
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
+    export = ""
     if file is None:
         submissions = [submission_from_command(list(command), folder=str(Path.cwd()))]
     else:
         spec = read_spec(Path(file))
-        submissions, notes = list(spec.submissions), tuple(spec.notes)
-    return [make_submission(one, _overrides(one, options)) for one in submissions], notes
+        submissions, notes, export = spec.submissions, spec.notes, spec.export
+    return [make_submission(one, _overrides(one, options)) for one in submissions], notes, export
 
 
 def _overrides(given: Submission, options: SubmitOptions) -> dict[str, Any]:
