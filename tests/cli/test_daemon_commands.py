@@ -276,6 +276,12 @@ def test_a_pattern_leaves_out_the_jobs_of_other_tenants(
     assert "no active job matches 'sweep-*'" in error_of("cancel", "sweep-*")
 
 
+def test_cancel_now_kills_jobs(service: FakeService, stdout_of: TextOf) -> None:
+    stdout_of("cancel", "wide-2")
+    assert stdout_of("cancel", "--now", "train-1", "small-3") == "train-1 cancelled\nsmall-3 cancelled\n"
+    assert service.killed == ["train-1", "small-3"]
+
+
 def test_all_jobs_of_a_user_are_cancelled(service: FakeService, json_of: JsonOf) -> None:
     document = json_of("cancel", "--user", "bob", "--yes")
     assert [job["id"] for job in document["jobs"]] == ["wide-2"]

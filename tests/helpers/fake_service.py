@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 import uvicorn
 
-from refold.api import DrainQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery
+from refold.api import CancelQuery, DrainQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery
 from refold.api.app import Api
 from refold.api.calls import ENDED_STATES, Service
 from refold.api.event_stream import EventStream
@@ -80,6 +80,7 @@ class FakeService:
         self.stored_tokens = known_tokens() if stored_tokens is None else stored_tokens
         self.event_stream = EventStream() if event_stream is None else event_stream
         self.policy_note = ""
+        self.killed: list[str] = []
         self.jobs_by_id: dict[str, JobStatus] = {}
         self.output: dict[str, str] = {}
         self.events_by_job: dict[str, list[Event]] = {}
@@ -267,8 +268,9 @@ class FakeService:
             chunk.decode(errors="replace"), status.runs, instance, start + len(chunk), status.state in ENDED_STATES
         )
 
-    async def cancel(self, caller: Caller, job: str) -> JobStatus:
+    async def cancel(self, caller: Caller, job: str, query: CancelQuery) -> JobStatus:
         status = self._find(caller, job, own=True)
+        self.killed += [status.id] if query.now else []
         if status.state in ENDED_STATES:
             raise Conflict(f"{status.id} cannot be cancelled: it is {status.state}")
         return self.end(status.id, "cancelled", f"cancelled by {caller.user}")

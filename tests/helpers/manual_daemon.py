@@ -96,7 +96,7 @@ class ManualDaemon:
         self.inbox = Inbox(self.writer, recovered.wakes)
         self.output = OutputWatch(folder / "logs", self.inbox.report)
         self.notifier = RecordingNotifier()
-        self.messages = JobMessages(self.state, self.writer, self.store, self.notifier, 4 * HOUR)
+        self.messages = JobMessages(self.state, self.writer, self.store, self.notifier, 4 * HOUR, folder / "logs")
         self.poller = GpuPoller(
             self.state,
             self.inbox,
@@ -121,6 +121,7 @@ class ManualDaemon:
             gpus=self.poller,
             tokens=TokenStore(self.writer, self.store, self.tokens),
             event_stream=event_stream,
+            kill=lambda _: None,
             preemption=preemption,
         )
         self.notices: list[Notice] = []

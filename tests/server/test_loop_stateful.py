@@ -115,7 +115,7 @@ class LiveLoop(RuleBasedStateMachine):
         commits = writer.Writer(self.store)
         self.inbox = inbox.Inbox(commits, recovered.wakes)
         event_stream = EventStream(self.store.reader.last_numbers()[1])
-        messages = JobMessages(self.state, commits, self.store, Notifier(NotifyConfig()), HOUR)
+        messages = JobMessages(self.state, commits, self.store, Notifier(NotifyConfig()), HOUR, self.folder / "logs")
         drains = DrainManager(self.state, self.inbox)
         conditions = StartConditions(self.state, self.inbox, self.store.reader)
         self.service = SchedulerService(
@@ -129,6 +129,7 @@ class LiveLoop(RuleBasedStateMachine):
             gpus=GpuPoller(self.state, self.inbox, SlotsMachine(0), Layout(CLUSTER, ()), WatchConfig(), messages),
             tokens=TokenStore(commits, self.store, {}),
             event_stream=event_stream,
+            kill=lambda _: None,
         )
         subscribers = [
             drains,

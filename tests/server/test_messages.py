@@ -9,6 +9,7 @@ import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
+from refold.backends.local import log_path
 from refold.core.events import RunFailed, RunStopped
 from refold.model.units import HOUR
 from refold.server.job_table import Notice, NoticeKind
@@ -69,6 +70,32 @@ def test_a_job_whose_dependency_failed_is_notified(tmp_path: Path) -> None:
                 ("failed", "a-1 failed", "exit 1"),
                 ("ended", "b-2 was ended", "dependency 'a-1' failed"),
             ]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("instance", "why", "output", "expected"),
+    [
+        (0, "exit 1", "", "exit 1"),
+        (0, "exit 1", "loading\nKeyError: 'x'\n", "exit 1\n\nloading\nKeyError: 'x'"),
+        (2, "instance 2: exit 1", "out of memory\n", "instance 2: exit 1\n\nout of memory"),
+        (0, "exit 1", "\x1b]0;title\x07 1 %\r50 %\r\x1b[31m99 %\x1b[0m\r\n\x00end", "exit 1\n\n99 %\nend"),
+        (0, "exit 1", "".join(f"{line}\n" for line in range(20)), "exit 1\n\n10\n11\n12\n13\n14\n15\n16\n17\n18\n19"),
+        (0, "exit 1", "x" * 5000, "exit 1\n\n" + "x" * 1500),
+    ],
+)
+def test_a_failure_is_notified_with_the_last_lines_of_the_output(
+    instance: int, why: str, output: str, expected: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
+            job = await daemon.submit("a")
+            path = log_path(tmp_path / "logs", job, 1, instance)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(output.encode())
+            await daemon.end_run(job, RunFailed, why=why)
+            assert daemon.sent()[1:] == [("failed", "a-1 failed", expected)]
 
     asyncio.run(main())
 

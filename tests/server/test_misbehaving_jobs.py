@@ -151,6 +151,16 @@ def test_cancelling_a_job_twice_cancels_it_once(client: Client) -> None:
     assert kinds.count("cancelled") == 1
 
 
+def test_a_job_that_is_stopping_is_killed_when_it_is_cancelled_now(client: Client) -> None:
+    job = client.submit(
+        name="deaf", command=["sh", "-c", "trap '' TERM; echo ready; sleep 9; sleep 60"], grace=60.0
+    ).id
+    wait_until(lambda: "ready" in "".join(client.logs(job, follow=False)))
+    assert client.cancel(job).state == "stopping"
+    assert client.cancel(job, now=True).state in ("stopping", "cancelled")
+    assert client.wait(job, timeout=30).state == "cancelled"
+
+
 def test_an_ended_job_cannot_be_cancelled(client: Client) -> None:
     job = ended(client, ["true"])
     with pytest.raises(Conflict, match="has already finished"):

@@ -13,6 +13,7 @@ from .hosts import LOOPBACK_OF_WILDCARD as LOOPBACK_OF_WILDCARD, AllowedHosts as
 from .queries import (
     MAX_LOG_BYTES as MAX_LOG_BYTES,
     MAX_PAGE_JOBS as MAX_PAGE_JOBS,
+    CancelQuery as CancelQuery,
     DrainQuery as DrainQuery,
     GpuQuery as GpuQuery,
     JobsQuery as JobsQuery,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 import msgspec
 from msgspec import Meta
 
-from refold.api.queries import DrainQuery, EventsQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery
+from refold.api.queries import CancelQuery, DrainQuery, EventsQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery
 from refold.api.roles import Caller
 from refold.api.wire import (
     CreatedToken,
@@ -146,7 +146,15 @@ CALLS: tuple[Call, ...] = (
         "List the variables that a job inherits from its submitter; values only for the job's user.",
     ),
     Call("logs", "GET", f"{V1}/jobs/{{job}}/logs", "reader", Logs, "Read job output.", query=LogsQuery),
-    Call("cancel", "POST", f"{V1}/jobs/{{job}}/cancel", "member", JobStatus, "Cancel a job."),
+    Call(
+        "cancel",
+        "POST",
+        f"{V1}/jobs/{{job}}/cancel",
+        "member",
+        JobStatus,
+        "Cancel a job; if `now`, without its grace period.",
+        query=CancelQuery,
+    ),
     Call("hold", "POST", f"{V1}/jobs/{{job}}/hold", "member", JobStatus, "Hold a job: do not start it until released."),
     Call("release", "POST", f"{V1}/jobs/{{job}}/release", "member", JobStatus, "Release a held job."),
     Call("nodes", "GET", f"{V1}/nodes", "reader", list[NodeStatus], "List nodes."),
@@ -239,8 +247,8 @@ class Service(Protocol):
     def logs(self, caller: Caller, job: str, query: LogsQuery) -> Awaitable[Logs]:
         """Return a chunk of output. For a job without runs: run 0, no text, not ended."""
 
-    def cancel(self, caller: Caller, job: str) -> Awaitable[JobStatus]:
-        """Cancel a job. Raises Conflict if it has ended; no effect if it is being cancelled."""
+    def cancel(self, caller: Caller, job: str, query: CancelQuery) -> Awaitable[JobStatus]:
+        """Cancel a job. Raises Conflict if it has ended; no effect if it is being cancelled, except with `now`."""
 
     def hold(self, caller: Caller, job: str) -> Awaitable[JobStatus]:
         """Hold a waiting job. Raises Conflict if it is running or has ended; no effect if it is held."""

@@ -54,6 +54,12 @@ class GpuQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpu: Annotated[int, Meta(ge=0, le=2**16)] | None = None
 
 
+class CancelQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`now`: kill a running job at once, without its grace period."""
+
+    now: bool = False
+
+
 class DrainQuery(GpuQuery, frozen=True, forbid_unknown_fields=True):
     """What to drain, and why. `move`: requeue the jobs that run on the node (on a single GPU they always are)."""
 

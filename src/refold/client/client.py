@@ -147,9 +147,9 @@ class Client:
         """Return a job with its history and the reason why it is waiting."""
         return self._call(JobExplanation, "why", job)
 
-    def cancel(self, job: str | int) -> JobStatus:
+    def cancel(self, job: str | int, *, now: bool = False) -> JobStatus:
         """Cancel a job. Its run gets the stop signal, and SIGKILL after its grace period."""
-        return self._call(JobStatus, "cancel", job)
+        return self._call(JobStatus, "cancel", job, now=now)
 
     def hold(self, job: str | int) -> JobStatus:
         """Hold a job: do not start it until it is released."""

@@ -113,7 +113,7 @@ class Daemon:
 
         # Parts that read the state and add input.
         notifier = Notifier(config.notify)
-        messages = JobMessages(state, writer, store, notifier, config.notify.waiting_long_after)
+        messages = JobMessages(state, writer, store, notifier, config.notify.waiting_long_after, logs)
         output = OutputWatch(logs, inbox.report, config.watch.output, partial(_add_note, state, inbox))
         gpus = GpuPoller(state, inbox, self._machine, layout, config.watch, messages)
         drains = DrainManager(state, inbox)
@@ -145,6 +145,7 @@ class Daemon:
             gpus=gpus,
             tokens=TokenStore(writer, store, tokens),
             event_stream=event_stream,
+            kill=backend.kill,
             preemption=config.preemption,
         )
         server = self._make_server(service, TokenAuthenticator(tokens), listener)

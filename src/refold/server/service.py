@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from time import time
 
 from refold import __version__
 from refold.api import (
     ENDED_STATES,
     Caller,
+    CancelQuery,
     CreatedToken,
     DaemonInfo,
     DrainQuery,
@@ -50,6 +51,8 @@ from refold.server.status import node_statuses, tenant_statuses
 from refold.server.store import Store
 from refold.server.tokens import TokenStore
 
+WITH_GRACE = CancelQuery()
+
 
 class SchedulerService:
     """The daemon as the API sees it."""
@@ -67,8 +70,10 @@ class SchedulerService:
         gpus: GpuPoller,
         tokens: TokenStore,
         event_stream: EventStream,
+        kill: Callable[[str], None],
         preemption: Preemption = "by-consent",
     ) -> None:
+        """`kill`: kills the run of a job without a grace period."""
         self.event_stream = event_stream
         self._state = state
         self._inbox = inbox
@@ -81,6 +86,7 @@ class SchedulerService:
         self._drains = drains
         self._gpus = gpus
         self._tokens = tokens
+        self._kill = kill
         self._started = time()
 
     def info(self, caller: Caller) -> DaemonInfo:
@@ -146,10 +152,13 @@ class SchedulerService:
         """Return a part of a run's output."""
         return await self._jobs.read_logs(caller, job, query)
 
-    async def cancel(self, caller: Caller, job: str) -> JobStatus:
+    async def cancel(self, caller: Caller, job: str, query: CancelQuery = WITH_GRACE) -> JobStatus:
         """Cancel a job."""
         status = await self._check_changeable(caller, job)
-        return await self._commit(caller, status, [JobCancelled(status.id)])
+        await self._inbox.commit([JobCancelled(status.id)])
+        if query.now:
+            self._kill(status.id)
+        return self._jobs.status(caller, status.id)
 
     async def hold(self, caller: Caller, job: str) -> JobStatus:
         """Hold a job: it does not start until it is released."""

@@ -1,5 +1,11 @@
 from .backend import SLOT as SLOT, LocalBackend as LocalBackend, local_cluster as local_cluster
-from .log_files import LogChunk as LogChunk, log_size as log_size, read_log as read_log, read_log_at as read_log_at
+from .log_files import (
+    LogChunk as LogChunk,
+    log_size as log_size,
+    read_log as read_log,
+    read_log_at as read_log_at,
+    tail_log as tail_log,
+)
 from .nvidia import (
     DetectedGpu as DetectedGpu,
     GpuProblem as GpuProblem,

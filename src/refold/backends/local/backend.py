@@ -100,6 +100,12 @@ class LocalBackend:
             gang.kill()
         await asyncio.gather(*self._tasks.values())
 
+    def kill(self, job_id: str) -> None:
+        """Kill the run of a job without a grace period, if there is one."""
+        for (job, _), gang in self._gangs.items():
+            if job == job_id:
+                gang.kill()
+
     async def detach(self) -> None:
         """Stop watching; runs continue until another back end with the same folder adopts them."""
         tasks = list(self._tasks.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,6 +31,7 @@ def cancel(
     tenant: TenantFilter = None,
     user: UserFilter = None,
     cancel_all: Annotated[bool, typer.Option("--all", help="Cancel all jobs.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Kill running jobs at once, without their grace period.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -47,7 +49,7 @@ def cancel(
         raise BadInput("expected either job ids, or --tenant NAME, --user NAME or --all")
     client = make_client()
     selected = select_jobs(client, jobs, LIVE_STATES) if jobs else _filter_jobs(client, tenant or "", user or "", yes)
-    apply_to_jobs(selected, client.cancel, "cancelled", as_json)
+    apply_to_jobs(selected, partial(client.cancel, now=now), "cancelled", as_json)
 
 
 def _filter_jobs(client: Client, tenant: str, user: str, yes: bool) -> list[str]:

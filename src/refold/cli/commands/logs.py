@@ -53,11 +53,15 @@ def logs(
     all_instances: Annotated[
         bool, typer.Option("--all-instances", help="Show all instances; lines start with the instance number.")
     ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Pass all control sequences to the terminal; only for output that you trust.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show job output; with -f, also new output of this and later runs until the job ends.
 
-    On a terminal, control sequences other than colours are removed; files and pipes get the output unchanged.
+    On a terminal, control sequences other than colours are removed (--raw keeps them); files and pipes get the output
+    unchanged.
 
     Examples: refold logs -f train-17 · refold logs train-17 --run 1 > first-run.txt
     """
@@ -75,7 +79,10 @@ def logs(
     if all_instances and follow:
         _wait_for_start(client, job)
     numbers = list(range(client.job(job).instances)) if all_instances else [instance or 0]
-    streams = [_Stream(client, job, run, n, max_lines, f"{n}: " if all_instances else "") for n in numbers]
+    sanitized = sys.stdout.isatty() and not raw
+    streams = [
+        OutputStream(client, job, run, n, max_lines, f"{n}: " if all_instances else "", sanitized) for n in numbers
+    ]
     if follow:
         _follow(client, job, streams, one_run=run is not None)
     for stream in streams:
@@ -117,14 +124,21 @@ def _read_last_lines(client: Client, job: str, run: int | None, instance: int, l
         size, previous_length = size * 8, len(chunk.text)
 
 
-class _Stream:
+class OutputStream:
     """Copies the output of one instance to stdout. `chunk`: the last chunk read."""
 
     def __init__(
-        self, client: Client, job: str, run: int | None, instance: int, lines: int | None, prefix: str
+        self,
+        client: Client,
+        job: str,
+        run: int | None,
+        instance: int,
+        lines: int | None,
+        prefix: str,
+        sanitized: bool,
     ) -> None:
         self._client, self._job, self._instance, self._prefix = client, job, instance, prefix
-        self._sanitizer = Sanitizer() if sys.stdout.isatty() else None
+        self._sanitizer = Sanitizer() if sanitized else None
         self._incomplete_line = ""
         self._attempts_left = MAX_FAILED_POLLS
         text, self.chunk = _read_text(client, job, run, instance, lines)
@@ -172,7 +186,7 @@ class _Stream:
         sys.stdout.flush()
 
 
-def _follow(client: Client, job: str, streams: list[_Stream], one_run: bool) -> None:
+def _follow(client: Client, job: str, streams: list[OutputStream], one_run: bool) -> None:
     for status in _copy_until_end(client, job, streams, one_run):
         if not streams[0].chunk.run:
             print_line(_format_not_started(status), err=True)
@@ -182,7 +196,7 @@ def _follow(client: Client, job: str, streams: list[_Stream], one_run: bool) -> 
             print_line(f"{status.id}: run {streams[0].chunk.run} has ended {format_reason(status)}", err=True)
 
 
-def _copy_until_end(client: Client, job: str, streams: list[_Stream], one_run: bool) -> Iterator[JobStatus]:
+def _copy_until_end(client: Client, job: str, streams: list[OutputStream], one_run: bool) -> Iterator[JobStatus]:
     """Copy new output until the job, or the one run, ends; yield the job's status before and after each run."""
     reported_run = -1
     while True:
