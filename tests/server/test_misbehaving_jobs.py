@@ -152,9 +152,7 @@ def test_cancelling_a_job_twice_cancels_it_once(client: Client) -> None:
 
 
 def test_a_job_that_is_stopping_is_killed_when_it_is_cancelled_now(client: Client) -> None:
-    job = client.submit(
-        name="deaf", command=["sh", "-c", "trap '' TERM; echo ready; sleep 9; sleep 60"], grace=60.0
-    ).id
+    job = client.submit(name="deaf", command=["sh", "-c", "trap '' TERM; echo ready; sleep 9; sleep 60"], grace=60.0).id
     wait_until(lambda: "ready" in "".join(client.logs(job, follow=False)))
     assert client.cancel(job).state == "stopping"
     assert client.cancel(job, now=True).state in ("stopping", "cancelled")
