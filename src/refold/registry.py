@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from refold.core import Policy
 from refold.errors import BadFile, BadInput, RefoldError, UnknownName
-from refold.policies import POLICIES
+from refold.policies import POLICIES, QueueOrder
 
 FOLDER_VARIABLE = "REFOLD_POLICIES"
 WATCH = "watch"
@@ -80,6 +80,12 @@ def _describe_file(path: Path) -> PolicyInfo:
 def default_settings(name: str) -> Mapping[str, Any]:
     """Return the settings of a policy with their default values."""
     return _settings(_find_class(name))
+
+
+def queue_order(name: str, settings: Mapping[str, Any]) -> QueueOrder | None:
+    """Return the order in which a policy starts waiting jobs; None if it is not simply that of a queue."""
+    entry = POLICIES.get(name)
+    return entry.queue_order if entry is not None and settings.get("order", "arrival") == "arrival" else None
 
 
 def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> Policy:

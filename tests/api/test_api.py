@@ -38,6 +38,7 @@ ROLES_OF_CALL = {
     "submit": "member owner",
     "submit_all": "member owner",
     "preview": "reader member owner",
+    "whatif": "reader member owner",
     "create_environment": "member owner",
     "jobs": "reader member owner",
     "job": "reader member owner",
@@ -62,6 +63,7 @@ ROLES_OF_CALL = {
 BODIES = {
     "submit": JOB,
     "preview": JOB,
+    "whatif": b'{"variants": [' + JOB + b"]}",
     "submit_all": b"[" + JOB + b"]",
     "create_token": b'{"name": "new"}',
     "create_environment": b'{"variables": {"A": "1"}}',

@@ -17,7 +17,7 @@ from refold.api.calls import CALLS
 from refold.api.openapi import ERROR_DESCRIPTIONS, build_openapi, render_docs_page
 from refold.api.wire import Submission
 
-STRICTER_THAN_SCHEMA = {"submit", "submit_all", "preview", "create_environment"}
+STRICTER_THAN_SCHEMA = {"submit", "submit_all", "preview", "whatif", "create_environment"}
 """Calls that check rules beyond their schema: patterns must compile, a fractional share needs exactly one GPU,
 names of variables must be valid."""
 
@@ -37,7 +37,7 @@ def make_api() -> Api:
 schema = schemathesis.openapi.from_asgi("/openapi.json", make_api())
 
 
-LIKE_SUBMIT = ["submit_all", "preview"]
+LIKE_SUBMIT = ["submit_all", "preview", "whatif"]
 """Calls with the request body of `submit`, which are tested with fewer examples."""
 
 bounded = partial(

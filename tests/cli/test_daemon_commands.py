@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 from fake_service import MEMBER, NOW, OTHER, OWNER, READER, FakeServer, FakeService
 from typer.testing import Result
 
-from refold.api.wire import GpuStatus, NodeStatus, Submission, TenantStatus
+from refold.api.wire import GpuStatus, NodeStatus, StartAccuracy, Submission, TenantStatus
 from refold.cli.daemon_client import complete_jobs, complete_tenants, complete_tokens, list_jobs
 from refold.cli.views.times import format_clock_near
 from refold.client.client import Client
@@ -151,6 +152,78 @@ def test_start_estimates_are_shown_with_their_range(service: FakeService, stdout
     [_, _, _, wide, _] = lines(stdout_of("queue", "--start"))
     assert wide.startswith(f"2 wide-2 1 x 4 GPUs vision bob waiting 0 s {at} {soonest} – {latest} policy (resources:")
     assert [job.get("source") for job in json_of("queue", "--start")["jobs"]] == [None, "policy", "policy"]
+
+
+def test_a_start_that_the_daemon_does_not_know_is_not_known_and_not_simulated(
+    service: FakeService, stdout_of: TextOf, json_of: JsonOf
+) -> None:
+    service.forecasts_starts = True
+    status = service.jobs_by_id["wide-2"]
+    service.jobs_by_id["wide-2"] = msgspec.structs.replace(status, start_estimate=None)
+    [_, _, _, wide, _] = lines(stdout_of("queue", "--start"))
+    assert wide.startswith("2 wide-2 1 x 4 GPUs vision bob waiting 0 s not known yet (resources:")
+    _, wide, small = json_of("queue", "--start")["jobs"]
+    assert (wide["expected"], wide["source"], small["source"]) == (None, "", "forecast")
+
+
+def test_the_accuracy_of_start_estimates_is_shown_with_them(
+    service: FakeService, stdout_of: TextOf, json_of: JsonOf
+) -> None:
+    service.forecasts_starts = True
+    service.start_accuracy = StartAccuracy(jobs=12, unknown=3, median_error=4.0, bounded=10, coverage=0.9)
+    assert lines(stdout_of("queue", "--start"))[-1] == "estimates of 12 jobs: median error 4 s, 90% of bounds met"
+    assert json_of("queue", "--start")["start_accuracy"] == msgspec.to_builtins(service.start_accuracy)
+    assert "start_accuracy" not in json_of("queue")
+
+
+def test_with_many_waiting_jobs_a_policy_is_simulated_only_on_request(service: FakeService, json_of: JsonOf) -> None:
+    service.waiting_count = 10_000
+    status = service.jobs_by_id["wide-2"]
+    service.jobs_by_id["wide-2"] = msgspec.structs.replace(status, start_estimate=None)
+    document = json_of("queue", "--start")
+    assert document["notes"] == ["policy backfill is not simulated with 10,000 waiting jobs; --futures N does"]
+    assert [job.get("source") for job in document["jobs"]] == [None, "", "policy"]
+
+
+def test_whatif_asks_the_daemon(service: FakeService, tmp_path: Path, stdout_of: TextOf, json_of: JsonOf) -> None:
+    service.forecasts_starts = True
+    job = tmp_path / "job.yaml"
+    job.write_text("name: mine\ngpus: 1\nestimate: 100s\nrun: 'true'\n")
+    document = json_of("whatif", str(job), "--gpus", "8", "--seed", "7")
+    note = "estimates assume no new jobs; jobs submitted later may start first (--arrivals simulates them)"
+    scaling = "run time is assumed to be inversely proportional to the number of GPUs"
+    shared = {
+        "start": {"at": NOW + 60.0, "soonest": None, "latest": None},
+        "end": {"at": NOW + 120.0, "soonest": None, "latest": None},
+        "mean_delay_of_others": 0.0,
+        "delayed_jobs": 0,
+        "reason": "",
+        "wait": 60.0,
+    }
+    assert document == {
+        "journal": "the daemon",
+        "policy": "backfill",
+        "now": NOW,
+        "futures": 40,
+        "seed": 7,
+        "variants": [
+            {"variant": "as given: 1 GPU", "fits": True, "best": True, **shared},
+            {"variant": "8 GPU", "fits": False, "best": False, **shared},
+        ],
+        "notes": [note, scaling],
+    }
+    title = lines(stdout_of("whatif", str(job)))[0]
+    assert title.startswith("mine, submitted at ")
+    assert title.endswith(", policy backfill, 40 simulated futures")
+
+
+def test_with_many_waiting_jobs_whatif_says_that_its_answer_is_approximate(
+    service: FakeService, tmp_path: Path, json_of: JsonOf
+) -> None:
+    service.waiting_count = 10_000
+    (tmp_path / "job.yaml").write_text("name: mine\nrun: 'true'\n")
+    notes = json_of("whatif", str(tmp_path / "job.yaml"))["notes"]
+    assert notes[0] == "policy backfill is approximated by EASY backfill; --futures N simulates it"
 
 
 def test_a_narrow_screen_hides_columns_with_the_same_value_in_all_rows(

@@ -37,11 +37,15 @@ from refold.api.wire import (
     NodeStatus,
     Preview,
     Role,
+    StartAccuracy,
     StoredEnvironment,
     Submission,
     TenantStatus,
     TimeEstimate,
     TokenStatus,
+    VariantOutcome,
+    WhatIf,
+    WhatIfOutcome,
 )
 from refold.client.address import Address
 from refold.errors import Conflict, Forbidden, NotFound
@@ -81,6 +85,9 @@ class FakeService:
         self.event_stream = EventStream() if event_stream is None else event_stream
         self.policy_note = ""
         self.killed: list[str] = []
+        self.forecasts_starts = False
+        self.start_accuracy = StartAccuracy()
+        self.waiting_count: int | None = None
         self.jobs_by_id: dict[str, JobStatus] = {}
         self.output: dict[str, str] = {}
         self.events_by_job: dict[str, list[Event]] = {}
@@ -162,12 +169,14 @@ class FakeService:
 
     def info(self, caller: Caller) -> DaemonInfo:
         states = [job.state for job in self.jobs_by_id.values()]
-        running, waiting = states.count("running"), states.count("waiting")
+        running, waiting = states.count("running"), self.waiting_count or states.count("waiting")
         return DaemonInfo(
             *("0.1.0", "here", "backfill", 1, 4, 4.0, running, waiting, NOW, NOW),
             role=caller.role,
             tenant=caller.tenant,
             policy_note=self.policy_note,
+            forecasts_starts=self.forecasts_starts,
+            start_accuracy=self.start_accuracy,
         )
 
     async def submit(self, caller: Caller, submission: Submission) -> JobStatus:
@@ -212,6 +221,13 @@ class FakeService:
         status = self._find(caller, job)
         variables = self.environments.get(self.exported[status.id], {})
         return JobEnvironment(sorted(variables), variables if status.user == caller.user else None)
+
+    async def whatif(self, caller: Caller, question: WhatIf) -> WhatIfOutcome:
+        outcomes = [
+            VariantOutcome(TimeEstimate(NOW + 60.0), TimeEstimate(NOW + 120.0), 0.0, 0, variant.gpus <= 4)
+            for variant in question.variants
+        ]
+        return WhatIfOutcome(NOW, 40, not self.forecasts_starts, outcomes)
 
     async def preview(self, caller: Caller, submission: Submission) -> Preview:
         gpus = float(submission.instances * submission.gpus)

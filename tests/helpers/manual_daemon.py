@@ -20,7 +20,7 @@ from refold.core.events import Event, RunFailed, RunFinished, RunStopped
 from refold.errors import BadDecision
 from refold.model import Cluster, Node, Preemption
 from refold.model.units import HOUR
-from refold.registry import make_policy
+from refold.registry import make_policy, queue_order
 from refold.server.backoff import Backoff
 from refold.server.config.settings import NotifyConfig, WatchConfig
 from refold.server.drain import DrainManager
@@ -35,10 +35,11 @@ from refold.server.monitor.machine import Layout, Machine, SlotsMachine
 from refold.server.monitor.output import OutputWatch
 from refold.server.notify.messages import JobMessages
 from refold.server.notify.notifier import Message, Notifier
-from refold.server.recovery import recover
+from refold.server.recovery import MAX_PAST_JOBS, recover
 from refold.server.retries import Retries
 from refold.server.service import SchedulerService
 from refold.server.start_conditions import StartConditions
+from refold.server.start_forecasts import StartForecasts
 from refold.server.store.store import Store
 from refold.server.subscribers import LoopStep, Subscriber
 from refold.server.tokens import TokenStore
@@ -108,17 +109,20 @@ class ManualDaemon:
         drains = DrainManager(self.state, self.inbox)
         conditions = StartConditions(self.state, self.inbox, self.store.reader)
         self.retries = Retries(self.state, self.inbox, self.output)
+        past = self.store.reader.past_jobs(MAX_PAST_JOBS)
+        self.forecasts = StartForecasts(self.state, queue_order(policy, settings), past, stopwatch=lambda: 0.0)
         self.tokens: dict[str, StoredToken] = {}
         event_stream = EventStream(self.store.reader.last_numbers()[1])
         self.service = SchedulerService(
             self.state,
             self.inbox,
             self.store,
-            JobQueries(self.state, self.writer, self.store.reader, folder / "logs"),
+            JobQueries(self.state, self.writer, self.store.reader, folder / "logs", self.forecasts),
             environments=Environments(self.state, self.writer, self.store),
             conditions=conditions,
             drains=drains,
             gpus=self.poller,
+            forecasts=self.forecasts,
             tokens=TokenStore(self.writer, self.store, self.tokens),
             event_stream=event_stream,
             kill=lambda _: None,
@@ -130,6 +134,7 @@ class ManualDaemon:
             Backoff(self.state),
             conditions,
             self.messages,
+            self.forecasts,
             NoticeRecorder(self.notices),
         ]
         self.loop = Loop(self.state, self.inbox, self.writer, event_stream, subscribers)

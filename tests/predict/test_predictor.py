@@ -108,6 +108,16 @@ def test_predictions_do_not_change_the_state() -> None:
     assert quartiles(predictor.expect(job, 400.0)) == first
 
 
+def test_a_copy_predicts_and_learns_the_same() -> None:
+    first = predictor_after([100.0, 200.0, 5.0, 3000.0])
+    second, job, now = copy.deepcopy(first), make_job("next"), 10_000.0
+    for predictor in (first, second):
+        predictor.submitted(job, now)
+        predictor.finished(job, 700.0, now + 700.0)
+    predictions = [predictor.expect(make_job("last"), 2 * now).survival for predictor in (first, second)]
+    assert predictions[0].tolist() == predictions[1].tolist()
+
+
 def test_a_copy_is_independent() -> None:
     predictor, job = predictor_after([60.0] * 5), make_job("next")
     second = copy.deepcopy(predictor)

@@ -29,7 +29,7 @@ from refold.core.events import Event, JobHeld, RunFailed, RunFinished, RunStoppe
 from refold.errors import BadDecision, BadInput, Conflict, Unavailable
 from refold.model import Cluster, Node, Reason, Tenant
 from refold.model.units import HOUR
-from refold.registry import make_policy
+from refold.registry import make_policy, queue_order
 from refold.server import inbox, loop, recovery, writer
 from refold.server.backoff import Backoff
 from refold.server.config.settings import NotifyConfig, WatchConfig
@@ -44,6 +44,7 @@ from refold.server.notify.messages import JobMessages
 from refold.server.notify.notifier import Notifier
 from refold.server.service import SchedulerService
 from refold.server.start_conditions import StartConditions
+from refold.server.start_forecasts import StartForecasts
 from refold.server.tokens import TokenStore
 from refold.testing import Audit
 
@@ -118,15 +119,17 @@ class LiveLoop(RuleBasedStateMachine):
         messages = JobMessages(self.state, commits, self.store, Notifier(NotifyConfig()), HOUR, self.folder / "logs")
         drains = DrainManager(self.state, self.inbox)
         conditions = StartConditions(self.state, self.inbox, self.store.reader)
+        self.forecasts = StartForecasts(self.state, queue_order(self.policy, {}), stopwatch=lambda: 0.0)
         self.service = SchedulerService(
             self.state,
             self.inbox,
             self.store,
-            JobQueries(self.state, commits, self.store.reader, self.folder / "logs"),
+            JobQueries(self.state, commits, self.store.reader, self.folder / "logs", self.forecasts),
             environments=Environments(self.state, commits, self.store),
             conditions=conditions,
             drains=drains,
             gpus=GpuPoller(self.state, self.inbox, SlotsMachine(0), Layout(CLUSTER, ()), WatchConfig(), messages),
+            forecasts=self.forecasts,
             tokens=TokenStore(commits, self.store, {}),
             event_stream=event_stream,
             kill=lambda _: None,
@@ -135,6 +138,7 @@ class LiveLoop(RuleBasedStateMachine):
             drains,
             Backoff(self.state),
             conditions,
+            self.forecasts,
         ]
         self.loop = Loop(self.state, self.inbox, commits, event_stream, subscribers)
         self.recovered = None if recovered.snapshot is not None else queue_state(self.state)
@@ -396,6 +400,15 @@ class LiveLoop(RuleBasedStateMachine):
         if not self.store.fails:
             self._check_all_jobs_are_known()
             self._check_drained_gpus_are_left()
+            self._check_start_estimates()
+
+    def _check_start_estimates(self) -> None:
+        for job_id in self.state.view.waiting:
+            now, estimate = self.clock.time, self.forecasts.estimate(job_id)
+            if estimate is not None and self.policy != "srtf":
+                latest = float("inf") if estimate.latest is None else estimate.latest
+                assert estimate.soonest is not None
+                assert now <= estimate.soonest <= estimate.at <= latest
 
     def _check_limits_of_arrays(self) -> None:
         places = [self.state.view.active[job].launch.array for job in self.state.view.runs]

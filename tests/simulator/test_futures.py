@@ -242,7 +242,7 @@ def test_a_job_that_starts_in_no_future_has_no_estimate() -> None:
 
 def test_infinite_bounds_are_omitted() -> None:
     starts = np.array([1.0, 2.0, 3.0, inf, 4.0])
-    found = Futures({"a": starts}, {}).start("a")
+    found = Futures(5, {"a": starts}, {}).start("a")
     assert found is not None
     assert (found.soonest, found.at, found.latest) == (1.0, 3.0, None)
 

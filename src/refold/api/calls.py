@@ -30,6 +30,8 @@ from refold.api.wire import (
     Submission,
     TenantStatus,
     TokenStatus,
+    WhatIf,
+    WhatIfOutcome,
 )
 from refold.errors import (
     BadInput,
@@ -116,6 +118,15 @@ CALLS: tuple[Call, ...] = (
         Preview,
         "Validate a submission and estimate its start, without submitting it.",
         request_type=Submission,
+    ),
+    Call(
+        "whatif",
+        "POST",
+        f"{V1}/whatif",
+        "reader",
+        WhatIfOutcome,
+        "Estimate when variants of a job would start and end, and how they would delay others.",
+        request_type=WhatIf,
     ),
     Call(
         "create_environment",
@@ -228,6 +239,9 @@ class Service(Protocol):
 
     def preview(self, caller: Caller, submission: Submission) -> Awaitable[Preview]:
         """Return what submitting the job would result in, without submitting it."""
+
+    def whatif(self, caller: Caller, question: WhatIf) -> Awaitable[WhatIfOutcome]:
+        """Return what submitting each of several variants of a job would result in, without submitting any."""
 
     def create_environment(self, caller: Caller, environment: NewEnvironment) -> Awaitable[StoredEnvironment]:
         """Store variables and return their id. It can be used by submissions of the same user."""

@@ -51,6 +51,7 @@ MAX_PATTERNS = 16
 MAX_TIME_SECONDS: Seconds = 10 * 365 * 86400.0
 MAX_UNIX_SECONDS = 2**40
 MAX_COUNT = 2**40
+MAX_VARIANTS = 32
 MAX_JOB_NUMBER = 10**15
 """Job numbers are smaller than this."""
 
@@ -369,6 +370,39 @@ class Preview(msgspec.Struct, frozen=True):
     consent: str = ""
 
 
+class WhatIf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Variants of a job that is not submitted, of which the effects are to be estimated. `seed`: of the futures."""
+
+    variants: Annotated[list[Submission], Meta(min_length=1, max_length=MAX_VARIANTS)]
+    seed: Annotated[int, Meta(ge=0, le=2**53)] = 0
+
+
+class VariantOutcome(msgspec.Struct, frozen=True):
+    """When a variant would start and end; null if that is not known. `fits`: it fits on the empty cluster.
+
+    `mean_delay_of_others`: of the jobs that wait now; `delayed_jobs`: how many of them would start later.
+    """
+
+    start: TimeEstimate | None
+    end: TimeEstimate | None
+    mean_delay_of_others: Seconds
+    delayed_jobs: int
+    fits: bool
+    reason: str = ""
+
+
+class WhatIfOutcome(msgspec.Struct, frozen=True):
+    """The outcome of each variant in a number of simulated futures.
+
+    `approximate`: the policy does not start jobs in queue order, and EASY backfill was simulated instead.
+    """
+
+    now: float
+    futures: int
+    approximate: bool
+    variants: list[VariantOutcome]
+
+
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """An entry of the event stream. `kind`: submitted, started, stopped, …"""
 
@@ -451,10 +485,25 @@ class CreatedToken(msgspec.Struct, frozen=True):
     name: str
 
 
+class StartAccuracy(msgspec.Struct, frozen=True):
+    """How good the first start estimates of jobs were, of the latest 1,000 that have started since the daemon did.
+
+    `jobs`: jobs with an estimate; `unknown`: jobs that waited without one. `median_error`: median absolute difference
+    to the actual start. `coverage`: share of the `bounded` jobs, those with a latest start, that started by then.
+    """
+
+    jobs: int = 0
+    unknown: int = 0
+    median_error: float | None = None
+    bounded: int = 0
+    coverage: float | None = None
+
+
 class DaemonInfo(msgspec.Struct, frozen=True):
     """The daemon's status. `storage`: why its store cannot be written, or ''; `role`, `tenant`, `user`: the caller.
 
     `policy_note`: why another policy than the configured one schedules at present, or ''.
+    `forecasts_starts`: the daemon estimates when waiting jobs start, because the policy starts them in queue order.
     """
 
     version: str
@@ -472,6 +521,8 @@ class DaemonInfo(msgspec.Struct, frozen=True):
     tenant: str = ""
     user: str = ""
     policy_note: str = ""
+    forecasts_starts: bool = False
+    start_accuracy: StartAccuracy = StartAccuracy()
 
 
 class Logs(msgspec.Struct, frozen=True):

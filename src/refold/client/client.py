@@ -34,6 +34,8 @@ from refold.api import (
     Submission,
     TenantStatus,
     TokenStatus,
+    WhatIf,
+    WhatIfOutcome,
 )
 from refold.client.address import find_address
 from refold.client.connection import Connection
@@ -109,6 +111,10 @@ class Client:
     def preview(self, source: Submittable | None = None, **fields: Any) -> Preview:
         """Return the expected outcome of a submission, without submitting it. Same arguments as `submit`."""
         return self._call(Preview, "preview", body=make_submission(source, fields))
+
+    def whatif(self, variants: Sequence[Submission], seed: int = 0) -> WhatIfOutcome:
+        """Return when each variant of a job would start and end, without submitting any of them."""
+        return self._call(WhatIfOutcome, "whatif", body=WhatIf(list(variants), seed))
 
     def job(self, job: str | int) -> JobStatus:
         """Return a job by its id ('train-17'), its number, or its name if that is unique."""

@@ -1,1 +1,1 @@
-from .table import POLICIES as POLICIES
+from .table import POLICIES as POLICIES, QueueOrder as QueueOrder

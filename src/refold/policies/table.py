@@ -6,14 +6,18 @@ REFOLD_POLICIES names is listed and available by its name.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+QueueOrder = Literal["fifo", "fifo-skip", "easy"]
+"""Orders in which policies start waiting jobs: strictly as queued, skipping jobs that do not fit, or with backfill."""
 
 
 class PolicyEntry(NamedTuple):
     """Module, class and one-line summary of a policy.
 
     `oracle`: it uses the actual run times of jobs. `preempts`: it stops running jobs. `compared_by_default`: `refold
-    compare` includes it if no policies are named.
+    compare` includes it if no policies are named. `queue_order`: the order in which it starts jobs, for the fast
+    forecast of start times; None: it also depends on something else, such as fairness or the speed of plans.
     """
 
     module: str
@@ -22,10 +26,11 @@ class PolicyEntry(NamedTuple):
     oracle: bool = False
     preempts: bool = False
     compared_by_default: bool = True
+    queue_order: QueueOrder | None = None
 
 
 def _backfill(class_name: str, summary: str) -> PolicyEntry:
-    return PolicyEntry("refold.policies.backfill.backfill", class_name, summary, preempts=True)
+    return PolicyEntry("refold.policies.backfill.backfill", class_name, summary, preempts=True, queue_order="easy")
 
 
 def _rubick(class_name: str, summary: str) -> PolicyEntry:
@@ -46,9 +51,12 @@ def _published(module: str, class_name: str, summary: str) -> PolicyEntry:
 
 
 POLICIES: dict[str, PolicyEntry] = {
-    "fifo": PolicyEntry("refold.policies.queueing.fifo", "Fifo", "Strict order of arrival."),
+    "fifo": PolicyEntry("refold.policies.queueing.fifo", "Fifo", "Strict order of arrival.", queue_order="fifo"),
     "fifo-skip": PolicyEntry(
-        "refold.policies.queueing.fifo", "FifoSkip", "Order of arrival; jobs that do not fit are skipped."
+        "refold.policies.queueing.fifo",
+        "FifoSkip",
+        "Order of arrival; jobs that do not fit are skipped.",
+        queue_order="fifo-skip",
     ),
     "fcfs": PolicyEntry(
         "refold.policies.queueing.fcfs",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -136,6 +136,32 @@ class Predictor:
         record = self._unfinished.pop(job_id, None)
         if record is not None:
             kernels.count_departure(record.keys, self._tables)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a copy, without the unused rows of the context tables: mostly nearly all of them."""
+        tables = self._tables
+        used = np.flatnonzero(tables.hashes)
+        rows = np.append(used, TABLE_ROWS)
+        used_rows = ContextTables(
+            tables.hashes[used],
+            tables.last_used[used],
+            tables.log_odds[rows],
+            tables.examples[rows],
+            tables.recent[rows],
+        )
+        return {**self.__dict__, "_tables": (used, used_rows)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        used, stored = state["_tables"]
+        rows = np.append(used, TABLE_ROWS)
+        tables = _empty_tables()
+        tables.hashes[used], tables.last_used[used] = stored.hashes, stored.last_used
+        tables.log_odds[rows], tables.examples[rows], tables.recent[rows] = (
+            stored.log_odds,
+            stored.examples,
+            stored.recent,
+        )
+        self.__dict__.update(state, _tables=tables)
 
     @property
     def unfinished(self) -> int:

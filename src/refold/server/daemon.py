@@ -19,7 +19,7 @@ from refold.client import read_address, write_address
 from refold.core import Header, Policy, Scheduler
 from refold.errors import BadInput
 from refold.model import MINUTE, Seconds
-from refold.registry import make_policy
+from refold.registry import make_policy, queue_order
 from refold.server.backoff import Backoff
 from refold.server.clock import Anchor, WallClock
 from refold.server.config import Config
@@ -39,6 +39,7 @@ from refold.server.recovery import MAX_PAST_JOBS, recover
 from refold.server.retries import Retries
 from refold.server.service import SchedulerService
 from refold.server.start_conditions import StartConditions
+from refold.server.start_forecasts import StartForecasts
 from refold.server.store import Store
 from refold.server.tokens import TokenStore, create_owner_token
 from refold.server.warm_up import CachedKernels, Kernels
@@ -120,6 +121,9 @@ class Daemon:
         retries = Retries(state, inbox, output)
         environments = Environments(state, writer, store)
         conditions = StartConditions(state, inbox, store.reader)
+        past = store.reader.past_jobs(MAX_PAST_JOBS)
+        order = queue_order(self._header.policy, self._header.settings)
+        forecasts = StartForecasts(state, order, past, enabled=compiled)
         retention = LogRetention(store.reader, logs, config.serve.keep_logs_for)
 
         # The loop and the API.
@@ -130,6 +134,7 @@ class Daemon:
             OutputFollower(state, output),
             conditions,
             messages,
+            forecasts,
         ]
         loop = Loop(state, inbox, writer, event_stream, subscribers)
         backend = self._make_backend(retries, store, environments)
@@ -138,11 +143,12 @@ class Daemon:
             state,
             inbox,
             store,
-            JobQueries(state, writer, store.reader, logs),
+            JobQueries(state, writer, store.reader, logs, forecasts),
             environments=environments,
             conditions=conditions,
             drains=drains,
             gpus=gpus,
+            forecasts=forecasts,
             tokens=TokenStore(writer, store, tokens),
             event_stream=event_stream,
             kill=backend.kill,
@@ -162,7 +168,7 @@ class Daemon:
                 run_every(messages.notify_long_waits, LONG_WAIT_CHECK_SECONDS),
                 run_every(lambda: asyncio.to_thread(retention.sweep), SWEEP_INTERVAL_SECONDS),
                 run_every(environments.sweep, ENVIRONMENT_SWEEP_SECONDS),
-                *([] if compiled else [self._compile_policy(state, loop, store)]),
+                *([] if compiled else [self._compile_policy(state, loop, store, forecasts)]),
                 _once_started(server, lambda: ready(_make_ready(address, token, state, backend, recovered.note))),
                 inbox=inbox,
                 server=server,
@@ -175,7 +181,7 @@ class Daemon:
             notifier.close()
             self._machine.close()
 
-    async def _compile_policy(self, state: LiveState, loop: Loop, store: Store) -> None:
+    async def _compile_policy(self, state: LiveState, loop: Loop, store: Store, forecasts: StartForecasts) -> None:
         """Compile the policy, then let it schedule."""
         header = self._header
 
@@ -194,6 +200,7 @@ class Daemon:
         await asyncio.to_thread(self._kernels.load, header)
         past = await asyncio.to_thread(store.reader.past_jobs, MAX_PAST_JOBS)
         loop.change_policy(PolicyChange(header, _make_scheduler(header), past))
+        forecasts.enabled = True
         state.policy_note = ""
         log.info("policy %s is compiled, and schedules from now on", header.policy)
 

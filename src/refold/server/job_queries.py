@@ -12,6 +12,7 @@ from refold.api import ENDED_STATES, Caller, JobExplanation, Jobs, JobsQuery, Jo
 from refold.backends.local import LogChunk, log_path, read_log_at
 from refold.errors import BadInput, Conflict, Forbidden, NotFound
 from refold.server.live_state import LiveState
+from refold.server.start_forecasts import StartForecasts
 from refold.server.status import JobStates
 from refold.server.store import StoreReader
 from refold.server.writer import Writer
@@ -20,15 +21,19 @@ from refold.server.writer import Writer
 class JobQueries:
     """Finds jobs and reports what the caller may know about them."""
 
-    def __init__(self, state: LiveState, writer: Writer, reader: StoreReader, logs: Path) -> None:
+    def __init__(
+        self, state: LiveState, writer: Writer, reader: StoreReader, logs: Path, forecasts: StartForecasts
+    ) -> None:
         self._state = state
         self._writer = writer
         self._reader = reader
         self._logs = logs
+        self._forecasts = forecasts
 
     @property
     def _active(self) -> JobStates:
-        return JobStates(self._state.view, self._state.job_table.records, self._state.wall_time)
+        state = self._state
+        return JobStates(state.view, state.job_table.records, self._forecasts, state.wall_time)
 
     def find(self, name: str) -> str:
         """Return the id of the job with this id, number or name."""

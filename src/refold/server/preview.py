@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import asyncio
 
-from refold.api import MAX_JOB_NUMBER, Caller, Preview, Submission, TimeEstimate
+from refold.api import (
+    MAX_JOB_NUMBER,
+    Caller,
+    Preview,
+    Submission,
+    TimeEstimate,
+    VariantOutcome,
+    WhatIf,
+    WhatIfOutcome,
+)
 from refold.core import JobSubmitted, Scheduler, StartRun
+from refold.errors import Unavailable
 from refold.model import Job
 from refold.server.admission import Admission
 from refold.server.job_table import HOLD_TEXTS
 from refold.server.live_state import LiveState
+from refold.server.start_forecasts import JobForecast, StartForecasts
 from refold.server.status import wire_estimate
 from refold.simulator import CannotCopy
 
@@ -20,8 +31,9 @@ MAX_JOBS_FOR_TRIAL = 300
 class Previewer:
     """Previews submissions. The policy is tried on one submission at a time."""
 
-    def __init__(self, state: LiveState, admission: Admission) -> None:
+    def __init__(self, state: LiveState, admission: Admission, forecasts: StartForecasts) -> None:
         self._state = state
+        self._forecasts = forecasts
         self._admission = admission
         self._lock = asyncio.Semaphore(1)
 
@@ -52,8 +64,40 @@ class Previewer:
             consent=consent.why,
         )
 
+    async def compare(self, caller: Caller, question: WhatIf) -> WhatIfOutcome:
+        """Return when each variant of a submission would start and end, and how it would delay the waiting jobs."""
+        state = self._state
+        await self._admission.check_patterns(question.variants)
+        jobs = [self._admission.build_job(caller, variant, MAX_JOB_NUMBER) for variant in question.variants]
+        forecast = self._forecasts.compare(jobs, question.seed)
+        if forecast is None:
+            raise Unavailable("start times cannot be estimated yet: the daemon is still compiling; try again soon")
+        return WhatIfOutcome(
+            now=state.wall_time(state.now()),
+            futures=forecast.futures,
+            approximate=not self._forecasts.is_exact,
+            variants=[self._outcome(job, each) for job, each in zip(jobs, forecast.jobs, strict=True)],
+        )
+
+    def _outcome(self, job: Job, forecast: JobForecast) -> VariantOutcome:
+        wall_time, reason = self._state.wall_time, self._admission.infeasibility(job)
+        start, end = (
+            None if time is None else wire_estimate(time, wall_time) for time in (forecast.start, forecast.end)
+        )
+        fits = not reason
+        if fits and start is None:
+            reason = "not known yet: it waits for jobs whose run times are not known"
+        return VariantOutcome(start, end, forecast.mean_delay_of_others, forecast.delayed_jobs, fits, reason)
+
     async def _try_policy(self, job: Job) -> tuple[str, TimeEstimate | None]:
-        """Return the plan and the start estimate that the policy would give the job now."""
+        """Return the plan that the policy would give the job now, and when it would start."""
+        plan, estimate = await self._step_copy(job)
+        if estimate is None and (forecast := self._forecasts.start_of_new(job)) is not None:
+            estimate = wire_estimate(forecast, self._state.wall_time)
+        return plan, estimate
+
+    async def _step_copy(self, job: Job) -> tuple[str, TimeEstimate | None]:
+        """Let a copy of the scheduler take a step; return the plan and the start, if the policy knows them."""
         async with self._lock:
             if len(self._state.job_table.records) > MAX_JOBS_FOR_TRIAL:
                 return "", None
@@ -70,7 +114,9 @@ class Previewer:
             if isinstance(order, StartRun) and order.job == job.id:
                 plan = order.allocation.plan
                 return "" if plan is None else str(plan), TimeEstimate(state.wall_time(entry.now))
-        estimate = scheduler.view.start_estimate(job.id) if job.id in scheduler.view.waiting else None
+        if self._forecasts.is_exact or job.id not in scheduler.view.waiting:
+            return "", None
+        estimate = scheduler.view.start_estimate(job.id)
         return "", None if estimate is None else wire_estimate(estimate, state.wall_time)
 
 

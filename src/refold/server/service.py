@@ -33,6 +33,8 @@ from refold.api import (
     Submission,
     TenantStatus,
     TokenStatus,
+    WhatIf,
+    WhatIfOutcome,
 )
 from refold.core import Event, JobCancelled, JobHeld, JobReleased
 from refold.errors import BadInput, Conflict, Forbidden
@@ -47,6 +49,7 @@ from refold.server.monitor import GpuPoller
 from refold.server.preview import Previewer
 from refold.server.snapshot import journal_lines, snapshot_lines
 from refold.server.start_conditions import StartConditions
+from refold.server.start_forecasts import StartForecasts
 from refold.server.status import node_statuses, tenant_statuses
 from refold.server.store import Store
 from refold.server.tokens import TokenStore
@@ -68,6 +71,7 @@ class SchedulerService:
         conditions: StartConditions,
         drains: DrainManager,
         gpus: GpuPoller,
+        forecasts: StartForecasts,
         tokens: TokenStore,
         event_stream: EventStream,
         kill: Callable[[str], None],
@@ -80,11 +84,12 @@ class SchedulerService:
         self._reader = store.reader
         self._jobs = jobs
         self._admission = Admission(state, inbox, store.reader, environments, jobs.find, preemption)
-        self._previewer = Previewer(state, self._admission)
+        self._previewer = Previewer(state, self._admission, forecasts)
         self._environments = environments
         self._conditions = conditions
         self._drains = drains
         self._gpus = gpus
+        self._forecasts = forecasts
         self._tokens = tokens
         self._kill = kill
         self._started = time()
@@ -108,6 +113,8 @@ class SchedulerService:
             role=caller.role,
             tenant=caller.tenant,
             user=caller.user,
+            forecasts_starts=self._forecasts.is_exact,
+            start_accuracy=self._forecasts.accuracy,
         )
 
     # Jobs.
@@ -135,6 +142,10 @@ class SchedulerService:
     async def preview(self, caller: Caller, submission: Submission) -> Preview:
         """Return the expected outcome of a submission, without submitting it."""
         return await self._previewer.preview(caller, submission)
+
+    async def whatif(self, caller: Caller, question: WhatIf) -> WhatIfOutcome:
+        """Return the expected outcome of several variants of a submission, without submitting any."""
+        return await self._previewer.compare(caller, question)
 
     async def jobs(self, caller: Caller, query: JobsQuery) -> Jobs:
         """Return a page of active jobs in queue order, or of ended jobs, latest first."""

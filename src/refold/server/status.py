@@ -26,6 +26,7 @@ from refold.model import (
     run_plan,
 )
 from refold.server.job_selector import JobSelector
+from refold.server.start_forecasts import StartForecasts
 
 MAX_LISTED_DEPENDENCIES = 3
 
@@ -34,10 +35,13 @@ WallTime = Callable[[Seconds], float]
 
 
 class JobStates:
-    """Status of active jobs, from the scheduler's view and the job table."""
+    """Status of active jobs, from the scheduler's view, the job table and the forecasts."""
 
-    def __init__(self, view: View, job_table: Mapping[str, JobRecord], wall_time: WallTime) -> None:
+    def __init__(
+        self, view: View, job_table: Mapping[str, JobRecord], forecasts: StartForecasts, wall_time: WallTime
+    ) -> None:
         self._view, self._job_table, self._wall_time = view, job_table, wall_time
+        self._forecasts = forecasts
 
     def page(self, query: JobsQuery) -> Jobs:
         """Return a page of matching jobs and their total number."""
@@ -94,7 +98,7 @@ class JobStates:
         view, record = self._view, self._job_table[job.id]
         run = view.runs.get(job.id)
         wait = None if run is not None else self._reason(job.id, position)
-        estimate = view.start_estimate(job.id)
+        estimate = self._forecasts.estimate(job.id)
         return replace(
             _base_status(job, state, self._wall_time, None if run is None else run.allocation),
             started=_optional_time(record.first_started, self._wall_time),

@@ -21,7 +21,7 @@ from refold.errors import RefoldError
 from refold.jit import KernelNotCached, cached_kernels_only, kernel_folder
 from refold.model import Cluster, Demand, Job, Seconds
 from refold.registry import make_policy
-from refold.simulator import simulate
+from refold.simulator import compile_start_simulator, simulate
 
 REPORT_INTERVAL_SECONDS: Seconds = 10.0
 """Pause between two reports on the progress of the compilation."""
@@ -83,7 +83,11 @@ async def _report_progress(report: Callable[[str], None]) -> None:
 
 
 def warm_up(header: Header) -> None:
-    """Schedule a few jobs with a policy, so that its kernels are loaded, or compiled if they are not in the cache."""
+    """Schedule a few jobs with a policy, so that its kernels are loaded, or compiled if they are not in the cache.
+
+    The kernels for start estimates are loaded as well.
+    """
+    compile_start_simulator(header.cluster)
     policy = make_policy(header.policy, header.settings)
     try:
         simulate(_varied_jobs(header.cluster), header.cluster, policy)

@@ -31,5 +31,11 @@ from .replay import (
     replay_compiled as replay_compiled,
     task_columns as task_columns,
 )
+from .run_time_draws import RunTimes as RunTimes
 from .simulation import simulate as simulate
+from .start_times import (
+    StartSimulator as StartSimulator,
+    StartTimes as StartTimes,
+    compile_start_simulator as compile_start_simulator,
+)
 from .state_at import RecordedDecisions as RecordedDecisions, StateAt as StateAt

@@ -111,7 +111,9 @@ class _Successor:
 class Futures:
     """The start and end times of jobs in each future; infinity if a job does not start or end in it."""
 
-    def __init__(self, starts: Mapping[str, Floats], ends: Mapping[str, Floats]) -> None:
+    def __init__(self, count: int, starts: Mapping[str, Floats], ends: Mapping[str, Floats]) -> None:
+        self.count = count
+        """The number of futures."""
         self._starts, self._ends = starts, ends
 
     def starts(self, job_id: str) -> Floats:
@@ -147,12 +149,13 @@ def simulate_futures(
     new_jobs: Sequence[Job] = (),
     arrivals: bool = False,
     advance: Callable[[], None] = lambda: None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Futures:
     """Simulate several futures; return the starts of the jobs `job_ids` (default: all waiting jobs) and `new_jobs`.
 
     `new_jobs` are submitted now; their ends are returned too. One that has `work` runs for exactly that time. The
     run times drawn for a seed do not depend on `job_ids` and `new_jobs`. With `arrivals`, more jobs arrive,
-    as they did in the past. `advance` is called after each future.
+    as they did in the past. `advance` is called after each future; if `should_stop` returns True then, it was the last.
     """
     view = state.view
     past_arrivals = state.past_arrivals() if arrivals else PastArrivals((), (), state.now)
@@ -165,6 +168,7 @@ def simulate_futures(
     tracked = [*(view.waiting if job_ids is None else job_ids), *(job.id for job in new_jobs)]
     starts = {job_id: np.full(futures, inf) for job_id in tracked}
     ends = {job.id: np.full(futures, inf) for job in new_jobs}
+    finished = 0
     for number in range(futures):
         arriving = past_arrivals.resample(np.random.default_rng([seed, number]), used_ids)
         drawn = {job_id: float(duration[number]) for job_id, duration in durations.items()}
@@ -175,8 +179,13 @@ def simulate_futures(
             starts[job_id][number] = time
         for job_id, time in future.ended.items():
             ends[job_id][number] = time
+        finished += 1
         advance()
-    return Futures(starts, ends)
+        if should_stop():
+            break
+    if finished < futures:
+        starts, ends = ({job_id: times[:finished] for job_id, times in each.items()} for each in (starts, ends))
+    return Futures(finished, starts, ends)
 
 
 def _known_or_predicted(state: StateAt, job: Job) -> DurationDistribution | Seconds:

@@ -213,7 +213,7 @@ def _link_equal_demands(demand_of: Ints, first_task: Ints) -> Ints:
 
 
 @inlined
-def _release(nodes: Ints, gpus: Ints, bits: Words, need: Need, placements: Ints, row: int, end: int) -> None:
+def release_task(nodes: Ints, gpus: Ints, bits: Words, need: Need, placements: Ints, row: int, end: int) -> None:
     """Release the placement of a task. Instances with whole GPUs on the same node are released together."""
     while row < end:
         node, mask, instances_here = placements[row, NODE], placements[row, GPU_MASK], 1
@@ -281,7 +281,7 @@ def _replay(
             task = pop(times, running, size)
             size -= 1
             need = need_at(rows, demand_of[task])
-            _release(nodes, gpus, bits, need, placements, first_row[task], first_row[task + 1])
+            release_task(nodes, gpus, bits, need, placements, first_row[task], first_row[task + 1])
             blocked[:] = False
             head_blocked = False
         while arrived < count and submitted[arrived] == now:

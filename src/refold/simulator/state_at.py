@@ -25,6 +25,7 @@ class StateAt:
         self._final_run_times: dict[str, Seconds] = {}
         self._updates: list[Callable[[Predictor], None]] = []
         self._predictor = Predictor()
+        self._has_learned = False
         self.entries = 0
         self.now: Seconds = 0.0
         self.used_ids: set[str] = set()
@@ -53,6 +54,12 @@ class StateAt:
         return self._predictor
 
     @property
+    def knows_run_times(self) -> bool:
+        """Whether anything is known about run times: a job has ended, or all jobs have an estimate or a time limit."""
+        jobs = (*self.view.active.values(), *self.view.waiting.values())
+        return self._has_learned or all(job.work or job.time_limit for job in jobs)
+
+    @property
     def view(self) -> View:
         """The scheduler's view after the last entry."""
         return self._scheduler.view
@@ -79,6 +86,7 @@ class StateAt:
         """Record submitted, requeued and removed jobs, and the run times of jobs that have ended."""
         changes, now = view.changes, view.now
         for job, run_time in changes.past_jobs:
+            self._has_learned = True
             self._updates += [methodcaller("submitted", job, now), methodcaller("finished", job, run_time, now)]
         for run in changes.ended:
             run_time = self._run_times.get(run.job, 0.0) + now - run.since
@@ -89,6 +97,7 @@ class StateAt:
                 self._run_times.pop(run.job, None)
                 self._final_run_times[run.job] = run_time
                 job = self._jobs.pop(run.job)
+                self._has_learned = True
                 cut_short = run.stopping  # cancelled or ended by the policy: its run time is not representative
                 update = methodcaller("forget", job.id) if cut_short else methodcaller("finished", job, run_time, now)
                 self._updates.append(update)

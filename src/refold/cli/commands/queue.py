@@ -48,7 +48,7 @@ def queue(
 ) -> None:
     """Show jobs, why they wait and when they may start (--start); of the daemon, or at a time of a journal.
 
-    Start estimates are those of the policy. For jobs without one, or for all jobs with --futures, the policy is
+    Start estimates are those of the daemon, or of the journal. If there are none, or with --futures, the policy is
     simulated in several futures, each with random run times drawn from their predicted distributions. The estimate is
     the median of the futures, the range their 5th to 95th percentile.
 

@@ -12,6 +12,7 @@ import typer
 
 from refold.cli import OtherPolicy, make_client, require_option
 from refold.cli.inputs import (
+    MAX_WAITING_FOR_FUTURES,
     Arrivals,
     AtTime,
     ForecastOptions,
@@ -23,6 +24,7 @@ from refold.cli.inputs import (
     parse_job_class,
     read_daemon_state,
     read_journal_state,
+    stop_after,
 )
 from refold.cli.views import (
     AsJson,
@@ -39,6 +41,7 @@ from refold.cli.views import (
 )
 
 if TYPE_CHECKING:
+    from refold.api import Submission, VariantOutcome
     from refold.core import Scheduler
     from refold.model import Job, StartEstimate
     from refold.simulator import Futures
@@ -69,10 +72,13 @@ def whatif(
 ) -> None:
     """Estimate when a job would start and end if it were submitted now, or at a time of a journal.
 
-    The policy is simulated in several futures, with and without the job, each with random run times drawn from their
+    The queue is simulated in several futures, with and without the job, each with random run times drawn from their
     predicted distributions; all variants see the same run times. A job with an estimate takes that time, scaled in
     proportion for other numbers of GPUs. Estimates are medians of the futures, ranges their 5th to 95th percentile; the
     delay of other jobs is the mean over jobs that are already waiting.
+
+    The daemon simulates policies that start jobs in queue order. With --futures, --arrivals or --policy, and for other
+    policies, this command simulates the policy itself, which takes longer.
 
     With --policy another policy takes over at that time. Exit status: 1 if no variant starts.
 
@@ -84,16 +90,14 @@ def whatif(
     match files:
         case [job_file]:
             require_option("JOURNAL", {"--at": at}, "the daemon's state is always the current one")
-            job, notes = _read_first_job(job_file)
-            with read_daemon_state(make_client()) as state:
-                starts = _print_estimates(state, "the daemon", job, options, notes, as_json)
+            answer = _ask_daemon(_read_job(job_file), options)
         case [journal, job_file]:
             state = read_journal_state(journal, at)
-            job, notes = _read_first_job(job_file)
-            starts = _print_estimates(state, str(journal), job, options, notes, as_json)
+            answer = _simulate(state, str(journal), _read_job(job_file), options)
         case _:
             raise BadInput("expected a job file: refold whatif job.yaml, or refold whatif journal.jsonl job.yaml")
-    raise typer.Exit(int(not starts))
+    answer.print(as_json)
+    raise typer.Exit(int(not any(row["start"] is not None for row in answer.rows)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,25 +107,106 @@ class _WhatIfOptions:
     policy: str | None
     forecast: ForecastOptions
 
+    @property
+    def need_policy(self) -> bool:
+        """Whether the policy itself has to be simulated."""
+        return bool(self.policy or self.forecast.futures or self.forecast.arrivals)
 
-def _print_estimates(
-    state: JournalState, source: str, job: Job, options: _WhatIfOptions, notes: Sequence[str], as_json: bool
-) -> bool:
-    """Print the estimates of all variants of the job; return whether any of them starts."""
-    variants = _make_variants(state, job, options.gpus, options.job_class)
-    rows = _estimate(state, variants, make_scheduler_factory(state, options.policy), options.forecast)
-    notes = [options.forecast.note, *_scaling_notes(variants), *notes]
-    policy, count = options.policy, options.forecast.count
-    if as_json:
-        header = {"journal": source, "policy": policy or state.header.policy, "now": state.displayed_now}
-        print_json({**header, "futures": count, "seed": options.forecast.seed, "variants": rows, "notes": notes})
-    else:
-        print_notes(notes)
-        policy_text = f"policy {policy} from then on" if policy else f"policy {state.header.policy}"
-        when = f"submitted at {format_clock(state.displayed_now)}"
-        title = f"{variants[0].job.id}, {when}, {policy_text}, {plural(count, 'simulated future')}"
-        print_tables(_table(title, rows, state.displayed_now))
-    return any(row["start"] is not None for row in rows)
+
+@dataclass(frozen=True, slots=True)
+class _JobToTry:
+    """The first job of a file, and notes on ignored fields."""
+
+    submission: Submission
+    notes: tuple[str, ...]
+
+
+def _read_job(path: Path) -> _JobToTry:
+    from refold.jobspec import read_spec
+
+    spec = read_spec(path)
+    return _JobToTry(spec.submissions[0], tuple(spec.notes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Estimates of all variants, one row each. `takes_over`: it is not the policy that was used before."""
+
+    source: str
+    policy: str
+    name: str
+    now: float
+    futures: int
+    seed: int
+    rows: list[dict[str, Any]]
+    notes: Sequence[str]
+    takes_over: bool = False
+
+    def print(self, as_json: bool) -> None:
+        if as_json:
+            header = {"journal": self.source, "policy": self.policy, "now": self.now}
+            rows = {"futures": self.futures, "seed": self.seed, "variants": self.rows, "notes": list(self.notes)}
+            print_json({**header, **rows})
+            return
+        print_notes(self.notes)
+        when = f"submitted at {format_clock(self.now)}"
+        policy = f"policy {self.policy}{' from then on' if self.takes_over else ''}"
+        title = f"{self.name}, {when}, {policy}, {plural(self.futures, 'simulated future')}"
+        print_tables(_table(title, self.rows, self.now))
+
+
+def _ask_daemon(job: _JobToTry, options: _WhatIfOptions) -> _Answer:
+    """Let the daemon estimate the variants; simulate the policy here if the daemon cannot, or was not to."""
+    client = make_client()
+    info = client.info()
+    by_daemon = info.forecasts_starts or info.waiting > MAX_WAITING_FOR_FUTURES
+    if by_daemon and not options.need_policy:
+        variants = _make_variants(job.submission, options.gpus, options.job_class)
+        seed = options.forecast.seed
+        outcome = client.whatif([variant.submission for variant in variants], seed)
+        rows = [
+            {"variant": each.name} | _outcome_row(found, outcome.now)
+            for each, found in zip(variants, outcome.variants, strict=True)
+        ]
+        notes = [options.forecast.note, *_scaling_notes(variants), *job.notes]
+        if outcome.approximate:
+            notes.insert(0, f"policy {info.policy} is approximated by EASY backfill; --futures N simulates it")
+        return _Answer(
+            "the daemon", info.policy, job.submission.name, outcome.now, outcome.futures, seed, _mark_best(rows), notes
+        )
+    with read_daemon_state(client) as state:
+        return _simulate(state, "the daemon", job, options)
+
+
+def _outcome_row(outcome: VariantOutcome, now: float) -> dict[str, Any]:
+    import msgspec
+
+    row: dict[str, Any] = msgspec.to_builtins(outcome)
+    for what in ("start", "end"):
+        if row[what] is not None:
+            row[what] = {"at": None, "soonest": None, "latest": None} | row[what]
+    return row | {"wait": None if outcome.start is None else outcome.start.at - now}
+
+
+def _simulate(state: JournalState, source: str, job: _JobToTry, options: _WhatIfOptions) -> _Answer:
+    """Simulate the policy of a journal, or another one, with each variant of the job."""
+    variants = _make_variants(job.submission, options.gpus, options.job_class)
+    name = _unused_id(state, job.submission.name)
+    make_scheduler = make_scheduler_factory(state, options.policy)
+    rows, futures = _estimate(state, name, variants, make_scheduler, options.forecast)
+    policy = options.policy or state.header.policy
+    notes = [options.forecast.note, *_scaling_notes(variants), *job.notes]
+    return _Answer(
+        source,
+        policy,
+        name,
+        state.displayed_now,
+        futures,
+        options.forecast.seed,
+        rows,
+        notes,
+        takes_over=options.policy is not None,
+    )
 
 
 # Variants of the job.
@@ -129,32 +214,27 @@ def _print_estimates(
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """A variant of the job. `scaled`: its work was scaled in proportion to its GPUs."""
+    """A variant of the job. `scaled`: its estimate was scaled in proportion to its GPUs."""
 
     name: str
-    job: Job
+    submission: Submission
     scaled: bool = False
 
-
-def _read_first_job(path: Path) -> tuple[Job, tuple[str, ...]]:
-    """Return the first job of a file, and notes on ignored fields."""
-    from refold.jobspec import read_spec
-
-    spec = read_spec(path)
-    first = spec.submissions[0]
-    return first.to_job(first.name, first.tenant or "default", "", 0.0), tuple(spec.notes)
+    def job(self, job_id: str, now: float) -> Job:
+        """Return the job as if it were submitted now."""
+        return self.submission.to_job(job_id, self.submission.tenant or "default", "", now)
 
 
-def _make_variants(state: JournalState, given: Job, gpus: str | None, job_class: str | None) -> list[_Variant]:
+def _make_variants(given: Submission, gpus: str | None, job_class: str | None) -> list[_Variant]:
     """Return the job as given, with each number of GPUs, and all of these again with the other job class."""
     import msgspec
 
-    job = msgspec.structs.replace(given, id=_unused_id(state, given.id), submitted=state.now)
-    variants = [_Variant(f"as given: {job.demand}", job), *(_with_gpus(job, text) for text in _split_list(gpus))]
+    demand = _Variant("", given).job(given.name, 0.0).demand
+    variants = [_Variant(f"as given: {demand}", given), *(_with_gpus(given, text) for text in _split_list(gpus))]
     if job_class is not None:
         other = parse_job_class(job_class)
         variants += [
-            _Variant(f"{one.name}, {other}", msgspec.structs.replace(one.job, job_class=other), one.scaled)
+            _Variant(f"{one.name}, {other}", msgspec.structs.replace(one.submission, job_class=other), one.scaled)
             for one in variants
         ]
     return variants
@@ -171,26 +251,26 @@ def _unused_id(state: JournalState, name: str) -> str:
     return name if name not in taken else next(other for other in others if other not in taken)
 
 
-def _with_gpus(job: Job, text: str) -> _Variant:
+def _with_gpus(given: Submission, text: str) -> _Variant:
     import msgspec
 
     from refold.errors import BadInput
     from refold.jobspec import parse_gpu_request
-    from refold.model import milli_from_number
 
+    before = _Variant("", given).job(given.name, 0.0).demand
     try:
         request = parse_gpu_request(text)
         if request.types or request.minimum != request.maximum:
             raise ValueError
-        milli = milli_from_number(request.share)
-        demand = msgspec.structs.replace(job.demand, gpus=request.minimum, gpu_milli=milli)
+        other = msgspec.structs.replace(given, gpus=request.minimum, gpu_share=request.share, gpu_range=None)
+        demand = _Variant("", other).job(given.name, 0.0).demand
     except ValueError:
         raise BadInput(f"--gpus {text}: expected a whole number ≥ 0, or a fraction of one GPU such as 0.5") from None
-    work = job.work
-    scales = work is not None and bool(job.demand.total_gpu_milli and demand.total_gpu_milli)
-    if work is not None and scales:
-        work *= job.demand.total_gpu_milli / demand.total_gpu_milli
-    return _Variant(str(demand), msgspec.structs.replace(job, demand=demand, work=work, gpu_range=None), scales)
+    scales = given.estimate is not None and bool(before.total_gpu_milli and demand.total_gpu_milli)
+    if given.estimate is not None and scales:
+        scaled = given.estimate * before.total_gpu_milli / demand.total_gpu_milli
+        other = msgspec.structs.replace(other, estimate=scaled)
+    return _Variant(str(demand), other, scales)
 
 
 def _scaling_notes(variants: Sequence[_Variant]) -> list[str]:
@@ -203,11 +283,12 @@ def _scaling_notes(variants: Sequence[_Variant]) -> list[str]:
 
 def _estimate(
     state: JournalState,
+    name: str,
     variants: Sequence[_Variant],
     make_scheduler: Callable[[], Scheduler],
     options: ForecastOptions,
-) -> list[dict[str, Any]]:
-    """Simulate the futures without the job and with each variant; return a row per variant."""
+) -> tuple[list[dict[str, Any]], int]:
+    """Simulate the futures without the job and with each variant; return a row per variant, and how many futures."""
     from refold.cli.inputs import parse_charging
     from refold.simulator import simulate_futures
 
@@ -224,17 +305,25 @@ def _estimate(
                 new_jobs=new_jobs,
                 arrivals=options.arrivals,
                 advance=advance,
+                should_stop=stop_after(options.time_limit(state) / (len(variants) + 1)),
             )
 
         without = simulate()
-        rows = [_row(state, variant, simulate(variant.job), without) for variant in variants]
+        tried = [(variant, variant.job(name, state.now)) for variant in variants]
+        results = [(variant, job, simulate(job)) for variant, job in tried]
+    rows = [_row(state, variant, job, with_job, without) for variant, job, with_job in results]
+    return _mark_best(rows), min(futures.count for _, _, futures in results)
+
+
+def _mark_best(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mark the variant that ends first, if there are several."""
     ends = [row["end"]["at"] if row["end"] else inf for row in rows]
     first = ends.index(min(ends))
     return [{**row, "best": len(rows) > 1 and index == first and ends[index] < inf} for index, row in enumerate(rows)]
 
 
-def _row(state: JournalState, variant: _Variant, with_job: Futures, without: Futures) -> dict[str, Any]:
-    start, end = with_job.start(variant.job.id), with_job.end(variant.job.id)
+def _row(state: JournalState, variant: _Variant, job: Job, with_job: Futures, without: Futures) -> dict[str, Any]:
+    start, end = with_job.start(job.id), with_job.end(job.id)
     delays = {job_id: _delay(job_id, with_job, without) for job_id in state.present.view.waiting}
     known = [delay for delay in delays.values() if delay is not None]
     return {
@@ -244,8 +333,8 @@ def _row(state: JournalState, variant: _Variant, with_job: Futures, without: Fut
         "wait": None if start is None else start.at - state.now,
         "mean_delay_of_others": sum(known) / len(known) if known else 0.0,
         "delayed_jobs": sum(delay > MIN_DELAY_SECONDS for delay in known),
-        "fits": _fits(state, variant.job),
-        "reason": "" if start is not None else _no_start_reason(state, variant.job),
+        "fits": _fits(state, job),
+        "reason": "" if start is not None else _no_start_reason(state, job),
     }
 
 
@@ -260,7 +349,8 @@ def _delay(job_id: str, with_job: Futures, without: Futures) -> float | None:
     """Return the mean delay of a job's start over the futures in which it starts both with and without the new job."""
     import numpy as np
 
-    delayed, undelayed = with_job.starts(job_id), without.starts(job_id)
+    count = min(with_job.count, without.count)
+    delayed, undelayed = with_job.starts(job_id)[:count], without.starts(job_id)[:count]
     both = np.isfinite(delayed) & np.isfinite(undelayed)
     return float((delayed - undelayed)[both].mean()) if both.any() else None
 

@@ -8,6 +8,7 @@ from .charges import (
 from .hardware import GpuPool as GpuPool, parse_gpu_pools as parse_gpu_pools, pools_with_gpus as pools_with_gpus
 from .job_classes import ClassName as ClassName, OtherClass as OtherClass, parse_job_class as parse_job_class
 from .journal_state import (
+    MAX_WAITING_FOR_FUTURES as MAX_WAITING_FOR_FUTURES,
     NOW as NOW,
     Arrivals as Arrivals,
     AtTime as AtTime,
@@ -19,6 +20,7 @@ from .journal_state import (
     make_scheduler_factory as make_scheduler_factory,
     read_daemon_state as read_daemon_state,
     read_journal_state as read_journal_state,
+    stop_after as stop_after,
 )
 from .journal_workload import read_recorded_run as read_recorded_run, workload_from_history as workload_from_history
 from .plan_request import (

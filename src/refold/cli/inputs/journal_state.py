@@ -24,6 +24,12 @@ DEFAULT_FUTURES = 40
 
 MAX_FUTURES = 10_000
 
+MAX_WAITING_FOR_FUTURES = 1_000
+"""With more jobs waiting in the daemon, its policy is simulated only on request."""
+
+MAX_LIVE_SECONDS = 1.0
+"""Time for simulating futures of the daemon without --futures. At least one is simulated."""
+
 NOW = "now"
 """Value of --at: the time at which a journal that is still being written is read."""
 
@@ -69,6 +75,10 @@ class ForecastOptions:
         """The number of simulated futures."""
         return self.futures or DEFAULT_FUTURES
 
+    def time_limit(self, state: JournalState) -> float:
+        """Return for how long to simulate, in seconds. A number that was given, and that of a journal, is simulated."""
+        return MAX_LIVE_SECONDS if self.futures is None and state.is_live else inf
+
     @property
     def note(self) -> str:
         """The assumption about arrivals, to print with the estimates."""
@@ -77,12 +87,16 @@ class ForecastOptions:
 
 @dataclass(frozen=True, slots=True)
 class JournalState:
-    """The state at a time of a journal. `clock_offset`: seconds to add to journal times to get displayed times."""
+    """The state at a time of a journal. `clock_offset`: seconds to add to journal times to get displayed times.
+
+    `is_live`: it is the present state of the daemon.
+    """
 
     path: Path
     header: Header
     present: StateAt
     clock_offset: float = 0.0
+    is_live: bool = False
 
     @property
     def now(self) -> float:
@@ -177,7 +191,10 @@ def _parse_calendar_time(text: str) -> float | None:
 
 
 def forecast_starts(state: JournalState, job_ids: list[str], options: ForecastOptions) -> Futures:
-    """Continue the journal's policy in several simulated futures until the given jobs have started."""
+    """Continue the journal's policy in several simulated futures until the given jobs have started.
+
+    For the daemon fewer futures are simulated if they take long, unless their number was given.
+    """
     from refold.cli.inputs.charges import parse_charging
     from refold.simulator import simulate_futures
 
@@ -193,7 +210,16 @@ def forecast_starts(state: JournalState, job_ids: list[str], options: ForecastOp
             job_ids=job_ids,
             arrivals=options.arrivals,
             advance=advance,
+            should_stop=stop_after(options.time_limit(state)),
         )
+
+
+def stop_after(seconds: float) -> Callable[[], bool]:
+    """Return a function that returns True when this time has passed."""
+    from time import perf_counter
+
+    end = perf_counter() + seconds
+    return lambda: perf_counter() > end
 
 
 def make_scheduler_factory(state: JournalState, policy: str | None = None) -> Callable[[], Scheduler]:
@@ -225,4 +251,4 @@ def read_daemon_state(client: Client) -> Iterator[JournalState]:
 
     with TemporaryDirectory(prefix="refold-") as folder:
         state = read_journal_state(client.snapshot(Path(folder) / "snapshot.jsonl"), None)
-        yield replace(state, clock_offset=client.info().now - state.now)
+        yield replace(state, clock_offset=client.info().now - state.now, is_live=True)

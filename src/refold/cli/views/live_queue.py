@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from refold.cli import format_job_gpus, format_placement, format_reason, list_jobs
-from refold.cli.inputs import ForecastOptions, forecast_starts, read_daemon_state
+from refold.cli.inputs import MAX_WAITING_FOR_FUTURES, ForecastOptions, forecast_starts, read_daemon_state
 from refold.cli.views.output import (
     Column,
     Table,
@@ -21,9 +21,12 @@ from refold.cli.views.output import (
 from refold.cli.views.times import format_elapsed, format_interval, format_moment
 
 if TYPE_CHECKING:
-    from refold.api import DaemonInfo, JobStatus, TimeEstimate
+    from refold.api import DaemonInfo, JobStatus, StartAccuracy, TimeEstimate
     from refold.client import Client
     from refold.model import StartEstimate
+
+UNKNOWN = "not known yet"
+"""Shown for a waiting job without a start estimate."""
 
 ALL_COLUMNS_WIDTH = 100
 """Line width from which all columns are shown."""
@@ -60,9 +63,12 @@ class _LiveQueue:
     omitted: int
     estimates: dict[str, tuple[TimeEstimate | None, str]] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    with_estimates: bool = False
 
     def to_document(self) -> dict[str, Any]:
         """Return the queue for JSON output."""
+        import msgspec
+
         info = self.info
         return {
             "cluster": info.cluster,
@@ -74,6 +80,7 @@ class _LiveQueue:
             "waiting": info.waiting,
             "jobs": [self._job_document(job) for job in self.jobs],
             "omitted": self.omitted,
+            **({"start_accuracy": msgspec.to_builtins(info.start_accuracy)} if self.with_estimates else {}),
             "notes": [*self.notes, *filter(None, (info.storage, info.policy_note))],
         }
 
@@ -92,6 +99,8 @@ class _LiveQueue:
         free = f"{info.free_gpus:g} of {info.gpus:,} GPUs free"
         title = f"{info.running:,} running, {info.waiting:,} waiting, {free}, policy {info.policy}"
         footer = [f"… and {plural(self.omitted, 'more job')} (--all)"] if self.omitted else []
+        if self.estimates:
+            footer += format_accuracy(info.start_accuracy)
         print_notes([*self.notes, *filter(None, (info.storage, info.policy_note))])
         if not self.jobs:
             print_line(title)
@@ -107,24 +116,29 @@ def _read_queue(client: Client, options: LiveQueueOptions) -> _LiveQueue:
         return _LiveQueue(info, jobs, omitted)
     waiting = [job for job in jobs if job.state == "waiting"]
     estimates, notes = _estimate_starts(client, info, waiting, options.forecast)
-    return _LiveQueue(info, jobs, omitted, estimates, notes)
+    return _LiveQueue(info, jobs, omitted, estimates, notes, with_estimates=True)
 
 
 def _estimate_starts(
     client: Client, info: DaemonInfo, waiting: Sequence[JobStatus], options: ForecastOptions
 ) -> tuple[dict[str, tuple[TimeEstimate | None, str]], list[str]]:
-    """Return the policy's start estimates; for jobs without one, or all jobs with --futures, simulated estimates."""
+    """Return the daemon's start estimates; if it makes none, or for all jobs with --futures, simulated estimates."""
     from refold.errors import Forbidden
 
-    by_policy = {job.id: (job.start_estimate, policy_source(job.start_estimate, info.now)) for job in waiting}
+    source = "forecast" if info.forecasts_starts else "policy"
+    by_daemon = {job.id: (job.start_estimate, source if job.start_estimate else "") for job in waiting}
     missing = [job.id for job in waiting if options.futures or job.start_estimate is None]
-    if not missing:
-        return by_policy, []
+    if not missing or (info.forecasts_starts and not options.futures):
+        return by_daemon, []
+    if info.waiting > MAX_WAITING_FOR_FUTURES and not options.futures:
+        return by_daemon, [
+            f"policy {info.policy} is not simulated with {info.waiting:,} waiting jobs; --futures N does"
+        ]
     try:
         simulated, notes = _simulate_starts(client, missing, options)
     except Forbidden:
-        return by_policy, ["only start estimates of the policy are shown: simulating futures requires the owner role"]
-    return by_policy | simulated, notes
+        return by_daemon, ["only start estimates of the policy are shown: simulating futures requires the owner role"]
+    return by_daemon | simulated, notes
 
 
 def _simulate_starts(
@@ -132,8 +146,10 @@ def _simulate_starts(
 ) -> tuple[dict[str, tuple[TimeEstimate | None, str]], list[str]]:
     with read_daemon_state(client) as state:
         waiting = [job_id for job_id in job_ids if job_id in state.present.view.waiting]
+        if not state.present.knows_run_times:
+            return dict.fromkeys(waiting, (None, "")), []
         futures = forecast_starts(state, waiting, options)
-    source = plural(options.count, "future")
+    source = plural(futures.count, "future")
     return {job_id: (_shift(futures.start(job_id), state.clock_offset), source) for job_id in waiting}, [options.note]
 
 
@@ -145,6 +161,16 @@ def _shift(estimate: StartEstimate | None, offset: float) -> TimeEstimate | None
         return None
     bounds = [None if time is None else time + offset for time in (estimate.soonest, estimate.latest)]
     return TimeEstimate(estimate.at + offset, *bounds)
+
+
+def format_accuracy(accuracy: StartAccuracy) -> list[str]:
+    """Return a line that says how good the daemon's estimates were so far; nothing if no job has started."""
+    if accuracy.median_error is None:
+        return []
+    bounds = f", {accuracy.coverage:.0%} of bounds met" if accuracy.coverage is not None else ""
+    return [
+        f"estimates of {plural(accuracy.jobs, 'job')}: median error {format_elapsed(accuracy.median_error)}{bounds}"
+    ]
 
 
 def policy_source(estimate: StartEstimate | TimeEstimate | None, now: float) -> str:
@@ -198,7 +224,7 @@ def _estimate_columns(estimates: Mapping[str, tuple[TimeEstimate | None, str]], 
         if job.id not in estimates:
             return ""
         estimate, _ = estimates[job.id]
-        return format_moment(estimate.at if estimate else None, now)
+        return format_moment(estimate.at, now) if estimate else UNKNOWN
 
     def interval(job: JobStatus) -> str:
         estimate, _ = estimates.get(job.id, (None, ""))

@@ -1,0 +1,153 @@
+"""Random run times of jobs for simulated futures, as far as anything is known about them.
+
+What a user has estimated is taken as it is. Otherwise run times are predicted, once a job has ended or if a run reports
+its progress. Before that, a job with a time limit is assumed to use all of it, and the run time of others is unknown.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from functools import cached_property
+from math import inf, sqrt
+
+import msgspec
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from refold.model import Job, Seconds
+from refold.packing import Floats
+from refold.predict import DurationDistribution, Predictor
+
+COMMON_FACTOR_JOBS = 10
+"""After this many jobs of a kind, half of the variance of their run times is common to all of them in a future.
+
+Before, it is more: if little is known of jobs that are alike, all of them are longer than expected, or none is."""
+
+TABLE_SHARES = 64
+"""Number of quantiles from which run times of waiting jobs of the same kind are drawn."""
+
+_SHARES = (np.arange(TABLE_SHARES) + 0.5) / TABLE_SHARES
+
+
+class StartedJob(msgspec.Struct, frozen=True):
+    """A job that has run for `elapsed` seconds; `share_done`: of its steps, None if it reports none."""
+
+    job: Job
+    elapsed: Seconds
+    share_done: float | None = None
+
+
+class RunTimes:
+    """Run times of jobs, learned from those that have ended. Nothing is computed before run times are drawn."""
+
+    def __init__(self) -> None:
+        self._unlearned: list[tuple[Job, Seconds, Seconds]] = []
+        self._ended: Counter[Hashable] = Counter()
+        self._tables: dict[Hashable, Floats] = {}
+
+    def learn(self, job: Job, run_time: Seconds, now: Seconds) -> None:
+        """Learn from a job that has ended."""
+        self._unlearned.append((job, run_time, now))
+        self._ended[_series(job)] += 1
+
+    def draws(self, futures: int, seed: int) -> RunTimeDraws:
+        """Return the random run times of a number of futures. The same seed gives the same ones."""
+        if self._unlearned:
+            self._tables.clear()
+        for job, run_time, now in self._unlearned:
+            self._predictor.submitted(job, now)
+            self._predictor.finished(job, run_time, now)
+        self._unlearned.clear()
+        return RunTimeDraws(self, futures, seed)
+
+    @cached_property
+    def _predictor(self) -> Predictor:
+        return Predictor()
+
+    @property
+    def _has_learned(self) -> bool:
+        return bool(self._ended)
+
+    def common_part(self, job: Job) -> float:
+        """Return the part of the variance of a job's run time that it has in common with jobs like it."""
+        return COMMON_FACTOR_JOBS / (COMMON_FACTOR_JOBS + self._ended[_series(job)])
+
+    def quantiles(self, job: Job, now: Seconds) -> Floats:
+        """Return the quantiles of the run time of a job that has not started: all infinite if nothing is known."""
+        kind = (_series(job), job.workload, job.demand, job.job_class, job.steps, job.batch, job.time_limit, job.work)
+        table = self._tables.get(kind)
+        if table is None:
+            table = self._tables[kind] = self._make_table(job, now)
+        return table
+
+    def _make_table(self, job: Job, now: Seconds) -> Floats:
+        if job.work is not None:
+            return np.full(TABLE_SHARES, min(job.work, job.time_limit or inf))
+        if not self._has_learned:
+            return np.full(TABLE_SHARES, job.time_limit or inf)
+        distribution = self._predictor.expect(job, now)
+        return np.array([distribution.quantile(share) for share in _SHARES.tolist()])
+
+    def remaining(self, started: StartedJob, shares: Floats, now: Seconds) -> Floats:
+        """Return the remaining run time of a job for each of these shares of its distribution."""
+        job, elapsed = started.job, started.elapsed
+        limit = max((job.time_limit or inf) - elapsed, 0.0)
+        if job.work is not None and job.work > elapsed:
+            return np.full(len(shares), min(job.work - elapsed, limit))
+        if not (self._has_learned or started.share_done):
+            return np.full(len(shares), limit)
+        total = self._predictor.expect_running(job, now, elapsed, started.share_done)
+        return np.minimum(_quantiles(total, shares) - elapsed, limit)
+
+
+class RunTimeDraws:
+    """Random run times, with one row per future. Run times of jobs of the same kind are correlated."""
+
+    def __init__(self, run_times: RunTimes, futures: int, seed: int) -> None:
+        self._run_times, self._futures = run_times, futures
+        self._random = np.random.default_rng([seed, futures])
+        self._common: dict[Hashable, Floats] = {}
+
+    def waiting(self, jobs: Sequence[Job], now: Seconds) -> Floats:
+        """Return run times of jobs that have not started (columns); infinite if unknown."""
+        drawn = np.empty((self._futures, len(jobs)))
+        columns: dict[int, list[int]] = {}
+        tables: dict[int, tuple[Job, Floats]] = {}
+        for column, job in enumerate(jobs):
+            table = self._run_times.quantiles(job, now)
+            columns.setdefault(id(table), []).append(column)
+            tables[id(table)] = job, table
+        for key, (job, table) in tables.items():
+            shares = self._shares(job, len(columns[key]))
+            drawn[:, columns[key]] = np.interp(shares, _SHARES, table) if table[0] < inf else inf
+        return drawn
+
+    def remaining(self, jobs: Sequence[StartedJob], now: Seconds) -> Floats:
+        """Return remaining run times of jobs that have started (columns); infinite if unknown."""
+        rows = [self._run_times.remaining(job, self._shares(job.job, 1)[:, 0], now) for job in jobs]
+        return np.array(rows).reshape(-1, self._futures).T
+
+    def _shares(self, job: Job, count: int) -> Floats:
+        """Return random numbers from 0 to 1 for jobs that are alike: each the sum of a common and an own part."""
+        series = _series(job)
+        if series not in self._common:
+            self._common[series] = self._stratified_normal()
+        common = self._run_times.common_part(job)
+        own = self._random.standard_normal((self._futures, count))
+        shares: Floats = ndtr(sqrt(common) * self._common[series][:, None] + sqrt(1.0 - common) * own)
+        return shares
+
+    def _stratified_normal(self) -> Floats:
+        """Return normal random numbers, one from each of as many equally likely ranges as there are futures."""
+        random = self._random
+        drawn: Floats = ndtri((random.permutation(self._futures) + random.random(self._futures)) / self._futures)
+        return drawn
+
+
+def _series(job: Job) -> Hashable:
+    return job.tenant, job.user, job.group
+
+
+def _quantiles(distribution: DurationDistribution, shares: Floats) -> Floats:
+    return np.array([distribution.quantile(share) for share in shares.tolist()])

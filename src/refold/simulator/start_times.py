@@ -1,0 +1,123 @@
+"""Start times of the jobs that wait now, in several futures of a scheduler whose policy starts them in queue order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from refold.core import View
+from refold.model import Cluster, Demand, Job, Seconds, StartEstimate
+from refold.packing import Floats, FreeResources
+from refold.policies import QueueOrder
+from refold.simulator.queue_forecast import QueueForecast
+from refold.simulator.run_time_draws import RunTimes, StartedJob
+
+ESTIMATE_SHARES = (0.05, 0.5, 0.95)
+"""Quantiles over the futures: the soonest, the estimated and the latest time."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartTimes:
+    """Start times and run times of jobs (columns) in each future (rows); infinite if unknown.
+
+    `latest`: when each job starts at the latest if all jobs use their time limits; infinite if some have none.
+    """
+
+    job_ids: Sequence[str]
+    starts: Floats
+    durations: Floats
+    latest: Floats
+
+    def start_estimates(self) -> dict[str, StartEstimate]:
+        """Return the start estimates of all jobs whose start is known."""
+        return _estimates(self.job_ids, self.starts, self.latest)
+
+    def end_estimate(self, job_id: str) -> StartEstimate | None:
+        """Return when a job ends; None if it is not known."""
+        column = [self.job_ids.index(job_id)]
+        ends = self.starts[:, column] + self.durations[:, column]
+        return _estimates([job_id], ends, np.array([inf])).get(job_id)
+
+    def starts_of(self, job_id: str) -> Floats:
+        """Return the start of a job in each future."""
+        starts: Floats = self.starts[:, self.job_ids.index(job_id)]
+        return starts
+
+
+def _estimates(job_ids: Sequence[str], times: Floats, latest: Floats) -> dict[str, StartEstimate]:
+    ordered = np.sort(times, axis=0)
+    rows = [int(share * (len(ordered) - 1) + 0.5) for share in ESTIMATE_SHARES]
+    bounded = np.minimum(ordered[rows], latest).T.tolist()
+    return {
+        job_id: StartEstimate(job_id, at, soonest, end if end < inf else None)
+        for job_id, (soonest, at, end) in zip(job_ids, bounded, strict=True)
+        if at < inf
+    }
+
+
+def compile_start_simulator(cluster: Cluster) -> None:
+    """Compile what `StartSimulator` needs, or load it from the cache, so that the first simulation is fast."""
+    job, run_times = Job("warm-up", demand=Demand(gpus=0)), RunTimes()
+    run_times.learn(job, 1.0, 0.0)
+    draws = run_times.draws(futures=2, seed=0)
+    remaining, durations = draws.remaining([StartedJob(job, 1.0, 0.5)], 0.0), draws.waiting([job], 0.0)
+    QueueForecast(FreeResources(cluster), [()], [job.demand]).starts("easy", 0.0, remaining, durations)
+
+
+class StartSimulator:
+    """Simulates the queue of a scheduler from its present state."""
+
+    def __init__(self, view: View, order: QueueOrder, run_times: RunTimes) -> None:
+        self._view, self._order, self._run_times = view, order, run_times
+        self._empty = FreeResources(view.cluster)
+
+    def simulate(self, now: Seconds, futures: int, seed: int = 0, new_job: Job | None = None) -> StartTimes:
+        """Return the start times of the waiting jobs, and of one more that is submitted now.
+
+        The run times drawn for a seed do not depend on `new_job`.
+        """
+        view = self._view
+        runs = list(view.runs.values())
+        started = [StartedJob(view.active[run.job], self._done(run.job, now), self._share(run.job)) for run in runs]
+        draws = self._run_times.draws(futures, seed)
+        remaining = draws.remaining(started, now)
+        jobs = list(view.waiting.values())
+        durations = draws.waiting(jobs, now)
+        if new_job is not None:
+            jobs, durations = [*jobs, new_job], np.hstack([durations, draws.waiting([new_job], now)])
+        positions = sorted(range(len(jobs)), key=lambda column: self._queue_key(jobs[column]))
+        jobs, durations = [jobs[position] for position in positions], durations[:, positions]
+        stopping = np.array([run.stopping for run in runs], dtype=np.bool_)
+        queue = QueueForecast(self._free(), [view.held_by(run.job) for run in runs], [job.demand for job in jobs])
+        starts = queue.starts(self._order, now, now + np.where(stopping, 0.0, remaining), durations)
+        ends = [now + max(0.0, (job.job.time_limit or inf) - job.elapsed) for job in started]
+        limits = np.array([[job.time_limit or inf for job in jobs]])
+        latest = queue.starts("fifo", now, np.where(stopping, now, np.array([ends]).reshape(1, -1)), limits)[0]
+        if self._order == "fifo-skip":  # others may overtake a job as long as it does not fit
+            latest = np.full(len(jobs), inf)
+        return StartTimes([job.id for job in jobs], starts, durations, latest)
+
+    def _queue_key(self, job: Job) -> tuple[int, Seconds]:
+        return (-job.priority if self._order == "easy" else 0), job.submitted
+
+    def _done(self, job_id: str, now: Seconds) -> Seconds:
+        """Return the work of a job done by now, in seconds."""
+        computing = self._view.computing_since(job_id) is not None
+        return self._view.done(job_id) + (now - self._view.now if computing else 0.0)
+
+    def _share(self, job_id: str) -> float | None:
+        return self._view.share_done(self._view.active[job_id])
+
+    def _free(self) -> FreeResources:
+        view, free = self._view, self._empty.copy()
+        for node in range(len(view.cluster.nodes)):
+            if not view.is_up(node):
+                free.set_node_up(node, False)
+        for node, gpu in view.down_gpus:
+            free.set_gpu_up(node, gpu, False)
+        for run in view.runs.values():
+            free.retake(view.held_by(run.job))
+        return free
