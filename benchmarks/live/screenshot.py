@@ -55,7 +55,7 @@ def _submit_jobs(daemon: Daemon) -> None:
     submit(name="tune", command=SLEEP, gpus=4, tenant="speech", time_limit=7200)
     submit(name="segment", command=SLEEP, gpus=2, tenant="vision")
     submit(name="eval", command=SLEEP, gpu_share=0.5, tenant="speech", time_limit=600)
-    daemon.client.drain("b", gpu=3, why="XID 79: the GPU has fallen off the bus")
+    daemon.client.drain("b", gpu=3, reason="XID 79: the GPU has fallen off the bus")
     time.sleep(1.5)
 
 

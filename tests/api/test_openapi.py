@@ -103,7 +103,7 @@ def test_optional_query_parameters_are_not_nullable() -> None:
             "schema": {"type": "string", "minLength": 1, "maxLength": 128},
         },
         {"name": "gpu", "in": "query", "schema": {"type": "integer", "minimum": 0, "maximum": 65536}},
-        {"name": "why", "in": "query", "schema": {"type": "string", "maxLength": 4096, "default": ""}},
+        {"name": "reason", "in": "query", "schema": {"type": "string", "maxLength": 4096, "default": ""}},
         {"name": "move", "in": "query", "schema": {"type": "boolean", "default": False}},
     ]
 

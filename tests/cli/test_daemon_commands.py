@@ -121,6 +121,7 @@ def test_the_queue_as_json(service: FakeService, json_of: JsonOf) -> None:
         "now": NOW,
         "gpus": 4,
         "free_gpus": 4.0,
+        "drained_gpus": 0,
         "running": 1,
         "waiting": 2,
         "jobs": [msgspec.to_builtins(service.jobs_by_id["train-1"])],
@@ -482,3 +483,28 @@ def test_a_job_is_listed_with_the_gpus_that_it_holds(service: FakeService, stdou
         service.jobs_by_id["train-1"] = msgspec.structs.replace(before, state=state, gpus=8.0, ended=NOW)
         (row,) = [line.split() for line in lines(stdout_of(*command)) if "train-1" in line]
         assert row[row.index("train-1") + 1 :][:2] == ["8", "GPU"]
+
+
+def test_drained_gpus_are_counted_in_the_title_of_the_queue(
+    service: FakeService, stdout_of: TextOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = service.info
+    monkeypatch.setattr(service, "info", lambda caller: msgspec.structs.replace(info(caller), drained_gpus=3))
+    assert "4 of 4 GPUs free, 3 drained, policy" in stdout_of("queue")
+
+
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        ({"up": True}, "up"),
+        ({"up": False, "drained": True, "reason": "new disk"}, "drained: new disk"),
+        ({"up": False, "drained": True}, "drained"),
+        ({"up": False, "reason": "no power"}, "down: no power"),
+        ({"up": True, "reason": "GPU 1 is drained: fan"}, "GPU 1 is drained: fan"),
+    ],
+)
+def test_a_node_is_listed_as_up_down_or_drained(
+    fields: dict[str, Any], state: str, service: FakeService, stdout_of: TextOf
+) -> None:
+    service.node = NodeStatus("here", gpus=4, gpu_type="H100", free_gpus=4.0, **fields)
+    assert lines(stdout_of("nodes"))[-1].startswith(f"here {state} 4 of 4")

@@ -251,7 +251,7 @@ def test_a_preview_submits_nothing(served: FakeServer, client: Client) -> None:
 def test_an_owner_manages_nodes_and_tokens(served: FakeServer) -> None:
     owner = Client(served.address, OWNER)
     assert owner.drain("here", "its fan is loud") == wire.NodeStatus(
-        "here", False, 4, "H100", 4.0, [], "its fan is loud"
+        "here", False, 4, "H100", 4.0, [], "its fan is loud", drained=True
     )
     assert owner.resume("here") == owner.nodes()[0] == wire.NodeStatus("here", True, 4, "H100", 4.0)
     assert [gpu.index for gpu in owner.gpus()] == [0, 1, 2, 3]

@@ -222,7 +222,7 @@ def call_named(name: str) -> Any:
             "/api/v1/jobs?state=held&state=failed&ended=true",
         ),
         ("jobs", (), {"after": 0, "ended": False}, "/api/v1/jobs?after=0&ended=false"),
-        ("drain", ("n1",), {"why": "a & b=c", "gpu": 0}, "/api/v1/nodes/n1/drain?why=a+%26+b%3Dc&gpu=0"),
+        ("drain", ("n1",), {"reason": "a & b=c", "gpu": 0}, "/api/v1/nodes/n1/drain?reason=a+%26+b%3Dc&gpu=0"),
     ],
 )
 def test_names_and_parameters_are_quoted(

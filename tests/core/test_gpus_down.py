@@ -7,9 +7,11 @@ from scripted_policy import ScriptedPolicy, on
 
 from refold.core import Entry, Scheduler
 from refold.core.events import (
+    GpuDrained,
     GpuLost,
     GpuReturned,
     JobSubmitted,
+    NodeDrained,
     NodeLost,
     NodeReturned,
     RunAdopted,
@@ -178,3 +180,28 @@ def test_the_audit_accepts_a_start_on_a_gpu_that_has_returned() -> None:
     audit.write(Entry(0.0, (JobSubmitted(make_job("a")), GpuLost(0, 1))))
     audit.write(Entry(1.0, (GpuReturned(0, 1),), (StartRun("a", 1, on(1)),)))
     assert audit.running == {"a": (1, Allocation((Share(0, (1,)),)))}
+
+
+def test_a_snapshot_says_what_is_drained_and_what_is_down() -> None:
+    events = (NodeDrained(0, "cables"), GpuDrained(0, 1, "fan"), NodeLost(1, "no power"), GpuLost(1, 0))
+    scheduler = Scheduler(make_cluster(2, 2), ScriptedPolicy())
+    scheduler.step(0.0, events)
+    assert scheduler.snapshot() == events
+    view = scheduler.view
+    parts = [(0, None), (0, 1), (0, 0), (1, None), (1, 0)]
+    assert [view.is_drained(*part) for part in parts] == [True, True, False, False, False]
+    assert (view.down_gpu_count, view.free_gpu_milli(0), view.free_gpu_milli(1)) == (4, (0, 0), (0, 0))
+
+
+def test_the_last_event_with_a_reason_decides_whether_a_node_is_drained() -> None:
+    scheduler = Scheduler(make_cluster(2), ScriptedPolicy())
+    for event, is_drained in (
+        (NodeLost(0), False),
+        (NodeDrained(0, "by ann"), True),
+        (NodeLost(0), True),
+        (NodeLost(0, "no power"), False),
+        (NodeDrained(0, "by ann"), True),
+        (NodeReturned(0), False),
+    ):
+        scheduler.step(0.0, [event])
+        assert scheduler.view.is_drained(0) is is_drained

@@ -307,7 +307,7 @@ class FakeService:
         return [self.node]
 
     async def drain(self, caller: Caller, node: str, query: DrainQuery) -> NodeStatus:
-        return self._set_node(node, up=False, why=query.why)
+        return self._set_node(node, up=False, why=query.reason)
 
     async def resume(self, caller: Caller, node: str, query: GpuQuery) -> NodeStatus:
         return self._set_node(node, up=True, why="")
@@ -315,7 +315,7 @@ class FakeService:
     def _set_node(self, node: str, *, up: bool, why: str) -> NodeStatus:
         if node != self.node.name:
             raise NotFound.near("node", node, [self.node.name])
-        self.node = msgspec.structs.replace(self.node, up=up, reason=why)
+        self.node = msgspec.structs.replace(self.node, up=up, reason=why, drained=not up)
         return self.node
 
     async def gpus(self, caller: Caller) -> list[GpuStatus]:

@@ -17,7 +17,7 @@ HERE, THERE = Allocation((Share(0, (0,)),)), Allocation((Share(1, (0,)),))
             Shortage(nodes=9, down=2, wrong_type=1, too_little_memory=4, at_power_limit=1, too_small=1),
             Demand(gpus=1),
             "0 of 9 nodes fit: 1 has a different GPU type, 1 has no GPU, 4 have too little free memory, "
-            "1 is at the power limit of the rack, 2 are down",
+            "1 is at the power limit of the rack, 2 are down or drained",
         ),
         (Shortage(nodes=2, at_power_limit=2), None, "0 of 2 nodes fit: 2 are at the power limit of the rack"),
         (Shortage(nodes=1, too_small=1), None, "0 of 1 nodes fit: 1 has too few GPUs in total"),

@@ -194,7 +194,13 @@ def test_a_time_limit_is_enforced_even_for_a_job_that_is_not_preemptible() -> No
     watched = scheduler(LIMIT, make_job("a", time_limit=3600.0, preemptible=False))
     assert watch_result(watched, 3000.0)[2] == 3600.0
     assert watch_result(watched, 3600.0) == (
-        (Flag("a", "has run for 1 h, beyond its time limit of 1 h; will be ended in 5 min unless this changes"),),
+        (
+            Flag(
+                "a",
+                "has run for 1 h, beyond its time limit of 1 h; will be ended in 5 min unless this changes",
+                "time limit",
+            ),
+        ),
         (),
         3900.0,
     )

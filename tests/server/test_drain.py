@@ -26,7 +26,7 @@ def notices_of(daemon: ManualDaemon, *kinds: str) -> list[tuple[str, str]]:
 def test_a_free_gpu_is_drained_at_once_and_used_again_when_it_is_resumed(tmp_path: Path) -> None:
     async def main() -> None:
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
-            node = await daemon.service.drain(OWNER, "a", DrainQuery(why="fan", gpu=0))
+            node = await daemon.service.drain(OWNER, "a", DrainQuery(reason="fan", gpu=0))
             assert (node.up, node.free_gpus, node.reason) == (True, 1.0, "GPU 0 is drained: fan")
             first, second = await daemon.submit("one"), await daemon.submit("two")
             assert gpus_of(daemon) == {first: (1,)}
@@ -47,7 +47,7 @@ def test_runs_on_a_drained_gpu_are_stopped_and_queued_again(tmp_path: Path) -> N
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
             shared = [await daemon.submit(name, gpu_share=0.5) for name in ("one", "two")]
             whole = await daemon.submit("three")
-            await daemon.service.drain(OWNER, "a", DrainQuery(why="fan", gpu=0))
+            await daemon.service.drain(OWNER, "a", DrainQuery(reason="fan", gpu=0))
             await daemon.settle()
             assert [daemon.state.view.runs[job].stopping for job in (*shared, whole)] == [True, True, False]
             await daemon.end_run(shared[0], RunStopped)
@@ -63,9 +63,9 @@ def test_runs_on_a_drained_gpu_are_stopped_and_queued_again(tmp_path: Path) -> N
 def test_gpus_of_a_drained_node_have_its_reason_unless_they_have_their_own(tmp_path: Path) -> None:
     async def main() -> None:
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
-            await daemon.service.drain(OWNER, "a", DrainQuery(why="fan", gpu=1))
+            await daemon.service.drain(OWNER, "a", DrainQuery(reason="fan", gpu=1))
             assert [gpu.drain_reason for gpu in await daemon.service.gpus(OWNER)] == ["", "fan"]
-            await daemon.service.drain(OWNER, "a", DrainQuery(why="cables"))
+            await daemon.service.drain(OWNER, "a", DrainQuery(reason="cables"))
             assert [gpu.drain_reason for gpu in await daemon.service.gpus(OWNER)] == ["cables", "fan"]
 
     asyncio.run(main())
@@ -86,7 +86,7 @@ def test_a_run_is_recalled_from_a_gpu_whatever_reports_that_the_gpu_is_down(tmp_
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
             job = await daemon.submit("one")
             await daemon.report(GpuLost(0, 0, "XID 79"))
-            assert notices_of(daemon, "stopping") == [("stopping", "GPU 0 of a is drained: XID 79")]
+            assert notices_of(daemon, "stopping") == [("stopping", "GPU 0 of a is down: XID 79")]
             await daemon.end_run(job, RunStopped)
             assert gpus_of(daemon) == {job: (1,)}
 
@@ -98,11 +98,11 @@ def test_drains_and_their_reasons_survive_a_restart(tmp_path: Path, policy: str)
     async def main() -> None:
         backend = UnreliableBackend()
         async with ManualDaemon(tmp_path, backend) as daemon:
-            await daemon.service.drain(OWNER, "a", DrainQuery(why="fan", gpu=1))
-            await daemon.service.drain(OWNER, "a", DrainQuery(why="cables"))
+            await daemon.service.drain(OWNER, "a", DrainQuery(reason="fan", gpu=1))
+            await daemon.service.drain(OWNER, "a", DrainQuery(reason="cables"))
         async with ManualDaemon(tmp_path, backend, policy=policy) as daemon:
             (node,) = daemon.service.nodes(OWNER)
-            assert (node.up, node.reason, node.free_gpus) == (False, "cables", 1.0)
+            assert (node.up, node.drained, node.reason, node.free_gpus) == (False, True, "cables", 0.0)
             assert (await daemon.service.resume(OWNER, "a", GpuQuery())).reason == "GPU 1 is drained: fan"
             job, _ = await daemon.submit("one"), await daemon.submit("two")
             assert gpus_of(daemon) == {job: (0,)}
@@ -115,10 +115,10 @@ def test_runs_leave_a_drained_node_only_if_they_are_moved(tmp_path: Path, move: 
     async def main() -> None:
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
             job = await daemon.submit("one")
-            await daemon.service.drain(OWNER, "a", DrainQuery(why="cables", move=move))
+            await daemon.service.drain(OWNER, "a", DrainQuery(reason="cables", move=move))
             await daemon.settle()
             assert daemon.state.view.runs[job].stopping == move
-            assert notices_of(daemon, "node down") == [("node down", "a: cables")]
+            assert notices_of(daemon, "node drained", "node down") == [("node drained", "a: cables")]
             assert notices_of(daemon, "stopping") == [("stopping", "a is drained: cables")] * move
 
     asyncio.run(main())
@@ -127,10 +127,10 @@ def test_runs_leave_a_drained_node_only_if_they_are_moved(tmp_path: Path, move: 
 def test_the_last_reason_of_a_drained_node_is_shown(tmp_path: Path) -> None:
     async def main() -> None:
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
-            await daemon.service.drain(OWNER, "a", DrainQuery(why="cables"))
+            await daemon.service.drain(OWNER, "a", DrainQuery(reason="cables"))
             await daemon.report(NodeLost(0))
             assert daemon.service.nodes(OWNER)[0].reason == "cables"
-            assert (await daemon.service.drain(OWNER, "a", DrainQuery(why="fire"))).reason == "fire"
+            assert (await daemon.service.drain(OWNER, "a", DrainQuery(reason="fire"))).reason == "fire"
 
     asyncio.run(main())
 
@@ -150,5 +150,34 @@ def test_only_gpus_that_exist_can_be_drained(tmp_path: Path) -> None:
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
             with pytest.raises(NotFound, match="node 'a' has no GPU 2: it has 2, counted from 0"):
                 await daemon.service.drain(OWNER, "a", DrainQuery(gpu=2))
+
+    asyncio.run(main())
+
+
+def test_a_node_that_was_lost_is_down_and_not_drained(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
+            await daemon.report(NodeLost(0, "no power"), GpuLost(0, 1, "XID 79"))
+            (node,) = daemon.service.nodes(OWNER)
+            assert (node.up, node.drained, node.reason) == (False, False, "no power")
+            assert notices_of(daemon, "node drained", "node down", "gpu drained", "gpu down") == [
+                ("node down", "a: no power"),
+                ("gpu down", "GPU 1 of a: XID 79"),
+            ]
+            assert (await daemon.service.resume(OWNER, "a", GpuQuery())).reason == "GPU 1 is down: XID 79"
+
+    asyncio.run(main())
+
+
+def test_drained_gpus_are_counted_alike_for_the_cluster_its_nodes_and_its_gpus(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
+            for query, free, drained in ((DrainQuery(gpu=1), 1.0, 1), (DrainQuery(), 0.0, 2)):
+                node = await daemon.service.drain(OWNER, "a", query)
+                info, gpus = daemon.service.info(OWNER), await daemon.service.gpus(OWNER)
+                assert node.free_gpus == info.free_gpus == sum(gpu.free for gpu in gpus) == free
+                assert info.drained_gpus == sum(bool(gpu.drain_reason) for gpu in gpus) == drained
+            await daemon.service.resume(OWNER, "a", GpuQuery())
+            assert daemon.service.info(OWNER).drained_gpus == 1
 
     asyncio.run(main())

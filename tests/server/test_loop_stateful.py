@@ -301,7 +301,7 @@ class LiveLoop(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(["a", "b"]), gpu=st.sampled_from([None, 0, 1]), move=st.booleans())
     def drain(self, node: str, gpu: int | None, move: bool) -> None:
-        self.call(self.service.drain(OWNER, node, DrainQuery(why="for a test", gpu=gpu, move=move)))
+        self.call(self.service.drain(OWNER, node, DrainQuery(reason="for a test", gpu=gpu, move=move)))
 
     @rule(node=st.sampled_from(["a", "b"]), gpu=st.sampled_from([None, 0, 1]))
     def resume(self, node: str, gpu: int | None) -> None:

@@ -20,6 +20,7 @@ from refold.server.notify.messages import LONG_WAITS_KEY
     ("kind", "expected"),
     [
         ("hang suspected", [("hang_suspected", "a-1 may be stuck", "details")]),
+        ("time limit", [("time_limit", "a-1 is beyond its time limit", "details")]),
         ("idle", [("gpu_idle", "a-1 leaves its GPUs idle", "details")]),
         ("ended", [("ended", "a-1 was ended", "details")]),
         ("note", []),
@@ -39,6 +40,17 @@ def test_each_kind_of_notice_has_one_kind_of_message_or_none(
     asyncio.run(main())
 
 
+def test_a_run_without_progress_is_suspected_to_hang(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with ManualDaemon(tmp_path, UnreliableBackend(), watch={"per_job": True}) as daemon:
+            await daemon.submit("a", no_progress=600.0, time_limit=3600.0)
+            await daemon.advance(601.0)
+            assert [notice.kind for notice in daemon.notices][-1] == "hang suspected"
+            assert daemon.sent()[-1][:2] == ("hang_suspected", "a-1 may be stuck")
+
+    asyncio.run(main())
+
+
 def test_a_run_beyond_its_limit_is_notified_when_flagged_and_when_ended(tmp_path: Path) -> None:
     async def main() -> None:
         rules = {"beyond_limit": True, "grace": 60.0}
@@ -50,7 +62,7 @@ def test_a_run_beyond_its_limit_is_notified_when_flagged_and_when_ended(tmp_path
             (_, _, flag), (_, _, end) = daemon.sent()[1:]
             assert daemon.sent() == [
                 ("started", "a-1 started", ""),
-                ("hang_suspected", "a-1 may be stuck", flag),
+                ("time_limit", "a-1 is beyond its time limit", flag),
                 ("ended", "a-1 was ended", end),
             ]
             assert "limit" in flag and "limit" in end

@@ -43,9 +43,9 @@ def test_a_node_drained_because_of_output_is_noted_and_not_reported_as_a_hang(
             monkeypatch.setattr(daemon.output, "drain_pattern", lambda _job, _run: "ECC")
             job = await daemon.submit("a")
             await daemon.end_run(job, RunFailed, why="exit 1")
-            noted = [(notice.kind, notice.text) for notice in daemon.notices if notice.kind in ("note", "node down")]
+            noted = [(notice.kind, notice.text) for notice in daemon.notices if notice.kind in ("note", "node drained")]
             assert sorted(noted) == [
-                ("node down", "a: a-1 failed on this node; its output matches 'ECC'"),
+                ("node drained", "a: a-1 failed on this node; its output matches 'ECC'"),
                 ("note", "node drained: a-1 failed on this node; its output matches 'ECC'"),
             ]
             assert [kind for kind, _, _ in daemon.sent()] == ["started", "failed"]

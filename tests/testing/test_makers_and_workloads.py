@@ -9,7 +9,7 @@ from scripted_policy import ScriptedPolicy, on
 
 from refold.core import (
     Event,
-    GpuLost,
+    GpuDrained,
     GpuReturned,
     JobCancelled,
     JobHeld,
@@ -155,7 +155,7 @@ def test_disturbances_of_an_empty_cluster_are_empty() -> None:
 
 def test_the_last_gpu_of_each_node_is_drained_recalled_and_resumed() -> None:
     disturbed = five_jobs()
-    assert list(drain_last_gpus(disturbed.view)) == [GpuLost(0, 1, "drained"), GpuLost(1, 1, "drained")]
+    assert list(drain_last_gpus(disturbed.view)) == [GpuDrained(0, 1, "drained"), GpuDrained(1, 1, "drained")]
     disturbed.disturb(drain_last_gpus)
     on_drained = {
         run.job for run in disturbed.view.runs.values() if any(1 in share.gpus for share in run.allocation.placement)
@@ -169,7 +169,8 @@ def test_the_last_gpu_of_each_node_is_drained_recalled_and_resumed() -> None:
 
 
 def test_nodes_with_one_gpu_are_not_drained() -> None:
-    assert list(drain_last_gpus(Scheduler(make_cluster(1, 0, 3), ScriptedPolicy()).view)) == [GpuLost(2, 2, "drained")]
+    view = Scheduler(make_cluster(1, 0, 3), ScriptedPolicy()).view
+    assert list(drain_last_gpus(view)) == [GpuDrained(2, 2, "drained")]
 
 
 def test_held_jobs_run_to_their_end_once_all_are_released() -> None:

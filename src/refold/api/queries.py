@@ -63,7 +63,7 @@ class CancelQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DrainQuery(GpuQuery, frozen=True, forbid_unknown_fields=True):
     """What to drain, and why. `move`: requeue the jobs that run on the node (on a single GPU they always are)."""
 
-    why: Text = ""
+    reason: Text = ""
     move: bool = False
 
 

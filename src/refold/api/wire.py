@@ -432,7 +432,10 @@ class GpuStatus(msgspec.Struct, frozen=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """A node. `up`: jobs may be placed on it; otherwise `reason` says why not."""
+    """A node. `up`: jobs may be placed on it; otherwise `reason` says why not, and `drained` whether it was on purpose.
+
+    `free_gpus` does not count GPUs that are drained or down.
+    """
 
     name: str
     up: bool
@@ -441,6 +444,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     free_gpus: float
     jobs: list[str] = []
     reason: str = ""
+    drained: bool = False
 
 
 class TenantStatus(msgspec.Struct, frozen=True):
@@ -504,6 +508,7 @@ class DaemonInfo(msgspec.Struct, frozen=True):
 
     `policy_note`: why another policy than the configured one schedules at present, or ''.
     `forecasts_starts`: the daemon estimates when waiting jobs start, because the policy starts them in queue order.
+    `drained_gpus`: number of GPUs that are drained or down, in use or not; they are not counted in `free_gpus`.
     """
 
     version: str
@@ -523,6 +528,7 @@ class DaemonInfo(msgspec.Struct, frozen=True):
     policy_note: str = ""
     forecasts_starts: bool = False
     start_accuracy: StartAccuracy = StartAccuracy()
+    drained_gpus: int = 0
 
 
 class Logs(msgspec.Struct, frozen=True):

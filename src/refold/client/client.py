@@ -215,9 +215,9 @@ class Client:
         """Return all nodes."""
         return self._call(list[NodeStatus], "nodes")
 
-    def drain(self, node: str, why: str = "", gpu: int | None = None, move: bool = False) -> NodeStatus:
+    def drain(self, node: str, reason: str = "", gpu: int | None = None, move: bool = False) -> NodeStatus:
         """Drain a node or one of its GPUs. `move`: requeue the node's runs (those on a single GPU always are)."""
-        return self._call(NodeStatus, "drain", node, why=why, gpu=gpu, move=move)
+        return self._call(NodeStatus, "drain", node, reason=reason, gpu=gpu, move=move)
 
     def resume(self, node: str, gpu: int | None = None) -> NodeStatus:
         """Return a drained node or GPU to service."""

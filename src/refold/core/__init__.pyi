@@ -9,6 +9,7 @@ from .entries import (
 )
 from .events import (
     Event as Event,
+    GpuDrained as GpuDrained,
     GpuLost as GpuLost,
     GpuReturned as GpuReturned,
     JobCancelled as JobCancelled,
@@ -16,6 +17,7 @@ from .events import (
     JobHeld as JobHeld,
     JobReleased as JobReleased,
     JobSubmitted as JobSubmitted,
+    NodeDrained as NodeDrained,
     NodeLost as NodeLost,
     NodeReturned as NodeReturned,
     PastJob as PastJob,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from refold.core.changes import Changes
-from refold.core.events import GpuLost, GpuReturned, NodeLost, NodeReturned
+from refold.core.events import GpuDrained, GpuLost, GpuReturned, NodeDrained, NodeLost, NodeReturned
 from refold.model import Placement
 from refold.packing import FreeResources
 
@@ -16,6 +16,8 @@ class Availability:
 
     def __init__(self, free: FreeResources, changes: Changes) -> None:
         self.down_reasons: dict[Part, str] = {}
+        self.drained: set[Part] = set()
+        """The parts that are down because they are drained."""
         self._nodes = free.cluster.nodes
         self._free = free
         self._changes = changes
@@ -36,6 +38,8 @@ class Availability:
             self._set_up(part, False)
         if was_up or event.why:
             self.down_reasons[part] = event.why
+            is_drained = isinstance(event, NodeDrained | GpuDrained)
+            (self.drained.add if is_drained else self.drained.discard)(part)
         return was_up
 
     def bring_up(self, event: NodeReturned | GpuReturned) -> bool:
@@ -44,6 +48,7 @@ class Availability:
         if part not in self.down_reasons:
             return False
         del self.down_reasons[part]
+        self.drained.discard(part)
         self._set_up(part, True)
         return True
 

@@ -115,10 +115,14 @@ class RunFailed(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=T
 
 
 class NodeLost(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
-    """A node went down, or is drained, and accepts no new runs. What happens to its runs is reported run by run."""
+    """A node went down and accepts no new runs. What happens to its runs is reported run by run."""
 
     node: int
     why: str = ""
+
+
+class NodeDrained(NodeLost, gc=False, frozen=True, omit_defaults=True, tag=True):
+    """A node was taken out of service by an operator or a rule. Its runs continue unless they are recalled."""
 
 
 class NodeReturned(msgspec.Struct, gc=False, frozen=True, tag=True):
@@ -128,11 +132,15 @@ class NodeReturned(msgspec.Struct, gc=False, frozen=True, tag=True):
 
 
 class GpuLost(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
-    """A GPU went down, or is drained, and accepts no new runs. What happens to its runs is reported run by run."""
+    """A GPU went down and accepts no new runs. What happens to its runs is reported run by run."""
 
     node: int
     gpu: int
     why: str = ""
+
+
+class GpuDrained(GpuLost, gc=False, frozen=True, omit_defaults=True, tag=True):
+    """A GPU was taken out of service by an operator or a rule. Its runs continue unless they are recalled."""
 
 
 class GpuReturned(msgspec.Struct, gc=False, frozen=True, tag=True):
@@ -161,8 +169,10 @@ Event = (
     | RunAdopted
     | RunRecalled
     | NodeLost
+    | NodeDrained
     | NodeReturned
     | GpuLost
+    | GpuDrained
     | GpuReturned
     | Woke
 )

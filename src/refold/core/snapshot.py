@@ -11,11 +11,13 @@ from collections.abc import Iterable
 
 from refold.core.events import (
     Event,
+    GpuDrained,
     GpuLost,
     JobCancelled,
     JobContinued,
     JobHeld,
     JobSubmitted,
+    NodeDrained,
     NodeLost,
     PastJob,
     RunAdopted,
@@ -32,10 +34,14 @@ def snapshot(state: State, past: Iterable[PastJob] = ()) -> tuple[Event, ...]:
 
 def _node_events(state: State) -> Iterable[Event]:
     """Return an event for each node and GPU that is down. They follow the runs, which may still be there."""
-    return [
-        NodeLost(node, why) if gpu is None else GpuLost(node, gpu, why)
-        for (node, gpu), why in state.availability.down_reasons.items()
-    ]
+    events: list[Event] = []
+    for (node, gpu), why in state.availability.down_reasons.items():
+        is_drained = (node, gpu) in state.availability.drained
+        if gpu is None:
+            events.append((NodeDrained if is_drained else NodeLost)(node, why))
+        else:
+            events.append((GpuDrained if is_drained else GpuLost)(node, gpu, why))
+    return events
 
 
 def _job_events(state: State) -> Iterable[Event]:

@@ -79,6 +79,10 @@ class View:
         """Return why a node, or one of its GPUs, is down; '' if it is up or no reason was given."""
         return self._state.availability.down_reasons.get((node, gpu), "")
 
+    def is_drained(self, node: int, gpu: int | None = None) -> bool:
+        """Whether a node, or one of its GPUs, is down because it is drained."""
+        return (node, gpu) in self._state.availability.drained
+
     @property
     def down_gpus(self) -> dict[tuple[int, int], str]:
         """The GPUs that are down, as (node, GPU), with the reasons, whether or not their nodes are up."""
@@ -87,13 +91,21 @@ class View:
         }
 
     @property
+    def down_gpu_count(self) -> int:
+        """The number of GPUs that accept no new runs, because they or their nodes are down."""
+        nodes = self.cluster.nodes
+        on_nodes = sum(nodes[node].gpus for node in self._state.free.down_nodes)
+        return on_nodes + sum(node not in self._state.free.down_nodes for node, _ in self._state.free.down_gpus)
+
+    @property
     def free_gpus(self) -> float:
         """Free GPUs, including fractions, on nodes that are up."""
         return self._state.free.gpu_milli / WHOLE
 
     def free_gpu_milli(self, node: int) -> tuple[Milli, ...]:
-        """Return the free capacity of each GPU of a node, in thousandths, whether or not the node is up."""
-        return self._state.free.gpu_milli_of(node)
+        """Return the free capacity of each GPU of a node, in thousandths; 0 if the node or the GPU is down."""
+        free = self._state.free.gpu_milli_of(node)
+        return free if self.is_up(node) else (0,) * len(free)
 
     def shortage(self, demand: Demand) -> Shortage:
         """Count the nodes that lack a resource for one instance of a demand, now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from refold.journal.records import JobRecord, RunRecord
-from refold.model import Reason, Seconds
+from refold.model import FlagRule, Reason, Seconds
 
 
 class Submitted(msgspec.Struct, frozen=True):
@@ -60,11 +60,12 @@ class StopOrdered(msgspec.Struct, frozen=True):
 
 
 class Flagged(msgspec.Struct, frozen=True):
-    """The policy suspects that a run hangs."""
+    """A run violates a watch rule."""
 
     record: JobRecord
     why: str
     run: int
+    rule: FlagRule
 
 
 class RunEnded(msgspec.Struct, frozen=True):
@@ -82,13 +83,17 @@ class JobEnded(msgspec.Struct, frozen=True):
 
 
 class NodeChange(msgspec.Struct, frozen=True):
-    """A node, or one of its GPUs, went down or came up. `why`: the reason why it went down, if one was given."""
+    """A node, or one of its GPUs, went down or came up. `why`: the reason why it went down, if one was given.
+
+    `drained`: it went down because it was drained.
+    """
 
     at: Seconds
     node: int
     up: bool
     gpu: int | None = None
     why: str = ""
+    drained: bool = False
 
 
 JobChange = Submitted | Held | Released | Cancelled | Placed | Started | StopOrdered | Flagged | RunEnded | JobEnded

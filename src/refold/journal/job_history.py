@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from refold.core import (
     Entry,
     Event,
+    GpuDrained,
     GpuLost,
     GpuReturned,
     JobCancelled,
@@ -19,6 +20,7 @@ from refold.core import (
     JobHeld,
     JobReleased,
     JobSubmitted,
+    NodeDrained,
     NodeLost,
     NodeReturned,
     PastJob,
@@ -91,7 +93,7 @@ class JobHistories(JobLog):
                 ended.end_reason = end.why
         for flag in entry.flags:
             if (flagged := records.get(flag.job)) is not None:
-                self._flag(flagged, flag.why)
+                self._flag(flagged, flag)
         orders = entry.orders
         if self._orders_applied:
             orders = orders[self._orders_applied :]
@@ -126,11 +128,13 @@ class JobHistories(JobLog):
             case RunAdopted():
                 self._adopt(event)
             case NodeLost():
-                self._change_node(NodeChange(self.now, event.node, False, why=event.why))
+                drained = isinstance(event, NodeDrained)
+                self._change_node(NodeChange(self.now, event.node, False, why=event.why, drained=drained))
             case NodeReturned():
                 self._change_node(NodeChange(self.now, event.node, True))
             case GpuLost():
-                self._change_node(NodeChange(self.now, event.node, False, event.gpu, event.why))
+                drained = isinstance(event, GpuDrained)
+                self._change_node(NodeChange(self.now, event.node, False, event.gpu, event.why, drained))
             case GpuReturned():
                 self._change_node(NodeChange(self.now, event.node, True, event.gpu))
             case RunProgressed():

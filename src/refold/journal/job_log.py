@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from refold.core import Entry, RunStarted, StopRun
 from refold.journal.changes import Change, Flagged, JobEnded, NodeChange, Placed, RunEnded, Started, StopOrdered
 from refold.journal.records import Ending, JobRecord, RecordState, RunRecord
-from refold.model import Seconds, StartEstimate
+from refold.model import Flag, Seconds, StartEstimate
 
 
 class JobLog:
@@ -37,10 +37,10 @@ class JobLog:
             return None
         return record, run
 
-    def _flag(self, record: JobRecord, why: str) -> None:
-        record.warning = why
+    def _flag(self, record: JobRecord, flag: Flag) -> None:
+        record.warning = flag.why
         if self._changes is not None:
-            self._changes.append(Flagged(record, why, record.run))
+            self._changes.append(Flagged(record, flag.why, record.run, flag.rule))
 
     def _begin_run(self, record: JobRecord, run: RunRecord) -> None:
         if record.last is None:

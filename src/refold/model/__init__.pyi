@@ -37,6 +37,7 @@ from .decision import (
     Decision as Decision,
     End as End,
     Flag as Flag,
+    FlagRule as FlagRule,
     Reshape as Reshape,
     Start as Start,
     StartEstimate as StartEstimate,

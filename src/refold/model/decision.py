@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from refold.model.allocation import Allocation
@@ -38,11 +40,19 @@ class End(msgspec.Struct, gc=False, frozen=True):
     why: str
 
 
-class Flag(msgspec.Struct, gc=False, frozen=True):
-    """Warn about a running job: `why` says what is wrong, and what will happen if it persists."""
+FlagRule = Literal["no progress", "time limit", "unusual run time"]
+"""What a flag is about: a run makes no progress, is beyond its time limit, or far beyond its predicted run time."""
+
+
+class Flag(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
+    """Warn about a running job: `why` says what is wrong, and what will happen if it persists.
+
+    `rule`: the watch rule that the run violates.
+    """
 
     job: str
     why: str
+    rule: FlagRule = "no progress"
 
 
 class StartEstimate(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):

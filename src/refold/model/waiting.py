@@ -47,7 +47,8 @@ class Shortage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     at_power_limit: int = 0
 
     def text(self, demand: Demand | None = None) -> str:
-        """Format: '0 of 12 nodes fit: 7 have fewer than 8 free GPUs, 4 have a different GPU type, 1 is down'.
+        """Format: '0 of 12 nodes fit: 7 have fewer than 8 free GPUs, 4 have a different GPU type, 1 is down or
+        drained'.
 
         Without the `demand`, the text does not mention how many GPUs are needed.
         """
@@ -58,7 +59,7 @@ class Shortage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             (self.too_few_cpus, "has", "have", "too few free CPUs"),
             (self.too_little_memory, "has", "have", "too little free memory"),
             (self.at_power_limit, "is", "are", "at the power limit of the rack"),
-            (self.down, "is", "are", "down"),
+            (self.down, "is", "are", "down or drained"),
         )
         reasons = [
             f"{count} {singular if count == 1 else plural} {lack}" for count, singular, plural, lack in lacks if count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refold.core import Event, GpuLost, GpuReturned, NodeLost, NodeReturned, RunRecalled
+from refold.core import Event, GpuDrained, GpuReturned, NodeDrained, NodeReturned, RunRecalled
 from refold.errors import NotFound
 from refold.server.inbox import Inbox
 from refold.server.live_state import LiveState
@@ -23,14 +23,14 @@ class DrainManager(Subscriber):
         """
         index = self._node_index(node, gpu)
         if gpu is not None:
-            await self._inbox.commit([GpuLost(index, gpu, why)])
+            await self._inbox.commit([GpuDrained(index, gpu, why)])
             return index
         recalls = [
             RunRecalled(run.job, run.number, f"{node} is drained: {why}")
             for run in self._state.view.runs.values()
             if move and not run.stopping and index in run.allocation.nodes
         ]
-        await self._inbox.commit([NodeLost(index, why), *recalls])
+        await self._inbox.commit([NodeDrained(index, why), *recalls])
         return index
 
     async def resume(self, node: str, gpu: int | None) -> int:
@@ -50,7 +50,8 @@ class DrainManager(Subscriber):
             found = next((gpu for gpu in gpus if gpu in down), None)
             if found is not None and not run.stopping:
                 name = f"GPU {found[1]} of {view.cluster.nodes[found[0]].name}"
-                self._inbox.report(RunRecalled(run.job, run.number, f"{name} is drained: {down[found]}"))
+                state = "drained" if view.is_drained(*found) else "down"
+                self._inbox.report(RunRecalled(run.job, run.number, f"{name} is {state}: {down[found]}"))
 
     def _node_index(self, node: str, gpu: int | None) -> int:
         cluster = self._state.view.cluster

@@ -44,17 +44,20 @@ NoticeKind = Literal[
     "cancelled",
     "ended",
     "hang suspected",
+    "time limit",
     "idle",
     "note",
     "node down",
+    "node drained",
     "node up",
+    "gpu down",
     "gpu drained",
     "gpu resumed",
     "gpu warning",
 ]
 """The kinds of notices. A job is `cancelled` by a user and `ended` by a rule or a failed dependency.
 
-`hang suspected` is reported only by the watch rules. A `note` is information that needs no action.
+`hang suspected` and `time limit` are reported only by the watch rules. A `note` is information that needs no action.
 """
 
 HOLD_TEXTS: Mapping[Reason, str] = {
@@ -117,8 +120,8 @@ class JobTable:
                 yield Notice("started", record.job, run.number)
             case StopOrdered(record, run, why):
                 yield Notice("stopping", record.job, run.number, why)
-            case Flagged(record, why, run):
-                yield Notice("hang suspected", record.job, run, why)
+            case Flagged(record, why, run, rule):
+                yield Notice("time limit" if rule == "time limit" else "hang suspected", record.job, run, why)
             case RunEnded(record, run, requeued=True) if run.failure is not None:
                 yield Notice("failed", record.job, run.number, f"{run.failure.why}; it will be retried")
             case RunEnded(record, run, requeued=True):
@@ -134,8 +137,10 @@ class JobTable:
         name = self._cluster.nodes[change.node].name
         down = f": {change.why}" * bool(change.why)
         if change.gpu is None:
-            return Notice("node up" if change.up else "node down", text=name + down)
-        return Notice("gpu resumed" if change.up else "gpu drained", text=f"GPU {change.gpu} of {name}{down}")
+            kind: NoticeKind = "node up" if change.up else "node drained" if change.drained else "node down"
+            return Notice(kind, text=name + down)
+        kind = "gpu resumed" if change.up else "gpu drained" if change.drained else "gpu down"
+        return Notice(kind, text=f"GPU {change.gpu} of {name}{down}")
 
     def lose_runs_except(self, restored: Container[str], now: Seconds) -> None:
         """End the runs of all jobs but these: their nodes may be missing from a new cluster. The jobs wait again."""

@@ -7,7 +7,7 @@ import logging
 
 import msgspec
 
-from refold.core import Event, JobHeld, NodeLost, RunFailed, RunFinished, RunProgressed, RunStopped
+from refold.core import Event, JobHeld, NodeDrained, RunFailed, RunFinished, RunProgressed, RunStopped
 from refold.journal import JobRecord
 from refold.model import Reason
 from refold.server.inbox import Inbox
@@ -103,7 +103,7 @@ class Retries:
         run = self._state.view.runs.get(record.job.id)
         why = f"{record.job.id} failed on this node; its output matches {pattern!r}"
         for node in sorted(run.allocation.nodes) if run is not None else ():
-            self._inbox.report(NodeLost(node, why))
+            self._inbox.report(NodeDrained(node, why))
             self._inbox.add_notice(Notice("note", record.job, record.run, f"node drained: {why}"))
 
 

@@ -104,6 +104,7 @@ class SchedulerService:
             nodes=len(header.cluster.nodes),
             gpus=header.cluster.gpus,
             free_gpus=view.free_gpus,
+            drained_gpus=view.down_gpu_count,
             running=len(view.active),
             waiting=len(view.waiting),
             now=time(),
@@ -211,7 +212,7 @@ class SchedulerService:
 
     async def drain(self, caller: Caller, node: str, query: DrainQuery) -> NodeStatus:
         """Drain a node, or one GPU of it."""
-        index = await self._drains.drain(node, query.gpu, query.why or f"by {caller.name}", query.move)
+        index = await self._drains.drain(node, query.gpu, query.reason or f"by {caller.name}", query.move)
         return self.nodes(caller)[index]
 
     async def resume(self, caller: Caller, node: str, query: GpuQuery) -> NodeStatus:

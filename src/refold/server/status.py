@@ -215,7 +215,8 @@ def node_statuses(view: View) -> list[NodeStatus]:
             jobs.setdefault(node, []).append(run.job)
     gpu_reasons: dict[int, list[str]] = {}
     for (node, gpu), why in sorted(view.down_gpus.items()):
-        gpu_reasons.setdefault(node, []).append(f"GPU {gpu} is drained: {why}")
+        what = f"GPU {gpu} is {'drained' if view.is_drained(node, gpu) else 'down'}"
+        gpu_reasons.setdefault(node, []).append(f"{what}: {why}" if why else what)
     return [
         NodeStatus(
             node.name,
@@ -225,6 +226,7 @@ def node_statuses(view: View) -> list[NodeStatus]:
             sum(view.free_gpu_milli(index)) / WHOLE,
             jobs.get(index, []),
             view.down_reason(index) or "; ".join(gpu_reasons.get(index, ())),
+            view.is_drained(index),
         )
         for index, node in enumerate(view.cluster.nodes)
     ]

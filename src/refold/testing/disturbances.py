@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from refold.core import (
     Entry,
     Event,
-    GpuLost,
+    GpuDrained,
     GpuReturned,
     JobCancelled,
     JobHeld,
@@ -170,7 +170,7 @@ def drain_last_gpus(view: View) -> Iterator[Event]:
     """Drain the last GPU of every node that has more than one; their runs continue."""
     for node, kind in enumerate(view.cluster.nodes):
         if kind.gpus > 1:
-            yield GpuLost(node, kind.gpus - 1, "drained")
+            yield GpuDrained(node, kind.gpus - 1, "drained")
 
 
 def recall_from_drained_gpus(view: View) -> Iterator[Event]:

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from refold.core import (
-    GpuLost,
+    GpuDrained,
     JobCancelled,
     JobSubmitted,
     Journals,
@@ -283,7 +283,7 @@ class PolicyContract:
         before, after = Audit(cluster), Audit(cluster)
         disturbed = DisturbedCluster(jobs, cluster, self.make_policy(), before, **options)
         gpu = max((node, kind.gpus - 1) for node, kind in enumerate(cluster.nodes) if kind.gpus)
-        disturbed.disturb(lambda _: [GpuLost(*gpu, "drained")])
+        disturbed.disturb(lambda _: [GpuDrained(*gpu, "drained")])
         _apply_disturbances(disturbed, seed, jobs[: len(jobs) // 2])
         past = [PastJob(make_job(f"past{number}", tenant="x"), 10.0 * number) for number in range(20)]
         disturbed.restart_scheduler(self.make_policy(), past, after)

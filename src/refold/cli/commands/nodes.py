@@ -31,5 +31,7 @@ def nodes(as_json: AsJson = False) -> None:
 
 
 def _format_state(node: NodeStatus) -> str:
-    down = f"drained: {node.reason}" if node.reason else "drained"
-    return (node.reason or "up") if node.up else down
+    if node.up:
+        return node.reason or "up"
+    state = "drained" if node.drained else "down"
+    return f"{state}: {node.reason}" if node.reason else state

@@ -76,6 +76,7 @@ class _LiveQueue:
             "now": info.now,
             "gpus": info.gpus,
             "free_gpus": info.free_gpus,
+            "drained_gpus": info.drained_gpus,
             "running": info.running,
             "waiting": info.waiting,
             "jobs": [self._job_document(job) for job in self.jobs],
@@ -97,6 +98,7 @@ class _LiveQueue:
         """Print the queue as a table."""
         info = self.info
         free = f"{info.free_gpus:g} of {info.gpus:,} GPUs free"
+        free += f", {info.drained_gpus:,} drained" if info.drained_gpus else ""
         title = f"{info.running:,} running, {info.waiting:,} waiting, {free}, policy {info.policy}"
         footer = [f"… and {plural(self.omitted, 'more job')} (--all)"] if self.omitted else []
         if self.estimates:

@@ -15,7 +15,20 @@ import msgspec
 
 from refold.core import Changes, Policy, View
 from refold.errors import BadInput, BadValue, UnknownName
-from refold.model import HOUR, MINUTE, NO_CHANGE, Allocation, Decision, End, Flag, Job, Run, Seconds, format_duration
+from refold.model import (
+    HOUR,
+    MINUTE,
+    NO_CHANGE,
+    Allocation,
+    Decision,
+    End,
+    Flag,
+    FlagRule,
+    Job,
+    Run,
+    Seconds,
+    format_duration,
+)
 from refold.predict import Predictor
 
 TAIL_QUANTILE = 0.99
@@ -107,7 +120,7 @@ class _WatchedRun:
 class _Rule(Protocol):
     """A rule: when a run violates it if nothing changes, and the message for that."""
 
-    name: str
+    name: FlagRule
     ends: bool
 
     def violated_at(self, run: _WatchedRun) -> Seconds: ...
@@ -116,7 +129,8 @@ class _Rule(Protocol):
 
 
 class _NoProgress:
-    name, ends = "no progress", True
+    name: FlagRule = "no progress"
+    ends = True
 
     def __init__(self, seconds: Seconds | None, silent_too: bool, per_job: bool) -> None:
         self._seconds = inf if seconds is None else seconds
@@ -133,7 +147,8 @@ class _NoProgress:
 
 
 class _BeyondLimit:
-    name, ends = "beyond limit", True
+    name: FlagRule = "time limit"
+    ends = True
 
     def violated_at(self, run: _WatchedRun) -> Seconds:
         return run.reaches_at(run.job.time_limit or inf)
@@ -144,7 +159,7 @@ class _BeyondLimit:
 
 
 class _BeyondTail:
-    name = "beyond tail"
+    name: FlagRule = "unusual run time"
 
     def __init__(self, factor: float, at_least: Seconds, ends: bool) -> None:
         self._factor, self._at_least, self.ends = factor, at_least, ends
@@ -287,7 +302,7 @@ class RunWatch:
                 continue
             if rule.name not in run.flagged:
                 run.flagged[rule.name] = now
-                flags.append(Flag(run.job.id, rule.message(run, now) + self._consequence(rule)))
+                flags.append(Flag(run.job.id, rule.message(run, now) + self._consequence(rule), rule.name))
             if rule.ends and run.flagged[rule.name] + self._grace <= now:
                 ends.append(End(run.job.id, rule.message(run, now)))
                 self._checks.schedule(now + (self._grace or MINUTE), run.job.id)  # in case the decision is rejected

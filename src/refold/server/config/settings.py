@@ -80,6 +80,7 @@ NotificationKind = Literal[
     "finished",
     "ended",
     "hang_suspected",
+    "time_limit",
     "gpu_idle",
     "gpu_bad",
 ]

@@ -59,14 +59,14 @@ watch:
 #    - {{pattern: 'ModuleNotFoundError', action: no-retry}}
 
 # Notifications, to Apprise URLs (github.com/caronc/apprise). Kinds: waiting_long, started, reshaped, stopped, failed,
-# finished, ended, hang_suspected, gpu_idle, gpu_bad.
+# finished, ended, hang_suspected, time_limit, gpu_idle, gpu_bad.
 notify:
 #  urls:                 # for all jobs, by kind
 #    gpu_bad: [mailto://user:password@example.org]
 #    failed: [slack://tokenA/tokenB/tokenC]
 #  users:                # for the user's own jobs
 #    ann: [ntfys://ntfy.sh/anns-jobs]
-#  kinds: [waiting_long, started, reshaped, stopped, failed, finished, ended, hang_suspected, gpu_idle]  # for users
+#  kinds: [waiting_long, started, reshaped, stopped, failed, finished, ended, hang_suspected, time_limit, gpu_idle]
 #  waiting_long_after: 4h
 
 # The daemon itself.

@@ -9,7 +9,7 @@ from time import monotonic
 
 from refold.api import GpuStatus
 from refold.backends.local import GpuReading
-from refold.core import GpuLost
+from refold.core import GpuDrained
 from refold.model import WHOLE, Seconds
 from refold.server import Inbox, LiveState, Notice
 from refold.server.config import WatchConfig
@@ -124,7 +124,7 @@ class GpuPoller:
                     "gpu_bad", self._state.view.active[run.job], f"{run.job} uses a faulty GPU", bad.why
                 )
         if bad.drain and self._state.view.is_gpu_up(node, gpu):
-            self._inbox.report(GpuLost(node, gpu, bad.why))
+            self._inbox.report(GpuDrained(node, gpu, bad.why))
 
     # For the API.
 

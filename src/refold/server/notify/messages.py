@@ -20,6 +20,7 @@ NOTIFICATION_KINDS: dict[NoticeKind, NotificationKind] = {
     "finished": "finished",
     "ended": "ended",
     "hang suspected": "hang_suspected",
+    "time limit": "time_limit",
     "idle": "gpu_idle",
 }
 """Notices that are sent as messages, and their configured kind. Users are not notified of their own actions."""
@@ -27,6 +28,7 @@ NOTIFICATION_KINDS: dict[NoticeKind, NotificationKind] = {
 TITLE_VERBS: dict[NoticeKind, str] = {
     "ended": "was ended",
     "hang suspected": "may be stuck",
+    "time limit": "is beyond its time limit",
     "idle": "leaves its GPUs idle",
 }
 """Verbs in titles; for all other kinds, the kind itself is the verb."""

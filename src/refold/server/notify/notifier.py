@@ -44,6 +44,7 @@ _TYPE_OF_KIND: dict[NotificationKind, str] = {
     "stopped": "warning",
     "ended": "warning",
     "hang_suspected": "warning",
+    "time_limit": "warning",
     "gpu_idle": "warning",
 }
 
