@@ -194,7 +194,6 @@ EFFECTS: dict[str, dict[str, str]] = {
     "JobHeld for a dependency": {
         "waiting": "held (Dependency)",
         "waiting again": "held (Dependency)",
-        "held by a user": "held (Dependency)",
         "held for a dependency": "held (Dependency)",
         "in back-off": "held (Dependency)",
         "over the limit": "held (Dependency)",
@@ -218,7 +217,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         "held by a user": "waiting",
         "held for a dependency": "waiting",
         "in back-off": "waiting after run 1",
-        "being held": "late; stopping, then waiting after run 1",
+        "being held": "stopping, then waiting after run 1",
     },
     "JobContinued": {
         "waiting": "waiting after run 4",

@@ -76,6 +76,18 @@ def test_a_late_back_off_neither_stops_a_run_nor_replaces_a_users_hold() -> None
     )
 
 
+def test_the_end_of_a_dependency_does_not_release_a_job_that_a_user_holds() -> None:
+    history = fifo_history(1)
+    history.step(JobSubmitted(make_job("a")), JobHeld("a"))
+    history.step(JobHeld("a", Reason.DEPENDENCY))
+    assert (history.view.hold_reason("a"), history.scheduler.late_reports) == (Reason.HELD, 1)
+    history.step(JobReleased("a"), JobHeld("a", Reason.DEPENDENCY))
+    assert history.view.hold_reason("a") is Reason.DEPENDENCY
+    assert orders_of(history, JobHeld("a")) == ()
+    assert history.view.hold_reason("a") is Reason.HELD
+    assert orders_of(history, JobReleased("a")) == (StartRun("a", 1, on(0)),)
+
+
 def test_a_job_that_is_not_preemptible_can_be_held() -> None:
     history = fifo_history(1)
     history.step(JobSubmitted(make_job("a", preemptible=False)))
@@ -87,6 +99,9 @@ def test_a_job_released_before_its_run_has_stopped_is_queued_again() -> None:
     history.step(JobSubmitted(make_job("a")))
     history.step(JobHeld("a"))
     history.step(JobReleased("a"))
+    assert history.scheduler.late_reports == 0
+    history.step(JobReleased("a"))
+    assert history.scheduler.late_reports == 1
     assert orders_of(history, RunStopped("a", 1)) == (StartRun("a", 2, on(0)),)
     assert not history.view.held
 

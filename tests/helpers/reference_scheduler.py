@@ -125,7 +125,7 @@ class ReferenceScheduler:
                 return
             job.hold_after_stop = True
             self._order_stop(job)
-        elif reason == BACKOFF and job.hold_reason == USER:
+        elif reason != USER and job.hold_reason == USER:
             self.late += 1
         else:
             self._set_aside(job, reason)
@@ -134,9 +134,9 @@ class ReferenceScheduler:
     def release(self, name: str) -> None:
         """A job is released."""
         job = self.jobs.get(name)
-        if job is not None:
+        if job is not None and job.hold_after_stop:
             job.hold_after_stop = False
-        if job is None or job.state != HELD or job.hold_reason == LIMIT:
+        elif job is None or job.state != HELD or job.hold_reason == LIMIT:
             self.late += 1
         else:
             self._enqueue(job)

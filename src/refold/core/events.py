@@ -21,7 +21,10 @@ class JobCancelled(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, ta
 
 
 class JobHeld(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
-    """A job is held: it is not scheduled until it is released. If it runs, its run is stopped first."""
+    """A job is held: it is not scheduled until it is released. If it runs, its run is stopped first.
+
+    A hold for another reason does not replace that of a user, so that its end does not release the job.
+    """
 
     job: str
     reason: Reason = Reason.HELD

@@ -67,8 +67,13 @@ class JobQueue:
         return True
 
     def release(self, job_id: str) -> bool:
-        """Queue a held job; return whether it was held, and not only over its tenant's limit."""
-        self.hold_pending.discard(job_id)
+        """Queue a held job, or cancel the hold of one whose run is stopping; return whether there was a hold.
+
+        The limit of a tenant is none.
+        """
+        if job_id in self.hold_pending:
+            self.hold_pending.discard(job_id)
+            return True
         if self.hold_reasons.get(job_id) in (None, Reason.LIMIT):
             return False
         del self.hold_reasons[job_id]

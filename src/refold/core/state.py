@@ -132,8 +132,8 @@ class State:
     def _hold(self, event: JobHeld) -> Order | None:
         run = self.running.runs.get(event.job)
         held_by_user = self.queue.hold_reasons.get(event.job) is Reason.HELD
-        if event.reason is Reason.BACKOFF and (run is not None or held_by_user):
-            self._count_late(event)  # it runs again already, or the end of the back-off would release it
+        if (event.reason is Reason.BACKOFF and run is not None) or (event.reason is not Reason.HELD and held_by_user):
+            self._count_late(event)  # it runs again already, or the end of this hold would release it
         elif run is not None:
             self.queue.hold_pending.add(event.job)
             return None if run.stopping else self.running.stop(event.job, "held", self.now)

@@ -183,8 +183,9 @@ class JobHistories(JobLog):
         if record is None or self._is_infeasible(record):
             return
         run = record.run
-        if reason is Reason.BACKOFF and (run or record.hold is Reason.HELD):
-            return  # it runs again already, or a user holds it
+        held_by_user = record.hold is Reason.HELD and not run
+        if (reason is Reason.BACKOFF and run) or (reason is not Reason.HELD and held_by_user):
+            return  # it runs again already, or the end of this hold would release it
         held = Reason.HELD if run else reason
         if record.hold is not held:
             record.hold = held

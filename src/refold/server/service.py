@@ -187,8 +187,8 @@ class SchedulerService:
         if status.state != "held":
             return status
         reason = self._conditions.unmet(self._state.view.held[status.id])
-        event = JobReleased(status.id) if reason is None else JobHeld(status.id, reason)
-        return await self._commit(caller, status, [event])
+        events: list[Event] = [JobReleased(status.id)]
+        return await self._commit(caller, status, events if reason is None else [*events, JobHeld(status.id, reason)])
 
     async def _check_changeable(self, caller: Caller, job: str) -> JobStatus:
         status = await self.job(caller, job)
