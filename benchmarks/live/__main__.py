@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 
-from benchmarks.live import api_call, cold_start, history, idle, start_latency, submissions
+from benchmarks.live import api_call, cold_start, estimates, history, idle, start_latency, submissions
 from benchmarks.table import Row, as_markdown, as_plain, as_text
 
 CASES = {
@@ -15,6 +15,7 @@ CASES = {
     "submissions": submissions.rows,
     "idle": idle.rows,
     "history": history.rows,
+    "estimates": estimates.rows,
     "api-call": api_call.rows,
 }
 

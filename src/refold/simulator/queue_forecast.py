@@ -17,6 +17,7 @@ from refold.jit import compiled
 from refold.model import Cluster, Demand, Placement, Seconds
 from refold.packing import (
     DEMAND_ENTRIES,
+    MILLI_FREE,
     RULE_STATE_ENTRIES,
     RULES,
     Bools,
@@ -38,7 +39,7 @@ from refold.packing import (
 from refold.policies import QueueOrder
 from refold.simulator.replay import pop, push, release_task
 
-BACKFILL_DEPTH = 1_000
+BACKFILL_DEPTH = 100
 """Number of jobs behind the first one that are considered when jobs may overtake it."""
 
 _PLACEMENT = RULES["best-fit"][0]
@@ -166,15 +167,19 @@ def _forecast(
             return
 
         # 2. Let others overtake the first job: any, or those that end before it can start.
-        if order == _EASY and reserved_head != head:
-            reserved, reserved_head = _earliest_start(free, runs, queue, rule, head, times[:size], tasks[:size]), head
-        if order == _SKIP or (order == _EASY and reserved < np.inf):
-            end_by = np.inf if order == _SKIP else reserved
+        if order != _FIFO:
             for job in range(head + 1, min(count, head + 1 + BACKFILL_DEPTH)):
                 demand = queue.demand_of[job]
                 if started[job] < np.inf or blocked[demand] or not queue.fits_empty[demand]:
                     continue
-                if now + queue.durations[job] > end_by:
+                need = need_at(queue.rows, demand)
+                if need.instances * need.gpus * need.milli > free.nodes[-1, MILLI_FREE]:
+                    blocked[demand] = True
+                    continue
+                if order == _EASY and reserved_head != head:
+                    reserved = _earliest_start(free, runs, queue, rule, head, times[:size], tasks[:size])
+                    reserved_head = head
+                if order == _EASY and not now + queue.durations[job] <= reserved < np.inf:
                     continue
                 if _place(free, queue, rule, job, queue.placements, queue.first_row[job]):
                     size = _start(times, tasks, size, now, run_count + job, queue.durations[job])
