@@ -13,7 +13,7 @@ from typer.testing import Result
 
 from refold.api.wire import GpuStatus, NodeStatus, StartAccuracy, Submission, TenantStatus
 from refold.cli.daemon_client import complete_jobs, complete_tenants, complete_tokens, list_jobs
-from refold.cli.views.times import format_clock_near
+from refold.cli.views.times import format_clock, format_clock_near
 from refold.client.client import Client
 
 TextOf = Callable[..., str]
@@ -155,6 +155,15 @@ def test_start_estimates_are_shown_with_their_range(service: FakeService, stdout
     assert [job.get("source") for job in json_of("queue", "--start")["jobs"]] == [None, "policy", "policy"]
 
 
+def test_why_shows_the_current_start_estimate_of_a_waiting_job(service: FakeService, stdout_of: TextOf) -> None:
+    at, soonest, latest = (format_clock(NOW + later) for later in (60, 30, 300))
+    assert f"start estimate: {at}, between {soonest} and {latest}" in lines(stdout_of("why", "wide"))
+    status = service.jobs_by_id["wide-2"]
+    service.jobs_by_id["wide-2"] = msgspec.structs.replace(status, start_estimate=None)
+    assert "start estimate: not known yet" in lines(stdout_of("why", "wide"))
+    assert "start estimate" not in stdout_of("why", "1")
+
+
 def test_a_start_that_the_daemon_does_not_know_is_not_known_and_not_simulated(
     service: FakeService, stdout_of: TextOf, json_of: JsonOf
 ) -> None:
@@ -276,7 +285,7 @@ def test_the_history_of_a_job_ends_with_its_state(service: FakeService, stdout_o
         "wide-2, 1 x 4 GPUs, guaranteed, tenant vision",
         f"{clock(NOW)} submitted wide-2 submitted",
     ]
-    assert lines(stdout_of("why", "wide"))[-2:] == [
+    assert [lines(stdout_of("why", "wide"))[index] for index in (-3, -1)] == [
         "waiting (resources: 0 of 1 nodes fit: 1 has fewer free GPUs)",
         "preemptible: no, it does not consent",
     ]

@@ -240,6 +240,16 @@ def test_a_job_that_starts_in_no_future_has_no_estimate() -> None:
     assert set(futures.starts("wide").tolist()) == {inf}
 
 
+def test_fewer_futures_are_simulated_if_that_is_enough() -> None:
+    entries = [Entry(0.0, tuple(JobSubmitted(job) for job in (make_job("a"), make_job("b"))))]
+    state = StateAt.from_entries(ONE_GPU, entries)
+    make_scheduler = continue_with_new_policy(state, ONE_GPU, lambda: entries, Fifo)
+    checks = iter([False, False, True])
+    futures = simulate_futures(state, make_scheduler, futures=20, should_stop=lambda: next(checks))
+    assert (futures.count, len(futures.starts("b"))) == (3, 3)
+    assert futures.start("b") is not None
+
+
 def test_infinite_bounds_are_omitted() -> None:
     starts = np.array([1.0, 2.0, 3.0, inf, 4.0])
     found = Futures(5, {"a": starts}, {}).start("a")

@@ -13,6 +13,7 @@ from refold.cli import LIVE_STATES, complete_jobs, format_placement, format_reas
 from refold.cli.views import AsJson, Column, Table, format_clock, format_elapsed, print_json, print_tables, progress
 
 if TYPE_CHECKING:
+    from refold.api import TimeEstimate
     from refold.journal import History
 
 
@@ -69,13 +70,22 @@ def _print_from_daemon(job: str, as_json: bool) -> None:
     events = [(one.at, one.kind, one.text) for one in found.events]
     status = found.job
     now = f"on {format_placement(status.placement)}" if status.placement else format_reason(status)
-    after = (
-        [f"{status.state} {now}".rstrip(), f"preemptible: {Consent(status.preemptible, status.consent)}"]
-        if status.state in LIVE_STATES
-        else []
-    )
+    after: list[str] = []
+    if status.state in LIVE_STATES:
+        waiting = [f"start estimate: {_format_estimate(status.start_estimate)}"] if status.state == "waiting" else []
+        consent = f"preemptible: {Consent(status.preemptible, status.consent)}"
+        after = [f"{status.state} {now}".rstrip(), *waiting, consent]
     title = f"{status.id}, {status.demand}, {status.job_class}, tenant {status.tenant}"
     print_tables(_event_table(title, events, after))
+
+
+def _format_estimate(estimate: TimeEstimate | None) -> str:
+    """Format '2026-11-15 08:30:00, between 08:20:00 and 09:00:00'."""
+    if estimate is None:
+        return "not known yet"
+    soonest, latest = (None if time is None else format_clock(time) for time in (estimate.soonest, estimate.latest))
+    between = f", between {soonest} and {latest}" if soonest and latest else ""
+    return f"{format_clock(estimate.at)}{between}"
 
 
 def _print_from_journal(journal: Path, job: str, as_json: bool) -> None:
