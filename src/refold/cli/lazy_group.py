@@ -30,6 +30,8 @@ SECTIONS: dict[str, dict[str, CommandEntry]] = {
         "why": CommandEntry("Show the history of a job and the reason for each change.", "why:why"),
         "whatif": CommandEntry("Estimate when a job would start and end.", "whatif:whatif"),
         "logs": CommandEntry("Show job output.", "logs:logs"),
+        "attach": CommandEntry("Follow a job until it ends.", "attach:attach"),
+        "shell": CommandEntry("Open a shell on allocated GPUs.", "shell:shell"),
         "cancel": CommandEntry("Cancel jobs.", "cancel:cancel"),
         "hold": CommandEntry("Hold jobs so that they do not start.", "hold:hold"),
         "release": CommandEntry("Release held jobs.", "release:release"),

@@ -15,3 +15,4 @@ from .nvidia import (
 )
 from .run_files import RunFiles as RunFiles, log_path as log_path
 from .safe_files import ResourceShortage as ResourceShortage, read_regular as read_regular
+from .terminal import hand_out as hand_out, terminal_command as terminal_command

@@ -191,7 +191,7 @@ def _follow(client: Client, job: str, streams: list[OutputStream], one_run: bool
         if not streams[0].chunk.run:
             print_line(_format_not_started(status), err=True)
         elif one_run or status.state in ENDED_STATES:
-            print_line(f"{status.id} {_format_end(status)}", err=True)
+            print_line(f"{status.id} {format_end(status)}", err=True)
         else:
             print_line(f"{status.id}: run {streams[0].chunk.run} has ended {format_reason(status)}", err=True)
 
@@ -218,6 +218,7 @@ def _copy_until_end(client: Client, job: str, streams: list[OutputStream], one_r
             screen.sleep(POLL_SECONDS)
 
 
-def _format_end(status: JobStatus) -> str:
+def format_end(status: JobStatus) -> str:
+    """Format how a job, or its last run, ended: 'finished', 'failed: exit 1'."""
     state = "stopped" if status.state not in ENDED_STATES else status.state
     return f"{state}: {status.message}" if status.message else state

@@ -44,7 +44,7 @@ COMMAND_KEY = "refold.command"
 """Key of the context's metadata with the arguments after `--`."""
 
 
-class _SubmitCommand(TyperCommand):
+class CommandAfterDashes(TyperCommand):
     """A command that takes the arguments after `--` unparsed."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -56,7 +56,7 @@ class _SubmitCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-COMMAND_CLASSES = {"submit": _SubmitCommand}
+COMMAND_CLASSES = {"submit": CommandAfterDashes}
 """Command classes by command name, for `lazy_group`."""
 
 

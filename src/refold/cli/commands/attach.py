@@ -1,0 +1,90 @@
+"""`refold attach`: follow a job until it ends."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from refold.cli import JobArgument, format_placement, format_reason, make_client
+from refold.cli.commands.logs import ENDED_STATES, POLL_SECONDS, OutputStream, format_end
+from refold.cli.views import print_line, screen
+
+if TYPE_CHECKING:
+    from refold.api import JobStatus
+    from refold.client import Client
+
+DEFAULT_LINES = 20
+"""Earlier lines of output that are shown."""
+
+RUNNING_STATES = ("running", "stopping")
+
+UNKNOWN_EXIT_CODE = 1
+"""Exit status for a job that ended without one: it was cancelled, or could not be started."""
+
+
+def attach(
+    job: JobArgument,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", metavar="N", min=0, help="Number of earlier lines of output.")
+    ] = DEFAULT_LINES,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Pass all control sequences to the terminal; only for output that you trust.")
+    ] = False,
+) -> None:
+    """Follow a job until it ends: its output, and when it waits, starts, is requeued and ends.
+
+    Exits with the exit status of the job, and with 1 if it has none. Ctrl-C detaches; the job continues. Changes of
+    state are printed to standard error.
+
+    Example: refold attach train-17
+    """
+    client = make_client()
+    status = client.job(job)
+    if status.state not in ENDED_STATES:
+        _print_state(status)
+    stream = OutputStream(client, status.id, None, 0, lines, "", sanitized=sys.stdout.isatty() and not raw)
+    try:
+        status = _follow(client, status, stream)
+    except KeyboardInterrupt:
+        print_line(f"\ndetached; {status.id} continues", err=True)
+        raise
+    finally:
+        stream.finish()
+    raise typer.Exit(exit_code(status))
+
+
+def exit_code(status: JobStatus) -> int:
+    """Return the exit code of an ended job, or 1 if it has none."""
+    return UNKNOWN_EXIT_CODE if status.exit_code is None else status.exit_code
+
+
+def _follow(client: Client, status: JobStatus, stream: OutputStream) -> JobStatus:
+    """Copy output and print changes of state until the job has ended; return its last status."""
+    shown = status
+    while True:
+        if stream.poll():
+            continue
+        status = client.job(status.id)
+        is_running, is_copied = status.state in RUNNING_STATES, stream.chunk.ended or not status.runs
+        if stream.chunk.ended and status.runs > stream.chunk.run:
+            stream.switch_to(stream.chunk.run + 1)
+            continue
+        if (is_copied or is_running) and (status.state, status.runs) != (shown.state, shown.runs):
+            _print_state(status)
+            shown = status
+        if status.state in ENDED_STATES and is_copied:
+            return status
+        screen.sleep(POLL_SECONDS)
+
+
+def _print_state(status: JobStatus) -> None:
+    """Print 'train-17: waiting (Resources: …)', 'train-17: run 2 is running on n0 (GPU 1)', 'train-17: finished'."""
+    if status.state in ENDED_STATES:
+        text = format_end(status)
+    elif status.state in RUNNING_STATES:
+        text = f"run {status.runs} is {status.state} on {format_placement(status.placement)}"
+    else:
+        text = f"{status.state} {format_reason(status)}".rstrip()
+    print_line(f"{status.id}: {text}", err=True)
