@@ -107,6 +107,15 @@ def test_attaching_to_a_cancelled_job_exits_with_1(client: Client, open_terminal
     assert terminal.wait() == 1
 
 
+def test_attaching_to_an_ended_job_shows_its_output_and_how_it_ended(client: Client, open_terminal: Open) -> None:
+    job = submit(client, "echo last words; exit 5")
+    client.wait(job, 30)
+    terminal = open_terminal("attach", job)
+    terminal.expect("last words")
+    terminal.expect(f"{job}: failed: exit 5")
+    assert terminal.wait() == 5
+
+
 def test_attach_to_an_unknown_job_is_an_error(client: Client, open_terminal: Open) -> None:
     terminal = open_terminal("attach", "no-such-job")
     assert terminal.wait() == 2

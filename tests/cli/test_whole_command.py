@@ -33,6 +33,8 @@ COMMANDS = [
     "why",
     "whatif",
     "logs",
+    "attach",
+    "shell",
     "cancel",
     "hold",
     "release",

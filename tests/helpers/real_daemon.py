@@ -226,13 +226,12 @@ def _run_fork_server() -> None:
 
 
 def _warm_up() -> None:
-    from refold.backends.local.backend import local_cluster
-    from refold.registry import make_policy
-    from refold.simulator import simulate
-    from refold.testing import make_job
+    from refold.backends.local import local_cluster
+    from refold.server.config import Config
+    from refold.server.warm_up import warm_up
 
     for policy in ("fifo", "easy"):
-        simulate([make_job("long", gpus=2), make_job("short", at=1.0, gpus=2)], local_cluster(2), make_policy(policy))
+        warm_up(Header(local_cluster(2), policy, Config().policy_settings))
 
 
 def _run_daemon(options: DaemonOptions) -> NoReturn:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 DEFAULT_LINES = 20
 """Earlier lines of output that are shown."""
 
+State = tuple[str, int]
+"""State and number of runs of a job: what is shown again only when it has changed."""
+
 RUNNING_STATES = ("running", "stopping")
 
 UNKNOWN_EXIT_CODE = 1
@@ -42,16 +45,11 @@ def attach(
     """
     client = make_client()
     status = client.job(job)
-    if status.state not in ENDED_STATES:
-        _print_state(status)
-    stream = OutputStream(client, status.id, None, 0, lines, "", sanitized=sys.stdout.isatty() and not raw)
     try:
-        status = _follow(client, status, stream)
+        status = _follow(client, status, lines, sanitized=sys.stdout.isatty() and not raw)
     except KeyboardInterrupt:
         print_line(f"\ndetached; {status.id} continues", err=True)
         raise
-    finally:
-        stream.finish()
     raise typer.Exit(exit_code(status))
 
 
@@ -60,26 +58,35 @@ def exit_code(status: JobStatus) -> int:
     return UNKNOWN_EXIT_CODE if status.exit_code is None else status.exit_code
 
 
-def _follow(client: Client, status: JobStatus, stream: OutputStream) -> JobStatus:
+def _follow(client: Client, status: JobStatus, lines: int, sanitized: bool) -> JobStatus:
     """Copy output and print changes of state until the job has ended; return its last status."""
-    shown = status
+    shown = None
+    if status.state not in ENDED_STATES:
+        shown = _print_state(status)
+    stream = OutputStream(client, status.id, None, 0, lines, "", sanitized)
+    try:
+        return _copy_until_end(client, status.id, stream, shown)
+    finally:
+        stream.finish()
+
+
+def _copy_until_end(client: Client, job: str, stream: OutputStream, shown: State | None) -> JobStatus:
     while True:
         if stream.poll():
             continue
-        status = client.job(status.id)
-        is_running, is_copied = status.state in RUNNING_STATES, stream.chunk.ended or not status.runs
+        status = client.job(job)
         if stream.chunk.ended and status.runs > stream.chunk.run:
             stream.switch_to(stream.chunk.run + 1)
             continue
-        if (is_copied or is_running) and (status.state, status.runs) != (shown.state, shown.runs):
-            _print_state(status)
-            shown = status
+        is_copied = stream.chunk.ended or not status.runs
+        if (is_copied or status.state in RUNNING_STATES) and (status.state, status.runs) != shown:
+            shown = _print_state(status)
         if status.state in ENDED_STATES and is_copied:
             return status
         screen.sleep(POLL_SECONDS)
 
 
-def _print_state(status: JobStatus) -> None:
+def _print_state(status: JobStatus) -> State:
     """Print 'train-17: waiting (Resources: …)', 'train-17: run 2 is running on n0 (GPU 1)', 'train-17: finished'."""
     if status.state in ENDED_STATES:
         text = format_end(status)
@@ -88,3 +95,4 @@ def _print_state(status: JobStatus) -> None:
     else:
         text = f"{status.state} {format_reason(status)}".rstrip()
     print_line(f"{status.id}: {text}", err=True)
+    return status.state, status.runs
