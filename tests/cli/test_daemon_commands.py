@@ -236,6 +236,20 @@ def test_with_many_waiting_jobs_whatif_says_that_its_answer_is_approximate(
     assert notes[0] == "policy backfill is approximated by EASY backfill; --futures N simulates it"
 
 
+@pytest.mark.parametrize("width", [80, 100, 120])
+@pytest.mark.parametrize("name", ["a", "a-rather-long-name-of-an-experiment", "x" * 64])
+def test_start_estimates_are_one_table_with_the_id_in_every_row(
+    name: str, width: int, served: FakeServer, service: FakeService, stdout_of: TextOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.call(service.add, make_submission(name), "a-tenant", "a-user-name")
+    monkeypatch.setenv("COLUMNS", str(width))
+    printed = stdout_of("queue", "--start").splitlines()
+    assert max(map(len, printed)) <= width
+    assert sum("job" in line.split() for line in printed) == 1
+    for job in ("train-1", "wide-2", "small-3", f"{name}-4"):
+        assert sum(job in line for line in printed) == 1
+
+
 def test_a_narrow_screen_hides_columns_with_the_same_value_in_all_rows(
     service: FakeService, stdout_of: TextOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

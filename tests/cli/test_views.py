@@ -18,19 +18,16 @@ from rich.cells import cell_len
 from refold.api.wire import NodeGpus, Submission
 from refold.cli.views import output
 from refold.cli.views.output import (
-    Column,
-    Table,
     draw_bar,
-    fact_table,
     format_number,
     format_percent,
     plural,
     print_json,
     print_notes,
-    print_tables,
     progress,
 )
 from refold.cli.views.sanitize import Sanitizer
+from refold.cli.views.tables import Column, Table, cell_width, fact_table, print_tables
 from refold.cli.views.times import format_clock, format_clock_near, format_gpus, format_interval, format_moment
 from refold.testing import make_cluster
 
@@ -148,7 +145,7 @@ def printed(table: Table, width: int, monkeypatch: pytest.MonkeyPatch) -> list[s
         patch.setattr(sys, "stdout", out)
         patch.setenv("COLUMNS", str(width))
         print_tables(table)
-    return out.getvalue().splitlines()
+    return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
 @settings(max_examples=60)
@@ -183,20 +180,70 @@ def test_a_table_that_is_too_wide_is_split_into_blocks_that_repeat_the_first_col
     ]
 
 
+def test_optional_columns_are_left_out_of_a_table_that_is_too_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns: list[Column[Sequence[str]]] = [
+        Column("job", itemgetter(0), whole=True),
+        Column("user", itemgetter(1), whole=True, optional=2),
+        Column("state", itemgetter(2), whole=True),
+        Column("time", itemgetter(3), number=True, optional=1),
+    ]
+    table = Table("", columns, [("train-17", "ann", "running", "3 s")])
+    header_of = {width: printed(table, width, monkeypatch)[0].split() for width in (30, 27, 26, 20, 10)}
+    assert header_of == {
+        30: ["job", "user", "state", "time"],
+        27: ["job", "state", "time"],
+        26: ["job", "state", "time"],
+        20: ["job", "state"],
+        10: ["job", "state"],
+    }
+    assert printed(table, 26, monkeypatch)[-3:] == ["not shown, for lack of", "space: user", ""]
+
+
+def test_all_key_columns_are_repeated_in_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = cell_columns("", "job", "reason", "source", whole=("", "job", "reason", "source"))
+    table = Table("", columns, [("1", "train-17", "r" * 20, "s" * 20)], keys=2)
+    rows = [line.split() for line in printed(table, 40, monkeypatch) if "train" in line]
+    assert rows == [["1", "train-17", "r" * 20], ["1", "train-17", "s" * 20]]
+
+
+def test_long_words_are_broken_beside_a_long_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = cell_columns("job", "reason", whole=("job",))
+    lines = printed(Table("", columns, [("j" * 68, "日本語 " + "x" * 30)]), 80, monkeypatch)
+    assert max(map(cell_len, lines)) == 80
+    assert "".join(line[70:] for line in lines[2:]).count("x") == 30
+
+
+@given(st.text("aé日ｱ\u0301", max_size=20))
+def test_the_width_of_a_text_is_that_of_its_cells(text: str) -> None:
+    assert cell_width(text) == cell_len(text)
+
+
+def test_styles_are_used_on_a_terminal_unless_colours_are_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table("title", [Column("job", str, style=lambda _: "bold red")], ["a"])
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for disabled in (False, True):
+        monkeypatch.setattr(sys, "stdout", out := Terminal())
+        print_tables(table)
+        styled = "\x1b[1mtitle\x1b[0m\n\x1b[2mjob\x1b[0m\n\x1b[1;31ma\x1b[0m  \n\n"
+        assert out.getvalue() == ("title\njob\na  \n\n" if disabled else styled)
+        monkeypatch.setenv("NO_COLOR", "1")
+
+
 def test_texts_are_wrapped_at_spaces_and_numbers_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = cell_columns("job", "reason", "start time", numbers=("start time",), whole=("job",))
     rows = [("a", "0 of 16 nodes fit: 16 have fewer than 8 free GPUs", "2 d 03:00:00")]
     assert printed(Table("", columns, rows), 45, monkeypatch) == [
         "job  reason                        start time",
         "a    0 of 16 nodes fit: 16 have  2 d 03:00:00",
-        "     fewer than 8 free GPUs                  ",
+        "     fewer than 8 free GPUs",
         "",
     ]
 
 
 def test_titles_and_lines_below_frame_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table("Two jobs", [Column("job", str)], ["a", "b"], after=["… and 3 more"])
-    assert printed(table, 80, monkeypatch) == ["Two jobs", "job", "a  ", "b  ", "… and 3 more", ""]
+    assert printed(table, 80, monkeypatch) == ["Two jobs", "job", "a", "b", "… and 3 more", ""]
 
 
 def test_lines_below_a_table_are_wrapped_between_words_and_paths_are_kept_whole(
@@ -329,7 +376,8 @@ def test_the_queue_fits_the_screen_and_shows_every_job_with_its_reason(
     lines = stdout_of("queue").splitlines()
     shown = " ".join(" ".join(lines).split())
     assert max(map(len, lines)) <= width
-    for part in ("a-rather-long-name-of-a-job-1", "b-2", "running", "waiting", "ann", "bob", "nodes (reason)"):
+    users = ("ann", "bob") if width > 80 else ("not shown, for lack of space: user",)
+    for part in ("a-rather-long-name-of-a-job-1", "b-2", "running", "waiting", *users, "nodes (reason)"):
         assert part in shown
     for word in ("(resources:", "nodes", "fit:", "has", "fewer", "free", "GPUs)"):
         assert word in shown

@@ -27,13 +27,13 @@ def gpus(as_json: AsJson = False) -> None:
         Column("GPU", lambda gpu: gpu.name, whole=True),
         Column("GiB", lambda gpu: format_number(gpu.memory_gib), number=True),
         Column("FP16 TFLOP/s", lambda gpu: format_number(gpu.half_tflops), number=True),
-        Column("efficiency", lambda gpu: f"{gpu.efficiency.matmul:.0%}".replace("%", " %"), number=True),
+        Column("efficiency", lambda gpu: f"{gpu.efficiency.matmul:.0%}".replace("%", " %"), number=True, optional=2),
         Column("memory GB/s", lambda gpu: format_number(gpu.memory_gigabytes_per_second), number=True),
         Column("link, GB/s", lambda gpu: f"{gpu.link.kind} {gpu.link.gigabytes_per_second:g}", whole=True),
-        Column("node network GB/s", lambda gpu: f"{gpu.node_network_gigabytes_per_second:g}", number=True),
-        Column("GPUs per node", lambda gpu: format_number(gpu.gpus_per_node), number=True),
-        Column("W", lambda gpu: format_number(gpu.watts), number=True),
-        Column("source", lambda gpu: gpu.source),
+        Column("node network GB/s", lambda gpu: f"{gpu.node_network_gigabytes_per_second:g}", number=True, optional=1),
+        Column("GPUs per node", lambda gpu: format_number(gpu.gpus_per_node), number=True, optional=3),
+        Column("W", lambda gpu: format_number(gpu.watts), number=True, optional=4),
+        Column("source", lambda gpu: gpu.source, optional=5),
     ]
     after = [
         "TFLOP/s: dense; GB/s: one direction; efficiency: share of peak in large matrix products, fitted per generation"

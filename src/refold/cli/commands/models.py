@@ -35,14 +35,17 @@ def models(as_json: AsJson = False) -> None:
         Column("kind", lambda shape: shape.kind, whole=True),
         Column("layers", lambda shape: _format_nonzero(not shape.opaque and shape.blocks), number=True),
         Column("hidden", lambda shape: _format_nonzero(not shape.opaque and shape.hidden), number=True),
-        Column("heads", _format_heads, whole=True),
+        Column("heads", _format_heads, whole=True, optional=2),
         Column(
-            "experts", lambda one: f"{one.experts_per_token} of {one.experts}" if one.experts > 1 else "", whole=True
+            "experts",
+            lambda one: f"{one.experts_per_token} of {one.experts}" if one.experts > 1 else "",
+            whole=True,
+            optional=3,
         ),
-        Column("vocabulary", lambda shape: _format_nonzero(shape.vocabulary), number=True),
+        Column("vocabulary", lambda shape: _format_nonzero(shape.vocabulary), number=True, optional=4),
         Column("default --seq", lambda shape: _format_nonzero(not shape.opaque and shape.sequence), number=True),
         Column("default --batch", lambda shape: format_number(shape.batch), number=True),
-        Column("source", lambda shape: shape.source),
+        Column("source", lambda shape: shape.source, optional=5),
     ]
     after = ["heads: query heads / key-value heads, if these are fewer"]
     print_tables(Table("Models", columns, known(), after))

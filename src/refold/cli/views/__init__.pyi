@@ -8,11 +8,8 @@ from .output import (
     ERROR_COLOUR as ERROR_COLOUR,
     Advance as Advance,
     AsJson as AsJson,
-    Column as Column,
-    Table as Table,
     current_command_line as current_command_line,
     draw_bar as draw_bar,
-    fact_table as fact_table,
     format_number as format_number,
     format_percent as format_percent,
     output_width as output_width,
@@ -20,7 +17,6 @@ from .output import (
     print_json as print_json,
     print_line as print_line,
     print_notes as print_notes,
-    print_tables as print_tables,
     printable as printable,
     progress as progress,
 )
@@ -33,6 +29,7 @@ from .plans import (
 )
 from .sanitize import Sanitizer as Sanitizer
 from .screen import refresh_screen as refresh_screen
+from .tables import Column as Column, Table as Table, fact_table as fact_table, print_tables as print_tables
 from .times import (
     format_clock as format_clock,
     format_clock_near as format_clock_near,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from refold.cli import format_held_gpus
 from refold.cli.inputs import ForecastOptions, JournalState, forecast_starts, read_journal_state
 from refold.cli.views.live_queue import policy_source
-from refold.cli.views.output import Column, Table, plural, print_json, print_notes, print_tables
+from refold.cli.views.output import plural, print_json, print_notes
+from refold.cli.views.tables import Column, Table, print_tables
 from refold.cli.views.times import format_clock, format_elapsed, format_interval, format_moment
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class _JournalQueue:
         title = f"{format_clock(state.now)}: {counts}, {free}, policy {header.policy}"
         footer = [f"… and {plural(self.omitted, 'more job')}"] if self.omitted else []
         print_notes(self.notes)
-        print_tables(Table(title, _waiting_columns(self.has_estimates), self.waiting, footer))
+        print_tables(Table(title, _waiting_columns(self.has_estimates), self.waiting, footer, keys=2))
         if self.running is not None:
             print_tables(Table("Running jobs", _running_columns(), self.running))
 
@@ -168,27 +169,31 @@ Row = dict[str, Any]
 def _waiting_columns(has_estimates: bool) -> list[Column[Row]]:
     estimates: list[Column[Row]] = [
         Column("start estimate", lambda row: format_moment(row["expected"]), number=True),
-        Column("range", lambda row: format_interval(row["range"]), number=True),
-        Column("source", lambda row: row["source"], whole=True),
+        Column("range", lambda row: format_interval(row["range"]), number=True, optional=5),
+        Column("source", lambda row: row["source"], whole=True, optional=7),
     ]
     return [
-        Column("", lambda row: str(row["position"]), number=True),
+        Column("", lambda row: str(row["position"]), number=True, optional=2),
         Column("job", lambda row: row["job"], whole=True),
-        Column("GPUs", lambda row: row["demand"], whole=True),
-        Column("tenant", lambda row: row["tenant"], whole=True),
-        Column("waiting time", lambda row: format_elapsed(row["waited"]), number=True),
+        Column("GPUs", lambda row: row["demand"], whole=True, optional=3),
+        Column("tenant", lambda row: row["tenant"], whole=True, optional=6),
+        Column("waiting time", lambda row: format_elapsed(row["waited"]), number=True, optional=4),
         *(estimates if has_estimates else []),
-        Column("reason", lambda row: row["message"]),
+        Column("reason", lambda row: row["message"], optional=1),
     ]
+
+
+def _format_held(row: Row) -> str:
+    return format_held_gpus(row["demand"], row["requested_gpus"], row["gpus"])
 
 
 def _running_columns() -> list[Column[Row]]:
     return [
         Column("job", lambda row: row["job"], whole=True),
-        Column("GPUs", lambda row: format_held_gpus(row["demand"], row["requested_gpus"], row["gpus"]), whole=True),
-        Column("tenant", lambda row: row["tenant"], whole=True),
-        Column("run time", lambda row: format_elapsed(row["ran"]), number=True),
+        Column("GPUs", _format_held, whole=True, optional=1),
+        Column("tenant", lambda row: row["tenant"], whole=True, optional=4),
+        Column("run time", lambda row: format_elapsed(row["ran"]), number=True, optional=2),
         Column("end estimate", lambda row: format_moment(row["expected"]), number=True),
-        Column("range", lambda row: format_interval(row["range"]), number=True),
+        Column("range", lambda row: format_interval(row["range"]), number=True, optional=3),
         Column("nodes", lambda row: row["placement"]),
     ]

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from refold.cli import format_job_gpus, format_placement, format_reason, list_jobs
 from refold.cli.inputs import MAX_WAITING_FOR_FUTURES, ForecastOptions, forecast_starts, read_daemon_state
-from refold.cli.views.output import (
-    Column,
-    Table,
-    output_width,
-    plural,
-    print_json,
-    print_line,
-    print_notes,
-    print_tables,
-)
+from refold.cli.views.output import output_width, plural, print_json, print_line, print_notes
+from refold.cli.views.tables import Column, Table, print_tables
 from refold.cli.views.times import format_elapsed, format_interval, format_moment
 
 if TYPE_CHECKING:
@@ -107,7 +99,7 @@ class _LiveQueue:
         if not self.jobs:
             print_line(title)
             return
-        print_tables(Table(title, _columns(self), self.jobs, footer))
+        print_tables(Table(title, _columns(self), self.jobs, footer, keys=2))
 
 
 def _read_queue(client: Client, options: LiveQueueOptions) -> _LiveQueue:
@@ -184,6 +176,10 @@ def policy_source(estimate: StartEstimate | TimeEstimate | None, now: float) -> 
     return "policy, late" if estimate.at < now else "policy"
 
 
+def _format_position(job: JobStatus) -> str:
+    return f"{job.position}" if job.position and job.state == "waiting" else ""
+
+
 def _format_time(job: JobStatus, now: float) -> str:
     since = job.started if job.state in ("running", "stopping") and job.started is not None else job.submitted
     return format_elapsed(max(0.0, now - since))
@@ -200,15 +196,15 @@ def _format_details(job: JobStatus) -> str:
 def _columns(queue: _LiveQueue) -> list[Column[JobStatus]]:
     now = queue.info.now
     columns: list[Column[JobStatus]] = [
-        Column("", lambda job: f"{job.position}" if job.position and job.state == "waiting" else "", number=True),
+        Column("", _format_position, number=True, optional=3),
         Column("job", lambda job: job.id, whole=True),
-        Column("GPUs", format_job_gpus, whole=True),
-        Column("tenant", lambda job: job.tenant, whole=True),
-        Column("user", lambda job: job.user, whole=True),
-        Column("state", lambda job: job.state, whole=True),
-        Column("time", lambda job: _format_time(job, now), number=True),
+        Column("GPUs", format_job_gpus, whole=True, optional=4),
+        Column("tenant", lambda job: job.tenant, whole=True, optional=7),
+        Column("user", lambda job: job.user, whole=True, optional=8),
+        Column("state", lambda job: job.state, whole=True, optional=2),
+        Column("time", lambda job: _format_time(job, now), number=True, optional=5),
         *(_estimate_columns(queue.estimates, now) if queue.estimates else []),
-        Column("nodes (reason)", _format_details),
+        Column("nodes (reason)", _format_details, optional=1),
     ]
     if output_width() >= ALL_COLUMNS_WIDTH:
         return columns
@@ -234,6 +230,6 @@ def _estimate_columns(estimates: Mapping[str, tuple[TimeEstimate | None, str]], 
 
     return [
         Column("start estimate", expected, number=True),
-        Column("range", interval, number=True),
-        Column("source", lambda job: estimates.get(job.id, (None, ""))[1], whole=True),
+        Column("range", interval, number=True, optional=6),
+        Column("source", lambda job: estimates.get(job.id, (None, ""))[1], whole=True, optional=9),
     ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from refold.cli.views.output import Column, Table, fact_table, format_number
+from refold.cli.views.output import format_number
+from refold.cli.views.tables import Column, Table, fact_table
 
 if TYPE_CHECKING:
     from refold.results import (

@@ -1,4 +1,4 @@
-"""Output of commands: tables for people, JSON for programs, progress bars on a terminal for long operations.
+"""Output of commands: lines for people, JSON for programs, progress bars on a terminal for long operations.
 
 Text may come from untrusted files, so control characters are removed before it is printed.
 """
@@ -8,17 +8,15 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from threading import Lock, Timer
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
-    from rich.table import Table as RichTable
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 """The --json option of all commands with output."""
@@ -28,15 +26,6 @@ PROGRESS_DELAY_SECONDS = 1.0
 
 PIPE_WIDTH = 200
 """Line width of tables that are written to a file or a pipe."""
-
-CONSOLE_WIDTH = 10_000
-"""Line width passed to rich, so that it never wraps: column widths are computed here."""
-
-MIN_TEXT_WIDTH = 24
-"""Minimum width of a text column, unless its texts are shorter."""
-
-COLUMN_GAP = 2
-"""Characters between two columns."""
 
 ERROR_COLOUR = typer.colors.RED
 
@@ -62,132 +51,6 @@ def print_notes(notes: Sequence[str]) -> None:
 def plural(number: int, noun: str) -> str:
     """Format a count with its noun: '1 job', '1,500 jobs'."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-Row = TypeVar("Row")
-
-
-@dataclass(frozen=True, slots=True)
-class Column(Generic[Row]):
-    """A column of a table: its title, and the text and style of a row in it. Numbers are aligned to the right.
-
-    Texts of `number` and `whole` columns (such as names) are never wrapped.
-    """
-
-    title: str
-    text: Callable[[Row], str]
-    number: bool = False
-    style: Callable[[Row], str] = lambda _: ""
-    whole: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table to print; the first column identifies the row. `after`: lines below the table."""
-
-    title: str
-    columns: Sequence[Column[Any]]
-    rows: Sequence[Any]
-    after: Sequence[str] = field(default=())
-
-
-def fact_table(title: str, facts: Mapping[str, str], after: Sequence[str] = (), *, numbers: bool = False) -> Table:
-    """Return a table of names and their values, without those that are empty."""
-    columns: list[Column[tuple[str, str]]] = [
-        Column("", lambda fact: fact[0], whole=True),
-        Column("", lambda fact: fact[1], number=numbers),
-    ]
-    return Table(title, columns, [fact for fact in facts.items() if fact[1]], after)
-
-
-def print_tables(*tables: Table) -> None:
-    """Print tables with their titles and the lines below each."""
-    from textwrap import wrap
-
-    from rich.console import Console
-    from rich.text import Text
-
-    width = output_width()
-    console = Console(highlight=False, width=CONSOLE_WIDTH)
-    for table in tables:
-        if table.title:
-            console.print(Text(printable(table.title), "bold"))
-        layout = _Layout(table)
-        for index, block in enumerate(layout.blocks(width)):
-            if index:
-                console.print()
-            console.print(layout.draw(block, width))
-        for line in table.after:
-            # Words that are longer than a line, such as paths, stay whole.
-            for part in wrap(printable(line), width, break_long_words=False, break_on_hyphens=False) or [""]:
-                console.print(Text(part, "dim"))
-        console.print()
-
-
-class _Layout:
-    """The layout of a table: column widths, and blocks of columns if the table is wider than a line.
-
-    Columns are given by their indices.
-    """
-
-    def __init__(self, table: Table) -> None:
-        self._columns = table.columns
-        self._texts = [[printable(column.text(row)) for row in table.rows] for column in table.columns]
-        self._styles = [[column.style(row) for row in table.rows] for column in table.columns]
-        self._min_widths = [_min_width(*one) for one in zip(table.columns, self._texts, strict=True)]
-        self._max_widths = [
-            _longest([*texts, column.title]) for column, texts in zip(table.columns, self._texts, strict=True)
-        ]
-
-    def blocks(self, width: int) -> list[list[int]]:
-        """Split the columns into blocks that fit the line width; each block repeats the first column."""
-        blocks, used = [[0]], self._min_widths[0]
-        for index, min_width in enumerate(self._min_widths[1:], start=1):
-            if len(blocks[-1]) > 1 and used + COLUMN_GAP + min_width > width:
-                blocks.append([0])
-                used = self._min_widths[0]
-            blocks[-1].append(index)
-            used += COLUMN_GAP + min_width
-        return blocks
-
-    def draw(self, block: Sequence[int], width: int) -> RichTable:
-        from rich.table import Table as RichTable
-        from rich.text import Text
-
-        drawn = RichTable(box=None, pad_edge=False, show_header=any(column.title for column in self._columns))
-        for index, characters in self._widths(block, width).items():
-            column = self._columns[index]
-            drawn.add_column(
-                column.title, justify="right" if column.number else "left", header_style="dim", width=characters
-            )
-        for cells in zip(*(zip(self._texts[index], self._styles[index], strict=True) for index in block), strict=True):
-            drawn.add_row(*(Text(text, style) for text, style in cells))
-        return drawn
-
-    def _widths(self, block: Sequence[int], width: int) -> dict[int, int]:
-        """Return the column widths: first the minimum of each, then the rest to columns that need the least more."""
-        widths = {index: self._min_widths[index] for index in block}
-        missing = {index: self._max_widths[index] - self._min_widths[index] for index in block}
-        remaining = width - COLUMN_GAP * (len(block) - 1) - sum(widths.values())
-        for index in sorted(block, key=missing.__getitem__):
-            extra = min(missing[index], max(0, remaining))
-            widths[index] += extra
-            remaining -= extra
-        return widths
-
-
-def _min_width(column: Column[Any], texts: Sequence[str]) -> int:
-    """Return the minimum width of a column: titles and texts may be wrapped at spaces, numbers and names not."""
-    title = _longest(column.title.split())
-    if column.number or column.whole:
-        return max(title, _longest(texts))
-    return max(title, _longest(word for text in texts for word in text.split()), min(_longest(texts), MIN_TEXT_WIDTH))
-
-
-def _longest(texts: Iterable[str]) -> int:
-    from rich.cells import cell_len
-
-    return max((cell_len(text) for text in texts), default=0)
 
 
 def output_width() -> int:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from refold.cli.inputs import format_layout, format_rate, format_step_time
-from refold.cli.views.output import COLUMN_GAP, Column, Table, draw_bar, format_percent, output_width, plural
+from refold.cli.views.output import draw_bar, format_percent, output_width, plural
+from refold.cli.views.tables import COLUMN_GAP, Column, Table
 
 if TYPE_CHECKING:
     from refold.model import Plan
