@@ -402,6 +402,17 @@ def test_no_start_estimate_is_made_for_a_job_that_was_cancelled() -> None:
     assert [estimate.job for estimate in scheduler.step(latest + 1.0, []).start_estimates] == ["waits"]
 
 
+@pytest.mark.parametrize("policy", ["easy", "conservative"])
+def test_no_start_is_estimated_before_anything_is_known_about_run_times(policy: str) -> None:
+    scheduler = Scheduler(make_cluster(1), make_policy(policy))
+    jobs = [make_job(name, work=None) for name in ("runs", "runs next")]
+    assert scheduler.step(0.0, [JobSubmitted(job) for job in jobs]).start_estimates == ()
+    assert scheduler.step(5.0, []).start_estimates == ()
+    scheduler.step(8.0, [RunFinished("runs", 1)])
+    known = scheduler.step(9.0, [JobSubmitted(make_job("waits", work=None))]).start_estimates
+    assert [estimate.job for estimate in known] == ["waits"]
+
+
 def test_the_reason_says_whether_gpus_are_lacking_or_reserved() -> None:
     """Two of four GPUs are in use. `wide` lacks GPUs; `small` would fit, but these GPUs are reserved for `wide`."""
     policy = make_policy("easy", LIMIT)

@@ -63,6 +63,7 @@ POLICIES: dict[str, PolicyEntry] = {
         "Fcfs",
         "Order of arrival, first fit; needs no compilation: the daemon's until its own policy is compiled.",
         compared_by_default=False,
+        queue_order="fifo",
     ),
     "sjf": PolicyEntry("refold.policies.queueing.sjf", "Sjf", "Shortest job first, by known durations.", oracle=True),
     "srtf": PolicyEntry(

@@ -281,7 +281,9 @@ class Backfill:
         return self._reasons.collect(view, self._starts)
 
     def _make_estimates(self, view: View, schedule: Schedule) -> tuple[StartEstimate, ...]:
-        """Return start estimates for new jobs, and for jobs whose bound has passed."""
+        """Return start estimates for new jobs, and for jobs whose bound has passed; none while nothing is known."""
+        if not self._durations.are_known(view):
+            return ()
         new = (job.id for job in (*view.changes.requeued, *view.changes.submitted) if job.id in schedule.queue)
         overdue = self._estimates.pop_overdue(view.now)
         jobs = [schedule.queue.get(job_id) for job_id in dict.fromkeys((*new, *overdue))]

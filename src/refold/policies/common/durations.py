@@ -39,6 +39,7 @@ class DurationSource:
         self._knowledge = Knowledge.from_settings(knowledge)
         self._speeds: Speeds | None = None
         self._predictor = Predictor(self._modelled_run_time)
+        self._has_learned = source == "known"
         self._jobs: dict[str, Job] = {}
         self._elapsed: dict[str, Seconds] = {}
         """Run time of the ended runs of each job, converted to the speed of what it requested."""
@@ -53,6 +54,7 @@ class DurationSource:
             self._speeds = Speeds(view.cluster, self._knowledge)
         changes, now = view.changes, view.now
         for job, duration in changes.past_jobs:
+            self._has_learned = True
             self._predictor.submitted(job, now)
             self._predictor.finished(job, duration, now)
         for run in changes.ended:
@@ -80,6 +82,7 @@ class DurationSource:
         """Learn from a job that has ended, unless it was cancelled or ended by a watch rule."""
         job = self._jobs.get(run.job)
         if job is not None and not run.stopping:
+            self._has_learned = True
             self._predictor.finished(job, elapsed, now)
             del self._jobs[run.job]
         self._forget(run.job)
@@ -95,6 +98,13 @@ class DurationSource:
         if self._speeds is None or job.steps is None or not self._speeds.can_model(job):
             return None
         return job.steps / self._speeds.requested_speed(job).steps_per_second
+
+    def are_known(self, view: View) -> bool:
+        """Whether anything is known about run times: a job has ended, or those of all jobs are limited or modelled."""
+        if self._has_learned:
+            return True
+        jobs = (*view.active.values(), *view.waiting.values())
+        return all(job.time_limit is not None or self._modelled_run_time(job) is not None for job in jobs)
 
     def note_start(self, job_id: str, speedup: float) -> None:
         """Record the speed at which a job is started, relative to what it requested."""
