@@ -41,11 +41,6 @@ class StartTimes:
         ends = self.starts[:, column] + self.durations[:, column]
         return _estimates([job_id], ends, np.array([inf])).get(job_id)
 
-    def starts_of(self, job_id: str) -> Floats:
-        """Return the start of a job in each future."""
-        starts: Floats = self.starts[:, self.job_ids.index(job_id)]
-        return starts
-
 
 def _estimates(job_ids: Sequence[str], times: Floats, latest: Floats) -> dict[str, StartEstimate]:
     ordered = np.sort(times, axis=0)
