@@ -1,14 +1,21 @@
-"""Start-up time: `refold --help`, and the first placement in a fresh process."""
+"""Start-up time: `refold --help` and `refold queue`, and the first placement in a fresh process."""
 
 from __future__ import annotations
 
 import statistics
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+import msgspec
 
 from benchmarks.measure import cpu_seconds_of_command
 from benchmarks.table import Row, at_most
+from refold.api import DaemonInfo, Jobs, JobStatus
 
 FIRST_PLACEMENT = """
 from refold.model import Demand
@@ -24,6 +31,9 @@ def rows(quick: bool) -> list[Row]:
     refold = [str(Path(sys.executable).with_name("refold"))]
     command = refold if Path(refold[0]).exists() else [sys.executable, "-m", "refold.cli.app"]
     help_seconds = _median([*command, "--help"], times)
+    with _canned_daemon() as address:
+        daemon = {"REFOLD_ADDRESS": address, "REFOLD_TOKEN": "rf_x"}
+        queue_seconds = statistics.median(cpu_seconds_of_command([*command, "queue"], daemon) for _ in range(times))
     place = [sys.executable, "-c", FIRST_PLACEMENT]
     cpu_seconds_of_command(place)  # compiles and caches kernels that have changed
     warm = _median(place, times)
@@ -33,10 +43,34 @@ def rows(quick: bool) -> list[Row]:
     bare = _median([sys.executable, "-c", "import numba"], times)
     return [
         at_most("refold --help", help_seconds, 0.3, f"{help_seconds:.2f} s", "s"),
+        at_most("refold queue, 20 jobs", queue_seconds, 0.15, f"{queue_seconds:.2f} s", "s"),
         Row("first placement in a fresh process, kernels cached", f"{warm:.2f} s", warm),
         Row("of which Python and `import numba`", f"{bare:.2f} s", bare),
         Row("first placement, empty kernel cache", f"{cold:.1f} s, then {again:.2f} s with the filled cache", cold),
     ]
+
+
+@contextmanager
+def _canned_daemon() -> Iterator[str]:
+    """Serve the answers of a daemon with 20 jobs, and yield its address."""
+    info = DaemonInfo("0", "cluster", "easy", 1, 8, 0.0, 8, 12, 0.0, 0.0)
+    jobs = [JobStatus(f"train-{n}", "train", "waiting", "a", "ann", "", 0, "1 GPU", 1.0, 0.0) for n in range(20)]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = msgspec.json.encode(info if self.path.endswith("info") else Jobs(jobs, len(jobs)))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def _median(command: list[str], times: int) -> float:

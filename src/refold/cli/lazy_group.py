@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
+from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -109,6 +110,7 @@ def _load_command(name: str, entry: CommandEntry) -> Any:
     built = built.commands[name]
     for subcommand in getattr(built, "commands", {name: built}).values():
         _hide_argument_types(subcommand)
+        _convert_lazily(subcommand)
     return built
 
 
@@ -117,6 +119,41 @@ def _hide_argument_types(command: Any) -> None:
     for parameter in command.params:
         if parameter.param_type_name == "argument":
             parameter.display_type_rich = lambda ctx: None  # noqa: ARG005
+
+
+def _convert_lazily(command: Any) -> None:
+    """Let typer build the converter of an option only for a value that needs one, since that imports pydantic.
+
+    Versions of typer without pydantic have no `get_runtime_param`.
+    """
+    get_params = command.get_params
+
+    def get_lazy_params(ctx: Any) -> list[Any]:
+        parameters: list[Any] = get_params(ctx)
+        for parameter in parameters:
+            if build := getattr(parameter, "get_runtime_param", None):
+                parameter.get_runtime_param = partial(_LazyConverter, build)
+        return parameters
+
+    command.get_params = get_lazy_params
+
+
+class _LazyConverter:
+    """Converts the value of an option; values that have the right type already are returned as they are."""
+
+    def __init__(self, build: Callable[[], Any]) -> None:
+        self._build = build
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Convert a value, as the converters of typer do."""
+        expected = param.type_descriptor.annotation
+        if value is None:
+            return () if param.multiple or param.nargs == -1 else None
+        if type(value) is expected:
+            return value
+        if expected == list[str] and not isinstance(value, str):
+            return list(value)
+        return self._build().coerce(value, param=param, ctx=ctx)
 
 
 def _do_nothing() -> None:
@@ -128,6 +165,7 @@ class CommandGroup(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings | {"commands": None})
+        _convert_lazily(self)
         self.commands = _LazyCommands()
 
     def list_commands(self, *_: Any) -> list[str]:

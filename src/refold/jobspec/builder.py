@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
-from refold.api import MAX_NAME_CHARS, Submission, field_error
+from refold.api import Submission, field_error
 from refold.documents import Part
 from refold.errors import BadField, BadLine, BadValue, RefoldError
+from refold.jobspec.job_names import make_job_name
 from refold.jobspec.patterns import check_patterns
 
 _KINDS = {"int": "a whole number", "float": "a number", "str": "text", "array": "a list", "object": "keys and values"}
@@ -118,8 +119,3 @@ def _describe(expected: re.Match[str]) -> str:
     relation = {"<=": "≤", ">=": "≥"}.get(expected["relation"], expected["relation"])
     limit = f"{float(expected['limit']):,.15g}"
     return f"{kind} of length {relation} {limit}" if expected["length"] else f"{kind} {relation} {limit}"
-
-
-def make_job_name(text: str) -> str:
-    """Make a valid job name from any text."""
-    return re.sub(r"[^\w.-]+", "-", text).strip("-")[:MAX_NAME_CHARS] or "job"

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from refold.api import MAX_JOB_GPUS, MAX_NAME_CHARS, MAX_TIME_SECONDS
 from refold.documents import Part
 from refold.errors import UnknownName
-from refold.jobspec.builder import LocatedFields, ReadJob, SpecBuilder, SpecSource, make_job_name
+from refold.jobspec.builder import LocatedFields, ReadJob, SpecBuilder, SpecSource
 from refold.jobspec.containers import read_container
+from refold.jobspec.job_names import make_job_name
 from refold.model import MAX_RETRIES
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"

@@ -10,8 +10,9 @@ from typing import Any
 
 from refold.api import MAX_COMMAND_CHARS, MAX_NAME_CHARS, MAX_TEXT_CHARS
 from refold.documents import Part
-from refold.jobspec.builder import ReadJob, SpecBuilder, SpecSource, make_job_name
+from refold.jobspec.builder import ReadJob, SpecBuilder, SpecSource
 from refold.jobspec.job_fields import STOP_SIGNALS, read_array, read_begin, read_dependencies
+from refold.jobspec.job_names import make_job_name
 from refold.jobspec.quantities import EXPECTED_SLURM_TIME, parse_slurm_seconds
 from refold.jobspec.sbatch_directives import Directives, read_directives
 from refold.jobspec.sbatch_tasks import SIZE_OPTIONS, put_tasks

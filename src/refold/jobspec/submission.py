@@ -11,6 +11,7 @@ import msgspec
 
 from refold.api import Submission, field_error
 from refold.errors import BadInput
+from refold.jobspec.job_names import make_job_name
 
 if TYPE_CHECKING:
     from refold.jobspec.reader import SpecFile
@@ -73,8 +74,6 @@ def submission_from_command(command: Sequence[str], **fields: Any) -> Submission
     """Return a submission that runs a command line, as in `refold submit -- python train.py`."""
     if not command:
         raise BadInput("a job needs a command, such as `python train.py`")
-    from refold.jobspec.builder import make_job_name
-
     defaults = {"name": make_job_name(_script_name(command)), "folder": str(Path.cwd())}
     return make_submission(None, defaults | fields | {"command": list(command)})
 

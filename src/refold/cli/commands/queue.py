@@ -10,7 +10,7 @@ import typer
 
 from refold.cli import TenantFilter, UserFilter, make_client, require_option
 from refold.cli.inputs import NOW, Arrivals, AtTime, ForecastOptions, FutureCount, FutureSeed
-from refold.cli.views import AsJson, journal_queue, live_queue, refresh_screen
+from refold.cli.views import AsJson, refresh_screen
 
 REFRESH_SECONDS = 2.0
 """Refresh interval of --watch."""
@@ -65,6 +65,8 @@ def queue(
         raise BadInput(f"--all and --limit {limit} exclude each other: leave one of them out")
     forecast = ForecastOptions(start, futures, arrivals, seed)
     if journal is None:
+        from refold.cli.views import live_queue
+
         require_option(
             "JOURNAL", {"--at": at, "--running": running or None}, "the daemon's queue is always the current one"
         )
@@ -72,6 +74,8 @@ def queue(
         live_options = live_queue.LiveQueueOptions(forecast, tenant or "", user or "", max_jobs)
         paint = partial(live_queue.print_live_queue, make_client(), live_options, as_json)
     else:
+        from refold.cli.views import journal_queue
+
         if watch and at is not None:
             raise BadInput("--watch shows the end of the journal and cannot be combined with --at")
         require_option("the daemon", {"--tenant": tenant, "--user": user}, "journals are shown unfiltered")

@@ -40,7 +40,7 @@ def read_submissions(
     Also notes on ignored directives, and the variables that a script exports ('': not given).
     """
     from refold.errors import BadInput
-    from refold.jobspec import make_submission, read_spec, submission_from_command
+    from refold.jobspec import make_submission, submission_from_command
 
     if (file is None) == (not command):
         raise BadInput(
@@ -52,6 +52,8 @@ def read_submissions(
     if file is None:
         submissions = [submission_from_command(list(command), folder=str(Path.cwd()))]
     else:
+        from refold.jobspec import read_spec  # imports the YAML parser
+
         spec = read_spec(Path(file))
         submissions, notes, export = spec.submissions, spec.notes, spec.export
     return [make_submission(one, _overrides(one, options)) for one in submissions], notes, export

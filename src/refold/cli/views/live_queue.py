@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from refold.cli import format_job_gpus, format_placement, format_reason, list_jobs
 from refold.cli.inputs import MAX_WAITING_FOR_FUTURES, ForecastOptions, forecast_starts, read_daemon_state
@@ -24,8 +24,7 @@ ALL_COLUMNS_WIDTH = 100
 """Line width from which all columns are shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class LiveQueueOptions:
+class LiveQueueOptions(NamedTuple):
     """What to print, and of which jobs. `limit`: maximum number of jobs; None: all."""
 
     forecast: ForecastOptions
@@ -43,8 +42,7 @@ def print_live_queue(client: Client, options: LiveQueueOptions, as_json: bool) -
         queue.print_text()
 
 
-@dataclass(frozen=True, slots=True)
-class _LiveQueue:
+class _LiveQueue(NamedTuple):
     """The daemon's status and first jobs. `omitted`: the number of jobs beyond the limit.
 
     `estimates`: when each waiting job may start, and the source of that estimate, by job id.
@@ -53,7 +51,7 @@ class _LiveQueue:
     info: DaemonInfo
     jobs: Sequence[JobStatus]
     omitted: int
-    estimates: dict[str, tuple[TimeEstimate | None, str]] = field(default_factory=dict)
+    estimates: Mapping[str, tuple[TimeEstimate | None, str]] = MappingProxyType({})
     notes: Sequence[str] = ()
     with_estimates: bool = False
 
