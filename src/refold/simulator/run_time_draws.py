@@ -13,7 +13,6 @@ from math import inf, sqrt
 
 import msgspec
 import numpy as np
-from scipy.special import ndtr, ndtri
 
 from refold.model import Job, Seconds
 from refold.packing import Floats
@@ -130,6 +129,8 @@ class RunTimeDraws:
 
     def _shares(self, job: Job, count: int) -> Floats:
         """Return random numbers from 0 to 1 for jobs that are alike: each the sum of a common and an own part."""
+        from scipy.special import ndtr  # imported late: it takes a quarter of a second to load
+
         series = _series(job)
         if series not in self._common:
             self._common[series] = self._stratified_normal()
@@ -140,6 +141,8 @@ class RunTimeDraws:
 
     def _stratified_normal(self) -> Floats:
         """Return normal random numbers, one from each of as many equally likely ranges as there are futures."""
+        from scipy.special import ndtri
+
         random = self._random
         drawn: Floats = ndtri((random.permutation(self._futures) + random.random(self._futures)) / self._futures)
         return drawn
