@@ -15,6 +15,7 @@ from refold.model import Dependency, parse_dependencies, parse_dependency
         ("afterok:7", Dependency("afterok", "7")),
         ("afterany:train-7_3", Dependency("afterany", "train-7_3")),
         ("afternotok:7", Dependency("afternotok", "7")),
+        ("afterok:train-7_*", Dependency("afterok", "train-7_*")),
         ("singleton", Dependency("singleton")),
         ("afterok:singleton", Dependency("afterok", "singleton")),
     ],
@@ -31,7 +32,8 @@ def test_several_are_parsed_in_the_notation_of_slurm() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "after:3", "afterok:", "afterok:a b", "afterok:1?afterok:2", "singleton:3", ":", "a,,b", "afterany:1:"]
+    "text",
+    ["", "after:3", "afterok:", "afterok:a b", "afterok:1?afterok:2", "singleton:3", "a*", ":", "a,,b", "afterany:1:"],
 )
 def test_other_text_is_rejected(text: str) -> None:
     with pytest.raises(BadValue, match="expected JOB, afterok:JOB"):

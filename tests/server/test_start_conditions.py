@@ -282,7 +282,7 @@ def test_a_limited_array_with_dependencies_and_a_dependency_on_an_array(tmp_path
         await daemon.submit("collect", after=["train-2"])
         await daemon.submit("report", after=["afterany:2"])
         assert running(daemon) == ["prepare-1"]
-        assert await state_of(daemon, "collect-4") == ("held", "Dependency", "train-2_0, train-2_1")
+        assert await state_of(daemon, "collect-4") == ("held", "Dependency", "train-2_*")
         await daemon.end_run("prepare-1", RunFinished)
         await daemon.end_run("train-2_0", RunFinished)
         assert running(daemon) == ["train-2_1"]
@@ -290,6 +290,74 @@ def test_a_limited_array_with_dependencies_and_a_dependency_on_an_array(tmp_path
         await daemon.end_run("train-2_1", RunStopped)
         assert running(daemon) == ["report-5"]
         assert await state_of(daemon, "collect-4") == ("cancelled", "", "dependency 'train-2_1' was cancelled")
+
+    run_with_daemon(tmp_path, work)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ends", "starts"),
+    [
+        ("afterok", [RunFinished, RunFinished], True),
+        ("afterok", [RunFailed], False),
+        ("afterok", [RunFinished, RunFailed], False),
+        ("afterany", [RunFinished, RunFailed], True),
+        ("afternotok", [RunFailed, RunFailed], True),
+        ("afternotok", [RunFailed, RunFinished], False),
+    ],
+)
+def test_a_dependency_on_an_array_applies_to_all_its_tasks_and_survives_restarts(
+    kind: str, ends: list[Any], starts: bool, tmp_path: Path
+) -> None:
+    async def submit(daemon: ManualDaemon) -> None:
+        await submit_array(daemon, "0-1")
+        await daemon.submit("collect", after=[f"{kind}:1"])
+
+    def end_of(task: int) -> Work:
+        async def end(daemon: ManualDaemon) -> None:
+            assert (await state_of(daemon, "collect-3"))[0] == "held"
+            await daemon.end_run(f"train-1_{task}", ends[task])
+
+        return end
+
+    async def check(daemon: ManualDaemon) -> None:
+        last = f"train-1_{len(ends) - 1}"
+        state = "failed" if ends[-1] is RunFailed else "finished"
+        expected = ("running", "", "") if starts else ("cancelled", "", f"dependency {last!r} {state}")
+        assert await state_of(daemon, "collect-3") == expected
+
+    run_with_daemon(tmp_path, submit, *map(end_of, range(len(ends))), check)
+
+
+def test_a_dependency_on_an_array_that_has_ended_is_checked_at_submission(tmp_path: Path) -> None:
+    async def work(daemon: ManualDaemon) -> None:
+        await submit_array(daemon, "0-1")
+        await daemon.end_run("train-1_0", RunFinished)
+        await daemon.end_run("train-1_1", RunFailed)
+        with pytest.raises(Conflict, match=r"dependency 'train-1_\*' failed"):
+            await daemon.submit("collect", after=["1"])
+        assert (await state_of(daemon, await daemon.submit("collect", after=["afterany:train-1_*"])))[0] == "running"
+        with pytest.raises(NotFound):
+            await daemon.submit("collect", after=["collect-3_*"])
+
+    run_with_daemon(tmp_path, work)
+
+
+def test_an_array_that_depends_on_an_array_is_small_in_the_journal(tmp_path: Path) -> None:
+    async def work(daemon: ManualDaemon) -> None:
+        await submit_array(daemon, "0-99", hold=True)
+        await submit_array(daemon, "0-99", after=["afterany:train-1"])
+        after = {record.job.launch.after for record in daemon.state.job_table.records.values()}
+        assert after == {(), ("afterany:train-1_*",)}
+
+    run_with_daemon(tmp_path, work)
+
+
+def test_an_array_of_long_commands_is_rejected(tmp_path: Path) -> None:
+    async def work(daemon: ManualDaemon) -> None:
+        with pytest.raises(
+            BadInput, match=r"array: 10,000 jobs of 100,\d+ bytes are too many, expected 6\d\d or fewer"
+        ):
+            await daemon.service.submit_all(OWNER, [Submission("train", ["true", "x" * 100_000], array="0-9999")])
 
     run_with_daemon(tmp_path, work)
 

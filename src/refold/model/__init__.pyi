@@ -44,9 +44,12 @@ from .decision import (
     Stop as Stop,
 )
 from .dependency import (
+    DEPENDENCY_KINDS as DEPENDENCY_KINDS,
     EXPECTED_DEPENDENCY as EXPECTED_DEPENDENCY,
     SINGLETON as SINGLETON,
     Dependency as Dependency,
+    array_dependency as array_dependency,
+    dependency_failure as dependency_failure,
     parse_dependencies as parse_dependencies,
     parse_dependency as parse_dependency,
 )

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from refold.api import Caller, JobStatus, Submission
@@ -13,17 +14,30 @@ from refold.catalogue import gpu_names, matching_gpu_names
 from refold.core import Entry, Event, JobHeld, JobSubmitted
 from refold.errors import BadInput, Conflict, Forbidden, TooManyRequests, UnknownName
 from refold.jobspec import array_jobs, check_patterns
-from refold.model import Dependency, Job, Preemption, Reason, parse_array, parse_dependency, task_id
+from refold.model import (
+    Dependency,
+    Job,
+    Preemption,
+    Reason,
+    array_dependency,
+    parse_array,
+    parse_dependency,
+    task_id,
+)
 from refold.packing import FreeResources
 from refold.server.environments import Environments
 from refold.server.inbox import Inbox
 from refold.server.live_state import LiveState
 from refold.server.notify import check_address
 from refold.server.start_conditions import first_condition
-from refold.server.store import NewJob, StoreReader
+from refold.server.store import ACTIVE, NewJob, StoreReader
 
 MAX_ACTIVE_JOBS = 200_000
 """Maximum number of active jobs, that is, jobs that have not ended."""
+
+
+MAX_ARRAY_BYTES = 64 * 2**20
+"""Maximum size of the jobs of an array in the journal, where each task is a job of its own."""
 
 
 class Admission:
@@ -125,6 +139,13 @@ class Admission:
         if not submission.allow_impossible and (problem := self.infeasibility(job)):
             raise BadInput(f"{problem}; to submit it for nodes that will be added, use allow_impossible")
         jobs = array_jobs(job, parse_array(submission.array), number) if submission.array else [job]
+        size = len(msgspec.json.encode(job))
+        if len(jobs) > 1 and len(jobs) * size > MAX_ARRAY_BYTES:
+            most = MAX_ARRAY_BYTES // size
+            raise BadInput(
+                f"array: {len(jobs):,} jobs of {size:,} bytes are too many, expected {most:,} or fewer;"
+                " put a long script into a file, or submit several arrays"
+            )
         return [
             NewJob(number + index, submission.name, task, "" if index else request, submission.secrets)
             for index, task in enumerate(jobs)
@@ -184,18 +205,20 @@ class Admission:
             raise BadInput(f"gpus is {largest:g}, but tenant {job.tenant!r} may use at most {limit:g}")
 
     def _resolve_dependency(self, text: str) -> list[Dependency]:
-        """Return the unmet dependencies: for an array, on all its jobs. Raises Conflict if one cannot be met."""
+        """Return the dependency, or nothing if it is met. Raises Conflict if it cannot be met any more."""
         given = parse_dependency(text)
         if not given.job:
             return [given]
-        unmet: list[Dependency] = []
-        for job_id in self._reader.array_jobs(given.job) or [self._find_job(given.job)]:
-            dependency, ended = Dependency(given.kind, job_id), self.ended_job(job_id)
-            if ended is None:
-                unmet.append(dependency)
-            elif not dependency.is_met_by(ended.state):
-                raise Conflict(dependency.failure(ended.state))
-        return unmet
+        if tasks := self._reader.array_jobs(given.array or given.job):
+            dependency = array_dependency(given.kind, tasks[0].rpartition("_")[0])
+            states = self._reader.array_states(dependency.array)
+        else:
+            dependency = Dependency(given.kind, self._find_job(given.job))
+            ended = self.ended_job(dependency.job)
+            states = frozenset([ACTIVE if ended is None else ended.state])
+        if state := dependency.failing_state(states):
+            raise Conflict(dependency.failure(state))
+        return [dependency] if ACTIVE in states else []
 
     def ended_job(self, job_id: str) -> JobStatus | None:
         """Return the status of an ended job, committed or not yet; None if the job has not ended."""

@@ -6,16 +6,17 @@ A job is held until they are met. They are derived from the jobs alone, so a res
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from heapq import heappop, heappush
 
 from refold.core import Event, JobCancelled, JobHeld, JobReleased
 from refold.journal import Held, JobEnded, Submitted
-from refold.model import Dependency, Job, Reason, Seconds
+from refold.model import Dependency, Job, Reason, Seconds, dependency_failure
 from refold.server.array_limits import ArrayLimits
 from refold.server.dependencies import DependencyGraph
 from refold.server.inbox import Inbox
 from refold.server.live_state import LiveState
-from refold.server.store import StoreReader
+from refold.server.store import ACTIVE, StoreReader
 from refold.server.subscribers import LoopStep, Subscriber
 
 _CONDITIONS = (Reason.BEGIN_TIME, Reason.DEPENDENCY, Reason.ARRAY_LIMIT)
@@ -57,8 +58,7 @@ class StartConditions(Subscriber):
         for job in jobs:
             if self._state.view.hold_reason(job.id) not in (Reason.HELD, *_CONDITIONS):
                 self._arrays.admit(job)
-        for job in jobs:
-            self._report(self._add(job))
+        self._report(self._add_all(jobs))
         for job in jobs:
             self._report(self._advance(job.id))
 
@@ -75,10 +75,9 @@ class StartConditions(Subscriber):
 
     def after_step(self, step: LoopStep) -> None:
         """Check the conditions that a step may have met."""
+        self._report(self._add_all(change.record.job for change in step.changes if isinstance(change, Submitted)))
         for change in step.changes:
             match change:
-                case Submitted(record):
-                    self._report(self._add(record.job))
                 case Held(record, Reason.HELD):
                     self._report(self._fill(record.job))
                 case Held(record):
@@ -93,26 +92,34 @@ class StartConditions(Subscriber):
         for event in events:
             self._inbox.report(event)
 
-    def _add(self, job: Job) -> Iterator[Event]:
-        """Add a new job; its dependencies may have ended since they were checked."""
-        if job.launch.begin is not None:
-            heappush(self._begins, (job.launch.begin, job.id))
-        for dependency in self._graph.add(job):
-            if dependency.job not in self._state.job_table.records:
-                ended = self._reader.ended_job(dependency.job)
-                yield from self._dependency_ended(job.id, dependency, "is unknown" if ended is None else ended.state)
+    def _add_all(self, jobs: Iterable[Job]) -> Iterator[Event]:
+        """Add new jobs; their dependencies may have ended since they were checked."""
+        states_of = cache(self._states_of)
+        for job in jobs:
+            if job.launch.begin is not None:
+                heappush(self._begins, (job.launch.begin, job.id))
+            for dependency in self._graph.add(job):
+                states = states_of(dependency)
+                if state := dependency.failing_state(states):
+                    yield JobCancelled(job.id, dependency.failure(state))
+                elif ACTIVE not in states:
+                    self._graph.meet(job.id, dependency)
+
+    def _states_of(self, dependency: Dependency) -> frozenset[str]:
+        """Return the states of the jobs that a dependency stands for: those of ended jobs, or ACTIVE."""
+        if dependency.array:
+            return self._reader.array_states(dependency.array)
+        if dependency.job in self._state.job_table.records:
+            return frozenset([ACTIVE])
+        ended = self._reader.ended_job(dependency.job)
+        return frozenset(["is unknown" if ended is None else ended.state])
 
     def _notify_dependents(self, ended: Job, state: str) -> Iterator[Event]:
-        for job_id, dependencies in self._graph.remove(ended):
-            for dependency in dependencies:
-                yield from self._dependency_ended(job_id, dependency, state)
+        ready, failed = self._graph.remove(ended, state)
+        for job_id in failed:
+            yield JobCancelled(job_id, dependency_failure(ended.id, state))
+        for job_id in ready:
             yield from self._advance(job_id)
-
-    def _dependency_ended(self, job_id: str, dependency: Dependency, state: str) -> Iterator[Event]:
-        if dependency.is_met_by(state):
-            self._graph.meet(job_id, dependency)
-        else:
-            yield JobCancelled(job_id, dependency.failure(state))
 
     def _fill(self, left: Job) -> Iterator[Event]:
         """Admit other tasks of an array in place of a job that has ended or is held."""

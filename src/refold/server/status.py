@@ -120,14 +120,17 @@ class JobStates:
             case Reason.BEGIN_TIME if launch.begin is not None:
                 return f"until {datetime.fromtimestamp(round(self._wall_time(launch.begin))):%Y-%m-%d %H:%M:%S}"
             case Reason.DEPENDENCY:
-                jobs = self._job_table
-                unmet = [text for text in launch.after if text == SINGLETON or parse_dependency(text).job in jobs]
+                unmet = [text for text in launch.after if text == SINGLETON or self._may_be_unmet(text)]
                 more = f" and {len(unmet) - MAX_LISTED_DEPENDENCIES:,} more" * (len(unmet) > MAX_LISTED_DEPENDENCIES)
                 return ", ".join(unmet[:MAX_LISTED_DEPENDENCIES]) + more
             case Reason.ARRAY_LIMIT if launch.array is not None:
                 return f"at most {launch.array.limit:,} of its tasks at once"
             case _:
                 return ""
+
+    def _may_be_unmet(self, text: str) -> bool:
+        dependency = parse_dependency(text)
+        return bool(dependency.array) or dependency.job in self._job_table
 
     def _reason(self, job_id: str, position: int) -> Wait:
         """Return why a job waits. Passing its position spares the view from counting the jobs ahead."""

@@ -19,6 +19,11 @@ _STATUS = msgspec.json.Decoder(JobStatus)
 _ARRAY = re.compile(r"(?:.*-)?(\d{1,17})", re.ASCII)
 _TASK = re.compile(r"(\d{1,17})_(\d{1,7})", re.ASCII)
 
+ACTIVE = ""
+"""State of a job that has not ended, in the store."""
+
+_OF_ARRAY = "FROM jobs WHERE number BETWEEN ? AND ? AND substr(id, 1, ?) = ?"
+
 EVENT_COLUMNS = "number, at, kind, job, run, text, tenant"
 
 
@@ -82,12 +87,13 @@ class StoreReader:
         array_id = self._array_id(int(match[1])) if match else ""
         if match is None or name not in (array_id, match[1]):
             return []
-        prefix, first = task_id(array_id, 0)[:-1], int(match[1])
-        rows = self._fast.execute(
-            "SELECT id FROM jobs WHERE number BETWEEN ? AND ? AND substr(id, 1, ?) = ? ORDER BY number",
-            (first, first + MAX_ARRAY_TASKS - 1, len(prefix), prefix),
-        ).fetchall()
+        rows = self._fast.execute(f"SELECT id {_OF_ARRAY} ORDER BY number", _array_values(array_id)).fetchall()
         return [job_id for (job_id,) in rows]
+
+    def array_states(self, array_id: str) -> frozenset[str]:
+        """Return the states of the tasks of an array: those of ended jobs, or ACTIVE."""
+        rows = self._fast.execute(f"SELECT DISTINCT state {_OF_ARRAY}", _array_values(array_id)).fetchall()
+        return frozenset(state for (state,) in rows)
 
     def _array_id(self, number: int) -> str:
         """Return the id of an array whose first job has this number."""
@@ -172,3 +178,9 @@ class StoreReader:
         """Return all stored tokens."""
         rows = self._fast.execute("SELECT name, role, tenant, user, created, hash FROM tokens ORDER BY created, name")
         return [StoredToken(*row) for row in rows.fetchall()]
+
+
+def _array_values(array_id: str) -> tuple[int, int, int, str]:
+    """Return the values of the placeholders in `_OF_ARRAY`."""
+    prefix, first = task_id(array_id, 0)[:-1], int(array_id.rpartition("-")[2])
+    return first, first + MAX_ARRAY_TASKS - 1, len(prefix), prefix
