@@ -205,6 +205,20 @@ def test_a_cancelled_shell_returns_the_terminal(client: Client, open_terminal: O
     assert terminal.wait() == 1
 
 
+def test_a_shell_that_is_drained_is_not_started_again(client: Client, open_terminal: Open) -> None:
+    terminal = open_terminal("shell", *SHELL)
+    terminal.expect("ready> ")
+    job = running_shell(client)
+    client.drain("localhost", move=True)
+    try:
+        terminal.expect(f"{job} was stopped by the scheduler")
+        terminal.expect(f"{job} cancelled")
+        assert terminal.wait() == 1
+    finally:
+        client.resume("localhost")
+    assert client.job(job).state == "cancelled"
+
+
 def test_a_shell_needs_a_terminal_and_a_fixed_number_of_gpus(
     client: Client, open_terminal: Open, environment: dict[str, str]
 ) -> None:

@@ -53,7 +53,7 @@ def run_on_terminal(listener: str, command: Sequence[str]) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda *_: _hang_up(process))
         while process.poll() is None:
-            if select.select([connection], [], [], POLL_SECONDS)[0]:
+            if select.select([connection], [], [], POLL_SECONDS)[0] and process.poll() is None:
                 _hang_up(process)
                 return CLIENT_GONE
         status = process.returncode

@@ -14,12 +14,13 @@ import tty
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from refold.cli import TenantOption, format_reason, make_client
-from refold.cli.commands.attach import exit_code
+from refold.cli.commands.attach import RUNNING_STATES, exit_code
 from refold.cli.commands.logs import ENDED_STATES, format_end
 from refold.cli.commands.submit import COMMAND_KEY, CommandAfterDashes
 from refold.cli.views import print_line, print_notes
@@ -138,7 +139,7 @@ def _run(client: Client, job: str, listener: socket.socket) -> JobStatus:
             hand_out(connection, theirs)
             os.close(theirs)
             _relay(ours)
-            return client.wait(job, END_TIMEOUT_SECONDS)  # the job ends when the connection does
+            return _wait_for_end(client, job)  # the job ends when the connection does
     finally:
         os.close(ours)
 
@@ -154,6 +155,23 @@ def _wait_for_start(client: Client, job: str, listener: socket.socket) -> JobSta
             print_line(f"{job} is {status.state} {format_reason(status)}; Ctrl-C cancels it", err=True)
             shown = True
     return None
+
+
+def _wait_for_end(client: Client, job: str) -> JobStatus:
+    """Return the last status of a job. If its run was stopped by a drain and it would run again, it is cancelled."""
+    from refold.errors import WaitTimeout
+
+    deadline = monotonic() + END_TIMEOUT_SECONDS
+    while True:
+        try:
+            return client.wait(job, POLL_SECONDS)
+        except WaitTimeout:
+            status = client.job(job)
+            if status.runs > 1 or status.state not in (*RUNNING_STATES, *ENDED_STATES):
+                print_line(f"{job} was stopped by the scheduler; its terminal is gone", err=True)
+                return client.cancel(job)
+            if monotonic() > deadline:
+                raise
 
 
 def _cancel(client: Client, job: str) -> None:
