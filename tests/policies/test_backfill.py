@@ -1019,3 +1019,10 @@ def test_gpus_stay_reserved_while_preempted_runs_are_stopping(policy: str) -> No
     simulate(jobs, make_cluster(4), make_policy(policy, {"durations": "limit"}), journal=journal, costs=Costs(stop=30))
     starts = [(e.now, order.job) for e in journal.entries for order in e.orders if isinstance(order, StartRun)]
     assert starts == [(0.0, "x"), (2.0, "a"), (50.0, "wide"), (53.0, "a"), (53.0, "c")]
+
+
+def test_the_only_waiting_job_does_not_wait_behind_others_if_its_node_is_down() -> None:
+    scheduler = Scheduler(make_cluster(2), make_policy("easy"))
+    scheduler.step(0.0, [NodeLost(0), JobSubmitted(make_job("a"))])
+    scheduler.step(1.0, [JobSubmitted(make_job("b"))])
+    assert [scheduler.view.reason(job).reason for job in ("a", "b")] == [Reason.RESOURCES, Reason.PRIORITY]

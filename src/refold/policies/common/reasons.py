@@ -90,14 +90,17 @@ class Reasons:
     def _note_priority(self, view: View, starts: Sequence[Start]) -> None:
         started = {start.job for start in starts}
         unexplained = [
-            job.id
+            job
             for job in (*view.changes.requeued, *view.changes.submitted)
             if job.id not in self._reported and job.id not in started
         ]
         ahead = len(view.waiting) - len(starts) - len(unexplained)
-        for position, job_id in enumerate(unexplained):
-            self._reported[job_id] = Reason.PRIORITY
-            self._waits.append(Wait(job_id, Reason.PRIORITY, ahead=ahead + position))
+        if unexplained and not ahead and not view.trial().free.fits_one_instance(unexplained[0].demand):
+            self.note_resources(view, unexplained.pop(0))  # nothing is ahead of it: its nodes may be down
+            ahead = 1
+        for position, job in enumerate(unexplained):
+            self._reported[job.id] = Reason.PRIORITY
+            self._waits.append(Wait(job.id, Reason.PRIORITY, ahead=ahead + position))
 
     def _is_new(self, job: Job, reason: Reason) -> bool:
         if self._reported.get(job.id) is reason:
