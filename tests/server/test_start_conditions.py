@@ -336,8 +336,9 @@ def test_a_dependency_on_an_array_that_has_ended_is_checked_at_submission(tmp_pa
         with pytest.raises(Conflict, match=r"dependency 'train-1_\*' failed"):
             await daemon.submit("collect", after=["1"])
         assert (await state_of(daemon, await daemon.submit("collect", after=["afterany:train-1_*"])))[0] == "running"
-        with pytest.raises(NotFound):
-            await daemon.submit("collect", after=["collect-3_*"])
+        for unknown in ("collect-3_*", "77", "77_*", "train-77_*", "77_0"):
+            with pytest.raises(NotFound):
+                await daemon.submit("collect", after=[unknown])
 
     run_with_daemon(tmp_path, work)
 

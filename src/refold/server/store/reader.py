@@ -85,7 +85,7 @@ class StoreReader:
         """Return the ids of the tasks of the array with this id or number; none if there is no such array."""
         match = _ARRAY.fullmatch(name)
         array_id = self._array_id(int(match[1])) if match else ""
-        if match is None or name not in (array_id, match[1]):
+        if match is None or not array_id or name not in (array_id, match[1]):
             return []
         rows = self._fast.execute(f"SELECT id {_OF_ARRAY} ORDER BY number", _array_values(array_id)).fetchall()
         return [job_id for (job_id,) in rows]
