@@ -18,8 +18,8 @@ from refold.model.units import WHOLE
 from refold.packing import FreeResources, Placer
 from refold.packing.demand_history import MAX_CACHED_DEMANDS
 from refold.packing.free import mask_from_indices
-from refold.packing.kernels import set_signatures
-from refold.packing.layout import SIGNATURE, Floats, Need
+from refold.packing.kernels import CPU_HASH, GPU_HASH, MEMORY_HASH
+from refold.packing.layout import CPU_FREE, FIRST_GPU, GPUS, MEMORY_FREE, SIGNATURE, Floats, Need
 from refold.packing.lookahead import loss
 from refold.packing.worth import _cutting_prices
 from refold.testing import make_cluster
@@ -319,10 +319,17 @@ def test_a_signature_depends_only_on_the_free_resources(seed: int) -> None:
             toggle_gpu(rng, free)
         elif (placement := placer.place(free, rng.choice(DEMANDS))) is not None:
             placed.append(placement)
-    signed = free.nodes.copy()
-    signed[:, SIGNATURE] = 0
-    set_signatures(signed, free.gpus)
-    assert signed[:-1, SIGNATURE].tolist() == free.nodes[:-1, SIGNATURE].tolist()
+    signatures = [signature_of(free, node) for node in range(len(cluster.nodes))]
+    assert free.nodes[:-1, SIGNATURE].astype(np.uint64).tolist() == signatures
+
+
+def signature_of(free: FreeResources, node: int) -> int:
+    """Return the signature of a node, computed from all that is free on it."""
+    row = free.nodes[node].tolist()
+    gpu_free = free.gpus[row[FIRST_GPU] : row[FIRST_GPU] + row[GPUS]].tolist()
+    signature: int = 1 + row[CPU_FREE] * int(CPU_HASH) + row[MEMORY_FREE] * int(MEMORY_HASH)
+    signature += sum(amount * int(GPU_HASH) ** (gpu + 1) for gpu, amount in enumerate(gpu_free))
+    return signature % 2**64
 
 
 def test_nodes_with_different_free_resources_have_different_signatures() -> None:

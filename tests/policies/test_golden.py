@@ -23,7 +23,7 @@ from refold.plans.speeds import Speeds
 from refold.registry import make_policy
 from refold.simulator import Costs, Fault, RecordedSpeeds, simulate
 from refold.simulator.modelled_speeds import ModelledSpeeds
-from refold.testing import reshapable_workload, seeded_workload
+from refold.testing import make_cluster, reshapable_workload, seeded_workload
 from refold.traces.formats import read_cluster, read_trace
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -48,8 +48,8 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 """Settings of the policies that run on many small workloads."""
 
-WORKLOADS = ("steady", "burst", "scarce")
-"""Arrivals over an hour; within three minutes; over an hour on nodes with few CPUs and little memory."""
+WORKLOADS = ("steady", "burst", "scarce", "mixed")
+"""Arrivals over an hour; within three minutes; on nodes with few CPUs and little memory; on two types of GPU."""
 
 BACKFILL: dict[str, dict[str, object]] = {
     "easy": {},
@@ -82,7 +82,10 @@ class Digest:
         for order in entry.orders:
             self.starts += isinstance(order, StartRun)
             self.stops += not isinstance(order, StartRun)
-            self._hash.update(self.line(entry.now, order).encode())
+            self.add(self.line(entry.now, order))
+
+    def add(self, line: str) -> None:
+        self._hash.update(line.encode())
 
     def line(self, now: float, order: Order) -> str:
         return f"{now!r} {order}\n"
@@ -92,13 +95,20 @@ class Digest:
 
 
 class DigestWithoutTimes(Digest):
-    """A digest without times: those from the performance model differ between machines in the last digits."""
+    """A digest without exact times: those from the performance model differ between machines in the last digits."""
 
     def line(self, now: float, order: Order) -> str:
         if not isinstance(order, StartRun):
             return f"stop {order.job} {order.run}\n"
         shares = [(share.node, share.gpus) for share in order.allocation.placement]
         return f"start {order.job} {order.run} {shares} {order.allocation.plan}\n"
+
+    def write(self, entry: Entry) -> None:
+        super().write(entry)
+        for wait in entry.waits:
+            self.add(f"{wait.job} waits: {wait.reason}\n")
+        if entry.wake_at is not None:
+            self.add(f"wakes after {entry.wake_at - entry.now:.0f} s\n")
 
     def summary(self) -> dict[str, object]:
         return super().summary() | {"end": round(self.end, 3)}
@@ -123,6 +133,9 @@ def small_workload(kind: str, seed: int) -> tuple[list[Job], Cluster]:
     if kind == "scarce":
         nodes = [replace(node, cpu_milli=48_000, memory_mib=300 * 1024) for node in cluster.nodes]
         cluster = replace(cluster, nodes=tuple(nodes))
+    if kind == "mixed":
+        jobs = [replace(job, submitted=job.submitted / 4) for job in jobs]
+        cluster = replace(cluster, nodes=make_cluster(8, 4, 8, types=["A800-80GB", "V100-32GB", "V100-32GB"]).nodes)
     return jobs, cluster
 
 

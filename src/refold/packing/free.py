@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 
 import numpy as np
 
@@ -18,8 +19,10 @@ from refold.packing.layout import (
     MEMORY_TOTAL,
     MILLI_FREE,
     NODE_COLUMNS,
+    SIGNATURE,
     TYPE_BIT,
     UNLIMITED,
+    UP,
     WHOLE_FREE,
     Ints,
     Need,
@@ -275,23 +278,34 @@ def encode_demand(demand: Demand, cluster: Cluster) -> Ints:
 
 
 def _build_arrays(cluster: Cluster) -> tuple[Ints, Ints, Words]:
+    """Return the arrays of a cluster with all nodes up and free. Without kernels, which may not be compiled yet."""
     count = len(cluster.nodes)
     nodes = np.zeros((count + 1, NODE_COLUMNS), dtype=np.int64)
     max_gpus = max(node.gpus for node in cluster.nodes)
-    bits = np.zeros((2 * max_gpus + 3, (count + 63) // 64 + max_gpus + 2), dtype=np.uint64)
+    words = (count + 63) // 64
+    bits = np.zeros((2 * max_gpus + 3, words + max_gpus + 2), dtype=np.uint64)
     first = 0
     for index, node in enumerate(cluster.nodes):
         row = nodes[index]
-        row[FIRST_GPU], row[GPUS] = first, node.gpus
+        row[UP], row[FIRST_GPU], row[GPUS] = 1, first, node.gpus
         row[WHOLE_FREE], row[MILLI_FREE] = node.gpus, node.gpus * WHOLE
         row[MAX_FREE] = WHOLE if node.gpus else 0
-        row[CPU_TOTAL] = row[CPU_FREE] = node.cpu_milli if cluster.cpus_known else UNLIMITED
-        row[MEMORY_TOTAL] = row[MEMORY_FREE] = node.memory_mib if cluster.memory_known else UNLIMITED
+        row[CPU_TOTAL] = row[CPU_FREE] = cpu = node.cpu_milli if cluster.cpus_known else UNLIMITED
+        row[MEMORY_TOTAL] = row[MEMORY_FREE] = memory = node.memory_mib if cluster.memory_known else UNLIMITED
         row[TYPE_BIT] = 1 << cluster.type_names.index(node.gpu_type) if node.gpus else 0
+        row[SIGNATURE] = _signature_when_free(cpu, memory, node.gpus)
         first += node.gpus
-        bits[max_gpus + 2 + node.gpus, index >> 6] |= np.uint64(1 << (index & 63))
-    gpus = np.full(first, WHOLE, dtype=np.int64)
-    kernels.set_signatures(nodes, gpus)
-    for index in range(count):
-        kernels.set_node_up(nodes, bits, index, 1)
-    return nodes, gpus, bits
+        word, bit = index >> 6, np.uint64(1 << (index & 63))
+        bits[max_gpus + 2 + node.gpus, word] |= bit
+        bits[: node.gpus + 1, word] |= bit
+        bits[: node.gpus + 1, (words + node.gpus, -1)] += np.uint64(1)
+    nodes[count, (WHOLE_FREE, MILLI_FREE)] = nodes[:count, (WHOLE_FREE, MILLI_FREE)].sum(axis=0)
+    return nodes, np.full(first, WHOLE, dtype=np.int64), bits
+
+
+@cache
+def _signature_when_free(cpu: int, memory: int, gpus: int) -> int:
+    """Return the signature of a node that is entirely free; `kernels.adjust_free` keeps it up to date."""
+    signature = 1 + cpu * int(kernels.CPU_HASH) + memory * int(kernels.MEMORY_HASH)  # 0 marks an unused cache entry
+    signature += WHOLE * sum(int(kernels.GPU_HASH) ** (gpu + 1) for gpu in range(gpus))
+    return (signature + 2**63) % 2**64 - 2**63  # as a signed word

@@ -115,19 +115,6 @@ def adjust_free(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, mill
     nodes[node, SIGNATURE] = np.int64(signature)
 
 
-@compiled
-def set_signatures(nodes: Ints, gpus: Ints) -> None:
-    """Compute the signature of every node from its free resources."""
-    for node in range(nodes.shape[0] - 1):
-        cpu, memory = np.uint64(nodes[node, CPU_FREE]), np.uint64(nodes[node, MEMORY_FREE])
-        signature = np.uint64(1) + cpu * CPU_HASH + memory * MEMORY_HASH  # 0 marks an unused cache entry
-        first, sign = nodes[node, FIRST_GPU], GPU_HASH
-        for gpu in range(nodes[node, GPUS]):
-            signature += np.uint64(gpus[first + gpu]) * sign
-            sign *= GPU_HASH
-        nodes[node, SIGNATURE] = np.int64(signature)
-
-
 @inlined
 def set_free(nodes: Ints, gpus: Ints, bits: Words, node: int, gpu_free: Ints, cpu: int, memory: int) -> None:
     """Set the free resources of a node: of each GPU in thousandths, CPUs and memory."""

@@ -137,7 +137,9 @@ class Admission:
         """Return the job of a submission, or the tasks of its array."""
         job = self.build_job(caller, submission, number)
         if not submission.allow_impossible and (problem := self.infeasibility(job)):
-            raise BadInput(f"{problem}; to submit it for nodes that will be added, use allow_impossible")
+            raise BadInput(
+                f"{problem}; to submit it for nodes that will be added, set allow_impossible (--allow-impossible)"
+            )
         jobs = array_jobs(job, parse_array(submission.array), number) if submission.array else [job]
         size = len(msgspec.json.encode(job))
         if len(jobs) > 1 and len(jobs) * size > MAX_ARRAY_BYTES:

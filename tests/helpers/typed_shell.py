@@ -1,0 +1,80 @@
+"""A shell on a terminal, driven as a user would: type a command, read the screen, look at the exit status."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from terminal import Terminal
+
+from refold.jit import kernel_folder
+
+PROMPT = re.compile(r"<<(\d+)>> ")
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][AB0]|\x1b[=>]|\r")
+
+TIMEOUT_SECONDS = 300.0
+"""Long enough to compile all kernels on a busy machine."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command printed, without colours, and its exit status."""
+
+    text: str
+    status: int
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines that are not empty."""
+        return [line.rstrip() for line in self.text.splitlines() if line.strip()]
+
+    @property
+    def words(self) -> str:
+        """The text without line breaks and repeated spaces, for sentences that a narrow terminal wraps."""
+        return " ".join(self.text.split())
+
+
+class Shell(Terminal):
+    """A shell with its own home folder. Use it in a `with` statement."""
+
+    def __init__(self, home: Path, columns: int = 100) -> None:
+        environment = {
+            "HOME": str(home),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "TERM": "xterm-256color",
+            "LANG": "C.UTF-8",
+            "REFOLD_CACHE_DIR": str(kernel_folder().parent),  # kernels are compiled once for all tests
+        }
+        start = f"cd {shlex.quote(str(home))}; stty -echo; PS1='<<$?>> ' exec bash --norc --noprofile --noediting"
+        super().__init__(["/bin/bash", "-c", start], environment, rows=60, columns=columns)
+        self._read_until_prompt()
+
+    def run(self, command: str) -> Result:
+        """Run a command to its end."""
+        self.type(f"{command}\n")
+        return self._read_until_prompt()
+
+    def succeed(self, command: str) -> Result:
+        """Run a command whose exit status must be 0."""
+        result = self.run(command)
+        assert result.status == 0, f"{command}: exit status {result.status}\n{result.text}"
+        return result
+
+    def interrupt(self) -> Result:
+        """Press Ctrl-C, and wait for the prompt."""
+        self.type("\x03")
+        return self._read_until_prompt()
+
+    def _read_until_prompt(self) -> Result:
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while (prompt := PROMPT.search(self.output, self._read_to)) is None:
+            if time.monotonic() > deadline or not self._read():
+                raise AssertionError(f"the command did not end: {self.output[self._read_to :]!r}")
+        shown = self.output[self._read_to : prompt.start()]
+        self._read_to = prompt.end()
+        return Result(ESCAPES.sub("", shown), int(prompt[1]))
