@@ -54,6 +54,9 @@ LONG_WAIT_CHECK_SECONDS: Seconds = MINUTE
 UNCOMPILED_POLICY = "fcfs"
 """The policy that schedules while the configured one is being compiled. It needs no kernels but those of the state."""
 
+PREDICTING_RULES = ("beyond_tail", "end_beyond_tail", "tail_at_least")
+"""Watch rules that need predicted run times, and hence kernels."""
+
 log = logging.getLogger("refold")
 
 
@@ -106,7 +109,7 @@ class Daemon:
 
         # The state, the input, and where steps are written.
         compiled = self._kernels.load(self._header)
-        header = self._header if compiled else Header(layout.cluster, UNCOMPILED_POLICY)
+        header = self._header if compiled else _uncompiled(self._header)
         recovered = recover(store.reader, header, partial(_make_policy, header), log_rejection)
         state = LiveState(recovered, header, _make_clock(store, recovered.now))
         writer = Writer(store)
@@ -248,6 +251,13 @@ class Daemon:
             private_folders=True,
             max_output_bytes=self._config.serve.max_output,
         )
+
+
+def _uncompiled(header: Header) -> Header:
+    """Return the header until the policy is compiled: with all watch rules that need no predictions."""
+    rules = header.settings.get("watch", {})
+    kept = {name: value for name, value in rules.items() if name not in PREDICTING_RULES}
+    return Header(header.cluster, UNCOMPILED_POLICY, {"watch": kept} if kept else {})
 
 
 def _make_policy(header: Header) -> Policy:
