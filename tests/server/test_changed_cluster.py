@@ -75,3 +75,16 @@ def test_the_report_covers_the_time_before_the_restart(tmp_path: Path) -> None:
         with RealDaemon(state, slots=2) as restarted, restarted.client() as again:
             run_jobs(again, 2)
             assert report(state, tmp_path / "report")["measures"]["jobs"] == 5
+
+
+def test_a_run_on_a_slot_that_is_gone_is_reported_as_stopped(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with RealDaemon(state, slots=2) as daemon, daemon.client() as client:
+        for name in ("first", "second"):
+            client.submit(command=["sleep", "60"], name=name)
+        wait_until(lambda: all(job.started for job in client.queue()))
+        daemon.end()
+        with RealDaemon(state, slots=1) as restarted, restarted.client() as again:
+            last = again.why("second").events[-1]
+            assert (last.kind, last.run, last.text) == ("stopped", 1, "its nodes or GPUs are no longer in the cluster")
+            assert [again.job(name).state for name in ("first", "second")] == ["running", "waiting"]

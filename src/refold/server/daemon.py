@@ -114,6 +114,8 @@ class Daemon:
         state = LiveState(recovered, header, _make_clock(store, recovered.now))
         writer = Writer(store)
         inbox = Inbox(writer, recovered.wakes)
+        for notice in recovered.notices:
+            inbox.add_notice(notice)
 
         # Parts that read the state and add input.
         notifier = Notifier(config.notify)

@@ -68,6 +68,8 @@ HOLD_TEXTS: Mapping[Reason, str] = {
 }
 """How long a job is held."""
 
+LOST_RUN_TEXT = "its nodes or GPUs are no longer in the cluster"
+
 MAX_BACKOFF_SECONDS: Seconds = 5 * MINUTE
 """Longest back-off after a failure."""
 
@@ -142,11 +144,14 @@ class JobTable:
         kind = "gpu resumed" if change.up else "gpu drained" if change.drained else "gpu down"
         return Notice(kind, text=f"GPU {change.gpu} of {name}{down}")
 
-    def lose_runs_except(self, restored: Container[str], now: Seconds) -> None:
+    def lose_runs_except(self, restored: Container[str], now: Seconds) -> list[Notice]:
         """End the runs of all jobs but these: their nodes may be missing from a new cluster. The jobs wait again."""
+        notices: list[Notice] = []
         for job_id, record in self.records.items():
-            if job_id not in restored:
+            if job_id not in restored and (run := record.current) is not None:
                 record.lose_run(now)
+                notices.append(Notice("stopped", record.job, run.number, LOST_RUN_TEXT))
+        return notices
 
     def _format(self, allocation: Allocation) -> str:
         """Format an allocation: 'on n0 (GPUs 0, 1), n1 (0.5 of GPU 3)', and the plan."""

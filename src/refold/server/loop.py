@@ -132,8 +132,11 @@ class Loop:
         entry = state.scheduler.step(now, events)
         changes, notices = state.job_table.apply(entry, state.view)
         if snapshot:
-            state.job_table.lose_runs_except(state.view.runs, now)
-            notices = [notice for notice in notices if notice.job is not None]  # the state of nodes is not news
+            lost = state.job_table.lose_runs_except(state.view.runs, now)
+            notices = [
+                *lost,
+                *(notice for notice in notices if notice.job is not None),
+            ]  # that nodes are down is not news
         if entry.wake_at is not None:
             self._inbox.wake_at(entry.wake_at)
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from refold.core import Entry, Event, GpuLost, Header, NodeLost, PastJob, Policy, RunAdopted, Scheduler
 from refold.errors import BadDecision
 from refold.model import Cluster, Seconds
-from refold.server.job_table import JobTable
+from refold.server.job_table import JobTable, Notice
 from refold.server.store import Epoch, JournalReader, StoreReader
 from refold.simulator import RecordedDecisions
 
@@ -32,6 +32,7 @@ class RecoveredState:
     """The state at the last entry.
 
     `snapshot`: events of the first step if a new epoch begins, else None. `note`: tells the operator why one begins.
+    `notices`: about runs that are not continued.
     """
 
     scheduler: Scheduler
@@ -40,6 +41,7 @@ class RecoveredState:
     now: Seconds = 0.0
     wakes: list[Seconds] = field(default_factory=list)
     snapshot: tuple[Event, ...] | None = None
+    notices: list[Notice] = field(default_factory=list)
     note: str = ""
 
 
@@ -62,7 +64,9 @@ def recover(
     restored = _restore(reader.journal)
     snapshot = _snapshot_for(header.cluster, restored.scheduler, reader.past_jobs(MAX_PAST_JOBS))
     job_table = JobTable(header.cluster, restored.job_table.records.values())
-    job_table.lose_runs_except({event.job for event in snapshot if isinstance(event, RunAdopted)}, restored.now)
+    notices = job_table.lose_runs_except(
+        {event.job for event in snapshot if isinstance(event, RunAdopted)}, restored.now
+    )
     scheduler = Scheduler(header.cluster, policy(), on_rejection=on_rejection)
     return RecoveredState(
         scheduler,
@@ -70,6 +74,7 @@ def recover(
         last,
         restored.now,
         snapshot=snapshot,
+        notices=notices,
         note=f"the policy starts from a snapshot of the queue and the runs: {why}",
     )
 
