@@ -8,11 +8,13 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from refold.cli import count_node_faults
 from refold.core import (
     Entry,
     Event,
     Header,
     JobSubmitted,
+    NodeDrained,
     NodeLost,
     RunAdopted,
     RunFinished,
@@ -98,6 +100,12 @@ def test_added_and_removed_nodes_and_gpus_are_down_while_they_are_missing(tmp_pa
         (10.0, 2, None, False),
         (20.0, 0, 2, False),
     ]
+    assert count_node_faults(history) == 0
+
+
+def test_a_drained_node_is_not_a_fault(tmp_path: Path) -> None:
+    epoch = run_epoch(cluster(a=1, b=1), [(0.0, [NodeDrained(0, "fan"), NodeLost(1)])])[:2]
+    assert count_node_faults(read_history(write(tmp_path / "j.jsonl", epoch))[1]) == 1
 
 
 def test_nodes_are_matched_by_name(tmp_path: Path) -> None:

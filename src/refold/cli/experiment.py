@@ -215,8 +215,8 @@ def _simulate_in_process(index: int, policy: SelectedPolicy, gap: bool) -> Repor
 
 
 def count_node_faults(history: History) -> int:
-    """Count the node faults before the last job ended."""
-    return sum(not change.up and change.gpu is None for change in history.node_changes)
+    """Count the node faults before the last job ended. A node that was drained or removed is none."""
+    return sum(not (change.up or change.drained) and change.gpu is None for change in history.node_changes)
 
 
 def format_node_faults(runs: Sequence[ReportRun]) -> str:

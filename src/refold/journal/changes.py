@@ -85,7 +85,7 @@ class JobEnded(msgspec.Struct, frozen=True):
 class NodeChange(msgspec.Struct, frozen=True):
     """A node, or one of its GPUs, went down or came up. `why`: the reason why it went down, if one was given.
 
-    `drained`: it went down because it was drained.
+    `drained`: it was taken out of service: drained, or not in the cluster.
     """
 
     at: Seconds

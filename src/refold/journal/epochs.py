@@ -83,7 +83,7 @@ class _EpochsJournal(HistoryJournal):
         for index, gpu in sorted(self._missing - missing, key=str):
             self._change_node(NodeChange(now, index, True, gpu))
         for index, gpu in sorted(missing - self._missing, key=str):
-            self._change_node(NodeChange(now, index, False, gpu, NOT_IN_CLUSTER))
+            self._change_node(NodeChange(now, index, False, gpu, NOT_IN_CLUSTER, drained=True))
         self._missing = missing
 
 
