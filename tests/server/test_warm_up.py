@@ -102,7 +102,8 @@ def test_a_restart_without_compiled_kernels_keeps_jobs_and_runs(tmp_path: Path) 
             assert again.job(running).runs == 1
             assert again.job(running).started == pytest.approx(started, abs=1.0)
             again.cancel(running)
-            assert again.wait(waiting).state == "finished"
+            ended = again.wait(waiting)
+            assert (ended.state, ended.message) == ("finished", "")
 
 
 COMPILE = """
