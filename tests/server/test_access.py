@@ -36,6 +36,7 @@ BODIES = {
     "submit": FOR_VISION,
     "submit_all": b"[" + FOR_VISION + b"]",
     "preview": JOB,
+    "whatif": b'{"variants": [' + JOB + b"]}",
     "create_environment": b'{"variables": {"SEED": "3"}}',
     "create_token": b'{"name": "new"}',
 }
@@ -48,6 +49,7 @@ STATUS_BY_CALL = {
     "submit":       (201,  201,  403,   403,  403,   401),
     "submit_all":   (201,  201,  403,   403,  403,   401),
     "preview":      (200,  200,  200,   200,  200,   401),
+    "whatif":       (200,  200,  200,   200,  200,   401),
     "create_environment": (201, 201, 403, 201, 403,  401),
     "jobs":         (200,  200,  200,   200,  200,   401),
     "job":          (200,  200,  200,   200,  200,   401),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,13 @@ from pathlib import Path
 import pytest
 from real_daemon import RealDaemon, wait_until
 
+from refold.backends.local import local_cluster
 from refold.client.client import Client
+from refold.core import Header
+from refold.jit import kernel_folder
 from refold.journal import check_replay, read_journal
 from refold.registry import make_policy
+from refold.server.warm_up import warm_up
 
 SLEEP = ["sleep", "60"]
 
@@ -60,7 +65,7 @@ def test_a_job_that_the_compiled_policy_starts_in_its_first_step_has_an_event(tm
     with start(tmp_path / "state") as daemon, daemon.client() as client:
         client.submit(command=SLEEP, gpus=1)
         wide = client.submit(command=SLEEP, gpus=2).id
-        narrow = client.submit(command=SLEEP, gpus=1, time_limit=1.0).id  # easy backfills it, fcfs does not
+        narrow = client.submit(command=SLEEP, gpus=1, time_limit=20.0).id  # easy backfills it, fcfs does not
         wait_until(lambda: client.job(wide).reason == "Resources")
         assert client.job(narrow).state == "waiting"
         daemon.finish_compilation()
@@ -118,6 +123,7 @@ before = kernels.load(header) if sys.argv[1] == "fcfs" else False
 problem = asyncio.run(kernels.compile(header, print))
 print(before, problem, kernels.load(header) if not problem else "")
 """
+"""Prints whether all kernels were in the cache, what went wrong, and whether they are there now."""
 
 
 def compile_policy(policy: str, cache: Path) -> str:
@@ -130,8 +136,16 @@ def compile_policy(policy: str, cache: Path) -> str:
     ).stdout.splitlines()[-1]
 
 
-def test_kernels_are_compiled_in_another_process_and_found_in_the_cache(tmp_path: Path) -> None:
+def test_a_missing_kernel_is_compiled_in_another_process_and_found_in_the_cache(tmp_path: Path) -> None:
+    warm_up(Header(local_cluster(2), "fcfs"))
+    folder = tmp_path / "cache" / kernel_folder().name
+    shutil.copytree(kernel_folder(), folder)
+    removed = list(folder.glob("kernels.take-*"))
+    assert removed
+    for file in removed:
+        file.unlink()
     assert compile_policy("fcfs", tmp_path / "cache") == "False  True"
+    assert {file.name for file in removed} <= {file.name for file in folder.iterdir()}
 
 
 def test_errors_of_the_compilation_are_returned(tmp_path: Path) -> None:

@@ -87,8 +87,8 @@ def warm_up(header: Header) -> None:
 
     The kernels for start estimates are loaded as well.
     """
-    compile_start_simulator(header.cluster)
     policy = make_policy(header.policy, header.settings)
+    compile_start_simulator(header.cluster)
     try:
         simulate(_varied_jobs(header.cluster), header.cluster, policy)
     except KernelNotCached:
