@@ -68,10 +68,11 @@ class Loop:
         clock, inbox = self._state.clock, self._inbox
         try:
             if self._state.snapshot is not None:
-                await self._step(backend, self._state.snapshot, self._state.header)
+                await self._step(backend, self._state.snapshot, self._state.header, is_first=True)
+            else:
+                await self._stop_unknown_runs(backend)
             for subscriber in self._subscribers:
                 subscriber.started()
-            await backend.stop_all_except({(run.job, run.number) for run in self._state.view.runs.values()})
             await self._reissue_orders(backend)
             while not inbox.stopping:
                 await clock.wait(inbox.arrived, self.next_deadline())
@@ -114,7 +115,18 @@ class Loop:
         orders += [StopRun(run.job, run.number, "already stopping") for run in runs if run.stopping]
         await self._carry_out(backend, orders)
 
-    async def _step(self, backend: Backend, snapshot: Sequence[Event] = (), epoch: Header | None = None) -> None:
+    async def _stop_unknown_runs(self, backend: Backend) -> None:
+        """Stop the runs of the previous daemon that the scheduler does not know. No run may be starting meanwhile."""
+        await backend.stop_all_except({(run.job, run.number) for run in self._state.view.runs.values()})
+
+    async def _step(
+        self,
+        backend: Backend,
+        snapshot: Sequence[Event] = (),
+        epoch: Header | None = None,
+        *,
+        is_first: bool = False,
+    ) -> None:
         state = self._state
 
         # 1. Gather.
@@ -155,6 +167,8 @@ class Loop:
         self._event_stream.publish(wire_events)
 
         # 5. Act.
+        if is_first:
+            await self._stop_unknown_runs(backend)
         await self._carry_out(backend, entry.orders)
         for subscriber in self._subscribers:
             _call_after_step(subscriber, step)
