@@ -301,19 +301,20 @@ class _ReadyKernels:
 
 
 class _SlowKernels:
-    """Kernels whose compilation ends when a file with its result exists."""
+    """Kernels whose compilation ends when a file with its result exists. With the result 'nothing', none are found."""
 
     def __init__(self, folder: Path) -> None:
         self._result = compilation_result(folder)
 
     def load(self, header: Header) -> bool:
-        return self._result.exists()
+        return self._result.exists() and self._result.read_text() != "nothing"
 
     async def compile(self, header: Header, report: Callable[[str], None]) -> str:
         report("1 kernel")
         while not self._result.exists():
             await asyncio.sleep(0.01)
-        return self._result.read_text()
+        result = self._result.read_text()
+        return "" if result == "nothing" else result
 
 
 def _write_report(folder: Path, report: StartupReport) -> None:

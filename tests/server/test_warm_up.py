@@ -81,11 +81,14 @@ def test_time_limits_hold_before_the_policy_is_compiled(tmp_path: Path) -> None:
         assert client.info().policy == "fcfs"
 
 
-def test_if_the_policy_cannot_be_compiled_jobs_still_start_in_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("result", "problem"), [("no memory", "no memory"), ("nothing", "kernels are still missing from the cache")]
+)
+def test_if_the_policy_cannot_be_compiled_jobs_still_start_in_order(tmp_path: Path, result: str, problem: str) -> None:
     with start(tmp_path / "state") as daemon, daemon.client() as client:
-        daemon.finish_compilation("no memory")
+        daemon.finish_compilation(result)
         wait_until(lambda: "cannot" in client.info().policy_note)
-        note = "policy easy cannot be compiled: no memory; jobs start in order of arrival"
+        note = f"policy easy cannot be compiled: {problem}; jobs start in order of arrival"
         assert client.info().policy_note == note
         assert note in daemon.log()
         job = client.submit(command=["true"]).id

@@ -198,11 +198,12 @@ class Daemon:
 
         report("about a minute on a new machine")
         problem = await self._kernels.compile(header, report)
+        if not problem and not await asyncio.to_thread(self._kernels.load, header):
+            problem = "kernels are still missing from the cache"
         if problem:
             state.policy_note = f"policy {header.policy} cannot be compiled: {problem}; jobs start in order of arrival"
             log.error(state.policy_note)
             return
-        await asyncio.to_thread(self._kernels.load, header)
         past = await asyncio.to_thread(store.reader.past_jobs, MAX_PAST_JOBS)
         loop.change_policy(PolicyChange(header, _make_scheduler(header), past))
         forecasts.enabled = True

@@ -145,10 +145,7 @@ class Loop:
         changes, notices = state.job_table.apply(entry, state.view)
         if snapshot:
             lost = state.job_table.lose_runs_except(state.view.runs, now)
-            notices = [
-                *lost,
-                *(notice for notice in notices if notice.job is not None),
-            ]  # that nodes are down is not news
+            notices = [*lost, *(notice for notice in notices if notice.job is not None)]  # nodes were down before
         if entry.wake_at is not None:
             self._inbox.wake_at(entry.wake_at)
 
