@@ -355,6 +355,7 @@ def test_a_pattern_or_an_array_stands_for_all_its_jobs(
     ("words", "message"),
     [
         (("cancel", "nothing-*"), "no active job matches 'nothing-*'"),
+        (("cancel", ""), "a job name is empty"),
         (("hold", "train-*"), "no waiting or held job matches 'train-*'"),
         (("release", "w*", "wide"), "no held job matches 'w*'"),
     ],

@@ -166,7 +166,9 @@ def select_jobs(client: Client, words: Sequence[str], states: Sequence[JobState]
 def _matching_jobs(client: Client, word: str, states: Sequence[JobState]) -> list[str]:
     from refold.errors import BadInput
 
-    found, _ = list_jobs(client, None, match=word) if word else ([], 0)
+    if not word:
+        raise BadInput("a job name is empty")
+    found, _ = list_jobs(client, None, match=word)
     is_pattern = any(character in word for character in "*?[")
     if [job.id for job in found] == [word] or not (found or is_pattern):
         return [word]
