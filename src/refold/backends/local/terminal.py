@@ -22,8 +22,11 @@ from refold.model import Seconds
 
 POLL_SECONDS: Seconds = 0.1
 
+HANG_UP_SECONDS: Seconds = 1.0
+"""How long to wait for the end of a command that has got SIGHUP."""
+
 CLIENT_GONE = 128 + signal.SIGHUP
-"""Exit status if the other side has closed the connection."""
+"""Exit status if the other side has closed the connection and the command is still running."""
 
 
 def terminal_command(listener: Path, command: Sequence[str]) -> list[str]:
@@ -53,10 +56,14 @@ def run_on_terminal(listener: str, command: Sequence[str]) -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda *_: _hang_up(process))
         while process.poll() is None:
-            if select.select([connection], [], [], POLL_SECONDS)[0] and process.poll() is None:
-                _hang_up(process)
-                return CLIENT_GONE
+            if select.select([connection], [], [], POLL_SECONDS)[0]:
+                _hang_up(process)  # no effect on a command that is just exiting, whose terminal is closed already
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(HANG_UP_SECONDS)
+                break
         status = process.returncode
+        if status is None:
+            return CLIENT_GONE
         return status if status >= 0 else 128 - status
 
 
