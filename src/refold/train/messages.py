@@ -1,0 +1,87 @@
+"""The messages between the agent of a run and its ranks: JSON, one per line, over a Unix socket. No PyTorch."""
+
+from __future__ import annotations
+
+import msgspec
+
+from refold.model import Plan, Seconds
+
+
+class Change(msgspec.Struct, frozen=True, tag=True):
+    """To every rank: train with `plan` on `ranks` ranks from the next step boundary.
+
+    A rank that was just started enters with its first `Change`; ranks ≥ `ranks` leave. `generation` numbers the process
+    groups of a run; the new one meets at `port` of the loopback interface. The state of the model is in the shared
+    memory of `state`, a file that the agent has created: written there by the ranks of the previous generation if there
+    are any (`resume`), else the session starts from the last checkpoint, or from the beginning.
+    """
+
+    plan: Plan
+    ranks: int
+    generation: int
+    port: int
+    state: str
+    resume: bool
+
+
+class Save(msgspec.Struct, frozen=True, tag=True):
+    """To rank 0: write a checkpoint at the next step boundary, and continue."""
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """To rank 0: write a checkpoint at the next step boundary, within `seconds`, and exit."""
+
+    seconds: Seconds
+
+
+ToRank = Change | Save | Stop
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """From a rank that has called `start` and waits for its first `Change`; `state_bytes`: size of the model's state."""
+
+    rank: int
+    state_bytes: int
+
+
+class Entered(msgspec.Struct, frozen=True, tag=True):
+    """From rank 0: the ranks of a generation train, with `plan`, which may differ from the one in `Change` (`why`).
+
+    `phases`: seconds without training by phase.
+    """
+
+    generation: int
+    plan: Plan
+    step: int
+    phases: dict[str, Seconds]
+    why: str = ""
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True):
+    """From rank 0, at most once per second: finished steps, loss of the last one, and speed."""
+
+    step: int
+    loss: float
+    samples_per_second: float
+
+
+class Saved(msgspec.Struct, frozen=True, tag=True):
+    """From rank 0: a checkpoint of a step is complete on disk."""
+
+    step: int
+
+
+class Left(msgspec.Struct, frozen=True, tag=True):
+    """From a rank that exits because the new generation does not need it, or because of `Stop`."""
+
+    rank: int
+    step: int
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    """From rank 0: all steps are done."""
+
+    step: int
+
+
+ToAgent = Ready | Entered | Progress | Saved | Left | Finished
