@@ -38,7 +38,7 @@ ToRank = Change | Save | Stop
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """From a rank that has called `start` and waits for its first `Change`; `state_bytes`: size of the model's state."""
+    """From a rank that has called `start` and waits for its first `Change`; `state_bytes`: size of the state."""
 
     rank: int
     state_bytes: int

@@ -1,0 +1,137 @@
+"""The connection between the agent of a run and a rank: JSON lines over a Unix socket. No PyTorch.
+
+The agent listens at a socket per rank, whose path is in the environment of the rank as REFOLD_AGENT.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+from refold.errors import RefoldError, WaitTimeout
+from refold.model import Seconds
+from refold.train.messages import ToAgent, ToRank
+
+AGENT_VARIABLE = "REFOLD_AGENT"
+
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
+
+_CHUNK_BYTES = 1 << 16
+
+
+class Disconnected(RefoldError):
+    """The other end of a channel is gone. For a rank: the agent has ended, and the rank should exit."""
+
+
+class Channel(Generic[Sent, Received]):
+    """One end of a connection."""
+
+    def __init__(self, connection: socket.socket, receives: type[Received] | object, peer: str) -> None:
+        self._connection = connection
+        self._decoder: msgspec.json.Decoder[Received] = msgspec.json.Decoder(receives)
+        self._peer = peer
+        self._partial = b""
+        self._received: deque[Received] = deque()
+        self._closed = False
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket, for `select`."""
+        return self._connection.fileno()
+
+    def send(self, message: Sent) -> None:
+        """Send a message."""
+        try:
+            self._connection.sendall(msgspec.json.encode(message) + b"\n")
+        except OSError as error:
+            raise self._disconnected() from error
+
+    def poll(self) -> Received | None:
+        """Return the next message if there is one; raise `Disconnected` if there will be none."""
+        self._read()
+        if self._received:
+            return self._received.popleft()
+        if self._closed:
+            raise self._disconnected()
+        return None
+
+    def wait(self, timeout: Seconds | None = None) -> Received:
+        """Wait for the next message and return it; raise `Disconnected` if there will be none."""
+        while (message := self.poll()) is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise WaitTimeout(f"{self._peer} sent no message within {timeout:g} s")
+        return message
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._closed = True
+        self._connection.close()
+
+    def _read(self) -> None:
+        """Read what has arrived, without waiting."""
+        while not self._closed:
+            try:
+                chunk = self._connection.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                chunk = b""
+            self._closed = not chunk
+            *lines, self._partial = (self._partial + chunk).split(b"\n")
+            self._received.extend(map(self._decoder.decode, lines))
+
+    def _disconnected(self) -> Disconnected:
+        return Disconnected(f"{self._peer} has ended")
+
+
+AgentChannel = Channel[ToRank, ToAgent]
+"""The agent's end."""
+
+RankChannel = Channel[ToAgent, ToRank]
+"""The rank's end."""
+
+
+class Listener:
+    """Listens for one rank at a path of its own, so that messages of earlier ranks cannot be mistaken for its."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(str(path))
+        self._socket.listen(1)
+
+    def fileno(self) -> int:
+        """Return the descriptor of the socket, for `select`."""
+        return self._socket.fileno()
+
+    def accept(self) -> AgentChannel:
+        """Return the connection of the rank, and stop listening."""
+        connection, _ = self._socket.accept()
+        self.close()
+        return Channel(connection, ToAgent, "the rank")
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._socket.close()
+        self.path.unlink(missing_ok=True)
+
+
+def connect(environment: Mapping[str, str] = os.environ) -> RankChannel | None:
+    """Return the connection of this rank to its agent; None if the process was started without one."""
+    path = environment.get(AGENT_VARIABLE)
+    if not path:
+        return None
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(path)
+    except OSError as error:
+        connection.close()
+        raise Disconnected(f"no agent listens at {path} ({AGENT_VARIABLE}): {error.strerror}") from None
+    return Channel(connection, ToRank, "the agent")

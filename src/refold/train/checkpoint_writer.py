@@ -1,0 +1,66 @@
+"""Writes a checkpoint so that it is complete or does not exist."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch.distributed.checkpoint import FileSystemWriter, Metadata, SavePlan
+from torch.distributed.checkpoint.storage import WriteResult
+
+PARTIAL_SUFFIX = ".partial"
+
+
+class AtomicWriter(FileSystemWriter):
+    """Writes to `folder` with the suffix '.partial', which the coordinator renames when every rank has written.
+
+    `texts` are further files of the checkpoint by name.
+    `prepare_global_plan` and `finish` run on the coordinator only, and PyTorch reports their errors to every rank.
+    """
+
+    def __init__(self, folder: Path, texts: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._partial = folder.with_name(folder.name + PARTIAL_SUFFIX)
+        self._texts = texts
+        super().__init__(self._partial)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Return the plan as it is: the coordinator creates the folder."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Remove what earlier attempts have left before any rank writes."""
+        for leftover in self._folder.parent.glob(f"*{PARTIAL_SUFFIX}"):
+            shutil.rmtree(leftover)
+        self._partial.mkdir(parents=True)
+        return super().prepare_global_plan(plans)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Complete the checkpoint: its files are on disk before it gets its name."""
+        super().finish(metadata, results)
+        for name, text in self._texts.items():
+            with (self._partial / name).open("w") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        _sync_folder(self._partial)
+        replaced = self._partial.with_name(f"replaced-{self._partial.name}")
+        if self._folder.exists():  # the same step again, after a restart from an older checkpoint
+            self._folder.rename(replaced)
+        self._partial.rename(self._folder)
+        _sync_folder(self._folder.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+    def remove_partial(self) -> None:
+        """Remove what was written: after an error, so that the space can be used again."""
+        shutil.rmtree(self._partial, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

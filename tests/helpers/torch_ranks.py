@@ -1,0 +1,67 @@
+"""Run a function in several processes that form a process group."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_SECONDS = 60
+
+
+def run_ranks(count: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Return what `function(*arguments)` returns on each rank of a gloo process group.
+
+    Ranks are forked, since importing PyTorch takes seconds.
+    """
+    import torch.distributed.checkpoint
+    import torch.distributed.tensor  # noqa: F401
+
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        pipes = [context.Pipe(duplex=False) for _ in range(count)]
+        processes = [
+            context.Process(target=_run_rank, args=(rank, count, Path(folder, "store"), sender, function, arguments))
+            for rank, (_, sender) in enumerate(pipes)
+        ]
+        for process in processes:
+            process.start()
+        try:
+            results = [_receive(receiver) for receiver, _ in pipes]
+        finally:
+            for process in processes:
+                process.join(1)
+                process.kill()
+                process.join()
+    failures = [text for failed, text in results if failed]
+    assert not failures, "\n".join(failures)
+    return [value for _, value in results]
+
+
+def _receive(receiver: Connection) -> tuple[bool, Any]:
+    if not receiver.poll(TIMEOUT_SECONDS):
+        return True, "no answer from a rank"
+    result: tuple[bool, Any] = receiver.recv()
+    return result
+
+
+def _run_rank(
+    rank: int, count: int, store: Path, sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    import torch.distributed as dist
+
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
+        sender.send((False, function(*arguments)))
+        dist.barrier()
+    except BaseException:
+        sender.send((True, f"rank {rank}: {traceback.format_exc()}"))
+    finally:
+        sender.close()
+        os._exit(0)
