@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from refold.backends.local.backend import LocalBackend
@@ -37,12 +38,14 @@ def run_and_read_environments(
     launch: Launch | None = None,
     plan: Plan | None = None,
     pinned: Plan | None = None,
+    fields: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> list[dict[str, str]]:
     """Run a gang on these shares and return the environment of each process."""
     reports: list[Event] = []
     demand, command = Demand(len(shares)), ("env", "-0")
     job = Job("job-7", group="train", demand=demand, command=command, launch=launch or Launch(), plan=pinned)
+    job = msgspec.structs.replace(job, **fields or {})
 
     async def run() -> None:
         backend = LocalBackend(reports.append, folder, environment={"PATH": os.environ["PATH"], **given}, **more)
@@ -164,6 +167,41 @@ def test_a_run_gets_the_plan_that_its_job_pins(tmp_path: Path) -> None:
     assert json.loads(found["REFOLD_PLAN"]) == {"tensor": 2}
     (found,) = run_and_read_environments(tmp_path / "other", {}, ONE_GPU, pinned=Plan(tensor=2))
     assert "REFOLD_PLAN" not in found
+
+
+def test_a_run_of_a_training_framework_gets_its_plan_as_arguments_and_files(tmp_path: Path) -> None:
+    (found,) = run_and_read_environments(
+        tmp_path, {}, Share(0, (0, 1)), plan=Plan(data=2, zero=2), fields={"engine": "deepspeed", "batch": 8}
+    )
+    path = tmp_path / "job-7" / "run-1.launch" / "deepspeed.json"
+    names = ("REFOLD_ENGINE", "REFOLD_LAUNCHER", "REFOLD_LAUNCH_ARGS", "REFOLD_DEEPSPEED_CONFIG")
+    assert values_of(found, *names) == [
+        "deepspeed",
+        "torchrun --standalone --nproc-per-node 2",
+        f"--deepspeed --deepspeed_config {path}",
+        str(path),
+    ]
+    assert json.loads(path.read_text()) == {
+        "train_batch_size": 8,
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 1,
+        "zero_optimization": {"stage": 2},
+    }
+
+
+def test_without_a_plan_a_training_framework_uses_all_gpus_for_data_parallelism(tmp_path: Path) -> None:
+    fields = {"engine": "megatron", "workload": "gpt2"}
+    first, second = run_and_read_environments(tmp_path, {}, ONE_GPU, Share(0, (1,)), fields=fields)
+    rendezvous = f"--master-addr 127.0.0.1 --master-port {first['MASTER_PORT']}"
+    assert first["REFOLD_LAUNCHER"] == f"torchrun --nnodes 2 --nproc-per-node 1 --node-rank 0 {rendezvous}"
+    assert second["REFOLD_LAUNCHER"] == f"torchrun --nnodes 2 --nproc-per-node 1 --node-rank 1 {rendezvous}"
+    assert "--tensor-model-parallel-size 1 " in first["REFOLD_LAUNCH_ARGS"]
+    assert "--micro-batch-size 8 --global-batch-size 16 " in first["REFOLD_LAUNCH_ARGS"]
+
+
+def test_other_runs_get_no_launch_variables(tmp_path: Path) -> None:
+    (found,) = run_and_read_environments(tmp_path, {}, ONE_GPU, plan=Plan())
+    assert not [name for name in found if name.startswith(("REFOLD_LAUNCH", "REFOLD_ENGINE"))]
 
 
 def visible_devices(share: Share, given: Mapping[str, str], **more: Any) -> str:

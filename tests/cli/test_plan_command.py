@@ -36,6 +36,29 @@ LLAMA = ("plan", "llama-2-7b", "--gpus", "8xA100-80GB", "--batch", "64", "--seq"
 NARROW = ("plan", "llama-2-7b", "--gpus", "1xT4", "--batch", "8", "--seq", "2048")
 
 
+def test_the_best_plan_of_a_framework_is_printed_as_a_command(stdout_of: TextOf, json_of: JsonOf) -> None:
+    printed = stdout_of(*LLAMA, "--launch", "deepspeed")
+    command = "torchrun --standalone --nproc-per-node 8 train.py --deepspeed --deepspeed_config deepspeed.json"
+    assert f"REFOLD_DEEPSPEED_CONFIG=deepspeed.json {command}\n" in printed
+    config = json.loads(printed[printed.rindex("\ndeepspeed.json\n") + len("\ndeepspeed.json\n") :])
+    assert config["train_batch_size"] == 64
+    document = json_of(*LLAMA, "--launch", "deepspeed")
+    assert document["setup"]["engine"]["name"] == "deepspeed"
+    assert document["launch"]["command"] == command
+    assert json.loads(document["launch"]["files"]["deepspeed.json"]) == config
+    assert {plan["degrees"]["pipeline"] for plan in document["best"]} == {1}
+
+
+def test_a_plan_that_the_framework_cannot_run_is_not_valid(invoke: Invoke) -> None:
+    result = invoke(*LLAMA, "--launch", "trainer", "--why", "tp2 dp4")
+    assert result.exit_code == 1
+    assert "trainer cannot run it: it has no setting for tensor parallelism" in result.stdout
+
+
+def test_an_unknown_framework_is_an_error(error_of: TextOf) -> None:
+    assert "unknown launch engine 'deepsped'; did you mean 'deepspeed'?" in error_of(*LLAMA, "--launch", "deepsped")
+
+
 def test_the_best_plans_are_shown_with_time_memory_and_rejected_plans(stdout_of: TextOf) -> None:
     printed = stdout_of(*LLAMA)
     assert printed.startswith("llama-2-7b on 8 × A100-80GB, 1 node: 64 samples of 2,048 tokens per step, megatron\n")

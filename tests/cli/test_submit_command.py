@@ -56,6 +56,12 @@ def submitted(served: FakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return served.service.submitted
 
 
+def test_the_training_framework_is_submitted(submitted: list[Submission], stdout_of: TextOf, error_of: TextOf) -> None:
+    stdout_of("submit", "--engine", "megatron", "job.yaml")
+    assert submitted[0].engine == "megatron"
+    assert "unknown launch engine 'lightning'" in error_of("submit", "--engine", "lightning", "job.yaml")
+
+
 def test_a_command_after_two_dashes_is_submitted_and_its_id_printed(
     submitted: list[Submission], tmp_path: Path, stdout_of: TextOf
 ) -> None:

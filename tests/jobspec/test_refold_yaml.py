@@ -55,6 +55,14 @@ def test_a_job_that_saves_its_state_when_it_is_stopped_is_preemptible(text: str,
     assert gives(text, **fields)
 
 
+def test_the_training_framework_of_the_command() -> None:
+    assert gives("engine: megatron\nbatch: 64", engine="megatron", batch=64)
+    assert error_of("run: x\nengine: lightning") == (
+        "job.yaml line 2: engine is 'lightning', expected one of megatron, deepspeed, fsdp, accelerate, trainer"
+    )
+    assert "use engine" in error_of("run: x\nframework: megatron")
+
+
 def test_a_command_is_the_only_required_field() -> None:
     assert read("run: python train.py") == SpecFile(
         [Submission("job", ["sh", "-c", "python train.py"], folder="/home/ann")], []

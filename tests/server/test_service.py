@@ -19,7 +19,7 @@ from refold.api.wire import Jobs, NewToken, Role, Submission
 from refold.core import Entry, Header
 from refold.core.events import JobSubmitted, PastJob, RunFinished
 from refold.errors import BadInput, BadValue, Conflict, NotFound, Unavailable, UnknownName
-from refold.model import Launch
+from refold.model import Launch, Plan
 
 
 def run_with_daemon(folder: Path, work: Callable[[ManualDaemon], Awaitable[None]]) -> None:
@@ -183,6 +183,15 @@ def test_a_job_may_wait_for_a_gpu_type_that_will_be_added(tmp_path: Path) -> Non
             OWNER, await daemon.submit("train", gpu_types=["h200"], allow_impossible=True)
         )
         assert (accepted.state, accepted.demand) == ("infeasible", "1 GPU (H200)")
+
+    run_with_daemon(tmp_path, submit)
+
+
+def test_a_pinned_plan_that_the_framework_cannot_run_is_rejected(tmp_path: Path) -> None:
+    async def submit(daemon: ManualDaemon) -> None:
+        pinned = Submission("train", ["true"], plan=Plan(pipeline=2), engine="deepspeed", gpus=2)
+        with pytest.raises(BadInput, match="engine deepspeed cannot run DP1 PP2: it has no setting for pipeline"):
+            await daemon.service.submit(OWNER, pinned)
 
     run_with_daemon(tmp_path, submit)
 

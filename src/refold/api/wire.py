@@ -21,6 +21,7 @@ from refold.model import (
     Job,
     JobClass,
     Launch,
+    LaunchEngine,
     Plan,
     Preemption,
     Seconds,
@@ -78,6 +79,7 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     number of GPUs in total for a job that may be reshaped. `preemptible`: whether the job may be stopped or reshaped
     for other jobs; null: if it is best-effort or reshapable, or if the daemon's configuration says so. `plan`: `auto`
     lets the scheduler choose (for a known `workload`), `off` leaves parallelism to the command, a plan pins it.
+    `engine`: the training framework of the command, which then gets its arguments in the environment.
     `estimate`: the user's estimate of the run time. `secrets`: environment variables that are neither journalled nor
     shown. `exported`: id of the environment that the job's processes inherit (`POST environments`); empty: the
     daemon's. `request`: an idempotency key; submitting twice with the same key creates one job. `output`, `error`:
@@ -108,6 +110,7 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     workload: Annotated[str, Meta(max_length=256)] = ""
     batch: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
     sequence: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
+    engine: LaunchEngine | None = None
     plan: Literal["auto", "off"] | Plan = "off"
     environment: Annotated[dict[str, Text], Meta(max_length=MAX_VARIABLES)] = {}
     secrets: Annotated[dict[str, Text], Meta(max_length=MAX_VARIABLES)] = {}
@@ -213,6 +216,7 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
             steps=self.steps,
             batch=self.batch,
             sequence=self.sequence,
+            engine=self.engine,
             command=tuple(self.command),
             gpu_range=self.gpu_range,
             launch=Launch(

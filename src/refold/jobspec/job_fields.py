@@ -20,6 +20,7 @@ from refold.model import (
     EXPECTED_DEPENDENCY,
     MAX_RETRIES,
     JobClass,
+    LaunchEngine,
     Seconds,
     StopSignal,
     parse_array,
@@ -171,6 +172,7 @@ class JobFields(msgspec.Struct, frozen=True):
     workload: Annotated[str, Meta(min_length=1, max_length=256)] = ""
     batch: Tally = 0
     sequence: Tally = 0
+    engine: LaunchEngine | None = None
     steps: Tally | None = None
     tenant: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)] = ""
     job_class: JobClass = msgspec.field(default="guaranteed", name="class")
@@ -212,6 +214,7 @@ class JobFields(msgspec.Struct, frozen=True):
         **dict.fromkeys(("mail", "email", "notifications"), "notify"),
         **dict.fromkeys(("job_class", "qos"), "class"),
         **dict.fromkeys(("model", "batch_size"), "workload and batch"),
+        **dict.fromkeys(("framework", "launcher", "backend"), "engine"),
         "no_progress": "hang: {no_progress_for: 10m}",
         "user": "tenant; the user is that of the submitter",
     }

@@ -54,7 +54,13 @@ from .dependency import (
     parse_dependency as parse_dependency,
 )
 from .job import MAX_GPUS as MAX_GPUS, Demand as Demand, Job as Job, JobClass as JobClass
-from .launch import MAX_RETRIES as MAX_RETRIES, Launch as Launch, StopSignal as StopSignal
+from .launch import (
+    LAUNCH_ENGINES as LAUNCH_ENGINES,
+    MAX_RETRIES as MAX_RETRIES,
+    Launch as Launch,
+    LaunchEngine as LaunchEngine,
+    StopSignal as StopSignal,
+)
 from .output_pattern import (
     OUTPUT_FIELDS as OUTPUT_FIELDS,
     check_output_pattern as check_output_pattern,

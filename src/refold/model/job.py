@@ -9,7 +9,7 @@ import msgspec
 
 from refold.errors import BadValue
 from refold.model.cluster import MAX_AMOUNT
-from refold.model.launch import DEFAULT_LAUNCH, Launch
+from refold.model.launch import DEFAULT_LAUNCH, Launch, LaunchEngine
 from refold.model.plan import Plan
 from refold.model.units import WHOLE, MiB, Milli, Seconds
 
@@ -67,7 +67,8 @@ class Job(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unkn
     `work` is its run time in seconds on exactly the requested resources: known in traces, where only oracle policies
     may use it; None for live jobs. `time_limit` is the user's upper bound of the run time. `workload` is the name of
     the model that it trains, `batch` and `sequence` are the batch size and sequence length of a step (0: the default
-    of the model), and `steps` is the number of training steps; policies may use all of these. `gpu_range` is the
+    of the model), and `steps` is the number of training steps; policies may use all of these. `engine` is the training
+    framework of its command: only plans that it can run are chosen, and runs get its arguments. `gpu_range` is the
     minimum and maximum total number of GPUs of a reshapable job; None: no limits.
     """
 
@@ -88,6 +89,7 @@ class Job(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unkn
     steps: int | None = None
     batch: int = 0
     sequence: int = 0
+    engine: LaunchEngine | None = None
     command: tuple[str, ...] = ()
     gpu_range: tuple[int, int] | None = None
     launch: Launch = DEFAULT_LAUNCH

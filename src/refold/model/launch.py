@@ -12,6 +12,10 @@ from refold.model.array import ArrayTask
 from refold.model.units import Seconds
 
 StopSignal = Literal["TERM", "INT", "USR1", "USR2", "HUP"]
+LaunchEngine = Literal["megatron", "deepspeed", "fsdp", "accelerate", "trainer"]
+"""Training frameworks that can be told a plan; `plans.LAUNCH_TARGETS` has their arguments."""
+LAUNCH_ENGINES: tuple[LaunchEngine, ...] = get_args(LaunchEngine)
+
 MAX_RETRIES = 1000
 
 

@@ -7,6 +7,14 @@ from .curves import (
     cpu_curve as cpu_curve,
     gpu_curve as gpu_curve,
 )
+from .launch_targets import (
+    LAUNCH_TARGETS as LAUNCH_TARGETS,
+    LaunchRequest as LaunchRequest,
+    LaunchSettings as LaunchSettings,
+    Workers as Workers,
+    launch_problem as launch_problem,
+    launch_settings as launch_settings,
+)
 from .ranking import TIE_FACTOR as TIE_FACTOR
 from .rejections import RejectedPlans as RejectedPlans
 from .relative_speed import (

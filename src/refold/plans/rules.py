@@ -11,6 +11,7 @@ import numpy as np
 
 from refold.model import Plan
 from refold.perf import SELECTIVE, Estimate, PlanColumns, TrainingSetup, estimate, plans_to_columns
+from refold.plans.launch_targets import cannot_launch, launch_problem
 from refold.plans.space import (
     BOUNDED_FIELDS,
     CHOICE_FIELDS,
@@ -181,6 +182,12 @@ def _limits_text(single: SinglePlan) -> str:
     return f"outside the limits: {', '.join(violations)}"
 
 
+def _engine_text(single: SinglePlan) -> str:
+    engine = single.limits.engine
+    problem = launch_problem(engine, single.plan) if engine else ""
+    return f"{engine} cannot run it: {problem}"
+
+
 RULES: tuple[Rule, ...] = (
     Rule(
         "gpus",
@@ -278,6 +285,11 @@ RULES: tuple[Rule, ...] = (
         "offload-slices",
         lambda group: (group.plans.offload > 0) & ((group.plans.tensor > 1) | (group.plans.pipeline > 1)),
         lambda single: "offload is possible with data parallelism only, not with tensor or pipeline parallelism",  # noqa: ARG005
+    ),
+    Rule(
+        "engine",
+        lambda group: group.limits.engine is not None and cannot_launch(group.limits.engine, group.plans),
+        _engine_text,
     ),
 )
 """All rules. `space.all_plans` constructs the plans that break none of them; a test compares the two."""

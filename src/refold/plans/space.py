@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refold.errors import BadValue
-from refold.model import MAX_DEGREE, RECOMPUTE, Plan, Recompute
+from refold.model import MAX_DEGREE, RECOMPUTE, LaunchEngine, Plan, Recompute
 from refold.perf import SELECTIVE, PlanColumns, TrainingSetup
+from refold.plans.launch_targets import cannot_launch
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -50,7 +51,7 @@ class PlanLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     """Limits of the plan search. A pin replaces the choices of its field; validity rules still apply.
 
     `tensor_across_nodes`: tensor-parallel groups may span several nodes. `uneven`: pipeline stages may differ by one
-    layer.
+    layer. `engine`: only plans that this framework can run.
     """
 
     max_tensor: int = MAX_DEGREE
@@ -61,6 +62,7 @@ class PlanLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     recompute: tuple[Recompute, ...] = RECOMPUTE
     sequence_parallel: tuple[bool, ...] = (False, True)
     uneven: bool = False
+    engine: LaunchEngine | None = None
     pinned: Pins = Pins()
 
     def __post_init__(self) -> None:
@@ -137,7 +139,11 @@ def plans_on(setups: Iterable[TrainingSetup], limits: PlanLimits) -> tuple[PlanC
         table = choose(table, setups[0], limits)
     setup_index = table.pop("setup_index")
     table["zero"], table["offload"] = np.divmod(table.pop("sharding"), 2)
-    return PlanColumns(**{name: column.astype(np.float64) for name, column in table.items()}), setup_index
+    plans = PlanColumns(**{name: column.astype(np.float64) for name, column in table.items()})
+    if limits.engine is None:
+        return plans, setup_index
+    can_run = ~cannot_launch(limits.engine, plans)
+    return plans.rows(can_run), setup_index[can_run]
 
 
 def valid_degrees(setup: TrainingSetup, limits: PlanLimits) -> list[tuple[int, int, int]]:

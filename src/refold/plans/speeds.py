@@ -16,9 +16,10 @@ import msgspec
 import numpy as np
 
 from refold.catalogue import DEFAULT_ENGINE, find_engine, known_model
-from refold.model import WHOLE, Cluster, Demand, Job, Plan
+from refold.model import WHOLE, Cluster, Demand, Job, LaunchEngine, Plan
 from refold.perf import Fitted, ModelShape, TrainingSetup, apply_corrections, estimate_all, plans_to_columns
 from refold.plans.cluster_machines import MIB_PER_GIB, ClusterMachines, Layout
+from refold.plans.launch_targets import LAUNCH_TARGETS, launch_problem
 from refold.plans.ranking import fastest
 from refold.plans.search import best_plan
 from refold.plans.space import DEFAULT_LIMITS, PlanLimits
@@ -61,6 +62,7 @@ class WorkloadKind(NamedTuple):
     workload: str
     batch: int
     sequence: int
+    engine: LaunchEngine | None = None
 
 
 class Speeds:
@@ -148,7 +150,8 @@ class Speeds:
         model, machines = self._model(kind), self._machines.get(gpu_type, layout, cpus)
         assert model is not None
         fit = self._fits.get((model.name, machines.gpu.name))
-        engine = find_engine(fit.engine if fit and fit.engine else DEFAULT_ENGINE)
+        assumed = LAUNCH_TARGETS[kind.engine].estimated_as if kind.engine else DEFAULT_ENGINE
+        engine = find_engine(fit.engine if fit and fit.engine else assumed)
         setup = TrainingSetup(
             model, machines, engine, kind.batch or model.batch or 1, kind.sequence or model.sequence or 1
         )
@@ -157,8 +160,10 @@ class Speeds:
     def _search(self, kind: WorkloadKind, gpu_type: str, layout: Layout, cpus: float) -> Speed | None:
         setup = self._setup(kind, gpu_type, layout, cpus)
         if kind.workload in self._menu:
-            return self._best_of_menu(setup, [plan for plan in self._menu[kind.workload] if plan.gpus == sum(layout)])
-        best = best_plan(setup, self._limits)
+            menu = [plan for plan in self._menu[kind.workload] if plan.gpus == sum(layout)]
+            return self._best_of_menu(setup, [plan for plan in menu if _can_run(kind.engine, plan)])
+        limits = msgspec.structs.replace(self._limits, engine=kind.engine) if kind.engine else self._limits
+        best = best_plan(setup, limits)
         return Speed(1 / best.step_seconds, best.plan, round(best.host_gib * MIB_PER_GIB)) if best else None
 
     def _best_of_menu(self, setup: TrainingSetup, plans: Sequence[Plan]) -> Speed | None:
@@ -177,13 +182,17 @@ class Speeds:
         )
 
 
+def _can_run(engine: LaunchEngine | None, plan: Plan) -> bool:
+    return engine is None or not launch_problem(engine, plan)
+
+
 def _host_mib(host_gib: np.ndarray, row: int) -> int:
     return round(float(host_gib[row]) * MIB_PER_GIB)
 
 
 def workload_kind(job: Job) -> WorkloadKind:
     """Return the workload kind: jobs of one kind are equally fast on the same machines with the same plan."""
-    return WorkloadKind(job.workload, job.batch, job.sequence)
+    return WorkloadKind(job.workload, job.batch, job.sequence, job.engine)
 
 
 def requested_layout(job: Job) -> Layout:

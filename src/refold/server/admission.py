@@ -25,6 +25,7 @@ from refold.model import (
     task_id,
 )
 from refold.packing import FreeResources
+from refold.plans import launch_problem
 from refold.server.environments import Environments
 from refold.server.inbox import Inbox
 from refold.server.live_state import LiveState
@@ -162,6 +163,7 @@ class Admission:
         job_id = f"{submission.name}-{number}"
         job = submission.to_job(job_id, tenant, caller.user, self._state.now(), self.preemption)
         self._check_tenant_limit(job)
+        _check_engine(job)
         unmet = dict.fromkeys(str(unmet) for text in submission.after for unmet in self._resolve_dependency(text))
         begin = None if submission.begin is None else self._state.journal_time(submission.begin)
         return replace(job, launch=replace(job.launch, after=tuple(unmet), begin=begin))
@@ -225,6 +227,11 @@ class Admission:
     def ended_job(self, job_id: str) -> JobStatus | None:
         """Return the status of an ended job, committed or not yet; None if the job has not ended."""
         return self._state.uncommitted_ends.get(job_id) or self._reader.ended_job(job_id)
+
+
+def _check_engine(job: Job) -> None:
+    if job.engine and job.plan and (problem := launch_problem(job.engine, job.plan)):
+        raise BadInput(f"engine {job.engine} cannot run {job.plan}: {problem}")
 
 
 def _job_count(submission: Submission) -> int:

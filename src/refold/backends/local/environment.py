@@ -13,8 +13,10 @@ import msgspec
 from refold.backends.local.process import Process, is_alive
 from refold.backends.local.process_tree import MARK_VARIABLE
 from refold.backends.local.run_files import RunFiles, StartRecord
+from refold.catalogue import known_model
 from refold.core import StartRun
-from refold.model import WHOLE, ArrayTask, Job, MiB, Seconds, Share, expand_output_pattern, run_plan
+from refold.model import WHOLE, ArrayTask, Job, MiB, Plan, Seconds, Share, expand_output_pattern, run_plan
+from refold.plans import LaunchRequest, Workers, launch_settings
 
 SecretsOf = Callable[[str], Mapping[str, str]]
 """Returns the secret environment variables of a job, which are not in the journal."""
@@ -154,6 +156,7 @@ class RunEnvironment:
                 **self._devices.variables(share),
                 **_instance_variables(instance, placement, files),
                 **(_gang_variables(instance, len(placement), record) if len(placement) > 1 else {}),
+                **_launch_variables(job, order, instance, files, record),
             }
             for instance, share in enumerate(placement)
         ]
@@ -206,6 +209,22 @@ def _instance_variables(instance: int, placement: Sequence[Share], files: RunFil
         "SKYPILOT_NUM_GPUS_PER_NODE": str(len(placement[instance].gpus)),
         "SKYPILOT_NODE_IPS": "\n".join([LOOPBACK_ADDRESS] * len(placement)),
     }
+
+
+def _launch_variables(job: Job, order: StartRun, instance: int, files: RunFiles, record: StartRecord) -> dict[str, str]:
+    """Return the plan as arguments of the job's training framework, and write its configuration files."""
+    if job.engine is None:
+        return {}
+    placement = order.allocation.placement
+    plan = run_plan(job, order.allocation) or Plan(data=max(1, sum(len(share.gpus) for share in placement)))
+    workers = Workers(
+        len(placement[instance].gpus) or 1, len(placement), str(instance), LOOPBACK_ADDRESS, str(record.port)
+    )
+    model = known_model(job.workload)
+    batch = job.batch or (model.batch if model else 0)
+    settings = launch_settings(job.engine, LaunchRequest(plan, batch, workers, str(files.launch_folder)))
+    files.write_launch_files(settings.files)
+    return {"REFOLD_ENGINE": job.engine, **settings.variables()}
 
 
 def output_path(pattern: str, job: Job, folder: Path, instance: int) -> Path | None:

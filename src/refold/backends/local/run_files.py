@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 from uuid import uuid4
@@ -49,6 +50,8 @@ class RunFiles:
         self.end = self.folder / f"run-{run}.end"
         self._name = f"run-{run}"
         self._start = self.folder / f"{self._name}.start"
+        self.launch_folder = self.folder / f"{self._name}.launch"
+        """A folder for configuration files of the training framework."""
 
     def log(self, instance: int) -> Path:
         """Return the file with the instance's standard output and error."""
@@ -82,6 +85,12 @@ class RunFiles:
             return earlier
         write_atomically(self._start, msgspec.json.encode(record))
         return record
+
+    def write_launch_files(self, files: Mapping[str, str]) -> None:
+        """Write configuration files, given by path, into the launch folder."""
+        for path, text in files.items():
+            self.launch_folder.mkdir(mode=OWNER_ONLY_FOLDER, exist_ok=True)
+            write_atomically(Path(path), text.encode())
 
     def read_start(self) -> StartRecord | None:
         """Return the start record, or None."""

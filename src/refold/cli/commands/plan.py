@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from refold.cli import with_option_groups
-from refold.cli.inputs import plan_request
+from refold.cli.inputs import LaunchTargetName, parse_launch_engine, plan_request
 from refold.cli.views import AsJson, output_width, print_json, print_line, print_notes, print_tables, printable
 
 if TYPE_CHECKING:
-    from refold.model import Plan
+    from refold.model import LaunchEngine, Plan
     from refold.perf import Estimate, Fitted, FormulaLine, Section, TrainingSetup
-    from refold.plans import PlanLimits, PlanSearch
+    from refold.plans import LaunchSettings, PlanLimits, PlanSearch
 
 ACCURACY_NOTE = "Estimated without measurements; see docs/accuracy.md. Correct the model with `refold fit`."
 """Printed below every estimate."""
@@ -32,6 +32,7 @@ def plan(
         Path | None, typer.Option("--fit", metavar="FILE", help="Correct estimates with a file saved by 'refold fit'.")
     ] = None,
     limits: plan_request.PlanLimitOptions,
+    launch: LaunchTargetName = None,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="PLAN", help="Show the formulas of a plan's step time.")
     ] = None,
@@ -51,11 +52,15 @@ def plan(
     Example: refold plan llama-2-7b --gpus 8xA100-80GB --pin 'tp4 zero1' --explain 1
 
     Example: refold plan llama-2-7b --gpus 8xA100-80GB --why 'dp8'
+
+    Example: refold plan llama-2-7b --gpus 8xA100-80GB --launch deepspeed
     """
+    from msgspec.structs import replace
+
     from refold.catalogue import find_engine, read_model
     from refold.errors import BadInput
     from refold.perf import TrainingSetup, apply_corrections
-    from refold.plans import best_plans
+    from refold.plans import LAUNCH_TARGETS, best_plans
 
     if explain is not None and why is not None:
         raise BadInput("--explain and --why exclude each other: leave one of them out")
@@ -63,12 +68,17 @@ def plan(
     machines = hardware.parse()
     samples, tokens, notes = training.resolve_sizes(shape)
     fitted = _read_fit(fit, machines.gpu.name, training.engine) if fit is not None else None
-    framework = find_engine((fitted.engine if fitted else None) or training.engine)
+    target = None if launch is None else parse_launch_engine(launch)
+    engine = training.engine
+    if target is not None and engine == plan_request.DEFAULT_ENGINE:
+        engine = LAUNCH_TARGETS[target].estimated_as
+    framework = find_engine((fitted.engine if fitted else None) or engine)
     setup = TrainingSetup(shape, machines, framework, samples, tokens)
     if fitted is not None:
         setup = apply_corrections(setup, fitted.values)
         notes += [f"estimates are corrected with {fit}, fitted to {fitted.model} with {framework.name}"]
     plan_limits = limits.parse({"--cpus": hardware.cpus, "--host-memory": hardware.host_memory})
+    plan_limits = replace(plan_limits, engine=target)
     search = best_plans(setup, plan_limits, top)
     notes += _assumption_notes(setup, search, hardware.network)
     if explain is not None:
@@ -76,7 +86,8 @@ def plan(
     elif why is not None:
         _print_comparison(setup, plan_limits, _find_plan(why, search), search, notes, as_json)
     else:
-        _print_best(setup, search, notes, _accuracy_note(fitted), as_json)
+        settings = _launch_settings(target, setup, search.best[0].plan) if target and search.best else None
+        _print_best(setup, search, notes, _accuracy_note(fitted), as_json, settings)
 
 
 def _read_fit(path: Path, gpu: str, engine: str) -> Fitted:
@@ -137,19 +148,50 @@ def _accuracy_note(fitted: Fitted | None) -> str:
     )
 
 
-def _print_best(setup: TrainingSetup, search: PlanSearch, notes: Sequence[str], accuracy: str, as_json: bool) -> None:
+def _launch_settings(target: LaunchEngine, setup: TrainingSetup, plan: Plan) -> LaunchSettings:
+    from refold.plans import LaunchRequest, Workers, launch_settings
+
+    nodes = setup.machines.gpus_on_node
+    return launch_settings(target, LaunchRequest(plan, setup.batch, Workers(nodes[0], len(nodes))))
+
+
+def _print_best(
+    setup: TrainingSetup,
+    search: PlanSearch,
+    notes: Sequence[str],
+    accuracy: str,
+    as_json: bool,
+    launch: LaunchSettings | None,
+) -> None:
     from dataclasses import replace
+
+    from msgspec.structs import asdict
 
     from refold.cli.views import plan_tables, rejection_tables
 
     if as_json:
-        print_json(_document(setup, search, notes))
+        started = {} if launch is None else {"launch": {"command": launch.command(), **asdict(launch)}}
+        print_json(_document(setup, search, notes) | started)
     else:
         print_notes(notes)
         *others, last = plan_tables(setup, search) if search.best else rejection_tables(setup, search)
         print_tables(*others, replace(last, after=[*last.after, "", accuracy]))
+        if launch is not None:
+            _print_launch(launch)
     if not search.best:
         raise typer.Exit(1)
+
+
+def _print_launch(launch: LaunchSettings) -> None:
+    """Print the command that starts the best plan, its variables and its files, ready to be copied."""
+    print_line()
+    _print_bold("Start the best plan")
+    print_line(" ".join([*(f"{name}={value}" for name, value in launch.environment.items()), launch.command()]))
+    for path, text in launch.files.items():
+        print_line()
+        _print_bold(path)
+        for line in text.splitlines():
+            print_line(line)
 
 
 def _document(setup: TrainingSetup, search: PlanSearch, notes: Sequence[str]) -> dict[str, Any]:

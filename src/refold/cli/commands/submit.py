@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from refold.cli import DependencyOption, TenantOption, format_placement, format_reason, make_client
-from refold.cli.inputs import ClassName, parse_job_class
+from refold.cli.inputs import ClassName, LaunchEngineName, parse_job_class, parse_launch_engine
 from refold.cli.views import (
     AsJson,
     fact_table,
@@ -119,6 +119,7 @@ def submit(
             help="'auto' (chosen by the scheduler), 'off', or a plan: 'dp4 tp2' (default: off).",
         ),
     ] = None,
+    engine: LaunchEngineName = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment variable; repeatable.")
     ] = None,
@@ -204,6 +205,7 @@ def submit(
         "priority": priority,
         "preemptible": preemptible,
         "steps": steps,
+        "engine": None if engine is None else parse_launch_engine(engine),
         "retries": retries,
         "notify": notify or None,
         "hold": hold or None,

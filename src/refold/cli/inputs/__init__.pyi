@@ -23,6 +23,11 @@ from .journal_state import (
     stop_after as stop_after,
 )
 from .journal_workload import read_recorded_run as read_recorded_run, workload_from_history as workload_from_history
+from .launch_engines import (
+    LaunchEngineName as LaunchEngineName,
+    LaunchTargetName as LaunchTargetName,
+    parse_launch_engine as parse_launch_engine,
+)
 from .plan_request import (
     format_layout as format_layout,
     format_rate as format_rate,
