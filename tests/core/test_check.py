@@ -138,13 +138,19 @@ END_RUNS = Decision(ends=(End("runs", "hung"),))
             id="gang: no GPU",
         ),
         pytest.param(start_on("bends", 2, 3), [StartRun("bends", 1, on(2, 3))], id="gang: more, for a reshapable job"),
-        pytest.param(reshape("grows", Share(0, (1, 2))), [StopRun("grows", 1)], id="gang: growth of a reshapable job"),
-        pytest.param(reshape("runs", Share(0, (3,))), [StopRun("runs", 1)], id="gang: a move of any job"),
+        pytest.param(
+            reshape("grows", Share(0, (1, 2))),
+            [StopRun("grows", 1, next=on(1, 2))],
+            id="gang: growth of a reshapable job",
+        ),
+        pytest.param(reshape("runs", Share(0, (3,))), [StopRun("runs", 1, next=on(3))], id="gang: a move of any job"),
         pytest.param(start_on("picky", 2), [StartRun("picky", 1, on(2))], id="type: accepted"),
         pytest.param(
             start_on("either", 1, node=2), [StartRun("either", 1, on(1, node=2))], id="type: one of two accepted"
         ),
-        pytest.param(reshape("picky-run", Share(1, (1,))), [StopRun("picky-run", 1)], id="type: a move"),
+        pytest.param(
+            reshape("picky-run", Share(1, (1,))), [StopRun("picky-run", 1, next=on(1, node=1))], id="type: a move"
+        ),
         pytest.param(start_on("capped", 2, 3), [StartRun("capped", 1, on(2, 3))], id="limit: exactly the limit"),
         pytest.param(
             start("bends", Share(0, (2,), 1)),

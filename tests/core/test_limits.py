@@ -178,7 +178,7 @@ def test_a_policy_cannot_give_a_job_more_than_its_admitted_maximum() -> None:
     with pytest.raises(BadDecision, match="scripted gave job 'x' 5 GPUs, but the limit of tenant 'a' allows 4"):
         scheduler.step(1.0, ())
     policy.next = Decision(reshapes=(Reshape("x", on(0, 1, 2, 3)),))
-    assert scheduler.step(2.0, ()).orders == (StopRun("x", 1),)
+    assert scheduler.step(2.0, ()).orders == (StopRun("x", 1, next=on(0, 1, 2, 3)),)
     scheduler.step(3.0, [RunFinished("x", 1)])
     policy.next = Decision((Start("y", on(0, 1, 2, 3, 4)),))
     with pytest.raises(BadDecision, match="rule: limit"):

@@ -205,7 +205,7 @@ def test_a_reshaped_job_holds_both_allocations_until_its_old_run_has_stopped() -
     job = make_job("a", gpus=2, reshapable=True)
     audited.step(JobSubmitted(job), JobSubmitted(make_job("b")), then=Decision((Start("a", on(0, 1)),)))
     wider = on(1, 2, 3)
-    assert audited.step(then=Decision(reshapes=(Reshape("a", wider, "grow"),))) == (StopRun("a", 1, "grow"),)
+    assert audited.step(then=Decision(reshapes=(Reshape("a", wider, "grow"),))) == (StopRun("a", 1, "grow", wider),)
     for gpu in range(4):
         with pytest.raises(BadDecision, match="a GPU has too little free capacity"):
             audited.step(then=Decision((Start("b", on(gpu)),)))
@@ -319,7 +319,9 @@ def test_a_job_can_be_reshaped_away_from_a_node_that_is_down() -> None:
     audited = AuditedScheduler(2, 2, policy=ScriptedPolicy())
     audited.step(JobSubmitted(make_job("a", gpus=2, reshapable=True)), then=Decision((Start("a", on(0, 1)),)))
     elsewhere = on(0, 1, node=1)
-    assert audited.step(NodeLost(0), then=Decision(reshapes=(Reshape("a", elsewhere),))) == (StopRun("a", 1),)
+    assert audited.step(NodeLost(0), then=Decision(reshapes=(Reshape("a", elsewhere),))) == (
+        StopRun("a", 1, next=elsewhere),
+    )
     assert audited.step(RunStopped("a", 1)) == (StartRun("a", 2, elsewhere),)
     assert audited.view.free_gpus == 0
 

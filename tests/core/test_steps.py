@@ -213,7 +213,7 @@ class TestEntries:
             StopRun("a", 1, "cancelled"),
             StopRun("b", 1, "stop"),
             StopRun("d", 1, "end"),
-            StopRun("c", 1, "reshape"),
+            StopRun("c", 1, "reshape", on(1, node=1)),
             StartRun("e", 1, on(0, node=1)),
         )
 

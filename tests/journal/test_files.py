@@ -1,16 +1,20 @@
 """Journal files: reading and writing, replay, and errors for damaged files."""
 
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from refold.core import Entry, Header, Journals, ListJournal
 from refold.errors import BadFile, BadJournal
 from refold.journal.files import JournalFile, check_replay, read_journal
+from refold.plans.speeds import Speeds
 from refold.policies.table import POLICIES
 from refold.registry import default_settings, make_policy
-from refold.simulator import Costs, Fault, simulate
-from refold.testing import make_cluster, seeded_workload
+from refold.simulator import Costs, Fault, RecordedSpeeds, simulate
+from refold.simulator.modelled_speeds import ModelledSpeeds
+from refold.testing import make_cluster, reshapable_workload, seeded_workload
 
 
 def write_journal(path: Path, policy: str = "fifo", durable: bool = False) -> ListJournal:
@@ -53,6 +57,28 @@ def test_a_replay_with_another_policy_reports_the_first_difference(tmp_path: Pat
     header, entries = read_journal(path)
     with pytest.raises(BadJournal, match=r"entry \d+ at [\d.]+ s: the journal has"):
         check_replay(header, entries, make_policy("fifo", {"placement": "worst-fit"}))
+
+
+def test_an_older_journal_without_the_next_allocation_of_a_reshape_replays(tmp_path: Path) -> None:
+    jobs, cluster = reshapable_workload(7, jobs=40)
+    memory, header = ListJournal(), Header(cluster, "rubick")
+    charge = ModelledSpeeds(Speeds(cluster), RecordedSpeeds(cluster))
+    simulate(jobs, cluster, make_policy("rubick", {}), journal=memory, charge=charge, costs=Costs(1.0, 2.0, 3.0))
+    lines = msgspec.json.Encoder().encode_lines([header, *memory.entries])
+    older = b"".join(
+        msgspec.json.encode(without_next(msgspec.json.decode(line))) + b"\n" for line in lines.splitlines()
+    )
+    assert older != lines
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(older)
+    header, entries = read_journal(path)
+    assert check_replay(header, entries, make_policy("rubick", {})) == len(memory.entries)
+
+
+def without_next(line: dict[str, Any]) -> dict[str, Any]:
+    for order in line.get("orders", ()):
+        order.pop("next", None)
+    return line
 
 
 def test_an_incomplete_last_line_is_ignored(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_one_run_is_moved_and_then_the_wide_job_starts() -> None:
     assert orders == [
         (0, StartRun("left", 1, Allocation((Share(0, (0, 1)),)))),
         (0, StartRun("right", 1, Allocation((Share(1, (0, 1)),)))),
-        (1039, StopRun("left", 1, "defragment: to free GPUs for wide")),
+        (1039, StopRun("left", 1, "defragment: to free GPUs for wide", Allocation((Share(1, (2, 3)),)))),
         (1044, StartRun("left", 2, Allocation((Share(1, (2, 3)),)))),
         (1044, StartRun("wide", 1, Allocation((Share(0, (0, 1, 2, 3)),)))),
     ]

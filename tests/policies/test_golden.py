@@ -88,7 +88,10 @@ class Digest:
         self._hash.update(line.encode())
 
     def line(self, now: float, order: Order) -> str:
-        return f"{now!r} {order}\n"
+        """Format an order. The next allocation of a stop is left out: the start that follows has it."""
+        if isinstance(order, StartRun):
+            return f"{now!r} {order}\n"
+        return f"{now!r} StopRun(job={order.job!r}, run={order.run!r}, why={order.why!r})\n"
 
     def summary(self) -> dict[str, object]:
         return {"starts": self.starts, "stops": self.stops, "end": self.end, "orders": self._hash.hexdigest()[:16]}

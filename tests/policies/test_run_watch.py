@@ -285,7 +285,7 @@ def test_a_run_that_the_policy_reshapes_is_not_ended_in_the_same_decision() -> N
     assert len(watch_result(watched, 100.0)[0]) == 1
     elsewhere = Allocation((Share(0, (0,)),))
     within.decision = Decision(reshapes=(Reshape("a", elsewhere),))
-    assert orders(watched, 400.0, JobSubmitted(make_job("b"))) == (StopRun("a", 1),)
+    assert orders(watched, 400.0, JobSubmitted(make_job("b"))) == (StopRun("a", 1, next=elsewhere),)
     within.decision = NO_CHANGE
     assert orders(watched, 405.0, RunStopped("a", 1, 400.0)) == (StartRun("a", 2, elsewhere),)
     assert len(watch_result(watched, 406.0)[0]) == 1  # its new run exceeds the limit from the beginning: a new flag

@@ -312,7 +312,7 @@ def test_of_runs_that_must_swap_nodes_one_is_stopped(monkeypatch: pytest.MonkeyP
     swapped = {"a": (right, "swap"), "b": (left, "swap")}
     monkeypatch.setattr(Optimal, "_find_target", lambda *_: swapped)
     assert scheduler.step(1.0, [NodeLost(9), JobSubmitted(make_job("c", gpus=2))]).orders == (StopRun("a", 1, "swap"),)
-    assert scheduler.step(2.0, [RunStopped("a", 1)]).orders == (StopRun("b", 1, "swap"),)
+    assert scheduler.step(2.0, [RunStopped("a", 1)]).orders == (StopRun("b", 1, "swap", left),)
     assert scheduler.step(3.0, [RunStopped("b", 1)]).orders == (StartRun("b", 2, left), StartRun("a", 2, right))
 
 

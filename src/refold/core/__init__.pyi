@@ -30,6 +30,11 @@ from .events import (
     RunStopped as RunStopped,
     Woke as Woke,
 )
-from .orders import Order as Order, StartRun as StartRun, StopRun as StopRun
+from .orders import (
+    Order as Order,
+    StartRun as StartRun,
+    StopRun as StopRun,
+    orders_as_recorded as orders_as_recorded,
+)
 from .scheduler import Policy as Policy, Scheduler as Scheduler
 from .view import View as View

@@ -45,14 +45,14 @@ class RunTable:
         self._changes.started.append(run)
         return StartRun(job.id, run.number, allocation)
 
-    def stop(self, job_id: str, why: str, now: Seconds) -> StopRun:
+    def stop(self, job_id: str, why: str, now: Seconds, next_allocation: Allocation | None = None) -> StopRun:
         """Stop a run. It holds its resources until its end is reported."""
         run, progress = self.runs[job_id], self.progress[job_id]
         self.runs[job_id] = Run(run.job, run.number, run.allocation, run.since, True)
         if progress.computing_since is not None:
             progress.done += now - progress.computing_since
             progress.computing_since = None
-        return StopRun(job_id, run.number, why)
+        return StopRun(job_id, run.number, why, next_allocation)
 
     def stop_for_good(self, job_id: str, why: str, now: Seconds) -> StopRun:
         """Stop a run; its job is not queued again."""
@@ -63,7 +63,7 @@ class RunTable:
         """Stop a run, to start its job on another allocation at once. Until then the job holds both (`holding`)."""
         self._reshape_holdings[job_id] = holding
         self._next_allocations[job_id] = allocation
-        return self.stop(job_id, why, now)
+        return self.stop(job_id, why, now, allocation)
 
     def end(self, job_id: str, now: Seconds) -> Allocation | None:
         """Release what a run holds that has ended; return the next allocation of its job if it is being reshaped."""

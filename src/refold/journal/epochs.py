@@ -105,6 +105,8 @@ def _move_event(event: Event, new_index: Sequence[int]) -> Event:
 def _move_order(order: Order, new_index: Sequence[int]) -> Order:
     if isinstance(order, StartRun):
         return replace(order, allocation=_move_allocation(order.allocation, new_index))
+    if order.next is not None:
+        return replace(order, next=_move_allocation(order.next, new_index))
     return order
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Self, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from refold.core import (
     VERSION,
@@ -30,6 +31,7 @@ from refold.core import (
     Policy,
     Scheduler,
     StartRun,
+    orders_as_recorded,
 )
 from refold.errors import BadFile, BadJournal
 from refold.model import Cluster
@@ -158,8 +160,9 @@ def _check_indices(path: Path, number: int, entry: Entry, cluster: Cluster) -> N
         if isinstance(event, GpuLost | GpuReturned) and not 0 <= event.gpu < gpus:
             raise BadFile(path, f"line {number} has GPU {event.gpu} of a node with {gpus} GPUs")
     for order in entry.orders:
-        if isinstance(order, StartRun):
-            for share in order.allocation.placement:
+        allocation = order.allocation if isinstance(order, StartRun) else order.next
+        if allocation is not None:
+            for share in allocation.placement:
                 if not 0 <= share.node < len(cluster.nodes):
                     nodes = f"the cluster has {len(cluster.nodes)} nodes"
                     raise BadFile(path, f"line {number} has node {share.node}, but {nodes}")
@@ -175,10 +178,16 @@ def _complete_lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def replay(header: Header, entries: Iterator[Entry], policy: Policy) -> Iterator[tuple[Entry, Entry]]:
-    """Feed the events of a journal to a new scheduler; return pairs of recorded and replayed entries."""
+    """Feed the events of a journal to a new scheduler; return pairs of recorded and replayed entries.
+
+    A replayed entry has its orders as the journal would have them.
+    """
     scheduler = Scheduler(header.cluster, policy, on_rejection=lambda _: None)
     for recorded in entries:
-        yield recorded, scheduler.step(recorded.now, recorded.events)
+        replayed = scheduler.step(recorded.now, recorded.events)
+        if replayed.orders != recorded.orders:
+            replayed = replace(replayed, orders=orders_as_recorded(replayed.orders, recorded.orders))
+        yield recorded, replayed
 
 
 def check_replay(header: Header, entries: Iterator[Entry], policy: Policy) -> int:

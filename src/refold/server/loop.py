@@ -110,9 +110,14 @@ class Loop:
         After a crash this starts runs that were ordered but not started, and makes the backend repeat lost reports.
         """
         self._reissue_at = self._state.now() + REISSUE_INTERVAL_SECONDS
-        runs = self._state.view.runs.values()
+        view = self._state.view
+        runs = view.runs.values()
         orders: list[Order] = [StartRun(run.job, run.number, run.allocation) for run in runs]
-        orders += [StopRun(run.job, run.number, "already stopping") for run in runs if run.stopping]
+        orders += [
+            StopRun(run.job, run.number, "already stopping", view.next_allocation(run.job))
+            for run in runs
+            if run.stopping
+        ]
         await self._carry_out(backend, orders)
 
     async def _stop_unknown_runs(self, backend: Backend) -> None:

@@ -13,7 +13,18 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from refold.core import Entry, Event, GpuLost, Header, NodeLost, PastJob, Policy, RunAdopted, Scheduler
+from refold.core import (
+    Entry,
+    Event,
+    GpuLost,
+    Header,
+    NodeLost,
+    PastJob,
+    Policy,
+    RunAdopted,
+    Scheduler,
+    orders_as_recorded,
+)
 from refold.errors import BadDecision
 from refold.model import Cluster, Seconds
 from refold.server.job_table import JobTable, Notice
@@ -125,7 +136,7 @@ def _replay(journal: JournalReader, epoch: Epoch, scheduler: Scheduler) -> Recov
     assert after_first is not None, "every epoch begins with a checkpoint"
     state = RecoveredState(scheduler, JobTable(epoch.header.cluster, after_first.records), epoch.first_entry - 1)
     for entry in journal.entries(epoch.first_entry):
-        if scheduler.step(entry.now, entry.events).orders != entry.orders:
+        if orders_as_recorded(scheduler.step(entry.now, entry.events).orders, entry.orders) != entry.orders:
             return None
         _advance(state, entry, already_applied=state.entry < epoch.first_entry)
     return state
