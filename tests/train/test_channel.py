@@ -27,7 +27,7 @@ def ends(tmp_path: Path) -> Iterator[tuple[AgentChannel, RankChannel]]:
 
 def test_messages_arrive_in_order(ends: tuple[AgentChannel, RankChannel]) -> None:
     agent, rank = ends
-    change = Change(Plan(tensor=2), ranks=2, generation=3, port=29500, state="/dev/shm/x", resume=True)
+    change = Change(Plan(tensor=2), ranks=2, generation=3, state="/dev/shm/x", resume=True)
     for order in (change, Save(), Stop(5.0)):
         agent.send(order)
     assert [rank.wait(), rank.poll(), rank.wait(), rank.poll()] == [change, Save(), Stop(5.0), None]

@@ -1,7 +1,7 @@
-"""Training: measure real training steps for `refold profile`, and report progress from within a job (`progress`).
+"""Training: PyTorch jobs that change shape (`start`), progress reports of other jobs (`progress`), and measurements.
 
-To measure, models are built from their shapes and trained under a plan. Without PyTorch, only `profiling` and
-`progress` can be imported.
+`refold profile` measures training steps of models that are built from their shapes. Without PyTorch, only `profiling`,
+`progress` and the agent of a job can be imported.
 """
 
 import lazy_loader

@@ -1,3 +1,5 @@
+from .checkpoints import CheckpointNotWritten as CheckpointNotWritten
+from .pipeline_stages import PipelineRule as PipelineRule
 from .profiling import (
     ProfileConfig as ProfileConfig,
     StepBudget as StepBudget,
@@ -11,4 +13,5 @@ from .profiling import (
     require_torch as require_torch,
     truncate_layers as truncate_layers,
 )
+from .session import Session as Session, start as start
 from .steps import Trainer as Trainer

@@ -11,15 +11,14 @@ class Change(msgspec.Struct, frozen=True, tag=True):
     """To every rank: train with `plan` on `ranks` ranks from the next step boundary.
 
     A rank that was just started enters with its first `Change`; ranks ≥ `ranks` leave. `generation` numbers the process
-    groups of a run; the new one meets at `port` of the loopback interface. The state of the model is in the shared
-    memory of `state`, a file that the agent has created: written there by the ranks of the previous generation if there
-    are any (`resume`), else the session starts from the last checkpoint, or from the beginning.
+    groups of a run. The state of the model is in the shared memory of `state`, a file that the agent has created:
+    written there by the ranks of the previous generation if there are any (`resume`), else the session starts from the
+    last checkpoint, or from the beginning. The ranks create further files whose names begin with that of `state`.
     """
 
     plan: Plan
     ranks: int
     generation: int
-    port: int
     state: str
     resume: bool
 

@@ -1,0 +1,94 @@
+"""What to do at the boundary between two steps: rank 0 asks, and all ranks agree."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from time import monotonic
+
+import torch
+import torch.distributed as dist
+
+from refold.model import Seconds
+from refold.train import progress
+from refold.train.channel import RankChannel
+from refold.train.messages import Change, Save, Stop
+
+ASK_EVERY: Seconds = 0.1
+"""Time between two questions, so that short steps are not slowed down."""
+
+_MAX_STEPS_BETWEEN = 1000
+
+
+class Request(IntEnum):
+    """What was requested."""
+
+    NOTHING = 0
+    SAVE = 1
+    STOP = 2
+    CHANGE = 3
+
+
+class Boundary:
+    """Asks the agent, or looks for a stop signal, and tells all ranks the answer at the same step."""
+
+    def __init__(self, channel: RankChannel | None, save_every: Seconds) -> None:
+        self._channel = channel
+        self._save_every = save_every
+        self._saved_at = self._asked_at = monotonic()
+        self._asked_step = self._next_step = 0
+        self.change: Change | None = None
+        """The requested change, after `ask` has returned CHANGE."""
+
+    def note_saved(self) -> None:
+        """Note that a checkpoint has just been started."""
+        self._saved_at = monotonic()
+
+    def reset(self, step: int) -> None:
+        """Ask at this step: after ranks have joined, all of them must begin at the same one."""
+        self._asked_step = self._next_step = step
+
+    def ask(self, step: int) -> Request:
+        """Return what is requested at this step. Collective from time to time."""
+        if step < self._next_step:
+            return Request.NOTHING
+        ranks = dist.get_world_size()
+        answer = torch.zeros(2, dtype=torch.int64)
+        if dist.get_rank() == 0:
+            answer[0] = self._request()
+            answer[1] = step + self._interval(step)
+        if ranks > 1:
+            dist.broadcast(answer, 0)
+        request, self._next_step = Request(int(answer[0])), int(answer[1])
+        if request is Request.CHANGE and dist.get_rank() > 0:
+            self._await_change()
+        return request
+
+    def _request(self) -> Request:
+        message = None if self._channel is None else self._channel.poll()
+        match message:
+            case Change():
+                self.change = message
+                return Request.CHANGE
+            case Stop():
+                return Request.STOP
+            case Save():
+                return Request.SAVE
+        if self._channel is None and progress.checkpoint_requested():
+            return Request.STOP
+        return Request.SAVE if monotonic() - self._saved_at >= self._save_every else Request.NOTHING
+
+    def _await_change(self) -> None:
+        assert self._channel is not None
+        message = self._channel.wait()
+        while not isinstance(message, Change):
+            message = self._channel.wait()
+        self.change = message
+
+    def _interval(self, step: int) -> int:
+        """Return the number of steps until the next question."""
+        now = monotonic()
+        seconds, steps = now - self._asked_at, step - self._asked_step
+        self._asked_at, self._asked_step = now, step
+        if steps <= 0 or seconds <= 0:
+            return 1
+        return min(max(int(ASK_EVERY * steps / seconds), 1), _MAX_STEPS_BETWEEN)

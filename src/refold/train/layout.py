@@ -1,0 +1,77 @@
+"""The layout of a plan: which part of the training each rank does."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from refold.errors import BadInput
+from refold.model import Plan
+
+PIPELINE, REPLICA, SHARD, TENSOR = "pipeline", "replica", "shard", "tensor"
+
+
+class Position(NamedTuple):
+    """The position of a rank in the mesh of a plan. Tensor-parallel ranks are neighbours, pipeline stages far apart."""
+
+    stage: int
+    data: int
+    tensor: int
+
+
+def position_of(rank: int, plan: Plan) -> Position:
+    """Return the position of a rank under a plan."""
+    return Position(rank // (plan.tensor * plan.data), rank // plan.tensor % plan.data, rank % plan.tensor)
+
+
+class Layout:
+    """The mesh of a plan, from the point of view of one rank.
+
+    Data-parallel ranks are `replica` × `shard`: ZeRO shards over groups of `shard_group` ranks (None: over all), which
+    are replicas of each other. Creating a layout is collective.
+    """
+
+    def __init__(self, plan: Plan, rank: int, device: torch.device, shard_group: int | None = None) -> None:
+        shards = (shard_group or plan.data) if plan.zero else 1
+        if plan.data % shards:
+            raise BadInput(f"{plan.data} data-parallel ranks cannot be divided into groups of {shards}")
+        self.plan = plan
+        self.rank = rank
+        self.device = device
+        self.position = position_of(rank, plan)
+        self.sizes = {PIPELINE: plan.pipeline, REPLICA: plan.data // shards, SHARD: shards, TENSOR: plan.tensor}
+        self.mesh: DeviceMesh = init_device_mesh(
+            device.type, tuple(self.sizes.values()), mesh_dim_names=tuple(self.sizes)
+        )
+        replica, shard = divmod(self.position.data, shards)
+        self.coordinates = {REPLICA: replica, SHARD: shard, TENSOR: self.position.tensor}
+
+    @property
+    def data_mesh(self) -> DeviceMesh:
+        """The data-parallel mesh of a rank for `fully_shard` (ZeRO) or `replicate`."""
+        if not self.plan.zero:
+            return self.mesh[REPLICA]
+        return self.mesh[SHARD] if self.sizes[REPLICA] == 1 else self.mesh[REPLICA, SHARD]
+
+
+def check_batch(plan: Plan, batch: int) -> None:
+    """Raise an error if a global batch cannot be divided as a plan says."""
+    parts = plan.data * plan.accumulation
+    if batch % parts:
+        raise BadInput(f"a batch of {batch} samples cannot be divided into {parts} micro-batches ({plan})")
+    if plan.sequence_parallel:
+        raise BadInput(f"refold.train does not support sequence parallelism ({plan})")
+    if plan.pipeline > 1 and plan.accumulation < plan.pipeline:
+        raise BadInput(
+            f"{plan.pipeline} pipeline stages need at least as many micro-batches, the plan has {plan.accumulation}"
+        )
+    if plan.interleave > 1 and plan.accumulation % plan.pipeline:
+        raise BadInput(f"interleaved stages need a multiple of {plan.pipeline} micro-batches ({plan})")
+
+
+def fallback_plan(ranks: int, batch: int) -> Plan:
+    """Return a plan that every model can be trained with on at most so many ranks: data parallelism with ZeRO-3."""
+    data = max(count for count in range(1, ranks + 1) if batch % count == 0)
+    return Plan(data=data, zero=3 if data > 1 else 0)

@@ -1,0 +1,205 @@
+"""Apply a layout to a model: the part of the model that one rank has, ready for training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from refold.errors import BadInput
+from refold.model import Plan, Recompute
+from refold.train.layout import PIPELINE, TENSOR, Layout
+from refold.train.pipeline_stages import PipelineRule, check_stages, find_rule, keep_stage
+from refold.train.template import Template, allocate
+from refold.train.tensor_rules import Split, check_splits, find_splits, split_layers
+
+_aten = torch.ops.aten
+_SAVED_WHEN_SELECTIVE = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default}
+"""Results that selective recomputation keeps: matrix products. Attention, norms and activations are recomputed."""
+
+
+class SplittableModel:
+    """A model with the rules by which plans split it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        tensor: Mapping[str, Split] | None = None,
+        pipeline: PipelineRule | None = None,
+        compile_layers: bool = False,
+    ) -> None:
+        self.template = Template(model)
+        self._splits = find_splits(self.template.model, tensor or {})
+        self._rule = pipeline
+        self._compile = compile_layers
+
+    def check(self, plan: Plan) -> None:
+        """Raise an error if the model cannot be split as a plan says."""
+        if plan.tensor > 1:
+            check_splits(self.template.model, self._splits, plan.tensor)
+        if plan.pipeline > 1:
+            check_stages(self.template.model, self.pipeline_rule(), plan.pipeline * plan.interleave)
+
+    def pipeline_rule(self) -> PipelineRule:
+        """Return how the model is divided into stages."""
+        return self._rule or find_rule(self.template.model)
+
+    def apply(self, layout: Layout) -> LocalModel:
+        """Return the part of the model that a rank has, with storage that is not initialised. Collective."""
+        plan = layout.plan
+        chunks = [self._chunk(layout, number) for number in range(plan.interleave)]
+        return LocalModel(chunks, self.template.aliases, layout)
+
+    def _chunk(self, layout: Layout, number: int) -> Chunk:
+        plan = layout.plan
+        stage, stages = number * plan.pipeline + layout.position.stage, plan.pipeline * plan.interleave
+        model = self.template.build()
+        if stages > 1:
+            keep_stage(model, self.pipeline_rule(), stage, stages)
+        if plan.tensor > 1:
+            split_layers(model, self._splits, layout.mesh[TENSOR])
+        layers = self._layers(model)
+        if self._compile:
+            for layer in layers:
+                layer.compile()
+        if plan.data > 1:
+            for module in (*layers, model):
+                if plan.zero:
+                    fully_shard(module, mesh=layout.data_mesh, reshard_after_forward=plan.zero == 3)
+                else:
+                    replicate(module, mesh=layout.data_mesh)
+        allocate(model, layout.device)
+        _adapt_hugging_face(model, takes_hidden=stage > 0)
+        return Chunk(model, stage, stages, layers)
+
+    def _layers(self, model: nn.Module) -> list[nn.Module]:
+        """Return the layers with parameters: the units of sharding and recomputation. None if there is no list."""
+        try:
+            layers = model.get_submodule(self.pipeline_rule().layers)
+        except BadInput:
+            return []
+        return [layer for layer in layers.children() if any(True for _ in layer.parameters())]
+
+
+class Chunk:
+    """A part of the model that is executed as one: the whole model, or a pipeline stage."""
+
+    def __init__(self, model: nn.Module, stage: int, stages: int, layers: list[nn.Module]) -> None:
+        self.model = model
+        self.stage = stage
+        self.stages = stages
+        self._layers = layers
+        self._forwards = [layer.forward for layer in layers]
+
+    def set_recompute(self, recompute: Recompute) -> None:
+        """Set what the backward pass recomputes, layer by layer."""
+        for layer, forward in zip(self._layers, self._forwards, strict=True):
+            layer.forward = _recomputed(forward, recompute)
+
+    def set_gradient_sync(self, sync: bool) -> None:
+        """Set whether the next backward pass reduces gradients over data-parallel ranks."""
+        if isinstance(self.model, FSDPModule):
+            self.model.set_requires_gradient_sync(sync)
+            self.model.set_is_last_backward(sync)
+
+
+class LocalModel:
+    """The chunks of the model that one rank has."""
+
+    def __init__(self, chunks: list[Chunk], aliases: Mapping[str, str], layout: Layout) -> None:
+        self.chunks = chunks
+        self.layout = layout
+        self._aliases = aliases
+        self._tied_group = self._make_tied_group() if aliases and layout.plan.pipeline > 1 else None
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Return the local parameters with their names in the whole model; tied parameters once."""
+        seen: set[str] = set()
+        for chunk in self.chunks:
+            for local_name, parameter in chunk.model.named_parameters():
+                name = self._aliases.get(local_name, local_name)
+                if name not in seen:
+                    seen.add(name)
+                    yield name, parameter
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Return the buffers that change during training and belong to a checkpoint, such as running means."""
+        for chunk in self.chunks:
+            persistent = chunk.model.state_dict(keep_vars=True)
+            for name, buffer in chunk.model.named_buffers():
+                if name in persistent:
+                    yield name, buffer
+
+    def is_on_two_stages(self, name: str) -> bool:
+        """Whether a parameter is in the first and in the last pipeline stage, because it is tied."""
+        return self._tied_group is not None and name in self._aliases.values()
+
+    def add_tied_gradients(self) -> None:
+        """Add up the gradients of tied parameters in the first and the last pipeline stage."""
+        if self._tied_group is not None:
+            for name, parameter in self.named_parameters():
+                if self.is_on_two_stages(name) and parameter.grad is not None:
+                    dist.all_reduce(local_part(parameter.grad), group=self._tied_group)
+
+    def _make_tied_group(self) -> dist.ProcessGroup | None:
+        """Return the group of this rank and its counterpart in the first or last stage; None between. Collective."""
+        mesh = self.layout.mesh.mesh  # ranks by stage, replica, shard, tensor
+        pairs = zip(mesh[0].flatten().tolist(), mesh[-1].flatten().tolist(), strict=True)
+        groups = {pair: dist.new_group(pair) for pair in pairs}
+        return next((group for pair, group in groups.items() if self.layout.rank in pair), None)
+
+    def set_recompute(self, recompute: Recompute) -> None:
+        """Set what the backward pass recomputes."""
+        for chunk in self.chunks:
+            chunk.set_recompute(recompute)
+
+    @property
+    def has_last_stage(self) -> bool:
+        """Whether this rank computes the loss."""
+        return self.layout.position.stage == self.layout.sizes[PIPELINE] - 1
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this rank has."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _recomputed(forward: Callable[..., Any], recompute: Recompute) -> Callable[..., Any]:
+    match recompute:
+        case "none":
+            return forward
+        case "full":
+            return partial(checkpoint, forward, use_reentrant=False)
+        case "selective":
+            contexts = partial(create_selective_checkpoint_contexts, _selective_policy)
+            return partial(checkpoint, forward, use_reentrant=False, context_fn=contexts)
+
+
+def _selective_policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    del context, args, kwargs
+    saved = operator in _SAVED_WHEN_SELECTIVE
+    return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _adapt_hugging_face(model: nn.Module, takes_hidden: bool) -> None:
+    """Let a model of Hugging Face take one tensor and return one: tokens or hidden values in, logits out."""
+    if not hasattr(model, "config") or not hasattr(model, "get_input_embeddings"):
+        return
+    forward, argument = model.forward, "inputs_embeds" if takes_hidden else "input_ids"
+
+    def from_tensor(inputs: Tensor) -> Tensor:
+        output = forward(**{argument: inputs}, use_cache=False)
+        result = output.logits if hasattr(output, "logits") else output[0]
+        assert isinstance(result, Tensor)
+        return result
+
+    model.forward = from_tensor

@@ -1,0 +1,103 @@
+"""An optimizer whose parameters are replaced when the layout changes, and may be on the host (ZeRO-Offload).
+
+The optimizer works on plain tensors: the local part of each parameter, or a copy of it on the host. Optimizers that
+treat every element alike (SGD, Adam, AdamW, Adagrad, RMSprop, …) give the same result in every layout.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from refold.errors import BadInput
+from refold.train.local_model import LocalModel, local_part
+
+
+class LocalOptimizer:
+    """The user's optimizer, the same object in every layout, so that learning-rate schedulers keep their grip on it."""
+
+    def __init__(self, optimizer: Optimizer, names: Mapping[int, str]) -> None:
+        """`names`: the name of each parameter of the model, by id."""
+        self.optimizer = optimizer
+        self._groups = [
+            [_name_of(parameter, names) for parameter in group["params"]] for group in optimizer.param_groups
+        ]
+        self._pairs: dict[str, tuple[nn.Parameter, nn.Parameter]] = {}
+        self._offload = False
+
+    def attach(self, model: LocalModel, *, offload: bool) -> None:
+        """Replace the parameters by those of a local model; the state of the optimizer is empty."""
+        pairs = {name: (parameter, _optimized_copy(parameter, offload)) for name, parameter in model.named_parameters()}
+        self.optimizer.state = defaultdict(dict)
+        self._replace(pairs, offload)
+
+    def set_offload(self, offload: bool) -> None:
+        """Move the optimizer's parameters and state to the host, or back."""
+        pairs: dict[str, tuple[nn.Parameter, nn.Parameter]] = {}
+        for name, (parameter, old) in self._pairs.items():
+            new = _optimized_copy(parameter, offload)
+            state = self.optimizer.state.pop(old, {})
+            self.optimizer.state[new] = {
+                key: value.to(new.device) if isinstance(value, Tensor) and value.shape == old.shape else value
+                for key, value in state.items()
+            }
+            pairs[name] = (parameter, new)
+        self._replace(pairs, offload)
+
+    def optimized(self) -> Mapping[str, nn.Parameter]:
+        """Return the tensors that the optimizer changes, by name of their parameter."""
+        return {name: copy for name, (_, copy) in self._pairs.items()}
+
+    def step(self) -> None:
+        """Let the optimizer make a step with the gradients of the model, which are then dropped."""
+        for parameter, copy in self._pairs.values():
+            gradient = parameter.grad
+            copy.grad = None if gradient is None else local_part(gradient).to(copy.device)
+            parameter.grad = None
+        self.optimizer.step()
+        for _, copy in self._pairs.values():
+            copy.grad = None
+        self.write_back()
+
+    def settings(self) -> list[dict[str, Any]]:
+        """Return the settings of each group of parameters, such as the learning rate, that JSON can express."""
+        return [
+            {key: value for key, value in group.items() if isinstance(value, bool | int | float | str | list | tuple)}
+            for group in ({**group, "params": None} for group in self.optimizer.param_groups)
+        ]
+
+    def restore_settings(self, settings: list[dict[str, Any]]) -> None:
+        """Restore the settings of each group of parameters."""
+        for group, saved in zip(self.optimizer.param_groups, settings, strict=True):
+            group.update({key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()})
+
+    def write_back(self) -> None:
+        """Copy the optimizer's parameters to the model if they are copies on the host."""
+        if self._offload:
+            with torch.no_grad():
+                for parameter, copy in self._pairs.values():
+                    local_part(parameter).copy_(copy)
+
+    def _replace(self, pairs: dict[str, tuple[nn.Parameter, nn.Parameter]], offload: bool) -> None:
+        self._pairs, self._offload = pairs, offload
+        for group, names in zip(self.optimizer.param_groups, self._groups, strict=True):
+            group["params"] = [pairs[name][1] for name in names if name in pairs]
+
+
+def _optimized_copy(parameter: nn.Parameter, offload: bool) -> nn.Parameter:
+    local = local_part(parameter).detach()
+    if offload:
+        host = torch.empty_like(local, device="cpu", pin_memory=local.is_cuda)
+        local = host.copy_(local)
+    return nn.Parameter(local, requires_grad=parameter.requires_grad)
+
+
+def _name_of(parameter: Tensor, names: Mapping[int, str]) -> str:
+    if id(parameter) not in names:
+        raise BadInput("the optimizer has a parameter that the model does not have")
+    return names[id(parameter)]

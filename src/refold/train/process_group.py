@@ -1,0 +1,60 @@
+"""The process group of one generation of ranks. It is left and formed anew when ranks leave or join."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+TIMEOUT = timedelta(minutes=10)
+
+
+class Rendezvous(NamedTuple):
+    """Where the ranks of a generation meet, and which of them this is: at a file of their node, or at an address."""
+
+    rank: int
+    ranks: int
+    file: Path | None = None
+    address: str = ""
+    port: int = 0
+
+
+def from_environment() -> Rendezvous:
+    """Return the rendezvous that torchrun, or a gang of Refold, has set; a single rank without one."""
+    variables = os.environ
+    if "RANK" not in variables or "MASTER_PORT" not in variables:
+        return Rendezvous(0, 1)
+    address, port = variables.get("MASTER_ADDR", "127.0.0.1"), int(variables["MASTER_PORT"])
+    return Rendezvous(int(variables["RANK"]), int(variables["WORLD_SIZE"]), None, address, port)
+
+
+def choose_device() -> torch.device:
+    """Return the device of this rank: the GPU of its local rank, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def join(rendezvous: Rendezvous, device: torch.device) -> None:
+    """Form the process group of a generation; wait for all of its ranks."""
+    rank, ranks, file, address, port = rendezvous
+    if file is not None:  # ranks that come first wait for the others without retrying connections
+        store: dist.Store = dist.FileStore(str(file), ranks)
+    elif ranks == 1:
+        store = dist.HashStore()
+    else:
+        store = dist.TCPStore(address, port, ranks, is_master=rank == 0, timeout=TIMEOUT)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
+
+
+def leave() -> None:
+    """Leave the process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,130 @@
+"""Bring a training into the shape of a plan, and from one shape into another while its processes stay."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from refold.errors import BadInput
+from refold.model import Plan, Seconds
+from refold.train import process_group
+from refold.train.checkpoints import Checkpoints
+from refold.train.layout import Layout, check_batch, fallback_plan
+from refold.train.local_model import LocalModel
+from refold.train.phases import PhaseTimer
+from refold.train.process_group import Rendezvous
+from refold.train.training_state import Facts, TrainingState
+
+
+class Reshaper:
+    """The shape of a training: its plan, its process group, and the layout of its state.
+
+    `phases`: seconds of the last change by phase. All methods but the first two are collective.
+    """
+
+    def __init__(self, state: TrainingState, batch: int, device: torch.device, shard_group: int | None = None) -> None:
+        self.state = state
+        self.plan = Plan()
+        self.phases: dict[str, Seconds] = {}
+        self._batch = batch
+        self._device = device
+        self._shard_group = shard_group
+        gc.freeze()  # what exists now stays; collecting what a change leaves behind is fast
+
+    def check(self, plan: Plan) -> None:
+        """Raise an error if the model or the batch cannot be divided as a plan says."""
+        check_batch(plan, self._batch)
+        self.state.splittable.check(plan)
+
+    def usable_plan(self, plan: Plan, ranks: int) -> tuple[Plan, str]:
+        """Return a plan, or one that is possible for the same number of ranks and why the plan is not."""
+        try:
+            self.check(plan)
+            if plan.gpus != ranks:
+                raise BadInput(f"{plan} needs {plan.gpus} ranks, there are {ranks}")
+        except BadInput as error:
+            return fallback_plan(ranks, self._batch), str(error)
+        return plan, ""
+
+    def begin(self, plan: Plan, rendezvous: Rendezvous, checkpoints: Checkpoints | None) -> Facts | None:
+        """Enter the first shape: with the last checkpoint, or the model's initial values (None)."""
+        timer = PhaseTimer()
+        with timer.phase("group"):
+            process_group.join(rendezvous, self._device)
+        step = checkpoints.latest() if checkpoints else None
+        facts = None
+        if step is None:
+            self.state.share_initial_values()
+        with timer.phase("build"):
+            self._build(plan)
+        with timer.phase("load"):
+            if step is None:
+                self.state.set_initial_values()
+            else:
+                assert checkpoints is not None
+                facts = self.state.load(checkpoints, step)
+        self.state.forget_initial_values()
+        self.phases = timer.seconds
+        return facts
+
+    def join(self, plan: Plan, rendezvous: Rendezvous, shared: Path) -> Facts:
+        """Enter the shape into which other ranks move, with the state that they have written."""
+        self.state.forget_initial_values()
+        return self._enter(plan, rendezvous, shared, PhaseTimer())
+
+    def move(
+        self, plan: Plan, rendezvous: Rendezvous, shared: Path, facts: Facts, before_leaving: Callable[[], None]
+    ) -> bool:
+        """Move from the present shape to another; return False if the new one does not need this rank."""
+        timer = PhaseTimer()
+        if rendezvous.ranks == dist.get_world_size() and has_same_layout(plan, self.plan):
+            with timer.phase("adjust"):
+                self._adjust(plan)
+            self.phases = timer.seconds
+            return True
+        with timer.phase("write"):
+            self.state.write_shared(shared, facts)
+        with timer.phase("leave"):
+            before_leaving()
+            process_group.leave()
+        if rendezvous.rank >= plan.gpus:
+            return False
+        self._enter(plan, rendezvous, shared, timer)
+        return True
+
+    def _enter(self, plan: Plan, rendezvous: Rendezvous, shared: Path, timer: PhaseTimer) -> Facts:
+        with timer.phase("group"):
+            process_group.join(rendezvous, self._device)
+        with timer.phase("build"):
+            self._build(plan)
+        with timer.phase("load"):
+            facts = self.state.read_shared(shared)
+            dist.barrier()
+        self.phases = timer.seconds
+        return facts
+
+    def _build(self, plan: Plan) -> None:
+        self.plan = plan
+        self.state.enter(Layout(plan, dist.get_rank(), self._device, self._shard_group))
+
+    def _adjust(self, plan: Plan) -> None:
+        self.plan = plan
+        self.state.adjust(plan)
+
+    @property
+    def model(self) -> LocalModel:
+        """The local part of the model."""
+        return self.state.model
+
+
+def has_same_layout(plan: Plan, other: Plan) -> bool:
+    """Whether two plans differ in nothing but recomputation, offloading and accumulation."""
+    return _layout_of(plan) == _layout_of(other)
+
+
+def _layout_of(plan: Plan) -> tuple[int, ...]:
+    return plan.data, plan.tensor, plan.pipeline, plan.interleave, plan.zero

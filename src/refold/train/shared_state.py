@@ -1,0 +1,78 @@
+"""Boxes in shared memory: the state of a training while it changes from one layout to another on the same node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from refold.train.state import Box, Description
+
+ALIGNMENT = 64
+"""Tensors begin at multiples of this offset, in bytes."""
+
+
+class TensorPlace(NamedTuple):
+    """Where a whole tensor is in the shared memory."""
+
+    offset: int
+    shape: list[int]
+    dtype: torch.dtype
+
+
+Index = dict[str, TensorPlace]
+
+
+def make_index(tensors: Mapping[str, Description]) -> tuple[Index, int]:
+    """Return places for tensors given by name, and the size of all in bytes. Equal tensors give equal places."""
+    index: Index = {}
+    end = 0
+    for name, (type_name, *shape) in sorted(tensors.items()):
+        dtype = getattr(torch, type_name)
+        index[name] = TensorPlace(end, shape, dtype)
+        end += -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+    return index, end
+
+
+def reserve(path: Path, size: int) -> None:
+    """Make a file of shared memory at least so large. Memory is allocated at once, so that later writes are fast."""
+    with path.open("ab") as file:
+        if file.seek(0, os.SEEK_END) < size:
+            os.posix_fallocate(file.fileno(), 0, size)
+
+
+class SharedState:
+    """Whole tensors in a file of shared memory, of which ranks write and read boxes."""
+
+    def __init__(self, path: Path, index: Index, size: int) -> None:
+        self._index = index
+        self._bytes = torch.from_file(str(path), shared=True, size=size, dtype=torch.uint8)
+
+    def write(self, boxes: Iterable[Box]) -> None:
+        """Write boxes. Ranks with the same box write a part of it each."""
+        for box in boxes:
+            target, source = self._whole(box.name)[box.region()], box.local.detach()
+            if box.writers > 1 and source.dim():
+                share = -(-source.shape[0] // box.writers)
+                rows = slice(box.writer * share, (box.writer + 1) * share)
+                target[rows].copy_(source[rows])
+            elif box.writer == 0:
+                target.copy_(source)
+
+    def read(self, boxes: Iterable[Box]) -> None:
+        """Read boxes."""
+        with torch.no_grad():
+            for box in boxes:
+                box.local.copy_(self._whole(box.name)[box.region()])
+
+    def _whole(self, name: str) -> Tensor:
+        place = self._index[name]
+        size = prod(place.shape) * place.dtype.itemsize
+        flat: Any = self._bytes[place.offset : place.offset + size]
+        whole: Tensor = flat.view(place.dtype).view(place.shape)
+        return whole

@@ -1,0 +1,135 @@
+"""The state of a training as boxes: of each named tensor of the model and the optimizer, every rank has one rectangular
+part. Boxes are the same for all plans, so state that was written under one plan can be read under any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from refold.train.layout import REPLICA, SHARD, TENSOR
+from refold.train.local_model import LocalModel
+from refold.train.local_optimizer import LocalOptimizer
+
+LIKE_PARAMETER = "like parameter"
+"""Marks optimizer state that has the shape of its parameter, and is divided as the parameter is."""
+
+Description = list[Any]
+"""Type and shape of a tensor, as JSON."""
+
+Slots = dict[str, dict[str, Any]]
+"""State of the optimizer by parameter and key: LIKE_PARAMETER, or the description of a tensor that every rank has."""
+
+
+class Box(NamedTuple):
+    """The part of a named tensor that this rank has. `writer` and `writers`: its number among ranks with this part.
+
+    `division`: mesh and placements of a tensor that is divided; None: this rank has all of it.
+    """
+
+    name: str
+    local: Tensor
+    whole: tuple[int, ...]
+    offset: tuple[int, ...]
+    writer: int
+    writers: int
+    division: tuple[DeviceMesh, Sequence[Placement]] | None = None
+
+    def region(self) -> tuple[slice, ...]:
+        """Return the region of the whole tensor."""
+        return tuple(slice(first, first + size) for first, size in zip(self.offset, self.local.shape, strict=True))
+
+    def description(self) -> Description:
+        """Return type and shape of the whole tensor."""
+        return describe(self.local.dtype, self.whole)
+
+    def distributed(self) -> Tensor:
+        """Return the whole tensor, of which this rank has its part; it shares the memory of the part."""
+        if self.division is None:
+            return self.local
+        mesh, placements = self.division
+        stride = tuple(prod(self.whole[dimension + 1 :]) for dimension in range(len(self.whole)))
+        shape = torch.Size(self.whole)
+        return DTensor.from_local(self.local, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+def boxes(model: LocalModel, optimizer: LocalOptimizer) -> Iterator[Box]:
+    """Return all local boxes: parameters, optimizer state and buffers."""
+    optimized = optimizer.optimized()
+    for name, parameter in model.named_parameters():
+        copy, tied = optimized[name], model.is_on_two_stages(name)
+        yield _box(f"model.{name}", copy.detach(), parameter, model, tied=tied)
+        for key, value in optimizer.optimizer.state.get(copy, {}).items():
+            if isinstance(value, Tensor):
+                like = parameter if value.shape == copy.shape and value.dim() else value
+                yield _box(f"optimizer.{name}.{key}", value, like, model, tied=tied)
+    for name, buffer in model.named_buffers():
+        yield _box(f"buffer.{name}", buffer, buffer, model)
+
+
+def slots(optimizer: LocalOptimizer) -> Slots:
+    """Return which state the optimizer has of the local parameters."""
+    result: Slots = {}
+    for name, copy in optimizer.optimized().items():
+        state = optimizer.optimizer.state.get(copy, {})
+        result[name] = {
+            key: LIKE_PARAMETER if value.shape == copy.shape and value.dim() else describe(value.dtype, value.shape)
+            for key, value in state.items()
+            if isinstance(value, Tensor)
+        }
+    return result
+
+
+def create_slots(optimizer: LocalOptimizer, wanted: Slots) -> None:
+    """Create state of the optimizer, uninitialised, for the local parameters."""
+    for name, copy in optimizer.optimized().items():
+        if wanted.get(name):
+            optimizer.optimizer.state[copy] = {
+                key: torch.empty_like(copy.detach()) if kind == LIKE_PARAMETER else empty_tensor(kind)
+                for key, kind in wanted[name].items()
+            }
+
+
+def describe(dtype: torch.dtype, shape: Iterable[int]) -> Description:
+    """Return the description of a tensor."""
+    return [str(dtype).removeprefix("torch."), *shape]
+
+
+def empty_tensor(description: Description) -> Tensor:
+    """Return an uninitialised tensor by its description."""
+    dtype, *shape = description
+    return torch.empty(shape, dtype=getattr(torch, dtype))
+
+
+def replicas(tensor: Tensor, model: LocalModel, *, tied: bool = False) -> tuple[int, int]:
+    """Return the number of this rank among the ranks that have the same part of a tensor, and the number of those.
+
+    `tied`: the tensor is in the first and in the last pipeline stage; otherwise stages have different tensors.
+    """
+    placements: Mapping[str, Placement] = {}
+    if isinstance(tensor, DTensor):
+        placements = dict(zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=True))
+    layout = model.layout
+    number, count = (int(layout.position.stage > 0), 2) if tied else (0, 1)
+    for dimension in (REPLICA, SHARD, TENSOR):
+        if isinstance(placements.get(dimension, Replicate()), Replicate):
+            number = number * layout.sizes[dimension] + layout.coordinates[dimension]
+            count *= layout.sizes[dimension]
+    return number, count
+
+
+def _box(name: str, local: Tensor, like: Tensor, model: LocalModel, *, tied: bool = False) -> Box:
+    """Return the box of a local tensor that is divided like another."""
+    whole, offset, division = tuple(local.shape), (0,) * local.dim(), None
+    if isinstance(like, DTensor):
+        division = like.device_mesh, like.placements
+        whole = tuple(like.shape)
+        _, offset = compute_local_shape_and_global_offset(like.shape, *division)
+    return Box(name, local, whole, tuple(offset), *replicas(like, model, tied=tied), division)

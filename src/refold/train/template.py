@@ -1,0 +1,64 @@
+"""A model without storage, from which the local part of the model is built in every layout."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Template:
+    """A copy of a model whose parameters have no storage. Buffers, which forward passes may read, keep their values.
+
+    `aliases`: the second and further names of tied parameters, with the first name.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        memo: dict[int, Any] = {
+            id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+            for parameter in model.parameters()
+        }
+        self._model = copy.deepcopy(model, memo)
+        names = defaultdict[int, list[str]](list)
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names[id(parameter)].append(name)
+        self.aliases = {alias: first for first, *others in names.values() for alias in others}
+        self.parameters: Mapping[str, Tensor] = dict(self._model.named_parameters())
+
+    @property
+    def model(self) -> nn.Module:
+        """The model without storage itself, to look at."""
+        return self._model
+
+    def build(self) -> nn.Module:
+        """Return a new copy of the model without storage."""
+        memo: dict[int, Any] = {
+            id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+            for parameter in self._model.parameters()
+        }
+        return copy.deepcopy(self._model, memo)
+
+    def fingerprint(self) -> dict[str, list[Any]]:
+        """Return names, shapes and types of all parameters: equal for equal models."""
+        return {
+            name: [str(parameter.dtype).removeprefix("torch."), *parameter.shape]
+            for name, parameter in self.parameters.items()
+        }
+
+
+def allocate(model: nn.Module, device: torch.device) -> None:
+    """Give parameters without storage uninitialised storage on a device, and move the rest there. Ties are kept."""
+    tied = defaultdict[int, list[tuple[nn.Module, str]]](list)
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                tied[id(parameter)].append((module, name))
+    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+    for (first, first_name), *others in tied.values():
+        for module, name in others:
+            setattr(module, name, getattr(first, first_name))
+    model._apply(lambda tensor: tensor)  # modules that shard their parameters register the new ones

@@ -1,0 +1,109 @@
+"""Which linear layers of a model are split by tensor parallelism, and how.
+
+A pair of layers is split as in Megatron-LM: the first by columns (outputs), the second by rows (inputs), so that one
+all-reduce per pair is enough. The table knows the names that are common in transformers, among them those of Hugging
+Face's Llama, Qwen, Mistral, GPT-2 and BERT. Everything else is replicated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from refold.errors import BadInput
+
+Split = Literal["column", "row"]
+
+_KNOWN: tuple[tuple[re.Pattern[str], Split], ...] = (
+    (re.compile(r".*att[a-z_]*(\.self)?\.(q|k|v|wq|wk|wv|query|key|value|[qkv]_proj|[qkv]_lin)"), "column"),
+    (re.compile(r".*att[a-z_]*\.(o|wo|out|proj|o_proj|out_proj|c_proj|out_lin|output\.dense)"), "row"),
+    (re.compile(r".*(mlp|ffn|feed_forward)\.(up|gate|fc1|c_fc|w1|w3|lin1|up_proj|gate_proj)"), "column"),
+    (re.compile(r".*(mlp|ffn|feed_forward)\.(down|fc2|c_proj|w2|lin2|down_proj)"), "row"),
+    (re.compile(r".*\.intermediate\.dense"), "column"),
+    (re.compile(r".*layer\.\d+\.output\.dense"), "row"),
+)
+
+_HEADS = ("num_heads", "num_attention_heads", "num_key_value_heads", "n_head", "n_heads", "heads", "n_kv_heads")
+_WIDTHS = ("split_size", "all_head_size", "inner_dim")
+"""Attributes of attention modules that count what is split: heads, and widths of projections."""
+
+
+def find_splits(model: nn.Module, annotated: Mapping[str, Split]) -> dict[str, Split]:
+    """Return the linear layers that tensor parallelism splits: annotated patterns first, then the known names."""
+    splits: dict[str, Split] = {}
+    used: set[str] = set()
+    for name, module in model.named_modules():
+        pattern = next((pattern for pattern in annotated if fnmatchcase(name, pattern)), None)
+        if pattern is not None:
+            used.add(pattern)
+            if not isinstance(module, nn.Linear):
+                raise BadInput(
+                    f"tensor rule {pattern!r} matches {name!r}, a {type(module).__name__}; expected nn.Linear"
+                )
+            splits[name] = annotated[pattern]
+        elif isinstance(module, nn.Linear):
+            split = next((split for known, split in _KNOWN if known.fullmatch(name)), None)
+            if split is not None:
+                splits[name] = split
+    if unused := set(annotated) - used:
+        raise BadInput(f"tensor rule {min(unused)!r} matches no module of the model")
+    return splits
+
+
+def check_splits(model: nn.Module, splits: Mapping[str, Split], degree: int) -> None:
+    """Raise an error if the layers cannot be split by a degree."""
+    if not splits:
+        raise BadInput(
+            f"tensor parallelism of {degree} needs layers that can be split, and none was found; name them with "
+            "tensor={'layers.*.attention.wqkv': 'column', …}"
+        )
+    for name, split in splits.items():
+        layer = model.get_submodule(name)
+        size = layer.out_features if split == "column" else layer.in_features
+        if not isinstance(size, int) or size % degree:
+            side = "outputs" if split == "column" else "inputs"
+            raise BadInput(f"{name} has {size} {side}, which tensor parallelism of {degree} cannot split evenly")
+    for name, parent in _parents(model, splits).items():
+        for attribute, count in _counted_heads(parent).items():
+            if count % degree:
+                raise BadInput(f"{name} has {attribute} = {count}, which tensor parallelism of {degree} cannot split")
+
+
+def split_layers(model: nn.Module, splits: Mapping[str, Split], mesh: DeviceMesh) -> None:
+    """Split the layers of a model, in place, over the ranks of a one-dimensional mesh."""
+    present = {name: split for name, split in splits.items() if _has(model, name)}
+    styles = {name: ColwiseParallel() if split == "column" else RowwiseParallel() for name, split in present.items()}
+    for parent in _parents(model, present).values():
+        for attribute in (*_HEADS, *_WIDTHS):
+            count = getattr(parent, attribute, None)
+            if isinstance(count, int):
+                setattr(parent, attribute, count // mesh.size())
+    parallelize_module(model, mesh, styles)
+
+
+def _parents(model: nn.Module, splits: Mapping[str, Split]) -> dict[str, nn.Module]:
+    names = {name.rpartition(".")[0] for name in splits}
+    return {name: model.get_submodule(name) for name in sorted(names)}
+
+
+def _counted_heads(module: nn.Module) -> dict[str, int]:
+    """Return the numbers of heads of an attention module, of its own or from its configuration."""
+    counts = {name: getattr(module, name, None) for name in _HEADS}
+    if any(hasattr(module, projection) for projection in ("q_proj", "query", "q", "wq", "c_attn")):
+        config = getattr(module, "config", None)
+        counts |= {name: getattr(config, name) for name in _HEADS if isinstance(getattr(config, name, None), int)}
+    return {name: count for name, count in counts.items() if isinstance(count, int)}
+
+
+def _has(model: nn.Module, name: str) -> bool:
+    try:
+        model.get_submodule(name)
+    except AttributeError:
+        return False
+    return True

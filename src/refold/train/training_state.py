@@ -1,0 +1,174 @@
+"""What is trained: a model and its optimizer in the current layout, and the ways their state moves between layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from refold.errors import BadInput
+from refold.model import Plan
+from refold.train.checkpoints import Checkpoints
+from refold.train.layout import Layout
+from refold.train.local_model import LocalModel, SplittableModel, local_part
+from refold.train.local_optimizer import LocalOptimizer
+from refold.train.shared_state import SharedState, make_index, reserve
+from refold.train.state import boxes, create_slots, empty_tensor, replicas, slots
+
+Facts = dict[str, Any]
+"""What belongs to the state besides tensors, as JSON: the step, settings of the optimizer, the user's own."""
+
+_OPTIMIZER_COPIES = 3
+"""State in bytes relative to the parameters: with Adam, the parameters and two moments."""
+
+
+class TrainingState:
+    """A model and its optimizer. All methods but the first two are collective."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, splittable: SplittableModel) -> None:
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self.splittable = splittable
+        self.optimizer = LocalOptimizer(optimizer, names)
+        self._initial: dict[str, Tensor] = {name: value.detach() for name, value in model.named_parameters()}
+        self._model: LocalModel | None = None
+
+    def estimated_bytes(self) -> int:
+        """Return the size of the whole state, if the optimizer is Adam."""
+        parameters = self.splittable.template.parameters.values()
+        return _OPTIMIZER_COPIES * sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+
+    @property
+    def model(self) -> LocalModel:
+        """The local part of the model in the current layout."""
+        assert self._model is not None, "no layout yet"
+        return self._model
+
+    def enter(self, layout: Layout) -> None:
+        """Build the local part of the model in a layout. Its values, and the state of the optimizer, are not set."""
+        self._model = None  # free the memory of the old layout first
+        self._model = self.splittable.apply(layout)
+        self._model.set_recompute(layout.plan.recompute)
+        self.optimizer.attach(self._model, offload=layout.plan.offload)
+
+    def adjust(self, plan: Plan) -> None:
+        """Change what does not affect the layout: recomputation and offloading."""
+        self.model.set_recompute(plan.recompute)
+        if plan.offload != self.model.layout.plan.offload:
+            self.optimizer.set_offload(plan.offload)
+        self.model.layout.plan = plan
+
+    def set_initial_values(self) -> None:
+        """Take the values that the model had on rank 0 when it was passed to `start`."""
+        device = self.model.layout.device
+        for box in boxes(self.model, self.optimizer):
+            if not box.name.startswith("model."):
+                continue
+            with torch.no_grad():
+                box.local.copy_(self._initial[box.name.removeprefix("model.")].to(device)[box.region()])
+        self.optimizer.write_back()
+
+    def share_initial_values(self) -> None:
+        """Send the values that the model has on rank 0 to all ranks."""
+        device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else None
+        for value in self._initial.values():
+            sent = value.to(device) if device else value.contiguous()
+            dist.broadcast(sent, 0)
+            value.copy_(sent)
+
+    def forget_initial_values(self) -> None:
+        """Free the memory of the model that was passed to `start`."""
+        for value in self._initial.values():
+            value.untyped_storage().resize_(0)
+        self._initial.clear()
+
+    def write_shared(self, path: Path, facts: Facts) -> None:
+        """Write the state to shared memory, whatever layout will read it."""
+        mine = list(boxes(self.model, self.optimizer))
+        tables = _gather(({box.name: box.description() for box in mine}, slots(self.optimizer)))
+        whole = _merged(table for table, _ in tables)
+        index, size = make_index(whole)
+        if dist.get_rank() == 0:
+            all_slots = _merged(part for _, part in tables)
+            reserve(path, size)
+            _facts_path(path).write_bytes(msgspec.json.encode([whole, all_slots, facts]))
+        dist.barrier()
+        SharedState(path, index, size).write(mine)
+        dist.barrier()
+
+    def read_shared(self, path: Path) -> Facts:
+        """Read the state from shared memory."""
+        whole, all_slots, facts = msgspec.json.decode(_facts_path(path).read_bytes())
+        index, size = make_index(whole)
+        create_slots(self.optimizer, all_slots)
+        SharedState(path, index, size).read(boxes(self.model, self.optimizer))
+        self.optimizer.write_back()
+        return _checked(facts)
+
+    def save(self, checkpoints: Checkpoints, step: int, facts: Facts, *, wait: bool) -> None:
+        """Write a checkpoint."""
+        all_slots = _merged(_gather(slots(self.optimizer)))
+        checkpoints.save(step, self._tensors(), {**facts, "slots": all_slots}, wait=wait)
+
+    def load(self, checkpoints: Checkpoints, step: int) -> Facts:
+        """Load a checkpoint, whatever layout wrote it."""
+        create_slots(self.optimizer, checkpoints.facts(step)["slots"])
+        facts = checkpoints.load(step, self._tensors())
+        self.optimizer.write_back()
+        return facts
+
+    def clip_gradients(self, largest: float) -> None:
+        """Scale the gradients down so that their norm over the whole model is at most `largest`."""
+        gradients: list[Tensor] = []
+        total = torch.zeros((), device=self.model.layout.device)
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is not None:
+                gradient = local_part(parameter.grad)
+                copies = replicas(parameter, self.model, tied=self.model.is_on_two_stages(name))[1]
+                total = total + gradient.pow(2).sum() / copies
+                gradients.append(gradient)
+        dist.all_reduce(total)
+        scale = (largest / (total.sqrt() + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(scale)
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Return parameters and buffers of the whole model, on the host, on every rank."""
+        mine = {box.name: box for box in boxes(self.model, self.optimizer) if not box.name.startswith("optimizer.")}
+        result: dict[str, Tensor] = {}
+        for name, description in _merged(_gather({name: box.description() for name, box in mine.items()})).items():
+            whole = empty_tensor(description).zero_()
+            box = mine.get(name)
+            if box is not None and box.writer == 0:
+                whole[box.region()] = box.local.detach().cpu()
+            dist.all_reduce(whole)
+            result[name.partition(".")[2]] = whole
+        return result
+
+    def _tensors(self) -> Mapping[str, Tensor]:
+        return {box.name: box.distributed() for box in boxes(self.model, self.optimizer)}
+
+
+def _facts_path(path: Path) -> Path:
+    return path.with_name(path.name + ".json")
+
+
+def _gather(value: Any) -> list[Any]:
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def _merged(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def _checked(facts: Any) -> Facts:
+    if not isinstance(facts, dict):
+        raise BadInput("the shared state has no facts")
+    return facts
