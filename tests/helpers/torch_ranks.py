@@ -14,19 +14,25 @@ from typing import Any
 TIMEOUT_SECONDS = 60
 
 
-def run_ranks(count: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def run_ranks(count: int, function: Callable[..., Any], *arguments: Any, form_group: bool = True) -> list[Any]:
     """Return what `function(*arguments)` returns on each rank of a gloo process group.
 
-    Ranks are forked, since importing PyTorch takes seconds.
+    Ranks are forked, since importing PyTorch takes seconds. Without `form_group` they are not in a group yet: the first
+    argument of the function is then a file where they can meet.
     """
     import torch.distributed.checkpoint
     import torch.distributed.tensor  # noqa: F401
 
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder, "store")
+        if not form_group:
+            arguments = (store, *arguments)
         pipes = [context.Pipe(duplex=False) for _ in range(count)]
         processes = [
-            context.Process(target=_run_rank, args=(rank, count, Path(folder, "store"), sender, function, arguments))
+            context.Process(
+                target=_run_rank, args=(rank, count, store if form_group else None, sender, function, arguments)
+            )
             for rank, (_, sender) in enumerate(pipes)
         ]
         for process in processes:
@@ -51,13 +57,19 @@ def _receive(receiver: Connection) -> tuple[bool, Any]:
 
 
 def _run_rank(
-    rank: int, count: int, store: Path, sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]
+    rank: int,
+    count: int,
+    store: Path | None,
+    sender: Connection,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
 ) -> None:
     import torch.distributed as dist
 
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(rank)}
     try:
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
+        if store is not None:
+            dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
         sender.send((False, function(*arguments)))
         dist.barrier()
     except BaseException:
