@@ -97,8 +97,7 @@ def test_the_loss_of_each_example_falls(name: str, example: Any) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_each_example_is_a_job(name: str) -> None:
     (job,) = read_spec(EXAMPLES / f"{name}.yaml").submissions
-    assert job.command[-1].startswith(f"python {name}.py ")
-    assert Path(job.folder) == EXAMPLES
+    assert job.command[-1].startswith(f"python examples/train/{name}.py ")
     assert job.may_be_reshaped
     steps = re.search(r"--steps (\d+)", job.command[-1])
     assert steps is not None and int(steps[1]) == job.steps
