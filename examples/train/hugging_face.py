@@ -17,6 +17,9 @@ import refold.train
 
 VOCABULARY = 256
 
+DROPOUTS = ("attn_pdrop", "embd_pdrop", "resid_pdrop", "attention_dropout")
+"""Off, since losses under dropout depend on the plan."""
+
 
 def build(name: str, size_name: str) -> PreTrainedModel:
     """Return a model of this family; nothing is downloaded."""
@@ -31,7 +34,8 @@ def build(name: str, size_name: str) -> PreTrainedModel:
         bos_token_id=0,
         eos_token_id=0,
     )
-    for field, value in (("intermediate_size", 4 * size.hidden), ("num_key_value_heads", size.heads)):
+    more = {"intermediate_size": 4 * size.hidden, "num_key_value_heads": size.heads}
+    for field, value in {**more, **dict.fromkeys(DROPOUTS, 0.0)}.items():
         if hasattr(config, field):
             setattr(config, field, value)
     return AutoModelForCausalLM.from_config(config)

@@ -21,6 +21,8 @@ PAGES = [
     "README.md",
     "docs/cli.md",
     "docs/plan.md",
+    "docs/launch.md",
+    "docs/train.md",
     "docs/curve.md",
     "docs/policies.md",
     "docs/journal.md",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,3 +105,45 @@ def test_each_example_is_a_job(name: str) -> None:
     assert steps is not None and int(steps[1]) == job.steps
     batch = re.search(r"--batch (\d+)", job.command[-1])
     assert batch is not None and int(batch[1]) == job.batch
+
+
+def losses_of(name: str, plan: str, ranks: int, folder: Path) -> list[float]:
+    """Run an example under a plan, and return the losses that it prints."""
+    script = [str(EXAMPLES / f"{name}.py"), "--steps", "20", "--batch", "8"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    variables = {"REFOLD_PLAN": plan, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    ended = subprocess.run(
+        [sys.executable, *(torchrun if ranks > 1 else []), *script],
+        env={**os.environ, **variables},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return [float(loss) for loss in re.findall(r"^step \d+, loss ([\d.]+)", ended.stdout, re.MULTILINE)]
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        ("gpt", '{"tensor": 2}'),
+        ("vit", '{"pipeline": 2, "accumulation": 2}'),
+    ],
+)
+def test_an_example_has_the_same_losses_under_another_plan(name: str, plan: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason=NO_TORCH)
+    alone = losses_of(name, "{}", 1, tmp_path)
+    assert len(alone) == 2
+    assert losses_of(name, plan, 2, tmp_path) == pytest.approx(alone, abs=2e-4)
+
+
+def test_the_five_lines_of_the_documentation_train() -> None:
+    pytest.importorskip("torch", reason=NO_TORCH)
+    page = (EXAMPLES.parents[1] / "docs" / "train.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+), DP1", ended.stdout)]
+    assert len(losses) == 5
+    assert losses[-1] < losses[0] / 4
