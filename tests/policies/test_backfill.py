@@ -11,7 +11,20 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from refold.core import Entry, Journals, ListJournal, Policy, Scheduler, View
-from refold.core.events import JobCancelled, JobSubmitted, NodeLost, NodeReturned, RunFinished, RunStopped, Woke
+from refold.core.events import (
+    GpuDrained,
+    JobCancelled,
+    JobHeld,
+    JobReleased,
+    JobSubmitted,
+    NodeDrained,
+    NodeLost,
+    NodeReturned,
+    RunAdopted,
+    RunFinished,
+    RunStopped,
+    Woke,
+)
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadDecision, BadValue
 from refold.model import DAY, Allocation, Cluster, Decision, Demand, Job, Reason, Share, Shortage, Start, Stop, Wait
@@ -436,6 +449,16 @@ def test_a_job_that_may_not_start_yet_although_it_fits_has_the_reason_reserved()
     assert [(wait.job, wait.reason) for wait in waits] == [("small", Reason.RESERVED)]
 
 
+def test_the_reason_is_reported_again_after_a_job_was_held_while_no_other_waited() -> None:
+    scheduler = Scheduler(make_cluster(1), make_policy("easy", LIMIT))
+    jobs = [make_job(name, time_limit=60, preemptible=False) for name in ("runs", "waits")]
+    waits = [scheduler.step(0.0, [JobSubmitted(job) for job in jobs]).waits]
+    waits += [
+        scheduler.step(now, [event]).waits for now, event in ((1.0, JobHeld("waits")), (2.0, JobReleased("waits")))
+    ]
+    assert [[wait.reason for wait in each] for each in waits] == [[Reason.RESOURCES], [], [Reason.RESOURCES]]
+
+
 def test_the_first_job_starts_at_once_on_other_gpus_if_its_reserved_ones_are_late() -> None:
     jobs = [
         make_job("late", work=1000, time_limit=10, preemptible=False),
@@ -468,6 +491,49 @@ def test_of_two_overtakers_only_the_one_on_the_wanted_gpus_is_preempted() -> Non
     started_jobs, entries = run(make_policy("easy", LIMIT), jobs, make_cluster(4))
     assert started_jobs[:4] == [(0, "old"), (2, "late1"), (3, "late2"), (10, "first")]
     assert len(stopped(entries)) == 1
+
+
+def test_no_further_runs_are_preempted_while_gpus_are_being_released() -> None:
+    """`first` waits for the second node. When `other` ends, it would fit on the first one without `beside`."""
+    jobs = [
+        make_job("other", gpus=2, work=20, time_limit=100, preemptible=False),
+        make_job("a", gpus=3, work=10, time_limit=10, preemptible=False),
+        make_job("first", at=1, gpus=4, work=10, time_limit=10),
+        make_job("beside", at=2, gpus=2, work=200, time_limit=90),
+        make_job("late", at=3, gpus=1, work=200, time_limit=7),
+    ]
+    started_jobs, entries = run(make_policy("easy", LIMIT), jobs, make_cluster(4, 4), costs=Costs(stop=30))
+    assert started_jobs[:5] == [(0, "other"), (0, "a"), (2, "beside"), (3, "late"), (40, "first")]
+    assert stopped(entries) == [(10, "late")]
+
+
+@pytest.mark.parametrize("drained", [NodeDrained(1), GpuDrained(1, 0)])
+def test_a_run_on_a_drained_node_is_not_preempted_for_a_job_on_another(drained: NodeDrained | GpuDrained) -> None:
+    scheduler = Scheduler(make_cluster(2, 1, types=["A100", "T4"]), make_policy("easy", LIMIT))
+    scheduler.step(0.0, [JobSubmitted(make_job("a", types=["A100"], time_limit=10))])
+    scheduler.step(1.0, [JobSubmitted(make_job("first", at=1, gpus=2, time_limit=10))])
+    late = [make_job("on T4", at=2, types=["T4"], time_limit=8), make_job("late", at=2, types=["A100"], time_limit=8)]
+    scheduler.step(2.0, [JobSubmitted(job) for job in late])
+    assert {job: run.allocation.placement for job, run in scheduler.view.runs.items()} == {
+        "a": (Share(0, (0,)),),
+        "on T4": (Share(1, (0,)),),
+        "late": (Share(0, (1,)),),
+    }
+    scheduler.step(5.0, [drained])
+    orders = scheduler.step(10.0, [RunFinished("a", 1), Woke()]).orders
+    assert [(type(order), order.job) for order in orders] == [(StopRun, "late")]
+
+
+def test_an_overdue_job_that_lost_its_reservation_starts_as_soon_as_it_fits() -> None:
+    """From 10 on `first` is overdue; from 12 to 30 its node is down, and it has no reservation."""
+    scheduler = Scheduler(make_cluster(2), make_policy("easy", LIMIT))
+    scheduler.step(0.0, [JobSubmitted(make_job("late", preemptible=False, time_limit=10))])
+    scheduler.step(1.0, [JobSubmitted(make_job("first", at=1, gpus=2, time_limit=10))])
+    assert scheduler.step(10.0, [Woke()]).orders == ()
+    assert scheduler.step(12.0, [NodeLost(0)]).orders == ()
+    assert scheduler.step(13.0, [RunFinished("late", 1)]).orders == ()
+    entry = scheduler.step(30.0, [NodeReturned(0)])
+    assert entry.orders == (StartRun("first", 1, Allocation((Share(0, (0, 1)),))),)
 
 
 def test_bounds_of_start_estimates_are_learned_from_the_starts_of_jobs() -> None:
@@ -664,6 +730,19 @@ def test_when_the_first_job_is_cancelled_others_get_its_gpus() -> None:
         entry = scheduler.step(3, [JobCancelled("wide")])
         assert entry.orders == (StartRun("long", 1, Allocation((Share(0, (2, 3)),))),)
         assert policy.reserved[-1] == (3, {})
+
+
+def test_reservations_begin_when_runs_end_that_the_policy_has_not_started() -> None:
+    """The run of `old` began 30 s ago and takes 100 s."""
+    policy = Recorder(Easy(durations="known", backfill_order="queue"))
+    scheduler = Scheduler(make_cluster(2), policy)
+    adopted = RunAdopted("old", 1, Allocation((Share(0, (0,)),)), 0.0)
+    scheduler.step(30, [JobSubmitted(make_job("old", work=100)), adopted])
+    entry = scheduler.step(31, [JobSubmitted(make_job("wide", at=31, gpus=2, work=10))])
+    assert (entry.orders, entry.wake_at) == ((), 130)
+    jobs = [make_job(name, at=40, work=work) for name, work in (("too long", 91), ("in time", 90))]
+    entry = scheduler.step(40, [JobSubmitted(job) for job in jobs])
+    assert [order.job for order in entry.orders] == ["in time"]
 
 
 class InvalidOnce(Recorder):

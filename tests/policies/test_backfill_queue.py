@@ -87,6 +87,10 @@ class TestOrder:
         expected = sorted(wanted, key=lambda n: (jobs[n][0], n))
         assert queue.in_order({f"j{n}" for n in wanted}) == [f"j{n}" for n in expected]
 
+    def test_a_few_of_many_jobs_are_in_queue_order(self) -> None:
+        queue = make_queue(*(queued(f"j{n}", n, key=-n, lane=n % 2) for n in range(40)))
+        assert queue.in_order({"j1", "j20", "j3"}) == ["j20", "j3", "j1"]
+
 
 class TestLimits:
     def test_without_limits_any_job_may_start(self) -> None:

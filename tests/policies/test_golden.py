@@ -11,13 +11,15 @@ import json
 import sys
 from hashlib import sha256
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from refold.core import Entry
 from refold.core.orders import Order, StartRun
-from refold.model import Cluster, Job
+from refold.model import WHOLE, Cluster, Job, Tenant
 from refold.packing import RULES
 from refold.plans.speeds import Speeds
 from refold.registry import make_policy
@@ -57,15 +59,21 @@ BACKFILL: dict[str, dict[str, object]] = {
     "easy shortest": {"order": "shortest", "backfill_order": "queue", "max_wait_seconds": 120.0},
     "conservative": {},
     "conservative lanes": {"lanes": True, "durations": "known", "duration_quantile": 0.9},
+    "easy limits": {"durations": "limit", "lanes": True, "preempt": "whole-node", "max_overtaken": 3},
+    "easy fair": {"order": "fair-share", "duration_quantile": 0.7, "backfill_order": "queue"},
+    "conservative limits": {"durations": "limit", "order": "attained", "depth": 9},
 }
-"""Settings of backfill on small workloads of all kinds of jobs, with node faults."""
+"""Settings of backfill on small workloads of all kinds of jobs."""
+
+BACKFILL_WORKLOADS = ("faults", "inexact", "crowd")
+"""Node faults; also wrong time limits, priorities, quotas and GPU ranges, over hours; 120 arrivals within minutes."""
 
 CASES = [
     *(f"{policy}/best-fit" for policy in NOT_RESHAPING),
     *(f"fifo-skip/{rule}" for rule in RULES if rule != "best-fit"),
     *(f"{policy}/reshapable" for policy in RESHAPING),
     *(f"{variant}/{workload}/{seed}" for variant in VARIANTS for workload in WORKLOADS for seed in (1, 2, 3)),
-    *(f"{variant}/faults/{seed}" for variant in BACKFILL for seed in (1, 2, 3)),
+    *(f"{variant}/{workload}/{seed}" for variant in BACKFILL for workload in BACKFILL_WORKLOADS for seed in (1, 2)),
 ]
 
 
@@ -102,7 +110,7 @@ class DigestWithoutTimes(Digest):
 
     def line(self, now: float, order: Order) -> str:
         if not isinstance(order, StartRun):
-            return f"stop {order.job} {order.run}\n"
+            return f"stop {order.job} {order.run}: {order.why}\n"
         shares = [(share.node, share.gpus) for share in order.allocation.placement]
         return f"start {order.job} {order.run} {shares} {order.allocation.plan}\n"
 
@@ -110,6 +118,9 @@ class DigestWithoutTimes(Digest):
         super().write(entry)
         for wait in entry.waits:
             self.add(f"{wait.job} waits: {wait.reason}\n")
+        for estimate in entry.start_estimates:
+            times = (estimate.soonest, estimate.at, estimate.latest)
+            self.add(f"{estimate.job} starts after {[time and round(time - entry.now) for time in times]} s\n")
         if entry.wake_at is not None:
             self.add(f"wakes after {entry.wake_at - entry.now:.0f} s\n")
 
@@ -119,8 +130,8 @@ class DigestWithoutTimes(Digest):
 
 def run(case: str) -> dict[str, object]:
     policy, workload, *seed = case.split("/")
-    if workload == "faults":
-        return run_with_faults(int(seed[0]), policy.split()[0], BACKFILL[policy])
+    if policy in BACKFILL and seed:
+        return run_backfill(*backfill_workload(workload, int(seed[0])), policy.split()[0], BACKFILL[policy])
     if seed:
         return run_reshapable(*small_workload(workload, int(seed[0])), policy.split()[0], VARIANTS[policy])
     if workload == "reshapable":
@@ -156,9 +167,30 @@ def run_reshapable(jobs: list[Job], cluster: Cluster, policy: str, settings: dic
     return digest.summary()
 
 
-def run_with_faults(seed: int, policy: str, settings: dict[str, object]) -> dict[str, object]:
+def backfill_workload(kind: str, seed: int) -> tuple[list[Job], Cluster]:
+    """Return a small workload of one of the kinds in BACKFILL_WORKLOADS."""
+    jobs, cluster = seeded_workload(seed, jobs=120 if kind == "crowd" else 50)
+    if kind == "crowd":
+        jobs = [replace(job, submitted=job.submitted / 10) for job in jobs]
+    if kind == "inexact":
+        rng = Random(seed)
+        jobs = [inexact(job, rng) for job in jobs]
+        cluster = replace(cluster, tenants=(Tenant("x", 6.0), Tenant("y", 2.0)))
+    return jobs, cluster
+
+
+def inexact(job: Job, rng: Random) -> Job:
+    """Return a job that takes longer, and perhaps not as long as its user says."""
+    work = 20 * (job.work or 0.0)
+    limit = rng.choice([0.3, 0.8, 1.0, 1.0, 4.0]) * work + 1.0
+    fields: dict[str, Any] = {"priority": rng.choice([0, 0, 0, 2]), "preemptible": rng.random() < 0.7}
+    if job.demand.gpus and job.demand.gpu_milli == WHOLE and rng.random() < 0.4:
+        fields |= {"reshapable": True, "gpu_range": (1, 2 * job.demand.instances * job.demand.gpus)}
+    return replace(job, submitted=10 * job.submitted, work=work, time_limit=limit, **fields)
+
+
+def run_backfill(jobs: list[Job], cluster: Cluster, policy: str, settings: dict[str, object]) -> dict[str, object]:
     digest, costs = DigestWithoutTimes(), Costs(start=2.0, stop=1.0, restart=4.0, checkpoint_every=15.0)
-    jobs, cluster = seeded_workload(seed, jobs=50)
     faults = [Fault(0, 100.0, 180.0), Fault(2, 150.0, 400.0)]
     simulate(jobs, cluster, make_policy(policy, settings), journal=digest, costs=costs, faults=faults)
     return digest.summary()

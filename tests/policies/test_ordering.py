@@ -112,6 +112,17 @@ def test_usage_counts_runs_from_before_the_first_round() -> None:
     assert usage == [pytest.approx(DAY / 2 / log(2)), pytest.approx(60.0, rel=0.001)]
 
 
+def test_usage_counts_the_second_run_of_a_job_although_it_ends_before_the_next_round() -> None:
+    policy, scheduler = world("fair-share")
+    scheduler.step(0, submitted(make_job("a", tenant="x")))
+    policy.next = Decision(stops=(Stop("a"),))
+    scheduler.step(100, [])
+    scheduler.step(100, [RunStopped("a", 1, 100.0)])
+    scheduler.step(300, [RunFinished("a", 2)])
+    used = policy.ordering.key(scheduler.view, make_job("b", tenant="x"), 0.0)[1]
+    assert used == pytest.approx(300.0, rel=0.01)
+
+
 def test_usage_does_not_depend_on_the_number_of_rounds() -> None:
     keys = []
     for rounds in ([], [100.0, 5000.0, 40_000.0]):

@@ -160,6 +160,18 @@ class TestPreemption:
         assert next(start for start in simulation.starts if start[0] >= 2000) == (2000, "wide", 4)
         assert [job for _, job, _ in simulation.stops] == ["a"]
 
+    def test_a_run_is_moved_to_free_gpus_of_another_node(self) -> None:
+        nodes = make_cluster(4, 4, types="A800-80GB", cpus=96, memory_gib=1600).nodes
+        jobs = [
+            modelled("bert", "moved", 2, 0, 400_000, gpu_range=(2, 2)),
+            rigid("ends", 2, 1, 100, preemptible=False),
+            rigid("stays", 2, 2, 90_000, preemptible=False),
+            make_job("wide", gpus=4, at=1000, work=50),
+        ]
+        simulation = Simulation(jobs, cluster=msgspec.structs.replace(ONE_NODE, nodes=nodes))
+        assert simulation.starts[3:] == [(1000, "moved", 2), (1000, "wide", 4)]
+        assert simulation.stops == [(1000, "moved", "moved for wide: −0% speed, ends 1 min 18 s later")]
+
     def test_a_job_waiting_for_a_run_to_stop_has_the_reason_releasing(self) -> None:
         journal = ListJournal()
         jobs = [modelled("bert", "long", 8, 0, 400_000), modelled("bert", "short", 4, 1000, 2_000)]

@@ -4,6 +4,7 @@ from math import inf
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, strategies as st
 
 from refold.model import Cluster, Demand, Share
@@ -261,6 +262,33 @@ def test_reservations_that_advance_release_resources_for_later_ones() -> None:
     parts.runs.end("a", 5)
     assert parts.reservations.advance(["b", "c", "d"], 5, UNLIMITED_CHECKS) == ["b", "c", "d"]
     assert {name: reserved.start for name, reserved in parts.reservations.by_job.items()} == {"b": 5, "c": 15, "d": 25}
+
+
+def test_hundreds_of_reservations_advance_in_order() -> None:
+    parts, names = empty(1), [f"j{number}" for number in range(300)]
+    parts.runs.add("a", whole(0), 0, 1000)
+    for number, name in enumerate(names):
+        parts.reservations.reserve(name, Demand(), Reservation(whole(0), 1000 + number, 1001 + number))
+    parts.runs.end("a", 5)
+    assert parts.reservations.advance(names, 5, UNLIMITED_CHECKS) == names
+    assert [reserved.start for reserved in parts.reservations.by_job.values()] == [5 + n for n in range(300)]
+
+
+def advanced(max_checks: int) -> list[str]:
+    """Return the reservations that advance when `a` ends: `b` to its GPU, `c` to that of `b`, and so on."""
+    parts, names = empty(1, 1, 1, 1, 1), "bcde"
+    parts.runs.add("a", whole(0), 0, 100)
+    for node, name in enumerate(names, 1):
+        parts.runs.add(f"before {name}", whole(0, node=node), 0, 10 * node)
+        parts.reservations.reserve(name, Demand(), Reservation(whole(0, node=node), 10 * node, 10 * node + 100))
+    parts.runs.end("a", 0)
+    return parts.reservations.advance(list(names), 0, max_checks)
+
+
+@pytest.mark.parametrize(("max_checks", "expected"), [(0, "b"), (30, "bc"), (60, "bcd"), (100, "bcde")])
+def test_what_reservations_leave_is_offered_until_the_checks_are_used_up(max_checks: int, expected: str) -> None:
+    """Each search takes 25 checks, five for each of five nodes; what a run releases is always offered."""
+    assert "".join(advanced(max_checks)) == expected
 
 
 def test_the_first_in_the_order_gets_the_released_gpu() -> None:

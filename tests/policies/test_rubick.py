@@ -211,6 +211,18 @@ class TestResources:
         result = Round({fixed: 6}, *jobs, policy=Rubick(knowledge=Knowledge(menu={"llama7": (only,)})))
         assert [result.runs[job.id].allocation.cpu_milli for job in jobs] == [12_000, 12_000]
 
+    @pytest.mark.parametrize(("loses_less", "loses_more"), ["az", "za"])
+    def test_spare_cpus_are_taken_from_the_job_that_loses_least(self, loses_less: str, loses_more: str) -> None:
+        # One of eight CPUs is worth 0.04 of its speed to RoBERTa and 0.1 to T5. Both requested two.
+        only = Plan(1, offload=True)
+        workloads = {loses_less: "roberta", loses_more: "t5", "new": "llama7"}
+        jobs = {id: modelled(workload, id, 1, cpus=2, plan=only) for id, workload in workloads.items()}
+        held = {make_job("fixed", gpus=5, cpus=78, preemptible=False): 5, jobs["a"]: 1, jobs["z"]: 1}
+        policy = Rubick(knowledge=Knowledge(menu=dict.fromkeys(workloads.values(), (only,))))
+        runs = Round(held, jobs["new"], policy=policy).runs
+        cpus = {id: runs[id].allocation.cpu_milli // 1000 for id in jobs}
+        assert cpus == {loses_less: 4, loses_more: 7, "new": 7}
+
     def test_a_job_that_does_not_offload_gets_the_cpus_requested_per_gpu(self) -> None:
         (share,) = Round({}, bert("only", 2, cpus=6)).runs["only"].allocation.placement
         assert share.cpu_milli == 24_000
@@ -335,7 +347,14 @@ class TestVariants:
         assert Round({bert("a", 4): 4, bert("b", 4): 4}, bert("new", 1), policy=policy).gpus == {"a": 4, "b": 4}
 
 
+def test_settings_may_be_zero() -> None:
+    """With free restarts, and gains of any size, the run grows at once."""
+    policy = Rubick(restart_seconds=0.0, min_gain_per_gpu=0.0)
+    grown = Round({bert("long", 4): 4}, make_job("cpu", gpus=0, cpus=1), policy=policy)
+    assert grown.reasons == {"long": "now 8 GPUs: +67% speed, pays back in 0 s"}
+
+
 def test_invalid_settings_are_rejected() -> None:
-    for settings in ({"min_gain_per_gpu": -0.1}, {"ageing_seconds": 0.0}):
+    for settings in ({"restart_seconds": -1.0}, {"min_gain_per_gpu": -0.1}, {"ageing_seconds": 0.0}):
         with pytest.raises(BadValue):
             Rubick(**settings)  # type: ignore[arg-type]

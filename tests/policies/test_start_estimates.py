@@ -126,6 +126,19 @@ def test_bounds_become_wider_as_soon_as_jobs_are_overdue_not_only_when_they_star
     assert after > 2 * before
 
 
+def test_a_job_that_is_overdue_again_and_again_counts_once() -> None:
+    bounds = []
+    for times in (1, 5):
+        estimates = trained(wait=3000.0)
+        estimates.estimate("late", "any", 0, 0)
+        for time in range(times):
+            now = 10**6 * (time + 1)
+            assert estimates.pop_overdue(now) == ["late"]
+            estimates.estimate("late", "any", now, now)
+        bounds.append(estimates.estimate("other", "any", 0, 0).latest)
+    assert bounds[0] == bounds[1]
+
+
 def test_jobs_that_were_forgotten_or_have_started_are_not_overdue() -> None:
     estimates = StartEstimates()
     estimates.estimate("forgotten", "any", 0, 0)
@@ -192,6 +205,8 @@ def test_estimates_are_relative_to_now() -> None:
     assert minutes(estimates.estimate("due", "kind", 1000 * MINUTE, 900 * MINUTE)) == [1000, 1000, 1020]
 
 
-def test_only_the_latest_errors_are_stored() -> None:
-    estimates = learned_from([5.0] * 100 + [1.0] * 2000)
-    assert minutes(estimates.estimate("new", "kind", 0.0, 50 * MINUTE))[2] == 170
+@pytest.mark.parametrize(("ones", "expected"), [(999, 290), (1000, 290), (1001, 50)])
+def test_only_the_latest_2000_errors_are_stored(ones: int, expected: float) -> None:
+    """The expected start follows from the median, which is five as long as half of the stored errors are."""
+    estimates = learned_from([9.0] * 500 + [5.0] * 1000 + [1.0] * ones)
+    assert minutes(estimates.estimate("new", "kind", 0.0, 50 * MINUTE))[1] == expected

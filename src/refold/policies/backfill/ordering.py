@@ -64,7 +64,7 @@ class _Usage:
         self._tenant_of: dict[str, str] = {}
 
     def observe(self, view: View) -> None:
-        decay = 0.5 ** (max(view.now - self._now, 0.0) / USAGE_HALF_LIFE)
+        decay = 0.5 ** ((view.now - self._now) / USAGE_HALF_LIFE)
         for tenant, held in self._held.items():
             grown = held / WHOLE * (1.0 - decay) * USAGE_HALF_LIFE / log(2.0)
             self._used[tenant] = self._used.get(tenant, 0.0) * decay + grown

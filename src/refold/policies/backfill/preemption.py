@@ -114,8 +114,7 @@ def _will_be_free(view: View, placement: Placement) -> bool:
 
 def _can_stay(free: FreeResources, held: Placement, placement: Placement) -> bool:
     """Return whether a placement is free beside what a run holds; if so, mark the latter as taken."""
-    if free.take(held) is not None:
-        return False
+    free.retake(held)  # which may be on a node that is drained
     if free.has(placement):
         return True
     free.release(held)

@@ -219,8 +219,6 @@ class Gaps:
         best: QueuedJob | None = None
         for demand, candidates in self._by_demand.items():
             fits_for = self._fits_until[demand] - now
-            if candidates[0][0] > fits_for or fits_for <= 0:
-                continue
             for duration, _, queued in candidates:
                 if duration > fits_for:
                     break

@@ -207,7 +207,7 @@ class _ReservationRows:
         """Double the number of rows."""
         used = len(self.columns.demand_row)
         more = max(64, used)
-        self._unused += range(used + more - 1, used - 1, -1)
+        self._unused += range(used, used + more)
         grown = [np.concatenate([column, np.zeros(more, column.dtype)]) for column in self.columns[1:]]
         self.columns = BookedJobs(self.columns.demands, *grown)
 
