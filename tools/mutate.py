@@ -60,12 +60,18 @@ IGNORED_TESTS = [
 """Slow tests, of other policies than those that are mutated, and of all policies."""
 
 MIN_TEST_SECONDS = 10.0
-"""A test of a mutant is a timeout after this time, plus `SLOWDOWN` times its normal duration."""
+"""A test of a mutant is a timeout after this CPU time, plus `SLOWDOWN` times its normal duration."""
 
 SLOWDOWN = 10.0
 
+MAX_WAIT = 20.0
+"""A test that waits instead is a timeout after this multiple of that time."""
+
 WARM_UP_SECONDS = 20.0
 """How long tests run before the first fork to load compiled kernels, if coverage is already known."""
+
+TIMEOUTS = (signal.SIGPROF, signal.SIGALRM)
+"""Signals of the timers for CPU time and for time."""
 
 KILLED, TIMEOUT, SURVIVED, NO_COVERAGE = "killed", "timeout", "survived", "no coverage"
 STATUSES = (KILLED, TIMEOUT, SURVIVED, NO_COVERAGE)
@@ -97,7 +103,7 @@ class Mutant:
 
 @dataclass
 class CoveringTest:
-    """A test, its duration, and the lines of each mutated file that it executes."""
+    """A test, its duration in CPU time, and the lines of each mutated file that it executes."""
 
     duration: float
     lines: dict[str, list[int]]
@@ -216,9 +222,9 @@ class Session:
         try:
             for item in items:
                 tracer.switch_context(item.nodeid)
-                started = time.perf_counter()
+                started = time.process_time()
                 if _outcome(item) == "passed":
-                    durations[item.nodeid] = time.perf_counter() - started
+                    durations[item.nodeid] = time.process_time() - started
         finally:
             tracer.stop()
         data = tracer.get_data()
@@ -231,11 +237,11 @@ class Session:
         return {name: test for name, test in tests.items() if test.lines}
 
     def _warm_up(self, items: Mapping[str, pytest.Item], tests: Mapping[str, CoveringTest]) -> None:
-        started = time.perf_counter()
+        started = time.process_time()
         for name in sorted(tests, key=lambda name: tests[name].duration):
             if name in items and _outcome(items[name]) != "passed":
                 self._say(f"{name} passed before and fails now")
-            if time.perf_counter() - started > WARM_UP_SECONDS:
+            if time.process_time() - started > WARM_UP_SECONDS:
                 return
 
     def _tests_by_line(self, tests: Mapping[str, CoveringTest]) -> dict[tuple[str, int], set[str]]:
@@ -325,7 +331,8 @@ class _Child:
                 os.close(self.pipe)
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                for timer in TIMEOUTS:
+                    signal.signal(timer, signal.SIG_DFL)
                 os.write(write_end, self._test(tests, functions).encode())
                 status = 0
             finally:
@@ -340,20 +347,22 @@ class _Child:
         if not _patch(self.mutant, functions):
             return f"{NO_COVERAGE}\t"
         for item, duration in tests:
-            signal.setitimer(signal.ITIMER_REAL, MIN_TEST_SECONDS + SLOWDOWN * duration)
+            limit = MIN_TEST_SECONDS + SLOWDOWN * duration
+            signal.setitimer(signal.ITIMER_PROF, limit)
+            signal.setitimer(signal.ITIMER_REAL, MAX_WAIT * limit)
             if _outcome(item) != "passed":
                 return f"{KILLED}\t{item.nodeid}"
         return f"{SURVIVED}\t"
 
     def finish(self) -> None:
-        """Read the result. A child that died of SIGALRM had a test that did not end."""
+        """Read the result. A child that died of a timer had a test that did not end."""
         with os.fdopen(self.pipe) as pipe:
             result = pipe.read()
         _, status = os.waitpid(self._pid, 0)
         if result:
             self.mutant.status, self.mutant.by = result.split("\t")
         else:
-            timeout = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+            timeout = os.WIFSIGNALED(status) and os.WTERMSIG(status) in TIMEOUTS
             self.mutant.status = TIMEOUT if timeout else KILLED
 
     def kill(self) -> None:
@@ -496,7 +505,7 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument("--paths", nargs="+", default=PATHS, help="files and folders to mutate")
     parser.add_argument("--tests", nargs="+", default=TESTS, help="files and folders of tests")
     parser.add_argument("--jobs", type=int, default=1, help="mutants tested at the same time (default 1)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="tests per mutant, in seconds (default 30)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="CPU time of tests per mutant (default 30)")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--survivors-of", type=Path, help="test only the survivors in this file again")
     return parser.parse_args()
