@@ -12,12 +12,26 @@ Input that arrives during a step is handled in the next one, so that requests ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from refold.api import EventStream, wire
 from refold.backends import Backend
-from refold.core import Event, Header, Order, PastJob, RunFailed, Scheduler, StartRun, StopRun
+from refold.core import (
+    Entry,
+    Event,
+    Header,
+    JobCancelled,
+    JobHeld,
+    Order,
+    PastJob,
+    RunFailed,
+    RunStopped,
+    Scheduler,
+    StartRun,
+    StopRun,
+    View,
+)
 from refold.errors import Unavailable
 from refold.model import Seconds
 from refold.server.inbox import Inbox
@@ -146,6 +160,7 @@ class Loop:
             return
 
         # 2. Decide.
+        changing = _runs_to_be_followed(events, state.view)
         entry = state.scheduler.step(now, events)
         changes, notices = state.job_table.apply(entry, state.view)
         if snapshot:
@@ -171,7 +186,7 @@ class Loop:
         # 5. Act.
         if is_first:
             await self._stop_unknown_runs(backend)
-        await self._carry_out(backend, entry.orders)
+        await self._carry_out(backend, [*_stops_of_changes(changing, entry), *entry.orders])
         for subscriber in self._subscribers:
             _call_after_step(subscriber, step)
 
@@ -208,6 +223,21 @@ class Loop:
                 log.exception("failed to carry out %s", order)
                 if isinstance(order, StartRun):
                     self._inbox.report(RunFailed(order.job, order.run, f"could not be started: {error}"))
+
+
+def _runs_to_be_followed(events: Sequence[Event], view: View) -> dict[str, int]:
+    """Return, by job, runs that are to be followed by another run at once, and about which there is an event."""
+    jobs = {event.job for event in events if isinstance(event, RunStopped | JobCancelled | JobHeld)}
+    return {job: view.runs[job].number for job in jobs if view.next_allocation(job) is not None}
+
+
+def _stops_of_changes(changing: Mapping[str, int], entry: Entry) -> list[Order]:
+    """Return orders to stop runs that are not followed by another run after all.
+
+    The back end may have begun to prepare that run (see `StopRun.next`); otherwise it does nothing.
+    """
+    started = {order.job for order in entry.orders if isinstance(order, StartRun)}
+    return [StopRun(job, run, "its job does not continue") for job, run in changing.items() if job not in started]
 
 
 def _call_after_step(subscriber: Subscriber, step: LoopStep) -> None:

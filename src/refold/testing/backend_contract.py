@@ -59,8 +59,12 @@ class BackendHarness:
 
     async def start_command(self, job: str, command: Sequence[str], run: int = 1, instances: int = 1) -> None:
         """Start a run of a command given as a list of arguments."""
-        self._jobs[job] = Job(job, demand=Demand(instances), command=tuple(command))
+        self.add_job(Job(job, demand=Demand(instances), command=tuple(command)))
         await self.order(StartRun(job, run, Allocation(tuple(Share(0, (gpu,)) for gpu in range(instances)))))
+
+    def add_job(self, job: Job) -> None:
+        """Add a job, whose runs are started by `order`."""
+        self._jobs[job.id] = job
 
     async def replace_backend(self) -> None:
         """Detach the back end and create another one that only knows the contents of the folder."""

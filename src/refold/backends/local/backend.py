@@ -26,7 +26,7 @@ from refold.backends.local.process_tree import ProcessScanner, ProcessTree, find
 from refold.backends.local.run_files import RunFiles, mark_prefix, new_mark
 from refold.backends.local.safe_files import retry_on_shortage
 from refold.core import Order, StartRun, StopRun
-from refold.model import Cluster, Job, MiB, Node, Seconds
+from refold.model import Allocation, Cluster, Job, MiB, Node, Seconds
 
 DEFAULT_GRACE: Seconds = 10.0
 """Seconds between the stop signal and SIGKILL, for saving a checkpoint."""
@@ -78,6 +78,10 @@ class LocalBackend:
         self._scanner = ProcessScanner()
         self._gangs: dict[tuple[str, int], Gang] = {}
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._prepared: dict[tuple[str, int], Gang] = {}
+        """Runs whose processes are prepared by a live change of the previous run, which is stored, but not started."""
+        self._discards: dict[asyncio.Task[None], frozenset[tuple[int, int]]] = {}
+        """Tasks that end the processes of prepared runs, with the GPUs that they use."""
 
     def enforcement(self) -> str:
         """Describe which limits on GPUs and GPU shares are enforced."""
@@ -90,15 +94,19 @@ class LocalBackend:
                 case StartRun(job_id, number):
                     if (job_id, number) not in self._gangs:
                         self._start(jobs[job_id], order)
-                case StopRun(job_id, number):
+                case StopRun(job_id, number, _, next_allocation):
                     if gang := self._gangs.get((job_id, number)):
-                        gang.stop_requested.set()
+                        gang.stop(next_allocation)
+                    elif next_allocation is None and (job_id, number + 1) in self._prepared:
+                        self._discard(job_id, number + 1)
 
     async def close(self) -> None:
         """Kill all runs, and wait until they have ended."""
         for gang in self._gangs.values():
             gang.kill()
-        await asyncio.gather(*self._tasks.values())
+        for job_id, number in list(self._prepared):
+            self._discard(job_id, number, NO_GRACE)
+        await asyncio.gather(*self._tasks.values(), *self._discards)
 
     def kill(self, job_id: str) -> None:
         """Kill the run of a job without a grace period, if there is one."""
@@ -108,7 +116,7 @@ class LocalBackend:
 
     async def detach(self) -> None:
         """Stop watching; runs continue until another back end with the same folder adopts them."""
-        tasks = list(self._tasks.values())
+        tasks = [*self._tasks.values(), *self._discards]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -120,7 +128,7 @@ class LocalBackend:
         records = [await retry_on_shortage(RunFiles(self._out, *run).read_start) for run in (*wanted, *unwanted)]
         known_marks = {record.mark for record in records if record}
         for run in unwanted:
-            self._gangs[run].stop_requested.set()
+            self._gangs[run].stop()
         processes = await self._scanner.scan() if has_proc() else []
         strays = find_strays(processes, mark_prefix(self._out), known_marks, self._scanner)
         await asyncio.gather(*(tree.end(NO_GRACE) for tree in strays), *(self._tasks[run] for run in unwanted))
@@ -131,18 +139,41 @@ class LocalBackend:
         tree = ProcessTree(new_mark(self._out), self._scanner)
         gang = Gang(job, order, files, tree, self._grace, self._folder_of(job, files))
         self._gangs[run] = gang
-        self._tasks[run] = asyncio.create_task(self._supervise(gang))
+        prepared = self._prepared.get(run)
+        if prepared is not None and prepared.next_allocation != order.allocation:
+            self._discard(*run)
+        self._prepared.pop(run, None)
+        gpus = _gpus(order.allocation)
+        discards = [task for task, used in self._discards.items() if used & gpus or task.get_name() == str(run)]
+        self._tasks[run] = asyncio.create_task(self._supervise(gang, discards))
+
+    def _discard(self, job_id: str, number: int, grace: Seconds | None = None) -> None:
+        """End the processes that are prepared for a run."""
+        gang = self._prepared.pop((job_id, number))
+        task = asyncio.create_task(gang.discard_next(grace), name=str((job_id, number)))
+        self._discards[task] = _gpus(gang.next_allocation)
+        task.add_done_callback(self._discards.pop)
 
     def _folder_of(self, job: Job, files: RunFiles) -> Path:
         return (self._default_folder or files.checkpoint_folder) / job.launch.folder
 
-    async def _supervise(self, gang: Gang) -> None:
-        """Supervise a run and report its end, exactly once."""
+    async def _supervise(self, gang: Gang, discards: Sequence[asyncio.Task[None]]) -> None:
+        """Supervise a run and report its end, exactly once. It starts when processes that use its GPUs have ended."""
         run = (gang.job.id, gang.run)
+        if discards:
+            await asyncio.wait(discards)
         logs = [gang.files.log(instance) for instance in range(gang.instances)]
         try:
             async with self._rotator.watch(logs):
                 end = await gang.supervise(self._report, self._environment)
         finally:
             del self._gangs[run], self._tasks[run]
+        if gang.next_allocation is not None:
+            self._prepared[gang.job.id, gang.run + 1] = gang
         self._report(end)
+
+
+def _gpus(allocation: Allocation | None) -> frozenset[tuple[int, int]]:
+    """Return the GPUs of an allocation, as (node, GPU)."""
+    shares = allocation.placement if allocation is not None else ()
+    return frozenset((share.node, gpu) for share in shares for gpu in share.gpus)

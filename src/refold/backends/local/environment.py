@@ -82,13 +82,17 @@ class Devices:
 
     def variables(self, share: Share) -> dict[str, str]:
         """Return the variables that select the devices of a process and limit their use."""
-        visible = [self._device(share.node, slot) for slot in share.gpus] if self._are_gpus else []
+        visible = self.visible(share)
         variables = {
-            "CUDA_VISIBLE_DEVICES": ",".join(visible),
+            "CUDA_VISIBLE_DEVICES": visible or "",
             "REFOLD_SLOTS": ",".join(map(str, share.gpus)),
             "REFOLD_GPU_SHARE": f"{share.gpu_milli / WHOLE:g}" if share.gpus else "0",
         }
         return variables | (self._mps_limits(share) if visible and share.gpu_milli < WHOLE and self.has_mps() else {})
+
+    def visible(self, share: Share) -> str | None:
+        """Return the GPUs of a process as in CUDA_VISIBLE_DEVICES; None: slots are not GPUs."""
+        return ",".join(self._device(share.node, slot) for slot in share.gpus) if self._are_gpus else None
 
     def has_mps(self) -> bool:
         """Whether NVIDIA's Multi-Process Service is running; its control pipe outlives it, so its pid is checked."""
@@ -132,8 +136,8 @@ class RunEnvironment:
     def __init__(
         self, inherited: Mapping[str, str], devices: Devices, exported: ExportedOf, secrets: SecretsOf
     ) -> None:
+        self.devices = devices
         self._inherited = inherited
-        self._devices = devices
         self._exported = exported
         self._secrets = secrets
 
@@ -153,7 +157,7 @@ class RunEnvironment:
         return [
             {
                 **shared,
-                **self._devices.variables(share),
+                **self.devices.variables(share),
                 **_instance_variables(instance, placement, files),
                 **(_gang_variables(instance, len(placement), record) if len(placement) > 1 else {}),
                 **_launch_variables(job, order, instance, files, record),
@@ -204,6 +208,7 @@ def _instance_variables(instance: int, placement: Sequence[Share], files: RunFil
     return {
         "REFOLD_INSTANCE": str(instance),
         "REFOLD_PROGRESS": str(files.progress(instance)),
+        "REFOLD_CHANGE": str(files.change),
         "SKYPILOT_NODE_RANK": str(instance),
         "SKYPILOT_NUM_NODES": str(len(placement)),
         "SKYPILOT_NUM_GPUS_PER_NODE": str(len(placement[instance].gpus)),

@@ -7,20 +7,34 @@ import signal
 import socket
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 from refold.backends import Report
 from refold.backends.local.environment import LOOPBACK_ADDRESS, RunEnvironment, output_path
 from refold.backends.local.instance import Instance
+from refold.backends.local.live_change import (
+    ChangeRequest,
+    change_live,
+    discard,
+    has_agent,
+    is_on_same_node,
+    read_answer,
+    take_over,
+    withdraw_request,
+)
 from refold.backends.local.process_tree import ProcessTree
 from refold.backends.local.run_files import RunEnd, RunFiles, StartRecord
 from refold.backends.local.safe_files import SHORTAGE_ERRNOS, ResourceShortage, retry_on_shortage
 from refold.backends.local.shim import OutputCopy, find_start_problem
 from refold.core import RunFailed, RunFinished, RunStarted, RunStopped, StartRun
-from refold.model import Job, Seconds
+from refold.model import Allocation, Job, Seconds, run_plan
 
 
 class Gang:
-    """One run, started by this daemon or adopted from an earlier one."""
+    """One run, started by this daemon or adopted from an earlier one.
+
+    `next_allocation`: that of the next run, if the processes have become that run by a live change.
+    """
 
     def __init__(
         self, job: Job, order: StartRun, files: RunFiles, tree: ProcessTree, grace: Seconds, folder: Path
@@ -29,23 +43,38 @@ class Gang:
         self.run = order.run
         self.files = files
         self.instances = len(order.allocation.placement)
-        self.stop_requested = asyncio.Event()
+        self.next_allocation: Allocation | None = None
+        self._stop_requested = asyncio.Event()
+        self._change_requested: asyncio.Future[Allocation] = asyncio.get_running_loop().create_future()
         self._order = order
         self._tree = tree
         self._grace = grace if job.launch.grace is None else job.launch.grace
         self._folder = folder
         self._instances: list[Instance] = []
 
+    def stop(self, next_allocation: Allocation | None = None) -> None:
+        """End the run. With a next allocation, its processes may continue there as the next run."""
+        if next_allocation is None:
+            self._stop_requested.set()
+        elif not self._change_requested.done():
+            self._change_requested.set_result(next_allocation)
+
     def kill(self) -> None:
         """End the run without a grace period."""
         self._tree.skip_grace()
-        self.stop_requested.set()
+        self.stop()
 
     async def supervise(self, report: Report, environment: RunEnvironment) -> RunEnd:
-        """Start or adopt the run, wait for its end, end all of its processes, and return how it ended."""
+        """Start or adopt the run, wait for its end, end all of its processes, and return how it ended.
+
+        After a live change the processes are not ended: they have become the next run.
+        """
         end = await retry_on_shortage(self.files.read_end)
-        if record := await retry_on_shortage(self.files.read_start):
+        if record := await self._read_start():
             self._tree.mark = record.mark
+            next_record = await retry_on_shortage(self._next_files.read_start)
+            if end is None and next_record is not None and next_record.mark == record.mark:
+                return self._hand_over(next_record)
         start_failure = None if end else self._start(environment)
         if end:
             self._adopt_claimed()
@@ -55,6 +84,8 @@ class Gang:
                 if start_failure is None:
                     report(RunStarted(self.job.id, self.run))
                     await self._wait_for_end_or_stop(exits)
+                    if self._is_change_possible() and (next_record := await self._change(environment, exits)):
+                        return self._hand_over(next_record)
                 end = self._record_end(start_failure)
             await self._tree.end(self._grace, self._first_signal())
             await asyncio.gather(*exits)
@@ -105,14 +136,74 @@ class Gang:
 
     async def _wait_for_end_or_stop(self, exits: set[asyncio.Task[None]]) -> None:
         """Wait until all instances have succeeded, one has failed, or a stop is requested."""
-        stop = asyncio.create_task(self.stop_requested.wait())
+        stop = asyncio.create_task(self._stop_requested.wait())
+        requests: set[asyncio.Future[Any]] = {stop, self._change_requested}
         pending = set(exits)
         try:
-            while pending and not stop.done() and self._first_failed() is None:
-                await asyncio.wait({stop, *pending}, return_when=asyncio.FIRST_COMPLETED)
+            while pending and not any(request.done() for request in requests) and self._first_failed() is None:
+                await asyncio.wait({*requests, *pending}, return_when=asyncio.FIRST_COMPLETED)
                 pending = {task for task in pending if not task.done()}
         finally:
             stop.cancel()
+
+    # Live changes.
+
+    async def _read_start(self) -> StartRecord | None:
+        """Return the start record; None if the run is still to be started.
+
+        If the run was prepared by a live change, its processes are taken over; or ended, if they are of no use.
+        """
+        record = await retry_on_shortage(self.files.read_start)
+        if record is None or not record.origin or self.files.claim(0).exists():
+            return record
+        if record.prepared == self._order.allocation and await retry_on_shortage(lambda: take_over(self.files)):
+            return record
+        await discard(self.files, self._tree.with_mark(record.mark), self._grace, self._stop_signal)
+        return None
+
+    @property
+    def _next_files(self) -> RunFiles:
+        return self.files.of_run(self.run + 1)
+
+    def _is_change_possible(self) -> bool:
+        """Whether the run is to continue on another allocation, and may do so in its processes."""
+        if not self._change_requested.done() or self._stop_requested.is_set() or self._instances[0].failure is not None:
+            return False
+        return has_agent(self.files) and is_on_same_node(self._order.allocation, self._change_requested.result())
+
+    async def _change(self, environment: RunEnvironment, exits: set[asyncio.Task[None]]) -> StartRecord | None:
+        """Change the run live, and return the start record of the next run; None: the run must be stopped."""
+        allocation = self._change_requested.result()
+        plan = run_plan(self.job, allocation)
+        if plan is None:
+            return None
+        request = ChangeRequest(self.run + 1, plan, environment.devices.visible(allocation.placement[0]))
+        answer = asyncio.create_task(change_live(self.files, request))
+        stop = asyncio.create_task(self._stop_requested.wait())
+        try:
+            await asyncio.wait({answer, stop, *exits}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (answer, stop):
+                task.cancel()
+        if self._stop_requested.is_set() or not answer.done() or answer.result() is None:
+            withdraw_request(self.files)
+            return None
+        record = StartRecord(self._tree.mark, 0, (), self.files.origin, allocation)
+        try:
+            self._next_files.replace_start(record)
+        except OSError:
+            return None
+        return record
+
+    def _hand_over(self, next_record: StartRecord) -> RunStopped:
+        """Return the end of a run whose processes have become the next one."""
+        self.next_allocation = next_record.prepared
+        answer = read_answer(self.files, self.run + 1)
+        return RunStopped(self.job.id, self.run, steps=answer.step if answer else None)
+
+    async def discard_next(self, grace: Seconds | None = None) -> None:
+        """End the processes after a live change: the next run was not started on the allocation that they use."""
+        await discard(self._next_files, self._tree, self._grace if grace is None else grace, self._stop_signal)
 
     def _record_end(self, start_failure: RunFailed | None) -> RunEnd:
         """Determine how the run ends, and write it to disk before its processes are signalled."""
@@ -122,8 +213,9 @@ class Gang:
         return end
 
     def _end(self) -> RunEnd:
+        """Return how the run ended. A failure during a change is not one of the job: it continues as the next run."""
         failed = self._first_failed()
-        if failed is not None:
+        if failed is not None and not self._change_requested.done():
             lost = any(instance.lost for instance in self._instances)
             return RunFailed(self.job.id, self.run, self._failure_text(failed), retry=lost, exit_code=failed.exit_code)
         if all(instance.failure == "" for instance in self._instances):
@@ -139,7 +231,12 @@ class Gang:
 
     def _first_signal(self) -> signal.Signals:
         """Return the job's stop signal for a requested stop; SIGTERM for processes that outlive their instance."""
-        return signal.Signals[f"SIG{self.job.launch.stop_signal}"] if self.stop_requested.is_set() else signal.SIGTERM
+        is_stop = self._stop_requested.is_set() or self._change_requested.done()
+        return self._stop_signal if is_stop else signal.SIGTERM
+
+    @property
+    def _stop_signal(self) -> signal.Signals:
+        return signal.Signals[f"SIG{self.job.launch.stop_signal}"]
 
 
 def _find_ports(instances: int) -> tuple[int, tuple[int, ...]]:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import IO
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -121,16 +122,29 @@ def rotate_log(path: Path, keep: int) -> None:
     with _lock_of(path), open_regular(path, os.O_RDWR) as log, create_regular(copy) as older:
         remaining = min(keep, os.fstat(log.fileno()).st_size)
         log.seek(-remaining, os.SEEK_END)
-        while remaining > 0 and (chunk := log.read(min(remaining, COPY_BYTES))):
-            older.write(chunk)
-            remaining -= len(chunk)
-        older.write(log.read(CHUNK_BYTES))  # written meanwhile; bounded, since a fast writer would never let us finish
-        older.flush()
+        _copy(log, older, remaining)
         with create_regular(record) as file:
             file.write(b"%d\n" % (_removed_bytes(path) + log.tell()))
         copy.replace(_sibling(path, "1"))
         record.replace(_sibling(path, "gone"))  # before truncation: after a crash, read twice rather than not at all
         log.truncate(0)
+
+
+def continue_log(path: Path, successor: Path) -> None:
+    """Let the writers of a log continue in another file; the log keeps what was written so far."""
+    with _lock_of(path), _lock_of(successor):
+        path.rename(successor)  # a process writes to the file that it has opened, whatever its name
+        with open_regular(successor, os.O_RDWR) as log, create_regular(path) as older:
+            _copy(log, older, os.fstat(log.fileno()).st_size)
+            log.truncate(0)
+
+
+def _copy(log: IO[bytes], older: IO[bytes], remaining: int) -> None:
+    while remaining > 0 and (chunk := log.read(min(remaining, COPY_BYTES))):
+        older.write(chunk)
+        remaining -= len(chunk)
+    older.write(log.read(CHUNK_BYTES))  # written meanwhile; bounded, since a fast writer would never let us finish
+    older.flush()
 
 
 def _removed_bytes(path: Path) -> int:

@@ -57,6 +57,10 @@ class ProcessTree:
         self._leaders: dict[int, Process] = {}
         self._skip_grace = False
 
+    def with_mark(self, mark: str) -> ProcessTree:
+        """Return the tree of another mark."""
+        return ProcessTree(mark, self._scanner)
+
     def add_leader(self, leader: Process) -> None:
         """Add a session leader, whose session belongs to the tree."""
         self._leaders[leader.pid] = leader

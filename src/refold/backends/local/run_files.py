@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 from uuid import uuid4
 
 import msgspec
 
-from refold.backends.local.safe_files import OWNER_ONLY_FOLDER, read_regular, write_atomically
+from refold.backends.local.safe_files import OWNER_ONLY_FOLDER, ResourceShortage, read_regular, write_atomically
 from refold.core import RunFailed, RunFinished, RunStopped
+from refold.model import Allocation
 
 MAX_FOLDER_NAME_CHARS = 200
 
-_UNREADABLE = (OSError, msgspec.DecodeError, UnicodeError, RecursionError)
+UNREADABLE = (OSError, msgspec.DecodeError, UnicodeError, RecursionError)
 
 RunEnd = RunFinished | RunFailed | RunStopped
 """How a run ends. It is recorded before the processes of the run are signalled."""
@@ -31,19 +33,25 @@ class StartRecord(msgspec.Struct, frozen=True):
     """What all instances of a run share, across restarts: the mark of their processes and the ports of a gang.
 
     `port` is that of the rendezvous; `worker_ports` has one per instance, for frameworks whose workers listen.
+    After a live change, `origin` is the run that started the processes, and `prepared` the allocation that they were
+    prepared for (see `live_change`).
     """
 
     mark: str
     port: int
     worker_ports: tuple[int, ...] = ()
+    origin: int = 0
+    prepared: Allocation | None = None
 
 
 class RunFiles:
     """The paths and records of one run."""
 
     def __init__(self, out: Path, job: str, run: int) -> None:
-        self._identity = (job, run)
+        self.job = job
+        self.run = run
         self._out = out
+        self._origin: int | None = None
         self.folder = out / _folder_name(job)
         self.checkpoint_folder = self.folder / "kept"
         """A folder that persists across the runs of the job."""
@@ -67,14 +75,50 @@ class RunFiles:
 
     def exit(self, instance: int) -> Path:
         """Return the file with the instance's exit status."""
-        return self._path_of(instance, "exit")
+        return self._origin_path_of(instance, "exit")
 
     def progress(self, instance: int) -> Path:
         """Return the file where the instance may write the number of steps done."""
-        return self._path_of(instance, "progress")
+        return self._origin_path_of(instance, "progress")
+
+    @property
+    def change(self) -> Path:
+        """The file with the request for a live change. Only runs of one instance are changed."""
+        return self._origin_path_of(0, "change")
+
+    @property
+    def answer(self) -> Path:
+        """The file with the answer to it."""
+        return self._origin_path_of(0, "change.done")
+
+    @property
+    def agent(self) -> Path:
+        """The file by which an agent announces that it answers requests."""
+        return self._origin_path_of(0, "change.agent")
+
+    @property
+    def origin_claim(self) -> Path:
+        """The claim of the first instance by the run that started the processes."""
+        return self._origin_path_of(0, "claim")
+
+    @property
+    def origin(self) -> int:
+        """The run that started the processes: an earlier one after a live change."""
+        if self._origin is None:
+            with suppress(ResourceShortage):
+                self.read_start()
+        return self._origin or self.run
+
+    def of_run(self, run: int) -> RunFiles:
+        """Return the files of another run of the job."""
+        return RunFiles(self._out, self.job, run)
 
     def _path_of(self, instance: int, kind: str) -> Path:
         return self.folder / f"{self._name}.{instance}.{kind}"
+
+    def _origin_path_of(self, instance: int, kind: str) -> Path:
+        """Return a file whose path the processes have in their environment or arguments."""
+        return self.folder / f"run-{self.origin}.{instance}.{kind}"
 
     def record_start(self, record: StartRecord) -> StartRecord:
         """Write the start record before any process starts; if there is one already, return that."""
@@ -83,8 +127,18 @@ class RunFiles:
             folder.mkdir(mode=OWNER_ONLY_FOLDER, exist_ok=True)
         if earlier := self.read_start():
             return earlier
-        write_atomically(self._start, msgspec.json.encode(record))
+        self.replace_start(record)
         return record
+
+    def replace_start(self, record: StartRecord) -> None:
+        """Write the start record."""
+        write_atomically(self._start, msgspec.json.encode(record))
+        self._origin = record.origin or self.run
+
+    def remove_start(self) -> None:
+        """Remove the start record of a run that was prepared but not started."""
+        self._start.unlink(missing_ok=True)
+        self._origin = None
 
     def write_launch_files(self, files: Mapping[str, str]) -> None:
         """Write configuration files, given by path, into the launch folder."""
@@ -95,9 +149,11 @@ class RunFiles:
     def read_start(self) -> StartRecord | None:
         """Return the start record, or None."""
         try:
-            return msgspec.json.decode(read_regular(self._start), type=StartRecord)
-        except _UNREADABLE:
+            record = msgspec.json.decode(read_regular(self._start), type=StartRecord)
+        except UNREADABLE:
             return None
+        self._origin = record.origin or self.run
+        return record
 
     def record_end(self, end: RunEnd) -> None:
         """Write how the run ends before it is ended: from then on no instance starts, and the end is final."""
@@ -107,9 +163,9 @@ class RunFiles:
         """Return how the run ends, if that is recorded."""
         try:
             end: RunEnd = msgspec.json.decode(read_regular(self.end), type=RunEnd)
-        except _UNREADABLE:
+        except UNREADABLE:
             return None
-        return end if (end.job, end.run) == self._identity else None  # a job may have written a false record
+        return end if (end.job, end.run) == (self.job, self.run) else None  # a job may have written a false record
 
 
 def mark_prefix(out: Path) -> str:
