@@ -11,6 +11,8 @@ RefoldError
 ├── BadDecision         a policy broke a rule: which policy, which rule
 ├── BadJournal          a journal whose replay does not give the recorded orders
 ├── MissingExtra        a feature whose optional dependency is not installed
+├── CheckpointNotWritten  a checkpoint of a training job could not be written
+├── Disconnected        the agent of a training job, or one of its ranks, has ended
 ├── NoDaemon            no daemon answers at the address
 ├── WaitTimeout         the awaited state was not reached in time
 └── Refused             the daemon rejected a request
@@ -124,6 +126,14 @@ class MissingExtra(RefoldError):
         super().__init__(f"{feature} needs an optional dependency: pip install 'refold[{extra}]'")
         self.feature = feature
         self.extra = extra
+
+
+class CheckpointNotWritten(RefoldError):
+    """A checkpoint could not be written, for example to a full disk. Earlier checkpoints are intact."""
+
+
+class Disconnected(RefoldError):
+    """The other end of a channel is gone. For a rank: the agent has ended, and the rank should exit."""
 
 
 class NoDaemon(RefoldError):

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from refold.errors import WaitTimeout
+from refold.errors import Disconnected, WaitTimeout
 from refold.model import Plan
-from refold.train.channel import AGENT_VARIABLE, AgentChannel, Disconnected, Listener, RankChannel, connect
+from refold.train.channel import AGENT_VARIABLE, AgentChannel, Listener, RankChannel, connect
 from refold.train.messages import Change, Finished, Progress, Ready, Save, Stop
+
+
+@pytest.fixture(autouse=True)
+def _restore_stop_signal() -> Iterator[None]:
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
 
 
 @pytest.fixture
@@ -66,3 +75,18 @@ def test_there_is_no_channel_without_an_agent() -> None:
 def test_an_agent_that_is_gone_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(Disconnected, match=r"no agent listens at .*gone \(REFOLD_AGENT\): No such file or directory"):
         connect({AGENT_VARIABLE: str(tmp_path / "gone")})
+
+
+def test_the_stop_signal_does_not_end_a_connected_rank_but_its_children(ends: tuple[AgentChannel, RankChannel]) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, b"!")
+        signal.pause()
+        os._exit(0)
+    assert os.read(reader, 1) == b"!"
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    os.close(reader)
+    os.close(writer)

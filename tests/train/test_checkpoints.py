@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch_ranks import run_ranks
 
-from refold.errors import BadFile
-from refold.train.checkpoints import CheckpointNotWritten, Checkpoints
+from refold.errors import BadFile, CheckpointNotWritten
+from refold.train.checkpoints import Checkpoints
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
+import threading
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from refold.errors import RefoldError, WaitTimeout
+from refold.errors import Disconnected, WaitTimeout
 from refold.model import Seconds
 from refold.train.messages import ToAgent, ToRank
 
@@ -25,10 +27,6 @@ Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 
 _CHUNK_BYTES = 1 << 16
-
-
-class Disconnected(RefoldError):
-    """The other end of a channel is gone. For a rank: the agent has ended, and the rank should exit."""
 
 
 class Channel(Generic[Sent, Received]):
@@ -124,7 +122,10 @@ class Listener:
 
 
 def connect(environment: Mapping[str, str] = os.environ) -> RankChannel | None:
-    """Return the connection of this rank to its agent; None if the process was started without one."""
+    """Return the connection of this rank to its agent; None if the process was started without one.
+
+    From then on the stop signal, which reaches all processes of a run, has no effect here: the agent sends `Stop`.
+    """
     path = environment.get(AGENT_VARIABLE)
     if not path:
         return None
@@ -134,4 +135,12 @@ def connect(environment: Mapping[str, str] = os.environ) -> RankChannel | None:
     except OSError as error:
         connection.close()
         raise Disconnected(f"no agent listens at {path} ({AGENT_VARIABLE}): {error.strerror}") from None
+    if threading.current_thread() is threading.main_thread():
+        _ignore(signal.Signals[f"SIG{environment.get('REFOLD_STOP_SIGNAL', 'TERM')}"])
     return Channel(connection, ToRank, "the agent")
+
+
+def _ignore(number: signal.Signals) -> None:
+    """Ignore a signal in this process, but not in its children, which are ended by such signals."""
+    previous = signal.signal(number, lambda *_: None) or signal.SIG_DFL
+    os.register_at_fork(after_in_child=lambda: signal.signal(number, previous))

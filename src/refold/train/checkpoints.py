@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from refold.errors import BadFile, RefoldError
+from refold.errors import BadFile, CheckpointNotWritten
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,10 +31,6 @@ KEPT = 2
 
 _PREFIX = "step-"
 _FACTS_FILE = "facts.json"
-
-
-class CheckpointNotWritten(RefoldError):
-    """A checkpoint could not be written, for example to a full disk. Earlier checkpoints are intact."""
 
 
 class Checkpoints:
