@@ -6,6 +6,7 @@ from signal import SIGKILL, SIGTERM, SIGUSR1
 
 import pytest
 
+from refold.errors import BadFile
 from refold.model import Plan
 from refold.train.messages import Change, Entered, Finished, Left, Progress, Ready, Saved, Stop
 from refold.train.supervisor import (
@@ -34,17 +35,17 @@ class FakeMachine:
 
     def __init__(self) -> None:
         self.time = 0.0
-        self.port = 0
+        self.space = 100
 
     def now(self) -> float:
         return self.time
 
-    def free_port(self) -> int:
-        self.port += 1
-        return self.port
-
     def shared_state(self, size: int) -> str:
         return f"state of {size}"
+
+    def reserve(self, size: int) -> None:
+        if size > self.space:
+            raise BadFile("/dev/shm", "full")
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def machine() -> FakeMachine:
 
 def change(plan: Plan, generation: int, *, resume: bool = True, ranks: int | None = None) -> Change:
     ranks = plan.gpus if ranks is None else ranks
-    return Change(plan, ranks, generation, port=generation, state="state of 8", resume=resume)
+    return Change(plan, ranks, generation, state="state of 8", resume=resume)
 
 
 def ready(supervisor: Supervisor, **rank_by_process: int) -> list[Action]:
@@ -88,8 +89,8 @@ def test_ranks_enter_together_when_all_are_ready(machine: FakeMachine) -> None:
     assert supervisor.received(2, Ready(1, 8)) == []
     first = change(TWO, 1, resume=False)
     assert supervisor.received(1, Ready(0, 5)) == [Send(1, first), Send(2, first)]
-    assert supervisor.received(1, Progress(3, 0.1, 2.0)) == [Report(Progress(3, 0.1, 2.0))]
-    assert supervisor.received(1, Finished(9)) == []
+    assert supervisor.received(1, Progress(3, 0.1, 2.0)) == [Report(3, 0.1, 2.0)]
+    assert supervisor.received(1, Finished(9)) == [Report(9)]
     assert supervisor.exited(1, 0) == []
     assert supervisor.exited(2, 0) == [Exit(0)]
 
@@ -110,6 +111,23 @@ def test_a_run_shrinks(machine: FakeMachine) -> None:
     assert supervisor.received(2, Left(1, 6)) == []
     assert supervisor.exited(2, -SIGKILL) == []
     assert supervisor.received(1, Entered(2, ONE, 6, {})) == [Answer(Changed(7, ONE, 6, {}))]
+
+
+def test_ranks_that_a_smaller_plan_does_not_need_may_leave(machine: FakeMachine) -> None:
+    supervisor = training(machine)
+    supervisor.request(ChangeRequest(7, THREE))
+    supervisor.received(3, Ready(2, 8))
+    assert supervisor.received(3, Left(2, 5)) == supervisor.exited(3, 0) == []
+    entered = Entered(2, TWO, 6, {}, why="the batch cannot be divided by 3")
+    assert supervisor.received(1, entered) == [Answer(Changed(7, TWO, 6, {}, "the batch cannot be divided by 3"))]
+
+
+def test_a_change_needs_space_for_the_state(machine: FakeMachine) -> None:
+    supervisor = training(machine)
+    machine.space = 1
+    assert supervisor.request(ChangeRequest(7, ONE)) == [Answer(NotChanged(7, "/dev/shm: full"))]
+    machine.space = 8
+    assert supervisor.request(ChangeRequest(8, ONE)) == [Send(1, change(ONE, 2)), Send(2, change(ONE, 2))]
 
 
 def test_staying_ranks_keep_their_gpus(machine: FakeMachine) -> None:
@@ -210,6 +228,7 @@ def test_a_training_that_finishes_before_a_change_is_not_changed(machine: FakeMa
     supervisor.request(ChangeRequest(7, THREE))
     supervisor.received(3, Ready(2, 8))  # all ranks have been told to change
     assert supervisor.received(1, Finished(9)) == [
+        Report(9),
         Answer(NotChanged(7, "the training has finished")),
         Signal(3, SIGKILL),
     ]
@@ -226,7 +245,8 @@ def test_stop_is_sent_to_rank_0(machine: FakeMachine) -> None:
         Send(1, Stop(30.0)),
     ]
     assert supervisor.request(ChangeRequest(8, ONE)) == [Answer(NotChanged(8, "the run is ending"))]
-    assert supervisor.exited(3, -SIGKILL) == supervisor.received(1, Left(0, 4)) == supervisor.exited(1, 0) == []
+    assert supervisor.received(1, Left(0, 4)) == [Report(4)]
+    assert supervisor.exited(3, -SIGKILL) == supervisor.exited(1, 0) == []
     assert supervisor.exited(2, 0) == [Exit(0)]
 
 

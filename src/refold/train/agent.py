@@ -141,26 +141,20 @@ def write_atomically(path: Path, content: bytes) -> None:
 class LocalMachine:
     """The machine of an agent, for its supervisor."""
 
-    def __init__(self, folder: AgentFolder, port: int | None) -> None:
+    def __init__(self, folder: AgentFolder) -> None:
         self._folder = folder
-        self._port = port
 
     def now(self) -> Seconds:
         """Return the time of a monotonic clock."""
         return monotonic()
 
-    def free_port(self) -> int:
-        """Return a port at which ranks can meet: that of the gang, or a free one."""
-        if self._port is not None:
-            return self._port
-        with socket.socket() as probe:
-            probe.bind((LOOPBACK_ADDRESS, 0))
-            port: int = probe.getsockname()[1]
-        return port
-
     def shared_state(self, size: int) -> str:
-        """Return the path of a file in shared memory with at least this size."""
+        """Return the path of a file in shared memory, which may grow to this size."""
         return str(self._folder.shared_state(size))
+
+    def reserve(self, size: int) -> None:
+        """Let the file have this size, or raise an error."""
+        self._folder.reserve(size)
 
 
 class Agent:
@@ -170,12 +164,11 @@ class Agent:
         self._settings = settings
         self._folder = AgentFolder()
         self._changes = ChangeFile(settings.change or request_path(self._folder.path))
-        self._machine = LocalMachine(self._folder, settings.port)
-        self._port = self._machine.free_port()
-        self._supervisor = Supervisor(settings.plan, settings.devices, self._machine, settings.gang)
+        self._port = settings.port or _free_port()
+        self._supervisor = Supervisor(settings.plan, settings.devices, LocalMachine(self._folder), settings.gang)
         self._reporter = Reporter(settings.progress) if settings.progress else None
         self._environment = {"OMP_NUM_THREADS": str(_threads_per_rank(settings)), **environment}
-        self._processes = Processes(program, self._folder, self._environment)
+        self._processes = Processes(program, self._folder, self._environment, connect=settings.gang.instances == 1)
         self._stop_requested = False
         self._status: int | None = None
 
@@ -220,9 +213,9 @@ class Agent:
                     self._processes.signal(process, number)
                 case Answer(answer):
                     self._changes.answer(answer)
-                case Report(progress):
+                case Report(steps):
                     if self._reporter:
-                        self._reporter.report(progress.step)
+                        self._reporter.report(steps)
                 case Log(text):
                     _print(text)
                 case Exit(status):
@@ -240,6 +233,7 @@ class Agent:
             "LOCAL_WORLD_SIZE": str(local_ranks),
             "MASTER_ADDR": self._settings.address,
             "MASTER_PORT": str(self._port),
+            "REFOLD_PLAN": msgspec.json.encode(self._settings.plan).decode(),
         }
         return environment if start.devices is None else {**environment, "CUDA_VISIBLE_DEVICES": start.devices}
 
@@ -251,6 +245,14 @@ class Agent:
 def request_path(folder: Path) -> Path:
     """Return the file for requests to an agent that no back end has started."""
     return folder / "change"
+
+
+def _free_port() -> int:
+    """Return a free port, for scripts that form a process group themselves."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK_ADDRESS, 0))
+        port: int = probe.getsockname()[1]
+    return port
 
 
 def _threads_per_rank(settings: RunSettings) -> int:

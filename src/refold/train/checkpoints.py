@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from refold.train.checkpoint_writer import AtomicWriter
 
+__all__ = ["KEPT", "CheckpointNotWritten", "Checkpoints"]
+
 log = logging.getLogger("refold.train")
 
 KEPT = 2

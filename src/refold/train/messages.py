@@ -10,10 +10,11 @@ from refold.model import Plan, Seconds
 class Change(msgspec.Struct, frozen=True, tag=True):
     """To every rank: train with `plan` on `ranks` ranks from the next step boundary.
 
-    A rank that was just started enters with its first `Change`; ranks ≥ `ranks` leave. `generation` numbers the process
-    groups of a run. The state of the model is in the shared memory of `state`, a file that the agent has created:
-    written there by the ranks of the previous generation if there are any (`resume`), else the session starts from the
-    last checkpoint, or from the beginning. The ranks create further files whose names begin with that of `state`.
+    A rank that was just started enters with its first `Change`; ranks ≥ `ranks` leave: all of them if other processes
+    take over (`ranks` is 0). `generation` numbers the process groups of a run. The state of the model is in the shared
+    memory of `state`, a file that the agent has created: written there by the ranks of the previous generation if there
+    are any (`resume`), else the session starts from the last checkpoint, or from the beginning. The ranks create
+    further files whose names begin with that of `state`.
     """
 
     plan: Plan

@@ -42,22 +42,26 @@ class AgentFolder:
         return self.path / f"{self._sockets}.socket"
 
     def shared_state(self, size: int) -> Path:
-        """Return a file of at least this size, in shared memory if there is enough of it."""
+        """Return a file for the state of a model, in shared memory if there is enough for this size."""
         if self._state is None:
             fits = SHARED_MEMORY.is_dir() and _free_bytes(SHARED_MEMORY) >= size * _SPARE
             self._state = (SHARED_MEMORY if fits else self.path) / f"{_PREFIX}{os.getpid()}{_STATE_SUFFIX}"
             self._state_file = os.open(self._state, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             fcntl.flock(self._state_file, fcntl.LOCK_EX)
-        if os.fstat(self._state_file).st_size < size:
-            if _free_bytes(self._state.parent) < size:
-                raise BadFile(self._state.parent, f"has no space for {size} bytes of model state")
-            os.ftruncate(self._state_file, size)
         return self._state
+
+    def reserve(self, size: int) -> None:
+        """Let the file for the state have this size."""
+        try:
+            if os.fstat(self._state_file).st_size < size:
+                os.posix_fallocate(self._state_file, 0, size)
+        except OSError as error:
+            raise BadFile(self._state, f"cannot hold {size} bytes of model state: {error.strerror}") from None
 
     def remove(self) -> None:
         """Remove the files."""
         if self._state is not None:
-            self._state.unlink(missing_ok=True)
+            _remove_with_companions(self._state)
             os.close(self._state_file)
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
@@ -83,7 +87,13 @@ def remove_abandoned() -> None:
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
             else:
-                path.unlink()
+                _remove_with_companions(path)
+
+
+def _remove_with_companions(state: Path) -> None:
+    """Remove a file and those that the ranks have created beside it."""
+    for path in state.parent.glob(f"{state.name}*"):
+        path.unlink(missing_ok=True)
 
 
 def _parent() -> Path:

@@ -17,9 +17,16 @@ from refold.train.owned_files import AgentFolder
 
 
 class Processes:
-    """Starts ranks, and reports their messages and exits. If the fork server dies, its ranks have died too."""
+    """Starts ranks, and reports their messages and exits. If the fork server dies, its ranks have died too.
 
-    def __init__(self, program: Program, folder: AgentFolder, environment: Mapping[str, str]) -> None:
+    `connect`: whether ranks get a channel. The ranks of a run with several instances do not: they meet at an address,
+    and follow the stop signal themselves.
+    """
+
+    def __init__(
+        self, program: Program, folder: AgentFolder, environment: Mapping[str, str], *, connect: bool = True
+    ) -> None:
+        self._connects = connect
         self._program = program
         self._folder = folder
         self._environment = environment
@@ -32,12 +39,13 @@ class Processes:
         """Start a rank."""
         if self._server.poll() is not None:
             self._server, self._orders = fork_server.start(self._program, self._environment)
-        listener = Listener(self._folder.new_socket())
-        self._listeners[process] = listener
+        variables = dict(environment)
+        if self._connects:
+            self._listeners[process] = Listener(self._folder.new_socket())
+            variables[AGENT_VARIABLE] = str(self._listeners[process].path)
         self._running.add(process)
-        order = StartProcess(process, self._program, {**environment, AGENT_VARIABLE: str(listener.path)})
         with suppress(Disconnected):  # `wait` reports it
-            self._orders.send(order)
+            self._orders.send(StartProcess(process, self._program, variables))
 
     def signal(self, process: int, number: int) -> None:
         """Send a signal to a rank and its children."""

@@ -91,7 +91,7 @@ class Reshaper:
         with timer.phase("leave"):
             before_leaving()
             process_group.leave()
-        if rendezvous.rank >= plan.gpus:
+        if rendezvous.rank >= rendezvous.ranks:
             return False
         self._enter(plan, rendezvous, shared, timer)
         return True

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
-from refold.errors import BadInput
+from refold.errors import BadInput, CheckpointNotWritten
 from refold.model import Plan, Seconds
 from refold.train import process_group, progress
 from refold.train.boundary import Boundary, Request
 from refold.train.channel import RankChannel, connect
-from refold.train.checkpoints import CheckpointNotWritten, Checkpoints
+from refold.train.checkpoints import Checkpoints
 from refold.train.local_model import SplittableModel
 from refold.train.messages import Change, Entered, Finished, Left, Progress, Ready, Saved
 from refold.train.micro_batches import Batch, Loss, TrainingStep
@@ -113,7 +113,8 @@ class Session:
 
     def __iter__(self) -> Iterator[Batch]:
         while self.steps_done < self._options.steps:
-            self._follow(self._boundary.ask(self.steps_done))
+            while self._follow(self._boundary.ask(self.steps_done)) is not Request.NOTHING:
+                pass  # ranks that have joined ask at their first step, so the others do as well
             done = self.steps_done
             yield self._next_batch()
             if self.steps_done != done + 1:
@@ -209,8 +210,8 @@ class Session:
             self.begin(plan, rendezvous)
         self._report_entered(change, why)
 
-    def _follow(self, request: Request) -> None:
-        """Do what was requested at a step boundary."""
+    def _follow(self, request: Request) -> Request:
+        """Do what was requested at a step boundary, and return it."""
         match request:
             case Request.SAVE:
                 self._try_to_save(wait=False)
@@ -220,10 +221,12 @@ class Session:
             case Request.CHANGE:
                 change = self._boundary.change
                 assert change is not None
-                plan, why = self._reshaper.usable_plan(change.plan, change.ranks)
-                self._move(plan, Rendezvous(self.rank, plan.gpus, _group_file(change)), Path(change.state))
+                plan, why = self._reshaper.usable_plan(change.plan, change.plan.gpus)
+                ranks = min(plan.gpus, change.ranks)
+                self._move(plan, Rendezvous(self.rank, ranks, _group_file(change)), Path(change.state))
                 self._report_entered(change, why)
         self._note_saved()
+        return request
 
     def _move(self, plan: Plan, rendezvous: Rendezvous, shared: Path) -> None:
         if not self._reshaper.move(plan, rendezvous, shared, self._facts(), self._wait_for_checkpoint):

@@ -19,6 +19,7 @@ from typing import Literal, Protocol, assert_never
 
 import msgspec
 
+from refold.errors import RefoldError
 from refold.model import Plan, Seconds
 from refold.train.messages import Change, Entered, Finished, Left, Progress, Ready, Saved, Stop, ToAgent, ToRank
 
@@ -95,9 +96,11 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Report the progress of the training."""
+    """Report the progress of the training: finished steps, and the loss and speed of the last ones if known."""
 
-    progress: Progress
+    steps: int
+    loss: float | None = None
+    samples_per_second: float | None = None
 
 
 class Log(msgspec.Struct, frozen=True):
@@ -121,11 +124,11 @@ class Machine(Protocol):
     def now(self) -> Seconds:
         """Return the time of a monotonic clock."""
 
-    def free_port(self) -> int:
-        """Return a port at which ranks can meet."""
-
     def shared_state(self, size: int) -> str:
-        """Return the path of a file in shared memory with at least this size."""
+        """Return the path of a file in shared memory, which may grow to this size."""
+
+    def reserve(self, size: int) -> None:
+        """Let the file have this size, or raise an error."""
 
 
 class Gang(msgspec.Struct, frozen=True):
@@ -233,15 +236,17 @@ class Supervisor:
                 self._on_ready(rank, size)
             case Entered():
                 self._on_entered(message)
-            case Progress(step):
+            case Progress(step, loss, speed):
                 self._limit.reached(step)
-                self._actions.append(Report(message))
+                self._actions.append(Report(step, loss, speed))
             case Saved(step):
                 self._limit.reached(step)
-            case Left():
-                if rank.role is _Role.LEAVING:
-                    rank.role = _Role.DISMISSED
-            case Finished():
+            case Left(_, step):
+                rank.role = _Role.DISMISSED
+                if self._phase is _Phase.ENDING:
+                    self._actions.append(Report(step))
+            case Finished(step):
+                self._actions.append(Report(step))
                 self._refuse_changes("the training has finished")
             case _:
                 assert_never(message)
@@ -437,16 +442,16 @@ class Supervisor:
     def _enter(self) -> None:
         """Let the ranks that are ready train together."""
         resume = self._phase is _Phase.JOINING
+        state = self._machine.shared_state(self._state_bytes)
+        if resume:
+            try:
+                self._machine.reserve(self._state_bytes)  # now, while the ranks are training
+            except RefoldError as error:
+                self._refuse_changes(str(error))
+                return
         plan = self._target.plan
         self._generation += 1
-        change = Change(
-            plan,
-            plan.gpus,
-            self._generation,
-            self._machine.free_port(),
-            self._machine.shared_state(self._state_bytes),
-            resume,
-        )
+        change = Change(plan, plan.gpus, self._generation, state, resume)
         self._phase = _Phase.ENTERING
         self._deadline = self._machine.now() + ENTER_SECONDS if resume else None
         if resume and self._replaces_all:
