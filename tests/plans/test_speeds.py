@@ -6,11 +6,24 @@ import msgspec
 import pytest
 
 from refold.catalogue import find_model
+from refold.core import ListJournal
+from refold.core.orders import StartRun
 from refold.model import Job, Plan
 from refold.perf.fitting import Fitted
 from refold.perf.forms import CorrectedForm
+from refold.perf.measurement import Measurement
 from refold.plans.space import DEFAULT_LIMITS
-from refold.plans.speeds import CATALOGUE_ONLY, Knowledge, Speeds, requested_cpus, requested_layout, workload_kind
+from refold.plans.speeds import (
+    CATALOGUE_ONLY,
+    Knowledge,
+    Speed,
+    Speeds,
+    requested_cpus,
+    requested_layout,
+    workload_kind,
+)
+from refold.registry import make_policy
+from refold.simulator import ModelledSpeeds, RecordedSpeeds, simulate
 from refold.testing import make_cluster, make_job
 
 GPU = "A800-80GB"
@@ -19,8 +32,8 @@ MIXED = make_cluster(8, 8, types=["A100-80GB", "H100-80GB"])
 
 
 def modelled_job(workload: str = "gpt2", gpus: int = 8, **changes: Any) -> Job:
-    fields: dict[str, Any] = {"workload": workload, "reshapable": True}
-    return make_job(workload or "job", gpus=gpus, **fields | changes)
+    fields: dict[str, Any] = {"id": workload or "job", "workload": workload, "reshapable": True}
+    return make_job(gpus=gpus, **fields | changes)
 
 
 class TestCanModel:
@@ -165,3 +178,86 @@ def test_knowledge_round_trips_through_plain_values() -> None:
     assert Knowledge.from_settings(msgspec.to_builtins(knowledge)) == knowledge
     assert Knowledge.from_settings({}) == CATALOGUE_ONLY
     assert Knowledge.from_settings(knowledge) is knowledge
+
+
+class TestMeasuredSteps:
+    """Workloads and devices that the catalogue does not have: their speed is what was measured."""
+
+    SLOTS = make_cluster(4, types="slot")
+    ROWS = (
+        Measurement("own", "slot", (1,), Plan(), 12, 1, step_seconds=2.0),
+        Measurement("own", "slot", (1,), Plan(), 12, 1, step_seconds=1.0),
+        Measurement("own", "slot", (2,), Plan(tensor=2), 12, 1, step_seconds=0.7),
+        Measurement("own", "slot", (2,), Plan(data=2), 12, 1, step_seconds=0.5),
+        Measurement("own", "slot", (4,), Plan(data=4), 12, 1, step_seconds=0.4),
+    )
+
+    def speeds(self, rows: tuple[Measurement, ...] = ROWS) -> Speeds:
+        return Speeds(self.SLOTS, Knowledge(measured=rows))
+
+    def job(self, **changes: Any) -> Job:
+        return modelled_job("own", gpus=1, batch=12, **changes)
+
+    def test_a_measured_job_can_be_reshaped(self) -> None:
+        speeds = self.speeds()
+        assert speeds.can_model(self.job())
+        assert speeds.types_for(self.job()) == ["slot"]
+        assert speeds.batch(self.job()) == 12
+        assert not speeds.can_model(modelled_job("own", gpus=1, batch=24))
+        assert not speeds.can_model(modelled_job("other", gpus=1, batch=12))
+
+    def test_the_fastest_measured_plan_is_chosen(self) -> None:
+        assert self.speeds().fastest(self.job(), "slot", (2,), 0.0) == Speed(2.0, Plan(data=2))
+        assert self.speeds().fastest(self.job(), "slot", (4,), 0.0) == Speed(2.5, Plan(data=4))
+
+    def test_the_last_measurement_of_a_plan_counts(self) -> None:
+        assert self.speeds().requested_speed(self.job()) == Speed(1.0, Plan())
+
+    def test_a_given_plan_is_as_fast_as_measured_or_else_as_the_best_on_as_many_gpus(self) -> None:
+        speeds, job = self.speeds(), self.job()
+        assert speeds.with_plan(job, "slot", (2,), 0.0, Plan(tensor=2)).steps_per_second == pytest.approx(1 / 0.7)
+        assert speeds.with_plan(job, "slot", (2,), 0.0, Plan(pipeline=2)).steps_per_second == pytest.approx(2.0)
+
+    def test_between_measured_sizes_the_step_time_is_interpolated(self) -> None:
+        speed = self.speeds().fastest(self.job(), "slot", (3,), 0.0)
+        assert speed is not None
+        assert speed.plan == Plan(data=3)
+        assert 2.0 < speed.steps_per_second < 2.5
+
+    def test_beyond_the_largest_measured_size_more_gpus_gain_nothing(self) -> None:
+        job, speeds = self.job(), self.speeds(self.ROWS[:2])
+        assert speeds.fastest(job, "slot", (4,), 0.0) == Speed(1.0, Plan(data=4))
+
+    def test_below_the_smallest_measured_size_the_speed_is_in_proportion(self) -> None:
+        speed = self.speeds(self.ROWS[-1:]).fastest(self.job(), "slot", (2,), 0.0)
+        assert speed is not None and speed.plan == Plan(data=2)
+        assert speed.steps_per_second == pytest.approx(1.25)
+
+    def test_a_batch_that_cannot_be_divided_is_not_fast_on_any_plan(self) -> None:
+        rows = (Measurement("own", "slot", (1,), Plan(), 5, 1, step_seconds=1.0),)
+        assert self.speeds(rows).fastest(modelled_job("own", gpus=1, batch=5), "slot", (4,), 0.0) is None
+
+    def test_the_catalogue_comes_first(self) -> None:
+        row = Measurement("gpt2", GPU, (8,), Plan(8), 16, 1, step_seconds=1000.0)
+        job = modelled_job(batch=16)
+        assert Speeds(CLUSTER, Knowledge(measured=(row,))).requested_speed(job) == Speeds(CLUSTER).requested_speed(job)
+
+    def test_knowledge_is_read_from_plain_values(self) -> None:
+        knowledge = Knowledge(measured=self.ROWS)
+        assert Knowledge.from_settings(msgspec.to_builtins(knowledge)) == knowledge
+
+    def test_a_refold_policy_reshapes_measured_jobs(self) -> None:
+        policy = make_policy(
+            "refold", {"knowledge": msgspec.to_builtins(Knowledge(measured=self.ROWS)), "restart_seconds": 1}
+        )
+        jobs = [
+            self.job(id="a", at=0.0, work=None, steps=100, gpu_range=(1, 4)),
+            self.job(id="b", at=5.0, work=None, steps=100, gpu_range=(1, 4)),
+        ]
+        journal = ListJournal()
+        speeds = self.speeds()
+        simulate(jobs, self.SLOTS, policy, charge=ModelledSpeeds(speeds, RecordedSpeeds(self.SLOTS)), journal=journal)
+        plans = [
+            order.allocation.plan for entry in journal.entries for order in entry.orders if isinstance(order, StartRun)
+        ]
+        assert len(plans) > 2 and {plan.gpus for plan in plans if plan} > {1}

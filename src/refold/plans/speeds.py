@@ -1,8 +1,9 @@
 """Modelled speeds of the jobs of a cluster: steps per second by plan and machines.
 
 A job can be modelled if its workload names a model of the catalogue and the catalogue has its GPU type; fits to
-measurements of that model on that type correct the estimate. Jobs that cannot be modelled or reshaped only run as
-requested. A `menu` lists the plans that the training code of a workload supports, if they are few.
+measurements of that model on that type correct the estimate. For other workloads and devices, such as CPU slots,
+measured step times may be known. Jobs that cannot be modelled or reshaped only run as requested. A `menu` lists the
+plans that the training code of a workload supports, if they are few.
 
 Results are cached by layout (GPUs on each node, in descending order), since there are few kinds of jobs.
 """
@@ -17,9 +18,18 @@ import numpy as np
 
 from refold.catalogue import DEFAULT_ENGINE, find_engine, known_model
 from refold.model import WHOLE, Cluster, Demand, Job, LaunchEngine, Plan
-from refold.perf import Fitted, ModelShape, TrainingSetup, apply_corrections, estimate_all, plans_to_columns
+from refold.perf import (
+    Fitted,
+    Measurement,
+    ModelShape,
+    TrainingSetup,
+    apply_corrections,
+    estimate_all,
+    plans_to_columns,
+)
 from refold.plans.cluster_machines import MIB_PER_GIB, ClusterMachines, Layout
 from refold.plans.launch_targets import LAUNCH_TARGETS, launch_problem
+from refold.plans.measured_steps import MeasuredSteps, StepTable
 from refold.plans.ranking import fastest
 from refold.plans.search import best_plan
 from refold.plans.space import DEFAULT_LIMITS, PlanLimits
@@ -28,12 +38,14 @@ from refold.plans.space import DEFAULT_LIMITS, PlanLimits
 class Knowledge(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What is known besides the catalogue: fits to measurements, and which plans may be chosen.
 
-    `menu` lists, by workload, the only plans that its training code supports.
+    `menu` lists, by workload, the only plans that its training code supports. `measured` are step times of workloads
+    or on devices that the catalogue does not have.
     """
 
     fits: tuple[Fitted, ...] = ()
     menu: dict[str, tuple[Plan, ...]] = {}
     limits: PlanLimits = DEFAULT_LIMITS
+    measured: tuple[Measurement, ...] = ()
 
     @staticmethod
     def from_settings(settings: Knowledge | Mapping[str, Any]) -> Knowledge:
@@ -74,13 +86,15 @@ class Speeds:
         self._fits = {(fit.model, fit.gpu): fit for fit in knowledge.fits}
         self._menu = knowledge.menu
         self._limits = knowledge.limits
+        self._measured = MeasuredSteps(knowledge.measured)
         self._models: dict[WorkloadKind, ModelShape | None] = {}
         self._cache: dict[tuple[object, ...], Speed | None] = {}
-        self._modelled: dict[tuple[str, bool, Demand], bool] = {}
+        self._types: dict[tuple[WorkloadKind, tuple[str, ...]], list[str]] = {}
+        self._modelled: dict[tuple[str, int, bool, Demand], bool] = {}
 
     def can_model(self, job: Job) -> bool:
         """Whether a job may be reshaped and its speed can be modelled."""
-        key = (job.workload, job.reshapable, job.demand)
+        key = (job.workload, job.batch, job.reshapable, job.demand)
         cached = self._modelled.get(key)
         if cached is None:
             whole_gpus = job.demand.gpu_milli == WHOLE and job.demand.gpus > 0
@@ -88,11 +102,14 @@ class Speeds:
         return cached
 
     def types_for(self, job: Job) -> list[str]:
-        """Return the GPU types of the cluster that a job accepts and that the catalogue has."""
-        if self._model(workload_kind(job)) is None:
-            return []
-        accepted = job.demand.gpu_types
-        return [name for name in self._machines.gpus if not accepted or name in accepted]
+        """Return the GPU types of the cluster that a job accepts and on which its speed is known."""
+        kind, accepted = workload_kind(job), job.demand.gpu_types
+        if (kind, accepted) not in self._types:
+            types = [name for name in self.cluster.type_names if not accepted or name in accepted]
+            self._types[kind, accepted] = [
+                name for name in types if self._can_estimate(kind, name) or self._table(kind, name)
+            ]
+        return self._types[kind, accepted]
 
     def fastest(self, job: Job, gpu_type: str, layout: Layout, cpus: float) -> Speed | None:
         """Return the speed with the best plan on a layout with `cpus` in total; None if no plan fits."""
@@ -105,24 +122,29 @@ class Speeds:
         """Return the speed with the job's own plan scaled to the layout by its replicas; None if that is impossible."""
         plan = self.own_plan(job)
         replicas, rest = divmod(sum(layout), plan.tensor * plan.pipeline)
-        setup = self._setup(workload_kind(job), gpu_type, layout, cpus)
-        if rest or not replicas or setup.batch % replicas:
+        batch = self.batch(job)
+        if rest or not replicas or batch % replicas:
             return None
-        accumulation = plan.accumulation if setup.batch % (replicas * plan.accumulation) == 0 else 1
+        accumulation = plan.accumulation if batch % (replicas * plan.accumulation) == 0 else 1
         scaled = msgspec.structs.replace(plan, data=replicas, accumulation=accumulation)
         return self.with_plan(job, gpu_type, layout, cpus, scaled)
 
     def with_plan(self, job: Job, gpu_type: str, layout: Layout, cpus: float, plan: Plan) -> Speed:
         """Return the speed with a given plan, even if it is estimated not to fit: the user has chosen it.
 
-        A GPU type that the catalogue does not have is modelled as the first one that it has.
+        A GPU type on which the speed is unknown is modelled as the first one on which it is known.
         """
-        if gpu_type not in self._machines.gpus:
-            gpu_type = self.types_for(job)[0]
-        key = (workload_kind(job), gpu_type, layout, cpus, plan)
+        kind = workload_kind(job)
+        key = (kind, gpu_type, layout, cpus, plan)
         cached = self._cache.get(key)
         if cached is None:
-            cached = self._cache[key] = self._estimate(self._setup(*key[:4]), plan)
+            types = self.types_for(job)
+            known_type = gpu_type if gpu_type in types else types[0]
+            if table := self._table(kind, known_type):
+                cached = Speed(1 / table.step_seconds(plan), plan)
+            else:
+                cached = self._estimate(self._setup(kind, known_type, layout, cpus), plan)
+            self._cache[key] = cached
         return cached
 
     def requested_speed(self, job: Job) -> Speed:
@@ -146,6 +168,15 @@ class Speeds:
             self._models[kind] = known_model(kind.workload) if kind.workload else None
         return self._models[kind]
 
+    def _can_estimate(self, kind: WorkloadKind, gpu_type: str) -> bool:
+        return self._model(kind) is not None and gpu_type in self._machines.gpus
+
+    def _table(self, kind: WorkloadKind, gpu_type: str) -> StepTable | None:
+        """Return the measured step times of a workload that cannot be modelled; None otherwise."""
+        if self._can_estimate(kind, gpu_type):
+            return None
+        return self._measured.find(kind.workload, gpu_type, kind.batch)
+
     def _setup(self, kind: WorkloadKind, gpu_type: str, layout: Layout, cpus: float) -> TrainingSetup:
         model, machines = self._model(kind), self._machines.get(gpu_type, layout, cpus)
         assert model is not None
@@ -158,6 +189,9 @@ class Speeds:
         return apply_corrections(setup, fit.values) if fit else setup
 
     def _search(self, kind: WorkloadKind, gpu_type: str, layout: Layout, cpus: float) -> Speed | None:
+        if table := self._table(kind, gpu_type):
+            plan = table.best_plan(sum(layout))
+            return Speed(1 / table.step_seconds(plan), plan) if plan and _can_run(kind.engine, plan) else None
         setup = self._setup(kind, gpu_type, layout, cpus)
         if kind.workload in self._menu:
             menu = [plan for plan in self._menu[kind.workload] if plan.gpus == sum(layout)]

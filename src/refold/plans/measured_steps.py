@@ -1,0 +1,64 @@
+"""Measured step times of workloads that cannot be modelled: models or devices that the catalogue does not have."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from refold.model import Plan, Seconds
+from refold.perf import Measurement
+
+
+class StepTable:
+    """Measured step times of one workload on one GPU type, by plan; the last one of each plan counts.
+
+    Between measured numbers of GPUs, the best step time is interpolated; beyond the largest, more GPUs gain nothing;
+    below the smallest, it is in proportion.
+    """
+
+    def __init__(self, rows: Sequence[Measurement]) -> None:
+        self._batch = rows[0].batch
+        self._seconds = {row.plan: row.step_seconds for row in rows if row.step_seconds is not None}
+        self._best: dict[int, Plan] = {}
+        for plan, seconds in self._seconds.items():
+            if plan.gpus not in self._best or seconds < self._seconds[self._best[plan.gpus]]:
+                self._best[plan.gpus] = plan
+
+    def step_seconds(self, plan: Plan) -> Seconds:
+        """Return the step time with a plan: as measured, or that of the best plan on as many GPUs."""
+        return self._seconds.get(plan) or self._interpolated(plan.gpus)
+
+    def best_plan(self, gpus: int) -> Plan | None:
+        """Return the fastest plan on a number of GPUs; if none was measured, the nearest one with other replicas."""
+        if gpus in self._best:
+            return self._best[gpus]
+        for count in sorted(self._best, key=lambda count: (abs(count - gpus), count)):
+            plan = self._best[count]
+            replicas, rest = divmod(gpus, plan.tensor * plan.pipeline)
+            if not rest and replicas and self._batch % (replicas * plan.accumulation) == 0:
+                return msgspec.structs.replace(plan, data=replicas, zero=plan.zero if replicas > 1 else 0)
+        return None
+
+    def _interpolated(self, gpus: int) -> Seconds:
+        counts = sorted(self._best)
+        seconds = [self._seconds[self._best[count]] for count in counts]
+        nearest = float(np.exp(np.interp(np.log(gpus), np.log(counts), np.log(seconds))))
+        return nearest * max(1.0, counts[0] / gpus)
+
+
+class MeasuredSteps:
+    """The step tables of all workloads."""
+
+    def __init__(self, rows: Sequence[Measurement]) -> None:
+        grouped: dict[tuple[str, str, int], list[Measurement]] = defaultdict(list)
+        for row in rows:
+            if row.step_seconds is not None:
+                grouped[row.model, row.gpu, row.batch].append(row)
+        self._tables = {key: StepTable(group) for key, group in grouped.items()}
+
+    def find(self, workload: str, gpu_type: str, batch: int) -> StepTable | None:
+        """Return the table of a workload on a GPU type with a global batch; None if nothing was measured."""
+        return self._tables.get((workload, gpu_type, batch))
