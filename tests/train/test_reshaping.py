@@ -166,12 +166,23 @@ def change_to_a_plan_that_does_not_fit(meeting: Path, plan: str) -> tuple[str, P
     session = make_session(meeting, Plan(data=2), STEPS, Setup())
     error = ""
     for batch in session:
+        session.step(batch)
         if session.steps_done == 1:
             with pytest.raises(BadInput) as caught:
                 session.change(parse_plan(plan))
             error = str(caught.value)
-        session.step(batch)
     return error, session.plan, session.steps_done
+
+
+def test_a_plan_is_not_changed_between_a_batch_and_its_step() -> None:
+    with pytest.raises(AssertionError, match=r"change the plan after session\.step\(batch\)"):
+        run_ranks(1, change_before_step, form_group=False)
+
+
+def change_before_step(meeting: Path) -> None:
+    session = make_session(meeting, Plan(), 2, Setup())
+    for _ in session:
+        session.change(Plan(accumulation=2))
 
 
 def test_a_loop_that_forgets_to_step_is_an_error() -> None:

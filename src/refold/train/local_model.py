@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from refold.errors import BadInput
 from refold.model import Plan, Recompute
 from refold.train.layout import PIPELINE, TENSOR, Layout
-from refold.train.pipeline_stages import PipelineRule, check_stages, find_rule, keep_stage
+from refold.train.pipeline_stages import PipelineRule, check_stages, find_difference, find_rule, keep_stage
 from refold.train.template import Template, allocate
-from refold.train.tensor_rules import Split, check_splits, find_splits, split_layers
+from refold.train.tensor_rules import Split, check_splits, find_splits, is_inner, split_layers
 
 _aten = torch.ops.aten
 _SAVED_WHEN_SELECTIVE = {_aten.mm.default, _aten.addmm.default, _aten.bmm.default}
@@ -41,12 +41,22 @@ class SplittableModel:
         self._splits = find_splits(self.template.model, tensor or {})
         self._rule = pipeline
         self._compile = compile_layers
+        self._pipeline_problem = ""
+
+    def try_pipeline(self, model: nn.Module, inputs: Tensor) -> None:
+        """Compare two pipeline stages with the whole model on a few inputs. Without that, the rule is trusted."""
+        try:
+            self._pipeline_problem = find_difference(model, self.pipeline_rule(), adapt_hugging_face, inputs)
+        except BadInput as error:
+            self._pipeline_problem = str(error)
 
     def check(self, plan: Plan) -> None:
         """Raise an error if the model cannot be split as a plan says."""
         if plan.tensor > 1:
             check_splits(self.template.model, self._splits, plan.tensor)
         if plan.pipeline > 1:
+            if self._pipeline_problem:
+                raise BadInput(self._pipeline_problem)
             check_stages(self.template.model, self.pipeline_rule(), plan.pipeline * plan.interleave)
 
     def pipeline_rule(self) -> PipelineRule:
@@ -57,7 +67,17 @@ class SplittableModel:
         """Return the part of the model that a rank has, with storage that is not initialised. Collective."""
         plan = layout.plan
         chunks = [self._chunk(layout, number) for number in range(plan.interleave)]
-        return LocalModel(chunks, self.template.aliases, layout)
+        inner = {name for name in self.template.parameters if is_inner(name, self._splits)}
+        shared = SharedParameters(self.template.aliases, inner, self._on_two_stages() if plan.pipeline > 1 else set())
+        return LocalModel(chunks, shared, layout)
+
+    def _on_two_stages(self) -> set[str]:
+        """Return the tied parameters that are used before and after the layers."""
+        rule = self.pipeline_rule()
+        before, after = (tuple(f"{name}." for name in names) for names in (rule.before, rule.after))
+        return {
+            name for alias, name in self.template.aliases.items() if name.startswith(before) and alias.startswith(after)
+        }
 
     def _chunk(self, layout: Layout, number: int) -> Chunk:
         plan = layout.plan
@@ -78,7 +98,7 @@ class SplittableModel:
                 else:
                     replicate(module, mesh=layout.data_mesh)
         allocate(model, layout.device)
-        _adapt_hugging_face(model, takes_hidden=stage > 0)
+        adapt_hugging_face(model, takes_hidden=stage > 0)
         return Chunk(model, stage, stages, layers)
 
     def _layers(self, model: nn.Module) -> list[nn.Module]:
@@ -112,21 +132,32 @@ class Chunk:
             self.model.set_is_last_backward(sync)
 
 
+class SharedParameters(NamedTuple):
+    """Parameters that several modules or ranks use. `aliases`: the other names of tied parameters, and the first one.
+
+    `inner`: those within split layers. `on_two_stages`: tied ones that the first and the last pipeline stage have.
+    """
+
+    aliases: Mapping[str, str]
+    inner: Collection[str]
+    on_two_stages: Collection[str]
+
+
 class LocalModel:
     """The chunks of the model that one rank has."""
 
-    def __init__(self, chunks: list[Chunk], aliases: Mapping[str, str], layout: Layout) -> None:
+    def __init__(self, chunks: list[Chunk], shared: SharedParameters, layout: Layout) -> None:
         self.chunks = chunks
         self.layout = layout
-        self._aliases = aliases
-        self._tied_group = self._make_tied_group() if aliases and layout.plan.pipeline > 1 else None
+        self._shared = shared
+        self._tied_group = self._make_tied_group() if shared.on_two_stages else None
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Return the local parameters with their names in the whole model; tied parameters once."""
         seen: set[str] = set()
         for chunk in self.chunks:
             for local_name, parameter in chunk.model.named_parameters():
-                name = self._aliases.get(local_name, local_name)
+                name = self._shared.aliases.get(local_name, local_name)
                 if name not in seen:
                     seen.add(name)
                     yield name, parameter
@@ -141,14 +172,21 @@ class LocalModel:
 
     def is_on_two_stages(self, name: str) -> bool:
         """Whether a parameter is in the first and in the last pipeline stage, because it is tied."""
-        return self._tied_group is not None and name in self._aliases.values()
+        return name in self._shared.on_two_stages
 
-    def add_tied_gradients(self) -> None:
-        """Add up the gradients of tied parameters in the first and the last pipeline stage."""
-        if self._tied_group is not None:
-            for name, parameter in self.named_parameters():
-                if self.is_on_two_stages(name) and parameter.grad is not None:
-                    dist.all_reduce(local_part(parameter.grad), group=self._tied_group)
+    def add_gradients(self) -> None:
+        """Add up gradients of parameters that several ranks use: tied ones, and those within split layers."""
+        has_inner = self._shared.inner and self.layout.plan.tensor > 1
+        tensor_group = self.layout.mesh.get_group(TENSOR) if has_inner else None
+        if self._tied_group is None and tensor_group is None:
+            return
+        for name, parameter in self.named_parameters():
+            if parameter.grad is None:
+                continue
+            if self.is_on_two_stages(name):
+                dist.all_reduce(local_part(parameter.grad), group=self._tied_group)
+            if name in self._shared.inner and tensor_group is not None:
+                dist.all_reduce(local_part(parameter.grad), group=tensor_group)
 
     def _make_tied_group(self) -> dist.ProcessGroup | None:
         """Return the group of this rank and its counterpart in the first or last stage; None between. Collective."""
@@ -190,7 +228,7 @@ def _selective_policy(context: Any, operator: Any, *args: Any, **kwargs: Any) ->
     return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def _adapt_hugging_face(model: nn.Module, takes_hidden: bool) -> None:
+def adapt_hugging_face(model: nn.Module, *, takes_hidden: bool) -> None:
     """Let a model of Hugging Face take one tensor and return one: tokens or hidden values in, logits out."""
     if not hasattr(model, "config") or not hasattr(model, "get_input_embeddings"):
         return

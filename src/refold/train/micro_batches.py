@@ -44,7 +44,7 @@ class TrainingStep:
         Gradients are in the parameters, averaged over all samples of the global batch.
         """
         loss = self._run_pipeline(batch) if self._pipeline else self._run_accumulated(batch)
-        self._model.add_tied_gradients()
+        self._model.add_gradients()
         return loss
 
     def _run_accumulated(self, batch: Batch) -> Tensor:

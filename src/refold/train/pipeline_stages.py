@@ -8,7 +8,8 @@ last stage only.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import copy
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +28,20 @@ class PipelineRule(NamedTuple):
     after: tuple[str, ...]
 
 
-class PassOn(nn.Module):
-    """Returns its first argument."""
+class Adapter(Protocol):
+    """Lets a model take one tensor and return one."""
 
-    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the first argument."""
-        del args, kwargs
-        return hidden
+    def __call__(self, model: nn.Module, *, takes_hidden: bool) -> None:
+        """Adapt a model in place. `takes_hidden`: its input is the output of another stage."""
+
+
+class PassOn(nn.Module):
+    """Returns its input: the first tensor of its arguments, unless there are embedded inputs by name."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the input."""
+        candidates = (kwargs.get("inputs_embeds"), *args, *kwargs.values())
+        return next(value for value in candidates if isinstance(value, Tensor))
 
 
 class Zero(nn.Module):
@@ -72,6 +80,25 @@ def find_rule(model: nn.Module) -> PipelineRule:
         after = [path + name for name in children[position + 1 :]] + after
         owner, path = owner.get_submodule(part), f"{path}{part}."
     return PipelineRule(layers, tuple(before), tuple(after))
+
+
+def find_difference(model: nn.Module, rule: PipelineRule, adapt: Adapter, inputs: Tensor) -> str:
+    """Return why two pipeline stages do not compute what the model computes; empty if they do."""
+    tensors = [*model.parameters(), *model.buffers()]
+    whole, first, last = (copy.deepcopy(model, {id(tensor): tensor for tensor in tensors}).eval() for _ in range(3))
+    advice = "pass pipeline=PipelineRule(…) to refold.train.start, or move what forward() does itself into modules"
+    try:
+        keep_stage(first, rule, 0, 2)
+        keep_stage(last, rule, 1, 2)
+        adapt(whole, takes_hidden=False)
+        adapt(first, takes_hidden=False)
+        adapt(last, takes_hidden=True)
+        with torch.no_grad():
+            expected, found = whole(inputs), last(first(inputs))
+            same = torch.allclose(expected, found, rtol=1e-3, atol=1e-5)
+    except Exception as error:  # whatever a model does with a hidden state instead of its inputs
+        return f"the model cannot be split into pipeline stages ({type(error).__name__}: {error}); {advice}"
+    return "" if same else f"two pipeline stages of the model compute something else than the model; {advice}"
 
 
 def check_stages(model: nn.Module, rule: PipelineRule, stages: int) -> None:

@@ -26,6 +26,7 @@ from refold.train import process_group, progress
 from refold.train.boundary import Boundary, Request
 from refold.train.channel import RankChannel, connect
 from refold.train.checkpoints import Checkpoints
+from refold.train.fused_layers import replace_fused_layers
 from refold.train.local_model import SplittableModel
 from refold.train.messages import Change, Entered, Finished, Left, Progress, Ready, Saved
 from refold.train.micro_batches import Batch, Loss, TrainingStep
@@ -40,6 +41,9 @@ log = logging.getLogger("refold.train")
 
 SAVE_EVERY: Seconds = 600.0
 """Default time between checkpoints."""
+
+MAX_TRIED_PARAMETERS = 10**8
+"""Up to this size, pipeline stages are compared with the whole model at the start: two forward passes of a sample."""
 
 REPORT_EVERY: Seconds = 1.0
 """Time between two reports of progress."""
@@ -107,6 +111,7 @@ class Session:
         self._checkpoints = checkpoints
         self._boundary = Boundary(channel, options.save_every if checkpoints else float("inf"))
         self._training_step: TrainingStep | None = None
+        self._has_batch = False
         self._reported_at, self._reported_steps = monotonic(), 0
 
     # What a script uses.
@@ -115,9 +120,9 @@ class Session:
         while self.steps_done < self._options.steps:
             while self._follow(self._boundary.ask(self.steps_done)) is not Request.NOTHING:
                 pass  # ranks that have joined ask at their first step, so the others do as well
-            done = self.steps_done
+            self._has_batch = True
             yield self._next_batch()
-            if self.steps_done != done + 1:
+            if self._has_batch:
                 raise BadInput("call session.step(batch) once for every batch of the session")
         self._finish()
 
@@ -136,6 +141,7 @@ class Session:
         if self._options.scheduler is not None:
             self._options.scheduler.step()
         self.steps_done += 1
+        self._has_batch = False
         self._report(loss)
         return loss
 
@@ -179,6 +185,8 @@ class Session:
 
         If the model or the batch cannot be divided as the plan says, the error says why, and nothing has changed.
         """
+        if self._has_batch:
+            raise BadInput("change the plan after session.step(batch): the batch was read for the present plan")
         self._reshaper.check(plan)
         if plan.gpus != dist.get_world_size():
             raise BadInput(f"{plan} needs {plan.gpus} ranks, the session has {dist.get_world_size()}")
@@ -386,8 +394,11 @@ def start(
         save_every=save_every,
         scheduler=scheduler,
     )
+    replacements = replace_fused_layers(model, optimizer)
     splittable = SplittableModel(model, tensor=tensor, pipeline=pipeline, compile_layers=compile_layers)
-    state = TrainingState(model, optimizer, splittable)
+    if pipeline is None and sum(parameter.numel() for parameter in model.parameters()) <= MAX_TRIED_PARAMETERS:
+        splittable.try_pipeline(model, options.inputs(default_collate([data[0]])))
+    state = TrainingState(model, optimizer, splittable, replacements)
     folder = checkpoint or os.environ.get("REFOLD_CHECKPOINT")
     session = Session(
         Reshaper(state, batch, process_group.choose_device(), shard_group),

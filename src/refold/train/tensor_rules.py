@@ -3,12 +3,15 @@
 A pair of layers is split as in Megatron-LM: the first by columns (outputs), the second by rows (inputs), so that one
 all-reduce per pair is enough. The table knows the names that are common in transformers, among them those of Hugging
 Face's Llama, Qwen, Mistral, GPT-2 and BERT. Everything else is replicated.
+
+Replicated parameters between the layers of a pair (*inner* ones, such as norms of queries and keys) see the activations
+of their own rank only: their gradients are added up over the ranks.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -18,7 +21,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from refold.errors import BadInput
 
-Split = Literal["column", "row"]
+Split = Literal["column", "row", "inner", "whole"]
+"""How tensor parallelism treats a layer: split by columns or rows, replicated within a pair, or outside of pairs."""
 
 _KNOWN: tuple[tuple[re.Pattern[str], Split], ...] = (
     (re.compile(r".*att[a-z_]*(\.self)?\.(q|k|v|wq|wk|wv|query|key|value|[qkv]_proj|[qkv]_lin)"), "column"),
@@ -27,7 +31,11 @@ _KNOWN: tuple[tuple[re.Pattern[str], Split], ...] = (
     (re.compile(r".*(mlp|ffn|feed_forward)\.(down|fc2|c_proj|w2|lin2|down_proj)"), "row"),
     (re.compile(r".*\.intermediate\.dense"), "column"),
     (re.compile(r".*layer\.\d+\.output\.dense"), "row"),
+    (re.compile(r".*att[a-z_]*\.c_attn\.(q|k|v)"), "column"),
+    (re.compile(r".*att[a-z_]*\.((q|k|query|key)_(norm|layernorm))"), "inner"),
 )
+
+_STYLES = {"column": ColwiseParallel, "row": RowwiseParallel}
 
 _HEADS = ("num_heads", "num_attention_heads", "num_key_value_heads", "n_head", "n_heads", "heads", "n_kv_heads")
 _WIDTHS = ("split_size", "all_head_size", "inner_dim")
@@ -42,14 +50,14 @@ def find_splits(model: nn.Module, annotated: Mapping[str, Split]) -> dict[str, S
         pattern = next((pattern for pattern in annotated if fnmatchcase(name, pattern)), None)
         if pattern is not None:
             used.add(pattern)
-            if not isinstance(module, nn.Linear):
+            if annotated[pattern] in ("column", "row") and not isinstance(module, nn.Linear):
                 raise BadInput(
                     f"tensor rule {pattern!r} matches {name!r}, a {type(module).__name__}; expected nn.Linear"
                 )
             splits[name] = annotated[pattern]
-        elif isinstance(module, nn.Linear):
+        else:
             split = next((split for known, split in _KNOWN if known.fullmatch(name)), None)
-            if split is not None:
+            if split == "inner" or (split is not None and isinstance(module, nn.Linear)):
                 splits[name] = split
     if unused := set(annotated) - used:
         raise BadInput(f"tensor rule {min(unused)!r} matches no module of the model")
@@ -58,17 +66,24 @@ def find_splits(model: nn.Module, annotated: Mapping[str, Split]) -> dict[str, S
 
 def check_splits(model: nn.Module, splits: Mapping[str, Split], degree: int) -> None:
     """Raise an error if the layers cannot be split by a degree."""
-    if not splits:
+    if not any(split == "column" for split in splits.values()):
         raise BadInput(
             f"tensor parallelism of {degree} needs layers that can be split, and none was found; name them with "
             "tensor={'layers.*.attention.wqkv': 'column', …}"
         )
     for name, split in splits.items():
+        if split not in ("column", "row"):
+            continue
         layer = model.get_submodule(name)
         size = layer.out_features if split == "column" else layer.in_features
         if not isinstance(size, int) or size % degree:
             side = "outputs" if split == "column" else "inputs"
             raise BadInput(f"{name} has {size} {side}, which tensor parallelism of {degree} cannot split evenly")
+    for name in _unknown_inner_parameters(model, splits):
+        raise BadInput(
+            f"{name} is within split layers, and it is not known whether it sees split activations; add it to tensor=… "
+            "as 'inner' if it does, else as 'whole'"
+        )
     for name, parent in _parents(model, splits).items():
         for attribute, count in _counted_heads(parent).items():
             if count % degree:
@@ -78,7 +93,7 @@ def check_splits(model: nn.Module, splits: Mapping[str, Split], degree: int) -> 
 def split_layers(model: nn.Module, splits: Mapping[str, Split], mesh: DeviceMesh) -> None:
     """Split the layers of a model, in place, over the ranks of a one-dimensional mesh."""
     present = {name: split for name, split in splits.items() if _has(model, name)}
-    styles = {name: ColwiseParallel() if split == "column" else RowwiseParallel() for name, split in present.items()}
+    styles = {name: _STYLES[split]() for name, split in present.items() if split in _STYLES}
     for parent in _parents(model, present).values():
         for attribute in (*_HEADS, *_WIDTHS):
             count = getattr(parent, attribute, None)
@@ -87,8 +102,24 @@ def split_layers(model: nn.Module, splits: Mapping[str, Split], mesh: DeviceMesh
     parallelize_module(model, mesh, styles)
 
 
+def is_inner(parameter: str, splits: Mapping[str, Split]) -> bool:
+    """Whether a replicated parameter sees the activations of its own rank only."""
+    return any(split == "inner" and parameter.startswith(f"{name}.") for name, split in splits.items())
+
+
+def _unknown_inner_parameters(model: nn.Module, splits: Mapping[str, Split]) -> Iterator[str]:
+    """Return parameters in modules with layers split by columns that no rule covers."""
+    columns = {name.rpartition(".")[0] for name, split in splits.items() if split == "column"}
+    for parent in sorted(columns):
+        for name, _ in model.get_submodule(parent).named_parameters(prefix=parent):
+            if not any(name.startswith(f"{known}.") for known in splits):
+                yield name
+
+
 def _parents(model: nn.Module, splits: Mapping[str, Split]) -> dict[str, nn.Module]:
+    """Return the modules that contain split layers, and those around separate projections."""
     names = {name.rpartition(".")[0] for name in splits}
+    names |= {name.rpartition(".")[0] for name in names if name.endswith(".c_attn")}
     return {name: model.get_submodule(name) for name in sorted(names)}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from refold.errors import BadInput
 from refold.model import Plan
 from refold.train.checkpoints import Checkpoints
+from refold.train.fused_layers import Replacement
 from refold.train.layout import Layout
 from refold.train.local_model import LocalModel, SplittableModel, local_part
 from refold.train.local_optimizer import LocalOptimizer
@@ -31,11 +32,19 @@ _OPTIMIZER_COPIES = 3
 class TrainingState:
     """A model and its optimizer. All methods but the first two are collective."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, splittable: SplittableModel) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        splittable: SplittableModel,
+        replacements: Sequence[Replacement] = (),
+    ) -> None:
+        """`replacements`: parameters of the user's model that were replaced in it."""
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         self.splittable = splittable
         self.optimizer = LocalOptimizer(optimizer, names)
         self._initial: dict[str, Tensor] = {name: value.detach() for name, value in model.named_parameters()}
+        self._replacements = replacements
         self._model: LocalModel | None = None
 
     def estimated_bytes(self) -> int:
@@ -148,6 +157,8 @@ class TrainingState:
                 whole[box.region()] = box.local.detach().cpu()
             dist.all_reduce(whole)
             result[name.partition(".")[2]] = whole
+        for replacement in self._replacements:
+            replacement.restore(result)
         return result
 
     def _tensors(self) -> Mapping[str, Tensor]:
