@@ -1,0 +1,1 @@
+"""How fast and how exactly training jobs change shape."""
