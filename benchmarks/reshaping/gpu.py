@@ -48,9 +48,8 @@ def main() -> None:
     options = parser.parse_args()
     numbers = measure(options.size, options.steps)
     for row in numbers["changes"]:
-        print(
-            f"{row['plan']:30}{row['change']:8.3f} s {row['first step'] - row['step']:+8.3f} s {row['step']:8.3f} s/step"
-        )
+        first = row["first step"] - row["step"]
+        print(f"{row['plan']:32}{row['change']:8.3f} s {first:+8.3f} s {row['step']:8.3f} s/step")
     if options.json:
         options.json.write_text(json.dumps(numbers))
 
