@@ -19,7 +19,16 @@ from refold.backends.backend import Backend, Report
 from refold.backends.local import RunFiles, live_change, log_path
 from refold.backends.local.backend import LocalBackend, local_cluster
 from refold.core import Header, ListJournal, Scheduler, View
-from refold.core.events import Event, JobCancelled, JobHeld, RunFailed, RunFinished, RunStarted, RunStopped
+from refold.core.events import (
+    ChangeMeasured,
+    Event,
+    JobCancelled,
+    JobHeld,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    RunStopped,
+)
 from refold.core.orders import StartRun, StopRun
 from refold.model import Allocation, Decision, Job, Plan, Reshape, Share, Start
 from refold.server.batch import BatchRun
@@ -81,6 +90,9 @@ def test_the_processes_become_the_next_run(tmp_path: Path) -> None:
         await harness.order(StartRun("job", 2, TWO))
         await harness.started("job", 2)
         assert living_agents(tmp_path) == ["1"]
+        cost = next(event for event in harness.reports if isinstance(event, ChangeMeasured))
+        assert (cost.job, cost.run, cost.way) == ("job", 2, "live")
+        assert cost.seconds == pytest.approx(0.3)
         (tmp_path / "finish").touch()
         assert await harness.ending("job", 2) == RunFinished("job", 2)
         assert lines(tmp_path, "plans") == ["2 2 0,1"]

@@ -110,6 +110,28 @@ def test_progress_may_be_written_to_a_file_instead(setups: MakeSetup) -> None:
     assert run.steps() == [9]
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("120", [RunProgressed("job", 1, steps=120)]),
+        ("120 loss=2.31 samples_per_second=88.1", [RunProgressed("job", 1, 0.0, 120, 2.31, 88.1)]),
+        ("1,200 samples_per_second=0.5", [RunProgressed("job", 1, 0.0, 1200, None, 0.5)]),
+        ("120 loss=nan samples_per_second=-1 other=3", [RunProgressed("job", 1, steps=120)]),
+        ("120 loss=", [RunProgressed("job", 1, steps=120)]),
+        ("120 of 300", []),
+        ("loss=2.31", []),
+        ("", []),
+    ],
+)
+def test_a_progress_file_may_have_loss_and_speed(setups: MakeSetup, text: str, expected: list[Event]) -> None:
+    setup = setups()
+    setup.follow(Launch())
+    setup.files.progress(0).write_text(text + "\n")
+    setup.watch.poll()
+    setup.watch.poll()
+    assert setup.reports == expected
+
+
 def test_only_the_end_of_a_flood_is_read(setups: MakeSetup) -> None:
     run = setups()
     run.follow(STEPS)

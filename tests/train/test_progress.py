@@ -44,6 +44,14 @@ def test_steps_are_written_at_most_once_per_second(tmp_path: Path, clock: FakeCl
     assert [path.name for path in tmp_path.iterdir()] == ["progress"]
 
 
+def test_loss_and_speed_are_written_with_the_steps(tmp_path: Path) -> None:
+    path = tmp_path / "progress"
+    Reporter(path).report(120, loss=2.3125, samples_per_second=88.125)
+    assert path.read_text() == "120 loss=2.3125 samples_per_second=88.125\n"
+    Reporter(path).report(121)
+    assert path.read_text() == "121\n"
+
+
 def test_the_last_step_is_written_without_further_reports(tmp_path: Path) -> None:
     program = """
 import os, pathlib, time

@@ -310,7 +310,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     """A job and its state. `reason` (a code) and `message` say why it is waiting, or how its last run ended.
 
     `demand` and `requested_gpus`: the request. `gpus`: the GPUs of the current or last run; those requested before the
-    first. `plan` and `steps_done` are kept when a job ends. `position`: position in the queue, from 1 (0: not waiting).
+    first. `plan`, `steps_done` and `loss` are kept when a job ends. `loss` and
+    `samples_per_second`: as the job last reported them. `position`: position in the queue, from 1 (0: not waiting).
     `exit_code`: of the last run; 0 for a finished job. `preemptible`: whether it may be stopped or reshaped for other
     jobs; `consent` says why. `array`: id of the array that the job belongs to.
     """
@@ -335,6 +336,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     start_estimate: TimeEstimate | None = None
     steps_done: int = 0
     steps: int | None = None
+    loss: float | None = None
+    samples_per_second: float | None = None
     time_limit: float | None = None
     position: int = 0
     warning: str = ""

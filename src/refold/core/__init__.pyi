@@ -8,6 +8,8 @@ from .entries import (
     ListJournal as ListJournal,
 )
 from .events import (
+    ChangeMeasured as ChangeMeasured,
+    ChangeWay as ChangeWay,
     Event as Event,
     GpuDrained as GpuDrained,
     GpuLost as GpuLost,
@@ -28,6 +30,7 @@ from .events import (
     RunRecalled as RunRecalled,
     RunStarted as RunStarted,
     RunStopped as RunStopped,
+    SpeedMeasured as SpeedMeasured,
     Woke as Woke,
 )
 from .orders import (

@@ -10,7 +10,19 @@ from refold.model import Job, Run, Seconds
 class Progress:
     """The progress of a job: number of runs, work (seconds) and steps done, GPU-seconds of the ended runs."""
 
-    __slots__ = ("computing_since", "done", "gpu_seconds", "reported_start", "runs", "steps", "steps_at")
+    __slots__ = (
+        "change_seconds",
+        "computing_since",
+        "done",
+        "first_report",
+        "gpu_seconds",
+        "loss",
+        "reported_start",
+        "runs",
+        "samples_per_second",
+        "steps",
+        "steps_at",
+    )
 
     def __init__(self) -> None:
         self.runs = 0
@@ -20,6 +32,11 @@ class Progress:
         self.gpu_seconds = 0.0
         self.computing_since: Seconds | None = None
         self.reported_start = False
+        self.loss: float | None = None
+        self.samples_per_second: float | None = None
+        self.first_report: tuple[int, Seconds] | None = None
+        """Steps and time of the first report of the current run with a speed."""
+        self.change_seconds: Seconds | None = None
 
     def record_steps(self, steps: int | None, now: Seconds) -> None:
         """Record the steps done, if they were reported."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
-from refold.model import Allocation, Job, Reason, Seconds
+from refold.model import Allocation, Job, Plan, Reason, Seconds
+
+ChangeWay = Literal["live", "warm", "cold"]
 
 
 class JobSubmitted(msgspec.Struct, gc=False, frozen=True, tag=True):
@@ -37,13 +41,17 @@ class JobReleased(msgspec.Struct, gc=False, frozen=True, tag=True):
 
 
 class JobContinued(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
-    """The progress of a job from before the journal began: number of runs, work and steps done, GPU-seconds."""
+    """The progress of a job from before the journal began: number of runs, work and steps done, GPU-seconds.
+
+    `change_seconds`: the cost of its last change, if it was measured.
+    """
 
     job: str
     runs: int = 0
     done: Seconds = 0.0
     steps: int = 0
     gpu_seconds: float = 0.0
+    change_seconds: Seconds | None = None
 
 
 class PastJob(msgspec.Struct, gc=False, frozen=True, tag=True):
@@ -78,12 +86,42 @@ class RunStarted(msgspec.Struct, gc=False, frozen=True, tag=True):
 
 
 class RunProgressed(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
-    """The total work that a job has done, in seconds, and would keep if stopped now; `steps` if it counts steps."""
+    """The total work that a job has done, in seconds, and would keep if stopped now; `steps` if it counts steps.
+
+    `loss` and `samples_per_second` are those of the last steps, if the job reports them.
+    """
 
     job: str
     run: int
     done: Seconds = 0.0
     steps: int | None = None
+    loss: float | None = None
+    samples_per_second: float | None = None
+
+
+class ChangeMeasured(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
+    """The change with which a run began has left its job for `seconds` without training.
+
+    `way`: live (its processes stayed), warm (new processes, state in memory) or cold (restarted from a checkpoint).
+    """
+
+    job: str
+    run: int
+    seconds: Seconds
+    way: ChangeWay
+
+
+class SpeedMeasured(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
+    """The average speed of a kind of job on GPUs of a type with a plan, measured before the journal began."""
+
+    workload: str
+    batch: int
+    sequence: int
+    gpu_type: str
+    layout: tuple[int, ...]
+    plan: Plan
+    steps_per_second: float
+    reports: int = 1
 
 
 class RunStopped(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
@@ -169,6 +207,8 @@ Event = (
     | JobReleased
     | JobContinued
     | PastJob
+    | ChangeMeasured
+    | SpeedMeasured
     | RunAdopted
     | RunRecalled
     | NodeLost

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from refold.core.changes import Changes, Progress
-from refold.core.events import JobContinued, RunFailed, RunProgressed, RunStopped
+from refold.core.events import ChangeMeasured, JobContinued, RunFailed, RunProgressed, RunStopped
+from refold.core.measurements import Measurements
 from refold.core.orders import StartRun, StopRun
-from refold.model import WHOLE, Allocation, Job, Placement, Run, Seconds
+from refold.model import WHOLE, Allocation, Cluster, Job, Placement, Run, Seconds, measured_shape
 from refold.packing import FreeResources
 
 
 class RunTable:
     """The current run of each active job, and the progress of all jobs that have not ended."""
 
-    def __init__(self, free: FreeResources, changes: Changes) -> None:
+    def __init__(self, cluster: Cluster, free: FreeResources, changes: Changes) -> None:
         self.jobs: dict[str, Job] = {}
         self.runs: dict[str, Run] = {}
         self.progress: dict[str, Progress] = {}
@@ -20,6 +21,8 @@ class RunTable:
         """Jobs that are not queued again when their runs have stopped."""
         self._reshape_holdings: dict[str, Placement] = {}
         self._next_allocations: dict[str, Allocation] = {}
+        self.measurements = Measurements()
+        self._cluster = cluster
         self._free = free
         self._changes = changes
 
@@ -39,6 +42,7 @@ class RunTable:
         progress.runs += 1
         progress.computing_since = now
         progress.reported_start = False
+        progress.samples_per_second = progress.first_report = None
         run = Run(job.id, progress.runs, allocation, now if since is None else since)
         self.jobs[job.id] = job
         self.runs[job.id] = run
@@ -106,8 +110,30 @@ class RunTable:
         elif progress.computing_since is not None:  # only steps were reported: the estimated work up to now is kept
             progress.done += now - progress.computing_since
         progress.record_steps(steps, now)
+        if event.loss is not None:
+            progress.loss = event.loss
+        if event.samples_per_second is not None:
+            self._note_speed(event, event.samples_per_second, now)
         self._resume_computing(progress, self.runs[event.job], now)
         return True
+
+    def _note_speed(self, event: RunProgressed, samples_per_second: float, now: Seconds) -> None:
+        """Note the speed of a run. If the batch size is unknown, steps are counted from the first report on."""
+        job, progress = self.jobs[event.job], self.progress[event.job]
+        progress.samples_per_second = samples_per_second
+        first_steps, first_at = progress.first_report = progress.first_report or (progress.steps, now)
+        if job.batch:
+            speed = samples_per_second / job.batch
+        else:
+            speed = (progress.steps - first_steps) / (now - first_at) if now > first_at else 0.0
+        if speed > 0 and job.workload:
+            shape = measured_shape(job, self.runs[event.job].allocation, self._cluster)
+            self.measurements.note_speed(shape, speed)
+
+    def note_change(self, event: ChangeMeasured) -> None:
+        """Note what the change with which the current run began has cost."""
+        self.progress[event.job].change_seconds = event.seconds
+        self.measurements.note_change(self.jobs[event.job], event)
 
     def note_saved(self, event: RunStopped | RunFailed, now: Seconds) -> None:
         """Note the progress from which the next run will resume."""
@@ -121,6 +147,7 @@ class RunTable:
         if progress is None or progress.runs:
             return False
         progress.runs, progress.done, progress.gpu_seconds = event.runs, event.done, event.gpu_seconds
+        progress.change_seconds = event.change_seconds
         progress.record_steps(event.steps or None, now)
         return True
 

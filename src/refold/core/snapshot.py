@@ -29,7 +29,8 @@ from refold.model import Job, Reason
 
 def snapshot(state: State, past: Iterable[PastJob] = ()) -> tuple[Event, ...]:
     """Return events that bring a new scheduler on the same cluster to this state."""
-    return (*past, *_job_events(state), *_run_events(state), *_node_events(state), *_hold_events(state))
+    speeds = state.running.measurements.speed_events()
+    return (*past, *speeds, *_job_events(state), *_run_events(state), *_node_events(state), *_hold_events(state))
 
 
 def _node_events(state: State) -> Iterable[Event]:
@@ -70,7 +71,7 @@ def _progress_events(state: State, job: Job) -> Iterable[Event]:
         done = progress.done
         if progress.computing_since is not None:
             done += state.now - progress.computing_since
-        yield JobContinued(job.id, progress.runs, done, progress.steps, progress.gpu_seconds)
+        yield JobContinued(job.id, progress.runs, done, progress.steps, progress.gpu_seconds, progress.change_seconds)
 
 
 def _run_events(state: State) -> Iterable[Event]:

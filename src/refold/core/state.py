@@ -8,6 +8,7 @@ from math import inf
 from refold.core.availability import Availability
 from refold.core.changes import Changes, Progress
 from refold.core.events import (
+    ChangeMeasured,
     Event,
     GpuLost,
     GpuReturned,
@@ -26,6 +27,7 @@ from refold.core.events import (
     RunRecalled,
     RunStarted,
     RunStopped,
+    SpeedMeasured,
     Woke,
 )
 from refold.core.job_queue import JobQueue
@@ -34,7 +36,7 @@ from refold.core.run_table import RunTable
 from refold.model import Allocation, Cluster, Job, Reason, Seconds
 from refold.packing import FreeResources
 
-RunReport = RunFinished | RunStopped | RunStarted | RunProgressed | RunFailed | RunRecalled
+RunReport = RunFinished | RunStopped | RunStarted | RunProgressed | RunFailed | RunRecalled | ChangeMeasured
 
 
 class State:
@@ -47,7 +49,7 @@ class State:
         self.changes = Changes()
         self.late: Counter[str] = Counter()
         self.queue = JobQueue(cluster, self.free, self.changes)
-        self.running = RunTable(self.free, self.changes)
+        self.running = RunTable(cluster, self.free, self.changes)
         self._runs = self.running.runs
         self.availability = Availability(self.free, self.changes)
 
@@ -94,6 +96,11 @@ class State:
             case RunAdopted():
                 if not self._adopt(event):
                     self._count_late(event)
+            case ChangeMeasured():
+                if self._is_current(event):
+                    self.running.note_change(event)
+            case SpeedMeasured():
+                self.running.measurements.restore(event)
             case PastJob():
                 self.changes.past_jobs.append((event.job, event.run_time))
             case NodeLost() | GpuLost():

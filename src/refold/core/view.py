@@ -14,6 +14,7 @@ from refold.model import (
     Cluster,
     Demand,
     Job,
+    MeasuredShape,
     Milli,
     Placement,
     Reason,
@@ -40,6 +41,8 @@ class View:
         """Jobs with a run."""
         self.runs: Mapping[str, Run] = MappingProxyType(state.running.runs)
         """The current run of each active job."""
+        self.measured_speeds: Mapping[MeasuredShape, float] = MappingProxyType(state.running.measurements.speeds)
+        """Speeds that runs have reported, in steps per second, averaged by kind of job, GPUs and plan."""
         self.infeasible: Mapping[str, Job] = MappingProxyType(state.queue.infeasible)
         """Jobs that would not fit even into the empty cluster. Policies can ignore them."""
         self.held: Mapping[str, Job] = MappingProxyType(state.queue.held)
@@ -146,6 +149,19 @@ class View:
     def computing_since(self, job_id: str) -> Seconds | None:
         """Return when the current run was started or last reported progress; None if it is not computing."""
         return self._state.running.progress[job_id].computing_since
+
+    def loss(self, job_id: str) -> float | None:
+        """Return the training loss that a job last reported; None: it has reported none."""
+        return self._state.running.progress[job_id].loss
+
+    def samples_per_second(self, job_id: str) -> float | None:
+        """Return the speed that the current run last reported; None: it has reported none."""
+        return self._state.running.progress[job_id].samples_per_second
+
+    def change_seconds(self, job: Job) -> Seconds | None:
+        """Return what the last change of a job has cost, else that of a job with the same workload; None: unknown."""
+        own = self._state.running.progress[job.id].change_seconds
+        return own if own is not None else self._state.running.measurements.change_seconds.get(job.workload)
 
     def held_by(self, job_id: str) -> Placement:
         """Return the resources that a run holds now; while it is reshaped, the old and the new allocation."""

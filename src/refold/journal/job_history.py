@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from refold.core import (
+    ChangeMeasured,
     Entry,
     Event,
     GpuDrained,
@@ -31,6 +32,7 @@ from refold.core import (
     RunRecalled,
     RunStarted,
     RunStopped,
+    SpeedMeasured,
     StartRun,
     StopRun,
     Woke,
@@ -139,7 +141,7 @@ class JobHistories(JobLog):
                 self._change_node(NodeChange(self.now, event.node, True, event.gpu))
             case RunProgressed():
                 self._progress(event)
-            case Woke() | PastJob() | JobSubmitted() | RunFinished():
+            case Woke() | PastJob() | ChangeMeasured() | SpeedMeasured() | JobSubmitted() | RunFinished():
                 pass
 
     def _apply_caused_order(self, job_id: str) -> None:
@@ -219,6 +221,8 @@ class JobHistories(JobLog):
         found = self._current(event.job, event.run)
         if found is not None and event.steps is not None:
             found[0].steps = max(found[0].steps, event.steps)
+            if event.loss is not None:
+                found[0].loss = event.loss
 
     def _stop(self, event: RunStopped) -> None:
         if (found := self._current(event.job, event.run)) is None:

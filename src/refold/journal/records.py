@@ -61,10 +61,10 @@ class JobRecord(msgspec.Struct, gc=False, omit_defaults=True):
 
     `last`: the current or the last run; `runs`: its number. `first_placed`: when the first run on record was ordered;
     `first_started`: when a run first computed. `saved`: seconds of work from which the job can resume. `steps`: number
-    of steps done, as last reported. `earlier_run_time`: seconds of all runs before `last`. `failures`: number of failed
-    runs. `end_reason`: None unless the job was cancelled; then why, '' if by a user. `why`: how the last run failed, if
-    it was retried. `warning`: why the current run was flagged. `hold`: why the job is held, except by the limit of its
-    tenant; while it runs, it is not held before its run has ended.
+    of steps done, and `loss`: training loss, as last reported. `earlier_run_time`: seconds of all runs before `last`.
+    `failures`: number of failed runs. `end_reason`: None unless the job was cancelled; then why, '' if by a user.
+    `why`: how the last run failed, if it was retried. `warning`: why the current run was flagged. `hold`: why the job
+    is held, except by the limit of its tenant; while it runs, it is not held before its run has ended.
     """
 
     job: Job
@@ -76,6 +76,7 @@ class JobRecord(msgspec.Struct, gc=False, omit_defaults=True):
     ended: Seconds | None = None
     saved: Seconds = 0.0
     steps: int = 0
+    loss: float | None = None
     earlier_run_time: Seconds = 0.0
     failures: int = 0
     end_reason: str | None = None

@@ -21,6 +21,7 @@ from refold.errors import BadInput
 from refold.model import MINUTE, Seconds
 from refold.registry import make_policy, queue_order
 from refold.server.backoff import Backoff
+from refold.server.change_costs import ChangeCosts
 from refold.server.clock import Anchor, WallClock
 from refold.server.config import Config
 from refold.server.drain import DrainManager
@@ -140,6 +141,7 @@ class Daemon:
             conditions,
             messages,
             forecasts,
+            ChangeCosts(inbox),
         ]
         loop = Loop(state, inbox, writer, event_stream, subscribers)
         backend = self._make_backend(retries, store, environments)

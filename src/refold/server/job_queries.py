@@ -123,4 +123,6 @@ def _redact(caller: Caller, status: JobStatus) -> JobStatus:
     if caller.can_read(status.tenant):
         return status
     message = "" if status.state in ENDED_STATES else status.message
-    return msgspec.structs.replace(status, user="", message=message, warning="", steps_done=0, steps=None)
+    return msgspec.structs.replace(
+        status, user="", message=message, warning="", steps_done=0, steps=None, loss=None, samples_per_second=None
+    )

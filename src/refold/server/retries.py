@@ -7,7 +7,7 @@ import logging
 
 import msgspec
 
-from refold.core import Event, JobHeld, NodeDrained, RunFailed, RunFinished, RunProgressed, RunStopped
+from refold.core import Event, JobHeld, NodeDrained, RunFailed, RunFinished, RunStopped
 from refold.journal import JobRecord
 from refold.model import Reason
 from refold.server.inbox import Inbox
@@ -65,9 +65,9 @@ class Retries:
         if run is None or run.number != event.run:
             return
         self._output.follow(view.active[event.job], event.run, len(run.allocation.placement))  # if it ended at once
-        steps = await asyncio.to_thread(self._output.read_to_end, event.job, event.run)
-        if steps is not None:
-            self._inbox.report(RunProgressed(event.job, event.run, steps=steps))
+        progressed = await asyncio.to_thread(self._output.read_to_end, event.job, event.run)
+        if progressed is not None:
+            self._inbox.report(progressed)
 
     async def _report_failure(self, event: RunFailed) -> None:
         """Report a failure with its retry decision. If deciding fails, report the failure as it is."""

@@ -108,6 +108,8 @@ class JobStates:
             message=record.why if wait is None else wait_text(wait, job) or self._condition_text(wait.reason, job),
             start_estimate=None if estimate is None else wire_estimate(estimate, self._wall_time),
             steps_done=view.steps_done(job.id)[0],
+            loss=view.loss(job.id),
+            samples_per_second=view.samples_per_second(job.id),
             position=position,
             warning=record.warning,
             instances=job.demand.instances if run is None else len(run.allocation.placement),
@@ -155,6 +157,7 @@ def ended_status(record: JobRecord, wall_time: WallTime) -> JobStatus:
         runs=record.runs,
         message=record.message,
         steps_done=record.steps,
+        loss=record.loss,
         exit_code=record.exit_code,
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import inf
 
 from refold.core import (
+    ChangeMeasured,
     Event,
     GpuLost,
     NodeLost,
@@ -19,7 +20,7 @@ from refold.core import (
     StopRun,
 )
 from refold.errors import BadValue
-from refold.model import Job, Placement, Seconds
+from refold.model import Allocation, Job, Placement, Seconds
 from refold.simulator.agenda import Agenda
 from refold.simulator.costs import NO_COSTS, Costs, SpeedModel
 from refold.simulator.faults import Endless, NeverEnds
@@ -28,7 +29,17 @@ from refold.simulator.faults import Endless, NeverEnds
 class _SimulatedRun:
     """A simulated run: when it begins to compute, its speed, and the numbers of its events in the agenda (0: none)."""
 
-    __slots__ = ("end_event", "number", "placement", "report_event", "since", "speed", "start_event", "stopped_at")
+    __slots__ = (
+        "cost_event",
+        "end_event",
+        "number",
+        "placement",
+        "report_event",
+        "since",
+        "speed",
+        "start_event",
+        "stopped_at",
+    )
 
     def __init__(self, number: int, placement: Placement, since: Seconds, speed: float) -> None:
         self.number = number
@@ -39,6 +50,7 @@ class _SimulatedRun:
         self.end_event = 0
         self.start_event = 0
         self.report_event = 0
+        self.cost_event = 0
 
     def done(self, now: Seconds) -> Seconds:
         """Return the work done by `now`, in seconds; none is done after the stop order."""
@@ -72,6 +84,8 @@ class SimulatedBackend:
         self._max_work = {fault.job: self._max_work_of(fault) for fault in never_end}
         self._done: dict[str, Seconds] = {}
         self._runs: dict[str, _SimulatedRun] = {}
+        self._live_changes: dict[str, Allocation] = {}
+        """Jobs that are changed without a restart, and their next allocations."""
         self.max_time_limit = max((self._jobs[job].time_limit or 0.0 for job in self._max_work), default=0.0)
         """The longest time limit of the jobs that never end; 0 if there is none."""
         self.never_ending = 0
@@ -91,7 +105,7 @@ class SimulatedBackend:
             if type(order) is StartRun:
                 self._start(now, order)
             elif type(order) is StopRun:
-                self._stop(now, order.job, order.run)
+                self._stop(now, order)
 
     def consequences(self, now: Seconds, events: Sequence[Event]) -> list[Event]:
         """Take note of events, and return the events that they cause: runs on a node or GPU that goes down fail."""
@@ -121,12 +135,15 @@ class SimulatedBackend:
 
     def _start(self, now: Seconds, order: StartRun) -> None:
         job, costs = self._jobs[order.job], self._costs
-        delay = costs.start if order.run == 1 else costs.restart
+        is_live = self._live_changes.pop(job.id, None) == order.allocation
+        delay = costs.start if order.run == 1 else costs.live if is_live and costs.live is not None else costs.restart
         remaining = max(0.0, self._charge.work(job) - self._done.get(job.id, 0.0))
         speed = self._charge.speed(job, order.allocation)
         run = _SimulatedRun(order.run, order.allocation.placement, now + delay, speed)
         if delay:
             run.start_event = self._agenda.add(now + delay, RunStarted(job.id, order.run))
+        if is_live:
+            run.cost_event = self._agenda.add(now + delay, ChangeMeasured(job.id, order.run, delay, "live"))
         if job.id in self._max_work:
             self.never_ending += 1
             first_report = now + delay + (costs.report_every or 0.0)
@@ -165,16 +182,20 @@ class SimulatedBackend:
         work = self._charge.work(job)
         return min(job.steps, int(job.steps * done / work)) if work else job.steps
 
-    def _stop(self, now: Seconds, job_id: str, number: int) -> None:
+    def _stop(self, now: Seconds, order: StopRun) -> None:
+        job_id, number = order.job, order.run
         run = self._runs.get(job_id)
         if run is None or run.number != number:
             return  # it has ended by itself and has reported so
+        if self._costs.live is not None and order.next is not None and _is_on_same_node(run.placement, order.next):
+            self._live_changes[job_id] = order.next
         self._withdraw_events(now, run)
         done = self._done.get(job_id, 0.0) + self._work_done(job_id, run, now)
         run.start_event = 0
         run.stopped_at = now
         stopped = RunStopped(job_id, number, done, self._steps(self._jobs[job_id], done))
-        run.end_event = self._agenda.add(now + self._costs.stop, stopped)
+        delay = 0.0 if job_id in self._live_changes else self._costs.stop
+        run.end_event = self._agenda.add(now + delay, stopped)
 
     def _fail(self, now: Seconds, job_id: str, why: str) -> Event:
         run = self._runs[job_id]
@@ -201,3 +222,10 @@ class SimulatedBackend:
             run.report_event = 0
         if run.start_event and run.since > now:
             self._agenda.withdraw(run.start_event)
+        if run.cost_event and run.since > now:
+            self._agenda.withdraw(run.cost_event)
+
+
+def _is_on_same_node(placement: Placement, allocation: Allocation) -> bool:
+    nodes = {share.node for share in (*placement, *allocation.placement)}
+    return len(nodes) == 1 and len(placement) == len(allocation.placement) == 1

@@ -21,13 +21,15 @@ class Costs(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     start: Seconds = 0.0
     stop: Seconds = 0.0
     restart: Seconds = 0.0
+    live: Seconds | None = None
+    """The cost of a change on the same node without a restart; None: every change is a stop and a restart."""
     checkpoint_every: Seconds | None = None
     """The checkpoint interval: a run on a node that goes down loses the work since; None: all of its work."""
     report_every: Seconds | None = None
     """The interval of progress reports, which cost nothing; None: runs report only when they stop."""
 
     def __post_init__(self) -> None:
-        if not all(0 <= cost < inf for cost in (self.start, self.stop, self.restart)):
+        if not all(0 <= cost < inf for cost in (self.start, self.stop, self.restart, self.live or 0.0)):
             raise BadValue(f"{self}, expected seconds ≥ 0")
         if self.checkpoint_every is not None and not 0 < self.checkpoint_every < inf:
             raise BadValue(f"checkpoint_every is {self.checkpoint_every}, expected seconds > 0")

@@ -4,7 +4,7 @@
 
     for step in range(first, steps):
         train(step)
-        progress.report(step + 1)
+        progress.report(step + 1, loss=loss)
         if progress.checkpoint_requested():
             save(os.environ["REFOLD_CHECKPOINT"])
             sys.exit()
@@ -28,20 +28,22 @@ WRITE_INTERVAL_SECONDS = 1.0
 
 
 class Reporter:
-    """Writes the latest number of steps to a file: immediately if the last write is long ago, else within a second."""
+    """Writes the latest report to a file: immediately if the last write is long ago, else within a second."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._steps = 0
+        self._text = ""
         self._written_at = -WRITE_INTERVAL_SECONDS
         self._timer: threading.Timer | None = None
         self._process = os.getpid()
 
-    def report(self, steps: int) -> None:
-        """Report the number of finished steps."""
+    def report(self, steps: int, loss: float | None = None, samples_per_second: float | None = None) -> None:
+        """Report the number of finished steps, and the loss and speed of the last ones."""
+        measures = {"loss": loss, "samples_per_second": samples_per_second}
+        given = [f"{name}={value:.6g}" for name, value in measures.items() if value is not None]
         with self._lock:
-            self._steps = steps
+            self._text = " ".join([f"{steps}", *given])
             if self._timer is not None and self._process == os.getpid():
                 return
             wait = self._written_at + WRITE_INTERVAL_SECONDS - monotonic()
@@ -65,7 +67,7 @@ class Reporter:
         self._written_at = monotonic()
         temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         with suppress(OSError):  # a job must not fail because its progress cannot be written
-            temporary.write_text(f"{self._steps}\n")
+            temporary.write_text(f"{self._text}\n")
             temporary.replace(self._path)
 
 
@@ -81,10 +83,13 @@ class StopSignalHandler:
         self.received = True
 
 
-def report(steps: int) -> None:
-    """Report the total number of finished steps of the job, including those of earlier runs."""
+def report(steps: int, loss: float | None = None, samples_per_second: float | None = None) -> None:
+    """Report the total number of finished steps of the job, including those of earlier runs.
+
+    The loss and the speed of the last steps are shown by the daemon; the speed also corrects its estimates.
+    """
     if reporter := _reporter():
-        reporter.report(steps)
+        reporter.report(steps, loss, samples_per_second)
 
 
 def checkpoint_requested() -> bool:

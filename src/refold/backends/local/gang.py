@@ -26,7 +26,7 @@ from refold.backends.local.process_tree import ProcessTree
 from refold.backends.local.run_files import RunEnd, RunFiles, StartRecord
 from refold.backends.local.safe_files import SHORTAGE_ERRNOS, ResourceShortage, retry_on_shortage
 from refold.backends.local.shim import OutputCopy, find_start_problem
-from refold.core import RunFailed, RunFinished, RunStarted, RunStopped, StartRun
+from refold.core import ChangeMeasured, RunFailed, RunFinished, RunStarted, RunStopped, StartRun
 from refold.model import Allocation, Job, Seconds, run_plan
 
 
@@ -51,6 +51,7 @@ class Gang:
         self._grace = grace if job.launch.grace is None else job.launch.grace
         self._folder = folder
         self._instances: list[Instance] = []
+        self._is_taken_over = False
 
     def stop(self, next_allocation: Allocation | None = None) -> None:
         """End the run. With a next allocation, its processes may continue there as the next run."""
@@ -83,6 +84,7 @@ class Gang:
             if end is None:
                 if start_failure is None:
                     report(RunStarted(self.job.id, self.run))
+                    self._report_cost(report)
                     await self._wait_for_end_or_stop(exits)
                     if self._is_change_possible() and (next_record := await self._change(environment, exits)):
                         return self._hand_over(next_record)
@@ -157,6 +159,7 @@ class Gang:
         if record is None or not record.origin or self.files.claim(0).exists():
             return record
         if record.prepared == self._order.allocation and await retry_on_shortage(lambda: take_over(self.files)):
+            self._is_taken_over = True
             return record
         await discard(self.files, self._tree.with_mark(record.mark), self._grace, self._stop_signal)
         return None
@@ -200,6 +203,11 @@ class Gang:
         self.next_allocation = next_record.prepared
         answer = read_answer(self.files, self.run + 1)
         return RunStopped(self.job.id, self.run, steps=answer.step if answer else None)
+
+    def _report_cost(self, report: Report) -> None:
+        """Report what a live change has cost, when the run has taken over its processes."""
+        if self._is_taken_over and (answer := read_answer(self.files, self.run)) is not None:
+            report(ChangeMeasured(self.job.id, self.run, sum(answer.phases.values()), "live"))
 
     async def discard_next(self, grace: Seconds | None = None) -> None:
         """End the processes after a live change: the next run was not started on the allocation that they use."""

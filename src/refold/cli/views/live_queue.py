@@ -186,7 +186,11 @@ def _format_time(job: JobStatus, now: float) -> str:
 def _format_details(job: JobStatus) -> str:
     nodes = format_placement(job.placement)
     steps = f"{job.steps_done:,} of {plural(job.steps, 'step')}" if job.steps and job.steps_done else ""
-    details = [nodes, job.plan, steps] if nodes else [format_reason(job)]
+    measures = [
+        f"loss {job.loss:.4g}" if job.loss is not None else "",
+        f"{job.samples_per_second:.4g} samples/s" if job.samples_per_second is not None else "",
+    ]
+    details = [nodes, job.plan, steps, *measures] if nodes else [format_reason(job)]
     warning = f"! {job.warning}" if job.warning else ""
     return " ".join(part for part in (", ".join(filter(None, details)), warning) if part)
 

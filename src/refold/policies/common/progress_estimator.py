@@ -19,6 +19,10 @@ MIN_REMAINING_TIME: Seconds = 60.0
 """A job without a number of steps has at least this much left."""
 
 
+MIN_RESTART_SECONDS: Seconds = 1.0
+"""A change is not worthwhile if it saves less, even if it was measured to cost almost nothing."""
+
+
 class ProgressEstimator:
     """Speed and remaining work of jobs on one cluster."""
 
@@ -71,6 +75,11 @@ class ProgressEstimator:
         computing = max(0.0, view.now - max(reported_at, self._computing_since(view, run)))
         return steps + computing * self.speed(job, run.allocation)
 
+    def restart_cost(self, view: View, job: Job) -> Seconds:
+        """Return the cost of changing a run of a job: as measured, else as assumed."""
+        measured = view.change_seconds(job)
+        return self.restart_seconds if measured is None else max(measured, MIN_RESTART_SECONDS)
+
     def startup_seconds(self, view: View, run: Run) -> Seconds:
         """Return how much longer a run will be starting up."""
         return max(0.0, self._computing_since(view, run) - view.now)
@@ -80,4 +89,4 @@ class ProgressEstimator:
         if since is None:
             return view.now
         restarting = run.number > 1 and since == run.since  # it has not reported yet that it computes
-        return since + self.restart_seconds if restarting else since
+        return since + self.restart_cost(view, view.active[run.job]) if restarting else since

@@ -84,11 +84,12 @@ class Optimus:
         self, view: View, job_id: str, options: Sequence[Option], granted: Option, remaining: float
     ) -> Sequence[Option]:
         """Return the option granted, then smaller ones; for a run that would not recover its restart, its own."""
-        run = view.runs.get(job_id)
+        run, estimator = view.runs.get(job_id), self._estimator
+        assert estimator is not None
         held = next((item for item in options if run is not None and matches_option(view, item, run.allocation)), None)
         if held is not None and held.gpus < granted.gpus:
             saved = remaining / held.speed - remaining / granted.speed
-            if saved <= self._restart_seconds:
+            if saved <= estimator.restart_cost(view, view.active[job_id]):
                 return [held]
         return [granted, *(option for option in reversed(options) if option.gpus < granted.gpus)]
 

@@ -94,7 +94,7 @@ class Growth:
     def _payback_seconds(self, job_id: str, held: Allocation, option: Option) -> Seconds:
         """Return the seconds after which a run on the new shape has caught up with the run that was not restarted."""
         gained = 1 - self._jobs.speed(job_id, held) / option.speed
-        return self._jobs.settings.restart_seconds / gained if gained > 0 else inf
+        return self._jobs.restart_cost(job_id) / gained if gained > 0 else inf
 
     def _reason(self, job_id: str, option: Option) -> str:
         """Return the reason for reshaping a run, relative to its present allocation; empty if it is not running."""

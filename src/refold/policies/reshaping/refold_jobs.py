@@ -88,7 +88,7 @@ class RoundJobs:
 
     def restart_cost(self, job_id: str) -> Seconds:
         """Return the cost of reshaping a job; 0 if it is not running."""
-        return self.settings.restart_seconds if job_id in self.view.runs else 0.0
+        return self._estimator.restart_cost(self.view, self.by_id[job_id]) if job_id in self.view.runs else 0.0
 
     def delay_per_gpu_second(self, jobs: int) -> float:
         """Return the price of a GPU-second: the delay of so many waiting jobs, in seconds."""

@@ -31,7 +31,7 @@ def maximise_throughput(jobs: RoundJobs, draft: Draft, placer: Placer, gap: Arri
     then = _place_all(jobs, draft, placer, requested_speed)
     _keep_placements(draft, held)
     restarted = (job_id for job_id in draft.changed if job_id in held and job_id in requested_speed)
-    lost = sum(throughput(job_id) * jobs.settings.restart_seconds for job_id in restarted)
+    lost = sum(throughput(job_id) * jobs.restart_cost(job_id) for job_id in restarted)
     for job_id in draft.changed:
         draft.changed[job_id] = f"total normalised throughput rises from {now:.2f} to {then:.2f}"
     if now and (then - now) * gap.seconds <= lost:

@@ -72,6 +72,10 @@ class RubickJobs:
         """Return a job's speed with an allocation; 0 if it has none."""
         return self._estimator.speed(self.by_id[job_id], held) if held is not None else 0.0
 
+    def restart_cost(self, job_id: str) -> Seconds:
+        """Return the cost of changing the run of a job."""
+        return self._estimator.restart_cost(self.view, self.by_id[job_id])
+
     def remaining_work(self, job_id: str) -> float:
         """Return the remaining steps of a job."""
         return self._estimator.remaining_work(self.view, self.by_id[job_id])

@@ -88,11 +88,11 @@ class PlanChooser:
         if not settings.require_payback or job_id not in runs:
             return True
         remaining = self._jobs.remaining_work(job_id)
-        changed = sum(other in runs for other in self._ledger.changed_since(savepoint))
-        return remaining / before - remaining / after > changed * settings.restart_seconds
+        changed = [other for other in self._ledger.changed_since(savepoint) if other in runs]
+        return remaining / before - remaining / after > sum(map(self._jobs.restart_cost, changed))
 
     def _growth_reason(self, job_id: str, before: float, after: float) -> str:
-        payback = format_duration(self._jobs.settings.restart_seconds / (1 - before / after))
+        payback = format_duration(self._jobs.restart_cost(job_id) / (1 - before / after))
         return f"now {self._ledger.gpus(job_id)} GPUs: {after / before - 1:+.0%} speed, pays back in {payback}"
 
 

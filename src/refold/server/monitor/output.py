@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from time import monotonic
 
@@ -24,6 +25,7 @@ MAX_BYTES_PER_POLL = 256 * 2**10
 
 MAX_LINE_CHARS = 4096
 MAX_NUMBER_CHARS = 64
+MAX_PROGRESS_CHARS = 256
 MAX_MATCH_SECONDS: Seconds = 1.0
 """A pattern that takes longer on the output of one poll is disabled for the run."""
 
@@ -71,12 +73,12 @@ class OutputWatch:
         """Read the new output of every run and report progress."""
         for followed in list(self._followed.values()):
             with self._lock:
-                steps = self._read_new(followed)
-            if steps is not None:
-                self._report(RunProgressed(followed.job.id, followed.run, steps=steps))
+                progressed = self._read_new(followed)
+            if progressed is not None:
+                self._report(progressed)
 
-    def read_to_end(self, job_id: str, run: int) -> int | None:
-        """Read the output of a run that has ended; return its step count if it was not reported yet."""
+    def read_to_end(self, job_id: str, run: int) -> RunProgressed | None:
+        """Read the output of a run that has ended; return its progress if it was not reported yet."""
         with self._lock:
             followed = self._followed.get((job_id, run))
             return None if followed is None else self._read_new(followed, to_end=True)
@@ -100,12 +102,12 @@ class OutputWatch:
             self._read_new(followed, to_end=True)
             return followed.matched.get(action, "")
 
-    def _read_new(self, followed: _FollowedRun, to_end: bool = False) -> int | None:
-        """Match the new output of a run; return its step count if it changed."""
+    def _read_new(self, followed: _FollowedRun, to_end: bool = False) -> RunProgressed | None:
+        """Match the new output of a run; return its progress if its step count changed."""
         for text in followed.new_texts(to_end):
             for pattern, match in self._find_matches(followed, text):
                 followed.record_match(pattern, match)
-        return followed.steps_if_new()
+        return followed.progress_if_new()
 
     def _find_matches(self, followed: _FollowedRun, text: str) -> Iterator[tuple[_OutputPattern, str]]:
         """Yield the patterns that match, each with its last match. A pattern that takes too long is disabled."""
@@ -189,12 +191,13 @@ class _FollowedRun:
         self.run = run
         self.matched: dict[OutputAction, str] = {}
         self.patterns = _compile_patterns(job, rules)
-        self._progress_files = [files.progress(instance) for instance in range(instances)]
+        self._files = files
         self._logs = [files.log(instance) for instance in range(instances)]
         self._read = [0] * instances
         self._partial_lines = [""] * instances
         self._steps: int | None = None
         self._reported: int | None = None
+        self._measures: dict[str, float] = {}
 
     def new_texts(self, to_end: bool) -> list[str]:
         """Return the new complete lines of each instance, with the last incomplete one if `to_end`."""
@@ -225,23 +228,36 @@ class _FollowedRun:
         elif (steps := _parse_steps(match)) is not None:
             self._steps = steps
 
-    def steps_if_new(self) -> int | None:
-        """Return the step count from output and progress files if it was not reported yet."""
-        for path in self._progress_files:
-            steps = _parse_steps(_read_start(path))
+    def progress_if_new(self) -> RunProgressed | None:
+        """Return the progress from output and progress files if its step count was not reported yet."""
+        for instance in range(len(self._logs)):
+            number, *measures = _read_start(self._files.progress(instance)).split() or [""]
+            steps = _parse_steps(number) if all("=" in measure for measure in measures) else None
             if steps is not None and (self._steps is None or steps > self._steps):
-                self._steps = steps
+                self._steps, self._measures = steps, _parse_measures(measures)
         if self._steps == self._reported:
             return None
         self._reported = self._steps
-        return self._steps
+        return RunProgressed(self.job.id, self.run, steps=self._steps, **self._measures)
 
 
 def _read_start(path: Path) -> str:
     try:
-        return read_regular(path, MAX_NUMBER_CHARS).decode("ascii", "replace")
+        return read_regular(path, MAX_PROGRESS_CHARS).decode("ascii", "replace")
     except (OSError, ResourceShortage):
         return ""
+
+
+def _parse_measures(words: Sequence[str]) -> dict[str, float]:
+    """Parse words such as 'loss=2.31'; skip others, and numbers that are not finite or, of a speed, not positive."""
+    measures: dict[str, float] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        with suppress(ValueError):
+            value = float(text)
+            if isfinite(value) and (name == "loss" or (name == "samples_per_second" and value > 0)):
+                measures[name] = value
+    return measures
 
 
 def _parse_steps(text: str) -> int | None:
