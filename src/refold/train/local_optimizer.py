@@ -15,7 +15,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from refold.errors import BadInput
+from refold.train.descriptions import describe, empty_tensor
 from refold.train.local_model import LocalModel, local_part
+
+LIKE_PARAMETER = "like parameter"
+"""Marks state that has the shape of its parameter, and is divided as the parameter is."""
+
+Slots = dict[str, dict[str, Any]]
+"""State of an optimizer by parameter and key: LIKE_PARAMETER, or the description of a tensor that every rank has."""
+
+
+def is_like(value: Tensor, parameter: Tensor) -> bool:
+    """Whether a tensor of the state has the shape of its parameter, and is divided as it is."""
+    return value.dim() > 0 and value.shape == parameter.shape
 
 
 class LocalOptimizer:
@@ -41,13 +53,45 @@ class LocalOptimizer:
         pairs: dict[str, tuple[nn.Parameter, nn.Parameter]] = {}
         for name, (parameter, old) in self._pairs.items():
             new = _optimized_copy(parameter, offload)
-            state = self.optimizer.state.pop(old, {})
+            state = self.tensors_of(old)
+            self.optimizer.state.pop(old, None)
             self.optimizer.state[new] = {
-                key: value.to(new.device) if isinstance(value, Tensor) and value.shape == old.shape else value
+                key: value.to(new.device if is_like(value, old) else self._device_of_counters(name, new))
                 for key, value in state.items()
             }
             pairs[name] = (parameter, new)
         self._replace(pairs, offload)
+
+    def tensors_of(self, copy: nn.Parameter) -> dict[str, Tensor]:
+        """Return the state of one of the optimizer's parameters."""
+        state: dict[str, Any] = self.optimizer.state.get(copy, {})
+        return {key: value for key, value in state.items() if isinstance(value, Tensor)}
+
+    def slots(self) -> Slots:
+        """Return which state the local parameters have."""
+        return {
+            name: {
+                key: LIKE_PARAMETER if is_like(value, copy) else describe(value.dtype, value.shape)
+                for key, value in self.tensors_of(copy).items()
+            }
+            for name, copy in self.optimized().items()
+        }
+
+    def create_state(self, wanted: Slots) -> None:
+        """Create the state of the local parameters, uninitialised."""
+        for name, copy in self.optimized().items():
+            if wanted.get(name):
+                self.optimizer.state[copy] = {
+                    key: torch.empty_like(copy.detach())
+                    if kind == LIKE_PARAMETER
+                    else empty_tensor(kind, self._device_of_counters(name, copy))
+                    for key, kind in wanted[name].items()
+                }
+
+    def _device_of_counters(self, name: str, copy: Tensor) -> torch.device:
+        """Return where state is that is not like its parameter, such as the number of steps."""
+        group = next(g for g, names in zip(self.optimizer.param_groups, self._groups, strict=True) if name in names)
+        return copy.device if group.get("fused") or group.get("capturable") else torch.device("cpu")
 
     def optimized(self) -> Mapping[str, nn.Parameter]:
         """Return the tensors that the optimizer changes, by name of their parameter."""

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from refold.train.state import Box, Description
+from refold.train.descriptions import Description
+from refold.train.state import Box
 
 ALIGNMENT = 64
 """Tensors begin at multiples of this offset, in bytes."""

@@ -4,9 +4,9 @@ part. Boxes are the same for all plans, so state that was written under one plan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,18 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from refold.train.descriptions import Description, describe
 from refold.train.layout import REPLICA, SHARD, TENSOR
 from refold.train.local_model import LocalModel
-from refold.train.local_optimizer import LocalOptimizer
-
-LIKE_PARAMETER = "like parameter"
-"""Marks optimizer state that has the shape of its parameter, and is divided as the parameter is."""
-
-Description = list[Any]
-"""Type and shape of a tensor, as JSON."""
-
-Slots = dict[str, dict[str, Any]]
-"""State of the optimizer by parameter and key: LIKE_PARAMETER, or the description of a tensor that every rank has."""
+from refold.train.local_optimizer import LocalOptimizer, is_like
 
 
 class Box(NamedTuple):
@@ -66,46 +58,11 @@ def boxes(model: LocalModel, optimizer: LocalOptimizer) -> Iterator[Box]:
     for name, parameter in model.named_parameters():
         copy, tied = optimized[name], model.is_on_two_stages(name)
         yield _box(f"model.{name}", copy.detach(), parameter, model, tied=tied)
-        for key, value in optimizer.optimizer.state.get(copy, {}).items():
-            if isinstance(value, Tensor):
-                like = parameter if value.shape == copy.shape and value.dim() else value
-                yield _box(f"optimizer.{name}.{key}", value, like, model, tied=tied)
+        for key, value in optimizer.tensors_of(copy).items():
+            like = parameter if is_like(value, copy) else value
+            yield _box(f"optimizer.{name}.{key}", value, like, model, tied=tied)
     for name, buffer in model.named_buffers():
         yield _box(f"buffer.{name}", buffer, buffer, model)
-
-
-def slots(optimizer: LocalOptimizer) -> Slots:
-    """Return which state the optimizer has of the local parameters."""
-    result: Slots = {}
-    for name, copy in optimizer.optimized().items():
-        state = optimizer.optimizer.state.get(copy, {})
-        result[name] = {
-            key: LIKE_PARAMETER if value.shape == copy.shape and value.dim() else describe(value.dtype, value.shape)
-            for key, value in state.items()
-            if isinstance(value, Tensor)
-        }
-    return result
-
-
-def create_slots(optimizer: LocalOptimizer, wanted: Slots) -> None:
-    """Create state of the optimizer, uninitialised, for the local parameters."""
-    for name, copy in optimizer.optimized().items():
-        if wanted.get(name):
-            optimizer.optimizer.state[copy] = {
-                key: torch.empty_like(copy.detach()) if kind == LIKE_PARAMETER else empty_tensor(kind)
-                for key, kind in wanted[name].items()
-            }
-
-
-def describe(dtype: torch.dtype, shape: Iterable[int]) -> Description:
-    """Return the description of a tensor."""
-    return [str(dtype).removeprefix("torch."), *shape]
-
-
-def empty_tensor(description: Description) -> Tensor:
-    """Return an uninitialised tensor by its description."""
-    dtype, *shape = description
-    return torch.empty(shape, dtype=getattr(torch, dtype))
 
 
 def replicas(tensor: Tensor, model: LocalModel, *, tied: bool = False) -> tuple[int, int]:

@@ -15,12 +15,13 @@ from torch.optim import Optimizer
 from refold.errors import BadInput
 from refold.model import Plan
 from refold.train.checkpoints import Checkpoints
+from refold.train.descriptions import empty_tensor
 from refold.train.fused_layers import Replacement
 from refold.train.layout import Layout
 from refold.train.local_model import LocalModel, SplittableModel, local_part
 from refold.train.local_optimizer import LocalOptimizer
 from refold.train.shared_state import SharedState, make_index, reserve
-from refold.train.state import boxes, create_slots, empty_tensor, replicas, slots
+from refold.train.state import boxes, replicas
 
 Facts = dict[str, Any]
 """What belongs to the state besides tensors, as JSON: the step, settings of the optimizer, the user's own."""
@@ -99,7 +100,7 @@ class TrainingState:
     def write_shared(self, path: Path, facts: Facts) -> None:
         """Write the state to shared memory, whatever layout will read it."""
         mine = list(boxes(self.model, self.optimizer))
-        tables = _gather(({box.name: box.description() for box in mine}, slots(self.optimizer)))
+        tables = _gather(({box.name: box.description() for box in mine}, self.optimizer.slots()))
         whole = _merged(table for table, _ in tables)
         index, size = make_index(whole)
         if dist.get_rank() == 0:
@@ -114,19 +115,19 @@ class TrainingState:
         """Read the state from shared memory."""
         whole, all_slots, facts = msgspec.json.decode(_facts_path(path).read_bytes())
         index, size = make_index(whole)
-        create_slots(self.optimizer, all_slots)
+        self.optimizer.create_state(all_slots)
         SharedState(path, index, size).read(boxes(self.model, self.optimizer))
         self.optimizer.write_back()
         return _checked(facts)
 
     def save(self, checkpoints: Checkpoints, step: int, facts: Facts, *, wait: bool) -> None:
         """Write a checkpoint."""
-        all_slots = _merged(_gather(slots(self.optimizer)))
+        all_slots = _merged(_gather(self.optimizer.slots()))
         checkpoints.save(step, self._tensors(), {**facts, "slots": all_slots}, wait=wait)
 
     def load(self, checkpoints: Checkpoints, step: int) -> Facts:
         """Load a checkpoint, whatever layout wrote it."""
-        create_slots(self.optimizer, checkpoints.facts(step)["slots"])
+        self.optimizer.create_state(checkpoints.facts(step)["slots"])
         facts = checkpoints.load(step, self._tensors())
         self.optimizer.write_back()
         return facts
