@@ -12,7 +12,9 @@ from refold.train.messages import Change, Entered, Finished, Left, Progress, Rea
 from refold.train.supervisor import (
     ENTER_SECONDS,
     JOIN_SECONDS,
+    LEAVE_SECONDS,
     Action,
+    Announce,
     Answer,
     Changed,
     ChangeRequest,
@@ -72,7 +74,7 @@ def training(machine: FakeMachine, plan: Plan = TWO, devices: str | None = None)
     supervisor = Supervisor(plan, devices, machine)
     supervisor.start()
     ready(supervisor, **{f"p{rank + 1}": rank for rank in range(plan.gpus)})
-    assert supervisor.received(1, Entered(1, plan, 0, {})) == []
+    assert supervisor.received(1, Entered(1, plan, 0, {})) == [Announce()]
     return supervisor
 
 
@@ -109,8 +111,18 @@ def test_a_run_shrinks(machine: FakeMachine) -> None:
     supervisor = training(machine)
     assert supervisor.request(ChangeRequest(7, ONE)) == [Send(1, change(ONE, 2)), Send(2, change(ONE, 2))]
     assert supervisor.received(2, Left(1, 6)) == []
-    assert supervisor.exited(2, -SIGKILL) == []
-    assert supervisor.received(1, Entered(2, ONE, 6, {})) == [Answer(Changed(7, ONE, 6, {}))]
+    assert supervisor.received(1, Entered(2, ONE, 6, {})) == []
+    assert supervisor.exited(2, -SIGKILL) == [Answer(Changed(7, ONE, 6, {}))]
+
+
+def test_a_rank_that_leaves_but_does_not_exit_is_killed(machine: FakeMachine) -> None:
+    supervisor = training(machine)
+    supervisor.request(ChangeRequest(7, ONE))
+    supervisor.received(1, Entered(2, ONE, 6, {}))
+    assert supervisor.request(ChangeRequest(8, TWO)) == []
+    machine.time = LEAVE_SECONDS
+    assert supervisor.tick() == [Signal(2, SIGKILL)]
+    assert supervisor.exited(2, -SIGKILL) == [Answer(Changed(7, ONE, 6, {})), StartRank(3, 1, 2, None)]
 
 
 def test_ranks_that_a_smaller_plan_does_not_need_may_leave(machine: FakeMachine) -> None:
@@ -255,7 +267,8 @@ def test_stop_waits_for_a_change_that_has_begun(machine: FakeMachine) -> None:
     supervisor.request(ChangeRequest(7, ONE))
     assert supervisor.stop(30.0, SIGTERM) == []
     machine.time = 10.0
-    assert supervisor.received(1, Entered(2, ONE, 4, {})) == [Answer(Changed(7, ONE, 4, {})), Send(1, Stop(20.0))]
+    assert supervisor.received(1, Entered(2, ONE, 4, {})) == [Send(1, Stop(20.0))]
+    assert supervisor.exited(2, 0) == [Answer(Changed(7, ONE, 4, {}))]
 
 
 def test_ranks_that_do_not_train_are_signalled_to_stop(machine: FakeMachine) -> None:

@@ -1,7 +1,8 @@
 """The agent of a run: starts its ranks, watches them, changes their number and plan, and reports progress. No PyTorch.
 
-The back end requests a change by writing JSON to the file $REFOLD_CHANGE: `{"run": 7, "plan": {…}, "devices": "0,1"}`.
-The agent answers in `$REFOLD_CHANGE.done`: `{"run": 7, "plan": {…}, "step": 120, "phases": {…}, "why": ""}`, or
+The agent of a run that trains creates the file `$REFOLD_CHANGE.agent`. The back end requests a change by writing JSON
+to $REFOLD_CHANGE: `{"run": 7, "plan": {…}, "devices": "0,1"}`. The agent answers in `$REFOLD_CHANGE.done`, when only
+ranks of the new plan are left: `{"run": 7, "plan": {…}, "step": 120, "phases": {…}, "why": ""}`, or
 `{"run": 7, "error": "…"}`.
 """
 
@@ -26,6 +27,7 @@ from refold.train.processes import Processes
 from refold.train.progress import Reporter
 from refold.train.supervisor import (
     Action,
+    Announce,
     Answer,
     ChangeRequest,
     Exit,
@@ -118,12 +120,19 @@ class ChangeFile:
             _print(f"cannot read the request in {self._path}: {error}")
             return None
 
+    def announce(self) -> None:
+        """Let the back end know that requests are answered."""
+        self._write(self._path.with_name(f"{self._path.name}.agent"), b"")
+
     def answer(self, answer: object) -> None:
         """Answer a request."""
+        self._write(answer_path(self._path), msgspec.json.encode(answer))
+
+    def _write(self, path: Path, content: bytes) -> None:
         try:
-            write_atomically(answer_path(self._path), msgspec.json.encode(answer))
+            write_atomically(path, content)
         except OSError as error:
-            _print(f"cannot answer a request: {error}")
+            _print(f"cannot write {path}: {error}")
 
 
 def answer_path(request: Path) -> Path:
@@ -211,11 +220,13 @@ class Agent:
                     self._processes.send(process, message)
                 case Signal(process, number):
                     self._processes.signal(process, number)
+                case Announce():
+                    self._changes.announce()
                 case Answer(answer):
                     self._changes.answer(answer)
-                case Report(steps):
+                case Report(steps, loss, speed):
                     if self._reporter:
-                        self._reporter.report(steps)
+                        self._reporter.report(steps, loss, speed)
                 case Log(text):
                     _print(text)
                 case Exit(status):

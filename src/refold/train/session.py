@@ -319,7 +319,7 @@ class Session:
         speed = (self.steps_done - self._reported_steps) * self._options.batch / (now - self._reported_at)
         self._reported_at, self._reported_steps = now, self.steps_done
         if self._channel is None:
-            progress.report(self.steps_done)
+            progress.report(self.steps_done, float(loss), speed)
         else:
             self._channel.send(Progress(self.steps_done, float(loss), speed))
 
@@ -333,7 +333,8 @@ class Session:
     def _finish(self) -> None:
         self._wait_for_checkpoint()
         self._try_to_save(wait=True)
-        progress.report(self.steps_done)
+        if self._channel is None and self.rank == 0:
+            progress.report(self.steps_done)
         self._send(Finished(self.steps_done))
 
     def _leave(self) -> None:
@@ -378,7 +379,7 @@ def start(
     (default: $REFOLD_CHECKPOINT, if set), written every `save_every` seconds, when the run is stopped, and at the end.
 
     Without an agent, the plan is that of $REFOLD_PLAN, or data parallelism over the ranks of torchrun. A script that
-    was started as a single process with a plan for several GPUs is replaced by `python -m refold.train script.py`.
+    was started as a single process by the scheduler is replaced by `python -m refold.train script.py`.
     """
     channel = connect()
     if channel is None:
@@ -430,10 +431,23 @@ def first_tensor(batch: Batch) -> Tensor:
 
 
 def _use_agent_if_needed() -> None:
-    """Replace this process by an agent if the plan needs several ranks and nobody has started them."""
+    """Replace this process by an agent if the plan needs several ranks and nobody has started them.
+
+    Also if the plan may change: only the ranks of an agent can change live.
+    """
     plan = _plan_from_environment()
-    if plan is not None and plan.gpus > 1 and "RANK" not in os.environ:
-        os.execv(sys.executable, [sys.executable, "-m", "refold.train", *sys.orig_argv[1:]])
+    if plan is None or "TORCHELASTIC_RUN_ID" in os.environ:
+        return
+    may_change = "RANK" not in os.environ and "REFOLD_CHANGE" in os.environ
+    if may_change or plan.gpus > int(os.environ.get("WORLD_SIZE", "1")):
+        arguments = sys.orig_argv[1:]
+        options = arguments[: len(arguments) - len(sys.argv[1:]) - (2 if _is_module() else 1)]
+        os.execv(sys.executable, [sys.executable, *options, "-m", "refold.train", *arguments[len(options) :]])
+
+
+def _is_module() -> bool:
+    """Whether the script was started with `python -m`."""
+    return sys.modules["__main__"].__spec__ is not None
 
 
 def _plan_from_environment() -> Plan | None:

@@ -32,6 +32,9 @@ JOIN_SECONDS: Seconds = 300.0
 ENTER_SECONDS: Seconds = 300.0
 """Time limit for a change, once all ranks are there."""
 
+LEAVE_SECONDS: Seconds = 10.0
+"""Time limit for the exit of ranks that have left."""
+
 STOPPED = 128 + signal.SIGTERM
 """Exit status of a run whose ranks had to be killed at the end of the grace period."""
 
@@ -89,6 +92,10 @@ class Signal(msgspec.Struct, frozen=True):
     number: int
 
 
+class Announce(msgspec.Struct, frozen=True):
+    """Let the back end know that the run can be changed."""
+
+
 class Answer(msgspec.Struct, frozen=True):
     """Answer a request of the back end."""
 
@@ -115,7 +122,7 @@ class Exit(msgspec.Struct, frozen=True):
     status: int
 
 
-Action = StartRank | Send | Signal | Answer | Report | Log | Exit
+Action = StartRank | Send | Signal | Announce | Answer | Report | Log | Exit
 
 
 class Machine(Protocol):
@@ -214,6 +221,7 @@ class Supervisor:
         self._failed_joiners = 0
         self._replaces_all = False
         self._change_after_exits: Change | None = None
+        self._answer_after_exits: Answer | None = None
         self._deadline: Seconds | None = None
         self._stop_at: Seconds | None = None
         self._limit = RestartLimit()
@@ -301,6 +309,9 @@ class Supervisor:
             self._deadline = None
             if self._stop_at is not None:
                 self._end(STOPPED)
+            elif self._phase is _Phase.TRAINING:
+                for rank in self._with_role(_Role.DISMISSED):
+                    self._kill(rank)
             elif self._phase is _Phase.ENTERING:
                 self._log(f"generation {self._generation} does not train after {ENTER_SECONDS:g} s")
                 self._restart_or_end(1)
@@ -335,7 +346,9 @@ class Supervisor:
             return
         self._phase = _Phase.TRAINING
         self._shape = self._target
-        self._has_trained = True
+        if not self._has_trained:
+            self._has_trained = True
+            self._actions.append(Announce())
         self._limit.reached(message.step)
         for rank in self._with_role(_Role.JOINING):
             rank.role = _Role.MEMBER
@@ -343,13 +356,13 @@ class Supervisor:
             rank.role = _Role.DISMISSED
         if self._request is not None:
             changed = Changed(self._request.run, message.plan, message.step, message.phases, message.why)
-            self._actions.append(Answer(changed))
+            self._answer_after_exits = Answer(changed)  # the GPUs of ranks that leave must be free then
             self._request = None
         if self._stop_at is not None:
             self._stop_training()
         else:
-            self._deadline = None
-            self._advance()
+            self._deadline = self._machine.now() + LEAVE_SECONDS
+        self._advance()
 
     def _on_failed_joiner(self, rank: _Rank, status: int) -> None:
         if self._phase is not _Phase.JOINING:
@@ -407,10 +420,13 @@ class Supervisor:
 
     def _advance(self) -> None:
         """Take the next step if the current phase is complete."""
+        if self._answer_after_exits and not self._with_role(_Role.DISMISSED):
+            self._actions.append(self._answer_after_exits)
+            self._answer_after_exits = None
         match self._phase:
             case _Phase.RESTARTING if not self._ranks:
                 self._begin()
-            case _Phase.TRAINING if self._next_request is not None and self._ranks:
+            case _Phase.TRAINING if self._next_request and self._ranks and not self._answer_after_exits:
                 self._begin_change(self._next_request)
             case _Phase.STARTING | _Phase.JOINING if self._are_ready():
                 self._enter()
