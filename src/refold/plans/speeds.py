@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from refold.catalogue import DEFAULT_ENGINE, find_engine, known_model
-from refold.model import WHOLE, Cluster, Demand, Job, LaunchEngine, Plan
+from refold.model import WHOLE, Cluster, Demand, Job, LaunchEngine, MeasuredShape, Plan
 from refold.perf import (
     Fitted,
     Measurement,
@@ -56,6 +56,10 @@ class Knowledge(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
 CATALOGUE_ONLY = Knowledge()
 
 
+MIN_CORRECTION = 0.05
+"""A measured speed that differs by less from the last one changes nothing: estimates are not recomputed for noise."""
+
+
 class Speed(NamedTuple):
     """Modelled speed of a job: steps per second, the plan, and the host memory that the plan needs.
 
@@ -86,11 +90,33 @@ class Speeds:
         self._fits = {(fit.model, fit.gpu): fit for fit in knowledge.fits}
         self._menu = knowledge.menu
         self._limits = knowledge.limits
+        self._rows = knowledge.measured
         self._measured = MeasuredSteps(knowledge.measured)
+        self._learned: dict[MeasuredShape, float] = {}
+        self._corrections: dict[tuple[WorkloadKind, str], float] = {}
         self._models: dict[WorkloadKind, ModelShape | None] = {}
         self._cache: dict[tuple[object, ...], Speed | None] = {}
         self._types: dict[tuple[WorkloadKind, tuple[str, ...]], list[str]] = {}
         self._modelled: dict[tuple[str, int, bool, Demand], bool] = {}
+
+    def learn(self, measured: Mapping[MeasuredShape, float]) -> bool:
+        """Correct estimates by speeds that jobs have reached, in steps per second; return whether any has changed.
+
+        A measured plan has its measured speed. Other plans of the same kind of job on the same GPU type are corrected
+        by the mean ratio of measured to modelled speeds.
+        """
+        new = {shape: speed for shape, speed in measured.items() if self._is_news(shape, speed)}
+        if not new:
+            return False
+        self._learned.update(new)
+        self._measured = MeasuredSteps(self._rows, _as_measurements(self._learned))
+        for cache in (self._cache, self._types, self._modelled, self._corrections):
+            cache.clear()
+        return True
+
+    def _is_news(self, shape: MeasuredShape, speed: float) -> bool:
+        known = self._learned.get(shape)
+        return known is None or abs(speed - known) > MIN_CORRECTION * known
 
     def can_model(self, job: Job) -> bool:
         """Whether a job may be reshaped and its speed can be modelled."""
@@ -115,7 +141,7 @@ class Speeds:
         """Return the speed with the best plan on a layout with `cpus` in total; None if no plan fits."""
         key = (workload_kind(job), gpu_type, layout, cpus)
         if key not in self._cache:
-            self._cache[key] = self._search(*key)
+            self._cache[key] = self._with_measured_plans(*key, self._search(*key))
         return self._cache[key]
 
     def scaled(self, job: Job, gpu_type: str, layout: Layout, cpus: float) -> Speed | None:
@@ -143,7 +169,7 @@ class Speeds:
             if table := self._table(kind, known_type):
                 cached = Speed(1 / table.step_seconds(plan), plan)
             else:
-                cached = self._estimate(self._setup(kind, known_type, layout, cpus), plan)
+                cached = self._corrected(kind, known_type, layout, cpus, plan)
             self._cache[key] = cached
         return cached
 
@@ -200,6 +226,37 @@ class Speeds:
         best = best_plan(setup, limits)
         return Speed(1 / best.step_seconds, best.plan, round(best.host_gib * MIB_PER_GIB)) if best else None
 
+    def _with_measured_plans(
+        self, kind: WorkloadKind, gpu_type: str, layout: Layout, cpus: float, modelled: Speed | None
+    ) -> Speed | None:
+        """Return the fastest of the modelled best plan, as corrected, and the plans measured on the same layout."""
+        if not self._learned or self._table(kind, gpu_type):
+            return modelled
+        measured = [shape.plan for shape in self._learned if _is_of(shape, kind, gpu_type) and shape.layout == layout]
+        plans = [*([modelled.plan] if modelled else []), *(plan for plan in measured if _can_run(kind.engine, plan))]
+        speeds = [self._corrected(kind, gpu_type, layout, cpus, plan) for plan in dict.fromkeys(plans)]
+        return max(speeds, key=lambda speed: speed.steps_per_second, default=None)
+
+    def _corrected(self, kind: WorkloadKind, gpu_type: str, layout: Layout, cpus: float, plan: Plan) -> Speed:
+        """Return the speed with a plan as measured, else as modelled and corrected."""
+        modelled = self._estimate(self._setup(kind, gpu_type, layout, cpus), plan)
+        if not self._learned:
+            return modelled
+        measured = self._learned.get(MeasuredShape(*kind[:3], gpu_type, layout, plan))
+        speed = measured or modelled.steps_per_second * self._correction(kind, gpu_type)
+        return modelled._replace(steps_per_second=speed)
+
+    def _correction(self, kind: WorkloadKind, gpu_type: str) -> float:
+        """Return the geometric mean of measured over modelled speeds of a kind of job on a GPU type; 1: no speeds."""
+        if (kind, gpu_type) not in self._corrections:
+            ratios = [
+                speed / self._estimate(self._setup(kind, gpu_type, shape.layout, 0.0), shape.plan).steps_per_second
+                for shape, speed in self._learned.items()
+                if _is_of(shape, kind, gpu_type)
+            ]
+            self._corrections[kind, gpu_type] = float(np.exp(np.mean(np.log(ratios)))) if ratios else 1.0
+        return self._corrections[kind, gpu_type]
+
     def _best_of_menu(self, setup: TrainingSetup, plans: Sequence[Plan]) -> Speed | None:
         """Return the best plan of a menu. Its plans are known to run, so memory is not checked."""
         if not plans:
@@ -214,6 +271,19 @@ class Speeds:
         return Speed(
             1 / float(estimates.step_seconds[0]), plan, _host_mib(estimates.memory.host, 0), bool(estimates.fits[0])
         )
+
+
+def _is_of(shape: MeasuredShape, kind: WorkloadKind, gpu_type: str) -> bool:
+    return shape[:3] == kind[:3] and shape.gpu_type == gpu_type
+
+
+def _as_measurements(speeds: Mapping[MeasuredShape, float]) -> list[Measurement]:
+    """Return the speeds of jobs whose batch size is known."""
+    return [
+        Measurement(workload, gpu_type, layout, plan, batch, max(sequence, 1), step_seconds=1 / speed)
+        for (workload, batch, sequence, gpu_type, layout, plan), speed in speeds.items()
+        if batch and plan.gpus == sum(layout) and batch % (plan.data * plan.accumulation) == 0
+    ]
 
 
 def _can_run(engine: LaunchEngine | None, plan: Plan) -> bool:

@@ -39,6 +39,10 @@ class GuaranteeRules:
         """Job -> number of the run, steps and time of its first report."""
         self._too_slow: dict[str, set[Shape]] = {}
 
+    def clear(self) -> None:
+        """Drop all cached options: estimated speeds have changed."""
+        self._sufficient.clear()
+
     def guaranteed_speed(self, job: Job) -> float:
         """Return the speed of what a job requested in steps per second; 1 for a job with unknown speed."""
         speeds = self._estimator.speeds

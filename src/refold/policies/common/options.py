@@ -44,6 +44,11 @@ class OptionCache:
             options = self._of_job[job.id] = self._options_of_kind(job)
         return options
 
+    def clear(self) -> None:
+        """Drop all cached options: estimated speeds have changed."""
+        self._of_kind.clear()
+        self._of_job.clear()
+
     def forget(self, job_id: str) -> None:
         """Drop the cached options of a job that has ended."""
         self._of_job.pop(job_id, None)

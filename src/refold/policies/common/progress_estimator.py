@@ -43,6 +43,13 @@ class ProgressEstimator:
             last = self._last[job.id] = allocation, self._compute_speed(job, allocation)
         return last[1]
 
+    def learn(self, view: View) -> bool:
+        """Correct the estimates by the speeds measured so far; return whether any has changed."""
+        if not view.measured_speeds or not self.speeds.learn(view.measured_speeds):
+            return False
+        self._last.clear()
+        return True
+
     def forget(self, job_id: str) -> None:
         """Drop the cached speed of a job that has ended."""
         self._last.pop(job_id, None)

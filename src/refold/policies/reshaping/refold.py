@@ -112,11 +112,12 @@ class Refold:
     def decide(self, view: View) -> Decision:
         """Run a scheduling round if anything relevant has changed; otherwise continue the transition under way."""
         sources = self._observe(view)
+        corrected = sources.learn(view)
         if self._transition.can_continue(view):
             return self._with_reasons(view, self._transition.next_step(view))
         guarantee_missed = sources.guarantees.observe_progress(view)
         requeued = bool(view.changes.requeued) and self._last_round < view.now
-        if not (has_external_changes(view) or guarantee_missed or requeued) and view.now < self._wake_at:
+        if not (has_external_changes(view) or guarantee_missed or corrected or requeued) and view.now < self._wake_at:
             return self._with_reasons(view, NO_CHANGE) if view.changes.requeued else NO_CHANGE
         self._last_round = view.now
         return self._with_reasons(view, self._transition.step_towards(view, self._run_round(view, sources).target()))

@@ -28,6 +28,14 @@ class JobSources(NamedTuple):
     options: OptionCache
     guarantees: GuaranteeRules
 
+    def learn(self, view: View) -> bool:
+        """Correct the estimates by measured speeds; return whether any has changed."""
+        if not self.estimator.learn(view):
+            return False
+        self.options.clear()
+        self.guarantees.clear()
+        return True
+
     def forget(self, job_id: str) -> None:
         """Drop what is cached for a job that has ended."""
         self.options.forget(job_id)

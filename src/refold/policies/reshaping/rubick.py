@@ -82,10 +82,13 @@ class Rubick:
             self._curves = SensitivityCurves(self._estimator, options, self._settings.min_gain_per_gpu)
         for job_id in ended_jobs(view):
             self._curves.forget(job_id)
+        corrected = self._estimator.learn(view)
+        if corrected:
+            self._curves.clear()
         if self._transition.can_continue(view):
             return self._with_reasons(view, self._transition.next_step(view))
         requeued = bool(view.changes.requeued) and self._last_round < view.now
-        if not (has_external_changes(view) or requeued) and view.now < self._wake_at:
+        if not (has_external_changes(view) or corrected or requeued) and view.now < self._wake_at:
             return self._with_reasons(view, NO_CHANGE) if view.changes.requeued else NO_CHANGE
         self._last_round, self._wake_at = view.now, self._next_ageing(view)
         round_ = RubickRound(RubickJobs(view, self._estimator, self._curves, self._settings), self._placer)

@@ -62,6 +62,13 @@ class SensitivityCurves:
             curve = self._by_job[job.id] = self._find_curve(job)
         return curve
 
+    def clear(self) -> None:
+        """Drop everything cached: estimated speeds have changed."""
+        self._by_kind.clear()
+        self._by_job.clear()
+        self.options.clear()
+        self.guarantees.clear()
+
     def forget(self, job_id: str) -> None:
         """Drop everything cached for a job that has ended."""
         self._by_job.pop(job_id, None)

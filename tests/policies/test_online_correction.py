@@ -1,0 +1,121 @@
+"""Measured speeds correct the performance model of policies, and make up for it where there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from refold.backends.local import local_cluster
+from refold.core import Event, JobSubmitted, ListJournal, RunProgressed, RunStarted, RunStopped, Scheduler, StopRun
+from refold.model import Allocation, Cluster, Job, Plan, Share
+from refold.plans import CATALOGUE_ONLY
+from refold.policies.common import ProgressEstimator
+from refold.registry import make_policy
+from refold.testing import make_cluster, make_job
+
+GPU = "A800-80GB"
+FOUR = Allocation((Share(0, (0, 1, 2, 3)),), Plan(data=4))
+OTHERS = [
+    Allocation((Share(0, (0, 1, 2, 3)),), Plan(data=2, tensor=2)),
+    Allocation((Share(0, (0, 1)),), Plan(data=2)),
+    Allocation((Share(0, tuple(range(8))),), Plan(data=8)),
+]
+
+
+class Live:
+    """A scheduler whose events and orders are recorded, with a step every ten seconds."""
+
+    def __init__(self, cluster: Cluster, policy: str, **settings: object) -> None:
+        self.journal = ListJournal()
+        self._cluster, self._policy, self._settings = cluster, policy, settings
+        self.scheduler = Scheduler(cluster, make_policy(policy, settings), self.journal)
+        self.now = 0.0
+
+    def step(self, *events: Event) -> list[StopRun]:
+        """Take a step; return the stops that it orders."""
+        self.now += 10.0
+        orders = self.scheduler.step(self.now, events).orders
+        return [order for order in orders if isinstance(order, StopRun)]
+
+    def run_of(self, job: Job) -> tuple[int, Allocation]:
+        run = self.scheduler.view.runs[job.id]
+        return run.number, run.allocation
+
+    def assert_replays(self) -> None:
+        again = Scheduler(self._cluster, make_policy(self._policy, self._settings))
+        assert all(again.step(entry.now, entry.events).orders == entry.orders for entry in self.journal.entries)
+
+
+def estimator_of(live: Live) -> ProgressEstimator:
+    """Return what a policy estimates with the view of a scheduler."""
+    estimator = ProgressEstimator(live.scheduler.view, CATALOGUE_ONLY, 78.0)
+    estimator.learn(live.scheduler.view)
+    return estimator
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+@pytest.mark.parametrize("policy", ["refold", "rubick"])
+def test_a_model_that_is_wrong_by_a_factor_of_two_is_corrected_after_ten_reports(policy: str, factor: float) -> None:
+    live = Live(make_cluster(8, types=GPU), policy)
+    job = make_job("a", gpus=4, workload="bert", batch=64, steps=10**6, reshapable=True)
+    live.step(JobSubmitted(job))
+    number, held = live.run_of(job)
+    before = estimator_of(live)
+    truth = factor * before.speed(job, held)
+    modelled = {other.plan: before.speed(job, other) for other in OTHERS}
+    live.step(RunStarted("a", number))
+    for report in range(1, 11):
+        noise = 1 + 0.05 * (-1) ** report
+        live.step(RunProgressed("a", number, 0.0, int(truth * 10 * report), None, 64 * truth * noise))
+    after = estimator_of(live)
+    assert after.speed(job, held) == pytest.approx(truth, rel=0.1)
+    assert after.remaining_work(live.scheduler.view, job) == pytest.approx(10**6 - truth * 100, rel=0.01)
+    for other in OTHERS:
+        if other != held:
+            assert after.speed(job, other) == pytest.approx(factor * modelled[other.plan], rel=0.1)
+    live.assert_replays()
+
+
+def test_small_differences_change_no_estimate() -> None:
+    live = Live(make_cluster(8, types=GPU), "refold")
+    job = make_job("a", gpus=4, workload="bert", batch=64, steps=10**6, reshapable=True)
+    live.step(JobSubmitted(job))
+    number, held = live.run_of(job)
+    live.step(RunProgressed("a", number, 0.0, 10, None, 640.0))
+    estimator = estimator_of(live)
+    live.step(RunProgressed("a", number, 0.0, 20, None, 650.0))
+    assert not estimator.learn(live.scheduler.view)
+    assert estimator.speed(job, held) == 10.0
+
+
+@pytest.mark.parametrize("policy", ["refold", "rubick"])
+def test_a_job_of_an_unknown_type_on_slots_grows_once_its_speed_is_measured(policy: str) -> None:
+    live = Live(local_cluster(4), policy, restart_seconds=1.0)
+    job = make_job("a", workload="my-model", batch=16, steps=10_000, reshapable=True)
+    live.step(JobSubmitted(job))
+    assert live.run_of(job)[1].gpu_milli == 1000
+    stops: list[StopRun] = []
+    for report in range(1, 30):
+        stops += live.step(RunProgressed("a", 1, 0.0, 10 * report, None, 16.0))
+    assert [(stop.run, stop.next and stop.next.plan) for stop in stops] == [(1, Plan(data=4))]
+    live.step(RunStopped("a", 1, steps=290))
+    assert live.run_of(job)[0] == 2
+    live.assert_replays()
+
+
+def test_more_slots_that_do_not_help_are_not_tried_twice() -> None:
+    live = Live(local_cluster(4), "refold", restart_seconds=1.0)
+    jobs = [make_job(name, workload="my-model", batch=16, steps=10_000, reshapable=True) for name in "ab"]
+    live.step(JobSubmitted(jobs[0]))
+    steps, run = 0, 1
+    while run == 1:
+        steps += 10
+        for stop in live.step(RunProgressed("a", 1, 0.0, steps, None, 16.0)):
+            live.step(RunStopped("a", stop.run, steps=steps))
+            run = 2
+    for _ in range(30):
+        steps += 10
+        assert live.step(RunProgressed("a", 2, 0.0, steps, None, 16.0)) == []
+    live.step(JobSubmitted(jobs[1]))
+    estimator = estimator_of(live)
+    speeds = [estimator.speed(jobs[1], allocation) for allocation in (Allocation((Share(0, (0,)),), Plan()), FOUR)]
+    assert speeds == pytest.approx([1.0, 1.0])
