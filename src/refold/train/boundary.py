@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from enum import IntEnum
 from time import monotonic
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +28,7 @@ class Request(IntEnum):
     SAVE = 1
     STOP = 2
     CHANGE = 3
+    PREPARE = 4
 
 
 class Boundary:
@@ -37,7 +40,9 @@ class Boundary:
         self._saved_at = self._asked_at = monotonic()
         self._asked_step = self._next_step = 0
         self.change: Change | None = None
-        """The requested change, after `ask` has returned CHANGE."""
+        """The requested change, after `ask` has returned PREPARE or CHANGE."""
+        self.preparation: Future[Any] | None = None
+        """What must be done on rank 0 before the requested change, set after `ask` has returned PREPARE."""
 
     def note_saved(self) -> None:
         """Note that a checkpoint has just been started."""
@@ -59,16 +64,24 @@ class Boundary:
         if ranks > 1:
             dist.broadcast(answer, 0)
         request, self._next_step = Request(int(answer[0])), int(answer[1])
-        if request is Request.CHANGE and dist.get_rank() > 0:
+        if request in (Request.PREPARE, Request.CHANGE) and self.change is None:
             self._await_change()
         return request
 
+    def take_change(self) -> Change:
+        """Return the requested change, which is then no longer requested."""
+        assert self.change is not None
+        change, self.change, self.preparation = self.change, None, None
+        return change
+
     def _request(self) -> Request:
+        if self.preparation is not None and self.preparation.done():
+            return Request.CHANGE
         message = None if self._channel is None else self._channel.poll()
         match message:
             case Change():
                 self.change = message
-                return Request.CHANGE
+                return Request.PREPARE if message.plan.offload else Request.CHANGE
             case Stop():
                 return Request.STOP
             case Save():

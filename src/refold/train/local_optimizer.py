@@ -7,7 +7,8 @@ treat every element alike (SGD, Adam, AdamW, Adagrad, RMSprop, …) give the sam
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.optim import Optimizer
 
 from refold.errors import BadInput
 from refold.train.descriptions import describe, empty_tensor
+from refold.train.host_memory import HostReserve
 from refold.train.local_model import LocalModel, local_part
 
 LIKE_PARAMETER = "like parameter"
@@ -41,6 +43,7 @@ class LocalOptimizer:
         ]
         self._pairs: dict[str, tuple[nn.Parameter, nn.Parameter]] = {}
         self._offload = False
+        self._reserve = HostReserve()
 
     def attach(self, model: LocalModel, *, offload: bool) -> None:
         """Replace the parameters by those of a local model; the state of the optimizer is empty."""
@@ -50,17 +53,37 @@ class LocalOptimizer:
 
     def set_offload(self, offload: bool) -> None:
         """Move the optimizer's parameters and state to the host, or back."""
+        host = self._reserve.take(self._large_tensors()) if offload else None
         pairs: dict[str, tuple[nn.Parameter, nn.Parameter]] = {}
         for name, (parameter, old) in self._pairs.items():
-            new = _optimized_copy(parameter, offload)
-            state = self.tensors_of(old)
-            self.optimizer.state.pop(old, None)
+            local = local_part(parameter).detach()
+            new = nn.Parameter(_moved(local, local.device, host), requires_grad=parameter.requires_grad)
             self.optimizer.state[new] = {
-                key: value.to(new.device if is_like(value, old) else self._device_of_counters(name, new))
-                for key, value in state.items()
+                key: _moved(value, local.device, host)
+                if is_like(value, old)
+                else value.to(self._device_of_counters(name, new))
+                for key, value in self.tensors_of(old).items()
             }
+            self.optimizer.state.pop(old, None)
             pairs[name] = (parameter, new)
         self._replace(pairs, offload)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    def prepare_offload(self) -> Future[Any]:
+        """Allocate the memory that `set_offload` needs, in the background."""
+        return self._reserve.start(self._large_tensors())
+
+    def _large_tensors(self) -> list[Tensor]:
+        """Return parameters and state like them, in the order in which they are moved."""
+        return [
+            tensor
+            for parameter, copy in self._pairs.values()
+            for tensor in (
+                local_part(parameter).detach(),
+                *(value for value in self.tensors_of(copy).values() if is_like(value, copy)),
+            )
+        ]
 
     def tensors_of(self, copy: nn.Parameter) -> dict[str, Tensor]:
         """Return the state of one of the optimizer's parameters."""
@@ -131,6 +154,11 @@ class LocalOptimizer:
         self._pairs, self._offload = pairs, offload
         for group, names in zip(self.optimizer.param_groups, self._groups, strict=True):
             group["params"] = [pairs[name][1] for name in names if name in pairs]
+
+
+def _moved(tensor: Tensor, device: torch.device, host: Iterator[Tensor] | None) -> Tensor:
+    """Return a tensor on a device, or a copy in memory of the host."""
+    return tensor.to(device, non_blocking=True) if host is None else next(host).copy_(tensor, non_blocking=True)
 
 
 def _optimized_copy(parameter: nn.Parameter, offload: bool) -> nn.Parameter:

@@ -180,6 +180,11 @@ class Session:
         """Return whether to save and exit, because of a stop or a change of the plan. For loops of your own."""
         return self._boundary.ask(self.steps_done) in (Request.CHANGE, Request.STOP)
 
+    def prepare(self, plan: Plan) -> None:
+        """Prepare a change of the plan in the background, so that it takes less time: memory for offloading."""
+        if plan.offload and not self.plan.offload:
+            self._reshaper.state.optimizer.prepare_offload()
+
     def change(self, plan: Plan) -> None:
         """Train with another plan on the same ranks from the next step on. Collective.
 
@@ -226,9 +231,10 @@ class Session:
             case Request.STOP:
                 self._try_to_save(wait=True)
                 self._leave()
+            case Request.PREPARE:
+                self._boundary.preparation = self._reshaper.state.optimizer.prepare_offload()
             case Request.CHANGE:
-                change = self._boundary.change
-                assert change is not None
+                change = self._boundary.take_change()
                 plan, why = self._reshaper.usable_plan(change.plan, change.plan.gpus)
                 ranks = min(plan.gpus, change.ranks)
                 self._move(plan, Rendezvous(self.rank, ranks, _group_file(change)), Path(change.state))
