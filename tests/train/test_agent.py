@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,14 @@ class Run:
     def pids(self) -> dict[int, int]:
         """Return the rank of every process that runs, by pid."""
         started = [path.name.split("-")[1:] for path in self.folder.glob("pid-*")]
-        return {int(pid): int(rank) for rank, pid in started if Path("/proc", pid).exists()}
+        return {int(pid): int(rank) for rank, pid in started if self._is_running(pid)}
+
+    def _is_running(self, pid: str) -> bool:
+        """Whether a process of this run has this pid: pids are reused."""
+        try:
+            return f"REFOLD_CHANGE={self.change_file}".encode() in Path("/proc", pid, "environ").read_bytes()
+        except OSError:
+            return False
 
 
 @pytest.fixture
@@ -193,7 +201,8 @@ def test_ranks_killed_at_any_moment_during_changes_do_not_lose_the_run(run: Call
         training.request(number, {"data": chance.randint(1, 4)}, way=chance.choice(["live", "warm"]))
         time.sleep(chance.uniform(0, 0.3))
         if pids := sorted(training.pids()):
-            os.kill(chance.choice(pids), signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(chance.choice(pids), signal.SIGKILL)
         time.sleep(chance.uniform(0, 0.3))
     status, log = training.finish()
     assert (status, "") == (0, ""), log

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,8 @@ def test_kills_and_changes_do_not_affect_the_losses(tmp_path: Path, undisturbed:
         if number % 2:
             time.sleep(chance.uniform(0, 1.5))
             if ranks := ranks_of(training.pid):
-                os.kill(chance.choice(ranks), signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(chance.choice(ranks), signal.SIGKILL)
     finish(training)
     seen = losses(tmp_path)
     assert {step for step, _, _ in seen} == set(range(1, STEPS + 1))
