@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run compare test lint measures duplicates mutate docs bench clean
+.PHONY: run compare test lint measures duplicates mutate demo docs bench clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed.run  ## start the scheduler daemon of this machine; Ctrl-C stops it
@@ -44,6 +44,9 @@ duplicates: $(VENV)/installed.test  ## code that stands in two places: eight or 
 mutate: $(VENV)/installed.test  ## sample 200 mutants and list those that no test notices; ARGS="--seed 2 --count 400 --jobs 2"
 	@$(PIP) 'coverage>=7.6'
 	@$(BIN)/python tools/mutate.py $(ARGS)
+
+demo: $(VENV)/installed.test  ## train three jobs on four CPU slots, which shrink, grow and change plan; needs PyTorch
+	@$(BIN)/python examples/train/demo.py
 
 docs: $(VENV)/installed.docs  ## build the documentation site in build/site; its pages open without a server
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

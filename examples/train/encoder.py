@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from blocks import Block
 from options import SIZES, Size, read_options
-from synthetic_data import IGNORED, MaskedText
+from synthetic_data import IGNORED, MaskedText, SlowData
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -27,7 +27,7 @@ class Encoder(nn.Module):
         self.positions = nn.Embedding(size.length, size.hidden)
         self.layers = nn.ModuleList(Block(size.hidden, size.heads, causal=False) for _ in range(size.layers))
         self.norm = nn.LayerNorm(size.hidden)
-        self.head = nn.Linear(size.hidden, vocabulary)
+        self.head = nn.Linear(size.hidden, vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits for every token, masked or not."""
@@ -56,7 +56,7 @@ def main() -> None:
         model,
         optimizer,
         loss=loss,
-        data=MaskedText(VOCABULARY, size.length, seed=options.seed),
+        data=SlowData(MaskedText(VOCABULARY, size.length, seed=options.seed), options.load_ms),
         batch=options.batch,
         steps=options.steps,
         seed=options.seed,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from blocks import Block
 from options import SIZES, Size, read_options
-from synthetic_data import MarkovText
+from synthetic_data import MarkovText, SlowData
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -50,7 +50,7 @@ def main() -> None:
     size = SIZES[options.size]
     model = GPT(size, VOCABULARY)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate)
-    data = MarkovText(VOCABULARY, size.length, seed=options.seed)
+    data = SlowData(MarkovText(VOCABULARY, size.length, seed=options.seed), options.load_ms)
 
     session = refold.train.start(
         model, optimizer, loss=loss, data=data, batch=options.batch, steps=options.steps, seed=options.seed

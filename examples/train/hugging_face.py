@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 from options import SIZES, read_options
-from synthetic_data import MarkovText
+from synthetic_data import MarkovText, SlowData
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -57,7 +57,7 @@ def main() -> None:
         model,
         optimizer,
         loss=loss,
-        data=MarkovText(VOCABULARY, SIZES[options.size].length, seed=options.seed),
+        data=SlowData(MarkovText(VOCABULARY, SIZES[options.size].length, seed=options.seed), options.load_ms),
         batch=options.batch,
         steps=options.steps,
         seed=options.seed,

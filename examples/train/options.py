@@ -33,6 +33,7 @@ def read_options(description: str | None, **defaults: object) -> Namespace:
     parser.add_argument("--batch", type=int, default=16, help="samples per step (default: 16)")
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate (default: 0.001)")
     parser.add_argument("--seed", type=int, default=0, help="random seed of weights and data (default: 0)")
+    parser.add_argument("--load-ms", type=float, default=0.0, help="milliseconds to load a sample (default: 0)")
     for name, value in defaults.items():
         parser.add_argument(f"--{name}", type=type(value), default=value, help=f"(default: {value})")
     return parser.parse_args()

@@ -5,6 +5,9 @@ Each has a structure that a model can learn, so that the loss falls.
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,6 +17,23 @@ CHOICES = 4
 
 IGNORED = -100
 """The label of tokens that are not predicted, as in `torch.nn.functional.cross_entropy`."""
+
+
+class SlowData:
+    """A data set whose samples take time to load. Replicas load their samples at the same time."""
+
+    def __init__(self, data: Any, milliseconds: float) -> None:
+        self._data = data
+        self._seconds = milliseconds / 1000
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """Return a sample."""
+        time.sleep(self._seconds)
+        sample: dict[str, Tensor] = self._data[index]
+        return sample
 
 
 class MarkovText:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from blocks import Block
 from options import SIZES, Size, read_options
-from synthetic_data import PatternImages
+from synthetic_data import PatternImages, SlowData
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -63,7 +63,8 @@ def main() -> None:
     options = read_options(__doc__, classes=10)
     torch.manual_seed(options.seed)
     size = SIZES[options.size]
-    data = PatternImages(options.classes, size.length, PATCH_VALUES, seed=options.seed)
+    images = PatternImages(options.classes, size.length, PATCH_VALUES, seed=options.seed)
+    data = SlowData(images, options.load_ms)
     model = ViT(size, options.classes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate)
 
