@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from statistics import mean, median
@@ -34,7 +35,7 @@ import msgspec
 
 from refold.client import Client, read_address
 from refold.core import JobSubmitted, RunFinished, RunProgressed, RunStopped, StartRun
-from refold.errors import BadJournal, NoDaemon
+from refold.errors import BadJournal, NoDaemon, RefoldError
 from refold.journal import check_replay, read_journal
 from refold.model import Job, Plan
 from refold.perf import Measurement
@@ -46,7 +47,10 @@ HERE = Path(__file__).parent
 SLOTS = 4
 BATCH = 16
 LOAD_MILLISECONDS = 20
-MEASURED_STEPS = 20
+MEASURED_STEPS = 30
+PRINTED_EVERY = 10
+"""How many steps of an example there are between two lines of its output."""
+
 RESTART_SECONDS = 2.0
 """What `refold` assumes that a change of shape costs."""
 
@@ -132,7 +136,7 @@ def _step_seconds(job: DemoJob, plan: Plan, environment: Mapping[str, str]) -> f
                 times.append(time.monotonic())
     if process.returncode or len(times) < 2:
         raise SystemExit(f"{job.example} failed under {plan}, with exit status {process.returncode}")
-    return (times[-1] - times[0]) / (MEASURED_STEPS / len(times) * (len(times) - 1))
+    return min(after - before for before, after in pairwise(times)) / PRINTED_EVERY  # others may use this machine too
 
 
 def _run(policy: str, settings: dict[str, Any], folder: Path, environment: Mapping[str, str]) -> Path:
@@ -144,12 +148,18 @@ def _run(policy: str, settings: dict[str, Any], folder: Path, environment: Mappi
         print(f"{policy}: ", end="", flush=True)
         begin = time.monotonic()
         submitted = []
-        for job in JOBS:
-            time.sleep(max(0.0, begin + job.at - time.monotonic()))
-            submitted.append(client.submit(_submission(job, policy, folder)).id)
-        for job_id in submitted:
-            ended = client.wait(job_id)
-            print(f"{ended.id} {ended.state} ", end="", flush=True)
+        try:
+            for job in JOBS:
+                time.sleep(max(0.0, begin + job.at - time.monotonic()))
+                submitted.append(client.submit(_submission(job, policy, folder)).id)
+            for job_id in submitted:
+                ended = client.wait(job_id)
+                print(f"{ended.id} {ended.state} ", end="", flush=True)
+        except BaseException:  # also Ctrl-C: jobs would outlive the daemon
+            for job_id in submitted:
+                with suppress(RefoldError):
+                    client.cancel(job_id, now=True)
+            raise
         print()
         return client.journal(folder / "journal.jsonl")
 
