@@ -72,7 +72,7 @@ class DemoJob:
         return [str(HERE / f"{self.example}.py"), *(str(word) for pair in options.items() for word in pair)]
 
 
-JOBS = (DemoJob("gpt", 200, 0.0), DemoJob("vit", 100, 12.0), DemoJob("encoder", 100, 18.0))
+JOBS = (DemoJob("gpt", 250, 0.0), DemoJob("vit", 100, 20.0), DemoJob("encoder", 100, 30.0))
 
 
 def main() -> int:
