@@ -96,6 +96,7 @@ def test_every_field_is_read() -> None:
     elastic: {min: 4, max: 16}
     checkpoint: {path: out/last.pt, signal: SIGUSR1, grace: 2m}
     hang: {no_progress_for: 10m}
+    reshape: {at_most: 5, every: 10m}
     preemptible: false
     reshapable: true
     retries: 3
@@ -142,6 +143,8 @@ def test_every_field_is_read() -> None:
                 retries=3,
                 progress=r"step (\d+)",
                 no_progress=600.0,
+                reshape_at_most=5,
+                reshape_every=600.0,
                 never_retry=["CUDA error", "assert .* failed"],
                 after=["prepare", "job-7"],
                 notify=["mailto://ann@example.org"],
@@ -377,6 +380,8 @@ DURATION = "a duration such as 90s, 15m or 1h30m"
             "hang: {no_progress: 3}",
             "hang: unknown field 'no_progress'; did you mean 'no_progress_for'? (known: no_progress_for)",
         ),
+        ("reshape: {at_most: -1}", "reshape.at_most is -1, expected a whole number from 0 to 1,099,511,627,776"),
+        ("reshape: {every: soon}", f"reshape.every is 'soon', expected {DURATION}"),
         ("checkpoint: {signal: KILL}", "checkpoint.signal is 'KILL', expected one of TERM, INT, USR1, USR2, HUP"),
         ("name: a b", "name is 'a b', expected a name of up to 64 letters, digits, '.', '_' and '-'"),
         ("name: ''", "name is '', expected a name of up to 64 letters, digits, '.', '_' and '-'"),

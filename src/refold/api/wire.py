@@ -16,6 +16,7 @@ from msgspec import Meta
 from refold.errors import BadValue
 from refold.model import (
     WHOLE,
+    ChangeLimit,
     Consent,
     Demand,
     Job,
@@ -77,8 +78,9 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
     Each of `instances` instances gets `gpus` GPUs, or the fraction `gpu_share` of one. `gpu_range`: minimum and maximum
     number of GPUs in total for a job that may be reshaped. `preemptible`: whether the job may be stopped or reshaped
-    for other jobs; null: if it is best-effort or reshapable, or if the daemon's configuration says so. `plan`: `auto`
-    lets the scheduler choose (for a known `workload`), `off` leaves parallelism to the command, a plan pins it.
+    for other jobs; null: if it is best-effort or reshapable, or if the daemon's configuration says so.
+    `reshape_at_most`, `reshape_every`: it is stopped or reshaped at most so many times, so many seconds apart. `plan`:
+    `auto` lets the scheduler choose (for a known `workload`), `off` leaves parallelism to the command, a plan pins it.
     `engine`: the training framework of the command, which then gets its arguments in the environment.
     `estimate`: the user's estimate of the run time. `secrets`: environment variables that are neither journalled nor
     shown. `exported`: id of the environment that the job's processes inherit (`POST environments`); empty: the
@@ -104,6 +106,8 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31)] = 0
     preemptible: bool | None = None
     reshapable: bool = False
+    reshape_at_most: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
+    reshape_every: Duration | None = None
     time_limit: Duration | None = None
     estimate: Duration | None = None
     steps: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
@@ -150,6 +154,7 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
             self.estimate,
             self.grace,
             self.no_progress,
+            self.reshape_every,
             self.begin,
         ):
             if number is not None and not math.isfinite(number):
@@ -182,6 +187,12 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
         """Whether the job says that it is reshapable, or leaves its size or the plan of its model open."""
         may_change_plan = self.plan == "auto" and bool(self.workload)  # without a model there is nothing to choose from
         return self.reshapable or self.gpu_range is not None or may_change_plan
+
+    @property
+    def _change_limit(self) -> ChangeLimit | None:
+        if self.reshape_at_most is None and not self.reshape_every:
+            return None
+        return ChangeLimit(self.reshape_at_most, self.reshape_every or 0.0)
 
     def consent(self, preemption: Preemption) -> Consent:
         """Return whether the job may be preempted, under the daemon's rule for jobs that do not say so."""
@@ -219,6 +230,7 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
             engine=self.engine,
             command=tuple(self.command),
             gpu_range=self.gpu_range,
+            change_limit=self._change_limit,
             launch=Launch(
                 environment=tuple(sorted(self.environment.items())),
                 exported=self.exported,

@@ -12,6 +12,8 @@ class Progress:
 
     __slots__ = (
         "change_seconds",
+        "changed_at",
+        "changes",
         "computing_since",
         "done",
         "first_report",
@@ -37,6 +39,9 @@ class Progress:
         self.first_report: tuple[int, Seconds] | None = None
         """Steps and time of the first report of the current run with a speed."""
         self.change_seconds: Seconds | None = None
+        self.changes = 0
+        """How often the policy has stopped or reshaped a run, and when it did so last."""
+        self.changed_at: Seconds = -inf
 
     def record_steps(self, steps: int | None, now: Seconds) -> None:
         """Record the steps done, if they were reported."""

@@ -13,7 +13,7 @@ RULES = {
     "waiting": "only a waiting job can be started, and only once per decision",
     "running": "only a run that is not stopping can be stopped or reshaped, and only once per decision",
     "gang": "every instance gets exactly what was requested, unless the job is reshapable",
-    "preemptible": "a job that is not preemptible is not stopped or reshaped",
+    "preemptible": "a job that is not preemptible, or not again, is not stopped or reshaped",
     "type": "an instance is placed on a GPU type that its job accepts",
     "limit": "a job of a tenant with a limit gets at most the GPUs with which it was admitted",
     "free": "an allocation consists of resources that are free now; the shares of a GPU sum up to at most 1.0",
@@ -153,8 +153,10 @@ def _check_running(state: State, job_id: str, seen_jobs: set[str], policy: str, 
     run = state.running.runs.get(job_id)
     if run is None or run.stopping or job_id in seen_jobs:
         raise BadDecision(policy, "running", f"changed job {job_id!r}, which {_state_text(state, job_id, seen_jobs)}")
-    if not state.running.jobs[job_id].preemptible and not ending:
-        raise BadDecision(policy, "preemptible", f"changed job {job_id!r}, which is not preemptible")
+    if not ending and state.running.changeable_at(job_id) > state.now:
+        consents = state.running.jobs[job_id].preemptible
+        problem = "was changed as often as it allows" if consents else "is not preemptible"
+        raise BadDecision(policy, "preemptible", f"changed job {job_id!r}, which {problem}")
     seen_jobs.add(job_id)
 
 

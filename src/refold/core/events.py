@@ -43,7 +43,8 @@ class JobReleased(msgspec.Struct, gc=False, frozen=True, tag=True):
 class JobContinued(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
     """The progress of a job from before the journal began: number of runs, work and steps done, GPU-seconds.
 
-    `change_seconds`: the cost of its last change, if it was measured.
+    `changes`: how often the policy has stopped or reshaped it, the last time at `changed_at`, which has cost
+    `change_seconds`, if that was measured.
     """
 
     job: str
@@ -52,6 +53,8 @@ class JobContinued(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, ta
     steps: int = 0
     gpu_seconds: float = 0.0
     change_seconds: Seconds | None = None
+    changes: int = 0
+    changed_at: Seconds = 0.0
 
 
 class PastJob(msgspec.Struct, gc=False, frozen=True, tag=True):

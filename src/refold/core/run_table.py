@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from refold.core.changes import Changes, Progress
 from refold.core.events import ChangeMeasured, JobContinued, RunFailed, RunProgressed, RunStopped
 from refold.core.measurements import Measurements
@@ -58,6 +60,24 @@ class RunTable:
             progress.computing_since = None
         return StopRun(job_id, run.number, why, next_allocation)
 
+    def preempt(self, job_id: str, why: str, now: Seconds, next_allocation: Allocation | None = None) -> StopRun:
+        """Stop a run because the policy decides so."""
+        progress = self.progress[job_id]
+        progress.changes += 1
+        progress.changed_at = now
+        return self.stop(job_id, why, now, next_allocation)
+
+    def changeable_at(self, job_id: str) -> Seconds:
+        """Return from when on the policy may stop or reshape the run of a job; infinity: never."""
+        job, progress = self.jobs[job_id], self.progress[job_id]
+        if not job.preemptible:
+            return inf
+        limit = job.change_limit
+        if limit is None:
+            return -inf
+        is_used_up = limit.at_most is not None and progress.changes >= limit.at_most
+        return inf if is_used_up else progress.changed_at + limit.every
+
     def stop_for_good(self, job_id: str, why: str, now: Seconds) -> StopRun:
         """Stop a run; its job is not queued again."""
         self.cancelled.add(job_id)
@@ -67,7 +87,7 @@ class RunTable:
         """Stop a run, to start its job on another allocation at once. Until then the job holds both (`holding`)."""
         self._reshape_holdings[job_id] = holding
         self._next_allocations[job_id] = allocation
-        return self.stop(job_id, why, now, allocation)
+        return self.preempt(job_id, why, now, allocation)
 
     def end(self, job_id: str, now: Seconds) -> Allocation | None:
         """Release what a run holds that has ended; return the next allocation of its job if it is being reshaped."""
@@ -148,6 +168,8 @@ class RunTable:
             return False
         progress.runs, progress.done, progress.gpu_seconds = event.runs, event.done, event.gpu_seconds
         progress.change_seconds = event.change_seconds
+        if event.changes:
+            progress.changes, progress.changed_at = event.changes, event.changed_at
         progress.record_steps(event.steps or None, now)
         return True
 

@@ -112,7 +112,7 @@ class Scheduler:
         state = self._state
         orders: list[Order] = []
         for stop in decision.stops:
-            orders.append(state.running.stop(stop.job, stop.why, state.now))
+            orders.append(state.running.preempt(stop.job, stop.why, state.now))
         for end in decision.ends:
             orders.append(state.running.stop_for_good(end.job, end.why, state.now))
         for reshape in decision.reshapes:

@@ -71,7 +71,16 @@ def _progress_events(state: State, job: Job) -> Iterable[Event]:
         done = progress.done
         if progress.computing_since is not None:
             done += state.now - progress.computing_since
-        yield JobContinued(job.id, progress.runs, done, progress.steps, progress.gpu_seconds, progress.change_seconds)
+        yield JobContinued(
+            job.id,
+            progress.runs,
+            done,
+            progress.steps,
+            progress.gpu_seconds,
+            progress.change_seconds,
+            progress.changes,
+            progress.changed_at if progress.changes else 0.0,
+        )
 
 
 def _run_events(state: State) -> Iterable[Event]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from math import inf
 from types import MappingProxyType
 
 from refold.core.changes import Changes
@@ -149,6 +150,17 @@ class View:
     def computing_since(self, job_id: str) -> Seconds | None:
         """Return when the current run was started or last reported progress; None if it is not computing."""
         return self._state.running.progress[job_id].computing_since
+
+    def is_preemptible(self, job_id: str) -> bool:
+        """Whether the run of a job may be stopped or reshaped now: it consents, and not too often."""
+        return self._state.running.changeable_at(job_id) <= self.now
+
+    def next_preemptible_at(self) -> Seconds:
+        """Return when the next run becomes preemptible that now is not; infinity: none does."""
+        if all(job.change_limit is None for job in self.active.values()):
+            return inf
+        moments = map(self._state.running.changeable_at, self.runs)
+        return min((moment for moment in moments if moment > self.now), default=inf)
 
     def loss(self, job_id: str) -> float | None:
         """Return the training loss that a job last reported; None: it has reported none."""

@@ -152,6 +152,13 @@ class Hang(msgspec.Struct, frozen=True):
     no_progress_for: PositiveJobDuration | None = None
 
 
+class ReshapeFields(msgspec.Struct, frozen=True):
+    """How often the job may be stopped or reshaped: in total, and the least time between two changes."""
+
+    at_most: Tally | None = None
+    every: PositiveJobDuration | None = None
+
+
 class JobFields(msgspec.Struct, frozen=True):
     """The fields of a job; those that a submission has too have its names. docs/jobs.md describes them."""
 
@@ -179,6 +186,7 @@ class JobFields(msgspec.Struct, frozen=True):
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31, description="a whole number")] = 0
     preemptible: bool | None = None
     reshapable: bool = False
+    reshape: Annotated[ReshapeFields, Meta(description="such as {at_most: 5, every: 10m}")] = ReshapeFields()
     time_limit: PositiveJobDuration | None = None
     estimate: PositiveJobDuration | None = None
     checkpoint: CheckpointFields = CheckpointFields()

@@ -52,6 +52,8 @@ _FIELD_OF_SECTION = {
     ("checkpoint", "signal"): "stop_signal",
     ("checkpoint", "grace"): "grace",
     ("hang", "no_progress_for"): "no_progress",
+    ("reshape", "at_most"): "reshape_at_most",
+    ("reshape", "every"): "reshape_every",
 }
 """Fields of a submission by the section and key of the file."""
 

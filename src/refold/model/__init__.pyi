@@ -53,7 +53,7 @@ from .dependency import (
     parse_dependencies as parse_dependencies,
     parse_dependency as parse_dependency,
 )
-from .job import MAX_GPUS as MAX_GPUS, Demand as Demand, Job as Job, JobClass as JobClass
+from .job import MAX_GPUS as MAX_GPUS, ChangeLimit as ChangeLimit, Demand as Demand, Job as Job, JobClass as JobClass
 from .launch import (
     LAUNCH_ENGINES as LAUNCH_ENGINES,
     MAX_RETRIES as MAX_RETRIES,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from refold.model.job import Job, JobClass
+from refold.model.job import ChangeLimit, Job, JobClass
+from refold.model.units import format_duration
 
 Preemption = Literal["by-consent", "always"]
 """The owner's rule for jobs that say nothing about preemption: not preemptible, or preemptible."""
@@ -42,6 +43,13 @@ def find_consent(
 def consent_of(job: Job) -> Consent:
     """Return the consent of an admitted job, as far as the job itself shows why."""
     implied = find_consent(None, job.job_class, job.reshapable)
-    if implied.is_given == job.preemptible:
-        return implied
-    return Consent(job.preemptible, "as requested or configured")
+    why = implied.why if implied.is_given == job.preemptible else "as requested or configured"
+    return Consent(job.preemptible, ", ".join([why, *_limits(job)]) if job.preemptible else why)
+
+
+def _limits(job: Job) -> list[str]:
+    limit = job.change_limit or ChangeLimit()
+    return [
+        *([f"at most {limit.at_most} time{'s' * (limit.at_most != 1)}"] if limit.at_most is not None else []),
+        *([f"{format_duration(limit.every)} apart"] if limit.every else []),
+    ]

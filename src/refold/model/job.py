@@ -61,6 +61,19 @@ class Demand(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
         return (f"{self.instances} × " if self.instances > 1 else "") + instance + types
 
 
+class ChangeLimit(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How often the policy may stop or reshape the runs of a job: `at_most` times, and not within `every` seconds."""
+
+    at_most: int | None = None
+    every: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        if self.at_most is not None and not 0 <= self.at_most <= MAX_AMOUNT:
+            raise BadValue(f"at_most is {self.at_most}, expected 0 to {MAX_AMOUNT}")
+        if not 0 <= self.every < math.inf:
+            raise BadValue(f"every is {self.every}, expected seconds ≥ 0")
+
+
 class Job(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A job as submitted.
 
@@ -69,7 +82,8 @@ class Job(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unkn
     the model that it trains, `batch` and `sequence` are the batch size and sequence length of a step (0: the default
     of the model), and `steps` is the number of training steps; policies may use all of these. `engine` is the training
     framework of its command: only plans that it can run are chosen, and runs get its arguments. `gpu_range` is the
-    minimum and maximum total number of GPUs of a reshapable job; None: no limits.
+    minimum and maximum total number of GPUs of a reshapable job; None: no limits. `change_limit` limits how often a
+    preemptible job is stopped or reshaped.
     """
 
     id: str
@@ -92,6 +106,7 @@ class Job(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unkn
     engine: LaunchEngine | None = None
     command: tuple[str, ...] = ()
     gpu_range: tuple[int, int] | None = None
+    change_limit: ChangeLimit | None = None
     launch: Launch = DEFAULT_LAUNCH
 
     def __post_init__(self) -> None:

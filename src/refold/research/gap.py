@@ -106,7 +106,7 @@ def _cache_key(view: View) -> object:
     fixed = {
         job_id: allocation
         for job_id, allocation in held.items()
-        if not view.active[job_id].preemptible or not free.is_placement_up(allocation.placement)
+        if not view.is_preemptible(job_id) or not free.is_placement_up(allocation.placement)
     }
     return frozenset((*view.waiting, *view.active)), frozenset(fixed.items()), free.down_nodes, free.down_gpus
 

@@ -213,7 +213,7 @@ def _may_move(view: View, job: Job) -> bool:
     run = view.runs.get(job.id)
     if run is None:
         return True
-    return job.preemptible and view.is_placement_up(run.allocation.placement)
+    return view.is_preemptible(job.id) and view.is_placement_up(run.allocation.placement)
 
 
 def _check_size(shapes: Mapping[str, Sequence[RunShape]], cluster: Cluster) -> None:

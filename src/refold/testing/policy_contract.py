@@ -10,7 +10,7 @@ Set `reshapes = True` if the policy reshapes jobs or uses performance models, to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import msgspec
@@ -30,7 +30,7 @@ from refold.core import (
     StopRun,
     View,
 )
-from refold.model import Cluster, Decision, Job, Reason
+from refold.model import ChangeLimit, Cluster, Decision, Job, Reason
 from refold.plans import Speeds
 from refold.simulator import Costs, Fault, ModelledSpeeds, RecordedSpeeds, simulate
 from refold.testing.audit import Audit
@@ -197,6 +197,28 @@ class PolicyContract:
         for every in (1, 2):
             jobs, cluster = self._reshapable(0)
             self._check_consent(_not_preemptible(jobs, every), cluster, charge=_modelled(cluster), costs=COSTS)
+
+    @pytest.mark.parametrize("limit", [ChangeLimit(0), ChangeLimit(1), ChangeLimit(every=40.0)], ids=str)
+    def test_runs_are_not_changed_more_often_than_their_jobs_allow(self, limit: ChangeLimit) -> None:
+        """Jobs limit how often they are stopped or reshaped, and the time between two changes."""
+        jobs, cluster = seeded_workload(0)
+        self._check_change_limit(jobs, cluster, limit)
+        if self.reshapes:
+            jobs, cluster = self._reshapable(0)
+            self._check_change_limit(jobs, cluster, limit, charge=_modelled(cluster), costs=COSTS)
+
+    def _check_change_limit(self, jobs: Sequence[Job], cluster: Cluster, limit: ChangeLimit, **options: Any) -> None:
+        limited = [msgspec.structs.replace(job, change_limit=limit) for job in jobs]
+        audit, journal = self._simulate(limited, cluster, **options)
+        changes: dict[str, list[float]] = {job.id: [] for job in jobs}
+        for entry in journal.entries:
+            for order in entry.orders:
+                if isinstance(order, StopRun):
+                    changes[order.job].append(entry.now)
+        for moments in changes.values():
+            assert limit.at_most is None or len(moments) <= limit.at_most
+            assert all(later - earlier >= limit.every for earlier, later in pairwise(moments))
+        assert {job.id for job in jobs} == set(audit.ended)
 
     def _check_consent(self, jobs: Sequence[Job], cluster: Cluster, **options: Any) -> None:
         audit, journal = self._simulate(jobs, cluster, **options)

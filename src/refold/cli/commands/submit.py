@@ -106,6 +106,14 @@ def submit(
             show_default=False,
         ),
     ] = None,
+    reshape_at_most: Annotated[
+        int | None,
+        typer.Option("--reshape-at-most", metavar="N", min=0, help="Stop or reshape the job at most N times."),
+    ] = None,
+    reshape_every: Annotated[
+        str | None,
+        typer.Option("--reshape-every", metavar="TIME", help="Least time between two such changes, such as 10m."),
+    ] = None,
     time: Annotated[
         str | None, typer.Option("--time", metavar="TIME", help="Time limit, such as 90m, 12h or 2d.")
     ] = None,
@@ -204,6 +212,7 @@ def submit(
         "job_class": None if job_class is None else parse_job_class(job_class),
         "priority": priority,
         "preemptible": preemptible,
+        "reshape_at_most": reshape_at_most,
         "steps": steps,
         "engine": None if engine is None else parse_launch_engine(engine),
         "retries": retries,
@@ -215,7 +224,19 @@ def submit(
         "allow_impossible": allow_impossible or None,
     }
     options = SubmitOptions(
-        fields, gpus, gpu_type, memory, time, estimate, begin, plan, workdir, env or (), secret or (), after or ()
+        fields,
+        gpus,
+        gpu_type,
+        memory,
+        time,
+        estimate,
+        reshape_every,
+        begin,
+        plan,
+        workdir,
+        env or (),
+        secret or (),
+        after or (),
     )
     jobs, notes, script_export = read_submissions(file, context.meta.get(COMMAND_KEY, ()), options)
     print_notes(notes)

@@ -24,6 +24,7 @@ class SubmitOptions:
     memory: str | None = None
     time_limit: str | None = None
     estimate: str | None = None
+    reshape_every: str | None = None
     begin: str | None = None
     plan: str | None = None
     workdir: Path | None = None
@@ -71,9 +72,14 @@ def _overrides(given: Submission, options: SubmitOptions) -> dict[str, Any]:
         fields["gpu_types"] = [name.strip() for name in options.gpu_types.split(",") if name.strip()]
     if options.memory is not None:
         fields["memory_gib"] = _parse_amount("--memory", options.memory, parse_gib, "memory such as 32 or 512MB")
-    for name, text in (("time_limit", options.time_limit), ("estimate", options.estimate)):
+    durations = {
+        "time_limit": ("--time", options.time_limit),
+        "estimate": ("--estimate", options.estimate),
+        "reshape_every": ("--reshape-every", options.reshape_every),
+    }
+    for name, (option, text) in durations.items():
         if text is not None:
-            fields[name] = _parse_seconds("--time" if name == "time_limit" else "--estimate", text)
+            fields[name] = _parse_seconds(option, text)
     if options.begin is not None:
         fields["begin"] = time.time() + _parse_begin(options.begin)
     if options.after:

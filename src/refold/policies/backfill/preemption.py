@@ -89,7 +89,7 @@ class Preemption:
         """Return whether a run overtook a waiting job and is preemptible."""
         position, arrivals = self._overtakers.get(run.job, (queued.position, 0))
         was_waiting = queued.position[1] <= arrivals
-        return was_waiting and position > queued.position and view.active[run.job].preemptible
+        return was_waiting and position > queued.position and view.is_preemptible(run.job)
 
     def _overtakers_of(self, view: View, queued: QueuedJob) -> list[Run]:
         """Return the runs that overtook a waiting job and may be preempted."""

@@ -52,7 +52,7 @@ class Draft:
         run = self._view.runs.get(job_id)
         if run is None:
             return True
-        if run.stopping or not self._view.active[job_id].preemptible:
+        if run.stopping or not self._view.is_preemptible(job_id):
             return False
         return self._view.is_placement_up(run.allocation.placement)
 

@@ -60,13 +60,12 @@ def find_moves(
 
 def _movable(view: View, rest_seconds: Seconds) -> list[Run]:
     """Return the runs that may be moved, those that have been in place for longest first."""
-    active = view.active
     runs = [
         run
         for run in view.runs.values()
         if run.since + rest_seconds <= view.now
         and not run.stopping
-        and active[run.job].preemptible
+        and view.is_preemptible(run.job)
         and view.is_placement_up(run.allocation.placement)
     ]
     return sorted(runs, key=lambda run: run.since)

@@ -149,7 +149,7 @@ def _may_be_useful_later(view: View, decision: Decision, policy: RoundPolicy) ->
 
 def is_fixed(view: View, run: Run, estimator: ProgressEstimator) -> bool:
     """Return whether a run keeps its current or next allocation: it is not preemptible, is stopping or starting up."""
-    return run.stopping or not view.active[run.job].preemptible or estimator.startup_seconds(view, run) > 0
+    return run.stopping or not view.is_preemptible(run.job) or estimator.startup_seconds(view, run) > 0
 
 
 def matches_option(view: View, option: Option, held: Allocation) -> bool:

@@ -262,7 +262,9 @@ class _Scaling:
     def may_change(self, job: Job) -> bool:
         """Whether a job is best-effort, and either not running or preemptible and not stopping."""
         run = self._view.runs.get(job.id)
-        return job.job_class == "best-effort" and (run is None or (job.preemptible and not run.stopping))
+        return job.job_class == "best-effort" and (
+            run is None or (self._view.is_preemptible(job.id) and not run.stopping)
+        )
 
     def may_scale(self, job: Job) -> bool:
         """Whether the number of replicas of a job may change."""

@@ -335,7 +335,7 @@ def _type_of(view: View, allocation: Allocation) -> str:
 
 def _may_move(view: View, job_id: str) -> bool:
     """Whether a run may be stopped or moved: it is preemptible and not stopping already."""
-    return view.active[job_id].preemptible and not view.runs[job_id].stopping
+    return view.is_preemptible(job_id) and not view.runs[job_id].stopping
 
 
 def _free_gpus(draft: Draft) -> dict[str, float]:

@@ -109,7 +109,7 @@ class Pollux:
         for run in view.runs.values():
             job = view.active[run.job]
             is_moving = run.stopping and view.next_allocation(run.job) is not None
-            if job.preemptible and not is_moving and profiles.for_job(job) is not None:
+            if view.is_preemptible(job.id) and not is_moving and profiles.for_job(job) is not None:
                 scalable.append(job)
         return sorted(scalable, key=_arrival)
 

@@ -90,7 +90,7 @@ class Synergy:
         """Sort jobs: runs that are not preemptible first, then by attained service (`las`), then by arrival."""
 
         def key(job: Job) -> tuple[bool, float, Seconds, str]:
-            is_fixed = job.id in view.runs and not job.preemptible
+            is_fixed = job.id in view.runs and not view.is_preemptible(job.id)
             return not is_fixed, view.gpu_seconds(job.id) if self._by_attained_service else 0.0, job.submitted, job.id
 
         return sorted(jobs, key=key)
@@ -267,7 +267,7 @@ class _Placements:
     def _is_fixed(self, job: Job) -> bool:
         """Whether a job is running and may not be changed: it is stopping or not preemptible."""
         run = self._view.runs.get(job.id)
-        return run is not None and (run.stopping or not job.preemptible)
+        return run is not None and (run.stopping or not self._view.is_preemptible(job.id))
 
     def _must_stop_first(self, job: Job) -> bool:
         """Whether a run must stop before the job can be placed again: it is stopping or not reshapable."""

@@ -213,7 +213,7 @@ class _PreemptionRound:
         view, own_key = self._view, self._order(self._view, job)
         for job_id in self._ranking.least_urgent_first():
             run, other = view.runs[job_id], view.active[job_id]
-            if run.stopping or job_id in self.stops or not other.preemptible:
+            if run.stopping or job_id in self.stops or not view.is_preemptible(job_id):
                 continue
             if not view.is_placement_up(run.allocation.placement):
                 continue  # what is down cannot be reused

@@ -134,7 +134,7 @@ class Refold:
             wake_at = maximise_throughput(jobs, draft, self._placer, gap)
             starter = Starter(jobs, draft, self._placer, max_preemptors=0)
             starter.place_waiting()  # jobs outside the optimisation get free GPUs only
-        self._wake_at = min(wake_at, starter.next_starvation())
+        self._wake_at = min(wake_at, starter.next_starvation(), view.next_preemptible_at())
         return draft
 
     def _observe(self, view: View) -> JobSources:
