@@ -2,6 +2,7 @@
 
 Arguments: a folder, and how it answers requests: 'changes', 'refuses', 'crashes', 'ignores', or 'slow' (after a while).
 It appends to `agents` of the folder when it begins, and to `plans` the run and its data-parallel size for each change.
+It ends by itself after two minutes, so that a test that fails leaves nothing behind.
 """
 
 import json
@@ -58,7 +59,8 @@ def answer(request: dict[str, Any]) -> None:
 print(f"run {os.environ['REFOLD_RUN']}", flush=True)
 append("agents", f"{os.environ['REFOLD_RUN']} {os.getpid()}")
 replace(Path(f"{change}.agent"), "")
-while not stopped and not (folder / "finish").exists():
+deadline = time.monotonic() + 120
+while not stopped and not (folder / "finish").exists() and time.monotonic() < deadline:
     step += 1
     replace(progress, f"{step}\n")
     request = read_request()
