@@ -371,11 +371,15 @@ def test_a_journal_without_engines_is_read_as_before() -> None:
         msgspec.json.decode(b'{"id": "a", "engine": "pytorch-lightning"}', type=Job)
 
 
-@pytest.mark.parametrize("plan", ["dp1", "dp1 recompute full accumulate 2"])
+@pytest.mark.parametrize("plan", ["dp2 recompute full accumulate 2", "dp2 zero3"])
 def test_transformers_accepts_the_arguments_of_its_trainer(plan: str) -> None:
     transformers = pytest.importorskip("transformers", reason="Transformers is not installed")
-    pytest.importorskip("accelerate", reason="Accelerate is not installed")
-    parser = transformers.HfArgumentParser(transformers.TrainingArguments)
-    arguments = list(settings_of("trainer", plan).arguments)
-    (parsed,) = parser.parse_args_into_dataclasses(["--output_dir", "out", *arguments])
-    assert parsed.gradient_accumulation_steps == parse_plan(plan).accumulation
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    parsed = transformers.HfArgumentParser(transformers.TrainingArguments).parse_args(
+        ["--output_dir", "out", *settings_of("trainer", plan).arguments]
+    )
+    expected = parse_plan(plan)
+    assert parsed.gradient_accumulation_steps == expected.accumulation
+    assert parsed.per_device_train_batch_size == 64 // (2 * expected.accumulation)
+    assert (bool(parsed.fsdp), parsed.fsdp_config) == ((True, "run/fsdp.json") if expected.zero else (False, None))
+    assert parsed.gradient_checkpointing == (expected.recompute == "full")
