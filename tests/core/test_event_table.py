@@ -141,6 +141,7 @@ EVENTS: dict[str, Event] = {
     "JobContinued": JobContinued("j", 4, 40.0, 4, 400.0),
     "RunAdopted": RunAdopted("j", 9, on(2), 0.0),
     "RunAdopted on GPUs that do not exist": RunAdopted("j", 9, on(4), 0.0),
+    "RunAdopted on a GPU that no node has": RunAdopted("j", 9, on(64), 0.0),
     "RunAdopted on a node that does not exist": RunAdopted("j", 9, on(0, node=1), 0.0),
     "RunRecalled": RunRecalled("j", 1, "drained"),
     "RunStarted": RunStarted("j", 1),
@@ -235,6 +236,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         "over the limit": "run 9",
     },
     "RunAdopted on GPUs that do not exist": {},
+    "RunAdopted on a GPU that no node has": {},
     "RunAdopted on a node that does not exist": {},
     "RunRecalled": {
         "running": "stop run 1 (drained); stopping, then waiting after run 1",

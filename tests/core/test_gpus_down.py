@@ -182,6 +182,12 @@ def test_the_audit_accepts_a_start_on_a_gpu_that_has_returned() -> None:
     assert audit.running == {"a": (1, Allocation((Share(0, (1,)),)))}
 
 
+def test_gpus_that_are_down_on_nodes_that_are_up_are_counted_with_those_of_nodes_that_are_down() -> None:
+    scheduler = Scheduler(make_cluster(4, 2), ScriptedPolicy())
+    scheduler.step(0.0, [GpuLost(0, 3), NodeLost(1), GpuLost(1, 0)])
+    assert scheduler.view.down_gpu_count == 3
+
+
 def test_a_snapshot_says_what_is_drained_and_what_is_down() -> None:
     events = (NodeDrained(0, "cables"), GpuDrained(0, 1, "fan"), NodeLost(1, "no power"), GpuLost(1, 0))
     scheduler = Scheduler(make_cluster(2, 2), ScriptedPolicy())

@@ -139,6 +139,13 @@ class TestPreemption:
         assert Simulation(jobs, Refold(max_preemptors=0)).stops == []
         assert Simulation(jobs, Refold(max_preemptors=1)).stops[0][:2] == (1000, "long")
 
+    @pytest.mark.parametrize("names", ["az", "za"])
+    def test_gpus_beyond_a_request_go_to_the_waiting_job_with_the_least_remaining_work(self, names: str) -> None:
+        jobs = [modelled("bert", "long", 4, 0, 400_000, gpu_range=(4, 8))]
+        jobs += [modelled("bert", name, 4, 1000, 20_000 * nth, gpu_range=(4, 4)) for nth, name in enumerate(names, 1)]
+        simulation = Simulation(jobs, Refold(max_preemptors=0))
+        assert simulation.starts[:3] == [(0, "long", 8), (1000, "long", 4), (1000, names[0], 4)]
+
     @pytest.mark.parametrize(("max_preemptors", "started"), [(0, 0), (1, 1)])
     def test_only_so_many_jobs_preempt_in_one_round(self, max_preemptors: int, started: int) -> None:
         jobs = [modelled("vit", f"long{number}", 8, 0, 400_000, gpu_range=(1, 8)) for number in range(2)]
@@ -246,6 +253,13 @@ class TestGuarantees:
         sure = modelled("bert", "sure", 4, 1000, 20_000, job_class="guaranteed", plan=Plan(4))
         simulation = Simulation([modelled("vit", "long", 8, 0, 400_000), sure])
         assert simulation.starts[:3] == [(0, "long", 8), (1000, "long", 4), (1000, "sure", 4)]
+
+    def test_a_guaranteed_job_starts_in_a_shape_without_safety_margin_if_no_other_fits(self) -> None:
+        """With a good plan, two GPUs are as fast as four with the requested plan, but not ten times as fast."""
+        poor = Plan(4, zero=2, offload=True, recompute="full")
+        jobs = [rigid("busy", 6, 0, 500, preemptible=False)]
+        jobs.append(modelled("bert", "sure", 4, 1, 50_000, job_class="guaranteed", plan=poor))
+        assert Simulation(jobs, Refold(safety_factor=10.0)).starts[1] == (1, "sure", 2)
 
     def test_a_guaranteed_job_does_not_wait_for_a_shorter_best_effort_job(self) -> None:
         sure = modelled("bert", "sure", 8, 10, 200_000, job_class="guaranteed", plan=Plan(8))

@@ -6,6 +6,7 @@ four more gain 0.67 for BERT and 0.07 for ViT.
 """
 
 import re
+from math import inf
 from typing import Any
 
 import msgspec
@@ -227,6 +228,10 @@ class TestResources:
         (share,) = Round({}, bert("only", 2, cpus=6)).runs["only"].allocation.placement
         assert share.cpu_milli == 24_000
 
+    def test_a_job_that_requested_no_cpus_gets_none(self) -> None:
+        (share,) = Round({}, bert("only", 2, cpus=0)).runs["only"].allocation.placement
+        assert share.cpu_milli == 0
+
 
 class TestGuarantees:
     def test_a_guaranteed_job_takes_gpus_from_best_effort_jobs(self) -> None:
@@ -355,6 +360,11 @@ def test_settings_may_be_zero() -> None:
 
 
 def test_invalid_settings_are_rejected() -> None:
-    for settings in ({"restart_seconds": -1.0}, {"min_gain_per_gpu": -0.1}, {"ageing_seconds": 0.0}):
+    for settings in (
+        {"restart_seconds": -1.0},
+        {"restart_seconds": inf},
+        {"min_gain_per_gpu": -0.1},
+        {"ageing_seconds": 0.0},
+    ):
         with pytest.raises(BadValue):
             Rubick(**settings)  # type: ignore[arg-type]
