@@ -47,7 +47,7 @@ class TrainingJob:
     def start(self, plan: Plan) -> None:
         """Start the training under a plan, from its last checkpoint if there is one."""
         self._change_file.unlink(missing_ok=True)
-        launcher = ["torch.distributed.run", f"--nproc-per-node={plan.gpus}", "--master-port=0"]
+        launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={plan.gpus}"]
         command = launcher if self._torchrun else ["refold.train"]
         variables = {
             "REFOLD_PLAN": msgspec.json.encode(plan).decode(),

@@ -42,7 +42,7 @@ class Boundary:
         self.change: Change | None = None
         """The requested change, after `ask` has returned PREPARE or CHANGE."""
         self.preparation: Future[Any] | None = None
-        """What must be done on rank 0 before the requested change, set after `ask` has returned PREPARE."""
+        """What must be done on this rank before the requested change, set after `ask` has returned PREPARE."""
 
     def note_saved(self) -> None:
         """Note that a checkpoint has just been started."""
@@ -56,6 +56,8 @@ class Boundary:
         """Return what is requested at this step. Collective from time to time."""
         if step < self._next_step:
             return Request.NOTHING
+        if self.preparation is not None:
+            return self._await_preparation(step, self.preparation)
         ranks = dist.get_world_size()
         answer = torch.zeros(2, dtype=torch.int64)
         if dist.get_rank() == 0:
@@ -74,14 +76,19 @@ class Boundary:
         change, self.change, self.preparation = self.change, None, None
         return change
 
+    def _await_preparation(self, step: int, preparation: Future[Any]) -> Request:
+        """Return CHANGE when the requested change is prepared on all ranks."""
+        prepared = torch.tensor(int(preparation.done()))
+        dist.all_reduce(prepared, dist.ReduceOp.MIN)
+        self._next_step = step + 1
+        return Request.CHANGE if prepared.item() else Request.NOTHING
+
     def _request(self) -> Request:
-        if self.preparation is not None and self.preparation.done():
-            return Request.CHANGE
         message = None if self._channel is None else self._channel.poll()
         match message:
             case Change():
                 self.change = message
-                return Request.PREPARE if message.plan.offload else Request.CHANGE
+                return Request.PREPARE
             case Stop():
                 return Request.STOP
             case Save():

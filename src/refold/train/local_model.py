@@ -92,11 +92,12 @@ class SplittableModel:
             for layer in layers:
                 layer.compile()
         if plan.data > 1:
+            mesh = layout.data_mesh
             for module in (*layers, model):
                 if plan.zero:
-                    fully_shard(module, mesh=layout.data_mesh, reshard_after_forward=plan.zero == 3)
+                    fully_shard(module, mesh=mesh, reshard_after_forward=plan.zero == 3)
                 else:
-                    replicate(module, mesh=layout.data_mesh)
+                    replicate(module, mesh=mesh)
         allocate(model, layout.device)
         adapt_hugging_face(model, takes_hidden=stage > 0)
         return Chunk(model, stage, stages, layers)

@@ -51,6 +51,11 @@ class LocalOptimizer:
         self.optimizer.state = defaultdict(dict)
         self._replace(pairs, offload)
 
+    def detach(self) -> None:
+        """Let go of the parameters and their state."""
+        self.optimizer.state = defaultdict(dict)
+        self._replace({}, offload=False)
+
     def set_offload(self, offload: bool) -> None:
         """Move the optimizer's parameters and state to the host, or back."""
         host = self._reserve.take(self._large_tensors()) if offload else None

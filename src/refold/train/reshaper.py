@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 
 import torch
@@ -49,6 +50,10 @@ class Reshaper:
         except BadInput as error:
             return fallback_plan(ranks, self._batch), str(error)
         return plan, ""
+
+    def prepare(self, plan: Plan, shared: Path | None = None) -> Future[None]:
+        """Prepare a move in the background."""
+        return self.state.prepare(plan, None if has_same_layout(plan, self.plan) else shared)
 
     def begin(self, plan: Plan, rendezvous: Rendezvous, checkpoints: Checkpoints | None) -> Facts | None:
         """Enter the first shape: with the last checkpoint, or the model's initial values (None)."""

@@ -181,9 +181,8 @@ class Session:
         return self._boundary.ask(self.steps_done) in (Request.CHANGE, Request.STOP)
 
     def prepare(self, plan: Plan) -> None:
-        """Prepare a change of the plan in the background, so that it takes less time: memory for offloading."""
-        if plan.offload and not self.plan.offload:
-            self._reshaper.state.optimizer.prepare_offload()
+        """Prepare a change of the plan in the background, so that it takes less time."""
+        self._reshaper.prepare(plan)
 
     def change(self, plan: Plan) -> None:
         """Train with another plan on the same ranks from the next step on. Collective.
@@ -232,7 +231,9 @@ class Session:
                 self._try_to_save(wait=True)
                 self._leave()
             case Request.PREPARE:
-                self._boundary.preparation = self._reshaper.state.optimizer.prepare_offload()
+                change = self._boundary.change
+                assert change is not None
+                self._boundary.preparation = self._reshaper.prepare(change.plan, Path(change.state))
             case Request.CHANGE:
                 change = self._boundary.take_change()
                 plan, why = self._reshaper.usable_plan(change.plan, change.plan.gpus)
@@ -243,6 +244,7 @@ class Session:
         return request
 
     def _move(self, plan: Plan, rendezvous: Rendezvous, shared: Path) -> None:
+        self._training_step = None  # it holds on to the model
         if not self._reshaper.move(plan, rendezvous, shared, self._facts(), self._wait_for_checkpoint):
             self._leave()
         self._prepare()

@@ -16,7 +16,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from refold.train.descriptions import Description, describe
 from refold.train.layout import REPLICA, SHARD, TENSOR
-from refold.train.local_model import LocalModel
+from refold.train.local_model import LocalModel, local_part
 from refold.train.local_optimizer import LocalOptimizer, is_like
 
 
@@ -52,17 +52,28 @@ class Box(NamedTuple):
         return DTensor.from_local(self.local, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
-def boxes(model: LocalModel, optimizer: LocalOptimizer) -> Iterator[Box]:
-    """Return all local boxes: parameters, optimizer state and buffers."""
-    optimized = optimizer.optimized()
-    for name, parameter in model.named_parameters():
-        copy, tied = optimized[name], model.is_on_two_stages(name)
-        yield _box(f"model.{name}", copy.detach(), parameter, model, tied=tied)
-        for key, value in optimizer.tensors_of(copy).items():
-            like = parameter if is_like(value, copy) else value
-            yield _box(f"optimizer.{name}.{key}", value, like, model, tied=tied)
-    for name, buffer in model.named_buffers():
-        yield _box(f"buffer.{name}", buffer, buffer, model)
+class Boxes:
+    """The boxes of one layout: parameters, optimizer state and buffers."""
+
+    def __init__(self, model: LocalModel, optimizer: LocalOptimizer) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._boxes = {
+            name: _box(name, parameter, model, tied=model.is_on_two_stages(name))
+            for name, parameter in model.named_parameters()
+        }
+
+    def __iter__(self) -> Iterator[Box]:
+        for name, copy in self._optimizer.optimized().items():
+            box = self._boxes[name]
+            yield box._replace(name=f"model.{name}", local=copy.detach())
+            for key, value in self._optimizer.tensors_of(copy).items():
+                if is_like(value, copy):
+                    yield box._replace(name=f"optimizer.{name}.{key}", local=value)
+                else:
+                    yield _box(f"optimizer.{name}.{key}", value, self._model, tied=self._model.is_on_two_stages(name))
+        for name, buffer in self._model.named_buffers():
+            yield _box(f"buffer.{name}", buffer, self._model)
 
 
 def replicas(tensor: Tensor, model: LocalModel, *, tied: bool = False) -> tuple[int, int]:
@@ -82,11 +93,10 @@ def replicas(tensor: Tensor, model: LocalModel, *, tied: bool = False) -> tuple[
     return number, count
 
 
-def _box(name: str, local: Tensor, like: Tensor, model: LocalModel, *, tied: bool = False) -> Box:
-    """Return the box of a local tensor that is divided like another."""
-    whole, offset, division = tuple(local.shape), (0,) * local.dim(), None
-    if isinstance(like, DTensor):
-        division = like.device_mesh, like.placements
-        whole = tuple(like.shape)
-        _, offset = compute_local_shape_and_global_offset(like.shape, *division)
-    return Box(name, local, whole, tuple(offset), *replicas(like, model, tied=tied), division)
+def _box(name: str, tensor: Tensor, model: LocalModel, *, tied: bool = False) -> Box:
+    offset, division = (0,) * tensor.dim(), None
+    if isinstance(tensor, DTensor):
+        division = tensor.device_mesh, tensor.placements
+        _, offset = compute_local_shape_and_global_offset(tensor.shape, *division)
+    number_and_count = replicas(tensor, model, tied=tied)
+    return Box(name, local_part(tensor), tuple(tensor.shape), tuple(offset), *number_and_count, division)

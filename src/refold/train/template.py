@@ -28,14 +28,24 @@ class Template:
             names[id(parameter)].append(name)
         self.aliases = {alias: first for first, *others in names.values() for alias in others}
         self.parameters: Mapping[str, Tensor] = dict(self._model.named_parameters())
+        self._spare: nn.Module | None = None
 
     @property
     def model(self) -> nn.Module:
         """The model without storage itself, to look at."""
         return self._model
 
+    def build_ahead(self) -> None:
+        """Make the copy that the next call of `build` returns."""
+        if self._spare is None:
+            self._spare = self._copy()
+
     def build(self) -> nn.Module:
         """Return a new copy of the model without storage."""
+        copied, self._spare = self._spare, None
+        return self._copy() if copied is None else copied
+
+    def _copy(self) -> nn.Module:
         memo: dict[int, Any] = {
             id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
             for parameter in self._model.parameters()
@@ -58,7 +68,9 @@ def allocate(model: nn.Module, device: torch.device) -> None:
             if parameter is not None:
                 tied[id(parameter)].append((module, name))
     model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
-    for (first, first_name), *others in tied.values():
+    shared = [places for places in tied.values() if len(places) > 1]
+    for (first, first_name), *others in shared:
         for module, name in others:
             setattr(module, name, getattr(first, first_name))
-    model._apply(lambda tensor: tensor)  # modules that shard their parameters register the new ones
+    if shared:
+        model._apply(lambda tensor: tensor)  # modules that shard their parameters register the new ones

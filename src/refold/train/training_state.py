@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,8 @@ from refold.train.fused_layers import Replacement
 from refold.train.layout import Layout
 from refold.train.local_model import LocalModel, SplittableModel, local_part
 from refold.train.local_optimizer import LocalOptimizer
-from refold.train.shared_state import SharedState, make_index, reserve
-from refold.train.state import boxes, replicas
+from refold.train.shared_state import SharedMemory, SharedState, make_index, reserve
+from refold.train.state import Box, Boxes, replicas
 
 Facts = dict[str, Any]
 """What belongs to the state besides tensors, as JSON: the step, settings of the optimizer, the user's own."""
@@ -47,6 +49,8 @@ class TrainingState:
         self._initial: dict[str, Tensor] = {name: value.detach() for name, value in model.named_parameters()}
         self._replacements = replacements
         self._model: LocalModel | None = None
+        self._boxes: Iterable[Box] = ()
+        self._memory = SharedMemory()
 
     def estimated_bytes(self) -> int:
         """Return the size of the whole state, if the optimizer is Adam."""
@@ -62,9 +66,13 @@ class TrainingState:
     def enter(self, layout: Layout) -> None:
         """Build the local part of the model in a layout. Its values, and the state of the optimizer, are not set."""
         self._model = None  # free the memory of the old layout first
+        self._boxes = ()
+        self.optimizer.detach()
+        gc.collect()
         self._model = self.splittable.apply(layout)
         self._model.set_recompute(layout.plan.recompute)
         self.optimizer.attach(self._model, offload=layout.plan.offload)
+        self._boxes = Boxes(self._model, self.optimizer)
 
     def adjust(self, plan: Plan) -> None:
         """Change what does not affect the layout: recomputation and offloading."""
@@ -73,10 +81,25 @@ class TrainingState:
             self.optimizer.set_offload(plan.offload)
         self.model.layout.plan = plan
 
+    def prepare(self, plan: Plan, shared: Path | None) -> Future[None]:
+        """Prepare a change to a plan in the background: the memory that it needs, and a copy of the template."""
+
+        def allocate() -> None:
+            if plan.offload and not self.model.layout.plan.offload:
+                self.optimizer.prepare_offload().result()
+            if shared is not None:
+                self._memory.map_ahead(shared)
+                self.splittable.template.build_ahead()
+
+        executor = ThreadPoolExecutor(1)
+        future = executor.submit(allocate)
+        executor.shutdown(wait=False)
+        return future
+
     def set_initial_values(self) -> None:
         """Take the values that the model had on rank 0 when it was passed to `start`."""
         device = self.model.layout.device
-        for box in boxes(self.model, self.optimizer):
+        for box in self._boxes:
             if not box.name.startswith("model."):
                 continue
             with torch.no_grad():
@@ -99,7 +122,7 @@ class TrainingState:
 
     def write_shared(self, path: Path, facts: Facts) -> None:
         """Write the state to shared memory, whatever layout will read it."""
-        mine = list(boxes(self.model, self.optimizer))
+        mine = list(self._boxes)
         tables = _gather(({box.name: box.description() for box in mine}, self.optimizer.slots()))
         whole = _merged(table for table, _ in tables)
         index, size = make_index(whole)
@@ -108,7 +131,7 @@ class TrainingState:
             reserve(path, size)
             _facts_path(path).write_bytes(msgspec.json.encode([whole, all_slots, facts]))
         dist.barrier()
-        SharedState(path, index, size).write(mine)
+        SharedState(self._memory.map(path, size), index).write(mine)
         dist.barrier()
 
     def read_shared(self, path: Path) -> Facts:
@@ -116,7 +139,7 @@ class TrainingState:
         whole, all_slots, facts = msgspec.json.decode(_facts_path(path).read_bytes())
         index, size = make_index(whole)
         self.optimizer.create_state(all_slots)
-        SharedState(path, index, size).read(boxes(self.model, self.optimizer))
+        SharedState(self._memory.map(path, size), index).read(self._boxes)
         self.optimizer.write_back()
         return _checked(facts)
 
@@ -149,7 +172,7 @@ class TrainingState:
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return parameters and buffers of the whole model, on the host, on every rank."""
-        mine = {box.name: box for box in boxes(self.model, self.optimizer) if not box.name.startswith("optimizer.")}
+        mine = {box.name: box for box in self._boxes if not box.name.startswith("optimizer.")}
         result: dict[str, Tensor] = {}
         for name, description in _merged(_gather({name: box.description() for name, box in mine.items()})).items():
             whole = empty_tensor(description).zero_()
@@ -163,7 +186,7 @@ class TrainingState:
         return result
 
     def _tensors(self) -> Mapping[str, Tensor]:
-        return {box.name: box.distributed() for box in boxes(self.model, self.optimizer)}
+        return {box.name: box.distributed() for box in self._boxes}
 
 
 def _facts_path(path: Path) -> Path:
