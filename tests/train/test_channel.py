@@ -43,6 +43,8 @@ def test_messages_arrive_in_order(ends: tuple[AgentChannel, RankChannel]) -> Non
     rank.send(Ready(1, state_bytes=10))
     rank.send(Progress(step=2, loss=0.5, samples_per_second=8.0))
     assert [agent.wait(), agent.wait()] == [Ready(1, 10), Progress(2, 0.5, 8.0)]
+    rank.send(Progress(step=3, loss=float("nan"), samples_per_second=8.0))
+    assert agent.wait() == Progress(3, None, 8.0)
 
 
 def test_messages_sent_before_the_end_are_received_first(ends: tuple[AgentChannel, RankChannel]) -> None:

@@ -29,14 +29,12 @@ def position_of(rank: int, plan: Plan) -> Position:
 class Layout:
     """The mesh of a plan, from the point of view of one rank.
 
-    Data-parallel ranks are `replica` × `shard`: ZeRO shards over groups of `shard_group` ranks (None: over all), which
-    are replicas of each other. Creating a layout is collective.
+    Data-parallel ranks are `replica` × `shard`: ZeRO shards over groups of `shard_group` ranks, which are replicas of
+    each other, or over all ranks if they cannot be divided into such groups. Creating a layout is collective.
     """
 
     def __init__(self, plan: Plan, rank: int, device: torch.device, shard_group: int | None = None) -> None:
-        shards = (shard_group or plan.data) if plan.zero else 1
-        if plan.data % shards:
-            raise BadInput(f"{plan.data} data-parallel ranks cannot be divided into groups of {shards}")
+        shards = (plan.data if shard_group is None or plan.data % shard_group else shard_group) if plan.zero else 1
         self.plan = plan
         self.rank = rank
         self.device = device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from refold.errors import BadInput
 from refold.model import Plan, Recompute
-from refold.train.layout import PIPELINE, TENSOR, Layout
+from refold.train.layout import PIPELINE, REPLICA, SHARD, TENSOR, Layout
 from refold.train.pipeline_stages import PipelineRule, check_stages, find_difference, find_rule, keep_stage
 from refold.train.template import Template, allocate
 from refold.train.tensor_rules import Split, check_splits, find_splits, is_inner, split_layers
@@ -54,10 +55,14 @@ class SplittableModel:
         """Raise an error if the model cannot be split as a plan says."""
         if plan.tensor > 1:
             check_splits(self.template.model, self._splits, plan.tensor)
+            self._check_ties_within(
+                lambda name: name.rpartition(".")[0] if self._is_split(name) else "", "split layers"
+            )
         if plan.pipeline > 1:
             if self._pipeline_problem:
                 raise BadInput(self._pipeline_problem)
             check_stages(self.template.model, self.pipeline_rule(), plan.pipeline * plan.interleave)
+            self._check_ties_within(self._pipeline_part, "pipeline stages", except_for=self._on_two_stages())
 
     def pipeline_rule(self) -> PipelineRule:
         """Return how the model is divided into stages."""
@@ -70,6 +75,22 @@ class SplittableModel:
         inner = {name for name in self.template.parameters if is_inner(name, self._splits)}
         shared = SharedParameters(self.template.aliases, inner, self._on_two_stages() if plan.pipeline > 1 else set())
         return LocalModel(chunks, shared, layout)
+
+    def _check_ties_within(self, part_of: Callable[[str], str], parts: str, except_for: Collection[str] = ()) -> None:
+        """Raise an error if a tied parameter would be in two parts of the model, which do not add up its gradients."""
+        for alias, name in self.template.aliases.items():
+            if part_of(alias) != part_of(name) and name not in except_for:
+                raise BadInput(f"{alias} is tied to {name}: {parts} cannot share it")
+
+    def _is_split(self, parameter: str) -> bool:
+        return self._splits.get(parameter.rpartition(".")[0]) in ("column", "row")
+
+    def _pipeline_part(self, parameter: str) -> str:
+        """Return what is always in one stage: a layer, or all that comes before the layers or after them."""
+        rule = self.pipeline_rule()
+        if parameter.startswith(f"{rule.layers}."):
+            return parameter[: parameter.index(".", len(rule.layers) + 1)]
+        return "after" if parameter.startswith(tuple(f"{name}." for name in rule.after)) else "before"
 
     def _on_two_stages(self) -> set[str]:
         """Return the tied parameters that are used before and after the layers."""
@@ -93,11 +114,12 @@ class SplittableModel:
                 layer.compile()
         if plan.data > 1:
             mesh = layout.data_mesh
-            for module in (*layers, model):
+            scalars = {parameter for parameter in model.parameters() if not parameter.dim()}
+            for module in (*(layer for layer in layers if not _is_tied_to_others(layer, model)), model):
                 if plan.zero:
-                    fully_shard(module, mesh=mesh, reshard_after_forward=plan.zero == 3)
+                    fully_shard(module, mesh=mesh, reshard_after_forward=plan.zero == 3, ignored_params=scalars)
                 else:
-                    replicate(module, mesh=mesh)
+                    replicate(module, mesh=mesh, ignored_params=scalars)
         allocate(model, layout.device)
         adapt_hugging_face(model, takes_hidden=stage > 0)
         return Chunk(model, stage, stages, layers)
@@ -176,7 +198,12 @@ class LocalModel:
         return name in self._shared.on_two_stages
 
     def add_gradients(self) -> None:
-        """Add up gradients of parameters that several ranks use: tied ones, and those within split layers."""
+        """Add up gradients of parameters that several ranks use: tied ones, and those within split layers.
+
+        Those of scalars, which PyTorch does not shard, are averaged over data-parallel ranks.
+        """
+        if self.layout.plan.data > 1:
+            self._average_gradients_of_scalars()
         has_inner = self._shared.inner and self.layout.plan.tensor > 1
         tensor_group = self.layout.mesh.get_group(TENSOR) if has_inner else None
         if self._tied_group is None and tensor_group is None:
@@ -188,6 +215,13 @@ class LocalModel:
                 dist.all_reduce(local_part(parameter.grad), group=self._tied_group)
             if name in self._shared.inner and tensor_group is not None:
                 dist.all_reduce(local_part(parameter.grad), group=tensor_group)
+
+    def _average_gradients_of_scalars(self) -> None:
+        for _, parameter in self.named_parameters():
+            if not parameter.dim() and parameter.grad is not None:
+                for dimension in (REPLICA, SHARD):
+                    dist.all_reduce(parameter.grad, group=self.layout.mesh.get_group(dimension))
+                parameter.grad /= self.layout.plan.data
 
     def _make_tied_group(self) -> dist.ProcessGroup | None:
         """Return the group of this rank and its counterpart in the first or last stage; None between. Collective."""
@@ -210,6 +244,13 @@ class LocalModel:
 def local_part(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this rank has."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _is_tied_to_others(layer: nn.Module, model: nn.Module) -> bool:
+    """Whether a layer shares a parameter with other modules of a model."""
+    places = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    own = Counter(id(parameter) for _, parameter in layer.named_parameters(remove_duplicate=False))
+    return any(places[parameter] > count for parameter, count in own.items())
 
 
 def _recomputed(forward: Callable[..., Any], recompute: Recompute) -> Callable[..., Any]:

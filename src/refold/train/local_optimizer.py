@@ -19,12 +19,15 @@ from refold.errors import BadInput
 from refold.train.descriptions import describe, empty_tensor
 from refold.train.host_memory import HostReserve
 from refold.train.local_model import LocalModel, local_part
+from refold.train.plain_values import plain, restored
 
 LIKE_PARAMETER = "like parameter"
 """Marks state that has the shape of its parameter, and is divided as the parameter is."""
 
 Slots = dict[str, dict[str, Any]]
-"""State of an optimizer by parameter and key: LIKE_PARAMETER, or the description of a tensor that every rank has."""
+"""State of an optimizer by parameter and key: LIKE_PARAMETER, the description of a tensor, or a number itself.
+
+Every rank that has the parameter has the tensor or the number."""
 
 
 def is_like(value: Tensor, parameter: Tensor) -> bool:
@@ -63,12 +66,13 @@ class LocalOptimizer:
         for name, (parameter, old) in self._pairs.items():
             local = local_part(parameter).detach()
             new = nn.Parameter(_moved(local, local.device, host), requires_grad=parameter.requires_grad)
-            self.optimizer.state[new] = {
+            moved = {
                 key: _moved(value, local.device, host)
                 if is_like(value, old)
                 else value.to(self._device_of_counters(name, new))
                 for key, value in self.tensors_of(old).items()
             }
+            self.optimizer.state[new] = {**self.optimizer.state.get(old, {}), **moved}
             self.optimizer.state.pop(old, None)
             pairs[name] = (parameter, new)
         self._replace(pairs, offload)
@@ -99,8 +103,9 @@ class LocalOptimizer:
         """Return which state the local parameters have."""
         return {
             name: {
-                key: LIKE_PARAMETER if is_like(value, copy) else describe(value.dtype, value.shape)
-                for key, value in self.tensors_of(copy).items()
+                key: _kind(value, copy)
+                for key, value in self.optimizer.state.get(copy, {}).items()
+                if isinstance(value, Tensor | int | float)
             }
             for name, copy in self.optimized().items()
         }
@@ -109,12 +114,8 @@ class LocalOptimizer:
         """Create the state of the local parameters, uninitialised."""
         for name, copy in self.optimized().items():
             if wanted.get(name):
-                self.optimizer.state[copy] = {
-                    key: torch.empty_like(copy.detach())
-                    if kind == LIKE_PARAMETER
-                    else empty_tensor(kind, self._device_of_counters(name, copy))
-                    for key, kind in wanted[name].items()
-                }
+                counters = self._device_of_counters(name, copy)
+                self.optimizer.state[copy] = {key: _empty(kind, copy, counters) for key, kind in wanted[name].items()}
 
     def _device_of_counters(self, name: str, copy: Tensor) -> torch.device:
         """Return where state is that is not like its parameter, such as the number of steps."""
@@ -139,14 +140,19 @@ class LocalOptimizer:
     def settings(self) -> list[dict[str, Any]]:
         """Return the settings of each group of parameters, such as the learning rate, that JSON can express."""
         return [
-            {key: value for key, value in group.items() if isinstance(value, bool | int | float | str | list | tuple)}
-            for group in ({**group, "params": None} for group in self.optimizer.param_groups)
+            {key: value for key, value in group.items() if isinstance(value, bool | int | float | str | list)}
+            for group in (plain({**group, "params": None}) for group in self.optimizer.param_groups)
         ]
 
     def restore_settings(self, settings: list[dict[str, Any]]) -> None:
         """Restore the settings of each group of parameters."""
+        if len(settings) != len(self._groups):
+            raise BadInput(
+                f"the checkpoint has {len(settings)} groups of parameters, the optimizer {len(self._groups)}; continue "
+                "with the same groups, or in another folder for checkpoints"
+            )
         for group, saved in zip(self.optimizer.param_groups, settings, strict=True):
-            group.update({key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()})
+            group.update({key: restored(value, group.get(key)) for key, value in saved.items()})
 
     def write_back(self) -> None:
         """Copy the optimizer's parameters to the model if they are copies on the host."""
@@ -172,6 +178,19 @@ def _optimized_copy(parameter: nn.Parameter, offload: bool) -> nn.Parameter:
         host = torch.empty_like(local, device="cpu", pin_memory=local.is_cuda)
         local = host.copy_(local)
     return nn.Parameter(local, requires_grad=parameter.requires_grad)
+
+
+def _kind(value: Tensor | float, copy: Tensor) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return LIKE_PARAMETER if is_like(value, copy) else describe(value.dtype, value.shape)
+
+
+def _empty(kind: Any, copy: Tensor, counters: torch.device) -> Tensor | float:
+    """Return uninitialised state of a kind; numbers have their values."""
+    if isinstance(kind, int | float):
+        return kind
+    return torch.empty_like(copy.detach()) if kind == LIKE_PARAMETER else empty_tensor(kind, counters)
 
 
 def _name_of(parameter: Tensor, names: Mapping[int, str]) -> str:

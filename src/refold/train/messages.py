@@ -58,10 +58,10 @@ class Entered(msgspec.Struct, frozen=True, tag=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
-    """From rank 0, at most once per second: finished steps, loss of the last one, and speed."""
+    """From rank 0, at most once per second: finished steps, loss of the last one (None: not a number), and speed."""
 
     step: int
-    loss: float
+    loss: float | None
     samples_per_second: float
 
 

@@ -31,6 +31,7 @@ from refold.train.local_model import SplittableModel
 from refold.train.messages import Change, Entered, Finished, Left, Progress, Ready, Saved
 from refold.train.micro_batches import Batch, Loss, TrainingStep
 from refold.train.pipeline_stages import PipelineRule
+from refold.train.plain_values import plain, restored
 from refold.train.process_group import Rendezvous
 from refold.train.reshaper import Reshaper
 from refold.train.samples import SampleOrder
@@ -178,7 +179,7 @@ class Session:
 
     def should_change(self) -> bool:
         """Return whether to save and exit, because of a stop or a change of the plan. For loops of your own."""
-        return self._boundary.ask(self.steps_done) in (Request.CHANGE, Request.STOP)
+        return self._boundary.ask(self.steps_done) in (Request.PREPARE, Request.CHANGE, Request.STOP)
 
     def prepare(self, plan: Plan) -> None:
         """Prepare a change of the plan in the background, so that it takes less time."""
@@ -208,6 +209,16 @@ class Session:
         if facts is not None:
             self._restore(facts)
         self._prepare()
+
+    def begin_alone(self, plan: Plan | None, rendezvous: Rendezvous) -> None:
+        """Enter the first and only shape, without an agent: if the plan does not fit, another one on the same ranks."""
+        ranks = rendezvous.ranks
+        usable, why = self._reshaper.usable_plan(plan or Plan(data=ranks), ranks)
+        if usable.gpus != ranks:
+            raise BadInput(f"{why}, and other plans for {ranks} ranks do not fit either")
+        self.begin(usable, rendezvous)
+        if why and self.rank == 0:
+            log.warning("%s; the plan is %s instead", why, usable)
 
     def enter(self, change: Change) -> None:
         """Enter the first shape, as told by the agent."""
@@ -275,14 +286,15 @@ class Session:
             "batch": self._options.batch,
             "model": self._reshaper.state.splittable.template.fingerprint(),
             "groups": self._reshaper.state.optimizer.settings(),
-            "scheduler": None if scheduler is None else scheduler.state_dict(),
+            "scheduler": None if scheduler is None else plain(scheduler.state_dict()),
         }
 
     def _restore(self, facts: Facts) -> None:
         self.steps_done = facts["step"]
         self._reshaper.state.optimizer.restore_settings(facts["groups"])
-        if self._options.scheduler is not None and facts["scheduler"] is not None:
-            self._options.scheduler.load_state_dict(facts["scheduler"])
+        scheduler = self._options.scheduler
+        if scheduler is not None and facts["scheduler"] is not None:
+            scheduler.load_state_dict(restored(facts["scheduler"], scheduler.state_dict()))
 
     # Checkpoints and reports.
 
@@ -418,8 +430,7 @@ def start(
         Checkpoints(Path(folder)) if folder else None,
     )
     if channel is None:
-        rendezvous = process_group.from_environment()
-        session.begin(_plan_from_environment() or Plan(data=rendezvous.ranks), rendezvous)
+        session.begin_alone(_plan_from_environment(), process_group.from_environment())
     else:
         channel.send(Ready(_own_rank(), state.estimated_bytes()))
         message = channel.wait()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -107,9 +107,9 @@ class TrainingState:
         self.optimizer.write_back()
 
     def share_initial_values(self) -> None:
-        """Send the values that the model has on rank 0 to all ranks."""
+        """Send the values of parameters and buffers that the model has on rank 0 to all ranks."""
         device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else None
-        for value in self._initial.values():
+        for value in (*self._initial.values(), *self.splittable.template.model.buffers()):
             sent = value.to(device) if device else value.contiguous()
             dist.broadcast(sent, 0)
             value.copy_(sent)
@@ -129,14 +129,14 @@ class TrainingState:
         if dist.get_rank() == 0:
             all_slots = _merged(part for _, part in tables)
             reserve(path, size)
-            _facts_path(path).write_bytes(msgspec.json.encode([whole, all_slots, facts]))
+            _facts_path(path).write_text(json.dumps([whole, all_slots, facts]))
         dist.barrier()
         SharedState(self._memory.map(path, size), index).write(mine)
         dist.barrier()
 
     def read_shared(self, path: Path) -> Facts:
         """Read the state from shared memory."""
-        whole, all_slots, facts = msgspec.json.decode(_facts_path(path).read_bytes())
+        whole, all_slots, facts = json.loads(_facts_path(path).read_text())
         index, size = make_index(whole)
         self.optimizer.create_state(all_slots)
         SharedState(self._memory.map(path, size), index).read(self._boxes)
@@ -179,8 +179,9 @@ class TrainingState:
             box = mine.get(name)
             if box is not None and box.writer == 0:
                 whole[box.region()] = box.local.detach().cpu()
-            dist.all_reduce(whole)
+            _add_up(whole)
             result[name.partition(".")[2]] = whole
+        result |= {alias: result[name] for alias, name in self.splittable.template.aliases.items()}
         for replacement in self._replacements:
             replacement.restore(result)
         return result
@@ -191,6 +192,11 @@ class TrainingState:
 
 def _facts_path(path: Path) -> Path:
     return path.with_name(path.name + ".json")
+
+
+def _add_up(tensor: Tensor) -> None:
+    """Add up a tensor that is zero where other ranks have values, bit by bit: of any type, without rounding."""
+    dist.all_reduce(tensor.view(-1).view(torch.uint8))
 
 
 def _gather(value: Any) -> list[Any]:

@@ -1,0 +1,230 @@
+"""Models, optimizers and schedulers with less common state train alike in every shape."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
+
+import torch
+from small_models import RepeatedWords, SmallGpt, next_token_loss
+from torch import Tensor, nn
+from torch_ranks import run_ranks
+
+from refold.errors import BadInput
+from refold.model import Plan, parse_plan
+from refold.train.boundary import Request
+from refold.train.layout import Layout
+from refold.train.local_model import SplittableModel
+from refold.train.local_optimizer import LocalOptimizer
+from refold.train.plain_values import plain, restored
+from refold.train.process_group import Rendezvous
+from refold.train.reshaper import Reshaper
+from refold.train.session import Session, TrainingOptions, first_tensor
+from refold.train.training_state import TrainingState
+
+STEPS = 2
+"""Steps per plan."""
+
+
+class CountingSgd(torch.optim.Optimizer):
+    """Divides the learning rate by the number of steps, which is not a tensor."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.5})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["steps"] = state.get("steps", 0) + 1
+                parameter.add_(parameter.grad, alpha=-group["lr"] / state["steps"])
+
+
+class Temperature(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, logits: Tensor) -> Tensor:
+        return logits * self.value
+
+
+class GptWithTemperature(SmallGpt):
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = Temperature()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.temperature(super().forward(tokens))
+
+
+def gpt_with_shared_layer() -> SmallGpt:
+    model = SmallGpt()
+    model.blocks[3] = model.blocks[1]
+    return model
+
+
+def gpt_with_tied_layers() -> SmallGpt:
+    model = SmallGpt()
+    model.blocks[2].mlp.up.weight = model.blocks[0].mlp.up.weight
+    return model
+
+
+def tied_gpt_with_buffers() -> SmallGpt:
+    model = SmallGpt(tied=True)
+    model.register_buffer("mask", torch.rand(7) > 0.5)
+    model.register_buffer("noise", torch.randn(5).to(torch.bfloat16))
+    return model
+
+
+def make_session(
+    meeting: Path, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, plan: Plan | None = None
+) -> Session:
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    state = TrainingState(model, optimizer, SplittableModel(model))
+    options = TrainingOptions(batch=8, steps=steps, clip=1.0, inputs=first_tensor)
+    session = Session(Reshaper(state, 8, torch.device("cpu")), next_token_loss, RepeatedWords(), options)
+    session.begin_alone(plan, Rendezvous(rank, ranks, meeting))
+    return session
+
+
+def train(
+    meeting: Path, make: Callable[[], nn.Module], optimizer: Callable[[Any], Any], plans: list[Plan]
+) -> tuple[list[float], dict[str, Any]]:
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(int(os.environ["RANK"]))  # the initial values of rank 0 count
+    model = make()
+    session = make_session(meeting, model, optimizer(model.parameters()), STEPS * len(plans))
+    losses: list[float] = []
+    for batch in session:
+        losses.append(session.step(batch).item())
+        shape, steps = divmod(len(losses), STEPS)
+        if steps == 0 and shape < len(plans):
+            session.change(plans[shape])
+    values = session.full_state_dict()
+    make().load_state_dict(values)
+    return losses, {name: value.tolist() for name, value in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("make", "optimizer", "plans"),
+    [
+        (SmallGpt, CountingSgd, ["dp2", "tp2", "dp2 offload", "pp2 accumulate 2"]),
+        (GptWithTemperature, torch.optim.AdamW, ["dp2", "dp2 zero3 accumulate 2", "tp2", "pp2 accumulate 2"]),
+        (gpt_with_shared_layer, torch.optim.AdamW, ["dp2", "dp2 zero3", "dp2 zero1 accumulate 2"]),
+        (gpt_with_tied_layers, torch.optim.AdamW, ["dp2", "dp2 zero3", "dp2 zero1 recompute full"]),
+        (tied_gpt_with_buffers, torch.optim.AdamW, ["dp2", "dp2 zero3"]),
+    ],
+)
+def test_losses_and_weights_do_not_depend_on_the_plans(
+    make: Callable[[], nn.Module], optimizer: Callable[[Any], Any], plans: list[str]
+) -> None:
+    [expected] = run_ranks(1, train, make, optimizer, [Plan()] * len(plans), form_group=False)
+    for losses, values in run_ranks(2, train, make, optimizer, list(map(parse_plan, plans)), form_group=False):
+        assert losses == pytest.approx(expected[0], rel=1e-10, abs=0)
+        assert values.keys() == expected[1].keys()
+        for name, value in expected[1].items():
+            torch.testing.assert_close(torch.tensor(values[name]), torch.tensor(value), msg=name)
+
+
+@pytest.mark.parametrize("plan", ["tp2", "pp2 accumulate 2"])
+@pytest.mark.parametrize("make", [gpt_with_shared_layer, gpt_with_tied_layers])
+def test_layers_with_tied_parameters_are_not_split(make: Callable[[], nn.Module], plan: str) -> None:
+    with pytest.raises(BadInput, match=r"blocks\.\d\.[a-z_.]+ is tied to blocks\.\d\.[a-z_.]+: .* cannot share it"):
+        SplittableModel(make()).check(parse_plan(plan))
+
+
+@pytest.mark.parametrize("kind", ["MultiStepLR", "OneCycleLR", "ChainedScheduler"])
+def test_schedulers_continue_from_json(kind: str) -> None:
+    def make() -> tuple[LocalOptimizer, Any]:
+        weight = nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([weight], lr=torch.tensor(1.0))
+        schedulers = torch.optim.lr_scheduler
+        scheduler: Any = schedulers.MultiStepLR(optimizer, [2, 4], 0.5)
+        if kind == "OneCycleLR":
+            scheduler = schedulers.OneCycleLR(optimizer, 1.0, 10, cycle_momentum=False)
+        elif kind == "ChainedScheduler":
+            scheduler = schedulers.ChainedScheduler([scheduler, schedulers.ExponentialLR(optimizer, 0.9)])
+        return LocalOptimizer(optimizer, {id(weight): "weight"}), scheduler
+
+    def advance(optimizer: LocalOptimizer, scheduler: Any, steps: int) -> list[float]:
+        rates = []
+        for _ in range(steps):
+            optimizer.optimizer.step()
+            scheduler.step()
+            rates.append(float(optimizer.optimizer.param_groups[0]["lr"]))
+        return rates
+
+    optimizer, scheduler = make()
+    advance(optimizer, scheduler, 3)
+    settings, state = json.loads(json.dumps([optimizer.settings(), plain(scheduler.state_dict())]))
+    other, other_scheduler = make()
+    other.restore_settings(settings)
+    other_scheduler.load_state_dict(restored(state, other_scheduler.state_dict()))
+    assert advance(other, other_scheduler, 4) == pytest.approx(advance(optimizer, scheduler, 4))
+
+
+def test_a_checkpoint_with_other_groups_of_parameters_is_an_error() -> None:
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = LocalOptimizer(torch.optim.SGD([weight]), {id(weight): "weight"})
+    with pytest.raises(BadInput, match="the checkpoint has 2 groups of parameters, the optimizer 1"):
+        optimizer.restore_settings([{}, {}])
+
+
+def plan_in_use(meeting: Path, plan: Plan) -> Plan:
+    model = SmallGpt()
+    return make_session(meeting, model, torch.optim.AdamW(model.parameters()), 1, plan).plan
+
+
+@pytest.mark.parametrize(
+    ("plan", "used"),
+    [
+        ("tp2", Plan(tensor=2)),
+        ("dp2 accumulate 3", Plan(data=2, zero=3)),
+        ("dp4", Plan(data=2, zero=3)),
+    ],
+)
+def test_without_an_agent_a_plan_that_does_not_fit_is_replaced(plan: str, used: Plan) -> None:
+    assert run_ranks(2, plan_in_use, parse_plan(plan), form_group=False) == [used, used]
+
+
+def test_without_an_agent_a_batch_that_the_ranks_cannot_divide_is_an_error() -> None:
+    with pytest.raises(AssertionError, match="a batch of 8 samples cannot be divided into 3 micro-batches"):
+        run_ranks(3, plan_in_use, Plan(data=3), form_group=False)
+
+
+def sizes_of_shard_groups(shard_group: int, data: int) -> int:
+    return Layout(Plan(data=data, zero=3), torch.distributed.get_rank(), torch.device("cpu"), shard_group).sizes[
+        "shard"
+    ]
+
+
+@pytest.mark.parametrize(("shard_group", "used"), [(2, 2), (3, 4), (8, 4)])
+def test_ranks_that_are_no_multiple_of_the_shard_group_shard_over_all(shard_group: int, used: int) -> None:
+    assert run_ranks(4, sizes_of_shard_groups, shard_group, 4) == [used] * 4
+
+
+class AnsweringBoundary:
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def ask(self, step: int) -> Request:
+        del step
+        return self._request
+
+
+@pytest.mark.parametrize("request_", Request)
+def test_a_loop_of_its_own_stops_for_every_change(request_: Request) -> None:
+    session = Session.__new__(Session)
+    session.steps_done = 1
+    session._boundary = AnsweringBoundary(request_)  # type: ignore[assignment]
+    assert session.should_change() is (request_ in (Request.STOP, Request.CHANGE, Request.PREPARE))
