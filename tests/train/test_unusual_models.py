@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch_ranks import run_ranks
 
 from refold.errors import BadInput
 from refold.model import Plan, parse_plan
+from refold.train import progress
 from refold.train.boundary import Request
 from refold.train.layout import Layout
 from refold.train.local_model import SplittableModel
@@ -211,6 +213,24 @@ def sizes_of_shard_groups(shard_group: int, data: int) -> int:
 @pytest.mark.parametrize(("shard_group", "used"), [(2, 2), (3, 4), (8, 4)])
 def test_ranks_that_are_no_multiple_of_the_shard_group_shard_over_all(shard_group: int, used: int) -> None:
     assert run_ranks(4, sizes_of_shard_groups, shard_group, 4) == [used] * 4
+
+
+def be_stopped(meeting: Path) -> int:
+    progress._stop_signal_handler.cache_clear()
+    os.environ["REFOLD_STOP_SIGNAL"] = "TERM"
+    model = SmallGpt()
+    session = make_session(meeting, model, torch.optim.AdamW(model.parameters()), 10_000)
+    with pytest.raises(SystemExit):
+        for batch in session:
+            session.step(batch)
+            if session.steps_done == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+    return session.steps_done
+
+
+def test_without_an_agent_the_stop_signal_ends_all_ranks_at_the_same_step() -> None:
+    first, second = run_ranks(2, be_stopped, form_group=False)
+    assert first == second < 10_000
 
 
 class AnsweringBoundary:

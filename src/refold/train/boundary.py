@@ -37,6 +37,8 @@ class Boundary:
     def __init__(self, channel: RankChannel | None, save_every: Seconds) -> None:
         self._channel = channel
         self._save_every = save_every
+        if channel is None:
+            progress.checkpoint_requested()  # the signal reaches all ranks, and must not end those that do not ask
         self._saved_at = self._asked_at = monotonic()
         self._asked_step = self._next_step = 0
         self.change: Change | None = None
