@@ -34,13 +34,13 @@ def wait_until(condition: Callable[[], Any]) -> Any:
     return value
 
 
-def train(folder: Path, *command: object, save_every: float = 0.3) -> subprocess.Popen[str]:
+def train(folder: Path, *command: object, save_every: float = 0.3, scheduled: bool = True) -> subprocess.Popen[str]:
     folder.mkdir(exist_ok=True)
     path = os.pathsep.join([str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
     settings = {
         "PYTHONPATH": path,
         "OMP_NUM_THREADS": "1",
-        "REFOLD_CHANGE": str(folder / "change"),
+        **({"REFOLD_CHANGE": str(folder / "change")} if scheduled else {}),
         "REFOLD_PROGRESS": str(folder / "progress"),
     }
     return subprocess.Popen(
@@ -70,7 +70,7 @@ def wait_for_steps(folder: Path, count: int) -> None:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """The loss of every step of a training on one rank, without an agent."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    finish(train(folder, save_every=3600))
+    finish(train(folder, save_every=3600, scheduled=False))
     return {step: loss for step, loss, _ in losses(folder)}
 
 
@@ -125,9 +125,14 @@ def test_a_stopped_training_continues_where_it_stopped(tmp_path: Path, undisturb
     assert all(loss == pytest.approx(undisturbed[step], rel=1e-9) for step, loss, _ in losses(tmp_path))
 
 
-@pytest.mark.parametrize("plan", ["DP1", "DP2"])
-def test_a_script_replaces_itself_by_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str) -> None:
-    monkeypatch.setenv("REFOLD_PLAN", json.dumps({"data": int(plan[-1])}))
+@pytest.mark.parametrize(
+    ("variable", "value", "plan"),
+    [("REFOLD_PLAN", '{"data": 1}', "DP1"), ("REFOLD_PLAN", '{"data": 2}', "DP2"), ("REFOLD_SLOTS", "0", "DP1")],
+)
+def test_a_script_replaces_itself_by_an_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, plan: str
+) -> None:
+    monkeypatch.setenv(variable, value)
     finish(train(tmp_path, "-X", "utf8"))
     assert (tmp_path / "change.agent").exists()
     assert [step for step, _, _ in losses(tmp_path)] == list(range(1, STEPS + 1))

@@ -454,10 +454,10 @@ def _use_agent_if_needed() -> None:
 
     Also if the plan may change: only the ranks of an agent can change live.
     """
-    plan = _plan_from_environment()
-    if plan is None or "TORCHELASTIC_RUN_ID" in os.environ:
+    if "TORCHELASTIC_RUN_ID" in os.environ:
         return
-    may_change = "RANK" not in os.environ and "REFOLD_CHANGE" in os.environ
+    may_change = "RANK" not in os.environ and "REFOLD_CHANGE" in os.environ  # whether or not it has a plan yet
+    plan = _plan_from_environment() or Plan()
     if may_change or plan.gpus > int(os.environ.get("WORLD_SIZE", "1")):
         arguments = sys.orig_argv[1:]
         options = arguments[: len(arguments) - len(sys.argv[1:]) - (2 if _is_module() else 1)]
