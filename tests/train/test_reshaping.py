@@ -15,6 +15,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refo
 
 import torch
 from small_models import RepeatedWords, SmallGpt, next_token_loss
+from torch.utils.data import default_collate
 from torch_ranks import run_ranks
 
 from refold.errors import BadInput
@@ -23,10 +24,12 @@ from refold.train import process_group
 from refold.train.local_model import SplittableModel
 from refold.train.process_group import Rendezvous
 from refold.train.reshaper import Reshaper
+from refold.train.samples import SampleOrder
 from refold.train.session import Session, TrainingOptions, first_tensor
 from refold.train.training_state import TrainingState
 
 BATCH = 8
+SEED = 3
 STEPS = 3
 """Steps per plan."""
 
@@ -44,7 +47,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: str = "AdamW"
 
 
-def make_session(meeting: Path, first: Plan, steps: int, setup: Setup) -> Session:
+def make_session(meeting: Path, first: Plan, steps: int, setup: Setup, *, with_data: bool = True) -> Session:
     torch.set_num_threads(1)
     torch.set_default_dtype(getattr(torch, setup.dtype))
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -54,10 +57,10 @@ def make_session(meeting: Path, first: Plan, steps: int, setup: Setup) -> Sessio
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
     state = TrainingState(model, optimizer, SplittableModel(model))
     options = TrainingOptions(
-        batch=BATCH, steps=steps, clip=setup.clip, scheduler=scheduler, inputs=first_tensor, seed=3
+        batch=BATCH, steps=steps, clip=setup.clip, scheduler=scheduler, inputs=first_tensor, seed=SEED
     )
     reshaper = Reshaper(state, BATCH, process_group.choose_device(), setup.shard_group)
-    session = Session(reshaper, next_token_loss, RepeatedWords(), options)
+    session = Session(reshaper, next_token_loss, RepeatedWords() if with_data else None, options)
     session.begin(first, Rendezvous(rank, ranks, meeting))
     return session
 
@@ -183,6 +186,23 @@ def change_before_step(meeting: Path) -> None:
     session = make_session(meeting, Plan(), 2, Setup())
     for _ in session:
         session.change(Plan(accumulation=2))
+
+
+def test_a_loop_may_read_its_own_batches() -> None:
+    [[losses, _]] = run_ranks(1, train, [Plan()], Setup(), form_group=False)
+    assert run_ranks(2, train_with_own_batches, form_group=False) == [pytest.approx(losses, rel=1e-10)] * 2
+
+
+def train_with_own_batches(meeting: Path) -> list[float]:
+    session = make_session(meeting, Plan(data=2), STEPS, Setup(), with_data=False)
+    with pytest.raises(BadInput, match="batches of your own"):
+        next(iter(session))
+    order, data = SampleOrder(len(RepeatedWords()), BATCH, SEED), RepeatedWords()
+    losses: list[float] = []
+    while session.steps_done < STEPS:
+        samples = order.of_step(session.steps_done, session.data_rank, session.plan.data)
+        losses.append(session.step(default_collate([data[sample] for sample in samples])).item())
+    return losses
 
 
 def test_a_loop_that_forgets_to_step_is_an_error() -> None:

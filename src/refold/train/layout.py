@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from refold.errors import BadInput
@@ -40,18 +41,31 @@ class Layout:
         self.device = device
         self.position = position_of(rank, plan)
         self.sizes = {PIPELINE: plan.pipeline, REPLICA: plan.data // shards, SHARD: shards, TENSOR: plan.tensor}
-        self.mesh: DeviceMesh = init_device_mesh(
-            device.type, tuple(self.sizes.values()), mesh_dim_names=tuple(self.sizes)
-        )
+        dimensions = {name: size for name, size in self.sizes.items() if size > 1}  # each may cost a process group
+        self._mesh: DeviceMesh | None = None
+        if dimensions:
+            self._mesh = init_device_mesh(device.type, tuple(dimensions.values()), mesh_dim_names=tuple(dimensions))
         replica, shard = divmod(self.position.data, shards)
         self.coordinates = {REPLICA: replica, SHARD: shard, TENSOR: self.position.tensor}
 
     @property
     def data_mesh(self) -> DeviceMesh:
         """The data-parallel mesh of a rank for `fully_shard` (ZeRO) or `replicate`."""
-        if not self.plan.zero:
-            return self.mesh[REPLICA]
-        return self.mesh[SHARD] if self.sizes[REPLICA] == 1 else self.mesh[REPLICA, SHARD]
+        return self.mesh(*(name for name in (REPLICA, SHARD) if self.sizes[name] > 1))
+
+    def mesh(self, *dimensions: str) -> DeviceMesh:
+        """Return the mesh of the ranks that differ from this one in some dimensions only, which have several ranks."""
+        assert self._mesh is not None
+        return self._mesh[dimensions if len(dimensions) > 1 else dimensions[0]]
+
+    def group(self, dimension: str) -> dist.ProcessGroup:
+        """Return the process group of a dimension that has several ranks."""
+        return self.mesh(dimension).get_group()
+
+    def ranks_of_stage(self, stage: int) -> range:
+        """Return the ranks of a pipeline stage."""
+        size = self.plan.data * self.plan.tensor
+        return range(stage * size, (stage + 1) * size)
 
 
 def check_batch(plan: Plan, batch: int) -> None:

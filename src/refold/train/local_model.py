@@ -107,7 +107,7 @@ class SplittableModel:
         if stages > 1:
             keep_stage(model, self.pipeline_rule(), stage, stages)
         if plan.tensor > 1:
-            split_layers(model, self._splits, layout.mesh[TENSOR])
+            split_layers(model, self._splits, layout.mesh(TENSOR))
         layers = self._layers(model)
         if self._compile:
             for layer in layers:
@@ -205,7 +205,7 @@ class LocalModel:
         if self.layout.plan.data > 1:
             self._average_gradients_of_scalars()
         has_inner = self._shared.inner and self.layout.plan.tensor > 1
-        tensor_group = self.layout.mesh.get_group(TENSOR) if has_inner else None
+        tensor_group = self.layout.group(TENSOR) if has_inner else None
         if self._tied_group is None and tensor_group is None:
             return
         for name, parameter in self.named_parameters():
@@ -225,8 +225,8 @@ class LocalModel:
 
     def _make_tied_group(self) -> dist.ProcessGroup | None:
         """Return the group of this rank and its counterpart in the first or last stage; None between. Collective."""
-        mesh = self.layout.mesh.mesh  # ranks by stage, replica, shard, tensor
-        pairs = zip(mesh[0].flatten().tolist(), mesh[-1].flatten().tolist(), strict=True)
+        last = self.layout.sizes[PIPELINE] - 1
+        pairs = zip(self.layout.ranks_of_stage(0), self.layout.ranks_of_stage(last), strict=True)
         groups = {pair: dist.new_group(pair) for pair in pairs}
         return next((group for pair, group in groups.items() if self.layout.rank in pair), None)
 

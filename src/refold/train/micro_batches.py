@@ -65,7 +65,7 @@ class TrainingStep:
 
     def _make_pipeline(self) -> Any:
         layout = self._model.layout
-        group = layout.mesh.get_group(PIPELINE)
+        group = layout.group(PIPELINE)
         stages = [
             PipelineStage(chunk.model, chunk.stage, chunk.stages, layout.device, group=group)
             for chunk in self._model.chunks

@@ -97,7 +97,7 @@ class Session:
         self,
         reshaper: Reshaper,
         loss: Loss,
-        data: Data,
+        data: Data | None,
         options: TrainingOptions,
         channel: RankChannel | None = None,
         checkpoints: Checkpoints | None = None,
@@ -107,7 +107,7 @@ class Session:
         self._loss = loss
         self._data = data
         self._options = options
-        self._order = SampleOrder(len(data), options.batch, options.seed, shuffle=options.shuffle)
+        self._order = SampleOrder(len(data), options.batch, options.seed, shuffle=options.shuffle) if data else None
         self._channel = channel
         self._checkpoints = checkpoints
         self._boundary = Boundary(channel, options.save_every if checkpoints else float("inf"))
@@ -118,6 +118,8 @@ class Session:
     # What a script uses.
 
     def __iter__(self) -> Iterator[Batch]:
+        if self._order is None:
+            raise BadInput("pass data=… to refold.train.start, or call session.step with batches of your own")
         while self.steps_done < self._options.steps:
             while self._follow(self._boundary.ask(self.steps_done)) is not Request.NOTHING:
                 pass  # ranks that have joined ask at their first step, so the others do as well
@@ -160,6 +162,11 @@ class Session:
     def rank(self) -> int:
         """The number of this rank. Let rank 0 print and log."""
         return dist.get_rank()
+
+    @property
+    def data_rank(self) -> int:
+        """The number of this rank among the `plan.data` parts of a batch. Ranks of one part get the same samples."""
+        return self._reshaper.model.layout.position.data
 
     @property
     def model(self) -> nn.Module:
@@ -275,6 +282,8 @@ class Session:
     # Data and state.
 
     def _next_batch(self) -> Batch:
+        assert self._data is not None
+        assert self._order is not None
         layout = self._reshaper.model.layout
         samples = self._order.of_step(self.steps_done, layout.position.data, self.plan.data)
         return _to_device(default_collate([self._data[sample] for sample in samples]), layout.device)
@@ -370,7 +379,7 @@ def start(
     optimizer: Optimizer,
     *,
     loss: Loss,
-    data: Data,
+    data: Data | None = None,
     batch: int,
     steps: int,
     seed: int = 0,
@@ -389,9 +398,9 @@ def start(
     """Begin or resume the training of a model, under the plan that the scheduler has chosen.
 
     The model is an ordinary module, the same on every rank; use `session.model` from now on. `loss(output, batch)`
-    returns the mean loss of a micro-batch. `data` is a data set with a length, `batch` the global batch size, `steps`
-    the total number of steps. `inputs(batch)` returns what the model gets (default: the batch, its first part, or its
-    `input_ids`).
+    returns the mean loss of a micro-batch. `data` is a data set with a length (None: you pass each rank's part of a
+    batch to `session.step` yourself), `batch` the global batch size, `steps` the total number of steps.
+    `inputs(batch)` returns what the model gets (default: the batch, its first part, or its `input_ids`).
 
     `clip`: largest norm of the gradients. `autocast`: type of mixed precision. `compile_layers`: compile each layer
     with torch.compile. `tensor` and `pipeline` say how to split a model whose names are not known. `shard_group`: ZeRO
@@ -417,7 +426,7 @@ def start(
     )
     replacements = replace_fused_layers(model, optimizer)
     splittable = SplittableModel(model, tensor=tensor, pipeline=pipeline, compile_layers=compile_layers)
-    if pipeline is None and sum(parameter.numel() for parameter in model.parameters()) <= MAX_TRIED_PARAMETERS:
+    if pipeline is None and data and sum(parameter.numel() for parameter in model.parameters()) <= MAX_TRIED_PARAMETERS:
         splittable.try_pipeline(model, options.inputs(default_collate([data[0]])))
     state = TrainingState(model, optimizer, splittable, replacements)
     folder = checkpoint or os.environ.get("REFOLD_CHECKPOINT")
