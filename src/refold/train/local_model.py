@@ -220,7 +220,8 @@ class LocalModel:
         for _, parameter in self.named_parameters():
             if not parameter.dim() and parameter.grad is not None:
                 for dimension in (REPLICA, SHARD):
-                    dist.all_reduce(parameter.grad, group=self.layout.mesh.get_group(dimension))
+                    if self.layout.sizes[dimension] > 1:
+                        dist.all_reduce(parameter.grad, group=self.layout.group(dimension))
                 parameter.grad /= self.layout.plan.data
 
     def _make_tied_group(self) -> dist.ProcessGroup | None:
