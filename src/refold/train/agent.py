@@ -65,7 +65,7 @@ class RunSettings(msgspec.Struct, frozen=True):
 def read_settings(environment: Mapping[str, str], plan: Plan | None = None) -> RunSettings:
     """Read the settings of a run from its environment; `plan` overrides the one found there."""
     slots = [slot for slot in environment.get("REFOLD_SLOTS", "").split(",") if slot]
-    instances = int(environment.get("REFOLD_INSTANCES", "1"))
+    instances = int(_number(environment, "REFOLD_INSTANCES", 1))
     plan = plan or _read_plan(environment) or Plan(data=max(1, len(slots)) * instances)
     local, rest = divmod(plan.gpus, instances)
     if rest or (instances > 1 and slots and len(slots) != local):
@@ -80,12 +80,28 @@ def read_settings(environment: Mapping[str, str], plan: Plan | None = None) -> R
         gang=Gang(instance * local, instances),
         address=environment.get("MASTER_ADDR", LOOPBACK_ADDRESS) if instances > 1 else LOOPBACK_ADDRESS,
         port=int(environment["MASTER_PORT"]) if instances > 1 else None,
-        grace=float(environment.get("REFOLD_GRACE", DEFAULT_GRACE)),
-        stop_signal=signal.Signals[f"SIG{environment.get('REFOLD_STOP_SIGNAL', 'TERM')}"],
+        grace=_number(environment, "REFOLD_GRACE", DEFAULT_GRACE),
+        stop_signal=_read_signal(environment),
         devices=environment.get("CUDA_VISIBLE_DEVICES"),
         progress=Path(progress) if progress else None,
         change=Path(change) if change else None,
     )
+
+
+def _number(environment: Mapping[str, str], name: str, default: float) -> float:
+    text = environment.get(name, str(default))
+    try:
+        return float(text)
+    except ValueError:
+        raise BadInput(f"{name} is {text!r}, expected a number") from None
+
+
+def _read_signal(environment: Mapping[str, str]) -> signal.Signals:
+    name = environment.get("REFOLD_STOP_SIGNAL", "TERM")
+    try:
+        return signal.Signals[f"SIG{name}"]
+    except KeyError:
+        raise BadInput(f"REFOLD_STOP_SIGNAL is {name!r}, expected the name of a signal, such as TERM") from None
 
 
 def _read_plan(environment: Mapping[str, str]) -> Plan | None:

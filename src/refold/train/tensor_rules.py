@@ -69,7 +69,7 @@ def check_splits(model: nn.Module, splits: Mapping[str, Split], degree: int) -> 
     if not any(split == "column" for split in splits.values()):
         raise BadInput(
             f"tensor parallelism of {degree} needs layers that can be split, and none was found; name them with "
-            "tensor={'layers.*.attention.wqkv': 'column', …}"
+            "tensor={'layers.*.attention.to_q': 'column', …}"
         )
     for name, split in splits.items():
         if split not in ("column", "row"):
