@@ -13,6 +13,8 @@ from refold.model import Allocation, Decision, Job, Plan, Reason, Share, Start, 
 from refold.packing import Placer
 from refold.testing import PolicyContract
 
+CHANGE_LIMIT = "test_runs_are_not_changed_more_often_than_their_jobs_allow"
+
 RESHAPING = {
     "test_every_reshapable_job_finishes_exactly_once",
     "test_every_waiting_reshapable_job_has_a_reason",
@@ -261,6 +263,7 @@ LOSES_JOBS = {
     "test_every_job_finishes_despite_lost_gpus",
     "test_every_job_finishes_despite_overhead_and_lost_nodes",
     "test_held_released_recalled_and_cancelled_jobs_are_handled",
+    CHANGE_LIMIT,
     "test_runs_may_continue_on_drained_gpus",
     "test_the_policy_continues_from_a_snapshot_with_a_drained_gpu",
     "test_without_consent_no_run_is_stopped",
@@ -332,6 +335,7 @@ NOTHING_CHANGES = {
             StopsAnything,
             {
                 "test_held_released_recalled_and_cancelled_jobs_are_handled",
+                CHANGE_LIMIT,
                 "test_the_policy_continues_from_a_snapshot_with_a_drained_gpu",
                 "test_without_consent_no_run_is_stopped",
             },
@@ -360,7 +364,7 @@ def test_a_declared_oracle_may_use_run_times(tmp_path: Path) -> None:
 
 def test_a_wrong_plan_is_found_only_in_the_cases_with_reshapable_jobs(tmp_path: Path) -> None:
     outcomes = outcomes_of(DoublesThePlan, tmp_path, reshapes=True)
-    assert set(outcomes.failed) == RESHAPING
+    assert set(outcomes.failed) == {*RESHAPING, CHANGE_LIMIT}
     assert outcomes.skipped == {}
     message = outcomes.failed["test_every_reshapable_job_finishes_exactly_once"]
     assert message == "AuditFailed: entry 1 at 200.0: 'j0' got 2 GPUs for plan DP4"
