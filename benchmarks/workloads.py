@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
+
+import msgspec
 
 from benchmarks.measure import REPOSITORY, cpu_seconds
 from refold.core import Header, StartRun
@@ -21,6 +24,7 @@ PHILLY = "jobs_philly.csv.gz"
 PHILLY_NODES = "nodes_philly_552.csv.gz"
 PAI = "jobs_pai2020_sub60k.csv.gz"
 PAI_NODES = "nodes_pai2020.csv.gz"
+OPENB = "jobs_openb_default.csv.gz"
 PAI_SAMPLE = 0.082
 """Share of all tasks that the PAI file contains."""
 
@@ -45,6 +49,14 @@ def pai() -> tuple[tuple[Job, ...], Cluster]:
     """Return the PAI sample enlarged to the full load, and its cluster. Instances of tasks have one GPU each."""
     sample = read_trace(TRACES / PAI, gpus_per_instance=1)
     return enlarge(sample, 1 / PAI_SAMPLE, seed=1).jobs, read_cluster(TRACES / PAI_NODES)
+
+
+@cache
+def trace_slice(file: str, first: int, count: int) -> tuple[Job, ...]:
+    """Return `count` jobs of a trace, in order of submission from job number `first`, which is submitted at 0."""
+    jobs = read_trace(TRACES / file).jobs[first : first + count]
+    begin = jobs[0].submitted
+    return tuple(msgspec.structs.replace(job, submitted=job.submitted - begin) for job in jobs)
 
 
 def simulate_with_journal(jobs: Sequence[Job], cluster: Cluster, policy: str, placement: str, journal: Path) -> float:

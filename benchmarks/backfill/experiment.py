@@ -6,18 +6,17 @@ The trace slices come after those used to tune the policy settings: jobs 0 to 15
 
 from __future__ import annotations
 
-from functools import cache
 from math import ceil
 
 import msgspec
 import numpy as np
 
-from benchmarks.workloads import HELIOS, PAI, PHILLY, PHILLY_NODES, TRACES, missing
+from benchmarks.workloads import HELIOS, PAI, PHILLY, PHILLY_NODES, TRACES, missing, trace_slice
 from refold.core import Policy
 from refold.model import MINUTE, Cluster, Job
 from refold.packing import FreeResources
 from refold.registry import make_policy
-from refold.traces import read_cluster, read_trace
+from refold.traces import read_cluster
 
 JOBS = 20_000
 QUICK_JOBS = 2_000
@@ -73,7 +72,8 @@ class Workload(msgspec.Struct, frozen=True):
     def jobs(self, limits: bool = False) -> tuple[Job, ...]:
         """Return the jobs that fit the empty cluster, with times from the first submission; `limits`: time limits."""
         free = FreeResources(self.cluster)
-        jobs = [job for job in _jobs_of(self.trace, self.count) if free.fits_when_empty(job.demand)]
+        part = SLICES[self.trace]
+        jobs = [job for job in trace_slice(part.file, part.first, self.count) if free.fits_when_empty(job.demand)]
         time_limits = _draw_limits(jobs) if limits else [None] * len(jobs)
         return tuple(
             msgspec.structs.replace(job, submitted=job.submitted / self.load, time_limit=limit)
@@ -167,14 +167,6 @@ PREDICTED_AND_KNOWN = {
 def missing_files() -> str:
     """Return which trace files are not available, as a message; empty if all are."""
     return missing(HELIOS, PHILLY, PAI, PHILLY_NODES)
-
-
-@cache
-def _jobs_of(trace: str, count: int) -> tuple[Job, ...]:
-    part = SLICES[trace]
-    jobs = read_trace(TRACES / part.file).jobs[part.first : part.first + count]
-    begin = jobs[0].submitted
-    return tuple(msgspec.structs.replace(job, submitted=job.submitted - begin) for job in jobs)
 
 
 def _draw_limits(jobs: list[Job]) -> list[float | None]:

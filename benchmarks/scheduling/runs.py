@@ -153,7 +153,7 @@ def simulate_scenario(scenario: Scenario) -> Summary:
     """Simulate a scenario without using the cache."""
     cluster = cluster_for(scenario.trace)
     charge, journal = _charge(cluster), HistoryJournal()
-    policy = make_policy(scenario.policy, _settings(scenario))
+    policy = make_policy(scenario.policy, settings_for(scenario.policy, scenario.restart) | dict(scenario.settings))
     costs = Costs(restart=scenario.restart, report_every=REPORT_SECONDS)
     errors = variants.with_model_errors(scenario.error, scenario.seed) if scenario.error else nullcontext()
     before = time.process_time()
@@ -193,11 +193,11 @@ def _hours(seconds: float | None) -> float | None:
     return None if seconds is None else seconds / HOUR
 
 
-def _settings(scenario: Scenario) -> dict[str, Any]:
-    """Return the settings of the policy, with the knowledge of models and the restart cost if it has such settings."""
-    available = {"knowledge": testbed.knowledge(), "restart_seconds": scenario.restart}
-    accepted = default_settings(scenario.policy)
-    return {name: value for name, value in available.items() if name in accepted} | dict(scenario.settings)
+def settings_for(policy: str, restart: float) -> dict[str, Any]:
+    """Return the knowledge of models and the restart cost, as far as the policy has such settings."""
+    available = {"knowledge": testbed.knowledge(), "restart_seconds": restart}
+    accepted = default_settings(policy)
+    return {name: value for name, value in available.items() if name in accepted}
 
 
 def _grace(scenario: Scenario) -> float:

@@ -25,6 +25,16 @@ def at_load(jobs: Sequence[Job], load: float) -> tuple[Job, ...]:
     return tuple(msgspec.structs.replace(job, submitted=job.submitted / load) for job in jobs)
 
 
+def permuted(jobs: Sequence[Job], draw: int) -> tuple[Job, ...]:
+    """Return the same jobs, randomly assigned to the same submission times; draw 0: the jobs as they are."""
+    if draw == 0:
+        return tuple(jobs)
+    order = np.random.default_rng(draw).permutation(len(jobs)).tolist()
+    return tuple(
+        msgspec.structs.replace(jobs[other], submitted=job.submitted) for job, other in zip(jobs, order, strict=True)
+    )
+
+
 def with_large_share(jobs: Sequence[Job], share: float, charge: SpeedModel, seed: int) -> tuple[Job, ...]:
     """Return the jobs with the given share of large models; the requested GPU-seconds of each job stay the same.
 

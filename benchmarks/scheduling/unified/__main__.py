@@ -1,0 +1,74 @@
+"""Measure `refold` on all kinds of workloads: `python -m benchmarks.scheduling.unified [--only philly] [--quick] …`.
+
+A table with one row for each target: value (mean of draws), spread, target, best other policy, met or missed. The exit
+status is 1 if a target is missed. `--write` writes docs/results/unified.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from benchmarks.accuracy.tables import data_folder
+from benchmarks.result_page import FOLDER, measurement_parser, publish
+from benchmarks.scheduling.unified.page import as_plain, page, target_results
+from benchmarks.scheduling.unified.runs import plan_runs, run_all
+from benchmarks.scheduling.unified.workloads import Workload, workloads
+from benchmarks.workloads import HELIOS, PHILLY, missing
+from refold.cli.options import parse_settings
+
+PAGE = FOLDER / "unified.md"
+QUICK_DRAWS = 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = measurement_parser(
+        "benchmarks.scheduling.unified",
+        __doc__,
+        f"run only the first workload of each kind, with {QUICK_DRAWS} draws; a few minutes",
+    )
+    parser.add_argument(
+        "--only", action="append", metavar="NAME", help="run only this workload, or all whose names begin with NAME-"
+    )
+    parser.add_argument("--policies", default="", help="run only these policies, comma-separated")
+    parser.add_argument("--set", action="append", metavar="KEY=VALUE", help="setting of refold")
+    parser.add_argument("--tuning", action="store_true", help="run the slices and draws for tuning")
+    parser.add_argument("--draws", type=int, help="run at most this many draws of each workload")
+    parser.add_argument("--workers", type=int, choices=(1, 2), default=1, help="number of processes")
+    return parser
+
+
+def _choose(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[Workload]:
+    available = workloads(options.tuning)
+    names = options.only or list(available)
+    for name in names:
+        if not any(_matches(name, workload) for workload in available):
+            parser.error(f"no workload {name!r}; available: {', '.join(available)}")
+    chosen = [one for one in available.values() if any(_matches(name, one.name) for name in names)]
+    return [one for one in chosen if one.quick] if options.quick and not options.only else chosen
+
+
+def _matches(name: str, workload: str) -> bool:
+    return workload == name or workload.startswith(f"{name}-")
+
+
+def main() -> None:
+    """Run what the options select and print the page."""
+    parser = _parser()
+    options = parser.parse_args()
+    if data_folder() is None or missing(HELIOS, PHILLY):
+        print("the published traces are not available (see benchmarks/README.md)")
+        return
+    chosen = _choose(parser, options)
+    if options.write and (options.only or options.policies or options.set or options.tuning or options.quick):
+        parser.error("--write needs all runs: omit --only, --policies, --set, --tuning and --quick")
+    draws = QUICK_DRAWS if options.quick and options.draws is None else options.draws
+    policies = options.policies.split(",") if options.policies else []
+    results = run_all(plan_runs(chosen, options.tuning, policies, draws, parse_settings(options.set)), options.workers)
+    publish(options, PAGE, page(chosen, results), as_plain(chosen, results))
+    rows = [row for workload in chosen for row in target_results(workload, results.get(workload.name, {}))]
+    sys.exit(any(row.verdict == "missed" for row in rows))
+
+
+if __name__ == "__main__":
+    main()
