@@ -67,24 +67,25 @@ def test_runs_without_a_workload_or_a_reported_speed_are_not_measured() -> None:
     assert speeds(scheduler) == []
 
 
-def test_the_cost_of_a_change_is_that_of_the_job_else_of_its_workload() -> None:
+def test_the_cost_of_a_change_is_that_of_the_job_else_of_its_workload_in_each_way() -> None:
     jobs = [make_job("a", workload="gpt"), make_job("b", workload="gpt"), make_job("c", workload="vit")]
     scheduler = started(*jobs)
     scheduler.step(5.0, [ChangeMeasured("a", 1, 3.0, "live"), ChangeMeasured("c", 9, 1.0, "live")])
-    assert [scheduler.view.change_seconds(job) for job in jobs] == [3.0, 3.0, None]
-    scheduler.step(6.0, [ChangeMeasured("b", 1, 60.0, "cold")])
-    assert [scheduler.view.change_seconds(job) for job in jobs] == [3.0, 60.0, None]
+    assert [scheduler.view.change_seconds(job, "live") for job in jobs] == [3.0, 3.0, None]
+    scheduler.step(6.0, [ChangeMeasured("b", 1, 60.0, "cold"), ChangeMeasured("b", 1, 2.0, "live")])
+    assert [scheduler.view.change_seconds(job, "live") for job in jobs] == [3.0, 2.0, None]
+    assert [scheduler.view.change_seconds(job, "cold") for job in jobs] == [60.0, 60.0, None]
     assert scheduler.late_reports == 1
 
 
 def test_a_snapshot_keeps_measured_speeds_and_costs() -> None:
     job = make_job("a", workload="gpt", batch=32)
     before = started(job)
-    before.step(5.0, [report("a", 10, 64.0), ChangeMeasured("a", 1, 3.0, "live")])
+    before.step(5.0, [report("a", 10, 64.0), ChangeMeasured("a", 1, 3.0, "live"), ChangeMeasured("a", 1, 40.0, "cold")])
     after = Scheduler(make_cluster(4), ScriptedPolicy())
     after.step(6.0, before.snapshot())
     assert dict(after.view.measured_speeds) == dict(before.view.measured_speeds)
-    assert after.view.change_seconds(job) == 3.0
+    assert [after.view.change_seconds(job, way) for way in ("live", "warm", "cold")] == [3.0, None, 40.0]
     for scheduler in (before, after):
         scheduler.step(7.0, [report("a", 20, 128.0)])
     assert speeds(after) == speeds(before)

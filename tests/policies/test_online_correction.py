@@ -5,8 +5,18 @@ from __future__ import annotations
 import pytest
 
 from refold.backends.local import local_cluster
-from refold.core import Event, JobSubmitted, ListJournal, RunProgressed, RunStarted, RunStopped, Scheduler, StopRun
-from refold.model import Allocation, Cluster, Job, Plan, Share
+from refold.core import (
+    ChangeMeasured,
+    Event,
+    JobSubmitted,
+    ListJournal,
+    RunProgressed,
+    RunStarted,
+    RunStopped,
+    Scheduler,
+    StopRun,
+)
+from refold.model import Allocation, Cluster, Demand, Job, Plan, Share
 from refold.plans import CATALOGUE_ONLY
 from refold.policies.common import ProgressEstimator
 from refold.registry import make_policy
@@ -75,6 +85,23 @@ def test_a_model_that_is_wrong_by_a_factor_of_two_is_corrected_after_ten_reports
     live.assert_replays()
 
 
+def test_a_change_costs_what_the_cheapest_way_has_cost_that_is_possible() -> None:
+    live = Live(make_cluster(8, 8, types=GPU), "refold")
+    job = make_job("a", gpus=4, workload="bert", batch=64, steps=10**6, reshapable=True, gpu_range=(1, 8))
+    live.step(JobSubmitted(job))
+    number, _ = live.run_of(job)
+
+    def costs() -> list[float]:
+        estimator, view = estimator_of(live), live.scheduler.view
+        return [estimator.restart_cost(view, job, demand) for demand in (Demand(1, 8), Demand(2, 8), Demand(1, 16))]
+
+    assert costs() == [78.0, 78.0, 78.0]
+    live.step(ChangeMeasured("a", number, 3.0, "live"))
+    assert costs() == [3.0, 78.0, 78.0]
+    live.step(ChangeMeasured("a", number, 40.0, "cold"), ChangeMeasured("a", number, 2.0, "warm"))
+    assert costs() == [2.0, 40.0, 40.0]
+
+
 def test_small_differences_change_no_estimate() -> None:
     live = Live(make_cluster(8, types=GPU), "refold")
     job = make_job("a", gpus=4, workload="bert", batch=64, steps=10**6, reshapable=True)
@@ -100,6 +127,34 @@ def test_a_job_of_an_unknown_type_on_slots_grows_once_its_speed_is_measured(poli
     live.step(RunStopped("a", 1, steps=290))
     assert live.run_of(job)[0] == 2
     live.assert_replays()
+
+
+@pytest.mark.parametrize("policy", ["sia", "optimus", "pollux"])
+def test_published_policies_scale_a_job_of_an_unknown_type_once_its_speed_is_measured(policy: str) -> None:
+    live = Live(local_cluster(4), policy, restart_seconds=1.0)
+    job = make_job("a", workload="my-model", batch=16, steps=10_000, reshapable=True)
+    live.step(JobSubmitted(job))
+    steps = 0
+    for _ in range(60):
+        steps += 10
+        number, held = live.run_of(job)
+        for stop in live.step(RunProgressed("a", number, 0.0, steps, None, 16.0 * held.gpu_milli / 1000)):
+            live.step(RunStopped("a", stop.run, steps=steps))
+    assert live.run_of(job)[1].gpu_milli == 4000
+    live.assert_replays()
+
+
+def test_gavel_moves_a_job_to_the_gpu_type_on_which_it_is_faster_than_measured() -> None:
+    cluster = make_cluster(1, 1, types=["A100-80GB", "V100-32GB"])
+    live = Live(cluster, "gavel", round_seconds=60.0)
+    job = make_job("a", workload="bert", batch=64, steps=10**6, reshapable=True)
+    live.step(JobSubmitted(job))
+    assert live.run_of(job)[1].placement[0].node == 0
+    for report in range(1, 20):
+        if live.step(RunProgressed("a", 1, 0.0, report, None, 0.5)):
+            live.step(RunStopped("a", 1, steps=report))
+            break
+    assert live.run_of(job)[1].placement[0].node == 1
 
 
 def test_more_slots_that_do_not_help_are_not_tried_twice() -> None:

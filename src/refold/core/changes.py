@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
+from refold.core.events import ChangeWay
 from refold.model import Job, Run, Seconds
 
 
@@ -11,7 +12,7 @@ class Progress:
     """The progress of a job: number of runs, work (seconds) and steps done, GPU-seconds of the ended runs."""
 
     __slots__ = (
-        "change_seconds",
+        "change_costs",
         "changed_at",
         "changes",
         "computing_since",
@@ -38,7 +39,8 @@ class Progress:
         self.samples_per_second: float | None = None
         self.first_report: tuple[int, Seconds] | None = None
         """Steps and time of the first report of the current run with a speed."""
-        self.change_seconds: Seconds | None = None
+        self.change_costs: dict[ChangeWay, Seconds] = {}
+        """What the last change in each way has cost, in seconds."""
         self.changes = 0
         """How often the policy has stopped or reshaped a run, and when it did so last."""
         self.changed_at: Seconds = -inf

@@ -43,8 +43,8 @@ class JobReleased(msgspec.Struct, gc=False, frozen=True, tag=True):
 class JobContinued(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
     """The progress of a job from before the journal began: number of runs, work and steps done, GPU-seconds.
 
-    `changes`: how often the policy has stopped or reshaped it, the last time at `changed_at`, which has cost
-    `change_seconds`, if that was measured.
+    `changes`: how often the policy has stopped or reshaped it, the last time at `changed_at`. `change_costs`: seconds
+    that the last change in each way has cost, if that was measured.
     """
 
     job: str
@@ -52,7 +52,7 @@ class JobContinued(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, ta
     done: Seconds = 0.0
     steps: int = 0
     gpu_seconds: float = 0.0
-    change_seconds: Seconds | None = None
+    change_costs: dict[ChangeWay, Seconds] = {}
     changes: int = 0
     changed_at: Seconds = 0.0
 

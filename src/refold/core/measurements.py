@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from refold.core.events import ChangeMeasured, SpeedMeasured
+from refold.core.events import ChangeMeasured, ChangeWay, SpeedMeasured
 from refold.model import Job, MeasuredShape, Seconds
 
 MIN_WEIGHT = 0.2
@@ -12,11 +12,11 @@ MIN_WEIGHT = 0.2
 
 
 class Measurements:
-    """Measured speeds in steps per second, and the last measured cost of a change by workload."""
+    """Measured speeds in steps per second, and the last measured cost of a change by workload and way."""
 
     def __init__(self) -> None:
         self.speeds: dict[MeasuredShape, float] = {}
-        self.change_seconds: dict[str, Seconds] = {}
+        self.change_costs: dict[tuple[str, ChangeWay], Seconds] = {}
         self._counts: dict[MeasuredShape, int] = {}
 
     def note_speed(self, shape: MeasuredShape, steps_per_second: float) -> None:
@@ -34,7 +34,7 @@ class Measurements:
     def note_change(self, job: Job, event: ChangeMeasured) -> None:
         """Note what a change has cost."""
         if job.workload:
-            self.change_seconds[job.workload] = event.seconds
+            self.change_costs[job.workload, event.way] = event.seconds
 
     def speed_events(self) -> Iterator[SpeedMeasured]:
         """Return the speeds as events."""

@@ -152,7 +152,7 @@ class RunTable:
 
     def note_change(self, event: ChangeMeasured) -> None:
         """Note what the change with which the current run began has cost."""
-        self.progress[event.job].change_seconds = event.seconds
+        self.progress[event.job].change_costs[event.way] = event.seconds
         self.measurements.note_change(self.jobs[event.job], event)
 
     def note_saved(self, event: RunStopped | RunFailed, now: Seconds) -> None:
@@ -167,7 +167,7 @@ class RunTable:
         if progress is None or progress.runs:
             return False
         progress.runs, progress.done, progress.gpu_seconds = event.runs, event.done, event.gpu_seconds
-        progress.change_seconds = event.change_seconds
+        progress.change_costs = dict(event.change_costs)
         if event.changes:
             progress.changes, progress.changed_at = event.changes, event.changed_at
         progress.record_steps(event.steps or None, now)

@@ -77,7 +77,7 @@ def _progress_events(state: State, job: Job) -> Iterable[Event]:
             done,
             progress.steps,
             progress.gpu_seconds,
-            progress.change_seconds,
+            dict(progress.change_costs),
             progress.changes,
             progress.changed_at if progress.changes else 0.0,
         )

@@ -8,6 +8,7 @@ from math import inf
 from types import MappingProxyType
 
 from refold.core.changes import Changes
+from refold.core.events import ChangeWay
 from refold.core.state import State
 from refold.model import (
     WHOLE,
@@ -170,10 +171,13 @@ class View:
         """Return the speed that the current run last reported; None: it has reported none."""
         return self._state.running.progress[job_id].samples_per_second
 
-    def change_seconds(self, job: Job) -> Seconds | None:
-        """Return what the last change of a job has cost, else that of a job with the same workload; None: unknown."""
-        own = self._state.running.progress[job.id].change_seconds
-        return own if own is not None else self._state.running.measurements.change_seconds.get(job.workload)
+    def change_seconds(self, job: Job, way: ChangeWay) -> Seconds | None:
+        """Return what a change has cost when a job, else one with the same workload, was last changed in this way.
+
+        None: unknown.
+        """
+        own = self._state.running.progress[job.id].change_costs.get(way)
+        return own if own is not None else self._state.running.measurements.change_costs.get((job.workload, way))
 
     def held_by(self, job_id: str) -> Placement:
         """Return the resources that a run holds now; while it is reshaped, the old and the new allocation."""

@@ -7,9 +7,11 @@ have as much work left as it has done, as is typical of run time distributions (
 
 from __future__ import annotations
 
-from refold.core import View
+from typing import get_args
+
+from refold.core import ChangeWay, View
 from refold.errors import BadValue
-from refold.model import WHOLE, Allocation, Job, Run, Seconds
+from refold.model import WHOLE, Allocation, Demand, Job, Run, Seconds
 from refold.plans import Knowledge, Speeds
 
 MIN_REMAINING_STEPS = 0.5
@@ -18,9 +20,11 @@ MIN_REMAINING_STEPS = 0.5
 MIN_REMAINING_TIME: Seconds = 60.0
 """A job without a number of steps has at least this much left."""
 
-
 MIN_RESTART_SECONDS: Seconds = 1.0
 """A change is not worthwhile if it saves less, even if it was measured to cost almost nothing."""
+
+CHANGE_WAYS: tuple[ChangeWay, ...] = get_args(ChangeWay)
+RESTART: tuple[ChangeWay, ...] = ("cold",)
 
 
 class ProgressEstimator:
@@ -82,10 +86,14 @@ class ProgressEstimator:
         computing = max(0.0, view.now - max(reported_at, self._computing_since(view, run)))
         return steps + computing * self.speed(job, run.allocation)
 
-    def restart_cost(self, view: View, job: Job) -> Seconds:
-        """Return the cost of changing a run of a job: as measured, else as assumed."""
-        measured = view.change_seconds(job)
-        return self.restart_seconds if measured is None else max(measured, MIN_RESTART_SECONDS)
+    def restart_cost(self, view: View, job: Job, demand: Demand | None = None) -> Seconds:
+        """Return the cost of changing the run of a job: in the cheapest way, as measured, else as assumed.
+
+        `demand`: what the run will have. If it needs another node, the run can only be restarted there.
+        """
+        ways = CHANGE_WAYS if demand is None or _stays_on_node(view, job, demand) else RESTART
+        measured = [cost for way in ways if (cost := view.change_seconds(job, way)) is not None]
+        return max(min(measured), MIN_RESTART_SECONDS) if measured else self.restart_seconds
 
     def startup_seconds(self, view: View, run: Run) -> Seconds:
         """Return how much longer a run will be starting up."""
@@ -97,3 +105,12 @@ class ProgressEstimator:
             return view.now
         restarting = run.number > 1 and since == run.since  # it has not reported yet that it computes
         return since + self.restart_cost(view, view.active[run.job]) if restarting else since
+
+
+def _stays_on_node(view: View, job: Job, demand: Demand) -> bool:
+    """Return whether a run can get a demand on its present node, so that its processes may stay."""
+    run = view.runs.get(job.id)
+    if run is None or len(run.allocation.placement) > 1 or demand.instances > 1:
+        return False
+    node = view.cluster.nodes[run.allocation.placement[0].node]
+    return demand.gpus <= node.gpus and (not demand.gpu_types or node.gpu_type in demand.gpu_types)

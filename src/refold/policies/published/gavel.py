@@ -84,6 +84,7 @@ class Gavel:
         """Start a round if one is due; between rounds, start waiting jobs that fit."""
         if self._estimator is None:
             self._estimator = ProgressEstimator(view, self._knowledge, self._restart_seconds)
+        self._estimator.learn(view)
         self._placer.observe(view)
         self._time_shares.record(view)
         if view.now >= self._next_round and (view.waiting or view.runs):

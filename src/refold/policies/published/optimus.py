@@ -53,9 +53,11 @@ class Optimus:
 
     def decide(self, view: View) -> Decision:
         """Divide the GPUs once per round."""
-        if self._estimator is None:
+        if self._estimator is None or self._replicas is None:
             self._estimator = ProgressEstimator(view, self._knowledge, self._restart_seconds)
             self._replicas = Replicas(self._estimator.speeds, self._knowledge, powers_of_two=self._powers_of_two)
+        if self._estimator.learn(view):
+            self._replicas.clear()
         return self._rounds.decide(view, self, self._estimator)
 
     def options(self, job: Job) -> Sequence[Option]:
@@ -89,7 +91,7 @@ class Optimus:
         held = next((item for item in options if run is not None and matches_option(view, item, run.allocation)), None)
         if held is not None and held.gpus < granted.gpus:
             saved = remaining / held.speed - remaining / granted.speed
-            if saved <= estimator.restart_cost(view, view.active[job_id]):
+            if saved <= estimator.restart_cost(view, view.active[job_id], granted.demand):
                 return [held]
         return [granted, *(option for option in reversed(options) if option.gpus < granted.gpus)]
 

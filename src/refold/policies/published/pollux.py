@@ -77,6 +77,8 @@ class Pollux:
         """Run a round if one is due; between rounds, start waiting jobs that fit and are not scalable."""
         if self._profiles is None:
             self._profiles = Profiles(Speeds(view.cluster, self._knowledge))
+        if self._profiles.learn(view):
+            self._is_settled = False
         self._placer.observe(view)
         self._record(view)
         scalable = self._scalable_jobs(view, self._profiles)
@@ -278,6 +280,14 @@ class Profiles:
         self.max_gpus = max((nodes * gpus for nodes, gpus in extents), default=0)
         self._profiles: list[Profile] = []
         self._indices: dict[tuple[WorkloadKind, Plan, tuple[int, int, int], tuple[str, ...]], int | None] = {}
+
+    def learn(self, view: View) -> bool:
+        """Correct the speeds by those measured so far; return whether any has changed."""
+        if not view.measured_speeds or not self.speeds.learn(view.measured_speeds):
+            return False
+        self._profiles.clear()
+        self._indices.clear()
+        return True
 
     def for_job(self, job: Job) -> Profile | None:
         """Return a job's profile; None if it cannot be scaled."""

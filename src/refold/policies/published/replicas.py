@@ -29,6 +29,10 @@ class Replicas:
         self._shapes = {name: _shapes(speeds, name, powers_of_two) for name in speeds.cluster.type_names}
         self._cache: dict[Key, tuple[Option, ...]] = {}
 
+    def clear(self) -> None:
+        """Drop all cached options: estimated speeds have changed."""
+        self._cache.clear()
+
     def for_job(self, job: Job, max_gpus: int) -> tuple[Option, ...]:
         """Return the options by ascending GPUs, up to `max_gpus`; the smallest is included even beyond that.
 

@@ -100,9 +100,11 @@ class Sia:
 
     def decide(self, view: View) -> Decision:
         """Divide the GPUs once per round."""
-        if self._estimator is None:
+        if self._estimator is None or self._replicas is None:
             self._estimator = ProgressEstimator(view, self._knowledge, self._restart_seconds)
             self._replicas = Replicas(self._estimator.speeds, self._knowledge, powers_of_two=True)
+        if self._estimator.learn(view):
+            self._replicas.clear()
         self._record_gpus_held(view)
         return self._rounds.decide(view, self, self._estimator)
 

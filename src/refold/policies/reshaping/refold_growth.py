@@ -64,7 +64,7 @@ class Growth:
         for option in jobs.options[job_id]:
             if not gpus < option.gpus <= gpus + free or (job_id, option) in self._rejected:
                 continue
-            then = jobs.run_time(job_id, option) + jobs.restart_cost(job_id)
+            then = jobs.run_time(job_id, option) + jobs.restart_cost(job_id, option)
             saved = now - then - self._rate * max(0.0, then * option.gpus - now * gpus)
             if not self._is_worthwhile(job_id, held, option, saved, now):
                 continue
@@ -75,7 +75,7 @@ class Growth:
 
     def _is_worthwhile(self, job_id: str, held: Allocation, option: Option, saved: Seconds, now: Seconds) -> bool:
         """Whether a larger shape is worthwhile; for a run, it must pay back before it ends or the next job arrives."""
-        restart = self._jobs.restart_cost(job_id)
+        restart = self._jobs.restart_cost(job_id, option)
         if not restart:
             return saved > MIN_SECONDS_SAVED
         if saved <= restart:
@@ -94,7 +94,7 @@ class Growth:
     def _payback_seconds(self, job_id: str, held: Allocation, option: Option) -> Seconds:
         """Return the seconds after which a run on the new shape has caught up with the run that was not restarted."""
         gained = 1 - self._jobs.speed(job_id, held) / option.speed
-        return self._jobs.restart_cost(job_id) / gained if gained > 0 else inf
+        return self._jobs.restart_cost(job_id, option) / gained if gained > 0 else inf
 
     def _reason(self, job_id: str, option: Option) -> str:
         """Return the reason for reshaping a run, relative to its present allocation; empty if it is not running."""

@@ -94,9 +94,11 @@ class RoundJobs:
         run = self.view.runs.get(job_id)
         return self._estimator.startup_seconds(self.view, run) if run is not None else 0.0
 
-    def restart_cost(self, job_id: str) -> Seconds:
-        """Return the cost of reshaping a job; 0 if it is not running."""
-        return self._estimator.restart_cost(self.view, self.by_id[job_id]) if job_id in self.view.runs else 0.0
+    def restart_cost(self, job_id: str, option: Option | None = None) -> Seconds:
+        """Return the cost of reshaping a job, to an option if one is given; 0 if it is not running."""
+        if job_id not in self.view.runs:
+            return 0.0
+        return self._estimator.restart_cost(self.view, self.by_id[job_id], option.demand if option else None)
 
     def delay_per_gpu_second(self, jobs: int) -> float:
         """Return the price of a GPU-second: the delay of so many waiting jobs, in seconds."""

@@ -123,7 +123,7 @@ class Preemptor:
         gpus = held.gpu_milli // WHOLE
         option = draft.place_first(job_id, self._placer, self._fallback_shapes(job_id))
         if option is not None:
-            later = max(0.0, jobs.run_time(job_id, option) - before) + jobs.restart_cost(job_id)
+            later = max(0.0, jobs.run_time(job_id, option) - before) + jobs.restart_cost(job_id, option)
             slower = max(0.0, 1 - option.speed / jobs.speed(job_id, held))
             change = (
                 f"gave {gpus - option.gpus} GPUs to {preemptor}" if option.gpus < gpus else f"moved for {preemptor}"
