@@ -1,4 +1,5 @@
-"""A training script for the agent. Arguments: a folder, the number of steps, and the seconds between checkpoints.
+"""A training script for the agent. Arguments: a folder, the number of steps, the seconds between checkpoints, and
+`own-loop` for a loop that reads its batches itself.
 
 It appends 'STEP LOSS PLAN' to `losses` in the folder.
 """
@@ -8,26 +9,46 @@ from pathlib import Path
 
 import torch
 from small_models import RepeatedWords, SmallGpt, next_token_loss
+from torch import Tensor
+from torch.utils.data import default_collate
 
 from refold.train import start
+
+BATCH = 8
 
 folder, steps = Path(sys.argv[1]), int(sys.argv[2])
 torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)
 model = SmallGpt()
+has_own_loop = "own-loop" in sys.argv
+samples = RepeatedWords()
 session = start(
     model,
     torch.optim.AdamW(model.parameters(), lr=1e-2),
     loss=next_token_loss,
-    data=RepeatedWords(),
-    batch=8,
+    data=None if has_own_loop else samples,
+    batch=BATCH,
     steps=steps,
     save_every=float(sys.argv[3]),
     checkpoint=folder / "checkpoints",
 )
-for batch in session:
-    loss = session.step(batch)
+
+
+def note(loss: Tensor) -> None:
     if session.rank == 0:
         with (folder / "losses").open("a") as file:
             file.write(f"{session.steps_done} {loss.item():.12f} {session.plan}\n")
+
+
+if has_own_loop:
+    while session.steps_done < steps:
+        part = BATCH // session.plan.data
+        first = session.steps_done * BATCH + session.data_rank * part
+        note(session.step(default_collate([samples[i % len(samples)] for i in range(first, first + part)])))
+        if session.should_change():
+            session.save()
+            sys.exit()
+else:
+    for batch in session:
+        note(session.step(batch))

@@ -34,7 +34,9 @@ def wait_until(condition: Callable[[], Any]) -> Any:
     return value
 
 
-def train(folder: Path, *command: object, save_every: float = 0.3, scheduled: bool = True) -> subprocess.Popen[str]:
+def train(
+    folder: Path, *command: object, save_every: float = 0.3, scheduled: bool = True, arguments: tuple[str, ...] = ()
+) -> subprocess.Popen[str]:
     folder.mkdir(exist_ok=True)
     path = os.pathsep.join([str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
     settings = {
@@ -44,7 +46,7 @@ def train(folder: Path, *command: object, save_every: float = 0.3, scheduled: bo
         "REFOLD_PROGRESS": str(folder / "progress"),
     }
     return subprocess.Popen(
-        [sys.executable, *map(str, command), SCRIPT, folder, str(STEPS), str(save_every)],
+        [sys.executable, *map(str, command), SCRIPT, folder, str(STEPS), str(save_every), *arguments],
         env={**os.environ, **settings},
         stderr=subprocess.PIPE,
         text=True,
@@ -123,6 +125,23 @@ def test_a_stopped_training_continues_where_it_stopped(tmp_path: Path, undisturb
     assert [step for step, _, _ in losses(tmp_path)] == list(range(1, STEPS + 1))
     assert {plan for step, _, plan in losses(tmp_path) if step > stopped_at} == {"DP1 TP2"}
     assert all(loss == pytest.approx(undisturbed[step], rel=1e-9) for step, loss, _ in losses(tmp_path))
+
+
+def test_a_loop_of_its_own_saves_and_exits_and_continues_with_the_new_plan(tmp_path: Path) -> None:
+    own_loop = ("own-loop",)
+    finish(train(tmp_path / "alone", save_every=3600, scheduled=False, arguments=own_loop))
+    expected = {step: loss for step, loss, _ in losses(tmp_path / "alone")}
+    folder = tmp_path / "changed"
+    training = train(folder, "-m", "refold.train", "--plan", "dp2", save_every=3600, arguments=own_loop)
+    wait_for_steps(folder, 5)
+    request_change(folder, 2, {"tensor": 2}, "live")
+    answer = json.loads(wait_until(lambda: (folder / "change.done").exists() and (folder / "change.done").read_text()))
+    finish(training)
+    assert (answer["run"], answer["plan"]["tensor"]) == (2, 2)
+    assert answer["phases"]["restart"] > 0
+    assert [step for step, _, _ in losses(folder)] == list(range(1, STEPS + 1)), "each step was done once"
+    assert [plan for _, _, plan in losses(folder)] == ["DP2"] * answer["step"] + ["DP1 TP2"] * (STEPS - answer["step"])
+    assert all(loss == pytest.approx(expected[step], rel=1e-9) for step, loss, _ in losses(folder))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from signal import SIGKILL, SIGTERM, SIGUSR1
+from typing import Literal
 
 import pytest
 
@@ -175,7 +176,51 @@ def test_a_rank_that_fails_during_a_change_restarts_all_with_the_new_plan(machin
     assert supervisor.exited(2, -SIGKILL) == []
     assert supervisor.exited(3, -SIGKILL) == [StartRank(number, number - 4, 3, None) for number in (4, 5, 6)]
     ready(supervisor, p4=0, p5=1, p6=2)
-    assert supervisor.received(4, Entered(2, THREE, 0, {})) == [Answer(Changed(7, THREE, 0, {}))]
+    machine.time = 5.0
+    entered = Entered(2, THREE, 0, {"load": 2.0})
+    assert supervisor.received(4, entered) == [Answer(Changed(7, THREE, 0, {"restart": 3.0, "load": 2.0}))]
+
+
+@pytest.mark.parametrize("way", ["live", "warm"])
+def test_loops_that_exit_for_a_change_are_started_again_with_the_new_plan(
+    machine: FakeMachine, way: Literal["live", "warm"]
+) -> None:
+    supervisor = training(machine, ONE)
+    supervisor.request(ChangeRequest(7, TWO, way=way))
+    joining = {"live": {"p2": 1}, "warm": {"p2": 0, "p3": 1}}[way]
+    ready(supervisor, **joining)
+    killed = [Signal(int(process[1:]), SIGKILL) for process in joining]
+    assert supervisor.received(1, Left(0, 5, restart=True)) == [*killed, Report(5)]
+    for process in joining:
+        assert supervisor.exited(int(process[1:]), -SIGKILL) == []
+    first = len(joining) + 2
+    assert supervisor.exited(1, 0) == [StartRank(first, 0, 2, None), StartRank(first + 1, 1, 2, None)]
+    again = change(TWO, 3, resume=False)
+    assert ready(supervisor, **{f"p{first}": 0, f"p{first + 1}": 1}) == [Send(first, again), Send(first + 1, again)]
+    assert supervisor.received(first, Entered(3, TWO, 5, {})) == [Answer(Changed(7, TWO, 5, {"restart": 0.0}))]
+
+
+def test_a_loop_that_exits_for_a_change_is_not_started_again_after_a_stop(machine: FakeMachine) -> None:
+    supervisor = training(machine)
+    supervisor.request(ChangeRequest(7, ONE))
+    assert supervisor.stop(30.0, SIGTERM) == []
+    assert supervisor.received(1, Left(0, 5, restart=True)) == [
+        Answer(NotChanged(7, "the run is stopping")),
+        Report(5),
+    ]
+    supervisor.received(2, Left(1, 5, restart=True))
+    assert supervisor.exited(2, 0) == []
+    assert supervisor.exited(1, 0) == [Exit(0)]
+
+
+def test_a_loop_that_does_not_exit_for_a_change_is_killed_and_started_again(machine: FakeMachine) -> None:
+    supervisor = training(machine)
+    supervisor.request(ChangeRequest(7, ONE))
+    supervisor.received(1, Left(0, 5, restart=True))
+    machine.time = ENTER_SECONDS
+    assert supervisor.tick() == [Signal(1, SIGKILL), Signal(2, SIGKILL)]
+    assert supervisor.exited(1, -SIGKILL) == []
+    assert supervisor.exited(2, -SIGKILL) == [StartRank(3, 0, 1, None)]
 
 
 def test_a_joining_rank_that_fails_is_started_again(machine: FakeMachine) -> None:

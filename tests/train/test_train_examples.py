@@ -142,7 +142,7 @@ def test_an_example_has_the_same_losses_under_another_plan(name: str, plan: str,
 def test_the_five_lines_of_the_documentation_train() -> None:
     pytest.importorskip("torch", reason=NO_TORCH)
     page = (EXAMPLES.parents[1] / "docs" / "train.md").read_text(encoding="utf-8")
-    (script,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    script = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+), DP1", ended.stdout)]
     assert len(losses) == 5

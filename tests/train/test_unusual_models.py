@@ -21,7 +21,6 @@ from torch_ranks import run_ranks
 from refold.errors import BadInput
 from refold.model import Plan, parse_plan
 from refold.train import progress
-from refold.train.boundary import Request
 from refold.train.layout import Layout
 from refold.train.local_model import SplittableModel
 from refold.train.local_optimizer import LocalOptimizer
@@ -231,20 +230,3 @@ def be_stopped(meeting: Path) -> int:
 def test_without_an_agent_the_stop_signal_ends_all_ranks_at_the_same_step() -> None:
     first, second = run_ranks(2, be_stopped, form_group=False)
     assert first == second < 10_000
-
-
-class AnsweringBoundary:
-    def __init__(self, request: Request) -> None:
-        self._request = request
-
-    def ask(self, step: int) -> Request:
-        del step
-        return self._request
-
-
-@pytest.mark.parametrize("request_", Request)
-def test_a_loop_of_its_own_stops_for_every_change(request_: Request) -> None:
-    session = Session.__new__(Session)
-    session.steps_done = 1
-    session._boundary = AnsweringBoundary(request_)  # type: ignore[assignment]
-    assert session.should_change() is (request_ in (Request.STOP, Request.CHANGE, Request.PREPARE))

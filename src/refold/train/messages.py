@@ -72,10 +72,15 @@ class Saved(msgspec.Struct, frozen=True, tag=True):
 
 
 class Left(msgspec.Struct, frozen=True, tag=True):
-    """From a rank that exits because the new generation does not need it, or because of `Stop`."""
+    """From a rank that exits because the new generation does not need it, or because of `Stop`.
+
+    `restart`: the script has a training loop of its own, which saves a checkpoint and exits for a `Change`. When all
+    ranks have exited, start new ones with the new plan.
+    """
 
     rank: int
     step: int
+    restart: bool = False
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):

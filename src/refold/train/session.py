@@ -185,8 +185,20 @@ class Session:
         self._reshaper.state.save(self._checkpoints, self.steps_done, self._facts(), wait=wait)
 
     def should_change(self) -> bool:
-        """Return whether to save and exit, because of a stop or a change of the plan. For loops of your own."""
-        return self._boundary.ask(self.steps_done) in (Request.PREPARE, Request.CHANGE, Request.STOP)
+        """Return whether to save and exit, because of a stop or a change of the plan. For loops of your own.
+
+        After a change of the plan, the script is started again. Checkpoints that are due are written here.
+        """
+        match self._boundary.ask(self.steps_done):
+            case Request.PREPARE | Request.CHANGE:
+                self._boundary.take_change()
+                self._tell_that_this_rank_leaves(restart=True)
+                return True
+            case Request.STOP:
+                return True
+            case request:
+                self._follow(request)
+                return False
 
     def prepare(self, plan: Plan) -> None:
         """Prepare a change of the plan in the background, so that it takes less time."""
@@ -368,10 +380,13 @@ class Session:
 
     def _leave(self) -> None:
         """Exit, because the new shape does not need this rank or the run was stopped."""
-        if self._channel is not None:
-            self._channel.send(Left(_own_rank(), self.steps_done))
+        self._tell_that_this_rank_leaves()
         process_group.leave()
         sys.exit(0)
+
+    def _tell_that_this_rank_leaves(self, *, restart: bool = False) -> None:
+        if self._channel is not None:
+            self._channel.send(Left(_own_rank(), self.steps_done, restart))
 
 
 def start(

@@ -222,6 +222,7 @@ class Supervisor:
         self._replaces_all = False
         self._change_after_exits: Change | None = None
         self._answer_after_exits: Answer | None = None
+        self._restarting_since: Seconds | None = None
         self._deadline: Seconds | None = None
         self._stop_at: Seconds | None = None
         self._limit = RestartLimit()
@@ -249,10 +250,8 @@ class Supervisor:
                 self._actions.append(Report(step, loss, speed))
             case Saved(step):
                 self._limit.reached(step)
-            case Left(_, step):
-                rank.role = _Role.DISMISSED
-                if self._phase is _Phase.ENDING:
-                    self._actions.append(Report(step))
+            case Left():
+                self._on_left(rank, message)
             case Finished(step):
                 self._actions.append(Report(step))
                 self._refuse_changes("the training has finished")
@@ -312,6 +311,8 @@ class Supervisor:
             elif self._phase is _Phase.TRAINING:
                 for rank in self._with_role(_Role.DISMISSED):
                     self._kill(rank)
+            elif self._phase is _Phase.RESTARTING:
+                self._kill_all()
             elif self._phase is _Phase.ENTERING:
                 self._log(f"generation {self._generation} does not train after {ENTER_SECONDS:g} s")
                 self._restart_or_end(1)
@@ -355,14 +356,42 @@ class Supervisor:
         for rank in self._with_role(_Role.LEAVING):
             rank.role = _Role.DISMISSED
         if self._request is not None:
-            changed = Changed(self._request.run, message.plan, message.step, message.phases, message.why)
+            phases = self._restart_phase(message.phases) | message.phases
+            changed = Changed(self._request.run, message.plan, message.step, phases, message.why)
             self._answer_after_exits = Answer(changed)  # the GPUs of ranks that leave must be free then
             self._request = None
+        self._restarting_since = None
         if self._stop_at is not None:
             self._stop_training()
         else:
             self._deadline = self._machine.now() + LEAVE_SECONDS
         self._advance()
+
+    def _restart_phase(self, phases: dict[str, Seconds]) -> dict[str, Seconds]:
+        """Return the time that a restart during a change has taken, besides the phases that its ranks report."""
+        if self._restarting_since is None:
+            return {}
+        return {"restart": max(0.0, self._machine.now() - self._restarting_since - sum(phases.values()))}
+
+    def _on_left(self, rank: _Rank, message: Left) -> None:
+        rank.role = _Role.DISMISSED
+        if message.restart and self._phase is _Phase.ENTERING:
+            self._restart_after_exits()
+        if self._phase in (_Phase.ENDING, _Phase.RESTARTING):
+            self._actions.append(Report(message.step))
+
+    def _restart_after_exits(self) -> None:
+        """Let the ranks save a checkpoint and exit, then start again with the new plan, or end if told to stop."""
+        for rank in self._with_role(_Role.JOINING):
+            self._kill(rank)  # it waits for a generation that will not begin
+        self._change_after_exits = None
+        if self._stop_at is not None:
+            self._refuse_changes("the run is stopping")
+            self._phase = _Phase.ENDING
+            return
+        self._phase = _Phase.RESTARTING
+        self._restarting_since = self._machine.now()
+        self._deadline = self._restarting_since + ENTER_SECONDS
 
     def _on_failed_joiner(self, rank: _Rank, status: int) -> None:
         if self._phase is not _Phase.JOINING:
@@ -389,6 +418,7 @@ class Supervisor:
             return
         self._log(f"restarting with {self._target.plan} from the last checkpoint")
         self._phase = _Phase.RESTARTING
+        self._restarting_since = self._machine.now()
         self._deadline = self._change_after_exits = None
         self._kill_all()
 
