@@ -13,9 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from refold.model import Plan, Seconds, parse_plan
-from refold.train.agent import answer_path, write_atomically
-from refold.train.supervisor import Changed, ChangeRequest
+from refold.model import ChangeRequest, Plan, Seconds, parse_plan
+from refold.train.change_file import read_answer, write_request
 
 Way = Literal["live", "warm", "cold", "torchrun"]
 
@@ -71,9 +70,12 @@ class TrainingJob:
             return {}
         self._changes += 1
         request = ChangeRequest(self._changes, plan, way="warm" if way == "warm" else "live")
-        write_atomically(self._change_file, msgspec.json.encode(request))
-        answer: Changed = self._wait(self._answer)
-        return answer.phases
+        write_request(self._change_file, request)
+        answer = self._wait(lambda: read_answer(self._change_file, self._changes))
+        if answer.error:
+            raise RuntimeError(f"the plan was not changed: {answer.error}")
+        phases: dict[str, Seconds] = answer.phases
+        return phases
 
     def stop(self) -> None:
         """Stop the training; it saves a checkpoint first."""
@@ -114,16 +116,6 @@ class TrainingJob:
     @property
     def _change_file(self) -> Path:
         return self._folder / "change"
-
-    def _answer(self) -> Changed | None:
-        path = answer_path(self._change_file)
-        if not path.exists():
-            return None
-        content = path.read_bytes()
-        if b'"error"' in content:
-            raise RuntimeError(f"the plan was not changed: {content.decode()}")
-        answer = msgspec.json.decode(content, type=Changed)
-        return answer if answer.run == self._changes else None
 
     def _wait(self, condition: Callable[[], Any]) -> Any:
         deadline = monotonic() + TIMEOUT

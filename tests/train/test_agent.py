@@ -144,7 +144,7 @@ def test_ranks_join_and_leave_while_the_training_continues(run: Callable[..., Ru
     wait_until(lambda: "loss=0.5 samples_per_second=10" in (training.folder / "progress").read_text())
     (first,) = training.pids()
     grown = training.change(2, {"data": 3})
-    assert (grown["plan"], grown["why"], grown["phases"]) == ({"data": 3}, "", {"drain": 0.1})
+    assert grown == {"run": 2, "plan": {"data": 3}, "step": grown["step"], "phases": {"drain": 0.1}}
     assert sorted(training.pids().values()) == [0, 1, 2]
     assert training.pids()[first] == 0
     training.change(3, {"tensor": 2})

@@ -8,7 +8,7 @@ import pytest
 
 from refold.errors import BadInput
 from refold.model import Plan
-from refold.train.agent import read_settings
+from refold.train.run_settings import read_settings
 
 
 def test_without_a_plan_every_slot_is_a_data_parallel_rank() -> None:
@@ -19,8 +19,11 @@ def test_without_a_plan_every_slot_is_a_data_parallel_rank() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        ("REFOLD_GRACE", "soon", "REFOLD_GRACE is 'soon', expected a number"),
-        ("REFOLD_INSTANCES", "two", "REFOLD_INSTANCES is 'two', expected a number"),
+        ("REFOLD_GRACE", "soon", "REFOLD_GRACE is 'soon', expected a number of seconds"),
+        ("REFOLD_INSTANCES", "two", "REFOLD_INSTANCES is 'two', expected a whole number ≥ 1"),
+        ("REFOLD_INSTANCES", "0", "REFOLD_INSTANCES is '0', expected a whole number ≥ 1"),
+        ("REFOLD_INSTANCES", "2", "MASTER_PORT is '', expected a whole number ≥ 1"),
+        ("REFOLD_INSTANCE", "-1", "REFOLD_INSTANCE is '-1', expected a whole number ≥ 0"),
         ("REFOLD_STOP_SIGNAL", "NONE", "REFOLD_STOP_SIGNAL is 'NONE', expected the name of a signal"),
         ("REFOLD_PLAN", "dp2", "REFOLD_PLAN is 'dp2', expected a plan as JSON"),
     ],

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from refold.errors import BadFile
-from refold.model import Plan
+from refold.model import ChangeAnswer, ChangeRequest, Plan
 from refold.train.messages import Change, Entered, Finished, Left, Progress, Ready, Saved, Stop
 from refold.train.supervisor import (
     ENTER_SECONDS,
@@ -17,12 +17,9 @@ from refold.train.supervisor import (
     Action,
     Announce,
     Answer,
-    Changed,
-    ChangeRequest,
     Exit,
     Gang,
     Log,
-    NotChanged,
     Report,
     Send,
     Signal,
@@ -105,7 +102,7 @@ def test_a_run_grows(machine: FakeMachine) -> None:
     assert supervisor.received(3, Ready(2, 8)) == [Send(1, second), Send(2, second), Send(3, second)]
     assert supervisor.received(1, Entered(1, TWO, 5, {})) == []
     entered = Entered(2, THREE, 6, {"drain": 0.5}, why="as asked")
-    assert supervisor.received(1, entered) == [Answer(Changed(7, THREE, 6, {"drain": 0.5}, "as asked"))]
+    assert supervisor.received(1, entered) == [Answer(ChangeAnswer(7, THREE, 6, {"drain": 0.5}, "as asked"))]
 
 
 def test_a_run_shrinks(machine: FakeMachine) -> None:
@@ -113,7 +110,7 @@ def test_a_run_shrinks(machine: FakeMachine) -> None:
     assert supervisor.request(ChangeRequest(7, ONE)) == [Send(1, change(ONE, 2)), Send(2, change(ONE, 2))]
     assert supervisor.received(2, Left(1, 6)) == []
     assert supervisor.received(1, Entered(2, ONE, 6, {})) == []
-    assert supervisor.exited(2, -SIGKILL) == [Answer(Changed(7, ONE, 6, {}))]
+    assert supervisor.exited(2, -SIGKILL) == [Answer(ChangeAnswer(7, ONE, 6, {}))]
 
 
 def test_a_rank_that_leaves_but_does_not_exit_is_killed(machine: FakeMachine) -> None:
@@ -123,7 +120,7 @@ def test_a_rank_that_leaves_but_does_not_exit_is_killed(machine: FakeMachine) ->
     assert supervisor.request(ChangeRequest(8, TWO)) == []
     machine.time = LEAVE_SECONDS
     assert supervisor.tick() == [Signal(2, SIGKILL)]
-    assert supervisor.exited(2, -SIGKILL) == [Answer(Changed(7, ONE, 6, {})), StartRank(3, 1, 2, None)]
+    assert supervisor.exited(2, -SIGKILL) == [Answer(ChangeAnswer(7, ONE, 6, {})), StartRank(3, 1, 2, None)]
 
 
 def test_ranks_that_a_smaller_plan_does_not_need_may_leave(machine: FakeMachine) -> None:
@@ -132,13 +129,13 @@ def test_ranks_that_a_smaller_plan_does_not_need_may_leave(machine: FakeMachine)
     supervisor.received(3, Ready(2, 8))
     assert supervisor.received(3, Left(2, 5)) == supervisor.exited(3, 0) == []
     entered = Entered(2, TWO, 6, {}, why="the batch cannot be divided by 3")
-    assert supervisor.received(1, entered) == [Answer(Changed(7, TWO, 6, {}, "the batch cannot be divided by 3"))]
+    assert supervisor.received(1, entered) == [Answer(ChangeAnswer(7, TWO, 6, {}, "the batch cannot be divided by 3"))]
 
 
 def test_a_change_needs_space_for_the_state(machine: FakeMachine) -> None:
     supervisor = training(machine)
     machine.space = 1
-    assert supervisor.request(ChangeRequest(7, ONE)) == [Answer(NotChanged(7, "/dev/shm: full"))]
+    assert supervisor.request(ChangeRequest(7, ONE)) == [Answer(ChangeAnswer(7, error="/dev/shm: full"))]
     machine.space = 8
     assert supervisor.request(ChangeRequest(8, ONE)) == [Send(1, change(ONE, 2)), Send(2, change(ONE, 2))]
 
@@ -155,7 +152,7 @@ def test_all_ranks_are_replaced_if_one_must_move(machine: FakeMachine) -> None:
     assert ready(supervisor, p3=0, p4=1) == [Send(1, leave), Send(2, leave)]
     assert supervisor.received(1, Left(0, 5)) == supervisor.exited(1, 0) == supervisor.received(2, Left(1, 5)) == []
     assert supervisor.exited(2, 0) == [Send(3, change(TWO, 2)), Send(4, change(TWO, 2))]
-    assert supervisor.received(3, Entered(2, TWO, 5, {})) == [Answer(Changed(7, TWO, 5, {}))]
+    assert supervisor.received(3, Entered(2, TWO, 5, {})) == [Answer(ChangeAnswer(7, TWO, 5, {}))]
     assert supervisor.exited(4, 0) == []
     assert supervisor.exited(3, 0) == [Exit(0)]
 
@@ -178,7 +175,7 @@ def test_a_rank_that_fails_during_a_change_restarts_all_with_the_new_plan(machin
     ready(supervisor, p4=0, p5=1, p6=2)
     machine.time = 5.0
     entered = Entered(2, THREE, 0, {"load": 2.0})
-    assert supervisor.received(4, entered) == [Answer(Changed(7, THREE, 0, {"restart": 3.0, "load": 2.0}))]
+    assert supervisor.received(4, entered) == [Answer(ChangeAnswer(7, THREE, 0, {"restart": 3.0, "load": 2.0}))]
 
 
 @pytest.mark.parametrize("way", ["live", "warm"])
@@ -197,7 +194,7 @@ def test_loops_that_exit_for_a_change_are_started_again_with_the_new_plan(
     assert supervisor.exited(1, 0) == [StartRank(first, 0, 2, None), StartRank(first + 1, 1, 2, None)]
     again = change(TWO, 3, resume=False)
     assert ready(supervisor, **{f"p{first}": 0, f"p{first + 1}": 1}) == [Send(first, again), Send(first + 1, again)]
-    assert supervisor.received(first, Entered(3, TWO, 5, {})) == [Answer(Changed(7, TWO, 5, {"restart": 0.0}))]
+    assert supervisor.received(first, Entered(3, TWO, 5, {})) == [Answer(ChangeAnswer(7, TWO, 5, {"restart": 0.0}))]
 
 
 def test_a_loop_that_exits_for_a_change_is_not_started_again_after_a_stop(machine: FakeMachine) -> None:
@@ -205,7 +202,7 @@ def test_a_loop_that_exits_for_a_change_is_not_started_again_after_a_stop(machin
     supervisor.request(ChangeRequest(7, ONE))
     assert supervisor.stop(30.0, SIGTERM) == []
     assert supervisor.received(1, Left(0, 5, restart=True)) == [
-        Answer(NotChanged(7, "the run is stopping")),
+        Answer(ChangeAnswer(7, error="the run is stopping")),
         Report(5),
     ]
     supervisor.received(2, Left(1, 5, restart=True))
@@ -233,7 +230,7 @@ def test_a_joining_rank_that_fails_is_started_again(machine: FakeMachine) -> Non
         ]
     assert supervisor.exited(6, 1) == [
         Log("joining rank 2 has exited with status 1"),
-        Answer(NotChanged(7, "joining rank 2 has exited with status 1")),
+        Answer(ChangeAnswer(7, error="joining rank 2 has exited with status 1")),
     ]
     assert supervisor.request(ChangeRequest(8, ONE)) == [Send(1, change(ONE, 2)), Send(2, change(ONE, 2))]
 
@@ -271,11 +268,11 @@ def test_the_newest_request_wins_after_the_current_change(machine: FakeMachine) 
     supervisor = training(machine)
     supervisor.request(ChangeRequest(7, THREE))
     assert supervisor.request(ChangeRequest(8, TWO)) == []
-    assert supervisor.request(ChangeRequest(9, ONE)) == [Answer(NotChanged(8, "superseded by run 9"))]
+    assert supervisor.request(ChangeRequest(9, ONE)) == [Answer(ChangeAnswer(8, error="superseded by run 9"))]
     supervisor.received(3, Ready(2, 8))
     third = change(ONE, 3)
     assert supervisor.received(1, Entered(2, THREE, 4, {})) == [
-        Answer(Changed(7, THREE, 4, {})),
+        Answer(ChangeAnswer(7, THREE, 4, {})),
         *(Send(process, third) for process in (1, 2, 3)),
     ]
 
@@ -286,7 +283,7 @@ def test_a_training_that_finishes_before_a_change_is_not_changed(machine: FakeMa
     supervisor.received(3, Ready(2, 8))  # all ranks have been told to change
     assert supervisor.received(1, Finished(9)) == [
         Report(9),
-        Answer(NotChanged(7, "the training has finished")),
+        Answer(ChangeAnswer(7, error="the training has finished")),
         Signal(3, SIGKILL),
     ]
     assert supervisor.exited(3, -SIGKILL) == supervisor.exited(1, 0) == []
@@ -297,11 +294,11 @@ def test_stop_is_sent_to_rank_0(machine: FakeMachine) -> None:
     supervisor = training(machine)
     supervisor.request(ChangeRequest(7, THREE))
     assert supervisor.stop(30.0, SIGTERM) == [
-        Answer(NotChanged(7, "the run is stopping")),
+        Answer(ChangeAnswer(7, error="the run is stopping")),
         Signal(3, SIGKILL),
         Send(1, Stop(30.0)),
     ]
-    assert supervisor.request(ChangeRequest(8, ONE)) == [Answer(NotChanged(8, "the run is ending"))]
+    assert supervisor.request(ChangeRequest(8, ONE)) == [Answer(ChangeAnswer(8, error="the run is ending"))]
     assert supervisor.received(1, Left(0, 4)) == [Report(4)]
     assert supervisor.exited(3, -SIGKILL) == supervisor.exited(1, 0) == []
     assert supervisor.exited(2, 0) == [Exit(0)]
@@ -313,7 +310,7 @@ def test_stop_waits_for_a_change_that_has_begun(machine: FakeMachine) -> None:
     assert supervisor.stop(30.0, SIGTERM) == []
     machine.time = 10.0
     assert supervisor.received(1, Entered(2, ONE, 4, {})) == [Send(1, Stop(20.0))]
-    assert supervisor.exited(2, 0) == [Answer(Changed(7, ONE, 4, {}))]
+    assert supervisor.exited(2, 0) == [Answer(ChangeAnswer(7, ONE, 4, {}))]
 
 
 def test_ranks_that_do_not_train_are_signalled_to_stop(machine: FakeMachine) -> None:
@@ -349,7 +346,7 @@ def test_joining_ranks_have_a_time_limit(machine: FakeMachine) -> None:
     supervisor.request(ChangeRequest(7, THREE))
     machine.time = JOIN_SECONDS
     refusal = "ranks were not ready within 300 s: does the script call start()?"
-    assert supervisor.tick() == [Answer(NotChanged(7, refusal)), Signal(3, SIGKILL)]
+    assert supervisor.tick() == [Answer(ChangeAnswer(7, error=refusal)), Signal(3, SIGKILL)]
     assert supervisor.tick() == []
 
 
@@ -365,6 +362,6 @@ def test_an_agent_among_several_starts_its_own_ranks_and_does_not_change(machine
     assert supervisor.start() == [StartRank(1, 2, 4, None), StartRank(2, 3, 4, None)]
     ready(supervisor, p1=2, p2=3)
     refusal = "a run with several instances cannot change live"
-    assert supervisor.request(ChangeRequest(7, TWO)) == [Answer(NotChanged(7, refusal))]
+    assert supervisor.request(ChangeRequest(7, TWO)) == [Answer(ChangeAnswer(7, error=refusal))]
     assert supervisor.exited(1, -SIGKILL) == [Log("rank 2 was killed by SIGKILL"), Signal(2, SIGKILL)]
     assert supervisor.exited(2, -SIGKILL) == [Exit(128 + SIGKILL)]

@@ -12,11 +12,12 @@ from time import monotonic, sleep, time_ns
 import msgspec
 
 from refold.errors import BadInput, RefoldError, WaitTimeout
-from refold.model import Plan, Seconds, parse_plan
-from refold.train.agent import Agent, answer_path, read_settings, request_path, write_atomically
+from refold.model import ChangeAnswer, ChangeRequest, Plan, Seconds, parse_plan
+from refold.train.agent import Agent, request_path
+from refold.train.change_file import read_answer, write_request
 from refold.train.fork_server import Program
 from refold.train.owned_files import folder_of, running_agents
-from refold.train.supervisor import Changed, ChangeRequest, NotChanged
+from refold.train.run_settings import read_settings
 
 CHANGE_TIMEOUT: Seconds = 600.0
 POLL_SECONDS: Seconds = 0.02
@@ -78,15 +79,15 @@ def _train(options: argparse.Namespace) -> int:
 def _change(options: argparse.Namespace) -> int:
     path = request_path(folder_of(_agent(options.pid)))
     request = ChangeRequest(time_ns(), parse_plan(options.plan), way="warm" if options.warm else "live")
-    write_atomically(path, msgspec.json.encode(request))
-    answer = _wait_for_answer(answer_path(path), request.run)
+    write_request(path, request)
+    answer = _wait_for_answer(path, request.run)
     if options.json:
         print(msgspec.json.encode(answer).decode())
-    elif isinstance(answer, Changed):
+    if answer.error:
+        raise BadInput(f"the plan was not changed: {answer.error}")
+    if not options.json:
         phases = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in answer.phases.items())
         print(f"{answer.plan} from step {answer.step} on ({phases})" + (f": {answer.why}" if answer.why else ""))
-    if isinstance(answer, NotChanged):
-        raise BadInput(f"the plan was not changed: {answer.error}")
     return 0
 
 
@@ -99,17 +100,13 @@ def _agent(pid: int | None) -> int:
     return pid or agents[0]
 
 
-def _wait_for_answer(path: Path, run: int) -> Changed | NotChanged:
+def _wait_for_answer(path: Path, run: int) -> ChangeAnswer:
     deadline = monotonic() + CHANGE_TIMEOUT
     while monotonic() < deadline:
-        if path.exists():
-            content = path.read_bytes()
-            kind: type[Changed | NotChanged] = NotChanged if b'"error"' in content else Changed
-            answer = msgspec.json.decode(content, type=kind)
-            if answer.run == run:
-                return answer
-        elif not path.parent.exists():
-            return NotChanged(run, "the agent has ended")
+        if answer := read_answer(path, run):
+            return answer
+        if not path.parent.exists():
+            return ChangeAnswer(run, error="the agent has ended")
         sleep(POLL_SECONDS)
     raise WaitTimeout(f"the agent has not answered within {CHANGE_TIMEOUT:g} s")
 

@@ -1,10 +1,4 @@
-"""The agent of a run: starts its ranks, watches them, changes their number and plan, and reports progress. No PyTorch.
-
-The agent of a run that trains creates the file `$REFOLD_CHANGE.agent`. The back end requests a change by writing JSON
-to $REFOLD_CHANGE: `{"run": 7, "plan": {…}, "devices": "0,1"}`. The agent answers in `$REFOLD_CHANGE.done`, when only
-ranks of the new plan are left: `{"run": 7, "plan": {…}, "step": 120, "phases": {…}, "why": ""}`, or
-`{"run": 7, "error": "…"}`.
-"""
+"""The agent of a run: starts its ranks, changes their number and plan, and reports progress. No PyTorch."""
 
 from __future__ import annotations
 
@@ -19,19 +13,18 @@ from typing import assert_never
 
 import msgspec
 
-from refold.errors import BadInput
-from refold.model import Plan, Seconds
+from refold.model import Seconds
+from refold.train.change_file import ChangeFile
 from refold.train.fork_server import ProcessExited, Program
 from refold.train.owned_files import AgentFolder
 from refold.train.processes import Processes
 from refold.train.progress import Reporter
+from refold.train.run_settings import LOOPBACK_ADDRESS, RunSettings
 from refold.train.supervisor import (
     Action,
     Announce,
     Answer,
-    ChangeRequest,
     Exit,
-    Gang,
     Log,
     Report,
     Send,
@@ -40,127 +33,8 @@ from refold.train.supervisor import (
     Supervisor,
 )
 
-CHANGE_VARIABLE = "REFOLD_CHANGE"
 POLL_SECONDS: Seconds = 0.05
 """Interval at which the agent looks for requests and checks time limits."""
-
-DEFAULT_GRACE: Seconds = 30.0
-LOOPBACK_ADDRESS = "127.0.0.1"
-
-
-class RunSettings(msgspec.Struct, frozen=True):
-    """What an agent reads from its environment."""
-
-    plan: Plan
-    gang: Gang
-    address: str
-    port: int | None
-    grace: Seconds
-    stop_signal: int
-    devices: str | None
-    progress: Path | None
-    change: Path | None
-
-
-def read_settings(environment: Mapping[str, str], plan: Plan | None = None) -> RunSettings:
-    """Read the settings of a run from its environment; `plan` overrides the one found there."""
-    slots = [slot for slot in environment.get("REFOLD_SLOTS", "").split(",") if slot]
-    instances = int(_number(environment, "REFOLD_INSTANCES", 1))
-    plan = plan or _read_plan(environment) or Plan(data=max(1, len(slots)) * instances)
-    local, rest = divmod(plan.gpus, instances)
-    if rest or (instances > 1 and slots and len(slots) != local):
-        raise BadInput(
-            f"plan {plan} needs {plan.gpus} ranks on {instances} instances, of which this one has {len(slots)} GPUs; "
-            "every instance must have the same number"
-        )
-    instance = int(environment.get("REFOLD_INSTANCE", "0"))
-    progress, change = environment.get("REFOLD_PROGRESS"), environment.get(CHANGE_VARIABLE)
-    return RunSettings(
-        plan=plan,
-        gang=Gang(instance * local, instances),
-        address=environment.get("MASTER_ADDR", LOOPBACK_ADDRESS) if instances > 1 else LOOPBACK_ADDRESS,
-        port=int(environment["MASTER_PORT"]) if instances > 1 else None,
-        grace=_number(environment, "REFOLD_GRACE", DEFAULT_GRACE),
-        stop_signal=_read_signal(environment),
-        devices=environment.get("CUDA_VISIBLE_DEVICES"),
-        progress=Path(progress) if progress else None,
-        change=Path(change) if change else None,
-    )
-
-
-def _number(environment: Mapping[str, str], name: str, default: float) -> float:
-    text = environment.get(name, str(default))
-    try:
-        return float(text)
-    except ValueError:
-        raise BadInput(f"{name} is {text!r}, expected a number") from None
-
-
-def _read_signal(environment: Mapping[str, str]) -> signal.Signals:
-    name = environment.get("REFOLD_STOP_SIGNAL", "TERM")
-    try:
-        return signal.Signals[f"SIG{name}"]
-    except KeyError:
-        raise BadInput(f"REFOLD_STOP_SIGNAL is {name!r}, expected the name of a signal, such as TERM") from None
-
-
-def _read_plan(environment: Mapping[str, str]) -> Plan | None:
-    text = environment.get("REFOLD_PLAN")
-    if not text:
-        return None
-    try:
-        return msgspec.json.decode(text, type=Plan)
-    except msgspec.DecodeError as error:
-        raise BadInput(f"REFOLD_PLAN is {text!r}, expected a plan as JSON: {error}") from None
-
-
-class ChangeFile:
-    """The file in which requests arrive, and the one for answers."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._seen: tuple[int, int] | None = None
-
-    def poll(self) -> ChangeRequest | None:
-        """Return a request that has not been returned before."""
-        try:
-            status = self._path.stat()
-            version = (status.st_mtime_ns, status.st_ino)
-            if version == self._seen:
-                return None
-            self._seen = version
-            return msgspec.json.decode(self._path.read_bytes(), type=ChangeRequest)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.DecodeError) as error:
-            _print(f"cannot read the request in {self._path}: {error}")
-            return None
-
-    def announce(self) -> None:
-        """Let the back end know that requests are answered."""
-        self._write(self._path.with_name(f"{self._path.name}.agent"), b"")
-
-    def answer(self, answer: object) -> None:
-        """Answer a request."""
-        self._write(answer_path(self._path), msgspec.json.encode(answer))
-
-    def _write(self, path: Path, content: bytes) -> None:
-        try:
-            write_atomically(path, content)
-        except OSError as error:
-            _print(f"cannot write {path}: {error}")
-
-
-def answer_path(request: Path) -> Path:
-    """Return the file with the answer to a request."""
-    return request.with_name(f"{request.name}.done")
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that readers find all of it or nothing."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(path)
 
 
 class LocalMachine:

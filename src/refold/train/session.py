@@ -34,6 +34,7 @@ from refold.train.pipeline_stages import PipelineRule
 from refold.train.plain_values import plain, restored
 from refold.train.process_group import Rendezvous
 from refold.train.reshaper import Reshaper
+from refold.train.run_settings import CHANGE_VARIABLE, read_plan
 from refold.train.samples import SampleOrder
 from refold.train.tensor_rules import Split
 from refold.train.training_state import Facts, TrainingState
@@ -454,7 +455,7 @@ def start(
         Checkpoints(Path(folder)) if folder else None,
     )
     if channel is None:
-        session.begin_alone(_plan_from_environment(), process_group.from_environment())
+        session.begin_alone(read_plan(os.environ), process_group.from_environment())
     else:
         channel.send(Ready(_own_rank(), state.estimated_bytes()))
         message = channel.wait()
@@ -480,8 +481,8 @@ def _use_agent_if_needed() -> None:
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return
-    may_change = "RANK" not in os.environ and "REFOLD_CHANGE" in os.environ  # whether or not it has a plan yet
-    plan = _plan_from_environment() or Plan()
+    may_change = "RANK" not in os.environ and CHANGE_VARIABLE in os.environ  # whether or not it has a plan yet
+    plan = read_plan(os.environ) or Plan()
     if may_change or plan.gpus > int(os.environ.get("WORLD_SIZE", "1")):
         arguments = sys.orig_argv[1:]
         options = arguments[: len(arguments) - len(sys.argv[1:]) - (2 if _is_module() else 1)]
@@ -491,14 +492,6 @@ def _use_agent_if_needed() -> None:
 def _is_module() -> bool:
     """Whether the script was started with `python -m`."""
     return sys.modules["__main__"].__spec__ is not None
-
-
-def _plan_from_environment() -> Plan | None:
-    text = os.environ.get("REFOLD_PLAN")
-    try:
-        return msgspec.json.decode(text, type=Plan) if text else None
-    except msgspec.MsgspecError as error:
-        raise BadInput(f"REFOLD_PLAN is {text!r}: {error}") from None
 
 
 def _own_rank() -> int:

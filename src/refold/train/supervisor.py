@@ -15,12 +15,12 @@ import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Literal, Protocol, assert_never
+from typing import Protocol, assert_never
 
 import msgspec
 
 from refold.errors import RefoldError
-from refold.model import Plan, Seconds
+from refold.model import ChangeAnswer, ChangeRequest, Plan, Seconds
 from refold.train.messages import Change, Entered, Finished, Left, Progress, Ready, Saved, Stop, ToAgent, ToRank
 
 MAX_FAILURES = 3
@@ -37,36 +37,6 @@ LEAVE_SECONDS: Seconds = 10.0
 
 STOPPED = 128 + signal.SIGTERM
 """Exit status of a run whose ranks had to be killed at the end of the grace period."""
-
-
-class ChangeRequest(msgspec.Struct, frozen=True):
-    """A request of the back end: continue as run `run`, with this plan.
-
-    `devices` is the new CUDA_VISIBLE_DEVICES (None: unchanged). A live change keeps processes where it can; a warm
-    one replaces all of them.
-    """
-
-    run: int
-    plan: Plan
-    devices: str | None = None
-    way: Literal["live", "warm"] = "live"
-
-
-class Changed(msgspec.Struct, frozen=True):
-    """The answer to a request: the plan in use from `step` on, seconds without training by phase."""
-
-    run: int
-    plan: Plan
-    step: int
-    phases: dict[str, Seconds]
-    why: str = ""
-
-
-class NotChanged(msgspec.Struct, frozen=True):
-    """The answer to a request that was not carried out: the previous plan is still in use, or the run has ended."""
-
-    run: int
-    error: str
 
 
 class StartRank(msgspec.Struct, frozen=True):
@@ -99,7 +69,7 @@ class Announce(msgspec.Struct, frozen=True):
 class Answer(msgspec.Struct, frozen=True):
     """Answer a request of the back end."""
 
-    answer: Changed | NotChanged
+    answer: ChangeAnswer
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -357,7 +327,7 @@ class Supervisor:
             rank.role = _Role.DISMISSED
         if self._request is not None:
             phases = self._restart_phase(message.phases) | message.phases
-            changed = Changed(self._request.run, message.plan, message.step, phases, message.why)
+            changed = ChangeAnswer(self._request.run, message.plan, message.step, phases, message.why)
             self._answer_after_exits = Answer(changed)  # the GPUs of ranks that leave must be free then
             self._request = None
         self._restarting_since = None
@@ -545,7 +515,7 @@ class Supervisor:
             self._kill(rank)
 
     def _refuse(self, request: ChangeRequest, why: str) -> None:
-        self._actions.append(Answer(NotChanged(request.run, why)))
+        self._actions.append(Answer(ChangeAnswer(request.run, error=why)))
 
     def _log(self, text: str) -> None:
         self._actions.append(Log(text))

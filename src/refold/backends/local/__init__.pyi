@@ -14,5 +14,9 @@ from .nvidia import (
     open_driver as open_driver,
 )
 from .run_files import RunFiles as RunFiles, log_path as log_path
-from .safe_files import ResourceShortage as ResourceShortage, read_regular as read_regular
+from .safe_files import (
+    ResourceShortage as ResourceShortage,
+    read_regular as read_regular,
+    write_atomically as write_atomically,
+)
 from .terminal import hand_out as hand_out, terminal_command as terminal_command

@@ -13,7 +13,6 @@ from refold.backends import Report
 from refold.backends.local.environment import LOOPBACK_ADDRESS, RunEnvironment, output_path
 from refold.backends.local.instance import Instance
 from refold.backends.local.live_change import (
-    ChangeRequest,
     change_live,
     discard,
     has_agent,
@@ -27,7 +26,7 @@ from refold.backends.local.run_files import RunEnd, RunFiles, StartRecord
 from refold.backends.local.safe_files import SHORTAGE_ERRNOS, ResourceShortage, retry_on_shortage
 from refold.backends.local.shim import OutputCopy, find_start_problem
 from refold.core import ChangeMeasured, RunFailed, RunFinished, RunStarted, RunStopped, StartRun
-from refold.model import Allocation, Job, Seconds, run_plan
+from refold.model import Allocation, ChangeRequest, Job, Seconds, run_plan
 
 
 class Gang:

@@ -26,34 +26,12 @@ from refold.backends.local.run_files import UNREADABLE, RunFiles
 from refold.backends.local.safe_files import ResourceShortage, raise_if_shortage, read_regular, write_atomically
 from refold.backends.local.shim import read_claim
 from refold.core import RunStopped
-from refold.model import WHOLE, Allocation, Plan, Seconds
+from refold.model import WHOLE, Allocation, ChangeAnswer, ChangeRequest, Seconds
 
 ANSWER_TIMEOUT: Seconds = 120.0
 """How long an agent has to answer. Meanwhile it trains: joining processes have to import PyTorch."""
 
 POLL_SECONDS: Seconds = 0.02
-
-
-class ChangeRequest(msgspec.Struct, frozen=True):
-    """Train with another plan, as run `run`. `devices`: the new value of CUDA_VISIBLE_DEVICES; None: no GPUs."""
-
-    run: int
-    plan: Plan
-    devices: str | None
-
-
-class ChangeAnswer(msgspec.Struct, frozen=True):
-    """The answer to the request for run `run`: `error`, or the plan in use and the steps done at the change.
-
-    `phases`: seconds without training, by phase. `why`: why the plan is not the requested one.
-    """
-
-    run: int
-    plan: Plan | None = None
-    step: int | None = None
-    phases: dict[str, Seconds] = {}
-    why: str = ""
-    error: str = ""
 
 
 def has_agent(files: RunFiles) -> bool:
