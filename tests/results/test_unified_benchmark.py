@@ -6,16 +6,21 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 from benchmarks.scheduling.unified import targets
+from benchmarks.scheduling.unified.estimates import measure_estimates
+from benchmarks.scheduling.unified.figures import measure_run
+from benchmarks.scheduling.unified.mixtures import with_tenants, with_users
 from benchmarks.scheduling.unified.page import target_results, target_table
-from benchmarks.scheduling.unified.runs import measure_run, plan_runs
-from benchmarks.scheduling.unified.targets import Figures, Target
-from benchmarks.scheduling.unified.workloads import MAX_SHIFT, SLICE_JOBS, SLICES, Setup, Workload, shifted, workloads
+from benchmarks.scheduling.unified.runs import plan_runs
+from benchmarks.scheduling.unified.slices import SLICE_JOBS, SLICES
+from benchmarks.scheduling.unified.targets import MEASURES, Figures, Target
+from benchmarks.scheduling.unified.workload import MAX_SHIFT, Setup, Workload, shifted
+from benchmarks.scheduling.unified.workloads import workloads
 from benchmarks.scheduling.variants import permuted
 
-from refold.journal import HistoryJournal
-from refold.model import HOUR
+from refold.journal import History, HistoryJournal
+from refold.model import HOUR, Job
 from refold.registry import make_policy
-from refold.simulator import Costs, simulate
+from refold.simulator import simulate
 from refold.testing import make_cluster, make_job
 
 JOBS = [make_job(f"job-{number}", gpus=1, at=MAX_SHIFT * number) for number in range(20)]
@@ -44,15 +49,37 @@ def test_a_target_refers_to_the_mean_of_draws() -> None:
 def test_a_target_relative_to_policies_refers_to_the_best_of_them() -> None:
     figures = {"refold": delays(0.3), "easy": delays(0.4), "srtf": delays(0.2)}
 
-    found = results_of(figures, Target("delay", below=("easy", "srtf"), factor=1.1))
+    found = results_of(figures, Target("delay", no_worse_than=("easy", "srtf"), factor=1.1))
 
     assert found == [("≤ 0.220 (1.1 × srtf)", "srtf\\* 0.200", "missed")]
 
 
 def test_a_target_without_the_runs_that_it_needs_has_no_verdict() -> None:
-    assert results_of({"refold": delays(0.3)}, Target("delay", below=("easy",))) == [("not known", "", "")]
+    assert results_of({"refold": delays(0.3)}, Target("delay", no_worse_than=("easy",))) == [("not known", "", "")]
     assert results_of({"refold": delays(0.3)}, Target("delay", before=True)) == [("not known", "", "")]
     assert results_of({"easy": delays(0.3)}, Target("delay", at_most=1)) == []
+
+
+def test_a_measure_that_refold_does_not_have_is_missed() -> None:
+    assert results_of({"refold": [{}], "easy": delays(0.3)}, Target("delay", at_most=1)) == [
+        ("≤ 1.000", "easy 0.300", "missed")
+    ]
+
+
+def test_more_of_some_measures_is_better() -> None:
+    figures = {policy: [{"jain_users": value}] for policy, value in {"refold": 0.9, "drf": 0.8, "las": 0.85}.items()}
+
+    found = results_of(figures, Target("jain_users", no_worse_than=("drf", "las")))
+
+    assert found == [("≥ 0.850 (las)", "las 0.850", "met")]
+
+
+def test_every_target_has_a_measure_and_the_policies_that_it_needs() -> None:
+    for workload in [*workloads().values(), *workloads(tuning=True).values()]:
+        for target in workload.targets:
+            assert target.measure in MEASURES
+            assert set(target.no_worse_than) <= set(workload.policies)
+            assert (target.at_least is not None) <= MEASURES[target.measure].more_is_better
 
 
 def test_a_target_may_refer_to_recorded_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,10 +132,53 @@ def test_settings_apply_to_refold_only() -> None:
 def test_the_delay_of_a_job_is_its_time_beyond_its_own_run_time() -> None:
     cluster = make_cluster(8)
     jobs = (make_job("narrow", gpus=1, work=HOUR), make_job("wide", gpus=8, work=HOUR))
-    journal = HistoryJournal()
-    simulate(jobs, cluster, make_policy("fifo"), journal=journal)
 
-    found = measure_run(journal.history(cluster), Setup(cluster, jobs, Costs()))
+    found = measure_run(history_of(jobs, "fifo"), Setup(cluster, jobs))
 
     assert (found["mean"], found["delay"], found["wide_delay"]) == (1.5, 0.5, 1.0)
     assert (found["makespan"], found["restarts"]) == (2.0, 0)
+
+
+def history_of(jobs: Sequence[Job], policy: str, **settings: str) -> History:
+    cluster, journal = make_cluster(8), HistoryJournal()
+    simulate(jobs, cluster, make_policy(policy, settings), journal=journal)
+    return journal.history(cluster)
+
+
+def test_jobs_that_wait_without_a_bound_count_as_not_known() -> None:
+    jobs = [make_job(f"job-{number}", gpus=8, work=HOUR) for number in range(30)]
+
+    assert measure_estimates(history_of(jobs[:1], "fifo"), 0.0) == {}
+    assert measure_estimates(history_of(jobs, "fifo"), 0.0) == {"not_known": 1.0}
+
+
+def test_start_bounds_are_compared_with_waits() -> None:
+    jobs = [make_job(f"job-{number}", gpus=8, work=HOUR, at=float(number)) for number in range(40)]
+    history = history_of(jobs, "conservative", durations="known")
+
+    found = measure_estimates(history, 0.0)
+
+    assert found["not_known"] == 0
+    assert found["kept"] == found["kept_in_worst_week"] == 1
+    assert found["bound_to_wait"] >= 1
+    assert found["rank_correlation"] > 0.9
+    assert measure_estimates(history, 1e6) == {}
+
+
+def test_jobs_get_tenants_and_users() -> None:
+    jobs = with_users(with_tenants(10 * JOBS, ("A", "B"), seed=1), seed=1)
+
+    assert {job.tenant for job in jobs} == {"A", "B"}
+    assert all(job.user.startswith(f"{job.tenant}-") for job in jobs)
+
+
+def test_fairness_is_measured_if_jobs_have_users() -> None:
+    cluster = make_cluster(8)
+    jobs = [
+        make_job(f"job-{number}", gpus=8, work=HOUR, user=f"u{number}", at=number * HOUR / 2) for number in range(3)
+    ]
+
+    found = measure_run(history_of(jobs, "fifo"), Setup(cluster, tuple(jobs)))
+
+    assert found["jain_tenants"] == 1
+    assert 0.5 <= found["jain_users"] < 1

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
+from typing import Any
 
 from benchmarks.accuracy.tables import data_folder
 from benchmarks.result_page import FOLDER, measurement_parser, publish
 from benchmarks.scheduling.unified.page import as_plain, page, target_results
-from benchmarks.scheduling.unified.runs import plan_runs, run_all
-from benchmarks.scheduling.unified.workloads import Workload, workloads
-from benchmarks.workloads import HELIOS, PHILLY, missing
+from benchmarks.scheduling.unified.runs import plan_runs, read_results, run_all
+from benchmarks.scheduling.unified.workload import Workload
+from benchmarks.scheduling.unified.workloads import workloads
+from benchmarks.workloads import HELIOS, OPENB, PAI, PHILLY, missing
 from refold.cli.options import parse_settings
+from refold.errors import RefoldError
+from refold.registry import make_policy
 
 PAGE = FOLDER / "unified.md"
 QUICK_DRAWS = 2
@@ -35,6 +40,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tuning", action="store_true", help="run the slices and draws for tuning")
     parser.add_argument("--draws", type=int, help="run at most this many draws of each workload")
     parser.add_argument("--workers", type=int, choices=(1, 2), default=1, help="number of processes")
+    parser.add_argument(
+        "--from", action="append", type=Path, metavar="FILE", dest="stored", help="run nothing; read files of --json"
+    )
     return parser
 
 
@@ -52,11 +60,20 @@ def _matches(name: str, workload: str) -> bool:
     return workload == name or workload.startswith(f"{name}-")
 
 
+def _settings(parser: argparse.ArgumentParser, options: argparse.Namespace) -> dict[str, Any]:
+    try:
+        settings = parse_settings(options.set)
+        make_policy("refold", settings)
+    except RefoldError as error:
+        parser.error(str(error))
+    return settings
+
+
 def main() -> None:
     """Run what the options select and print the page."""
     parser = _parser()
     options = parser.parse_args()
-    if data_folder() is None or missing(HELIOS, PHILLY):
+    if data_folder() is None or missing(HELIOS, PHILLY, PAI, OPENB):
         print("the published traces are not available (see benchmarks/README.md)")
         return
     chosen = _choose(parser, options)
@@ -64,7 +81,8 @@ def main() -> None:
         parser.error("--write needs all runs: omit --only, --policies, --set, --tuning and --quick")
     draws = QUICK_DRAWS if options.quick and options.draws is None else options.draws
     policies = options.policies.split(",") if options.policies else []
-    results = run_all(plan_runs(chosen, options.tuning, policies, draws, parse_settings(options.set)), options.workers)
+    runs = plan_runs(chosen, options.tuning, policies, draws, _settings(parser, options))
+    results = read_results(options.stored) if options.stored else run_all(runs, options.workers)
     publish(options, PAGE, page(chosen, results), as_plain(chosen, results))
     rows = [row for workload in chosen for row in target_results(workload, results.get(workload.name, {}))]
     sys.exit(any(row.verdict == "missed" for row in rows))

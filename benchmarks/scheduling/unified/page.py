@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from benchmarks.scheduling.unified.runs import Results
-from benchmarks.scheduling.unified.targets import MEASURES, Figures, Target, mean_figures
-from benchmarks.scheduling.unified.workloads import Workload
+from benchmarks.scheduling.unified.targets import MEASURES, Figures, Measure, Target, mean_figures
+from benchmarks.scheduling.unified.workload import Workload
 from benchmarks.table import Verdict, markdown
 from refold.policies import POLICIES
 
@@ -21,7 +22,7 @@ python -m benchmarks.scheduling.unified --write
 ```
 
 Values are means of draws, with the smallest and the largest draw in brackets. Draw 0 is the trace as it is; in further
-draws of Philly and Helios each submission is moved by up to 30 minutes, and in those of Rubick's trace the same jobs
+draws of Philly and Helios each submission is moved by up to a minute, and in those of Rubick's trace the same jobs
 are assigned to the same submission times in another order. Slices have 3,000 jobs, named by the number of the first
 job; Philly runs on 40 × 8 GPUs, Helios on 64 × 8, Rubick's trace on 64 GPUs. Restarts take 78 s. The *delay* of a job
 is its completion time less its run time on the requested resources. *Before* is `refold` as it was when the targets
@@ -31,16 +32,24 @@ Settings are tuned on other slices and draws (`--tuning`).
 
 
 class TargetResult(NamedTuple):
-    """A target with what was measured. `limit` is the strictest; None if the runs it needs were not made."""
+    """A target with what was measured.
+
+    `draws` is empty if refold has no such measure, for example gives no start estimates. `limit` is the strictest; None
+    if the runs it needs were not made.
+    """
 
     workload: str
     target: Target
     draws: Sequence[float]
-    mean: float
     limit: float | None
     limit_text: str
     baseline: str
     verdict: Verdict
+
+    @property
+    def mean(self) -> float | None:
+        """Return the mean of draws."""
+        return fmean(self.draws) if self.draws else None
 
 
 def target_results(workload: Workload, by_policy: Mapping[str, Sequence[Figures]]) -> list[TargetResult]:
@@ -48,26 +57,26 @@ def target_results(workload: Workload, by_policy: Mapping[str, Sequence[Figures]
     if "refold" not in by_policy:
         return []
     means = {policy: mean_figures(draws) for policy, draws in by_policy.items()}
-    return [_target_result(workload.name, target, by_policy, means) for target in workload.targets]
+    return [_target_result(workload.name, target, by_policy["refold"], means) for target in workload.targets]
 
 
 def _target_result(
-    workload: str, target: Target, by_policy: Mapping[str, Sequence[Figures]], means: Mapping[str, Figures]
+    workload: str, target: Target, refold: Sequence[Figures], means: Mapping[str, Figures]
 ) -> TargetResult:
-    measure, value = MEASURES[target.measure], means["refold"][target.measure]
+    name, measure = target.measure, MEASURES[target.measure]
+    sign, relation = (-1, "≥") if measure.more_is_better else (1, "≤")
+    draws = [figures[name] for figures in refold] if name in means["refold"] else []
     limits = target.limits(workload, means)
-    sign = -1 if measure.more_is_better else 1
     limit, text = None, "not known"
     verdict: Verdict = ""
     if limits:
         label, limit = min(limits.items(), key=lambda item: sign * item[1])
-        verdict = "met" if sign * value <= sign * limit else "missed"
-        text = f"{'≥' if measure.more_is_better else '≤'} {measure.format(limit)}" + (f" ({label})" if label else "")
-    others = {policy: figures[target.measure] for policy, figures in means.items() if policy != "refold"}
+        verdict = "met" if draws and sign * fmean(draws) <= sign * limit else "missed"
+        text = f"{relation} {measure.format(limit)}" + (f" ({label})" if label else "")
+    others = {policy: found[name] for policy, found in means.items() if policy != "refold" and name in found}
     best = min(others, key=lambda policy: sign * others[policy], default=None)
     baseline = "" if best is None else f"{policy_name(best)} {measure.format(others[best])}"
-    draws = [figures[target.measure] for figures in by_policy["refold"]]
-    return TargetResult(workload, target, draws, value, limit, text, baseline, verdict)
+    return TargetResult(workload, target, draws, limit, text, baseline, verdict)
 
 
 def policy_name(policy: str) -> str:
@@ -82,7 +91,8 @@ def target_table(results: Sequence[TargetResult]) -> str:
     for result in results:
         measure = MEASURES[result.target.measure]
         verdict = f"**{result.verdict}**" if result.verdict == "missed" else result.verdict
-        value, draws = measure.format(result.mean), _range(result.target.measure, result.draws)
+        value = "none" if result.mean is None else measure.format(result.mean)
+        draws = _range(measure, result.draws)
         rows.append(
             (result.workload, measure.title_with_unit, value, draws, result.limit_text, result.baseline, verdict)
         )
@@ -91,22 +101,24 @@ def target_table(results: Sequence[TargetResult]) -> str:
 
 def policy_table(by_policy: Mapping[str, Sequence[Figures]]) -> str:
     """Return a table with one row for each policy: mean, smallest and largest of draws of every measure."""
-    shown = [name for name in MEASURES if all(name in draws[0] for draws in by_policy.values())]
-    rows = []
-    for policy, draws in by_policy.items():
-        cells = [policy_name(policy)]
-        means = mean_figures(draws)
-        for name in shown:
-            limits = _range(name, [figures[name] for figures in draws])
-            cells.append(MEASURES[name].format(means[name]) + (f" ({limits})" if limits else ""))
-        rows.append(cells)
+    means = {policy: mean_figures(draws) for policy, draws in by_policy.items()}
+    shown = [name for name in MEASURES if any(name in found for found in means.values())]
+    rows = [
+        [policy_name(policy), *(_cell(name, draws) if name in means[policy] else "" for name in shown)]
+        for policy, draws in by_policy.items()
+    ]
     return markdown(["policy", *(MEASURES[name].title_with_unit for name in shown)], rows)
 
 
-def _range(measure: str, draws: Sequence[float]) -> str:
-    """Return the smallest and the largest draw; empty if there is only one."""
-    low, high = (MEASURES[measure].format(value) for value in (min(draws), max(draws)))
-    return f"{low} – {high}" if len(draws) > 1 else ""
+def _cell(name: str, draws: Sequence[Figures]) -> str:
+    measure, values = MEASURES[name], [figures[name] for figures in draws]
+    limits = _range(measure, values)
+    return measure.format(fmean(values)) + (f" ({limits})" if limits else "")
+
+
+def _range(measure: Measure, draws: Sequence[float]) -> str:
+    """Return the smallest and the largest draw; empty if there are not several."""
+    return f"{measure.format(min(draws))} – {measure.format(max(draws))}" if len(draws) > 1 else ""
 
 
 def page(chosen: Sequence[Workload], results: Results) -> str:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from benchmarks.scheduling.runs import settings_for
-from benchmarks.scheduling.unified.targets import Figures
-from benchmarks.scheduling.unified.workloads import RESTART, Setup, Workload, workloads
-from refold.journal import History, HistoryJournal
-from refold.model import HOUR
-from refold.packing import Floats
+from benchmarks.scheduling.unified.decisions import decision_figures
+from benchmarks.scheduling.unified.figures import measure_run
+from benchmarks.scheduling.unified.targets import MEASURES, Figures
+from benchmarks.scheduling.unified.workload import RESTART, Workload
+from benchmarks.scheduling.unified.workloads import workloads
+from refold.journal import HistoryJournal
 from refold.registry import make_policy
 from refold.simulator import simulate
 
-WIDE_GPUS = 8
+SHOWN = ("mean", "median", "delay", "wide_delay", "violations", "kept_in_worst_week", "event_ms", "cpu_seconds")
+"""Measures in the progress line of a run, if it has them."""
 
 
 class Run(NamedTuple):
@@ -64,11 +66,18 @@ def run_all(runs: Sequence[Run], workers: int) -> Results:
     }
 
 
+def read_results(files: Sequence[Path]) -> Results:
+    """Return the figures of earlier runs, written with --json; of runs in several files, those of the last."""
+    found: dict[str, dict[str, Sequence[Figures]]] = defaultdict(dict)
+    for file in files:
+        for workload, by_policy in json.loads(file.read_text(encoding="utf-8"))["figures"].items():
+            found[workload] |= by_policy
+    return found
+
+
 def _brief(figures: Figures) -> str:
-    return (
-        f"mean {figures['mean']:.3f} h, delay {figures['delay']:.3f} h (wide {figures['wide_delay']:.3f} h),"
-        f" {figures['cpu_seconds']:.1f} s of CPU"
-    )
+    shown = [(MEASURES[name], figures[name]) for name in SHOWN if name in figures]
+    return "; ".join(f"{measure.title} {measure.format(value)} {measure.unit}".rstrip() for measure, value in shown)
 
 
 def _simulate_all(runs: Sequence[Run], workers: int) -> Iterator[tuple[Run, Figures]]:
@@ -85,6 +94,8 @@ def _simulate_all(runs: Sequence[Run], workers: int) -> Iterator[tuple[Run, Figu
 def simulate_run(run: Run) -> Figures:
     """Simulate one run until all jobs have ended."""
     workload = workloads(run.tuning)[run.workload]
+    if workload.setup is None:
+        return decision_figures(run.policy)
     setup, journal = workload.setup(run.draw), HistoryJournal()
     settings = settings_for(run.policy, RESTART) | dict(workload.settings.get(run.policy, {})) | dict(run.settings)
     policy = make_policy(run.policy, settings)
@@ -92,24 +103,3 @@ def simulate_run(run: Run) -> Figures:
     simulate(setup.jobs, setup.cluster, policy, journal=journal, charge=setup.charge, costs=setup.costs)
     seconds = time.process_time() - before
     return {**measure_run(journal.history(setup.cluster), setup), "cpu_seconds": seconds}
-
-
-def measure_run(history: History, setup: Setup) -> dict[str, float]:
-    """Return the measures of a history in which all jobs have ended (times in hours, the median in seconds)."""
-    jobs = history.jobs
-    work = np.array([setup.charge.work(job) if setup.charge else job.work for job in jobs.jobs], dtype=np.float64)
-    completion: Floats = jobs.ended - jobs.submitted
-    delay: Floats = (completion - work) / HOUR
-    wide = jobs.gpus >= WIDE_GPUS
-    runs_of_job = np.bincount(history.runs.job, minlength=len(jobs))
-    return {
-        "mean": float(completion.mean()) / HOUR,
-        "median": float(np.median(completion)),
-        "p99": float(np.percentile(completion, 99)) / HOUR,
-        "makespan": (float(history.run_end.max()) - history.first_submission) / HOUR,
-        "delay": float(delay.mean()),
-        "wide_delay": float(delay[wide].mean()),
-        "delay_p99": float(np.percentile(delay, 99)),
-        "wide_delay_p99": float(np.percentile(delay[wide], 99)),
-        "restarts": float(runs_of_job.max() - 1),
-    }

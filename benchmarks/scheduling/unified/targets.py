@@ -38,6 +38,19 @@ MEASURES = {
     "delay_p99": Measure("p99 of delays", "h", 2),
     "wide_delay_p99": Measure("p99 of delays, ≥ 8 GPUs", "h", 2),
     "restarts": Measure("most restarts of a job", "", 0),
+    "jain_users": Measure("Jain's index of users", "", 3, more_is_better=True),
+    "jain_tenants": Measure("Jain's index of tenants", "", 3, more_is_better=True),
+    "finish_time_fairness": Measure("finish-time fairness, mean", "", 2),
+    "finish_time_fairness_p99": Measure("finish-time fairness, p99", "", 1),
+    "violations": Measure("jobs with violated guarantees", "", 1),
+    "kept_in_worst_week": Measure("start bounds kept, worst week", "", 3, more_is_better=True),
+    "kept": Measure("start bounds kept", "", 3, more_is_better=True),
+    "bound_to_wait": Measure("median bound / median wait", "", 1),
+    "rank_correlation": Measure("rank correlation of bound and wait", "", 2, more_is_better=True),
+    "not_known": Measure("waiting jobs without a bound", "", 3),
+    "event_ms": Measure("decision after an event", "ms", 0),
+    "cold_ms": Measure("first decision", "ms", 0),
+    "growth": Measure("growth / n log n", "", 2),
     "cpu_seconds": Measure("CPU time of the simulation", "s", 1),
 }
 """The measures by name. The delay of a job is its completion time less its run time on the requested resources."""
@@ -49,21 +62,23 @@ BEFORE: dict[str, dict[str, float]] = {}
 class Target(NamedTuple):
     """A target of `refold`: the mean of draws is no worse than every limit that is given.
 
-    `at_most` is a value; `below` are policies, whose mean of draws is multiplied by `factor`; `before`: the value in
-    BEFORE.
+    `at_most` or `at_least` is a value; `no_worse_than` are policies, whose mean of draws is multiplied by `factor`;
+    `before`: the value in BEFORE.
     """
 
     measure: str
     at_most: float | None = None
-    below: tuple[str, ...] = ()
+    at_least: float | None = None
+    no_worse_than: tuple[str, ...] = ()
     factor: float = 1.0
     before: bool = False
 
     def limits(self, workload: str, means: Mapping[str, Figures]) -> dict[str, float] | None:
         """Return the limits and what each is; None if one of them is not known."""
-        found = {} if self.at_most is None else {"": self.at_most}
-        for policy in self.below:
-            if policy not in means:
+        fixed = self.at_least if self.at_most is None else self.at_most
+        found = {} if fixed is None else {"": fixed}
+        for policy in self.no_worse_than:
+            if self.measure not in means.get(policy, {}):
                 return None
             label = policy if self.factor == 1 else f"{self.factor:g} × {policy}"
             found[label] = self.factor * means[policy][self.measure]
@@ -75,5 +90,6 @@ class Target(NamedTuple):
 
 
 def mean_figures(draws: Sequence[Figures]) -> Figures:
-    """Return the mean of each measure over draws."""
-    return {name: fmean(figures[name] for figures in draws) for name in draws[0]}
+    """Return the mean over draws of each measure that all of them have."""
+    common = [name for name in draws[0] if all(name in figures for figures in draws)]
+    return {name: fmean(figures[name] for figures in draws) for name in common}
