@@ -25,6 +25,8 @@ from refold.policies import POLICIES, QueueOrder
 FOLDER_VARIABLE = "REFOLD_POLICIES"
 WATCH = "watch"
 """The setting that every policy accepts: the rules of the run-time watch."""
+PROFILE = "profile"
+"""The setting that every policy accepts that chooses plans: the limits of profiling new model types, True: the default ones."""
 
 
 class PolicyInfo(NamedTuple):
@@ -79,7 +81,13 @@ def _describe_file(path: Path) -> PolicyInfo:
 
 def default_settings(name: str) -> Mapping[str, Any]:
     """Return the settings of a policy with their default values."""
-    return _settings(_find_class(name))
+    settings = _settings(_find_class(name))
+    return {**settings, PROFILE: None} if chooses_plans(name) else settings
+
+
+def chooses_plans(name: str) -> bool:
+    """Return whether a policy gives jobs other plans than their own."""
+    return name in POLICIES and POLICIES[name].chooses_plans
 
 
 def queue_order(name: str, settings: Mapping[str, Any]) -> QueueOrder | None:
@@ -89,9 +97,23 @@ def queue_order(name: str, settings: Mapping[str, Any]) -> QueueOrder | None:
 
 
 def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
-    """Construct a policy by name or by file path. `settings` may include the rules of a run-time watch."""
+    """Construct a policy by name or by file path. `settings` may include a run-time watch and profiling."""
     own, rules = split_settings(name, settings or {})
-    return with_run_watch(_construct(name, own), rules)
+    limits = own.pop(PROFILE, None) if chooses_plans(name) else None
+    policy = _with_profiling(_construct(name, own), limits, own)
+    return with_run_watch(policy, rules)
+
+
+def _with_profiling(policy: Policy, limits: Mapping[str, Any] | bool | None, settings: Mapping[str, Any]) -> Policy:
+    """Wrap a policy with profiling of new model types; without limits, return the policy itself."""
+    if limits is None or limits is False:
+        return policy
+    from refold.plans import Knowledge
+    from refold.policies.common import Profiling, ProfilingLimits
+
+    used = {name: settings[name] for name in ("restart_seconds",) if name in settings}
+    knowledge = Knowledge.from_settings(settings.get("knowledge", {}))
+    return Profiling(policy, ProfilingLimits.from_settings({} if limits is True else limits), knowledge, **used)
 
 
 def with_run_watch(policy: Policy, rules: Mapping[str, Any] | None) -> Policy:

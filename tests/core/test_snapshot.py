@@ -12,6 +12,7 @@ from scripted_policy import ScriptedPolicy, on
 from refold.core import Header, Journals, ListJournal, Policy, Scheduler, View
 from refold.core.events import (
     GpuLost,
+    GpuTimeUsed,
     JobCancelled,
     JobContinued,
     JobHeld,
@@ -89,6 +90,7 @@ def test_a_snapshot_has_jobs_runs_progress_nodes_and_holds() -> None:
     old = PastJob(make_job("old"), 5.0)
     assert scheduler.snapshot([old]) == (
         old,
+        GpuTimeUsed(10.0),
         JobSubmitted(jobs["a"]),
         JobContinued("a", 1, 6.0, 3, 0.0),
         JobSubmitted(jobs["c"]),

@@ -10,6 +10,7 @@ import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
+from refold.core import View
 from refold.core.events import RunFailed
 
 
@@ -49,5 +50,18 @@ def test_a_node_drained_because_of_output_is_noted_and_not_reported_as_a_hang(
                 ("note", "node drained: a-1 failed on this node; its output matches 'ECC'"),
             ]
             assert [kind for kind, _, _ in daemon.sent()] == ["started", "failed"]
+
+    asyncio.run(main())
+
+
+def test_a_job_does_not_fail_because_a_plan_fails_that_it_only_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
+            monkeypatch.setattr(View, "is_profiling", lambda _view, _job: True)
+            job = await daemon.submit("a", retries=0)
+            await daemon.end_run(job, RunFailed, why="out of memory")
+            assert (await daemon.service.job(OWNER, job)).state == "held"
 
     asyncio.run(main())

@@ -137,6 +137,13 @@ class CostOptions(OverheadOptions):
         str | None,
         typer.Option("--report-every", metavar="TIME", help="Progress report interval (default: only when runs stop)."),
     ] = None
+    report_speeds: Annotated[
+        bool,
+        typer.Option(
+            "--report-speeds",
+            help="Reports of jobs with steps and a batch size include their speed, from which policies learn.",
+        ),
+    ] = False
 
     def parse(self) -> Costs:
         """Parse the overheads and intervals."""
@@ -146,8 +153,15 @@ class CostOptions(OverheadOptions):
 
         checkpoint_every = None if self.checkpoint_every is None else parse_duration(self.checkpoint_every)
         report_every = None if self.report_every is None else parse_duration(self.report_every)
+        if self.report_speeds and report_every is None:
+            require_option("--report-every", {"--report-speeds": True}, "speeds are part of progress reports")
         overheads = OverheadOptions.parse(self)
-        return replace(overheads, checkpoint_every=checkpoint_every, report_every=report_every)
+        return replace(
+            overheads,
+            checkpoint_every=checkpoint_every,
+            report_every=report_every,
+            report_speeds=self.report_speeds,
+        )
 
 
 @dataclass(frozen=True, slots=True)

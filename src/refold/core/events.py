@@ -64,13 +64,14 @@ class PastJob(msgspec.Struct, gc=False, frozen=True, tag=True):
     run_time: Seconds
 
 
-class RunAdopted(msgspec.Struct, gc=False, frozen=True, tag=True):
+class RunAdopted(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
     """A run of a submitted job was already in progress when the journal began."""
 
     job: str
     run: int
     allocation: Allocation
     since: Seconds
+    profiling: Seconds = 0.0
 
 
 class RunRecalled(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
@@ -125,6 +126,21 @@ class SpeedMeasured(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, t
     plan: Plan
     steps_per_second: float
     reports: int = 1
+
+
+class GpuTimeUsed(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
+    """GPU-seconds of all runs that ended before the journal began, and of all profiling up to then."""
+
+    gpu_seconds: float
+    profiling: float = 0.0
+
+
+class ModelProfiled(msgspec.Struct, gc=False, frozen=True, tag=True):
+    """Seconds of profiling runs of a model type on a GPU type before the journal began."""
+
+    workload: str
+    gpu_type: str
+    seconds: Seconds
 
 
 class RunStopped(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
@@ -212,6 +228,8 @@ Event = (
     | PastJob
     | ChangeMeasured
     | SpeedMeasured
+    | GpuTimeUsed
+    | ModelProfiled
     | RunAdopted
     | RunRecalled
     | NodeLost

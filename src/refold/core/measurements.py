@@ -1,10 +1,10 @@
-"""What runs have been measured to do: speeds by kind of job, resources and plan, and the cost of changing a run."""
+"""What was measured: speeds by kind of job, resources and plan, costs of changing a run, and time of profiling."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from refold.core.events import ChangeMeasured, ChangeWay, SpeedMeasured
+from refold.core.events import ChangeMeasured, ChangeWay, GpuTimeUsed, ModelProfiled, SpeedMeasured
 from refold.model import Job, MeasuredShape, Seconds
 
 MIN_WEIGHT = 0.2
@@ -17,6 +17,11 @@ class Measurements:
     def __init__(self) -> None:
         self.speeds: dict[MeasuredShape, float] = {}
         self.change_costs: dict[tuple[str, ChangeWay], Seconds] = {}
+        self.used_gpu_seconds = 0.0
+        """GPU-seconds of all runs that have ended."""
+        self.profiling_gpu_seconds = 0.0
+        self.profiling_seconds: dict[tuple[str, str], Seconds] = {}
+        """Seconds of profiling by workload and GPU type. A profiling run counts in full from its start on."""
         self._counts: dict[MeasuredShape, int] = {}
 
     def note_speed(self, shape: MeasuredShape, steps_per_second: float) -> None:
@@ -35,6 +40,19 @@ class Measurements:
         """Note what a change has cost."""
         if job.workload:
             self.change_costs[job.workload, event.way] = event.seconds
+
+    def charge_profiling(self, workload: str, gpu_type: str, gpus: float, seconds: Seconds) -> None:
+        """Charge a profiling run when it starts, or refund (negative seconds) what is left when it ends."""
+        key = (workload, gpu_type)
+        self.profiling_seconds[key] = self.profiling_seconds.get(key, 0.0) + seconds
+        self.profiling_gpu_seconds += seconds * gpus
+
+    def time_events(self) -> Iterator[GpuTimeUsed | ModelProfiled]:
+        """Return the time used so far as events."""
+        if self.used_gpu_seconds or self.profiling_gpu_seconds:
+            yield GpuTimeUsed(self.used_gpu_seconds, self.profiling_gpu_seconds)
+        for (workload, gpu_type), seconds in self.profiling_seconds.items():
+            yield ModelProfiled(workload, gpu_type, seconds)
 
     def speed_events(self) -> Iterator[SpeedMeasured]:
         """Return the speeds as events."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import inf
 
 from refold.core.changes import Changes, Progress
-from refold.core.events import ChangeMeasured, JobContinued, RunFailed, RunProgressed, RunStopped
+from refold.core.events import ChangeMeasured, JobContinued, RunAdopted, RunFailed, RunProgressed, RunStopped
 from refold.core.measurements import Measurements
 from refold.core.orders import StartRun, StopRun
-from refold.model import WHOLE, Allocation, Cluster, Job, Placement, Run, Seconds, measured_shape
+from refold.model import WHOLE, Allocation, Cluster, Job, Placement, Reshape, Run, Seconds, measured_shape
 from refold.packing import FreeResources
 
 
@@ -22,7 +22,8 @@ class RunTable:
         self.cancelled: set[str] = set()
         """Jobs that are not queued again when their runs have stopped."""
         self._reshape_holdings: dict[str, Placement] = {}
-        self._next_allocations: dict[str, Allocation] = {}
+        self._reshapes: dict[str, Reshape] = {}
+        """What runs that are being reshaped will become."""
         self.measurements = Measurements()
         self._cluster = cluster
         self._free = free
@@ -34,18 +35,36 @@ class RunTable:
 
     def next_allocation(self, job_id: str) -> Allocation | None:
         """Return the next allocation of a job that is being reshaped."""
-        return self._next_allocations.get(job_id)
+        reshape = self._reshapes.get(job_id)
+        return None if reshape is None else reshape.allocation
 
     # Runs.
 
-    def begin(self, job: Job, allocation: Allocation, now: Seconds, since: Seconds | None = None) -> StartRun:
-        """Start a run on an allocation that has been taken for it; `since`: when, if it is adopted."""
+    def is_profiling(self, job_id: str, now: Seconds) -> bool:
+        """Return whether the run of a job, or the next one if it is being reshaped, serves to measure its speed."""
+        run, reshape = self.runs[job_id], self._reshapes.get(job_id)
+        if reshape is not None:
+            return reshape.profiling > 0
+        return not run.stopping and now < run.since + run.profiling
+
+    def begin(self, job: Job, allocation: Allocation, now: Seconds, profiling: Seconds = 0.0) -> StartRun:
+        """Start a run on an allocation that has been taken for it."""
+        if profiling:
+            self._charge_profiling(job, allocation, profiling)
+        return self._begin(job, allocation, now, now, profiling)
+
+    def adopt(self, job: Job, event: RunAdopted, now: Seconds) -> None:
+        """Begin with a run that was already in progress when the journal began."""
+        self.progress[job.id].runs = event.run - 1
+        self._begin(job, event.allocation, now, event.since, event.profiling)
+
+    def _begin(self, job: Job, allocation: Allocation, now: Seconds, since: Seconds, profiling: Seconds) -> StartRun:
         progress = self.progress[job.id]
         progress.runs += 1
         progress.computing_since = now
         progress.reported_start = False
         progress.samples_per_second = progress.first_report = None
-        run = Run(job.id, progress.runs, allocation, now if since is None else since)
+        run = Run(job.id, progress.runs, allocation, since, False, profiling)
         self.jobs[job.id] = job
         self.runs[job.id] = run
         self._changes.started.append(run)
@@ -54,7 +73,7 @@ class RunTable:
     def stop(self, job_id: str, why: str, now: Seconds, next_allocation: Allocation | None = None) -> StopRun:
         """Stop a run. It holds its resources until its end is reported."""
         run, progress = self.runs[job_id], self.progress[job_id]
-        self.runs[job_id] = Run(run.job, run.number, run.allocation, run.since, True)
+        self.runs[job_id] = Run(run.job, run.number, run.allocation, run.since, True, run.profiling)
         if progress.computing_since is not None:
             progress.done += now - progress.computing_since
             progress.computing_since = None
@@ -83,25 +102,34 @@ class RunTable:
         self.cancelled.add(job_id)
         return self.stop(job_id, why, now)
 
-    def reshape(self, job_id: str, allocation: Allocation, holding: Placement, why: str, now: Seconds) -> StopRun:
+    def reshape(self, reshape: Reshape, holding: Placement, now: Seconds) -> StopRun:
         """Stop a run, to start its job on another allocation at once. Until then the job holds both (`holding`)."""
+        job_id = reshape.job
         self._reshape_holdings[job_id] = holding
-        self._next_allocations[job_id] = allocation
-        return self.preempt(job_id, why, now, allocation)
+        self._reshapes[job_id] = reshape
+        return self.preempt(job_id, reshape.why, now, reshape.allocation)
 
-    def end(self, job_id: str, now: Seconds) -> Allocation | None:
-        """Release what a run holds that has ended; return the next allocation of its job if it is being reshaped."""
-        target = None
+    def end(self, job_id: str, now: Seconds) -> Reshape | None:
+        """Release what a run holds that has ended; return what it becomes if it is being reshaped."""
+        reshape = None
         self._free.release(self.held_by(job_id))
         if self._reshape_holdings:
             self._reshape_holdings.pop(job_id, None)
-            target = self._next_allocations.pop(job_id, None)
+            reshape = self._reshapes.pop(job_id, None)
         run = self.runs.pop(job_id)
         progress = self.progress[job_id]
         progress.computing_since = None
-        progress.gpu_seconds += (now - run.since) * run.allocation.gpu_milli / WHOLE
+        gpu_seconds = (now - run.since) * run.allocation.gpu_milli / WHOLE
+        progress.gpu_seconds += gpu_seconds
+        self.measurements.used_gpu_seconds += gpu_seconds
+        if run.profiling > now - run.since:
+            self._charge_profiling(self.jobs[job_id], run.allocation, now - run.since - run.profiling)
         self._changes.ended.append(run)
-        return target
+        return reshape
+
+    def _charge_profiling(self, job: Job, allocation: Allocation, seconds: Seconds) -> None:
+        gpu_type = self._cluster.nodes[allocation.placement[0].node].gpu_type
+        self.measurements.charge_profiling(job.workload, gpu_type, allocation.gpu_milli / WHOLE, seconds)
 
     def end_job(self, job_id: str) -> Job:
         """Forget an active job that has ended; return it."""

@@ -116,8 +116,7 @@ class Scheduler:
         for end in decision.ends:
             orders.append(state.running.stop_for_good(end.job, end.why, state.now))
         for reshape in decision.reshapes:
-            held = holding[reshape.job]
-            orders.append(state.running.reshape(reshape.job, reshape.allocation, held, reshape.why, state.now))
+            orders.append(state.running.reshape(reshape, holding[reshape.job], state.now))
         for start in decision.starts:
             orders.append(state.start(start.job, start.allocation))
         for wait in decision.waits:

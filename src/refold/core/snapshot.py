@@ -29,8 +29,9 @@ from refold.model import Job, Reason
 
 def snapshot(state: State, past: Iterable[PastJob] = ()) -> tuple[Event, ...]:
     """Return events that bring a new scheduler on the same cluster to this state."""
-    speeds = state.running.measurements.speed_events()
-    return (*past, *speeds, *_job_events(state), *_run_events(state), *_node_events(state), *_hold_events(state))
+    measured = state.running.measurements
+    before = (*past, *measured.speed_events(), *measured.time_events())
+    return (*before, *_job_events(state), *_run_events(state), *_node_events(state), *_hold_events(state))
 
 
 def _node_events(state: State) -> Iterable[Event]:
@@ -85,7 +86,7 @@ def _progress_events(state: State, job: Job) -> Iterable[Event]:
 
 def _run_events(state: State) -> Iterable[Event]:
     for run in state.running.runs.values():
-        yield RunAdopted(run.job, run.number, run.allocation, run.since)
+        yield RunAdopted(run.job, run.number, run.allocation, run.since, run.profiling)
         if run.job in state.running.cancelled:
             yield JobCancelled(run.job)
         elif run.stopping:

@@ -12,11 +12,13 @@ from refold.core.events import (
     Event,
     GpuLost,
     GpuReturned,
+    GpuTimeUsed,
     JobCancelled,
     JobContinued,
     JobHeld,
     JobReleased,
     JobSubmitted,
+    ModelProfiled,
     NodeLost,
     NodeReturned,
     PastJob,
@@ -101,6 +103,11 @@ class State:
                     self.running.note_change(event)
             case SpeedMeasured():
                 self.running.measurements.restore(event)
+            case GpuTimeUsed():
+                self.running.measurements.used_gpu_seconds = event.gpu_seconds
+                self.running.measurements.profiling_gpu_seconds = event.profiling
+            case ModelProfiled():
+                self.running.measurements.profiling_seconds[event.workload, event.gpu_type] = event.seconds
             case PastJob():
                 self.changes.past_jobs.append((event.job, event.run_time))
             case NodeLost() | GpuLost():
@@ -158,20 +165,24 @@ class State:
         if job is None or not self.availability.exists(placement) or self.free.take(placement) is not None:
             return False
         self.queue.adopt(job)
-        self.running.progress[event.job].runs = event.run - 1
-        self.running.begin(job, event.allocation, self.now, event.since)
+        self.running.adopt(job, event, self.now)
         return True
 
     def _finish_stop(self, event: RunStopped) -> Order | None:
-        target = self.running.end(event.job, self.now)
+        reshape = self.running.end(event.job, self.now)
         self.running.note_saved(event, self.now)
         if event.job in self.running.cancelled:
             self._end_active_job(event.job)
-        elif target is None or event.job in self.queue.hold_pending or self.free.take(target.placement) is not None:
+        elif reshape is None or event.job in self.queue.hold_pending or not self._take(reshape.allocation):
             self.queue.requeue(self.running.jobs.pop(event.job))
         else:
-            return self.running.begin(self.running.jobs[event.job], target, self.now)
+            job = self.running.jobs[event.job]
+            return self.running.begin(job, reshape.allocation, self.now, reshape.profiling)
         return None
+
+    def _take(self, allocation: Allocation) -> bool:
+        """Take the resources of an allocation if they are free; return whether they were."""
+        return self.free.take(allocation.placement) is None
 
     def _fail(self, event: RunFailed) -> None:
         self.running.end(event.job, self.now)

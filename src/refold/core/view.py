@@ -179,6 +179,30 @@ class View:
         own = self._state.running.progress[job.id].change_costs.get(way)
         return own if own is not None else self._state.running.measurements.change_costs.get((job.workload, way))
 
+    def measured_seconds(self, job_id: str) -> Seconds:
+        """Return the time between the first and the last speed that the current run has reported; 0: it has not."""
+        progress = self._state.running.progress[job_id]
+        return progress.steps_at - progress.first_report[1] if progress.first_report is not None else 0.0
+
+    def is_profiling(self, job_id: str) -> bool:
+        """Return whether the run of a job, or the next one if it is being reshaped, serves to measure its speed."""
+        return self._state.running.is_profiling(job_id, self.now)
+
+    def profiling_seconds(self, workload: str, gpu_type: str) -> Seconds:
+        """Return the time of all profiling runs of a model type on a GPU type, including what is left of them."""
+        return self._state.running.measurements.profiling_seconds.get((workload, gpu_type), 0.0)
+
+    @property
+    def profiling_gpu_seconds(self) -> float:
+        """The GPU-seconds of all profiling runs, including what is left of them."""
+        return self._state.running.measurements.profiling_gpu_seconds
+
+    @property
+    def used_gpu_seconds(self) -> float:
+        """The GPU-seconds of all runs up to now."""
+        current = sum((self.now - run.since) * run.allocation.gpu_milli for run in self.runs.values())
+        return self._state.running.measurements.used_gpu_seconds + current / WHOLE
+
     def held_by(self, job_id: str) -> Placement:
         """Return the resources that a run holds now; while it is reshaped, the old and the new allocation."""
         return self._state.running.held_by(job_id)

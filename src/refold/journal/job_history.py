@@ -16,11 +16,13 @@ from refold.core import (
     GpuDrained,
     GpuLost,
     GpuReturned,
+    GpuTimeUsed,
     JobCancelled,
     JobContinued,
     JobHeld,
     JobReleased,
     JobSubmitted,
+    ModelProfiled,
     NodeDrained,
     NodeLost,
     NodeReturned,
@@ -141,7 +143,9 @@ class JobHistories(JobLog):
                 self._change_node(NodeChange(self.now, event.node, True, event.gpu))
             case RunProgressed():
                 self._progress(event)
-            case Woke() | PastJob() | ChangeMeasured() | SpeedMeasured() | JobSubmitted() | RunFinished():
+            case Woke() | PastJob() | ChangeMeasured() | SpeedMeasured() | GpuTimeUsed() | ModelProfiled():
+                pass
+            case JobSubmitted() | RunFinished():
                 pass
 
     def _apply_caused_order(self, job_id: str) -> None:

@@ -26,11 +26,15 @@ class Stop(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
 
 
 class Reshape(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
-    """Stop a running job and restart it at once on another allocation, of resources that are free or its own."""
+    """Stop a running job and restart it at once on another allocation, of resources that are free or its own.
+
+    `profiling`: for how many seconds of the next run its purpose is to measure its speed; 0: it has no such purpose.
+    """
 
     job: str
     allocation: Allocation
     why: str = ""
+    profiling: Seconds = 0.0
 
 
 class End(msgspec.Struct, gc=False, frozen=True):

@@ -11,13 +11,17 @@ from refold.model.units import WHOLE, Seconds
 
 
 class Run(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
-    """The `number`-th run of `job` (from 1), ordered at `since`; `stopping` once its stop has been ordered."""
+    """The `number`-th run of `job` (from 1), ordered at `since`; `stopping` once its stop has been ordered.
+
+    `profiling`: for how many seconds its purpose is to measure its speed.
+    """
 
     job: str
     number: int
     allocation: Allocation
     since: Seconds
     stopping: bool = False
+    profiling: Seconds = 0.0
 
 
 def run_plan(job: Job, allocation: Allocation) -> Plan | None:

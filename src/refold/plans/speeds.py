@@ -30,6 +30,7 @@ from refold.perf import (
 from refold.plans.cluster_machines import MIB_PER_GIB, ClusterMachines, Layout
 from refold.plans.launch_targets import LAUNCH_TARGETS, launch_problem
 from refold.plans.measured_steps import MeasuredSteps, StepTable
+from refold.plans.profile_plans import best_of_families, simple_plans
 from refold.plans.ranking import fastest
 from refold.plans.search import best_plan
 from refold.plans.space import DEFAULT_LIMITS, PlanLimits
@@ -173,6 +174,23 @@ class Speeds:
             self._cache[key] = cached
         return cached
 
+    def plans_to_profile(self, job: Job, gpu_type: str, layout: Layout, cpus: float) -> list[Plan]:
+        """Return the plans to measure on a layout if the model type is new; none if it was measured beforehand."""
+        kind, gpus = workload_kind(job), sum(layout)
+        if self._is_measured_beforehand(kind, gpu_type):
+            return []
+        if kind.workload in self._menu:
+            plans = [plan for plan in self._menu[kind.workload] if plan.gpus == gpus]
+        elif self._can_estimate(kind, gpu_type):
+            plans = best_of_families(self._setup(kind, gpu_type, layout, cpus), self._limits_of(kind))
+        else:
+            plans = simple_plans(self.own_plan(job), gpus, kind.batch)
+        return [plan for plan in plans if _can_run(kind.engine, plan)]
+
+    def is_measured(self, job: Job, gpu_type: str, layout: Layout, plan: Plan) -> bool:
+        """Return whether the speed of a kind of job with a plan has been reported."""
+        return MeasuredShape(*workload_kind(job)[:3], gpu_type, layout, plan) in self._learned
+
     def requested_speed(self, job: Job) -> Speed:
         """Return the speed as requested: with its GPUs, CPUs and plan, on the slowest GPU type that it accepts."""
         plan = self.own_plan(job)
@@ -196,6 +214,12 @@ class Speeds:
 
     def _can_estimate(self, kind: WorkloadKind, gpu_type: str) -> bool:
         return self._model(kind) is not None and gpu_type in self._machines.gpus
+
+    def _is_measured_beforehand(self, kind: WorkloadKind, gpu_type: str) -> bool:
+        model = self._model(kind)
+        if model is not None and gpu_type in self._machines.gpus:
+            return (model.name, self._machines.gpus[gpu_type].name) in self._fits
+        return any((row.model, row.gpu) == (kind.workload, gpu_type) for row in self._rows)
 
     def _table(self, kind: WorkloadKind, gpu_type: str) -> StepTable | None:
         """Return the measured step times of a workload that cannot be modelled; None otherwise."""
@@ -222,9 +246,11 @@ class Speeds:
         if kind.workload in self._menu:
             menu = [plan for plan in self._menu[kind.workload] if plan.gpus == sum(layout)]
             return self._best_of_menu(setup, [plan for plan in menu if _can_run(kind.engine, plan)])
-        limits = msgspec.structs.replace(self._limits, engine=kind.engine) if kind.engine else self._limits
-        best = best_plan(setup, limits)
+        best = best_plan(setup, self._limits_of(kind))
         return Speed(1 / best.step_seconds, best.plan, round(best.host_gib * MIB_PER_GIB)) if best else None
+
+    def _limits_of(self, kind: WorkloadKind) -> PlanLimits:
+        return msgspec.structs.replace(self._limits, engine=kind.engine) if kind.engine else self._limits
 
     def _with_measured_plans(
         self, kind: WorkloadKind, gpu_type: str, layout: Layout, cpus: float, modelled: Speed | None

@@ -18,6 +18,7 @@ class PolicyEntry(NamedTuple):
     `oracle`: it uses the actual run times of jobs. `preempts`: it stops running jobs. `compared_by_default`: `refold
     compare` includes it if no policies are named. `queue_order`: the order in which it starts jobs, for the fast
     forecast of start times; None: it also depends on something else, such as fairness or the speed of plans.
+    `chooses_plans`: it gives jobs other plans than their own.
     """
 
     module: str
@@ -27,6 +28,7 @@ class PolicyEntry(NamedTuple):
     preempts: bool = False
     compared_by_default: bool = True
     queue_order: QueueOrder | None = None
+    chooses_plans: bool = False
 
 
 def _backfill(class_name: str, summary: str) -> PolicyEntry:
@@ -40,6 +42,7 @@ def _rubick(class_name: str, summary: str) -> PolicyEntry:
         summary,
         preempts=True,
         compared_by_default=class_name == "Rubick",
+        chooses_plans=class_name in ("Rubick", "RubickE"),
     )
 
 
@@ -80,6 +83,7 @@ POLICIES: dict[str, PolicyEntry] = {
         "Refold",
         "Least remaining work first, each job at its most profitable size.",
         preempts=True,
+        chooses_plans=True,
     ),
     "rubick": _rubick("Rubick", "Resources and plans to the jobs that gain most (MLSys'25)."),
     "rubick-e": _rubick("RubickE", "Like rubick, but changes plans only."),

@@ -90,7 +90,8 @@ class Retries:
         no_retry, drain_pattern = await asyncio.to_thread(self._match_output, event)
         if drain_pattern:
             self._drain(record, drain_pattern)
-        return msgspec.structs.replace(event, retry=not no_retry and _may_retry(event, record))
+        may_retry = _may_retry(event, record) or self._state.view.is_profiling(event.job)
+        return msgspec.structs.replace(event, retry=not no_retry and may_retry)
 
     def _is_current(self, event: RunFailed) -> bool:
         record = self._state.job_table.records.get(event.job)

@@ -163,7 +163,14 @@ class SimulatedBackend:
             run.report_event = 0  # the job hangs, and does not report any more
             return
         done = self._done.get(job.id, 0.0) + done_by_then
-        run.report_event = self._agenda.add(at, RunProgressed(job.id, run.number, done, self._steps(job, done)))
+        speed = self._samples_per_second(job, run) if self._costs.report_speeds else None
+        report = RunProgressed(job.id, run.number, done, self._steps(job, done), None, speed)
+        run.report_event = self._agenda.add(at, report)
+
+    def _samples_per_second(self, job: Job, run: _SimulatedRun) -> float | None:
+        if not (job.batch and job.steps):
+            return None
+        return job.batch * job.steps * run.speed / self._charge.work(job)
 
     def _report_again(self, now: Seconds, event: RunProgressed) -> None:
         run = self._runs.get(event.job)

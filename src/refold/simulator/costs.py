@@ -27,6 +27,8 @@ class Costs(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     """The checkpoint interval: a run on a node that goes down loses the work since; None: all of its work."""
     report_every: Seconds | None = None
     """The interval of progress reports, which cost nothing; None: runs report only when they stop."""
+    report_speeds: bool = False
+    """Whether the reports of jobs with a batch size and a number of steps say how fast they train."""
 
     def __post_init__(self) -> None:
         if not all(0 <= cost < inf for cost in (self.start, self.stop, self.restart, self.live or 0.0)):

@@ -47,7 +47,7 @@ from refold.testing.workloads import reshapable_workload, seeded_workload
 
 FAULTS = (Fault(0, 250.0, 900.0), Fault(1, 700.0, 1500.0), Fault(0, 2500.0, 2600.0))
 GPU_FAULTS = (Fault(0, 40.0, 600.0, gpu=1), Fault(2, 100.0, 900.0, gpu=0), Fault(0, 300.0, 500.0, gpu=2))
-COSTS = Costs(start=10.0, stop=5.0, restart=40.0, checkpoint_every=60.0, report_every=30.0)
+COSTS = Costs(start=10.0, stop=5.0, restart=40.0, checkpoint_every=60.0, report_every=30.0, report_speeds=True)
 DISTURBANCES = 12
 """Disturbances per workload."""
 

@@ -13,6 +13,7 @@ from .options import (
     allowed_gpu_range as allowed_gpu_range,
     requested_option as requested_option,
 )
+from .profiling import Profiling as Profiling, ProfilingLimits as ProfilingLimits
 from .progress_estimator import ProgressEstimator as ProgressEstimator
 from .queue_by_demand import QueueByDemand as QueueByDemand, QueueEntry as QueueEntry
 from .reasons import Reasons as Reasons

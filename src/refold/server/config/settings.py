@@ -247,6 +247,10 @@ class Config(msgspec.Struct, frozen=True):
     def policy_settings(self) -> dict[str, Any]:
         """Settings to create the policy with: its own and the watch rules.
 
-        `per_job` is always on: a job's own `no_progress` limit is enforced.
+        `per_job` is always on: a job's own `no_progress` limit is enforced. New model types are profiled, unless the
+        settings say otherwise.
         """
-        return {**self.policy.settings, "watch": {**self.watch.rules, "per_job": True}}
+        from refold.registry import chooses_plans
+
+        profile = {"profile": True} if chooses_plans(self.policy.name) else {}
+        return {**profile, **self.policy.settings, "watch": {**self.watch.rules, "per_job": True}}
