@@ -26,7 +26,7 @@ FOLDER_VARIABLE = "REFOLD_POLICIES"
 WATCH = "watch"
 """The setting that every policy accepts: the rules of the run-time watch."""
 PROFILE = "profile"
-"""The setting that every policy accepts that chooses plans: the limits of profiling new model types, True: the default ones."""
+"""The setting of policies that choose plans: the limits of profiling new model types. True: the default limits."""
 
 
 class PolicyInfo(NamedTuple):
