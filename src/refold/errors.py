@@ -12,6 +12,7 @@ RefoldError
 ├── BadJournal          a journal whose replay does not give the recorded orders
 ├── MissingExtra        a feature whose optional dependency is not installed
 ├── CheckpointNotWritten  a checkpoint of a training job could not be written
+├── StateNotMoved       a training job could not change its plan, and continues with the previous one
 ├── Disconnected        the agent of a training job, or one of its ranks, has ended
 ├── NoDaemon            no daemon answers at the address
 ├── WaitTimeout         the awaited state was not reached in time
@@ -130,6 +131,10 @@ class MissingExtra(RefoldError):
 
 class CheckpointNotWritten(RefoldError):
     """A checkpoint could not be written, for example to a full disk. Earlier checkpoints are intact."""
+
+
+class StateNotMoved(RefoldError):
+    """The state of a training could not be handed over to another plan. The previous one is still in use."""
 
 
 class Disconnected(RefoldError):

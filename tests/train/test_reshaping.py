@@ -25,7 +25,7 @@ from refold.train.local_model import SplittableModel
 from refold.train.process_group import Rendezvous
 from refold.train.reshaper import Reshaper
 from refold.train.samples import SampleOrder
-from refold.train.session import Session, TrainingOptions, first_tensor
+from refold.train.session import Session, TrainingOptions
 from refold.train.training_state import TrainingState
 
 BATCH = 8
@@ -56,9 +56,7 @@ def make_session(meeting: Path, first: Plan, steps: int, setup: Setup, *, with_d
     optimizer = getattr(torch.optim, setup.optimizer)(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
     state = TrainingState(model, optimizer, SplittableModel(model))
-    options = TrainingOptions(
-        batch=BATCH, steps=steps, clip=setup.clip, scheduler=scheduler, inputs=first_tensor, seed=SEED
-    )
+    options = TrainingOptions(batch=BATCH, steps=steps, clip=setup.clip, scheduler=scheduler, seed=SEED)
     reshaper = Reshaper(state, BATCH, process_group.choose_device(), setup.shard_group)
     session = Session(reshaper, next_token_loss, RepeatedWords() if with_data else None, options)
     session.begin(first, Rendezvous(rank, ranks, meeting))

@@ -9,23 +9,10 @@ import pytest
 
 from refold.errors import BadFile
 from refold.model import ChangeAnswer, ChangeRequest, Plan
-from refold.train.messages import Change, Entered, Finished, Left, Progress, Ready, Saved, Stop
-from refold.train.supervisor import (
-    ENTER_SECONDS,
-    JOIN_SECONDS,
-    LEAVE_SECONDS,
-    Action,
-    Announce,
-    Answer,
-    Exit,
-    Gang,
-    Log,
-    Report,
-    Send,
-    Signal,
-    StartRank,
-    Supervisor,
-)
+from refold.train.actions import Action, Announce, Answer, Exit, Log, Report, Send, Signal, StartRank
+from refold.train.messages import Change, Entered, Finished, Left, NotEntered, Progress, Ready, Saved, Stop
+from refold.train.shape import Gang
+from refold.train.supervisor import ENTER_SECONDS, JOIN_SECONDS, LEAVE_SECONDS, Supervisor
 
 ONE, TWO, THREE = Plan(), Plan(data=2), Plan(data=3)
 
@@ -130,6 +117,29 @@ def test_ranks_that_a_smaller_plan_does_not_need_may_leave(machine: FakeMachine)
     assert supervisor.received(3, Left(2, 5)) == supervisor.exited(3, 0) == []
     entered = Entered(2, TWO, 6, {}, why="the batch cannot be divided by 3")
     assert supervisor.received(1, entered) == [Answer(ChangeAnswer(7, TWO, 6, {}, "the batch cannot be divided by 3"))]
+
+
+@pytest.mark.parametrize("plan", [ONE, THREE])
+def test_after_a_change_that_was_not_possible_the_same_ranks_continue(machine: FakeMachine, plan: Plan) -> None:
+    supervisor = training(machine)
+    supervisor.request(ChangeRequest(7, plan))
+    joined = plan is THREE
+    if joined:
+        supervisor.received(3, Ready(2, 8))
+    killed = [Signal(3, SIGKILL)] if joined else []
+    refused = Answer(ChangeAnswer(7, error="/dev/shm: full"))
+    assert supervisor.received(1, NotEntered(2, "/dev/shm: full")) == [refused, *killed]
+    if joined:
+        assert supervisor.exited(3, -SIGKILL) == []
+    again = change(ONE, 3)
+    assert supervisor.request(ChangeRequest(8, ONE)) == [Send(1, again), Send(2, again)]
+
+
+def test_a_stop_after_a_change_that_was_not_possible_is_sent_to_rank_0(machine: FakeMachine) -> None:
+    supervisor = training(machine)
+    supervisor.request(ChangeRequest(7, ONE))
+    assert supervisor.stop(30.0, SIGTERM) == []
+    assert supervisor.received(1, NotEntered(2, "full")) == [Answer(ChangeAnswer(7, error="full")), Send(1, Stop(30.0))]
 
 
 def test_a_change_needs_space_for_the_state(machine: FakeMachine) -> None:

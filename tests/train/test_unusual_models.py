@@ -27,7 +27,7 @@ from refold.train.local_optimizer import LocalOptimizer
 from refold.train.plain_values import plain, restored
 from refold.train.process_group import Rendezvous
 from refold.train.reshaper import Reshaper
-from refold.train.session import Session, TrainingOptions, first_tensor
+from refold.train.session import Session, TrainingOptions
 from refold.train.training_state import TrainingState
 
 STEPS = 2
@@ -91,7 +91,7 @@ def make_session(
 ) -> Session:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     state = TrainingState(model, optimizer, SplittableModel(model))
-    options = TrainingOptions(batch=8, steps=steps, clip=1.0, inputs=first_tensor)
+    options = TrainingOptions(batch=8, steps=steps, clip=1.0)
     session = Session(Reshaper(state, 8, torch.device("cpu")), next_token_loss, RepeatedWords(), options)
     session.begin_alone(plan, Rendezvous(rank, ranks, meeting))
     return session

@@ -13,5 +13,6 @@ from .profiling import (
     require_torch as require_torch,
     truncate_layers as truncate_layers,
 )
-from .session import Session as Session, start as start
+from .session import Session as Session
+from .starting import start as start
 from .steps import Trainer as Trainer

@@ -8,52 +8,23 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from time import monotonic
 from typing import assert_never
 
 import msgspec
 
 from refold.model import Seconds
+from refold.train.actions import Action, Announce, Answer, Exit, Log, Report, Send, Signal, StartRank
 from refold.train.change_file import ChangeFile
 from refold.train.fork_server import ProcessExited, Program
+from refold.train.machine import LocalMachine
 from refold.train.owned_files import AgentFolder
 from refold.train.processes import Processes
 from refold.train.progress import Reporter
 from refold.train.run_settings import LOOPBACK_ADDRESS, RunSettings
-from refold.train.supervisor import (
-    Action,
-    Announce,
-    Answer,
-    Exit,
-    Log,
-    Report,
-    Send,
-    Signal,
-    StartRank,
-    Supervisor,
-)
+from refold.train.supervisor import Supervisor
 
 POLL_SECONDS: Seconds = 0.05
 """Interval at which the agent looks for requests and checks time limits."""
-
-
-class LocalMachine:
-    """The machine of an agent, for its supervisor."""
-
-    def __init__(self, folder: AgentFolder) -> None:
-        self._folder = folder
-
-    def now(self) -> Seconds:
-        """Return the time of a monotonic clock."""
-        return monotonic()
-
-    def shared_state(self, size: int) -> str:
-        """Return the path of a file in shared memory, which may grow to this size."""
-        return str(self._folder.shared_state(size))
-
-    def reserve(self, size: int) -> None:
-        """Let the file have this size, or raise an error."""
-        self._folder.reserve(size)
 
 
 class Agent:

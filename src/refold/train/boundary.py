@@ -13,7 +13,7 @@ import torch.distributed as dist
 from refold.model import Seconds
 from refold.train import progress
 from refold.train.channel import RankChannel
-from refold.train.messages import Change, Save, Stop
+from refold.train.messages import Change, Stop
 
 ASK_EVERY: Seconds = 0.1
 """Time between two questions, so that short steps are not slowed down."""
@@ -93,8 +93,6 @@ class Boundary:
                 return Request.PREPARE
             case Stop():
                 return Request.STOP
-            case Save():
-                return Request.SAVE
         if self._channel is None and progress.checkpoint_requested():
             return Request.STOP
         return Request.SAVE if monotonic() - self._saved_at >= self._save_every else Request.NOTHING

@@ -40,7 +40,7 @@ PRELOAD_VARIABLE = "REFOLD_PRELOAD"
 
 PRELOADED = (
     "torch,torch.distributed.checkpoint,torch.distributed.fsdp,torch.distributed.pipelining,"
-    "torch.distributed.tensor.parallel,refold.train.session"
+    "torch.distributed.tensor.parallel,refold.train.starting"
 )
 
 FORK_VARIABLE = "REFOLD_FORK"

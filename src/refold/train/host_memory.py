@@ -1,13 +1,12 @@
 """Memory of the host for tensors of a GPU, page-locked so that copies are fast.
 
-Allocating it takes as long as copying 30 times as much (H200: 0.6 s per GiB), so it is done in advance, in a thread,
-while the training goes on.
+Allocating it takes as long as copying 30 times as much (H200: 0.6 s per GiB), so it is done in advance, while the
+training goes on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -35,21 +34,15 @@ class HostReserve:
     """Tensors on the host that were allocated in advance."""
 
     def __init__(self) -> None:
-        self._future: Future[list[Tensor]] | None = None
+        self._tensors: list[Tensor] = []
 
-    def start(self, like: Sequence[Tensor]) -> Future[list[Tensor]]:
-        """Begin to allocate tensors like these."""
-        if self._future is None:
-            executor = ThreadPoolExecutor(1)
-            self._future = executor.submit(host_tensors, like, pinned=any(tensor.is_cuda for tensor in like))
-            executor.shutdown(wait=False)
-        return self._future
+    def fill(self, like: Sequence[Tensor]) -> None:
+        """Allocate tensors like these."""
+        self._tensors = host_tensors(like, pinned=any(tensor.is_cuda for tensor in like))
 
     def take(self, like: Sequence[Tensor]) -> Iterator[Tensor]:
         """Return tensors like these: those that were allocated in advance, if they are equal in size."""
-        reserved = self.start(like).result()
-        self._future = None
-        if [tensor.shape for tensor in reserved] != [tensor.shape for tensor in like]:
-            reserved = self.start(like).result()
-            self._future = None
-        return iter(reserved)
+        if [tensor.shape for tensor in self._tensors] != [tensor.shape for tensor in like]:
+            self.fill(like)
+        taken, self._tensors = self._tensors, []
+        return iter(taken)

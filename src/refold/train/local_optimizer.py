@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -30,9 +29,12 @@ Slots = dict[str, dict[str, Any]]
 Every rank that has the parameter has the tensor or the number."""
 
 
-def is_like(value: Tensor, parameter: Tensor) -> bool:
-    """Whether a tensor of the state has the shape of its parameter, and is divided as it is."""
-    return value.dim() > 0 and value.shape == parameter.shape
+def is_like(key: str, value: Tensor, parameter: Tensor) -> bool:
+    """Whether a tensor of the state has the shape of its parameter, and is divided and moved as it is.
+
+    If the parameter is a scalar, all of its state is, except the number of steps.
+    """
+    return value.shape == parameter.shape and (value.dim() > 0 or key != "step")
 
 
 class LocalOptimizer:
@@ -68,7 +70,7 @@ class LocalOptimizer:
             new = nn.Parameter(_moved(local, local.device, host), requires_grad=parameter.requires_grad)
             moved = {
                 key: _moved(value, local.device, host)
-                if is_like(value, old)
+                if is_like(key, value, old)
                 else value.to(self._device_of_counters(name, new))
                 for key, value in self.tensors_of(old).items()
             }
@@ -79,9 +81,9 @@ class LocalOptimizer:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
-    def prepare_offload(self) -> Future[Any]:
-        """Allocate the memory that `set_offload` needs, in the background."""
-        return self._reserve.start(self._large_tensors())
+    def prepare_offload(self) -> None:
+        """Allocate the memory that `set_offload` needs."""
+        self._reserve.fill(self._large_tensors())
 
     def _large_tensors(self) -> list[Tensor]:
         """Return parameters and state like them, in the order in which they are moved."""
@@ -90,7 +92,7 @@ class LocalOptimizer:
             for parameter, copy in self._pairs.values()
             for tensor in (
                 local_part(parameter).detach(),
-                *(value for value in self.tensors_of(copy).values() if is_like(value, copy)),
+                *(value for key, value in self.tensors_of(copy).items() if is_like(key, value, copy)),
             )
         ]
 
@@ -103,7 +105,7 @@ class LocalOptimizer:
         """Return which state the local parameters have."""
         return {
             name: {
-                key: _kind(value, copy)
+                key: _kind(key, value, copy)
                 for key, value in self.optimizer.state.get(copy, {}).items()
                 if isinstance(value, Tensor | int | float)
             }
@@ -180,10 +182,10 @@ def _optimized_copy(parameter: nn.Parameter, offload: bool) -> nn.Parameter:
     return nn.Parameter(local, requires_grad=parameter.requires_grad)
 
 
-def _kind(value: Tensor | float, copy: Tensor) -> Any:
+def _kind(key: str, value: Tensor | float, copy: Tensor) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return LIKE_PARAMETER if is_like(value, copy) else describe(value.dtype, value.shape)
+    return LIKE_PARAMETER if is_like(key, value, copy) else describe(value.dtype, value.shape)
 
 
 def _empty(kind: Any, copy: Tensor, counters: torch.device) -> Tensor | float:

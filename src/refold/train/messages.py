@@ -24,17 +24,13 @@ class Change(msgspec.Struct, frozen=True, tag=True):
     resume: bool
 
 
-class Save(msgspec.Struct, frozen=True, tag=True):
-    """To rank 0: write a checkpoint at the next step boundary, and continue."""
-
-
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """To rank 0: write a checkpoint at the next step boundary, within `seconds`, and exit."""
 
     seconds: Seconds
 
 
-ToRank = Change | Save | Stop
+ToRank = Change | Stop
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -55,6 +51,13 @@ class Entered(msgspec.Struct, frozen=True, tag=True):
     step: int
     phases: dict[str, Seconds]
     why: str = ""
+
+
+class NotEntered(msgspec.Struct, frozen=True, tag=True):
+    """From rank 0: because of `error`, the ranks of the previous generation continue."""
+
+    generation: int
+    error: str
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
@@ -89,4 +92,4 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     step: int
 
 
-ToAgent = Ready | Entered | Progress | Saved | Left | Finished
+ToAgent = Ready | Entered | NotEntered | Progress | Saved | Left | Finished

@@ -32,6 +32,11 @@ def from_environment() -> Rendezvous:
     return Rendezvous(int(variables["RANK"]), int(variables["WORLD_SIZE"]), None, address, port)
 
 
+def own_rank() -> int:
+    """Return the number of this rank, whether or not it is in a group."""
+    return int(os.environ.get("RANK", "0"))
+
+
 def choose_device() -> torch.device:
     """Return the device of this rank: the GPU of its local rank, or the CPU."""
     if not torch.cuda.is_available():

@@ -10,7 +10,7 @@ import msgspec
 
 from refold.errors import BadInput
 from refold.model import Plan, Seconds
-from refold.train.supervisor import Gang
+from refold.train.shape import Gang
 
 CHANGE_VARIABLE = "REFOLD_CHANGE"
 LOOPBACK_ADDRESS = "127.0.0.1"

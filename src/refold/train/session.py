@@ -6,59 +6,38 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import Any, Protocol
 
 import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils.data import default_collate
 
-from refold.errors import BadInput, CheckpointNotWritten
+from refold.errors import BadInput, StateNotMoved
 from refold.model import Plan, Seconds
-from refold.train import process_group, progress
+from refold.train import process_group
+from refold.train.batches import BatchReader, Data, first_tensor
 from refold.train.boundary import Boundary, Request
-from refold.train.channel import RankChannel, connect
+from refold.train.channel import RankChannel
 from refold.train.checkpoints import Checkpoints
-from refold.train.fused_layers import replace_fused_layers
-from refold.train.local_model import SplittableModel
-from refold.train.messages import Change, Entered, Finished, Left, Progress, Ready, Saved
+from refold.train.messages import Change
 from refold.train.micro_batches import Batch, Loss, TrainingStep
-from refold.train.pipeline_stages import PipelineRule
 from refold.train.plain_values import plain, restored
 from refold.train.process_group import Rendezvous
+from refold.train.reports import Reports
 from refold.train.reshaper import Reshaper
-from refold.train.run_settings import CHANGE_VARIABLE, read_plan
 from refold.train.samples import SampleOrder
-from refold.train.tensor_rules import Split
-from refold.train.training_state import Facts, TrainingState
+from refold.train.session_checkpoints import SessionCheckpoints
+from refold.train.training_state import Facts
 
 log = logging.getLogger("refold.train")
 
 SAVE_EVERY: Seconds = 600.0
 """Default time between checkpoints."""
-
-MAX_TRIED_PARAMETERS = 10**8
-"""Up to this size, pipeline stages are compared with the whole model at the start: two forward passes of a sample."""
-
-REPORT_EVERY: Seconds = 1.0
-"""Time between two reports of progress."""
-
-
-class Data(Protocol):
-    """A data set: samples by number. Every rank reads the samples that it needs."""
-
-    def __len__(self) -> int:
-        """Return the number of samples."""
-
-    def __getitem__(self, index: int, /) -> Any:
-        """Return a sample."""
 
 
 class LearningRateScheduler(Protocol):
@@ -79,13 +58,17 @@ class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     batch: int
     steps: int
+    inputs: Callable[[Batch], Tensor] = first_tensor
     seed: int = 0
     shuffle: bool = True
-    inputs: Callable[[Batch], Tensor]
     autocast: Any = None
     clip: float | None = None
     save_every: Seconds = SAVE_EVERY
     scheduler: Any = None
+
+    def sample_order(self, samples: int) -> SampleOrder:
+        """Return the order in which so many samples are read."""
+        return SampleOrder(samples, self.batch, self.seed, shuffle=self.shuffle)
 
 
 class Session:
@@ -106,29 +89,29 @@ class Session:
         self.steps_done = 0
         self._reshaper = reshaper
         self._loss = loss
-        self._data = data
         self._options = options
-        self._order = SampleOrder(len(data), options.batch, options.seed, shuffle=options.shuffle) if data else None
-        self._channel = channel
-        self._checkpoints = checkpoints
+        self._batches = BatchReader(data, options.sample_order(len(data))) if data is not None else None
+        self._reports = Reports(channel, options.batch)
+        self._checkpoints = SessionCheckpoints(checkpoints, reshaper.state, self._reports)
         self._boundary = Boundary(channel, options.save_every if checkpoints else float("inf"))
         self._training_step: TrainingStep | None = None
         self._has_batch = False
-        self._reported_at, self._reported_steps = monotonic(), 0
 
     # What a script uses.
 
     def __iter__(self) -> Iterator[Batch]:
-        if self._order is None:
+        if self._batches is None:
             raise BadInput("pass data=… to refold.train.start, or call session.step with batches of your own")
         while self.steps_done < self._options.steps:
             while self._follow(self._boundary.ask(self.steps_done)) is not Request.NOTHING:
                 pass  # ranks that have joined ask at their first step, so the others do as well
             self._has_batch = True
-            yield self._next_batch()
+            yield self._batches.read(self.steps_done, self._reshaper.model.layout)
             if self._has_batch:
                 raise BadInput("call session.step(batch) once for every batch of the session")
-        self._finish()
+        self._checkpoints.finish(wait=True)
+        self._save_if_possible(wait=True)
+        self._reports.finished(self.steps_done)
 
     def step(self, batch: Batch) -> Tensor:
         """Train with a batch of the session; return the mean loss of the global batch."""
@@ -146,7 +129,7 @@ class Session:
             self._options.scheduler.step()
         self.steps_done += 1
         self._has_batch = False
-        self._report(loss)
+        self._reports.progressed(self.steps_done, loss)
         return loss
 
     @property
@@ -180,10 +163,8 @@ class Session:
 
     def save(self, *, wait: bool = True) -> None:
         """Write a checkpoint; without `wait`, in the background. Collective. Raises `CheckpointNotWritten`."""
-        if self._checkpoints is None:
-            raise BadInput("the session has no folder for checkpoints; pass checkpoint=… to refold.train.start")
         self._boundary.note_saved()
-        self._reshaper.state.save(self._checkpoints, self.steps_done, self._facts(), wait=wait)
+        self._checkpoints.save(self._facts(), wait=wait)
 
     def should_change(self) -> bool:
         """Return whether to save and exit, because of a stop or a change of the plan. For loops of your own.
@@ -193,7 +174,7 @@ class Session:
         match self._boundary.ask(self.steps_done):
             case Request.PREPARE | Request.CHANGE:
                 self._boundary.take_change()
-                self._tell_that_this_rank_leaves(restart=True)
+                self._reports.left(self.steps_done, restart=True)
                 return True
             case Request.STOP:
                 return True
@@ -225,7 +206,7 @@ class Session:
 
     def begin(self, plan: Plan, rendezvous: Rendezvous) -> None:
         """Enter the first shape, with the state of the last checkpoint if there is one."""
-        facts = self._reshaper.begin(plan, rendezvous, self._checkpoints)
+        facts = self._reshaper.begin(plan, rendezvous, self._checkpoints.checkpoints)
         if facts is not None:
             self._restore(facts)
         self._prepare()
@@ -243,7 +224,7 @@ class Session:
     def enter(self, change: Change) -> None:
         """Enter the first shape, as told by the agent."""
         plan, why = self._reshaper.usable_plan(change.plan, change.ranks)
-        rendezvous = Rendezvous(_own_rank(), plan.gpus, _group_file(change))
+        rendezvous = Rendezvous(process_group.own_rank(), plan.gpus, _group_file(change))
         if rendezvous.rank >= plan.gpus:
             self._leave()
         if change.resume:
@@ -257,26 +238,39 @@ class Session:
         """Do what was requested at a step boundary, and return it."""
         match request:
             case Request.SAVE:
-                self._try_to_save(wait=False)
+                self._save_if_possible(wait=False)
             case Request.STOP:
-                self._try_to_save(wait=True)
+                self._save_if_possible(wait=True)
                 self._leave()
             case Request.PREPARE:
                 change = self._boundary.change
                 assert change is not None
                 self._boundary.preparation = self._reshaper.prepare(change.plan, Path(change.state))
             case Request.CHANGE:
-                change = self._boundary.take_change()
-                plan, why = self._reshaper.usable_plan(change.plan, change.plan.gpus)
-                ranks = min(plan.gpus, change.ranks)
-                self._move(plan, Rendezvous(self.rank, ranks, _group_file(change)), Path(change.state))
-                self._report_entered(change, why)
-        self._note_saved()
+                self._follow_change(self._boundary.take_change())
+        self._checkpoints.finish(wait=False)
         return request
 
+    def _follow_change(self, change: Change) -> None:
+        plan, why = self._reshaper.usable_plan(change.plan, change.plan.gpus)
+        ranks = min(plan.gpus, change.ranks)
+        try:
+            self._move(plan, Rendezvous(self.rank, ranks, _group_file(change)), Path(change.state))
+        except StateNotMoved as error:
+            self._reports.not_entered(change, error)
+        else:
+            self._report_entered(change, why)
+
     def _move(self, plan: Plan, rendezvous: Rendezvous, shared: Path) -> None:
+        """Move to another shape; raise `StateNotMoved` if the present one is kept."""
         self._training_step = None  # it holds on to the model
-        if not self._reshaper.move(plan, rendezvous, shared, self._facts(), self._wait_for_checkpoint):
+        finish_checkpoint = partial(self._checkpoints.finish, wait=True)
+        try:
+            stays = self._reshaper.move(plan, rendezvous, shared, self._facts(), finish_checkpoint)
+        except StateNotMoved:
+            self._prepare()
+            raise
+        if not stays:
             self._leave()
         self._prepare()
 
@@ -285,28 +279,19 @@ class Session:
         options, model = self._options, self._reshaper.model
         self._training_step = TrainingStep(model, self.plan, self._loss, options.inputs, self._context())
         self._boundary.reset(self.steps_done)
-        self._reported_at, self._reported_steps = monotonic(), self.steps_done
+        self._reports.begin(self.steps_done)
 
     def _context(self) -> Callable[[], AbstractContextManager[Any]]:
         if self._options.autocast is None:
             return nullcontext
         return partial(torch.autocast, self._reshaper.model.layout.device.type, self._options.autocast)
 
-    # Data and state.
-
-    def _next_batch(self) -> Batch:
-        assert self._data is not None
-        assert self._order is not None
-        layout = self._reshaper.model.layout
-        samples = self._order.of_step(self.steps_done, layout.position.data, self.plan.data)
-        return _to_device(default_collate([self._data[sample] for sample in samples]), layout.device)
+    # State.
 
     def _facts(self) -> Facts:
         scheduler = self._options.scheduler
         return {
             "step": self.steps_done,
-            "batch": self._options.batch,
-            "model": self._reshaper.state.splittable.template.fingerprint(),
             "groups": self._reshaper.state.optimizer.settings(),
             "scheduler": None if scheduler is None else plain(scheduler.state_dict()),
         }
@@ -318,184 +303,20 @@ class Session:
         if scheduler is not None and facts["scheduler"] is not None:
             scheduler.load_state_dict(restored(facts["scheduler"], scheduler.state_dict()))
 
-    # Checkpoints and reports.
-
-    def _try_to_save(self, *, wait: bool) -> None:
-        """Write a checkpoint; if that fails, print why and go on."""
-        if self._checkpoints is None:
-            return
-        try:
-            self.save(wait=wait)
-        except CheckpointNotWritten as error:
-            self._warn(error)
-        else:
-            if wait:
-                self._send(Saved(self.steps_done))
-
-    def _note_saved(self) -> None:
-        """Report a checkpoint that was completed in the background."""
-        if self._checkpoints is not None:
-            try:
-                step = self._checkpoints.finish(wait=False)
-            except CheckpointNotWritten as error:
-                self._warn(error)
-            else:
-                if step is not None:
-                    self._send(Saved(step))
-
-    def _wait_for_checkpoint(self) -> None:
-        if self._checkpoints is not None:
-            try:
-                self._checkpoints.finish()
-            except CheckpointNotWritten as error:
-                self._warn(error)
-
-    def _warn(self, error: Exception) -> None:
-        if self.rank == 0:
-            log.warning("%s; training continues", error)
-
-    def _report(self, loss: Tensor) -> None:
-        now = monotonic()
-        if self.rank or now - self._reported_at < REPORT_EVERY:
-            return
-        speed = (self.steps_done - self._reported_steps) * self._options.batch / (now - self._reported_at)
-        self._reported_at, self._reported_steps = now, self.steps_done
-        if self._channel is None:
-            progress.report(self.steps_done, float(loss), speed)
-        else:
-            self._channel.send(Progress(self.steps_done, float(loss), speed))
+    def _save_if_possible(self, *, wait: bool) -> None:
+        self._boundary.note_saved()
+        self._checkpoints.try_to_save(self._facts(), wait=wait)
 
     def _report_entered(self, change: Change, why: str) -> None:
-        self._send(Entered(change.generation, self.plan, self.steps_done, self.phases, why))
-
-    def _send(self, message: Entered | Saved | Finished) -> None:
-        if self._channel is not None and self.rank == 0:
-            self._channel.send(message)
-
-    def _finish(self) -> None:
-        self._wait_for_checkpoint()
-        self._try_to_save(wait=True)
-        if self._channel is None and self.rank == 0:
-            progress.report(self.steps_done)
-        self._send(Finished(self.steps_done))
+        if self.rank == 0:
+            _remove_old_group_files(change)
+        self._reports.entered(change, self.plan, self.steps_done, self.phases, why)
 
     def _leave(self) -> None:
         """Exit, because the new shape does not need this rank or the run was stopped."""
-        self._tell_that_this_rank_leaves()
+        self._reports.left(self.steps_done)
         process_group.leave()
         sys.exit(0)
-
-    def _tell_that_this_rank_leaves(self, *, restart: bool = False) -> None:
-        if self._channel is not None:
-            self._channel.send(Left(_own_rank(), self.steps_done, restart))
-
-
-def start(
-    model: nn.Module,
-    optimizer: Optimizer,
-    *,
-    loss: Loss,
-    data: Data | None = None,
-    batch: int,
-    steps: int,
-    seed: int = 0,
-    shuffle: bool = True,
-    inputs: Callable[[Batch], Tensor] | None = None,
-    scheduler: LearningRateScheduler | None = None,
-    clip: float | None = None,
-    autocast: torch.dtype | None = None,
-    compile_layers: bool = False,
-    tensor: Mapping[str, Split] | None = None,
-    pipeline: PipelineRule | None = None,
-    shard_group: int | None = None,
-    checkpoint: Path | str | None = None,
-    save_every: Seconds = SAVE_EVERY,
-) -> Session:
-    """Begin or resume the training of a model, under the plan that the scheduler has chosen.
-
-    The model is an ordinary module, the same on every rank; use `session.model` from now on. `loss(output, batch)`
-    returns the mean loss of a micro-batch. `data` is a data set with a length (None: you pass each rank's part of a
-    batch to `session.step` yourself), `batch` the global batch size, `steps` the total number of steps.
-    `inputs(batch)` returns what the model gets (default: the batch, its first part, or its `input_ids`).
-
-    `clip`: largest norm of the gradients. `autocast`: type of mixed precision. `compile_layers`: compile each layer
-    with torch.compile. `tensor` and `pipeline` say how to split a model whose names are not known. `shard_group`: ZeRO
-    shards over groups of so many ranks, which are replicas of each other. `checkpoint`: folder for checkpoints
-    (default: $REFOLD_CHECKPOINT, if set), written every `save_every` seconds, when the run is stopped, and at the end.
-
-    Without an agent, the plan is that of $REFOLD_PLAN, or data parallelism over the ranks of torchrun. A script that
-    was started as a single process by the scheduler is replaced by `python -m refold.train script.py`.
-    """
-    channel = connect()
-    if channel is None:
-        _use_agent_if_needed()
-    options = TrainingOptions(
-        batch=batch,
-        steps=steps,
-        seed=seed,
-        shuffle=shuffle,
-        inputs=inputs or first_tensor,
-        autocast=autocast,
-        clip=clip,
-        save_every=save_every,
-        scheduler=scheduler,
-    )
-    replacements = replace_fused_layers(model, optimizer)
-    splittable = SplittableModel(model, tensor=tensor, pipeline=pipeline, compile_layers=compile_layers)
-    if pipeline is None and data and sum(parameter.numel() for parameter in model.parameters()) <= MAX_TRIED_PARAMETERS:
-        splittable.try_pipeline(model, options.inputs(default_collate([data[0]])))
-    state = TrainingState(model, optimizer, splittable, replacements)
-    folder = checkpoint or os.environ.get("REFOLD_CHECKPOINT")
-    session = Session(
-        Reshaper(state, batch, process_group.choose_device(), shard_group),
-        loss,
-        data,
-        options,
-        channel,
-        Checkpoints(Path(folder)) if folder else None,
-    )
-    if channel is None:
-        session.begin_alone(read_plan(os.environ), process_group.from_environment())
-    else:
-        channel.send(Ready(_own_rank(), state.estimated_bytes()))
-        message = channel.wait()
-        while not isinstance(message, Change):
-            message = channel.wait()
-        session.enter(message)
-    return session
-
-
-def first_tensor(batch: Batch) -> Tensor:
-    """Return the input of the model: the batch itself, its `input_ids`, or its first part."""
-    if isinstance(batch, Tensor):
-        return batch
-    found = batch.get("input_ids", next(iter(batch.values()))) if isinstance(batch, Mapping) else batch[0]
-    assert isinstance(found, Tensor)
-    return found
-
-
-def _use_agent_if_needed() -> None:
-    """Replace this process by an agent if the plan needs several ranks and nobody has started them.
-
-    Also if the plan may change: only the ranks of an agent can change live.
-    """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        return
-    may_change = "RANK" not in os.environ and CHANGE_VARIABLE in os.environ  # whether or not it has a plan yet
-    plan = read_plan(os.environ) or Plan()
-    if may_change or plan.gpus > int(os.environ.get("WORLD_SIZE", "1")):
-        arguments = sys.orig_argv[1:]
-        options = arguments[: len(arguments) - len(sys.argv[1:]) - (2 if _is_module() else 1)]
-        os.execv(sys.executable, [sys.executable, *options, "-m", "refold.train", *arguments[len(options) :]])
-
-
-def _is_module() -> bool:
-    """Whether the script was started with `python -m`."""
-    return sys.modules["__main__"].__spec__ is not None
-
-
-def _own_rank() -> int:
-    return int(os.environ.get("RANK", "0"))
 
 
 def _seed(seed: int, step: int, part: int) -> int:
@@ -503,18 +324,16 @@ def _seed(seed: int, step: int, part: int) -> int:
     return hash((seed, step, part)) & 0x7FFF_FFFF_FFFF_FFFF
 
 
-def _to_device(batch: Batch, device: torch.device) -> Batch:
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, dict):
-        return {name: _to_device(part, device) for name, part in batch.items()}
-    if isinstance(batch, list | tuple):
-        return [_to_device(part, device) for part in batch]
-    return batch
-
-
 def _group_file(change: Change) -> Path:
     return Path(f"{change.state}.group-{change.generation}")
+
+
+def _remove_old_group_files(change: Change) -> None:
+    """Remove the files at which the ranks of earlier generations met."""
+    current = _group_file(change)
+    for file in current.parent.glob(f"{Path(change.state).name}.group-*"):
+        if file != current:
+            file.unlink(missing_ok=True)
 
 
 def _shared_memory() -> str | None:

@@ -12,19 +12,20 @@ that fails again and again, waits for its ranks (ENDING).
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import msgspec
 
 from refold.errors import RefoldError
-from refold.model import ChangeAnswer, ChangeRequest, Plan, Seconds
-from refold.train.messages import Change, Entered, Finished, Left, Progress, Ready, Saved, Stop, ToAgent, ToRank
-
-MAX_FAILURES = 3
-"""How many times in a row a run is restarted without having come further than before."""
+from refold.model import ChangeRequest, Plan, Seconds
+from refold.train.actions import Action, Announce, Answer, Exit, Log, Report, Signal
+from refold.train.change_requests import ChangeRequests, refusal
+from refold.train.failures import MAX_FAILURES, RestartLimit, describe_exit, exit_code
+from refold.train.machine import Machine
+from refold.train.messages import Change, Entered, Finished, Left, NotEntered, Progress, Ready, Saved, Stop, ToAgent
+from refold.train.rank_table import RankProcess, RankTable, Role
+from refold.train.shape import SINGLE, Gang, make_shape, shape_after
 
 JOIN_SECONDS: Seconds = 300.0
 """Time limit for starting the ranks that join in a change."""
@@ -39,85 +40,6 @@ STOPPED = 128 + signal.SIGTERM
 """Exit status of a run whose ranks had to be killed at the end of the grace period."""
 
 
-class StartRank(msgspec.Struct, frozen=True):
-    """Start a rank as process number `process`; `devices` replaces CUDA_VISIBLE_DEVICES if it is not None."""
-
-    process: int
-    rank: int
-    ranks: int
-    devices: str | None
-
-
-class Send(msgspec.Struct, frozen=True):
-    """Send a message to a process."""
-
-    process: int
-    message: ToRank
-
-
-class Signal(msgspec.Struct, frozen=True):
-    """Send a signal to a process."""
-
-    process: int
-    number: int
-
-
-class Announce(msgspec.Struct, frozen=True):
-    """Let the back end know that the run can be changed."""
-
-
-class Answer(msgspec.Struct, frozen=True):
-    """Answer a request of the back end."""
-
-    answer: ChangeAnswer
-
-
-class Report(msgspec.Struct, frozen=True):
-    """Report the progress of the training: finished steps, and the loss and speed of the last ones if known."""
-
-    steps: int
-    loss: float | None = None
-    samples_per_second: float | None = None
-
-
-class Log(msgspec.Struct, frozen=True):
-    """Print a line to the log of the run."""
-
-    text: str
-
-
-class Exit(msgspec.Struct, frozen=True):
-    """End the agent; all ranks have ended."""
-
-    status: int
-
-
-Action = StartRank | Send | Signal | Announce | Answer | Report | Log | Exit
-
-
-class Machine(Protocol):
-    """What the supervisor needs to know of the machine."""
-
-    def now(self) -> Seconds:
-        """Return the time of a monotonic clock."""
-
-    def shared_state(self, size: int) -> str:
-        """Return the path of a file in shared memory, which may grow to this size."""
-
-    def reserve(self, size: int) -> None:
-        """Let the file have this size, or raise an error."""
-
-
-class Gang(msgspec.Struct, frozen=True):
-    """The ranks of this agent among those of all instances of the run."""
-
-    first_rank: int = 0
-    instances: int = 1
-
-
-SINGLE = Gang()
-
-
 class _Phase(Enum):
     STARTING = auto()
     ENTERING = auto()
@@ -127,67 +49,19 @@ class _Phase(Enum):
     ENDING = auto()
 
 
-class _Role(Enum):
-    MEMBER = auto()
-    JOINING = auto()
-    LEAVING = auto()
-    DISMISSED = auto()
-    """It has left or was killed: its exit is expected, whatever its status."""
-
-
-@dataclass(slots=True)
-class _Rank:
-    """A process that runs the script. `device`: the GPU that it uses, if there are any."""
-
-    process: int
-    rank: int
-    device: str | None
-    role: _Role
-    ready: bool = False
-
-
-class _Shape(msgspec.Struct, frozen=True):
-    """A plan, and the GPUs by rank (None: as the environment says)."""
-
-    plan: Plan
-    devices: tuple[str, ...] | None
-
-
-class RestartLimit:
-    """Allows `MAX_FAILURES` restarts in a row in which the training gets no further than before."""
-
-    def __init__(self) -> None:
-        self._furthest = -1
-        self._furthest_at_failure = -1
-        self._failures = 0
-
-    def reached(self, step: int) -> None:
-        """Record progress."""
-        self._furthest = max(self._furthest, step)
-
-    def may_restart(self) -> bool:
-        """Record a failure, and return whether the run may be restarted."""
-        if self._furthest > self._furthest_at_failure:
-            self._furthest_at_failure = self._furthest
-            self._failures = 0
-        self._failures += 1
-        return self._failures <= MAX_FAILURES
-
-
 class Supervisor:
     """Supervises the ranks of a run on one machine. Every method returns what is to be done, in order."""
 
     def __init__(self, plan: Plan, devices: str | None, machine: Machine, gang: Gang = SINGLE) -> None:
-        self._shape = self._target = _Shape(plan, _split(devices))
+        self._shape = self._target = make_shape(plan, devices)
         self._machine = machine
         self._gang = gang
         self._phase = _Phase.STARTING
-        self._ranks: dict[int, _Rank] = {}  # by process
-        self._last_process = 0
+        self._actions: list[Action] = []
+        self._ranks = RankTable(gang, self._actions)
         self._generation = 0
         self._state_bytes = 0
-        self._request: ChangeRequest | None = None
-        self._next_request: ChangeRequest | None = None
+        self._requests = ChangeRequests()
         self._failed_joiners = 0
         self._replaces_all = False
         self._change_after_exits: Change | None = None
@@ -198,7 +72,6 @@ class Supervisor:
         self._limit = RestartLimit()
         self._has_trained = False
         self._status = 0
-        self._actions: list[Action] = []
 
     def start(self) -> list[Action]:
         """Start the ranks of the run."""
@@ -208,13 +81,15 @@ class Supervisor:
     def received(self, process: int, message: ToAgent) -> list[Action]:
         """Handle a message of a process."""
         rank = self._ranks.get(process)
-        if rank is None or rank.role is _Role.DISMISSED:
+        if rank is None or rank.role is Role.DISMISSED:
             return []
         match message:
             case Ready(_, size):
                 self._on_ready(rank, size)
             case Entered():
                 self._on_entered(message)
+            case NotEntered():
+                self._on_not_entered(message)
             case Progress(step, loss, speed):
                 self._limit.reached(step)
                 self._actions.append(Report(step, loss, speed))
@@ -231,17 +106,17 @@ class Supervisor:
 
     def exited(self, process: int, status: int) -> list[Action]:
         """Handle the end of a process."""
-        rank = self._ranks.pop(process, None)
+        rank = self._ranks.remove(process)
         if rank is None:
             return []
         match rank.role:
-            case _Role.DISMISSED:
+            case Role.DISMISSED:
                 pass
-            case _Role.JOINING:
+            case Role.JOINING:
                 self._on_failed_joiner(rank, status)
             case _ if status:
                 self._on_failure(rank, status)
-            case _Role.MEMBER:
+            case Role.MEMBER:
                 self._refuse_changes("the training has finished")
         self._advance()
         return self._take()
@@ -249,13 +124,11 @@ class Supervisor:
     def request(self, request: ChangeRequest) -> list[Action]:
         """Change the plan; if a change is in progress, after it."""
         if self._phase is _Phase.ENDING or self._stop_at is not None:
-            self._refuse(request, "the run is ending")
+            self._actions.append(refusal(request, "the run is ending"))
         elif self._gang.instances > 1:
-            self._refuse(request, "a run with several instances cannot change live")
+            self._actions.append(refusal(request, "a run with several instances cannot change live"))
         else:
-            if self._next_request is not None:
-                self._refuse(self._next_request, f"superseded by run {request.run}")
-            self._next_request = request
+            self._actions.extend(self._requests.add(request))
             if self._phase is _Phase.STARTING and self._deadline is None:
                 self._deadline = self._machine.now() + JOIN_SECONDS
             self._advance()
@@ -279,10 +152,9 @@ class Supervisor:
             if self._stop_at is not None:
                 self._end(STOPPED)
             elif self._phase is _Phase.TRAINING:
-                for rank in self._with_role(_Role.DISMISSED):
-                    self._kill(rank)
+                self._ranks.kill(self._ranks.having(Role.DISMISSED))
             elif self._phase is _Phase.RESTARTING:
-                self._kill_all()
+                self._ranks.kill(self._ranks)
             elif self._phase is _Phase.ENTERING:
                 self._log(f"generation {self._generation} does not train after {ENTER_SECONDS:g} s")
                 self._restart_or_end(1)
@@ -293,23 +165,13 @@ class Supervisor:
 
     def _begin(self) -> None:
         self._phase = _Phase.STARTING
-        self._start_ranks(range(self._target.plan.gpus // self._gang.instances), _Role.MEMBER)
+        self._ranks.start(range(self._target.plan.gpus // self._gang.instances), self._target, Role.MEMBER)
 
-    def _start_ranks(self, local_ranks: Iterable[int], role: _Role) -> None:
-        plan, devices = self._target.plan, self._target.devices
-        for local in local_ranks:
-            self._last_process += 1
-            rank = self._gang.first_rank + local
-            device = devices[local] if devices and local < len(devices) else None
-            self._ranks[self._last_process] = _Rank(self._last_process, rank, device, role)
-            visible = ",".join(devices) if devices else None
-            self._actions.append(StartRank(self._last_process, rank, plan.gpus, visible))
-
-    def _on_ready(self, rank: _Rank, size: int) -> None:
+    def _on_ready(self, rank: RankProcess, size: int) -> None:
         rank.ready = True
         self._state_bytes = max(self._state_bytes, size)
         if self._phase is _Phase.ENDING:
-            self._kill(rank)  # it would wait for a generation that will not begin
+            self._ranks.kill([rank])  # it would wait for a generation that will not begin
         self._advance()
 
     def _on_entered(self, message: Entered) -> None:
@@ -321,20 +183,23 @@ class Supervisor:
             self._has_trained = True
             self._actions.append(Announce())
         self._limit.reached(message.step)
-        for rank in self._with_role(_Role.JOINING):
-            rank.role = _Role.MEMBER
-        for rank in self._with_role(_Role.LEAVING):
-            rank.role = _Role.DISMISSED
-        if self._request is not None:
-            phases = self._restart_phase(message.phases) | message.phases
-            changed = ChangeAnswer(self._request.run, message.plan, message.step, phases, message.why)
-            self._answer_after_exits = Answer(changed)  # the GPUs of ranks that leave must be free then
-            self._request = None
+        self._ranks.give(Role.MEMBER, to=Role.JOINING)
+        self._ranks.give(Role.DISMISSED, to=Role.LEAVING)
+        if answer := self._requests.complete(message, self._restart_phase(message.phases)):
+            self._answer_after_exits = answer  # the GPUs of ranks that leave must be free then
         self._restarting_since = None
         if self._stop_at is not None:
             self._stop_training()
         else:
             self._deadline = self._machine.now() + LEAVE_SECONDS
+        self._advance()
+
+    def _on_not_entered(self, message: NotEntered) -> None:
+        if self._phase is not _Phase.ENTERING or message.generation != self._generation:
+            return
+        self._abandon_change(message.error)
+        if self._stop_at is not None:
+            self._stop_training()
         self._advance()
 
     def _restart_phase(self, phases: dict[str, Seconds]) -> dict[str, Seconds]:
@@ -343,8 +208,8 @@ class Supervisor:
             return {}
         return {"restart": max(0.0, self._machine.now() - self._restarting_since - sum(phases.values()))}
 
-    def _on_left(self, rank: _Rank, message: Left) -> None:
-        rank.role = _Role.DISMISSED
+    def _on_left(self, rank: RankProcess, message: Left) -> None:
+        rank.role = Role.DISMISSED
         if message.restart and self._phase is _Phase.ENTERING:
             self._restart_after_exits()
         if self._phase in (_Phase.ENDING, _Phase.RESTARTING):
@@ -352,8 +217,7 @@ class Supervisor:
 
     def _restart_after_exits(self) -> None:
         """Let the ranks save a checkpoint and exit, then start again with the new plan, or end if told to stop."""
-        for rank in self._with_role(_Role.JOINING):
-            self._kill(rank)  # it waits for a generation that will not begin
+        self._ranks.kill(self._ranks.having(Role.JOINING))  # they wait for a generation that will not begin
         self._change_after_exits = None
         if self._stop_at is not None:
             self._refuse_changes("the run is stopping")
@@ -363,21 +227,21 @@ class Supervisor:
         self._restarting_since = self._machine.now()
         self._deadline = self._restarting_since + ENTER_SECONDS
 
-    def _on_failed_joiner(self, rank: _Rank, status: int) -> None:
+    def _on_failed_joiner(self, rank: RankProcess, status: int) -> None:
         if self._phase is not _Phase.JOINING:
             self._on_failure(rank, status)
             return
-        self._log(f"joining rank {rank.rank} {_describe(status)}")
+        self._log(f"joining rank {rank.rank} {describe_exit(status)}")
         self._failed_joiners += 1
         if self._failed_joiners <= MAX_FAILURES:
-            self._start_ranks([rank.rank], _Role.JOINING)
+            self._ranks.start([rank.rank], self._target, Role.JOINING)
         else:
-            self._refuse_changes(f"joining rank {rank.rank} {_describe(status)}")
+            self._refuse_changes(f"joining rank {rank.rank} {describe_exit(status)}")
 
-    def _on_failure(self, rank: _Rank, status: int) -> None:
+    def _on_failure(self, rank: RankProcess, status: int) -> None:
         if self._phase is not _Phase.ENDING:
-            self._log(f"rank {rank.rank} {_describe(status)}")
-        self._restart_or_end(_exit_code(status), is_error=status > 0)
+            self._log(f"rank {rank.rank} {describe_exit(status)}")
+        self._restart_or_end(exit_code(status), is_error=status > 0)
 
     def _restart_or_end(self, status: int, *, is_error: bool = False) -> None:
         """Restart from the last checkpoint, unless that is useless. A script that fails by itself before it has ever
@@ -390,13 +254,13 @@ class Supervisor:
         self._phase = _Phase.RESTARTING
         self._restarting_since = self._machine.now()
         self._deadline = self._change_after_exits = None
-        self._kill_all()
+        self._ranks.kill(self._ranks)
 
     def _end(self, status: int) -> None:
         self._status = self._status or status
         self._refuse_changes("the run has ended")
         self._phase = _Phase.ENDING
-        self._kill_all()
+        self._ranks.kill(self._ranks)
 
     def _stop_training(self) -> None:
         """Let the ranks save a checkpoint and exit."""
@@ -404,35 +268,33 @@ class Supervisor:
         self._refuse_changes("the run is stopping")
         self._phase = _Phase.ENDING
         self._deadline = self._stop_at
-        for rank in self._with_role(_Role.MEMBER):
-            if rank.rank == 0:
-                self._send(rank, Stop(max(0.0, self._stop_at - self._machine.now())))
+        first = [rank for rank in self._ranks.having(Role.MEMBER) if rank.rank == 0]
+        self._ranks.send(first, Stop(max(0.0, self._stop_at - self._machine.now())))
 
     def _stop_starting(self, stop_signal: int) -> None:
         """End ranks that do not train, among them those of a script that does not use `refold.train`."""
         self._refuse_changes("the run is stopping")
         self._phase = _Phase.ENDING
-        for rank in self._with_role(_Role.MEMBER):
+        for rank in self._ranks.having(Role.MEMBER):
             if rank.ready:
-                self._kill(rank)
+                self._ranks.kill([rank])
             else:
                 self._actions.append(Signal(rank.process, stop_signal))
 
     def _advance(self) -> None:
         """Take the next step if the current phase is complete."""
-        if self._answer_after_exits and not self._with_role(_Role.DISMISSED):
+        if self._answer_after_exits and not self._ranks.having(Role.DISMISSED):
             self._actions.append(self._answer_after_exits)
             self._answer_after_exits = None
         match self._phase:
             case _Phase.RESTARTING if not self._ranks:
                 self._begin()
-            case _Phase.TRAINING if self._next_request and self._ranks and not self._answer_after_exits:
-                self._begin_change(self._next_request)
-            case _Phase.STARTING | _Phase.JOINING if self._are_ready():
+            case _Phase.TRAINING if self._requests.next and self._ranks and not self._answer_after_exits:
+                self._begin_change(self._requests.begin())
+            case _Phase.STARTING | _Phase.JOINING if self._ranks.are_ready():
                 self._enter()
-            case _Phase.ENTERING if self._change_after_exits and self._are_alone():
-                for rank in self._with_role(_Role.JOINING):
-                    self._send(rank, self._change_after_exits)
+            case _Phase.ENTERING if self._change_after_exits and self._ranks.are_joining():
+                self._ranks.send(self._ranks, self._change_after_exits)
                 self._change_after_exits = None
             case _:
                 if not self._ranks and self._phase is not _Phase.RESTARTING:
@@ -440,19 +302,14 @@ class Supervisor:
 
     def _begin_change(self, request: ChangeRequest) -> None:
         """Start the ranks that are missing: all if one that would stay has a GPU that it must give up."""
-        self._request, self._next_request = request, None
         count = request.plan.gpus
-        devices = self._shape.devices if request.devices is None else _split(request.devices)
-        members = sorted(self._with_role(_Role.MEMBER), key=lambda rank: rank.rank)
-        kept = tuple(rank.device for rank in members[:count])
-        self._replaces_all = request.way == "warm" or (devices is not None and not set(kept) <= set(devices))
-        if devices is not None and not self._replaces_all:
-            devices = (*filter(None, kept), *(device for device in devices if device not in kept))
-        self._target = _Shape(request.plan, devices)
+        members = sorted(self._ranks.having(Role.MEMBER), key=lambda rank: rank.rank)[:count]
+        self._target, can_stay = shape_after(self._shape, request, [rank.device for rank in members])
+        self._replaces_all = not can_stay
         self._phase = _Phase.JOINING
         self._failed_joiners = 0
         self._deadline = self._machine.now() + JOIN_SECONDS
-        self._start_ranks(range(0 if self._replaces_all else len(kept), count), _Role.JOINING)
+        self._ranks.start(range(len(members) if can_stay else 0, count), self._target, Role.JOINING)
         self._advance()
 
     def _enter(self) -> None:
@@ -473,66 +330,32 @@ class Supervisor:
         if resume and self._replaces_all:
             self._change_after_exits = change  # the GPUs must be free first
             change = msgspec.structs.replace(change, ranks=0)
-        for rank in self._with_role(_Role.MEMBER):
-            rank.role = _Role.MEMBER if rank.rank < change.ranks else _Role.LEAVING
-            self._send(rank, change)
-        if change.ranks:
-            for rank in self._with_role(_Role.JOINING):
-                self._send(rank, change)
-
-    def _are_ready(self) -> bool:
-        present = self._with_role(_Role.MEMBER) + self._with_role(_Role.JOINING)
-        return bool(present) and all(rank.ready for rank in present)
-
-    def _are_alone(self) -> bool:
-        """Whether all ranks of the previous generation have exited."""
-        return all(rank.role is _Role.JOINING for rank in self._ranks.values())
-
-    def _with_role(self, role: _Role) -> list[_Rank]:
-        return [rank for rank in self._ranks.values() if rank.role is role]
-
-    def _send(self, rank: _Rank, message: ToRank) -> None:
-        self._actions.append(Send(rank.process, message))
-
-    def _kill(self, rank: _Rank) -> None:
-        rank.role = _Role.DISMISSED
-        self._actions.append(Signal(rank.process, signal.SIGKILL))
-
-    def _kill_all(self) -> None:
-        for rank in self._ranks.values():
-            self._kill(rank)
+        members = self._ranks.having(Role.MEMBER)
+        self._ranks.send(members if self._change_after_exits else [*members, *self._ranks.having(Role.JOINING)], change)
+        for rank in members:
+            rank.role = Role.MEMBER if rank.rank < change.ranks else Role.LEAVING
 
     def _refuse_changes(self, why: str) -> None:
-        """Give up the change in progress, if there is one, and the next one."""
-        for request in (self._request, self._next_request):
-            if request is not None:
-                self._refuse(request, why)
-        if self._request is not None and self._phase in (_Phase.JOINING, _Phase.ENTERING):
+        """Give up the change in progress, and the next one."""
+        self._abandon_change(why)
+        self._actions.extend(self._requests.refuse_next(why))
+
+    def _abandon_change(self, why: str) -> None:
+        """Give up the change in progress, if there is one: the ranks that train continue as before."""
+        if self._requests.current is None:
+            return
+        self._actions.extend(self._requests.refuse_current(why))
+        self._change_after_exits = None
+        self._ranks.kill(self._ranks.having(Role.JOINING))
+        self._ranks.give(Role.MEMBER, to=Role.LEAVING)
+        if self._phase in (_Phase.JOINING, _Phase.ENTERING):
             self._phase = _Phase.TRAINING
             self._target = self._shape
-        self._request = self._next_request = self._change_after_exits = None
-        for rank in self._with_role(_Role.JOINING):
-            self._kill(rank)
-
-    def _refuse(self, request: ChangeRequest, why: str) -> None:
-        self._actions.append(Answer(ChangeAnswer(request.run, error=why)))
 
     def _log(self, text: str) -> None:
         self._actions.append(Log(text))
 
     def _take(self) -> list[Action]:
-        actions, self._actions = self._actions, []
+        actions = list(self._actions)
+        self._actions.clear()
         return actions
-
-
-def _split(devices: str | None) -> tuple[str, ...] | None:
-    return tuple(devices.split(",")) if devices else None
-
-
-def _exit_code(status: int) -> int:
-    """Return the exit code that stands for a status, as a shell does."""
-    return status if status >= 0 else 128 - status
-
-
-def _describe(status: int) -> str:
-    return f"has exited with status {status}" if status >= 0 else f"was killed by {signal.Signals(-status).name}"

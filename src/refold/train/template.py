@@ -18,11 +18,7 @@ class Template:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        memo: dict[int, Any] = {
-            id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
-            for parameter in model.parameters()
-        }
-        self._model = copy.deepcopy(model, memo)
+        self._model = _copy_without_storage(model)
         names = defaultdict[int, list[str]](list)
         for name, parameter in model.named_parameters(remove_duplicate=False):
             names[id(parameter)].append(name)
@@ -38,26 +34,20 @@ class Template:
     def build_ahead(self) -> None:
         """Make the copy that the next call of `build` returns."""
         if self._spare is None:
-            self._spare = self._copy()
+            self._spare = _copy_without_storage(self._model)
 
     def build(self) -> nn.Module:
         """Return a new copy of the model without storage."""
         copied, self._spare = self._spare, None
-        return self._copy() if copied is None else copied
+        return _copy_without_storage(self._model) if copied is None else copied
 
-    def _copy(self) -> nn.Module:
-        memo: dict[int, Any] = {
-            id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
-            for parameter in self._model.parameters()
-        }
-        return copy.deepcopy(self._model, memo)
 
-    def fingerprint(self) -> dict[str, list[Any]]:
-        """Return names, shapes and types of all parameters: equal for equal models."""
-        return {
-            name: [str(parameter.dtype).removeprefix("torch."), *parameter.shape]
-            for name, parameter in self.parameters.items()
-        }
+def _copy_without_storage(model: nn.Module) -> nn.Module:
+    memo: dict[int, Any] = {
+        id(parameter): nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+        for parameter in model.parameters()
+    }
+    return copy.deepcopy(model, memo)
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from refold.errors import BadInput
+from refold.errors import CheckpointNotWritten, RefoldError, StateNotMoved
 from refold.model import Plan
 from refold.train.checkpoints import Checkpoints
-from refold.train.descriptions import empty_tensor
+from refold.train.descriptions import Description, empty_tensor
 from refold.train.fused_layers import Replacement
 from refold.train.layout import Layout
 from refold.train.local_model import LocalModel, SplittableModel, local_part
-from refold.train.local_optimizer import LocalOptimizer
+from refold.train.local_optimizer import LocalOptimizer, Slots
 from refold.train.shared_state import SharedMemory, SharedState, make_index, reserve
-from refold.train.state import Box, Boxes, replicas
+from refold.train.state import Box, Boxes, find_unmovable, replicas
 
 Facts = dict[str, Any]
 """What belongs to the state besides tensors, as JSON: the step, settings of the optimizer, the user's own."""
@@ -51,6 +51,8 @@ class TrainingState:
         self._model: LocalModel | None = None
         self._boxes: Iterable[Box] = ()
         self._memory = SharedMemory()
+        self._background = ThreadPoolExecutor(1, "refold-prepare")
+        self._preparation: Future[None] | None = None
 
     def estimated_bytes(self) -> int:
         """Return the size of the whole state, if the optimizer is Adam."""
@@ -76,6 +78,7 @@ class TrainingState:
 
     def adjust(self, plan: Plan) -> None:
         """Change what does not affect the layout: recomputation and offloading."""
+        self._await_preparation()
         self.model.set_recompute(plan.recompute)
         if plan.offload != self.model.layout.plan.offload:
             self.optimizer.set_offload(plan.offload)
@@ -86,15 +89,19 @@ class TrainingState:
 
         def allocate() -> None:
             if plan.offload and not self.model.layout.plan.offload:
-                self.optimizer.prepare_offload().result()
+                self.optimizer.prepare_offload()
             if shared is not None:
                 self._memory.map_ahead(shared)
                 self.splittable.template.build_ahead()
 
-        executor = ThreadPoolExecutor(1)
-        future = executor.submit(allocate)
-        executor.shutdown(wait=False)
-        return future
+        self._preparation = self._background.submit(allocate)
+        return self._preparation
+
+    def _await_preparation(self) -> None:
+        """Wait until nothing is prepared in the background. What could not be prepared is done later."""
+        if self._preparation is not None:
+            wait([self._preparation])
+            self._preparation = None
 
     def set_initial_values(self) -> None:
         """Take the values that the model had on rank 0 when it was passed to `start`."""
@@ -108,9 +115,8 @@ class TrainingState:
 
     def share_initial_values(self) -> None:
         """Send the values of parameters and buffers that the model has on rank 0 to all ranks."""
-        device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else None
         for value in (*self._initial.values(), *self.splittable.template.model.buffers()):
-            sent = value.to(device) if device else value.contiguous()
+            sent = value.contiguous()
             dist.broadcast(sent, 0)
             value.copy_(sent)
 
@@ -121,16 +127,20 @@ class TrainingState:
         self._initial.clear()
 
     def write_shared(self, path: Path, facts: Facts) -> None:
-        """Write the state to shared memory, whatever layout will read it."""
+        """Write the state to shared memory, whatever layout will read it. Raises `StateNotMoved` on every rank."""
+        self._await_preparation()
         mine = list(self._boxes)
-        tables = _gather(({box.name: box.description() for box in mine}, self.optimizer.slots()))
-        whole = _merged(table for table, _ in tables)
+        whole, all_slots = self._describe(mine, StateNotMoved)
         index, size = make_index(whole)
+        problem = ""
         if dist.get_rank() == 0:
-            all_slots = _merged(part for _, part in tables)
-            reserve(path, size)
-            _facts_path(path).write_text(json.dumps([whole, all_slots, facts]))
-        dist.barrier()
+            try:
+                reserve(path, size)
+                _facts_path(path).write_text(json.dumps([whole, all_slots, facts]))
+            except OSError as error:
+                problem = f"{path} cannot hold {size} bytes of model state: {error.strerror}"
+        if problem := _gather(problem)[0]:
+            raise StateNotMoved(problem)
         SharedState(self._memory.map(path, size), index).write(mine)
         dist.barrier()
 
@@ -141,12 +151,12 @@ class TrainingState:
         self.optimizer.create_state(all_slots)
         SharedState(self._memory.map(path, size), index).read(self._boxes)
         self.optimizer.write_back()
-        return _checked(facts)
+        return cast(Facts, facts)
 
-    def save(self, checkpoints: Checkpoints, step: int, facts: Facts, *, wait: bool) -> None:
+    def save(self, checkpoints: Checkpoints, facts: Facts, *, wait: bool) -> None:
         """Write a checkpoint."""
-        all_slots = _merged(_gather(self.optimizer.slots()))
-        checkpoints.save(step, self._tensors(), {**facts, "slots": all_slots}, wait=wait)
+        _, all_slots = self._describe(list(self._boxes), CheckpointNotWritten)
+        checkpoints.save(facts["step"], self._tensors(), {**facts, "slots": all_slots}, wait=wait)
 
     def load(self, checkpoints: Checkpoints, step: int) -> Facts:
         """Load a checkpoint, whatever layout wrote it."""
@@ -186,6 +196,17 @@ class TrainingState:
             replacement.restore(result)
         return result
 
+    def _describe(self, mine: list[Box], error: type[RefoldError]) -> tuple[dict[str, Description], Slots]:
+        """Return descriptions of all tensors, and which state the optimizer has, from all ranks.
+
+        Raise an error on every rank if a rank has state that makes sense only for its part of a parameter.
+        """
+        slots, problem = self.optimizer.slots(), find_unmovable(mine)
+        tables = _gather(({box.name: box.description() for box in mine}, slots, problem))
+        if problem := next(filter(None, (found for *_, found in tables)), ""):
+            raise error(problem)
+        return _merged(table for table, *_ in tables), _merged(part for _, part, _ in tables)
+
     def _tensors(self) -> Mapping[str, Tensor]:
         return {box.name: box.distributed() for box in self._boxes}
 
@@ -207,9 +228,3 @@ def _gather(value: Any) -> list[Any]:
 
 def _merged(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {name: value for part in parts for name, value in part.items()}
-
-
-def _checked(facts: Any) -> Facts:
-    if not isinstance(facts, dict):
-        raise BadInput("the shared state has no facts")
-    return facts

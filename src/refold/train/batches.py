@@ -1,0 +1,56 @@
+"""The batches of a training: read from a data set, in an order that does not depend on the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from refold.train.layout import Layout
+from refold.train.micro_batches import Batch
+from refold.train.samples import SampleOrder
+
+
+class Data(Protocol):
+    """A data set: samples by number. Every rank reads the samples that it needs."""
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+
+    def __getitem__(self, index: int, /) -> Any:
+        """Return a sample."""
+
+
+class BatchReader:
+    """Reads batches of a data set."""
+
+    def __init__(self, data: Data, order: SampleOrder) -> None:
+        self._data = data
+        self._order = order
+
+    def read(self, step: int, layout: Layout) -> Batch:
+        """Return this rank's part of the batch of a step, on its device."""
+        samples = self._order.of_step(step, layout.position.data, layout.plan.data)
+        return _to_device(default_collate([self._data[sample] for sample in samples]), layout.device)
+
+
+def first_tensor(batch: Batch) -> Tensor:
+    """Return the input of the model: the batch itself, its `input_ids`, or its first part."""
+    if isinstance(batch, Tensor):
+        return batch
+    found = batch.get("input_ids", next(iter(batch.values()))) if isinstance(batch, Mapping) else batch[0]
+    assert isinstance(found, Tensor)
+    return found
+
+
+def _to_device(batch: Batch, device: torch.device) -> Batch:
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {name: _to_device(part, device) for name, part in batch.items()}
+    if isinstance(batch, list | tuple):
+        return [_to_device(part, device) for part in batch]
+    return batch
