@@ -44,6 +44,39 @@ def test_a_wide_job_in_the_middle(policy: str, expected: list[tuple[float, str]]
     assert starts(policy, WIDE_IN_THE_MIDDLE, make_cluster(4)) == expected
 
 
+@pytest.mark.parametrize("policy", ["fifo", "fifo-skip", "fcfs", "sjf", "drf"])
+def test_jobs_of_higher_priority_start_first(policy: str) -> None:
+    jobs = [
+        make_job("first", at=0, work=10),
+        make_job("second", at=1, work=10),
+        make_job("urgent", at=2, work=20, priority=1),
+        make_job("nice", at=3, work=5, priority=-1),
+        make_job("later", at=4, work=10),
+    ]
+    assert starts(policy, jobs, make_cluster(1)) == [
+        (0, "first"),
+        (10, "urgent"),
+        (30, "second"),
+        (40, "later"),
+        (50, "nice"),
+    ]
+
+
+@pytest.mark.parametrize("policy", ["srtf", "las"])
+def test_jobs_of_higher_priority_preempt_others(policy: str) -> None:
+    jobs = [make_job("first", at=0, work=10), make_job("urgent", at=2, work=20, priority=1)]
+    assert starts(policy, jobs, make_cluster(1)) == [(0, "first"), (2, "urgent"), (22, "first")]
+
+
+def test_a_job_of_higher_priority_does_not_wait_behind_a_blocked_one() -> None:
+    jobs = [
+        make_job("first", at=0, gpus=2, work=10),
+        make_job("wide", at=1, gpus=4, work=10),
+        make_job("urgent", at=2, gpus=2, work=10, priority=1),
+    ]
+    assert starts("fifo", jobs, make_cluster(4)) == [(0, "first"), (2, "urgent"), (12, "wide")]
+
+
 def test_sjf_starts_the_shortest_waiting_job_first() -> None:
     jobs = [make_job("long", work=50), make_job("first", work=5), make_job("mid", work=20)]
     assert starts("sjf", jobs, make_cluster(1)) == [(0, "first"), (5, "mid"), (25, "long")]

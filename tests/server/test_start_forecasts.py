@@ -193,7 +193,8 @@ def test_a_preview_gives_the_start_of_a_job_behind_the_queue(tmp_path: Path) -> 
     play(tmp_path, "easy", scene)
 
 
-def test_whatif_compares_variants_and_the_delay_of_waiting_jobs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["easy", "fifo"])
+def test_whatif_compares_variants_and_the_delay_of_waiting_jobs(tmp_path: Path, policy: str) -> None:
     async def scene(cluster: Cluster) -> None:
         await submit_many(cluster, 4, estimate=100.0)
         variants = [
@@ -218,7 +219,7 @@ def test_whatif_compares_variants_and_the_delay_of_waiting_jobs(tmp_path: Path) 
         assert (huge.start, huge.fits, huge.reason[:39]) == (None, False, "the job can never run on this cluster: ")
         assert list(cluster.state.view.waiting) == ["short-3", "short-4"]
 
-    play(tmp_path, "easy", scene)
+    play(tmp_path, policy, scene)
 
 
 def test_whatif_on_a_cold_start_says_that_the_start_is_not_known(tmp_path: Path) -> None:

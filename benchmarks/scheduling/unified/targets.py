@@ -43,6 +43,8 @@ MEASURES = {
     "finish_time_fairness": Measure("finish-time fairness, mean", "", 2),
     "finish_time_fairness_p99": Measure("finish-time fairness, p99", "", 1),
     "violations": Measure("jobs with violated guarantees", "", 1),
+    "violations_measured": Measure("the same by measured speeds", "", 1),
+    "quota_waits": Measure("jobs that waited within their quota", "", 1),
     "kept_in_worst_week": Measure("start bounds kept, worst week", "", 3, more_is_better=True),
     "kept": Measure("start bounds kept", "", 3, more_is_better=True),
     "bound_to_wait": Measure("median bound / median wait", "", 1),

@@ -83,7 +83,7 @@ class StartSimulator:
         durations = draws.waiting(jobs, now)
         if new_job is not None:
             jobs, durations = [*jobs, new_job], np.hstack([durations, draws.waiting([new_job], now)])
-        positions = sorted(range(len(jobs)), key=lambda column: self._queue_key(jobs[column]))
+        positions = sorted(range(len(jobs)), key=lambda column: _queue_key(jobs[column]))
         jobs, durations = [jobs[position] for position in positions], durations[:, positions]
         stopping = np.array([run.stopping for run in runs], dtype=np.bool_)
         queue = QueueForecast(self._free(), [view.held_by(run.job) for run in runs], [job.demand for job in jobs])
@@ -94,9 +94,6 @@ class StartSimulator:
         if self._order == "fifo-skip":  # others may overtake a job as long as it does not fit
             latest = np.full(len(jobs), inf)
         return StartTimes([job.id for job in jobs], starts, durations, latest)
-
-    def _queue_key(self, job: Job) -> tuple[int, Seconds]:
-        return (-job.priority if self._order == "easy" else 0), job.submitted
 
     def _done(self, job_id: str, now: Seconds) -> Seconds:
         """Return the work of a job done by now, in seconds."""
@@ -116,3 +113,7 @@ class StartSimulator:
         for run in view.runs.values():
             free.retake(view.held_by(run.job))
         return free
+
+
+def _queue_key(job: Job) -> tuple[int, Seconds]:
+    return -job.priority, job.submitted

@@ -6,12 +6,14 @@ from refold.core import View
 from refold.model import NO_CHANGE, WHOLE, Allocation, Cluster, Decision, Job, Run, Start
 from refold.packing import Placer
 from refold.policies.common import QueueByDemand, Reasons
+from refold.policies.queueing.queue import arrival_order
 
 
 class Drf:
     """Serve tenants in order of dominant share, the largest of their shares of all GPUs, CPUs and memory.
 
-    Jobs of one tenant start in order of arrival; jobs that do not fit are skipped. Nothing is preempted.
+    Jobs of one tenant start in order of priority, then of arrival; jobs that do not fit are skipped. Nothing is
+    preempted.
     """
 
     name = "drf"
@@ -71,7 +73,7 @@ class _Tenant:
     """A tenant's waiting jobs, and the resources that its runs hold."""
 
     def __init__(self) -> None:
-        self.queue = QueueByDemand(lambda job: job.submitted)
+        self.queue = QueueByDemand(arrival_order)
         self._running: set[str] = set()
         self._gpu_milli = 0
         self._cpu_milli = 0

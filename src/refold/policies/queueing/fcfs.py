@@ -11,7 +11,7 @@ from refold.policies.common import Reasons
 class Fcfs:
     """Order of the queue, each job on the first nodes where it fits; while one does not fit, no other job starts.
 
-    It visits every node for every job, and is meant for clusters of a few nodes.
+    Jobs of higher priority come first. It visits every node for every job, and is meant for clusters of a few nodes.
     """
 
     name = "fcfs"
@@ -23,7 +23,7 @@ class Fcfs:
         """Start jobs from the front of the queue up to the first one that does not fit."""
         trial = view.trial()
         starts: list[Start] = []
-        for job in view.waiting.values():
+        for job in sorted(view.waiting.values(), key=lambda job: -job.priority):
             placement = _first_fit(trial.free, job.demand)
             if placement is None:
                 self._reasons.note_resources(view, job)

@@ -6,14 +6,14 @@ from refold.core import View
 from refold.model import Decision
 from refold.packing import Placer
 from refold.policies.common import Defragment
-from refold.policies.queueing.queue import Queue
+from refold.policies.queueing.queue import Queue, arrival_order
 
 
 class Fifo:
     """Strict order of arrival: while the first job in the queue does not fit, no other job starts.
 
-    With `defragment`, running jobs are moved if that lets the first job start. Each move is assumed to cost
-    `restart_seconds`; at most `max_moves` runs are being moved at the same time.
+    Jobs of higher priority come first. With `defragment`, running jobs are moved if that lets the first job start. Each
+    move is assumed to cost `restart_seconds`; at most `max_moves` runs are being moved at the same time.
     """
 
     name = "fifo"
@@ -30,7 +30,7 @@ class Fifo:
         defragmentation = Defragment(restart_seconds, max_moves)
         self._queue = Queue(
             Placer(placement, seed),
-            key=lambda job: job.submitted,
+            key=arrival_order,
             strict=self.strict,
             defragment=defragmentation if defragment else None,
         )

@@ -21,7 +21,7 @@ ROUNDING_GPU_SECONDS = 1e-3
 
 
 class Las:
-    """Jobs with little attained service preempt jobs with much."""
+    """Jobs with little attained service preempt jobs with much. Jobs of higher priority come before both queues."""
 
     name = "las"
 
@@ -44,10 +44,11 @@ class Las:
             return decision
         return Decision(decision.starts, decision.stops, waits=decision.waits, wake_at=wake_at)
 
-    def _order(self, view: View, job: Job) -> tuple[int, Seconds]:
-        return int(view.gpu_seconds(job.id) >= self._threshold - ROUNDING_GPU_SECONDS), job.submitted
+    def _order(self, view: View, job: Job) -> tuple[int, bool, Seconds]:
+        demoted = view.gpu_seconds(job.id) >= self._threshold - ROUNDING_GPU_SECONDS
+        return -job.priority, demoted, job.submitted
 
-    def _rank(self, view: View, run: Run) -> tuple[int, Seconds]:
+    def _rank(self, view: View, run: Run) -> tuple[int, bool, Seconds]:
         return self._order(view, view.active[run.job])
 
     def _demote(self, view: View) -> None:

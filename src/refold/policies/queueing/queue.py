@@ -15,6 +15,11 @@ MAX_DEFERRAL: Seconds = HOUR
 """A job that has waited for longer is not left out of a window in favour of jobs that fit better."""
 
 
+def arrival_order(job: Job) -> tuple[int, Seconds]:
+    """Return the sort key of an order of arrival: jobs of higher priority come first."""
+    return -job.priority, job.submitted
+
+
 class Queue:
     """Start jobs in the order of `key`. If `strict`, no job overtakes one that does not fit yet.
 

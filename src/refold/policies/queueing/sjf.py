@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from refold.core import View
-from refold.model import Decision, Job
+from refold.model import Decision, Job, Seconds
 from refold.packing import Placer
 from refold.policies.common import Defragment, DurationSource, DurationSourceName
 from refold.policies.queueing.queue import Queue
@@ -17,7 +17,8 @@ def known_duration(job: Job) -> float:
 class Sjf:
     """Start the shortest waiting job that fits; do not preempt. With `defragment`, running jobs may be moved.
 
-    `durations` selects the source of run times: known, predicted at submission (the median), or the user's limit.
+    Jobs of higher priority come first. `durations` selects the source of run times: known, predicted at submission (the
+    median), or the user's limit.
     """
 
     name = "sjf"
@@ -32,11 +33,11 @@ class Sjf:
         durations: DurationSourceName = "known",
     ) -> None:
         defragmentation = Defragment(restart_seconds, max_moves)
-        self._durations = DurationSource(durations)
+        self._durations, self._known = DurationSource(durations), durations == "known"
         self._view: View | None = None
         self._queue = Queue(
             Placer(placement, seed),
-            key=known_duration if durations == "known" else self._median_duration,
+            key=self._key,
             strict=False,
             defragment=defragmentation if defragment else None,
         )
@@ -47,6 +48,9 @@ class Sjf:
         self._durations.observe(view)
         return self._queue.decide(view)
 
-    def _median_duration(self, job: Job) -> float:
+    def _key(self, job: Job) -> tuple[int, Seconds]:
+        return -job.priority, known_duration(job) if self._known else self._median_duration(job)
+
+    def _median_duration(self, job: Job) -> Seconds:
         assert self._view is not None
         return self._durations.remaining_time(self._view, job).quantile(0.5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from refold.core import View
-from refold.model import Decision, Job, Run
+from refold.model import Decision, Job, Run, Seconds
 from refold.packing import Placer
 from refold.policies.queueing.preempting import PreemptingQueue
 from refold.policies.queueing.sjf import known_duration
@@ -23,13 +23,21 @@ def expected_end(view: View, run: Run) -> float:
     return view.now + remaining_seconds(view, view.active[run.job])
 
 
+def _order(view: View, job: Job) -> tuple[int, Seconds]:
+    return -job.priority, remaining_seconds(view, job)
+
+
+def _rank(view: View, run: Run) -> tuple[int, Seconds]:
+    return -view.active[run.job].priority, expected_end(view, run)
+
+
 class Srtf:
-    """Run the jobs with the least remaining work; preempt longer jobs for them."""
+    """Run the jobs with the least remaining work; preempt longer jobs for them. Jobs of higher priority come first."""
 
     name = "srtf"
 
     def __init__(self, placement: str = "best-fit", seed: int = 0) -> None:
-        self._queue = PreemptingQueue(self.name, Placer(placement, seed), remaining_seconds, expected_end)
+        self._queue = PreemptingQueue(self.name, Placer(placement, seed), _order, _rank)
 
     def decide(self, view: View) -> Decision:
         """Start the jobs with the least remaining work, preempting those with the most."""
