@@ -46,6 +46,13 @@ def test_a_target_refers_to_the_mean_of_draws() -> None:
     assert results_of(figures, Target("delay", at_most=0.29)) == [("≤ 0.290", "las 0.350", "missed")]
 
 
+def test_a_target_may_refer_to_the_worst_draw() -> None:
+    figures = {"refold": [{"restarts": count} for count in (2.0, 11.0)]}
+
+    assert results_of(figures, Target("restarts", at_most=10)) == [("≤ 10", "", "met")]
+    assert results_of(figures, Target("restarts", at_most=10, worst_draw=True)) == [("≤ 10", "", "missed")]
+
+
 def test_a_target_relative_to_policies_refers_to_the_best_of_them() -> None:
     figures = {"refold": delays(0.3), "easy": delays(0.4), "srtf": delays(0.2)}
 
