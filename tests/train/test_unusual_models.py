@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ from small_models import RepeatedWords, SmallGpt, next_token_loss
 from torch import Tensor, nn
 from torch_ranks import run_ranks
 
-from refold.errors import BadInput
+import refold.train
+from refold.errors import BadInput, StateNotMoved
 from refold.model import Plan, parse_plan
 from refold.train import progress
 from refold.train.layout import Layout
@@ -86,15 +89,37 @@ def tied_gpt_with_buffers() -> SmallGpt:
     return model
 
 
+def momentum_sgd_with_groups(parameters: Any) -> torch.optim.Optimizer:
+    first, *others = parameters
+    return torch.optim.SGD([{"params": others}, {"params": [first], "lr": 0.01}], lr=0.1, momentum=0.9, nesterov=True)
+
+
 def make_session(
-    meeting: Path, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, plan: Plan | None = None
+    meeting: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    plan: Plan | None = None,
+    *,
+    compile_layers: bool = False,
 ) -> Session:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    state = TrainingState(model, optimizer, SplittableModel(model))
+    state = TrainingState(model, optimizer, SplittableModel(model, compile_layers=compile_layers))
     options = TrainingOptions(batch=8, steps=steps, clip=1.0)
     session = Session(Reshaper(state, 8, torch.device("cpu")), next_token_loss, RepeatedWords(), options)
     session.begin_alone(plan, Rendezvous(rank, ranks, meeting))
     return session
+
+
+def losses_under(session: Session, plans: list[Plan]) -> list[float]:
+    """Train a few steps with each plan; the first one is that of the session."""
+    losses: list[float] = []
+    for batch in session:
+        losses.append(session.step(batch).item())
+        shape, steps = divmod(len(losses), STEPS)
+        if steps == 0 and shape < len(plans):
+            session.change(plans[shape])
+    return losses
 
 
 def train(
@@ -105,12 +130,7 @@ def train(
     torch.manual_seed(int(os.environ["RANK"]))  # the initial values of rank 0 count
     model = make()
     session = make_session(meeting, model, optimizer(model.parameters()), STEPS * len(plans))
-    losses: list[float] = []
-    for batch in session:
-        losses.append(session.step(batch).item())
-        shape, steps = divmod(len(losses), STEPS)
-        if steps == 0 and shape < len(plans):
-            session.change(plans[shape])
+    losses = losses_under(session, plans)
     values = session.full_state_dict()
     make().load_state_dict(values)
     return losses, {name: value.tolist() for name, value in values.items()}
@@ -120,6 +140,8 @@ def train(
     ("make", "optimizer", "plans"),
     [
         (SmallGpt, CountingSgd, ["dp2", "tp2", "dp2 offload", "pp2 accumulate 2"]),
+        (SmallGpt, momentum_sgd_with_groups, ["dp2 zero1 offload", "tp2", "pp2 accumulate 2", "dp2 zero3"]),
+        (SmallGpt, torch.optim.Adafactor, ["dp2", "dp2 accumulate 2", "pp2 accumulate 2", "dp2"]),
         (GptWithTemperature, torch.optim.AdamW, ["dp2", "dp2 zero3 accumulate 2", "tp2", "pp2 accumulate 2"]),
         (gpt_with_shared_layer, torch.optim.AdamW, ["dp2", "dp2 zero3", "dp2 zero1 accumulate 2"]),
         (gpt_with_tied_layers, torch.optim.AdamW, ["dp2", "dp2 zero3", "dp2 zero1 recompute full"]),
@@ -135,6 +157,32 @@ def test_losses_and_weights_do_not_depend_on_the_plans(
         assert values.keys() == expected[1].keys()
         for name, value in expected[1].items():
             torch.testing.assert_close(torch.tensor(values[name]), torch.tensor(value), msg=name)
+
+
+def test_state_that_depends_on_the_division_of_parameters_starts_anew() -> None:
+    plans = [parse_plan(plan) for plan in ("dp2", "dp2 zero3", "tp2", "dp2")]
+    (losses, _), _ = run_ranks(2, train, SmallGpt, torch.optim.Adafactor, plans, form_group=False)
+    assert losses[-1] < losses[0]
+
+
+def train_in(meeting: Path, dtype: torch.dtype, plans: list[Plan]) -> list[float]:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = SmallGpt().to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+    session = make_session(meeting, model, optimizer, STEPS * len(plans))
+    losses = losses_under(session, plans)
+    assert {value.dtype for value in session.full_state_dict().values()} == {dtype}
+    return losses
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_parameters_of_16_bits_train_alike_up_to_rounding(dtype: torch.dtype) -> None:
+    plans = [parse_plan(plan) for plan in ("dp2", "dp2 zero3", "tp2", "pp2 accumulate 2", "dp2 offload")]
+    [expected] = run_ranks(1, train_in, dtype, [Plan()] * len(plans), form_group=False)
+    for losses in run_ranks(2, train_in, dtype, plans, form_group=False):
+        assert losses == pytest.approx(expected, rel=0.02)
+    assert expected[-1] < expected[0]
 
 
 @pytest.mark.parametrize("plan", ["tp2", "pp2 accumulate 2"])
@@ -179,6 +227,85 @@ def test_a_checkpoint_with_other_groups_of_parameters_is_an_error() -> None:
     optimizer = LocalOptimizer(torch.optim.SGD([weight]), {id(weight): "weight"})
     with pytest.raises(BadInput, match="the checkpoint has 2 groups of parameters, the optimizer 1"):
         optimizer.restore_settings([{}, {}])
+
+
+def start_again(meeting: Path, folder: Path, width: int) -> str:
+    """Train a step, or fail because the checkpoint is one of another model."""
+    del meeting
+    os.environ.pop("MASTER_PORT", None)
+    torch.manual_seed(0)
+    model = SmallGpt(width=width)
+    try:
+        session = refold.train.start(
+            model,
+            torch.optim.AdamW(model.parameters()),
+            loss=next_token_loss,
+            data=RepeatedWords(),
+            batch=4,
+            steps=1,
+            checkpoint=folder,
+        )
+    except BadInput as error:
+        return str(error)
+    for batch in session:
+        session.step(batch)
+    return ""
+
+
+def test_a_checkpoint_of_another_model_is_an_error_that_names_a_tensor(tmp_path: Path) -> None:
+    assert run_ranks(1, start_again, tmp_path, 32, form_group=False) == [""]
+    [error] = run_ranks(1, start_again, tmp_path, 16, form_group=False)
+    assert error.startswith(f"{tmp_path}/step-1: is a checkpoint of another model: 'model.blocks.0.attention.k.bias'")
+    assert run_ranks(1, start_again, tmp_path, 32, form_group=False) == [""], "the checkpoint is intact"
+
+
+def fail_to_move(meeting: Path) -> tuple[str, list[float]]:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = SmallGpt()
+    session = make_session(meeting, model, torch.optim.AdamW(model.parameters()), 4)
+    losses: list[float] = []
+    message = ""
+    for batch in session:
+        losses.append(session.step(batch).item())
+        if session.steps_done == 2 and session.plan.gpus == 2:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(os, "posix_fallocate", fail_with_full_disk)
+                with pytest.raises(StateNotMoved) as error:
+                    session.change(Plan(tensor=2))
+            message = str(error.value)
+            assert session.plan == Plan(data=2)
+    return message, losses
+
+
+def fail_with_full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_change_without_room_for_the_state_fails_on_all_ranks_and_training_continues() -> None:
+    [(_, expected)] = run_ranks(1, fail_to_move, form_group=False)
+    for message, losses in run_ranks(2, fail_to_move, form_group=False):
+        assert "bytes of model state: No space left on device" in message
+        assert losses == pytest.approx(expected, rel=1e-4)
+
+
+def train_compiled(meeting: Path, plans: list[Plan], compile_layers: bool) -> list[float]:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = SmallGpt(layers=2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    steps = STEPS * len(plans)
+    return losses_under(make_session(meeting, model, optimizer, steps, compile_layers=compile_layers), plans)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_layers_train_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers are traced, but not compiled to machine code, which takes minutes."""
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
+    plans = [parse_plan(plan) for plan in ("dp2", "dp2 zero3", "tp2")]
+    [expected] = run_ranks(1, train_compiled, [Plan()] * len(plans), False, form_group=False)
+    for losses in run_ranks(2, train_compiled, plans, True, form_group=False):
+        assert losses == pytest.approx(expected, rel=1e-4)
 
 
 def plan_in_use(meeting: Path, plan: Plan) -> Plan:

@@ -11,7 +11,7 @@ import logging
 import shutil
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,13 +103,16 @@ class Checkpoints:
             self._in_flight = None
         return step
 
-    def load(self, step: int, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Fill the tensors from a checkpoint of the same model, saved under any layout; return its facts."""
+    def load(self, step: int, tensors: Mapping[str, Tensor], unused: Set[str] = frozenset()) -> dict[str, Any]:
+        """Fill the tensors from a checkpoint of the same model, saved under any layout; return its facts.
+
+        `unused`: names of tensors that the checkpoint may have, and this rank does not need.
+        """
         import torch.distributed.checkpoint as dcp
 
         path = self._path(step)
         group = self._group()
-        problem = _agree(_first_difference(path, tensors, group), group)
+        problem = _agree(_first_difference(path, tensors, unused, group), group)
         if problem:
             raise BadFile(path, problem)
         try:
@@ -215,18 +218,18 @@ def _copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return copies
 
 
-def _first_difference(path: Path, tensors: Mapping[str, Tensor], group: Any) -> str:
+def _first_difference(path: Path, tensors: Mapping[str, Tensor], unused: Set[str], group: Any) -> str:
     """Describe the first difference between a checkpoint and the model of all ranks; empty if there is none."""
     import torch.distributed.checkpoint as dcp
 
-    names = _all_names(tensors, group)
+    names, known = _all_names(tensors, group), _all_names({*tensors, *unused}, group)
     try:
         saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
     except Exception as error:
         return f"is not a checkpoint: {error}"
     if missing := sorted(names - set(saved)):
         return f"is a checkpoint of another model: it has no {missing[0]!r}"
-    if extra := sorted(set(saved) - names):
+    if extra := sorted(set(saved) - known):
         return f"is a checkpoint of another model: it has {extra[0]!r}, which this model has not"
     for name in sorted(tensors):
         found, expected = _describe(saved[name].size, saved[name].properties.dtype), _describe_tensor(tensors[name])
@@ -235,13 +238,13 @@ def _first_difference(path: Path, tensors: Mapping[str, Tensor], group: Any) -> 
     return ""
 
 
-def _all_names(tensors: Mapping[str, Tensor], group: Any) -> set[str]:
+def _all_names(own: Iterable[str], group: Any) -> set[str]:
     if group is None:
-        return set(tensors)
+        return set(own)
     import torch.distributed as dist
 
     names: list[list[str]] = [[]] * dist.get_world_size(group)
-    dist.all_gather_object(names, list(tensors), group)
+    dist.all_gather_object(names, list(own), group)
     return {name for part in names for name in part}
 
 

@@ -1,17 +1,20 @@
 """An optimizer whose parameters are replaced when the layout changes, and may be on the host (ZeRO-Offload).
 
 The optimizer works on plain tensors: the local part of each parameter, or a copy of it on the host. Optimizers that
-treat every element alike (SGD, Adam, AdamW, Adagrad, RMSprop, …) give the same result in every layout.
+treat every element alike (SGD, Adam, AdamW, Adagrad, RMSprop, …) give the same result in every layout. Others may have
+state whose shape depends on how a parameter is divided: it starts anew when a parameter is, or was, divided.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from refold.errors import BadInput
@@ -101,23 +104,37 @@ class LocalOptimizer:
         state: dict[str, Any] = self.optimizer.state.get(copy, {})
         return {key: value for key, value in state.items() if isinstance(value, Tensor)}
 
+    def movable_tensors(self, name: str) -> dict[str, Tensor]:
+        """Return the state of a parameter that has a meaning in other layouts too."""
+        return {key: value for key, value in self._movable_state(name).items() if isinstance(value, Tensor)}
+
     def slots(self) -> Slots:
         """Return which state the local parameters have."""
         return {
-            name: {
-                key: _kind(key, value, copy)
-                for key, value in self.optimizer.state.get(copy, {}).items()
-                if isinstance(value, Tensor | int | float)
-            }
+            name: {key: _kind(key, value, copy) for key, value in self._movable_state(name).items()}
             for name, copy in self.optimized().items()
         }
 
-    def create_state(self, wanted: Slots) -> None:
-        """Create the state of the local parameters, uninitialised."""
-        for name, copy in self.optimized().items():
-            if wanted.get(name):
+    def create_state(self, wanted: Slots) -> list[str]:
+        """Create the state of the local parameters, uninitialised; return names of state that is of no use here."""
+        unused: list[str] = []
+        for name, (parameter, copy) in self._pairs.items():
+            kinds = wanted.get(name, {})
+            if is_divided(parameter) and any(map(_has_own_shape, kinds.values())):
+                unused += [f"{name}.{key}" for key in kinds]
+            elif kinds:
                 counters = self._device_of_counters(name, copy)
-                self.optimizer.state[copy] = {key: _empty(kind, copy, counters) for key, kind in wanted[name].items()}
+                self.optimizer.state[copy] = {key: _empty(kind, copy, counters) for key, kind in kinds.items()}
+        return unused
+
+    def _movable_state(self, name: str) -> dict[str, Tensor | float]:
+        """Return the state of a parameter, unless it depends on how the parameter is divided, as that of Adafactor."""
+        parameter, copy = self._pairs[name]
+        state = self.optimizer.state.get(copy, {})
+        known = {key: value for key, value in state.items() if isinstance(value, Tensor | int | float)}
+        if is_divided(parameter) and any(_has_own_shape(_kind(key, value, copy)) for key, value in known.items()):
+            return {}
+        return known
 
     def _device_of_counters(self, name: str, copy: Tensor) -> torch.device:
         """Return where state is that is not like its parameter, such as the number of steps."""
@@ -186,6 +203,19 @@ def _kind(key: str, value: Tensor | float, copy: Tensor) -> Any:
     if not isinstance(value, Tensor):
         return value
     return LIKE_PARAMETER if is_like(key, value, copy) else describe(value.dtype, value.shape)
+
+
+def _has_own_shape(kind: Any) -> bool:
+    """Whether state is neither like its parameter nor a number."""
+    return isinstance(kind, list) and prod(kind[1:]) > 1
+
+
+def is_divided(parameter: Tensor) -> bool:
+    """Whether ranks have different parts of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return False
+    sizes = parameter.device_mesh.shape
+    return any(placement.is_shard() and size > 1 for placement, size in zip(parameter.placements, sizes, strict=True))
 
 
 def _empty(kind: Any, copy: Tensor, counters: torch.device) -> Tensor | float:

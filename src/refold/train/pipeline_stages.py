@@ -51,7 +51,7 @@ class Zero(nn.Module):
         """Return zero."""
         del args, kwargs
         device = like.device if isinstance(like, Tensor) else "cpu"
-        return torch.zeros(1, device=device)
+        return torch.zeros((), device=device)  # without dimensions, it does not change the type of a sum
 
 
 def find_rule(model: nn.Module) -> PipelineRule:

@@ -118,7 +118,7 @@ class Session:
         assert self._training_step is not None
         plan, position = self.plan, self._reshaper.model.layout.position
         torch.manual_seed(_seed(self._options.seed, self.steps_done, position.data * plan.pipeline + position.stage))
-        loss = self._training_step.run(batch)
+        loss = self._training_step.run(batch).double()  # ranks without a loss do not know its type
         if dist.get_world_size() > 1:
             dist.all_reduce(loss)
             loss /= plan.data * plan.tensor

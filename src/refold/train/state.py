@@ -67,27 +67,13 @@ class Boxes:
         for name, copy in self._optimizer.optimized().items():
             box = self._boxes[name]
             yield box._replace(name=f"model.{name}", local=copy.detach())
-            for key, value in self._optimizer.tensors_of(copy).items():
+            for key, value in self._optimizer.movable_tensors(name).items():
                 if is_like(key, value, copy):
                     yield box._replace(name=f"optimizer.{name}.{key}", local=value)
                 else:
                     yield _box(f"optimizer.{name}.{key}", value, self._model, tied=self._model.is_on_two_stages(name))
         for name, buffer in self._model.named_buffers():
             yield _box(f"buffer.{name}", buffer, self._model)
-
-
-def find_unmovable(boxes: Sequence[Box]) -> str:
-    """Describe state of the optimizer that makes sense only for the part of a parameter that this rank has, if any."""
-    divided = {box.name.partition(".")[2] for box in boxes if tuple(box.local.shape) != box.whole}
-    for box in boxes:
-        kind, _, name = box.name.partition(".")
-        parameter, _, key = name.rpartition(".")
-        if kind == "optimizer" and name not in divided and parameter in divided and box.local.numel() > 1:
-            return (
-                f"the optimizer has state {key!r} of shape {list(box.local.shape)} for a part of {parameter}, which is "
-                "of no use under another plan; use an optimizer that works element by element, such as AdamW"
-            )
-    return ""
 
 
 def replicas(tensor: Tensor, model: LocalModel, *, tied: bool = False) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from refold.errors import CheckpointNotWritten, RefoldError, StateNotMoved
+from refold.errors import StateNotMoved
 from refold.model import Plan
 from refold.train.checkpoints import Checkpoints
 from refold.train.descriptions import Description, empty_tensor
@@ -23,7 +23,7 @@ from refold.train.layout import Layout
 from refold.train.local_model import LocalModel, SplittableModel, local_part
 from refold.train.local_optimizer import LocalOptimizer, Slots
 from refold.train.shared_state import SharedMemory, SharedState, make_index, reserve
-from refold.train.state import Box, Boxes, find_unmovable, replicas
+from refold.train.state import Box, Boxes, replicas
 
 Facts = dict[str, Any]
 """What belongs to the state besides tensors, as JSON: the step, settings of the optimizer, the user's own."""
@@ -130,7 +130,7 @@ class TrainingState:
         """Write the state to shared memory, whatever layout will read it. Raises `StateNotMoved` on every rank."""
         self._await_preparation()
         mine = list(self._boxes)
-        whole, all_slots = self._describe(mine, StateNotMoved)
+        whole, all_slots = self._describe(mine)
         index, size = make_index(whole)
         problem = ""
         if dist.get_rank() == 0:
@@ -155,13 +155,13 @@ class TrainingState:
 
     def save(self, checkpoints: Checkpoints, facts: Facts, *, wait: bool) -> None:
         """Write a checkpoint."""
-        _, all_slots = self._describe(list(self._boxes), CheckpointNotWritten)
+        _, all_slots = self._describe(self._boxes)
         checkpoints.save(facts["step"], self._tensors(), {**facts, "slots": all_slots}, wait=wait)
 
     def load(self, checkpoints: Checkpoints, step: int) -> Facts:
         """Load a checkpoint, whatever layout wrote it."""
-        self.optimizer.create_state(checkpoints.facts(step)["slots"])
-        facts = checkpoints.load(step, self._tensors())
+        unused = self.optimizer.create_state(checkpoints.facts(step)["slots"])
+        facts = checkpoints.load(step, self._tensors(), {f"optimizer.{name}" for name in unused})
         self.optimizer.write_back()
         return facts
 
@@ -173,7 +173,8 @@ class TrainingState:
             if parameter.grad is not None:
                 gradient = local_part(parameter.grad)
                 copies = replicas(parameter, self.model, tied=self.model.is_on_two_stages(name))[1]
-                total = total + gradient.pow(2).sum() / copies
+                dtype = torch.promote_types(gradient.dtype, torch.float32)
+                total = total + torch.linalg.vector_norm(gradient, dtype=dtype).square() / copies
                 gradients.append(gradient)
         dist.all_reduce(total)
         scale = (largest / (total.sqrt() + 1e-6)).clamp(max=1.0)
@@ -196,16 +197,10 @@ class TrainingState:
             replacement.restore(result)
         return result
 
-    def _describe(self, mine: list[Box], error: type[RefoldError]) -> tuple[dict[str, Description], Slots]:
-        """Return descriptions of all tensors, and which state the optimizer has, from all ranks.
-
-        Raise an error on every rank if a rank has state that makes sense only for its part of a parameter.
-        """
-        slots, problem = self.optimizer.slots(), find_unmovable(mine)
-        tables = _gather(({box.name: box.description() for box in mine}, slots, problem))
-        if problem := next(filter(None, (found for *_, found in tables)), ""):
-            raise error(problem)
-        return _merged(table for table, *_ in tables), _merged(part for _, part, _ in tables)
+    def _describe(self, mine: Iterable[Box]) -> tuple[dict[str, Description], Slots]:
+        """Return descriptions of all tensors, and which state the optimizer has, from all ranks."""
+        tables = _gather(({box.name: box.description() for box in mine}, self.optimizer.slots()))
+        return _merged(table for table, _ in tables), _merged(part for _, part in tables)
 
     def _tensors(self) -> Mapping[str, Tensor]:
         return {box.name: box.distributed() for box in self._boxes}
