@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from refold.train.__main__ import main
 from refold.train.owned_files import SHARED_MEMORY, folder_of
 
 FAKE_RANK = Path(__file__).parent / "fake_rank.py"
@@ -37,16 +39,16 @@ class Run:
     def __init__(self, folder: Path, plan: str, steps: int, *arguments: str, **environment: str) -> None:
         self.folder = folder
         self.change_file = folder / "change"
+        settings = {
+            "REFOLD_PRELOAD": "",
+            "REFOLD_CHANGE": str(self.change_file),
+            "REFOLD_PROGRESS": str(folder / "progress"),
+            "REFOLD_GRACE": "5",
+            **environment,
+        }
         self.agent = subprocess.Popen(
             [sys.executable, "-m", "refold.train", "--plan", plan, FAKE_RANK, folder, str(steps), *arguments],
-            env={
-                **os.environ,
-                "REFOLD_PRELOAD": "",
-                "REFOLD_CHANGE": str(self.change_file),
-                "REFOLD_PROGRESS": str(folder / "progress"),
-                "REFOLD_GRACE": "5",
-                **environment,
-            },
+            env={**os.environ, **settings},
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -92,7 +94,7 @@ class Run:
     def _is_running(self, pid: str) -> bool:
         """Whether a process of this run has this pid: pids are reused."""
         try:
-            return f"REFOLD_CHANGE={self.change_file}".encode() in Path("/proc", pid, "environ").read_bytes()
+            return f"REFOLD_PROGRESS={self.folder}/".encode() in Path("/proc", pid, "environ").read_bytes()
         except OSError:
             return False
 
@@ -275,3 +277,44 @@ def test_a_dead_fork_server_is_replaced(run: Callable[..., Run]) -> None:
     status, log = training.finish()
     assert status == 0, log
     assert_every_step_was_done_once_or_again_after_a_restart(training, 60)
+
+
+def test_the_command_changes_the_plan_of_a_job(run: Callable[..., Run], capsys: pytest.CaptureFixture[str]) -> None:
+    training = run("dp1", 100_000, REFOLD_CHANGE="")
+    training.wait_for_steps(1)
+    pid = str(training.agent.pid)
+    assert main(["change", "--plan", "dp2", "--pid", pid]) == 0
+    assert re.fullmatch(r"DP2 from step \d+ on \(drain 0\.100 s\)\n", capsys.readouterr().out)
+    assert main(["change", "--plan", "tp2", "--pid", pid, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["plan"] == {"tensor": 2}
+    training.agent.terminate()
+    training.finish()
+
+
+def test_the_command_does_not_change_jobs_of_the_scheduler(
+    run: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = run("dp1", 100_000)
+    training.wait_for_steps(1)
+    assert main(["change", "--plan", "dp2", "--pid", str(training.agent.pid)]) == 2
+    error = f"refold.train: agent {training.agent.pid} runs a job of the scheduler, which chooses its plan\n"
+    assert capsys.readouterr().err == error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--plan", "xyz", str(FAKE_RANK)], "'xyz' is not a plan at 'xyz'; write it as"),
+        (["--plan", "", str(FAKE_RANK)], "'' is not a plan"),
+        (["--ranks", "0", str(FAKE_RANK)], "--ranks is 0, expected at least 1"),
+        (["missing.py"], "there is no script 'missing.py'"),
+        (["change", "--plan", "xyz"], "'xyz' is not a plan at 'xyz'; write it as"),
+        (["change", "--plan", "dp2", "--pid", "0"], "no agent with pid 0 (running: "),
+    ],
+)
+def test_bad_input_is_an_error_in_one_line(
+    arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"refold.train: {error}")

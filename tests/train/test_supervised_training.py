@@ -6,10 +6,11 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
 
 from refold.train.checkpoints import Checkpoints
+from refold.train.owned_files import SHARED_MEMORY, folder_of
 
 SCRIPT = Path(__file__).parent / "script_to_supervise.py"
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -35,7 +37,12 @@ def wait_until(condition: Callable[[], Any]) -> Any:
 
 
 def train(
-    folder: Path, *command: object, save_every: float = 0.3, scheduled: bool = True, arguments: tuple[str, ...] = ()
+    folder: Path,
+    *command: object,
+    save_every: float = 0.3,
+    scheduled: bool = True,
+    arguments: tuple[str, ...] = (),
+    variables: Mapping[str, str] = {},
 ) -> subprocess.Popen[str]:
     folder.mkdir(exist_ok=True)
     path = os.pathsep.join([str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -44,6 +51,7 @@ def train(
         "OMP_NUM_THREADS": "1",
         **({"REFOLD_CHANGE": str(folder / "change")} if scheduled else {}),
         "REFOLD_PROGRESS": str(folder / "progress"),
+        **variables,
     }
     return subprocess.Popen(
         [sys.executable, *map(str, command), SCRIPT, folder, str(STEPS), str(save_every), *arguments],
@@ -127,6 +135,28 @@ def test_a_stopped_training_continues_where_it_stopped(tmp_path: Path, undisturb
     assert all(loss == pytest.approx(undisturbed[step], rel=1e-9) for step, loss, _ in losses(tmp_path))
 
 
+def test_the_instances_of_a_run_train_together_and_stop_at_the_same_step(
+    tmp_path: Path, undisturbed: dict[int, float]
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    gang = {"REFOLD_INSTANCES": "2", "MASTER_PORT": str(port), "REFOLD_STOP_SIGNAL": "TERM"}
+    instances = [
+        train(tmp_path, "-m", "refold.train", "--plan", "dp2 zero3", variables={**gang, "REFOLD_INSTANCE": number})
+        for number in ("0", "1")
+    ]
+    wait_for_steps(tmp_path, 5)
+    for instance in instances:
+        instance.terminate()
+    for instance in instances:
+        finish(instance)
+    stopped_at = losses(tmp_path)[-1][0]
+    assert Checkpoints(tmp_path / "checkpoints").latest() == stopped_at
+    assert [step for step, _, _ in losses(tmp_path)] == list(range(1, stopped_at + 1))
+    assert all(loss == pytest.approx(undisturbed[step], rel=1e-9) for step, loss, _ in losses(tmp_path))
+
+
 def test_a_loop_of_its_own_saves_and_exits_and_continues_with_the_new_plan(tmp_path: Path) -> None:
     own_loop = ("own-loop",)
     finish(train(tmp_path / "alone", save_every=3600, scheduled=False, arguments=own_loop))
@@ -136,7 +166,9 @@ def test_a_loop_of_its_own_saves_and_exits_and_continues_with_the_new_plan(tmp_p
     wait_for_steps(folder, 5)
     request_change(folder, 2, {"tensor": 2}, "live")
     answer = json.loads(wait_until(lambda: (folder / "change.done").exists() and (folder / "change.done").read_text()))
+    group_files = list(SHARED_MEMORY.glob(f"{folder_of(training.pid).name}.state.group-*"))
     finish(training)
+    assert len(group_files) <= 1, "those of earlier generations were removed"
     assert (answer["run"], answer["plan"]["tensor"]) == (2, 2)
     assert answer["phases"]["restart"] > 0
     assert [step for step, _, _ in losses(folder)] == list(range(1, STEPS + 1)), "each step was done once"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
 import signal
 from collections.abc import Callable
 from functools import partialmethod
@@ -24,6 +25,7 @@ import refold.train
 from refold.errors import BadInput, StateNotMoved
 from refold.model import Plan, parse_plan
 from refold.train import progress
+from refold.train.checkpoints import Checkpoints
 from refold.train.layout import Layout
 from refold.train.local_model import SplittableModel
 from refold.train.local_optimizer import LocalOptimizer
@@ -102,11 +104,13 @@ def make_session(
     plan: Plan | None = None,
     *,
     compile_layers: bool = False,
+    checkpoints: Checkpoints | None = None,
 ) -> Session:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     state = TrainingState(model, optimizer, SplittableModel(model, compile_layers=compile_layers))
-    options = TrainingOptions(batch=8, steps=steps, clip=1.0)
-    session = Session(Reshaper(state, 8, torch.device("cpu")), next_token_loss, RepeatedWords(), options)
+    options = TrainingOptions(batch=8, steps=steps, clip=1.0, save_every=0.0)
+    reshaper = Reshaper(state, 8, torch.device("cpu"))
+    session = Session(reshaper, next_token_loss, RepeatedWords(), options, checkpoints=checkpoints)
     session.begin_alone(plan, Rendezvous(rank, ranks, meeting))
     return session
 
@@ -287,6 +291,31 @@ def test_a_change_without_room_for_the_state_fails_on_all_ranks_and_training_con
     for message, losses in run_ranks(2, fail_to_move, form_group=False):
         assert "bytes of model state: No space left on device" in message
         assert losses == pytest.approx(expected, rel=1e-4)
+
+
+def save_to_full_disk(meeting: Path, folder: Path) -> tuple[list[float], int | None]:
+    """Write checkpoints after every step, of which those of rank 1 do not fit on its disk from the second one on."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = SmallGpt()
+    checkpoints = Checkpoints(folder)
+    session = make_session(meeting, model, torch.optim.AdamW(model.parameters()), 4, checkpoints=checkpoints)
+    losses: list[float] = []
+    for batch in session:
+        losses.append(session.step(batch).item())
+        if session.steps_done == 1:
+            session.save()
+            if session.rank == 1:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 10, resource.RLIM_INFINITY))
+    return losses, checkpoints.latest()
+
+
+def test_training_continues_if_checkpoints_cannot_be_written(tmp_path: Path) -> None:
+    [(expected, latest)] = run_ranks(1, save_to_full_disk, tmp_path / "one", form_group=False)
+    assert latest == 4
+    for losses, latest in run_ranks(2, save_to_full_disk, tmp_path / "two", form_group=False):
+        assert losses == pytest.approx(expected, rel=1e-4)
+        assert latest == 1
 
 
 def train_compiled(meeting: Path, plans: list[Plan], compile_layers: bool) -> list[float]:

@@ -16,7 +16,7 @@ from refold.model import ChangeAnswer, ChangeRequest, Plan, Seconds, parse_plan
 from refold.train.agent import Agent, request_path
 from refold.train.change_file import read_answer, write_request
 from refold.train.fork_server import Program
-from refold.train.owned_files import folder_of, running_agents
+from refold.train.owned_files import folder_of, is_scheduled, running_agents
 from refold.train.run_settings import read_settings
 
 CHANGE_TIMEOUT: Seconds = 600.0
@@ -69,7 +69,7 @@ def _change_parser() -> argparse.ArgumentParser:
 def _train(options: argparse.Namespace) -> int:
     if options.ranks is not None and options.ranks < 1:
         raise BadInput(f"--ranks is {options.ranks}, expected at least 1")
-    plan = parse_plan(options.plan) if options.plan else Plan(data=options.ranks) if options.ranks else None
+    plan = parse_plan(options.plan) if options.plan is not None else Plan(data=options.ranks) if options.ranks else None
     if not options.is_module and not Path(options.script).is_file():
         raise BadInput(f"there is no script {options.script!r}")
     program = Program(options.script, options.arguments, options.is_module)
@@ -77,8 +77,8 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _change(options: argparse.Namespace) -> int:
-    path = request_path(folder_of(_agent(options.pid)))
     request = ChangeRequest(time_ns(), parse_plan(options.plan), way="warm" if options.warm else "live")
+    path = request_path(folder_of(_agent(options.pid)))
     write_request(path, request)
     answer = _wait_for_answer(path, request.run)
     if options.json:
@@ -92,12 +92,19 @@ def _change(options: argparse.Namespace) -> int:
 
 
 def _agent(pid: int | None) -> int:
-    agents = running_agents()
-    if pid is not None and pid not in agents:
-        raise BadInput(f"no agent with pid {pid} (running: {', '.join(map(str, agents)) or 'none'})")
-    if pid is None and len(agents) != 1:
-        raise BadInput(f"{len(agents)} agents are running; choose one with --pid: {', '.join(map(str, agents))}")
-    return pid or agents[0]
+    agents = [agent for agent in running_agents() if not is_scheduled(agent)]
+    running = ", ".join(map(str, agents)) or "none"
+    if pid in agents:
+        return pid
+    if pid is not None and is_scheduled(pid):
+        raise BadInput(f"agent {pid} runs a job of the scheduler, which chooses its plan")
+    if pid is not None:
+        raise BadInput(f"no agent with pid {pid} (running: {running})")
+    if not agents:
+        raise BadInput("no training job of this user is running; start one with python -m refold.train SCRIPT")
+    if len(agents) > 1:
+        raise BadInput(f"{len(agents)} agents are running; choose one with --pid: {running}")
+    return agents[0]
 
 
 def _wait_for_answer(path: Path, run: int) -> ChangeAnswer:

@@ -33,6 +33,8 @@ class Agent:
     def __init__(self, program: Program, settings: RunSettings, environment: Mapping[str, str]) -> None:
         self._settings = settings
         self._folder = AgentFolder()
+        if settings.change:
+            self._folder.mark_as_scheduled()
         self._changes = ChangeFile(settings.change or request_path(self._folder.path))
         self._port = settings.port or _free_port()
         self._supervisor = Supervisor(settings.plan, settings.devices, LocalMachine(self._folder), settings.gang)

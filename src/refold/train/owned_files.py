@@ -19,6 +19,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 _PREFIX = f"refold-train-{os.getuid()}-"
 _STATE_SUFFIX = ".state"
+_SCHEDULED = "scheduled"
 _MAX_SOCKET_PATH = 100
 _SPARE = 1.1
 """Free space that must be available, as a multiple of what is needed."""
@@ -35,6 +36,10 @@ class AgentFolder:
         self._state: Path | None = None
         self._state_file = -1
         self._sockets = 0
+
+    def mark_as_scheduled(self) -> None:
+        """Let others know that requests to the agent come from a back end only."""
+        (self.path / _SCHEDULED).touch()
 
     def new_socket(self) -> Path:
         """Return a path for a socket, which does not exist."""
@@ -70,6 +75,11 @@ class AgentFolder:
 def folder_of(agent: int) -> Path:
     """Return the folder of the agent with this pid."""
     return _parent() / f"{_PREFIX}{agent}"
+
+
+def is_scheduled(agent: int) -> bool:
+    """Whether a back end has started the agent with this pid."""
+    return (folder_of(agent) / _SCHEDULED).exists()
 
 
 def running_agents() -> list[int]:
