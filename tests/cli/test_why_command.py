@@ -10,7 +10,7 @@ import pytest
 from journals import write_entries
 
 from refold.core import Entry, Header
-from refold.core.events import JobCancelled, JobSubmitted, RunFailed, RunFinished, RunStarted, RunStopped
+from refold.core.events import JobCancelled, JobSubmitted, RunFailed, RunFinished, RunProgressed, RunStarted, RunStopped
 from refold.core.orders import StartRun, StopRun
 from refold.model import Allocation, End, Flag, Plan, Reason, Share, Shortage, StartEstimate, Wait
 from refold.testing import make_cluster, make_job
@@ -207,4 +207,16 @@ def test_a_run_that_was_flagged_and_ended_by_a_rule_does_not_wait_again(tmp_path
         ("flagged", f"{why}; it is ended in 5 min"),
         ("end requested", why),
         ("stopped", None),
+    ]
+
+
+def test_the_plan_in_use_is_shown_if_a_job_cannot_use_the_chosen_one(tmp_path: Path, stdout_of: TextOf) -> None:
+    entries = (
+        Entry(0, (JobSubmitted(TRAIN),), (StartRun("train", 1, on(0, 1, plan=Plan(1, 2))),)),
+        *(Entry(at, (RunProgressed("train", 1, steps=at, plan=Plan(2, zero=1)),)) for at in (5, 6)),
+        Entry(9, (RunFinished("train", 1),)),
+    )
+    lines = stdout_of("why", write_journal(tmp_path / "j.jsonl", *entries), "train").splitlines()
+    assert [" ".join(line.split()) for line in lines if "plan" in line] == [
+        "00:00:05 plan replaced DP2 ZeRO-1; the job cannot use DP1 TP2"
     ]

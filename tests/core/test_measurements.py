@@ -5,7 +5,7 @@ from scripted_policy import ScriptedPolicy, on
 
 from refold.core import Scheduler
 from refold.core.events import ChangeMeasured, Event, JobSubmitted, RunProgressed, RunStopped
-from refold.model import Decision, Job, MeasuredShape, Plan, Start
+from refold.model import Allocation, Decision, Job, MeasuredShape, Plan, Start
 from refold.testing import make_cluster, make_job
 
 SHAPE = MeasuredShape("gpt", 32, 0, "A100", (1,), Plan())
@@ -89,3 +89,19 @@ def test_a_snapshot_keeps_measured_speeds_and_costs() -> None:
     for scheduler in (before, after):
         scheduler.step(7.0, [report("a", 20, 128.0)])
     assert speeds(after) == speeds(before)
+
+
+def test_a_run_that_cannot_use_its_plan_has_the_one_in_use() -> None:
+    policy = ScriptedPolicy()
+    scheduler = Scheduler(make_cluster(4), policy)
+    policy.next = Decision((Start("a", Allocation(on(0, 1).placement, Plan(tensor=2))),))
+    scheduler.step(0.0, [JobSubmitted(make_job("a", gpus=2, workload="gpt", batch=32, reshapable=True))])
+    for second in (5.0, 6.0):
+        scheduler.step(second, [RunProgressed("a", 1, 0.0, int(second), None, 64.0, Plan(data=2, zero=1))])
+    assert scheduler.view.runs["a"].allocation.plan == Plan(data=2, zero=1)
+    shapes = {plan: MeasuredShape("gpt", 32, 0, "A100", (2,), plan) for plan in (Plan(tensor=2), Plan(data=2, zero=1))}
+    expected = {shapes[Plan(tensor=2)]: 0.0, shapes[Plan(data=2, zero=1)]: 2.0}
+    assert dict(scheduler.view.measured_speeds) == expected
+    after = Scheduler(make_cluster(4), ScriptedPolicy())
+    after.step(7.0, scheduler.snapshot())
+    assert dict(after.view.measured_speeds) == expected

@@ -25,12 +25,12 @@ from refold.core.events import (
     RunStarted,
     RunStopped,
 )
-from refold.core.orders import StopRun
+from refold.core.orders import StartRun, StopRun
 from refold.errors import BadJournal
 from refold.journal.changes import Change, NodeChange
 from refold.journal.job_history import JobHistories
 from refold.journal.records import Ending, JobRecord, RunRecord
-from refold.model import End, Flag, Reason, StartEstimate
+from refold.model import Allocation, End, Flag, Plan, Reason, StartEstimate
 from refold.testing import make_job
 
 ALLOCATION = start("a").allocation
@@ -252,3 +252,15 @@ def test_the_steps_of_a_job_are_those_last_reported_by_its_current_run(events: l
 
 def test_a_job_from_before_the_journal_keeps_its_steps() -> None:
     assert record_of(step(0, submitted(make_job("a")), JobContinued("a", runs=2, done=9.0, steps=7))).steps == 7
+
+
+def test_a_record_has_the_plan_in_use_if_a_job_cannot_use_the_one_that_was_ordered() -> None:
+    allocation = Allocation(ALLOCATION.placement, Plan(tensor=2))
+    started = (step(0, submitted(make_job("a"))), step(1, StartRun("a", 1, allocation)))
+    progress = step(
+        2, RunProgressed("a", 1, steps=1, plan=Plan(data=2)), RunProgressed("a", 1, steps=2, plan=Plan(data=2))
+    )
+    assert changes_of(*started, progress) == [("PlanReplaced", "run 1")]
+    record = record_of(*started, progress)
+    assert record.last is not None
+    assert record.last.allocation == Allocation(ALLOCATION.placement, Plan(data=2))

@@ -135,11 +135,19 @@ def test_a_fit_is_repeated_only_if_new_measurements_differ() -> None:
     samples = measured([1.0] * 7)
     fitted = fit(FORM, samples)
     assert refit_if_needed(FORM, fitted, samples[:3]) is fitted
-    assert refit_if_needed(FORM, fitted, []) is fitted
     slower = measured([1.5] + [1.0] * 6)
     refitted = refit_if_needed(FORM, fitted, slower)
-    assert len(refitted.samples) == len(samples) + len(slower)
+    assert refitted is not None
+    assert refitted.samples == tuple(slower)
     assert refitted.values["compute"] > 1.1
+
+
+def test_a_first_fit_needs_three_configurations() -> None:
+    samples = measured([1.5] + [1.0] * 6)
+    assert refit_if_needed(FORM, None, samples[:2]) is None
+    fitted = refit_if_needed(FORM, None, samples[:3])
+    assert fitted is not None
+    assert fitted.values["compute"] > 1.1
 
 
 def test_a_fit_round_trips_through_json() -> None:

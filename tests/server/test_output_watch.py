@@ -10,7 +10,7 @@ import pytest
 from refold.backends.local.log_files import rotate_log
 from refold.backends.local.run_files import RunFiles
 from refold.core.events import Event, RunProgressed
-from refold.model import Job, Launch
+from refold.model import Job, Launch, Plan
 from refold.server.config.settings import OutputRule
 from refold.server.monitor.output import MAX_BYTES_PER_POLL, OutputWatch
 
@@ -117,6 +117,8 @@ def test_progress_may_be_written_to_a_file_instead(setups: MakeSetup) -> None:
         ("120 loss=2.31 samples_per_second=88.1", [RunProgressed("job", 1, 0.0, 120, 2.31, 88.1)]),
         ("1,200 samples_per_second=0.5", [RunProgressed("job", 1, 0.0, 1200, None, 0.5)]),
         ("120 loss=nan samples_per_second=-1 other=3", [RunProgressed("job", 1, steps=120)]),
+        ('120 loss=2.5 plan={"data":2}', [RunProgressed("job", 1, 0.0, 120, 2.5, None, Plan(data=2))]),
+        ("120 plan=dp2", [RunProgressed("job", 1, steps=120)]),
         ("120 loss=", [RunProgressed("job", 1, steps=120)]),
         ("120 of 300", []),
         ("loss=2.31", []),

@@ -11,7 +11,7 @@ from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
 from refold.core import View
-from refold.core.events import RunFailed
+from refold.core.events import Event, RunFailed, RunProgressed, RunStopped
 
 
 @pytest.mark.parametrize(("lost", "state"), [(False, "failed"), (True, "held")], ids=["failed", "lost"])
@@ -63,5 +63,23 @@ def test_a_job_does_not_fail_because_a_plan_fails_that_it_only_tries(
             job = await daemon.submit("a", retries=0)
             await daemon.end_run(job, RunFailed, why="out of memory")
             assert (await daemon.service.job(OWNER, job)).state == "held"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("last", "reported"), [(20, [20]), (19, [])], ids=["this run", "the next run"])
+def test_steps_that_processes_have_done_as_the_next_run_are_not_those_of_a_run(
+    last: int, reported: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
+            job = await daemon.submit("a")
+            monkeypatch.setattr(daemon.output, "read_to_end", lambda job, run: RunProgressed(job, run, steps=20))
+            events: list[Event] = []
+            monkeypatch.setattr(daemon.inbox, "report", events.append)
+            daemon.retries.report(RunStopped(job, 1, steps=last))
+            while not any(isinstance(event, RunStopped) for event in events):
+                await asyncio.sleep(0)
+            assert [event.steps for event in events if isinstance(event, RunProgressed)] == reported
 
     asyncio.run(main())

@@ -375,3 +375,14 @@ def test_an_agent_among_several_starts_its_own_ranks_and_does_not_change(machine
     assert supervisor.request(ChangeRequest(7, TWO)) == [Answer(ChangeAnswer(7, error=refusal))]
     assert supervisor.exited(1, -SIGKILL) == [Log("rank 2 was killed by SIGKILL"), Signal(2, SIGKILL)]
     assert supervisor.exited(2, -SIGKILL) == [Exit(128 + SIGKILL)]
+
+
+def test_progress_has_the_plan_in_use_if_it_is_not_the_requested_one(machine: FakeMachine) -> None:
+    supervisor = training(machine)
+    assert supervisor.received(1, Progress(3, 0.1, 2.0)) == [Report(3, 0.1, 2.0)]
+    supervisor.request(ChangeRequest(7, Plan(tensor=2)))
+    supervisor.received(1, Entered(2, TWO, 6, {}, why="its heads cannot be divided by 2"))
+    assert supervisor.received(1, Progress(7, 0.1, 2.0)) == [Report(7, 0.1, 2.0, TWO)]
+    supervisor.request(ChangeRequest(8, TWO))
+    supervisor.received(1, Entered(3, TWO, 8, {}))
+    assert supervisor.received(1, Progress(9, 0.1, 2.0)) == [Report(9, 0.1, 2.0)]

@@ -92,7 +92,8 @@ class RunStarted(msgspec.Struct, gc=False, frozen=True, tag=True):
 class RunProgressed(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
     """The total work that a job has done, in seconds, and would keep if stopped now; `steps` if it counts steps.
 
-    `loss` and `samples_per_second` are those of the last steps, if the job reports them.
+    `loss` and `samples_per_second` are those of the last steps, if the job reports them. `plan`: the plan in use, if it
+    is not that of its allocation, because the job cannot use that.
     """
 
     job: str
@@ -101,6 +102,7 @@ class RunProgressed(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, t
     steps: int | None = None
     loss: float | None = None
     samples_per_second: float | None = None
+    plan: Plan | None = None
 
 
 class ChangeMeasured(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
@@ -116,7 +118,10 @@ class ChangeMeasured(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, 
 
 
 class SpeedMeasured(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
-    """The average speed of a kind of job on GPUs of a type with a plan, measured before the journal began."""
+    """The average speed of a kind of job on GPUs of a type with a plan, measured before the journal began.
+
+    0 steps per second: jobs of this kind cannot use the plan.
+    """
 
     workload: str
     batch: int

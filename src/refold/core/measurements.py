@@ -12,11 +12,12 @@ MIN_WEIGHT = 0.2
 
 
 class Measurements:
-    """Measured speeds in steps per second, and the last measured cost of a change by workload and way."""
+    """Measured speeds in steps per second (0: the plan cannot be used), costs of changes, and time of profiling."""
 
     def __init__(self) -> None:
         self.speeds: dict[MeasuredShape, float] = {}
         self.change_costs: dict[tuple[str, ChangeWay], Seconds] = {}
+        """The last cost of a change by workload and way."""
         self.used_gpu_seconds = 0.0
         """GPU-seconds of all runs that have ended."""
         self.profiling_gpu_seconds = 0.0
@@ -29,6 +30,11 @@ class Measurements:
         count = self._counts[shape] = self._counts.get(shape, 0) + 1
         before = self.speeds.get(shape, steps_per_second)
         self.speeds[shape] = before + (steps_per_second - before) * max(1 / count, MIN_WEIGHT)
+
+    def note_unusable(self, shape: MeasuredShape) -> None:
+        """Note that a kind of job cannot use a plan."""
+        self.speeds[shape] = 0.0
+        self._counts[shape] = 0
 
     def restore(self, event: SpeedMeasured) -> None:
         """Restore a speed that was measured before the journal began."""

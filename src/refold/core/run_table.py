@@ -8,7 +8,19 @@ from refold.core.changes import Changes, Progress
 from refold.core.events import ChangeMeasured, JobContinued, RunAdopted, RunFailed, RunProgressed, RunStopped
 from refold.core.measurements import Measurements
 from refold.core.orders import StartRun, StopRun
-from refold.model import WHOLE, Allocation, Cluster, Job, Placement, Reshape, Run, Seconds, measured_shape
+from refold.model import (
+    WHOLE,
+    Allocation,
+    Cluster,
+    Job,
+    Placement,
+    Plan,
+    Reshape,
+    Run,
+    Seconds,
+    measured_shape,
+    run_plan,
+)
 from refold.packing import FreeResources
 
 
@@ -160,10 +172,22 @@ class RunTable:
         progress.record_steps(steps, now)
         if event.loss is not None:
             progress.loss = event.loss
+        if event.plan is not None:
+            self._replace_plan(self.runs[event.job], event.plan)
         if event.samples_per_second is not None:
             self._note_speed(event, event.samples_per_second, now)
         self._resume_computing(progress, self.runs[event.job], now)
         return True
+
+    def _replace_plan(self, run: Run, plan: Plan) -> None:
+        """Note that a run uses another plan than that of its allocation, which jobs like it cannot use."""
+        job, allocation = self.jobs[run.job], Allocation(run.allocation.placement, plan)
+        ordered = run_plan(job, run.allocation)
+        if ordered is None or ordered == plan:
+            return
+        if job.workload:
+            self.measurements.note_unusable(measured_shape(job, run.allocation, self._cluster))
+        self.runs[run.job] = Run(run.job, run.number, allocation, run.since, run.stopping, run.profiling)
 
     def _note_speed(self, event: RunProgressed, samples_per_second: float, now: Seconds) -> None:
         """Note the speed of a run. If the batch size is unknown, steps are counted from the first report on."""

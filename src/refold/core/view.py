@@ -44,7 +44,10 @@ class View:
         self.runs: Mapping[str, Run] = MappingProxyType(state.running.runs)
         """The current run of each active job."""
         self.measured_speeds: Mapping[MeasuredShape, float] = MappingProxyType(state.running.measurements.speeds)
-        """Speeds that runs have reported, in steps per second, averaged by kind of job, GPUs and plan."""
+        """Speeds that runs have reported, in steps per second, averaged by kind of job, GPUs and plan.
+
+        0: jobs of this kind cannot use the plan.
+        """
         self.infeasible: Mapping[str, Job] = MappingProxyType(state.queue.infeasible)
         """Jobs that would not fit even into the empty cluster. Policies can ignore them."""
         self.held: Mapping[str, Job] = MappingProxyType(state.queue.held)

@@ -7,6 +7,7 @@ from .changes import (
     JobEnded as JobEnded,
     NodeChange as NodeChange,
     Placed as Placed,
+    PlanReplaced as PlanReplaced,
     Released as Released,
     RunEnded as RunEnded,
     Started as Started,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from refold.journal.records import JobRecord, RunRecord
-from refold.model import FlagRule, Reason, Seconds
+from refold.model import FlagRule, Plan, Reason, Seconds
 
 
 class Submitted(msgspec.Struct, frozen=True):
@@ -48,6 +48,14 @@ class Started(msgspec.Struct, frozen=True):
 
     record: JobRecord
     run: RunRecord
+
+
+class PlanReplaced(msgspec.Struct, frozen=True):
+    """A run uses another plan than the one that was ordered, because its job cannot use that."""
+
+    record: JobRecord
+    run: RunRecord
+    ordered: Plan
 
 
 class StopOrdered(msgspec.Struct, frozen=True):
@@ -96,5 +104,17 @@ class NodeChange(msgspec.Struct, frozen=True):
     drained: bool = False
 
 
-JobChange = Submitted | Held | Released | Cancelled | Placed | Started | StopOrdered | Flagged | RunEnded | JobEnded
+JobChange = (
+    Submitted
+    | Held
+    | Released
+    | Cancelled
+    | Placed
+    | Started
+    | PlanReplaced
+    | StopOrdered
+    | Flagged
+    | RunEnded
+    | JobEnded
+)
 Change = JobChange | NodeChange

@@ -40,10 +40,10 @@ from refold.core import (
     Woke,
 )
 from refold.errors import BadJournal
-from refold.journal.changes import Cancelled, Change, Held, NodeChange, Released, Submitted
+from refold.journal.changes import Cancelled, Change, Held, NodeChange, PlanReplaced, Released, Submitted
 from refold.journal.job_log import JobLog
 from refold.journal.records import Ending, JobRecord, RunRecord
-from refold.model import Demand, Reason
+from refold.model import Allocation, Demand, Plan, Reason, run_plan
 
 
 class JobHistories(JobLog):
@@ -227,6 +227,17 @@ class JobHistories(JobLog):
             found[0].steps = max(found[0].steps, event.steps)
             if event.loss is not None:
                 found[0].loss = event.loss
+            if event.plan is not None:
+                self._replace_plan(*found, event.plan)
+
+    def _replace_plan(self, record: JobRecord, run: RunRecord, plan: Plan) -> None:
+        """Record that a run uses another plan than the one that was ordered."""
+        ordered = run_plan(record.job, run.allocation)
+        if ordered is None or ordered == plan:
+            return
+        run.allocation = Allocation(run.allocation.placement, plan)
+        if self._changes is not None:
+            self._changes.append(PlanReplaced(record, run, ordered))
 
     def _stop(self, event: RunStopped) -> None:
         if (found := self._current(event.job, event.run)) is None:

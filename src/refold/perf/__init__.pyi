@@ -28,6 +28,7 @@ from .fitting import (
     format_uncertainty as format_uncertainty,
     most_informative_sample as most_informative_sample,
     predict as predict,
+    refit_if_needed as refit_if_needed,
     relative_errors as relative_errors,
 )
 from .forms import CorrectedForm as CorrectedForm, RubickForm as RubickForm, apply_corrections as apply_corrections

@@ -39,6 +39,9 @@ MAX_LOG_ERROR = 3.0
 RELATIVE_STEP = 1e-3
 """Relative step of the finite differences."""
 
+MIN_CONFIGURATIONS = 3
+"""Samples of fewer configurations determine no parameters."""
+
 REFIT_THRESHOLD = 0.10
 """A fit is repeated if new measurements are off by more than this on average."""
 
@@ -182,14 +185,15 @@ def choose_samples_adaptively(form: Form, candidates: Sequence[Measurement], cou
 
 
 def refit_if_needed(
-    form: Form, fitted: Fitted, new: Sequence[Measurement], threshold: float = REFIT_THRESHOLD
-) -> Fitted:
-    """Return the same fit, or a new one that includes new measurements if their mean error exceeds the threshold."""
-    completed = [sample for sample in new if sample.status == "ok"]
-    if not completed:
+    form: Form, fitted: Fitted | None, samples: Sequence[Measurement], threshold: float = REFIT_THRESHOLD
+) -> Fitted | None:
+    """Return the same fit, or a new one to these samples if there is none or its mean error exceeds the threshold.
+
+    None: samples of fewer than three configurations, which determine no parameters.
+    """
+    if fitted is not None and np.mean(np.abs(relative_errors(form, fitted, samples))) <= threshold:
         return fitted
-    error = np.mean(np.abs(relative_errors(form, fitted, completed)))
-    return fitted if error <= threshold else fit(form, [*fitted.samples, *completed])
+    return fit(form, samples, MIN_CONFIGURATIONS) if _count_configurations(samples) >= MIN_CONFIGURATIONS else None
 
 
 def _usable_samples(form: Form, samples: Sequence[Measurement], min_samples: int) -> list[Measurement]:
@@ -203,15 +207,17 @@ def _usable_samples(form: Form, samples: Sequence[Measurement], min_samples: int
             f"{len(completed)} samples are too few for the {len(form.parameters)} parameters of {form.name!r}; "
             f"measure {min_samples - len(completed)} more"
         )
-    configurations = {
-        (sample.plan, sample.batch, sample.sequence, sample.gpus_on_node, sample.cpus) for sample in completed
-    }
-    if len(configurations) < 3:
+    configurations = _count_configurations(completed)
+    if configurations < MIN_CONFIGURATIONS:
         raise BadInput(
-            f"the samples have only {len(configurations)} different configurations, expected at least 3; vary "
-            "micro-batches, recomputation, offloading or GPUs"
+            f"the samples have only {configurations} different configurations, expected at least {MIN_CONFIGURATIONS}; "
+            "vary micro-batches, recomputation, offloading or GPUs"
         )
     return completed
+
+
+def _count_configurations(samples: Sequence[Measurement]) -> int:
+    return len({(sample.plan, sample.batch, sample.sequence, sample.gpus_on_node, sample.cpus) for sample in samples})
 
 
 def _solve(form: Form, samples: Sequence[Measurement]) -> Vector:

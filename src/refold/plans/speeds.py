@@ -17,8 +17,9 @@ import msgspec
 import numpy as np
 
 from refold.catalogue import DEFAULT_ENGINE, find_engine, known_model
-from refold.model import WHOLE, Cluster, Demand, Job, LaunchEngine, MeasuredShape, Plan
+from refold.model import MAX_DEGREE, WHOLE, Cluster, Demand, Job, LaunchEngine, MeasuredShape, Plan
 from refold.perf import (
+    CorrectedForm,
     Fitted,
     Measurement,
     ModelShape,
@@ -26,13 +27,14 @@ from refold.perf import (
     apply_corrections,
     estimate_all,
     plans_to_columns,
+    refit_if_needed,
 )
 from refold.plans.cluster_machines import MIB_PER_GIB, ClusterMachines, Layout
 from refold.plans.launch_targets import LAUNCH_TARGETS, launch_problem
 from refold.plans.measured_steps import MeasuredSteps, StepTable
 from refold.plans.profile_plans import best_of_families, simple_plans
 from refold.plans.ranking import fastest
-from refold.plans.search import best_plan
+from refold.plans.search import best_plan, best_plans
 from refold.plans.space import DEFAULT_LIMITS, PlanLimits
 
 
@@ -94,7 +96,11 @@ class Speeds:
         self._rows = knowledge.measured
         self._measured = MeasuredSteps(knowledge.measured)
         self._learned: dict[MeasuredShape, float] = {}
+        self._unusable: set[MeasuredShape] = set()
         self._corrections: dict[tuple[WorkloadKind, str], float] = {}
+        self._online_fits: dict[tuple[WorkloadKind, str], Fitted] = {}
+        self._checked_fits: dict[tuple[WorkloadKind, str], Fitted | None] = {}
+        """The fits to speeds that jobs have reached; those that were compared with the latest speeds."""
         self._models: dict[WorkloadKind, ModelShape | None] = {}
         self._cache: dict[tuple[object, ...], Speed | None] = {}
         self._types: dict[tuple[WorkloadKind, tuple[str, ...]], list[str]] = {}
@@ -104,18 +110,22 @@ class Speeds:
         """Correct estimates by speeds that jobs have reached, in steps per second; return whether any has changed.
 
         A measured plan has its measured speed. Other plans of the same kind of job on the same GPU type are corrected
-        by the mean ratio of measured to modelled speeds.
+        by the mean ratio of measured to modelled speeds; once three plans are measured, also by fitting the parameters
+        of the model to them. A speed of 0 means that jobs of that kind cannot use the plan.
         """
         new = {shape: speed for shape, speed in measured.items() if self._is_news(shape, speed)}
         if not new:
             return False
-        self._learned.update(new)
+        self._learned.update((shape, speed) for shape, speed in new.items() if speed)
+        self._unusable.update(shape for shape, speed in new.items() if not speed)
         self._measured = MeasuredSteps(self._rows, _as_measurements(self._learned))
-        for cache in (self._cache, self._types, self._modelled, self._corrections):
+        for cache in (self._cache, self._types, self._modelled, self._corrections, self._checked_fits):
             cache.clear()
         return True
 
     def _is_news(self, shape: MeasuredShape, speed: float) -> bool:
+        if not speed:
+            return shape not in self._unusable
         known = self._learned.get(shape)
         return known is None or abs(speed - known) > MIN_CORRECTION * known
 
@@ -182,10 +192,10 @@ class Speeds:
         if kind.workload in self._menu:
             plans = [plan for plan in self._menu[kind.workload] if plan.gpus == gpus]
         elif self._can_estimate(kind, gpu_type):
-            plans = best_of_families(self._setup(kind, gpu_type, layout, cpus), self._limits_of(kind))
+            plans = best_of_families(self._setup(kind, gpu_type, layout, cpus), self._limits_of(kind, gpu_type))
         else:
             plans = simple_plans(self.own_plan(job), gpus, kind.batch)
-        return [plan for plan in plans if _can_run(kind.engine, plan)]
+        return [plan for plan in plans if _can_run(kind.engine, plan) and self._is_usable(kind, gpu_type, plan)]
 
     def is_measured(self, job: Job, gpu_type: str, layout: Layout, plan: Plan) -> bool:
         """Return whether the speed of a kind of job with a plan has been reported."""
@@ -228,6 +238,24 @@ class Speeds:
         return self._measured.find(kind.workload, gpu_type, kind.batch)
 
     def _setup(self, kind: WorkloadKind, gpu_type: str, layout: Layout, cpus: float) -> TrainingSetup:
+        setup = self._setup_beforehand(kind, gpu_type, layout, cpus)
+        fitted = self._online_fit(kind, gpu_type) if self._learned else None
+        return apply_corrections(setup, _rounded(fitted.values)) if fitted else setup
+
+    def _online_fit(self, kind: WorkloadKind, gpu_type: str) -> Fitted | None:
+        """Return a fit of the model to the speeds that jobs of a kind have reached; None: too few."""
+        key = (kind, gpu_type)
+        if key not in self._checked_fits:
+            speeds = {shape: speed for shape, speed in self._learned.items() if _is_of(shape, kind, gpu_type)}
+            form = CorrectedForm(lambda row: self._setup_beforehand(kind, gpu_type, row.gpus_on_node, row.cpus))
+            fitted = refit_if_needed(form, self._online_fits.get(key), _as_measurements(speeds))
+            if fitted is not None:
+                self._online_fits[key] = fitted
+            self._checked_fits[key] = fitted
+        return self._checked_fits[key]
+
+    def _setup_beforehand(self, kind: WorkloadKind, gpu_type: str, layout: Layout, cpus: float) -> TrainingSetup:
+        """Return a setup without what was measured meanwhile."""
         model, machines = self._model(kind), self._machines.get(gpu_type, layout, cpus)
         assert model is not None
         fit = self._fits.get((model.name, machines.gpu.name))
@@ -246,11 +274,33 @@ class Speeds:
         if kind.workload in self._menu:
             menu = [plan for plan in self._menu[kind.workload] if plan.gpus == sum(layout)]
             return self._best_of_menu(setup, [plan for plan in menu if _can_run(kind.engine, plan)])
-        best = best_plan(setup, self._limits_of(kind))
+        best = best_plan(setup, self._limits_of(kind, gpu_type))
+        if best and not self._is_usable(kind, gpu_type, best.plan):
+            estimates = best_plans(setup, self._limits_of(kind, gpu_type), 1 + len(self._unusable)).best
+            best = next((other for other in estimates if self._is_usable(kind, gpu_type, other.plan)), None)
         return Speed(1 / best.step_seconds, best.plan, round(best.host_gib * MIB_PER_GIB)) if best else None
 
-    def _limits_of(self, kind: WorkloadKind) -> PlanLimits:
-        return msgspec.structs.replace(self._limits, engine=kind.engine) if kind.engine else self._limits
+    def _limits_of(self, kind: WorkloadKind, gpu_type: str) -> PlanLimits:
+        """Return the limits, without tensor and pipeline parallelism if the model could not be split."""
+        limits = msgspec.structs.replace(self._limits, engine=kind.engine) if kind.engine else self._limits
+        max_tensor, has_pipelines = self._splits(kind, gpu_type)
+        if not has_pipelines:
+            pins = msgspec.structs.replace(limits.pinned, pipeline=1)
+            limits = msgspec.structs.replace(limits, pinned=pins)
+        return msgspec.structs.replace(limits, max_tensor=max_tensor) if max_tensor < limits.max_tensor else limits
+
+    def _splits(self, kind: WorkloadKind, gpu_type: str) -> tuple[int, bool]:
+        """Return the largest degree of tensor parallelism, and whether pipelines are possible, as far as is known."""
+        plans = [shape.plan for shape in self._unusable if _is_of(shape, kind, gpu_type)]
+        failed = [plan.tensor for plan in plans if plan.tensor > 1 and plan.pipeline == 1]
+        return min(failed, default=MAX_DEGREE + 1) - 1, all(plan.pipeline == 1 for plan in plans)
+
+    def _is_usable(self, kind: WorkloadKind, gpu_type: str, plan: Plan) -> bool:
+        if not self._unusable:
+            return True
+        max_tensor, has_pipelines = self._splits(kind, gpu_type)
+        can_split = plan.tensor <= max_tensor and (has_pipelines or plan.pipeline == 1)
+        return can_split and all(shape.plan != plan for shape in self._unusable if _is_of(shape, kind, gpu_type))
 
     def _with_measured_plans(
         self, kind: WorkloadKind, gpu_type: str, layout: Layout, cpus: float, modelled: Speed | None
@@ -310,6 +360,11 @@ def _as_measurements(speeds: Mapping[MeasuredShape, float]) -> list[Measurement]
         for (workload, batch, sequence, gpu_type, layout, plan), speed in speeds.items()
         if batch and plan.gpus == sum(layout) and batch % (plan.data * plan.accumulation) == 0
     ]
+
+
+def _rounded(values: Mapping[str, float]) -> dict[str, float]:
+    """Return values with three digits, so that a journal replays on machines that compute slightly differently."""
+    return {name: float(f"{value:.3g}") for name, value in values.items()}
 
 
 def _can_run(engine: LaunchEngine | None, plan: Plan) -> bool:

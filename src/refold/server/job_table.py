@@ -19,6 +19,7 @@ from refold.journal import (
     JobRecord,
     NodeChange,
     Placed,
+    PlanReplaced,
     Released,
     RunEnded,
     RunRecord,
@@ -120,6 +121,9 @@ class JobTable:
                 yield Notice(kind, record.job, number, self._format(allocation))
             case Started(record, run):
                 yield Notice("started", record.job, run.number)
+            case PlanReplaced(record, run, ordered):
+                text = f"uses {run.allocation.plan}, since it cannot use {ordered}; its output says why"
+                yield Notice("note", record.job, run.number, text)
             case StopOrdered(record, run, why):
                 yield Notice("stopping", record.job, run.number, why)
             case Flagged(record, why, run, rule):

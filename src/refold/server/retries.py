@@ -7,7 +7,7 @@ import logging
 
 import msgspec
 
-from refold.core import Event, JobHeld, NodeDrained, RunFailed, RunFinished, RunStopped
+from refold.core import Event, JobHeld, NodeDrained, RunFailed, RunFinished, RunProgressed, RunStopped
 from refold.journal import JobRecord
 from refold.model import Reason
 from refold.server.inbox import Inbox
@@ -66,7 +66,7 @@ class Retries:
             return
         self._output.follow(view.active[event.job], event.run, len(run.allocation.placement))  # if it ended at once
         progressed = await asyncio.to_thread(self._output.read_to_end, event.job, event.run)
-        if progressed is not None:
+        if progressed is not None and not _is_of_next_run(progressed, event):
             self._inbox.report(progressed)
 
     async def _report_failure(self, event: RunFailed) -> None:
@@ -106,6 +106,12 @@ class Retries:
         for node in sorted(run.allocation.nodes) if run is not None else ():
             self._inbox.report(NodeDrained(node, why))
             self._inbox.add_notice(Notice("note", record.job, record.run, f"node drained: {why}"))
+
+
+def _is_of_next_run(progressed: RunProgressed, end: RunEnd) -> bool:
+    """Whether a report was written after the end of a run, by its processes, which have become the next run."""
+    last = end.steps if isinstance(end, RunStopped) else None
+    return last is not None and progressed.steps is not None and progressed.steps > last
 
 
 def _may_retry(event: RunFailed, record: JobRecord) -> bool:

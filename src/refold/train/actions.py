@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from refold.model import ChangeAnswer
+from refold.model import ChangeAnswer, Plan
 from refold.train.messages import ToRank
 
 
@@ -42,11 +42,15 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Report the progress of the training: finished steps, and the loss and speed of the last ones if known."""
+    """Report the progress of the training: finished steps, and the loss and speed of the last ones if known.
+
+    `plan`: the plan in use, if it is not the requested one.
+    """
 
     steps: int
     loss: float | None = None
     samples_per_second: float | None = None
+    plan: Plan | None = None
 
 
 class Log(msgspec.Struct, frozen=True):

@@ -87,9 +87,9 @@ class Agent:
                     self._changes.announce()
                 case Answer(answer):
                     self._changes.answer(answer)
-                case Report(steps, loss, speed):
+                case Report(steps, loss, speed, plan):
                     if self._reporter:
-                        self._reporter.report(steps, loss, speed)
+                        self._reporter.report(steps, loss, speed, msgspec.json.encode(plan).decode() if plan else "")
                 case Log(text):
                     _print(text)
                 case Exit(status):

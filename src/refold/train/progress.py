@@ -38,10 +38,16 @@ class Reporter:
         self._timer: threading.Timer | None = None
         self._process = os.getpid()
 
-    def report(self, steps: int, loss: float | None = None, samples_per_second: float | None = None) -> None:
-        """Report the number of finished steps, and the loss and speed of the last ones."""
+    def report(
+        self, steps: int, loss: float | None = None, samples_per_second: float | None = None, plan: str = ""
+    ) -> None:
+        """Report the number of finished steps, and the loss and speed of the last ones.
+
+        `plan`: the plan in use, as JSON without spaces, if it is not the one that the scheduler has chosen.
+        """
         measures = {"loss": loss, "samples_per_second": samples_per_second}
         given = [f"{name}={value:.6g}" for name, value in measures.items() if value is not None]
+        given += [f"plan={plan}"] * bool(plan)
         with self._lock:
             self._text = " ".join([f"{steps}", *given])
             if self._timer is not None and self._process == os.getpid():

@@ -66,6 +66,8 @@ class Supervisor:
         self._replaces_all = False
         self._change_after_exits: Change | None = None
         self._answer_after_exits: Answer | None = None
+        self._replaced_by: Plan | None = None
+        """The plan in use, if it is not the requested one."""
         self._restarting_since: Seconds | None = None
         self._deadline: Seconds | None = None
         self._stop_at: Seconds | None = None
@@ -92,7 +94,7 @@ class Supervisor:
                 self._on_not_entered(message)
             case Progress(step, loss, speed):
                 self._limit.reached(step)
-                self._actions.append(Report(step, loss, speed))
+                self._actions.append(Report(step, loss, speed, self._replaced_by))
             case Saved(step):
                 self._limit.reached(step)
             case Left():
@@ -179,6 +181,7 @@ class Supervisor:
             return
         self._phase = _Phase.TRAINING
         self._shape = self._target
+        self._replaced_by = message.plan if message.why else None
         if not self._has_trained:
             self._has_trained = True
             self._actions.append(Announce())

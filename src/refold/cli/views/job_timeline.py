@@ -102,6 +102,9 @@ class JobTimeline:
                 self._add_start(now, run)
             case journal.Started(_, run):
                 self._add(now, "running", f"after {format_elapsed(now - run.start)} of start-up", run=run.number)
+            case journal.PlanReplaced(_, run, ordered):
+                self._add(now, "plan replaced", f"{run.allocation.plan}; the job cannot use {ordered}", run=run.number)
+                self.entries[-1].resources = self._resources(run.number, run.allocation)
             case journal.StopOrdered(_, run, why, ends_job):
                 event = "end requested" if ends_job else "stop requested"
                 self._add(now, event, why or "no reason recorded", run=run.number, reason=why or None)

@@ -211,7 +211,8 @@ def _can_profile(view: View, job: Job, run: Run) -> bool:
     is_guaranteed = bool(view.cluster.tenants) and job.job_class == "guaranteed"
     shares = run.allocation.placement
     on_one_node = len(shares) == 1 and len(shares[0].gpus) > 0 and shares[0].gpu_milli == WHOLE
-    may_change = job.reshapable and job.change_limit is None and view.is_preemptible(job.id) and not run.stopping
+    is_free = job.reshapable and job.plan is None and job.change_limit is None
+    may_change = is_free and view.is_preemptible(job.id) and not run.stopping
     return may_change and bool(job.workload and job.batch) and on_one_node and not is_guaranteed
 
 

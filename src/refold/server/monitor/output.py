@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from time import monotonic
+from typing import Any
+
+import msgspec
 
 from refold.backends import Report
 from refold.backends.local import ResourceShortage, RunFiles, log_size, read_log, read_regular
 from refold.core import RunProgressed, StartRun
 from refold.errors import BadValue
 from refold.jobspec import Pattern
-from refold.model import MAX_AMOUNT, Job, Seconds
+from refold.model import MAX_AMOUNT, Job, Plan, Seconds
 from refold.server import LiveState, LoopStep, Subscriber
 from refold.server.config import OutputAction, OutputRule
 
@@ -25,7 +28,7 @@ MAX_BYTES_PER_POLL = 256 * 2**10
 
 MAX_LINE_CHARS = 4096
 MAX_NUMBER_CHARS = 64
-MAX_PROGRESS_CHARS = 256
+MAX_PROGRESS_CHARS = 512
 MAX_MATCH_SECONDS: Seconds = 1.0
 """A pattern that takes longer on the output of one poll is disabled for the run."""
 
@@ -197,7 +200,7 @@ class _FollowedRun:
         self._partial_lines = [""] * instances
         self._steps: int | None = None
         self._reported: int | None = None
-        self._measures: dict[str, float] = {}
+        self._measures: dict[str, Any] = {}
 
     def new_texts(self, to_end: bool) -> list[str]:
         """Return the new complete lines of each instance, with the last incomplete one if `to_end`."""
@@ -248,11 +251,18 @@ def _read_start(path: Path) -> str:
         return ""
 
 
-def _parse_measures(words: Sequence[str]) -> dict[str, float]:
-    """Parse words such as 'loss=2.31'; skip others, and numbers that are not finite or, of a speed, not positive."""
-    measures: dict[str, float] = {}
+def _parse_measures(words: Sequence[str]) -> dict[str, Any]:
+    """Parse words such as 'loss=2.31' or 'plan={"data":2}'.
+
+    Others are skipped, and so are numbers that are not finite or, of a speed, not positive.
+    """
+    measures: dict[str, Any] = {}
     for word in words:
         name, _, text = word.partition("=")
+        if name == "plan":
+            with suppress(msgspec.MsgspecError):
+                measures[name] = msgspec.json.decode(text, type=Plan)
+            continue
         with suppress(ValueError):
             value = float(text)
             if isfinite(value) and (name == "loss" or (name == "samples_per_second" and value > 0)):

@@ -126,12 +126,13 @@ def test_jobs_of_a_type_that_was_profiled_start_with_the_fastest_plan() -> None:
     "job",
     [
         job_on_four(plan=Plan(data=4), reshapable=False, gpu_range=None),
+        job_on_four(plan=Plan(data=4)),
         job_on_four(change_limit=ChangeLimit(at_most=9)),
         job_on_four(preemptible=False),
         job_on_four(steps=100),
         job_on_four(batch=0),
     ],
-    ids=["pinned plan", "limited changes", "not preemptible", "short", "unknown batch"],
+    ids=["pinned plan", "own plan", "limited changes", "not preemptible", "short", "unknown batch"],
 )
 def test_a_job_is_not_profiled_if(job: Job) -> None:
     assert len(plans_of([job])) == 1
