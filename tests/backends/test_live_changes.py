@@ -202,11 +202,12 @@ def test_prepared_processes_end_if_their_job_does_not_continue(tmp_path: Path) -
     async def test(harness: BackendHarness) -> None:
         await start(harness)
         await harness.order(StopRun("job", 1, "", TWO))
-        await harness.ending("job")
+        stopped = await harness.ending("job")
         await harness.stop("job")
         await harness.start("other", "cp ends seen; echo >up")
         await harness.content("up")
         assert lines(tmp_path, "seen") == ["stopped"]
+        assert RunFiles(tmp_path / "logs", "job", 1).read_end() == stopped
 
     run_test(tmp_path, test)
 

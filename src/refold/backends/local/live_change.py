@@ -99,8 +99,9 @@ async def discard(files: RunFiles, tree: ProcessTree, grace: Seconds, first: sig
     The records are changed first: a back end that is started meanwhile must not take the processes over.
     """
     previous, claim = files.of_run(files.run - 1), read_claim(files.origin_claim)
+    answer = read_answer(files, files.run)
     with suppress(OSError):
-        previous.record_end(RunStopped(files.job, previous.run))
+        previous.record_end(RunStopped(files.job, previous.run, steps=answer.step if answer else None))
     files.remove_start()
     if claim is not None and claim.is_alive():
         tree.add_leader(claim.process)
