@@ -72,7 +72,8 @@ def test_plans_that_split_a_model_as_it_cannot_be_split_are_not_chosen(failed: P
     def largest_degree() -> int:
         best = speeds.fastest(JOB, GPU, (4,), 0.0)
         assert best is not None
-        return max(getattr(plan, degree) for plan in [best.plan, *speeds.plans_to_profile(JOB, GPU, (4,), 0.0)])
+        plans = [best.plan, *speeds.plans_to_profile(JOB, GPU, (4,), 0.0)]
+        return max(int(getattr(plan, degree)) for plan in plans)
 
     assert largest_degree() > 1
     assert speeds.learn({MeasuredShape("bert-large", 64, 0, GPU, (4,), failed): 0.0})

@@ -117,6 +117,13 @@ def test_the_fastest_plan_is_found_if_the_model_is_wrong(fastest: str) -> None:
     assert (plans[0], plans[-1]) == (("a", "DP4 ZeRO-1"), ("a", fastest))
 
 
+def test_each_new_type_is_profiled() -> None:
+    jobs = [job_on_four("a"), job_on_four("b", workload="other-model")]
+    plans = plans_of(jobs, cluster=local_cluster(8))
+    assert [plan for job, plan in plans if job == "a"][-1] == "DP1 TP4"
+    assert [plan for job, plan in plans if job == "b"][-1] == "DP1 TP4"
+
+
 def test_jobs_of_a_type_that_was_profiled_start_with_the_fastest_plan() -> None:
     later = job_on_four("b", at=15_000.0, steps=100)
     assert plans_of([job_on_four(), later])[-1] == ("b", "DP1 TP4")

@@ -197,9 +197,11 @@ class Speeds:
             plans = simple_plans(self.own_plan(job), gpus, kind.batch)
         return [plan for plan in plans if _can_run(kind.engine, plan) and self._is_usable(kind, gpu_type, plan)]
 
-    def is_measured(self, job: Job, gpu_type: str, layout: Layout, plan: Plan) -> bool:
-        """Return whether the speed of a kind of job with a plan has been reported."""
-        return MeasuredShape(*workload_kind(job)[:3], gpu_type, layout, plan) in self._learned
+    def is_worth_measuring(self, job: Job, gpu_type: str, layout: Layout, plan: Plan) -> bool:
+        """Return whether a kind of job may be able to use a plan, and its speed with it has not been reported."""
+        kind = workload_kind(job)
+        is_measured = MeasuredShape(*kind[:3], gpu_type, layout, plan) in self._learned
+        return not is_measured and self._is_usable(kind, gpu_type, plan)
 
     def requested_speed(self, job: Job) -> Speed:
         """Return the speed as requested: with its GPUs, CPUs and plan, on the slowest GPU type that it accepts."""

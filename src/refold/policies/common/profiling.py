@@ -92,29 +92,22 @@ class Profiling:
         self._estimator: ProgressEstimator | None = None
         self._plans: dict[_Shape, list[Plan]] = {}
         self._tried: set[tuple[_Shape, Plan]] = set()
-        self._wakes: list[Seconds] = []
-        """Heap of the wake-up times that the policy has set."""
+        self._wakes = _Wakes()
 
     def decide(self, view: View) -> Decision:
         """Return the decision of the wrapped policy, with the next step of profiling."""
         decision = self._policy.decide(view)
-        while self._wakes and self._wakes[0] <= view.now:
-            heappop(self._wakes)
-        if decision.wake_at is not None:
-            heappush(self._wakes, decision.wake_at)
-        profiled = next((run for run in view.runs.values() if run.profiling or view.is_profiling(run.job)), None)
-        if profiled is None and not view.measured_speeds:
+        if not view.measured_speeds:
             return decision
         estimator = self._observe(view)
+        profiled = next((run for run in view.runs.values() if view.is_profiling(run.job)), None)
         if profiled is not None and not profiled.stopping and not self._is_finished(view, profiled, estimator):
             decision = _without_change_of_plan(decision, profiled)
         step = self._next_step(view, decision, profiled, estimator)
-        wake_at = min([step.wake_at, *self._wakes[:1]])
-        return msgspec.structs.replace(
-            decision,
-            reshapes=(*decision.reshapes, *([step.reshape] if step.reshape else [])),
-            wake_at=max(wake_at, view.now + MIN_DELAY) if wake_at < inf else None,
-        )
+        wake_at = self._wakes.next(view.now, decision.wake_at, step.wake_at)
+        if step.reshape is None:
+            return decision if wake_at == decision.wake_at else msgspec.structs.replace(decision, wake_at=wake_at)
+        return msgspec.structs.replace(decision, reshapes=(*decision.reshapes, step.reshape), wake_at=wake_at)
 
     def _observe(self, view: View) -> ProgressEstimator:
         """Learn measured speeds, and note which plans have been tried."""
@@ -131,9 +124,9 @@ class Profiling:
         changing = {change.job for change in changes}
         if profiled is None:
             steps = [
-                self._begin(view, run, estimator)
+                self._continue(view, run, estimator) if run.profiling else self._begin(view, run, estimator)
                 for run in view.runs.values()
-                if run.job not in changing and view.measured_seconds(run.job) >= MIN_MEASURED
+                if run.job not in changing and not run.stopping and view.measured_seconds(run.job) >= MIN_MEASURED
             ]
             due = (step for step in steps if step.reshape is not None)
             return next(due, _Step(wake_at=min((step.wake_at for step in steps), default=inf)))
@@ -141,8 +134,15 @@ class Profiling:
             return _Step()
         if not self._is_finished(view, profiled, estimator):
             return _Step(wake_at=self._deadline(view, profiled, estimator))
-        following = self._begin(view, profiled, estimator)
-        return following if following.reshape else self._settle(view, profiled, estimator)
+        following = self._continue(view, profiled, estimator)
+        return following if following.reshape else _Step(wake_at=profiled.since + profiled.profiling)
+
+    def _continue(self, view: View, run: Run, estimator: ProgressEstimator) -> _Step:
+        """Return what follows a profiling run: the next one, else the fastest plan."""
+        following = self._begin(view, run, estimator)
+        if following.reshape is not None:
+            return following
+        return _Step(self._fastest(view, run, estimator), following.wake_at)
 
     def _is_finished(self, view: View, run: Run, estimator: ProgressEstimator) -> bool:
         """Return whether a profiling run has measured its speed, or has no time left."""
@@ -183,27 +183,49 @@ class Profiling:
             self._plans[shape] = speeds.plans_to_profile(job, gpu_type, layout, cpus)
         memory = sum(share.memory_mib for share in run.allocation.placement)
         for plan in self._plans[shape]:
-            if (shape, plan) in self._tried or speeds.is_measured(job, gpu_type, layout, plan):
+            if (shape, plan) in self._tried or not speeds.is_worth_measuring(job, gpu_type, layout, plan):
                 continue
             if not plan.offload or speeds.with_plan(job, gpu_type, layout, cpus, plan).host_mib <= memory:
                 return plan
         return None
 
-    def _settle(self, view: View, run: Run, estimator: ProgressEstimator) -> _Step:
+    def _fastest(self, view: View, run: Run, estimator: ProgressEstimator) -> Reshape | None:
         """Let a job continue with the fastest plan that is known, if that pays back."""
         job, speeds = view.active[run.job], estimator.speeds
         _, gpu_type, layout = _shape(view, job, run)
         best = speeds.fastest(job, gpu_type, layout, run.allocation.cpu_milli / WHOLE)
         if best is None or best.plan == run_plan(job, run.allocation) or not view.is_preemptible(job.id):
-            return _Step()
+            return None
         speed = estimator.speed(job, run.allocation)
         remaining = estimator.remaining_work(view, job)
         saved = remaining / speed - remaining / best.steps_per_second
         if best.steps_per_second < (1 + MIN_GAIN) * speed or saved <= estimator.restart_cost(view, job):
-            return _Step()
+            return None
         gain = best.steps_per_second / speed - 1
         why = f"profiled {job.workload}: {best.plan} is the fastest plan, {gain:+.0%} speed"
-        return _Step(Reshape(job.id, Allocation(run.allocation.placement, best.plan), why))
+        return Reshape(job.id, Allocation(run.allocation.placement, best.plan), why)
+
+
+class _Wakes:
+    """The wake-up times of the policy and of profiling. A decision can request only one, so others are kept."""
+
+    def __init__(self) -> None:
+        self._pending: list[Seconds] = []
+        self._own: Seconds = inf
+        """The next wake-up for profiling that was requested. When it comes, the time is estimated anew."""
+
+    def next(self, now: Seconds, of_policy: Seconds | None, own: Seconds) -> Seconds | None:
+        """Return the next wake-up time to request; None: no other than those requested already."""
+        if of_policy is not None:
+            heappush(self._pending, of_policy)
+        if self._own <= now:
+            self._own = inf
+        if max(own, now + MIN_DELAY) < self._own < inf or own < self._own == inf:
+            self._own = max(own, now + MIN_DELAY)
+            heappush(self._pending, self._own)
+        while self._pending and self._pending[0] <= now:
+            heappop(self._pending)
+        return heappop(self._pending) if self._pending else None
 
 
 def _can_profile(view: View, job: Job, run: Run) -> bool:
