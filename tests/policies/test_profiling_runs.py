@@ -24,6 +24,7 @@ from refold.core import (
     StartRun,
     StopRun,
     View,
+    Woke,
 )
 from refold.errors import BadInput
 from refold.model import Allocation, ChangeLimit, Cluster, Decision, Job, Plan, Reshape, Start, Tenant
@@ -198,6 +199,20 @@ def test_the_limits_of_profiling_are_never_exceeded(
     policy = make_policy("refold", {"restart_seconds": 2.0, "profile": limits})
     watched = WatchedLimits(policy, limits, ["m0", "m1"])
     simulate(jobs, local_cluster(4), watched, charge=Truth(truth), costs=COSTS)
+
+
+def test_a_job_returns_from_a_plan_whose_speed_it_does_not_report() -> None:
+    settings = {"restart_seconds": 2.0, "profile": {"share": 0.25}}
+    scheduler = Scheduler(local_cluster(4), make_policy("refold", settings))
+    scheduler.step(0.0, [JobSubmitted(job_on_four())])
+    scheduler.step(90.0, [RunProgressed("a", 1, 0.0, 90, None, 16.0)])
+    scheduler.step(100.0, [RunProgressed("a", 1, 0.0, 100, None, 16.0)])
+    wake_at = scheduler.step(101.0, [RunStopped("a", 1, steps=101)]).wake_at
+    assert wake_at == 101.0 + 24.0 - 2.0
+    stops = scheduler.step(wake_at, [Woke()]).orders
+    assert [(stop.why, stop.next and str(stop.next.plan)) for stop in stops if isinstance(stop, StopRun)] == [
+        ("profiling of my-model: no speed of DP2 TP2 in time", "DP4")
+    ]
 
 
 def test_a_restarted_scheduler_continues_a_profiling_run_and_keeps_what_was_spent() -> None:

@@ -190,12 +190,16 @@ class Profiling:
         return None
 
     def _fastest(self, view: View, run: Run, estimator: ProgressEstimator) -> Reshape | None:
-        """Let a job continue with the fastest plan that is known, if that pays back."""
+        """Let a job continue with the fastest plan that is known, if that pays back or its own is still unknown."""
         job, speeds = view.active[run.job], estimator.speeds
         _, gpu_type, layout = _shape(view, job, run)
         best = speeds.fastest(job, gpu_type, layout, run.allocation.cpu_milli / WHOLE)
-        if best is None or best.plan == run_plan(job, run.allocation) or not view.is_preemptible(job.id):
+        plan = run_plan(job, run.allocation)
+        if best is None or plan is None or best.plan == plan or not view.is_preemptible(job.id):
             return None
+        reshape = Reshape(job.id, Allocation(run.allocation.placement, best.plan))
+        if speeds.is_worth_measuring(job, gpu_type, layout, plan):
+            return msgspec.structs.replace(reshape, why=f"profiling of {job.workload}: no speed of {plan} in time")
         speed = estimator.speed(job, run.allocation)
         remaining = estimator.remaining_work(view, job)
         saved = remaining / speed - remaining / best.steps_per_second
@@ -203,7 +207,7 @@ class Profiling:
             return None
         gain = best.steps_per_second / speed - 1
         why = f"profiled {job.workload}: {best.plan} is the fastest plan, {gain:+.0%} speed"
-        return Reshape(job.id, Allocation(run.allocation.placement, best.plan), why)
+        return msgspec.structs.replace(reshape, why=why)
 
 
 class _Wakes:
