@@ -64,6 +64,24 @@ async def start(harness: BackendHarness, manner: str = "changes", run: int = 1, 
         await asyncio.sleep(0.01)
 
 
+async def change(harness: BackendHarness, run: int = 1, allocation: Allocation = TWO) -> Event:
+    """Order a run to continue on another allocation; return how it ends."""
+    await harness.order(StopRun("job", run, "", allocation))
+    return await harness.ending("job", run)
+
+
+async def continue_as(harness: BackendHarness, run: int, allocation: Allocation = TWO) -> None:
+    """Start the next run of the job."""
+    await harness.order(StartRun("job", run, allocation))
+    await harness.started("job", run)
+
+
+async def wait_for_agents(folder: Path, count: int) -> None:
+    """Wait until so many agents have been started."""
+    while len(lines(folder, "agents")) < count:
+        await asyncio.sleep(0.01)
+
+
 def lines(folder: Path, name: str) -> list[str]:
     path = folder / name
     return path.read_text().splitlines() if path.exists() else []
@@ -83,12 +101,10 @@ def run_test(folder: Path, test: Callable[[BackendHarness], Coroutine[Any, Any, 
 def test_the_processes_become_the_next_run(tmp_path: Path) -> None:
     async def test(harness: BackendHarness) -> None:
         await start(harness)
-        await harness.order(StopRun("job", 1, "grow", TWO))
-        stopped = await harness.ending("job")
+        stopped = await change(harness)
         assert isinstance(stopped, RunStopped)
         assert stopped.steps
-        await harness.order(StartRun("job", 2, TWO))
-        await harness.started("job", 2)
+        await continue_as(harness, 2)
         assert living_agents(tmp_path) == ["1"]
         cost = next(event for event in harness.reports if isinstance(event, ChangeMeasured))
         assert (cost.job, cost.run, cost.way) == ("job", 2, "live")
@@ -104,10 +120,8 @@ def test_a_run_can_be_changed_again_and_again_and_then_stopped(tmp_path: Path) -
     async def test(harness: BackendHarness) -> None:
         await start(harness)
         for run, allocation in enumerate([TWO, ONE, TWO], start=2):
-            await harness.order(StopRun("job", run - 1, "", allocation))
-            await harness.ending("job", run - 1)
-            await harness.order(StartRun("job", run, allocation))
-            await harness.started("job", run)
+            await change(harness, run - 1, allocation)
+            await continue_as(harness, run, allocation)
         await harness.stop("job", 4)
         assert await harness.ending("job", 4) == RunStopped("job", 4)
         assert lines(tmp_path, "ends") == ["stopped"]
@@ -119,12 +133,9 @@ def test_a_run_can_be_changed_again_and_again_and_then_stopped(tmp_path: Path) -
 def test_each_run_has_its_part_of_the_log_and_all_have_the_progress_file(tmp_path: Path) -> None:
     async def test(harness: BackendHarness) -> None:
         await start(harness)
-        await harness.order(StopRun("job", 1, "", TWO))
-        await harness.ending("job")
-        await harness.order(StartRun("job", 2, TWO))
-        await harness.started("job", 2)
-        await harness.order(StopRun("job", 2, "", ONE))
-        await harness.ending("job", 2)
+        await change(harness)
+        await continue_as(harness, 2)
+        await change(harness, 2, ONE)
         logs = [log_path(tmp_path / "logs", "job", run, 0).read_text() for run in (1, 2)]
         assert logs == ["run 1\nrun 2\n", "run 3\n"]
         files = RunFiles(tmp_path / "logs", "job", 3)
@@ -141,13 +152,10 @@ def test_an_agent_that_does_not_change_is_stopped_and_started_again(
 
     async def test(harness: BackendHarness) -> None:
         await start(harness, manner)
-        await harness.order(StopRun("job", 1, "", TWO))
-        assert await harness.ending("job") == RunStopped("job", 1)
+        assert await change(harness) == RunStopped("job", 1)
         assert living_agents(tmp_path) == []
-        await harness.order(StartRun("job", 2, TWO))
-        await harness.started("job", 2)
-        while len(lines(tmp_path, "agents")) < 2:
-            await asyncio.sleep(0.01)
+        await continue_as(harness, 2)
+        await wait_for_agents(tmp_path, 2)
         assert living_agents(tmp_path) == ["2"]
 
     run_test(tmp_path, test)
@@ -157,8 +165,7 @@ def test_an_agent_that_does_not_change_is_stopped_and_started_again(
 def test_other_changes_restart_the_run(tmp_path: Path, next_allocation: Allocation) -> None:
     async def test(harness: BackendHarness) -> None:
         await start(harness)
-        await harness.order(StopRun("job", 1, "", next_allocation))
-        assert await harness.ending("job") == RunStopped("job", 1)
+        assert await change(harness, allocation=next_allocation) == RunStopped("job", 1)
         assert lines(tmp_path, "ends") == ["stopped"]
 
     run_test(tmp_path, test)
@@ -168,8 +175,7 @@ def test_a_program_without_an_agent_is_restarted(tmp_path: Path) -> None:
     async def test(harness: BackendHarness) -> None:
         await harness.start("job", "exec sleep 1000")
         await harness.started("job")
-        await harness.order(StopRun("job", 1, "", TWO))
-        assert await harness.ending("job") == RunStopped("job", 1)
+        assert await change(harness) == RunStopped("job", 1)
 
     run_test(tmp_path, test)
 
@@ -201,8 +207,7 @@ def test_prepared_processes_end_if_their_job_does_not_continue(tmp_path: Path) -
 
     async def test(harness: BackendHarness) -> None:
         await start(harness)
-        await harness.order(StopRun("job", 1, "", TWO))
-        stopped = await harness.ending("job")
+        stopped = await change(harness)
         await harness.stop("job")
         await harness.start("other", "cp ends seen; echo >up")
         await harness.content("up")
@@ -215,12 +220,9 @@ def test_prepared_processes_end_if_their_job_does_not_continue(tmp_path: Path) -
 def test_a_job_that_continues_elsewhere_is_started_anew(tmp_path: Path) -> None:
     async def test(harness: BackendHarness) -> None:
         await start(harness)
-        await harness.order(StopRun("job", 1, "", TWO))
-        await harness.ending("job")
-        await harness.order(StartRun("job", 2, OTHER_NODE))
-        await harness.started("job", 2)
-        while len(lines(tmp_path, "agents")) < 2:
-            await asyncio.sleep(0.01)
+        await change(harness)
+        await continue_as(harness, 2, OTHER_NODE)
+        await wait_for_agents(tmp_path, 2)
         assert living_agents(tmp_path) == ["2"]
 
     run_test(tmp_path, test)
@@ -229,8 +231,7 @@ def test_a_job_that_continues_elsewhere_is_started_anew(tmp_path: Path) -> None:
 def test_closing_the_back_end_ends_prepared_processes(tmp_path: Path) -> None:
     async def test(harness: BackendHarness) -> None:
         await start(harness)
-        await harness.order(StopRun("job", 1, "", TWO))
-        await harness.ending("job")
+        await change(harness)
         assert living_agents(tmp_path) == ["1"]
 
     run_test(tmp_path, test)
@@ -239,14 +240,12 @@ def test_closing_the_back_end_ends_prepared_processes(tmp_path: Path) -> None:
 def test_processes_that_end_before_the_next_run_begins_are_started_anew(tmp_path: Path) -> None:
     async def test(harness: BackendHarness) -> None:
         await start(harness)
-        await harness.order(StopRun("job", 1, "", TWO))
-        await harness.ending("job")
+        await change(harness)
         os.kill(int(lines(tmp_path, "agents")[0].split()[1]), signal.SIGKILL)
         while living_agents(tmp_path):
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)  # the shim records the exit status
-        await harness.order(StartRun("job", 2, TWO))
-        await harness.started("job", 2)
+        await continue_as(harness, 2)
         while not living_agents(tmp_path):
             await asyncio.sleep(0.01)
         assert living_agents(tmp_path) == ["2"]
@@ -257,10 +256,8 @@ def test_processes_that_end_before_the_next_run_begins_are_started_anew(tmp_path
 def test_an_agent_that_fails_after_a_change_fails_the_next_run(tmp_path: Path) -> None:
     async def test(harness: BackendHarness) -> None:
         await start(harness)
-        await harness.order(StopRun("job", 1, "", TWO))
-        await harness.ending("job")
-        await harness.order(StartRun("job", 2, TWO))
-        await harness.started("job", 2)
+        await change(harness)
+        await continue_as(harness, 2)
         os.kill(int(lines(tmp_path, "agents")[0].split()[1]), signal.SIGKILL)
         assert await harness.ending("job", 2) == RunFailed("job", 2, "killed by SIGKILL", exit_code=137)
 

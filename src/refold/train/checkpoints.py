@@ -133,7 +133,7 @@ class Checkpoints:
         return self._folder / f"{_PREFIX}{step}"
 
     def _group(self) -> Any:
-        """Return a gloo group of all ranks, used by nobody else; None outside of a process group."""
+        """Return a gloo group of all ranks that only checkpoints use; None outside of a process group."""
         import torch.distributed as dist
 
         if not dist.is_available() or not dist.is_initialized():

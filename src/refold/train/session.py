@@ -189,7 +189,8 @@ class Session:
     def change(self, plan: Plan) -> None:
         """Train with another plan on the same ranks from the next step on. Collective.
 
-        If the model or the batch cannot be divided as the plan says, the error says why, and nothing has changed.
+        If the model or the batch cannot be divided as the plan says, or if there is no room for the state in shared
+        memory (`StateNotMoved`), the error says why, and nothing has changed.
         """
         if self._has_batch:
             raise BadInput("change the plan after session.step(batch): the batch was read for the present plan")
