@@ -591,6 +591,19 @@ def test_no_job_is_overtaken_after_max_wait_seconds() -> None:
     assert [job for at, job in started_jobs if at < 100] == ["a", "s0", "s1", "s2"]
 
 
+def test_reservations_of_jobs_that_may_not_start_yet_do_not_wake_the_policy() -> None:
+    """From 10 on nothing may overtake `wide`, so the policy has nothing to do until `runs` ends."""
+    jobs = [
+        make_job("runs", gpus=2, work=100, preemptible=False),
+        make_job("wide", at=1, gpus=4, work=10),
+        *[make_job(f"s{number}", at=15, gpus=2, work=2 + number) for number in range(8)],
+    ]
+    started_jobs, entries = run(make_policy("conservative", KNOWN | {"max_wait_seconds": 9.0}), jobs, make_cluster(4))
+    assert [entry.now for entry in entries if entry.now < 110] == [0, 1, 15, 100]
+    assert started_jobs[:2] == [(0, "runs"), (100, "wide")]
+    assert {job for at, job in started_jobs if at == 110} == {"s0", "s1"}
+
+
 def test_a_reserved_job_does_not_start_if_it_would_overtake_a_blocking_job() -> None:
     jobs = [
         make_job("a", gpus=3, work=100),

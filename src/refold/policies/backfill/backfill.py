@@ -122,7 +122,7 @@ class Backfill:
             stops=tuple(self._stops),
             waits=waits,
             start_estimates=self._make_estimates(view, schedule),
-            wake_at=schedule.due.next(view.now),
+            wake_at=schedule.next_start(view.now),
         )
 
     def _observe(self, view: View) -> Schedule:

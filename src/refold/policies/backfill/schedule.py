@@ -15,7 +15,7 @@ from refold.model import Placement, Seconds
 from refold.packing import Placer
 from refold.policies.backfill.booked_runs import BookedRuns
 from refold.policies.backfill.bookings import Bookings, Reservation
-from refold.policies.backfill.queue import BackfillQueue, Gaps, QueuedJob
+from refold.policies.backfill.queue import LAST_POSITION, BackfillQueue, Gaps, QueuedJob
 from refold.policies.backfill.reservations import Reservations
 
 UNLIMITED_DEPTH = 2**60
@@ -121,6 +121,17 @@ class Schedule:
         """Return the jobs whose reserved start has come, in queue order; each has to be started or postponed."""
         due = [self.queue.get(job_id) for job_id in self.due.pop(now)]
         return sorted(due, key=lambda queued: queued.position)
+
+    def next_start(self, now: Seconds) -> Seconds | None:
+        """Return the next reserved start after now of a job that may start then; None if there is none.
+
+        No job behind the start limit starts before the job at the limit does.
+        """
+        limit = self.queue.start_limit(now)
+        if limit == LAST_POSITION:
+            return self.due.next(now)
+        reserved = ((self.queue.get(job_id).position, one.start) for job_id, one in self.reservations.by_job.items())
+        return min((start for position, start in reserved if position <= limit and now < start < inf), default=None)
 
     def postpone(self, queued: QueuedJob, now: Seconds) -> None:
         """Let a reservation whose resources are not free yet start now."""
