@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 from benchmarks.scheduling.unified import targets
 from benchmarks.scheduling.unified.estimates import measure_estimates
 from benchmarks.scheduling.unified.figures import measure_run
 from benchmarks.scheduling.unified.mixtures import with_tenants, with_users
-from benchmarks.scheduling.unified.page import target_results, target_table
-from benchmarks.scheduling.unified.runs import plan_runs
+from benchmarks.scheduling.unified.page import page, target_results, target_table
+from benchmarks.scheduling.unified.runs import plan_runs, read_results
 from benchmarks.scheduling.unified.slices import SLICE_JOBS, SLICES
 from benchmarks.scheduling.unified.targets import MEASURES, Figures, Target
 from benchmarks.scheduling.unified.workload import MAX_SHIFT, Setup, Workload, shifted
@@ -92,7 +93,12 @@ def test_every_target_has_a_measure_and_the_policies_that_it_needs() -> None:
 def test_a_target_may_refer_to_recorded_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(targets.BEFORE, "some-trace", {"delay": 0.25})
 
-    assert results_of({"refold": delays(0.3)}, Target("delay", before=True)) == [("≤ 0.250 (before)", "", "missed")]
+    no_worse, better = Target("delay", before=True), Target("delay", before=True, strict=True)
+    assert results_of({"refold": delays(0.3)}, no_worse) == [("≤ 0.250 (before)", "", "missed")]
+    assert results_of({"refold": delays(0.25)}, no_worse, better) == [
+        ("≤ 0.250 (before)", "", "met"),
+        ("< 0.250 (before)", "", "missed"),
+    ]
 
 
 def test_the_table_shows_the_spread_of_draws() -> None:
@@ -101,6 +107,28 @@ def test_the_table_shows_the_spread_of_draws() -> None:
     table = target_table(target_results(workload, {"refold": delays(0.1, 0.5)}))
 
     assert table.splitlines()[-1] == "| some-trace | mean delay, h | 0.300 | 0.100 – 0.500 | ≤ 1.000 |  | met |"
+
+
+def test_results_of_earlier_runs_are_joined(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    first.write_text('{"figures": {"some-trace": {"refold": [{"delay": 1}], "las": [{"delay": 2}]}}}')
+    second.write_text('{"figures": {"some-trace": {"las": [{"delay": 3}]}, "other": {"las": [{"delay": 4}]}}}')
+
+    found = read_results([first, second])
+
+    assert found == {
+        "some-trace": {"refold": [{"delay": 1}], "las": [{"delay": 3}]},
+        "other": {"las": [{"delay": 4}]},
+    }
+
+
+def test_the_page_names_workloads_that_were_not_measured() -> None:
+    chosen = [Workload(name, no_setup, 2, ("refold",), (Target("delay", at_most=1),)) for name in ("one", "other")]
+
+    text = page(chosen, {"one": {"refold": delays(0.1)}})
+
+    assert "Not measured here: `other`." in text
+    assert "### one, draws: 1" in text
 
 
 def test_draws_are_reproducible_and_differ() -> None:

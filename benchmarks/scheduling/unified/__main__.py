@@ -7,6 +7,7 @@ status is 1 if a target is missed. `--write` writes docs/results/unified.md.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from benchmarks.accuracy.tables import data_folder
 from benchmarks.result_page import FOLDER, measurement_parser, publish
 from benchmarks.scheduling.unified.page import as_plain, page, target_results
-from benchmarks.scheduling.unified.runs import plan_runs, read_results, run_all
+from benchmarks.scheduling.unified.runs import Results, plan_runs, read_results, run_all
 from benchmarks.scheduling.unified.workload import Workload
 from benchmarks.scheduling.unified.workloads import workloads
 from benchmarks.workloads import HELIOS, OPENB, PAI, PHILLY, missing
@@ -82,7 +83,12 @@ def main() -> None:
     draws = QUICK_DRAWS if options.quick and options.draws is None else options.draws
     policies = options.policies.split(",") if options.policies else []
     runs = plan_runs(chosen, options.tuning, policies, draws, _settings(parser, options))
-    results = read_results(options.stored) if options.stored else run_all(runs, options.workers)
+
+    def save(results: Results) -> None:
+        if options.json:
+            options.json.write_text(json.dumps(as_plain(chosen, results)), encoding="utf-8")
+
+    results = read_results(options.stored) if options.stored else run_all(runs, options.workers, save)
     publish(options, PAGE, page(chosen, results), as_plain(chosen, results))
     rows = [row for workload in chosen for row in target_results(workload, results.get(workload.name, {}))]
     sys.exit(any(row.verdict == "missed" for row in rows))

@@ -7,7 +7,7 @@ import multiprocessing
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,17 +53,20 @@ def plan_runs(
     ]
 
 
-def run_all(runs: Sequence[Run], workers: int) -> Results:
-    """Simulate all runs in this process or in several; print a line for each on stderr."""
+def run_all(runs: Sequence[Run], workers: int, save: Callable[[Results], object]) -> Results:
+    """Simulate all runs in this process or in several; after each, print a line on stderr and save all results."""
     found: dict[str, dict[str, dict[int, Figures]]] = defaultdict(lambda: defaultdict(dict))
+    results: Results = {}
     for done, (run, figures) in enumerate(_simulate_all(runs, workers), start=1):
         found[run.workload][run.policy][run.draw] = figures
         label = f"{run.workload}  {run.policy}  draw {run.draw}"
         print(f"{done}/{len(runs)}  {label}: {_brief(figures)}", file=sys.stderr, flush=True)
-    return {
-        name: {policy: [draws[draw] for draw in sorted(draws)] for policy, draws in by_policy.items()}
-        for name, by_policy in found.items()
-    }
+        results = {
+            name: {policy: [draws[draw] for draw in sorted(draws)] for policy, draws in by_policy.items()}
+            for name, by_policy in found.items()
+        }
+        save(results)
+    return results
 
 
 def read_results(files: Sequence[Path]) -> Results:

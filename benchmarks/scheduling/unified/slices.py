@@ -48,11 +48,11 @@ FIRST_TARGETS = {
     "philly": (Target("delay", at_most=0.30), Target("wide_delay", at_most=0.1)),
     "helios": (Target("delay", at_most=0.16), Target("wide_delay", at_most=0.45)),
 }
-TARGETS_OF_OTHER_SLICES = (Target("delay", before=True), Target("wide_delay", before=True))
+TARGETS_OF_OTHER_SLICES = (Target("delay", before=True, strict=True), Target("wide_delay", before=True, strict=True))
 TARGETS_OF_ALL_SLICES = (Target("delay_p99", before=True), Target("restarts", at_most=10, worst_draw=True))
 TARGETS_WITHOUT_PREEMPTION = (
-    Target("delay", no_worse_than=("fifo-skip", "easy")),
-    Target("wide_delay_p99", no_worse_than=("fifo",)),
+    Target("delay", no_worse_than=("fifo-skip", "easy"), strict=True),
+    Target("wide_delay_p99", no_worse_than=("fifo",), strict=True),
 )
 
 
