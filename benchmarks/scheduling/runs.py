@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from benchmarks.measure import REPOSITORY
 from benchmarks.scheduling import testbed, variants
@@ -28,7 +29,7 @@ from refold.model import HOUR, Cluster, Job, Tenant
 from refold.plans import Speeds
 from refold.policies import POLICIES
 from refold.registry import default_settings, make_policy
-from refold.results import find_violations, measure
+from refold.results import compute_spread, find_violations, measure
 from refold.simulator import Costs, MeasuredSpeeds, simulate
 
 CACHE = REPOSITORY / "build" / "scheduling"
@@ -59,7 +60,8 @@ class Scenario(msgspec.Struct, frozen=True):
     """The parameters of one simulation.
 
     `load`: arrival rate relative to the trace. `large`: share of large models; None: as in the trace. `error`: spread
-    of the errors of predicted speeds (`variants.ErroneousSpeeds`).
+    of the errors of predicted speeds (`variants.ErroneousSpeeds`). `first_start`: cost of the first start of a job.
+    `draw`: permutation of the jobs (`variants.permuted`).
     """
 
     policy: str
@@ -70,6 +72,16 @@ class Scenario(msgspec.Struct, frozen=True):
     large: float | None = None
     error: float = 0.0
     seed: int = 0
+    first_start: float = 0.0
+    draw: int = 0
+
+
+class ModelTimes(msgspec.Struct, frozen=True):
+    """Completion times, in hours, of the jobs that train one model."""
+
+    jobs: int
+    mean: float
+    median: float
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -77,12 +89,14 @@ class Summary(msgspec.Struct, frozen=True):
 
     `preemptions` and `reshapes` are per job; a reshape is a preemption after which the job continues immediately with
     another shape. `guaranteed_jobs` have a guarantee; `predicted_violations` and `measured_violations` count jobs whose
-    guarantee is violated by predicted and by measured speeds. `overhead` is the share of GPU time lost to restarts.
+    guarantee is violated by predicted and by measured speeds. `overhead` is the share of GPU time lost to starts and
+    restarts. `models` are the trained models by name.
     """
 
     jobs: int
     finished: int
     mean: float
+    median: float
     p99: float
     makespan: float
     guaranteed: float | None
@@ -94,6 +108,7 @@ class Summary(msgspec.Struct, frozen=True):
     guaranteed_jobs: int
     predicted_violations: int
     measured_violations: int
+    models: dict[str, ModelTimes]
     cpu_seconds: float
 
 
@@ -154,7 +169,7 @@ def simulate_scenario(scenario: Scenario) -> Summary:
     cluster = cluster_for(scenario.trace)
     charge, journal = _charge(cluster), HistoryJournal()
     policy = make_policy(scenario.policy, settings_for(scenario.policy, scenario.restart) | dict(scenario.settings))
-    costs = Costs(restart=scenario.restart, report_every=REPORT_SECONDS)
+    costs = Costs(start=scenario.first_start, restart=scenario.restart, report_every=REPORT_SECONDS)
     errors = variants.with_model_errors(scenario.error, scenario.seed) if scenario.error else nullcontext()
     before = time.process_time()
     with errors:
@@ -168,12 +183,13 @@ def _summarise(history: History, charge: MeasuredSpeeds, grace: float, cpu_secon
     predicted = find_violations(history, speeds, grace=grace)
     measured = find_violations(history, speeds, measured=charge, grace=grace)
     by_class = {group.name: group.completion.mean for group in found.classes}
-    mean, p99, makespan = found.completion.mean, found.completion.p99, found.makespan
-    assert mean is not None and p99 is not None and makespan is not None
+    mean, median, p99, makespan = found.completion.mean, found.completion.median, found.completion.p99, found.makespan
+    assert mean is not None and median is not None and p99 is not None and makespan is not None
     return Summary(
         jobs=found.jobs,
         finished=found.outcomes.finished,
         mean=mean / HOUR,
+        median=median / HOUR,
         p99=p99 / HOUR,
         makespan=makespan / HOUR,
         guaranteed=_hours(by_class.get("guaranteed")),
@@ -185,8 +201,20 @@ def _summarise(history: History, charge: MeasuredSpeeds, grace: float, cpu_secon
         guaranteed_jobs=predicted.guaranteed_jobs,
         predicted_violations=predicted.violated_jobs,
         measured_violations=measured.violated_jobs,
+        models=_by_model(history),
         cpu_seconds=cpu_seconds,
     )
+
+
+def _by_model(history: History) -> dict[str, ModelTimes]:
+    """Return the completion times of finished jobs by model, the fastest model first."""
+    workloads = np.array([job.workload for job in history.jobs.jobs])
+    found = {}
+    for workload in np.unique(workloads).tolist():
+        spread = compute_spread((history.jobs.ended - history.jobs.submitted)[workloads == workload] / HOUR)
+        if spread.mean is not None and spread.median is not None:
+            found[workload] = ModelTimes(spread.count, spread.mean, spread.median)
+    return dict(sorted(found.items(), key=lambda item: item[1].mean))
 
 
 def _hours(seconds: float | None) -> float | None:
@@ -217,7 +245,7 @@ def _charge(cluster: Cluster) -> MeasuredSpeeds:
 
 def jobs_of(scenario: Scenario) -> tuple[Job, ...]:
     """Return the jobs of the trace, modified as the scenario specifies."""
-    jobs = testbed.jobs(scenario.trace)
+    jobs = variants.permuted(testbed.jobs(scenario.trace), scenario.draw)
     if scenario.large is not None:
         jobs = variants.with_large_share(jobs, scenario.large, _charge(cluster_for(scenario.trace)), scenario.seed)
     return jobs if scenario.load == 1 else variants.at_load(jobs, scenario.load)

@@ -2,12 +2,15 @@
 [--policies rubick,sia,…]`.
 
 Three traces of 406 jobs on 64 GPUs with every policy, at the restart cost of the paper (78 s) and that of its simulator
-(260 s). `--write` writes docs/results/table4.md and its chart.
+(260 s); on the random-plan trace also further draws, results by model, and charged first starts. `--write` writes
+docs/results/table4.md and its chart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
+from textwrap import fill
 from typing import NamedTuple
 
 from benchmarks.accuracy.tables import data_folder
@@ -16,12 +19,17 @@ from benchmarks.result_page import FOLDER, page_parser, publish
 from benchmarks.scheduling import testbed
 from benchmarks.scheduling.runs import Scenario, Summary, summarise_all
 from benchmarks.table import Row, as_markdown, at_most, markdown
+from refold.model import HOUR
 
 PAGE = FOLDER / "table4.md"
 CHART = "table4.svg"
 RESTARTS = (78.0, 260.0)
 COMPARED = ("rubick", "rubick-e", "rubick-r", "rubick-n", "sia", "synergy", "antman", "refold")
-FURTHER = ("tiresias", "pollux", "gavel", "optimus", "las", "fifo-skip")
+FURTHER = ("tiresias", "pollux", "gavel", "optimus", "las", "fifo-skip", "srtf")
+DRAWN = ("refold", "rubick", "srtf", "las", "sia", "tiresias", "fifo-skip")
+"""Policies for which further draws and the cost of first starts are simulated."""
+
+DRAWS = 5
 TITLES = {"random-plan": "Base", "best-plan": "BP", "multi-tenant": "MT"}
 """Names of the traces in the paper."""
 
@@ -108,6 +116,7 @@ METHOD = """## Method
 - **Policies** know only seven measurements per model, to which the performance model is fitted. They may choose among
   the plans that were measured for the model, and know the number of steps of a job. Policies with a setting for the
   restart cost know it.
+- **Durations** are known to `srtf` alone; it is the strongest simple baseline, and cannot be used in practice.
 - **Restarts** take 78 s (the mean in the paper) or 260 s (the cost in its simulator), during which GPUs are held; the
   first start of a job takes no time. Runs report their progress every 60 s.
 - **Guarantees**: tenant A has a quota of 64 GPUs. A guarantee is violated if a guaranteed job within the quota is
@@ -137,6 +146,34 @@ METHOD = """## Method
 """
 
 
+SHORT_TITLES = ("mean h", "median s", "p99 h", "makespan h")
+LINE_LENGTH = 120
+BY_MODEL = """## By model
+
+Mean completion time in hours, and the median in seconds, of the jobs of each model; random-plan trace, {restart} s.
+"""
+FIRST_STARTS = """## First starts charged
+
+The tables above follow the artifact: the first start of a job is free. Here, on the random-plan trace, it takes as long
+as a restart. Policies do not know that.
+"""
+FURTHER_DRAWS = """## Other draws
+
+{draws} draws of the random-plan trace with restarts of {restart} s: the trace itself, and the same jobs assigned to
+the same submission times in another order. Means of draws, with the smallest and the largest.
+"""
+
+
+def charged(policy: str, restart: float) -> Scenario:
+    """Return the scenario in which first starts take as long as restarts."""
+    return Scenario(policy, "random-plan", restart, first_start=restart)
+
+
+def draws(policy: str, restart: float) -> list[Scenario]:
+    """Return the trace and its permutations."""
+    return [Scenario(policy, "random-plan", restart, draw=draw) for draw in range(DRAWS)]
+
+
 def key(policy: str, trace: str, restart: float) -> Scenario:
     """Return the scenario of a table row."""
     return Scenario(policy, trace, restart)
@@ -154,7 +191,89 @@ def page(found: Mapping[Scenario, Summary], policies: Sequence[str], restarts: S
         for trace in testbed.TRACES:
             parts.append(f"### {trace} ({TITLES[trace]} in the paper), {restart:g} s\n")
             parts.append(table(found, trace, restart, policies) + "\n")
-    return "\n".join([*parts, METHOD])
+    drawn = [policy for policy in DRAWN if policy in policies]
+    parts += [by_model(found, drawn, restarts[0]), first_starts(found, drawn, restarts)]
+    return "\n".join([*parts, further_draws(found, drawn, restarts[0]), METHOD])
+
+
+def by_model(found: Mapping[Scenario, Summary], policies: Sequence[str], restart: float) -> str:
+    """Return the section of results by model."""
+    summaries = {policy: found[key(policy, "random-plan", restart)] for policy in policies}
+    models = next(iter(summaries.values())).models if summaries else {}
+    rows = [
+        [
+            model,
+            str(times.jobs),
+            *(f"{one.models[model].mean:.3f} ({HOUR * one.models[model].median:.0f} s)" for one in summaries.values()),
+        ]
+        for model, times in models.items()
+    ]
+    text = BY_MODEL.format(restart=f"{restart:g}") + "\n" + markdown(["model", "jobs", *summaries], rows) + "\n"
+    if {"refold", "rubick"} <= set(summaries):
+        text += "\n" + fill(source_of_lead(summaries["refold"], summaries["rubick"]), LINE_LENGTH) + "\n"
+    return text
+
+
+def source_of_lead(refold: Summary, rubick: Summary) -> str:
+    """Return a sentence on the model whose jobs contribute most to the difference of the means."""
+    leads = {
+        model: one.jobs * (rubick.models[model].mean - one.mean) / (refold.jobs * (rubick.mean - refold.mean))
+        for model, one in refold.models.items()
+    }
+    most = max(leads, key=lambda model: leads[model])
+
+    def mean_of_others(summary: Summary) -> float:
+        others = [one for model, one in summary.models.items() if model != most]
+        return fmean([one.mean for one in others], [one.jobs for one in others])
+
+    jobs = refold.models[most].jobs
+    return (
+        f"Where the lead comes from: {leads[most]:.0%} of the difference between the means of `rubick` and `refold` "
+        f"comes from the {jobs} jobs of {most}; the mean of the other {refold.jobs - jobs} jobs is "
+        f"{mean_of_others(refold):.3f} h with `refold` and {mean_of_others(rubick):.3f} h with `rubick`."
+    )
+
+
+def first_starts(found: Mapping[Scenario, Summary], policies: Sequence[str], restarts: Sequence[float]) -> str:
+    """Return the section in which the first start of a job takes as long as a restart."""
+    titles = ["policy", *(f"{restart:g} s: {name}" for restart in restarts for name in SHORT_TITLES)]
+    rows = []
+    for policy in policies:
+        summaries = (found[charged(policy, restart)] for restart in restarts)
+        rows.append([policy, *(cell for summary in summaries for cell in _short_cells([summary]))])
+    return FIRST_STARTS + "\n" + markdown(titles, rows) + "\n"
+
+
+def further_draws(found: Mapping[Scenario, Summary], policies: Sequence[str], restart: float) -> str:
+    """Return the section of other permutations of the jobs: the mean of draws, the smallest and the largest."""
+    summaries = {policy: [found[one] for one in draws(policy, restart)] for policy in policies}
+    rows = [
+        [policy, *_short_cells(several), _ratio_to([one.mean for one in several], summaries.get("rubick"))]
+        for policy, several in summaries.items()
+    ]
+    heading = FURTHER_DRAWS.format(draws=DRAWS, restart=f"{restart:g}")
+    return heading + "\n" + markdown(["policy", *SHORT_TITLES, "mean / rubick's"], rows) + "\n"
+
+
+def _short_cells(summaries: Sequence[Summary]) -> list[str]:
+    """Return mean, median, p99 and makespan; of several summaries, the means and the ranges."""
+    return [
+        _mean_and_range([one.mean for one in summaries], 3),
+        _mean_and_range([HOUR * one.median for one in summaries], 0),
+        _mean_and_range([one.p99 for one in summaries], 2),
+        _mean_and_range([one.makespan for one in summaries], 2),
+    ]
+
+
+def _ratio_to(means: Sequence[float], rubick: Sequence[Summary] | None) -> str:
+    if rubick is None:
+        return ""
+    return _mean_and_range([mean / other.mean for mean, other in zip(means, rubick, strict=True)], 2)
+
+
+def _mean_and_range(values: Sequence[float], decimals: int) -> str:
+    text = f"{fmean(values):.{decimals}f}"
+    return f"{text} ({min(values):.{decimals}f} – {max(values):.{decimals}f})" if len(values) > 1 else text
 
 
 def goals(random_plan: Summary | None, multi_tenant: Summary | None) -> list[Row]:
@@ -176,7 +295,7 @@ def goals(random_plan: Summary | None, multi_tenant: Summary | None) -> list[Row
 def table(found: Mapping[Scenario, Summary], trace: str, restart: float, policies: Sequence[str]) -> str:
     """Format the results of one trace at one restart cost: a row for each policy, and one for the artifact."""
     tenants = trace == "multi-tenant"
-    ours = ["policy", "mean h", "×", "p99 h", "makespan h"]
+    ours = ["policy", "mean h", "×", "p99 h", "makespan h", "median s"]
     ours += ["guaranteed h", "best-effort h", "violations: predicted", "violations: measured"] if tenants else []
     ours += ["preemptions/job", "GPU time lost", "GPU-hours"]
     titles = [
@@ -205,6 +324,7 @@ def _ours(policy: str, summary: Summary, baseline: Summary | None, tenants: bool
         f"{summary.mean / baseline.mean:.2f}" if baseline else "",
         f"{summary.p99:.2f}",
         f"{summary.makespan:.2f}",
+        f"{HOUR * summary.median:.0f}",
     ]
     if tenants:
         cells += [_hours(summary.guaranteed), _hours(summary.best_effort)]
@@ -260,6 +380,8 @@ def main() -> None:
     if options.write and (options.restart or policies != [*COMPARED, *FURTHER]):
         parser.error("--write needs the complete tables: omit --restart and --policies")
     scenarios = [key(policy, trace, restart) for restart in restarts for trace in testbed.TRACES for policy in policies]
+    for policy in (policy for policy in DRAWN if policy in policies):
+        scenarios += [*draws(policy, restarts[0]), *(charged(policy, restart) for restart in restarts)]
     found = summarise_all(scenarios)
     charts = {CHART: chart(found, policies, RESTARTS[0]).svg()} if options.write else {}
     publish(options, PAGE, page(found, policies, restarts), charts=charts)

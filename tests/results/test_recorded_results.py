@@ -16,7 +16,7 @@ from benchmarks.accuracy.tables import data_folder
 from benchmarks.charts import LineChart, Panel, PanelChart, Series
 from benchmarks.result_page import FOLDER
 from benchmarks.scheduling import sweeps, table4, testbed
-from benchmarks.scheduling.runs import Scenario, Summary, simulate_scenario
+from benchmarks.scheduling.runs import ModelTimes, Scenario, Summary, simulate_scenario
 from benchmarks.scheduling.testbed import TRACES
 from benchmarks.scheduling.variants import (
     LARGE,
@@ -156,6 +156,7 @@ SUMMARY = Summary(
     jobs=406,
     finished=406,
     mean=0.16,
+    median=0.01,
     p99=2.6,
     makespan=15.0,
     guaranteed=None,
@@ -167,6 +168,11 @@ SUMMARY = Summary(
     guaranteed_jobs=0,
     predicted_violations=0,
     measured_violations=2,
+    models={
+        "vit": ModelTimes(300, 0.05, 0.01),
+        "llama7": ModelTimes(50, 0.2, 0.1),
+        "llama30": ModelTimes(56, 0.8, 0.7),
+    },
     cpu_seconds=1.0,
 )
 
@@ -190,6 +196,29 @@ def test_unfinished_jobs_are_noted_next_to_the_policy_name() -> None:
     lines = table4.table(found, "best-plan", 78.0, ["rubick", "sia"]).splitlines()
     assert lines[3].startswith("| sia (6 unfinished) | 0.320 | 2.00 |")
     assert lines[3].endswith("| 1.8 | 1.88 | 9 | 16.5 |")
+
+
+def test_the_source_of_the_lead_is_a_share_of_the_total_difference() -> None:
+    slower = {**SUMMARY.models, "vit": ModelTimes(300, 0.04, 0.01), "llama30": ModelTimes(56, 0.908, 0.7)}
+    rubick = msgspec.structs.replace(SUMMARY, mean=SUMMARY.mean + (56 * 0.108 - 300 * 0.01) / 406, models=slower)
+
+    sentence = table4.source_of_lead(SUMMARY, rubick)
+
+    assert sentence.startswith("Where the lead comes from: 198% of the difference")
+    assert "from the 56 jobs of llama30; the mean of the other 350 jobs is 0.071 h with `refold`" in sentence
+    assert sentence.endswith("and 0.063 h with `rubick`.")
+
+
+def test_further_draws_show_the_spread() -> None:
+    found = {
+        scenario: msgspec.structs.replace(SUMMARY, mean=0.1 * (1 + scenario.draw))
+        for scenario in table4.draws("rubick", 78.0)
+    }
+
+    row = table4.further_draws(found, ["rubick"], 78.0).splitlines()[-1]
+
+    assert row.startswith("| rubick | 0.300 (0.100 – 0.500) | 36 (36 – 36) |")
+    assert row.endswith("| 1.00 (1.00 – 1.00) |")
 
 
 # --- modified traces -----------------------------------------------------------------------------------------
