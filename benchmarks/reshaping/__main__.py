@@ -1,15 +1,19 @@
 """Training jobs that change shape: equal losses, and the time without training.
 
-`--quick` compares one sequence of plans and one random one, and measures one round of changes: a few minutes. Exits
-with 1 if losses differ. Nothing else should run on the machine.
+`--quick` compares one sequence of plans and one random one, and measures one round of changes: a few minutes. `--write`
+keeps the numbers in cpu.json, and makes the page of all that is there: parts that were not measured now are of earlier
+runs. Exits with 1 if losses differ. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
+from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -20,13 +24,17 @@ from benchmarks.reshaping.equality import (
     compare_named_sequence,
     compare_random_sequence,
 )
-from benchmarks.reshaping.times import WAYS, Pause, measure
+from benchmarks.reshaping.times import PLANS, WAYS, Pause, measure
 from benchmarks.result_page import FOLDER, measurement_parser, publish
 from benchmarks.table import Row, as_markdown, at_least, at_most, markdown
 
 RANDOM_SEQUENCES = 20
 ROUNDS = 3
+CPU = Path(__file__).with_name("cpu.json")
 H200 = Path(__file__).with_name("h200.json")
+
+Numbers = dict[str, dict[str, Any]]
+"""What was measured by part of the page (equality, long, times), with the machine it was measured on."""
 
 
 def main() -> int:
@@ -40,27 +48,46 @@ def main() -> int:
     if find_spec("torch") is None:
         print("skipped: PyTorch is not installed (pip install 'refold[train]')")
         return 0
+    earlier: Numbers = json.loads(CPU.read_text()) if options.write and CPU.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
-        comparisons = [] if options.only == "times" else _compare(Path(folder), options.quick, options.long)
-        pauses = [] if options.only == "equality" else _measure(Path(folder), options.quick)
-    numbers = {"comparisons": [*map(_as_dict, comparisons)], "pauses": [*map(_as_dict, pauses)]}
-    publish(options, FOLDER / "reshaping.md", _page(comparisons, pauses), numbers)
-    return 0 if all(comparison.is_equal for comparison in comparisons) else 1
+        measured = _measure(Path(folder), options.only, options.quick, options.long)
+    numbers = earlier | measured
+    if options.write:
+        CPU.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+    publish(options, FOLDER / "reshaping.md", _page(numbers), numbers)
+    compared = [comparison for part in ("equality", "long") for comparison in _comparisons(measured, part)]
+    return 0 if all(comparison.is_equal for comparison in compared) else 1
 
 
-def _as_dict(value: Comparison | Pause) -> dict[str, Any]:
-    return value._asdict()
+def _measure(folder: Path, only: str | None, quick: bool, long: int) -> Numbers:
+    numbers: Numbers = {}
+    if only in (None, "equality"):
+        machine = _machine()
+        numbers["equality"] = machine | {"comparisons": _compare(folder, quick)}
+    if long:
+        machine = _machine()
+        numbers["long"] = machine | {"comparisons": [_show(compare_named_sequence(folder, "float32", long))._asdict()]}
+    if only in (None, "times"):
+        machine = _machine()
+        numbers["times"] = machine | {"pauses": _measure_pauses(folder, quick)}
+    return numbers
 
 
-def _compare(folder: Path, quick: bool, long: int) -> list[Comparison]:
+def _machine() -> dict[str, Any]:
+    return {"torch": version("torch"), "cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}
+
+
+def _comparisons(numbers: Numbers, part: str) -> list[Comparison]:
+    return [Comparison(**row) for row in numbers.get(part, {}).get("comparisons", ())]
+
+
+def _compare(folder: Path, quick: bool) -> list[dict[str, Any]]:
     comparisons: list[Comparison] = []
     for dtype in TOLERANCE:
         comparisons.append(_show(compare_named_sequence(folder, dtype, 60 if quick else 200)))
     for seed in range(1 if quick else RANDOM_SEQUENCES):
         comparisons.append(_show(compare_random_sequence(folder, seed, "float64", 60, 5)))
-    if long:
-        comparisons.append(_show(compare_named_sequence(folder, "float32", long)))
-    return comparisons
+    return [comparison._asdict() for comparison in comparisons]
 
 
 def _show(comparison: Comparison) -> Comparison:
@@ -68,21 +95,21 @@ def _show(comparison: Comparison) -> Comparison:
     return comparison
 
 
-def _measure(folder: Path, quick: bool) -> list[Pause]:
+def _measure_pauses(folder: Path, quick: bool) -> list[dict[str, Any]]:
     pauses: list[Pause] = []
     for way in WAYS:
         pauses += measure(folder, way, 1 if quick else ROUNDS)
         values = [f"{pause.seconds:.2f}" for pause in pauses if pause.way == way]
         print(f"{way}: {', '.join(values)} s", file=sys.stderr, flush=True)
-    return pauses
+    return [pause._asdict() for pause in pauses]
 
 
-def _page(comparisons: list[Comparison], pauses: list[Pause]) -> str:
+def _page(numbers: Numbers) -> str:
     parts = [_HEAD]
-    if comparisons:
+    if comparisons := [*_comparisons(numbers, "equality"), *_comparisons(numbers, "long")]:
         parts.append(_equality_part(comparisons))
-    if pauses:
-        parts.append(_times_part(pauses))
+    if "times" in numbers:
+        parts.append(_times_part(numbers["times"]))
     if H200.exists():
         parts.append(_gpu_part(json.loads(H200.read_text())))
     return "\n\n".join(parts) + "\n"
@@ -95,9 +122,7 @@ How exactly and how fast jobs of [`refold.train`](../train.md) change their plan
 <!-- not run: takes an hour -->
 ```sh
 python -m benchmarks.reshaping --write --long 3000       # --quick takes a few minutes
-```
-
-on two cores (x86-64, PyTorch 2.13 for CPU, gloo) without other load."""
+```"""
 
 
 def _equality_part(comparisons: list[Comparison]) -> str:
@@ -141,54 +166,59 @@ authors report losses up to 0.1 apart over 3,000 mini-batches.
 {table}"""
 
 
-def _times_part(pauses: list[Pause]) -> str:
+def _times_part(numbers: dict[str, Any]) -> str:
+    pauses = [Pause(**row) for row in numbers["pauses"]]
     seconds = {way: [pause.seconds for pause in pauses if pause.way == way] for way in WAYS}
     relaunch = median(seconds["torchrun"])
     table = markdown(
-        ("way", "median", "range", "changes", "relaunch takes"),
+        ("way", "median", "range", "changes", "of that, the first step", "relaunch takes"),
         [
             (
                 way,
                 f"{median(values):.2f} s",
                 f"{min(values):.2f}–{max(values):.2f} s",
                 str(len(values)),
+                f"{median(max(pause.first_step, 0.0) for pause in pauses if pause.way == way):.2f} s",
                 f"{relaunch / median(values):.1f} ×",
             )
             for way, values in seconds.items()
         ],
     )
-    phases = [pause.phases for pause in pauses if pause.way == "live"]
-    names = [*dict.fromkeys(name for phase in phases for name in phase)]
-    stopped = {way: median(pause.stopped for pause in pauses if pause.way == way) for way in WAYS}
-    first = {way: median(pause.first_step for pause in pauses if pause.way == way) for way in WAYS}
-    live = ", ".join(f"{name} {median(phase.get(name, 0.0) for phase in phases):.3f} s" for name in names)
-    split = "; ".join(f"{way} {stopped[way]:.2f} + {first[way]:+.2f} s" for way in WAYS)
+    live, warm = relaunch / median(seconds["live"]), relaunch / median(seconds["warm"])
     goals: list[Row] = [
-        at_least(
-            "live against relaunch",
-            relaunch / median(seconds["live"]),
-            20,
-            f"{relaunch / median(seconds['live']):.1f} ×",
-        ),
-        at_least(
-            "warm against relaunch",
-            relaunch / median(seconds["warm"]),
-            3,
-            f"{relaunch / median(seconds['warm']):.1f} ×",
-        ),
+        at_least("live against relaunch", live, 20, f"{live:.1f} ×"),
+        at_least("warm against relaunch", warm, 3, f"{warm:.1f} ×"),
     ]
     return f"""## The time without training
 
-A GPT with 51 million parameters (0.6 GB of state) on two ranks, moved around between DP2 ZeRO-3, TP2, DP2 and PP2.
+A GPT with 51 million parameters (0.6 GB of state) on two ranks, moved around between DP2 ZeRO-3, TP2, DP2 and PP2, on
+{numbers["cores"]} cores (PyTorch {numbers["torch"]}, gloo; load average of the machine before: {numbers["load"]:.1f}).
 *torchrun* is the usual way: a checkpoint, exit, `torchrun` with another plan, resume. *cold* is the same with our
 agent. The time is that between the last step with the old plan and the first with the new one, plus what the first
-step takes longer than the others (median over changes: {split}).
+step takes longer than the others.
 
 {table}
 
 {as_markdown(goals)}
 
-Phases of a live change (medians): {live}. Mean of all live changes: {mean(seconds["live"]):.2f} s."""
+Live changes one by one (medians; the phases are those of rank 0):
+
+{_live_table(pauses)}
+
+Mean of all live changes: {mean(seconds["live"]):.2f} s."""
+
+
+def _live_table(pauses: list[Pause]) -> str:
+    phases = [*dict.fromkeys(name for pause in pauses if pause.way == "live" for name in pause.phases)]
+    rows: list[tuple[str, ...]] = []
+    for before, after in pairwise([*map(str, PLANS), str(PLANS[0])]):
+        same = [pause for pause in pauses if (pause.before, pause.after) == (before, after)]
+        live = [pause for pause in same if pause.way == "live"]
+        total, first = median(pause.seconds for pause in live), median(max(pause.first_step, 0.0) for pause in live)
+        relaunch = median(pause.seconds for pause in same if pause.way == "torchrun")
+        times = [*(median(pause.phases[name] for pause in live) for name in phases), first, total]
+        rows.append((f"{before} → {after}", *(f"{time:.2f} s" for time in times), f"{relaunch / total:.1f} ×"))
+    return markdown(("change", *phases, "first step", "in all", "relaunch takes"), rows)
 
 
 def _gpu_part(numbers: dict[str, Any]) -> str:

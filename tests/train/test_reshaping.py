@@ -45,6 +45,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     clip: float | None = None
     shard_group: int | None = None
     optimizer: str = "AdamW"
+    prepared: bool = False
+    """Changes are prepared one step before."""
 
 
 def make_session(meeting: Path, first: Plan, steps: int, setup: Setup, *, with_data: bool = True) -> Session:
@@ -70,6 +72,8 @@ def train(meeting: Path, plans: Sequence[Plan], setup: Setup) -> Result:
     for batch in session:
         losses.append(session.step(batch).item())
         shape, steps = divmod(len(losses), STEPS)
+        if setup.prepared and steps == STEPS - 1 and shape + 1 < len(plans):
+            session.prepare(plans[shape + 1])
         if steps == 0 and shape < len(plans):
             session.change(plans[shape])
     return losses, {name: weights.tolist() for name, weights in session.full_state_dict().items()}
@@ -117,13 +121,36 @@ FOUR_RANKS = [
 
 
 @pytest.mark.parametrize(
-    "setup", [Setup(), Setup(tied=True, optimizer="SGD"), Setup(shard_group=2, tied=True, clip=0.5)]
+    "setup",
+    [
+        Setup(),
+        Setup(tied=True, optimizer="SGD"),
+        Setup(shard_group=2, tied=True, clip=0.5),
+        Setup(shard_group=2, tied=True, prepared=True),
+    ],
 )
 @pytest.mark.parametrize(("ranks", "plans"), [(2, TWO_RANKS), (4, FOUR_RANKS)])
 def test_a_training_in_many_shapes_equals_one_in_one_shape(ranks: int, plans: list[str], setup: Setup) -> None:
     expected = train_on(1, ["dp1"] * len(plans), setup)
     assert len({*expected[0]}) == len(expected[0])
     assert_close(train_on(ranks, plans, setup), expected, 1e-10, 1e-9)
+
+
+def test_a_change_to_another_plan_than_the_prepared_one_is_made_all_the_same() -> None:
+    expected = train_on(1, ["dp1"] * 2, Setup())
+    first, second = run_ranks(2, prepare_one_plan_and_take_another, form_group=False)
+    assert first == second == pytest.approx(expected[0], rel=1e-10)
+
+
+def prepare_one_plan_and_take_another(meeting: Path) -> list[float]:
+    session = make_session(meeting, Plan(data=2), 2 * STEPS, Setup())
+    losses: list[float] = []
+    for batch in session:
+        losses.append(session.step(batch).item())
+        if len(losses) == STEPS:
+            session.prepare(Plan(tensor=2))
+            session.change(Plan(data=2, zero=3))
+    return losses
 
 
 def test_in_single_precision_losses_differ_by_rounding_only() -> None:

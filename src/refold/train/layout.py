@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from refold.errors import BadInput
 from refold.model import Plan
@@ -27,6 +29,30 @@ def position_of(rank: int, plan: Plan) -> Position:
     return Position(rank // (plan.tensor * plan.data), rank // plan.tensor % plan.data, rank % plan.tensor)
 
 
+class Meshes:
+    """The device meshes of one process group: one for layouts with the same dimensions, and so with the same groups.
+
+    PyTorch caches what it has found out about equal meshes, with the names of their groups. So meshes of different
+    process groups (`number`) must not be equal: the names of their dimensions differ.
+    """
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self._meshes: dict[tuple[tuple[str, int], ...], DeviceMesh] = {}
+
+    def get(self, device: torch.device, sizes: Mapping[str, int]) -> DeviceMesh:
+        """Return the mesh with some dimensions. Collective."""
+        key = tuple(sizes.items())
+        if key not in self._meshes:
+            names = tuple(map(self.name, sizes))
+            self._meshes[key] = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=names)
+        return self._meshes[key]
+
+    def name(self, dimension: str) -> str:
+        """Return the name of a dimension in these meshes."""
+        return f"{dimension}_{self.number}"
+
+
 class Layout:
     """The mesh of a plan, from the point of view of one rank.
 
@@ -34,7 +60,14 @@ class Layout:
     each other, or over all ranks if they cannot be divided into such groups. Creating a layout is collective.
     """
 
-    def __init__(self, plan: Plan, rank: int, device: torch.device, shard_group: int | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        rank: int,
+        device: torch.device,
+        shard_group: int | None = None,
+        meshes: Meshes | None = None,
+    ) -> None:
         shards = (plan.data if shard_group is None or plan.data % shard_group else shard_group) if plan.zero else 1
         self.plan = plan
         self.rank = rank
@@ -42,9 +75,8 @@ class Layout:
         self.position = position_of(rank, plan)
         self.sizes = {PIPELINE: plan.pipeline, REPLICA: plan.data // shards, SHARD: shards, TENSOR: plan.tensor}
         dimensions = {name: size for name, size in self.sizes.items() if size > 1}  # each may cost a process group
-        self._mesh: DeviceMesh | None = None
-        if dimensions:
-            self._mesh = init_device_mesh(device.type, tuple(dimensions.values()), mesh_dim_names=tuple(dimensions))
+        self._meshes = meshes or Meshes()
+        self._mesh = self._meshes.get(device, dimensions) if dimensions else None
         replica, shard = divmod(self.position.data, shards)
         self.coordinates = {REPLICA: replica, SHARD: shard, TENSOR: self.position.tensor}
 
@@ -56,7 +88,13 @@ class Layout:
     def mesh(self, *dimensions: str) -> DeviceMesh:
         """Return the mesh of the ranks that differ from this one in some dimensions only, which have several ranks."""
         assert self._mesh is not None
-        return self._mesh[dimensions if len(dimensions) > 1 else dimensions[0]]
+        names = tuple(map(self._meshes.name, dimensions))
+        return self._mesh[names if len(names) > 1 else names[0]]
+
+    def placements(self, tensor: DTensor) -> dict[str, Placement]:
+        """Return how a tensor is divided, by dimension."""
+        by_name = dict(zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=True))
+        return {dimension: by_name.get(self._meshes.name(dimension), Replicate()) for dimension in self.sizes}
 
     def group(self, dimension: str) -> dist.ProcessGroup:
         """Return the process group of a dimension that has several ranks."""

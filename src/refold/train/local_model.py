@@ -68,8 +68,8 @@ class SplittableModel:
         """Return how the model is divided into stages."""
         return self._rule or find_rule(self.template.model)
 
-    def apply(self, layout: Layout) -> LocalModel:
-        """Return the part of the model that a rank has, with storage that is not initialised. Collective."""
+    def build(self, layout: Layout) -> LocalModel:
+        """Return the part of the model that a rank has, whose parameters have no storage yet. Collective."""
         plan = layout.plan
         chunks = [self._chunk(layout, number) for number in range(plan.interleave)]
         inner = {name for name in self.template.parameters if is_inner(name, self._splits)}
@@ -120,7 +120,6 @@ class SplittableModel:
                     fully_shard(module, mesh=mesh, reshard_after_forward=plan.zero == 3, ignored_params=scalars)
                 else:
                     replicate(module, mesh=mesh, ignored_params=scalars)
-        allocate(model, layout.device)
         adapt_hugging_face(model, takes_hidden=stage > 0)
         return Chunk(model, stage, stages, layers)
 
@@ -174,6 +173,22 @@ class LocalModel:
         self.layout = layout
         self._shared = shared
         self._tied_group = self._make_tied_group() if shared.on_two_stages else None
+
+    def allocate(self, existing: Mapping[str, Tensor]) -> None:
+        """Give the parameters storage: tensors that exist already, by name, or storage that is not initialised."""
+        device = self.layout.device
+        usable = {
+            id(parameter): existing[name]
+            for name, parameter in self.named_parameters()
+            if name in existing and existing[name].device == device
+        }
+        for chunk in self.chunks:
+            allocate(chunk.model, device, usable)
+
+    def close(self) -> None:
+        """Leave the process group that only this model uses."""
+        if self._tied_group is not None:
+            dist.destroy_process_group(self._tied_group)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Return the local parameters with their names in the whole model; tied parameters once."""

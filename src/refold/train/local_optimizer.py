@@ -115,16 +115,23 @@ class LocalOptimizer:
             for name, copy in self.optimized().items()
         }
 
-    def create_state(self, wanted: Slots) -> list[str]:
-        """Create the state of the local parameters, uninitialised; return names of state that is of no use here."""
+    def create_state(self, wanted: Slots, existing: Mapping[str, Tensor] | None = None) -> list[str]:
+        """Create the state of the local parameters; return names of state that is of no use here.
+
+        It is uninitialised, except for tensors like their parameter that exist already, by the name of their box.
+        """
         unused: list[str] = []
+        tensors = existing or {}
         for name, (parameter, copy) in self._pairs.items():
             kinds = wanted.get(name, {})
             if is_divided(parameter) and any(map(_has_own_shape, kinds.values())):
                 unused += [f"{name}.{key}" for key in kinds]
             elif kinds:
                 counters = self._device_of_counters(name, copy)
-                self.optimizer.state[copy] = {key: _empty(kind, copy, counters) for key, kind in kinds.items()}
+                self.optimizer.state[copy] = {
+                    key: _empty(kind, copy, counters, tensors.get(f"optimizer.{name}.{key}"))
+                    for key, kind in kinds.items()
+                }
         return unused
 
     def _movable_state(self, name: str) -> dict[str, Tensor | float]:
@@ -218,10 +225,12 @@ def is_divided(parameter: Tensor) -> bool:
     return any(placement.is_shard() and size > 1 for placement, size in zip(parameter.placements, sizes, strict=True))
 
 
-def _empty(kind: Any, copy: Tensor, counters: torch.device) -> Tensor | float:
-    """Return uninitialised state of a kind; numbers have their values."""
+def _empty(kind: Any, copy: Tensor, counters: torch.device, existing: Tensor | None) -> Tensor | float:
+    """Return uninitialised state of a kind, or a tensor that can be used instead; numbers have their values."""
     if isinstance(kind, int | float):
         return kind
+    if existing is not None and existing.device == copy.device:
+        return existing
     return torch.empty_like(copy.detach()) if kind == LIKE_PARAMETER else empty_tensor(kind, counters)
 
 

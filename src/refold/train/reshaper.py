@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from refold.errors import BadInput
 from refold.model import Plan, Seconds
 from refold.train import process_group
 from refold.train.checkpoints import Checkpoints
-from refold.train.layout import Layout, check_batch, fallback_plan
+from refold.train.layout import Layout, Meshes, check_batch, fallback_plan
 from refold.train.local_model import LocalModel
 from refold.train.phases import PhaseTimer
 from refold.train.process_group import Rendezvous
@@ -34,6 +35,7 @@ class Reshaper:
         self._batch = batch
         self._device = device
         self._shard_group = shard_group
+        self._meshes = Meshes()
         gc.freeze()  # what exists now stays; collecting what a change leaves behind is fast
 
     def check(self, plan: Plan) -> None:
@@ -51,15 +53,18 @@ class Reshaper:
             return fallback_plan(ranks, self._batch), str(error)
         return plan, ""
 
-    def prepare(self, plan: Plan, shared: Path | None = None) -> Future[None]:
-        """Prepare a move in the background."""
-        return self.state.prepare(plan, None if has_same_layout(plan, self.plan) else shared)
+    def prepare(self, plan: Plan, ranks: int, shared: Path | None = None) -> Future[None]:
+        """Prepare a move to so many ranks in the background. Call it on all ranks."""
+        if has_same_layout(plan, self.plan):
+            return self.state.prepare(plan)
+        stays = ranks == dist.get_world_size()  # else, process groups can be formed only after the present one is left
+        return self.state.prepare(plan, shared, partial(self._make_layout, plan) if stays else None)
 
     def begin(self, plan: Plan, rendezvous: Rendezvous, checkpoints: Checkpoints | None) -> Facts | None:
         """Enter the first shape: with the last checkpoint, or the model's initial values (None)."""
         timer = PhaseTimer()
         with timer.phase("group"):
-            process_group.join(rendezvous, self._device)
+            self._join(rendezvous)
         step = checkpoints.latest() if checkpoints else None
         facts = None
         if step is None:
@@ -92,10 +97,12 @@ class Reshaper:
             self.phases = timer.seconds
             return True
         with timer.phase("write"):
+            stays = self.state.is_prepared(plan, rendezvous.ranks)
             self.state.write_shared(shared, facts)
         with timer.phase("leave"):
             before_leaving()
-            process_group.leave()
+            if not stays:
+                process_group.leave()
         if rendezvous.rank >= rendezvous.ranks:
             return False
         self._enter(plan, rendezvous, shared, timer)
@@ -103,9 +110,15 @@ class Reshaper:
 
     def _enter(self, plan: Plan, rendezvous: Rendezvous, shared: Path, timer: PhaseTimer) -> Facts:
         with timer.phase("group"):
-            process_group.join(rendezvous, self._device)
+            stays = dist.is_initialized()
+            if not stays:
+                self._join(rendezvous)
         with timer.phase("build"):
-            self._build(plan)
+            if stays:
+                self.plan = plan
+                self.state.enter_prepared()
+            else:
+                self._build(plan)
         with timer.phase("load"):
             facts = self.state.read_shared(shared)
             dist.barrier()
@@ -114,7 +127,16 @@ class Reshaper:
 
     def _build(self, plan: Plan) -> None:
         self.plan = plan
-        self.state.enter(Layout(plan, dist.get_rank(), self._device, self._shard_group))
+        self.state.enter(self._make_layout(plan))
+
+    def _make_layout(self, plan: Plan) -> Layout:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # each thread has its own
+        return Layout(plan, dist.get_rank(), self._device, self._shard_group, self._meshes)
+
+    def _join(self, rendezvous: Rendezvous) -> None:
+        process_group.join(rendezvous, self._device)
+        self._meshes = Meshes(self._meshes.number + 1)
 
     def _adjust(self, plan: Plan) -> None:
         self.plan = plan

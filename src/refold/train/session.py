@@ -183,8 +183,8 @@ class Session:
                 return False
 
     def prepare(self, plan: Plan) -> None:
-        """Prepare a change of the plan in the background, so that it takes less time."""
-        self._reshaper.prepare(plan)
+        """Prepare a change of the plan in the background, so that it takes less time. Call it on all ranks."""
+        self._reshaper.prepare(plan, plan.gpus)
 
     def change(self, plan: Plan) -> None:
         """Train with another plan on the same ranks from the next step on. Collective.
@@ -246,21 +246,26 @@ class Session:
             case Request.PREPARE:
                 change = self._boundary.change
                 assert change is not None
-                self._boundary.preparation = self._reshaper.prepare(change.plan, Path(change.state))
+                plan, ranks, _ = self._target(change)
+                self._boundary.preparation = self._reshaper.prepare(plan, ranks, Path(change.state))
             case Request.CHANGE:
                 self._follow_change(self._boundary.take_change())
         self._checkpoints.finish(wait=False)
         return request
 
     def _follow_change(self, change: Change) -> None:
-        plan, why = self._reshaper.usable_plan(change.plan, change.plan.gpus)
-        ranks = min(plan.gpus, change.ranks)
+        plan, ranks, why = self._target(change)
         try:
             self._move(plan, Rendezvous(self.rank, ranks, _group_file(change)), Path(change.state))
         except StateNotMoved as error:
             self._reports.not_entered(change, error)
         else:
             self._report_entered(change, why)
+
+    def _target(self, change: Change) -> tuple[Plan, int, str]:
+        """Return the plan and the number of ranks after a change, and why it is not the requested plan."""
+        plan, why = self._reshaper.usable_plan(change.plan, change.plan.gpus)
+        return plan, min(plan.gpus, change.ranks), why
 
     def _move(self, plan: Plan, rendezvous: Rendezvous, shared: Path) -> None:
         """Move to another shape; raise `StateNotMoved` if the present one is kept."""

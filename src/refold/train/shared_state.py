@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from refold.train.descriptions import Description
+from refold.train.handover import Handover, Region
 from refold.train.state import Box
 
 ALIGNMENT = 64
@@ -39,8 +40,17 @@ def make_index(tensors: Mapping[str, Description]) -> tuple[Index, int]:
     for name, (type_name, *shape) in sorted(tensors.items()):
         dtype = getattr(torch, type_name)
         index[name] = TensorPlace(end, shape, dtype)
-        end += -(-prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+        end += _aligned(prod(shape) * dtype.itemsize)
     return index, end
+
+
+def stored_bytes(tensor: Tensor) -> int:
+    """Return the size of a tensor in shared memory."""
+    return _aligned(tensor.numel() * tensor.element_size())
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def reserve(path: Path, size: int) -> None:
@@ -77,22 +87,30 @@ class SharedState:
         self._index = index
         self._bytes = memory
 
-    def write(self, boxes: Iterable[Box]) -> None:
-        """Write boxes. Ranks with the same box write a part of it each."""
+    def write(self, boxes: Iterable[Box], handover: Handover | None) -> None:
+        """Write boxes; with a handover, only what is read."""
         for box in boxes:
-            target, source = self._whole(box.name)[box.region()], box.local.detach()
-            if box.writers > 1 and source.dim():
-                share = -(-source.shape[0] // box.writers)
-                rows = slice(box.writer * share, (box.writer + 1) * share)
-                target[rows].copy_(source[rows])
-            elif box.writer == 0:
-                target.copy_(source)
+            part = box.share()
+            if part is not None and handover is not None and box.parameter is not None:
+                part = handover.part_to_write(box.parameter, part)
+            if part is not None:
+                rows = tuple(
+                    slice(first - start, end - start) for (first, end), start in zip(part, box.offset, strict=True)
+                )
+                self._part(box.name, part).copy_(box.local.detach()[rows])
 
-    def read(self, boxes: Iterable[Box]) -> None:
-        """Read boxes."""
+    def read(self, boxes: Iterable[Box], kept: Mapping[str, Tensor]) -> None:
+        """Read boxes that this rank has not kept; copy those that it has, unless they are in place already."""
         with torch.no_grad():
             for box in boxes:
-                box.local.copy_(self._whole(box.name)[box.region()])
+                own = kept.get(box.name)
+                if own is None:
+                    box.local.copy_(self._part(box.name, box.region()))
+                elif own.data_ptr() != box.local.data_ptr():
+                    box.local.copy_(own)
+
+    def _part(self, name: str, region: Region) -> Tensor:
+        return self._whole(name)[tuple(slice(*bounds) for bounds in region)]
 
     def _whole(self, name: str) -> Tensor:
         place = self._index[name]

@@ -4,7 +4,7 @@ part. Boxes are the same for all plans, so state that was written under one plan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from refold.train.descriptions import Description, describe
+from refold.train.handover import Region, Regions
 from refold.train.layout import REPLICA, SHARD, TENSOR
 from refold.train.local_model import LocalModel, local_part
 from refold.train.local_optimizer import LocalOptimizer, is_like
@@ -23,7 +24,8 @@ from refold.train.local_optimizer import LocalOptimizer, is_like
 class Box(NamedTuple):
     """The part of a named tensor that this rank has. `writer` and `writers`: its number among ranks with this part.
 
-    `division`: mesh and placements of a tensor that is divided; None: this rank has all of it.
+    `division`: mesh and placements of a tensor that is divided; None: this rank has all of it. `parameter`: the name of
+    the parameter, if the tensor is one, or is divided as it is.
     """
 
     name: str
@@ -33,10 +35,25 @@ class Box(NamedTuple):
     writer: int
     writers: int
     division: tuple[DeviceMesh, Sequence[Placement]] | None = None
+    parameter: str | None = None
 
-    def region(self) -> tuple[slice, ...]:
+    def region(self) -> Region:
         """Return the region of the whole tensor."""
-        return tuple(slice(first, first + size) for first, size in zip(self.offset, self.local.shape, strict=True))
+        return tuple((first, first + size) for first, size in zip(self.offset, self.local.shape, strict=True))
+
+    def slices(self) -> tuple[slice, ...]:
+        """Return the slices that give this part of the whole tensor."""
+        return tuple(slice(*bounds) for bounds in self.region())
+
+    def share(self) -> Region | None:
+        """Return what this rank writes: ranks with the same part write some rows of it each."""
+        region = self.region()
+        if self.writers == 1 or not region:
+            return region if self.writer == 0 else None
+        (first, end), *others = region
+        rows = -(-(end - first) // self.writers)
+        begin = first + self.writer * rows
+        return (min(begin, end), min(begin + rows, end)), *others
 
     def description(self) -> Description:
         """Return type and shape of the whole tensor."""
@@ -59,9 +76,13 @@ class Boxes:
         self._model = model
         self._optimizer = optimizer
         self._boxes = {
-            name: _box(name, parameter, model, tied=model.is_on_two_stages(name))
+            name: _box(name, parameter, model, tied=model.is_on_two_stages(name))._replace(parameter=name)
             for name, parameter in model.named_parameters()
         }
+
+    def regions(self) -> Regions:
+        """Return the regions of the parameters, by name."""
+        return {name: box.region() for name, box in self._boxes.items()}
 
     def __iter__(self) -> Iterator[Box]:
         for name, copy in self._optimizer.optimized().items():
@@ -81,10 +102,8 @@ def replicas(tensor: Tensor, model: LocalModel, *, tied: bool = False) -> tuple[
 
     `tied`: the tensor is in the first and in the last pipeline stage; otherwise stages have different tensors.
     """
-    placements: Mapping[str, Placement] = {}
-    if isinstance(tensor, DTensor):
-        placements = dict(zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=True))
     layout = model.layout
+    placements = layout.placements(tensor) if isinstance(tensor, DTensor) else {}
     number, count = (int(layout.position.stage > 0), 2) if tied else (0, 1)
     for dimension in (REPLICA, SHARD, TENSOR):
         if isinstance(placements.get(dimension, Replicate()), Replicate):

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 
 class Template:
@@ -50,17 +51,30 @@ def _copy_without_storage(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def allocate(model: nn.Module, device: torch.device) -> None:
-    """Give parameters without storage uninitialised storage on a device, and move the rest there. Ties are kept."""
+def allocate(model: nn.Module, device: torch.device, existing: Mapping[int, Tensor]) -> None:
+    """Give parameters without storage uninitialised storage on a device, and move the rest there. Ties are kept.
+
+    `existing`: the local parts of some parameters, by id of the parameter.
+    """
     tied = defaultdict[int, list[tuple[nn.Module, str]]](list)
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 tied[id(parameter)].append((module, name))
-    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device))
+    model._apply(lambda tensor: _allocated(tensor, device, existing) if tensor.is_meta else tensor.to(device))
     shared = [places for places in tied.values() if len(places) > 1]
     for (first, first_name), *others in shared:
         for module, name in others:
             setattr(module, name, getattr(first, first_name))
     if shared:
         model._apply(lambda tensor: tensor)  # modules that shard their parameters register the new ones
+
+
+def _allocated(tensor: Tensor, device: torch.device, existing: Mapping[int, Tensor]) -> Tensor:
+    local = existing.get(id(tensor))
+    if local is None:
+        local = torch.empty_like(tensor.to_local() if isinstance(tensor, DTensor) else tensor, device=device)
+    if not isinstance(tensor, DTensor):
+        return local
+    mesh, placements, shape, stride = tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride()
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)

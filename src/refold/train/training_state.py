@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -19,17 +19,25 @@ from refold.model import Plan
 from refold.train.checkpoints import Checkpoints
 from refold.train.descriptions import Description, empty_tensor
 from refold.train.fused_layers import Replacement
+from refold.train.handover import Handover, Regions
 from refold.train.layout import Layout
 from refold.train.local_model import LocalModel, SplittableModel, local_part
 from refold.train.local_optimizer import LocalOptimizer, Slots
-from refold.train.shared_state import SharedMemory, SharedState, make_index, reserve
+from refold.train.shared_state import ALIGNMENT, SharedMemory, SharedState, make_index, reserve, stored_bytes
 from refold.train.state import Box, Boxes, replicas
 
 Facts = dict[str, Any]
 """What belongs to the state besides tensors, as JSON: the step, settings of the optimizer, the user's own."""
 
 _OPTIMIZER_COPIES = 3
-"""State in bytes relative to the parameters: with Adam, the parameters and two moments."""
+"""Adam: tensors of the size of a parameter, which are the parameter and two moments. It also counts steps."""
+
+
+class _Prepared(NamedTuple):
+    """A model without storage, in a layout that may be entered, and the regions that this rank will have."""
+
+    model: LocalModel
+    regions: Regions
 
 
 class TrainingState:
@@ -49,15 +57,18 @@ class TrainingState:
         self._initial: dict[str, Tensor] = {name: value.detach() for name, value in model.named_parameters()}
         self._replacements = replacements
         self._model: LocalModel | None = None
-        self._boxes: Iterable[Box] = ()
+        self._boxes: Boxes | None = None
+        self._kept: dict[str, Tensor] = {}
         self._memory = SharedMemory()
         self._background = ThreadPoolExecutor(1, "refold-prepare")
         self._preparation: Future[None] | None = None
+        self._prepared: _Prepared | None = None
 
     def estimated_bytes(self) -> int:
-        """Return the size of the whole state, if the optimizer is Adam."""
-        parameters = self.splittable.template.parameters.values()
-        return _OPTIMIZER_COPIES * sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+        """Return the size of the whole state in shared memory, if the optimizer is Adam."""
+        model = self.splittable.template.model
+        parameters = sum(_OPTIMIZER_COPIES * stored_bytes(value) + ALIGNMENT for value in model.parameters())
+        return parameters + sum(map(stored_bytes, model.buffers()))
 
     @property
     def model(self) -> LocalModel:
@@ -65,16 +76,38 @@ class TrainingState:
         assert self._model is not None, "no layout yet"
         return self._model
 
+    @property
+    def boxes(self) -> Boxes:
+        """The boxes of the current layout."""
+        assert self._boxes is not None, "no layout yet"
+        return self._boxes
+
     def enter(self, layout: Layout) -> None:
         """Build the local part of the model in a layout. Its values, and the state of the optimizer, are not set."""
-        self._model = None  # free the memory of the old layout first
-        self._boxes = ()
+        self._free()
+        self._enter(self.splittable.build(layout))
+
+    def enter_prepared(self) -> None:
+        """Enter the layout that was prepared, in the same process group; values and state are not set."""
+        assert self._prepared is not None
+        self.model.close()
+        self._free()
+        self._enter(self._prepared.model)
+
+    def _free(self) -> None:
+        """Free the memory of the old layout."""
+        self._model = None
+        self._boxes = None
         self.optimizer.detach()
         gc.collect()
-        self._model = self.splittable.apply(layout)
-        self._model.set_recompute(layout.plan.recompute)
-        self.optimizer.attach(self._model, offload=layout.plan.offload)
-        self._boxes = Boxes(self._model, self.optimizer)
+
+    def _enter(self, model: LocalModel) -> None:
+        plan = model.layout.plan
+        model.allocate({name.removeprefix("model."): local for name, local in self._kept.items()})
+        model.set_recompute(plan.recompute)
+        self.optimizer.attach(model, offload=plan.offload)
+        self._model, self._prepared = model, None
+        self._boxes = Boxes(model, self.optimizer)
 
     def adjust(self, plan: Plan) -> None:
         """Change what does not affect the layout: recomputation and offloading."""
@@ -84,18 +117,39 @@ class TrainingState:
             self.optimizer.set_offload(plan.offload)
         self.model.layout.plan = plan
 
-    def prepare(self, plan: Plan, shared: Path | None) -> Future[None]:
-        """Prepare a change to a plan in the background: the memory that it needs, and a copy of the template."""
+    def prepare(
+        self, plan: Plan, shared: Path | None = None, make_layout: Callable[[], Layout] | None = None
+    ) -> Future[None]:
+        """Prepare a change in the background: its memory, and the model in its layout if that can be made already.
 
-        def allocate() -> None:
+        Layouts are made, and models built, by all ranks together.
+        """
+        self._await_preparation()
+        self._prepared = None
+
+        def work() -> None:
             if plan.offload and not self.model.layout.plan.offload:
                 self.optimizer.prepare_offload()
             if shared is not None:
                 self._memory.map_ahead(shared)
+            if make_layout is not None:
+                model = self.splittable.build(make_layout())
+                self._prepared = _Prepared(model, Boxes(model, self.optimizer).regions())
+            else:
                 self.splittable.template.build_ahead()
 
-        self._preparation = self._background.submit(allocate)
+        self._preparation = self._background.submit(work)
         return self._preparation
+
+    def is_prepared(self, plan: Plan, ranks: int) -> bool:
+        """Return whether all ranks have prepared a plan, and stay; if not, discard what was prepared."""
+        self._await_preparation()
+        planned = None if self._prepared is None else self._prepared.model.layout.plan
+        prepared = torch.tensor(int(planned == plan and ranks == dist.get_world_size()))
+        dist.all_reduce(prepared, dist.ReduceOp.MIN)
+        if not prepared:
+            self._prepared = None
+        return self._prepared is not None
 
     def _await_preparation(self) -> None:
         """Wait until nothing is prepared in the background. What could not be prepared is done later."""
@@ -106,11 +160,11 @@ class TrainingState:
     def set_initial_values(self) -> None:
         """Take the values that the model had on rank 0 when it was passed to `start`."""
         device = self.model.layout.device
-        for box in self._boxes:
+        for box in self.boxes:
             if not box.name.startswith("model."):
                 continue
             with torch.no_grad():
-                box.local.copy_(self._initial[box.name.removeprefix("model.")].to(device)[box.region()])
+                box.local.copy_(self._initial[box.name.removeprefix("model.")].to(device)[box.slices()])
         self.optimizer.write_back()
 
     def share_initial_values(self) -> None:
@@ -128,8 +182,7 @@ class TrainingState:
 
     def write_shared(self, path: Path, facts: Facts) -> None:
         """Write the state to shared memory, whatever layout will read it. Raises `StateNotMoved` on every rank."""
-        self._await_preparation()
-        mine = list(self._boxes)
+        mine = list(self.boxes)
         whole, all_slots = self._describe(mine)
         index, size = make_index(whole)
         problem = ""
@@ -141,21 +194,32 @@ class TrainingState:
                 problem = f"{path} cannot hold {size} bytes of model state: {error.strerror}"
         if problem := _gather(problem)[0]:
             raise StateNotMoved(problem)
-        SharedState(self._memory.map(path, size), index).write(mine)
+        handover = self._handover()
+        SharedState(self._memory.map(path, size), index).write(mine, handover)
+        if handover is not None:
+            self._kept = {box.name: box.local for box in mine if box.parameter and handover.keeps(box.parameter)}
         dist.barrier()
+
+    def _handover(self) -> Handover | None:
+        """Return what ranks write and keep; None: they write everything, for ranks that are not known yet."""
+        if self._prepared is None:
+            return None
+        before, after = zip(*_gather((self.boxes.regions(), self._prepared.regions)), strict=True)
+        return Handover(dist.get_rank(), before, after)
 
     def read_shared(self, path: Path) -> Facts:
         """Read the state from shared memory."""
         whole, all_slots, facts = json.loads(_facts_path(path).read_text())
         index, size = make_index(whole)
-        self.optimizer.create_state(all_slots)
-        SharedState(self._memory.map(path, size), index).read(self._boxes)
+        self.optimizer.create_state(all_slots, self._kept)
+        SharedState(self._memory.map(path, size), index).read(self.boxes, self._kept)
+        self._kept = {}
         self.optimizer.write_back()
         return cast(Facts, facts)
 
     def save(self, checkpoints: Checkpoints, facts: Facts, *, wait: bool) -> None:
         """Write a checkpoint."""
-        _, all_slots = self._describe(self._boxes)
+        _, all_slots = self._describe(self.boxes)
         checkpoints.save(facts["step"], self._tensors(), {**facts, "slots": all_slots}, wait=wait)
 
     def load(self, checkpoints: Checkpoints, step: int) -> Facts:
@@ -183,13 +247,13 @@ class TrainingState:
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return parameters and buffers of the whole model, on the host, on every rank."""
-        mine = {box.name: box for box in self._boxes if not box.name.startswith("optimizer.")}
+        mine = {box.name: box for box in self.boxes if not box.name.startswith("optimizer.")}
         result: dict[str, Tensor] = {}
         for name, description in _merged(_gather({name: box.description() for name, box in mine.items()})).items():
             whole = empty_tensor(description).zero_()
             box = mine.get(name)
             if box is not None and box.writer == 0:
-                whole[box.region()] = box.local.detach().cpu()
+                whole[box.slices()] = box.local.detach().cpu()
             _add_up(whole)
             result[name.partition(".")[2]] = whole
         result |= {alias: result[name] for alias, name in self.splittable.template.aliases.items()}
@@ -203,7 +267,7 @@ class TrainingState:
         return _merged(table for table, _ in tables), _merged(part for _, part in tables)
 
     def _tensors(self) -> Mapping[str, Tensor]:
-        return {box.name: box.distributed() for box in self._boxes}
+        return {box.name: box.distributed() for box in self.boxes}
 
 
 def _facts_path(path: Path) -> Path:
