@@ -107,7 +107,7 @@ def test_the_processes_become_the_next_run(tmp_path: Path) -> None:
         await continue_as(harness, 2)
         assert living_agents(tmp_path) == ["1"]
         cost = next(event for event in harness.reports if isinstance(event, ChangeMeasured))
-        assert (cost.job, cost.run, cost.way) == ("job", 2, "live")
+        assert (cost.job, cost.run, cost.way) == ("job", 2, "warm")
         assert cost.seconds == pytest.approx(0.3)
         (tmp_path / "finish").touch()
         assert await harness.ending("job", 2) == RunFinished("job", 2)

@@ -52,7 +52,7 @@ def answer(request: dict[str, Any]) -> None:
     append("plans", f"{request['run']} {request['plan'].get('data', 1)} {request['devices']}")
     print(f"run {request['run']}", flush=True)
     phases = {"drain": 0.1, "load": 0.2}
-    done = {"run": request["run"], "plan": request["plan"], "step": step, "phases": phases, "why": ""}
+    done = {"run": request["run"], "plan": request["plan"], "step": step, "phases": phases, "way": "warm"}
     replace(Path(f"{change}.done"), json.dumps(done))
 
 

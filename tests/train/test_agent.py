@@ -284,7 +284,7 @@ def test_the_command_changes_the_plan_of_a_job(run: Callable[..., Run], capsys: 
     training.wait_for_steps(1)
     pid = str(training.agent.pid)
     assert main(["change", "--plan", "dp2", "--pid", pid]) == 0
-    assert re.fullmatch(r"DP2 from step \d+ on \(drain 0\.100 s\)\n", capsys.readouterr().out)
+    assert re.fullmatch(r"DP2 from step \d+ on, live change \(drain 0\.100 s\)\n", capsys.readouterr().out)
     assert main(["change", "--plan", "tp2", "--pid", pid, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["plan"] == {"tensor": 2}
     training.agent.terminate()

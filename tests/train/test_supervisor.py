@@ -160,9 +160,13 @@ def test_all_ranks_are_replaced_if_one_must_move(machine: FakeMachine) -> None:
     assert supervisor.request(ChangeRequest(7, TWO, "1,2")) == [StartRank(3, 0, 2, "1,2"), StartRank(4, 1, 2, "1,2")]
     leave = change(TWO, 2, ranks=0)
     assert ready(supervisor, p3=0, p4=1) == [Send(1, leave), Send(2, leave)]
-    assert supervisor.received(1, Left(0, 5)) == supervisor.exited(1, 0) == supervisor.received(2, Left(1, 5)) == []
+    left = Left(0, 5, phases={"write": 0.5})
+    assert supervisor.received(1, left) == supervisor.exited(1, 0) == supervisor.received(2, Left(1, 5)) == []
     assert supervisor.exited(2, 0) == [Send(3, change(TWO, 2)), Send(4, change(TWO, 2))]
-    assert supervisor.received(3, Entered(2, TWO, 5, {})) == [Answer(ChangeAnswer(7, TWO, 5, {}))]
+    machine.time += 3.0
+    phases = {"write": 0.5, "exit": 1.0, "load": 2.0}
+    answer = ChangeAnswer(7, TWO, 5, phases, way="warm")
+    assert supervisor.received(3, Entered(2, TWO, 5, {"load": 2.0})) == [Answer(answer)]
     assert supervisor.exited(4, 0) == []
     assert supervisor.exited(3, 0) == [Exit(0)]
 
@@ -185,7 +189,9 @@ def test_a_rank_that_fails_during_a_change_restarts_all_with_the_new_plan(machin
     ready(supervisor, p4=0, p5=1, p6=2)
     machine.time = 5.0
     entered = Entered(2, THREE, 0, {"load": 2.0})
-    assert supervisor.received(4, entered) == [Answer(ChangeAnswer(7, THREE, 0, {"restart": 3.0, "load": 2.0}))]
+    assert supervisor.received(4, entered) == [
+        Answer(ChangeAnswer(7, THREE, 0, {"restart": 3.0, "load": 2.0}, way="cold"))
+    ]
 
 
 @pytest.mark.parametrize("way", ["live", "warm"])
@@ -204,7 +210,9 @@ def test_loops_that_exit_for_a_change_are_started_again_with_the_new_plan(
     assert supervisor.exited(1, 0) == [StartRank(first, 0, 2, None), StartRank(first + 1, 1, 2, None)]
     again = change(TWO, 3, resume=False)
     assert ready(supervisor, **{f"p{first}": 0, f"p{first + 1}": 1}) == [Send(first, again), Send(first + 1, again)]
-    assert supervisor.received(first, Entered(3, TWO, 5, {})) == [Answer(ChangeAnswer(7, TWO, 5, {"restart": 0.0}))]
+    assert supervisor.received(first, Entered(3, TWO, 5, {})) == [
+        Answer(ChangeAnswer(7, TWO, 5, {"restart": 0.0}, way="cold"))
+    ]
 
 
 def test_a_loop_that_exits_for_a_change_is_not_started_again_after_a_stop(machine: FakeMachine) -> None:

@@ -9,7 +9,6 @@ from .entries import (
 )
 from .events import (
     ChangeMeasured as ChangeMeasured,
-    ChangeWay as ChangeWay,
     Event as Event,
     GpuDrained as GpuDrained,
     GpuLost as GpuLost,

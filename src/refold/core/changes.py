@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from refold.core.events import ChangeWay
-from refold.model import Job, Run, Seconds
+from refold.model import ChangeWay, Job, Run, Seconds
 
 
 class Progress:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
-from refold.model import Allocation, Job, Plan, Reason, Seconds
-
-ChangeWay = Literal["live", "warm", "cold"]
+from refold.model import Allocation, ChangeWay, Job, Plan, Reason, Seconds
 
 
 class JobSubmitted(msgspec.Struct, gc=False, frozen=True, tag=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from refold.core.events import ChangeMeasured, ChangeWay, GpuTimeUsed, ModelProfiled, SpeedMeasured
-from refold.model import Job, MeasuredShape, Seconds
+from refold.core.events import ChangeMeasured, GpuTimeUsed, ModelProfiled, SpeedMeasured
+from refold.model import ChangeWay, Job, MeasuredShape, Seconds
 
 MIN_WEIGHT = 0.2
 """Weight of a new report in the average, once there are several: speeds change with other jobs on the machine."""

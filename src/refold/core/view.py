@@ -8,11 +8,11 @@ from math import inf
 from types import MappingProxyType
 
 from refold.core.changes import Changes
-from refold.core.events import ChangeWay
 from refold.core.state import State
 from refold.model import (
     WHOLE,
     Allocation,
+    ChangeWay,
     Cluster,
     Demand,
     Job,

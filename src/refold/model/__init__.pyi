@@ -61,7 +61,7 @@ from .launch import (
     LaunchEngine as LaunchEngine,
     StopSignal as StopSignal,
 )
-from .live_change import ChangeAnswer as ChangeAnswer, ChangeRequest as ChangeRequest
+from .live_change import ChangeAnswer as ChangeAnswer, ChangeRequest as ChangeRequest, ChangeWay as ChangeWay
 from .measured import MeasuredShape as MeasuredShape, measured_shape as measured_shape
 from .output_pattern import (
     OUTPUT_FIELDS as OUTPUT_FIELDS,

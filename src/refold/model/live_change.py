@@ -9,6 +9,9 @@ import msgspec
 from refold.model.plan import Plan
 from refold.model.units import Seconds
 
+ChangeWay = Literal["live", "warm", "cold"]
+"""How a plan was changed: processes stayed, new processes with state in memory, or restarted from a checkpoint."""
+
 
 class ChangeRequest(msgspec.Struct, frozen=True):
     """Train with another plan, as run `run`.
@@ -26,7 +29,8 @@ class ChangeRequest(msgspec.Struct, frozen=True):
 class ChangeAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """The answer to the request for run `run`: the plan in use from `step` on; or `error`, if it was not carried out.
 
-    `phases`: seconds without training, by phase. `why`: why the plan is not the requested one.
+    `phases`: seconds without training, by phase. `why`: why the plan is not the requested one. `way`: how the plan was
+    changed, whatever was requested.
     """
 
     run: int
@@ -35,6 +39,7 @@ class ChangeAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     phases: dict[str, Seconds] = {}
     why: str = ""
     error: str = ""
+    way: ChangeWay = "live"
 
     def __post_init__(self) -> None:
         if (self.plan is None) is not bool(self.error):

@@ -87,7 +87,8 @@ def _change(options: argparse.Namespace) -> int:
         raise BadInput(f"the plan was not changed: {answer.error}")
     if not options.json:
         phases = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in answer.phases.items())
-        print(f"{answer.plan} from step {answer.step} on ({phases})" + (f": {answer.why}" if answer.why else ""))
+        why = f": {answer.why}" if answer.why else ""
+        print(f"{answer.plan} from step {answer.step} on, {answer.way} change ({phases}){why}")
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refold.model import ChangeAnswer, ChangeRequest, Seconds
+from refold.model import ChangeAnswer, ChangeRequest, ChangeWay, Seconds
 from refold.train.actions import Answer
 from refold.train.messages import Entered
 
@@ -27,12 +27,12 @@ class ChangeRequests:
         self.current, self.next = request, None
         return request
 
-    def complete(self, entered: Entered, restart: dict[str, Seconds]) -> Answer | None:
-        """Return the answer to the current request, if there is one; `restart`: a phase that the ranks do not know."""
+    def complete(self, entered: Entered, earlier: dict[str, Seconds], way: ChangeWay) -> Answer | None:
+        """Return the answer to the current request, if there is one; `earlier`: phases before those of new ranks."""
         if self.current is None:
             return None
         run, self.current = self.current.run, None
-        return Answer(ChangeAnswer(run, entered.plan, entered.step, restart | entered.phases, entered.why))
+        return Answer(ChangeAnswer(run, entered.plan, entered.step, earlier | entered.phases, entered.why, way=way))
 
     def refuse_current(self, why: str) -> list[Answer]:
         """Give up the current request."""

@@ -78,12 +78,13 @@ class Left(msgspec.Struct, frozen=True, tag=True):
     """From a rank that exits because the new generation does not need it, or because of `Stop`.
 
     `restart`: the script has a training loop of its own, which saves a checkpoint and exits for a `Change`. When all
-    ranks have exited, start new ones with the new plan.
+    ranks have exited, start new ones with the new plan. `phases`: seconds without training so far, by phase.
     """
 
     rank: int
     step: int
     restart: bool = False
+    phases: dict[str, Seconds] = {}
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):

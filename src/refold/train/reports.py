@@ -62,10 +62,10 @@ class Reports:
         if self._channel is None and dist.get_rank() == 0:
             progress.report(step)
 
-    def left(self, step: int, *, restart: bool = False) -> None:
-        """Report that this rank leaves; `restart`: to be started again with the new plan."""
+    def left(self, step: int, phases: dict[str, Seconds], *, restart: bool = False) -> None:
+        """Report that this rank leaves, after phases of a change; `restart`: to be started again with the new plan."""
         if self._channel is not None:
-            self._channel.send(Left(own_rank(), step, restart))
+            self._channel.send(Left(own_rank(), step, restart, phases))
 
     def _send(self, message: ToAgent) -> None:
         if self._channel is not None and dist.get_rank() == 0:

@@ -103,6 +103,7 @@ class Reshaper:
             before_leaving()
             if not stays:
                 process_group.leave()
+        self.phases = timer.seconds
         if rendezvous.rank >= rendezvous.ranks:
             return False
         self._enter(plan, rendezvous, shared, timer)

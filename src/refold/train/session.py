@@ -174,7 +174,7 @@ class Session:
         match self._boundary.ask(self.steps_done):
             case Request.PREPARE | Request.CHANGE:
                 self._boundary.take_change()
-                self._reports.left(self.steps_done, restart=True)
+                self._reports.left(self.steps_done, {}, restart=True)
                 return True
             case Request.STOP:
                 return True
@@ -277,7 +277,7 @@ class Session:
             self._prepare()
             raise
         if not stays:
-            self._leave()
+            self._leave(self.phases)
         self._prepare()
 
     def _prepare(self) -> None:
@@ -318,9 +318,9 @@ class Session:
             _remove_old_group_files(change)
         self._reports.entered(change, self.plan, self.steps_done, self.phases, why)
 
-    def _leave(self) -> None:
-        """Exit, because the new shape does not need this rank or the run was stopped."""
-        self._reports.left(self.steps_done)
+    def _leave(self, phases: dict[str, Seconds] | None = None) -> None:
+        """Exit, because the new shape does not need this rank, after phases of a change; or the run was stopped."""
+        self._reports.left(self.steps_done, phases or {})
         process_group.leave()
         sys.exit(0)
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import signal
 from enum import Enum, auto
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import msgspec
 
 from refold.errors import RefoldError
-from refold.model import ChangeRequest, Plan, Seconds
+from refold.model import ChangeRequest, ChangeWay, Plan, Seconds
 from refold.train.actions import Action, Announce, Answer, Exit, Log, Report, Signal
 from refold.train.change_requests import ChangeRequests, refusal
 from refold.train.failures import MAX_FAILURES, RestartLimit, describe_exit, exit_code
@@ -49,6 +49,14 @@ class _Phase(Enum):
     ENDING = auto()
 
 
+class Pause(NamedTuple):
+    """A change in which processes are replaced: since when there are none that train, and phases before that."""
+
+    since: Seconds
+    way: ChangeWay
+    phases: dict[str, Seconds]
+
+
 class Supervisor:
     """Supervises the ranks of a run on one machine. Every method returns what is to be done, in order."""
 
@@ -68,7 +76,7 @@ class Supervisor:
         self._answer_after_exits: Answer | None = None
         self._replaced_by: Plan | None = None
         """The plan in use, if it is not the requested one."""
-        self._restarting_since: Seconds | None = None
+        self._pause: Pause | None = None
         self._deadline: Seconds | None = None
         self._stop_at: Seconds | None = None
         self._limit = RestartLimit()
@@ -188,9 +196,10 @@ class Supervisor:
         self._limit.reached(message.step)
         self._ranks.give(Role.MEMBER, to=Role.JOINING)
         self._ranks.give(Role.DISMISSED, to=Role.LEAVING)
-        if answer := self._requests.complete(message, self._restart_phase(message.phases)):
+        earlier, way = self._earlier_phases(message.phases)
+        if answer := self._requests.complete(message, earlier, way):
             self._answer_after_exits = answer  # the GPUs of ranks that leave must be free then
-        self._restarting_since = None
+        self._pause = None
         if self._stop_at is not None:
             self._stop_training()
         else:
@@ -205,14 +214,18 @@ class Supervisor:
             self._stop_training()
         self._advance()
 
-    def _restart_phase(self, phases: dict[str, Seconds]) -> dict[str, Seconds]:
-        """Return the time that a restart during a change has taken, besides the phases that its ranks report."""
-        if self._restarting_since is None:
-            return {}
-        return {"restart": max(0.0, self._machine.now() - self._restarting_since - sum(phases.values()))}
+    def _earlier_phases(self, phases: dict[str, Seconds]) -> tuple[dict[str, Seconds], ChangeWay]:
+        """Return what a change has taken besides the phases that new ranks report, and its way."""
+        if self._pause is None:
+            return {}, "live"
+        since, way, earlier = self._pause
+        rest = max(0.0, self._machine.now() - since - sum(phases.values()))
+        return {**earlier, "exit" if way == "warm" else "restart": rest}, way
 
     def _on_left(self, rank: RankProcess, message: Left) -> None:
         rank.role = Role.DISMISSED
+        if self._change_after_exits and rank.rank == 0:
+            self._pause = Pause(self._machine.now(), "warm", message.phases)
         if message.restart and self._phase is _Phase.ENTERING:
             self._restart_after_exits()
         if self._phase in (_Phase.ENDING, _Phase.RESTARTING):
@@ -227,8 +240,8 @@ class Supervisor:
             self._phase = _Phase.ENDING
             return
         self._phase = _Phase.RESTARTING
-        self._restarting_since = self._machine.now()
-        self._deadline = self._restarting_since + ENTER_SECONDS
+        self._pause = Pause(self._machine.now(), "cold", {})
+        self._deadline = self._machine.now() + ENTER_SECONDS
 
     def _on_failed_joiner(self, rank: RankProcess, status: int) -> None:
         if self._phase is not _Phase.JOINING:
@@ -255,7 +268,7 @@ class Supervisor:
             return
         self._log(f"restarting with {self._target.plan} from the last checkpoint")
         self._phase = _Phase.RESTARTING
-        self._restarting_since = self._machine.now()
+        self._pause = Pause(self._machine.now(), "cold", {})
         self._deadline = self._change_after_exits = None
         self._ranks.kill(self._ranks)
 
@@ -348,7 +361,7 @@ class Supervisor:
         if self._requests.current is None:
             return
         self._actions.extend(self._requests.refuse_current(why))
-        self._change_after_exits = None
+        self._change_after_exits = self._pause = None
         self._ranks.kill(self._ranks.having(Role.JOINING))
         self._ranks.give(Role.MEMBER, to=Role.LEAVING)
         if self._phase in (_Phase.JOINING, _Phase.ENTERING):

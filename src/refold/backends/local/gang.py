@@ -204,9 +204,9 @@ class Gang:
         return RunStopped(self.job.id, self.run, steps=answer.step if answer else None)
 
     def _report_cost(self, report: Report) -> None:
-        """Report what a live change has cost, when the run has taken over its processes."""
+        """Report what a change by the agent has cost, when the run has taken over its processes."""
         if self._is_taken_over and (answer := read_answer(self.files, self.run)) is not None:
-            report(ChangeMeasured(self.job.id, self.run, sum(answer.phases.values()), "live"))
+            report(ChangeMeasured(self.job.id, self.run, sum(answer.phases.values()), answer.way))
 
     async def discard_next(self, grace: Seconds | None = None) -> None:
         """End the processes after a live change: the next run was not started on the allocation that they use."""

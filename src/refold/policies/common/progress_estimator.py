@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import get_args
 
-from refold.core import ChangeWay, View
+from refold.core import View
 from refold.errors import BadValue
-from refold.model import WHOLE, Allocation, Demand, Job, Run, Seconds
+from refold.model import WHOLE, Allocation, ChangeWay, Demand, Job, Run, Seconds
 from refold.plans import Knowledge, Speeds
 
 MIN_REMAINING_STEPS = 0.5
