@@ -10,7 +10,7 @@ from refold.core.events import JobSubmitted, NodeLost
 from refold.model import WHOLE, Allocation, Decision, Plan, Share, Start
 from refold.plans import CurvePoint
 from refold.policies.common import Draft
-from refold.policies.reshaping.arrivals import ArrivalGap, Arrivals
+from refold.policies.reshaping.arrivals import Arrivals
 from refold.policies.reshaping.ledger import NO_SHARE, Ledger, NodeShare, scale_share
 from refold.policies.reshaping.sensitivity_curves import GpuCurve
 from refold.testing import make_cluster, make_job
@@ -157,22 +157,23 @@ class TestGpuCurve:
 
 
 class TestArrivals:
-    def make(self, *times: float) -> Arrivals:
+    def gap(self, now: float, *times: float) -> tuple[float, float]:
         arrivals = Arrivals()
         for at in times:
-            arrivals.record(at)
-        return arrivals
+            arrivals.record(at, [make_job("a")])
+        found = arrivals.summary(now)
+        return found.gap, found.last_arrival
 
     def test_before_the_first_arrival_the_gap_is_infinite(self) -> None:
-        assert self.make().gap(5.0) == ArrivalGap(inf, -inf)
+        assert self.gap(5.0) == (inf, -inf)
 
     def test_the_gap_is_the_mean_of_the_recent_ones(self) -> None:
-        assert self.make(0.0, 10.0, 40.0).gap(41.0) == ArrivalGap(20.0, 40.0)
+        assert self.gap(41.0, 0.0, 10.0, 40.0) == (20.0, 40.0)
 
     @pytest.mark.parametrize(("now", "seconds"), [(60.0, 20.0), (61.0, 21.0), (500.0, 460.0)])
     def test_the_present_gap_counts_if_it_is_longer(self, now: float, seconds: float) -> None:
-        assert self.make(0.0, 10.0, 40.0).gap(now) == ArrivalGap(seconds, 40.0)
+        assert self.gap(now, 0.0, 10.0, 40.0) == (seconds, 40.0)
 
     def test_ten_gaps_are_averaged(self) -> None:
         times = [0.0, 1000.0, *(1000.0 + 10 * number for number in range(1, 11))]
-        assert self.make(*times).gap(1100.0) == ArrivalGap(10.0, 1100.0)
+        assert self.gap(1100.0, *times) == (10.0, 1100.0)

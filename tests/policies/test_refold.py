@@ -161,10 +161,10 @@ class TestPreemption:
 
     def test_a_job_that_is_not_reshapable_is_stopped_but_not_moved(self) -> None:
         cluster = make_cluster(4, 4, types="A800-80GB")
-        jobs = [rigid("a", 2, 0, 9000), rigid("a2", 2, 1, 30), rigid("b", 2, 2, 9000), rigid("b2", 2, 3, 30)]
-        simulation = Simulation([*jobs, rigid("wide", 4, 2000, 50)], cluster=cluster)
-        # The estimate for `wide` is one minute; `a` has run for 2,000 s, so 2,000 s more are estimated.
-        assert next(start for start in simulation.starts if start[0] >= 2000) == (2000, "wide", 4)
+        jobs = [rigid("a", 2, 0, 90_000), rigid("a2", 2, 1, 15_005), rigid("b", 2, 15_000, 9000)]
+        simulation = Simulation([*jobs, rigid("wide", 4, 20_000, 50)], cluster=cluster)
+        # `a` has run for 20,000 s and is predicted to run much longer than `b`.
+        assert next(start for start in simulation.starts if start[0] >= 20_000) == (20_000, "wide", 4)
         assert [job for _, job, _ in simulation.stops] == ["a"]
 
     def test_a_run_is_moved_to_free_gpus_of_another_node(self) -> None:
@@ -313,7 +313,7 @@ class TestGuarantees:
         assert simulation.starts[:4] == [(0, "sure", 4), (1, "spare", 4), (1000, "sure", 2), (1000, "new", 8)]
         assert simulation.stops[:2] == [
             (1000, "spare", "gave all 4 GPUs to new, which is guaranteed: resumes in about 15 min 47 s"),
-            (1000, "sure", "gave 2 GPUs to new: −46% speed, ends 15 h 5 min later"),
+            (1000, "sure", "gave 2 GPUs to new: −46% speed, ends 9 min 14 s later"),
         ]
 
     def test_jobs_on_other_nodes_keep_their_gpus_when_a_node_is_cleared(self) -> None:
@@ -407,25 +407,59 @@ class TestStarvation:
     )
 
     def test_a_starving_job_is_not_overtaken(self) -> None:
-        early = Simulation(self.JOBS, Refold(starvation_seconds=300.0)).starts
-        assert [job for _, job, _ in early[: [job for _, job, _ in early].index("wide")]] == ["long", "s0"]
+        early = Simulation(self.JOBS, Refold(starvation_seconds=300.0, wide_weight=0.0)).starts
+        assert next(start for start in early if start[0] > 300) == (310, "wide", 8)
 
     def test_a_job_that_is_not_starving_is_overtaken_by_shorter_ones(self) -> None:
-        late = Simulation(self.JOBS).starts
+        late = Simulation(self.JOBS, Refold(wide_weight=0.0)).starts
         assert {"s1", "s2", "s3"} < {job for _, job, _ in late[: [job for _, job, _ in late].index("wide")]}
 
 
 class TestUnknownWork:
     def test_without_trust_in_steps_a_job_is_preempted_by_one_with_less_attained_service(self) -> None:
-        jobs = [modelled("bert", "old", 8, 0, 23_000), modelled("bert", "new", 8, 500, 100_000)]
+        jobs = [modelled("bert", "old", 8, 0, 500_000), modelled("bert", "new", 8, 10_000, 900_000)]
         assert Simulation(jobs).stops == []
         simulation = Simulation(jobs, Refold(trust_steps=False))
-        assert simulation.starts[:2] == [(0, "old", 8), (500, "new", 8)]
+        assert simulation.starts[:2] == [(0, "old", 8), (10_000, "new", 8)]
         assert next(job for _, job, _ in simulation.stops) == "old"
 
     def test_a_job_without_declared_steps_is_preempted_by_one_with_less_attained_service(self) -> None:
         jobs = [modelled("bert", "old", 8, 0, None, work=1000.0), modelled("bert", "new", 8, 500, None, work=1000.0)]
         assert Simulation(jobs).starts[:2] == [(0, "old", 8), (500, "new", 8)]
+
+    def test_a_job_of_unknown_length_is_restarted_at_most_so_often(self) -> None:
+        jobs = [rigid("old", 8, 0, 20_000), *(rigid(f"j{at}", 8, at, 100) for at in range(4000, 24_000, 1000))]
+        for limit in (0, 1, 3):
+            starts = Simulation(jobs, Refold(max_restarts=limit)).starts
+            assert sum(job == "old" for _, job, _ in starts) == 1 + limit
+
+    def test_a_run_is_not_stopped_before_it_has_run_as_long_as_a_restart_takes(self) -> None:
+        jobs = [rigid("old", 8, 0, 50_000), rigid("new", 8, 20_000, 50_000), rigid("next", 1, 20_010, 10)]
+        assert Simulation(jobs, Refold(wide_weight=0.0)).starts[1:3] == [(20_000, "new", 8), (20_130, "next", 1)]
+
+    def test_wide_jobs_weigh_as_much_as_all_others_together(self) -> None:
+        narrow = [rigid(f"n{number}", 1, number, 30_000) for number in range(8)]
+        jobs = [*narrow, rigid("wide", 8, 900, 100)]
+        assert (900, "wide", 8) in Simulation(jobs).starts
+        assert (900, "wide", 8) not in Simulation(jobs, Refold(wide_weight=0.0)).starts
+
+
+class TestPriority:
+    def test_a_job_of_higher_priority_goes_before_shorter_ones(self) -> None:
+        jobs = [
+            rigid("busy", 8, 0, 500, preemptible=False),
+            modelled("bert", "short", 8, 1, 500, gpu_range=(8, 8)),
+            modelled("bert", "urgent", 8, 2, 50_000, gpu_range=(8, 8), priority=1),
+        ]
+        assert [job for _, job, _ in Simulation(jobs).starts][:2] == ["busy", "urgent"]
+
+    def test_a_job_of_higher_priority_preempts_shorter_runs_that_have_just_started(self) -> None:
+        simulation = Simulation([rigid("short", 8, 0, 100), rigid("urgent", 8, 10, 9000, priority=1)])
+        assert simulation.starts[:2] == [(0, "short", 8), (10, "urgent", 8)]
+
+    def test_a_run_of_higher_priority_is_not_preempted(self) -> None:
+        jobs = [rigid("urgent", 8, 0, 90_000, priority=1), rigid("short", 8, 50_000, 10)]
+        assert Simulation(jobs, Refold(starvation_seconds=100.0)).stops == []
 
 
 def test_settings_may_be_zero() -> None:
@@ -442,6 +476,9 @@ def test_settings_may_be_zero() -> None:
         {"max_preemptors": -1},
         {"safety_factor": 0.5},
         {"restart_seconds": -1},
+        {"wide_weight": -1},
+        {"preemption_margin": 0.5},
+        {"max_restarts": -1},
     ],
 )
 def test_invalid_settings_are_rejected(settings: dict[str, float]) -> None:

@@ -15,16 +15,25 @@ from refold.core.events import Event, RunStarted, RunStopped
 from refold.model import NO_CHANGE, WHOLE, Allocation, Decision, Job, Share, Start, Stop
 from refold.packing import Placer
 from refold.plans import CATALOGUE_ONLY
-from refold.policies.common import Draft, GuaranteeRules, OptionCache, ProgressEstimator
-from refold.policies.reshaping.arrivals import ArrivalGap
+from refold.policies.common import Draft, ExpectedService, GuaranteeRules, OptionCache, ProgressEstimator
+from refold.policies.reshaping.arrivals import ArrivalSummary
 from refold.policies.reshaping.refold_growth import Growth
 from refold.policies.reshaping.refold_jobs import JobSources, RefoldSettings, RoundJobs
 from refold.policies.reshaping.refold_starts import Starter
 from refold.testing import make_cluster, make_job
 
 NODE = make_cluster(8, types="A800-80GB", cpus=96, memory_gib=1600)
-SETTINGS = RefoldSettings(78.0, 4.0, 3600.0, 43200.0, 16)
-LONG_GAP = ArrivalGap(seconds=1e6, last_arrival=0.0)
+SETTINGS = RefoldSettings(
+    restart_seconds=78.0,
+    gpu_price=4.0,
+    weight_doubling_seconds=3600.0,
+    starvation_seconds=43200.0,
+    wide_weight=4.0,
+    preemption_margin=4.0,
+    max_restarts=10,
+    max_preemptors=16,
+)
+NO_ARRIVALS_SOON = ArrivalSummary(gap=1e6, last_arrival=0.0)
 
 
 def modelled(name: str, workload: str = "bert", steps: int = 50_000, **fields: Any) -> Job:
@@ -46,7 +55,8 @@ class Round:
     def jobs(self) -> RoundJobs:
         estimator = ProgressEstimator(self.view, CATALOGUE_ONLY, SETTINGS.restart_seconds)
         options = OptionCache(estimator.speeds)
-        return RoundJobs(self.view, JobSources(estimator, options, GuaranteeRules(estimator, options)), SETTINGS, {})
+        sources = JobSources(estimator, options, GuaranteeRules(estimator, options), ExpectedService(CATALOGUE_ONLY))
+        return RoundJobs(self.view, sources, SETTINGS, {}, NO_ARRIVALS_SOON)
 
     def decide(self, *events: Event, then: Decision = NO_CHANGE) -> None:
         self.policy.next = then
@@ -97,7 +107,7 @@ def grown(placed: int, waiting: int) -> list[int]:
     draft, jobs = Draft(state.view), state.jobs()
     for name in names:
         assert draft.place_first(name, Placer("best-fit"), jobs.options[name])
-    Growth(jobs, draft, Placer("best-fit"), LONG_GAP).grow()
+    Growth(jobs, draft, Placer("best-fit")).grow()
     return [gpus_of(draft)[name] for name in names]
 
 

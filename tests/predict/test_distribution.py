@@ -136,3 +136,37 @@ def test_invalid_values_are_rejected() -> None:
         log_normal(60.0).probability(math.nan)
     with pytest.raises(BadValue, match=r"expected \(129,\)"):
         DurationDistribution(np.ones(3))
+
+
+class TestServicePerCompletion:
+    def test_of_a_nearly_certain_duration_it_is_the_rest(self) -> None:
+        certain = log_normal(1000.0, width=0.05)
+        assert certain.service_per_completion(500.0) == pytest.approx(1000.0, rel=0.2)
+        assert certain.beyond(700.0).service_per_completion(200.0) == pytest.approx(300.0, rel=0.4)
+
+    def test_of_a_heavy_tail_it_grows_with_the_elapsed_time(self) -> None:
+        spread = log_normal(600.0, width=2.5)
+        after = [spread.beyond(elapsed).service_per_completion() for elapsed in (0.0, 600.0, 6e3, 6e4)]
+        assert after == sorted(after)
+        assert after[-1] > 20 * after[0]
+
+    def test_it_never_exceeds_the_mean_of_the_rest(self) -> None:
+        for elapsed in (0.0, 100.0, 1e4):
+            rest = log_normal(1000.0, width=1.5).beyond(elapsed)
+            assert rest.service_per_completion() <= rest.mean - elapsed + 1e-6
+
+    def test_a_time_limit_completes_the_job(self) -> None:
+        limited = DurationDistribution(log_normal(1e5, width=0.1).survival, 0.0, 50.0)
+        assert limited.service_per_completion() == pytest.approx(50.0, rel=0.05)
+
+    @given(distributions, st.floats(1.0, 1e6), st.floats(0.0, 1e5))
+    def test_it_is_the_least_ratio_over_all_lengths_of_service(
+        self, distribution: DurationDistribution, elapsed: float, min_service: float
+    ) -> None:
+        rest = distribution.beyond(elapsed)
+        ratios = []
+        for end in FIRST_EDGE * 2.0 ** (np.arange(1, BINS + 1) / BINS_PER_DOUBLING):
+            if end > elapsed and end >= elapsed + min_service:
+                cut = DurationDistribution(distribution.survival, elapsed, end)
+                ratios.append((cut.mean - elapsed) / rest.probability(end))
+        assert rest.service_per_completion(min_service) == pytest.approx(min(ratios), rel=1e-6)

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from refold.errors import BadValue
 from refold.model import Seconds
-from refold.predict.kernels import BINS, Floats, mean_between, survival_at, time_exceeded_with
+from refold.predict.kernels import (
+    BINS,
+    Floats,
+    mean_between,
+    service_per_completion,
+    survival_at,
+    time_exceeded_with,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,3 +67,11 @@ class DurationDistribution:
     def mean(self) -> Seconds:
         """The mean duration, in seconds."""
         return mean_between(self.survival, self.floor, self.ceiling)
+
+    def service_per_completion(self, min_service: Seconds = 0.0) -> Seconds:
+        """Return the expected service until completion, if it may be stopped after any time from `min_service` on.
+
+        This is the inverse of the Gittins index; for a certain duration, the rest of it. On one machine, the order by
+        this value has the least mean delay of all orders that know only the distributions.
+        """
+        return service_per_completion(self.survival, self.floor, self.ceiling, min_service)

@@ -86,6 +86,32 @@ def mean_between(survival: Floats, floor: float, ceiling: float) -> float:
     return min(start + total / survival_at(survival, start), ceiling)
 
 
+@compiled
+def service_per_completion(survival: Floats, floor: float, ceiling: float, min_service: float) -> float:
+    """Return the least expected service per completion beyond `floor`, over all lengths of service from `min_service`.
+
+    Service of length d after `floor` takes E[min(rest, d)] seconds and completes the job with probability
+    P(rest ≤ d). The least ratio of both is the inverse of the Gittins index.
+    """
+    start = max(floor, FIRST_EDGE)
+    at_start = survival_at(survival, start)
+    if start >= LAST_EDGE or at_start <= 0.0:
+        return start  # survival falls with the square of time: as much again on average
+    least, total = math.inf, 0.0
+    for at in range(int(bin_position(start)), BINS):
+        lower, upper = edge_time(float(at)), edge_time(at + 1.0)
+        since, until = max(lower, start), min(upper, ceiling)
+        if until <= since:
+            continue
+        slope = (survival[at] - survival[at + 1]) / BIN_WIDTH
+        logs = until * (math.log(until / lower) - 1.0) - since * (math.log(since / lower) - 1.0)
+        total += survival[at] * (until - since) - slope * logs
+        completed = at_start - (survival_at(survival, until) if until < ceiling else 0.0)
+        if completed > 0.0 and (until >= start + min_service or until >= ceiling):
+            least = min(least, total / completed)
+    return start if least == math.inf else least
+
+
 # Context tables: one row per context, found by the hash of the context. A row stores the durations of the jobs of its
 # context as a binary tree over the bins: node 1 predicts whether a job runs longer than the middle of all bins, nodes
 # 2 and 3 the same for either half, and so on. Each node has log odds at two learning rates and a count of examples.

@@ -6,6 +6,7 @@ from .draft import (
     has_external_changes as has_external_changes,
 )
 from .durations import DurationSource as DurationSource, DurationSourceName as DurationSourceName
+from .expected_service import ExpectedService as ExpectedService
 from .guarantees import GuaranteeRules as GuaranteeRules
 from .options import (
     Option as Option,

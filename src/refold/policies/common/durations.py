@@ -113,6 +113,13 @@ class DurationSource:
         else:
             self._speedup.pop(job_id, None)
 
+    def distribution(self, view: View, job: Job) -> DurationDistribution:
+        """Return the predicted distribution of the total run time of a job, given its work and progress so far."""
+        done = view.done(job.id)
+        if done <= 0.0:
+            return self._predictor.expect(job, view.now)
+        return self._predictor.expect_running(job, view.now, done, view.share_done(job))
+
     def remaining_time(self, view: View, job: Job) -> RemainingTime:
         """Return how long a waiting job will run if it is started on what it requested."""
         exact = self._exact_run_time(job)

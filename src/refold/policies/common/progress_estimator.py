@@ -1,8 +1,9 @@
 """Estimates of speed and remaining work, as a policy assumes them.
 
 Speeds come from the performance model. Remaining work comes from the number of steps that jobs declare and report;
-between two reports a run is assumed to progress at its modelled speed. A job without a number of steps is assumed to
-have as much work left as it has done, as is typical of run time distributions (and as in Tiresias).
+between two reports a run is assumed to progress at its modelled speed. The remaining work of a job without a number of
+steps is predicted, if the policy predicts; otherwise a job is assumed to have as much left as it has done, as is
+typical of run time distributions (and as in Tiresias).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from refold.core import View
 from refold.errors import BadValue
 from refold.model import WHOLE, Allocation, ChangeWay, Demand, Job, Run, Seconds
 from refold.plans import Knowledge, Speeds
+from refold.policies.common.expected_service import ExpectedService
 
 MIN_REMAINING_STEPS = 0.5
 """A job that still runs has at least this much left: part of its last step."""
@@ -30,13 +32,26 @@ RESTART: tuple[ChangeWay, ...] = ("cold",)
 class ProgressEstimator:
     """Speed and remaining work of jobs on one cluster."""
 
-    def __init__(self, view: View, knowledge: Knowledge, restart_seconds: Seconds, *, trust_steps: bool = True) -> None:
-        """`restart_seconds`: cost of changing a run. `trust_steps`: whether declared numbers of steps are used."""
+    def __init__(
+        self,
+        view: View,
+        knowledge: Knowledge,
+        restart_seconds: Seconds,
+        *,
+        trust_steps: bool = True,
+        expected_service: ExpectedService | None = None,
+    ) -> None:
+        """Create the estimator.
+
+        `restart_seconds`: cost of changing a run. `trust_steps`: whether declared numbers of steps are taken as exact.
+        `expected_service`: predictions for jobs whose work is not known; None: as much as they have done.
+        """
         if restart_seconds < 0:
             raise BadValue(f"restart_seconds is {restart_seconds}, expected seconds ≥ 0")
         self.speeds = Speeds(view.cluster, knowledge)
         self.restart_seconds = restart_seconds
         self._trust_steps = trust_steps
+        self._expected_service = expected_service
         self._last: dict[str, tuple[Allocation, float]] = {}
         """Last allocation of each job whose speed was computed, and that speed."""
 
@@ -68,12 +83,18 @@ class ProgressEstimator:
 
     def remaining_work(self, view: View, job: Job) -> float:
         """Return the remaining work in steps; in seconds for a job with unknown speed."""
-        if not self.speeds.can_model(job):
-            return max(view.done(job.id), MIN_REMAINING_TIME)
-        done = self._steps_done(view, job)
-        if job.steps is not None and self._trust_steps:
-            return max(job.steps - done, MIN_REMAINING_STEPS)
-        return max(done, MIN_REMAINING_TIME * self.speeds.requested_speed(job).steps_per_second)
+        if self.knows_work(job):
+            assert job.steps is not None
+            return max(job.steps - self._steps_done(view, job), MIN_REMAINING_STEPS)
+        requested_speed = self.speeds.requested_speed(job).steps_per_second if self.speeds.can_model(job) else 1.0
+        if self._expected_service is not None:
+            return self._expected_service.seconds(view, job) * requested_speed
+        done = self._steps_done(view, job) if self.speeds.can_model(job) else view.done(job.id)
+        return max(done, MIN_REMAINING_TIME * requested_speed)
+
+    def knows_work(self, job: Job) -> bool:
+        """Return whether the remaining work of a job follows from its steps and its modelled speed."""
+        return job.steps is not None and self._trust_steps and self.speeds.can_model(job)
 
     def _steps_done(self, view: View, job: Job) -> float:
         """Return the steps last reported plus those assumed since; for a job without steps, estimated from its work."""

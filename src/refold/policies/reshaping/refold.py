@@ -2,13 +2,15 @@
 
 A scheduling round has five steps, all on a `Draft`:
 
-1. Order the waiting jobs by remaining work, least first: GPU-seconds at the job's most efficient size, divided by a
-   weight that grows with the job's time in the system (`weight_doubling_seconds`).
+1. Order the waiting jobs by priority, then by remaining work, least first: GPU-seconds at the job's most efficient
+   size, divided by a weight that grows with the job's time in the system (`weight_doubling_seconds`). Remaining work
+   that is not known is predicted; wide jobs of unknown length have the weight of many (`wide_weight`).
 2. Choose the shape with which the job ends soonest. While other jobs wait behind it, GPU time has a price
    (`gpu_price`): on a cluster of G GPUs, each GPU-second delays each of these jobs by 1/G of a second.
 3. If no shape fits, or only a poor one, the job may preempt: runs with more remaining work are shrunk, moved or
    stopped. The delay of all jobs affected is summed in seconds, restarts included, and compared with the delay of
-   waiting until enough runs end.
+   waiting until enough runs end. A job of unknown length preempts runs whose weighted remaining work is several times
+   its own (`preemption_margin`).
 4. If jobs are still without GPUs, runs that requested a range of GPUs and hold more than they requested are shrunk, so
    that each gets its minimum (`Sharing`).
 5. Give the remaining free GPUs to the jobs that save the most time per GPU. A run is reshaped only if that saves more
@@ -34,6 +36,7 @@ from refold.packing import Placer
 from refold.plans import CATALOGUE_ONLY, Knowledge
 from refold.policies.common import (
     Draft,
+    ExpectedService,
     GuaranteeRules,
     OptionCache,
     ProgressEstimator,
@@ -51,6 +54,9 @@ from refold.policies.reshaping.refold_throughput import maximise_throughput
 GOALS = ("time", "throughput")
 """The objective: early completion, or the sum of speeds, each relative to the speed of the job's request."""
 
+REVIEW_SECONDS: Seconds = 120.0
+"""Time until the next round while jobs of unknown length wait: predictions change with the age of runs."""
+
 OVERDUE_WAKE_SECONDS: Seconds = 1.0
 """Delay of the next round if its time passed while a transition was under way."""
 
@@ -64,10 +70,13 @@ class Refold:
         self,
         restart_seconds: float = 78.0,
         gpu_price: float = 4.0,
-        weight_doubling_seconds: float = 3600.0,
+        weight_doubling_seconds: float = 7200.0,
         starvation_seconds: float = 12 * 3600.0,
+        wide_weight: float = 8.0,
+        preemption_margin: float = 4.0,
+        max_restarts: int = 10,
         safety_factor: float = 1.1,
-        max_preemptors: int = 16,
+        max_preemptors: int = 64,
         trust_steps: bool = True,
         goal: str = "time",
         knowledge: Knowledge | Mapping[str, Any] = CATALOGUE_ONLY,
@@ -76,10 +85,12 @@ class Refold:
 
         `restart_seconds`: assumed cost of reshaping a run. `gpu_price`: weight of the delay that GPU time causes to
         jobs waiting behind; 0: GPU time is free. `weight_doubling_seconds`: time in the system after which a second of
-        delay counts double. `starvation_seconds`: jobs that have waited this long go first. `safety_factor`: how many
-        times the guaranteed speed a shape must be estimated to reach before it is preferred. `max_preemptors`: number
-        of jobs per round that may preempt; guaranteed jobs always may. `trust_steps`: use the number of steps that
-        jobs declare.
+        delay counts double. `starvation_seconds`: jobs that have waited this long go first. `wide_weight`: weight of
+        all jobs with eight or more GPUs relative to all jobs. `preemption_margin`: how many times the weighted
+        remaining work of a job of unknown length a run must have to be preempted for it. `max_restarts`: how often a
+        job of unknown length is preempted. `safety_factor`: how many times the guaranteed speed a shape must be
+        estimated to reach before it is preferred. `max_preemptors`: number of jobs per round that may preempt;
+        guaranteed jobs always may. `trust_steps`: take the number of steps that jobs declare as exact.
         """
         if goal not in GOALS:
             raise UnknownName("goal of refold", goal, GOALS)
@@ -93,8 +104,20 @@ class Refold:
                 f"weight_doubling_seconds is {weight_doubling_seconds}, starvation_seconds is {starvation_seconds}, "
                 "expected numbers > 0"
             )
+        if not (wide_weight >= 0 and max_restarts >= 0 and preemption_margin >= 1):
+            raise BadValue(
+                f"wide_weight is {wide_weight}, max_restarts is {max_restarts}, expected numbers ≥ 0; "
+                f"preemption_margin is {preemption_margin}, expected a number ≥ 1"
+            )
         self._settings = RefoldSettings(
-            restart_seconds, gpu_price, weight_doubling_seconds, starvation_seconds, max_preemptors
+            restart_seconds,
+            gpu_price,
+            weight_doubling_seconds,
+            starvation_seconds,
+            wide_weight,
+            preemption_margin,
+            max_restarts,
+            max_preemptors,
         )
         self._goal = goal
         self._placer = Placer("best-fit")
@@ -124,28 +147,34 @@ class Refold:
 
     def _run_round(self, view: View, sources: JobSources) -> Draft:
         """Return a draft of all allocations after a round, and set the time of the next one."""
-        jobs = RoundJobs(view, sources, self._settings, self._waiting_since)
-        draft, gap = Draft(view), self._arrivals.gap(view.now)
+        jobs = RoundJobs(view, sources, self._settings, self._waiting_since, self._arrivals.summary(view.now))
+        draft = Draft(view)
         if self._goal == "time":
             starter = Starter(jobs, draft, self._placer, self._settings.max_preemptors)
             starter.place_waiting()
-            wake_at = Growth(jobs, draft, self._placer, gap).grow()
+            wake_at = Growth(jobs, draft, self._placer).grow()
         else:
-            wake_at = maximise_throughput(jobs, draft, self._placer, gap)
+            wake_at = maximise_throughput(jobs, draft, self._placer)
             starter = Starter(jobs, draft, self._placer, max_preemptors=0)
             starter.place_waiting()  # jobs outside the optimisation get free GPUs only
         self._wake_at = min(wake_at, starter.next_starvation(), view.next_preemptible_at())
+        if starter.is_review_useful():
+            self._wake_at = min(self._wake_at, view.now + REVIEW_SECONDS)
         return draft
 
     def _observe(self, view: View) -> JobSources:
         if self._sources is None:
             restart_seconds = self._settings.restart_seconds
-            estimator = ProgressEstimator(view, self._knowledge, restart_seconds, trust_steps=self._trust_steps)
+            service = ExpectedService(self._knowledge, restart_seconds)
+            estimator = ProgressEstimator(
+                view, self._knowledge, restart_seconds, trust_steps=self._trust_steps, expected_service=service
+            )
             options = OptionCache(estimator.speeds)
-            self._sources = JobSources(estimator, options, GuaranteeRules(estimator, options, self._safety_factor))
+            guarantees = GuaranteeRules(estimator, options, self._safety_factor)
+            self._sources = JobSources(estimator, options, guarantees, service)
+        self._sources.expected_service.observe(view)
         changes = view.changes
-        if changes.submitted:
-            self._arrivals.record(view.now)
+        self._arrivals.record(view.now, changes.submitted)
         for job in (*changes.submitted, *changes.requeued):
             self._waiting_since[job.id] = view.now
         for run in changes.started:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from refold.model import WHOLE, Allocation, Seconds, format_duration
 from refold.packing import Placer
 from refold.policies.common import Draft, Option
-from refold.policies.reshaping.arrivals import ArrivalGap
 from refold.policies.reshaping.refold_jobs import RoundJobs
 
 MIN_SECONDS_SAVED: Seconds = 1.0
@@ -29,8 +28,8 @@ class _Larger(NamedTuple):
 class Growth:
     """Gives free GPUs of a draft to jobs that have GPUs already."""
 
-    def __init__(self, jobs: RoundJobs, draft: Draft, placer: Placer, gap: ArrivalGap) -> None:
-        self._jobs, self._draft, self._placer, self._gap = jobs, draft, placer, gap
+    def __init__(self, jobs: RoundJobs, draft: Draft, placer: Placer) -> None:
+        self._jobs, self._draft, self._placer = jobs, draft, placer
         self._rate = 0.0
         self._rejected: set[tuple[str, Option]] = set()
         """Shapes that do not fit."""
@@ -85,10 +84,10 @@ class Growth:
             self._wake_at = min(self._wake_at, self._jobs.view.now + startup)
             return False
         payback = self._payback_seconds(job_id, held, option)
-        if min(now, self._gap.seconds) >= payback:
+        if min(now, self._jobs.arrivals.gap) >= payback:
             return True
         if now > payback:
-            self._wake_at = min(self._wake_at, self._gap.last_arrival + payback)
+            self._wake_at = min(self._wake_at, self._jobs.arrivals.last_arrival + payback)
         return False
 
     def _payback_seconds(self, job_id: str, held: Allocation, option: Option) -> Seconds:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from refold.core import View
 from refold.model import Allocation, Job, Seconds
-from refold.policies.common import GuaranteeRules, Option, OptionCache, ProgressEstimator
+from refold.policies.common import ExpectedService, GuaranteeRules, Option, OptionCache, ProgressEstimator
+from refold.policies.reshaping.arrivals import ArrivalSummary, is_wide
 
 
 class RefoldSettings(NamedTuple):
@@ -18,6 +19,9 @@ class RefoldSettings(NamedTuple):
     gpu_price: float
     weight_doubling_seconds: Seconds
     starvation_seconds: Seconds
+    wide_weight: float
+    preemption_margin: float
+    max_restarts: int
     max_preemptors: int
 
 
@@ -27,6 +31,7 @@ class JobSources(NamedTuple):
     estimator: ProgressEstimator
     options: OptionCache
     guarantees: GuaranteeRules
+    expected_service: ExpectedService
 
     def learn(self, view: View) -> bool:
         """Correct the estimates by measured speeds; return whether any has changed."""
@@ -40,17 +45,25 @@ class JobSources(NamedTuple):
         """Drop what is cached for a job that has ended."""
         self.options.forget(job_id)
         self.estimator.forget(job_id)
+        self.expected_service.forget(job_id)
 
 
 class RoundJobs:
     """All waiting and running jobs at the time of a view."""
 
     def __init__(
-        self, view: View, sources: JobSources, settings: RefoldSettings, waiting_since: Mapping[str, Seconds]
+        self,
+        view: View,
+        sources: JobSources,
+        settings: RefoldSettings,
+        waiting_since: Mapping[str, Seconds],
+        arrivals: ArrivalSummary,
     ) -> None:
         """`waiting_since`: when each waiting job was submitted or returned to the queue."""
-        estimator, options, guarantees = sources
+        estimator, options, guarantees, _ = sources
         self.view, self.settings = view, settings
+        self.arrivals = arrivals
+        self._wide_weight = max(1.0, settings.wide_weight * arrivals.jobs_per_wide_job)
         self._estimator, self._guarantees, self._waiting_since = estimator, guarantees, waiting_since
         self.by_id: dict[str, Job] = {**view.waiting, **view.active}
         self.guaranteed = guarantees.guaranteed_jobs(view)
@@ -66,13 +79,38 @@ class RoundJobs:
         self.weighted_work = {job_id: self._min_gpu_seconds(job_id) / self.weight[job_id] for job_id in self.by_id}
 
     def _weight_of(self, job: Job) -> float:
-        """Return 1 + (time in the system until completion at full speed) / `weight_doubling_seconds`."""
-        fastest = max(option.speed for option in self.options[job.id])
-        stay = self.view.now - job.submitted + self._remaining[job.id] / fastest
-        return 1 + stay / self.settings.weight_doubling_seconds
+        """Return the weight of a second of delay of a job.
+
+        It grows with the time in the system until completion at full speed. If the remaining work is not known, it
+        grows with the delay so far, and a wide job has the weight of many.
+        """
+        age = self.view.now - job.submitted
+        if self._estimator.knows_work(job):
+            fastest = max(option.speed for option in self.options[job.id])
+            return 1 + (age + self._remaining[job.id] / fastest) / self.settings.weight_doubling_seconds
+        delay = max(0.0, age - self.view.done(job.id))
+        weight = self._wide_weight if is_wide(job) else 1.0
+        return weight * (1 + delay / self.settings.weight_doubling_seconds)
 
     def _min_gpu_seconds(self, job_id: str) -> float:
         return self._remaining[job_id] * min(max(option.gpus, 1) / option.speed for option in self.options[job_id])
+
+    def knows_work(self, job_id: str) -> bool:
+        """Return whether the remaining work of a job is known, not predicted."""
+        return self._estimator.knows_work(self.by_id[job_id])
+
+    def is_protected(self, job_id: str, preemptor: str) -> bool:
+        """Return whether a run of unknown length must not be stopped for a job of the same priority.
+
+        It was restarted too often, or too recently for a job that is not starving. With every restart it may run
+        longer, so that restarts take only a part of its time.
+        """
+        if self.knows_work(job_id):
+            return False
+        starts, age = self.view.run_count(job_id), self.view.now - self.view.runs[job_id].since
+        if starts > self.settings.max_restarts:
+            return True
+        return age < self.restart_cost(job_id) * starts and not self.is_starving(preemptor)
 
     def has_other_shapes(self, job_id: str) -> bool:
         """Return whether a job has more than one possible shape."""

@@ -1,6 +1,8 @@
 """Step 3 of a Refold round: runs with more remaining work are shrunk, moved or stopped for a job.
 
-The delays of all jobs affected are summed in seconds, restarts included, and compared with the delay of waiting.
+The delays of all jobs affected are summed in seconds, restarts included, and compared with the delay of waiting. The
+delay of a job of unknown length cannot be computed: it preempts runs whose weighted remaining work is several times its
+own (`preemption_margin`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,12 @@ from refold.policies.reshaping.refold_jobs import RoundJobs
 
 MAX_SHAPES_TRIED = 6
 """Number of a job's best shapes that are tried when it preempts."""
+
+RESTARTS_OF_LENT_GPUS = 2
+"""A run that is shrunk for a shorter job can have its GPUs back after it: then it has been restarted twice."""
+
+MAX_FOLLOWERS = 20.0
+"""Most arrivals that are assumed to wait behind a waiting job."""
 
 MAX_FIRST_NODES = 8
 """Number of nodes that are tried as the first node to clear for a guaranteed job."""
@@ -36,6 +44,8 @@ class Preemptor:
         self._jobs, self._draft, self._placer = jobs, draft, placer
         self._victims = _Victims(jobs, draft)
         self._estimated_ends: list[tuple[Seconds, str]] | None = None
+        self.gpus_ahead = 0
+        """GPUs that jobs need that are before the current one and still wait."""
 
     def preempt_for(
         self, job_id: str, ranked: list[Option], costs: Mapping[Option, Seconds], placed: Option | None
@@ -72,9 +82,13 @@ class Preemptor:
         return True
 
     def _cost_of_waiting(self, job_id: str, ranked: list[Option], costs: Mapping[Option, Seconds]) -> Seconds:
-        """Return the cost of waiting until enough runs have ended; infinite for guaranteed and starving jobs."""
+        """Return the cost of waiting until enough runs have ended for this job and those before it.
+
+        Jobs that arrive in the meantime wait as well, on average half as long. The cost is infinite for guaranteed and
+        starving jobs, and for those of unknown length.
+        """
         jobs, draft = self._jobs, self._draft
-        if job_id in jobs.guaranteed or jobs.is_starving(job_id):
+        if job_id in jobs.guaranteed or jobs.is_starving(job_id) or not jobs.knows_work(job_id):
             return inf
         before = draft.snapshot()
         if self._estimated_ends is None:
@@ -83,9 +97,11 @@ class Preemptor:
         try:
             for seconds, other in self._estimated_ends:
                 draft.release(other)
-                placed = draft.place_first(job_id, self._placer, ranked)
+                available = draft.free.whole_gpus - self.gpus_ahead
+                placed = draft.place_first(job_id, self._placer, (o for o in ranked if o.gpus <= available))
                 if placed is not None:
-                    return seconds + costs[placed]
+                    followers = min(seconds / jobs.arrivals.mean_gap, MAX_FOLLOWERS) if jobs.arrivals.mean_gap else 0.0
+                    return seconds + costs[placed] + followers * seconds / 2
             return inf
         finally:
             draft.restore(before)
@@ -114,8 +130,8 @@ class Preemptor:
     ) -> Seconds:
         """Place a victim again and return its weighted delay.
 
-        It keeps its allocation if possible. Otherwise it gets the fastest shape that fits, assumed to be permanent; if
-        none fits, it waits until the preemptor has ended.
+        It keeps its allocation if possible. Otherwise it gets the fastest shape that fits, until it ends or, if that is
+        better, until the preemptor has ended. If none fits, it waits until the preemptor has ended.
         """
         jobs, draft = self._jobs, self._draft
         if draft.assign(job_id, held):
@@ -125,6 +141,8 @@ class Preemptor:
         if option is not None:
             later = max(0.0, jobs.run_time(job_id, option) - before) + jobs.restart_cost(job_id, option)
             slower = max(0.0, 1 - option.speed / jobs.speed(job_id, held))
+            lent = RESTARTS_OF_LENT_GPUS * jobs.restart_cost(job_id, option)
+            later = min(later, lent + slower * jobs.run_time(preemptor, preemptor_option))
             change = (
                 f"gave {gpus - option.gpus} GPUs to {preemptor}" if option.gpus < gpus else f"moved for {preemptor}"
             )
@@ -161,13 +179,15 @@ class _Victims:
         self._most_work_first: list[str] | None = None
 
     def for_job(self, job_id: str) -> list[str]:
-        """Return the jobs that may be preempted for a job, most remaining work first."""
+        """Return the jobs that may be preempted for a job: lowest priority first, then most remaining work."""
         jobs, movable = self._jobs, self._movable()
         if job_id not in jobs.guaranteed:
-            starving, work = jobs.is_starving(job_id), jobs.weighted_work[job_id]
-            longer = takewhile(lambda other: starving or jobs.weighted_work[other] > work, movable)
-            return [other for other in longer if self._draft.allocation_of(other) is not None]
-        held = [other for other in movable if other != job_id and self._draft.allocation_of(other) is not None]
+            margin = 1.0 if jobs.knows_work(job_id) else jobs.settings.preemption_margin
+            work = 0.0 if jobs.is_starving(job_id) else margin * jobs.weighted_work[job_id]
+            rank = (jobs.by_id[job_id].priority, -work)
+            later = takewhile(lambda other: self._rank(other) < rank, movable)
+            return [other for other in later if self._has_gpus(other) and self._yields(other, job_id)]
+        held = [other for other in movable if other != job_id and self._has_gpus(other)]
         return sorted(held, key=lambda other: other in jobs.guaranteed)  # other guaranteed jobs last
 
     def _movable(self) -> list[str]:
@@ -177,12 +197,23 @@ class _Victims:
             movable = [
                 other
                 for other in jobs.view.runs
-                if draft.allocation_of(other) is not None
+                if self._has_gpus(other)
                 and draft.may_change(other)
                 and (other not in jobs.guaranteed or jobs.has_other_shapes(other))
             ]
-            self._most_work_first = sorted(movable, key=lambda other: (-jobs.weighted_work[other], other))
+            self._most_work_first = sorted(movable, key=lambda other: (*self._rank(other), other))
         return self._most_work_first
+
+    def _has_gpus(self, job_id: str) -> bool:
+        return self._draft.allocation_of(job_id) is not None
+
+    def _yields(self, other: str, job_id: str) -> bool:
+        """Return whether a run yields to a job: it has a lower priority, or may be restarted now."""
+        jobs = self._jobs
+        return jobs.by_id[other].priority < jobs.by_id[job_id].priority or not jobs.is_protected(other, job_id)
+
+    def _rank(self, job_id: str) -> tuple[int, float]:
+        return self._jobs.by_id[job_id].priority, -self._jobs.weighted_work[job_id]
 
     def by_node(self, victims: list[str]) -> Iterator[list[list[str]]]:
         """Yield the victims grouped by node, nodes with the most GPUs beyond guarantees first.

@@ -21,24 +21,32 @@ class Starter:
         self._preemptors_left = max_preemptors
         self._unplaceable: set[tuple[Option, ...]] = set()
         """Sets of shapes of which none fits."""
+        self._hopeless: set[tuple[Option, ...]] = set()
+        """Sets of shapes for which a job of unknown length cannot preempt enough, nor can those after it."""
 
     def place_waiting(self) -> None:
         """Start waiting jobs in order; then let jobs without GPUs share those that others hold beyond their request."""
         self._restore_guarantees()
         jobs, waiting = self._jobs, sorted(self._unplaced(), key=self._order)
         for position, job_id in enumerate(waiting):
-            self._start(job_id, jobs.delay_per_gpu_second(len(waiting) - position - 1))
+            if not self._start(job_id, jobs.delay_per_gpu_second(len(waiting) - position - 1)):
+                self._preemptor.gpus_ahead += min(option.gpus for option in jobs.options[job_id])
         stopped = [job_id for job_id in self._draft.changed if job_id in jobs.view.runs and self._has_no_gpus(job_id)]
         sharing = Sharing(self._draft, self._placer, jobs.by_id, self._options_of)
         sharing.place(sorted([*self._unplaced(), *stopped], key=self._order))
 
-    def _order(self, job_id: str) -> tuple[bool, bool, float, str]:
-        """Sort key: guaranteed jobs first, then starving ones, then by weighted remaining work."""
+    def _order(self, job_id: str) -> tuple[bool, int, bool, float, str]:
+        """Sort key: guaranteed jobs first, then by priority, then starving ones, then by weighted remaining work."""
         jobs = self._jobs
-        return job_id not in jobs.guaranteed, not jobs.is_starving(job_id), jobs.weighted_work[job_id], job_id
+        is_starving, priority = jobs.is_starving(job_id), jobs.by_id[job_id].priority
+        return job_id not in jobs.guaranteed, -priority, not is_starving, jobs.weighted_work[job_id], job_id
 
     def _options_of(self, job_id: str) -> tuple[Option, ...]:
         return self._jobs.guarantee_options.get(job_id) or self._jobs.options[job_id]
+
+    def is_review_useful(self) -> bool:
+        """Return whether a job still waits that may preempt others later, because their predictions change."""
+        return any(not self._jobs.knows_work(job_id) for job_id in self._unplaced())
 
     def next_starvation(self) -> Seconds:
         """Return when the next job that still waits will be starving."""
@@ -88,10 +96,13 @@ class Starter:
         elif costs[placed] - costs[ranked[0]] <= jobs.settings.restart_seconds:
             return True
         if job_id not in jobs.guaranteed:
-            if self._preemptors_left <= 0:
+            if self._preemptors_left <= 0 or options in self._hopeless:
                 return placed is not None
             self._preemptors_left -= 1
         if self._preemptor.preempt_for(job_id, ranked, costs, placed):
             self._unplaceable.clear()
+            self._hopeless.clear()
             return True
+        if not jobs.knows_work(job_id) and placed is None and not jobs.is_starving(job_id):
+            self._hopeless.add(options)
         return placed is not None

@@ -8,11 +8,10 @@ from math import inf
 from refold.model import Allocation, Seconds
 from refold.packing import Placer
 from refold.policies.common import Draft, ThroughputPacker
-from refold.policies.reshaping.arrivals import ArrivalGap
 from refold.policies.reshaping.refold_jobs import RoundJobs
 
 
-def maximise_throughput(jobs: RoundJobs, draft: Draft, placer: Placer, gap: ArrivalGap) -> Seconds:
+def maximise_throughput(jobs: RoundJobs, draft: Draft, placer: Placer) -> Seconds:
     """Choose shapes for jobs with known speeds; keep the present ones if the change does not pay back.
 
     Returns when the change pays back; infinity if it is made now or is not worthwhile.
@@ -34,9 +33,9 @@ def maximise_throughput(jobs: RoundJobs, draft: Draft, placer: Placer, gap: Arri
     lost = sum(throughput(job_id) * jobs.restart_cost(job_id) for job_id in restarted)
     for job_id in draft.changed:
         draft.changed[job_id] = f"total normalised throughput rises from {now:.2f} to {then:.2f}"
-    if now and (then - now) * gap.seconds <= lost:
+    if now and (then - now) * jobs.arrivals.gap <= lost:
         draft.restore(before)
-        return gap.last_arrival + lost / (then - now) if then > now else inf
+        return jobs.arrivals.last_arrival + lost / (then - now) if then > now else inf
     return inf
 
 

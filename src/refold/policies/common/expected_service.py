@@ -1,0 +1,62 @@
+"""Expected service until completion, for jobs whose run time is not known: predicted, given what they have done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from refold.core import View
+from refold.model import Job, Seconds
+from refold.plans import Knowledge
+from refold.policies.common.durations import DurationSource
+
+MIN_CHANGE = 1.1
+"""The prediction for a run is renewed when the work that it has done has grown by this factor."""
+
+MIN_CHANGE_SECONDS: Seconds = 5.0
+"""And by at least this much."""
+
+MAX_ENDED_RUNS = 50
+"""The prediction for a waiting job is renewed when so many runs have ended since."""
+
+
+class _Expectation(NamedTuple):
+    """The expected service after some work, predicted when so many runs had ended."""
+
+    seconds: Seconds
+    done: Seconds
+    ended_runs: int
+
+
+class ExpectedService:
+    """Seconds of service that jobs need until completion, at the speed of what they requested."""
+
+    def __init__(self, knowledge: Knowledge | Mapping[str, Any], min_service: Seconds = 0.0) -> None:
+        """`min_service`: time for which a run is not stopped; it costs as much to start it again."""
+        self._min_service = min_service
+        self._durations = DurationSource("predicted", knowledge)
+        self._expectations: dict[str, _Expectation] = {}
+        self._ended_runs = 0
+
+    def observe(self, view: View) -> None:
+        """Learn from jobs that have ended. Must be called once for each view."""
+        self._durations.observe(view)
+        self._ended_runs += len(view.changes.ended)
+
+    def seconds(self, view: View, job: Job) -> Seconds:
+        """Return the expected service until a job completes (`DurationDistribution.service_per_completion`)."""
+        done = view.done(job.id)
+        last = self._expectations.get(job.id)
+        if last is None or self._is_outdated(last, done, is_running=job.id in view.runs):
+            seconds = self._durations.distribution(view, job).service_per_completion(self._min_service)
+            last = self._expectations[job.id] = _Expectation(seconds, done, self._ended_runs)
+        return last.seconds
+
+    def forget(self, job_id: str) -> None:
+        """Drop what is cached for a job that has ended."""
+        self._expectations.pop(job_id, None)
+
+    def _is_outdated(self, last: _Expectation, done: Seconds, *, is_running: bool) -> bool:
+        if not last.done <= done <= last.done * MIN_CHANGE + MIN_CHANGE_SECONDS:
+            return True
+        return not is_running and self._ended_runs - last.ended_runs >= MAX_ENDED_RUNS
