@@ -150,6 +150,10 @@ def prepare_one_plan_and_take_another(meeting: Path) -> list[float]:
         if len(losses) == STEPS:
             session.prepare(Plan(tensor=2))
             session.change(Plan(data=2, zero=3))
+        if len(losses) == STEPS + 1:
+            torch.distributed.new_group()  # the new process group can form further ones
+            session.prepare(Plan(pipeline=2, accumulation=2))
+            session.change(Plan(pipeline=2, accumulation=2))
     return losses
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,22 @@ def request_change(folder: Path, run: int, plan: dict[str, int], way: str) -> No
 
 
 PLANS = [{"data": 2}, {"tensor": 2}, {"data": 2, "zero": 3}, {"pipeline": 2, "accumulation": 2}, {"accumulation": 4}]
+
+
+def test_a_checkpoint_is_written_after_changes_on_the_same_ranks(tmp_path: Path) -> None:
+    training = train(tmp_path, "-m", "refold.train", "--plan", "dp2", save_every=3600)
+    for number, plan in enumerate(PLANS[1:3], 2):
+        wait_for_steps(tmp_path, len(losses(tmp_path)) + 3)
+        request_change(tmp_path, number, plan, "live")
+        wait_until(partial(_answered, tmp_path, number))
+    finish(training)
+    assert Checkpoints(tmp_path / "checkpoints").latest() == STEPS
+    assert len({plan for _, _, plan in losses(tmp_path)}) == 3
+
+
+def _answered(folder: Path, run: int) -> bool:
+    answer = folder / "change.done"
+    return answer.exists() and json.loads(answer.read_text())["run"] == run
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -36,6 +36,8 @@ class Reshaper:
         self._device = device
         self._shard_group = shard_group
         self._meshes = Meshes()
+        self.meeting: Path | None = None
+        """The file at which the ranks of the process group have met; they need it to form further groups."""
         gc.freeze()  # what exists now stays; collecting what a change leaves behind is fast
 
     def check(self, plan: Plan) -> None:
@@ -137,6 +139,7 @@ class Reshaper:
 
     def _join(self, rendezvous: Rendezvous) -> None:
         process_group.join(rendezvous, self._device)
+        self.meeting = rendezvous.file
         self._meshes = Meshes(self._meshes.number + 1)
 
     def _adjust(self, plan: Plan) -> None:

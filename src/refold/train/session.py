@@ -200,7 +200,8 @@ class Session:
         with tempfile.TemporaryDirectory(dir=_shared_memory()) as folder:
             shared: list[Any] = [Path(folder)]
             dist.broadcast_object_list(shared, 0)
-            self._move(plan, Rendezvous(self.rank, plan.gpus, shared[0] / "group"), shared[0] / "state")
+            meeting = Path(f"{shared[0]}.group")  # PyTorch removes it when the ranks leave the process group
+            self._move(plan, Rendezvous(self.rank, plan.gpus, meeting), shared[0] / "state")
             dist.barrier()
 
     # Shapes.
@@ -315,7 +316,7 @@ class Session:
 
     def _report_entered(self, change: Change, why: str) -> None:
         if self.rank == 0:
-            _remove_old_group_files(change)
+            _remove_group_files(change, except_for=self._reshaper.meeting)
         self._reports.entered(change, self.plan, self.steps_done, self.phases, why)
 
     def _leave(self, phases: dict[str, Seconds] | None = None) -> None:
@@ -334,11 +335,11 @@ def _group_file(change: Change) -> Path:
     return Path(f"{change.state}.group-{change.generation}")
 
 
-def _remove_old_group_files(change: Change) -> None:
-    """Remove the files at which the ranks of earlier generations met."""
-    current = _group_file(change)
-    for file in current.parent.glob(f"{Path(change.state).name}.group-*"):
-        if file != current:
+def _remove_group_files(change: Change, except_for: Path | None) -> None:
+    """Remove the files at which the ranks of earlier process groups met."""
+    state = Path(change.state)
+    for file in state.parent.glob(f"{state.name}.group-*"):
+        if file != except_for:
             file.unlink(missing_ok=True)
 
 

@@ -219,6 +219,7 @@ class TrainingState:
 
     def save(self, checkpoints: Checkpoints, facts: Facts, *, wait: bool) -> None:
         """Write a checkpoint."""
+        self._await_preparation()  # both form process groups, which all ranks must do in the same order
         _, all_slots = self._describe(self.boxes)
         checkpoints.save(facts["step"], self._tensors(), {**facts, "slots": all_slots}, wait=wait)
 
