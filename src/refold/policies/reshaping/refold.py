@@ -73,7 +73,7 @@ class Refold:
         weight_doubling_seconds: float = 7200.0,
         starvation_seconds: float = 12 * 3600.0,
         wide_weight: float = 8.0,
-        preemption_margin: float = 4.0,
+        preemption_margin: float = 3.0,
         max_restarts: int = 10,
         safety_factor: float = 1.1,
         max_preemptors: int = 64,
