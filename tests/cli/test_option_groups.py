@@ -24,6 +24,7 @@ EXPERIMENT_OPTIONS = [
     "--restart-cost",
     "--checkpoint-every",
     "--report-every",
+    "--report-speeds",
     "--charge",
     "--knowledge",
     "--fit",

@@ -132,7 +132,7 @@ def test_many_jobs_share_one_node(policy: str) -> None:
     assert node.gpus() == dict.fromkeys("abcdefgh", 1)
     assert not node.view.waiting
     node.submit(elastic("i"))
-    assert list(node.view.waiting) == ["i"]
+    assert len(node.view.waiting) == 1
 
 
 @pytest.mark.parametrize("policy", POLICIES)
