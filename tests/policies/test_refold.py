@@ -6,6 +6,7 @@ second; ViT 17, 28, 42.2 and 45.0, so it gains almost nothing from the last four
 
 import re
 from collections.abc import Sequence
+from random import Random
 from typing import Any, ClassVar
 
 import msgspec
@@ -324,6 +325,17 @@ class TestGuarantees:
         assert (len(stopped), simulation.starts[4]) == (2, (1000, "new", 8))
         assert stopped in ({"j0", "j1"}, {"j2", "j3"})
 
+    def test_a_guaranteed_job_starts_smaller_if_another_that_starts_now_would_not_fit(self) -> None:
+        nodes = make_cluster(8, 8, 2, types="A800-80GB", cpus=96, memory_gib=1600).nodes
+        jobs = [
+            modelled("bert", "small", 2, 0, 200, gpu_range=(2, 8), plan=Plan(2), job_class="guaranteed"),
+            modelled(
+                "bert", "wide", 8, 0, 90_000, instances=2, gpu_range=(16, 16), plan=Plan(16), job_class="guaranteed"
+            ),
+        ]
+        simulation = Simulation(jobs, cluster=msgspec.structs.replace(ONE_NODE, nodes=nodes))
+        assert simulation.starts[:2] == [(0, "small", 2), (0, "wide", 16)]
+
     def test_without_quotas_nothing_is_guaranteed(self) -> None:
         sure = modelled("bert", "sure", 8, 10, 200_000, job_class="guaranteed", plan=Plan(8))
         assert Simulation([rigid("short", 8, 0, 60), sure], cluster=NO_QUOTAS).starts[:2] == [
@@ -339,7 +351,23 @@ class TestGuarantees:
 
     @pytest.mark.parametrize("seed", range(6))
     def test_no_guarantee_is_broken_if_the_performance_model_is_exact(self, seed: int) -> None:
-        jobs, cluster = reshapable_workload(seed)
+        self._check_guarantees(*reshapable_workload(seed))
+
+    @pytest.mark.parametrize("seed", [5, 9, 14, 19])
+    def test_no_guarantee_is_broken_on_a_crowded_cluster(self, seed: int) -> None:
+        """The quota is the whole cluster, so guaranteed jobs often fit only if others are shrunk or moved."""
+        rng, jobs = Random(seed), []
+        for number in range(30):
+            gpus, instances = rng.choice([(1, 1), (2, 1), (4, 1), (8, 1), (8, 2)])
+            at, steps = rng.randrange(0, 3000, 100), rng.randrange(5_000, 60_000)
+            job_class = rng.choice(["guaranteed", "guaranteed", "best-effort"])
+            more: dict[str, Any] = {"instances": instances, "plan": Plan(gpus * instances), "job_class": job_class}
+            jobs.append(modelled(rng.choice(["bert", "vit"]), f"j{number}", gpus, at, steps, **more))
+        nodes = make_cluster(8, 8, 8, types="A800-80GB", cpus=96, memory_gib=1600).nodes
+        cluster = msgspec.structs.replace(NO_QUOTAS, nodes=nodes, tenants=(Tenant("default", 24.0),))
+        self._check_guarantees(sorted(jobs, key=lambda job: job.submitted), cluster)
+
+    def _check_guarantees(self, jobs: Sequence[Job], cluster: Cluster) -> None:
         history, speeds = HistoryJournal(), Speeds(cluster)
         simulate(
             jobs,
@@ -349,7 +377,7 @@ class TestGuarantees:
             charge=ModelledSpeeds(speeds, RecordedSpeeds(cluster)),
             costs=COSTS,
         )
-        found = find_violations(history.history(cluster), speeds, grace=78.0)
+        found = find_violations(history.history(cluster), speeds, grace=0.0)
         assert found.guaranteed_jobs > 2
         assert [(one.job, one.kind, one.why) for one in found.violations] == []
 

@@ -18,12 +18,11 @@ from refold.model import NO_CHANGE, Allocation, Cluster, Decision, Job, Plan, Sh
 from refold.model.units import WHOLE
 from refold.packing import FreeResources
 from refold.plans import Layout, Speed, Speeds
-from refold.policies.common import Draft
+from refold.policies.common import Draft, QuotaAdmission
 from refold.research.optimal import (
     Optimal,
     Optimum,
     OptimumSearch,
-    guaranteed_by_request,
     shapes_of,
     throughput_of,
 )
@@ -204,7 +203,7 @@ def test_shapes_no_faster_than_smaller_ones_are_omitted() -> None:
 
 
 def test_a_guaranteed_job_gets_its_requested_speed_or_waits() -> None:
-    cluster = make_cluster(4, types=GPU)
+    cluster = Cluster(make_cluster(4, types=GPU).nodes, tenants=(Tenant("default", 12.0),))
     plan = Plan(4)
     jobs = [make_job(name, gpus=4, workload="bert", reshapable=True, plan=plan) for name in "abc"]
     view, with_guarantees = find_optimum(cluster, jobs)
@@ -230,7 +229,7 @@ def test_guarantees_hold_within_the_tenants_quota_in_order_of_submission() -> No
         make_job("best-effort", gpus=1, tenant="paying", job_class="best-effort"),
     ]
     view, _ = find_optimum(cluster, jobs)
-    assert guaranteed_by_request(view) == {"first", "late"}
+    assert QuotaAdmission(Speeds(cluster)).guaranteed_jobs(view) == {"first", "late"}
 
 
 def test_runs_that_are_not_preemptible_keep_their_placement() -> None:

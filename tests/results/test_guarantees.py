@@ -331,17 +331,17 @@ def test_a_job_larger_than_the_quota_has_no_guarantee_and_does_not_block_others(
 
 
 def test_a_job_that_does_not_fit_the_remaining_quota_is_skipped() -> None:
-    six, four, one = (make_job(id, gpus=gpus) for id, gpus in (("six", 6), ("four", 4), ("one", 1)))
+    six, four, one = (make_job(id, gpus=gpus) for id, gpus in (("a6", 6), ("b4", 4), ("c1", 1)))
     found = check_guarantees(
         make_quota_cluster(8, default=8.0),
         step(0, submitted(six), submitted(four), submitted(one)),
-        step(200, JobCancelled("six")),
-        step(400, JobCancelled("four"), JobCancelled("one")),
+        step(200, JobCancelled("a6")),
+        step(400, JobCancelled("b4"), JobCancelled("c1")),
     )
     assert [(one.job, one.since, one.until) for one in found.violations] == [
-        ("one", 100, 400),
-        ("six", 100, 200),
-        ("four", 300, 400),
+        ("a6", 100, 200),
+        ("c1", 100, 400),
+        ("b4", 300, 400),
     ]
 
 

@@ -89,6 +89,7 @@ class Speeds:
 
     def __init__(self, cluster: Cluster, knowledge: Knowledge = CATALOGUE_ONLY) -> None:
         self.cluster = cluster
+        self._knowledge = knowledge
         self._machines = ClusterMachines(cluster)
         self._fits = {(fit.model, fit.gpu): fit for fit in knowledge.fits}
         self._menu = knowledge.menu
@@ -122,6 +123,10 @@ class Speeds:
         for cache in (self._cache, self._types, self._modelled, self._corrections, self._checked_fits):
             cache.clear()
         return True
+
+    def uncorrected(self) -> Speeds:
+        """Return the speeds as they are before any job has reported."""
+        return Speeds(self.cluster, self._knowledge)
 
     def _is_news(self, shape: MeasuredShape, speed: float) -> bool:
         if not speed:

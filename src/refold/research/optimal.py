@@ -24,7 +24,7 @@ from refold.errors import BadInput
 from refold.model import NO_CHANGE, WHOLE, Allocation, Cluster, Decision, Demand, Job, Node, Plan, Share, Wait
 from refold.packing import CPU_FREE, MEMORY_FREE, UNLIMITED, FreeResources
 from refold.plans import CATALOGUE_ONLY, Knowledge, Layout, Speeds, requested_cpus
-from refold.policies.common import Draft, Reasons, Transition, allowed_gpu_range, has_external_changes
+from refold.policies.common import Draft, QuotaAdmission, Reasons, Transition, allowed_gpu_range, has_external_changes
 
 MAX_LAYOUTS = 2000
 """Layouts of one job on the nodes of one GPU type: 4 nodes with 8 GPUs have 494, 5 have 1,286, 6 have 3,002."""
@@ -74,23 +74,6 @@ def throughput_of(view: View, speeds: Speeds, target: Mapping[str, Allocation]) 
         for job_id, allocation in target.items()
         if job_id in jobs
     )
-
-
-def guaranteed_by_request(view: View) -> set[str]:
-    """Return the guaranteed jobs within their tenants' quotas, admitted in order of submission by requested GPUs.
-
-    Policies admit jobs by the fewest GPUs that meet the guarantee, until they end (`GuaranteeRules`). The optimum of a
-    moment depends neither on a performance model for quotas nor on what was admitted before.
-    """
-    quota_left: dict[str, float] = {}
-    admitted = set()
-    jobs = {**view.waiting, **view.active}
-    for job in sorted(jobs.values(), key=lambda job: (job.submitted, job.id)):
-        quota = quota_left.setdefault(job.tenant, view.cluster.quota_gpus(job.tenant))
-        if job.job_class == "guaranteed" and job.demand.total_gpus <= quota:
-            quota_left[job.tenant] = quota - job.demand.total_gpus
-            admitted.add(job.id)
-    return admitted
 
 
 Target = dict[str, tuple[Allocation | None, str]]
@@ -151,18 +134,21 @@ class OptimumSearch:
 
     def __init__(self, speeds: Speeds, *, guarantees: bool = True) -> None:
         self.speeds = speeds
-        self._guarantees = guarantees
+        self._quotas = QuotaAdmission(speeds) if guarantees else None
         self._shapes: dict[Job, tuple[RunShape, ...]] = {}
         self._limited = {tenant.name for tenant in speeds.cluster.tenants if tenant.limit_gpus}
 
     def meets_guarantees(self, view: View, target: Mapping[str, Allocation]) -> bool:
         """Whether every guaranteed job of the target reaches its requested speed."""
         jobs = {**view.waiting, **view.active}
-        guaranteed = guaranteed_by_request(view) & target.keys() if self._guarantees else ()
+        guaranteed = self._guaranteed_jobs(view) & target.keys()
         return all(
             normalised_throughput(self.speeds, jobs[job_id], target[job_id]) >= 1 - RELATIVE_GAP
             for job_id in guaranteed
         )
+
+    def _guaranteed_jobs(self, view: View) -> set[str]:
+        return self._quotas.guaranteed_jobs(view) if self._quotas is not None else set()
 
     def best(self, view: View, draft: Draft, *, all_stay: bool = False) -> Optimum:
         """Return the optimum; with `all_stay`, the optimum that does not move any job with an allocation."""
@@ -172,7 +158,7 @@ class OptimumSearch:
         free = draft.free.copy()
         for job_id in held.keys() - staying.keys():
             free.release(held[job_id].placement)
-        guaranteed = guaranteed_by_request(view) if self._guarantees else set()
+        guaranteed = self._guaranteed_jobs(view)
         shapes = {
             job_id: self._allowed_shapes(job, job_id in guaranteed)
             for job_id, job in jobs.items()

@@ -2,8 +2,8 @@
 
 A guaranteed job within its tenant's quota is guaranteed the speed that it would have with its own plan on the resources
 it requested. It uses as much of the quota as its minimum demand (`plans.Minimums`). Jobs are admitted in order of
-submission if they fit the remaining quota, and stay admitted until they end; a job that does not fit does not block
-later jobs.
+submission, then of their ids, if they fit the remaining quota, and stay admitted until they end; a job that does not
+fit does not block later jobs.
 
 There are two kinds of violations. Each counts only after a grace period, the time it takes to free GPUs:
 
@@ -119,18 +119,19 @@ def admission_times(history: History, minimums: Sequence[Demand]) -> dict[int, S
 def _submissions_and_ends(history: History) -> Iterator[tuple[Seconds, int, bool]]:
     """Yield time, job and whether it is a submission, for all feasible guaranteed jobs, in order of time.
 
-    At the same time, ends come before submissions.
+    At the same time, ends come before submissions, and these are in the order of job ids.
     """
     jobs = history.jobs
-    times: list[tuple[Seconds, bool, int]] = []
+    times: list[tuple[Seconds, bool, str, int]] = []
     for index, job in enumerate(jobs.jobs):
         if job.job_class == "guaranteed" and jobs.outcome[index] != Outcome.INFEASIBLE:
-            times.append((float(jobs.submitted[index]), True, index))
+            times.append((float(jobs.submitted[index]), True, job.id, index))
             if not isnan(jobs.ended[index]):
-                times.append((float(jobs.ended[index]), bool(jobs.ended[index] <= jobs.submitted[index]), index))
+                at_once = bool(jobs.ended[index] <= jobs.submitted[index])
+                times.append((float(jobs.ended[index]), at_once, job.id, index))
     times.sort()
     seen: set[int] = set()
-    for now, _, index in times:
+    for now, _, _, index in times:
         yield now, index, index not in seen
         seen.add(index)
 

@@ -150,6 +150,12 @@ class Transition:
         """Return whether part of the target is pending and nothing unexpected has happened."""
         return bool(self._pending) and not has_external_changes(view)
 
+    def is_stalled(self, view: View, decision: Decision) -> bool:
+        """Return whether part of the target is pending and, after this decision, no run is stopping for it."""
+        if not self._pending or decision.stops or decision.reshapes:
+            return False
+        return not any(run.stopping for run in view.runs.values())
+
     def step_towards(self, view: View, target: Mapping[str, tuple[Allocation | None, str]]) -> Decision:
         """Return the part of a target that is possible now; the rest becomes pending."""
         self._pending = {}

@@ -12,8 +12,8 @@ from collections import defaultdict
 
 from refold.core import View
 from refold.errors import BadValue
-from refold.model import WHOLE, Allocation, Job, Plan, Run, Seconds
-from refold.plans import GUARANTEE_TOLERANCE, Layout, requested_layout
+from refold.model import Allocation, Job, Plan, Run, Seconds
+from refold.plans import GUARANTEE_TOLERANCE, Layout, Minimums, ModelledSpeedSource, Speeds, requested_layout
 from refold.policies.common.options import Option, OptionCache, requested_option, requested_options
 from refold.policies.common.progress_estimator import ProgressEstimator
 
@@ -22,6 +22,47 @@ Shape = tuple[Layout, Plan | None]
 
 ROUNDING_GPUS = 1e-6
 """Tolerance for rounding in sums of GPU fractions."""
+
+
+class QuotaAdmission:
+    """The guaranteed jobs within their tenants' quotas, admitted in order of submission until they end.
+
+    What a job counts with is modelled before any job has reported: it does not change, and everyone can compute it.
+    Without quotas there are no guarantees: not all jobs can be guaranteed everything.
+    """
+
+    def __init__(self, speeds: Speeds) -> None:
+        uncorrected = speeds.uncorrected()
+        self._minimums = Minimums(uncorrected, ModelledSpeedSource(uncorrected))
+        self._admitted: dict[str, tuple[str, float]] = {}
+        """Job -> its tenant and the GPUs that it counts with in the quota."""
+
+    def guaranteed_jobs(self, view: View) -> set[str]:
+        """Return the jobs that are admitted now. A job that does not fit does not block later ones."""
+        if not view.cluster.tenants:
+            return set()
+        used: dict[str, float] = defaultdict(float)
+        for job_id, (tenant, gpus) in list(self._admitted.items()):
+            if job_id in view.active or job_id in view.waiting:
+                used[tenant] += gpus
+            else:
+                del self._admitted[job_id]
+        candidates = [
+            job
+            for job in (*view.active.values(), *view.waiting.values())
+            if job.job_class == "guaranteed" and job.id not in self._admitted
+        ]
+        for job in sorted(candidates, key=lambda job: (job.submitted, job.id)):
+            quota = view.cluster.quota_gpus(job.tenant)
+            gpus = self._minimums.for_job(job).total_gpus if quota else 0.0
+            if quota and used[job.tenant] + gpus <= quota + ROUNDING_GPUS:
+                used[job.tenant] += gpus
+                self._admitted[job.id] = job.tenant, gpus
+        return set(self._admitted)
+
+    def is_admitted(self, job_id: str) -> bool:
+        """Return whether a job was admitted when last asked."""
+        return job_id in self._admitted
 
 
 class GuaranteeRules:
@@ -33,8 +74,7 @@ class GuaranteeRules:
             raise BadValue(f"safety_factor is {safety_factor}, expected a factor ≥ 1")
         self._estimator, self._options, self._safety = estimator, options, safety_factor
         self._sufficient: dict[tuple[object, ...], tuple[Option, ...]] = {}
-        self._admitted: dict[str, tuple[str, float]] = {}
-        """Job -> its tenant and the GPUs that it counts with in the quota."""
+        self._quotas = QuotaAdmission(estimator.speeds)
         self._first_report: dict[str, tuple[int, int, Seconds]] = {}
         """Job -> number of the run, steps and time of its first report."""
         self._too_slow: dict[str, set[Shape]] = {}
@@ -72,7 +112,7 @@ class GuaranteeRules:
         newly_excluded = False
         for run in view.changes.progressed:
             current = view.runs.get(run.job)
-            if run.job not in self._admitted or current is None or current.number != run.number:
+            if not self._quotas.is_admitted(run.job) or current is None or current.number != run.number:
                 continue
             steps, at = view.steps_done(run.job)
             if at != view.now:
@@ -128,32 +168,13 @@ class GuaranteeRules:
         return self._sufficient[key]
 
     def guaranteed_jobs(self, view: View) -> set[str]:
-        """Return the guaranteed jobs within their tenants' quotas, admitted in order of submission until they end.
-
-        Without quotas there are no guarantees: not all jobs can be guaranteed everything.
-        """
-        if not view.cluster.tenants:
-            return set()
-        used: dict[str, float] = defaultdict(float)
-        for job_id, (tenant, gpus) in list(self._admitted.items()):
-            if job_id in view.active or job_id in view.waiting:
-                used[tenant] += gpus
-            else:
-                del self._admitted[job_id]
+        """Return the guaranteed jobs within their tenants' quotas."""
+        found = self._quotas.guaranteed_jobs(view)
+        for job_id in [*self._first_report, *self._too_slow]:
+            if job_id not in found:
                 self._first_report.pop(job_id, None)
                 self._too_slow.pop(job_id, None)
-        candidates = [
-            job
-            for job in (*view.active.values(), *view.waiting.values())
-            if job.job_class == "guaranteed" and job.id not in self._admitted
-        ]
-        for job in sorted(candidates, key=lambda job: (job.submitted, job.id)):
-            gpus = self.minimum_option(job).gpus * job.demand.gpu_milli / WHOLE
-            quota = view.cluster.quota_gpus(job.tenant)
-            if quota and used[job.tenant] + gpus <= quota + ROUNDING_GPUS:
-                used[job.tenant] += gpus
-                self._admitted[job.id] = job.tenant, gpus
-        return set(self._admitted)
+        return found
 
 
 def _is_requested(job: Job, allocation: Allocation) -> bool:

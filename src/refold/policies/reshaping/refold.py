@@ -188,6 +188,8 @@ class Refold:
         """Add the reasons why jobs wait, and the time of the next round."""
         waits = self._reasons.collect_all(view, decision.starts, self._transition.pending)
         wake_at = max(self._wake_at, view.now + OVERDUE_WAKE_SECONDS) if self._wake_at < inf else None
+        if self._transition.is_stalled(view, decision):
+            wake_at = view.now + OVERDUE_WAKE_SECONDS
         if not (waits or wake_at or decision.starts or decision.stops or decision.reshapes):
             return NO_CHANGE
         return msgspec.structs.replace(decision, waits=waits, wake_at=wake_at)

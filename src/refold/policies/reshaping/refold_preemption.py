@@ -7,7 +7,7 @@ own (`preemption_margin`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from math import inf
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from refold.model import WHOLE, Allocation, Seconds, format_duration
 from refold.packing import Placer
 from refold.policies.common import Draft, Option
+from refold.policies.reshaping.refold_clearing import Clearing
 from refold.policies.reshaping.refold_jobs import RoundJobs
 
 MAX_SHAPES_TRIED = 6
@@ -27,7 +28,7 @@ MAX_FOLLOWERS = 20.0
 """Most arrivals that are assumed to wait behind a waiting job."""
 
 MAX_FIRST_NODES = 8
-"""Number of nodes that are tried as the first node to clear for a guaranteed job."""
+"""Number of nodes that are tried as the first node from which guaranteed runs are moved."""
 
 
 class _Preemption(NamedTuple):
@@ -56,7 +57,8 @@ class Preemptor:
         preemption.
         """
         draft, victims = self._draft, self._victims.for_job(job_id)
-        if not victims:
+        guaranteed = job_id in self._jobs.guaranteed
+        if not victims and not guaranteed:
             return False
         before = draft.snapshot()
         if placed is not None:
@@ -64,22 +66,39 @@ class Preemptor:
         without_job = draft.snapshot()
         without_preemption = costs[placed] if placed is not None else self._cost_of_waiting(job_id, ranked, costs)
         best = _Preemption(without_preemption, None)
-        guaranteed = job_id in self._jobs.guaranteed
-        one_by_one = [[other] for other in victims]
-        for groups in (one_by_one, *self._victims.by_node(victims)) if guaranteed else (one_by_one,):
-            for option in ranked if guaranteed else ranked[:MAX_SHAPES_TRIED]:
-                draft.restore(without_job)
-                harm = self._place_by_displacing(job_id, option, groups)
-                cost = costs[option] + harm / self._jobs.weight[job_id]
-                if cost < best.cost:
-                    best = _Preemption(cost, draft.snapshot())
-            if best.draft is not None:
-                break
+        for option in ranked if guaranteed else ranked[:MAX_SHAPES_TRIED]:
+            draft.restore(without_job)
+            harm = self._place_by_displacing(job_id, option, victims)
+            cost = costs[option] + harm / self._jobs.weight[job_id]
+            if cost < best.cost:
+                best = _Preemption(cost, draft.snapshot())
+        if guaranteed and best.draft is None:
+            draft.restore(without_job)
+            best = self._make_room(job_id, ranked, victims)
         draft.restore(best.draft or before)
         if best.draft is None:
             return False
         self._estimated_ends = None
         return True
+
+    def _make_room(self, job_id: str, ranked: list[Option], victims: list[str]) -> _Preemption:
+        """Place a guaranteed job in the first of its shapes, smallest first, for which there can be room."""
+        draft, before = self._draft, self._draft.snapshot()
+        starting = [other for other, _ in draft.allocations() if other not in self._jobs.view.runs]
+        clearing = Clearing(self._jobs, draft, self._placer, [*victims, *starting])
+        for option in sorted(ranked, key=lambda option: option.gpus):
+            if option.gpus > self._jobs.by_id[job_id].demand.total_gpus:
+                break
+
+            def place_victim(other: str, held: Allocation, option: Option = option) -> Seconds:
+                return self._place_victim(other, held, self._jobs.remaining_time(other, held), job_id, option)
+
+            for skipped in range(MAX_FIRST_NODES):
+                harm = clearing.place(job_id, option, skipped, place_victim)
+                if harm is not None:
+                    return _Preemption(harm, draft.snapshot())
+                draft.restore(before)
+        return _Preemption(inf, None)
 
     def _cost_of_waiting(self, job_id: str, ranked: list[Option], costs: Mapping[Option, Seconds]) -> Seconds:
         """Return the cost of waiting until enough runs have ended for this job and those before it.
@@ -106,22 +125,21 @@ class Preemptor:
         finally:
             draft.restore(before)
 
-    def _place_by_displacing(self, job_id: str, option: Option, groups: list[list[str]]) -> Seconds:
-        """Place a job by releasing groups of victims until it fits, then place the victims again.
+    def _place_by_displacing(self, job_id: str, option: Option, victims: list[str]) -> Seconds:
+        """Place a job by releasing victims, in order, until it fits; then place the victims again.
 
         Returns the weighted delay of the victims; infinite if the job does not fit or a guarantee would be broken.
         """
         moved: dict[str, tuple[Allocation, Seconds]] = {}
-        remaining_groups = iter(groups)
+        remaining_victims = iter(victims)
         while not self._draft.place(job_id, self._placer, option.demand, option.plan):
-            group = next(remaining_groups, None)
-            if group is None:
+            other = next(remaining_victims, None)
+            if other is None:
                 return inf
-            for other in group:
-                held = self._draft.allocation_of(other)
-                if held is not None:
-                    moved[other] = held, self._jobs.remaining_time(other, held)
-                    self._draft.release(other)
+            held = self._draft.allocation_of(other)
+            if held is not None:
+                moved[other] = held, self._jobs.remaining_time(other, held)
+                self._draft.release(other)
         guaranteed_first = sorted(moved, key=lambda other: other not in self._jobs.guaranteed)
         return sum(self._place_victim(other, *moved[other], job_id, option) for other in guaranteed_first)
 
@@ -214,20 +232,3 @@ class _Victims:
 
     def _rank(self, job_id: str) -> tuple[int, float]:
         return self._jobs.by_id[job_id].priority, -self._jobs.weighted_work[job_id]
-
-    def by_node(self, victims: list[str]) -> Iterator[list[list[str]]]:
-        """Yield the victims grouped by node, nodes with the most GPUs beyond guarantees first.
-
-        Each further item leaves out the first node of the one before.
-        """
-        jobs = self._jobs
-        on_node: dict[int, list[str]] = {}
-        spare: dict[int, int] = {}
-        for other in victims:
-            held = self._draft.allocation_of(other)
-            minimum = jobs.guarantee_options[other][0].gpus if other in jobs.guaranteed else 0
-            for share in held.placement if held is not None else ():
-                on_node.setdefault(share.node, []).append(other)
-                spare[share.node] = spare.get(share.node, 0) + max(0, len(share.gpus) - minimum)
-        groups = [on_node[node] for node in sorted(on_node, key=lambda node: (-spare[node], node))]
-        return (groups[first:] for first in range(min(len(groups), MAX_FIRST_NODES)))
