@@ -53,6 +53,7 @@ ROLES_OF_CALL = {
     "resume": "owner",
     "gpus": "reader member owner",
     "tenants": "reader member owner",
+    "users": "reader member owner",
     "tokens": "owner",
     "create_token": "owner",
     "revoke_token": "owner",

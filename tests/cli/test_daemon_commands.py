@@ -457,6 +457,15 @@ def test_tenants_are_listed_with_quota_and_usage(
     assert [tenant["name"] for tenant in json_of("tenants")] == ["speech", "vision"]
 
 
+def test_users_are_listed_with_usage_share_and_weight(service: FakeService, stdout_of: TextOf, json_of: JsonOf) -> None:
+    assert lines(stdout_of("users")) == [
+        "user tenant running GPUs used waiting GPU hours part fair share weight",
+        "ann vision 1 2 0 12.5 60% 50% 0.90",
+        "bob speech 0 0 0 1.5 – – –",
+    ]
+    assert [(user["user"], user["weight"]) for user in json_of("users")] == [("ann", 0.9), ("bob", None)]
+
+
 def test_a_token_is_created_listed_and_revoked(service: FakeService, stdout_of: TextOf, json_of: JsonOf) -> None:
     printed = stdout_of("token", "new", "dan", "--tenant", "vision").splitlines()
     assert printed[0] == "token dan (shown only once):"

@@ -26,6 +26,7 @@ from refold.core.events import (
     RunRecalled,
     RunStarted,
     RunStopped,
+    UsageRecorded,
 )
 from refold.core.orders import StartRun, StopRun
 from refold.journal.files import check_replay, read_journal
@@ -91,6 +92,7 @@ def test_a_snapshot_has_jobs_runs_progress_nodes_and_holds() -> None:
     assert scheduler.snapshot([old]) == (
         old,
         GpuTimeUsed(10.0),
+        UsageRecorded("default", "", ((5.0, 10.0),)),
         JobSubmitted(jobs["a"]),
         JobContinued("a", 1, 6.0, 3, 0.0),
         JobSubmitted(jobs["c"]),

@@ -43,6 +43,7 @@ from refold.api.wire import (
     TenantStatus,
     TimeEstimate,
     TokenStatus,
+    UserStatus,
     VariantOutcome,
     WhatIf,
     WhatIfOutcome,
@@ -322,6 +323,12 @@ class FakeService:
         busy = [job.id for job in self.jobs_by_id.values() if job.state == "running"]
         first = GpuStatus("here", 0, "H100", busy, 0.0 if busy else 1.0, "", 61_000, 81_559, 97.0, 64.0, 610.0)
         return [first, *(GpuStatus("here", index, "H100") for index in (1, 2, 3))]
+
+    def users(self, caller: Caller) -> list[UserStatus]:
+        return [
+            UserStatus("ann", "vision", 1, 2.0, 0, 0.0, 12.5, 0.6, 0.5, 0.9),
+            UserStatus("bob", "speech", 0, 0.0, 0, 0.0, 1.5),
+        ]
 
     def tenants(self, caller: Caller) -> list[TenantStatus]:
         return [TenantStatus("speech", 2.0, 0.0, 0, 0.0, 0, 0.0), TenantStatus("vision", 2.0, 4.0, 0, 0.0, 0, 0.0)]

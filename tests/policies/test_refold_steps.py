@@ -15,7 +15,7 @@ from refold.core.events import Event, RunStarted, RunStopped
 from refold.model import NO_CHANGE, WHOLE, Allocation, Decision, Job, Share, Start, Stop
 from refold.packing import Placer
 from refold.plans import CATALOGUE_ONLY
-from refold.policies.common import Draft, ExpectedService, GuaranteeRules, OptionCache, ProgressEstimator
+from refold.policies.common import Draft, ExpectedService, FairShare, GuaranteeRules, OptionCache, ProgressEstimator
 from refold.policies.reshaping.arrivals import ArrivalSummary
 from refold.policies.reshaping.refold_growth import Growth
 from refold.policies.reshaping.refold_jobs import JobSources, RefoldSettings, RoundJobs
@@ -55,7 +55,8 @@ class Round:
     def jobs(self) -> RoundJobs:
         estimator = ProgressEstimator(self.view, CATALOGUE_ONLY, SETTINGS.restart_seconds)
         options = OptionCache(estimator.speeds)
-        sources = JobSources(estimator, options, GuaranteeRules(estimator, options), ExpectedService(CATALOGUE_ONLY))
+        guarantees, service = GuaranteeRules(estimator, options), ExpectedService(CATALOGUE_ONLY)
+        sources = JobSources(estimator, options, guarantees, service, FairShare(0.0, 3600.0))
         return RoundJobs(self.view, sources, SETTINGS, {}, NO_ARRIVALS_SOON)
 
     def decide(self, *events: Event, then: Decision = NO_CHANGE) -> None:

@@ -53,6 +53,7 @@ from .wire import (
     TenantStatus as TenantStatus,
     TimeEstimate as TimeEstimate,
     TokenStatus as TokenStatus,
+    UserStatus as UserStatus,
     VariantOutcome as VariantOutcome,
     WhatIf as WhatIf,
     WhatIfOutcome as WhatIfOutcome,

@@ -30,6 +30,7 @@ from refold.api.wire import (
     Submission,
     TenantStatus,
     TokenStatus,
+    UserStatus,
     WhatIf,
     WhatIfOutcome,
 )
@@ -189,6 +190,7 @@ CALLS: tuple[Call, ...] = (
     ),
     Call("gpus", "GET", f"{V1}/gpus", "reader", list[GpuStatus], "List GPUs: jobs, memory, utilisation, temperature."),
     Call("tenants", "GET", f"{V1}/tenants", "reader", list[TenantStatus], "List tenants with quota and usage."),
+    Call("users", "GET", f"{V1}/users", "reader", list[UserStatus], "List users with their jobs and GPU time used."),
     Call("tokens", "GET", f"{V1}/tokens", "owner", list[TokenStatus], "List access tokens, without their secrets."),
     Call(
         "create_token",
@@ -284,6 +286,9 @@ class Service(Protocol):
 
     def tenants(self, caller: Caller) -> list[TenantStatus]:
         """Return all tenants."""
+
+    def users(self, caller: Caller) -> list[UserStatus]:
+        """Return all users."""
 
     def tokens(self, caller: Caller) -> Awaitable[list[TokenStatus]]:
         """Return all tokens, without secrets."""

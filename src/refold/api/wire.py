@@ -478,6 +478,25 @@ class TenantStatus(msgspec.Struct, frozen=True):
     waiting_gpus: float
 
 
+class UserStatus(msgspec.Struct, frozen=True):
+    """A user of a tenant: running and waiting jobs with their GPUs, and the GPU hours used; older ones count less.
+
+    `used` and `share`: part of the GPU hours and of the shares of all users with jobs; null for a user without jobs.
+    `weight`: how many times as much the delay of the user's jobs counts; null if the policy ignores it.
+    """
+
+    user: str
+    tenant: str
+    running: int
+    gpus: float
+    waiting: int
+    waiting_gpus: float
+    gpu_hours: float
+    used: float | None = None
+    share: float | None = None
+    weight: float | None = None
+
+
 class TokenStatus(msgspec.Struct, frozen=True):
     """An access token, without its secret."""
 

@@ -44,6 +44,7 @@ SECTIONS: dict[str, dict[str, CommandEntry]] = {
         "drain": CommandEntry("Stop scheduling jobs on a node or GPU.", "drain:drain"),
         "resume": CommandEntry("Return a drained node or GPU to service.", "resume:resume"),
         "tenants": CommandEntry("List tenants with quota, usage and demand.", "tenants:tenants"),
+        "users": CommandEntry("List users with their jobs and GPU time used.", "users:users"),
         "token": CommandEntry("Manage access tokens.", "token:app"),
         "events": CommandEntry("Show scheduler events.", "events:events"),
         "snapshot": CommandEntry("Save the current state to a file.", "snapshot:snapshot"),

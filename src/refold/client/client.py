@@ -34,6 +34,7 @@ from refold.api import (
     Submission,
     TenantStatus,
     TokenStatus,
+    UserStatus,
     WhatIf,
     WhatIfOutcome,
 )
@@ -230,6 +231,10 @@ class Client:
     def tenants(self) -> list[TenantStatus]:
         """Return all tenants with quota and usage."""
         return self._call(list[TenantStatus], "tenants")
+
+    def users(self) -> list[UserStatus]:
+        """Return all users with their jobs and the GPU time used."""
+        return self._call(list[UserStatus], "users")
 
     def tokens(self) -> list[TokenStatus]:
         """Return all access tokens, without their secrets."""

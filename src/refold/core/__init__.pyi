@@ -32,6 +32,7 @@ from .events import (
     RunStarted as RunStarted,
     RunStopped as RunStopped,
     SpeedMeasured as SpeedMeasured,
+    UsageRecorded as UsageRecorded,
     Woke as Woke,
 )
 from .orders import (
@@ -41,4 +42,5 @@ from .orders import (
     orders_as_recorded as orders_as_recorded,
 )
 from .scheduler import Policy as Policy, Scheduler as Scheduler
+from .usage import Account as Account, decayed_gpu_seconds as decayed_gpu_seconds
 from .view import View as View

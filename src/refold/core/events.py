@@ -136,6 +136,14 @@ class GpuTimeUsed(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag
     profiling: float = 0.0
 
 
+class UsageRecorded(msgspec.Struct, gc=False, frozen=True, tag=True):
+    """GPU-seconds of the runs of a user that ended before the journal began: pairs of time and amount."""
+
+    tenant: str
+    user: str
+    amounts: tuple[tuple[Seconds, float], ...]
+
+
 class ModelProfiled(msgspec.Struct, gc=False, frozen=True, tag=True):
     """Seconds of profiling runs of a model type on a GPU type before the journal began."""
 
@@ -230,6 +238,7 @@ Event = (
     | ChangeMeasured
     | SpeedMeasured
     | GpuTimeUsed
+    | UsageRecorded
     | ModelProfiled
     | RunAdopted
     | RunRecalled

@@ -8,6 +8,7 @@ from refold.core.changes import Changes, Progress
 from refold.core.events import ChangeMeasured, JobContinued, RunAdopted, RunFailed, RunProgressed, RunStopped
 from refold.core.measurements import Measurements
 from refold.core.orders import StartRun, StopRun
+from refold.core.usage import Account, Usage
 from refold.model import (
     WHOLE,
     Allocation,
@@ -37,6 +38,7 @@ class RunTable:
         self._reshapes: dict[str, Reshape] = {}
         """What runs that are being reshaped will become."""
         self.measurements = Measurements()
+        self.usage = Usage()
         self._cluster = cluster
         self._free = free
         self._changes = changes
@@ -131,11 +133,13 @@ class RunTable:
         run = self.runs.pop(job_id)
         progress = self.progress[job_id]
         progress.computing_since = None
-        gpu_seconds = (now - run.since) * run.allocation.gpu_milli / WHOLE
+        job, gpus = self.jobs[job_id], run.allocation.gpu_milli / WHOLE
+        gpu_seconds = (now - run.since) * gpus
         progress.gpu_seconds += gpu_seconds
         self.measurements.used_gpu_seconds += gpu_seconds
+        self.usage.add_run(Account(job.tenant, job.user), gpus, run.since, now)
         if run.profiling > now - run.since:
-            self._charge_profiling(self.jobs[job_id], run.allocation, now - run.since - run.profiling)
+            self._charge_profiling(job, run.allocation, now - run.since - run.profiling)
         self._changes.ended.append(run)
         return reshape
 

@@ -22,6 +22,7 @@ from refold.core.events import (
     PastJob,
     RunAdopted,
     RunRecalled,
+    UsageRecorded,
 )
 from refold.core.state import State
 from refold.model import Job, Reason
@@ -30,8 +31,13 @@ from refold.model import Job, Reason
 def snapshot(state: State, past: Iterable[PastJob] = ()) -> tuple[Event, ...]:
     """Return events that bring a new scheduler on the same cluster to this state."""
     measured = state.running.measurements
-    before = (*past, *measured.speed_events(), *measured.time_events())
+    before = (*past, *measured.speed_events(), *measured.time_events(), *_usage_events(state))
     return (*before, *_job_events(state), *_run_events(state), *_node_events(state), *_hold_events(state))
+
+
+def _usage_events(state: State) -> Iterable[Event]:
+    for account, amounts in state.running.usage.merged(state.now):
+        yield UsageRecorded(account.tenant, account.user, tuple(amounts))
 
 
 def _node_events(state: State) -> Iterable[Event]:

@@ -30,11 +30,13 @@ from refold.core.events import (
     RunStarted,
     RunStopped,
     SpeedMeasured,
+    UsageRecorded,
     Woke,
 )
 from refold.core.job_queue import JobQueue
 from refold.core.orders import Order
 from refold.core.run_table import RunTable
+from refold.core.usage import Account
 from refold.model import Allocation, Cluster, Job, Reason, Seconds
 from refold.packing import FreeResources
 
@@ -106,6 +108,8 @@ class State:
             case GpuTimeUsed():
                 self.running.measurements.used_gpu_seconds = event.gpu_seconds
                 self.running.measurements.profiling_gpu_seconds = event.profiling
+            case UsageRecorded():
+                self.running.usage.restore(Account(event.tenant, event.user), event.amounts)
             case ModelProfiled():
                 self.running.measurements.profiling_seconds[event.workload, event.gpu_type] = event.seconds
             case PastJob():

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from refold.core.changes import Changes
 from refold.core.state import State
+from refold.core.usage import Account, decayed_gpu_seconds
 from refold.model import (
     WHOLE,
     Allocation,
@@ -206,6 +207,16 @@ class View:
         current = sum((self.now - run.since) * run.allocation.gpu_milli for run in self.runs.values())
         return self._state.running.measurements.used_gpu_seconds + current / WHOLE
 
+    def decayed_usage(self, half_life: Seconds) -> dict[Account, float]:
+        """Return the GPU-seconds of all runs up to now by user; those used one half-life ago count half."""
+        used = self._state.running.usage.decayed(self.now, half_life)
+        for job_id, run in self.runs.items():
+            job = self.active[job_id]
+            account = Account(job.tenant, job.user)
+            current = decayed_gpu_seconds(run.allocation.gpu_milli / WHOLE, self.now - run.since, half_life)
+            used[account] = used.get(account, 0.0) + current
+        return used
+
     def held_by(self, job_id: str) -> Placement:
         """Return the resources that a run holds now; while it is reshaped, the old and the new allocation."""
         return self._state.running.held_by(job_id)
@@ -229,6 +240,8 @@ class View:
         reason = last_wait.reason if last_wait is not None else Reason.NOT_CONSIDERED
         if last_wait is not None and last_wait.shortage is not None and last_wait.shortage.at_power_limit:
             return last_wait  # only the policy knows the power limits
+        if last_wait is not None and reason is Reason.FAIR_SHARE:
+            return last_wait
         if reason is Reason.RESOURCES:
             return Wait(job_id, reason, shortage=self.shortage(demand))
         return Wait(job_id, reason, ahead=self.jobs_ahead(job_id) if ahead is None else ahead)

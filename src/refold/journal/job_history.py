@@ -37,6 +37,7 @@ from refold.core import (
     SpeedMeasured,
     StartRun,
     StopRun,
+    UsageRecorded,
     Woke,
 )
 from refold.errors import BadJournal
@@ -143,7 +144,15 @@ class JobHistories(JobLog):
                 self._change_node(NodeChange(self.now, event.node, True, event.gpu))
             case RunProgressed():
                 self._progress(event)
-            case Woke() | PastJob() | ChangeMeasured() | SpeedMeasured() | GpuTimeUsed() | ModelProfiled():
+            case (
+                Woke()
+                | PastJob()
+                | ChangeMeasured()
+                | SpeedMeasured()
+                | GpuTimeUsed()
+                | UsageRecorded()
+                | ModelProfiled()
+            ):
                 pass
             case JobSubmitted() | RunFinished():
                 pass

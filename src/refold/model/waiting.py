@@ -14,6 +14,7 @@ class Reason(StrEnum):
     """The reasons for which a job waits. `refold queue` prints the values."""
 
     PRIORITY = "Priority"  # other jobs are ahead of it in the queue
+    FAIR_SHARE = "FairShare"  # jobs of users that have used less of their share have started first
     RESOURCES = "Resources"  # it does not fit into the free resources
     INFEASIBLE = "Infeasible"  # it would not fit even into the empty cluster
     RESERVED = "Reserved"  # it fits now, but the resources are reserved for jobs ahead of it
@@ -86,9 +87,21 @@ def _total_gpus_text(demand: Demand | None) -> str:
 
 
 class Wait(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
-    """The reason why a job waits; `ahead` is the number of jobs ahead of it, `shortage` counts nodes."""
+    """The reason why a job waits; `ahead` is the number of jobs ahead of it, `shortage` counts nodes.
+
+    If it waits by fair share, `ahead` is the number of jobs that have started first.
+    """
 
     job: str
     reason: Reason
     ahead: int = 0
     shortage: Shortage | None = None
+
+    def text(self, demand: Demand | None = None) -> str:
+        """Format the counts: '0 of 12 nodes fit: 12 have fewer than 8 free GPUs', '3 jobs ahead'; '' without any."""
+        if self.shortage is not None:
+            return self.shortage.text(demand)
+        jobs = f"{self.ahead:,} job{'s' * (self.ahead != 1)}"
+        if self.reason is Reason.FAIR_SHARE:
+            return f"{jobs} started first, of users that have used less of their share"
+        return f"{jobs} ahead" if self.ahead else ""

@@ -33,6 +33,7 @@ from refold.api import (
     Submission,
     TenantStatus,
     TokenStatus,
+    UserStatus,
     WhatIf,
     WhatIfOutcome,
 )
@@ -53,6 +54,7 @@ from refold.server.start_forecasts import StartForecasts
 from refold.server.status import node_statuses, tenant_statuses
 from refold.server.store import Store
 from refold.server.tokens import TokenStore
+from refold.server.users import user_statuses
 
 WITH_GRACE = CancelQuery()
 
@@ -228,6 +230,10 @@ class SchedulerService:
     def tenants(self, caller: Caller) -> list[TenantStatus]:
         """Return all tenants."""
         return tenant_statuses(self._state.view)
+
+    def users(self, caller: Caller) -> list[UserStatus]:
+        """Return all users."""
+        return user_statuses(self._state.view, self._state.header)
 
     # Tokens.
 

@@ -105,7 +105,7 @@ class JobStates:
             runs=record.runs,
             placement=[] if run is None else wire_placement(run.allocation, view.cluster),
             reason="" if wait is None else wait.reason.value,
-            message=record.why if wait is None else wait_text(wait, job) or self._condition_text(wait.reason, job),
+            message=record.why if wait is None else wait.text(job.demand) or self._condition_text(wait.reason, job),
             start_estimate=None if estimate is None else wire_estimate(estimate, self._wall_time),
             steps_done=view.steps_done(job.id)[0],
             loss=view.loss(job.id),
@@ -204,13 +204,6 @@ def wire_placement(allocation: Allocation, cluster: Cluster) -> list[NodeGpus]:
         NodeGpus(cluster.nodes[share.node].name, list(share.gpus), share.gpu_milli / WHOLE)
         for share in allocation.placement
     ]
-
-
-def wait_text(wait: Wait, job: Job) -> str:
-    """Format a wait: '0 of 12 nodes fit: 12 have fewer than 8 free GPUs', '3 jobs ahead'."""
-    if wait.shortage is not None:
-        return wait.shortage.text(job.demand)
-    return f"{wait.ahead:,} job{'s' * (wait.ahead != 1)} ahead" if wait.ahead else ""
 
 
 def node_statuses(view: View) -> list[NodeStatus]:

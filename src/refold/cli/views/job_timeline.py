@@ -163,7 +163,7 @@ class JobTimeline:
             return
         counts = Counter(wait.reason.value for wait in waits)
         reasons = ", ".join(f"{reason} × {count}" for reason, count in counts.most_common())
-        last = self._format_wait(waits[-1])
+        last = waits[-1].text(self.job.demand if self.job else None)
         text = f"{format_elapsed(waited)}: {reasons}{f'; last: {last}' if last else ''}"
         self._add(now, "waited", text, reason=last or None)
 
@@ -171,11 +171,6 @@ class JobTimeline:
         from refold.packing import FreeResources
 
         return self.job is not None and not FreeResources(self._cluster).fits_when_empty(self.job.demand)
-
-    def _format_wait(self, wait: Wait) -> str:
-        if wait.shortage is not None:
-            return wait.shortage.text(self.job.demand if self.job else None)
-        return f"{plural(wait.ahead, 'job')} ahead" if wait.ahead else ""
 
     def _add(self, at: float, event: str, text: str = "", *, run: int | None = None, reason: str | None = None) -> None:
         self.entries.append(TimelineEntry(at, event, text, run, reason))

@@ -7,7 +7,8 @@ from .draft import (
 )
 from .durations import DurationSource as DurationSource, DurationSourceName as DurationSourceName
 from .expected_service import ExpectedService as ExpectedService
-from .guarantees import GuaranteeRules as GuaranteeRules
+from .fair_share import AccountShare as AccountShare, FairShare as FairShare
+from .guarantees import GuaranteeRules as GuaranteeRules, QuotaAdmission as QuotaAdmission
 from .options import (
     Option as Option,
     OptionCache as OptionCache,

@@ -38,6 +38,11 @@ class Reasons:
         if self._is_new(job, Reason.RESERVED):
             self._waits.append(Wait(job.id, Reason.RESERVED))
 
+    def note_fair_share(self, job: Job, ahead: int) -> None:
+        """Note that jobs of users that have used less of their share have started before the job."""
+        if self._is_new(job, Reason.FAIR_SHARE):
+            self._waits.append(Wait(job.id, Reason.FAIR_SHARE, ahead=ahead))
+
     def note_releasing(self, job: Job) -> None:
         """Note that runs are stopping to release the resources for the job."""
         if self._is_new(job, Reason.RELEASING):

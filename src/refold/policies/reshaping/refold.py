@@ -37,6 +37,7 @@ from refold.plans import CATALOGUE_ONLY, Knowledge
 from refold.policies.common import (
     Draft,
     ExpectedService,
+    FairShare,
     GuaranteeRules,
     OptionCache,
     ProgressEstimator,
@@ -77,6 +78,8 @@ class Refold:
         max_restarts: int = 10,
         safety_factor: float = 1.1,
         max_preemptors: int = 64,
+        fair_share: float = 0.0,
+        fair_share_half_life: float = 7 * 24 * 3600.0,
         trust_steps: bool = True,
         goal: str = "time",
         knowledge: Knowledge | Mapping[str, Any] = CATALOGUE_ONLY,
@@ -90,7 +93,9 @@ class Refold:
         remaining work of a job of unknown length a run must have to be preempted for it. `max_restarts`: how often a
         job of unknown length is preempted. `safety_factor`: how many times the guaranteed speed a shape must be
         estimated to reach before it is preferred. `max_preemptors`: number of jobs per round that may preempt;
-        guaranteed jobs always may. `trust_steps`: take the number of steps that jobs declare as exact.
+        guaranteed jobs always may. `fair_share`: how much the weight of a job depends on what its user and tenant have
+        used, 0 (not at all) to 1; `fair_share_half_life`: GPU time used this long ago counts half. `trust_steps`: take
+        the number of steps that jobs declare as exact.
         """
         if goal not in GOALS:
             raise UnknownName("goal of refold", goal, GOALS)
@@ -120,6 +125,7 @@ class Refold:
             max_preemptors,
         )
         self._goal = goal
+        self._fair_share = FairShare(fair_share, fair_share_half_life)
         self._placer = Placer("best-fit")
         self._waiting_since: dict[str, Seconds] = {}
         """When each waiting job was submitted or returned to the queue."""
@@ -131,6 +137,8 @@ class Refold:
         self._wake_at: Seconds = inf
         self._last_round: Seconds = -inf
         self._sources: JobSources | None = None
+        self._overtaken: dict[str, int] = {}
+        """How many jobs were started in the last round before each waiting job by fair share alone."""
 
     def decide(self, view: View) -> Decision:
         """Run a scheduling round if anything relevant has changed; otherwise continue the transition under way."""
@@ -157,6 +165,7 @@ class Refold:
             wake_at = maximise_throughput(jobs, draft, self._placer)
             starter = Starter(jobs, draft, self._placer, max_preemptors=0)
             starter.place_waiting()  # jobs outside the optimisation get free GPUs only
+        self._overtaken = starter.overtaken_by_fair_share()
         self._wake_at = min(wake_at, starter.next_starvation(), view.next_preemptible_at())
         if starter.is_review_useful():
             self._wake_at = min(self._wake_at, view.now + REVIEW_SECONDS)
@@ -171,7 +180,7 @@ class Refold:
             )
             options = OptionCache(estimator.speeds)
             guarantees = GuaranteeRules(estimator, options, self._safety_factor)
-            self._sources = JobSources(estimator, options, guarantees, service)
+            self._sources = JobSources(estimator, options, guarantees, service, self._fair_share)
         self._sources.expected_service.observe(view)
         changes = view.changes
         self._arrivals.record(view.now, changes.submitted)
@@ -186,7 +195,11 @@ class Refold:
 
     def _with_reasons(self, view: View, decision: Decision) -> Decision:
         """Add the reasons why jobs wait, and the time of the next round."""
-        waits = self._reasons.collect_all(view, decision.starts, self._transition.pending)
+        placed = {*self._transition.pending, *(start.job for start in decision.starts)}
+        for job_id, ahead in self._overtaken.items():
+            if job_id in view.waiting and job_id not in placed:
+                self._reasons.note_fair_share(view.waiting[job_id], ahead)
+        waits = self._reasons.collect_all(view, decision.starts, self._transition.pending, behind=self._overtaken)
         wake_at = max(self._wake_at, view.now + OVERDUE_WAKE_SECONDS) if self._wake_at < inf else None
         if self._transition.is_stalled(view, decision):
             wake_at = view.now + OVERDUE_WAKE_SECONDS

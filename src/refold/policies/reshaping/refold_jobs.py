@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from math import inf
 from typing import NamedTuple
 
-from refold.core import View
+from refold.core import Account, View
 from refold.model import Allocation, Job, Seconds
-from refold.policies.common import ExpectedService, GuaranteeRules, Option, OptionCache, ProgressEstimator
+from refold.policies.common import ExpectedService, FairShare, GuaranteeRules, Option, OptionCache, ProgressEstimator
 from refold.policies.reshaping.arrivals import ArrivalSummary, is_wide
 
 
@@ -32,6 +32,7 @@ class JobSources(NamedTuple):
     options: OptionCache
     guarantees: GuaranteeRules
     expected_service: ExpectedService
+    fair_share: FairShare
 
     def learn(self, view: View) -> bool:
         """Correct the estimates by measured speeds; return whether any has changed."""
@@ -60,7 +61,7 @@ class RoundJobs:
         arrivals: ArrivalSummary,
     ) -> None:
         """`waiting_since`: when each waiting job was submitted or returned to the queue."""
-        estimator, options, guarantees, _ = sources
+        estimator, options, guarantees, _, fair_share = sources
         self.view, self.settings = view, settings
         self.arrivals = arrivals
         self._wide_weight = max(1.0, settings.wide_weight * arrivals.jobs_per_wide_job)
@@ -75,7 +76,8 @@ class RoundJobs:
             job_id: guarantees.sufficient_options(self.by_id[job_id]) for job_id in self.guaranteed
         }
         self._remaining = {job.id: estimator.remaining_work(view, job) for job in self.by_id.values()}
-        self.weight = {job.id: self._weight_of(job) for job in self.by_id.values()}
+        self._fair_weights = fair_share.weights(view, self.by_id.values())
+        self.weight = {job.id: self._weight_of(job) * self._fair_weight(job) for job in self.by_id.values()}
         self.weighted_work = {job_id: self._min_gpu_seconds(job_id) / self.weight[job_id] for job_id in self.by_id}
 
     def _weight_of(self, job: Job) -> float:
@@ -91,6 +93,9 @@ class RoundJobs:
         delay = max(0.0, age - self.view.done(job.id))
         weight = self._wide_weight if is_wide(job) else 1.0
         return weight * (1 + delay / self.settings.weight_doubling_seconds)
+
+    def _fair_weight(self, job: Job) -> float:
+        return self._fair_weights.get(Account(job.tenant, job.user), 1.0) if self._fair_weights else 1.0
 
     def _min_gpu_seconds(self, job_id: str) -> float:
         return self._remaining[job_id] * min(max(option.gpus, 1) / option.speed for option in self.options[job_id])
@@ -111,6 +116,18 @@ class RoundJobs:
         if starts > self.settings.max_restarts:
             return True
         return age < self.restart_cost(job_id) * starts and not self.is_starving(preemptor)
+
+    @property
+    def uses_fair_share(self) -> bool:
+        """Whether weights depend on what users have used."""
+        return bool(self._fair_weights)
+
+    def is_ahead_by_fair_share(self, job_id: str, other: str) -> bool:
+        """Return whether a job has less weighted work than another only because its user has used less."""
+        if not self._fair_weights or self.weighted_work[job_id] >= self.weighted_work[other]:
+            return False
+        unfair = [self.weighted_work[one] * self._fair_weight(self.by_id[one]) for one in (job_id, other)]
+        return unfair[0] >= unfair[1]
 
     def has_other_shapes(self, job_id: str) -> bool:
         """Return whether a job has more than one possible shape."""

@@ -170,7 +170,11 @@ class Preemptor:
             return inf
         wait = jobs.run_time(preemptor, preemptor_option) + jobs.restart_cost(job_id)
         resumes = format_duration(wait)
-        reason = "is guaranteed" if preemptor in jobs.guaranteed else "has less work left"
+        if preemptor in jobs.guaranteed:
+            reason = "is guaranteed"
+        else:
+            by_share = jobs.is_ahead_by_fair_share(preemptor, job_id)
+            reason = "goes first by fair share" if by_share else "has less work left"
         draft.changed[job_id] = f"gave all {gpus} GPUs to {preemptor}, which {reason}: resumes in about {resumes}"
         return wait * jobs.weight[job_id] + self._idle_cost(job_id, gpus)
 

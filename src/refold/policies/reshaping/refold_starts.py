@@ -53,6 +53,21 @@ class Starter:
         times = (self._jobs.starves_at(job_id) for job_id in self._unplaced())
         return min((time for time in times if time > self._jobs.view.now), default=inf)
 
+    def overtaken_by_fair_share(self) -> dict[str, int]:
+        """Return how many jobs have got GPUs before each job that still waits, by fair share alone."""
+        jobs = self._jobs
+        if not jobs.uses_fair_share:
+            return {}
+        placed = [job_id for job_id in jobs.view.waiting if not self._has_no_gpus(job_id)]
+        counts = {
+            job_id: sum(
+                self._order(other)[:3] == self._order(job_id)[:3] and jobs.is_ahead_by_fair_share(other, job_id)
+                for other in placed
+            )
+            for job_id in self._unplaced()
+        }
+        return {job_id: count for job_id, count in counts.items() if count}
+
     def _unplaced(self) -> list[str]:
         return [job_id for job_id in self._jobs.view.waiting if self._has_no_gpus(job_id)]
 
