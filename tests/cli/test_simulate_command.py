@@ -32,6 +32,24 @@ def test_json_contains_the_policy_and_its_settings(jobs: Path, json_of: JsonOf) 
     assert (document["journal"], document["report"]) == (None, None)
 
 
+def test_waits_within_quotas_are_listed_with_their_cause(tmp_path: Path, stdout_of: TextOf, json_of: JsonOf) -> None:
+    jobs, cluster, out = tmp_path / "jobs.csv", tmp_path / "cluster.yaml", tmp_path / "out"
+    rows = ["job_id,submit_s,num_gpu,duration_s,group,extra", "a,0,4,100,x,class=best-effort", "b,10,2,50,x,"]
+    jobs.write_text("\n".join([*rows, ""]))
+    node = "{name: n0, gpus: 4, gpu_type: A100, cpus: 8, memory_gib: 64}"
+    cluster.write_text(f"name: one\ntenants: [{{name: x, quota_gpus: 4}}]\nnodes: [{node}]\n")
+    cause = "needs 2 GPUs; on n0: 4 held without a guarantee"
+    words = ("simulate", str(jobs), "--cluster", str(cluster))
+    assert json_of(*words, "--out", str(out))["guarantees"]["waits"] == [
+        {"job": "b", "since": 10.0, "until": 100.0, "cause": cause}
+    ]
+    assert "1 of 1 guarantees violated" in stdout_of(*words)
+    printed = stdout_of("report", str(out / "journal.jsonl"), "-o", str(tmp_path / "report"))
+    assert "Waits within quota" in printed
+    assert cause in " ".join(printed.split())
+    assert json_of(*words, "--policy", "refold")["guarantees"]["waits"] == []
+
+
 def test_out_contains_the_journal_and_the_report(jobs: Path, tmp_path: Path, stdout_of: TextOf) -> None:
     out = tmp_path / "deep" / "out"
     printed = stdout_of("simulate", str(jobs), *TINY, "--out", str(out))

@@ -25,7 +25,7 @@ from refold.model import Allocation, Cluster, Demand, Job, Plan, Share, Tenant
 from refold.plans.relative_speed import Minimums, ModelledSpeedSource, SpeedSource
 from refold.plans.speeds import Speeds
 from refold.policies.queueing.fifo import FifoSkip
-from refold.results.guarantees import GuaranteeReport, Violation, find_violations
+from refold.results.guarantees import GuaranteeReport, QuotaWait, Violation, find_violations, longest_stop
 from refold.simulator import simulate
 from refold.testing import make_cluster, make_job
 
@@ -154,7 +154,74 @@ def test_waiting_for_gpus_held_by_best_effort_jobs_is_a_violation() -> None:
         step(400, RunFinished("a", 1)),
     )
     why = "needs 4 GPUs; on n0: 2 free, 6 held without a guarantee"
-    assert found == GuaranteeReport(1, 1, 190.0, (Violation("a", 110.0, 300.0, "waiting", why),))
+    violation, wait = Violation("a", 110.0, 300.0, "waiting", why), QuotaWait("a", 10.0, 300.0, why)
+    assert found == GuaranteeReport(1, 1, 190.0, (violation,), (wait,))
+
+
+@pytest.mark.parametrize(
+    ("holders", "cause"),
+    [
+        ([make_job("b", gpus=8, job_class="best-effort", preemptible=False)], "held by runs that are not preemptible"),
+        ([make_job("b", gpus=6), make_job("c", gpus=2)], "0 are up and not guaranteed to other jobs"),
+        ([make_job("b", gpus=7)], "1 are up and not guaranteed to other jobs"),
+    ],
+)
+def test_other_waits_within_the_quota_are_listed_with_their_cause(holders: list[Job], cause: str) -> None:
+    starts, first = [], 0
+    for holder in holders:
+        starts.append(start(holder.id, gpus=tuple(range(first, first + holder.demand.gpus))))
+        first += holder.demand.gpus
+    found = check_guarantees(
+        make_quota_cluster(8),
+        step(0, *map(submitted, holders), *starts),
+        step(10, submitted(make_training_job("a", at=10))),
+        step(500, *(RunFinished(holder.id, 1) for holder in holders), start("a", gpus=(0, 1, 2, 3))),
+        step(900, RunFinished("a", 1)),
+    )
+    assert (found.violations, found.waits) == ((), (QuotaWait("a", 10.0, 500.0, f"needs 4 GPUs: {cause}"),))
+
+
+def test_a_wait_that_moving_guaranteed_runs_would_avoid_says_so() -> None:
+    """Two guaranteed runs hold two of three GPUs of each node; `a` needs two on one node."""
+    runs = [make_job(name, gpus=2) for name in "bc"]
+    found = check_guarantees(
+        make_quota_cluster(3, 3),
+        step(0, *map(submitted, runs), start("b", node=0, gpus=(0, 1)), start("c", node=1, gpus=(0, 1))),
+        step(10, submitted(make_job("a", gpus=2, at=10))),
+        step(500, RunFinished("b", 1), start("a", node=0, gpus=(0, 1))),
+        step(900, RunFinished("a", 1), RunFinished("c", 1)),
+    )
+    cause = "needs 2 GPUs: fits only if guaranteed runs are moved to other nodes"
+    assert (found.violations, found.waits) == ((), (QuotaWait("a", 10.0, 500.0, cause),))
+
+
+def test_the_second_of_two_waiting_jobs_waits_for_the_first() -> None:
+    jobs = [make_job("b", gpus=4, job_class="best-effort", preemptible=False), make_job("c", gpus=4, at=10)]
+    found = check_guarantees(
+        make_quota_cluster(8),
+        step(0, submitted(jobs[0]), start("b", gpus=(0, 1, 2, 3))),
+        step(10, submitted(jobs[1]), submitted(make_job("d", gpus=4, at=10))),
+        step(500, RunFinished("b", 1), start("c", gpus=(0, 1, 2, 3)), start("d", gpus=(4, 5, 6, 7))),
+        step(900, RunFinished("c", 1), RunFinished("d", 1)),
+    )
+    assert [(one.job, one.cause) for one in found.waits] == [
+        ("c", "needs 4 GPUs; on n0: 4 free"),
+        ("d", "needs 4 GPUs: guaranteed jobs that were submitted earlier wait for the same GPUs"),
+    ]
+
+
+def test_the_grace_period_is_the_longest_time_that_a_stop_took() -> None:
+    cluster = make_quota_cluster(8)
+    entries = [
+        step(0, submitted(BEST_EFFORT), start("b", gpus=tuple(range(8)))),
+        step(10, submitted(make_training_job("a", at=10)), StopRun("b", 1)),
+        step(40, RunStopped("b", 1), start("a", gpus=(0, 1, 2, 3))),
+        step(900, RunFinished("a", 1)),
+    ]
+    history = History.from_entries(cluster, entries)
+    assert longest_stop(history) == 30.0
+    found = find_violations(history, Speeds(cluster), FourGpusSuffice())
+    assert (found.violations, found.waits) == ((), ())
 
 
 @pytest.mark.parametrize(("start_at", "violated"), [(110, 0), (111, 1)])

@@ -1,5 +1,10 @@
 from .axes import Axis as Axis, Frame as Frame, Plot as Plot, range_axis as range_axis, value_axis as value_axis
-from .guarantees import GuaranteeReport as GuaranteeReport, find_violations as find_violations
+from .guarantees import (
+    GuaranteeReport as GuaranteeReport,
+    QuotaWait as QuotaWait,
+    check_guarantees as check_guarantees,
+    find_violations as find_violations,
+)
 from .measures import (
     MeasureGroup as MeasureGroup,
     Measures as Measures,

@@ -5,7 +5,7 @@ it requested. It uses as much of the quota as its minimum demand (`plans.Minimum
 submission, then of their ids, if they fit the remaining quota, and stay admitted until they end; a job that does not
 fit does not block later jobs.
 
-There are two kinds of violations. Each counts only after a grace period, the time it takes to free GPUs:
+There are two kinds of violations. Each counts only after a grace period, the longest time that a stop has taken:
 
 - *slow*: the job runs below the guaranteed speed;
 - *waiting*: the job waits although its minimum demand would fit if all jobs without a guarantee released their GPUs and
@@ -13,13 +13,15 @@ There are two kinds of violations. Each counts only after a grace period, the ti
   order of submission, so that GPUs for one job do not count as a violation for two.
 
 Only GPUs are considered, not CPUs and memory. Runs that are not preemptible keep all their GPUs.
+
+Every other time in which a job within its quota waits is listed as well, with what it waits for.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from math import inf, isnan
 from typing import Literal, NamedTuple
 
@@ -48,13 +50,26 @@ class Violation(msgspec.Struct, frozen=True):
     why: str
 
 
+class QuotaWait(msgspec.Struct, frozen=True):
+    """An interval, longer than the grace period, in which a job within its quota had no run, and what it waited for."""
+
+    job: str
+    since: Seconds
+    until: Seconds
+    cause: str
+
+
 class GuaranteeReport(msgspec.Struct, frozen=True):
-    """The number of jobs with a guarantee, the number of them with violations, and the total time of violations."""
+    """The number of jobs with a guarantee, the number of them with violations, and the total time of violations.
+
+    `waits`: all times in which jobs within their quota waited, whether they could have been avoided or not.
+    """
 
     guaranteed_jobs: int
     violated_jobs: int
     seconds: Seconds
     violations: tuple[Violation, ...]
+    waits: tuple[QuotaWait, ...] = ()
 
 
 def find_violations(
@@ -63,10 +78,12 @@ def find_violations(
     speed_source: SpeedSource | None = None,
     *,
     measured: SpeedSource | None = None,
-    grace: Seconds,
+    grace: Seconds | None = None,
     tolerance: float = GUARANTEE_TOLERANCE,
 ) -> GuaranteeReport:
     """Find the guarantee violations of a history, with speeds from the performance model or from `speed_source`.
+
+    `grace`: the time that it may take to free GPUs; None: the longest time that a stop has taken in the history.
 
     Minimum demands, and with them the use of quotas, always come from `speed_source`, because a scheduler gives
     guarantees by what it predicts. With `measured`, slow runs are determined by those speeds instead.
@@ -75,17 +92,30 @@ def find_violations(
     minimums = Minimums(speeds, speed_source)
     demands = [minimums.for_job(job) for job in history.jobs.jobs]
     admitted = admission_times(history, demands)
-    violations = [
-        *_slow_runs(history, measured or speed_source, admitted, grace, tolerance),
-        *_avoidable_waits(history, demands, admitted, grace),
-    ]
+    grace = longest_stop(history) if grace is None else grace
+    avoidable, waits = _waits(history, demands, admitted, grace)
+    violations = [*_slow_runs(history, measured or speed_source, admitted, grace, tolerance), *avoidable]
     violations.sort(key=lambda violation: (violation.since, violation.job))
     return GuaranteeReport(
         guaranteed_jobs=len(admitted),
         violated_jobs=len({violation.job for violation in violations}),
         seconds=sum(violation.until - violation.since for violation in violations),
         violations=tuple(violations),
+        waits=tuple(sorted(waits, key=lambda wait: (wait.since, wait.job))),
     )
+
+
+def check_guarantees(history: History) -> GuaranteeReport | None:
+    """Return the guarantees of a history by the performance model; None if no tenant has a quota."""
+    if not any(tenant.quota_gpus for tenant in history.cluster.tenants):
+        return None
+    return find_violations(history, Speeds(history.cluster))
+
+
+def longest_stop(history: History) -> Seconds:
+    """Return the longest time from an order to stop a run to its end; 0 if no run was stopped."""
+    stops = history.runs.end - history.runs.stop_ordered
+    return float(np.nanmax(stops)) if np.isfinite(stops).any() else 0.0
 
 
 def admission_times(history: History, minimums: Sequence[Demand]) -> dict[int, Seconds]:
@@ -174,34 +204,64 @@ def _format_gpus(count: float) -> str:
     return f"{count:g} GPU{'s' * (count != 1)}"
 
 
-# --- avoidable waits ----------------------------------------------------------------------------------------
+# --- waits --------------------------------------------------------------------------------------------------
 
 
-def _avoidable_waits(
+class _Intervals:
+    """Intervals in which something is true of a job, each with a text."""
+
+    def __init__(self) -> None:
+        self.open: dict[int, tuple[Seconds, str]] = {}
+        self.closed: list[tuple[int, Seconds, Seconds, str]] = []
+
+    def update(self, now: Seconds, jobs: Collection[int], text: Callable[[int], str]) -> None:
+        """Begin and end intervals: from now on it is true of these jobs."""
+        for job in [job for job in self.open if job not in jobs]:
+            self.close(job, now)
+        for job in jobs:
+            if job not in self.open:
+                self.open[job] = now, text(job)
+
+    def close(self, job: int, now: Seconds) -> None:
+        """End the interval of a job."""
+        begin, text = self.open.pop(job)
+        self.closed.append((job, begin, now, text))
+
+
+def _waits(
     history: History, minimums: Sequence[Demand], admitted: dict[int, Seconds], grace: Seconds
-) -> Iterator[Violation]:
-    """Yield the violations of jobs that wait although GPUs could be freed for them."""
+) -> tuple[list[Violation], list[QuotaWait]]:
+    """Return the violations of jobs that wait although GPUs could be freed for them, and all times of waiting."""
     available = _AvailableGpus(history, minimums)
     waiting = _WaitingJobs(minimums)
-    since: dict[int, tuple[Seconds, str]] = {}
-
-    def close(job: int, now: Seconds) -> Iterator[Violation]:
-        begin, why = since.pop(job)
-        if now > begin + grace:
-            yield Violation(history.jobs.jobs[job].id, begin + grace, now, "waiting", why)
-
+    avoidable, all_waits = _Intervals(), _Intervals()
     for now, changes in _changes_by_time(history, admitted):
         for change in changes:
             available.apply(change)
             waiting.apply(change, admitted, now)
-        nodes_by_job = available.assign(waiting.jobs)
-        for job in [job for job in since if job not in nodes_by_job]:
-            yield from close(job, now)
-        for job, nodes in nodes_by_job.items():
-            if job not in since:
-                since[job] = (now, available.explain(job, nodes))
-    for job in list(since):
-        yield from close(job, history.until)
+        nodes = available.assign(waiting.jobs)
+
+        def explain(job: int, nodes: Mapping[int, list[int]] = nodes) -> str:
+            return available.explain(job, nodes[job]) if job in nodes else available.obstacle(job)
+
+        avoidable.update(now, nodes, explain)
+        all_waits.update(now, waiting.jobs, explain)
+    for intervals in (avoidable, all_waits):
+        for job in list(intervals.open):
+            intervals.close(job, history.until)
+    ids = [job.id for job in history.jobs.jobs]
+    return (
+        [
+            Violation(ids[job], since + grace, until, "waiting", why)
+            for job, since, until, why in avoidable.closed
+            if until > since + grace
+        ],
+        [
+            QuotaWait(ids[job], since, until, why)
+            for job, since, until, why in all_waits.closed
+            if until > since + grace
+        ],
+    )
 
 
 ALL_GPUS = -1
@@ -291,6 +351,8 @@ class _AvailableGpus:
         max_gpus = max(node.gpus for node in cluster.nodes)
         self._entitled = np.zeros((len(cluster.nodes), max_gpus), dtype=np.int64)
         """Thousandths of each GPU that runs are entitled to."""
+        self._pinned = np.zeros_like(self._entitled)
+        """Those of runs without a guarantee, which are not preemptible."""
         self._gpus_up = np.arange(max_gpus) < np.array([node.gpus for node in cluster.nodes])[:, None]
         """Whether each node has each GPU and it is up."""
         self._up = np.ones(len(cluster.nodes), dtype=bool)
@@ -343,6 +405,7 @@ class _AvailableGpus:
         )
         for node, gpu, milli in entitled:
             self._entitled[node, gpu] += sign * milli
+            self._pinned[node, gpu] += sign * milli if job not in self._guaranteed else 0
             self._node_milli["entitled"][node] += sign * milli
         for share in allocation.placement:
             milli = len(share.gpus) * share.gpu_milli
@@ -354,16 +417,31 @@ class _AvailableGpus:
         """Assign the available GPUs to waiting jobs in order of submission; return the nodes of each job that fits."""
         if not waiting:
             return {}
-        usable = (self._gpus_up & (self._entitled <= WHOLE - milli) for milli, _ in self._request_kinds)
-        free = [
-            np.where(self._up & matches, gpus.sum(axis=1), 0)
-            for gpus, matches in zip(usable, self._type_matches, strict=True)
-        ]
+        free = [self._free_gpus(kind, self._entitled) for kind in range(len(self._request_kinds))]
         count = _assign(np.array(waiting), self._requests, np.array(free), self._assigned)
         nodes_by_job: dict[int, list[int]] = defaultdict(list)
         for job, node in self._assigned[:count].tolist():
             nodes_by_job[job].append(node)
         return nodes_by_job
+
+    def _free_gpus(self, kind: int, held: Ints) -> Ints:
+        """Return the number of GPUs of each node that a kind of request can use, if these thousandths are held."""
+        gpus = self._gpus_up & (held <= WHOLE - self._request_kinds[kind][0])
+        free: Ints = np.where(self._up & self._type_matches[kind], gpus.sum(axis=1), 0)
+        return free
+
+    def obstacle(self, job: int) -> str:
+        """Return why a job waits that cannot be given GPUs now."""
+        instances, gpus, kind = self._requests[job].tolist()
+        free = self._free_gpus(kind, self._entitled)
+        needs = f"needs {_format_gpus(self._minimums[job].total_gpus)}"
+        if (free // gpus).sum() >= instances:
+            return f"{needs}: guaranteed jobs that were submitted earlier wait for the same GPUs"
+        if (self._free_gpus(kind, self._entitled - self._pinned) // gpus).sum() >= instances:
+            return f"{needs}: held by runs that are not preemptible"
+        if free.sum() >= instances * gpus:
+            return f"{needs}: fits only if guaranteed runs are moved to other nodes"
+        return f"{needs}: {free.sum()} are up and not guaranteed to other jobs"
 
     def explain(self, job: int, nodes: list[int]) -> str:
         """Return what a job needs and which GPUs of these nodes it could get."""

@@ -30,8 +30,8 @@ def report(
     """
     from refold.cli import output_folder, try_write_report
     from refold.cli.inputs import read_recorded_run
-    from refold.cli.views import measure_tables
-    from refold.results import describe_unfinished
+    from refold.cli.views import guarantee_tables, measure_tables
+    from refold.results import check_guarantees, describe_unfinished
 
     with ExitStack() as folders:
         folders.enter_context(output_folder(out))
@@ -40,11 +40,13 @@ def report(
         run, _ = read_recorded_run(path)
         written = try_write_report(out, [run], f"Recorded jobs: {name}", "As recorded.", [])
     notes = [text for text in [describe_unfinished(run.history)] if text]
+    guarantees = check_guarantees(run.history)
     if as_json:
-        print_json({"journal": name, "measures": run.measures, "notes": notes, "report": written and str(written)})
+        found = {"journal": name, "measures": run.measures, "guarantees": guarantees, "notes": notes}
+        print_json({**found, "report": written and str(written)})
         return
     print_notes(notes)
-    print_tables(*measure_tables(f"{run.name}, {name}", run))
+    print_tables(*measure_tables(f"{run.name}, {name}", run), *guarantee_tables(guarantees))
     if written:
         print_line(f"report: {written}")
 

@@ -81,7 +81,8 @@ def simulate(
         try_write_report,
     )
     from refold.cli.inputs import power_limit_notes
-    from refold.cli.views import measure_tables
+    from refold.cli.views import guarantee_tables, measure_tables
+    from refold.results import check_guarantees
 
     workload, [choice] = prepare_experiment(trace, cluster, [policy.select(experiment.watch)], experiment)
     with output_folder(out):
@@ -90,6 +91,7 @@ def simulate(
         notes = collect_notes(workload, [run]) + power_limit_notes([choice], [run])
         title, conditions = f"{run.name} on {workload.name}", describe_conditions(workload, [run])
         report = try_write_report(out, [run], title, conditions, trace_notes(workload)) if out else None
+    guarantees = check_guarantees(run.history)
     if as_json:
         print_json(
             {
@@ -98,6 +100,7 @@ def simulate(
                 "settings": choice.settings,
                 "node_faults": count_node_faults(run.history),
                 "measures": run.measures,
+                "guarantees": guarantees,
                 "skipped_rows": workload.skipped_rows,
                 "notes": notes,
                 "journal": journal and str(journal),
@@ -106,7 +109,7 @@ def simulate(
         )
         return
     print_notes(notes)
-    print_tables(*measure_tables(f"{run.name} on {workload}", run))
+    print_tables(*measure_tables(f"{run.name} on {workload}", run), *guarantee_tables(guarantees))
     for name, path in (("journal", journal), ("report", report)):
         if path:
             print_line(f"{name}: {path}")

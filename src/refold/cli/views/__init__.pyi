@@ -1,6 +1,7 @@
 from .job_timeline import read_timeline as read_timeline
 from .measures import (
     comparison_table as comparison_table,
+    guarantee_tables as guarantee_tables,
     measure_tables as measure_tables,
     start_estimate_tables as start_estimate_tables,
 )

@@ -11,10 +11,12 @@ from refold.cli.views.tables import Column, Table, fact_table
 if TYPE_CHECKING:
     from refold.results import (
         Comparison,
+        GuaranteeReport,
         MeasureGroup,
         MeasureRow,
         Measures,
         PowerUse,
+        QuotaWait,
         RackPower,
         ReportRun,
         Spread,
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 MAX_TENANTS = 12
 MAX_RACKS = 12
+MAX_WAITS = 12
 BEST_MARK = "*"
 ORACLE_MARK = "†"
 FAULT_MEASURES = ("failures", "lost")
@@ -44,6 +47,27 @@ def measure_tables(title: str, run: ReportRun) -> list[Table]:
         _groups("Sizes", "size", measures.sizes, len(measures.sizes)),
         *([_racks(measures.power)] if measures.power else []),
     ]
+
+
+def guarantee_tables(guarantees: GuaranteeReport | None) -> list[Table]:
+    """Return the table of guaranteed jobs that waited within their tenant's quota; none without quotas."""
+    from refold.results import format_value
+
+    if guarantees is None:
+        return []
+    columns: list[Column[QuotaWait]] = [
+        Column("job", lambda wait: wait.job, whole=True),
+        Column("from", lambda wait: format_value(wait.since, "s"), number=True),
+        Column("for", lambda wait: format_value(wait.until - wait.since, "s"), number=True),
+        Column("cause", lambda wait: wait.cause),
+    ]
+    longest = sorted(guarantees.waits, key=lambda wait: wait.since - wait.until)
+    more = len(longest) - MAX_WAITS
+    after = [
+        *([f"… and {more:,} more"] if more > 0 else []),
+        f"{guarantees.violated_jobs:,} of {guarantees.guaranteed_jobs:,} guarantees violated",
+    ]
+    return [Table("Waits within quota", columns, longest[:MAX_WAITS], after)]
 
 
 def _facts(title: str, measures: Measures, faults: int) -> Table:
