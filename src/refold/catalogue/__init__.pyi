@@ -11,6 +11,10 @@ from .builtin import (
     model_names as model_names,
     models as models,
 )
-from .gpu_matching import gpu_key as gpu_key, matching_gpu_names as matching_gpu_names
+from .gpu_matching import (
+    base_gpu_type as base_gpu_type,
+    gpu_key as gpu_key,
+    matching_gpu_names as matching_gpu_names,
+)
 from .measurements import read_samples as read_samples, write_samples as write_samples
 from .model_files import read_model as read_model

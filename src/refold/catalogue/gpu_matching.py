@@ -62,6 +62,11 @@ def parse_gpu_name(name: str) -> GpuName:
     return GpuName(_PREFIX.sub("", model, count=1) if _PREFIX.match(model) else model, memory, form)
 
 
+def base_gpu_type(name: str) -> str:
+    """Return the GPU of a type: 'H100-80GB' for 'H100-80GB/pool=research', the H100s of some of the nodes."""
+    return name.partition("/")[0]
+
+
 def matching_gpu_names(name: str, candidates: Iterable[str]) -> list[str]:
     """Return the candidates that a name stands for: those spelled alike if there are any, else all compatible ones.
 

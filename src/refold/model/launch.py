@@ -34,6 +34,7 @@ class Launch(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
     `after`: dependencies on other jobs. `begin`: the job is not scheduled before this time.
     `array`: the place of the job in an array of jobs.
     `notify`: notification URLs, in Apprise syntax.
+    `gang`: the pods in Kubernetes that the job consists of; empty: the back end starts the command.
     """
 
     environment: tuple[tuple[str, str], ...] = ()
@@ -51,6 +52,7 @@ class Launch(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
     begin: Seconds | None = None
     array: ArrayTask | None = None
     notify: tuple[str, ...] = ()
+    gang: str = ""
 
     def __post_init__(self) -> None:
         if self.stop_signal not in get_args(StopSignal):

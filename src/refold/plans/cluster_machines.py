@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from refold.catalogue import find_gpu
+from refold.catalogue import base_gpu_type, find_gpu
 from refold.errors import UnknownName
 from refold.model import ETHERNET, PCIE, Cluster, Link
 from refold.perf import GpuSpec, Machines
@@ -33,7 +33,7 @@ class ClusterMachines:
         specs = {}
         for name in self._cluster.type_names:
             try:
-                specs[name] = find_gpu(name)
+                specs[name] = find_gpu(base_gpu_type(name))
             except UnknownName:
                 continue
         return specs

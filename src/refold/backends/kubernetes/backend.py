@@ -1,0 +1,210 @@
+"""Runs as gangs of pods, bound to the nodes that the scheduler chose. The cluster itself keeps what is needed to adopt
+them again: the annotations of pods name their runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from refold.backends import Report
+from refold.backends.kubernetes.api_server import ApiError, ApiServer, ObjectList
+from refold.backends.kubernetes.gang_run import CONFLICT, NOT_FOUND, Calls, GangRun
+from refold.backends.kubernetes.gangs import GangName, gang_name, is_ours, parse_gang_name
+from refold.backends.kubernetes.mirror import JOB_ANNOTATION, RUN_ANNOTATION, Mirror, RunKey, run_of
+from refold.backends.kubernetes.nodes import NodeMap
+from refold.backends.kubernetes.objects import BatchJob, Pod
+from refold.backends.kubernetes.own_jobs import SUBMITTED_LABEL, manifest, object_name
+from refold.core import Order, RunFailed, StartRun, StopRun
+from refold.errors import RefoldError
+from refold.model import Job, Seconds
+
+THREADS = 16
+"""Requests to the API server at a time."""
+
+log = logging.getLogger("refold")
+
+
+class OwnJobs(msgspec.Struct, frozen=True):
+    """How jobs that were submitted to Refold become Jobs of Kubernetes.
+
+    `daemon`: a label value that tells the Jobs of several daemons apart.
+    """
+
+    daemon: str = "refold"
+    namespace: str = "default"
+    image: str = ""
+
+
+class KubernetesBackend:
+    """Binds the pods of gangs, creates Jobs for submitted commands, and follows both to their end.
+
+    `grace`: the grace period of pods that the back end creates.
+    """
+
+    def __init__(
+        self,
+        report: Report,
+        api: ApiServer,
+        mirror: Mirror,
+        nodes: NodeMap,
+        own: OwnJobs,
+        grace: Seconds = 10.0,
+    ) -> None:
+        self._report = report
+        self._mirror = mirror
+        self._nodes = nodes
+        self._own = own
+        self._grace = grace
+        self._threads = ThreadPoolExecutor(THREADS, "refold-kubernetes")
+        self._calls = Calls(api, self._threads)
+        self._runs: dict[RunKey, GangRun] = {}
+        self._tasks: dict[RunKey, asyncio.Task[None]] = {}
+        self._stops: dict[RunKey, Seconds | None] = {}
+        """Runs that were ordered to stop before their gang was known, with their grace periods."""
+        self._changes = mirror.follow()
+        self._following = asyncio.create_task(self._follow())
+
+    async def carry_out(self, orders: Sequence[Order], jobs: Mapping[str, Job]) -> None:
+        """Bind or adopt pods, or request their end; then return."""
+        for order in orders:
+            match order:
+                case StartRun(job_id, number):
+                    if (job_id, number) not in self._tasks:
+                        self._tasks[job_id, number] = asyncio.create_task(self._supervise(jobs[job_id], order))
+                case StopRun(job_id, number):
+                    self._stop((job_id, number))
+
+    async def close(self) -> None:
+        """End all runs without a grace period, and wait until they have ended."""
+        for key in self._tasks:
+            self._stop(key, 0.0)
+        await asyncio.gather(*self._tasks.values())
+        await self._end()
+
+    def kill(self, job_id: str) -> None:
+        """End the run of a job without a grace period, if there is one."""
+        for key in self._tasks:
+            if key[0] == job_id:
+                self._stop(key, 0.0)
+
+    async def detach(self) -> None:
+        """Stop following; pods stay as they are until another back end adopts them."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._end()
+
+    async def stop_all_except(self, runs: Collection[RunKey]) -> None:
+        """End the Jobs that a back end of this daemon has created for other runs, and wait until their pods are gone.
+
+        Gangs of users are left alone: their pods count as used by others.
+        """
+        wanted = set(runs)
+        for key in [key for key in self._tasks if key not in wanted]:
+            self._stop(key)
+        path, selector = self._jobs_path(), {"labelSelector": f"{SUBMITTED_LABEL}={self._own.daemon}"}
+        found = await self._calls.repeat(self._calls.api.get, path, ObjectList[BatchJob], selector)
+        strays = [job for job in found.items if _run_of_job(job) not in wanted | set(self._tasks)]
+        await asyncio.gather(
+            *(self._delete_job(job) for job in strays),
+            *(task for key, task in self._tasks.items() if key not in wanted),
+        )
+
+    def enforcement(self) -> str:
+        """Describe what limits the runs."""
+        return ""
+
+    # Runs.
+
+    async def _supervise(self, job: Job, order: StartRun) -> None:
+        """Follow a run, and report its end once."""
+        key = (job.id, order.run)
+        try:
+            gang = parse_gang_name(job.launch.gang) if job.launch.gang else await self._create_job(job, order)
+            nodes = [self._nodes.kubernetes_name(share.node) for share in order.allocation.placement]
+            run = self._runs[key] = GangRun(job, order, gang, nodes, self._calls, self._mirror, self._grace)
+            if key in self._stops:
+                run.stop(self._stops[key])
+            end = await run.supervise(self._report)
+        except RefoldError as error:
+            end = RunFailed(*key, str(error))
+        except Exception as error:
+            log.exception("cannot follow run %d of %s", order.run, job.id)
+            end = RunFailed(*key, f"cannot be followed: {error}", retry=True)
+        finally:
+            self._runs.pop(key, None)
+            self._stops.pop(key, None)
+            del self._tasks[key]
+        self._report(end)
+
+    def _stop(self, key: RunKey, grace: Seconds | None = None) -> None:
+        if key in self._runs:
+            self._runs[key].stop(grace)
+        elif key in self._tasks:
+            self._stops[key] = grace
+
+    async def _follow(self) -> None:
+        """Wake the runs whose pods change."""
+        while True:
+            changed = await self._changes.get()
+            gangs = {gang_name(pod) for pod in changed.pods if is_ours(pod)}
+            keys = {run_of(pod) for pod in changed.pods}
+            for key, run in self._runs.items():
+                if key in keys or run.gang in gangs:
+                    run.changed.set()
+
+    async def _end(self) -> None:
+        self._mirror.unfollow(self._changes)
+        self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # Jobs of our own.
+
+    async def _create_job(self, job: Job, order: StartRun) -> GangName:
+        """Create the Job of a run, unless it exists."""
+        body = manifest(job, order.run, order.allocation, self._own.daemon, self._own.image, self._grace)
+        try:
+            text = await self._calls.repeat(self._calls.api.create, self._jobs_path(), body)
+            created = msgspec.json.decode(text, type=BatchJob)
+        except ApiError as error:
+            if error.status != CONFLICT:
+                raise
+            path = f"{self._jobs_path()}/{object_name(job.id, order.run)}"
+            created = await self._calls.repeat(self._calls.api.get, path, BatchJob)
+        return GangName("Job", self._own.namespace, created.metadata.name, created.metadata.uid)
+
+    async def _delete_job(self, job: BatchJob) -> None:
+        """Delete a Job with its pods, and wait until the pods are gone."""
+        gang = GangName("Job", job.metadata.namespace, job.metadata.name, job.metadata.uid)
+        try:
+            path = f"{self._jobs_path()}/{job.metadata.name}"
+            await self._calls.repeat(self._calls.api.delete, path, {"propagationPolicy": "Background"})
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+        changes = self._mirror.follow()
+        try:
+            while any(not pod.has_ended and pod.is_bound for pod in self._mirror.gangs.get(gang, {}).values()):
+                await changes.get()
+        finally:
+            self._mirror.unfollow(changes)
+
+    def _jobs_path(self) -> str:
+        return f"/apis/batch/v1/namespaces/{self._own.namespace}/jobs"
+
+
+def _run_of_job(job: BatchJob) -> RunKey:
+    annotations = job.metadata.annotations
+    return annotations.get(JOB_ANNOTATION, ""), int(annotations.get(RUN_ANNOTATION, "0"))
+
+
+def is_submitted(pod: Pod) -> bool:
+    """Whether a pod belongs to a Job that Refold has created."""
+    return SUBMITTED_LABEL in pod.metadata.labels

@@ -1,0 +1,115 @@
+"""Which nodes a pod may be on: node selectors, node affinity, taints and tolerations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from refold.backends.kubernetes.objects import Metadata, Node, Pod, PodSpec, Requirement, SelectorTerm, Taint
+
+LIFECYCLE_TAINT_PREFIX = "node.kubernetes.io/"
+"""Taints that say that a node is not ready, cordoned, or under pressure. Such nodes are down, for all pods."""
+
+BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
+
+ANY_VALUE = "*"
+"""Stands for every value of a label. No label has this value."""
+
+
+def blocking_taints(node: Node) -> list[Taint]:
+    """Return the taints that keep pods off a node, except those of its life cycle."""
+    return [
+        taint
+        for taint in node.spec.taints
+        if taint.effect in BLOCKING_EFFECTS and not taint.key.startswith(LIFECYCLE_TAINT_PREFIX)
+    ]
+
+
+def admits(spec: PodSpec, node: Node) -> bool:
+    """Whether a pod may be on a node."""
+    return (
+        all(node.metadata.labels.get(key) == value for key, value in spec.node_selector.items())
+        and _matches_affinity(spec, node)
+        and all(_is_tolerated(spec, taint) for taint in blocking_taints(node))
+    )
+
+
+def selected_labels(specs: Iterable[PodSpec]) -> dict[str, frozenset[str]]:
+    """Return what pods distinguish nodes by: labels, and of each the values that they mention.
+
+    The value '' stands for any other value than those: a pod asks whether the label is there. `ANY_VALUE` stands for
+    each value by itself: a pod compares it with a number.
+    """
+    labels: dict[str, set[str]] = {}
+    for spec in specs:
+        for key, value in spec.node_selector.items():
+            labels.setdefault(key, set()).add(value)
+        for requirement in (entry for term in _terms(spec) for entry in term.match_expressions):
+            values = {"Gt": [ANY_VALUE], "Lt": [ANY_VALUE], "Exists": [""], "DoesNotExist": [""]}
+            labels.setdefault(requirement.key, set()).update(values.get(requirement.operator, requirement.values))
+    return {key: frozenset(values) for key, values in labels.items()}
+
+
+def unsupported_fields(pod: Pod) -> list[str]:
+    """Return the fields with hard constraints that Refold cannot honour: such a pod is not scheduled."""
+    spec = pod.spec
+    found = {
+        "resourceClaims": bool(spec.resource_claims),
+        "affinity.podAffinity": bool(spec.affinity.pod_affinity.required),
+        "affinity.podAntiAffinity": bool(spec.affinity.pod_anti_affinity.required),
+        "topologySpreadConstraints": any(
+            constraint.when_unsatisfiable == "DoNotSchedule" for constraint in spec.topology_spread_constraints
+        ),
+        "affinity.nodeAffinity.matchFields": any(term.match_fields for term in _terms(spec)),
+    }
+    return [field for field, is_there in found.items() if is_there]
+
+
+def _terms(spec: PodSpec) -> list[SelectorTerm]:
+    required = spec.affinity.node_affinity.required
+    return required.node_selector_terms if required is not None else []
+
+
+def _matches_affinity(spec: PodSpec, node: Node) -> bool:
+    """Whether one of the terms matches; a pod without required node affinity matches every node."""
+    if spec.affinity.node_affinity.required is None:
+        return True
+    return any(
+        term.match_expressions and all(_is_met(requirement, node.metadata) for requirement in term.match_expressions)
+        for term in _terms(spec)
+    )
+
+
+def _is_met(requirement: Requirement, node: Metadata) -> bool:
+    value = node.labels.get(requirement.key)
+    match requirement.operator:
+        case "In":
+            return value in requirement.values
+        case "NotIn":
+            return value not in requirement.values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt":
+            return _compares(requirement, value)
+        case _:
+            return False
+
+
+def _compares(requirement: Requirement, value: str | None) -> bool:
+    try:
+        found, bound = int(value or ""), int(requirement.values[0])
+    except (ValueError, IndexError):
+        return False
+    return found > bound if requirement.operator == "Gt" else found < bound
+
+
+def _is_tolerated(spec: PodSpec, taint: Taint) -> bool:
+    return any(
+        toleration.effect in ("", taint.effect)
+        and (
+            (toleration.operator == "Exists" and toleration.key in ("", taint.key))
+            or (toleration.operator in ("", "Equal") and (toleration.key, toleration.value) == (taint.key, taint.value))
+        )
+        for toleration in spec.tolerations
+    )

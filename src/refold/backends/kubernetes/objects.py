@@ -1,0 +1,284 @@
+"""The fields of Kubernetes objects that Refold reads. All other fields are skipped while decoding."""
+
+from __future__ import annotations
+
+import msgspec
+
+Amounts = dict[str, str | int | float]
+"""Quantities by resource name."""
+
+
+class _Object(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    pass
+
+
+class OwnerReference(_Object, frozen=True):
+    """The object that an object belongs to."""
+
+    kind: str
+    name: str
+    uid: str
+    api_version: str = ""
+    controller: bool = False
+
+
+class Metadata(_Object, frozen=True):
+    """Name, identity, labels and annotations of an object."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    owner_references: list[OwnerReference] = []
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+
+
+class Condition(_Object, frozen=True):
+    """A condition of a node, pod or Job."""
+
+    type: str
+    status: str = "Unknown"
+    reason: str = ""
+    message: str = ""
+
+
+# Nodes.
+
+
+class Taint(_Object, frozen=True):
+    """Keeps pods without a matching toleration off a node."""
+
+    key: str
+    value: str = ""
+    effect: str = ""
+
+
+class NodeSpec(_Object, frozen=True):
+    """`unschedulable`: the node is cordoned."""
+
+    unschedulable: bool = False
+    taints: list[Taint] = []
+
+
+class NodeStatus(_Object, frozen=True):
+    """Resources and conditions. `allocatable` lacks what is unhealthy or reserved for the system."""
+
+    capacity: Amounts = {}
+    allocatable: Amounts = {}
+    conditions: list[Condition] = []
+
+
+class Node(_Object, frozen=True):
+    """A machine."""
+
+    metadata: Metadata
+    spec: NodeSpec = NodeSpec()
+    status: NodeStatus = NodeStatus()
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.metadata.name
+
+
+# Pods.
+
+
+class Toleration(_Object, frozen=True):
+    """Tolerates the taints that it matches."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
+class Requirement(_Object, frozen=True):
+    """A condition on a label or field of a node."""
+
+    key: str
+    operator: str
+    values: list[str] = []
+
+
+class SelectorTerm(_Object, frozen=True):
+    """Requirements that must all be met."""
+
+    match_expressions: list[Requirement] = []
+    match_fields: list[Requirement] = []
+
+
+class NodeSelector(_Object, frozen=True):
+    """Terms of which one must be met."""
+
+    node_selector_terms: list[SelectorTerm] = []
+
+
+class NodeAffinity(_Object, frozen=True):
+    """The nodes that a pod must be on."""
+
+    required: NodeSelector | None = msgspec.field(default=None, name="requiredDuringSchedulingIgnoredDuringExecution")
+
+
+class PodAffinity(_Object, frozen=True):
+    """The pods that a pod must be near, or must not be near."""
+
+    required: list[msgspec.Raw] = msgspec.field(
+        default_factory=list, name="requiredDuringSchedulingIgnoredDuringExecution"
+    )
+
+
+class Affinity(_Object, frozen=True):
+    """Constraints on nodes and on other pods."""
+
+    node_affinity: NodeAffinity = NodeAffinity()
+    pod_affinity: PodAffinity = PodAffinity()
+    pod_anti_affinity: PodAffinity = PodAffinity()
+
+
+class SpreadConstraint(_Object, frozen=True):
+    """How evenly pods are spread over nodes or zones."""
+
+    when_unsatisfiable: str = ""
+
+
+class Resources(_Object, frozen=True):
+    """What a container requests, and what it may use at most."""
+
+    requests: Amounts = {}
+    limits: Amounts = {}
+
+
+class Container(_Object, frozen=True):
+    """A container of a pod. An init container with `restart_policy` Always is a sidecar: it runs beside the others."""
+
+    name: str = ""
+    image: str = ""
+    command: list[str] = []
+    args: list[str] = []
+    resources: Resources = Resources()
+    restart_policy: str = ""
+
+
+class WorkloadReference(_Object, frozen=True):
+    """A pod group within a Workload (scheduling.k8s.io/v1alpha1)."""
+
+    name: str
+    pod_group: str = ""
+
+
+class SchedulingGroup(_Object, frozen=True):
+    """A PodGroup (scheduling.k8s.io/v1alpha2 and later)."""
+
+    pod_group_name: str | None = None
+
+
+class PodSpec(_Object, frozen=True):
+    """What is to run, and where it may run."""
+
+    containers: list[Container] = []
+    init_containers: list[Container] = []
+    overhead: Amounts = {}
+    node_name: str = ""
+    scheduler_name: str = ""
+    node_selector: dict[str, str] = {}
+    affinity: Affinity = Affinity()
+    tolerations: list[Toleration] = []
+    topology_spread_constraints: list[SpreadConstraint] = []
+    resource_claims: list[msgspec.Raw] = []
+    scheduling_gates: list[msgspec.Raw] = []
+    priority: int = 0
+    active_deadline_seconds: int | None = None
+    termination_grace_period_seconds: int | None = None
+    workload_ref: WorkloadReference | None = None
+    scheduling_group: SchedulingGroup | None = None
+
+
+class Terminated(_Object, frozen=True):
+    """How a container ended."""
+
+    exit_code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+class ContainerState(_Object, frozen=True):
+    """State of a container."""
+
+    terminated: Terminated | None = None
+
+
+class ContainerStatus(_Object, frozen=True):
+    """State of a container, by name."""
+
+    name: str = ""
+    state: ContainerState = ContainerState()
+
+
+class PodStatus(_Object, frozen=True):
+    """How far a pod is."""
+
+    phase: str = "Pending"
+    reason: str = ""
+    message: str = ""
+    conditions: list[Condition] = []
+    container_statuses: list[ContainerStatus] = []
+
+
+class Pod(_Object, frozen=True):
+    """A group of containers on one node: one instance of a run."""
+
+    metadata: Metadata
+    spec: PodSpec = PodSpec()
+    status: PodStatus = PodStatus()
+
+    @property
+    def key(self) -> str:
+        """Its namespace and name."""
+        return f"{self.metadata.namespace}/{self.metadata.name}"
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it has a node."""
+        return bool(self.spec.node_name)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all its containers have ended for good."""
+        return self.status.phase in ("Succeeded", "Failed")
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether its deletion was requested."""
+        return self.metadata.deletion_timestamp is not None
+
+
+# Objects that create pods.
+
+
+class JobSpec(_Object, frozen=True):
+    """Size and limits of a Job."""
+
+    parallelism: int = 1
+    completions: int | None = None
+    completion_mode: str = "NonIndexed"
+    backoff_limit: int = 6
+    suspend: bool = False
+    active_deadline_seconds: int | None = None
+
+
+class JobStatus(_Object, frozen=True):
+    """Conditions of a Job: Complete, Failed, Suspended."""
+
+    conditions: list[Condition] = []
+
+
+class BatchJob(_Object, frozen=True):
+    """A batch/v1 Job."""
+
+    metadata: Metadata
+    spec: JobSpec = JobSpec()
+    status: JobStatus = JobStatus()

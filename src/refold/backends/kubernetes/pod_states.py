@@ -1,0 +1,55 @@
+"""How a run is doing, from the pods that were bound for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from refold.backends.kubernetes.objects import Pod
+
+_LOST_REASONS = ("Evicted", "NodeLost", "NodeAffinity", "NodeShutdown", "Preempting", "Shutdown", "Terminated")
+_REJECTED_PREFIXES = ("OutOf", "Unexpected")
+"""Reasons for which a kubelet refuses a pod: it has fewer resources than the scheduler thought."""
+
+
+class PodFailure(NamedTuple):
+    """Why a pod has failed. `lost`: not the job but the machine or the scheduler is at fault."""
+
+    why: str
+    lost: bool = False
+    exit_code: int | None = None
+
+
+def pod_failure(pod: Pod) -> PodFailure | None:
+    """Return why a pod has failed; None if it has not."""
+    status = pod.status
+    if status.phase != "Failed":
+        return PodFailure(f"pod {pod.key} was deleted", lost=True) if pod.is_deleted and not pod.has_ended else None
+    disrupted = next(
+        (entry for entry in status.conditions if entry.type == "DisruptionTarget" and entry.status == "True"), None
+    )
+    is_lost = disrupted is not None or status.reason in _LOST_REASONS or status.reason.startswith(_REJECTED_PREFIXES)
+    ended = [entry.state.terminated for entry in status.container_statuses if entry.state.terminated is not None]
+    failed = next((entry for entry in ended if entry.exit_code), None)
+    if is_lost or failed is None:
+        why = ": ".join(filter(None, [status.reason or (disrupted.reason if disrupted else ""), status.message]))
+        return PodFailure(f"pod {pod.key} failed: {why or 'no reason given'}", is_lost)
+    what = failed.message if failed.reason in ("StartError", "ContainerCannotRun") else f"exit {failed.exit_code}"
+    known = f" ({failed.reason})" if failed.reason not in ("", "Error", "StartError", "ContainerCannotRun") else ""
+    return PodFailure(f"pod {pod.key}: {what}{known}", exit_code=failed.exit_code)
+
+
+def first_failure(pods: Collection[Pod]) -> PodFailure | None:
+    """Return why a run has failed: a failure of the job itself, if there is one, else a loss."""
+    failures = [failure for pod in pods if (failure := pod_failure(pod)) is not None]
+    return next((failure for failure in failures if not failure.lost), failures[0] if failures else None)
+
+
+def have_succeeded(pods: Collection[Pod], count: int) -> bool:
+    """Whether this number of pods has succeeded."""
+    return sum(pod.status.phase == "Succeeded" for pod in pods) >= count
+
+
+def have_started(pods: Collection[Pod], count: int) -> bool:
+    """Whether this number of pods runs, or has run."""
+    return sum(pod.status.phase in ("Running", "Succeeded", "Failed") for pod in pods) >= count

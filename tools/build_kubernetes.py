@@ -1,0 +1,122 @@
+"""Find or build the servers that the Kubernetes tests run against; print the folder that has them.
+
+Looked for in `KUBEBUILDER_ASSETS`, then in ~/.cache/refold/engines/VERSION. Otherwise they are built there from Go
+modules, which needs Go and a module proxy, about 25 minutes on two cores, and 3 GB for Go's own caches. Nothing is
+downloaded but Go modules, whose checksums Go verifies. `--find` only looks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+from urllib.request import urlopen
+
+KUBERNETES = "v1.36.4"
+ETCD = "v3.6.8"
+SERVERS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+REQUIRED = SERVERS[:3]
+"""What the tests need. kube-scheduler is for comparison."""
+
+STAGING = re.compile(r"^\s+(k8s\.io/[a-z-]+) => \./staging/", re.MULTILINE)
+
+
+class Program(NamedTuple):
+    """A program, its package, and the module that has it."""
+
+    name: str
+    package: str
+    module: str
+    version: str
+
+
+PROGRAMS = [
+    Program("etcd", "go.etcd.io/etcd/server/v3", "go.etcd.io/etcd/server/v3", ETCD),
+    *(
+        Program(name, f"k8s.io/kubernetes/cmd/{name}", "k8s.io/kubernetes", KUBERNETES)
+        for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+    ),
+]
+
+
+def cache_folder() -> Path:
+    """Return where the servers are kept, outside the checkout."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "refold" / "engines" / f"kubernetes-{KUBERNETES}"
+
+
+def find_servers(names: tuple[str, ...] = REQUIRED) -> Path | None:
+    """Return a folder that has these servers, or None."""
+    folders = [Path(os.environ["KUBEBUILDER_ASSETS"])] if os.environ.get("KUBEBUILDER_ASSETS") else []
+    folders.append(cache_folder())
+    return next((folder for folder in folders if all(os.access(folder / name, os.X_OK) for name in names)), None)
+
+
+def build_servers(folder: Path) -> None:
+    """Build the servers that are missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for program in PROGRAMS:
+        if not (folder / program.name).exists():
+            began = time.monotonic()
+            _build(program, folder)
+            print(f"{time.monotonic() - began:.0f} s: built {program.name} {program.version}", file=sys.stderr)
+
+
+def _build(program: Program, folder: Path) -> None:
+    source = folder / "build" / program.name
+    shutil.rmtree(source, ignore_errors=True)
+    source.mkdir(parents=True)
+    (source / "go.mod").write_text(_go_mod(program))
+    (source / "tools.go").write_text(f'//go:build tools\n\npackage tools\n\nimport _ "{program.package}"\n')
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "-mod=mod -buildvcs=false"}
+    version = f"-X k8s.io/component-base/version.gitVersion={program.version}"
+    built = source / program.name
+    command = ["go", "build", "-trimpath", "-ldflags", f"-s -w {version}", "-o", str(built), program.package]
+    subprocess.run(command, cwd=source, env=environment, check=True, stdout=sys.stderr)
+    built.rename(folder / program.name)
+    shutil.rmtree(source)
+
+
+def _go_mod(program: Program) -> str:
+    """Return a module that requires the program. Kubernetes requires its own libraries in a checkout: replace those."""
+    lines = ["module refold.dev/engines", "go 1.26.0", f"require {program.module} {program.version}"]
+    if program.module == "k8s.io/kubernetes":
+        libraries = "v0" + program.version.removeprefix("v1")
+        lines += [f"replace {name} => {name} {libraries}" for name in _staging_modules(program)]
+    return "\n".join(lines) + "\n"
+
+
+def _staging_modules(program: Program) -> list[str]:
+    proxies = subprocess.run(["go", "env", "GOPROXY"], capture_output=True, text=True, check=True).stdout
+    proxy = next(part for part in re.split(r"[,|]", proxies.strip()) if part.startswith("http"))
+    with urlopen(f"{proxy}/{program.module}/@v/{program.version}.mod", timeout=60) as answer:
+        return sorted(set(STAGING.findall(answer.read().decode())))
+
+
+def main() -> None:
+    """Print the folder of the servers; exit with status 3 if there are none and they cannot be built."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--find", action="store_true", help="do not build")
+    options = parser.parse_args()
+    folder = find_servers()
+    if folder is None and not options.find:
+        if shutil.which("go") is None:
+            raise SystemExit("the Kubernetes servers are not there, and building them needs Go 1.26 or newer")
+        try:
+            build_servers(cache_folder())
+        except (OSError, subprocess.CalledProcessError, StopIteration) as error:
+            raise SystemExit(f"the Kubernetes servers cannot be built: {error}") from None
+        folder = find_servers()
+    if folder is None:
+        raise SystemExit("the Kubernetes servers are not there; build them with tools/build_kubernetes.py")
+    print(folder)
+
+
+if __name__ == "__main__":
+    main()
